@@ -1,0 +1,214 @@
+"""The exception tree. Every error that envmgr raises on purpose is an `EnvManagerError`.
+
+    EnvManagerError
+    ├── ConfigError (ValueError)            a config, a spec or a registry key is wrong
+    │   └── UnknownKeyError                 a key that does not exist; the nearest one is named
+    ├── MissingDependencyError (ImportError)  an optional package is needed and not installed
+    ├── StateError (RuntimeError)           the call is not legal now; nothing was sent or changed
+    │   ├── ManagerClosedError              before `launch` or after `close`
+    │   ├── EnvNotReadyError                an env_id cannot take this call in its state
+    │   ├── NothingReadyError               `ready_obs` cannot become non-empty
+    │   ├── ConcurrentCallError             two threads called at once
+    │   └── IllegalTransitionError          a lifecycle event that the table does not know
+    ├── UnknownEnvError (KeyError)          an env_id outside 0..env_num-1
+    ├── ActionError (ValueError)            an action that the action space refuses, or a wrong count
+    ├── SpaceMismatchError (ValueError)     the envs of one manager have different spaces
+    ├── LaunchError (RuntimeError)          `launch` failed; everything was closed again
+    ├── FailuresExhaustedError (RuntimeError)  more failures than the budget allows
+    ├── EnvAttributeError (AttributeError)  an env has no such attribute
+    ├── MethodAccessError (RuntimeError)    a method was read as an attribute, or may not be called
+    └── EnvFailure (RuntimeError)           one env failed; also found as `info["error"]`
+        ├── EnvRaised                       its code raised; carries the remote traceback as text
+        ├── EnvReportedAbnormal             it said so itself (`info["abnormal"]`)
+        ├── EnvProtocolError                what it returned, or what came from its host, is malformed
+        ├── EnvTimeout (TimeoutError)       it exceeded a time limit
+        └── EnvCrash                        its host process died
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+
+class EnvManagerError(Exception):
+    """Base of all errors that envmgr raises on purpose."""
+
+
+class ConfigError(EnvManagerError, ValueError):
+    """A config, an env spec or a registry key is wrong. Nothing was built."""
+
+
+class UnknownKeyError(ConfigError):
+    """A config or registry key that does not exist; the message names the nearest known one."""
+
+
+class MissingDependencyError(EnvManagerError, ImportError):
+    """An optional package is needed for this and is not installed; the message names the extra."""
+
+
+class StateError(EnvManagerError, RuntimeError):
+    """The call is not legal in the present state. Nothing was sent and nothing was changed."""
+
+
+class ManagerClosedError(StateError):
+    """The manager is not launched: before `launch()` or after `close()`."""
+
+
+class EnvNotReadyError(StateError):
+    """An env cannot take this call in its present state (pending, resetting, done, failed)."""
+
+
+class NothingReadyError(StateError):
+    """No env can become ready without another call; the message names the call."""
+
+
+class ConcurrentCallError(StateError):
+    """Two threads called the same manager at once."""
+
+
+class IllegalTransitionError(StateError):
+    """A lifecycle event that the transition table does not allow in this state."""
+
+
+class UnknownEnvError(EnvManagerError, KeyError):
+    """An env_id outside 0..env_num-1."""
+
+    def __str__(self) -> str:  # KeyError would show the repr of the text
+        return str(self.args[0]) if self.args else ""
+
+
+class ActionError(EnvManagerError, ValueError):
+    """An action that the action space refuses, or a wrong number of actions. Nothing was sent."""
+
+
+class SpaceMismatchError(EnvManagerError, ValueError):
+    """The envs of one manager have different spaces and `same_spaces` is on."""
+
+
+class EnvAttributeError(EnvManagerError, AttributeError):
+    """An env has no attribute of this name, or attributes cannot be read now."""
+
+
+class MethodAccessError(EnvManagerError, RuntimeError):
+    """A method of the envs was read as an attribute, or is one that `call` refuses."""
+
+
+class EnvFailure(EnvManagerError, RuntimeError):
+    """One env failed. Raised, or found in the `info["error"]` of an abnormal timestep.
+
+    Attributes:
+        env_id: the env that failed.
+        during: what it was doing: "construction", "reset", "step", "call", "close" or "idle".
+        generation: how often the env behind this env_id had been renewed before.
+    """
+
+    def __init__(self, message: str, *, env_id: int, during: str, generation: int = 0) -> None:
+        super().__init__(message)
+        self.env_id = env_id
+        self.during = during
+        self.generation = generation
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _rebuild_failure, (type(self), self.args, self.__dict__)
+
+
+def _rebuild_failure(
+    cls: type[EnvFailure], args: tuple[object, ...], state: dict[str, object]
+) -> EnvFailure:
+    failure = cls.__new__(cls)
+    failure.args = args
+    failure.__dict__.update(state)
+    return failure
+
+
+class EnvRaised(EnvFailure):
+    """The env's own code raised.
+
+    Attributes:
+        type_name: qualified name of the exception's class in the host.
+        remote_message: its text.
+        remote_traceback: the formatted traceback from the host.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        env_id: int,
+        during: str,
+        generation: int = 0,
+        type_name: str = "",
+        remote_message: str = "",
+        remote_traceback: str = "",
+    ) -> None:
+        super().__init__(message, env_id=env_id, during=during, generation=generation)
+        self.type_name = type_name
+        self.remote_message = remote_message
+        self.remote_traceback = remote_traceback
+
+
+class EnvReportedAbnormal(EnvFailure):
+    """The env itself marked the step as abnormal with `info["abnormal"]`."""
+
+
+class EnvProtocolError(EnvFailure):
+    """What the env returned (shape, dtype, structure, type) or what its host sent is malformed."""
+
+
+class EnvTimeout(EnvFailure, TimeoutError):
+    """The env exceeded a time limit; its host was replaced.
+
+    Attributes:
+        limit_s: the limit, in seconds.
+    """
+
+    def __init__(
+        self, message: str, *, env_id: int, during: str, generation: int = 0, limit_s: float
+    ) -> None:
+        super().__init__(message, env_id=env_id, during=during, generation=generation)
+        self.limit_s = limit_s
+
+
+class EnvCrash(EnvFailure):
+    """The host process of the env died.
+
+    Attributes:
+        exit_status: exit code, or minus the signal's number; None if nobody could tell.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        env_id: int,
+        during: str,
+        generation: int = 0,
+        exit_status: int | None = None,
+    ) -> None:
+        super().__init__(message, env_id=env_id, during=during, generation=generation)
+        self.exit_status = exit_status
+
+
+class LaunchError(EnvManagerError, RuntimeError):
+    """`launch` failed; every host was closed and all envs are VOID again.
+
+    Attributes:
+        failures: the failure of each env that failed, by env_id.
+    """
+
+    def __init__(self, message: str, failures: Mapping[int, EnvFailure] | None = None) -> None:
+        super().__init__(message)
+        self.failures = dict(failures or {})
+
+
+class FailuresExhaustedError(EnvManagerError, RuntimeError):
+    """An env, or all of them together, failed more often than the budget allows.
+
+    Attributes:
+        failure: the first failure counted in the window; also `__cause__`.
+    """
+
+    def __init__(self, message: str, failure: EnvFailure) -> None:
+        super().__init__(message)
+        self.failure = failure
+        self.__cause__ = failure

@@ -1,0 +1,232 @@
+"""How observations get from a host to the parent.
+
+With a fixed layout they are written into an arena: per leaf one array `(SLOTS, env_num, *shape)`.
+Each observation of an env takes the next of its four slots, and the reply names the slot. Four,
+because a terminal observation and the next episode's first one may both be unread, and because a
+view handed out (`copy_on_get: false`) has to stay valid through two more steps and an episode's
+end. Without an arena, or without a fixed layout, the reply carries the observation itself.
+
+Checks come before anything is written: a value that does not fit is refused whole.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from gymnasium import spaces
+
+from envmgr.spaces import (
+    Array,
+    Layout,
+    OnCast,
+    ValueMismatchError,
+    check_free_form,
+    layout_of,
+    path_text,
+)
+
+SLOTS = 4
+_ALIGNMENT_BYTES = 64
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where the observations of one env are written: payload of ATTACH.
+
+    Attributes:
+        layout: the leaves.
+        offset: first byte of the block in the shared memory.
+        nbytes: size of the whole memory.
+        rows: envs in the block.
+        row: this env's row.
+    """
+
+    layout: Layout
+    offset: int
+    nbytes: int
+    rows: int
+    row: int
+
+
+@dataclass(frozen=True)
+class ObservationRules:
+    """How observations are checked, on the side of the env.
+
+    Attributes:
+        strict_dtype: refuse casts.
+        refuse_non_finite: refuse NaN and infinities in float leaves.
+    """
+
+    strict_dtype: bool = False
+    refuse_non_finite: bool = False
+
+
+def plan_placements(layouts: Sequence[Layout | None]) -> tuple[list[Placement | None], int]:
+    """Lay out one memory for all envs: one block for each distinct layout.
+
+    Args:
+        layouts: the layout of each env_id; None takes no room.
+
+    Returns:
+        The placement of each env_id, and the size of the memory in bytes.
+    """
+    members: dict[Layout, list[int]] = {}
+    for env_id, layout in enumerate(layouts):
+        if layout is not None:
+            members.setdefault(layout, []).append(env_id)
+    starts: dict[Layout, int] = {}
+    nbytes = 0
+    for layout, env_ids in members.items():
+        starts[layout] = nbytes
+        nbytes += _block_nbytes(layout, len(env_ids))
+    placements: list[Placement | None] = [None] * len(layouts)
+    for layout, env_ids in members.items():
+        for row, env_id in enumerate(env_ids):
+            placements[env_id] = Placement(layout, starts[layout], nbytes, len(env_ids), row)
+    return placements, nbytes
+
+
+def _aligned(nbytes: int) -> int:
+    return -(-nbytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
+
+
+def _block_nbytes(layout: Layout, rows: int) -> int:
+    return sum(_aligned(SLOTS * rows * leaf.nbytes) for leaf in layout.leaves)
+
+
+def slot_arrays(memory: Any, placement: Placement) -> list[Array]:
+    """Return the slots of one env in shared memory, per leaf: `(SLOTS, *shape)`."""
+    arrays: list[Array] = []
+    offset = placement.offset
+    for leaf in placement.layout.leaves:
+        shape = (SLOTS, placement.rows, *leaf.shape)
+        block: Array = np.ndarray(shape, dtype=leaf.dtype, buffer=memory, offset=offset)
+        arrays.append(block[:, placement.row])
+        offset += _aligned(SLOTS * placement.rows * leaf.nbytes)
+    return arrays
+
+
+class ObservationWriter:
+    """The env's side: checks each observation and commits it.
+
+    Args:
+        space: the observation space; None checks nothing.
+        rules: how to check.
+        on_cast: told of each leaf whose dtype is cast.
+    """
+
+    def __init__(
+        self, space: spaces.Space[Any] | None, rules: ObservationRules, on_cast: OnCast
+    ) -> None:
+        self._space = space
+        self._rules = rules
+        self._on_cast = on_cast
+        self._layout = None if space is None else layout_of(space)
+        self._slots: list[Array] | None = None
+        self._next_slot = 0
+
+    def attach(self, memory: Any, placement: Placement) -> None:
+        """Write into shared memory from now on."""
+        self._layout = placement.layout
+        self._slots = slot_arrays(memory, placement)
+        self._next_slot = 0
+
+    def write(self, observation: Any) -> Any:
+        """Check an observation, commit it and return the reference that the reply carries.
+
+        Raises:
+            ValueMismatchError: it does not fit; nothing was written.
+        """
+        if self._layout is None:
+            check_free_form(self._space, observation)
+            return observation
+        leaves = self._layout.flatten(
+            observation, strict_dtype=self._rules.strict_dtype, on_cast=self._on_cast
+        )
+        if self._rules.refuse_non_finite:
+            self._check_finite(leaves)
+        if self._slots is None:
+            return [
+                np.array(value, dtype=leaf.dtype)
+                for leaf, value in zip(self._layout.leaves, leaves, strict=True)
+            ]
+        slot = self._next_slot
+        for target, value in zip(self._slots, leaves, strict=True):
+            target[slot] = value
+        self._next_slot = (slot + 1) % SLOTS
+        return slot
+
+    def _check_finite(self, leaves: Sequence[Array]) -> None:
+        layout = self._layout
+        for leaf, value in zip(layout.leaves if layout else (), leaves, strict=True):
+            if leaf.dtype.kind in "fc" and not np.isfinite(value).all():
+                raise ValueMismatchError(
+                    f"value{path_text(leaf.path)} has NaN or infinite numbers "
+                    "(nan_policy is not allow)"
+                )
+
+
+class ObservationReader:
+    """The parent's side: turns the reference in a reply into a private, writable observation.
+
+    Args:
+        space: the observation space; None if unknown.
+        copy_free_form: copy observations without fixed layout too, because no process boundary
+            has copied them.
+    """
+
+    def __init__(self, space: spaces.Space[Any] | None, *, copy_free_form: bool = False) -> None:
+        self._layout = None if space is None else layout_of(space)
+        self._copy_free_form = copy_free_form
+        self._slots: list[Array] | None = None
+        self._copy = True
+
+    @property
+    def layout(self) -> Layout | None:
+        """The fixed layout, if there is one."""
+        return self._layout
+
+    def attach(self, memory: Any, placement: Placement, *, copy_on_get: bool) -> None:
+        """Read from shared memory from now on.
+
+        Args:
+            memory: the buffer.
+            placement: where this env's slots are.
+            copy_on_get: copy; else hand out views, valid through the env's next two steps.
+        """
+        self._slots = slot_arrays(memory, placement)
+        self._copy = copy_on_get
+
+    def read(self, reference: Any) -> Any:
+        """Return the observation that `reference` names.
+
+        Raises:
+            ValueMismatchError: the reference is not one that a writer makes.
+        """
+        layout = self._layout
+        if layout is None:
+            return copy.deepcopy(reference) if self._copy_free_form else reference
+        if self._slots is None:
+            if not isinstance(reference, list) or len(reference) != len(layout.leaves):
+                raise ValueMismatchError(f"{type(reference).__name__} is not a list of leaves")
+            return layout.unflatten([_own(leaf) for leaf in reference])
+        if type(reference) is not int or not 0 <= reference < SLOTS:
+            raise ValueMismatchError(f"{reference!r} is not a slot of 0..{SLOTS - 1}")
+        if self._copy:
+            return layout.unflatten([slots[reference].copy() for slots in self._slots])
+        return layout.unflatten([slots[reference] for slots in self._slots])
+
+    def detach(self) -> None:
+        """Let go of the shared memory."""
+        self._slots = None
+
+
+def _own(leaf: npt.NDArray[Any]) -> Any:
+    if leaf.ndim == 0:
+        return leaf[()]  # as indexing the arena gives: a scalar of the leaf's dtype
+    return leaf if leaf.flags.writeable else leaf.copy()

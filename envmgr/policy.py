@@ -1,0 +1,117 @@
+"""Policies as frozen values, without I/O: what to gather, what to do after a failure, time limits."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from dataclasses import dataclass
+
+from envmgr.errors import EnvFailure
+
+
+@dataclass(frozen=True)
+class GatherPolicy:
+    """When a gather may return.
+
+    Attributes:
+        wait_num: timesteps to wait for; `inf` waits for all that are outstanding.
+        step_wait_timeout_s: seconds to wait for stragglers once `wait_num` is met.
+    """
+
+    wait_num: float
+    step_wait_timeout_s: float = 0.0
+
+    @property
+    def gathers_all(self) -> bool:
+        """Whether nothing outstanding is ever left behind."""
+        return math.isinf(self.wait_num)
+
+    def needed(self, outstanding: int) -> int:
+        """Return how many of `outstanding` timesteps have to arrive."""
+        return outstanding if self.gathers_all else min(int(self.wait_num), outstanding)
+
+
+@dataclass(frozen=True)
+class Deadlines:
+    """Time limits in seconds; None is no limit."""
+
+    step_s: float | None = None
+    reset_s: float | None = None
+    connect_s: float = 60.0
+    close_s: float = 5.0
+
+
+@dataclass(frozen=True)
+class FailurePolicy:
+    """How failures are answered.
+
+    Attributes:
+        recover: repair and go on; else the first failure closes the manager and raises.
+        max_retry: attempts at one reset, the first included.
+        renew_between_attempts: make a new env between attempts, while the host is healthy.
+        retry_waiting_s: seconds between attempts; doubles with each renewal in a row.
+        max_failures: failures of one env allowed in the window.
+        window_s: length of the window.
+        drop_exhausted: an env whose budget is spent is dropped instead of raising.
+    """
+
+    recover: bool = True
+    max_retry: int = 1
+    renew_between_attempts: bool = False
+    retry_waiting_s: float = 0.1
+    max_failures: int = 3
+    window_s: float = 60.0
+    drop_exhausted: bool = False
+
+    def max_failures_of_all(self, env_num: int) -> int:
+        """Return how many failures of all envs together the window allows."""
+        return max(10, env_num)
+
+    def renewal_delay_s(self, renewals_in_a_row: int) -> float:
+        """Return the pause before a renewal: none before the first in a row, then doubling."""
+        if renewals_in_a_row == 0:
+            return 0.0
+        return self.retry_waiting_s * float(2 ** min(renewals_in_a_row - 1, 16))
+
+
+class FailureBudget:
+    """Counts failures in a sliding window, for each env and for all together.
+
+    Args:
+        policy: the limits.
+        env_num: number of envs.
+    """
+
+    def __init__(self, policy: FailurePolicy, env_num: int) -> None:
+        self._policy = policy
+        self._of_env: list[deque[tuple[float, EnvFailure]]] = [deque() for _ in range(env_num)]
+        self._of_all: deque[tuple[float, EnvFailure]] = deque()
+        self._limit_of_all = policy.max_failures_of_all(env_num)
+
+    def charge(self, env_id: int, failure: EnvFailure, now: float) -> str | None:
+        """Count one failure and say which limit it exceeded, if any.
+
+        Returns:
+            None while the budget holds, else a clause that names the exceeded limit.
+        """
+        entry = (now, failure)
+        for window in (self._of_env[env_id], self._of_all):
+            window.append(entry)
+            while window[0][0] < now - self._policy.window_s:
+                window.popleft()
+        window_s = self._policy.window_s
+        if len(self._of_env[env_id]) > self._policy.max_failures:
+            return (
+                f"env {env_id} failed {len(self._of_env[env_id])} times within {window_s:g} s "
+                f"(max_failures is {self._policy.max_failures})"
+            )
+        if len(self._of_all) > self._limit_of_all:
+            return (
+                f"all envs together failed {len(self._of_all)} times within {window_s:g} s "
+                f"(the limit is max(10, env_num) = {self._limit_of_all})"
+            )
+        return None
+
+    def first_cause(self, env_id: int) -> EnvFailure:
+        """Return the oldest failure of `env_id` that is still in the window."""
+        return self._of_env[env_id][0][1]

@@ -1,0 +1,258 @@
+"""What the parent and a host say to each other: operations, replies, and their form on the wire.
+
+A frame is a fixed header and a pickled payload. The header carries env_id, generation and request
+id, so that a late or foreign reply is recognised without looking at the payload; magic, version and
+a cap on the length make garbage visible at once.
+"""
+
+from __future__ import annotations
+
+import pickle
+import struct
+import traceback
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any, NamedTuple
+
+import cloudpickle
+
+MAX_PAYLOAD_BYTES = 1 << 30
+_MAGIC = 0xE17A
+_VERSION = 1
+_HEADER = struct.Struct("<HBBIIQI")
+HEADER_BYTES = _HEADER.size
+
+
+class Op(IntEnum):
+    """Requests (parent to host), and below 64; replies (host to parent) from 64 on."""
+
+    ATTACH = 1
+    """Where observations go. Payload: `observations.Placement`. No reply."""
+    RESET = 2
+    """Payload: `ResetOrder`. Reply: RESET_DONE or FAILED."""
+    STEP = 3
+    """Payload: the action. Reply: STEPPED (then perhaps RESET_DONE) or FAILED."""
+    RENEW = 4
+    """Close the env and build a new one in the same host. Reply: HELLO or FAILED."""
+    CALL = 5
+    """Payload: (name, args). Reply: RESULT or FAILED."""
+    GET_ATTR = 6
+    """Payload: the name. Reply: RESULT (`Attribute`) or FAILED."""
+    SET_ATTR = 7
+    """Payload: (name, value). Reply: RESULT (None) or FAILED."""
+    CLOSE = 8
+    """Close every env of the host and end. Reply: CLOSED."""
+
+    HELLO = 64
+    """The env is built. Payload: `EnvDescription`."""
+    RESET_DONE = 65
+    """Payload: (observation reference, reset info)."""
+    STEPPED = 66
+    """Payload: (observation reference, reward, done, info, `AfterStep`)."""
+    RESULT = 67
+    """Payload: whatever was asked for."""
+    FAILED = 68
+    """Payload: `RemoteFailure`. The host itself is healthy unless the failure says otherwise."""
+    NOTICE = 69
+    """Something to log once. Payload: text."""
+    CLOSED = 70
+    """The host has closed its envs and ends now."""
+
+
+class AfterStep(IntEnum):
+    """What the host does by itself after the step that it reports."""
+
+    NOTHING = 0
+    RESETS = 1
+    """The episode ended and the host has begun the next one: RESET_DONE or FAILED follows."""
+    WANTS_RECYCLING = 2
+    """The episode ended and the worker has reached a limit: replace it before the next reset."""
+
+
+class Message(NamedTuple):
+    """One request or reply."""
+
+    op: int
+    env_id: int
+    generation: int
+    request_id: int
+    payload: Any
+
+
+class EpisodePlan(NamedTuple):
+    """What a host does by itself when an episode ends.
+
+    Attributes:
+        auto_reset: begin the next episode at once.
+        episodes_left: how many more episodes may be begun so; `inf` for no limit.
+        params: keyword arguments of those resets.
+    """
+
+    auto_reset: bool
+    episodes_left: float
+    params: dict[str, Any]
+
+
+class ResetOrder(NamedTuple):
+    """Payload of RESET.
+
+    Attributes:
+        params: keyword arguments of the env's reset.
+        seed: seed to set before, or None.
+        dynamic_seed: as in `BaseEnv.seed`.
+        plan: what follows at the end of the episode that begins.
+    """
+
+    params: dict[str, Any]
+    seed: int | None
+    dynamic_seed: bool | None
+    plan: EpisodePlan
+
+
+class EnvDescription(NamedTuple):
+    """Payload of HELLO."""
+
+    observation_space: Any
+    action_space: Any
+    reward_space: Any
+    metadata: Any
+    spec: Any
+    render_mode: Any
+
+
+class Attribute(NamedTuple):
+    """Payload of the reply to GET_ATTR: methods are named, not sent."""
+
+    is_method: bool
+    value: Any
+
+
+class FailureKind(IntEnum):
+    """Why a host reports FAILED."""
+
+    RAISED = 0
+    """The env's code raised."""
+    PROTOCOL = 1
+    """What the env returned does not fit its spaces, or cannot be sent."""
+    ABNORMAL = 2
+    """The env marked its step with `info["abnormal"]`."""
+    EXITED = 3
+    """The env's code called `sys.exit`: the host is not to be used again."""
+    NO_ATTRIBUTE = 4
+    """There is no attribute of that name."""
+
+
+@dataclass(frozen=True)
+class RemoteFailure:
+    """A failure in a host, as text: exceptions are never rebuilt by class in the parent.
+
+    Attributes:
+        kind: why.
+        during: "construction", "reset", "step", "call" or "close".
+        type_name: qualified name of the exception's class; empty if there was none.
+        message: its text.
+        traceback_text: the formatted traceback, with causes; empty if there was none.
+        info: the env's own info, for ABNORMAL.
+    """
+
+    kind: FailureKind
+    during: str
+    type_name: str = ""
+    message: str = ""
+    traceback_text: str = ""
+    info: Any = None
+
+    @classmethod
+    def from_exception(
+        cls, error: BaseException, during: str, kind: FailureKind = FailureKind.RAISED
+    ) -> RemoteFailure:
+        """Describe an exception, whatever its class does when printed or pickled."""
+        try:
+            message = str(error)
+        except Exception as second:  # an exception whose __str__ raises
+            message = f"<its text cannot be shown: {type(second).__name__}>"
+        try:
+            text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+        except Exception:  # the same, inside the formatter
+            text = "".join(traceback.format_tb(error.__traceback__))
+        name = f"{type(error).__module__}.{type(error).__qualname__}".removeprefix("builtins.")
+        return cls(kind, during, name, message, text)
+
+
+class FrameError(ValueError):
+    """Bytes that are not a frame of this protocol, or a message that cannot become one."""
+
+
+def encode(message: Message) -> bytes:
+    """Return a message as one frame.
+
+    Objects that plain pickle refuses (lambdas, classes of `__main__`) go through cloudpickle.
+
+    Raises:
+        FrameError: the payload cannot be pickled, or is larger than `MAX_PAYLOAD_BYTES`.
+    """
+    op, env_id, generation, request_id, payload = message
+    body = b"" if payload is None else _dumps(payload)
+    if len(body) > MAX_PAYLOAD_BYTES:
+        raise FrameError(f"{len(body)} bytes exceed the limit of {MAX_PAYLOAD_BYTES}")
+    return (
+        _HEADER.pack(_MAGIC, _VERSION, op, env_id, generation, request_id, len(body)) + body
+    )
+
+
+def _dumps(payload: Any) -> bytes:
+    try:
+        return pickle.dumps(payload, protocol=5)
+    except Exception:  # any error of an object's own __reduce__; cloudpickle has the last word
+        try:
+            return bytes(cloudpickle.dumps(payload, protocol=5))
+        except Exception as error:
+            raise FrameError(f"{type(error).__name__}: {error}") from error
+
+
+class Frame(NamedTuple):
+    """A frame whose payload has not been looked at.
+
+    Attributes:
+        header: op, env_id, generation, request_id.
+        body: the pickled payload.
+    """
+
+    op: int
+    env_id: int
+    generation: int
+    request_id: int
+    body: bytes | memoryview
+
+    def message(self) -> Message:
+        """Unpickle the payload.
+
+        Raises:
+            FrameError: the payload cannot be unpickled.
+        """
+        op, env_id, generation, request_id, body = self
+        if not body:
+            return Message(op, env_id, generation, request_id, None)
+        try:
+            return Message(op, env_id, generation, request_id, pickle.loads(body))  # noqa: S301
+        except Exception as error:  # whatever a __setstate__ may raise
+            raise FrameError(
+                f"the payload cannot be unpickled: {type(error).__name__}: {error}"
+            ) from error
+
+
+def split_frame(data: bytes | bytearray | memoryview) -> tuple[Frame, int] | None:
+    """Return the first frame in `data` and its length in bytes, or None if it is not complete.
+
+    Raises:
+        FrameError: `data` does not begin with a frame.
+    """
+    if len(data) < HEADER_BYTES:
+        return None
+    magic, version, op, env_id, generation, request_id, length = _HEADER.unpack_from(data)
+    if magic != _MAGIC or version != _VERSION or length > MAX_PAYLOAD_BYTES:
+        raise FrameError(f"not a frame: it begins with {bytes(data[:HEADER_BYTES]).hex()}")
+    end = HEADER_BYTES + length
+    if len(data) < end:
+        return None
+    return Frame(op, env_id, generation, request_id, bytes(data[HEADER_BYTES:end])), end

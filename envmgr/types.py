@@ -1,0 +1,39 @@
+"""Types that every part of envmgr shares."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
+
+
+class EnvTimestep(NamedTuple):
+    """What one step of one env gave. Four fields in this order, as DI-engine's `BaseEnvTimestep`.
+
+    Attributes:
+        obs: the observation after the step; at an episode's end, the terminal observation.
+        reward: what the env returned (a float for gymnasium envs).
+        done: whether the episode ended (`terminated or truncated` for gymnasium envs).
+        info: the env's info. For gymnasium envs it also holds `terminated` and `truncated`; an
+            abnormal timestep's holds `abnormal=True` and `error`.
+    """
+
+    obs: Any
+    reward: Any
+    done: bool
+    info: Any
+
+
+EnvFactory = Callable[[], Any]
+"""Builds one env: a `BaseEnv` or a `gymnasium.Env`."""
+
+
+class Clock(Protocol):
+    """Monotonic seconds. Tests pass a clock that they move by hand."""
+
+    def __call__(self) -> float:
+        """Return the present moment in seconds; never goes back."""
+        ...
+
+
+monotonic: Clock = time.monotonic
