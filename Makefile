@@ -1,0 +1,121 @@
+# Everything a contributor runs. Each target installs what it needs first, once.
+#
+#   PYTHON=python3.12   the Python to make the virtual environment with (3.10 or later)
+#   VENV=.venv          where to make it
+#   V2=no               leave out the treetensor managers and their tests (and so PyTorch)
+#   TORCH='torch==2.13.0 --index-url https://download.pytorch.org/whl/cpu'
+#                       any other way to get PyTorch, which treetensor needs
+#   ARGS='-k lifecycle' further arguments for pytest (make test)
+
+PYTHON ?= python3
+VENV ?= .venv
+V2 ?= yes
+TORCH ?= torch==2.13.0
+ARGS ?=
+# Further requirements for the environment of the tests, as in `make test WITH='numpy<2'`.
+WITH ?=
+
+MATRIX = 3.10 3.11 3.12 3.13
+# The oldest Python of the matrix runs with the oldest numpy and gymnasium that setup.cfg allows.
+OLDEST_PYTHON = 3.10
+OLDEST = numpy==1.26.* gymnasium==1.0.*
+
+PIP_INSTALL = $(VENV)/bin/python -m pip install --disable-pip-version-check -qq
+REQUIREMENTS = setup.cfg pyproject.toml
+
+.PHONY: help venv demo test test-matrix lint typecheck format clean distclean
+
+help:  ## print this list
+	@echo 'usage: make TARGET'
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' Makefile
+
+venv: $(VENV)/.test-$(V2) $(VENV)/.dev  ## make .venv with everything that tests and linters need
+
+demo: $(VENV)/.core  ## run CartPole-v1 on subprocesses, with progress and a summary
+	@echo "==> envmgr run configs/cartpole.yaml"
+	@$(VENV)/bin/envmgr run configs/cartpole.yaml
+
+test: $(VENV)/.test-$(V2)  ## run all tests
+	@echo "==> running the tests with $$($(VENV)/bin/python --version)"
+	@ENVMGR_TEST_V2=$(V2) $(VENV)/bin/python -m pytest $(ARGS)
+
+test-matrix:  ## run all tests with each Python of 3.10 to 3.13 that is installed, in .venv-3.x
+	@failed= ; ran= ; missing= ; \
+	for version in $(MATRIX); do \
+	  if ! python$$version --version >/dev/null 2>&1; then missing="$$missing $$version"; continue; fi; \
+	  with="$(WITH)"; \
+	  if [ $$version = $(OLDEST_PYTHON) ]; then with="$$with $(OLDEST)"; fi; \
+	  echo "==> Python $$version $$with"; \
+	  if $(MAKE) --no-print-directory test PYTHON=python$$version VENV=.venv-$$version WITH="$$with"; \
+	  then ran="$$ran $$version"; else failed="$$failed $$version"; fi; \
+	done; \
+	echo "==> passed:$${ran:- none}; failed:$${failed:- none}; not installed:$${missing:- none}"; \
+	[ -z "$$failed" ] && [ -n "$$ran" ]
+
+lint: $(VENV)/.dev  ## check style, formatting, types and the layers of imports
+	@echo "==> ruff check"
+	@$(VENV)/bin/ruff check .
+	@echo "==> ruff format --check"
+	@$(VENV)/bin/ruff format --check .
+	@echo "==> mypy"
+	@$(VENV)/bin/mypy
+	@echo "==> lint-imports"
+	@$(VENV)/bin/lint-imports
+
+typecheck: $(VENV)/.dev  ## check types only
+	@echo "==> mypy"
+	@$(VENV)/bin/mypy
+
+format: $(VENV)/.dev  ## format the code and mend what ruff can mend
+	@echo "==> ruff check --fix, ruff format"
+	@$(VENV)/bin/ruff check --fix . ; $(VENV)/bin/ruff format .
+
+clean:  ## remove caches and build outputs
+	@echo "==> removing caches and build outputs"
+	@rm -rf build dist envmgr.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	@find . -path './.venv*' -prune -o -name __pycache__ -type d -exec rm -rf {} +
+
+distclean: clean  ## remove the virtual environments as well
+	@echo "==> removing virtual environments"
+	@rm -rf .venv .venv-3.*
+
+# The stamp files below say what is installed; a newer setup.cfg or pyproject.toml installs again.
+
+$(VENV)/.made:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { \
+	  echo "envmgr needs Python 3.10 or later, and '$(PYTHON)' is $$($(PYTHON) --version 2>&1 || true)." \
+	       "Name another one: make PYTHON=python3.12 TARGET" >&2; exit 1; }
+	@echo "==> making a virtual environment in $(VENV) with $$($(PYTHON) --version)"
+	@$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+$(VENV)/.core: $(VENV)/.made $(REQUIREMENTS)
+	@echo "==> installing envmgr into $(VENV)"
+	@$(PIP_INSTALL) --editable .
+	@touch $@
+
+$(VENV)/.torch: $(VENV)/.made
+	@if $(VENV)/bin/python -c 'import sys; sys.exit(sys.version_info >= (3, 13))'; then \
+	  echo "==> installing PyTorch into $(VENV), for treetensor; this may take some minutes" \
+	       "(make test V2=no goes without)"; \
+	  $(PIP_INSTALL) $(TORCH); \
+	else \
+	  echo "==> treetensor has no wheels for $$($(VENV)/bin/python --version): going without"; \
+	fi
+	@touch $@
+
+# PyTorch comes first, on its own: treetensor takes any version, and what is there is kept.
+$(VENV)/.test-yes: $(VENV)/.torch $(REQUIREMENTS)
+	@echo "==> installing envmgr with the extras test and v2 into $(VENV)"
+	@$(PIP_INSTALL) --editable '.[test,v2]' $(foreach requirement,$(WITH),'$(requirement)')
+	@touch $@ $(VENV)/.core
+
+$(VENV)/.test-no: $(VENV)/.made $(REQUIREMENTS)
+	@echo "==> installing envmgr with the extra test into $(VENV)"
+	@$(PIP_INSTALL) --editable '.[test]' $(foreach requirement,$(WITH),'$(requirement)')
+	@touch $@ $(VENV)/.core
+
+$(VENV)/.dev: $(VENV)/.made $(REQUIREMENTS)
+	@echo "==> installing envmgr with the extra dev into $(VENV)"
+	@$(PIP_INSTALL) --editable '.[dev]'
+	@touch $@ $(VENV)/.core
