@@ -1,0 +1,23 @@
+"""Configs: the schema of a manager's keys, checks, merging, safe YAML, and importing by name."""
+
+from __future__ import annotations
+
+from envmgr.config.checks import WorkerEnv
+from envmgr.config.manager import (
+    MAX_ENV_NUM,
+    ManagerConfig,
+    default_manager_config,
+    schema_markdown,
+)
+from envmgr.config.merge import deep_merge, to_easydict, to_plain
+
+__all__ = [
+    "MAX_ENV_NUM",
+    "ManagerConfig",
+    "WorkerEnv",
+    "deep_merge",
+    "default_manager_config",
+    "schema_markdown",
+    "to_easydict",
+    "to_plain",
+]

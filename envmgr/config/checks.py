@@ -1,0 +1,265 @@
+"""The checks of config values: each says in words what it allows and returns one normal form."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+
+from envmgr.config.schema import Check, Refused, nearest, show_value, unknown_key
+
+MAX_SECONDS = 1e6
+"""Longest time limit; what is meant to be without limit is null. (`poll` overflows at 2**31 ms.)"""
+
+ENV_VARIABLE_KEYS = ("allow", "deny", "set")
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerEnv:
+    """Which environment variables a worker gets.
+
+    Attributes:
+        allow: glob patterns (`OMP_*`); variables of the parent that match one are passed on.
+        deny: glob patterns; variables that match one are not passed on, whatever `allow` says.
+        set: variables set in the worker, after `allow` and `deny`.
+    """
+
+    allow: tuple[str, ...] = ("*",)
+    deny: tuple[str, ...] = ()
+    set: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the form that a config holds."""
+        return {"allow": list(self.allow), "deny": list(self.deny), "set": dict(self.set)}
+
+
+def boolean() -> Check:
+    """True or false; numbers and words are refused."""
+
+    def convert(value: Any) -> bool:
+        if not isinstance(value, (bool, np.bool_)):
+            raise Refused
+        return bool(value)
+
+    return Check("true or false", convert)
+
+
+def _as_int(value: Any) -> int:
+    """Return an int for an int, a numpy integer or a float without a fraction."""
+    if isinstance(value, (bool, np.bool_)):
+        raise Refused
+    if isinstance(value, (int, np.integer)):
+        return int(value)
+    if isinstance(value, (float, np.floating)) and float(value).is_integer():
+        return int(value)
+    raise Refused
+
+
+def integer(minimum: int, maximum: int | None = None) -> Check:
+    """A whole number in a range; bool is not a number, `4.0` is."""
+
+    def convert(value: Any) -> int:
+        number = _as_int(value)
+        if number < minimum or (maximum is not None and number > maximum):
+            raise Refused
+        return number
+
+    upper = "" if maximum is None else f" and <= {maximum}"
+    return Check(f"an integer >= {minimum}{upper}", convert)
+
+
+def count_or_inf() -> Check:
+    """A whole number from 1 on, or `.inf` (kept as `math.inf`)."""
+    whole = integer(1)
+
+    def convert(value: Any) -> float:
+        if isinstance(value, (float, np.floating)) and value == math.inf:
+            return math.inf
+        number: int = whole.convert(value)
+        return number
+
+    return Check("an integer >= 1, or .inf", convert)
+
+
+def number(*, above: float | None = None, minimum: float | None = None, unit: str = "") -> Check:
+    """A finite number, kept as float, within bounds; seconds have `MAX_SECONDS` as upper bound."""
+    limit = MAX_SECONDS if unit == "seconds" else math.inf
+
+    def convert(value: Any) -> float:
+        if isinstance(value, (bool, np.bool_)):
+            raise Refused
+        if not isinstance(value, (int, float, np.integer, np.floating)):
+            raise Refused
+        try:
+            result = float(value)
+        except OverflowError:
+            raise Refused from None
+        if not math.isfinite(result) or result > limit:
+            raise Refused
+        if (above is not None and result <= above) or (minimum is not None and result < minimum):
+            raise Refused
+        return result
+
+    bound = f"> {above:g}" if above is not None else f">= {minimum:g}"
+    upper = f" and <= {limit:g}" if math.isfinite(limit) else ""
+    return Check(f"a number{' of ' + unit if unit else ''} {bound}{upper}", convert)
+
+
+def text() -> Check:
+    """A string that is not empty."""
+
+    def convert(value: Any) -> str:
+        if not isinstance(value, str) or not value.strip():
+            raise Refused
+        return value
+
+    return Check("a non-empty string", convert)
+
+
+def choice(*words: str) -> Check:
+    """One of some words."""
+
+    def convert(value: Any) -> str:
+        if not isinstance(value, str) or value not in words:
+            alike = nearest(value, words)
+            raise Refused(f"did you mean {alike!r}?" if alike else "")
+        return value
+
+    return Check(f"one of {', '.join(words)}", convert)
+
+
+def word(only: str) -> Check:
+    """One word, as an alternative to values of other types."""
+    return Check(f"`{only}`", choice(only).convert)
+
+
+def or_null(check: Check, meaning: str = "", null_is: Any = None) -> Check:
+    """What `check` accepts, or null, which becomes `null_is`."""
+
+    def convert(value: Any) -> Any:
+        return null_is if value is None else check.convert(value)
+
+    return Check(f"{check.allowed}, or null{f' ({meaning})' if meaning else ''}", convert)
+
+
+def either(*checks: Check) -> Check:
+    """What the first of `checks` that accepts the value makes of it."""
+
+    def convert(value: Any) -> Any:
+        details = []
+        for check in checks:
+            try:
+                return check.convert(value)
+            except Refused as refusal:
+                details.append(str(refusal))
+        raise Refused(next(filter(None, details), ""))
+
+    return Check(", or ".join(check.allowed for check in checks), convert)
+
+
+def as_items(value: object) -> Sequence[Any]:
+    """Return the entries of a list, tuple, range or 1-d array; refuse all else, also strings."""
+    if isinstance(value, np.ndarray) and value.ndim == 1:
+        return list(value)
+    if not isinstance(value, (list, tuple, range)):
+        raise Refused
+    return value
+
+
+def list_of(check: Check, *, at_least: int = 0) -> Check:
+    """A list (kept as a tuple) of what `check` accepts."""
+
+    def convert(value: Any) -> tuple[Any, ...]:
+        items = as_items(value)
+        if len(items) < at_least:
+            raise Refused("too few entries")
+        result = []
+        for index, item in enumerate(items):
+            try:
+                result.append(check.convert(item))
+            except Refused:
+                raise Refused(f"entry {index} is {show_value(item)}") from None
+        return tuple(result)
+
+    return Check(f"a list of entries that are {check.allowed}", convert)
+
+
+def seed_list() -> Check:
+    """A seed for each env, kept as a tuple."""
+    entries = list_of(or_null(integer(0)), at_least=1)
+    return Check("a list of integers >= 0 or null, one for each env", entries.convert)
+
+
+def seed_mapping() -> Check:
+    """Seeds of some env_ids, kept as a dict with int keys."""
+    one = or_null(integer(0))
+
+    def env_id_of(key: Any) -> int:
+        # EasyDict holds string keys only, so "3" has to do for 3.
+        if isinstance(key, str) and key.isascii() and key.isdigit():
+            return int(key)
+        return cast(int, integer(0).convert(key))
+
+    def convert(value: Any) -> dict[int, int | None]:
+        if not isinstance(value, Mapping):
+            raise Refused
+        seeds: dict[int, int | None] = {}
+        for key, seed in value.items():
+            try:
+                env_id, checked = env_id_of(key), one.convert(seed)
+            except Refused:
+                raise Refused(f"entry {show_value(key)}: {show_value(seed)}") from None
+            if env_id in seeds:
+                raise Refused(f"env_id {env_id} occurs twice")
+            seeds[env_id] = checked
+        return seeds
+
+    return Check("a mapping of env_id to an integer >= 0 or null", convert)
+
+
+def affinity() -> Check:
+    """Cores for all workers, or for each worker in turn; kept as tuples."""
+    cores = list_of(integer(0), at_least=1)
+    by_worker = list_of(cores, at_least=1)
+
+    def convert(value: Any) -> Any:
+        items = as_items(value)
+        nested = any(isinstance(item, (list, tuple, range)) for item in items)
+        return (by_worker if nested else cores).convert(value)
+
+    return Check("a list of core numbers, or one such list for each worker", convert)
+
+
+def worker_env() -> Check:
+    """Rules for environment variables, kept as a `WorkerEnv`."""
+    patterns = list_of(text())
+
+    def variables(value: Any) -> dict[str, str]:
+        if not isinstance(value, Mapping):
+            raise Refused("`set` is not a mapping")
+        for name, content in value.items():
+            if not isinstance(name, str) or not name or "=" in name or "\0" in name:
+                raise Refused(f"`set` has {show_value(name)}, which cannot name a variable")
+            if not isinstance(content, str) or "\0" in content:
+                raise Refused(f"`set.{name}` is {show_value(content)}, which is not a string")
+        return dict(value)
+
+    def convert(value: Any) -> WorkerEnv:
+        if isinstance(value, WorkerEnv):
+            value = value.to_dict()
+        if not isinstance(value, Mapping):
+            raise Refused
+        for key in value:
+            if key not in ENV_VARIABLE_KEYS:
+                raise unknown_key(key, ENV_VARIABLE_KEYS, "manager.worker_env")
+        lists = {k: patterns.convert(value[k]) for k in ("allow", "deny") if k in value}
+        return WorkerEnv(**lists, set=variables(value.get("set") or {}))
+
+    return Check(
+        "a mapping with `allow` and `deny` (lists of name patterns) and `set` (name: string)",
+        convert,
+    )

@@ -1,0 +1,297 @@
+"""The config of a manager: one schema with every key, its default, its check and its meaning.
+
+`ManagerConfig` is the schema: the table in the docs, `default_manager_config`, the checks and the
+suggestions for mistyped keys all come from its fields. A config is a mapping (dict or EasyDict) of
+these keys; `ManagerConfig.from_mapping` makes it the frozen, checked value that the engine reads.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from easydict import EasyDict
+
+from envmgr.config.checks import (
+    WorkerEnv,
+    affinity,
+    boolean,
+    choice,
+    count_or_inf,
+    either,
+    integer,
+    list_of,
+    number,
+    or_null,
+    seed_list,
+    seed_mapping,
+    text,
+    word,
+    worker_env,
+)
+from envmgr.config.merge import deep_merge, to_easydict
+from envmgr.config.schema import (
+    as_mapping,
+    check_keys,
+    normalise_fields,
+    option,
+    schema_table,
+    show_value,
+)
+from envmgr.errors import ConfigError
+
+MAX_ENV_NUM = 65536
+"""Most envs of one manager; a larger number in a config is taken for a mistake."""
+
+Seed = int | tuple[int | None, ...] | Mapping[int, int | None] | None
+"""One seed, one for each env_id, or some by env_id; None leaves an env unseeded."""
+
+_timeout = or_null(number(above=0, unit="seconds"), "no limit")
+
+
+@dataclass(frozen=True, slots=True)
+class ManagerConfig:
+    """Everything a manager can be told, checked. One field for each key of the config.
+
+    Making one checks every field and stores the normal form: whole numbers as int (`inf` for
+    `.inf`), seconds as float, lists as tuples. `dataclasses.replace` checks again.
+
+    Raises:
+        ConfigError: a value is of the wrong type or out of range, or two keys contradict each
+            other; the message names the key path, the value found and what is allowed.
+    """
+
+    type: str = option("base", text(), "registry key of the kind of manager")
+    import_names: tuple[str, ...] = option(
+        (), list_of(text()), "modules to import first, such as those that register kinds"
+    )
+    env_num: int | None = option(
+        None,
+        or_null(integer(1, MAX_ENV_NUM), "len(env_fn)"),
+        "number of envs; null takes `len(env_fn)`; a mismatch raises",
+    )
+    episode_num: float = option(math.inf, count_or_inf(), "episodes per env before DONE")
+    max_retry: int = option(1, integer(1), "attempts at one reset, the first included")
+    retry_type: Literal["reset", "renew"] = option(
+        "reset",
+        choice("reset", "renew"),
+        "reset or renew between attempts, while the host is healthy",
+    )
+    retry_waiting_time: float = option(
+        0.1,
+        number(minimum=0, unit="seconds"),
+        "seconds between attempts, doubling at renewals",
+    )
+    auto_reset: bool = option(
+        True, boolean(), "off: an ended env waits in NEED_RESET for `reset({id: params})`"
+    )
+    reset_inplace: bool = option(
+        False,
+        boolean(),
+        "the env resets inside the step's own request: next `ready_obs` at once, reproducible "
+        "step for step; terminal observation kept; needs `auto_reset`",
+    )
+    step_timeout: float | None = option(
+        None, _timeout, "seconds one step may take; null: no limit, a warning every 30 s"
+    )
+    reset_timeout: float | None = option(
+        None, _timeout, "seconds one reset may take; null: no limit, a warning every 30 s"
+    )
+    connect_timeout: float = option(
+        60.0,
+        number(above=0, unit="seconds"),
+        "seconds from process start to env built and ready",
+    )
+    close_timeout: float = option(
+        5.0,
+        number(minimum=0, unit="seconds"),
+        "seconds of grace before SIGTERM, then SIGKILL; for all hosts together",
+    )
+    shared_memory: bool = option(
+        True, boolean(), "fixed-layout data in shared memory; false: pipes only"
+    )
+    copy_on_get: bool = option(
+        True, boolean(), "false: views, valid through that env's next two steps"
+    )
+    context: Literal["server", "fork", "spawn", "forkserver"] = option(
+        "server",
+        choice("server", "fork", "spawn", "forkserver"),
+        "how workers start: envmgr's own launcher (`server`), or a standard method",
+    )
+    wait_num: float = option(
+        math.inf,
+        count_or_inf(),
+        "timesteps to gather; `.inf`: all outstanding",
+        "2 async, .inf sync",
+    )
+    step_wait_timeout: float = option(
+        0.0,
+        or_null(number(minimum=0, unit="seconds"), "0", null_is=0.0),
+        "seconds to wait for stragglers after `wait_num` is met; never shortens that wait",
+    )
+    num_workers: int | Literal["auto"] | None = option(
+        None,
+        or_null(either(integer(1), word("auto")), "one per env"),
+        "hosts; null: one per env; auto: calibrated",
+    )
+    spare_env_num: int = option(0, integer(0), "spare envs, kept reset and waiting")
+    on_failure: Literal["recover", "raise"] = option(
+        "recover",
+        choice("recover", "raise"),
+        "recover: abnormal timestep and repair; raise: close and raise at once",
+    )
+    max_failures: int = option(
+        3,
+        integer(0),
+        "failures allowed per env_id in the window (and `max(10, env_num)` over all)",
+    )
+    failure_window_s: float = option(
+        60.0, number(above=0, unit="seconds"), "length of the window of failures"
+    )
+    on_exhausted: Literal["raise", "drop"] = option(
+        "raise",
+        choice("raise", "drop"),
+        "failures spent: raise (chaining the first cause), or drop the env_id (DONE, reported)",
+    )
+    max_worker_rss_mb: float | None = option(
+        None,
+        or_null(number(above=0), "no limit"),
+        "MB of resident memory above which a worker is replaced at an episode's end",
+    )
+    max_episodes_per_worker: int | None = option(
+        None, or_null(integer(1), "no limit"), "episodes after which a worker is replaced"
+    )
+    nan_policy: Literal["allow", "abnormal", "raise"] = option(
+        "allow",
+        choice("allow", "abnormal", "raise"),
+        "what a NaN in an observation or reward means",
+    )
+    check_actions: bool | Literal["strict"] = option(
+        True,
+        either(boolean(), word("strict")),
+        "before anything is sent: known ids, ready, shape and kind; Discrete-like bounds too; "
+        "Box bounds only with `strict`",
+    )
+    strict_dtype: bool = option(
+        False,
+        boolean(),
+        "false: same-kind casts (float64 into float32) with one warning; true: exact",
+    )
+    same_spaces: bool = option(True, boolean(), "all envs must have equal spaces")
+    seed: Seed = option(  # noqa: RUF009 (a field, as all others; its default is immutable)
+        None,
+        or_null(either(integer(0), seed_list(), seed_mapping()), "unseeded"),
+        "as `manager.seed(...)`",
+    )
+    worker_threads: int = option(1, integer(1), "math threads per worker")
+    worker_affinity: tuple[int, ...] | tuple[tuple[int, ...], ...] | None = option(
+        None, or_null(affinity(), "any core"), "cores that workers may run on"
+    )
+    worker_env: WorkerEnv | None = option(  # noqa: RUF009
+        None, or_null(worker_env(), "all of the parent's"), "environment variables of workers"
+    )
+    daemon: bool = option(True, boolean(), "false: envs may start processes of their own")
+
+    def __post_init__(self) -> None:
+        normalise_fields(self, "manager")
+        _check_together(self)
+        refuse_unbuilt_features(self)
+
+    @classmethod
+    def from_mapping(
+        cls, cfg: Mapping[str, Any] | None, preset: Mapping[str, Any] | None = None
+    ) -> ManagerConfig:
+        """Return the checked config of `cfg` on top of `preset` on top of the defaults.
+
+        Args:
+            cfg: the user's keys; a dict or an EasyDict, not changed. None is the empty one.
+            preset: a kind's own defaults, such as `{"wait_num": 2}`; not changed.
+
+        Raises:
+            UnknownKeyError: a key that the schema does not have; the nearest one is named.
+            ConfigError: a value that is not allowed.
+        """
+        layers = (as_mapping(preset, "the manager's preset"), as_mapping(cfg, "manager"))
+        for layer in layers:
+            check_keys(layer, cls, "manager")
+        return cls(**deep_merge(*layers, path="manager"))
+
+    def with_env_num(self, n: int) -> ManagerConfig:
+        """Return this config for `n` envs, which is `len(env_fn)`.
+
+        Raises:
+            ConfigError: `env_num` is another number, or the seeds or hosts do not fit `n` envs.
+        """
+        if self.env_num is not None and self.env_num != n:
+            raise ConfigError(
+                f"manager.env_num is {self.env_num}, but env_fn holds {n} env factories. Give "
+                f"one factory for each env, or leave manager.env_num null to take their number."
+            )
+        return dataclasses.replace(self, env_num=n)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return every key with its value as a plain dict of fresh dicts and lists."""
+        return {f.name: _plain(getattr(self, f.name)) for f in dataclasses.fields(self)}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, WorkerEnv):
+        return value.to_dict()
+    if isinstance(value, Mapping):
+        return dict(value)
+    return [_plain(item) for item in value] if isinstance(value, tuple) else value
+
+
+def _check_together(config: ManagerConfig) -> None:
+    """Refuse keys that contradict each other."""
+    if config.reset_inplace and not config.auto_reset:
+        raise ConfigError(
+            "manager.reset_inplace is true while manager.auto_reset is false, but an env that "
+            "waits for reset() cannot reset inside its step. Turn one of the two off or on."
+        )
+    if config.env_num is None:
+        return
+    if isinstance(config.seed, tuple) and len(config.seed) != config.env_num:
+        raise ConfigError(
+            f"manager.seed is a list of {len(config.seed)} seeds for {config.env_num} envs. Give "
+            "one seed (or null) for each env, one integer for all, or a mapping by env_id."
+        )
+    if isinstance(config.seed, Mapping):
+        unknown = sorted(i for i in config.seed if i >= config.env_num)
+        if unknown:
+            raise ConfigError(
+                f"manager.seed names env_ids {show_value(unknown)}, but the {config.env_num} "
+                f"envs are 0 to {config.env_num - 1}. Leave them out, or raise manager.env_num."
+            )
+
+
+def refuse_unbuilt_features(config: ManagerConfig) -> None:
+    """Refuse values of the schema that this version cannot serve.
+
+    Raises:
+        ConfigError: several envs per host, or spares, are asked for.
+    """
+    workers, env_num = config.num_workers, config.env_num
+    if workers == "auto" or (workers is not None and env_num is not None and workers != env_num):
+        raise ConfigError(
+            f"manager.num_workers is {show_value(workers)} for {env_num or 'an unknown number of'}"
+            " envs, but this version runs one env per host. Leave it null, or give env_num."
+        )
+    if config.spare_env_num != 0:
+        raise ConfigError(
+            f"manager.spare_env_num is {config.spare_env_num}, but this version keeps no spares. "
+            "Leave it 0."
+        )
+
+
+def default_manager_config(preset: Mapping[str, Any] | None = None) -> EasyDict:
+    """Return every key with its default, `preset` on top, as an EasyDict of its own."""
+    return to_easydict(ManagerConfig.from_mapping(None, preset).to_dict())
+
+
+def schema_markdown() -> str:
+    """Return the reference table of a manager's keys as markdown."""
+    return schema_table(ManagerConfig)
