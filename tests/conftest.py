@@ -1,0 +1,55 @@
+"""What holds for every test: the leak guard, hypothesis' settings, when V2 tests are skipped."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from collections.abc import Iterator
+
+import hypothesis
+import pytest
+
+from tests.leak_guard import LeakGuard
+
+# The machine under the tests is slow or busy now and then: only pytest's own timeout counts.
+hypothesis.settings.register_profile("envmgr", deadline=None, print_blob=True)
+hypothesis.settings.load_profile("envmgr")
+
+_guard = LeakGuard()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _nothing_is_left_by_the_session() -> Iterator[None]:
+    """Fail if a fixture of wider scope than a test leaves anything behind."""
+    before = _guard.snapshot()
+    yield
+    _fail_on_leaks(_guard.wait_until_clean(before))
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left_by_the_test(_nothing_is_left_by_the_session: None) -> Iterator[None]:
+    """Fail the test if it leaves anything behind; `leak_guard` says what counts."""
+    before = _guard.snapshot()
+    yield
+    _fail_on_leaks(_guard.wait_until_clean(before))
+
+
+def _fail_on_leaks(leaks: list[str]) -> None:
+    if leaks:
+        pytest.fail("left behind:\n  " + "\n  ".join(leaks), pytrace=False)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip V2 tests where treetensor cannot be had; anywhere else they run, or fail without it."""
+    if importlib.util.find_spec("treetensor") is not None:
+        return
+    if sys.version_info >= (3, 13):
+        reason = "treevalue, which treetensor needs, has no wheels for this Python"
+    elif os.environ.get("ENVMGR_TEST_V2") == "no":
+        reason = "left out by make V2=no"
+    else:
+        return
+    for item in items:
+        if item.get_closest_marker("v2") is not None:
+            item.add_marker(pytest.mark.skip(reason=reason))
