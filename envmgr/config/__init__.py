@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from envmgr.config.checks import WorkerEnv
+from envmgr.config.field_checks import WorkerEnv
 from envmgr.config.manager import (
     MAX_ENV_NUM,
     ManagerConfig,
@@ -10,9 +10,12 @@ from envmgr.config.manager import (
     schema_markdown,
 )
 from envmgr.config.merge import deep_merge, to_easydict, to_plain
+from envmgr.config.sections import CollectConfig, EnvConfig
 
 __all__ = [
     "MAX_ENV_NUM",
+    "CollectConfig",
+    "EnvConfig",
     "ManagerConfig",
     "WorkerEnv",
     "deep_merge",

@@ -1,40 +1,17 @@
-"""The checks of config values: each says in words what it allows and returns one normal form."""
+"""Checks of plain values: each says in words what it allows and returns one normal form."""
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, cast
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
-from envmgr.config.schema import Check, Refused, nearest, show_value, unknown_key
+from envmgr.config.schema import Check, Refused, nearest, show_value
 
 MAX_SECONDS = 1e6
 """Longest time limit; what is meant to be without limit is null. (`poll` overflows at 2**31 ms.)"""
-
-ENV_VARIABLE_KEYS = ("allow", "deny", "set")
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerEnv:
-    """Which environment variables a worker gets.
-
-    Attributes:
-        allow: glob patterns (`OMP_*`); variables of the parent that match one are passed on.
-        deny: glob patterns; variables that match one are not passed on, whatever `allow` says.
-        set: variables set in the worker, after `allow` and `deny`.
-    """
-
-    allow: tuple[str, ...] = ("*",)
-    deny: tuple[str, ...] = ()
-    set: Mapping[str, str] = dataclasses.field(default_factory=dict)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the form that a config holds."""
-        return {"allow": list(self.allow), "deny": list(self.deny), "set": dict(self.set)}
 
 
 def boolean() -> Check:
@@ -186,80 +163,3 @@ def list_of(check: Check, *, at_least: int = 0) -> Check:
         return tuple(result)
 
     return Check(f"a list of entries that are {check.allowed}", convert)
-
-
-def seed_list() -> Check:
-    """A seed for each env, kept as a tuple."""
-    entries = list_of(or_null(integer(0)), at_least=1)
-    return Check("a list of integers >= 0 or null, one for each env", entries.convert)
-
-
-def seed_mapping() -> Check:
-    """Seeds of some env_ids, kept as a dict with int keys."""
-    one = or_null(integer(0))
-
-    def env_id_of(key: Any) -> int:
-        # EasyDict holds string keys only, so "3" has to do for 3.
-        if isinstance(key, str) and key.isascii() and key.isdigit():
-            return int(key)
-        return cast(int, integer(0).convert(key))
-
-    def convert(value: Any) -> dict[int, int | None]:
-        if not isinstance(value, Mapping):
-            raise Refused
-        seeds: dict[int, int | None] = {}
-        for key, seed in value.items():
-            try:
-                env_id, checked = env_id_of(key), one.convert(seed)
-            except Refused:
-                raise Refused(f"entry {show_value(key)}: {show_value(seed)}") from None
-            if env_id in seeds:
-                raise Refused(f"env_id {env_id} occurs twice")
-            seeds[env_id] = checked
-        return seeds
-
-    return Check("a mapping of env_id to an integer >= 0 or null", convert)
-
-
-def affinity() -> Check:
-    """Cores for all workers, or for each worker in turn; kept as tuples."""
-    cores = list_of(integer(0), at_least=1)
-    by_worker = list_of(cores, at_least=1)
-
-    def convert(value: Any) -> Any:
-        items = as_items(value)
-        nested = any(isinstance(item, (list, tuple, range)) for item in items)
-        return (by_worker if nested else cores).convert(value)
-
-    return Check("a list of core numbers, or one such list for each worker", convert)
-
-
-def worker_env() -> Check:
-    """Rules for environment variables, kept as a `WorkerEnv`."""
-    patterns = list_of(text())
-
-    def variables(value: Any) -> dict[str, str]:
-        if not isinstance(value, Mapping):
-            raise Refused("`set` is not a mapping")
-        for name, content in value.items():
-            if not isinstance(name, str) or not name or "=" in name or "\0" in name:
-                raise Refused(f"`set` has {show_value(name)}, which cannot name a variable")
-            if not isinstance(content, str) or "\0" in content:
-                raise Refused(f"`set.{name}` is {show_value(content)}, which is not a string")
-        return dict(value)
-
-    def convert(value: Any) -> WorkerEnv:
-        if isinstance(value, WorkerEnv):
-            value = value.to_dict()
-        if not isinstance(value, Mapping):
-            raise Refused
-        for key in value:
-            if key not in ENV_VARIABLE_KEYS:
-                raise unknown_key(key, ENV_VARIABLE_KEYS, "manager.worker_env")
-        lists = {k: patterns.convert(value[k]) for k in ("allow", "deny") if k in value}
-        return WorkerEnv(**lists, set=variables(value.get("set") or {}))
-
-    return Check(
-        "a mapping with `allow` and `deny` (lists of name patterns) and `set` (name: string)",
-        convert,
-    )

@@ -16,8 +16,6 @@ from typing import Any, Literal
 from easydict import EasyDict
 
 from envmgr.config.checks import (
-    WorkerEnv,
-    affinity,
     boolean,
     choice,
     count_or_inf,
@@ -26,10 +24,15 @@ from envmgr.config.checks import (
     list_of,
     number,
     or_null,
-    seed_list,
-    seed_mapping,
     text,
     word,
+)
+from envmgr.config.field_checks import (
+    WorkerEnv,
+    affinity,
+    module_name,
+    seed_list,
+    seed_mapping,
     worker_env,
 )
 from envmgr.config.merge import deep_merge, to_easydict
@@ -66,7 +69,7 @@ class ManagerConfig:
 
     type: str = option("base", text(), "registry key of the kind of manager")
     import_names: tuple[str, ...] = option(
-        (), list_of(text()), "modules to import first, such as those that register kinds"
+        (), list_of(module_name()), "modules to import first, such as those that register kinds"
     )
     env_num: int | None = option(
         None,

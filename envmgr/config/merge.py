@@ -14,15 +14,50 @@ REPLACED_WHOLE = frozenset({"manager.seed"})
 """Keys whose mappings are one value: an update replaces them, and may change their form."""
 
 
-class PlainDict(dict[Any, Any]):
-    """A dict that an EasyDict leaves as it is (it converts every exact dict put into it)."""
+class ConfigDict(EasyDict):  # type: ignore[misc]
+    """An EasyDict that holds any mapping, and stays one when copied or pickled.
+
+    EasyDict itself makes an attribute of every key: it fails on keys that are no strings (a `seed`
+    by env_id), and a key such as `items` hides the method. Here such keys are items only.
+    """
+
+    def __init__(self, d: Mapping[Any, Any] | None = None, **keys: Any) -> None:
+        super().__init__()
+        self.update(d, **keys)
+
+    def __setattr__(self, name: Any, value: Any) -> None:
+        held = _held(value)
+        dict.__setitem__(self, name, held)
+        if isinstance(name, str) and not hasattr(EasyDict, name):
+            object.__setattr__(self, name, held)
+
+    __setitem__ = __setattr__
+
+    def update(self, e: Any = None, **f: Any) -> None:
+        """Set the keys of `e` and those given by name."""
+        for key, value in {**dict(e or {}), **f}.items():
+            self[key] = value
+
+    def pop(self, k: Any, *default: Any) -> Any:
+        """Remove a key and return its value."""
+        self.__dict__.pop(k, None)
+        return dict.pop(self, k, *default)
+
+
+def _held(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return value if isinstance(value, ConfigDict) else ConfigDict(value)
+    if type(value) in (list, tuple):
+        return type(value)(_held(item) for item in value)
+    return value
 
 
 def to_plain(value: Any) -> Any:
     """Return a deep copy with dicts for mappings of any class, lists and tuples kept as such."""
     if isinstance(value, Mapping):
-        return {key: to_plain(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)) and type(value) in (list, tuple):
+        # Through `dict`, as an EasyDict with a key `items` has no such method any more.
+        return {key: to_plain(item) for key, item in dict(value).items()}
+    if type(value) in (list, tuple):
         return type(value)(to_plain(item) for item in value)
     return value
 
@@ -63,41 +98,5 @@ def deep_merge(
 
 
 def to_easydict(values: Mapping[str, Any]) -> EasyDict:
-    """Return a deep copy as EasyDict; mappings that EasyDict cannot hold stay dicts (`PlainDict`).
-
-    EasyDict makes an attribute of each key, so keys must be strings and a key such as `items` or
-    `update` would hide the method of that name.
-    """
-    result = EasyDict()
-    for key, value in values.items():
-        # Past EasyDict's own conversion, which fails on keys that are no strings.
-        held = _held(value)
-        dict.__setitem__(result, key, held)
-        object.__setattr__(result, key, held)
-    return result
-
-
-def _held(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return to_easydict(value) if _can_hold(value) else PlainDict(to_plain(value))
-    if type(value) in (list, tuple):
-        return type(value)(_held(item) for item in value)
-    return value
-
-
-def _can_hold(mapping: Mapping[Any, Any]) -> bool:
-    """Return whether an EasyDict can hold this mapping and, by itself, dicts in its lists."""
-    for key, value in mapping.items():
-        if not isinstance(key, str) or hasattr(EasyDict, key):
-            return False
-        if type(value) in (list, tuple) and not _can_hold_items(value):
-            return False
-    return True
-
-
-def _can_hold_items(items: Any) -> bool:
-    return all(
-        (not isinstance(item, Mapping) or _can_hold(item))
-        and (type(item) not in (list, tuple) or _can_hold_items(item))
-        for item in items
-    )
+    """Return a deep copy as EasyDict (a `ConfigDict`); tuples and lists stay what they are."""
+    return ConfigDict(to_plain(values))
