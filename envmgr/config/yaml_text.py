@@ -1,0 +1,240 @@
+"""Safe YAML within limits: reading configs that may come from anywhere, and writing them."""
+
+from __future__ import annotations
+
+import datetime
+import re
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import yaml
+
+from envmgr.config.schema import show_value
+from envmgr.errors import ConfigError
+
+MAX_BYTES = 1 << 20
+MAX_DEPTH = 50
+MAX_NODES = 100_000
+"""Most values of one document, each alias counted as all that it stands for."""
+MAX_CHARACTERS = 4 << 20
+"""Most characters of all its scalars, counted in the same way."""
+
+_TUPLE_TAG = "tag:yaml.org,2002:python/tuple"
+_FLOAT_TAG = "tag:yaml.org,2002:float"
+_MERGE_TAG = "tag:yaml.org,2002:merge"
+
+# YAML 1.1, which PyYAML follows, takes `1e3` and `2.5e-4` without a sign or a dot for strings.
+_EXPONENT_FLOAT = re.compile(r"[-+]?(?:[0-9][0-9_]*(?:\.[0-9_]*)?|\.[0-9][0-9_]*)[eE][-+]?[0-9]+$")
+
+# What PyYAML's constructors raise for scalars that their tag does not fit, such as `!!int ""`.
+_CONSTRUCTION_ERRORS = (ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError)
+
+
+def load_yaml(text: str, name: str) -> Any:
+    """Return the value of a YAML document: dicts, lists, tuples and scalars, no other objects.
+
+    Floats such as `1e3` are read as such, `!!python/tuple` makes a tuple, other `!!python` tags are
+    refused, and so are duplicate keys, more than one document and anything beyond the limits above.
+
+    Args:
+        text: the document; an empty one is None.
+        name: what to call it in messages.
+
+    Raises:
+        ConfigError: the document is refused; the message names `name`, line and column.
+    """
+    if len(text) > MAX_BYTES:
+        raise ConfigError(
+            f"{name} has {len(text)} characters, but a config may have at most {MAX_BYTES}. Leave "
+            "data out of it and name a file instead."
+        )
+    try:
+        loader = _Loader(text)
+        node = loader.get_single_node()
+        if node is None:
+            return None
+        _Survey(loader).of(node)
+        return loader.construct_document(node)
+    except yaml.reader.ReaderError as error:
+        raise ConfigError(
+            f"{name}, {_position(text, error.position)}: {error.reason}. Save the file as UTF-8 "
+            "text without control characters."
+        ) from None
+    except yaml.MarkedYAMLError as error:
+        raise ConfigError(f"{name}, {_describe(error)}") from None
+
+
+def dump_yaml(values: Mapping[str, Any]) -> str:
+    """Return `values` as YAML that `load_yaml` reads back equal, keys in their order.
+
+    Infinity is written `.inf`, None `null`, a tuple with its tag; numpy scalars become numbers.
+
+    Raises:
+        ConfigError: a value is of a type that YAML does not hold; the message names its key.
+    """
+    plain = _dumpable(values, "")
+    return yaml.dump(
+        plain, Dumper=_Dumper, sort_keys=False, allow_unicode=True, default_flow_style=False
+    )
+
+
+class _Loader(yaml.SafeLoader):
+    """PyYAML's safe loader with limits while reading, and errors that say where they are."""
+
+    _depth = 0
+    _n_nodes = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
+        self._depth += 1
+        self._n_nodes += 1
+        if self._depth > MAX_DEPTH:
+            raise _too_deep(mark)
+        if self._n_nodes > MAX_NODES:
+            raise _too_large(mark)
+        node = super().compose_node(parent, index)
+        self._depth -= 1
+        return node
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        try:
+            return super().construct_object(node, deep)
+        except _CONSTRUCTION_ERRORS as error:
+            problem = f"{show_value(node.value)} does not fit its YAML type ({error})"
+            raise _refusal(problem, node.start_mark) from error
+
+    def construct_python_tuple(self, node: yaml.SequenceNode) -> tuple[Any, ...]:
+        return tuple(self.construct_sequence(node, deep=True))
+
+
+class _Dumper(yaml.SafeDumper):
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+    def represent_python_tuple(self, data: tuple[Any, ...]) -> yaml.Node:
+        return self.represent_sequence(_TUPLE_TAG, data, flow_style=True)
+
+
+_Loader.add_constructor(_TUPLE_TAG, _Loader.construct_python_tuple)
+_Dumper.add_representer(tuple, _Dumper.represent_python_tuple)
+# The dumper resolves as well, to know which strings it has to quote.
+_Loader.add_implicit_resolver(_FLOAT_TAG, _EXPONENT_FLOAT, list("-+.0123456789"))
+_Dumper.add_implicit_resolver(_FLOAT_TAG, _EXPONENT_FLOAT, list("-+.0123456789"))
+
+
+class _Size(NamedTuple):
+    n_nodes: int
+    n_characters: int
+    depth: int
+
+
+class _Survey:
+    """Walks a composed document before anything is made of it.
+
+    Counts it with every alias expanded (nested aliases grow exponentially; counting each anchor
+    once and adding up does not), and finds duplicate keys.
+    """
+
+    def __init__(self, loader: _Loader) -> None:
+        self._loader = loader
+        self._sizes: dict[int, _Size | None] = {}
+
+    def of(self, node: yaml.Node) -> _Size:
+        if id(node) in self._sizes:
+            known = self._sizes[id(node)]
+            if known is None:
+                raise _refusal("an anchor that contains itself", node.start_mark)
+            return known
+        self._sizes[id(node)] = None
+        size = self._measure(node)
+        if size.depth > MAX_DEPTH:
+            raise _too_deep(node.start_mark)
+        if size.n_nodes > MAX_NODES or size.n_characters > MAX_CHARACTERS:
+            raise _too_large(node.start_mark)
+        self._sizes[id(node)] = size
+        return size
+
+    def _measure(self, node: yaml.Node) -> _Size:
+        if isinstance(node, yaml.ScalarNode):
+            return _Size(1, len(node.value), 1)
+        children = list(node.value)
+        if isinstance(node, yaml.MappingNode):
+            self._refuse_duplicates(node)
+            children = [child for pair in node.value for child in pair]
+        sizes = [self.of(child) for child in children]
+        return _Size(
+            1 + sum(size.n_nodes for size in sizes),
+            sum(size.n_characters for size in sizes),
+            1 + max((size.depth for size in sizes), default=0),
+        )
+
+    def _refuse_duplicates(self, node: yaml.MappingNode) -> None:
+        # Before construction, because merging (`<<`) rewrites the pairs, and there an own key may
+        # stand beside the merged one.
+        seen = set()
+        for key_node, _ in node.value:
+            if not isinstance(key_node, yaml.ScalarNode):
+                continue
+            is_merge = key_node.tag == _MERGE_TAG
+            key = _MERGE_TAG if is_merge else self._loader.construct_object(key_node)
+            if key in seen:
+                raise _refusal(f"the key {key_node.value!r} occurs twice", key_node.start_mark)
+            seen.add(key)
+
+
+def _refusal(problem: str, mark: Any) -> yaml.MarkedYAMLError:
+    return yaml.constructor.ConstructorError(None, None, problem, mark)
+
+
+def _too_deep(mark: Any) -> yaml.MarkedYAMLError:
+    return _refusal(f"nested more than {MAX_DEPTH} levels deep", mark)
+
+
+def _too_large(mark: Any) -> yaml.MarkedYAMLError:
+    return _refusal(
+        f"too large with its aliases expanded (at most {MAX_NODES} values and {MAX_CHARACTERS} "
+        "characters are allowed)",
+        mark,
+    )
+
+
+def _describe(error: yaml.MarkedYAMLError) -> str:
+    mark = error.problem_mark or error.context_mark
+    where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
+    problem = f"{error.context}: {error.problem}" if error.context else f"{error.problem}"
+    if "'\\t'" in problem:
+        problem += " (YAML is indented with spaces, not with tabs)"
+    return f"{where}{problem}."
+
+
+def _position(text: str, position: int) -> str:
+    before = text[:position]
+    return f"line {before.count(chr(10)) + 1}, column {position - before.rfind(chr(10))}"
+
+
+def _dumpable(value: Any, path: str) -> Any:
+    """Return `value` in the exact types that the dumper knows."""
+    if isinstance(value, Mapping):
+        return {
+            _dumpable(key, path): _dumpable(item, f"{path}.{key}" if path else str(key))
+            for key, item in dict(value).items()
+        }
+    if type(value) in (list, tuple):
+        return type(value)(_dumpable(item, f"{path}[{i}]") for i, item in enumerate(value))
+    if isinstance(value, np.generic):
+        value = value.item()
+    if value is None or isinstance(value, (bool, bytes, datetime.date)):
+        return value
+    if isinstance(value, int):
+        return int(value)
+    if isinstance(value, float):
+        return float(value)
+    if isinstance(value, str):
+        return str(value)
+    if isinstance(value, (set, frozenset)):
+        return {_dumpable(item, path) for item in value}
+    raise ConfigError(
+        f"{path} is {show_value(value)} ({type(value).__name__}), which YAML cannot hold. Use "
+        "numbers, strings, lists and mappings in configs that are to be written."
+    )
