@@ -134,6 +134,18 @@ def object_name() -> Check:
     return Check("a name of the form `package.module:callable`", convert)
 
 
+def object_path() -> Check:
+    """`package.module:Name` or `package.module.Name`."""
+    with_colon = object_name()
+
+    def convert(value: Any) -> str:
+        if isinstance(value, str) and "." in value and _is_dotted(value):
+            return value
+        return cast(str, with_colon.convert(value))
+
+    return Check("a name of the form `package.module:callable` or `package.module.Name`", convert)
+
+
 def policy_name() -> Check:
     """`random`, or the name of a callable."""
     named = object_name()
@@ -170,9 +182,11 @@ def wrapper_list() -> Check:
         if ("path" in given) == ("entry" in given):
             raise Refused("exactly one of `path` and its other name `entry` is needed")
         path = given.get("path", given.get("entry"))
-        if not isinstance(path, str) or not _is_object_path(path):
-            raise Refused(f"{show_value(path)} is no dotted path")
-        return {"path": path, "kwargs": arguments.convert(given.get("kwargs"))}
+        try:
+            named = object_path().convert(path)
+        except Refused:
+            raise Refused(f"{show_value(path)} is no dotted path") from None
+        return {"path": named, "kwargs": arguments.convert(given.get("kwargs"))}
 
     def convert(value: Any) -> tuple[dict[str, Any], ...]:
         if value is None:
@@ -194,11 +208,3 @@ def wrapper_list() -> Check:
 
 def _is_dotted(name: str) -> bool:
     return all(part.isidentifier() for part in name.split("."))
-
-
-def _is_object_path(path: str) -> bool:
-    """Return whether `path` is `package.module.Name` or `package.module:Name`."""
-    module, separator, name = path.partition(":")
-    if separator:
-        return _is_dotted(module) and _is_dotted(name)
-    return "." in path and _is_dotted(path)

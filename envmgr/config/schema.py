@@ -58,14 +58,22 @@ def show_value(value: object, limit: int = 80) -> str:
     elif isinstance(value, np.generic):
         text = repr(value.item())
     else:
-        text = repr(value)
+        text = _repr(value)
     return text if len(text) <= limit else text[: limit - 3] + "..."
+
+
+def _repr(value: object) -> str:
+    try:
+        return repr(value)
+    except Exception:  # a broken __repr__, or an int of more digits than Python converts
+        return f"<{type(value).__name__}>"
 
 
 def nearest(name: object, known: Iterable[str]) -> str | None:
     """Return the known name most like `name`, or None if none is alike."""
-    found = difflib.get_close_matches(str(name).lower(), list(known), n=1, cutoff=0.6)
-    return found[0] if found else None
+    by_lower_case = {word.lower(): word for word in known}
+    found = difflib.get_close_matches(str(name).lower(), by_lower_case, n=1, cutoff=0.6)
+    return by_lower_case[found[0]] if found else None
 
 
 def unknown_key(name: object, known: Iterable[str], where: str) -> UnknownKeyError:

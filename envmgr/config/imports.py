@@ -1,0 +1,272 @@
+"""Importing what a config names, inside an allow-list when the config came from a file.
+
+A config given by code is trusted: it imports what it names. A config file is not, since naming a
+module runs its code. What a file names is imported only when its module is
+
+* in the allow-list, which code (`load_config(..., allow_imports=["my_pkg"])`) or the command line
+  (`--allow-import my_pkg`) gives, never the file: `my_pkg` allows `my_pkg` and `my_pkg.*`;
+* part of gymnasium (environment and wrapper classes) or of envmgr's own envs and policies;
+* found in the config file's own folder or in the current working directory, so that a user's own
+  config runs his own code without further ado. Such a folder is appended to `sys.path`, once, and
+  stays there, because workers import the module as well and get the `sys.path` of their parent.
+  Appended, it shadows nothing: where Python would find another module of that name first, the
+  import is refused. (For `import_names` the folders do not count: list those modules.)
+
+The module is checked before it is imported, and the object it gave afterwards: `logging:os.system`
+names a function of `os`, whatever module it was reached through.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import importlib.util
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from importlib.machinery import ModuleSpec, PathFinder
+from pathlib import Path
+from types import ModuleType
+from typing import Any, cast
+
+from envmgr.config.checks import list_of
+from envmgr.config.field_checks import module_name, object_path
+from envmgr.config.schema import check_value, nearest
+from envmgr.errors import ConfigError
+
+OWN_MODULES = ("envmgr.testing", "envmgr.env", "envmgr.collect")
+"""Modules of envmgr whose callables a config file may name without an allow-list."""
+
+
+@dataclass(frozen=True)
+class ImportPolicy:
+    """What the names of a config file may import.
+
+    Attributes:
+        allow: allowed modules; each allows the modules below it too.
+        folders: folders whose own modules are allowed.
+    """
+
+    allow: tuple[str, ...] = ()
+    folders: tuple[Path, ...] = ()
+
+    def admit_module(self, module: str, name: str, key: str) -> None:
+        """Refuse a module that is not allowed; nothing is imported.
+
+        Raises:
+            ConfigError: says what would allow it.
+        """
+        if _within(module, (*self.allow, "gymnasium", *OWN_MODULES)):
+            return
+        top = module.partition(".")[0]
+        for folder in self.folders:
+            if _is_found_in(folder, top):
+                _make_importable(folder, top, key)
+                return
+        raise self._refusal(module, name, key)
+
+    def admit_object(self, found: Any, name: str, key: str) -> None:
+        """Refuse an object that belongs to a module that is not allowed.
+
+        Raises:
+            ConfigError: says what would allow it.
+        """
+        module = _module_of(found)
+        if _within(module, (*self.allow, *OWN_MODULES)) or _is_gymnasium_class(found):
+            return
+        if any(_lives_in(folder, module.partition(".")[0]) for folder in self.folders):
+            return
+        raise self._refusal(module, name, key)
+
+    def _refusal(self, module: str, name: str, key: str) -> ConfigError:
+        folders = " or ".join(str(folder) for folder in self.folders)
+        allowed = ", ".join(self.allow) or "nothing"
+        return ConfigError(
+            f"{key} is {name!r}, which belongs to module {module!r}; a config file may not import "
+            f"that (allowed: {allowed}{f', and modules found in {folders}' if folders else ''}). "
+            f"If you trust it, run with --allow-import {module.partition('.')[0]}, or pass "
+            f"load_config(..., allow_imports=[{module.partition('.')[0]!r}])."
+        )
+
+
+def file_policy(allow_imports: Sequence[str] | None, file: Path) -> ImportPolicy:
+    """Return the policy for the names in `file`.
+
+    Raises:
+        ConfigError: `allow_imports` is not a list of module names.
+    """
+    folders = [file.parent.resolve()]
+    with contextlib.suppress(OSError):  # the working directory may have been removed
+        folders.append(Path.cwd().resolve())
+    return ImportPolicy(checked_prefixes(allow_imports), tuple(dict.fromkeys(folders)))
+
+
+def checked_prefixes(allow_imports: Sequence[str] | None) -> tuple[str, ...]:
+    """Return an allow-list as a tuple; None is the empty one.
+
+    Raises:
+        ConfigError: it is not a list of dotted module names.
+    """
+    given = () if allow_imports is None else allow_imports
+    prefixes: tuple[str, ...] = check_value(list_of(module_name()), given, "allow_imports")
+    return prefixes
+
+
+def import_object(
+    name: str, *, allow: ImportPolicy | Sequence[str] | None = None, key: str = "env.entry"
+) -> Callable[..., Any]:
+    """Return the callable that a config names.
+
+    Args:
+        name: `package.module:callable`, or `package.module.Name`.
+        allow: what may be imported: a policy or a list of modules; None is everything.
+        key: path of the config key, for messages.
+
+    Raises:
+        ConfigError: the name is malformed, not allowed, not found (the message says where it was
+            looked for, and names the nearest attribute), not callable, or its module fails.
+    """
+    module, attributes = _split(check_value(object_path(), name, key))
+    policy = allow
+    if policy is not None and not isinstance(policy, ImportPolicy):
+        policy = ImportPolicy(checked_prefixes(policy))
+    if policy is not None:
+        policy.admit_module(module, name, key)
+    found = _walk(_import_module(module, key), attributes, name, key)
+    if policy is not None:
+        policy.admit_object(found, name, key)
+    if not callable(found):
+        raise ConfigError(
+            f"{key} is {name!r}, which is a {type(found).__name__} and cannot be called. Name a "
+            "class or a function."
+        )
+    return cast("Callable[..., Any]", found)
+
+
+def import_modules(
+    names: Iterable[str], *, policy: ImportPolicy | None = None, key: str = "manager.import_names"
+) -> None:
+    """Import modules for what they register; with a policy, only those in its allow-list.
+
+    Raises:
+        ConfigError: a module is not allowed, not found or fails.
+    """
+    for name in names:
+        if policy is not None:
+            ImportPolicy(policy.allow).admit_module(name, name, key)
+        _import_module(name, key)
+
+
+def check_env_id(env_id: str, policy: ImportPolicy) -> None:
+    """Refuse a gymnasium id that names a module to import (`module:Name-v0`) that is not allowed.
+
+    Raises:
+        ConfigError: the module is not allowed.
+    """
+    module, colon, _ = env_id.partition(":")
+    if colon:
+        policy.admit_module(check_value(module_name(), module, "env.id"), env_id, "env.id")
+
+
+def _split(path: str) -> tuple[str, list[str]]:
+    module, colon, attributes = path.partition(":")
+    if not colon:
+        module, _, attributes = path.rpartition(".")
+    return module, attributes.split(".")
+
+
+def _import_module(name: str, key: str) -> ModuleType:
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        missing = error.name or name
+        if name == missing or name.startswith(f"{missing}."):
+            looked_in = ", ".join(entry or "." for entry in sys.path)
+            raise ConfigError(
+                f"{key} names the module {name!r}, but there is no {missing!r}; looked in "
+                f"{looked_in}. Install it, correct the name, or run where it can be found."
+            ) from None
+        raise ConfigError(
+            f"{key} names the module {name!r}, which needs the module {missing!r}, and that is "
+            "not installed. Install it."
+        ) from error
+    except (Exception, SystemExit) as error:
+        raise ConfigError(
+            f"{key} names the module {name!r}, whose import failed with {type(error).__name__}: "
+            f"{error}. Correct the module; it has to be importable without side effects."
+        ) from error
+
+
+def _walk(module: ModuleType, attributes: list[str], name: str, key: str) -> Any:
+    found: Any = module
+    for attribute in attributes:
+        try:
+            found = getattr(found, attribute)
+        except Exception as error:
+            alike = nearest(attribute, dir(found))
+            hint = f"did you mean {alike!r}? " if alike else ""
+            owner = getattr(found, "__name__", type(found).__name__)
+            file = getattr(module, "__file__", None)
+            raise ConfigError(
+                f"{key} is {name!r}, but {owner!r} has no {attribute!r}: {hint}Looked in "
+                f"{file or module.__name__}. Correct the name."
+            ) from error
+    return found
+
+
+def _within(module: str, prefixes: Iterable[str]) -> bool:
+    return any(module == prefix or module.startswith(f"{prefix}.") for prefix in prefixes)
+
+
+def _module_of(found: Any) -> str:
+    """Return the name of the module that an object belongs to, whatever it was reached through."""
+    if isinstance(found, ModuleType):
+        return found.__name__
+    if isinstance(found, functools.partial):
+        return _module_of(found.func)
+    module = getattr(found, "__module__", None)
+    return module if isinstance(module, str) else type(found).__module__
+
+
+def _is_gymnasium_class(found: Any) -> bool:
+    # Classes only: functions such as `gymnasium.make` import what their arguments name.
+    if not isinstance(found, type) or not _within(_module_of(found), ("gymnasium",)):
+        return False
+    return issubclass(found, importlib.import_module("gymnasium").Env)
+
+
+def _homes(spec: ModuleSpec | None) -> list[Path]:
+    """Return the folders that a top-level module was found in."""
+    if spec is None:
+        return []
+    places = list(spec.submodule_search_locations or ())
+    if not places and spec.has_location and spec.origin:
+        places = [spec.origin]
+    return [Path(place).absolute().parent.resolve() for place in places]
+
+
+def _is_found_in(folder: Path, top: str) -> bool:
+    importlib.invalidate_caches()
+    return PathFinder.find_spec(top, [str(folder)]) is not None
+
+
+def _lives_in(folder: Path, top: str) -> bool:
+    """Return whether Python would take, or has taken, the module `top` from `folder`."""
+    try:
+        return folder in _homes(importlib.util.find_spec(top))
+    except ValueError:  # a module without a spec, such as `__main__`
+        return False
+
+
+def _make_importable(folder: Path, top: str, key: str) -> None:
+    if _lives_in(folder, top):
+        return
+    sys.path.append(str(folder))
+    if _lives_in(folder, top):
+        return
+    sys.path.pop()
+    raise ConfigError(
+        f"{key} names the module {top!r}, which is in {folder}, but Python finds another module of "
+        "that name first. Rename yours, so that there is no doubt which is meant."
+    )
