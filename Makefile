@@ -106,8 +106,8 @@ $(VENV)/.torch: $(VENV)/.made
 
 # PyTorch comes first, on its own: treetensor takes any version, and what is there is kept.
 $(VENV)/.test-yes: $(VENV)/.torch $(REQUIREMENTS)
-	@echo "==> installing envmgr with the extras test and v2 into $(VENV)"
-	@$(PIP_INSTALL) --editable '.[test,v2]' $(foreach requirement,$(WITH),'$(requirement)')
+	@echo "==> installing envmgr with the extras test and treetensor into $(VENV)"
+	@$(PIP_INSTALL) --editable '.[test,treetensor]' $(foreach requirement,$(WITH),'$(requirement)')
 	@touch $@ $(VENV)/.core
 
 $(VENV)/.test-no: $(VENV)/.made $(REQUIREMENTS)
