@@ -295,6 +295,6 @@ def default_manager_config(preset: Mapping[str, Any] | None = None) -> EasyDict:
     return to_easydict(ManagerConfig.from_mapping(None, preset).to_dict())
 
 
-def schema_markdown() -> str:
-    """Return the reference table of a manager's keys as markdown."""
-    return schema_table(ManagerConfig)
+def schema_markdown(schema: type = ManagerConfig) -> str:
+    """Return the reference table of a section's keys as markdown; by default a manager's."""
+    return schema_table(schema)

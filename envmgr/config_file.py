@@ -1,0 +1,257 @@
+"""Config files: reading, overriding, resolving with every default, and saying what came from where.
+
+A config has the sections `env`, `manager` and `collect`; each key has a default, so each section
+may be left out.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from easydict import EasyDict
+
+from envmgr.config import CollectConfig, EnvConfig, ManagerConfig, to_easydict, to_plain
+from envmgr.config.imports import (
+    ImportPolicy,
+    check_env_id,
+    file_policy,
+    import_modules,
+    import_object,
+)
+from envmgr.config.schema import as_mapping, check_keys, checks_of, show_value, unknown_key
+from envmgr.config.yaml_text import MAX_BYTES, dump_yaml, load_yaml
+from envmgr.errors import ConfigError, UnknownKeyError
+from envmgr.registry import ENV_MANAGER_REGISTRY, default_config_of
+
+SECTIONS: Mapping[str, type[EnvConfig] | type[ManagerConfig] | type[CollectConfig]] = {
+    "env": EnvConfig,
+    "manager": ManagerConfig,
+    "collect": CollectConfig,
+}
+
+_Path = tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class ResolvedConfig:
+    """A config with every key filled in.
+
+    Attributes:
+        values: the sections `env`, `manager` and `collect` with all their keys.
+        origins: by dotted key, where the value came from: "default", "kind <registry key>",
+            "file <name>", "argument" (a mapping given by code) or "set" (an override).
+        import_policy: what names in it may be imported; None if code gave it.
+    """
+
+    values: EasyDict
+    origins: Mapping[str, str]
+    import_policy: ImportPolicy | None = None
+
+
+def load_config(
+    source: str | os.PathLike[str] | Mapping[str, Any],
+    *,
+    set: Sequence[str] = (),
+    allow_imports: Sequence[str] | None = None,
+) -> EasyDict:
+    """Return a whole config, checked, with every default filled in.
+
+    Args:
+        source: path of a YAML file, or the config as a mapping (not changed).
+        set: overrides such as `manager.env_num=16`; the right-hand side is YAML.
+        allow_imports: modules (with those below them) that a file may name for import; see
+            `envmgr.config.imports` for what it may name without. A mapping is trusted.
+
+    Returns:
+        An EasyDict with the sections `env`, `manager` and `collect`. Mappings whose keys are no
+        strings, such as seeds by env_id, are held too.
+
+    Raises:
+        UnknownKeyError: a key or a kind of manager that does not exist; the nearest is named.
+        ConfigError: the file cannot be read or is malformed, a value is not allowed, or a name may
+            not be imported or cannot be.
+    """
+    return resolve_config(source, set=set, allow_imports=allow_imports).values
+
+
+def resolve_config(
+    source: str | os.PathLike[str] | Mapping[str, Any],
+    *,
+    set: Sequence[str] = (),
+    allow_imports: Sequence[str] | None = None,
+) -> ResolvedConfig:
+    """Return what `load_config` returns, with the origin of every value.
+
+    The arguments and errors are those of `load_config`.
+    """
+    policy: ImportPolicy | None = None
+    if isinstance(source, Mapping):
+        given, origin = to_plain(source), "argument"
+    else:
+        given, origin = to_plain(read_config_file(source)), f"file {os.fspath(source)}"
+        policy = file_policy(allow_imports, Path(source))
+    origins: dict[_Path, str] = dict.fromkeys(_leaves(given), origin)
+    for override in set:
+        _apply_override(given, override, origins)
+    _check_sections(given)
+
+    env = EnvConfig.from_mapping(given.get("env"))
+    collect = CollectConfig.from_mapping(given.get("collect"))
+    kind, preset = _kind_and_preset(given.get("manager"), policy)
+    manager = ManagerConfig.from_mapping(given.get("manager"), preset)
+    if policy is not None:
+        _check_imports(env, collect, policy)
+    values = {"env": env.to_dict(), "manager": manager.to_dict(), "collect": collect.to_dict()}
+    return ResolvedConfig(
+        values=to_easydict(values),
+        origins=_origins_of(values, origins, kind, preset),
+        import_policy=policy,
+    )
+
+
+def read_config_file(file: str | os.PathLike[str]) -> dict[str, Any]:
+    """Return the mapping in a YAML file.
+
+    Raises:
+        ConfigError: there is no such file, it is a folder, too large, not UTF-8, empty, malformed,
+            or not a mapping; the message names the file, line and column.
+    """
+    name = os.fspath(file)
+    try:
+        with open(name, "rb") as stream:
+            content = stream.read(MAX_BYTES + 1)
+    except FileNotFoundError:
+        raise ConfigError(
+            f"the config file {name!r} does not exist (looked in {os.path.abspath(name)}). "
+            "Correct the path."
+        ) from None
+    except IsADirectoryError:
+        raise ConfigError(f"{name!r} is a folder, not a config file. Name a file in it.") from None
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"the config file {name!r} cannot be read: {error}.") from error
+    if len(content) > MAX_BYTES:
+        raise ConfigError(
+            f"the config file {name!r} is larger than {MAX_BYTES} bytes. Is it a config?"
+        )
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise ConfigError(
+            f"{name}, line {line}: byte {error.start} is not UTF-8. Save the file as UTF-8."
+        ) from None
+    values = load_yaml(text, name)
+    if values is None:
+        raise ConfigError(
+            f"the config file {name!r} is empty. Write at least one of the sections "
+            f"{', '.join(SECTIONS)}."
+        )
+    return dict(as_mapping(values, f"the config file {name!r}"))
+
+
+def to_yaml(values: Mapping[str, Any]) -> str:
+    """Return a config as YAML that `load_config` reads back equal.
+
+    Raises:
+        ConfigError: a value is of a type that YAML does not hold; the message names its key.
+    """
+    return dump_yaml(values)
+
+
+def _check_sections(given: Mapping[Any, Any]) -> None:
+    for name, section in given.items():
+        if name in SECTIONS:
+            check_keys(as_mapping(section, name), SECTIONS[name], name)
+            continue
+        homes = [f"{other}.{name}" for other in SECTIONS if name in checks_of(SECTIONS[other])]
+        if homes:
+            raise UnknownKeyError(
+                f"{name!r} is at the top of the config, but belongs into a section. Write "
+                f"{' or '.join(homes)} instead."
+            )
+        raise unknown_key(name, SECTIONS, "the config")
+
+
+def _kind_and_preset(
+    section: Mapping[str, Any] | None, policy: ImportPolicy | None
+) -> tuple[str, EasyDict]:
+    """Return the registry key of a manager section and that kind's whole default config."""
+    named = {k: v for k, v in (section or {}).items() if k in ("type", "import_names")}
+    checked = ManagerConfig.from_mapping(named)
+    import_modules(checked.import_names, policy=policy)
+    manager_cls = ENV_MANAGER_REGISTRY.get(checked.type)
+    return checked.type, default_config_of(manager_cls, checked.type)
+
+
+def _check_imports(env: EnvConfig, collect: CollectConfig, policy: ImportPolicy) -> None:
+    """Import what a file names, so that what is not allowed or missing is found before the run."""
+    if env.id is not None:
+        check_env_id(env.id, policy)
+    if env.entry is not None:
+        import_object(env.entry, allow=policy, key="env.entry")
+    for index, wrapper in enumerate(env.wrappers):
+        import_object(wrapper["path"], allow=policy, key=f"env.wrappers[{index}]")
+    if collect.policy != "random":
+        import_object(collect.policy, allow=policy, key="collect.policy")
+
+
+def _apply_override(given: dict[str, Any], override: str, origins: dict[_Path, str]) -> None:
+    """Store one `section.key=value` in `given` and note it in `origins`."""
+    dotted, equals, text = override.partition("=")
+    path = tuple(part.strip() for part in dotted.split("."))
+    if not equals or len(path) < 2 or not all(path):
+        raise ConfigError(
+            f"the override {show_value(override)} is not of the form section.key=value, such as "
+            "manager.env_num=16."
+        )
+    value = load_yaml(text, f"the override {show_value(override)}")
+    node: dict[Any, Any] = given
+    for depth, part in enumerate(path[:-1], start=1):
+        child = node.setdefault(_key_like(part, node), {})
+        if child is None:
+            child = node[_key_like(part, node)] = {}
+        if not isinstance(child, dict):
+            raise ConfigError(
+                f"the override {show_value(override)} needs a mapping at "
+                f"{'.'.join(path[:depth])}, but that is {show_value(child)}. Override that key "
+                "itself."
+            )
+        node = child
+    node[_key_like(path[-1], node)] = value
+    for known in [known for known in origins if known[: len(path)] == path]:
+        del origins[known]
+    origins.update(dict.fromkeys(_leaves(value, path), "set"))
+
+
+def _key_like(part: str, node: Mapping[Any, Any]) -> Any:
+    """Return the key of `node` that reads like `part`, which may be a number; else `part`."""
+    return next((key for key in node if str(key) == part), part)
+
+
+def _leaves(value: Any, path: _Path = ()) -> Iterator[_Path]:
+    """Yield the paths of all values that are not filled mappings."""
+    if isinstance(value, Mapping) and value:
+        for key, item in value.items():
+            yield from _leaves(item, (*path, str(key)))
+    else:
+        yield path
+
+
+def _origins_of(
+    values: Mapping[str, Any], given: Mapping[_Path, str], kind: str, preset: Mapping[str, Any]
+) -> dict[str, str]:
+    """Return the origin of every value: of the longest part of its path that was given, if any."""
+    defaults = ManagerConfig().to_dict()
+    origins = {}
+    for path in _leaves(values):
+        prefixes = (path[:length] for length in range(len(path), 1, -1))
+        origin = next((given[prefix] for prefix in prefixes if prefix in given), "default")
+        is_managers = path[0] == "manager" and origin == "default"
+        if is_managers and preset[path[1]] != defaults[path[1]]:
+            origin = f"kind {kind}"
+        origins[".".join(path)] = origin
+    return origins
