@@ -53,14 +53,12 @@ test-matrix:  ## run all tests with each Python of 3.10 to 3.13 that is installe
 	[ -z "$$failed" ] && [ -n "$$ran" ]
 
 lint: $(VENV)/.dev  ## check style, formatting, types and the layers of imports
-	@echo "==> ruff check"
-	@$(VENV)/bin/ruff check .
-	@echo "==> ruff format --check"
-	@$(VENV)/bin/ruff format --check .
-	@echo "==> mypy"
-	@$(VENV)/bin/mypy
-	@echo "==> lint-imports"
-	@$(VENV)/bin/lint-imports
+	@failed= ; \
+	for command in 'ruff check .' 'ruff format --check .' mypy lint-imports; do \
+	  echo "==> $$command"; \
+	  $(VENV)/bin/$$command || failed="$$failed $$command;"; \
+	done; \
+	if [ -n "$$failed" ]; then echo "==> failed:$$failed see above" >&2; exit 1; fi
 
 typecheck: $(VENV)/.dev  ## check types only
 	@echo "==> mypy"
@@ -82,8 +80,8 @@ distclean: clean  ## remove the virtual environments as well
 # The stamp files below say what is installed; a newer setup.cfg or pyproject.toml installs again.
 
 $(VENV)/.made:
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { \
-	  echo "envmgr needs Python 3.10 or later, and '$(PYTHON)' is $$($(PYTHON) --version 2>&1 || true)." \
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null || { \
+	  echo "envmgr needs Python 3.10 or later, and '$(PYTHON)' is $$($(PYTHON) --version 2>/dev/null || echo 'not there')." \
 	       "Name another one: make PYTHON=python3.12 TARGET" >&2; exit 1; }
 	@echo "==> making a virtual environment in $(VENV) with $$($(PYTHON) --version)"
 	@$(PYTHON) -m venv $(VENV)
