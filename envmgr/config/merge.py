@@ -79,11 +79,11 @@ def deep_merge(
         ConfigError: a mapping would be replaced by a single value, or the other way round.
     """
     merged: dict[str, Any] = to_plain(base)
-    for key, value in update.items():
+    for key, value in to_plain(update).items():
         here = f"{path}.{key}" if path else str(key)
         below = merged.get(key)
         if here in REPLACED_WHOLE or below is None or value is None:
-            merged[key] = to_plain(value)
+            merged[key] = value
         elif isinstance(below, Mapping) != isinstance(value, Mapping):
             raise ConfigError(
                 f"{here} is {show_value(value)} ({type(value).__name__}), but what it changes is "
@@ -93,7 +93,7 @@ def deep_merge(
         elif isinstance(value, Mapping):
             merged[key] = deep_merge(below, value, here)
         else:
-            merged[key] = to_plain(value)
+            merged[key] = value
     return merged
 
 

@@ -64,15 +64,17 @@ def show_value(value: object, limit: int = 80) -> str:
 
 def _repr(value: object) -> str:
     try:
-        return repr(value)
+        return " ".join(repr(value).splitlines())
     except Exception:  # a broken __repr__, or an int of more digits than Python converts
         return f"<{type(value).__name__}>"
 
 
 def nearest(name: object, known: Iterable[str]) -> str | None:
     """Return the known name most like `name`, or None if none is alike."""
+    if not isinstance(name, str):
+        return None
     by_lower_case = {word.lower(): word for word in known}
-    found = difflib.get_close_matches(str(name).lower(), by_lower_case, n=1, cutoff=0.6)
+    found = difflib.get_close_matches(name.lower(), by_lower_case, n=1, cutoff=0.6)
     return by_lower_case[found[0]] if found else None
 
 
