@@ -1,0 +1,285 @@
+"""Hides the differences between kinds of envs from the code that runs them.
+
+Known kinds: `BaseEnv` and DI-engine's own, plain classes with the same methods, gymnasium envs, and
+envs of the old `gym` package. `as_base_env` is called on what a factory built; the other functions
+take what it returned.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from typing import Any, cast
+
+import gymnasium
+from gymnasium.spaces import Space
+
+from envmgr.env.base import BaseEnv
+from envmgr.env.contract import EnvContractError, as_flag, describe, env_name, gymnasium_timestep
+from envmgr.env.gym_spaces import convert_space
+from envmgr.env.gymnasium_env import GymnasiumEnv
+from envmgr.env.old_gym import OldGymEnv, is_old_gym, is_seeded_by_reset, split_reset
+from envmgr.env.wrapped import WrappedEnv
+from envmgr.types import EnvTimestep
+
+__all__ = [
+    "EnvContractError",
+    "as_base_env",
+    "close_env",
+    "convert_space",
+    "env_attribute",
+    "random_action_of",
+    "reset_env",
+    "seed_env",
+    "set_env_attribute",
+    "spaces_of",
+    "step_env",
+]
+
+PROTOCOL_NAMES = frozenset(
+    name for name in {*vars(BaseEnv), *BaseEnv.__annotations__} if not name.startswith("_")
+)
+"""Attributes that a wrapped env answers itself; all others are those of the env inside."""
+
+
+def as_base_env(obj: Any, env_id: int) -> Any:
+    """Return what a factory built in a form that the other functions here can run.
+
+    Args:
+        obj: the env: a `BaseEnv`, a plain class with `reset` and `step`, a `gymnasium.Env`, or an
+            env of the old `gym` package.
+        env_id: the id of the env, for messages.
+
+    Returns:
+        `obj` itself if it follows the `BaseEnv` protocol, else a `BaseEnv` around it.
+
+    Raises:
+        EnvContractError: it is none of these; the message says what to do.
+    """
+    problem = _why_not_an_env(obj)
+    if problem is not None:
+        raise EnvContractError(f"the factory of env {env_id} returned {problem}")
+    if isinstance(obj, BaseEnv) or _follows_ding(obj):
+        return obj
+    if isinstance(obj, gymnasium.Env):
+        return GymnasiumEnv(obj, env_id)
+    if is_old_gym(obj) or is_seeded_by_reset(obj):
+        return OldGymEnv(obj)
+    return obj
+
+
+def _follows_ding(obj: Any) -> bool:
+    # DI-engine's BaseEnv derives from gym.Env and yet has its own reset and step.
+    return callable(getattr(type(obj), "create_collector_env_cfg", None))
+
+
+def _why_not_an_env(obj: Any) -> str | None:
+    if obj is None:
+        return "None; does it lack a `return`?"
+    if inspect.isclass(obj):
+        return (
+            f"the class {obj.__name__} and not an instance of it; give the class itself as the "
+            "factory, or call it"
+        )
+    if isinstance(obj, gymnasium.vector.VectorEnv) or hasattr(obj, "single_observation_space"):
+        return (
+            f"a vector env ({type(obj).__name__}); a factory builds one single env, and env_num of "
+            "them are run by the manager"
+        )
+    missing = [name for name in ("reset", "step") if not callable(getattr(obj, name, None))]
+    if not missing:
+        return None
+    if callable(obj):
+        name = getattr(obj, "__qualname__", type(obj).__name__)
+        return f"another callable ({name}) and not an env; call it inside of the factory"
+    return (
+        f"{describe(obj)}, which has no {' and no '.join(missing)} method; it should be an "
+        "envmgr.BaseEnv, a gymnasium.Env, or an object with their methods"
+    )
+
+
+def reset_env(env: Any, params: Mapping[str, Any] | None) -> tuple[Any, dict[str, Any]]:
+    """Reset an env with its reset params and return the observation and the reset's info.
+
+    The info of a `BaseEnv` is its attribute `reset_info`, if it has one; plain classes may also
+    return `(obs, info)` as gymnasium envs do.
+    """
+    result = env.reset(**(params or {}))
+    if not isinstance(env, BaseEnv) and not _follows_ding(env):
+        result, returned = split_reset(result, _read(env, "observation_space"))
+        if returned:
+            return result, returned
+    info = _read(env, "reset_info")
+    return result, dict(info) if isinstance(info, Mapping) else {}
+
+
+def step_env(env: Any, action: Any) -> EnvTimestep:
+    """Take one action and return the timestep.
+
+    Accepted are an `EnvTimestep`; anything else with `obs`, `reward`, `done` and `info`, such as
+    DI-engine's timesteps (further fields of a named tuple are put into the info); a tuple of these
+    four; and gymnasium's five values.
+
+    Raises:
+        EnvContractError: the env returned something else; the message says what.
+    """
+    if type(env) is GymnasiumEnv:  # checks its timesteps itself
+        return env.step(action)
+    result = env.step(action)
+    timestep: Any = result if type(result) is EnvTimestep else _as_timestep(env, result)
+    if type(timestep.done) is not bool:
+        timestep = timestep._replace(done=as_flag(timestep.done, "done"))
+    if type(timestep.info) is not dict and not _is_info(timestep.info):
+        raise EnvContractError(
+            f"the info of {env_name(env)} should be a dict, or a list of dicts, it is "
+            f"{describe(timestep.info)}"
+        )
+    return cast("EnvTimestep", timestep)
+
+
+def _as_timestep(env: Any, result: Any) -> EnvTimestep:
+    if all(hasattr(result, name) for name in EnvTimestep._fields):
+        return EnvTimestep(result.obs, result.reward, result.done, _info_with_extras(result))
+    if isinstance(result, (tuple, list)) and len(result) == 4:
+        return EnvTimestep(*result)
+    if isinstance(result, (tuple, list)) and len(result) == 5:
+        return gymnasium_timestep(result, env)
+    raise EnvContractError(
+        f"step of {env_name(env)} should return an EnvTimestep (obs, reward, done, info) or "
+        f"gymnasium's (obs, reward, terminated, truncated, info), it returned {describe(result)}"
+    )
+
+
+def _info_with_extras(result: Any) -> Any:
+    names = [name for name in getattr(result, "_fields", ()) if name not in EnvTimestep._fields]
+    if not names or not isinstance(result.info, Mapping):
+        return result.info
+    return {**{name: getattr(result, name) for name in names}, **result.info}
+
+
+def _is_info(info: Any) -> bool:
+    if isinstance(info, (list, tuple)):
+        return all(isinstance(part, Mapping) for part in info)
+    return isinstance(info, Mapping)
+
+
+def seed_env(env: Any, seed: int, dynamic_seed: bool | None) -> bool:
+    """Seed an env; takes effect at its next reset.
+
+    `dynamic_seed` is handed on only when it is not None: the default of the env's own `seed` stays
+    in force, and envs whose `seed` takes one argument work.
+
+    Returns:
+        False if the env has no `seed` method and cannot be seeded.
+    """
+    method = getattr(env, "seed", None)
+    if not callable(method):
+        return False
+    if dynamic_seed is None:
+        method(seed)
+    else:
+        method(seed, dynamic_seed)
+    return True
+
+
+def spaces_of(
+    env: Any, observation_space: Any = None, action_space: Any = None
+) -> tuple[Space[Any], Space[Any], Space[Any] | None]:
+    """Return the observation, action and reward space of an env, as gymnasium spaces.
+
+    An env whose spaces are not there yet (reading one raises or gives None, as with DI-engine's
+    envs that build themselves in their first reset) is reset once, without a seed and without
+    params, and asked again. The launch's own seed and reset come after that.
+
+    Args:
+        env: the env.
+        observation_space: given by the user; the env's own is not asked for.
+        action_space: likewise.
+
+    Returns:
+        The three spaces; the reward space is None if the env has none, or none that can be read.
+
+    Raises:
+        EnvContractError: a space is missing still, or is not a known kind of space.
+    """
+    given = {"observation_space": observation_space, "action_space": action_space}
+    found = {name: _read(env, name) if space is None else space for name, space in given.items()}
+    if any(space is None for space in found.values()):
+        reset_env(env, None)
+        found = {n: _read(env, n) if space is None else space for n, space in found.items()}
+    missing = [name for name, space in found.items() if space is None]
+    if missing:
+        raise EnvContractError(
+            f"{env_name(env)} has no {' and no '.join(missing)}, not even after a reset; it "
+            "should have them as attributes or properties"
+        )
+    return (
+        convert_space(found["observation_space"]),
+        convert_space(found["action_space"]),
+        _reward_space_of(env),
+    )
+
+
+def _reward_space_of(env: Any) -> Space[Any] | None:
+    space = _read(env, "reward_space")
+    try:
+        return None if space is None else convert_space(space)
+    except EnvContractError:  # it informs and nothing depends on it
+        return None
+
+
+def _read(env: Any, name: str) -> Any:
+    try:
+        return getattr(env, name, None)
+    except Exception:  # a property of an env that has not built itself yet may raise anything
+        return None
+
+
+def close_env(env: Any) -> None:
+    """Close an env, if it has a `close` method."""
+    method = getattr(env, "close", None)
+    if callable(method):
+        method()
+
+
+def random_action_of(env: Any) -> Any:
+    """Return the env's own random action, or a sample of its action space if it gives none."""
+    method = getattr(env, "random_action", None)
+    action = method() if callable(method) else None
+    return env.action_space.sample() if action is None else action
+
+
+def env_attribute(env: Any, name: str) -> Any:
+    """Return an attribute of an env by its name.
+
+    For wrapped envs (gymnasium's and gym's) the names of the `BaseEnv` protocol are those of the
+    wrapper; every other name is looked up through the env's own wrappers down to the env. For other
+    envs it is the env's attribute; the protocol's methods that have a working default
+    (`random_action`, `reward_shaping`) are there even if the env's class lacks them.
+
+    Raises:
+        AttributeError: there is none of this name.
+    """
+    if isinstance(env, WrappedEnv) and name not in PROTOCOL_NAMES:
+        return env.inner_attribute(name)
+    if name == "random_action":
+        return lambda: random_action_of(env)
+    if name == "reward_shaping" and not callable(getattr(env, name, None)):
+        return lambda transitions: transitions
+    return getattr(env, name)
+
+
+def set_env_attribute(env: Any, name: str, value: Any) -> None:
+    """Set an attribute of an env: where `env_attribute` finds it, else as a new one.
+
+    Raises:
+        AttributeError: it cannot be set, or belongs to the protocol of a wrapped env.
+    """
+    if not isinstance(env, WrappedEnv):
+        setattr(env, name, value)
+    elif name in PROTOCOL_NAMES:
+        raise AttributeError(
+            f"{name!r} belongs to the protocol of every env and cannot be set on {env}"
+        )
+    else:
+        env.set_inner_attribute(name, value)

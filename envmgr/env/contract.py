@@ -1,0 +1,99 @@
+"""What an env has to return, and the conversion of gymnasium's step results to `EnvTimestep`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, SupportsFloat
+
+import numpy as np
+
+from envmgr.types import EnvTimestep
+
+
+class EnvContractError(TypeError):
+    """An env, or what it returned, does not follow the protocol; a failure of that env."""
+
+
+def describe(value: Any) -> str:
+    """Return what a value is, in a few words, for messages about what came instead."""
+    if isinstance(value, (tuple, list)):
+        parts = ", ".join(type(part).__name__ for part in value[:6])
+        more = ", ..." if len(value) > 6 else ""
+        return f"a {type(value).__name__} of {len(value)} ({parts}{more})"
+    return "None" if value is None else f"a value of type {type(value).__name__}"
+
+
+def env_name(env: object) -> str:
+    """Return the name of an env's class, of the innermost one if it is wrapped."""
+    return type(getattr(env, "unwrapped", env)).__name__
+
+
+def as_flag(value: Any, name: str) -> bool:
+    """Return `done`, `terminated` or `truncated` as a bool.
+
+    Raises:
+        EnvContractError: the value is None or has no single truth value.
+    """
+    try:
+        flag = None if value is None else bool(value)
+    except (ValueError, TypeError, RuntimeError):  # what array libraries raise for many elements
+        flag = None
+    if flag is None:
+        raise EnvContractError(f"`{name}` should be one bool, the env gave {describe(value)}")
+    return flag
+
+
+def scalar_reward(reward: Any) -> Any:
+    """Return a gymnasium reward as a float; arrays of several rewards are returned unchanged.
+
+    Raises:
+        EnvContractError: it is not a number.
+    """
+    if isinstance(reward, np.ndarray):
+        if reward.size == 1 and reward.dtype.kind in "biuf":
+            return float(reward.item())
+        if reward.dtype.kind in "biuf":
+            return reward
+    elif isinstance(reward, (float, int, np.floating, SupportsFloat)):  # the last is slow to check
+        return float(reward)
+    raise EnvContractError(f"the reward should be a number, the env gave {describe(reward)}")
+
+
+def gymnasium_timestep(result: Any, source: object) -> EnvTimestep:
+    """Return the timestep of what a gymnasium-style `step` returned.
+
+    `done` is `terminated or truncated`. The info is a new dict: the env's own entries, with the
+    bools `terminated` and `truncated`. Nothing else is added and the env's dict stays as it is.
+    A reward that is one number becomes a float.
+
+    Args:
+        result: `(obs, reward, terminated, truncated, info)`.
+        source: the env that returned it, for messages.
+
+    Raises:
+        EnvContractError: `result` is something else.
+    """
+    if not isinstance(result, (tuple, list)) or len(result) != 5:
+        raise EnvContractError(
+            f"step of {env_name(source)} should return (obs, reward, terminated, truncated, "
+            f"info) as gymnasium envs do, it returned {describe(result)}; an env that returns "
+            "(obs, reward, done, info) should derive from envmgr.BaseEnv instead of gymnasium.Env"
+        )
+    obs, reward, terminated, truncated, info = result
+    # The types are compared first, as most envs get them right and this runs in every step.
+    if type(terminated) is not bool:
+        terminated = as_flag(terminated, "terminated")
+    if type(truncated) is not bool:
+        truncated = as_flag(truncated, "truncated")
+    if type(info) is not dict and not isinstance(info, Mapping):
+        raise EnvContractError(
+            f"the info of {env_name(source)} should be a dict, it is {describe(info)}"
+        )
+    if type(reward) is not float and not info.get("abnormal"):  # an abnormal step may have none
+        reward = scalar_reward(reward)
+    return EnvTimestep(
+        obs,
+        reward,
+        terminated or truncated,
+        {**info, "terminated": terminated, "truncated": truncated},
+    )

@@ -1,0 +1,175 @@
+"""Any `gymnasium.Env` as a `BaseEnv`."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import uuid
+from collections.abc import Mapping
+from typing import Any
+
+import gymnasium
+import numpy as np
+
+from envmgr.env.contract import EnvContractError, describe, env_name, gymnasium_timestep
+from envmgr.env.figures import write_png
+from envmgr.env.wrapped import WrappedEnv
+from envmgr.errors import ConfigError, MissingDependencyError
+from envmgr.types import EnvTimestep
+
+
+class GymnasiumEnv(WrappedEnv):
+    """Wraps a `gymnasium.Env`.
+
+    Timesteps have `done = terminated or truncated`, and both bools in a new info dict. Rewards that
+    are one number become floats. Actions are converted to what the action space expects (one
+    integer in any form to an int, arrays to Box's dtype).
+
+    Args:
+        env: the env, with its wrappers.
+        env_id: the manager's id for it; in the names of the files that it saves.
+
+    Raises:
+        EnvContractError: it has no observation space or no action space.
+    """
+
+    def __init__(self, env: gymnasium.Env[Any, Any], env_id: int = 0) -> None:
+        super().__init__(env)
+        self._env_id = env_id
+        # Renewed envs of the same id save into the same folder and must not overwrite anything.
+        self._file_prefix = f"env_{env_id}-{uuid.uuid4().hex[:8]}"
+        self._recorder: gymnasium.wrappers.RecordVideo[Any, Any] | None = None
+        self._figure_folder: str | None = None
+        self._n_figures = 0
+
+    def reset(self, **params: Any) -> Any:
+        """Start an episode and return its first observation; the info is kept in `reset_info`.
+
+        Args:
+            **params: become `options` (None if there are none).
+
+        Raises:
+            EnvContractError: the env returned something else than `(obs, info)`.
+        """
+        result = self.env.reset(seed=self._seeds.due(), options=params or None)
+        if (
+            not isinstance(result, (tuple, list))
+            or len(result) != 2
+            or not isinstance(result[1], Mapping)
+        ):
+            raise EnvContractError(
+                f"reset of {env_name(self.env)} should return (obs, info) as "
+                f"gymnasium envs do, it returned {describe(result)}"
+            )
+        self._seeds.reset_done()
+        self.reset_info = dict(result[1])
+        return result[0]
+
+    def step(self, action: Any) -> EnvTimestep:
+        """Take one action; see the class for what the timestep holds.
+
+        Raises:
+            EnvContractError: the env returned something else than gymnasium's five values.
+        """
+        timestep = gymnasium_timestep(self.env.step(self._convert_action(action)), self.env)
+        if timestep.done and self._figure_folder is not None:
+            self._save_figure(self._figure_folder)
+        return timestep
+
+    def inner_attribute(self, name: str) -> Any:
+        """Return an attribute from the outermost wrapper that has it, or from the env itself."""
+        return self.env.get_wrapper_attr(name)
+
+    def set_inner_attribute(self, name: str, value: Any) -> None:
+        """Set an attribute where it is defined, else on the outermost wrapper."""
+        # Env.set_wrapper_attr would do, but gymnasium 1.0's passes over the outermost wrapper.
+        layer = self.env
+        while isinstance(layer, gymnasium.Wrapper) and not hasattr(layer, name):
+            layer = layer.env
+        setattr(layer if hasattr(layer, name) else self.env, name, value)
+
+    def render(self, mode: str | None = None) -> Any:
+        """Return what the env renders: in the render mode that it was built with.
+
+        Args:
+            mode: None, or the mode that the caller relies on.
+
+        Returns:
+            For "rgb_array", an array `(height, width, 3)` of uint8.
+
+        Raises:
+            ConfigError: the env was built with another mode, or with none.
+            EnvContractError: in mode "rgb_array" it returned something else than an array.
+        """
+        own = self.render_mode
+        if own is None or mode not in (None, own):
+            wanted = mode or "rgb_array"
+            built = "without a render mode" if own is None else f"with render_mode={own!r}"
+            raise ConfigError(
+                f"{self.env} was built {built} and cannot render {wanted!r}; pass "
+                f"render_mode={wanted!r} where it is made (YAML: env.kwargs.render_mode: {wanted})"
+            )
+        frame = self.env.render()
+        if own == "rgb_array" and not isinstance(frame, np.ndarray):
+            raise EnvContractError(
+                f"{self.env} should render an array in mode 'rgb_array', it gave {describe(frame)}"
+            )
+        return frame
+
+    def enable_save_replay(self, path: str) -> None:
+        """Record a video of every episode from the next reset on.
+
+        The videos go to a new folder `path/env_<env_id>-<unique>`, which is made here. Calling it
+        again ends the recording and begins one in the new place.
+
+        Raises:
+            MissingDependencyError: moviepy is not installed.
+            ConfigError: the env was not built with a render mode that gives frames.
+        """
+        self._require_frames("record videos")
+        try:
+            importlib.import_module("moviepy")
+        except ImportError as error:
+            raise MissingDependencyError(
+                "recording videos needs the package moviepy: pip install moviepy"
+            ) from error
+        os.makedirs(path, exist_ok=True)
+        if self._recorder is not None:
+            if self._recorder.recording:
+                self._recorder.stop_recording()  # type: ignore[no-untyped-call]
+            self.env = self._recorder.env
+        self._recorder = gymnasium.wrappers.RecordVideo(
+            self.env,
+            os.path.join(path, f"env_{self._env_id}-{uuid.uuid4().hex[:8]}"),
+            episode_trigger=_every_episode,
+            name_prefix=f"env_{self._env_id}",
+        )
+        self.env = self._recorder
+
+    def enable_save_figure(self, path: str) -> None:
+        """Save the last frame of every episode as `path/env_<env_id>-<unique>-<number>.png`.
+
+        Raises:
+            ConfigError: the env was not built with render_mode="rgb_array".
+        """
+        self._require_frames("save figures", ("rgb_array",))
+        os.makedirs(path, exist_ok=True)
+        self._figure_folder = path
+
+    def _save_figure(self, folder: str) -> None:
+        name = f"{self._file_prefix}-{self._n_figures:06d}.png"
+        write_png(os.path.join(folder, name), self.render("rgb_array"))
+        self._n_figures += 1
+
+    def _require_frames(
+        self, what: str, modes: tuple[str, ...] = ("rgb_array", "rgb_array_list")
+    ) -> None:
+        if self.render_mode not in modes:
+            raise ConfigError(
+                f"{self.env} cannot {what}: its render_mode is {self.render_mode!r}; build it with "
+                "render_mode='rgb_array' (in YAML: env.kwargs.render_mode: rgb_array)"
+            )
+
+
+def _every_episode(episode: int) -> bool:
+    return True

@@ -1,0 +1,154 @@
+"""Env factories from the section `env` of a config.
+
+All names are looked up once, here, before anything starts. The factories that come out are small,
+can be pickled, and build the same env wherever they are called: a gymnasium id travels as its
+registration, so that a worker needs no registry of its own, and repeats no warning about versions.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import gymnasium
+from gymnasium.envs import registration
+from gymnasium.envs.registration import EnvSpec
+
+from envmgr.config.imports import ImportPolicy, check_env_id, import_modules, import_object
+from envmgr.config.merge import to_plain
+from envmgr.config.schema import show_value
+from envmgr.config.sections import EnvConfig
+from envmgr.errors import ConfigError
+from envmgr.types import EnvFactory
+
+
+@dataclass(frozen=True)
+class ConfiguredWrapper:
+    """A wrapper to put around an env.
+
+    Attributes:
+        path: `package.module:Class` or `package.module.Class`.
+        kwargs: its arguments besides the env; every env gets its own copy.
+    """
+
+    path: str
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+
+    def __call__(self, env: Any) -> Any:
+        """Return the env in this wrapper."""
+        return import_object(self.path, key="env.wrappers")(env, **to_plain(self.kwargs))
+
+
+@dataclass(frozen=True)
+class ConfiguredEnv:
+    """Builds one env from a config; can be pickled if the env's registration can.
+
+    Attributes:
+        source: a gymnasium registration, or `package.module:callable`.
+        kwargs: arguments of `gymnasium.make` or of the callable; every env gets its own copy.
+        wrappers: the innermost first.
+        module: imported before: the one that registers the env, in ids like `module:Env-v0`.
+    """
+
+    source: EnvSpec | str
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    wrappers: tuple[ConfiguredWrapper, ...] = ()
+    module: str | None = None
+
+    def __call__(self) -> Any:
+        """Return a new env."""
+        if self.module is not None:
+            importlib.import_module(self.module)
+        if isinstance(self.source, str):
+            env = import_object(self.source, key="env.entry")(**to_plain(self.kwargs))
+        else:
+            env = gymnasium.make(self.source, **to_plain(self.kwargs))
+        for wrapper in self.wrappers:
+            env = wrapper(env)
+        return env
+
+
+def env_factories(
+    env_cfg: Mapping[str, Any] | EnvConfig, env_num: int, *, policy: ImportPolicy | None = None
+) -> list[EnvFactory]:
+    """Return the factories of `env_num` equal envs.
+
+    Modules that the section names are imported here, so that what is wrong with them is known
+    before any worker starts. No env is built.
+
+    Args:
+        env_cfg: the section `env`.
+        env_num: how many; 1 or more.
+        policy: what may be imported; None is everything.
+
+    Raises:
+        UnknownKeyError: the section has a key that does not exist.
+        ConfigError: a value is not allowed, or names something that does not exist.
+    """
+    if type(env_num) is not int or env_num < 1:
+        raise ConfigError(f"env_num is {show_value(env_num)}, but must be an integer >= 1")
+    config = env_cfg if isinstance(env_cfg, EnvConfig) else EnvConfig.from_mapping(env_cfg)
+    module = None
+    source: EnvSpec | str
+    if config.id is not None:
+        source, module = _registration(config.id, policy)
+    elif config.entry is not None:
+        source = config.entry
+        import_object(source, allow=policy, key="env.entry")
+    else:
+        raise ConfigError(
+            "the config does not say which env to build; give env.id (a gymnasium id such as "
+            "CartPole-v1) or env.entry (package.module:callable)"
+        )
+    for index, wrapper in enumerate(config.wrappers):
+        import_object(wrapper["path"], allow=policy, key=f"env.wrappers[{index}]")
+    wrappers = tuple(ConfiguredWrapper(w["path"], to_plain(w["kwargs"])) for w in config.wrappers)
+    return [ConfiguredEnv(source, to_plain(config.kwargs), wrappers, module)] * env_num
+
+
+def _registration(env_id: str, policy: ImportPolicy | None) -> tuple[EnvSpec, str | None]:
+    """Return what gymnasium knows of an id, and the module to import for it."""
+    if policy is not None:
+        check_env_id(env_id, policy)
+    module, colon, name = env_id.partition(":")
+    if colon:
+        import_modules([module], key="env.id")
+    else:
+        name = env_id
+    try:
+        spec = gymnasium.spec(_current_name(name))
+    except gymnasium.error.Error as error:
+        raise ConfigError(_unknown_id_text(env_id, name, error)) from error
+    if spec.entry_point is None:
+        raise ConfigError(
+            f"env.id is {env_id!r}, which gymnasium has as a vector env only; choose an env that "
+            "can be made alone"
+        )
+    return spec, module if colon else None
+
+
+def _current_name(name: str) -> str:
+    """Return the name with a version, and warn of what `gymnasium.make` would warn of."""
+    namespace, base, version = registration.parse_env_id(name)
+    latest = registration.find_highest_version(namespace, base)
+    if latest is None or version == latest:
+        return name
+    newest = registration.get_env_id(namespace, base, latest)
+    if version is None:
+        gymnasium.logger.warn(f"env.id is {name!r}, without a version: {newest!r} is used")
+        return newest
+    if version < latest:
+        gymnasium.logger.deprecation(f"env.id is {name!r}, which is out of date: see {newest!r}")
+    return name
+
+
+def _unknown_id_text(env_id: str, name: str, error: Exception) -> str:
+    near = difflib.get_close_matches(name, list(gymnasium.registry), n=3, cutoff=0.5)
+    nearest = f"the nearest ids are {', '.join(near)}" if near else "no id is like it"
+    return (
+        f"env.id is {env_id!r}, which gymnasium does not have: {nearest}. ({error}) If a module "
+        "registers it when it is imported, write `module:Name-v0`."
+    )
