@@ -202,7 +202,11 @@ def _too_large(mark: Any) -> yaml.MarkedYAMLError:
 def _describe(error: yaml.MarkedYAMLError) -> str:
     mark = error.problem_mark or error.context_mark
     where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
-    problem = f"{error.context}: {error.problem}" if error.context else f"{error.problem}"
+    problem = f"{error.problem}"
+    if error.context:
+        begun = error.context_mark
+        since = f" (begun in line {begun.line + 1})" if begun and mark.line != begun.line else ""
+        problem = f"{error.context}{since}: {problem}"
     if "'\\t'" in problem:
         problem += " (YAML is indented with spaces, not with tabs)"
     return f"{where}{problem}."
