@@ -1,28 +1,28 @@
 """The exception tree. Every error that envmgr raises on purpose is an `EnvManagerError`.
 
-    EnvManagerError
-    ├── ConfigError (ValueError)            a config, a spec or a registry key is wrong
-    │   └── UnknownKeyError                 a key that does not exist; the nearest one is named
-    ├── MissingDependencyError (ImportError)  an optional package is needed and not installed
-    ├── StateError (RuntimeError)           the call is not legal now; nothing was sent or changed
-    │   ├── ManagerClosedError              before `launch` or after `close`
-    │   ├── EnvNotReadyError                an env_id cannot take this call in its state
-    │   ├── NothingReadyError               `ready_obs` cannot become non-empty
-    │   ├── ConcurrentCallError             two threads called at once
-    │   └── IllegalTransitionError          a lifecycle event that the table does not know
-    ├── UnknownEnvError (KeyError)          an env_id outside 0..env_num-1
-    ├── ActionError (ValueError)            an action that the action space refuses, or a wrong count
-    ├── SpaceMismatchError (ValueError)     the envs of one manager have different spaces
-    ├── LaunchError (RuntimeError)          `launch` failed; everything was closed again
-    ├── FailuresExhaustedError (RuntimeError)  more failures than the budget allows
-    ├── EnvAttributeError (AttributeError)  an env has no such attribute
-    ├── MethodAccessError (RuntimeError)    a method was read as an attribute, or may not be called
-    └── EnvFailure (RuntimeError)           one env failed; also found as `info["error"]`
-        ├── EnvRaised                       its code raised; carries the remote traceback as text
-        ├── EnvReportedAbnormal             it said so itself (`info["abnormal"]`)
-        ├── EnvProtocolError                what it returned, or what came from its host, is malformed
-        ├── EnvTimeout (TimeoutError)       it exceeded a time limit
-        └── EnvCrash                        its host process died
+EnvManagerError
+├── ConfigError (ValueError)            a config, a spec or a registry key is wrong
+│   └── UnknownKeyError                 a key that does not exist; the nearest one is named
+├── MissingDependencyError (ImportError)  an optional package is needed and not installed
+├── StateError (RuntimeError)           the call is not legal now; nothing was sent or changed
+│   ├── ManagerClosedError              before `launch` or after `close`
+│   ├── EnvNotReadyError                an env_id cannot take this call in its state
+│   ├── NothingReadyError               `ready_obs` cannot become non-empty
+│   ├── ConcurrentCallError             two threads called at once
+│   └── IllegalTransitionError          a lifecycle event that the table does not know
+├── UnknownEnvError (KeyError)          an env_id outside 0..env_num-1
+├── ActionError (ValueError)            an action that the action space refuses, or a wrong count
+├── SpaceMismatchError (ValueError)     the envs of one manager have different spaces
+├── LaunchError (RuntimeError)          `launch` failed; everything was closed again
+├── FailuresExhaustedError (RuntimeError)  more failures than the budget allows
+├── EnvAttributeError (AttributeError)  an env has no such attribute
+├── MethodAccessError (RuntimeError)    a method was read as an attribute, or may not be called
+└── EnvFailure (RuntimeError)           one env failed; also found as `info["error"]`
+    ├── EnvRaised                       its code raised; carries the remote traceback as text
+    ├── EnvReportedAbnormal             it said so itself (`info["abnormal"]`)
+    ├── EnvProtocolError                what it returned, or what came from its host, is malformed
+    ├── EnvTimeout (TimeoutError)       it exceeded a time limit
+    └── EnvCrash                        its host process died
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ This module imports nothing of managers, torch or treetensor.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from types import BuiltinMethodType, FunctionType, MethodType
 from typing import Any
@@ -28,8 +28,8 @@ from envmgr.protocol import (
     RemoteFailure,
     ResetOrder,
 )
-from envmgr.spaces import ValueMismatchError
-from envmgr.types import EnvFactory
+from envmgr.spaces import NonFiniteError, ValueMismatchError
+from envmgr.types import EnvFactory, is_abnormal
 
 _NO_PLAN = EpisodePlan(auto_reset=False, episodes_left=0, params={})
 _METHOD_TYPES = (MethodType, FunctionType, BuiltinMethodType)
@@ -152,7 +152,7 @@ class Host:
     def _step(self, message: Message) -> Iterator[Any]:
         try:
             obs, reward, done, info = adapt.step_env(self._env, message.payload)
-            if _is_abnormal(info):
+            if is_abnormal(info):
                 failure = RemoteFailure(FailureKind.ABNORMAL, "step", info=info)
                 yield self._failed(message, failure)
                 return
@@ -224,9 +224,7 @@ class Host:
 
     def _set_attr(self, message: Message) -> Iterator[Any]:
         name, value = message.payload
-        yield from self._result(
-            message, lambda: adapt.set_env_attribute(self._env, name, value)
-        )
+        yield from self._result(message, lambda: adapt.set_env_attribute(self._env, name, value))
 
     def _result(self, message: Message, run: Callable[[], Any]) -> Iterator[Any]:
         try:
@@ -257,7 +255,7 @@ class Host:
         values = reward.values() if isinstance(reward, Mapping) else (reward,)
         for value in values:
             if not np.isfinite(np.asarray(value, dtype=np.float64)).all():
-                raise ValueMismatchError(f"the reward is {value} (nan_policy is not allow)")
+                raise NonFiniteError(f"the reward is {value} (nan_policy is not allow)")
 
     def _after_step(self) -> AfterStep:
         self._episodes += 1
@@ -287,6 +285,8 @@ class Host:
     def _describe(self, error: BaseException, during: str) -> RemoteFailure:
         if isinstance(error, SystemExit):
             kind = FailureKind.EXITED
+        elif isinstance(error, NonFiniteError):
+            kind = FailureKind.NON_FINITE
         elif isinstance(error, (ValueMismatchError, FrameError, adapt.EnvContractError)):
             kind = FailureKind.PROTOCOL
         else:
@@ -303,11 +303,3 @@ class Host:
             notices, self._notices = self._notices, []
             for text in notices:
                 yield self._reply(message, Op.NOTICE, text)
-
-
-def _is_abnormal(info: Any) -> bool:
-    if isinstance(info, Mapping):
-        return bool(info.get("abnormal", False))
-    if isinstance(info, Sequence) and not isinstance(info, (str, bytes)):
-        return any(_is_abnormal(part) for part in info)
-    return False

@@ -56,17 +56,17 @@ _LAUNCHED = (_S.INIT, _S.RUN, _S.RESET, _S.NEED_RESET, _S.DONE, _S.ERROR)
 TRANSITIONS: Mapping[Event, Mapping[EnvState, EnvState]] = MappingProxyType(
     {
         Event.LAUNCH: {_S.VOID: _S.INIT},
-        Event.BEGIN_RESET: {s: _S.RESET for s in _LAUNCHED},
+        Event.BEGIN_RESET: dict.fromkeys(_LAUNCHED, _S.RESET),
         Event.RESET_SUCCEEDED: {_S.RESET: _S.RUN},
         Event.STEPPED: {_S.RUN: _S.RUN},
         Event.EPISODE_ENDED: {_S.RUN: _S.RESET},
         Event.EPISODE_ENDED_UNATTENDED: {_S.RUN: _S.NEED_RESET},
         Event.BUDGET_SPENT: {_S.RUN: _S.DONE},
-        Event.FAILED: {s: _S.ERROR for s in (_S.INIT, _S.RUN, _S.RESET, _S.ERROR)},
-        Event.RENEW: {s: _S.INIT for s in (_S.NEED_RESET, _S.DONE, _S.ERROR)},
-        Event.REPAIRED_UNATTENDED: {s: _S.NEED_RESET for s in (_S.INIT, _S.ERROR)},
+        Event.FAILED: dict.fromkeys((_S.INIT, _S.RUN, _S.RESET, _S.ERROR), _S.ERROR),
+        Event.RENEW: dict.fromkeys((_S.NEED_RESET, _S.DONE, _S.ERROR), _S.INIT),
+        Event.REPAIRED_UNATTENDED: dict.fromkeys((_S.INIT, _S.ERROR), _S.NEED_RESET),
         Event.DROP: {_S.ERROR: _S.DONE},
-        Event.CLOSE: {s: _S.VOID for s in EnvState},
+        Event.CLOSE: dict.fromkeys(EnvState, _S.VOID),
     }
 )
 

@@ -23,6 +23,7 @@ from gymnasium import spaces
 from envmgr.spaces import (
     Array,
     Layout,
+    NonFiniteError,
     OnCast,
     ValueMismatchError,
     check_free_form,
@@ -165,7 +166,7 @@ class ObservationWriter:
         layout = self._layout
         for leaf, value in zip(layout.leaves if layout else (), leaves, strict=True):
             if leaf.dtype.kind in "fc" and not np.isfinite(value).all():
-                raise ValueMismatchError(
+                raise NonFiniteError(
                     f"value{path_text(leaf.path)} has NaN or infinite numbers "
                     "(nan_policy is not allow)"
                 )

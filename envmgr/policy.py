@@ -112,6 +112,10 @@ class FailureBudget:
             )
         return None
 
+    def forgive(self, env_id: int) -> None:
+        """Forget the failures of one env."""
+        self._of_env[env_id].clear()
+
     def first_cause(self, env_id: int) -> EnvFailure:
         """Return the oldest failure of `env_id` that is still in the window."""
         return self._of_env[env_id][0][1]

@@ -138,6 +138,8 @@ class FailureKind(IntEnum):
     """The env marked its step with `info["abnormal"]`."""
     EXITED = 3
     """The env's code called `sys.exit`: the host is not to be used again."""
+    NON_FINITE = 5
+    """It returned NaN or infinite values, and `nan_policy` is not `allow`."""
     NO_ATTRIBUTE = 4
     """There is no attribute of that name."""
 
@@ -195,9 +197,7 @@ def encode(message: Message) -> bytes:
     body = b"" if payload is None else _dumps(payload)
     if len(body) > MAX_PAYLOAD_BYTES:
         raise FrameError(f"{len(body)} bytes exceed the limit of {MAX_PAYLOAD_BYTES}")
-    return (
-        _HEADER.pack(_MAGIC, _VERSION, op, env_id, generation, request_id, len(body)) + body
-    )
+    return _HEADER.pack(_MAGIC, _VERSION, op, env_id, generation, request_id, len(body)) + body
 
 
 def _dumps(payload: Any) -> bytes:

@@ -27,6 +27,10 @@ class ValueMismatchError(ValueError):
     """A value does not fit its space. The host turns it into a typed failure of the env."""
 
 
+class NonFiniteError(ValueMismatchError):
+    """A value holds NaN or infinities that are not allowed."""
+
+
 def path_text(path: Path) -> str:
     """Return a leaf's place as users would index it, for messages; empty for a lone leaf."""
     return "".join(f"[{key!r}]" for key in path)
@@ -199,9 +203,7 @@ def _leaf_skeleton(space: Any, path: Path, leaves: list[Leaf]) -> Any:
 
 @_skeleton.register(spaces.Dict)
 def _dict_skeleton(space: Any, path: Path, leaves: list[Leaf]) -> Any:
-    parts = {
-        key: _skeleton(sub, (*path, key), leaves) for key, sub in space.spaces.items()
-    }
+    parts = {key: _skeleton(sub, (*path, key), leaves) for key, sub in space.spaces.items()}
     return None if None in parts.values() or not parts else parts
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Protocol
 
 
@@ -37,3 +37,12 @@ class Clock(Protocol):
 
 
 monotonic: Clock = time.monotonic
+
+
+def is_abnormal(info: Any) -> bool:
+    """Return whether an info marks its timestep as abnormal; infos may be lists or tuples of dicts."""
+    if isinstance(info, Mapping):
+        return bool(info.get("abnormal", False))
+    if isinstance(info, (list, tuple)):
+        return any(is_abnormal(part) for part in info)
+    return False

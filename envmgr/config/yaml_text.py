@@ -205,7 +205,11 @@ def _describe(error: yaml.MarkedYAMLError) -> str:
     problem = f"{error.problem}"
     if error.context:
         begun = error.context_mark
-        since = f" (begun in line {begun.line + 1})" if begun and mark.line != begun.line else ""
+        since = (
+            f" (begun in line {begun.line + 1})"
+            if begun and mark and begun.line < mark.line
+            else ""
+        )
         problem = f"{error.context}{since}: {problem}"
     if "'\\t'" in problem:
         problem += " (YAML is indented with spaces, not with tabs)"

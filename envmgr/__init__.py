@@ -1,0 +1,73 @@
+"""envmgr runs reinforcement-learning environments for trainers.
+
+The public names are imported when they are first used, so that workers, which import this package
+too, stay small.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from envmgr.config_file import load_config
+    from envmgr.env import BaseEnv
+    from envmgr.lifecycle import EnvState
+    from envmgr.managers import (
+        AsyncSubprocessEnvManager,
+        AsyncSubprocessEnvManagerV2,
+        BaseEnvManager,
+        BaseEnvManagerV2,
+        SubprocessEnvManagerV2,
+        SyncSubprocessEnvManager,
+    )
+    from envmgr.registry import ENV_MANAGER_REGISTRY, create_env_manager, get_env_manager_cls
+    from envmgr.shortcuts import make
+    from envmgr.types import EnvTimestep
+
+__all__ = [
+    "ENV_MANAGER_REGISTRY",
+    "AsyncSubprocessEnvManager",
+    "AsyncSubprocessEnvManagerV2",
+    "BaseEnv",
+    "BaseEnvManager",
+    "BaseEnvManagerV2",
+    "EnvState",
+    "EnvTimestep",
+    "SubprocessEnvManagerV2",
+    "SyncSubprocessEnvManager",
+    "create_env_manager",
+    "get_env_manager_cls",
+    "load_config",
+    "make",
+]
+
+_HOME = {
+    "ENV_MANAGER_REGISTRY": "registry",
+    "AsyncSubprocessEnvManager": "managers",
+    "AsyncSubprocessEnvManagerV2": "managers",
+    "BaseEnv": "env",
+    "BaseEnvManager": "managers",
+    "BaseEnvManagerV2": "managers",
+    "EnvState": "lifecycle",
+    "EnvTimestep": "types",
+    "SubprocessEnvManagerV2": "managers",
+    "SyncSubprocessEnvManager": "managers",
+    "create_env_manager": "registry",
+    "get_env_manager_cls": "registry",
+    "load_config": "config_file",
+    "make": "shortcuts",
+}
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOME.get(name)
+    if home is None:
+        raise AttributeError(f"module 'envmgr' has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"envmgr.{home}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,300 @@
+"""The engine: waits, and has the supervisor act on what comes, in the caller's thread or behind it.
+
+One lock guards the supervisor; whoever holds it is the only writer of states. Inside a public call
+the caller's thread holds it and does everything itself: a step is never handed to another thread.
+While the caller is away, a background thread carries resets, retries, renewals and deadlines on. It
+is armed only while such work is outstanding, tries the lock instead of waiting for it, and has a
+doorbell of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import os
+import socket
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from multiprocessing.connection import wait
+
+from envmgr.errors import ConcurrentCallError, ManagerClosedError
+from envmgr.supervisor import Supervisor, Work
+from envmgr.transport.base import Transport
+from envmgr.types import Clock
+
+logger = logging.getLogger("envmgr")
+
+WARN_EVERY_S = 30.0
+LOOK_EVERY_S = 0.5
+"""How often the background thread looks after steps that are under way while the caller is away:
+ordinary replies do not wake it, but a reset that failed behind such a step has to be seen."""
+
+NARROW_S = 0.05
+"""How long a gather looks at nothing but the hosts whose timesteps it wants."""
+
+_IN_BACKGROUND = frozenset(
+    (Work.STARTING, Work.RESETTING, Work.CANCELLING, Work.ENDING, Work.PAUSING)
+)
+
+
+class Engine:
+    """Runs a supervisor.
+
+    Args:
+        supervisor: keeps the envs.
+        transport: what it speaks through.
+        clock: monotonic seconds.
+        background: whether a background thread may run (not for envs in the caller's thread).
+    """
+
+    def __init__(
+        self, supervisor: Supervisor, transport: Transport, clock: Clock, *, background: bool
+    ) -> None:
+        self.supervisor = supervisor
+        self.transport = transport
+        self._clock = clock
+        self._call_lock = threading.Lock()
+        # Reentrant, because a signal handler may close the manager inside one of its calls.
+        self._lock = threading.RLock()
+        self._pid = os.getpid()
+        self._closing = False
+        self._ended = False
+        self._background = _Background(self, self._lock) if background else None
+
+    # -- public calls -----------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def calling(self) -> Iterator[Supervisor]:
+        """Hold the engine for one public call, and leave what is outstanding to the background.
+
+        Raises:
+            ConcurrentCallError: another thread is inside a call.
+            ManagerClosedError: it was closed, or this process is a fork of the one it belongs to.
+        """
+        self._check_owner()
+        if not self._call_lock.acquire(blocking=False):
+            raise ConcurrentCallError(
+                "another thread is inside a call of this manager; a manager serves one thread at "
+                "a time (only close, stats and env_states may be called from others)"
+            )
+        try:
+            with self._lock:
+                self._check_owner()
+                yield self.supervisor
+        finally:
+            self._call_lock.release()
+            if self._background is not None and not self._closing:
+                self._background.arm()
+
+    def _check_owner(self) -> None:
+        if self._closing:
+            raise ManagerClosedError("the manager is closed; call launch() first")
+        if os.getpid() != self._pid:
+            raise ManagerClosedError(
+                "this process is a fork of the one that launched the manager; its envs belong to "
+                "that one. Launch a manager of its own here."
+            )
+
+    def collect(self) -> None:
+        """Apply everything that has arrived, without waiting. The lock is held."""
+        self._pump(None, 0.0)
+
+    def wait_until(
+        self,
+        finished: Callable[[], bool],
+        *,
+        hosts: Callable[[], Iterable[int]] | None = None,
+        pivot: Callable[[], int | None] | None = None,
+        deadline: float = math.inf,
+        doing: str,
+    ) -> bool:
+        """Wait, applying what arrives, until `finished` or `deadline`. The lock is held.
+
+        Args:
+            finished: asked after each arrival.
+            hosts: hosts whose replies are all wanted: at first only they are looked at, which is
+                cheaper; whatever else goes on is looked after when this takes longer.
+            pivot: the one of them to wait for.
+            deadline: on the clock.
+            doing: what this is, for the warning after a long wait.
+
+        Returns:
+            Whether `finished` became true.
+
+        Raises:
+            ManagerClosedError: another thread closed the manager.
+        """
+        began = self._clock()
+        warn_at, narrow_until = began + WARN_EVERY_S, began + NARROW_S
+        while not finished():
+            now = self._clock()
+            if now >= deadline:
+                return False
+            if now >= warn_at:
+                self._warn(doing)
+                warn_at = now + WARN_EVERY_S
+            until = min(deadline, warn_at, self.supervisor.hosts.earliest_deadline)
+            if hosts is not None and pivot is not None and now < narrow_until:
+                until = min(until, narrow_until)
+                self._pump(hosts(), max(until - now, 0.0), pivot())
+            else:
+                self._pump(None, max(until - now, 0.0))
+            if self._closing:
+                raise ManagerClosedError("the manager was closed by another thread")
+        return True
+
+    def wait_for(self, finished: Callable[[], bool], seconds: float) -> bool:
+        """As `wait_until`, for at most so many seconds from now."""
+        return self.wait_until(finished, deadline=self._clock() + seconds, doing="this")
+
+    def _pump(
+        self, hosts: Iterable[int] | None, timeout_s: float | None, pivot: int | None = None
+    ) -> None:
+        supervisor = self.supervisor
+        handle = supervisor.handle
+        for host_id, arrival in self.transport.poll(hosts, timeout_s, pivot=pivot):
+            handle(host_id, arrival)
+        if self._closing:
+            return
+        if supervisor.hosts.earliest_deadline <= self._clock():
+            for host_id, arrival in self.transport.poll(None, 0.0):
+                handle(host_id, arrival)
+            supervisor.expire()
+
+    def _warn(self, doing: str) -> None:
+        busy: dict[str, list[int]] = {}
+        for slot in self.supervisor.slots:
+            if slot.work is not Work.NONE:
+                busy.setdefault(slot.work.value, []).append(slot.env_id)
+        text = "; ".join(f"{work}: envs {ids}" for work, ids in busy.items()) or "nothing is busy"
+        logger.warning(
+            "%s has been waiting for %g s more (%s). Without step_timeout and reset_timeout this "
+            "can last for ever; Ctrl-C or close() ends it.",
+            doing,
+            WARN_EVERY_S,
+            text,
+        )
+
+    # -- the background ---------------------------------------------------------------------
+
+    def background_work(self) -> tuple[list[int], float]:
+        """Return the hosts to watch while the caller is away, and when to look at the latest."""
+        hosts: list[int] = []
+        until = self.supervisor.hosts.earliest_deadline
+        stepping = False
+        for slot in self.supervisor.slots:
+            if slot.work in _IN_BACKGROUND:
+                if slot.host_id is not None:
+                    hosts.append(slot.host_id)
+            elif slot.work is not Work.NONE:
+                stepping = True
+        if stepping:
+            until = min(until, self._clock() + LOOK_EVERY_S)
+        return hosts, until
+
+    def seconds_until(self, moment: float) -> float | None:
+        """Return how long it is to a moment on the clock; None for ever."""
+        return None if math.isinf(moment) else max(moment - self._clock(), 0.0)
+
+    # -- the end ----------------------------------------------------------------------------
+
+    def close(self, grace_s: float) -> None:
+        """End everything; from any thread, at any time, any number of times.
+
+        Args:
+            grace_s: seconds that hosts get to close their envs; 0 does not ask them.
+        """
+        if os.getpid() != self._pid:
+            return  # a fork: nothing here belongs to it
+        self._closing = True
+        self.transport.wake()
+        with self._lock:
+            if self._ended:
+                return
+            self._ended = True
+            if self._background is not None:
+                self._background.end()
+            self.supervisor.stop()
+            self.transport.close(grace_s)
+        if self._background is not None:
+            self._background.join()
+
+
+class _Background:
+    """The thread that carries work on while the caller is away."""
+
+    def __init__(self, engine: Engine, lock: threading.RLock) -> None:
+        self._engine = engine
+        self._lock = lock
+        self._doorbell, self._button = socket.socketpair()
+        for end in (self._doorbell, self._button):
+            end.setblocking(False)
+        self._dormant = True
+        self._watched: frozenset[int] = frozenset()
+        self._wakes_at = math.inf
+        self._ending = False
+        self._thread: threading.Thread | None = None
+
+    def arm(self) -> None:
+        """Wake the thread if there is work that it does not know of. Called without the lock."""
+        hosts, until = self._engine.background_work()
+        if not hosts and math.isinf(until):
+            return
+        if not self._dormant and until >= self._wakes_at and self._watched.issuperset(hosts):
+            return
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="envmgr-background", daemon=True)
+            self._thread.start()
+        self._ring()
+
+    def _ring(self) -> None:
+        with contextlib.suppress(OSError):  # full: it is ringing already; closed: it has ended
+            self._button.send(b"r")
+
+    def _run(self) -> None:
+        while not self._ending:
+            self._wait_for_ring(None, [])
+            while not self._ending and self._carry_on():
+                pass
+
+    def _wait_for_ring(self, timeout_s: float | None, objects: list[object]) -> None:
+        with contextlib.suppress(OSError, ValueError):  # an fd that the caller has just closed
+            wait([self._doorbell, *objects], timeout_s)
+        with contextlib.suppress(OSError):
+            self._doorbell.recv(4096)
+
+    def _carry_on(self) -> bool:
+        """Do what can be done now, and wait for more; False when there is nothing left to do."""
+        self._dormant = True  # before trying the lock: its holder rings when it lets go
+        if not self._lock.acquire(blocking=False):
+            return False
+        try:
+            if self._ending:
+                return False
+            self._engine.collect()
+            hosts, until = self._engine.background_work()
+            if not hosts and math.isinf(until):
+                return False
+            self._watched, self._wakes_at, self._dormant = frozenset(hosts), until, False
+            objects = self._engine.transport.waitables(hosts)
+        except Exception as error:  # a defect of ours must not vanish with the thread
+            logger.exception("the background thread of a manager failed")
+            self._engine.supervisor.repair.fatal = error
+            return False
+        finally:
+            self._lock.release()
+        self._wait_for_ring(self._engine.seconds_until(until), objects)
+        return True
+
+    def end(self) -> None:
+        """Have the thread end. Called with the lock."""
+        self._ending = True
+        self._ring()
+
+    def join(self) -> None:
+        """Wait for the thread, unless this is it, and release the doorbell."""
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join()
+        for end in (self._doorbell, self._button):
+            end.close()

@@ -1,0 +1,158 @@
+"""Launching: from a config and factories to a running engine, all envs or none."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from envmgr.config import ManagerConfig
+from envmgr.engine import Engine
+from envmgr.errors import EnvFailure, LaunchError
+from envmgr.host import HostSettings
+from envmgr.lifecycle import EnvState
+from envmgr.observations import ObservationRules
+from envmgr.policy import Deadlines, FailurePolicy
+from envmgr.protocol import Op
+from envmgr.supervisor import EpisodeRules, Hosts, Supervisor, Work
+from envmgr.transport.base import Transport, WorkerSettings
+from envmgr.transport.inline import PROPAGATED
+from envmgr.types import Clock, EnvFactory
+
+logger = logging.getLogger("envmgr")
+
+_OTHERS_S = 5.0
+"""How long a launch that has failed waits for the other envs, to report all failures at once."""
+
+
+def deadlines_of(config: ManagerConfig) -> Deadlines:
+    """Return the time limits of a config."""
+    return Deadlines(
+        step_s=config.step_timeout,
+        reset_s=config.reset_timeout,
+        connect_s=config.connect_timeout,
+        close_s=config.close_timeout,
+    )
+
+
+def worker_settings_of(config: ManagerConfig) -> WorkerSettings:
+    """Return how a config wants worker processes set up."""
+    affinity = config.worker_affinity
+    by_worker: Any = None
+    if affinity is not None:
+        by_worker = affinity if isinstance(affinity[0], tuple) else (affinity,)
+    settings = WorkerSettings(
+        threads=config.worker_threads, affinity=by_worker, daemon=config.daemon
+    )
+    rules = config.worker_env
+    if rules is None:
+        return settings
+    return WorkerSettings(
+        threads=settings.threads,
+        affinity=settings.affinity,
+        allow=rules.allow,
+        deny=rules.deny,
+        set=rules.set,
+        daemon=settings.daemon,
+    )
+
+
+def build_engine(
+    factories: Sequence[EnvFactory],
+    config: ManagerConfig,
+    transport: Transport,
+    observation_space: Any,
+    clock: Clock,
+) -> Engine:
+    """Return an engine whose envs are all VOID."""
+    finite = config.nan_policy != "allow"
+    rss_mb = config.max_worker_rss_mb
+    settings = HostSettings(
+        rules=ObservationRules(strict_dtype=config.strict_dtype, refuse_non_finite=finite),
+        refuse_non_finite_rewards=finite,
+        observation_space=observation_space,
+        max_episodes=config.max_episodes_per_worker,
+        max_rss_bytes=None if rss_mb is None else int(rss_mb * 1e6),
+        propagate=PROPAGATED if transport.runs_in_caller else (),
+    )
+    rules = EpisodeRules(
+        episode_num=config.episode_num,
+        auto_reset=config.auto_reset,
+        reset_inplace=config.reset_inplace,
+        copy_on_get=config.copy_on_get,
+        raise_non_finite=config.nan_policy == "raise",
+    )
+    policy = FailurePolicy(
+        recover=config.on_failure == "recover",
+        max_retry=config.max_retry,
+        renew_between_attempts=config.retry_type == "renew",
+        retry_waiting_s=config.retry_waiting_time,
+        max_failures=config.max_failures,
+        window_s=config.failure_window_s,
+        drop_exhausted=config.on_exhausted == "drop",
+    )
+    hosts = Hosts(transport, factories, settings, deadlines_of(config), clock)
+    supervisor = Supervisor(hosts, rules, policy, len(factories))
+    return Engine(supervisor, transport, clock, background=not transport.runs_in_caller)
+
+
+def launch_envs(engine: Engine, config: ManagerConfig, replay_paths: Sequence[str] | None) -> None:
+    """Build and reset all envs of an engine. Its lock is held.
+
+    Raises:
+        LaunchError: with all failures.
+        SpaceMismatchError, ConfigError: see `Supervisor`.
+    """
+    supervisor = engine.supervisor
+    slots = supervisor.slots
+    supervisor.start_hosts(slot.env_id for slot in slots)
+    _wait(engine, lambda: all(s.work is not Work.STARTING for s in slots), "building")
+    supervisor.place_observations(same_spaces=config.same_spaces)
+    if replay_paths is not None:
+        _enable_replays(engine, replay_paths)
+    supervisor.begin_episodes()
+    states = supervisor.states
+    failures = supervisor.repair.launch_failures
+    _wait(
+        engine,
+        lambda: all(states[s.env_id] is EnvState.RUN or s.env_id in failures for s in slots),
+        "the first reset",
+    )
+    supervisor.repair.launching = False
+
+
+def _enable_replays(engine: Engine, paths: Sequence[str]) -> None:
+    supervisor = engine.supervisor
+    slots = supervisor.slots
+    payloads = [("enable_save_replay", (path,)) for path in paths]
+    supervisor.submit_calls([s.env_id for s in slots], Op.CALL, payloads)
+    _wait(engine, lambda: all(s.work is not Work.CALLING for s in slots), "enable_save_replay")
+    failed = {s.env_id: s.result for s in slots if isinstance(s.result, EnvFailure)}
+    if failed:
+        raise _launch_error(failed, len(slots))
+    for slot, payload in zip(slots, payloads, strict=True):
+        slot.result = None
+        supervisor.replay(slot.env_id, Op.CALL, payload)
+
+
+def _wait(engine: Engine, finished: Callable[[], bool], doing: str) -> None:
+    failures = engine.supervisor.repair.launch_failures
+    engine.wait_until(lambda: bool(failures) or finished(), doing=f"launch ({doing})")
+    if failures:
+        engine.wait_for(finished, _OTHERS_S)
+        raise _launch_error(failures, len(engine.supervisor.slots))
+
+
+def _launch_error(failures: dict[int, EnvFailure], env_num: int) -> LaunchError:
+    first = failures[min(failures)]
+    texts = "\n".join(f"- {failure}" for _, failure in sorted(failures.items())[:3])
+    more = f"\n- and {len(failures) - 3} more, in the `failures` of this error" * (
+        len(failures) > 3
+    )
+    error = LaunchError(
+        f"{len(failures)} of {env_num} envs could not be launched; everything is closed again:\n"
+        f"{texts}{more}",
+        failures,
+    )
+    error.__cause__ = first
+    return error

@@ -1,0 +1,91 @@
+"""The kinds of managers: presets of transport, gather policy and view over the one manager.
+
+Class chain, as users of DI-engine expect from `isinstance`: SubprocessEnvManagerV2 is a
+SyncSubprocessEnvManager is an AsyncSubprocessEnvManager is a BaseEnvManager.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from envmgr.launch import deadlines_of, worker_settings_of
+from envmgr.manager import EnvManager
+from envmgr.registry import ENV_MANAGER_REGISTRY
+from envmgr.transport.base import Transport
+from envmgr.transport.inline import InlineTransport
+from envmgr.transport.process import ProcessTransport
+from envmgr.transport.spawners import make_spawner, refuse_unsafe_fork
+from envmgr.views import DictView, TreeView
+
+
+@ENV_MANAGER_REGISTRY.register("base")
+class BaseEnvManager(EnvManager):
+    """Envs in the caller's own thread, one after another; for debugging and for cheap envs.
+
+    Nothing protects the trainer from an env that ends the process or hangs in C code.
+    """
+
+    preset: ClassVar[Mapping[str, Any]] = {"type": "base", "wait_num": math.inf}
+
+    def _make_transport(self) -> Transport:
+        return InlineTransport(deadlines_of(self._config))
+
+
+@ENV_MANAGER_REGISTRY.register("base_v2")
+class BaseEnvManagerV2(BaseEnvManager):
+    """As `base`, with the treetensor view."""
+
+    preset: ClassVar[Mapping[str, Any]] = {**BaseEnvManager.preset, "type": "base_v2"}
+
+    def _make_view(self) -> DictView:
+        return TreeView()
+
+
+@ENV_MANAGER_REGISTRY.register("async_subprocess")
+class AsyncSubprocessEnvManager(BaseEnvManager):
+    """Each env in a worker process; a step gathers `wait_num` timesteps of what is outstanding."""
+
+    preset: ClassVar[Mapping[str, Any]] = {"type": "async_subprocess", "wait_num": 2}
+
+    def _make_transport(self) -> Transport:
+        config = self._config
+        settings = worker_settings_of(config)
+        if config.context == "fork":
+            refuse_unsafe_fork()
+        spawner = make_spawner(config.context, settings)
+        return ProcessTransport(spawner, settings, shared_memory=config.shared_memory)
+
+
+@ENV_MANAGER_REGISTRY.register("subprocess")
+class SyncSubprocessEnvManager(AsyncSubprocessEnvManager):
+    """Each env in a worker process; a step gathers the timesteps of all actions it was given."""
+
+    preset: ClassVar[Mapping[str, Any]] = {"type": "subprocess", "wait_num": math.inf}
+
+
+@ENV_MANAGER_REGISTRY.register("async_subprocess_v2")
+class AsyncSubprocessEnvManagerV2(AsyncSubprocessEnvManager):
+    """As `async_subprocess`, with the treetensor view."""
+
+    preset: ClassVar[Mapping[str, Any]] = {
+        **AsyncSubprocessEnvManager.preset,
+        "type": "async_subprocess_v2",
+    }
+
+    def _make_view(self) -> DictView:
+        return TreeView()
+
+
+@ENV_MANAGER_REGISTRY.register("subprocess_v2")
+class SubprocessEnvManagerV2(SyncSubprocessEnvManager):
+    """As `subprocess`, with the treetensor view."""
+
+    preset: ClassVar[Mapping[str, Any]] = {
+        **SyncSubprocessEnvManager.preset,
+        "type": "subprocess_v2",
+    }
+
+    def _make_view(self) -> DictView:
+        return TreeView()

@@ -1,0 +1,212 @@
+"""Checks of what callers ask for, before anything is sent or changed."""
+
+from __future__ import annotations
+
+import numbers
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from envmgr.errors import (
+    ActionError,
+    ConfigError,
+    EnvNotReadyError,
+    MethodAccessError,
+    UnknownEnvError,
+)
+from envmgr.lifecycle import EnvState
+from envmgr.protocol import FrameError, Op
+from envmgr.spaces import ActionCheck, ValueMismatchError, split_batch
+from envmgr.supervisor import EnvSlot, Supervisor
+
+NOT_CALLABLE = frozenset(("reset", "step", "seed", "close"))
+"""Methods of envs that only the manager itself may call: its states depend on them."""
+
+_ADVICE = {
+    EnvState.VOID: "call launch() first",
+    EnvState.INIT: "it is being repaired; it will be in ready_obs when it is ready",
+    EnvState.RESET: "it is being reset; it will be in ready_obs when it is ready",
+    EnvState.NEED_RESET: "its episode ended and auto_reset is off: call reset({id: params})",
+    EnvState.DONE: "its episode budget is spent: call reset({id: None}) for a new one",
+    EnvState.ERROR: "it failed; it is being repaired, or reset({id: None}) repairs it",
+}
+
+
+def checked_env_id(env_id: Any, env_num: int) -> int:
+    """Return an env_id as int.
+
+    Raises:
+        UnknownEnvError: there is no such env.
+    """
+    if type(env_id) is int and 0 <= env_id < env_num:
+        return env_id
+    if isinstance(env_id, numbers.Integral) and not isinstance(env_id, bool):
+        number = int(env_id)
+        if 0 <= number < env_num:
+            return number
+    raise UnknownEnvError(f"there is no env {env_id!r}; the env_ids are 0 to {env_num - 1}")
+
+
+def checked_env_ids(env_ids: int | Iterable[int] | None, env_num: int) -> list[int]:
+    """Return env_ids as a list; None means all of them.
+
+    Raises:
+        UnknownEnvError: one does not exist, or occurs twice.
+    """
+    if env_ids is None:
+        return list(range(env_num))
+    given = [env_ids] if isinstance(env_ids, numbers.Integral) else list(env_ids)  # type: ignore[arg-type]
+    ids = [checked_env_id(env_id, env_num) for env_id in given]
+    if len(set(ids)) != len(ids):
+        raise UnknownEnvError(f"env_ids {ids} name an env twice")
+    return ids
+
+
+def prepared_steps(
+    supervisor: Supervisor, actions: Any, check: ActionCheck | None
+) -> list[tuple[EnvSlot, tuple[int, Any] | None]]:
+    """Check actions and encode them, without sending any.
+
+    Args:
+        supervisor: the envs.
+        actions: `{env_id: action}`.
+        check: of each action; None if they are not to be checked.
+
+    Raises:
+        ActionError: not a mapping, or an action that the space refuses or that cannot be sent.
+        UnknownEnvError: an env_id that does not exist.
+        EnvNotReadyError: an env that cannot take an action now.
+    """
+    if not isinstance(actions, Mapping):
+        raise ActionError(
+            f"actions should be a dict {{env_id: action}}, found {type(actions).__name__}"
+        )
+    slots = supervisor.slots
+    checked: list[tuple[EnvSlot, Any]] = []
+    for key, action in actions.items():
+        env_id = checked_env_id(key, len(slots))
+        if not supervisor.is_ready(env_id):
+            raise _not_ready(supervisor, env_id)
+        if not isinstance(action, _PLAIN):
+            action = _plain(action)
+        if check is not None and (reason := check(action)) is not None:
+            raise ActionError(
+                f"the action of env {env_id} is refused: {reason}. Nothing was sent to any env."
+            )
+        checked.append((slots[env_id], action))
+    if len({slot.env_id for slot, _ in checked}) != len(checked):
+        raise ActionError(f"the actions name an env twice: {list(actions)}")
+    try:
+        return [(slot, supervisor.prepare_step(slot, action)) for slot, action in checked]
+    except FrameError as error:
+        raise ActionError(
+            f"an action cannot be sent to its env: {error}. Nothing was sent to any env."
+        ) from error
+
+
+_PLAIN = (int, float, np.ndarray, np.generic, str, tuple, list, dict)
+
+
+def _plain(action: Any) -> Any:
+    """Return tensors of other libraries as arrays: workers need not have those libraries."""
+    if isinstance(action, Mapping):
+        return {key: _plain(part) for key, part in action.items()}
+    return np.asarray(action) if hasattr(action, "__array__") else action
+
+
+def _not_ready(supervisor: Supervisor, env_id: int) -> EnvNotReadyError:
+    state = supervisor.states[env_id]
+    if supervisor.slots[env_id].owed:
+        advice = "an action of it is under way: gather its timestep with recv() or step({}) first"
+    else:
+        advice = _ADVICE.get(state, "it takes no action now")
+    return EnvNotReadyError(
+        f"env {env_id} cannot take an action: it is in {state.name}; {advice.format(id=env_id)}. "
+        f"Ready now: {supervisor.ready_ids()}. Nothing was sent to any env."
+    )
+
+
+def refuse_while_pending(supervisor: Supervisor, env_ids: Iterable[int], what: str) -> None:
+    """Refuse calls to envs that are executing a step.
+
+    Raises:
+        EnvNotReadyError: one of them is.
+    """
+    pending = [i for i in env_ids if supervisor.slots[i].owed]
+    if pending:
+        raise EnvNotReadyError(
+            f"{what} needs envs without an action under way, but envs {pending} have one: gather "
+            "their timesteps with recv() or step({}) first"
+        )
+
+
+def submit_calls(
+    supervisor: Supervisor, env_ids: Sequence[int], op: Op, payloads: Sequence[Any], what: str
+) -> None:
+    """Send a call to each of `env_ids`, or to none.
+
+    Raises:
+        ActionError: its arguments cannot be sent.
+    """
+    try:
+        supervisor.submit_calls(env_ids, op, payloads)
+    except FrameError as error:
+        raise ActionError(
+            f"{what} has arguments that cannot be sent to a worker: {error}. Nothing was sent."
+        ) from error
+
+
+def rows_by_id(env_ids: Sequence[int], actions: Any) -> dict[int, Any]:
+    """Pair the rows of a batch of actions with env_ids.
+
+    Raises:
+        ActionError: there is not one row for each, or an env is named twice.
+    """
+    try:
+        rows = split_batch(actions, len(env_ids))
+    except (ValueMismatchError, TypeError) as error:
+        raise ActionError(f"one action for each of envs {[*env_ids]} is needed: {error}") from error
+    by_id = dict(zip(env_ids, rows, strict=True))
+    if len(by_id) != len(env_ids):
+        raise ActionError(f"env_ids {[*env_ids]} name an env twice")
+    return by_id
+
+
+def check_method_name(name: Any) -> None:
+    """Refuse methods that `call` must not run.
+
+    Raises:
+        MethodAccessError: it is one of `reset`, `step`, `seed`, `close`, or private.
+    """
+    if not isinstance(name, str) or name in NOT_CALLABLE or name.startswith("_"):
+        raise MethodAccessError(
+            f"call({name!r}) is refused: reset, step, seed and close would go past the states of "
+            "the manager (use its own methods), and private methods are the env's own business"
+        )
+
+
+def checked_params(reset_param: Any, env_num: int) -> dict[int, dict[str, Any] | None]:
+    """Return reset params by env_id; None means all envs with None.
+
+    Raises:
+        UnknownEnvError: an env_id that does not exist.
+        ConfigError: not a mapping of env_id to a dict or None.
+    """
+    if reset_param is None:
+        return dict.fromkeys(range(env_num))
+    if not isinstance(reset_param, Mapping):
+        raise ConfigError(
+            "reset takes {env_id: params or None}, or nothing for all envs; found "
+            f"{type(reset_param).__name__}"
+        )
+    checked: dict[int, dict[str, Any] | None] = {}
+    for key, params in reset_param.items():
+        env_id = checked_env_id(key, env_num)
+        if params is not None and not isinstance(params, Mapping):
+            raise ConfigError(
+                f"the reset params of env {env_id} should be a dict of keyword arguments or None, "
+                f"found {type(params).__name__}"
+            )
+        checked[env_id] = None if params is None else dict(params)
+    return checked

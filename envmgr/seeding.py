@@ -1,0 +1,79 @@
+"""Seeds of the envs of one manager, and samplers of random actions that follow from them."""
+
+from __future__ import annotations
+
+import copy
+import numbers
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from envmgr.errors import ConfigError, UnknownEnvError
+
+
+def seeds_by_env(
+    seed: int | Sequence[int | None] | Mapping[int, int | None] | None, env_num: int
+) -> dict[int, int | None]:
+    """Return the seed of each env_id that `seed` names.
+
+    Args:
+        seed: an int gives env i `seed + i`; a sequence one to each env; a mapping one to some.
+            None, alone or inside, takes a seed back.
+        env_num: number of envs.
+
+    Raises:
+        ConfigError: a seed is not an integer of 0 or more, or a sequence has another length.
+        UnknownEnvError: a mapping names an env that does not exist.
+    """
+    if seed is None:
+        return dict.fromkeys(range(env_num))
+    if isinstance(seed, Mapping):
+        for env_id in seed:
+            if not isinstance(env_id, numbers.Integral) or not 0 <= env_id < env_num:
+                raise UnknownEnvError(
+                    f"seed names env {env_id!r}, but the envs are 0 to {env_num - 1}"
+                )
+        return {int(i): _checked(s, f"the seed of env {i}") for i, s in seed.items()}
+    if isinstance(seed, numbers.Integral):
+        first = _checked(seed, "seed")
+        return {i: None if first is None else first + i for i in range(env_num)}
+    if isinstance(seed, (str, bytes)) or not isinstance(seed, Sequence):
+        raise ConfigError(
+            f"seed is {seed!r}; it should be an integer, a list with one for each env, or a "
+            "mapping of env_id to integer"
+        )
+    if len(seed) != env_num:
+        raise ConfigError(
+            f"seed has {len(seed)} entries for {env_num} envs; give one for each, one integer for "
+            "all, or a mapping by env_id"
+        )
+    return {i: _checked(s, f"seed[{i}]") for i, s in enumerate(seed)}
+
+
+def _checked(seed: Any, name: str) -> int | None:
+    if seed is None:
+        return None
+    if isinstance(seed, bool) or not isinstance(seed, numbers.Integral) or seed < 0:
+        raise ConfigError(f"{name} is {seed!r}; it should be an integer of 0 or more, or None")
+    return int(seed)
+
+
+class Samplers:
+    """Draws random actions from one stream for each env, so that timing cannot mix them up.
+
+    Args:
+        action_space: the space to sample.
+        env_num: number of envs.
+    """
+
+    def __init__(self, action_space: Any, env_num: int) -> None:
+        self._spaces = [copy.deepcopy(action_space) for _ in range(env_num)]
+
+    def seed(self, seeds: Mapping[int, int | None]) -> None:
+        """Seed the streams of some envs."""
+        for env_id, seed in seeds.items():
+            if seed is not None:
+                self._spaces[env_id].seed(seed)
+
+    def sample(self, env_id: int) -> Any:
+        """Return a random action for one env."""
+        return self._spaces[env_id].sample()

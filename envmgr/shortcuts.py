@@ -1,0 +1,49 @@
+"""`make`: a manager in one call, for scripts and notebooks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from envmgr.env.spec import env_factories
+from envmgr.manager import EnvManager
+from envmgr.registry import create_env_manager
+
+
+def make(
+    env: str | Callable[[], Any],
+    env_num: int = 1,
+    type: str = "subprocess",
+    *,
+    env_kwargs: Mapping[str, Any] | None = None,
+    wrappers: Sequence[Any] = (),
+    **cfg: Any,
+) -> EnvManager:
+    """Return a manager of `env_num` equal envs; it is not launched yet.
+
+    Example:
+        >>> with make("CartPole-v1", env_num=2, type="base", seed=0) as manager:
+        ...     sorted(manager.ready_obs)
+        [0, 1]
+
+    Args:
+        env: a gymnasium id, `package.module:callable`, or a function that builds an env.
+        env_num: how many.
+        type: registry key of the kind of manager.
+        env_kwargs: arguments of the env.
+        wrappers: as in the section `env` of a config, the innermost first.
+        **cfg: keys of the manager's config.
+
+    Raises:
+        ConfigError: something of this does not exist or does not fit.
+    """
+    if callable(env):
+        if env_kwargs or wrappers:
+            raise TypeError("env_kwargs and wrappers go with an id; let the function apply them")
+        env_fn: list[Callable[[], Any]] = [env] * env_num
+    else:
+        name = "id" if "/" in env or ":" not in env or "-v" in env.rpartition(":")[2] else "entry"
+        section = {name: env, "kwargs": dict(env_kwargs or {}), "wrappers": list(wrappers)}
+        env_fn = env_factories(section, env_num)
+    manager: EnvManager = create_env_manager({"type": type, **cfg}, env_fn=env_fn)
+    return manager

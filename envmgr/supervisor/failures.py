@@ -1,0 +1,126 @@
+"""From what hosts report to typed failures, and to the abnormal timestep that stands for a step."""
+
+from __future__ import annotations
+
+import copy
+import signal
+from collections.abc import Mapping
+from typing import Any
+
+from envmgr.errors import (
+    EnvCrash,
+    EnvFailure,
+    EnvProtocolError,
+    EnvRaised,
+    EnvReportedAbnormal,
+    EnvTimeout,
+)
+from envmgr.protocol import FailureKind, RemoteFailure
+from envmgr.supervisor.slots import EnvSlot
+from envmgr.transport.base import HostDied
+from envmgr.types import EnvTimestep
+
+
+def reported(slot: EnvSlot, remote: RemoteFailure) -> EnvFailure:
+    """Return the failure that a host reported."""
+    env_id, generation, during = slot.env_id, slot.generation, remote.during
+    where = f"env {env_id} (generation {generation})"
+    if remote.kind is FailureKind.ABNORMAL:
+        text = f"{where} reported its own step as abnormal (info['abnormal'])"
+        return EnvReportedAbnormal(text, env_id=env_id, during=during, generation=generation)
+    if remote.kind is FailureKind.EXITED:
+        text = f"{where} called sys.exit({remote.message}) in its {during}"
+        return EnvCrash(text, env_id=env_id, during=during, generation=generation)
+    if remote.kind in (FailureKind.PROTOCOL, FailureKind.NON_FINITE):
+        text = f"{where} broke the protocol in its {during}: {remote.message}"
+        return EnvProtocolError(text, env_id=env_id, during=during, generation=generation)
+    text = f"{where} raised {remote.type_name} in its {during}: {remote.message}"
+    if remote.traceback_text:
+        text += f"\n\nTraceback in its host:\n{remote.traceback_text.rstrip()}"
+    return EnvRaised(
+        text,
+        env_id=env_id,
+        during=during,
+        generation=generation,
+        type_name=remote.type_name,
+        remote_message=remote.message,
+        remote_traceback=remote.traceback_text,
+    )
+
+
+def crash(slot: EnvSlot, died: HostDied) -> EnvCrash:
+    """Return the failure of an env whose host is gone."""
+    status = died.exit_status
+    if status is None:
+        how = died.detail or "it cannot be told how"
+    elif status < 0:
+        how = f"killed by {_signal_name(-status)}"
+    else:
+        how = f"exit code {status}"
+    hint = " (out of memory?)" if status == -getattr(signal, "SIGKILL", 9) else ""
+    text = (
+        f"the host of env {slot.env_id} (generation {slot.generation}) died during "
+        f"{slot.work.value}: {how}{hint}"
+    )
+    return EnvCrash(
+        text,
+        env_id=slot.env_id,
+        during=slot.work.value,
+        generation=slot.generation,
+        exit_status=status,
+    )
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def timeout(slot: EnvSlot, limit_s: float) -> EnvTimeout:
+    """Return the failure of an env that exceeded a time limit."""
+    key = {"step": "step_timeout", "cancelled step": "step_timeout"}.get(slot.work.value)
+    key = key or {"construction": "connect_timeout"}.get(slot.work.value, "reset_timeout")
+    text = (
+        f"env {slot.env_id} (generation {slot.generation}) exceeded the {limit_s:g} s of {key} "
+        f"in its {slot.work.value}"
+    )
+    return EnvTimeout(
+        text,
+        env_id=slot.env_id,
+        during=slot.work.value,
+        generation=slot.generation,
+        limit_s=limit_s,
+    )
+
+
+def protocol(slot: EnvSlot, reason: str) -> EnvProtocolError:
+    """Return the failure of an env whose host sent something malformed."""
+    text = (
+        f"the host of env {slot.env_id} (generation {slot.generation}) broke the protocol "
+        f"during {slot.work.value}: {reason}"
+    )
+    return EnvProtocolError(
+        text, env_id=slot.env_id, during=slot.work.value, generation=slot.generation
+    )
+
+
+def abnormal_timestep(slot: EnvSlot, failure: EnvFailure, env_info: Any = None) -> EnvTimestep:
+    """Return the one timestep that stands for an action whose env failed.
+
+    Args:
+        slot: the env; its newest observation is the timestep's.
+        failure: becomes `info["error"]`.
+        env_info: what the env itself said, if it did: a dict, or a list or tuple of dicts, whose
+            form is kept.
+    """
+    marks = {"abnormal": True, "terminated": False, "truncated": True, "error": failure}
+    info: Any
+    if isinstance(env_info, (list, tuple)) and env_info:
+        info = type(env_info)(
+            {**part, **marks} if isinstance(part, Mapping) else part for part in env_info
+        )
+    else:
+        info = {**(env_info if isinstance(env_info, Mapping) else {}), **marks}
+    return EnvTimestep(copy.deepcopy(slot.obs), 0.0, True, info)

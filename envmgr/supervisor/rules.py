@@ -1,0 +1,26 @@
+"""What the supervisor has to know of episodes and observations."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass
+class EpisodeRules:
+    """Rules of episodes.
+
+    Attributes:
+        episode_num: episodes per env before DONE; may be inf.
+        auto_reset: an ended env is reset at once.
+        reset_inplace: the timestep that ends an episode waits for that reset.
+        copy_on_get: observations are copied out of shared memory.
+        raise_non_finite: NaN or infinite values end the manager rather than the episode.
+        dynamic_seed: as in `BaseEnv.seed`; goes with each explicit seed.
+    """
+
+    episode_num: float = float("inf")
+    auto_reset: bool = True
+    reset_inplace: bool = False
+    copy_on_get: bool = True
+    raise_non_finite: bool = False
+    dynamic_seed: bool | None = None

@@ -1,0 +1,71 @@
+"""Counters of what has happened since launch."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from dataclasses import dataclass, field
+from typing import Any
+
+from envmgr.errors import EnvFailure
+
+_KEPT_FAILURES = 100
+
+
+@dataclass
+class Statistics:
+    """What has happened since launch.
+
+    Attributes:
+        actions: actions accepted.
+        timesteps: timesteps delivered, the abnormal ones included.
+        abnormal: abnormal timesteps delivered or still to be delivered.
+        cancelled: accepted actions whose timestep was discarded by `reset` or `close`.
+        episodes: episodes that ended, abnormal ones not counted.
+        resets: resets that succeeded.
+        reset_retries: attempts at resets that failed and were repeated.
+        renewals: envs that were renewed.
+        recycled: workers replaced at an episode's end because they reached a limit.
+        dropped_replies: late or foreign replies that were dropped.
+        failures_by_kind: failures by the name of their class.
+        failures_by_env: failures by env_id.
+        latest_failures: the latest of them.
+    """
+
+    actions: int = 0
+    timesteps: int = 0
+    abnormal: int = 0
+    cancelled: int = 0
+    episodes: int = 0
+    resets: int = 0
+    reset_retries: int = 0
+    renewals: int = 0
+    recycled: int = 0
+    dropped_replies: int = 0
+    failures_by_kind: Counter[str] = field(default_factory=Counter)
+    failures_by_env: Counter[int] = field(default_factory=Counter)
+    latest_failures: deque[EnvFailure] = field(default_factory=lambda: deque(maxlen=_KEPT_FAILURES))
+
+    def count_failure(self, failure: EnvFailure) -> None:
+        """Count a failure."""
+        self.failures_by_kind[type(failure).__name__] += 1
+        self.failures_by_env[failure.env_id] += 1
+        self.latest_failures.append(failure)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return everything as plain values."""
+        return {
+            "actions": self.actions,
+            "timesteps": self.timesteps,
+            "abnormal": self.abnormal,
+            "cancelled": self.cancelled,
+            "episodes": self.episodes,
+            "resets": self.resets,
+            "reset_retries": self.reset_retries,
+            "renewals": self.renewals,
+            "recycled": self.recycled,
+            "dropped_replies": self.dropped_replies,
+            "failures": sum(self.failures_by_kind.values()),
+            "failures_by_kind": dict(self.failures_by_kind),
+            "failures_by_env": dict(self.failures_by_env),
+            "latest_failures": [str(failure) for failure in self.latest_failures],
+        }

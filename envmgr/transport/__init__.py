@@ -1,0 +1,1 @@
+"""Transports: how hosts are started, spoken to, watched and ended."""

@@ -1,0 +1,164 @@
+"""What the supervisor needs of a transport. Fakes in the unit tests implement the same."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from envmgr.host import HostSettings
+from envmgr.protocol import Message
+from envmgr.types import EnvFactory
+
+
+@dataclass(frozen=True)
+class WorkerSettings:
+    """How worker processes are set up.
+
+    Attributes:
+        threads: math threads of each worker (OpenMP, MKL, OpenBLAS, torch); None leaves them.
+        affinity: the cores of each env_id's worker; None leaves them.
+        allow: glob patterns of the environment variables that workers keep.
+        deny: glob patterns of those that they do not.
+        set: variables set in them.
+        daemon: whether envs are refused child processes of multiprocessing.
+    """
+
+    threads: int | None = 1
+    affinity: tuple[tuple[int, ...], ...] | None = None
+    allow: tuple[str, ...] = ("*",)
+    deny: tuple[str, ...] = ()
+    set: Mapping[str, str] = field(default_factory=dict)
+    daemon: bool = True
+
+
+@dataclass(frozen=True)
+class HostSpec:
+    """A host to start.
+
+    Attributes:
+        host_id: unique for the life of the transport.
+        env_id: the env it runs.
+        generation: generation of that env.
+        request_id: request id of its HELLO.
+        factory: builds the env.
+        settings: what the host needs to know.
+    """
+
+    host_id: int
+    env_id: int
+    generation: int
+    request_id: int
+    factory: EnvFactory
+    settings: HostSettings
+
+
+class HostDied(NamedTuple):
+    """A host's process is gone.
+
+    Attributes:
+        exit_status: exit code, or minus the number of the signal; None if nobody could tell.
+        detail: more, in words; may be empty.
+    """
+
+    exit_status: int | None
+    detail: str = ""
+
+
+class Garbage(NamedTuple):
+    """A host sent something that is not a message of the protocol."""
+
+    reason: str
+
+
+class TimedOut(NamedTuple):
+    """A transport that runs envs in the caller's thread stopped one at its own limit."""
+
+    request_id: int
+    limit_s: float
+
+
+Arrival = Message | HostDied | Garbage | TimedOut
+"""What can come from a host. Nothing comes after HostDied."""
+
+
+class Transport(ABC):
+    """Starts hosts, carries messages to and from them, and ends them.
+
+    Only the supervisor calls it, under the engine's lock, except for `wake`.
+    """
+
+    runs_in_caller: bool = False
+    """Whether env code runs inside `poll`, in the thread that calls it."""
+
+    @abstractmethod
+    def start(self, specs: Sequence[HostSpec]) -> None:
+        """Begin to start hosts; each answers HELLO or FAILED, or dies. Does not wait for them."""
+
+    @abstractmethod
+    def prepare(self, host_id: int, message: Message) -> Any:
+        """Encode a message without sending it, so that all of a batch is encoded before any is sent.
+
+        Raises:
+            FrameError: it cannot be sent.
+        """
+
+    @abstractmethod
+    def send(self, host_id: int, prepared: Any) -> None:
+        """Send what `prepare` returned. Never blocks; a dead host is reported by `poll`.
+
+        Args:
+            host_id: a host that has not been reported dead.
+            prepared: what `prepare` returned.
+        """
+
+    @abstractmethod
+    def poll(
+        self, hosts: Iterable[int] | None, timeout_s: float | None, *, pivot: int | None = None
+    ) -> list[tuple[int, Arrival]]:
+        """Wait for arrivals and return all there are.
+
+        Args:
+            hosts: host_ids whose messages are wanted; None for all. Deaths are always reported.
+            timeout_s: 0 does not wait; None waits until something arrives or `wake` is called.
+            pivot: wait for this host rather than for any of them (all are wanted anyway), which
+                spares wake-ups.
+
+        Returns:
+            (host_id, arrival) pairs, in the order of each host; empty on timeout or `wake`.
+        """
+
+    @abstractmethod
+    def waitables(self, hosts: Iterable[int]) -> list[Any]:
+        """Return objects that become readable when `poll(hosts, 0)` would find something."""
+
+    @abstractmethod
+    def wake(self) -> None:
+        """Make a waiting `poll` return; from any thread."""
+
+    @abstractmethod
+    def place(self, nbytes: int) -> memoryview | None:
+        """Allocate the memory for observations, once for each launch.
+
+        Returns:
+            The memory, or None if this transport has none: then replies carry observations.
+
+        Raises:
+            OSError: there is not enough of it.
+        """
+
+    @abstractmethod
+    def kill(self, host_id: int) -> None:
+        """End a host at once, without asking. The only arrival that still comes is HostDied."""
+
+    @abstractmethod
+    def close(self, grace_s: float) -> None:
+        """End all hosts and release every process, fd and memory. Idempotent.
+
+        Each host is asked to close its envs; what has not ended after `grace_s` (for all of them
+        together) is terminated, then killed, and reaped. Takes at most about one second more.
+
+        Args:
+            grace_s: seconds; 0 does not ask.
+        """

@@ -1,0 +1,228 @@
+"""Envs in the caller's own thread: for debugging, cheap envs, and places without processes."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import signal
+import threading
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from envmgr.host import Host
+from envmgr.policy import Deadlines
+from envmgr.protocol import Message, Op
+from envmgr.transport.base import Arrival, HostDied, HostSpec, TimedOut, Transport
+
+
+class _Interrupted(BaseException):
+    """Raised by the alarm inside env code that exceeded its limit."""
+
+
+class _InlineHost:
+    """One host and the work it has been given."""
+
+    def __init__(self, spec: HostSpec, host: Host) -> None:
+        self.spec = spec
+        self.host = host
+        self.inbox: deque[Message] = deque()
+        self.replies: Iterator[Any] | None = None
+        self.request_id = 0
+        self.doing = 0
+
+    def has_work(self) -> bool:
+        """Whether a request is being run, beginning the next one if there is one."""
+        if self.replies is None and self.inbox:
+            message = self.inbox.popleft()
+            begin = self.host.build if message.op == Op.HELLO else self.host.handle
+            self.replies = begin(message)
+            self.request_id = message.request_id
+            self.doing = message.op
+        return self.replies is not None
+
+    def next_reply(self) -> Message | None:
+        """Run the request up to its next reply; None when it is over."""
+        reply = next(self.replies, None) if self.replies is not None else None
+        if reply is None:
+            self.replies = None
+        elif reply.op == Op.STEPPED:
+            self.doing = Op.RESET  # what may still follow is the next episode's reset
+        return reply
+
+
+class InlineTransport(Transport):
+    """Runs requests inside `poll`, each to its end, in the order they were sent.
+
+    Time limits: in the main thread of POSIX systems an alarm interrupts the env's code. Elsewhere,
+    and in C code that does not return to Python, the limit is only noticed afterwards; either way
+    the env is given up, as with every other transport.
+
+    Args:
+        deadlines: time limits.
+    """
+
+    runs_in_caller = True
+
+    def __init__(self, deadlines: Deadlines) -> None:
+        self._hosts: dict[int, _InlineHost] = {}
+        self._limits_s: dict[int, float | None] = {
+            Op.STEP: deadlines.step_s,
+            Op.RESET: deadlines.reset_s,
+            Op.CALL: deadlines.reset_s,
+            Op.HELLO: deadlines.connect_s,
+            Op.RENEW: deadlines.connect_s,
+        }
+        self._close_s = deadlines.close_s
+        self._ended: list[tuple[int, Arrival]] = []
+        self._memory: memoryview | None = None
+        self._woken = threading.Event()
+
+    def start(self, specs: Sequence[HostSpec]) -> None:
+        """Queue the building of envs; it happens in `poll`."""
+        for spec in specs:
+            host = Host(
+                spec.env_id,
+                spec.factory,
+                spec.settings,
+                encode=_private,
+                memory=self._open_memory,
+            )
+            entry = _InlineHost(spec, host)
+            entry.inbox.append(
+                Message(Op.HELLO, spec.env_id, spec.generation, spec.request_id, None)
+            )
+            self._hosts[spec.host_id] = entry
+
+    def prepare(self, host_id: int, message: Message) -> Message:
+        """Return the message itself: nothing is encoded in line."""
+        return message
+
+    def send(self, host_id: int, prepared: Any) -> None:
+        """Queue a request."""
+        entry = self._hosts.get(host_id)
+        if entry is not None:
+            entry.inbox.append(prepared)
+
+    def poll(
+        self, hosts: Iterable[int] | None, timeout_s: float | None, *, pivot: int | None = None
+    ) -> list[tuple[int, Arrival]]:
+        """Run all queued work, or sleep for `timeout_s` if there is none."""
+        arrivals: list[tuple[int, Arrival]] = self._ended
+        self._ended = []
+        for host_id, entry in list(self._hosts.items()):
+            while entry.has_work():
+                arrival = self._advance(host_id, entry)
+                if arrival is not None:
+                    arrivals.append((host_id, arrival))
+        if not arrivals and timeout_s != 0.0:
+            self._woken.wait(timeout_s)
+        self._woken.clear()
+        return arrivals
+
+    def _advance(self, host_id: int, entry: _InlineHost) -> Arrival | None:
+        limit_s = self._limits_s.get(entry.doing)
+        began = time.monotonic()
+        reply = None
+        try:
+            with _alarm(limit_s):
+                reply = entry.next_reply()
+        except _Interrupted:
+            entry.replies = None
+        except BaseException as error:  # Ctrl-C: nobody can tell what the env had done of it
+            del self._hosts[host_id]
+            self._ended.append((host_id, HostDied(None, f"interrupted by {type(error).__name__}")))
+            raise
+        if limit_s is not None and time.monotonic() - began > limit_s:
+            entry.replies = None
+            entry.inbox.clear()
+            return TimedOut(entry.request_id, limit_s)
+        return reply
+
+    def waitables(self, hosts: Iterable[int]) -> list[Any]:
+        """Return nothing: in line nothing happens by itself."""
+        return []
+
+    def wake(self) -> None:
+        """End a sleeping `poll`."""
+        self._woken.set()
+
+    def place(self, nbytes: int) -> memoryview | None:
+        """Allocate private memory."""
+        self._memory = memoryview(np.zeros(nbytes, dtype=np.uint8)).cast("B")
+        return self._memory
+
+    def _open_memory(self, nbytes: int) -> memoryview | None:
+        return self._memory
+
+    def kill(self, host_id: int) -> None:
+        """Close the env, since there is no process to end."""
+        entry = self._hosts.pop(host_id, None)
+        if entry is not None:
+            self._ended.append((host_id, HostDied(None)))
+            with contextlib.suppress(_Interrupted), _alarm(self._close_s):
+                entry.host.close()
+
+    def close(self, grace_s: float) -> None:
+        """Close the envs one after another; an alarm bounds them as it does in `poll`."""
+        end = time.monotonic() + max(grace_s, 0.0)
+        for entry in self._hosts.values():
+            with contextlib.suppress(_Interrupted), _alarm(max(end - time.monotonic(), 0.01)):
+                entry.host.close()
+        self._hosts.clear()
+        self._ended.clear()
+        self._memory = None
+
+
+@contextlib.contextmanager
+def _alarm(limit_s: float | None) -> Iterator[None]:
+    """Raise `_Interrupted` in the body after `limit_s`, where an alarm can do that.
+
+    A timer or handler of the user's own is put back afterwards.
+    """
+    main = threading.current_thread() is threading.main_thread()
+    if limit_s is None or not main or not hasattr(signal, "setitimer"):
+        yield
+        return
+
+    def interrupt(signum: int, frame: object) -> None:
+        raise _Interrupted
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    remaining_s, interval_s = signal.setitimer(signal.ITIMER_REAL, limit_s)
+    began = time.monotonic()
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        signal.signal(signal.SIGALRM, before)
+        if remaining_s > 0.0:
+            left_s = max(remaining_s - (time.monotonic() - began), 1e-3)
+            signal.setitimer(signal.ITIMER_REAL, left_s, interval_s)
+
+
+PROPAGATED: tuple[type[BaseException], ...] = (KeyboardInterrupt, _Interrupted)
+"""What passes through the host when env code runs in the caller's thread."""
+
+
+def _private(message: Message) -> Message:
+    """Return the reply with containers and arrays of its own, as a process boundary would."""
+    if message.op in (Op.STEPPED, Op.RESET_DONE):
+        reference, *rest = message.payload
+        return message._replace(payload=(reference, *map(_own, rest)))
+    if message.op == Op.RESULT:
+        return message._replace(payload=copy.copy(message.payload))
+    return message
+
+
+def _own(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        return value.copy()
+    if type(value) is dict:
+        return {key: _own(part) for key, part in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(map(_own, value))
+    return value

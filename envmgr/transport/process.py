@@ -1,0 +1,264 @@
+"""Hosts in worker processes: one connection each, and `multiprocessing.connection.wait` over them.
+
+Replies, deaths and wake-ups are waited for together. Observations of fixed layout go through
+anonymous shared memory, everything else through the connections.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import selectors
+import signal
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Sequence
+from multiprocessing.connection import wait
+from typing import Any
+
+import cloudpickle
+
+from envmgr.errors import ConfigError
+from envmgr.protocol import FrameError, Message, Op, encode
+from envmgr.transport.base import Arrival, Garbage, HostDied, HostSpec, Transport, WorkerSettings
+from envmgr.transport.channel import Channel, ChannelClosedError
+from envmgr.transport.spawners import Spawner, forget_fd, keep_from_children
+from envmgr.transport.worker import Orders
+from envmgr.types import EnvFactory
+
+_TERMINATE_S = 0.5
+
+
+class ProcessTransport(Transport):
+    """Workers as processes.
+
+    Args:
+        spawner: starts them.
+        settings: how they are set up.
+        shared_memory: whether observations of fixed layout go through shared memory.
+    """
+
+    def __init__(self, spawner: Spawner, settings: WorkerSettings, *, shared_memory: bool) -> None:
+        self._spawner = spawner
+        self._settings = settings
+        self._channels: dict[int, Channel] = {}
+        self._alive: set[int] = set()
+        self._pickled: dict[int, tuple[EnvFactory, bytes]] = {}
+        self._lost: list[tuple[int, Arrival]] = []
+        self._closing = False
+        self._memory: mmap.mmap | None = None
+        self._memory_fd = _anonymous_file() if shared_memory else None
+        self._wake_end, self._wake_signal = socket.socketpair()
+        for end in (self._wake_end, self._wake_signal):
+            end.setblocking(False)
+            keep_from_children(end.fileno())
+
+    # -- hosts ------------------------------------------------------------------------------
+
+    def start(self, specs: Sequence[HostSpec]) -> None:
+        """Pickle all factories, then start the workers.
+
+        Raises:
+            ConfigError: a factory cannot be pickled; no process was started.
+        """
+        orders = [self._orders(spec) for spec in specs]
+        for spec, payload in zip(specs, orders, strict=True):
+            try:
+                channel = self._spawner.start(
+                    spec.host_id, spec.env_id, self._memory_fd, spec.factory
+                )
+            except OSError as error:
+                self._lost.append((spec.host_id, HostDied(None, f"not started: {error}")))
+                continue
+            keep_from_children(channel.fileno())
+            self._channels[spec.host_id] = channel
+            self._alive.add(spec.host_id)
+            message = Message(Op.HELLO, spec.env_id, spec.generation, spec.request_id, payload)
+            self.send(spec.host_id, encode(message))
+
+    def _orders(self, spec: HostSpec) -> Orders:
+        if self._spawner.inherits_factories:
+            return Orders(None, spec.settings, self._settings)
+        known = self._pickled.get(id(spec.factory))
+        if known is None:
+            try:
+                known = (spec.factory, cloudpickle.dumps(spec.factory))
+            except Exception as error:  # whatever a __reduce__ may raise
+                raise ConfigError(
+                    f"the env_fn of env {spec.env_id} ({spec.factory!r}) cannot be sent to a "
+                    f"worker process: {type(error).__name__}: {error}. Build such objects inside "
+                    "the function, or use context: fork or type: base."
+                ) from error
+            self._pickled[id(spec.factory)] = known
+        return Orders(known[1], spec.settings, self._settings)
+
+    def kill(self, host_id: int) -> None:
+        """Send SIGKILL to the worker and its children; HostDied follows once it is reaped."""
+        self._drop_channel(host_id)
+        if host_id in self._alive:
+            self._spawner.signal(host_id, _SIGKILL)
+
+    def _drop_channel(self, host_id: int) -> None:
+        channel = self._channels.pop(host_id, None)
+        if channel is not None:
+            forget_fd(channel.fileno())
+            channel.close()
+
+    # -- messages ---------------------------------------------------------------------------
+
+    def prepare(self, host_id: int, message: Message) -> bytes:
+        """Encode a message."""
+        return encode(message)
+
+    def send(self, host_id: int, prepared: Any) -> None:
+        """Send a frame without blocking."""
+        channel = self._channels.get(host_id)
+        if channel is None:
+            return  # killed, or its death has been seen; HostDied comes or has come
+        try:
+            channel.send(prepared)
+        except ChannelClosedError:
+            self.kill(host_id)
+
+    def poll(
+        self, hosts: Iterable[int] | None, timeout_s: float | None, *, pivot: int | None = None
+    ) -> list[tuple[int, Arrival]]:
+        """Wait with `connection.wait`, then read everything that has come."""
+        wanted = list(self._channels) if hosts is None else hosts
+        if timeout_s != 0.0 and not self._lost:
+            watched = wanted if pivot is None else [pivot]
+            self._wait(self.waitables(watched), timeout_s)
+        arrivals: list[tuple[int, Arrival]] = []
+        for host_id in wanted:
+            self._read(host_id, arrivals)
+        for host_id, died in self._spawner.deaths():
+            self._read(host_id, arrivals)  # what it sent before it died
+            self._drop_channel(host_id)
+            self._alive.discard(host_id)
+            arrivals.append((host_id, died))
+        if self._lost:
+            arrivals += self._lost
+            self._lost = []
+        self._silence_wake()
+        return arrivals
+
+    def waitables(self, hosts: Iterable[int]) -> list[Any]:
+        """Return connections, what reports deaths, and the wake-up."""
+        channels = self._channels
+        objects: list[Any] = [channels[i] for i in hosts if i in channels]
+        objects += self._spawner.waitables()
+        objects.append(self._wake_end)
+        return objects
+
+    def _wait(self, objects: list[Any], timeout_s: float | None) -> None:
+        unsent = [channel for channel in self._channels.values() if channel.has_unsent]
+        if not unsent:
+            wait(objects, timeout_s)
+            return
+        with selectors.DefaultSelector() as selector:
+            for item in objects:
+                selector.register(item, selectors.EVENT_READ)
+            for channel in unsent:
+                events = selectors.EVENT_READ | selectors.EVENT_WRITE
+                if channel in objects:
+                    selector.modify(channel, events)
+                else:
+                    selector.register(channel, selectors.EVENT_WRITE)
+            selector.select(timeout_s)
+        for channel in unsent:
+            with contextlib.suppress(ChannelClosedError):  # its death is reported
+                channel.flush()
+
+    def _read(self, host_id: int, arrivals: list[tuple[int, Arrival]]) -> None:
+        channel = self._channels.get(host_id)
+        if channel is None:
+            return
+        try:
+            for frame in channel.receive():
+                arrivals.append((host_id, frame.message()))
+        except FrameError as error:
+            arrivals.append((host_id, Garbage(str(error))))
+            self.kill(host_id)
+        except ChannelClosedError:
+            self.kill(host_id)  # a worker that has let go of its connection is of no use
+
+    def wake(self) -> None:
+        """Make `poll` return."""
+        with contextlib.suppress(OSError):  # full: a wake-up is on its way; closed: no one waits
+            self._wake_signal.send(b"w")
+
+    def _silence_wake(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            self._wake_end.recv(4096)
+
+    # -- memory -----------------------------------------------------------------------------
+
+    def place(self, nbytes: int) -> memoryview | None:
+        """Allocate shared memory; every page is there or this raises."""
+        if self._memory_fd is None or nbytes == 0:
+            return None
+        if hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(self._memory_fd, 0, nbytes)
+        else:
+            os.ftruncate(self._memory_fd, nbytes)
+        self._memory = mmap.mmap(self._memory_fd, nbytes)
+        return memoryview(self._memory)
+
+    # -- the end ----------------------------------------------------------------------------
+
+    def close(self, grace_s: float) -> None:
+        """Ask, terminate, kill, reap; all workers side by side."""
+        if self._closing:
+            return
+        self._closing = True
+        for host_id in list(self._channels):
+            if grace_s > 0.0:
+                self.send(host_id, encode(Message(Op.CLOSE, 0, 0, 0, None)))
+            else:
+                self._spawner.signal(host_id, signal.SIGTERM)
+        for limit_s, number in ((grace_s, signal.SIGTERM), (_TERMINATE_S, _SIGKILL)):
+            if not self._await_deaths(limit_s):
+                for host_id in self._alive:
+                    self._spawner.signal(host_id, number)
+        self._await_deaths(_TERMINATE_S)
+        for host_id in list(self._channels):
+            self._drop_channel(host_id)
+        self._spawner.close()
+        self._release()
+
+    def _await_deaths(self, limit_s: float) -> bool:
+        end = time.monotonic() + limit_s
+        while self._alive:
+            remaining_s = end - time.monotonic()
+            if remaining_s <= 0.0:
+                return False
+            self.poll(None, remaining_s)
+        return True
+
+    def _release(self) -> None:
+        for end in (self._wake_end, self._wake_signal):
+            forget_fd(end.fileno())
+            end.close()
+        if self._memory is not None:
+            with contextlib.suppress(BufferError):  # views handed out keep it alive until they go
+                self._memory.close()
+            self._memory = None
+        if self._memory_fd is not None:
+            os.close(self._memory_fd)
+            self._memory_fd = None
+
+
+_SIGKILL: int = getattr(signal, "SIGKILL", signal.SIGTERM)
+
+
+def _anonymous_file() -> int | None:
+    """Return an fd of shared memory without a name, or None where there is none."""
+    if sys.platform == "win32":
+        return None
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create("envmgr", os.MFD_CLOEXEC)
+    with tempfile.TemporaryFile() as file:
+        return os.dup(file.fileno())

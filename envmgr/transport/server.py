@@ -1,0 +1,169 @@
+"""The worker server: a small single-threaded process that forks clean workers in milliseconds.
+
+It has imported what workers need and nothing else, has one thread, and no fd but the ones it is
+sent; so forking it is safe whatever the trainer does with threads, GPUs or MPI. It runs no code of
+the user: factories reach the workers over their own connections. It reaps its workers, reports how
+they ended, and kills them and ends when the trainer closes the control socket or dies.
+
+Control messages are records of a SEQPACKET socket. To the server: START (with the worker's end of
+its connection and, perhaps, the shared memory as file descriptors) and SIGNAL. From it: STARTED,
+NOT_STARTED and ENDED.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import os
+import select
+import signal
+import socket
+import struct
+import sys
+from collections.abc import Callable
+
+from envmgr.transport import worker
+from envmgr.transport.channel import FrameChannel
+
+RECORD = struct.Struct("<Bqq")
+"""Kind, host_id, and a number: a signal, a pid, an errno or an exit status."""
+
+START, SIGNAL, STARTED, NOT_STARTED, ENDED = range(5)
+MAX_FDS = 2
+_PR_SET_PDEATHSIG = 1
+
+
+class WorkerServer:
+    """Forks, signals and reaps workers.
+
+    Args:
+        control: the SEQPACKET socket to the trainer.
+        trainer_pid: its pid.
+    """
+
+    def __init__(self, control: socket.socket, trainer_pid: int) -> None:
+        self._control = control
+        self._pid = os.getpid()
+        self._host_of: dict[int, int] = {}
+        self._pid_of: dict[int, int] = {}
+        self._prctl: Callable[..., int] = ctypes.CDLL(None, use_errno=True).prctl
+        self._child_ended, wakeup = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.set_wakeup_fd(wakeup, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda signum, frame: None)
+        self._poll = select.poll()
+        for fd in (control.fileno(), self._child_ended):
+            self._poll.register(fd, select.POLLIN)
+        # The control socket may have been inherited by other children of the trainer: its end
+        # alone does not prove that the trainer lives.
+        self._trainer = os.pidfd_open(trainer_pid)
+        self._poll.register(self._trainer, select.POLLIN)
+
+    def serve(self) -> None:
+        """Work until the trainer is gone; then kill what is left."""
+        try:
+            while True:
+                ready = {fd for fd, _ in self._poll.poll()}
+                if self._child_ended in ready:
+                    self._reap()
+                if self._trainer in ready:
+                    return
+                if self._control.fileno() in ready and not self._serve_one():
+                    return
+        except ConnectionError:
+            return
+        finally:
+            self._kill_all()
+
+    def _serve_one(self) -> bool:
+        record, fds, _, _ = socket.recv_fds(self._control, RECORD.size, MAX_FDS)
+        if not record:
+            return False
+        kind, host_id, number = RECORD.unpack(record)
+        if kind == START:
+            self._start(host_id, fds)
+        elif host_id in self._pid_of:
+            _signal_group(self._pid_of[host_id], number)
+        return True
+
+    def _start(self, host_id: int, fds: list[int]) -> None:
+        try:
+            pid = os.fork()
+        except OSError as error:
+            self._tell(NOT_STARTED, host_id, error.errno or 0)
+        else:
+            if pid == 0:
+                self._become_worker(fds)
+            self._host_of[pid] = host_id
+            self._pid_of[host_id] = pid
+            self._tell(STARTED, host_id, pid)
+        finally:
+            for fd in fds:
+                os.close(fd)
+
+    def _become_worker(self, fds: list[int]) -> None:
+        code = 1
+        try:
+            self._prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+            if os.getppid() != self._pid:  # it died before the kernel knew that we care
+                os._exit(1)
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            for fd in (self._child_ended, self._trainer):
+                os.close(fd)
+            self._control.close()
+            worker.isolate_process()
+            channel = FrameChannel(socket.socket(fileno=fds[0]), blocking=True)
+            code = worker.run_worker(channel, fds[1] if len(fds) > 1 else None)
+        except BaseException:
+            sys.excepthook(*sys.exc_info())
+        finally:
+            for stream in (sys.stdout, sys.stderr):
+                with contextlib.suppress(Exception):  # a stream the env has closed or broken
+                    stream.flush()
+            os._exit(code)
+
+    def _reap(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.read(self._child_ended, 4096)
+        while self._host_of:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if pid == 0:
+                return
+            host_id = self._host_of.pop(pid, None)
+            if host_id is not None:
+                del self._pid_of[host_id]
+                _signal_group(pid, signal.SIGKILL)  # what it started and left behind
+                self._tell(ENDED, host_id, os.waitstatus_to_exitcode(status))
+
+    def _kill_all(self) -> None:
+        for pid in self._host_of:
+            _signal_group(pid, signal.SIGKILL)
+        while self._host_of:
+            pid, _ = os.waitpid(-1, 0)
+            self._host_of.pop(pid, None)
+
+    def _tell(self, kind: int, host_id: int, number: int) -> None:
+        self._control.send(RECORD.pack(kind, host_id, number))
+
+
+def _signal_group(pid: int, number: int) -> None:
+    # A worker leads its own group from its first moments; before that, only the pid is right.
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, number)
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.kill(pid, number)
+
+
+def main(control_fd: int, trainer_pid: int) -> None:
+    """Run a server; called in a fresh interpreter."""
+    import gymnasium  # noqa: F401 - so that workers need not import it each by itself
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with open(os.devnull) as devnull:
+        os.dup2(devnull.fileno(), 0)
+    control = socket.socket(fileno=control_fd)
+    server = WorkerServer(control, trainer_pid)
+    gc.collect()
+    gc.freeze()  # a collection in a worker would copy every page that it touches
+    server.serve()

@@ -1,0 +1,236 @@
+"""The forms in which users see batches: dicts by env_id, stacked arrays, treetensors (V2)."""
+
+from __future__ import annotations
+
+import importlib
+import keyword
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from envmgr.errors import ActionError, MissingDependencyError, NothingReadyError
+from envmgr.spaces import Layout, ValueMismatchError, split_batch, stack_values
+from envmgr.types import EnvTimestep
+
+
+class ArrayBatch(NamedTuple):
+    """Timesteps of k envs as arrays.
+
+    Attributes:
+        env_ids: (k,) int64.
+        obs: (k, *shape), or a dict or tuple of such; without fixed layout an object array (k,).
+        reward: (k,) float64, or (k, *shape) if rewards are arrays.
+        terminated: (k,) bool.
+        truncated: (k,) bool.
+        infos: k infos, as the envs gave them.
+    """
+
+    env_ids: npt.NDArray[np.int64]
+    obs: Any
+    reward: npt.NDArray[Any]
+    terminated: npt.NDArray[np.bool_]
+    truncated: npt.NDArray[np.bool_]
+    infos: tuple[Any, ...]
+
+
+def array_batch(timesteps: Mapping[int, EnvTimestep], layout: Layout | None) -> ArrayBatch:
+    """Stack timesteps into arrays.
+
+    An env that does not say why its episode ended counts as terminated.
+    """
+    steps = list(timesteps.values())
+    truncated = [bool(_flag(step, "truncated", False)) for step in steps]
+    terminated = [bool(_flag(step, "terminated", step.done)) for step in steps]
+    return ArrayBatch(
+        np.fromiter(timesteps.keys(), dtype=np.int64, count=len(steps)),
+        stack_values(layout, [step.obs for step in steps]),
+        _stacked_rewards([step.reward for step in steps]),
+        np.array(terminated, dtype=np.bool_),
+        np.array(truncated, dtype=np.bool_),
+        tuple(step.info for step in steps),
+    )
+
+
+def _flag(step: EnvTimestep, name: str, default: bool) -> Any:
+    return step.info.get(name, default) if isinstance(step.info, Mapping) else default
+
+
+def _stacked_rewards(rewards: Sequence[Any]) -> npt.NDArray[Any]:
+    arrays = [np.asarray(reward, dtype=np.float64) for reward in rewards]
+    if all(array.size == 1 for array in arrays):  # abnormal timesteps have 0.0 beside (1,) rewards
+        return np.array([array.item() for array in arrays], dtype=np.float64)
+    shape = max((array.shape for array in arrays), key=len)
+    return np.stack([np.broadcast_to(array, shape) for array in arrays])
+
+
+class DictView:
+    """Observations, actions and timesteps as dicts by env_id."""
+
+    def ready(self, observations: dict[int, Any]) -> Any:
+        """Return what `ready_obs` gives."""
+        return observations
+
+    def rows(self, ready_ids: list[int]) -> list[int]:
+        """Return the env_ids that belong to the rows of what was read."""
+        return ready_ids
+
+    def actions(self, actions: Any, ready_ids: Sequence[int]) -> Any:
+        """Return the user's actions by env_id."""
+        return actions
+
+    def timesteps(self, timesteps: dict[int, EnvTimestep]) -> Any:
+        """Return what `step` gives."""
+        return timesteps
+
+    def forget(self) -> None:
+        """The rows that were read are used up, or stale."""
+
+
+class TreeView(DictView):
+    """Observations stacked into one treetensor, actions by row, timesteps as treetensors.
+
+    Row i of the last `ready_obs` that was read belongs to action i, whatever became ready since.
+    """
+
+    def __init__(self) -> None:
+        self._tnp = import_treetensor()
+        self._read: list[int] | None = None
+
+    def ready(self, observations: dict[int, Any]) -> Any:
+        """Return one treetensor (or array) with a row for each ready env.
+
+        Raises:
+            NothingReadyError: no env is ready any more.
+        """
+        if not observations:
+            raise NothingReadyError(
+                "ready_obs is empty: all envs are DONE (their episode_num is spent), and an empty "
+                "treetensor cannot be stacked. Check manager.done before reading it."
+            )
+        self._read = list(observations)
+        values = list(observations.values())
+        if isinstance(values[0], Mapping):
+            return self._tnp.stack([self._tnp.array(_tree(value)) for value in values])
+        return self._tnp.stack([self._tnp.array(value) for value in values])
+
+    def rows(self, ready_ids: list[int]) -> list[int]:
+        """Return the env_ids of the last `ready_obs`, or those that are ready if none was read."""
+        return ready_ids if self._read is None else list(self._read)
+
+    def actions(self, actions: Any, ready_ids: Sequence[int]) -> dict[int, Any]:
+        """Pair actions with the rows of the last `ready_obs`.
+
+        Args:
+            actions: a list, a stacked array or tree, or `{env_id: action}`.
+            ready_ids: the envs that are ready now; used if `ready_obs` was not read.
+
+        Raises:
+            ActionError: there is not one action for each row.
+        """
+        if isinstance(actions, Mapping) and all(isinstance(k, (int, np.integer)) for k in actions):
+            return dict(actions)
+        env_ids = list(ready_ids) if self._read is None else self._read
+        try:
+            rows = split_batch(_untree(actions), len(env_ids))
+        except (ValueMismatchError, TypeError) as error:
+            raise ActionError(
+                f"one action for each row of the last ready_obs is needed, which is that of envs "
+                f"{env_ids}: {error}. Nothing was sent to any env."
+            ) from error
+        return dict(zip(env_ids, rows, strict=True))
+
+    def timesteps(self, timesteps: dict[int, EnvTimestep]) -> list[Any]:
+        """Return a treetensor with `obs reward done info env_id` for each timestep."""
+        return [self._timestep(env_id, step) for env_id, step in timesteps.items()]
+
+    def _timestep(self, env_id: int, step: EnvTimestep) -> Any:
+        obs = _tree(step.obs) if isinstance(step.obs, Mapping) else step.obs
+        return self._tnp.array(
+            {
+                "obs": obs,
+                "reward": step.reward,
+                "done": step.done,
+                "info": _convertible(_with_identifiers(step.info)),
+                "env_id": env_id,
+            }
+        )
+
+    def forget(self) -> None:
+        """Pair the next actions with a newer `ready_obs`."""
+        self._read = None
+
+
+def import_treetensor() -> Any:
+    """Return `treetensor.numpy`.
+
+    Raises:
+        MissingDependencyError: it is not installed.
+    """
+    try:
+        return importlib.import_module("treetensor.numpy")
+    except ImportError as error:
+        raise MissingDependencyError(
+            "kinds whose key ends in _v2 need treetensor, which is not installed (or not "
+            f"complete: {error}). Install the extra: pip install 'envmgr[treetensor]'. Its package on PyPI "
+            "is DI-treetensor; the one called treetensor is something else."
+        ) from error
+
+
+def _tree(value: Any) -> Any:
+    """Return nested mappings as plain dicts with string keys, as trees need them."""
+    if isinstance(value, Mapping):
+        return {str(key): _tree(part) for key, part in value.items()}
+    return value
+
+
+def _untree(actions: Any) -> Any:
+    """Return a tree of arrays as nested dicts; leave all else alone."""
+    as_dict = getattr(actions, "json", None)
+    return as_dict() if callable(as_dict) else actions
+
+
+def _with_identifiers(info: Any) -> Any:
+    """Return an info whose keys can be read as attributes: `TimeLimit.truncated` too.
+
+    Follows what DI-engine's V2 managers do: what an identifier cannot hold becomes `_`.
+    """
+    if isinstance(info, Mapping):
+        return {_identifier(str(key)): _with_identifiers(part) for key, part in info.items()}
+    return info
+
+
+def _identifier(key: str) -> str:
+    name = re.sub(r"\W", "_", key)
+    if not name or name[0].isdigit() or keyword.iskeyword(name):
+        name = f"_{name}"
+    return name
+
+
+def _convertible(info: Any) -> Any:
+    """Return an info without what cannot become an array, as DI-engine's V2 managers do."""
+    if not isinstance(info, Mapping):
+        return {}
+    kept = {}
+    for key, value in info.items():
+        if isinstance(value, Mapping):
+            kept[key] = _convertible(value)
+        elif _is_arraylike(value):
+            kept[key] = value
+    return kept
+
+
+def _is_arraylike(value: Any) -> bool:
+    if isinstance(value, (bool, int, float, complex, np.number, np.bool_)):
+        return True
+    if hasattr(value, "__array__"):
+        value = np.asarray(value)
+        return bool(value.dtype.kind in "biufc")
+    if isinstance(value, (list, tuple)):
+        try:
+            return np.asarray(value).dtype.kind in "biufc"
+        except ValueError:  # ragged
+            return False
+    return False
