@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 import re
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -115,9 +115,15 @@ class _Dumper(yaml.SafeDumper):
     def represent_python_tuple(self, data: tuple[Any, ...]) -> yaml.Node:
         return self.represent_sequence(_TUPLE_TAG, data, flow_style=True)
 
+    def represent_text(self, data: str) -> yaml.Node:
+        # Unescaped, PyYAML reads these line breaks of Unicode back as spaces.
+        style = '"' if any(char in data for char in "\x85\u2028\u2029") else None
+        return self.represent_scalar("tag:yaml.org,2002:str", data, style=style)
+
 
 _Loader.add_constructor(_TUPLE_TAG, _Loader.construct_python_tuple)
 _Dumper.add_representer(tuple, _Dumper.represent_python_tuple)
+_Dumper.add_representer(str, _Dumper.represent_text)
 # The dumper resolves as well, to know which strings it has to quote.
 _Loader.add_implicit_resolver(_FLOAT_TAG, _EXPONENT_FLOAT, list("-+.0123456789"))
 _Dumper.add_implicit_resolver(_FLOAT_TAG, _EXPONENT_FLOAT, list("-+.0123456789"))
@@ -178,6 +184,8 @@ class _Survey:
                 continue
             is_merge = key_node.tag == _MERGE_TAG
             key = _MERGE_TAG if is_merge else self._loader.construct_object(key_node)
+            if not isinstance(key, Hashable):
+                raise _refusal("found unhashable key", key_node.start_mark)
             if key in seen:
                 raise _refusal(f"the key {key_node.value!r} occurs twice", key_node.start_mark)
             seen.add(key)
