@@ -17,6 +17,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from multiprocessing.connection import wait
+from typing import Any
 
 from envmgr.errors import ConcurrentCallError, ManagerClosedError
 from envmgr.supervisor import Supervisor, Work
@@ -255,10 +256,10 @@ class _Background:
     def _run(self) -> None:
         while not self._ending:
             self._wait_for_ring(None, [])
-            while not self._ending and self._carry_on():
+            while self._carry_on():
                 pass
 
-    def _wait_for_ring(self, timeout_s: float | None, objects: list[object]) -> None:
+    def _wait_for_ring(self, timeout_s: float | None, objects: list[Any]) -> None:
         with contextlib.suppress(OSError, ValueError):  # an fd that the caller has just closed
             wait([self._doorbell, *objects], timeout_s)
         with contextlib.suppress(OSError):

@@ -1,6 +1,8 @@
-"""The child side: runs requests against envs. Where it runs (process, thread, in line) is not its
-business: it is given messages and hands back encoded replies, one at a time, so that the reply to a
-step is on its way before the next episode's reset begins.
+"""The child side: runs requests against an env.
+
+Where it runs (process, thread, in line) is not its business: it is given messages and hands back
+encoded replies, one at a time, so that the reply to a step is on its way before the next episode's
+reset begins.
 
 This module imports nothing of managers, torch or treetensor.
 """
@@ -8,7 +10,7 @@ This module imports nothing of managers, torch or treetensor.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import BuiltinMethodType, FunctionType, MethodType
 from typing import Any
 
@@ -43,14 +45,16 @@ class HostSettings:
         rules: how observations are checked.
         refuse_non_finite_rewards: treat NaN and infinite rewards as malformed.
         observation_space: given by the user, in place of the env's own; None keeps the env's.
+        action_space: likewise.
         max_episodes: episodes after which the worker asks to be replaced; None never.
         max_rss_bytes: resident memory at which it asks; None never.
         propagate: exceptions that are not the env's and pass through (in line: Ctrl-C).
     """
 
-    rules: ObservationRules = ObservationRules()
+    rules: ObservationRules = field(default_factory=ObservationRules)
     refuse_non_finite_rewards: bool = False
     observation_space: Any = None
+    action_space: Any = None
     max_episodes: int | None = None
     max_rss_bytes: int | None = None
     propagate: tuple[type[BaseException], ...] = ()
@@ -115,9 +119,10 @@ class Host:
         """Build the env and describe it: the first thing a host does."""
         try:
             self._env = adapt.as_base_env(self._factory(), self._env_id)
-            observation_space, action_space, reward_space = adapt.spaces_of(self._env)
-            if self._settings.observation_space is not None:
-                observation_space = self._settings.observation_space
+            given = self._settings
+            observation_space, action_space, reward_space = adapt.spaces_of(
+                self._env, given.observation_space, given.action_space
+            )
             self._writer = ObservationWriter(
                 observation_space, self._settings.rules, self._notice_cast
             )
@@ -129,11 +134,17 @@ class Host:
                 getattr(self._env, "spec", None),
                 getattr(self._env, "render_mode", None),
             )
-            yield self._reply(message, Op.HELLO, description)
+            yield self._hello(message, description)
         except self._settings.propagate:
             raise
         except BaseException as error:  # whatever the env's code may raise, SystemExit included
             yield self._failed(message, self._describe(error, "construction"))
+
+    def _hello(self, message: Message, description: EnvDescription) -> Any:
+        try:
+            return self._reply(message, Op.HELLO, description)
+        except FrameError:  # registrations may hold what cannot be sent; nothing depends on them
+            return self._reply(message, Op.HELLO, description._replace(metadata=None, spec=None))
 
     def close(self) -> None:
         """Close the env; errors of its own `close` are not ours to raise."""
@@ -200,8 +211,7 @@ class Host:
         placement: Placement = message.payload
         if self._writer is not None:
             self._writer.attach(self._memory(placement.nbytes), placement)
-        return
-        yield  # a generator without replies
+        yield from ()  # there is no reply
 
     def _renew(self, message: Message) -> Iterator[Any]:
         self.close()

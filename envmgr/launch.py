@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from envmgr.config import ManagerConfig
+from envmgr.config import ManagerConfig, WorkerEnv
 from envmgr.engine import Engine
 from envmgr.errors import EnvFailure, LaunchError
 from envmgr.host import HostSettings
@@ -41,19 +41,14 @@ def worker_settings_of(config: ManagerConfig) -> WorkerSettings:
     by_worker: Any = None
     if affinity is not None:
         by_worker = affinity if isinstance(affinity[0], tuple) else (affinity,)
-    settings = WorkerSettings(
-        threads=config.worker_threads, affinity=by_worker, daemon=config.daemon
-    )
-    rules = config.worker_env
-    if rules is None:
-        return settings
+    rules = config.worker_env or WorkerEnv()
     return WorkerSettings(
-        threads=settings.threads,
-        affinity=settings.affinity,
+        threads=config.worker_threads,
+        affinity=by_worker,
         allow=rules.allow,
         deny=rules.deny,
         set=rules.set,
-        daemon=settings.daemon,
+        daemon=config.daemon,
     )
 
 
@@ -61,7 +56,7 @@ def build_engine(
     factories: Sequence[EnvFactory],
     config: ManagerConfig,
     transport: Transport,
-    observation_space: Any,
+    given_spaces: tuple[Any, Any],
     clock: Clock,
 ) -> Engine:
     """Return an engine whose envs are all VOID."""
@@ -70,7 +65,8 @@ def build_engine(
     settings = HostSettings(
         rules=ObservationRules(strict_dtype=config.strict_dtype, refuse_non_finite=finite),
         refuse_non_finite_rewards=finite,
-        observation_space=observation_space,
+        observation_space=given_spaces[0],
+        action_space=given_spaces[1],
         max_episodes=config.max_episodes_per_worker,
         max_rss_bytes=None if rss_mb is None else int(rss_mb * 1e6),
         propagate=PROPAGATED if transport.runs_in_caller else (),

@@ -47,7 +47,7 @@ class EnvManager:
     """Runs `env_num` envs; what the kinds in `envmgr.managers` have in common, which is all of it.
 
     A manager is built closed: nothing starts before `launch()`, or before a space is asked for.
-    It serves one thread at a time; only `close`, `stats` and `env_states` may be called from others.
+    It serves one thread at a time; `close`, `stats` and `env_states` may be called from others.
 
     Args:
         env_fn: one factory for each env; each builds a `BaseEnv` or a `gymnasium.Env`.
@@ -224,7 +224,7 @@ class EnvManager:
     def _ensure_engine(self) -> Engine:
         if self._engine is None:
             self._engine = build_engine(
-                self._env_fn, self._config, self._make_transport(), self._given[0], monotonic
+                self._env_fn, self._config, self._make_transport(), self._given[:2], monotonic
             )
             # Not of the manager itself: what is dropped without close() ends with its finalizer.
             self._finalizer = weakref.finalize(self, self._engine.close, 0.0)
@@ -374,15 +374,14 @@ class EnvManager:
                 supervisor.is_ready(s.env_id) for s in supervisor.slots
             )
 
-        while not settled():
-            coming = [s for s in supervisor.slots if not s.owed and _is_coming(s)]
-            if not coming:
-                _refuse_to_wait(supervisor)
-                return False
-            self._running.wait_until(
-                lambda: settled() or not any(_is_coming(s) for s in coming), doing="ready_obs"
-            )
-        return True
+        def hopeless() -> bool:
+            return not any(_is_coming(s) for s in supervisor.slots if not s.owed)
+
+        self._running.wait_until(lambda: settled() or hopeless(), doing="ready_obs")
+        if settled():
+            return True
+        _refuse_to_wait(supervisor)
+        return False
 
     @property
     def ready_obs_id(self) -> list[int]:

@@ -1,4 +1,4 @@
-"""Policies as frozen values, without I/O: what to gather, what to do after a failure, time limits."""
+"""Policies as frozen values, without I/O: gathering, time limits, answers to failures."""
 
 from __future__ import annotations
 

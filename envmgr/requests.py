@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numbers
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -41,7 +40,7 @@ def checked_env_id(env_id: Any, env_num: int) -> int:
     """
     if type(env_id) is int and 0 <= env_id < env_num:
         return env_id
-    if isinstance(env_id, numbers.Integral) and not isinstance(env_id, bool):
+    if isinstance(env_id, (int, np.integer)) and not isinstance(env_id, bool):
         number = int(env_id)
         if 0 <= number < env_num:
             return number
@@ -56,7 +55,7 @@ def checked_env_ids(env_ids: int | Iterable[int] | None, env_num: int) -> list[i
     """
     if env_ids is None:
         return list(range(env_num))
-    given = [env_ids] if isinstance(env_ids, numbers.Integral) else list(env_ids)  # type: ignore[arg-type]
+    given = [env_ids] if isinstance(env_ids, (int, np.integer)) else list(env_ids)
     ids = [checked_env_id(env_id, env_num) for env_id in given]
     if len(set(ids)) != len(ids):
         raise UnknownEnvError(f"env_ids {ids} name an env twice")

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import copy
-import numbers
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+import numpy as np
 
 from envmgr.errors import ConfigError, UnknownEnvError
 
@@ -28,12 +29,12 @@ def seeds_by_env(
         return dict.fromkeys(range(env_num))
     if isinstance(seed, Mapping):
         for env_id in seed:
-            if not isinstance(env_id, numbers.Integral) or not 0 <= env_id < env_num:
+            if not isinstance(env_id, (int, np.integer)) or not 0 <= env_id < env_num:
                 raise UnknownEnvError(
                     f"seed names env {env_id!r}, but the envs are 0 to {env_num - 1}"
                 )
         return {int(i): _checked(s, f"the seed of env {i}") for i, s in seed.items()}
-    if isinstance(seed, numbers.Integral):
+    if isinstance(seed, (int, np.integer)):
         first = _checked(seed, "seed")
         return {i: None if first is None else first + i for i in range(env_num)}
     if isinstance(seed, (str, bytes)) or not isinstance(seed, Sequence):
@@ -52,7 +53,7 @@ def seeds_by_env(
 def _checked(seed: Any, name: str) -> int | None:
     if seed is None:
         return None
-    if isinstance(seed, bool) or not isinstance(seed, numbers.Integral) or seed < 0:
+    if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)) or seed < 0:
         raise ConfigError(f"{name} is {seed!r}; it should be an integer of 0 or more, or None")
     return int(seed)
 

@@ -40,7 +40,7 @@ monotonic: Clock = time.monotonic
 
 
 def is_abnormal(info: Any) -> bool:
-    """Return whether an info marks its timestep as abnormal; infos may be lists or tuples of dicts."""
+    """Return whether an info, or one in a list or tuple of infos, marks its step as abnormal."""
     if isinstance(info, Mapping):
         return bool(info.get("abnormal", False))
     if isinstance(info, (list, tuple)):

@@ -174,8 +174,8 @@ def import_treetensor() -> Any:
     except ImportError as error:
         raise MissingDependencyError(
             "kinds whose key ends in _v2 need treetensor, which is not installed (or not "
-            f"complete: {error}). Install the extra: pip install 'envmgr[treetensor]'. Its package on PyPI "
-            "is DI-treetensor; the one called treetensor is something else."
+            f"complete: {error}). Install the extra: pip install 'envmgr[treetensor]'. Its package "
+            "on PyPI is DI-treetensor; the one called treetensor is something else."
         ) from error
 
 

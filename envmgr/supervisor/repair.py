@@ -94,7 +94,7 @@ class Repair:
             self._answer(slot, work, failure, host_lost=host_lost)
 
     def _may_retry(self, slot: EnvSlot, host_lost: bool) -> bool:
-        """Count a failed attempt at a reset; whether this env, or in a launch its host, gets another."""
+        """Count a failed attempt at a reset, and say whether there is to be another one."""
         slot.attempts += 1
         left = slot.attempts < self._policy.max_retry
         return left and (self.launching or not host_lost)
@@ -174,7 +174,7 @@ class Repair:
     # -- renewals ---------------------------------------------------------------------------
 
     def renew(self, slot: EnvSlot, *, new_host: bool) -> None:
-        """Begin a new generation: a new host (the old one is gone), or a new env in the same one."""
+        """Begin a new generation: in a new host (the old one is gone), or in the same one."""
         slot.generation += 1
         slot.renewals_in_a_row += 1
         slot.attempts = 0

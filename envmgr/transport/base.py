@@ -98,7 +98,7 @@ class Transport(ABC):
 
     @abstractmethod
     def prepare(self, host_id: int, message: Message) -> Any:
-        """Encode a message without sending it, so that all of a batch is encoded before any is sent.
+        """Encode a message without sending it: all of a batch, before any of it is sent.
 
         Raises:
             FrameError: it cannot be sent.

@@ -152,7 +152,7 @@ class InlineTransport(Transport):
 
     def place(self, nbytes: int) -> memoryview | None:
         """Allocate private memory."""
-        self._memory = memoryview(np.zeros(nbytes, dtype=np.uint8)).cast("B")
+        self._memory = memoryview(bytearray(nbytes))
         return self._memory
 
     def _open_memory(self, nbytes: int) -> memoryview | None:

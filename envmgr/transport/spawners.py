@@ -1,4 +1,4 @@
-"""Start methods: how worker processes come to be, how their deaths are seen, how they are signalled.
+"""Start methods: how worker processes begin, how their deaths are seen, how they are signalled.
 
 `ServerSpawner` is the default (`context: server`, Linux); `MultiprocessingSpawner` covers the
 standard `fork`, `spawn` and `forkserver`.
@@ -216,7 +216,7 @@ class MultiprocessingSpawner(Spawner):
         self, host_id: int, env_id: int, memory_fd: int | None, factory: EnvFactory
     ) -> Channel:
         """Start a process that ends with this one."""
-        ours, theirs = self._context.Pipe()  # type: ignore[attr-defined]
+        ours, theirs = self._context.Pipe()
         channel: Channel
         if sys.platform == "win32":
             channel = PipeChannel(ours, blocking=False)

@@ -101,7 +101,7 @@ def replace_environment(target: MutableMapping[str, str], source: Mapping[str, s
 
 
 def isolate_process() -> None:
-    """Make this process one that no signal of the trainer's terminal reaches, with fresh randomness."""
+    """Leave the reach of the trainer's terminal, and get randomness of one's own."""
     if hasattr(os, "setsid"):
         with contextlib.suppress(PermissionError):  # already the leader of its session
             os.setsid()
