@@ -141,8 +141,9 @@ def read_config_file(file: str | os.PathLike[str]) -> dict[str, Any]:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
+        column = error.start - content.rfind(b"\n", 0, error.start)
         raise ConfigError(
-            f"{name}, line {line}: byte {error.start} is not UTF-8. Save the file as UTF-8."
+            f"{name}, line {line}, column {column}: not UTF-8. Save the file as UTF-8."
         ) from None
     values = load_yaml(text, name)
     if values is None:

@@ -224,12 +224,11 @@ def test_any_config_comes_back_equal(values: dict[str, Any]) -> None:
     assert load_yaml(dump_yaml(values), "file") == values
 
 
-_TOKENS = (
-    ["!!int ", "!!float ", "!!bool ", "!!timestamp ", "!!binary ", "!!set ", "!!omap ", "!!pairs "]
-    + ["!!python/tuple ", "!!map ", "!!seq ", "!!str ", "!!null ", "!!merge ", "!!value ", "!<x> "]
-    + ["&a ", "*a ", "? ", ": ", "- ", "{", "}", "[", "]", ", ", "<<: ", "x", "1", "2020-01-01"]
-    + ["\n", "  ", "0x", "1:2", "=", "'", '"', "|\n", "%TAG ! x\n--- ", "#", "\t"]
-)
+_TYPES = ["bool", "int", "float", "str", "null", "binary", "timestamp", "merge", "value"]
+_COLLECTIONS = ["map", "seq", "set", "omap", "pairs", "python/tuple"]
+_MARKS = ["&a ", "*a ", "? ", ": ", "- ", "{", "}", "[", "]", ", ", "<<: ", "\n", "  ", "#", "\t"]
+_SCALARS = ["x", "1", "2020-01-01", "0x", "1:2", "=", "'", '"', "|\n", "%TAG ! x\n--- ", "!<x> "]
+_TOKENS = [*(f"!!{tag} " for tag in (*_TYPES, *_COLLECTIONS)), *_MARKS, *_SCALARS]
 
 
 @given(st.lists(st.sampled_from(_TOKENS), max_size=12).map("".join))
