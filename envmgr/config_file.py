@@ -138,7 +138,7 @@ def read_config_file(file: str | os.PathLike[str]) -> dict[str, Any]:
             f"the config file {name!r} is larger than {MAX_BYTES} bytes. Is it a config?"
         )
     try:
-        text = content.decode("utf-8-sig")
+        text = content.decode("utf-8")
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
         column = error.start - content.rfind(b"\n", 0, error.start)
@@ -223,7 +223,8 @@ def _apply_override(given: dict[str, Any], override: str, origins: dict[_Path, s
             )
         node = child
     node[_key_like(path[-1], node)] = value
-    for known in [known for known in origins if known[: len(path)] == path]:
+    # What was given for all or for a part of it is replaced; neighbours keep their origin.
+    for known in [k for k in origins if k[: len(path)] == path or k == path[: len(k)]]:
         del origins[known]
     origins.update(dict.fromkeys(_leaves(value, path), "set"))
 

@@ -15,7 +15,7 @@ import math
 import os
 import socket
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from multiprocessing.connection import wait
 from typing import Any
 
@@ -99,13 +99,14 @@ class Engine:
 
     def collect(self) -> None:
         """Apply everything that has arrived, without waiting. The lock is held."""
-        self._pump(None, 0.0)
+        busy = [s.host_id for s in self.supervisor.slots if s.work is not Work.NONE]
+        self._pump([i for i in busy if i is not None], 0.0)
 
     def wait_until(
         self,
         finished: Callable[[], bool],
         *,
-        hosts: Callable[[], Iterable[int]] | None = None,
+        hosts: Callable[[], Collection[int]] | None = None,
         pivot: Callable[[], int | None] | None = None,
         deadline: float = math.inf,
         doing: str,
@@ -150,7 +151,7 @@ class Engine:
         return self.wait_until(finished, deadline=self._clock() + seconds, doing="this")
 
     def _pump(
-        self, hosts: Iterable[int] | None, timeout_s: float | None, pivot: int | None = None
+        self, hosts: Collection[int] | None, timeout_s: float | None, pivot: int | None = None
     ) -> None:
         supervisor = self.supervisor
         handle = supervisor.handle

@@ -170,7 +170,9 @@ class Host:
             self._check_reward(reward)
             after = self._after_step() if done else AfterStep.NOTHING
             reference = self._observation(obs)
-            reply = self._reply(message, Op.STEPPED, (reference, reward, bool(done), info, after))
+            reply = self._reply(
+                message, Op.STEPPED, (reference, reward, bool(done), info, int(after))
+            )
         except self._settings.propagate:
             raise
         except BaseException as error:  # whatever the env's code may raise, SystemExit included

@@ -33,7 +33,7 @@ class EnvState(IntEnum):
     """It failed and has not been repaired yet."""
 
 
-class Event(Enum):
+class Event(str, Enum):
     """What can happen to an env. The value is the label in the diagram."""
 
     LAUNCH = "launch"

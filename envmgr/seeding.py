@@ -12,7 +12,7 @@ from envmgr.errors import ConfigError, UnknownEnvError
 
 
 def seeds_by_env(
-    seed: int | Sequence[int | None] | Mapping[int, int | None] | None, env_num: int
+    seed: int | Sequence[int | None] | Mapping[Any, int | None] | None, env_num: int
 ) -> dict[int, int | None]:
     """Return the seed of each env_id that `seed` names.
 
@@ -33,10 +33,10 @@ def seeds_by_env(
                 raise UnknownEnvError(
                     f"seed names env {env_id!r}, but the envs are 0 to {env_num - 1}"
                 )
-        return {int(i): _checked(s, f"the seed of env {i}") for i, s in seed.items()}
+        return {int(i): _checked_or_none(s, f"the seed of env {i}") for i, s in seed.items()}
     if isinstance(seed, (int, np.integer)):
         first = _checked(seed, "seed")
-        return {i: None if first is None else first + i for i in range(env_num)}
+        return {i: first + i for i in range(env_num)}
     if isinstance(seed, (str, bytes)) or not isinstance(seed, Sequence):
         raise ConfigError(
             f"seed is {seed!r}; it should be an integer, a list with one for each env, or a "
@@ -47,13 +47,15 @@ def seeds_by_env(
             f"seed has {len(seed)} entries for {env_num} envs; give one for each, one integer for "
             "all, or a mapping by env_id"
         )
-    return {i: _checked(s, f"seed[{i}]") for i, s in enumerate(seed)}
+    return {i: _checked_or_none(s, f"seed[{i}]") for i, s in enumerate(seed)}
 
 
-def _checked(seed: Any, name: str) -> int | None:
-    if seed is None:
-        return None
-    if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)) or seed < 0:
+def _checked_or_none(seed: Any, name: str) -> int | None:
+    return None if seed is None else _checked(seed, name)
+
+
+def _checked(seed: Any, name: str) -> int:
+    if not isinstance(seed, (int, np.integer)) or isinstance(seed, bool) or seed < 0:
         raise ConfigError(f"{name} is {seed!r}; it should be an integer of 0 or more, or None")
     return int(seed)
 

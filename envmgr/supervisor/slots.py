@@ -13,8 +13,11 @@ from envmgr.types import EnvTimestep
 NEVER = math.inf
 
 
-class Work(Enum):
-    """What an env's host is busy with: at most one thing at a time. The value is for messages."""
+class Work(str, Enum):
+    """What an env's host is busy with: at most one thing at a time. The value is for messages.
+
+    A str, here and below, because the hash of a plain Enum is computed in Python: slow.
+    """
 
     NONE = "idle"
     STARTING = "construction"
@@ -29,7 +32,7 @@ class Work(Enum):
     """What follows begins at the deadline."""
 
 
-class Next(Enum):
+class Next(str, Enum):
     """What follows a pause, or the end of a host."""
 
     NOTHING = "nothing"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -115,7 +115,7 @@ class Transport(ABC):
 
     @abstractmethod
     def poll(
-        self, hosts: Iterable[int] | None, timeout_s: float | None, *, pivot: int | None = None
+        self, hosts: Collection[int] | None, timeout_s: float | None, *, pivot: int | None = None
     ) -> list[tuple[int, Arrival]]:
         """Wait for arrivals and return all there are.
 

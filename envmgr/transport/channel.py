@@ -1,13 +1,14 @@
-"""Frames over one end of a connection to a host.
+"""Frames over the two ends of a connection to a host.
 
-On POSIX the connection is a socket pair: the parent's end never blocks, so that a host which does
-not read cannot hold the trainer up. Elsewhere it is a `multiprocessing` pipe.
+On POSIX the connection is a pair of pipes, which cost half of what a socket pair does. The parent's
+ends never block, so that a host which does not read cannot hold the trainer up. Elsewhere it is a
+duplex pipe of `multiprocessing`.
 """
 
 from __future__ import annotations
 
-import socket
-from collections.abc import Iterator
+import os
+from collections.abc import Sequence
 from multiprocessing.connection import Connection
 
 from envmgr.protocol import Frame, FrameError, split_frame
@@ -20,24 +21,37 @@ class ChannelClosedError(ConnectionError):
 
 
 class FrameChannel:
-    """Frames over a stream socket: the parent's end never blocks, the host's end does.
+    """Frames over two pipes: the parent's ends never block, the host's do.
 
     Args:
-        sock: a connected stream socket; the channel owns it.
+        read_fd: what the other end writes comes out here; the channel owns it.
+        write_fd: what is written here, the other end reads; the channel owns it.
         blocking: whether `receive` and `send` wait.
+
+    Attributes:
+        host_id: the host at the other end, for whoever waits for several channels.
+        write_fd: becomes writable when `flush` can go on.
     """
 
-    def __init__(self, sock: socket.socket, *, blocking: bool) -> None:
-        sock.setblocking(blocking)
-        self._sock = sock
-        self._send = sock.send
-        self._recv = sock.recv
+    host_id = 0
+
+    def __init__(self, read_fd: int, write_fd: int, *, blocking: bool) -> None:
+        for fd in (read_fd, write_fd):
+            os.set_blocking(fd, blocking)
+        self._read_fd = read_fd
+        self.write_fd = write_fd
         self._unsent = bytearray()
         self._unread = bytearray()
+        self._broken: Exception | None = None
 
     def fileno(self) -> int:
-        """Return the fd, for waiting; -1 once closed."""
-        return self._sock.fileno()
+        """Return the fd that becomes readable; -1 once closed."""
+        return self._read_fd
+
+    @property
+    def fds(self) -> tuple[int, ...]:
+        """The fds of this end."""
+        return (self._read_fd, self.write_fd)
 
     @property
     def has_unsent(self) -> bool:
@@ -52,7 +66,7 @@ class FrameChannel:
         """
         if not self._unsent:
             try:
-                sent = self._send(frame)
+                sent = os.write(self.write_fd, frame)
             except BlockingIOError:
                 sent = 0
             except OSError as error:
@@ -71,64 +85,84 @@ class FrameChannel:
         """
         try:
             while self._unsent:
-                sent = self._send(self._unsent)
+                sent = os.write(self.write_fd, self._unsent)
                 del self._unsent[:sent]
         except BlockingIOError:
             return
         except OSError as error:
             raise ChannelClosedError(str(error)) from error
 
-    def receive(self) -> Iterator[Frame]:
-        """Yield the complete frames that have arrived; a blocking end waits for bytes once.
+    def receive(self) -> Sequence[Frame]:
+        """Return the whole frames that have arrived; a blocking end waits for bytes once.
 
         Raises:
-            ChannelClosedError: the other end is closed; whole frames before that were yielded.
-            FrameError: garbage arrived.
+            ChannelClosedError: the other end is closed, and all frames before that were returned.
+            FrameError: garbage arrived, and all frames before that were returned.
         """
-        while True:
-            try:
-                data = self._recv(_READ_BYTES)
-            except BlockingIOError:
-                return
-            except OSError as error:
-                raise ChannelClosedError(str(error)) from error
-            if not data:
-                raise ChannelClosedError("end of stream")
-            if not self._unread:
-                parsed = split_frame(data)
-                if parsed is not None and parsed[1] == len(data):
-                    yield parsed[0]  # the ordinary case: one frame, whole
-                    return
-            self._unread += data
-            yield from self._split()
-            if len(data) < _READ_BYTES:
-                return
-
-    def _split(self) -> Iterator[Frame]:
-        while (parsed := split_frame(self._unread)) is not None:
-            del self._unread[: parsed[1]]
-            yield parsed[0]
+        if self._broken is not None:
+            raise self._broken
+        try:
+            data = os.read(self._read_fd, _READ_BYTES)
+        except BlockingIOError:
+            return ()
+        except OSError as error:
+            raise ChannelClosedError(str(error)) from error
+        if not data:
+            raise ChannelClosedError("end of stream")
+        if not self._unread:
+            parsed = split_frame(data)
+            if parsed is not None and parsed[1] == len(data):
+                return (parsed[0],)  # the ordinary case: one frame, whole
+        self._unread += data
+        frames: list[Frame] = []
+        try:
+            while (parsed := split_frame(self._unread)) is not None:
+                del self._unread[: parsed[1]]
+                frames.append(parsed[0])
+        except FrameError as error:
+            self._broken = error
+            if not frames:
+                raise
+        return frames
 
     def close(self) -> None:
-        """Close the socket."""
-        self._sock.close()
+        """Close both pipes."""
+        for fd in (self._read_fd, self.write_fd):
+            if fd >= 0:
+                os.close(fd)
+        self._read_fd = self.write_fd = -1
 
 
 class PipeChannel:
-    """The same over a duplex pipe of `multiprocessing`, where sockets cannot be passed (Windows).
+    """The same over a duplex pipe of `multiprocessing`, where fds cannot be passed (Windows).
 
     `send` may wait for the other end to read when a frame is large.
 
     Args:
         connection: one end of `multiprocessing.Pipe()`; the channel owns it.
         blocking: whether `receive` waits.
+
+    Attributes:
+        host_id: the host at the other end.
+        has_unsent: always False: `send` keeps nothing back.
     """
 
+    host_id = 0
     has_unsent = False
 
     def __init__(self, connection: Connection, *, blocking: bool) -> None:
         self._connection = connection
         self._blocking = blocking
+
+    @property
+    def fds(self) -> tuple[int, ...]:
+        """The handle of this end."""
+        return (self._connection.fileno(),)
+
+    @property
+    def write_fd(self) -> int:
+        """The same handle."""
+        return self._connection.fileno()
 
     def fileno(self) -> int:
         """Return the handle, for waiting."""
@@ -148,24 +182,23 @@ class PipeChannel:
     def flush(self) -> None:
         """Do nothing: `send` keeps nothing back."""
 
-    def receive(self) -> Iterator[Frame]:
-        """Yield the frames that have arrived; a blocking end waits for one.
+    def receive(self) -> Sequence[Frame]:
+        """Return one frame, if one has arrived; a blocking end waits for it.
 
         Raises:
             ChannelClosedError: the other end is closed.
             FrameError: garbage arrived.
         """
         try:
-            while self._blocking or self._connection.poll():
-                data = self._connection.recv_bytes()
-                parsed = split_frame(data)
-                if parsed is None or parsed[1] != len(data):
-                    raise FrameError(f"a message of {len(data)} bytes is not one frame")
-                yield parsed[0]
-                if self._blocking:
-                    return
+            if not self._blocking and not self._connection.poll():
+                return ()
+            data = self._connection.recv_bytes()
         except (EOFError, OSError) as error:
             raise ChannelClosedError(str(error)) from error
+        parsed = split_frame(data)
+        if parsed is None or parsed[1] != len(data):
+            raise FrameError(f"a message of {len(data)} bytes is not one frame")
+        return (parsed[0],)
 
     def close(self) -> None:
         """Close the pipe."""

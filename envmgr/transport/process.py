@@ -15,7 +15,7 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from multiprocessing.connection import wait
 from typing import Any
 
@@ -24,12 +24,13 @@ import cloudpickle
 from envmgr.errors import ConfigError
 from envmgr.protocol import FrameError, Message, Op, encode
 from envmgr.transport.base import Arrival, Garbage, HostDied, HostSpec, Transport, WorkerSettings
-from envmgr.transport.channel import Channel, ChannelClosedError
+from envmgr.transport.channel import Channel, ChannelClosedError, FrameChannel, PipeChannel
 from envmgr.transport.spawners import Spawner, forget_fd, keep_from_children
 from envmgr.transport.worker import Orders
 from envmgr.types import EnvFactory
 
 _TERMINATE_S = 0.5
+_CHANNELS = (FrameChannel, PipeChannel)
 
 
 class ProcessTransport(Transport):
@@ -73,7 +74,9 @@ class ProcessTransport(Transport):
             except OSError as error:
                 self._lost.append((spec.host_id, HostDied(None, f"not started: {error}")))
                 continue
-            keep_from_children(channel.fileno())
+            for fd in channel.fds:
+                keep_from_children(fd)
+            channel.host_id = spec.host_id
             self._channels[spec.host_id] = channel
             self._alive.add(spec.host_id)
             message = Message(Op.HELLO, spec.env_id, spec.generation, spec.request_id, payload)
@@ -104,7 +107,8 @@ class ProcessTransport(Transport):
     def _drop_channel(self, host_id: int) -> None:
         channel = self._channels.pop(host_id, None)
         if channel is not None:
-            forget_fd(channel.fileno())
+            for fd in channel.fds:
+                forget_fd(fd)
             channel.close()
 
     # -- messages ---------------------------------------------------------------------------
@@ -124,26 +128,35 @@ class ProcessTransport(Transport):
             self.kill(host_id)
 
     def poll(
-        self, hosts: Iterable[int] | None, timeout_s: float | None, *, pivot: int | None = None
+        self, hosts: Collection[int] | None, timeout_s: float | None, *, pivot: int | None = None
     ) -> list[tuple[int, Arrival]]:
-        """Wait with `connection.wait`, then read everything that has come."""
-        wanted = list(self._channels) if hosts is None else hosts
+        """Wait with `connection.wait`, then read what has come."""
+        wanted: Collection[int] = list(self._channels) if hosts is None else hosts
+        deaths = True
         if timeout_s != 0.0 and not self._lost:
-            watched = wanted if pivot is None else [pivot]
-            self._wait(self.waitables(watched), timeout_s)
+            ready = self._wait(self.waitables(wanted if pivot is None else (pivot,)), timeout_s)
+            if pivot is None:
+                wanted = [item.host_id for item in ready if isinstance(item, _CHANNELS)]
+            deaths = len(ready) > len(wanted) or pivot is not None
+            if self._wake_end in ready:
+                self._silence_wake()
         arrivals: list[tuple[int, Arrival]] = []
         for host_id in wanted:
             self._read(host_id, arrivals)
-        for host_id, died in self._spawner.deaths():
-            self._read(host_id, arrivals)  # what it sent before it died
-            self._drop_channel(host_id)
-            self._alive.discard(host_id)
-            arrivals.append((host_id, died))
+        if deaths:
+            self._collect_deaths(arrivals)
         if self._lost:
             arrivals += self._lost
             self._lost = []
-        self._silence_wake()
         return arrivals
+
+    def _collect_deaths(self, arrivals: list[tuple[int, Arrival]]) -> None:
+        for host_id, died in self._spawner.deaths():
+            while self._read(host_id, arrivals):
+                pass  # what it sent before it died
+            self._drop_channel(host_id)
+            self._alive.discard(host_id)
+            arrivals.append((host_id, died))
 
     def waitables(self, hosts: Iterable[int]) -> list[Any]:
         """Return connections, what reports deaths, and the wake-up."""
@@ -153,37 +166,37 @@ class ProcessTransport(Transport):
         objects.append(self._wake_end)
         return objects
 
-    def _wait(self, objects: list[Any], timeout_s: float | None) -> None:
+    def _wait(self, objects: list[Any], timeout_s: float | None) -> list[Any]:
         unsent = [channel for channel in self._channels.values() if channel.has_unsent]
         if not unsent:
-            wait(objects, timeout_s)
-            return
+            return wait(objects, timeout_s)
         with selectors.DefaultSelector() as selector:
             for item in objects:
                 selector.register(item, selectors.EVENT_READ)
             for channel in unsent:
-                events = selectors.EVENT_READ | selectors.EVENT_WRITE
-                if channel in objects:
-                    selector.modify(channel, events)
-                else:
-                    selector.register(channel, selectors.EVENT_WRITE)
-            selector.select(timeout_s)
+                selector.register(channel.write_fd, selectors.EVENT_WRITE)
+            events = selector.select(timeout_s)
         for channel in unsent:
             with contextlib.suppress(ChannelClosedError):  # its death is reported
                 channel.flush()
+        return [key.fileobj for key, mask in events if mask & selectors.EVENT_READ]
 
-    def _read(self, host_id: int, arrivals: list[tuple[int, Arrival]]) -> None:
+    def _read(self, host_id: int, arrivals: list[tuple[int, Arrival]]) -> bool:
+        """Append what one host has sent; False if that is nothing."""
         channel = self._channels.get(host_id)
         if channel is None:
-            return
+            return False
         try:
-            for frame in channel.receive():
+            frames = channel.receive()
+            for frame in frames:
                 arrivals.append((host_id, frame.message()))  # noqa: PERF401 - kept if one fails
+            return bool(frames)
         except FrameError as error:
             arrivals.append((host_id, Garbage(str(error))))
             self.kill(host_id)
         except ChannelClosedError:
             self.kill(host_id)  # a worker that has let go of its connection is of no use
+        return False
 
     def wake(self) -> None:
         """Make `poll` return."""

@@ -5,7 +5,7 @@ sent; so forking it is safe whatever the trainer does with threads, GPUs or MPI.
 the user: factories reach the workers over their own connections. It reaps its workers, reports how
 they ended, and kills them and ends when the trainer closes the control socket or dies.
 
-Control messages are records of a SEQPACKET socket. To the server: START (with the worker's end of
+Control messages are records of a SEQPACKET socket. To the server: START (with the worker's ends of
 its connection and, perhaps, the shared memory as file descriptors) and SIGNAL. From it: STARTED,
 NOT_STARTED and ENDED.
 """
@@ -30,7 +30,7 @@ RECORD = struct.Struct("<Bqq")
 """Kind, host_id, and a number: a signal, a pid, an errno or an exit status."""
 
 START, SIGNAL, STARTED, NOT_STARTED, ENDED = range(5)
-MAX_FDS = 2
+MAX_FDS = 3
 _PR_SET_PDEATHSIG = 1
 
 
@@ -113,8 +113,8 @@ class WorkerServer:
                 os.close(fd)
             self._control.close()
             worker.isolate_process()
-            channel = FrameChannel(socket.socket(fileno=fds[0]), blocking=True)
-            code = worker.run_worker(channel, fds[1] if len(fds) > 1 else None)
+            channel = FrameChannel(fds[0], fds[1], blocking=True)
+            code = worker.run_worker(channel, fds[2] if len(fds) > 2 else None)
         except BaseException:
             sys.excepthook(*sys.exc_info())
         finally:

@@ -18,7 +18,8 @@ import sys
 import threading
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from multiprocessing.connection import Connection
 from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
 from typing import Any
@@ -86,18 +87,19 @@ class ServerSpawner(Spawner):
     ) -> Channel:
         """Have the server fork a worker."""
         control = self._ensure_server()
-        ours, theirs = socket.socketpair()
-        with theirs:
-            fds = [theirs.fileno()] if memory_fd is None else [theirs.fileno(), memory_fd]
-            try:
-                _await_writable(control)
-                socket.send_fds(control, [server.RECORD.pack(server.START, host_id, 0)], fds)
-            except OSError:
-                ours.close()
-                self._drop_server()
-                raise
+        ours, theirs = _pipe_pairs()
+        try:
+            fds = [*theirs] if memory_fd is None else [*theirs, memory_fd]
+            _await_writable(control)
+            socket.send_fds(control, [server.RECORD.pack(server.START, host_id, 0)], fds)
+        except OSError:
+            _close_all(ours)
+            self._drop_server()
+            raise
+        finally:
+            _close_all(theirs)
         self._alive.add(host_id)
-        return FrameChannel(ours, blocking=False)
+        return FrameChannel(*ours, blocking=False)
 
     def _ensure_server(self) -> socket.socket:
         if self._control is not None:
@@ -216,13 +218,7 @@ class MultiprocessingSpawner(Spawner):
         self, host_id: int, env_id: int, memory_fd: int | None, factory: EnvFactory
     ) -> Channel:
         """Start a process that ends with this one."""
-        ours, theirs = self._context.Pipe()
-        channel: Channel
-        if sys.platform == "win32":
-            channel = PipeChannel(ours, blocking=False)
-        else:
-            channel = FrameChannel(socket.socket(fileno=os.dup(ours.fileno())), blocking=False)
-            ours.close()
+        channel, theirs = self._connection()
         try:
             process = self._context.Process(  # type: ignore[attr-defined]
                 target=_run_process,
@@ -230,7 +226,7 @@ class MultiprocessingSpawner(Spawner):
                     theirs,
                     self._transferable(memory_fd),
                     factory if self.inherits_factories else None,
-                    [channel.fileno(), *_PARENT_FDS] if self.inherits_factories else [],
+                    [*channel.fds, *_PARENT_FDS] if self.inherits_factories else [],
                 ),
                 name=f"envmgr-env-{env_id}",
                 daemon=self._settings.daemon,
@@ -241,11 +237,21 @@ class MultiprocessingSpawner(Spawner):
             channel.close()
             raise
         finally:
-            theirs.close()
+            for end in theirs:
+                end.close()
         self._processes[host_id] = process
         if hasattr(os, "pidfd_open"):
             self._pidfds[host_id] = os.pidfd_open(process.pid)
         return channel
+
+    def _connection(self) -> tuple[Channel, tuple[Connection, ...]]:
+        """Return the parent's channel, and the worker's ends."""
+        if sys.platform == "win32":
+            ours, theirs = self._context.Pipe()
+            return PipeChannel(ours, blocking=False), (theirs,)
+        ours, theirs = _pipe_pairs()
+        read, write = Connection(theirs[0], writable=False), Connection(theirs[1], readable=False)
+        return FrameChannel(*ours, blocking=False), (read, write)
 
     def _transferable(self, memory_fd: int | None) -> Any:
         if memory_fd is None or self._method == "fork":
@@ -349,6 +355,22 @@ def forget_fd(fd: int) -> None:
     _PARENT_FDS.discard(fd)
 
 
+def _pipe_pairs() -> tuple[tuple[int, int], tuple[int, int]]:
+    """Return the (read, write) fds of both ends of a new connection."""
+    their_read, our_write = os.pipe()
+    try:
+        our_read, their_write = os.pipe()
+    except OSError:
+        _close_all((their_read, our_write))
+        raise
+    return (our_read, our_write), (their_read, their_write)
+
+
+def _close_all(fds: Iterable[int]) -> None:
+    for fd in fds:
+        os.close(fd)
+
+
 def _kill_group(pid: int | None, number: int) -> None:
     if pid is None:
         return
@@ -359,7 +381,10 @@ def _kill_group(pid: int | None, number: int) -> None:
 
 
 def _run_process(
-    connection: Any, memory_fd: int | None, factory: EnvFactory | None, not_ours: list[int]
+    ends: tuple[Connection, ...],
+    memory_fd: int | None,
+    factory: EnvFactory | None,
+    not_ours: list[int],
 ) -> None:
     for fd in not_ours:
         with contextlib.suppress(OSError):
@@ -368,10 +393,11 @@ def _run_process(
     worker.end_with_parent(_parent_waitable())
     channel: Channel
     if sys.platform == "win32":
-        channel = PipeChannel(connection, blocking=True)
+        channel = PipeChannel(ends[0], blocking=True)
     else:
-        channel = FrameChannel(socket.socket(fileno=os.dup(connection.fileno())), blocking=True)
-        connection.close()
+        channel = FrameChannel(*(os.dup(end.fileno()) for end in ends), blocking=True)
+        for end in ends:
+            end.close()
     code = worker.run_worker(channel, memory_fd, factory)
     sys.stdout.flush()
     sys.stderr.flush()
