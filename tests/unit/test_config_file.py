@@ -264,6 +264,14 @@ def test_later_overrides_win_and_build_on_earlier_ones() -> None:
     assert cfg.env.kwargs == {"a": {"b": 1, "c": 2}}
 
 
+def test_override_below_null() -> None:
+    cfg = load_config(
+        {"manager": None, "env": {"id": "X", "kwargs": None}},
+        set=["manager.env_num=3", "env.kwargs.a=1"],
+    )
+    assert (cfg.manager.env_num, cfg.env.kwargs) == (3, {"a": 1})
+
+
 def test_override_does_not_reach_what_shares_an_alias(tmp_path: Path) -> None:
     text = "env: {id: X, kwargs: {a: &a {x: 1}, b: *a}}"
     cfg = load_config(write(tmp_path, text), set=["env.kwargs.b.x=2"])
@@ -342,6 +350,17 @@ def test_override_of_a_whole_mapping_forgets_what_the_file_gave(tmp_path: Path) 
     assert origins["manager.seed"] == "set"
     assert origins["env.kwargs"] == "set"
     assert not any(key.startswith(("manager.seed.", "env.kwargs.")) for key in origins)
+
+
+def test_override_of_a_part_or_a_whole_leaves_no_origin_of_what_it_replaced() -> None:
+    source = {"manager": {"worker_env": {"allow": ["A"]}}}
+    origins = resolve_config(source, set=["manager.worker_env={deny: [B]}"]).origins
+    assert origins["manager.worker_env.allow"] == "default"
+    assert origins["manager.worker_env.deny"] == "set"
+    source = {"manager": {"worker_env": None}}
+    origins = resolve_config(source, set=["manager.worker_env.deny=[B]"]).origins
+    assert origins["manager.worker_env.allow"] == "default"
+    assert origins["manager.worker_env.deny"] == "set"
 
 
 # --- imports -------------------------------------------------------------------------------------
