@@ -15,7 +15,7 @@ import math
 import os
 import socket
 import threading
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from multiprocessing.connection import wait
 from typing import Any
 
@@ -32,7 +32,7 @@ LOOK_EVERY_S = 0.5
 ordinary replies do not wake it, but a reset that failed behind such a step has to be seen."""
 
 NARROW_S = 0.05
-"""How long a gather looks at nothing but the hosts whose timesteps it wants."""
+"""How long a wait may look at nothing but its pivot."""
 
 _IN_BACKGROUND = frozenset(
     (Work.STARTING, Work.RESETTING, Work.CANCELLING, Work.ENDING, Work.PAUSING)
@@ -99,14 +99,12 @@ class Engine:
 
     def collect(self) -> None:
         """Apply everything that has arrived, without waiting. The lock is held."""
-        busy = [s.host_id for s in self.supervisor.slots if s.work is not Work.NONE]
-        self._pump([i for i in busy if i is not None], 0.0)
+        self._pump(0.0)
 
     def wait_until(
         self,
         finished: Callable[[], bool],
         *,
-        hosts: Callable[[], Collection[int]] | None = None,
         pivot: Callable[[], int | None] | None = None,
         deadline: float = math.inf,
         doing: str,
@@ -115,9 +113,8 @@ class Engine:
 
         Args:
             finished: asked after each arrival.
-            hosts: hosts whose replies are all wanted: at first only they are looked at, which is
-                cheaper; whatever else goes on is looked after when this takes longer.
-            pivot: the one of them to wait for.
+            pivot: a host whose reply is wanted in any case: waiting for it alone spares wake-ups.
+                When that takes long, whatever else goes on is looked after, too.
             deadline: on the clock.
             doing: what this is, for the warning after a long wait.
 
@@ -137,11 +134,10 @@ class Engine:
                 self._warn(doing)
                 warn_at = now + WARN_EVERY_S
             until = min(deadline, warn_at, self.supervisor.hosts.earliest_deadline)
-            if hosts is not None and pivot is not None and now < narrow_until:
-                until = min(until, narrow_until)
-                self._pump(hosts(), max(until - now, 0.0), pivot())
+            if pivot is not None and now < narrow_until:
+                self._pump(max(min(until, narrow_until) - now, 0.0), pivot())
             else:
-                self._pump(None, max(until - now, 0.0))
+                self._pump(max(until - now, 0.0))
             if self._closing:
                 raise ManagerClosedError("the manager was closed by another thread")
         return True
@@ -150,17 +146,15 @@ class Engine:
         """As `wait_until`, for at most so many seconds from now."""
         return self.wait_until(finished, deadline=self._clock() + seconds, doing="this")
 
-    def _pump(
-        self, hosts: Collection[int] | None, timeout_s: float | None, pivot: int | None = None
-    ) -> None:
+    def _pump(self, timeout_s: float | None, pivot: int | None = None) -> None:
         supervisor = self.supervisor
         handle = supervisor.handle
-        for host_id, arrival in self.transport.poll(hosts, timeout_s, pivot=pivot):
+        for host_id, arrival in self.transport.poll(timeout_s, pivot=pivot):
             handle(host_id, arrival)
         if self._closing:
             return
         if supervisor.hosts.earliest_deadline <= self._clock():
-            for host_id, arrival in self.transport.poll(None, 0.0):
+            for host_id, arrival in self.transport.poll(0.0):
                 handle(host_id, arrival)
             supervisor.expire()
 

@@ -35,7 +35,6 @@ class Gather:
         # is woken a few times instead of once for each env.
         self._engine.wait_until(
             finished,
-            hosts=lambda: [s.host_id for s in missing if s.host_id is not None],
             pivot=lambda: missing[len(missing) // 2].host_id,
             doing="step",
         )

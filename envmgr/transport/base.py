@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -115,15 +115,13 @@ class Transport(ABC):
 
     @abstractmethod
     def poll(
-        self, hosts: Collection[int] | None, timeout_s: float | None, *, pivot: int | None = None
+        self, timeout_s: float | None, *, pivot: int | None = None
     ) -> list[tuple[int, Arrival]]:
         """Wait for arrivals and return all there are.
 
         Args:
-            hosts: host_ids whose messages are wanted; None for all. Deaths are always reported.
             timeout_s: 0 does not wait; None waits until something arrives or `wake` is called.
-            pivot: wait for this host rather than for any of them (all are wanted anyway), which
-                spares wake-ups.
+            pivot: wait for this host rather than for any of them, which spares wake-ups.
 
         Returns:
             (host_id, arrival) pairs, in the order of each host; empty on timeout or `wake`.
@@ -131,7 +129,7 @@ class Transport(ABC):
 
     @abstractmethod
     def waitables(self, hosts: Iterable[int]) -> list[Any]:
-        """Return objects that become readable when `poll(hosts, 0)` would find something."""
+        """Return objects that become readable when one of `hosts` has sent something or died."""
 
     @abstractmethod
     def wake(self) -> None:

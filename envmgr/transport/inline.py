@@ -8,7 +8,7 @@ import signal
 import threading
 import time
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -108,7 +108,7 @@ class InlineTransport(Transport):
             entry.inbox.append(prepared)
 
     def poll(
-        self, hosts: Collection[int] | None, timeout_s: float | None, *, pivot: int | None = None
+        self, timeout_s: float | None, *, pivot: int | None = None
     ) -> list[tuple[int, Arrival]]:
         """Run all queued work, or sleep for `timeout_s` if there is none."""
         arrivals: list[tuple[int, Arrival]] = self._ended

@@ -15,7 +15,7 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from multiprocessing.connection import wait
 from typing import Any
 
@@ -25,6 +25,7 @@ from envmgr.errors import ConfigError
 from envmgr.protocol import FrameError, Message, Op, encode
 from envmgr.transport.base import Arrival, Garbage, HostDied, HostSpec, Transport, WorkerSettings
 from envmgr.transport.channel import Channel, ChannelClosedError, FrameChannel, PipeChannel
+from envmgr.transport.ready import ReadySet
 from envmgr.transport.spawners import Spawner, forget_fd, keep_from_children
 from envmgr.transport.worker import Orders
 from envmgr.types import EnvFactory
@@ -56,6 +57,9 @@ class ProcessTransport(Transport):
         for end in (self._wake_end, self._wake_signal):
             end.setblocking(False)
             keep_from_children(end.fileno())
+        self._ready = ReadySet()
+        self._ready.add(self._wake_end)
+        spawner.report_to(self._ready)
 
     # -- hosts ------------------------------------------------------------------------------
 
@@ -76,6 +80,7 @@ class ProcessTransport(Transport):
                 continue
             for fd in channel.fds:
                 keep_from_children(fd)
+            self._ready.add(channel)
             channel.host_id = spec.host_id
             self._channels[spec.host_id] = channel
             self._alive.add(spec.host_id)
@@ -107,6 +112,7 @@ class ProcessTransport(Transport):
     def _drop_channel(self, host_id: int) -> None:
         channel = self._channels.pop(host_id, None)
         if channel is not None:
+            self._ready.discard(channel)
             for fd in channel.fds:
                 forget_fd(fd)
             channel.close()
@@ -128,27 +134,31 @@ class ProcessTransport(Transport):
             self.kill(host_id)
 
     def poll(
-        self, hosts: Collection[int] | None, timeout_s: float | None, *, pivot: int | None = None
+        self, timeout_s: float | None, *, pivot: int | None = None
     ) -> list[tuple[int, Arrival]]:
         """Wait with `connection.wait`, then read what has come."""
-        wanted: Collection[int] = list(self._channels) if hosts is None else hosts
-        deaths = True
         if timeout_s != 0.0 and not self._lost:
-            ready = self._wait(self.waitables(wanted if pivot is None else (pivot,)), timeout_s)
-            if pivot is None:
-                wanted = [item.host_id for item in ready if isinstance(item, _CHANNELS)]
-            deaths = len(ready) > len(wanted) or pivot is not None
-            if self._wake_end in ready:
-                self._silence_wake()
+            self._wait(self._watched(pivot), timeout_s)
         arrivals: list[tuple[int, Arrival]] = []
-        for host_id in wanted:
-            self._read(host_id, arrivals)
+        deaths = False
+        for item in self._ready.ready():
+            if isinstance(item, _CHANNELS):
+                self._read(item.host_id, arrivals)
+            elif item is self._wake_end:
+                self._silence_wake()
+            else:
+                deaths = True
         if deaths:
             self._collect_deaths(arrivals)
         if self._lost:
             arrivals += self._lost
             self._lost = []
         return arrivals
+
+    def _watched(self, pivot: int | None) -> list[Any]:
+        if pivot is None or pivot not in self._channels:
+            return self._ready.waitables()
+        return [self._channels[pivot], self._spawner.death_of(pivot), self._wake_end]
 
     def _collect_deaths(self, arrivals: list[tuple[int, Arrival]]) -> None:
         for host_id, died in self._spawner.deaths():
@@ -159,27 +169,25 @@ class ProcessTransport(Transport):
             arrivals.append((host_id, died))
 
     def waitables(self, hosts: Iterable[int]) -> list[Any]:
-        """Return connections, what reports deaths, and the wake-up."""
-        channels = self._channels
-        objects: list[Any] = [channels[i] for i in hosts if i in channels]
-        objects += self._spawner.waitables()
-        objects.append(self._wake_end)
-        return objects
+        """Return connections, and what reports the deaths of their hosts."""
+        present = [i for i in hosts if i in self._alive]
+        channels = [self._channels[i] for i in present if i in self._channels]
+        return [*channels, *{self._spawner.death_of(i) for i in present}]
 
-    def _wait(self, objects: list[Any], timeout_s: float | None) -> list[Any]:
+    def _wait(self, objects: list[Any], timeout_s: float | None) -> None:
         unsent = [channel for channel in self._channels.values() if channel.has_unsent]
         if not unsent:
-            return wait(objects, timeout_s)
+            wait(objects, timeout_s)
+            return
         with selectors.DefaultSelector() as selector:
             for item in objects:
                 selector.register(item, selectors.EVENT_READ)
             for channel in unsent:
                 selector.register(channel.write_fd, selectors.EVENT_WRITE)
-            events = selector.select(timeout_s)
+            selector.select(timeout_s)
         for channel in unsent:
             with contextlib.suppress(ChannelClosedError):  # its death is reported
                 channel.flush()
-        return [key.fileobj for key, mask in events if mask & selectors.EVENT_READ]
 
     def _read(self, host_id: int, arrivals: list[tuple[int, Arrival]]) -> bool:
         """Append what one host has sent; False if that is nothing."""
@@ -248,13 +256,14 @@ class ProcessTransport(Transport):
             remaining_s = end - time.monotonic()
             if remaining_s <= 0.0:
                 return False
-            self.poll(None, remaining_s)
+            self.poll(remaining_s)
         return True
 
     def _release(self) -> None:
         for end in (self._wake_end, self._wake_signal):
             forget_fd(end.fileno())
             end.close()
+        self._ready.close()
         if self._memory is not None:
             with contextlib.suppress(BufferError):  # views handed out keep it alive until they go
                 self._memory.close()

@@ -28,6 +28,7 @@ from envmgr.errors import ConfigError, LaunchError, StateError
 from envmgr.transport import server, worker
 from envmgr.transport.base import HostDied, WorkerSettings
 from envmgr.transport.channel import Channel, FrameChannel, PipeChannel
+from envmgr.transport.ready import ReadySet
 from envmgr.types import EnvFactory
 
 _SERVER_PATIENCE_S = 5.0
@@ -55,9 +56,13 @@ class Spawner(ABC):
         """Whether workers get their factory without pickling."""
         return False
 
+    def report_to(self, ready: ReadySet) -> None:
+        """Keep in `ready` what becomes readable when a worker dies."""
+        self._ready = ready
+
     @abstractmethod
-    def waitables(self) -> list[Any]:
-        """Return what becomes readable when a worker dies."""
+    def death_of(self, host_id: int) -> Any:
+        """Return what becomes readable when this worker dies; perhaps when others do, too."""
 
     @abstractmethod
     def deaths(self) -> list[tuple[int, HostDied]]:
@@ -117,11 +122,12 @@ class ServerSpawner(Spawner):
             )
         ours.setblocking(False)
         self._control = ours
+        self._ready.add(ours)
         return ours
 
-    def waitables(self) -> list[Any]:
+    def death_of(self, host_id: int) -> Any:
         """Return the control socket."""
-        return [] if self._control is None else [self._control]
+        return self._ensure_server()
 
     def deaths(self) -> list[tuple[int, HostDied]]:
         """Read what the server reports."""
@@ -159,19 +165,21 @@ class ServerSpawner(Spawner):
         """Let the kernel kill the workers of a server that is gone or does not answer."""
         self._died += [(i, HostDied(None, "the worker server ended")) for i in self._alive]
         self._alive.clear()
-        if self._control is not None:
-            self._control.close()
-            self._control = None
+        self._close_control()
         if self._process is not None:
             self._process.kill()
             self._process.wait()
             self._process = None
 
-    def close(self) -> None:
-        """Let the server kill its workers and end; kill it if it does not within a second."""
+    def _close_control(self) -> None:
         if self._control is not None:
+            self._ready.discard(self._control)
             self._control.close()
             self._control = None
+
+    def close(self) -> None:
+        """Let the server kill its workers and end; kill it if it does not within a second."""
+        self._close_control()
         if self._process is not None:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(1.0)
@@ -242,6 +250,7 @@ class MultiprocessingSpawner(Spawner):
         self._processes[host_id] = process
         if hasattr(os, "pidfd_open"):
             self._pidfds[host_id] = os.pidfd_open(process.pid)
+        self._ready.add(self.death_of(host_id))
         return channel
 
     def _connection(self) -> tuple[Channel, tuple[Connection, ...]]:
@@ -277,16 +286,19 @@ class MultiprocessingSpawner(Spawner):
         finally:
             worker.replace_environment(os.environ, before)
 
-    def waitables(self) -> list[Any]:
-        """Return a pidfd of each process; sentinels where there are none."""
-        if self._pidfds:
-            return list(self._pidfds.values())
-        return [process.sentinel for process in self._processes.values()]
+    def death_of(self, host_id: int) -> Any:
+        """Return a pidfd of the process, or its sentinel where there are no pidfds.
+
+        A pidfd, because a sentinel stays silent while children of the worker keep its pipe open.
+        """
+        pidfd = self._pidfds.get(host_id)
+        return self._processes[host_id].sentinel if pidfd is None else pidfd
 
     def deaths(self) -> list[tuple[int, HostDied]]:
         """Reap what has ended."""
         died: list[tuple[int, HostDied]] = []
         for host_id in self._ended():
+            self._ready.discard(self.death_of(host_id))
             process = self._processes.pop(host_id)
             process.join()
             _kill_group(process.pid, signal.SIGKILL)  # what it started and left behind

@@ -1,0 +1,56 @@
+"""Which of many connections have something to read, at a cost that does not grow with their number.
+
+`multiprocessing.connection.wait` registers every object anew at each call: 50 us for 64 of them. On
+Linux they are registered once with an epoll, which `wait` then sees as one single object; elsewhere
+`wait` is given all of them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import select
+from multiprocessing.connection import wait
+from typing import Any
+
+
+class ReadySet:
+    """Objects with a `fileno()`, and which of them are readable."""
+
+    def __init__(self) -> None:
+        self._objects: dict[int, Any] = {}
+        self._epoll = select.epoll() if hasattr(select, "epoll") else None
+
+    def add(self, item: Any) -> None:
+        """Watch an object, or an fd."""
+        fd = _fd_of(item)
+        self._objects[fd] = item
+        if self._epoll is not None:
+            self._epoll.register(fd, select.EPOLLIN)
+
+    def discard(self, item: Any) -> None:
+        """Watch it no longer; to be called before it is closed."""
+        fd = _fd_of(item)
+        if self._objects.pop(fd, None) is not None and self._epoll is not None:
+            with contextlib.suppress(OSError):  # closed by somebody else
+                self._epoll.unregister(fd)
+
+    def waitables(self) -> list[Any]:
+        """Return what `wait` has to be given to notice any of them."""
+        return list(self._objects.values()) if self._epoll is None else [self._epoll]
+
+    def ready(self) -> list[Any]:
+        """Return those that are readable now; does not wait."""
+        if self._epoll is None:
+            return wait(list(self._objects.values()), 0.0)
+        objects = self._objects
+        return [objects[fd] for fd, _ in self._epoll.poll(0.0) if fd in objects]
+
+    def close(self) -> None:
+        """Release the epoll."""
+        self._objects.clear()
+        if self._epoll is not None:
+            self._epoll.close()
+
+
+def _fd_of(item: Any) -> int:
+    return item if isinstance(item, int) else int(item.fileno())
