@@ -1,0 +1,452 @@
+"""Fakes for tests of the core: a clock that is moved by hand, and a transport without hosts.
+
+With them the supervisor and the engine run without processes, threads and real time: a wait moves
+the clock to the moment at which the next thing happens, or by its timeout.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from envmgr.host import HostSettings
+from envmgr.protocol import (
+    AfterStep,
+    EnvDescription,
+    EpisodePlan,
+    FailureKind,
+    Message,
+    Op,
+    RemoteFailure,
+    ResetOrder,
+)
+from envmgr.transport.base import Arrival, Garbage, HostDied, HostSpec, Transport
+
+KILLED = -9
+"""Exit status of a process that SIGKILL ended."""
+
+_HAS_REPLY = frozenset(
+    (Op.HELLO, Op.RESET, Op.STEP, Op.RENEW, Op.CALL, Op.GET_ATTR, Op.SET_ATTR, Op.CLOSE)
+)
+
+
+class FakeClock:
+    """Monotonic seconds that pass only when told to.
+
+    Args:
+        now: the first moment. Seconds that are multiples of 1/64 add up without rounding.
+    """
+
+    def __init__(self, now: float = 1000.0) -> None:
+        self._now = now
+
+    def __call__(self) -> float:
+        return self._now
+
+    def advance(self, seconds: float) -> None:
+        """Let time pass."""
+        self.advance_to(self._now + seconds)
+
+    def advance_to(self, moment: float) -> None:
+        """Let time pass until `moment`.
+
+        Raises:
+            ValueError: it has passed already.
+        """
+        if moment < self._now:
+            raise ValueError(f"the clock is at {self._now} and cannot go back to {moment}")
+        self._now = moment
+
+
+class WouldWaitForEverError(AssertionError):
+    """A wait without timeout, while nothing is on its way: a real manager would hang here."""
+
+
+class BrokenContractError(AssertionError):
+    """The transport was used as `Transport` says it must not be, or was told to break its word."""
+
+
+class Poll(NamedTuple):
+    """One call of `FakeTransport.poll`."""
+
+    hosts: frozenset[int] | None
+    timeout_s: float | None
+    pivot: int | None
+
+
+@dataclass
+class FakeHost:
+    """A host of a `FakeTransport`, from its start to its death and beyond.
+
+    Attributes:
+        spec: as the transport was given it.
+        received: all requests, in order; the first is the HELLO that `start` implies.
+        request: the newest of them that wants a reply.
+        killed: `Transport.kill` was called.
+        ended: it died; its last arrival is on its way.
+        reported: its death has been handed out by `poll`.
+    """
+
+    spec: HostSpec
+    received: list[Message] = field(default_factory=list)
+    request: Message = field(init=False)
+    killed: bool = False
+    ended: bool = False
+    reported: bool = False
+    latest_arrival: float = float("-inf")
+
+    def __post_init__(self) -> None:
+        spec = self.spec
+        self.take(Message(Op.HELLO, spec.env_id, spec.generation, spec.request_id, None))
+
+    @property
+    def host_id(self) -> int:
+        """Its id."""
+        return self.spec.host_id
+
+    @property
+    def env_id(self) -> int:
+        """The env that it runs."""
+        return self.spec.env_id
+
+    def take(self, message: Message) -> None:
+        """Remember a request."""
+        self.received.append(message)
+        if message.op in _HAS_REPLY and message.request_id != 0:
+            self.request = message
+
+    def requests(self, op: Op) -> list[Message]:
+        """Return the requests of one operation, in order."""
+        return [message for message in self.received if message.op == op]
+
+
+Answer = Callable[[FakeHost, Message], Iterable[tuple[float, Arrival]]]
+"""What a host answers to a request: arrivals, each so many seconds after the one before it."""
+
+
+class FakeTransport(Transport):
+    """Hosts that answer as they are told to, at moments of a fake clock.
+
+    Tests play the hosts: `reply`, `fail`, `die`, `garbage` and `arrive` make something arrive, now
+    or later. With `answer`, hosts reply by themselves. `poll` never waits: it moves the clock to
+    the moment at which the next thing happens, at most by its timeout.
+
+    It keeps the promises of `Transport` (the order of each host, deaths last and always reported,
+    nothing but the death of a killed host) and raises BrokenContractError when its user does not.
+
+    Args:
+        clock: moved by `poll`.
+        answer: replies of all hosts to all requests; None leaves them to the test. May be set at
+            any time.
+        has_memory: whether `place` gives memory.
+        kill_takes_s: seconds from `kill` to the death; None leaves the death to the test.
+
+    Attributes:
+        hosts: every host that was ever started, by host_id.
+        sent: (host_id, request) of everything sent, in order.
+        killed: host_ids in the order of `kill`.
+        polls: every call of `poll`.
+        memory: what `place` gave.
+        closed_with_s: the grace that `close` was given; None until then.
+        refused: env_ids whose requests `prepare` refuses, with the error it raises.
+    """
+
+    def __init__(
+        self,
+        clock: FakeClock,
+        *,
+        answer: Answer | None = None,
+        has_memory: bool = False,
+        kill_takes_s: float | None = 0.0,
+    ) -> None:
+        self.clock = clock
+        self.answer = answer
+        self.has_memory = has_memory
+        self.kill_takes_s = kill_takes_s
+        self.hosts: dict[int, FakeHost] = {}
+        self.sent: list[tuple[int, Message]] = []
+        self.killed: list[int] = []
+        self.polls: list[Poll] = []
+        self.memory: memoryview | None = None
+        self.closed_with_s: float | None = None
+        self.refused: dict[int, Exception] = {}
+        self._events: list[tuple[float, int, int | None, Any]] = []
+        self._count = itertools.count()
+        self._woken = False
+
+    # -- what tests do ----------------------------------------------------------------------
+
+    def host_of(self, env_id: int) -> FakeHost:
+        """Return the newest host that was started for an env."""
+        return [host for host in self.hosts.values() if host.env_id == env_id][-1]
+
+    def arrive(self, host_id: int, arrival: Arrival, after_s: float = 0.0) -> None:
+        """Have something arrive from a host, after all that is on its way from it."""
+        host = self.hosts[host_id]
+        if host.ended:
+            raise BrokenContractError(f"nothing comes from host {host_id}: it is dead")
+        if host.killed and not isinstance(arrival, HostDied):
+            raise BrokenContractError(f"host {host_id} was killed: only its death still comes")
+        host.ended = isinstance(arrival, HostDied)
+        host.latest_arrival = max(host.latest_arrival, self.clock() + after_s)
+        self._schedule(host.latest_arrival, host_id, arrival)
+
+    def reply(self, env_id: int, op: Op, payload: Any = None, after_s: float = 0.0) -> None:
+        """Have the newest host of an env reply to its newest request."""
+        host = self.host_of(env_id)
+        self.arrive(host.host_id, host.request._replace(op=op, payload=payload), after_s)
+
+    def fail(
+        self,
+        env_id: int,
+        during: str = "step",
+        kind: FailureKind = FailureKind.RAISED,
+        *,
+        message: str = "boom",
+        info: Any = None,
+        after_s: float = 0.0,
+    ) -> None:
+        """Have the newest host of an env report a failure in its newest request."""
+        failure = RemoteFailure(kind, during, "RuntimeError", message, info=info)
+        self.reply(env_id, Op.FAILED, failure, after_s)
+
+    def die(self, env_id: int, exit_status: int | None = KILLED, after_s: float = 0.0) -> None:
+        """End the newest host of an env; what it has sent arrives before its death does."""
+        self.arrive(self.host_of(env_id).host_id, HostDied(exit_status), after_s)
+
+    def garbage(self, env_id: int, after_s: float = 0.0) -> None:
+        """Have garbage arrive from the newest host of an env."""
+        self.arrive(self.host_of(env_id).host_id, Garbage("these bytes are no frame"), after_s)
+
+    def call_after(self, seconds: float, function: Callable[[], object]) -> None:
+        """Have a function called while a `poll` waits: what another thread or a signal does."""
+        self._schedule(self.clock() + seconds, None, function)
+
+    @property
+    def next_event(self) -> float | None:
+        """The moment at which something happens next by itself; None for never."""
+        return self._events[0][0] if self._events else None
+
+    def _schedule(self, moment: float, host_id: int | None, what: Any) -> None:
+        heapq.heappush(self._events, (moment, next(self._count), host_id, what))
+
+    # -- the contract -----------------------------------------------------------------------
+
+    def start(self, specs: Sequence[HostSpec]) -> None:
+        """Remember hosts, and have them answer if they do so by themselves."""
+        for spec in specs:
+            if spec.host_id in self.hosts:
+                raise BrokenContractError(f"host_id {spec.host_id} is used twice")
+            host = self.hosts[spec.host_id] = FakeHost(spec)
+            self._answer(host, host.request)
+
+    def prepare(self, host_id: int, message: Message) -> Message:
+        """Return the message itself, or raise as `refused` says."""
+        if message.env_id in self.refused:
+            raise self.refused[message.env_id]
+        return message
+
+    def send(self, host_id: int, prepared: Any) -> None:
+        """Remember a request, and have the host answer it if it does so by itself."""
+        host = self.hosts[host_id]
+        if host.reported:
+            raise BrokenContractError(f"host {host_id} was reported dead and is sent {prepared}")
+        self.sent.append((host_id, prepared))
+        if host.killed or host.ended:
+            return  # its death is on its way
+        host.take(prepared)
+        self._answer(host, prepared)
+
+    def _answer(self, host: FakeHost, message: Message) -> None:
+        if self.answer is None:
+            return
+        after_s = 0.0
+        for pause_s, arrival in self.answer(host, message):
+            after_s += pause_s
+            self.arrive(host.host_id, arrival, after_s)
+
+    def poll(
+        self, hosts: Iterable[int] | None, timeout_s: float | None, *, pivot: int | None = None
+    ) -> list[tuple[int, Arrival]]:
+        """Return what has arrived; if nothing has, move the clock on instead of waiting."""
+        wanted = None if hosts is None else frozenset(hosts)
+        self.polls.append(Poll(wanted, timeout_s, pivot))
+        arrivals = self._take(wanted)
+        if not arrivals and timeout_s != 0.0:
+            self._wait(wanted, timeout_s, pivot)
+            arrivals = self._take(wanted)
+        self._woken = False
+        return arrivals
+
+    def _take(self, wanted: frozenset[int] | None) -> list[tuple[int, Arrival]]:
+        arrivals: list[tuple[int, Arrival]] = []
+        dead = {e[2] for e in self._events if e[0] <= self.clock() and isinstance(e[3], HostDied)}
+        left = []
+        while self._events and self._events[0][0] <= self.clock():
+            event = heapq.heappop(self._events)
+            _, _, host_id, what = event
+            if host_id is None:
+                what()
+            elif _matches(event, wanted) or host_id in dead:  # all that a dead host has sent
+                arrivals.append((host_id, what))
+                self.hosts[host_id].reported = isinstance(what, HostDied)
+            else:
+                left.append(event)
+        for event in left:
+            heapq.heappush(self._events, event)
+        return arrivals
+
+    def _wait(self, wanted: frozenset[int] | None, timeout_s: float | None, pivot: Any) -> None:
+        watched = wanted if pivot is None else frozenset((pivot,))
+        limit = float("inf") if timeout_s is None else self.clock() + timeout_s
+        while not self._woken:
+            event = min(
+                (e for e in self._events if e[2] is None or _matches(e, watched)), default=None
+            )
+            if event is None or event[0] > limit:
+                if timeout_s is None:
+                    raise WouldWaitForEverError("poll without timeout, and nothing is on its way")
+                self.clock.advance_to(limit)
+                return
+            self.clock.advance_to(max(event[0], self.clock()))
+            if event[2] is not None:
+                return
+            self._events.remove(event)
+            heapq.heapify(self._events)
+            event[3]()
+
+    def waitables(self, hosts: Iterable[int]) -> list[Any]:
+        """Return nothing: there is nothing to wait on."""
+        return []
+
+    def wake(self) -> None:
+        """End the present wait, or the next one."""
+        self._woken = True
+
+    def place(self, nbytes: int) -> memoryview | None:
+        """Give private memory, if this transport has memory."""
+        if self.memory is not None:
+            raise BrokenContractError("place is called once for each launch")
+        if self.has_memory:
+            self.memory = memoryview(bytearray(nbytes))
+        return self.memory
+
+    def kill(self, host_id: int) -> None:
+        """Forget what is on its way from a host; its death follows."""
+        host = self.hosts[host_id]
+        if host.reported:
+            raise BrokenContractError(f"host {host_id} was reported dead and is killed")
+        self.killed.append(host_id)
+        if host.ended:
+            return
+        host.killed = True
+        self._events = [event for event in self._events if event[2] != host_id]
+        heapq.heapify(self._events)
+        if self.kill_takes_s is not None:
+            self.arrive(host_id, HostDied(KILLED), self.kill_takes_s)
+
+    def close(self, grace_s: float) -> None:
+        """Forget everything."""
+        if self.closed_with_s is None:
+            self.closed_with_s = grace_s
+        self._events.clear()
+
+
+def _matches(event: tuple[float, int, int | None, Any], wanted: frozenset[int] | None) -> bool:
+    return wanted is None or event[2] in wanted or isinstance(event[3], HostDied)
+
+
+class ObsTag(NamedTuple):
+    """An observation that says where it comes from: the env, its generation, the request."""
+
+    env_id: int
+    generation: int
+    request_id: int
+    kind: str
+
+
+class FakeEnvs:
+    """Hosts that answer by themselves, in time and well: for `FakeTransport.answer`.
+
+    Observations are `ObsTag`s. They keep the plan of their reset order as a real host does.
+
+    Args:
+        episode_length: steps per episode; None for endless ones.
+        seconds: how long a request takes, by operation; 0.0 for those not named.
+        observation_space: what HELLO says. None has no layout: observations travel as they are.
+        observe: returns what a reply carries as observation, in place of an `ObsTag`.
+    """
+
+    def __init__(
+        self,
+        *,
+        episode_length: int | None = None,
+        seconds: Mapping[Op, float] | None = None,
+        observation_space: Any = None,
+        observe: Callable[[Message, str], Any] | None = None,
+    ) -> None:
+        self.episode_length = episode_length
+        self.seconds: dict[Op, float] = dict(seconds or {})
+        self.observation_space = observation_space
+        self._observe = observe or _tag
+        self._steps: dict[int, int] = {}
+        self._plans: dict[int, EpisodePlan] = {}
+
+    def __call__(self, host: FakeHost, message: Message) -> Iterable[tuple[float, Arrival]]:
+        """Return the replies to a request."""
+        if message.op == Op.ATTACH or message.request_id == 0:
+            return []
+        op = Op(message.op)
+        seconds = self.seconds.get(op, 0.0)
+        if op is Op.STEP:
+            return self._step(host, message, seconds)
+        if op is Op.CLOSE:
+            closed = message._replace(op=Op.CLOSED, payload=None)
+            return [(seconds, closed), (0.0, HostDied(0))]
+        return [(seconds, message._replace(**self._plain_reply(host, op, message)))]
+
+    def _plain_reply(self, host: FakeHost, op: Op, message: Message) -> dict[str, Any]:
+        if op in (Op.HELLO, Op.RENEW):
+            return {"op": Op.HELLO, "payload": description(self.observation_space)}
+        if op is Op.RESET:
+            order: ResetOrder = message.payload
+            self._plans[host.host_id] = order.plan
+            self._steps[host.host_id] = 0
+            obs = self._observe(message, "first")
+            return {"op": Op.RESET_DONE, "payload": (obs, {"params": dict(order.params)})}
+        return {"op": Op.RESULT, "payload": (op.name, message.payload)}
+
+    def _step(
+        self, host: FakeHost, message: Message, seconds: float
+    ) -> Iterable[tuple[float, Arrival]]:
+        steps = self._steps[host.host_id] = self._steps.get(host.host_id, 0) + 1
+        plan = self._plans[host.host_id]
+        done = steps == self.episode_length
+        resets = done and plan.auto_reset and plan.episodes_left > 0
+        after = AfterStep.RESETS if resets else AfterStep.NOTHING
+        obs = self._observe(message, "terminal" if done else "next")
+        payload = (obs, 1.0, done, {"action": message.payload}, after)
+        yield seconds, message._replace(op=Op.STEPPED, payload=payload)
+        if resets:
+            self._steps[host.host_id] = 0
+            left = plan.episodes_left - 1
+            self._plans[host.host_id] = plan._replace(episodes_left=left)
+            first = (self._observe(message, "first"), {"params": dict(plan.params)})
+            reset_s = self.seconds.get(Op.RESET, 0.0)
+            yield reset_s, message._replace(op=Op.RESET_DONE, payload=first)
+
+
+def _tag(message: Message, kind: str) -> ObsTag:
+    return ObsTag(message.env_id, message.generation, message.request_id, kind)
+
+
+def description(observation_space: Any = None, action_space: Any = None) -> EnvDescription:
+    """Return what a host says of its env in HELLO."""
+    return EnvDescription(observation_space, action_space, None, {}, None, None)
+
+
+NO_SETTINGS = HostSettings()
+"""Settings of hosts that run nothing."""

@@ -1,0 +1,194 @@
+"""The table of states and events: exactly these edges, and nothing changes by any other event."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from envmgr.errors import IllegalTransitionError
+from envmgr.lifecycle import (
+    TRANSITIONS,
+    EnvState,
+    Event,
+    StateTable,
+    edges,
+    is_ready,
+    mermaid_diagram,
+    next_state,
+)
+
+V, I, R, S, N, D, E = (  # noqa: E741 - letters keep the table below readable as a table
+    EnvState.VOID,
+    EnvState.INIT,
+    EnvState.RUN,
+    EnvState.RESET,
+    EnvState.NEED_RESET,
+    EnvState.DONE,
+    EnvState.ERROR,
+)
+STATES = (V, I, R, S, N, D, E)
+
+# What each event does in VOID, INIT, RUN, RESET, NEED_RESET, DONE, ERROR; None: it is illegal.
+# Written out a second time on purpose: whoever changes the table has to change this one too.
+EXPECTED = {
+    Event.LAUNCH: (I, None, None, None, None, None, None),
+    Event.BEGIN_RESET: (None, S, S, S, S, S, S),
+    Event.RESET_SUCCEEDED: (None, None, None, R, None, None, None),
+    Event.STEPPED: (None, None, R, None, None, None, None),
+    Event.EPISODE_ENDED: (None, None, S, None, None, None, None),
+    Event.EPISODE_ENDED_UNATTENDED: (None, None, N, None, None, None, None),
+    Event.BUDGET_SPENT: (None, None, D, None, None, None, None),
+    Event.FAILED: (None, E, E, E, None, None, E),
+    Event.RENEW: (None, None, None, None, I, I, I),
+    Event.REPAIRED_UNATTENDED: (None, N, None, None, None, None, N),
+    Event.DROP: (None, None, None, None, None, None, D),
+    Event.CLOSE: (V, V, V, V, V, V, V),
+}
+PAIRS = list(itertools.product(EnvState, Event))
+
+
+def expected(state: EnvState, event: Event) -> EnvState | None:
+    return EXPECTED[event][STATES.index(state)]
+
+
+def table_in(state: EnvState, env_num: int = 1) -> StateTable:
+    """Return a table whose envs are in `state`, brought there by legal events."""
+    ways = {
+        V: (),
+        I: (Event.LAUNCH,),
+        R: (Event.LAUNCH, Event.BEGIN_RESET, Event.RESET_SUCCEEDED),
+        S: (Event.LAUNCH, Event.BEGIN_RESET),
+        N: (
+            Event.LAUNCH,
+            Event.BEGIN_RESET,
+            Event.RESET_SUCCEEDED,
+            Event.EPISODE_ENDED_UNATTENDED,
+        ),
+        D: (Event.LAUNCH, Event.BEGIN_RESET, Event.RESET_SUCCEEDED, Event.BUDGET_SPENT),
+        E: (Event.LAUNCH, Event.FAILED),
+    }
+    table = StateTable(env_num)
+    for event in ways[state]:
+        table.apply_all(range(env_num), event)
+    return table
+
+
+def test_every_event_and_state_is_in_the_expected_table() -> None:
+    assert set(EXPECTED) == set(Event) == set(TRANSITIONS)
+    assert set(STATES) == set(EnvState)
+
+
+@pytest.mark.parametrize(("state", "event"), PAIRS, ids=lambda x: x.name)
+def test_an_event_leads_where_the_table_says_or_raises_and_changes_nothing(
+    state: EnvState, event: Event
+) -> None:
+    table = table_in(state)
+    target = expected(state, event)
+    if target is None:
+        with pytest.raises(IllegalTransitionError):
+            table.apply(0, event)
+        assert table[0] is state
+    else:
+        assert table.apply(0, event) is target
+        assert table[0] is target
+
+
+@pytest.mark.parametrize("event", Event, ids=lambda x: x.name)
+def test_a_batch_is_applied_whole_or_not_at_all(event: Event) -> None:
+    legal = [s for s in STATES if expected(s, event) is not None]
+    illegal = [s for s in STATES if expected(s, event) is None]
+    if not illegal:
+        return
+    for bad_at in (0, 1, 2):
+        states = [legal[0]] * 3
+        states[bad_at] = illegal[0]
+        table = StateTable(3)
+        table._states[:] = states
+        with pytest.raises(IllegalTransitionError):
+            table.apply_all([0, 1, 2], event)
+        assert list(table.snapshot()) == states
+
+
+def test_a_batch_changes_the_envs_it_names_and_no_other() -> None:
+    table = table_in(I, env_num=4)
+    table.apply_all(iter((3, 1)), Event.BEGIN_RESET)
+    assert table.snapshot() == (I, S, I, S)
+
+
+def test_events_of_one_env_leave_the_others_alone() -> None:
+    table = table_in(S, env_num=3)
+    table.apply(1, Event.RESET_SUCCEEDED)
+    assert table.snapshot() == (S, R, S)
+
+
+def test_all_envs_begin_in_void() -> None:
+    table = StateTable(3)
+    assert table.snapshot() == (V, V, V)
+    assert len(table) == 3
+
+
+def test_ids_in_a_state_are_ascending() -> None:
+    table = StateTable(5)
+    table._states[:] = [R, S, R, D, N]
+    assert table.ids_in(R) == [0, 2]
+    assert table.ids_in(N) == [4]
+    assert table.ids_in(V) == []
+
+
+def test_a_snapshot_does_not_change_afterwards() -> None:
+    table = table_in(I)
+    snapshot = table.snapshot()
+    table.apply(0, Event.FAILED)
+    assert snapshot == (I,)
+
+
+def test_the_error_names_the_env_its_state_the_event_and_where_it_is_legal() -> None:
+    with pytest.raises(IllegalTransitionError) as caught:
+        table_in(V, env_num=4).apply(3, Event.RENEW)
+    text = str(caught.value)
+    assert "env 3 is in VOID, where RENEW (host or env renewed) is not legal" in text
+    assert "DONE, ERROR, NEED_RESET" in text
+
+
+def test_next_state_without_an_env_id() -> None:
+    assert next_state(R, Event.STEPPED) is R
+    with pytest.raises(IllegalTransitionError, match=r"^env is in DONE"):
+        next_state(D, Event.STEPPED)
+
+
+def test_the_table_cannot_be_changed() -> None:
+    with pytest.raises(TypeError):
+        TRANSITIONS[Event.LAUNCH] = {}  # type: ignore[index]
+
+
+@pytest.mark.parametrize("state", EnvState)
+def test_ready_is_in_run_and_not_pending(state: EnvState) -> None:
+    assert is_ready(state, pending=False) is (state is R)
+    assert is_ready(state, pending=True) is False
+
+
+def test_edges_are_all_of_the_table() -> None:
+    assert set(edges()) == {
+        (state, event, target)
+        for state, event in PAIRS
+        if (target := expected(state, event)) is not None
+    }
+    assert len(edges()) == len(set(edges()))
+
+
+def test_the_diagram_shows_every_edge_but_those_of_close() -> None:
+    lines = mermaid_diagram().splitlines()
+    assert lines[:2] == ["stateDiagram-v2", "    [*] --> VOID"]
+    shown = {
+        f"    {state.name} --> {target.name}: {event.value}"
+        for state, event in PAIRS
+        if event is not Event.CLOSE and (target := expected(state, event)) is not None
+    }
+    assert set(lines[2:]) == shown
+    assert len(lines[2:]) == len(shown)
+
+
+def test_every_state_can_be_reached_and_left() -> None:
+    assert {target for _, _, target in edges()} == set(EnvState)
+    assert {source for source, _, target in edges() if source is not target} == set(EnvState)
