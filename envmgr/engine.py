@@ -31,12 +31,11 @@ LOOK_EVERY_S = 0.5
 """How often the background thread looks after steps that are under way while the caller is away:
 ordinary replies do not wake it, but a reset that failed behind such a step has to be seen."""
 
+MIN_INTERVAL_S = 0.02
+"""How often it looks around at most, while the caller comes and goes."""
+
 NARROW_S = 0.05
 """How long a wait may look at nothing but its pivot."""
-
-_IN_BACKGROUND = frozenset(
-    (Work.STARTING, Work.RESETTING, Work.CANCELLING, Work.ENDING, Work.PAUSING)
-)
 
 
 class Engine:
@@ -176,18 +175,21 @@ class Engine:
 
     def background_work(self) -> tuple[list[int], float]:
         """Return the hosts to watch while the caller is away, and when to look at the latest."""
-        hosts: list[int] = []
-        until = self.supervisor.hosts.earliest_deadline
-        stepping = False
-        for slot in self.supervisor.slots:
-            if slot.work in _IN_BACKGROUND:
-                if slot.host_id is not None:
-                    hosts.append(slot.host_id)
-            elif slot.work is not Work.NONE:
-                stepping = True
-        if stepping:
+        hosts = self.supervisor.hosts
+        until = hosts.earliest_deadline
+        if self.supervisor.statistics.outstanding:
             until = min(until, self._clock() + LOOK_EVERY_S)
-        return hosts, until
+        busy = [slot.host_id for slot in hosts.background.values()]
+        return [host_id for host_id in busy if host_id is not None], until
+
+    def has_background_work(self) -> bool:
+        """Return whether anything is under way that needs looking after behind the caller."""
+        supervisor = self.supervisor
+        return bool(
+            supervisor.hosts.background
+            or supervisor.statistics.outstanding
+            or not math.isinf(supervisor.hosts.earliest_deadline)
+        )
 
     def seconds_until(self, moment: float) -> float | None:
         """Return how long it is to a moment on the clock; None for ever."""
@@ -218,7 +220,12 @@ class Engine:
 
 
 class _Background:
-    """The thread that carries work on while the caller is away."""
+    """The thread that carries work on while the caller is away.
+
+    It sleeps until there is such work (`dormant`), then watches the hosts concerned and looks
+    around at short intervals. The caller tells it of new work only after a quiet time: a thread
+    that is woken in every call costs more than the call.
+    """
 
     def __init__(self, engine: Engine, lock: threading.RLock) -> None:
         self._engine = engine
@@ -227,22 +234,28 @@ class _Background:
         for end in (self._doorbell, self._button):
             end.setblocking(False)
         self._dormant = True
-        self._watched: frozenset[int] = frozenset()
-        self._wakes_at = math.inf
+        self._interval_s = MIN_INTERVAL_S
+        self._seen_changes = 0
         self._ending = False
         self._thread: threading.Thread | None = None
 
     def arm(self) -> None:
-        """Wake the thread if there is work that it does not know of. Called without the lock."""
-        hosts, until = self._engine.background_work()
-        if not hosts and math.isinf(until):
-            return
-        if not self._dormant and until >= self._wakes_at and self._watched.issuperset(hosts):
-            return
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="envmgr-background", daemon=True)
-            self._thread.start()
-        self._ring()
+        """Wake the thread if there is work that it would not see soon. Called without the lock."""
+        if self._dormant:
+            if not self._engine.has_background_work():
+                return
+            self._dormant = False
+            if self._thread is None:
+                self._thread = threading.Thread(
+                    target=self._run, name="envmgr-background", daemon=True
+                )
+                self._thread.start()
+            self._ring()
+        elif self._interval_s > MIN_INTERVAL_S and self._seen_changes != self._changes():
+            self._ring()
+
+    def _changes(self) -> int:
+        return self._engine.supervisor.hosts.background_changes
 
     def _ring(self) -> None:
         with contextlib.suppress(OSError):  # full: it is ringing already; closed: it has ended
@@ -250,37 +263,46 @@ class _Background:
 
     def _run(self) -> None:
         while not self._ending:
-            self._wait_for_ring(None, [])
+            self._wait([], None)
             while self._carry_on():
                 pass
 
-    def _wait_for_ring(self, timeout_s: float | None, objects: list[Any]) -> None:
+    def _wait(self, objects: list[Any], timeout_s: float | None) -> None:
         with contextlib.suppress(OSError, ValueError):  # an fd that the caller has just closed
             wait([self._doorbell, *objects], timeout_s)
         with contextlib.suppress(OSError):
             self._doorbell.recv(4096)
 
     def _carry_on(self) -> bool:
-        """Do what can be done now, and wait for more; False when there is nothing left to do."""
-        self._dormant = True  # before trying the lock: its holder rings when it lets go
-        if not self._lock.acquire(blocking=False):
+        """Do what can be done now, then wait for more; False when there is nothing left to do."""
+        if self._ending:
             return False
+        if not self._lock.acquire(blocking=False):
+            self._interval_s = MIN_INTERVAL_S  # the caller is there and does everything itself
+            self._wait([], MIN_INTERVAL_S)
+            return True
         try:
             if self._ending:
                 return False
             self._engine.collect()
-            hosts, until = self._engine.background_work()
-            if not hosts and math.isinf(until):
+            if not self._engine.has_background_work():
+                self._dormant = True
                 return False
-            self._watched, self._wakes_at, self._dormant = frozenset(hosts), until, False
+            hosts, until = self._engine.background_work()
             objects = self._engine.transport.waitables(hosts)
+            changes = self._changes()
         except Exception as error:  # a defect of ours must not vanish with the thread
             logger.exception("the background thread of a manager failed")
             self._engine.supervisor.repair.fatal = error
+            self._dormant = True
             return False
         finally:
             self._lock.release()
-        self._wait_for_ring(self._engine.seconds_until(until), objects)
+        quiet = changes == self._seen_changes
+        self._interval_s = min(self._interval_s * 2, LOOK_EVERY_S) if quiet else MIN_INTERVAL_S
+        self._seen_changes = changes
+        seconds = self._engine.seconds_until(until)
+        self._wait(objects, self._interval_s if seconds is None else min(seconds, self._interval_s))
         return True
 
     def end(self) -> None:

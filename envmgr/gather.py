@@ -64,7 +64,7 @@ class Gather:
         needed = policy.needed(len(owed))
 
         def satisfied() -> bool:
-            arrived = [slot for slot in owed if slot.deliverable]
+            arrived = [s for s in owed if s.timestep is not None and not s.held]
             if len(arrived) < needed:
                 return False
             return exactly or len(arrived) == len(owed) or any(map(_goes_on, arrived))
@@ -77,7 +77,7 @@ class Gather:
                 deadline=min(deadline, monotonic() + policy.step_wait_timeout_s),
                 doing="step",
             )
-        return self._supervisor.deliver([s.env_id for s in owed if s.deliverable])
+        return self._supervisor.deliver(slot.env_id for slot in owed)
 
 
 def _goes_on(slot: EnvSlot) -> bool:

@@ -121,9 +121,9 @@ class StateTable:
         for env_id, state in zip(ids, states, strict=True):
             self._states[env_id] = state
 
-    def ids_in(self, *states: EnvState) -> list[int]:
-        """Return the env_ids that are in one of `states`, ascending."""
-        return [i for i, s in enumerate(self._states) if s in states]
+    def ids_in(self, state: EnvState) -> list[int]:
+        """Return the env_ids that are in `state`, ascending."""
+        return [i for i, s in enumerate(self._states) if s is state]
 
     def snapshot(self) -> tuple[EnvState, ...]:
         """Return the states of all envs, by env_id."""

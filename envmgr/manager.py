@@ -13,7 +13,7 @@ from easydict import EasyDict
 from typing_extensions import Self
 
 from envmgr import requests
-from envmgr.config import ManagerConfig, default_manager_config
+from envmgr.config import ManagerConfig, default_manager_config, to_easydict
 from envmgr.engine import Engine
 from envmgr.env import adapt
 from envmgr.errors import (
@@ -120,7 +120,7 @@ class EnvManager:
     @property
     def cfg(self) -> EasyDict:
         """The config in force, as a copy."""
-        return EasyDict(self._config.to_dict())
+        return to_easydict(self._config.to_dict())
 
     @property
     def closed(self) -> bool:
@@ -360,10 +360,12 @@ class EnvManager:
         with self._calling() as supervisor:
             self._running.collect()
             self._surface(supervisor)
-            if not supervisor.ready_ids() and self._await_ready(supervisor):
+            ready = supervisor.ready_ids()
+            if not ready and self._await_ready(supervisor):
                 self._surface(supervisor)
+                ready = supervisor.ready_ids()
             slots = supervisor.slots
-            return self._view.ready({i: slots[i].obs for i in supervisor.ready_ids()})
+            return self._view.ready({i: slots[i].obs for i in ready})
 
     def _await_ready(self, supervisor: Supervisor) -> bool:
         """Wait until an env is ready; False if all are done."""
@@ -471,7 +473,7 @@ class EnvManager:
         return gather.some(policy, deadline=deadline, exactly=min_ready is not None)
 
     def _send(self, supervisor: Supervisor, actions: Any) -> Mapping[int, Any]:
-        by_id: Mapping[int, Any] = self._view.actions(actions, supervisor.ready_ids())
+        by_id: Mapping[int, Any] = self._view.actions(actions, supervisor.ready_ids)
         if by_id or not isinstance(by_id, Mapping):
             self._surface(supervisor)
             prepared = requests.prepared_steps(supervisor, by_id, self._action_check)
@@ -764,7 +766,7 @@ class EnvManager:
         return {
             **engine.supervisor.statistics.as_dict(),
             "states": self._states_by_name(),
-            "outstanding": len(engine.supervisor.owed_ids()),
+            "outstanding": engine.supervisor.statistics.outstanding,
             "generations": [slot.generation for slot in engine.supervisor.slots],
         }
 

@@ -150,12 +150,12 @@ class _LeafCheck:
     def _check_cast(self, leaf: Leaf, array: Array, *, python_number: bool) -> None:
         if self.strict and not python_number:
             raise ValueMismatchError(_dtype_text(leaf, array, "strict_dtype is on"))
-        if not np.can_cast(array.dtype, leaf.dtype, casting="same_kind"):
-            raise ValueMismatchError(_dtype_text(leaf, array, "the cast would lose information"))
         if array.dtype.kind in "iu" and leaf.dtype.kind in "iu":
             info = np.iinfo(leaf.dtype)
             if array.size and (array.min() < info.min or array.max() > info.max):
                 raise ValueMismatchError(_dtype_text(leaf, array, "a number does not fit"))
+        elif not np.can_cast(array.dtype, leaf.dtype, casting="same_kind"):
+            raise ValueMismatchError(_dtype_text(leaf, array, "the cast would lose information"))
         if self.on_cast is not None and not python_number:
             self.on_cast(_dtype_text(leaf, array, "it is cast"))
 
@@ -267,7 +267,22 @@ def _accept(action: Any) -> str | None:
 def _action_check(space: Any, strict: bool) -> ActionCheck:
     if not strict and not isinstance(space, (spaces.Text, spaces.OneOf)):
         return _accept
-    return lambda action: None if space.contains(action) else f"{_short(action)} is not in {space}"
+
+    def check(action: Any) -> str | None:
+        try:
+            contained = space.contains(action)
+        except Exception as error:  # a custom space's own code
+            return f"{_short(action)} cannot be checked by {space}: {type(error).__name__}: {error}"
+        return None if contained else f"{_short(action)} is not in {space}"
+
+    return check
+
+
+def _action_array(action: Any) -> Array | None:
+    try:
+        return np.asarray(action)
+    except (ValueError, TypeError):  # ragged lists, odd objects
+        return None
 
 
 @_action_check.register(spaces.Discrete)
@@ -276,8 +291,8 @@ def _discrete_check(space: Any, strict: bool) -> ActionCheck:
 
     def check(action: Any) -> str | None:
         if type(action) is not int:
-            array = np.asarray(action)
-            if array.size != 1 or array.dtype.kind not in "iu":
+            array = _action_array(action)
+            if array is None or array.size != 1 or array.dtype.kind not in "iu":
                 return f"{_short(action)} is not one integer, which {space} needs"
             action = array.item()
         return None if low <= action < high else f"{action} is outside {space}: {low}..{high - 1}"
@@ -291,7 +306,9 @@ def _box_check(space: Any, strict: bool) -> ActionCheck:
     kinds = "biuf" if np.dtype(space.dtype).kind == "f" else "biu"
 
     def check(action: Any) -> str | None:
-        array = np.asarray(action)
+        array = _action_array(action)
+        if array is None:
+            return f"{_short(action)} is not an array, which {space} needs"
         if array.shape != shape:
             return f"shape {array.shape} is not the {shape} of {space}"
         if array.dtype.kind not in kinds:
@@ -312,7 +329,9 @@ def _multi_check(space: Any, strict: bool) -> ActionCheck:
     high: Any = space.start + space.nvec if discrete else 2
 
     def check(action: Any) -> str | None:
-        array = np.asarray(action)
+        array = _action_array(action)
+        if array is None:
+            return f"{_short(action)} is not an array, which {space} needs"
         if array.shape != shape:
             return f"shape {array.shape} is not the {shape} of {space}"
         if array.dtype.kind not in "biu":

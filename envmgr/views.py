@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import keyword
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -77,7 +77,7 @@ class DictView:
         """Return the env_ids that belong to the rows of what was read."""
         return ready_ids
 
-    def actions(self, actions: Any, ready_ids: Sequence[int]) -> Any:
+    def actions(self, actions: Any, ready_ids: Callable[[], list[int]]) -> Any:
         """Return the user's actions by env_id."""
         return actions
 
@@ -120,19 +120,19 @@ class TreeView(DictView):
         """Return the env_ids of the last `ready_obs`, or those that are ready if none was read."""
         return ready_ids if self._read is None else list(self._read)
 
-    def actions(self, actions: Any, ready_ids: Sequence[int]) -> dict[int, Any]:
+    def actions(self, actions: Any, ready_ids: Callable[[], list[int]]) -> dict[int, Any]:
         """Pair actions with the rows of the last `ready_obs`.
 
         Args:
             actions: a list, a stacked array or tree, or `{env_id: action}`.
-            ready_ids: the envs that are ready now; used if `ready_obs` was not read.
+            ready_ids: tells the envs that are ready now; asked if `ready_obs` was not read.
 
         Raises:
             ActionError: there is not one action for each row.
         """
         if isinstance(actions, Mapping) and all(isinstance(k, (int, np.integer)) for k in actions):
             return dict(actions)
-        env_ids = list(ready_ids) if self._read is None else self._read
+        env_ids = ready_ids() if self._read is None else self._read
         try:
             rows = split_batch(_untree(actions), len(env_ids))
         except (ValueMismatchError, TypeError) as error:

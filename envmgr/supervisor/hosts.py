@@ -26,6 +26,10 @@ class Hosts:
         settings: for every host.
         deadlines: time limits.
         clock: monotonic seconds.
+
+    Attributes:
+        background: the envs busy with something that no step waits for.
+        background_changes: grows when there is something new to look after behind the caller.
     """
 
     def __init__(
@@ -51,6 +55,8 @@ class Hosts:
             Work.ENDING: deadlines.close_s,
         }
         self._earliest = NEVER
+        self.background: dict[int, EnvSlot] = {}
+        self.background_changes = 0
 
     def slot_of(self, host_id: int) -> EnvSlot | None:
         """Return the env that a host serves; None for a host that was given up."""
@@ -111,12 +117,16 @@ class Hosts:
 
     def settle(self, slot: EnvSlot) -> None:
         """Nothing is awaited of this env any more."""
-        slot.work = Work.NONE
+        self._occupy(slot, Work.NONE)
         slot.deadline = NEVER
+
+    def cancel(self, slot: EnvSlot) -> None:
+        """Nobody wants the step's timestep any more; its reply is still awaited."""
+        self._occupy(slot, Work.CANCELLING)
 
     def pause(self, slot: EnvSlot, pause_s: float, following: Next) -> None:
         """Have `following` begin after `pause_s`."""
-        slot.work = Work.PAUSING
+        self._occupy(slot, Work.PAUSING)
         slot.following = following
         self._set_deadline(slot, pause_s)
 
@@ -135,7 +145,7 @@ class Hosts:
         if ask:
             self.request(slot, Op.CLOSE, None, Work.ENDING)
         else:
-            slot.work = Work.ENDING
+            self._occupy(slot, Work.ENDING)
             slot.deadline = NEVER
             self.transport.kill(host_id)
 
@@ -146,9 +156,17 @@ class Hosts:
             slot.host_id = None
 
     def _await(self, slot: EnvSlot, work: Work, request_id: int) -> None:
-        slot.work = work
+        self._occupy(slot, work)
         slot.request_id = request_id
         self._set_deadline(slot, self._limits_s.get(work))
+
+    def _occupy(self, slot: EnvSlot, work: Work) -> None:
+        slot.work = work
+        if work is Work.NONE or work is Work.STEPPING or work is Work.CALLING:
+            self.background.pop(slot.env_id, None)
+        else:
+            self.background[slot.env_id] = slot
+            self.background_changes += 1
 
     def _set_deadline(self, slot: EnvSlot, limit_s: float | None) -> None:
         if limit_s is None:
@@ -158,6 +176,7 @@ class Hosts:
         slot.deadline = self.clock() + limit_s
         if slot.deadline < self._earliest:
             self._earliest = slot.deadline
+            self.background_changes += 1
 
     @property
     def earliest_deadline(self) -> float:

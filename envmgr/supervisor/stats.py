@@ -45,6 +45,11 @@ class Statistics:
     failures_by_env: Counter[int] = field(default_factory=Counter)
     latest_failures: deque[EnvFailure] = field(default_factory=lambda: deque(maxlen=_KEPT_FAILURES))
 
+    @property
+    def outstanding(self) -> int:
+        """Actions whose timestep was neither delivered nor cancelled."""
+        return self.actions - self.timesteps - self.cancelled
+
     def count_failure(self, failure: EnvFailure) -> None:
         """Count a failure."""
         self.failures_by_kind[type(failure).__name__] += 1

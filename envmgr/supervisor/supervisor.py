@@ -206,9 +206,8 @@ class Supervisor:
 
     def ready_ids(self) -> list[int]:
         """Return the envs that take an action now, ascending."""
-        run = EnvState.RUN
-        states = self.states
-        return [s.env_id for s in self.slots if states[s.env_id] is run and not s.owed]
+        slots = self.slots
+        return [i for i in self.states.ids_in(EnvState.RUN) if not slots[i].owed]
 
     def is_ready(self, env_id: int) -> bool:
         """Return whether an env takes an action now."""
@@ -273,7 +272,7 @@ class Supervisor:
             slot.timestep = None
             self.statistics.cancelled += 1
         else:
-            slot.work = Work.CANCELLING
+            self.hosts.cancel(slot)
 
     def _revive(self, slot: EnvSlot) -> None:
         """Take back what was decided about an env that its user now resets."""
