@@ -26,9 +26,9 @@ _ADVICE = {
     EnvState.VOID: "call launch() first",
     EnvState.INIT: "it is being repaired; it will be in ready_obs when it is ready",
     EnvState.RESET: "it is being reset; it will be in ready_obs when it is ready",
-    EnvState.NEED_RESET: "its episode ended and auto_reset is off: call reset({id: params})",
-    EnvState.DONE: "its episode budget is spent: call reset({id: None}) for a new one",
-    EnvState.ERROR: "it failed; it is being repaired, or reset({id: None}) repairs it",
+    EnvState.NEED_RESET: "its episode ended and auto_reset is off: call reset({ID: params})",
+    EnvState.DONE: "its episode budget is spent: call reset({ID: None}) for a new one",
+    EnvState.ERROR: "it failed; it is being repaired, or reset({ID: None}) repairs it",
 }
 
 
@@ -121,7 +121,7 @@ def _not_ready(supervisor: Supervisor, env_id: int) -> EnvNotReadyError:
     else:
         advice = _ADVICE.get(state, "it takes no action now")
     return EnvNotReadyError(
-        f"env {env_id} cannot take an action: it is in {state.name}; {advice.format(id=env_id)}. "
+        f"env {env_id} cannot take an action: it is in {state.name}; {advice.replace('ID', str(env_id))}. "
         f"Ready now: {supervisor.ready_ids()}. Nothing was sent to any env."
     )
 
