@@ -119,9 +119,9 @@ def _not_ready(supervisor: Supervisor, env_id: int) -> EnvNotReadyError:
     if supervisor.slots[env_id].owed:
         advice = "an action of it is under way: gather its timestep with recv() or step({}) first"
     else:
-        advice = _ADVICE.get(state, "it takes no action now")
+        advice = _ADVICE.get(state, "it takes no action now").replace("ID", str(env_id))
     return EnvNotReadyError(
-        f"env {env_id} cannot take an action: it is in {state.name}; {advice.replace('ID', str(env_id))}. "
+        f"env {env_id} cannot take an action: it is in {state.name}; {advice}. "
         f"Ready now: {supervisor.ready_ids()}. Nothing was sent to any env."
     )
 
