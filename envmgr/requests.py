@@ -81,20 +81,21 @@ def prepared_steps(
         raise ActionError(
             f"actions should be a dict {{env_id: action}}, found {type(actions).__name__}"
         )
-    slots = supervisor.slots
+    slots, states, run = supervisor.slots, supervisor.states, EnvState.RUN
     checked: list[tuple[EnvSlot, Any]] = []
     for key, action in actions.items():
         env_id = checked_env_id(key, len(slots))
-        if not supervisor.is_ready(env_id):
+        slot = slots[env_id]
+        if slot.owed or states[env_id] is not run:
             raise _not_ready(supervisor, env_id)
-        if not isinstance(action, _PLAIN):
+        if type(action) not in _PLAIN:
             action = _plain(action)
         if check is not None and (reason := check(action)) is not None:
             raise ActionError(
                 f"the action of env {env_id} is refused: {reason}. Nothing was sent to any env."
             )
-        checked.append((slots[env_id], action))
-    if len({slot.env_id for slot, _ in checked}) != len(checked):
+        checked.append((slot, action))
+    if len({slot.env_id for slot, _ in checked}) != len(checked):  # 1 and True, say
         raise ActionError(f"the actions name an env twice: {list(actions)}")
     try:
         return [(slot, supervisor.prepare_step(slot, action)) for slot, action in checked]
@@ -104,14 +105,16 @@ def prepared_steps(
         ) from error
 
 
-_PLAIN = (int, float, np.ndarray, np.generic, str, tuple, list, dict)
+_PLAIN = frozenset((int, float, str, np.ndarray, np.int64, np.float32, np.float64, tuple, list))
 
 
 def _plain(action: Any) -> Any:
     """Return tensors of other libraries as arrays: workers need not have those libraries."""
     if isinstance(action, Mapping):
         return {key: _plain(part) for key, part in action.items()}
-    return np.asarray(action) if hasattr(action, "__array__") else action
+    if isinstance(action, np.generic) or not hasattr(action, "__array__"):
+        return action
+    return np.asarray(action)
 
 
 def _not_ready(supervisor: Supervisor, env_id: int) -> EnvNotReadyError:

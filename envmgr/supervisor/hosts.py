@@ -54,6 +54,7 @@ class Hosts:
             Work.CALLING: deadlines.reset_s,
             Work.ENDING: deadlines.close_s,
         }
+        self._step_limit_s = deadlines.step_s
         self._earliest = NEVER
         self.background: dict[int, EnvSlot] = {}
         self.background_changes = 0
@@ -101,6 +102,14 @@ class Hosts:
         self._await(slot, work, request_id)
         self.transport.send(_host_of(slot), frame)
 
+    def submit_step(self, slot: EnvSlot, prepared: tuple[int, Any]) -> None:
+        """As `submit`, for an idle env and a step: what happens most."""
+        slot.request_id, frame = prepared
+        slot.work = Work.STEPPING
+        if self._step_limit_s is not None:
+            self._set_deadline(slot, self._step_limit_s)
+        self.transport.send(_host_of(slot), frame)
+
     def request(self, slot: EnvSlot, op: Op, payload: Any, work: Work) -> None:
         """Send a request and await its reply."""
         self.submit(slot, work, self.prepare(slot, op, payload))
@@ -117,7 +126,10 @@ class Hosts:
 
     def settle(self, slot: EnvSlot) -> None:
         """Nothing is awaited of this env any more."""
-        self._occupy(slot, Work.NONE)
+        if slot.work is Work.STEPPING:
+            slot.work = Work.NONE
+        else:
+            self._occupy(slot, Work.NONE)
         slot.deadline = NEVER
 
     def cancel(self, slot: EnvSlot) -> None:

@@ -167,7 +167,7 @@ class Supervisor:
         for slot, frame in prepared:
             slot.owed = True
             if slot.doomed is None and frame is not None:
-                self.hosts.submit(slot, Work.STEPPING, frame)
+                self.hosts.submit_step(slot, frame)
             else:
                 self._settle_doomed(slot)
         self.statistics.actions += len(prepared)
