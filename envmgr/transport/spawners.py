@@ -31,6 +31,9 @@ from envmgr.transport.channel import Channel, FrameChannel, PipeChannel
 from envmgr.transport.ready import ReadySet
 from envmgr.types import EnvFactory
 
+BACKGROUND_THREAD = "envmgr-background"
+"""Name of the thread that each manager has while work goes on without its caller."""
+
 _SERVER_PATIENCE_S = 5.0
 _BOOTSTRAP = (
     "import json, sys; sys.path[:], sys.argv[:], fd, pid = json.loads(sys.argv[1]); "
@@ -428,10 +431,14 @@ def _parent_waitable() -> Any:
 def refuse_unsafe_fork() -> None:
     """Refuse to fork a process that has threads: their locks would stay locked in the child.
 
+    Those of other managers do not count: they hold no lock that a worker needs.
+
     Raises:
         LaunchError: there are other threads.
     """
-    others = [t.name for t in threading.enumerate() if t is not threading.current_thread()]
+    here = threading.current_thread()
+    threads = (thread for thread in threading.enumerate() if thread is not here)
+    others = [thread.name for thread in threads if thread.name != BACKGROUND_THREAD]
     if others:
         raise LaunchError(
             f"context: fork with other threads running ({', '.join(others)}) can deadlock the "
