@@ -791,9 +791,14 @@ def _checked_factories(env_fn: Any) -> list[EnvFactory]:
 
 def _is_coming(slot: Any) -> bool:
     """Whether an env will be ready without anybody doing anything."""
-    if slot.work not in _COMING or not slot.attended:
+    return slot.attended and _is_under_way(slot)
+
+
+def _is_under_way(slot: Any) -> bool:
+    """Whether an env is being reset or repaired, and not given up."""
+    if slot.work in (Work.ENDING, Work.PAUSING) and slot.following is Next.NOTHING:
         return False
-    return not (slot.work in (Work.ENDING, Work.PAUSING) and slot.following is Next.NOTHING)
+    return slot.work in _COMING
 
 
 def _refuse_to_wait(supervisor: Supervisor) -> None:
@@ -809,13 +814,17 @@ def _refuse_to_wait(supervisor: Supervisor) -> None:
             f"no env is ready: envs {owed} have actions under way. Gather their timesteps with "
             "recv() or step({}) first."
         )
-    waiting = [i for i, state in enumerate(states) if state is EnvState.NEED_RESET]
+    waiting = [  # some of them may still be under repair after a failure
+        slot.env_id
+        for slot, state in zip(supervisor.slots, states, strict=True)
+        if state is EnvState.NEED_RESET or _is_under_way(slot)
+    ]
     if waiting:
         raise NothingReadyError(
             f"no env is ready: the episodes of envs {waiting} have ended and auto_reset is off. "
             "Begin new ones with reset({env_id: params})."
         )
-    failed = [i for i, state in enumerate(states) if state is EnvState.ERROR]
+    failed = [i for i, state in enumerate(states) if state is not EnvState.DONE]
     if failed:
         raise NothingReadyError(
             f"no env can become ready: envs {failed} have failed for good. Repair them with "
