@@ -102,9 +102,13 @@ class InlineTransport(Transport):
         return message
 
     def send(self, host_id: int, prepared: Any) -> None:
-        """Queue a request."""
+        """Queue a request; CLOSE ends the host at once."""
         entry = self._hosts.get(host_id)
-        if entry is not None:
+        if entry is None:
+            return
+        if prepared.op == Op.CLOSE:
+            self.kill(host_id)
+        else:
             entry.inbox.append(prepared)
 
     def poll(
