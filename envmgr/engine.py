@@ -141,6 +141,10 @@ class Engine:
                 raise ManagerClosedError("the manager was closed by another thread")
         return True
 
+    def now(self) -> float:
+        """Return the moment on the clock that deadlines are given on."""
+        return self._clock()
+
     def wait_for(self, finished: Callable[[], bool], seconds: float) -> bool:
         """As `wait_until`, for at most so many seconds from now."""
         return self.wait_until(finished, deadline=self._clock() + seconds, doing="this")

@@ -8,7 +8,7 @@ from envmgr.engine import Engine
 from envmgr.errors import NothingReadyError
 from envmgr.policy import GatherPolicy
 from envmgr.supervisor import EnvSlot, Supervisor
-from envmgr.types import EnvTimestep, monotonic
+from envmgr.types import EnvTimestep
 
 
 class Gather:
@@ -74,7 +74,7 @@ class Gather:
         if satisfying and policy.step_wait_timeout_s > 0.0:
             self._engine.wait_until(
                 lambda: all(slot.deliverable for slot in owed),
-                deadline=min(deadline, monotonic() + policy.step_wait_timeout_s),
+                deadline=min(deadline, self._engine.now() + policy.step_wait_timeout_s),
                 doing="step",
             )
         return self._supervisor.deliver(slot.env_id for slot in owed)
