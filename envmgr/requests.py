@@ -17,7 +17,7 @@ from envmgr.errors import (
 from envmgr.lifecycle import EnvState
 from envmgr.protocol import FrameError, Op
 from envmgr.spaces import ActionCheck, ValueMismatchError, split_batch
-from envmgr.supervisor import EnvSlot, Supervisor
+from envmgr.supervisor import EnvSlot, Supervisor, Work
 
 NOT_CALLABLE = frozenset(("reset", "step", "seed", "close"))
 """Methods of envs that only the manager itself may call: its states depend on them."""
@@ -86,10 +86,10 @@ def prepared_steps(
     for key, action in actions.items():
         env_id = checked_env_id(key, len(slots))
         slot = slots[env_id]
-        if slot.owed or states[env_id] is not run:
+        if slot.owed or states[env_id] is not run or slot.work is Work.CALLING:
             raise _not_ready(supervisor, env_id)
         if type(action) not in _PLAIN:
-            action = _plain(action)
+            action = _plain_action(env_id, action)
         if check is not None and (reason := check(action)) is not None:
             raise ActionError(
                 f"the action of env {env_id} is refused: {reason}. Nothing was sent to any env."
@@ -105,13 +105,27 @@ def prepared_steps(
         ) from error
 
 
-_PLAIN = frozenset((int, float, str, np.ndarray, np.int64, np.float32, np.float64, tuple, list))
+_PLAIN = frozenset((int, float, str, np.ndarray, np.int64, np.float32, np.float64))
+
+
+def _plain_action(env_id: int, action: Any) -> Any:
+    try:
+        return _plain(action)
+    except Exception as error:  # what tensors raise that need gradients, or are on a device
+        raise ActionError(
+            f"the action of env {env_id} ({type(action).__name__}) cannot be made an array: "
+            f"{type(error).__name__}: {error}. Nothing was sent to any env."
+        ) from error
 
 
 def _plain(action: Any) -> Any:
     """Return tensors of other libraries as arrays: workers need not have those libraries."""
+    if type(action) in _PLAIN:
+        return action
     if isinstance(action, Mapping):
         return {key: _plain(part) for key, part in action.items()}
+    if type(action) in (tuple, list):
+        return type(action)(map(_plain, action))
     if isinstance(action, np.generic) or not hasattr(action, "__array__"):
         return action
     return np.asarray(action)
@@ -119,7 +133,9 @@ def _plain(action: Any) -> Any:
 
 def _not_ready(supervisor: Supervisor, env_id: int) -> EnvNotReadyError:
     state = supervisor.states[env_id]
-    if supervisor.slots[env_id].owed:
+    if supervisor.slots[env_id].work is Work.CALLING:
+        advice = "a call of it has not ended: try again when it has, or reset it"
+    elif supervisor.slots[env_id].owed:
         advice = "an action of it is under way: gather its timestep with recv() or step({}) first"
     else:
         advice = _ADVICE.get(state, "it takes no action now").replace("ID", str(env_id))
