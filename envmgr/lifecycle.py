@@ -62,7 +62,7 @@ TRANSITIONS: Mapping[Event, Mapping[EnvState, EnvState]] = MappingProxyType(
         Event.EPISODE_ENDED: {_S.RUN: _S.RESET},
         Event.EPISODE_ENDED_UNATTENDED: {_S.RUN: _S.NEED_RESET},
         Event.BUDGET_SPENT: {_S.RUN: _S.DONE},
-        Event.FAILED: dict.fromkeys((_S.INIT, _S.RUN, _S.RESET, _S.ERROR), _S.ERROR),
+        Event.FAILED: dict.fromkeys((_S.INIT, _S.RUN, _S.RESET, _S.NEED_RESET, _S.ERROR), _S.ERROR),
         Event.RENEW: dict.fromkeys((_S.NEED_RESET, _S.DONE, _S.ERROR), _S.INIT),
         Event.REPAIRED_UNATTENDED: dict.fromkeys((_S.INIT, _S.ERROR), _S.NEED_RESET),
         Event.DROP: {_S.ERROR: _S.DONE},

@@ -74,7 +74,7 @@ class Repair:
         if work is Work.CALLING:
             slot.result = failure
             if not host_lost:  # the caller's own request raised: nothing is wrong with the env
-                self._hosts.settle(slot)
+                self.call_ended(slot)
                 return
         self._statistics.count_failure(failure)
         logger.warning("%s", failure)
@@ -85,11 +85,11 @@ class Repair:
             self._give_up_host(slot, host_lost=host_lost)  # renewed if its user resets it
         elif self.launching:
             self._answer_in_launch(slot, failure, host_lost=host_lost, retry=retry)
+        elif retry:
+            self._retry(slot)
         elif not self._policy.recover:
             self.fatal = self.fatal or failure
             self._give_up_host(slot, host_lost=host_lost)
-        elif retry:
-            self._retry(slot)
         else:
             self._answer(slot, work, failure, host_lost=host_lost)
 
@@ -103,16 +103,16 @@ class Repair:
         self, slot: EnvSlot, work: Work, failure: EnvFailure, env_info: Any
     ) -> None:
         state = self._states[slot.env_id]
-        if work in (Work.STEPPING, Work.CALLING, Work.NONE):
+        if work in (Work.STEPPING, Work.CALLING, Work.NONE) and state is not EnvState.RESET:
             slot.attended = self._auto_reset
         if work is Work.STEPPING:
             slot.timestep = failures.abnormal_timestep(slot, failure, env_info)
             self._statistics.abnormal += 1
             self._states.apply(slot.env_id, Event.FAILED)
         elif work is Work.CANCELLING:
-            self._statistics.cancelled += 1  # it stays in RESET, which its user has called for
+            return  # it stays in RESET, which its user has called for
         elif slot.doomed is not None:
-            return  # the user still sees the observation that was ready
+            slot.fresh = None  # the user still sees the observation that was ready
         elif state is EnvState.RUN:
             slot.doomed = failure
         elif state in (EnvState.INIT, EnvState.RESET):
@@ -138,6 +138,7 @@ class Repair:
         self._hosts.pause(slot, self._policy.retry_waiting_s, following)
 
     def _answer(self, slot: EnvSlot, work: Work, failure: EnvFailure, *, host_lost: bool) -> None:
+        slot.attempts = 0
         exceeded = self._budget.charge(slot.env_id, failure, self._hosts.clock())
         if exceeded is not None:
             self._exhaust(slot, exceeded, host_lost=host_lost)
@@ -177,7 +178,6 @@ class Repair:
         """Begin a new generation: in a new host (the old one is gone), or in the same one."""
         slot.generation += 1
         slot.renewals_in_a_row += 1
-        slot.attempts = 0
         slot.new_generation = True
         self._statistics.renewals += 1
         if self._states[slot.env_id] is EnvState.ERROR:
@@ -210,12 +210,21 @@ class Repair:
         """Forget an env's failures: its user repairs it by hand."""
         self._budget.forgive(slot.env_id)
         slot.renewals_in_a_row = 0
+        slot.attempts = 0
+
+    def call_ended(self, slot: EnvSlot) -> None:
+        """A call is over; a reset that was asked for meanwhile begins."""
+        self._hosts.settle(slot)
+        if self._states[slot.env_id] is EnvState.RESET:
+            self._begin_reset(slot)
 
     # -- the end of the budget --------------------------------------------------------------
 
     def _exhaust(self, slot: EnvSlot, exceeded: str, *, host_lost: bool) -> None:
         cause = self._budget.first_cause(slot.env_id)
         slot.held = False
+        if slot.doomed is None and self._states[slot.env_id] is not EnvState.ERROR:
+            self._states.apply(slot.env_id, Event.FAILED)
         if slot.host_id is None:
             self._hosts.settle(slot)
         else:
@@ -224,20 +233,14 @@ class Repair:
             logger.error("%s: it is dropped (on_exhausted: drop)", exceeded)
             slot.dropped = True
             if slot.doomed is None:
-                self.drop(slot)
+                self._states.apply(slot.env_id, Event.DROP)
             return
         error = FailuresExhaustedError(
-            f"{exceeded}. It is in ERROR now; the other envs are as they were. Look at the first "
-            f"failure below, and then: raise max_failures or failure_window_s, set "
+            f"{exceeded}. It is not repaired any more; the other envs are as they were. Look at "
+            f"the first failure below, and then: raise max_failures or failure_window_s, set "
             f"on_exhausted: drop to go on without it, or call reset({{{slot.env_id}: None}}) to "
             f"have it repaired once more. First failure: {cause}",
             cause,
         )
         logger.error("%s", error)
         self.fatal = self.fatal or error
-
-    def drop(self, slot: EnvSlot) -> None:
-        """Take an env out for good."""
-        if self._states[slot.env_id] is not EnvState.ERROR:
-            self._states.apply(slot.env_id, Event.FAILED)
-        self._states.apply(slot.env_id, Event.DROP)

@@ -246,7 +246,8 @@ class Supervisor:
         if params is not None:
             slot.reset_params = dict(params)
         if slot.new_seed is not None:
-            slot.seed, slot.new_seed = slot.new_seed, None
+            slot.seed = slot.base_seed = slot.new_seed
+            slot.new_seed = None
         self._cancel(slot)
         self._revive(slot)
         slot.attended = True
@@ -268,9 +269,9 @@ class Supervisor:
         if not slot.owed:
             return
         slot.owed = slot.held = False
+        self.statistics.cancelled += 1
         if slot.timestep is not None:
             slot.timestep = None
-            self.statistics.cancelled += 1
         else:
             self.hosts.cancel(slot)
 
@@ -369,12 +370,13 @@ class Supervisor:
         if not isinstance(description, EnvDescription):
             raise _MalformedReplyError("its first reply does not describe an env")
         known = self.descriptions.setdefault(slot.env_id, description)
-        self.hosts.settle(slot)
         if self.repair.launching and slot.generation == 0:
+            self.hosts.settle(slot)
             return  # the engine goes on when all of them are there
         if not _same_spaces(known, description):
             self._break_off(slot, "a renewed env has other spaces than the one before it")
             return
+        self.hosts.settle(slot)
         self._introduce(slot)
         if slot.attended:
             self._begin_reset(slot)
@@ -406,7 +408,6 @@ class Supervisor:
     def _on_stepped(self, slot: EnvSlot, payload: Any) -> None:
         reference, reward, done, info, after = _fields(payload, 5)
         if slot.work is Work.CANCELLING:
-            self.statistics.cancelled += 1
             self._after_cancelled_step(slot, after)
             return
         obs = self._readers[slot.env_id].read(reference)
@@ -454,7 +455,7 @@ class Supervisor:
 
     def _on_result(self, slot: EnvSlot, payload: Any) -> None:
         slot.result = payload
-        self.hosts.settle(slot)
+        self.repair.call_ended(slot)
 
     def _on_closed(self, slot: EnvSlot, payload: Any) -> None:
         """Nothing to do: its death follows, or the limit for closing passes."""
@@ -464,7 +465,7 @@ class Supervisor:
             raise _MalformedReplyError("it reports a failure that is none")
         if slot.work is Work.CALLING and remote.kind is FailureKind.NO_ATTRIBUTE:
             slot.result = remote
-            self.hosts.settle(slot)
+            self.repair.call_ended(slot)
             return
         failure = failures.reported(slot, remote)
         if remote.kind is FailureKind.NON_FINITE and self.rules.raise_non_finite:
