@@ -72,7 +72,6 @@ class BrokenContractError(AssertionError):
 class Poll(NamedTuple):
     """One call of `FakeTransport.poll`."""
 
-    hosts: frozenset[int] | None
     timeout_s: float | None
     pivot: int | None
 
@@ -269,43 +268,32 @@ class FakeTransport(Transport):
             self.arrive(host.host_id, arrival, after_s)
 
     def poll(
-        self, hosts: Iterable[int] | None, timeout_s: float | None, *, pivot: int | None = None
+        self, timeout_s: float | None, *, pivot: int | None = None
     ) -> list[tuple[int, Arrival]]:
         """Return what has arrived; if nothing has, move the clock on instead of waiting."""
-        wanted = None if hosts is None else frozenset(hosts)
-        self.polls.append(Poll(wanted, timeout_s, pivot))
-        arrivals = self._take(wanted)
+        self.polls.append(Poll(timeout_s, pivot))
+        arrivals = self._take()
         if not arrivals and timeout_s != 0.0:
-            self._wait(wanted, timeout_s, pivot)
-            arrivals = self._take(wanted)
+            self._wait(timeout_s, pivot)
+            arrivals = self._take()
         self._woken = False
         return arrivals
 
-    def _take(self, wanted: frozenset[int] | None) -> list[tuple[int, Arrival]]:
+    def _take(self) -> list[tuple[int, Arrival]]:
         arrivals: list[tuple[int, Arrival]] = []
-        dead = {e[2] for e in self._events if e[0] <= self.clock() and isinstance(e[3], HostDied)}
-        left = []
         while self._events and self._events[0][0] <= self.clock():
-            event = heapq.heappop(self._events)
-            _, _, host_id, what = event
+            _, _, host_id, what = heapq.heappop(self._events)
             if host_id is None:
                 what()
-            elif _matches(event, wanted) or host_id in dead:  # all that a dead host has sent
+            else:
                 arrivals.append((host_id, what))
                 self.hosts[host_id].reported = isinstance(what, HostDied)
-            else:
-                left.append(event)
-        for event in left:
-            heapq.heappush(self._events, event)
         return arrivals
 
-    def _wait(self, wanted: frozenset[int] | None, timeout_s: float | None, pivot: Any) -> None:
-        watched = wanted if pivot is None else frozenset((pivot,))
+    def _wait(self, timeout_s: float | None, pivot: int | None) -> None:
         limit = float("inf") if timeout_s is None else self.clock() + timeout_s
         while not self._woken:
-            event = min(
-                (e for e in self._events if e[2] is None or _matches(e, watched)), default=None
-            )
+            event = min((e for e in self._events if _ends_wait(e, pivot)), default=None)
             if event is None or event[0] > limit:
                 if timeout_s is None:
                     raise WouldWaitForEverError("poll without timeout, and nothing is on its way")
@@ -355,8 +343,8 @@ class FakeTransport(Transport):
         self._events.clear()
 
 
-def _matches(event: tuple[float, int, int | None, Any], wanted: frozenset[int] | None) -> bool:
-    return wanted is None or event[2] in wanted or isinstance(event[3], HostDied)
+def _ends_wait(event: tuple[float, int, int | None, Any], pivot: int | None) -> bool:
+    return pivot is None or event[2] in (pivot, None) or isinstance(event[3], HostDied)
 
 
 class ObsTag(NamedTuple):

@@ -39,7 +39,7 @@ EXPECTED = {
     Event.EPISODE_ENDED: (None, None, S, None, None, None, None),
     Event.EPISODE_ENDED_UNATTENDED: (None, None, N, None, None, None, None),
     Event.BUDGET_SPENT: (None, None, D, None, None, None, None),
-    Event.FAILED: (None, E, E, E, None, None, E),
+    Event.FAILED: (None, E, E, E, E, None, E),
     Event.RENEW: (None, None, None, None, I, I, I),
     Event.REPAIRED_UNATTENDED: (None, N, None, None, None, None, N),
     Event.DROP: (None, None, None, None, None, None, D),
