@@ -22,6 +22,7 @@ from typing import Any
 from envmgr.errors import ConcurrentCallError, ManagerClosedError
 from envmgr.supervisor import Supervisor, Work
 from envmgr.transport.base import Transport
+from envmgr.transport.spawners import BACKGROUND_THREAD
 from envmgr.types import Clock
 
 logger = logging.getLogger("envmgr")
@@ -251,7 +252,7 @@ class _Background:
             self._dormant = False
             if self._thread is None:
                 self._thread = threading.Thread(
-                    target=self._run, name="envmgr-background", daemon=True
+                    target=self._run, name=BACKGROUND_THREAD, daemon=True
                 )
                 self._thread.start()
             self._ring()
