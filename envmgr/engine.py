@@ -15,7 +15,7 @@ import math
 import os
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from multiprocessing.connection import wait
 from typing import Any
 
@@ -62,31 +62,42 @@ class Engine:
         self._closing = False
         self._ended = False
         self._background = _Background(self, self._lock) if background else None
+        self._call = _Call(self)
 
     # -- public calls -----------------------------------------------------------------------
 
-    @contextlib.contextmanager
-    def calling(self) -> Iterator[Supervisor]:
-        """Hold the engine for one public call, and leave what is outstanding to the background.
+    def calling(self) -> _Call:
+        """Return a context that holds the engine for one public call.
 
-        Raises:
+        Entering it gives the supervisor; leaving it hands what is outstanding to the background.
+
+        Raises, when entered:
             ConcurrentCallError: another thread is inside a call.
             ManagerClosedError: it was closed, or this process is a fork of the one it belongs to.
         """
+        return self._call
+
+    def enter_call(self) -> None:
+        """Begin a public call; see `calling`."""
         self._check_owner()
         if not self._call_lock.acquire(blocking=False):
             raise ConcurrentCallError(
                 "another thread is inside a call of this manager; a manager serves one thread at "
                 "a time (only close, stats and env_states may be called from others)"
             )
+        self._lock.acquire()
         try:
-            with self._lock:
-                self._check_owner()
-                yield self.supervisor
-        finally:
-            self._call_lock.release()
-            if self._background is not None and not self._closing:
-                self._background.arm()
+            self._check_owner()
+        except BaseException:
+            self.leave_call()
+            raise
+
+    def leave_call(self) -> None:
+        """End a public call; see `calling`."""
+        self._lock.release()
+        self._call_lock.release()
+        if self._background is not None and not self._closing:
+            self._background.arm()
 
     def _check_owner(self) -> None:
         if self._closing:
@@ -222,6 +233,20 @@ class Engine:
             self.transport.close(grace_s)
         if self._background is not None:
             self._background.join()
+
+
+class _Call:
+    """The context of a public call. A class, because generators as contexts cost twice as much."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def __enter__(self) -> Supervisor:
+        self._engine.enter_call()
+        return self._engine.supervisor
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._engine.leave_call()
 
 
 class _Background:
