@@ -305,8 +305,6 @@ class _Background:
 
     def _carry_on(self) -> bool:
         """Do what can be done now, then wait for more; False when there is nothing left to do."""
-        if self._ending:
-            return False
         if not self._lock.acquire(blocking=False):
             self._interval_s = MIN_INTERVAL_S  # the caller is there and does everything itself
             self._wait([], MIN_INTERVAL_S)
