@@ -17,12 +17,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from gymnasium import spaces
 
 from envmgr.spaces import (
     Array,
     Layout,
+    Leaf,
     NonFiniteError,
     OnCast,
     ValueMismatchError,
@@ -215,7 +215,7 @@ class ObservationReader:
         if self._slots is None:
             if not isinstance(reference, list) or len(reference) != len(layout.leaves):
                 raise ValueMismatchError(f"{type(reference).__name__} is not a list of leaves")
-            return layout.unflatten([_own(leaf) for leaf in reference])
+            return layout.unflatten(list(map(_own, layout.leaves, reference)))
         if type(reference) is not int or not 0 <= reference < SLOTS:
             raise ValueMismatchError(f"{reference!r} is not a slot of 0..{SLOTS - 1}")
         if self._copy:
@@ -227,7 +227,12 @@ class ObservationReader:
         self._slots = None
 
 
-def _own(leaf: npt.NDArray[Any]) -> Any:
-    if leaf.ndim == 0:
-        return leaf[()]  # as indexing the arena gives: a scalar of the leaf's dtype
-    return leaf if leaf.flags.writeable else leaf.copy()
+def _own(leaf: Leaf, array: Any) -> Any:
+    if not isinstance(array, np.ndarray) or array.shape != leaf.shape or array.dtype != leaf.dtype:
+        raise ValueMismatchError(
+            f"value{path_text(leaf.path)} of the reply is not an array of shape {leaf.shape} and "
+            f"dtype {leaf.dtype}, which the space says"
+        )
+    if array.ndim == 0:
+        return array[()]  # as indexing the arena gives: a scalar of the leaf's dtype
+    return array if array.flags.writeable else array.copy()
