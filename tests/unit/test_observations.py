@@ -1,0 +1,399 @@
+"""Observations from host to parent: through the arena or in the reply, checked before committed."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+from gymnasium import spaces
+from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Text, Tuple
+from hypothesis import given
+from hypothesis import strategies as st
+
+from envmgr.observations import (
+    SLOTS,
+    ObservationReader,
+    ObservationRules,
+    ObservationWriter,
+    Placement,
+    plan_placements,
+    slot_arrays,
+)
+from envmgr.spaces import NonFiniteError, ValueMismatchError, layout_of
+
+FLOATS = Box(-1, 1, (2,), np.float32)
+NESTED = Dict(
+    {
+        "image": Box(0, 255, (3, 3), np.uint8),
+        "parts": Tuple((Discrete(5), Box(-1, 1, (), np.float64), Box(0, 1, (0,), np.float32))),
+    }
+)
+
+
+def ignore(text: str) -> None:
+    """Take note of a cast."""
+
+
+def writer(space: Any, **rules: Any) -> ObservationWriter:
+    return ObservationWriter(space, ObservationRules(**rules), ignore)
+
+
+def pair(
+    space: Any, *, copy_on_get: bool = True, rows: int = 3, row: int = 1
+) -> tuple[ObservationWriter, ObservationReader, bytearray]:
+    """Return a writer and a reader of one env in the same memory."""
+    layout = layout_of(space)
+    placements, nbytes = plan_placements([layout] * rows)
+    memory = bytearray(nbytes)
+    write, read = writer(space), ObservationReader(space)
+    placement = placements[row]
+    assert placement is not None
+    write.attach(memory, placement)
+    read.attach(memory, placement, copy_on_get=copy_on_get)
+    return write, read, memory
+
+
+def equal(one: Any, other: Any) -> bool:
+    """Compare nested observations: the same structure, shapes, kinds of numbers and numbers.
+
+    The order of bytes may differ: numpy's scalars have always that of the machine.
+    """
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(equal(one[k], other[k]) for k in one)
+    if isinstance(one, tuple):
+        return len(one) == len(other) and all(map(equal, one, other))
+    a, b = np.asarray(one), np.asarray(other)
+    same_type = a.dtype.newbyteorder("=") == b.dtype.newbyteorder("=")
+    return a.shape == b.shape and same_type and np.array_equal(a, b, equal_nan=True)
+
+
+# -- round trips ----------------------------------------------------------------------------------
+
+
+@st.composite
+def leaf_spaces(draw: st.DrawFn) -> Any:
+    kind = draw(st.sampled_from(["box", "discrete", "multi discrete", "multi binary"]))
+    shape = tuple(draw(st.lists(st.integers(0, 3), max_size=3)))
+    if kind == "box":
+        dtype = draw(st.sampled_from(["f4", "f8", ">f4", "f2", "u1", "i2", ">i4", "i8", "?"]))
+        return Box(0, 1, shape, np.dtype(dtype))  # type: ignore[arg-type]
+    if kind == "discrete":
+        return Discrete(draw(st.integers(1, 9)), start=draw(st.integers(-5, 5)))
+    if kind == "multi discrete":
+        return MultiDiscrete(np.full([n + 1 for n in shape] or [1], 7))
+    return MultiBinary([n + 1 for n in shape] or 1)
+
+
+def fixed_spaces() -> st.SearchStrategy[Any]:
+    keys = st.one_of(st.text("abc ", max_size=3), st.sampled_from(["obs", "é"]))
+    return st.recursive(
+        leaf_spaces(),
+        lambda inner: st.one_of(
+            st.dictionaries(keys, inner, min_size=1, max_size=3).map(Dict),
+            st.lists(inner, min_size=1, max_size=3).map(Tuple),
+        ),
+        max_leaves=5,
+    )
+
+
+@given(fixed_spaces(), st.booleans(), st.integers(0, 2), st.integers(0, 2**32 - 1))
+def test_what_is_written_into_the_arena_is_what_is_read(
+    space: Any, copy_on_get: bool, row: int, seed: int
+) -> None:
+    write, read, _ = pair(space, copy_on_get=copy_on_get, row=row)
+    space.seed(seed)
+    for _ in range(SLOTS + 1):
+        sample = space.sample()
+        assert equal(read.read(write.write(sample)), _as_arrays(sample))
+
+
+@given(fixed_spaces(), st.integers(0, 2**32 - 1))
+def test_what_is_written_into_a_reply_is_what_is_read(space: Any, seed: int) -> None:
+    write, read = writer(space), ObservationReader(space)
+    space.seed(seed)
+    sample = space.sample()
+    reference = write.write(sample)
+    assert equal(read.read(reference), _as_arrays(sample))
+
+
+def _as_arrays(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _as_arrays(part) for key, part in value.items()}
+    return tuple(map(_as_arrays, value)) if isinstance(value, tuple) else np.asarray(value)
+
+
+@pytest.mark.parametrize("in_memory", [False, True])
+def test_observations_are_private_and_writable(in_memory: bool) -> None:
+    source = np.array([0.25, 0.5], np.float32)
+    write, read, _ = pair(FLOATS)
+    if not in_memory:
+        write, read = writer(FLOATS), ObservationReader(FLOATS)
+    first = read.read(write.write(source))
+    source[:] = 0
+    assert first.tolist() == [0.25, 0.5]
+    first[:] = 7
+    assert read.read(write.write(source)).tolist() == [0, 0]
+    assert first.tolist() == [7, 7]
+
+
+def test_leaves_of_a_reply_that_are_read_only_are_copied() -> None:
+    leaf = np.array([0.25, 0.5], np.float32)
+    leaf.flags.writeable = False  # as arrays unpickled from out-of-band buffers are
+    observation = ObservationReader(FLOATS).read([leaf])
+    observation[0] = 7
+    assert leaf[0] == 0.25
+
+
+@pytest.mark.parametrize("in_memory", [False, True])
+def test_single_numbers_have_one_form_however_they_travel(in_memory: bool) -> None:
+    write, read, _ = pair(Discrete(5))
+    if not in_memory:
+        write, read = writer(Discrete(5)), ObservationReader(Discrete(5))
+    for value in (3, np.int64(3), np.array(3), np.int8(3)):
+        observation = read.read(write.write(value))
+        assert type(observation) is np.int64
+        assert observation == 3
+
+
+def test_without_layout_the_observation_itself_travels() -> None:
+    write, read = writer(Text(5)), ObservationReader(Text(5))
+    assert read.layout is None
+    assert read.read(write.write("abc")) == "abc"
+    with pytest.raises(ValueMismatchError, match="is not in Text"):
+        write.write("abcdef")
+
+
+def test_without_a_space_nothing_is_checked_but_none() -> None:
+    write, read = writer(None), ObservationReader(None)
+    value = object()
+    assert read.read(write.write(value)) is value
+    with pytest.raises(ValueMismatchError, match="value is None"):
+        write.write(None)
+
+
+def test_free_forms_are_copied_where_no_process_boundary_does_it() -> None:
+    value = {"text": ["a"]}
+    assert ObservationReader(None).read(value) is value
+    copied = ObservationReader(None, copy_free_form=True).read(value)
+    assert copied == value
+    assert copied["text"] is not value["text"]
+
+
+# -- checks before anything is written ------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"image": np.zeros((3, 3), np.uint8)},
+        {"image": np.zeros((3, 3), np.uint8), "parts": (1, 0.5)},
+        {"image": np.ones((3, 3), np.uint8), "parts": (1, 0.5, np.zeros(1, np.float32))},
+        {"image": np.ones((3, 3), np.uint8), "parts": (1, None, np.zeros(0, np.float32))},
+        None,
+    ],
+    ids=range(5),
+)
+def test_what_does_not_fit_is_refused_whole(bad: Any) -> None:
+    write, read, memory = pair(NESTED)
+    NESTED.seed(1)
+    good = NESTED.sample()
+    slot = write.write(good)
+    before = bytes(memory)
+    with pytest.raises(ValueMismatchError):
+        write.write(bad)
+    assert bytes(memory) == before
+    assert equal(read.read(slot), _as_arrays(good))
+    assert write.write(good) == (slot + 1) % SLOTS  # the refused one has used up no slot
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("in_memory", [False, True])
+def test_non_finite_numbers_are_refused_if_so_ruled(bad: float, in_memory: bool) -> None:
+    space = Dict({"n": Discrete(3), "x": FLOATS})
+    value = {"n": 1, "x": np.array([0, bad], np.float32)}
+    allowed, _, _ = pair(space)
+    allowed.write(value)
+    write, _, memory = pair(space)
+    if not in_memory:
+        write = writer(space)
+    write._rules = ObservationRules(refuse_non_finite=True)
+    before = bytes(memory)
+    with pytest.raises(NonFiniteError, match=r"value\['x'\] has NaN or infinite numbers"):
+        write.write(value)
+    assert bytes(memory) == before
+    write.write({"n": 1, "x": np.zeros(2, np.float32)})
+
+
+def test_casts_are_made_and_told() -> None:
+    told: list[str] = []
+    write = ObservationWriter(FLOATS, ObservationRules(), told.append)
+    (leaf,) = write.write(np.array([0.25, 0.5]))
+    assert leaf.dtype == np.float32
+    assert told == ["value has dtype float64, the space says float32: it is cast"]
+    strict = writer(FLOATS, strict_dtype=True)
+    with pytest.raises(ValueMismatchError, match="strict_dtype is on"):
+        strict.write(np.array([0.25, 0.5]))
+
+
+def test_casts_into_the_arena_keep_the_numbers() -> None:
+    space = Box(0, 255, (3,), ">u2")
+    write, read, _ = pair(space)
+    observation = read.read(write.write([1, 2, 255]))
+    assert observation.dtype == np.dtype(">u2")
+    assert observation.tolist() == [1, 2, 255]
+
+
+# -- references are not trusted -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("reference", [-1, SLOTS, 10**9, None, "0", 0.0, True, np.int64(0), [0]])
+def test_slots_that_a_writer_does_not_name_are_refused(reference: Any) -> None:
+    _, read, _ = pair(FLOATS)
+    with pytest.raises(ValueMismatchError, match=r"is not a slot of 0\.\.3"):
+        read.read(reference)
+
+
+@pytest.mark.parametrize(
+    "reference",
+    [
+        0,
+        None,
+        "ab",
+        (np.zeros(2, np.float32),),
+        [],
+        [np.zeros(2, np.float32)] * 2,
+        [None],
+        ["ab"],
+        [[0.0, 0.0]],
+        [np.zeros(3, np.float32)],
+        [np.zeros((), np.float32)],
+        [np.zeros(2, np.float64)],
+        [np.zeros(2, object)],
+    ],
+    ids=repr,
+)
+def test_leaves_that_a_writer_does_not_send_are_refused(reference: Any) -> None:
+    with pytest.raises(ValueMismatchError):
+        ObservationReader(FLOATS).read(reference)
+
+
+# -- slots ----------------------------------------------------------------------------------------
+
+
+def test_each_observation_takes_the_next_of_four_slots() -> None:
+    write, _, _ = pair(FLOATS)
+    value = np.zeros(2, np.float32)
+    assert [write.write(value) for _ in range(9)] == [0, 1, 2, 3, 0, 1, 2, 3, 0]
+    assert SLOTS == 4
+
+
+def test_views_stay_as_they_are_while_three_more_observations_come() -> None:
+    # t, terminal, first, next: a view handed out lives through two steps and an episode's end.
+    write, read, _ = pair(FLOATS, copy_on_get=False)
+    views = []
+    for number in range(12):
+        views.append(read.read(write.write(np.array([number, -number], np.float32))))
+        for age, view in enumerate(reversed(views[-SLOTS:])):
+            assert view.tolist() == [number - age, age - number]
+    assert views[0].tolist() == [8, -8]  # and then its slot is used again: it is a view
+
+
+def test_copies_stay_as_they_are_for_ever() -> None:
+    write, read, _ = pair(FLOATS, copy_on_get=True)
+    copies = [read.read(write.write(np.array([n, n], np.float32))) for n in range(12)]
+    assert [copy.tolist() for copy in copies] == [[n, n] for n in range(12)]
+
+
+def test_a_new_env_begins_with_the_first_slot_again() -> None:
+    write, _, memory = pair(FLOATS)
+    value = np.zeros(2, np.float32)
+    write.write(value)
+    placement = plan_placements([layout_of(FLOATS)])[0][0]
+    assert placement is not None
+    write.attach(memory, placement)
+    assert write.write(value) == 0
+
+
+def test_detaching_lets_go_of_the_memory() -> None:
+    write, read, memory = pair(FLOATS, copy_on_get=False)
+    read.read(write.write(np.zeros(2, np.float32)))
+    write._slots = None
+    read.detach()
+    memory.clear()  # BufferError if anything still held it
+
+
+# -- placements -----------------------------------------------------------------------------------
+
+
+def test_envs_of_one_layout_share_a_block_and_have_rows_of_their_own() -> None:
+    floats, nested = layout_of(FLOATS), layout_of(NESTED)
+    placements, nbytes = plan_placements([floats, nested, None, floats])
+    assert placements[2] is None
+    first, second, third = placements[0], placements[1], placements[3]
+    assert first is not None
+    assert second is not None
+    assert third is not None
+    assert (first.offset, first.rows, first.row) == (0, 2, 0)
+    assert (third.offset, third.rows, third.row) == (0, 2, 1)
+    assert (second.rows, second.row) == (1, 0)
+    assert second.offset > 0
+    assert {p.nbytes for p in (first, second, third)} == {nbytes}
+
+
+def test_nothing_to_place() -> None:
+    assert plan_placements([None, None]) == ([None, None], 0)
+    assert plan_placements([]) == ([], 0)
+
+
+def test_only_empty_arrays_need_no_memory() -> None:
+    space = Box(0, 1, (0,), np.float32)
+    write, read, memory = pair(space)
+    assert len(memory) == 0
+    assert read.read(write.write(np.zeros(0, np.float32))).shape == (0,)
+
+
+@given(st.lists(st.one_of(st.none(), fixed_spaces()), min_size=1, max_size=5))
+def test_no_two_arrays_of_any_two_envs_share_a_byte(given_spaces: list[Any]) -> None:
+    layouts = [None if space is None else layout_of(space) for space in given_spaces]
+    placements, nbytes = plan_placements(layouts)
+    memory = bytearray(nbytes)
+    arrays = [a for p in placements if p is not None for a in slot_arrays(memory, p)]
+    assert all(array.shape[0] == SLOTS for array in arrays)
+    assert sum(array.nbytes for array in arrays) <= nbytes
+    for one, other in itertools.combinations(arrays, 2):
+        assert not np.shares_memory(one, other)
+
+
+def test_blocks_and_leaves_are_aligned() -> None:
+    space = Dict({"a": Box(0, 1, (3,), np.uint8), "b": Box(0, 1, (1,), np.float64)})
+    placements, nbytes = plan_placements([layout_of(space), layout_of(FLOATS)])
+    assert nbytes % 64 == 0
+    offsets = [p.offset for p in placements if p is not None]
+    assert all(offset % 64 == 0 for offset in offsets)
+    base = np.zeros(nbytes, np.uint8)
+    placement = placements[0]
+    assert placement is not None
+    _, floats = slot_arrays(base.data, placement)
+    assert (floats.ctypes.data - base.ctypes.data) % 64 == 0
+
+
+def test_memory_that_is_too_small_is_refused() -> None:
+    layout = layout_of(FLOATS)
+    assert layout is not None
+    placement = Placement(layout, offset=0, nbytes=8, rows=1, row=0)
+    with pytest.raises((TypeError, ValueError)):
+        slot_arrays(bytearray(8), placement)
+
+
+def test_spaces_of_values_need_not_be_the_same_objects_on_both_sides() -> None:
+    write, _, memory = pair(NESTED)
+    read = ObservationReader(spaces.Dict(dict(NESTED.spaces)))
+    assert read.layout == layout_of(NESTED)
+    placement = plan_placements([read.layout] * 3)[0][1]
+    assert placement is not None
+    read.attach(memory, placement, copy_on_get=True)
+    NESTED.seed(2)
+    sample = NESTED.sample()
+    assert equal(read.read(write.write(sample)), _as_arrays(sample))
