@@ -1,4 +1,4 @@
-"""Gathering timesteps: when a step may return, and which hosts to wait for meanwhile."""
+"""Gathering timesteps: when a step may return, and which host to wait for meanwhile."""
 
 from __future__ import annotations
 
@@ -8,11 +8,10 @@ from envmgr.engine import Engine
 from envmgr.errors import NothingReadyError
 from envmgr.policy import GatherPolicy
 from envmgr.supervisor import EnvSlot, Supervisor
-from envmgr.types import EnvTimestep
 
 
 class Gather:
-    """One gather, inside a call that holds the engine.
+    """One gather, inside a call that holds the engine. A failure that is urgent ends it.
 
     Args:
         engine: waits.
@@ -23,13 +22,14 @@ class Gather:
         self._engine = engine
         self._supervisor = supervisor
 
-    def exactly(self, env_ids: list[int]) -> dict[int, EnvTimestep]:
-        """Wait for the timesteps of all of `env_ids`, and deliver them in that order."""
+    def exactly(self, env_ids: list[int]) -> list[int]:
+        """Wait for the timesteps of all of `env_ids`, and return these."""
         missing = [self._supervisor.slots[i] for i in env_ids]
+        repair = self._supervisor.repair
 
         def finished() -> bool:
             missing[:] = [s for s in missing if s.timestep is None or s.held]
-            return not missing
+            return not missing or repair.urgent
 
         # All of them are wanted, so waiting for one in the middle costs nothing, and the trainer
         # is woken a few times instead of once for each env.
@@ -38,12 +38,12 @@ class Gather:
             pivot=lambda: missing[len(missing) // 2].host_id,
             doing="step",
         )
-        return self._supervisor.deliver(env_ids)
+        return env_ids
 
     def some(
         self, policy: GatherPolicy, *, deadline: float = math.inf, exactly: bool = False
-    ) -> dict[int, EnvTimestep]:
-        """Wait for as many of the outstanding timesteps as the policy wants; ascending env_id.
+    ) -> list[int]:
+        """Wait for as many outstanding timesteps as the policy wants; return the envs that owe one.
 
         Goes on until one of them is not an episode's end, so that there is something to step next;
         then waits for stragglers.
@@ -56,6 +56,7 @@ class Gather:
         Raises:
             NothingReadyError: nothing is outstanding.
         """
+        repair = self._supervisor.repair
         owed = [slot for slot in self._supervisor.slots if slot.owed]
         if not owed:
             raise NothingReadyError(
@@ -66,8 +67,10 @@ class Gather:
         def satisfied() -> bool:
             arrived = [s for s in owed if s.timestep is not None and not s.held]
             if len(arrived) < needed:
-                return False
-            return exactly or len(arrived) == len(owed) or any(map(_goes_on, arrived))
+                return repair.urgent
+            return (
+                repair.urgent or exactly or len(arrived) == len(owed) or any(map(_goes_on, arrived))
+            )
 
         self._engine.collect()
         satisfying = self._engine.wait_until(satisfied, deadline=deadline, doing="step")
@@ -77,7 +80,7 @@ class Gather:
                 deadline=min(deadline, self._engine.now() + policy.step_wait_timeout_s),
                 doing="step",
             )
-        return self._supervisor.deliver(slot.env_id for slot in owed)
+        return [slot.env_id for slot in owed]
 
 
 def _goes_on(slot: EnvSlot) -> bool:

@@ -265,8 +265,9 @@ class EnvManager:
                 supervisor.rules.dynamic_seed = self._dynamic_seed
                 launch_envs(engine, self._config, self._replay_paths)
                 self._adopt(supervisor.descriptions[0])
-        except BaseException:
-            self._discard_engine(0.0)
+        except BaseException as error:
+            patient = isinstance(error, Exception)  # Ctrl-C does not wait for envs to close
+            self._discard_engine(self._config.close_timeout if patient else 0.0)
             raise
         self._launched = True
 
@@ -311,11 +312,11 @@ class EnvManager:
 
     def _surface(self, supervisor: Supervisor) -> None:
         """Raise what failed for good, once; with `on_failure: raise`, close first."""
-        fatal, supervisor.repair.fatal = supervisor.repair.fatal, None
+        fatal = supervisor.repair.take_fatal()
         if fatal is None:
             return
-        if self._config.on_failure == "raise" or not isinstance(fatal, Exception):
-            self._discard_engine(0.0)
+        if self._config.on_failure == "raise":
+            self._discard_engine(self._config.close_timeout)
         raise fatal
 
     # -- readiness --------------------------------------------------------------------------
@@ -436,10 +437,10 @@ class EnvManager:
             by_id = self._send(supervisor, actions)
             gather = Gather(self._running, supervisor)
             if by_id and self._policy.gathers_all:
-                timesteps = gather.exactly(list(by_id))
+                env_ids = gather.exactly(list(by_id))
             else:
-                timesteps = gather.some(self._policy)
-            return self._deliver(supervisor, timesteps)
+                env_ids = gather.some(self._policy)
+            return self._view.timesteps(self._deliver(supervisor, env_ids))
 
     def send(self, actions: Any) -> None:
         """Send actions and return at once; `recv` gathers the timesteps."""
@@ -457,8 +458,7 @@ class EnvManager:
             NothingReadyError: nothing is outstanding.
         """
         with self._calling() as supervisor:
-            timesteps = self._receive(supervisor, min_ready, timeout_s)
-            return self._deliver(supervisor, timesteps)
+            return self._view.timesteps(self._receive(supervisor, min_ready, timeout_s))
 
     def _receive(
         self, supervisor: Supervisor, min_ready: int | None, timeout_s: float | None
@@ -469,8 +469,11 @@ class EnvManager:
                 raise ConfigError(f"min_ready is {min_ready}; it should be 1 or more")
             policy = GatherPolicy(min_ready, 0.0)
         deadline = math.inf if timeout_s is None else monotonic() + max(timeout_s, 0.0)
+        if not supervisor.statistics.outstanding:
+            self._surface(supervisor)
         gather = Gather(self._running, supervisor)
-        return gather.some(policy, deadline=deadline, exactly=min_ready is not None)
+        env_ids = gather.some(policy, deadline=deadline, exactly=min_ready is not None)
+        return self._deliver(supervisor, env_ids)
 
     def _send(self, supervisor: Supervisor, actions: Any) -> Mapping[int, Any]:
         by_id: Mapping[int, Any] = self._view.actions(actions, supervisor.ready_ids)
@@ -479,12 +482,18 @@ class EnvManager:
             prepared = requests.prepared_steps(supervisor, by_id, self._action_check)
             supervisor.submit_steps(prepared)
             self._view.forget()
+        elif not supervisor.statistics.outstanding:
+            self._surface(supervisor)
         return by_id
 
-    def _deliver(self, supervisor: Supervisor, timesteps: dict[int, EnvTimestep]) -> Any:
-        if not timesteps or self._config.on_failure == "raise":
+    def _deliver(self, supervisor: Supervisor, env_ids: list[int]) -> dict[int, EnvTimestep]:
+        """Hand out what has arrived of `env_ids`; a failure that is urgent comes first."""
+        if supervisor.repair.urgent:
             self._surface(supervisor)
-        return self._view.timesteps(timesteps)
+        timesteps = supervisor.deliver(env_ids)
+        if not timesteps:
+            self._surface(supervisor)
+        return timesteps
 
     def send_arrays(self, env_ids: Sequence[int], actions: Any) -> None:
         """Send one action to each of `env_ids`.
@@ -504,10 +513,7 @@ class EnvManager:
     ) -> ArrayBatch:
         """As `recv`, with the timesteps of k envs as arrays: see `ArrayBatch`."""
         with self._calling() as supervisor:
-            timesteps = self._receive(supervisor, min_ready, timeout_s)
-            if not timesteps:
-                self._surface(supervisor)
-            return array_batch(timesteps, self._layout)
+            return array_batch(self._receive(supervisor, min_ready, timeout_s), self._layout)
 
     # -- resets and seeds -------------------------------------------------------------------
 

@@ -33,7 +33,8 @@ class Repair:
         launching: while true, failures are collected in `launch_failures` and nothing is renewed
             beyond the attempts at one reset.
         launch_failures: by env_id.
-        fatal: what the next public call has to raise.
+        fatal: what the next public call has to raise, after what has arrived was delivered.
+        urgent: it has to be raised at once.
     """
 
     def __init__(
@@ -56,6 +57,7 @@ class Repair:
         self.launching = True
         self.launch_failures: dict[int, EnvFailure] = {}
         self.fatal: Exception | None = None
+        self.urgent = False
 
     # -- a failure --------------------------------------------------------------------------
 
@@ -88,10 +90,20 @@ class Repair:
         elif retry:
             self._retry(slot)
         elif not self._policy.recover:
-            self.fatal = self.fatal or failure
+            self.raise_at_once(failure)
             self._give_up_host(slot, host_lost=host_lost)
         else:
             self._answer(slot, work, failure, host_lost=host_lost)
+
+    def raise_at_once(self, failure: Exception) -> None:
+        """Have the present or next public call raise `failure` before anything else."""
+        self.fatal = self.fatal or failure
+        self.urgent = True
+
+    def take_fatal(self) -> Exception | None:
+        """Return what is to be raised now, once."""
+        fatal, self.fatal, self.urgent = self.fatal, None, False
+        return fatal
 
     def _may_retry(self, slot: EnvSlot, host_lost: bool) -> bool:
         """Count a failed attempt at a reset, and say whether there is to be another one."""

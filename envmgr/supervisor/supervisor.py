@@ -469,7 +469,7 @@ class Supervisor:
             return
         failure = failures.reported(slot, remote)
         if remote.kind is FailureKind.NON_FINITE and self.rules.raise_non_finite:
-            self.repair.fatal = self.repair.fatal or failure
+            self.repair.raise_at_once(failure)
         lost = remote.kind is FailureKind.EXITED
         self._fail(slot, failure, host_lost=lost, env_info=remote.info)
 
