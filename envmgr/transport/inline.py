@@ -19,6 +19,10 @@ from envmgr.protocol import Message, Op
 from envmgr.transport.base import Arrival, HostDied, HostSpec, TimedOut, Transport
 
 
+_LEAST_GRACE_S = 1.0
+"""What envs get to close even without a grace: in line, nobody else can clean up after them."""
+
+
 class _Interrupted(BaseException):
     """Raised by the alarm inside env code that exceeded its limit."""
 
@@ -77,7 +81,8 @@ class InlineTransport(Transport):
             Op.RENEW: deadlines.connect_s,
         }
         self._close_s = deadlines.close_s
-        self._ended: list[tuple[int, Arrival]] = []
+        self._arrivals: list[tuple[int, Arrival]] = []  # outlasts a Ctrl-C inside `poll`
+        self._abandoned: list[Host] = []
         self._memory: memoryview | None = None
         self._woken = threading.Event()
 
@@ -115,16 +120,15 @@ class InlineTransport(Transport):
         self, timeout_s: float | None, *, pivot: int | None = None
     ) -> list[tuple[int, Arrival]]:
         """Run all queued work, or sleep for `timeout_s` if there is none."""
-        arrivals: list[tuple[int, Arrival]] = self._ended
-        self._ended = []
         for host_id, entry in list(self._hosts.items()):
             while entry.has_work():
                 arrival = self._advance(host_id, entry)
                 if arrival is not None:
-                    arrivals.append((host_id, arrival))
-        if not arrivals and timeout_s != 0.0:
+                    self._arrivals.append((host_id, arrival))
+        if not self._arrivals and timeout_s != 0.0:
             self._woken.wait(timeout_s)
         self._woken.clear()
+        arrivals, self._arrivals = self._arrivals, []
         return arrivals
 
     def _advance(self, host_id: int, entry: _InlineHost) -> Arrival | None:
@@ -137,8 +141,9 @@ class InlineTransport(Transport):
         except _Interrupted:
             entry.replies = None
         except BaseException as error:  # Ctrl-C: nobody can tell what the env had done of it
-            del self._hosts[host_id]
-            self._ended.append((host_id, HostDied(None, f"interrupted by {type(error).__name__}")))
+            self._abandoned.append(self._hosts.pop(host_id).host)
+            died = HostDied(None, f"interrupted by {type(error).__name__}")
+            self._arrivals.append((host_id, died))
             raise
         if limit_s is not None and time.monotonic() - began > limit_s:
             entry.replies = None
@@ -166,18 +171,19 @@ class InlineTransport(Transport):
         """Close the env, since there is no process to end."""
         entry = self._hosts.pop(host_id, None)
         if entry is not None:
-            self._ended.append((host_id, HostDied(None)))
+            self._arrivals.append((host_id, HostDied(None)))
             with contextlib.suppress(_Interrupted), _alarm(self._close_s):
                 entry.host.close()
 
     def close(self, grace_s: float) -> None:
         """Close the envs one after another; an alarm bounds them as it does in `poll`."""
-        end = time.monotonic() + max(grace_s, 0.0)
-        for entry in self._hosts.values():
+        end = time.monotonic() + max(grace_s, _LEAST_GRACE_S)
+        for host in (*(entry.host for entry in self._hosts.values()), *self._abandoned):
             with contextlib.suppress(_Interrupted), _alarm(max(end - time.monotonic(), 0.01)):
-                entry.host.close()
+                host.close()
         self._hosts.clear()
-        self._ended.clear()
+        self._abandoned.clear()
+        self._arrivals.clear()
         self._memory = None
 
 
