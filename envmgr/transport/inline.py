@@ -18,7 +18,6 @@ from envmgr.policy import Deadlines
 from envmgr.protocol import Message, Op
 from envmgr.transport.base import Arrival, HostDied, HostSpec, TimedOut, Transport
 
-
 _LEAST_GRACE_S = 1.0
 """What envs get to close even without a grace: in line, nobody else can clean up after them."""
 
