@@ -109,13 +109,13 @@ class FrameChannel:
             raise ChannelClosedError(str(error)) from error
         if not data:
             raise ChannelClosedError("end of stream")
-        if not self._unread:
-            parsed = split_frame(data)
-            if parsed is not None and parsed[1] == len(data):
-                return (parsed[0],)  # the ordinary case: one frame, whole
-        self._unread += data
         frames: list[Frame] = []
         try:
+            if not self._unread:
+                parsed = split_frame(data)
+                if parsed is not None and parsed[1] == len(data):
+                    return (parsed[0],)  # the ordinary case: one frame, whole
+            self._unread += data
             while (parsed := split_frame(self._unread)) is not None:
                 del self._unread[: parsed[1]]
                 frames.append(parsed[0])
