@@ -39,11 +39,15 @@ class ArrayBatch(NamedTuple):
 def array_batch(timesteps: Mapping[int, EnvTimestep], layout: Layout | None) -> ArrayBatch:
     """Stack timesteps into arrays.
 
-    An env that does not say why its episode ended counts as terminated.
+    An env that does not say why its episode ended counts as terminated. Where the info is a list
+    or tuple of infos, one of them is enough.
     """
     steps = list(timesteps.values())
     truncated = [bool(_flag(step, "truncated", False)) for step in steps]
-    terminated = [bool(_flag(step, "terminated", step.done)) for step in steps]
+    terminated = [
+        bool(_flag(step, "terminated", step.done and not cut_off))
+        for step, cut_off in zip(steps, truncated, strict=True)
+    ]
     return ArrayBatch(
         np.fromiter(timesteps.keys(), dtype=np.int64, count=len(steps)),
         stack_values(layout, [step.obs for step in steps]),
@@ -55,7 +59,11 @@ def array_batch(timesteps: Mapping[int, EnvTimestep], layout: Layout | None) -> 
 
 
 def _flag(step: EnvTimestep, name: str, default: bool) -> Any:
-    return step.info.get(name, default) if isinstance(step.info, Mapping) else default
+    info = step.info
+    if isinstance(info, Mapping):
+        return info.get(name, default)
+    told = [part[name] for part in info if isinstance(part, Mapping) and name in part]
+    return any(told) if told else default
 
 
 def _stacked_rewards(rewards: Sequence[Any]) -> npt.NDArray[Any]:
