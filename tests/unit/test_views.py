@@ -1,0 +1,249 @@
+"""Batches as arrays and as treetensors."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+from gymnasium.spaces import Box, Dict, Discrete, Text
+
+from envmgr.errors import ActionError, MissingDependencyError, NothingReadyError
+from envmgr.spaces import layout_of
+from envmgr.types import EnvTimestep
+from envmgr.views import DictView, TreeView, array_batch, import_treetensor
+
+FLOATS = Box(-1, 1, (2,), np.float32)
+
+
+def step(obs: Any = None, reward: Any = 1.0, done: bool = False, info: Any = None) -> EnvTimestep:
+    obs = np.zeros(2, np.float32) if obs is None else obs
+    return EnvTimestep(obs, reward, done, {} if info is None else info)
+
+
+# -- arrays ---------------------------------------------------------------------------------------
+
+
+def test_timesteps_as_arrays() -> None:
+    timesteps = {
+        3: step(np.array([1, 2], np.float32), 0.5, False, {"terminated": False, "k": 1}),
+        1: step(np.array([3, 4], np.float32), 2, True, {"terminated": True, "truncated": False}),
+        2: step(
+            np.array([5, 6], np.float32),
+            np.float32(1),
+            True,
+            {"truncated": True, "terminated": False},
+        ),
+    }
+    batch = array_batch(timesteps, layout_of(FLOATS))
+    assert batch.env_ids.tolist() == [3, 1, 2]
+    assert batch.env_ids.dtype == np.int64
+    assert batch.obs.tolist() == [[1, 2], [3, 4], [5, 6]]
+    assert batch.obs.dtype == np.float32
+    assert batch.reward.tolist() == [0.5, 2.0, 1.0]
+    assert batch.reward.dtype == np.float64
+    assert batch.terminated.tolist() == [False, True, False]
+    assert batch.truncated.tolist() == [False, False, True]
+    assert batch.terminated.dtype == batch.truncated.dtype == np.bool_
+    assert batch.infos[0]["k"] == 1
+    assert len(batch.infos) == 3
+
+
+def test_observations_of_dicts_become_a_dict_of_arrays() -> None:
+    space = Dict({"a": FLOATS, "n": Discrete(3)})
+    obs = {"a": np.ones(2, np.float32), "n": np.int64(2)}
+    batch = array_batch({0: step(obs), 1: step(obs)}, layout_of(space))
+    assert batch.obs["a"].shape == (2, 2)
+    assert batch.obs["n"].tolist() == [2, 2]
+
+
+def test_observations_without_layout_become_objects() -> None:
+    batch = array_batch({0: step("abc"), 1: step("d")}, layout_of(Text(5)))
+    assert batch.obs.dtype == object
+    assert list(batch.obs) == ["abc", "d"]
+
+
+def test_an_empty_batch() -> None:
+    batch = array_batch({}, layout_of(FLOATS))
+    assert batch.env_ids.shape == (0,)
+    assert batch.obs.shape == (0, 2)
+    assert batch.reward.shape == batch.terminated.shape == batch.truncated.shape == (0,)
+    assert batch.infos == ()
+
+
+@pytest.mark.parametrize(
+    ("done", "info", "terminated", "truncated"),
+    [
+        (False, {}, False, False),
+        (True, {}, True, False),  # it does not say why: nothing followed that could be valued
+        (True, {"truncated": True}, False, True),
+        (True, {"truncated": False}, True, False),
+        (True, {"terminated": True, "truncated": True}, True, True),
+        (True, {"terminated": False, "truncated": True, "abnormal": True}, False, True),
+        (True, ({"terminated": False, "truncated": True}, {"x": 1}), False, True),
+        (True, [{"x": 1}], True, False),
+        (False, [{"x": 1}], False, False),
+        (True, [], True, False),
+    ],
+)
+def test_why_an_episode_ended(done: bool, info: Any, terminated: bool, truncated: bool) -> None:
+    batch = array_batch({0: step(done=done, info=info)}, layout_of(FLOATS))
+    assert batch.terminated.tolist() == [terminated]
+    assert batch.truncated.tolist() == [truncated]
+
+
+@pytest.mark.parametrize(
+    ("rewards", "expected"),
+    [
+        ([1, 2.5], [1, 2.5]),
+        ([np.array([1.0]), np.array([2.0])], [1, 2]),
+        ([np.array([1.0]), 0.0], [1, 0]),
+        ([np.array([[1.0]]), 0.0], [1, 0]),
+        ([np.array([1.0, 2.0]), np.array([3.0, 4.0])], [[1, 2], [3, 4]]),
+        ([np.array([1.0, 2.0]), 0.0], [[1, 2], [0, 0]]),
+        ([0.0, np.array([1.0, 2.0])], [[0, 0], [1, 2]]),
+        ([True, 2], [1, 2]),
+    ],
+    ids=str,
+)
+def test_rewards_are_numbers_or_arrays_of_one_shape(rewards: Any, expected: Any) -> None:
+    timesteps = {i: step(reward=reward) for i, reward in enumerate(rewards)}
+    found = array_batch(timesteps, layout_of(FLOATS)).reward
+    assert found.tolist() == expected
+    assert found.dtype == np.float64
+
+
+# -- dicts ----------------------------------------------------------------------------------------
+
+
+def test_the_dict_view_changes_nothing() -> None:
+    view = DictView()
+    observations, timesteps, actions = {1: "obs"}, {1: step()}, {1: 0}
+    assert view.ready(observations) is observations
+    assert view.timesteps(timesteps) is timesteps
+    assert view.actions(actions, lambda: [1]) is actions
+    assert view.rows([2, 3]) == [2, 3]
+    view.forget()
+
+
+# -- treetensors ----------------------------------------------------------------------------------
+
+
+def test_without_treetensor_the_error_names_the_extra_and_the_right_package(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "treetensor", None)
+    monkeypatch.setitem(sys.modules, "treetensor.numpy", None)
+    with pytest.raises(MissingDependencyError) as caught:
+        TreeView()
+    text = str(caught.value)
+    assert "pip install 'envmgr[treetensor]'" in text
+    assert "DI-treetensor" in text
+
+
+@pytest.mark.v2
+class TestTreeView:
+    def test_ready_observations_are_one_stacked_array(self) -> None:
+        view = TreeView()
+        ready = view.ready({0: np.ones(2, np.float32), 2: np.zeros(2, np.float32)})
+        assert np.asarray(ready).tolist() == [[1, 1], [0, 0]]
+        assert view.rows([7]) == [0, 2]
+
+    def test_dicts_become_trees(self) -> None:
+        view = TreeView()
+        obs = {"a": np.ones(2, np.float32), "deep": {"n": np.int64(3)}, 5: np.float32(1)}
+        ready = view.ready({0: obs, 1: obs})
+        assert np.asarray(ready.a).shape == (2, 2)
+        assert np.asarray(ready.deep.n).tolist() == [3, 3]
+
+    def test_nothing_ready_is_an_error_that_names_done(self) -> None:
+        with pytest.raises(NothingReadyError, match=r"manager\.done"):
+            TreeView().ready({})
+
+    def test_rows_belong_to_what_was_read_whatever_became_ready_since(self) -> None:
+        view = TreeView()
+        view.ready({1: np.zeros(2), 3: np.zeros(2)})
+        assert view.actions([10, 30], lambda: [0, 1, 3]) == {1: 10, 3: 30}
+        assert view.actions(np.array([10, 30]), lambda: [0, 1, 3]) == {1: 10, 3: 30}
+
+    def test_without_a_read_the_rows_are_those_that_are_ready(self) -> None:
+        view = TreeView()
+        assert view.rows([4, 5]) == [4, 5]
+        assert view.actions([1, 2], lambda: [4, 5]) == {4: 1, 5: 2}
+        view.ready({0: np.zeros(2)})
+        view.forget()
+        assert view.actions([1, 2], lambda: [4, 5]) == {4: 1, 5: 2}
+
+    @pytest.mark.parametrize("actions", [[1], [1, 2, 3], np.zeros(3), [], 7, None])
+    def test_a_wrong_number_of_actions_is_refused(self, actions: Any) -> None:
+        view = TreeView()
+        view.ready({1: np.zeros(2), 3: np.zeros(2)})
+        with pytest.raises(ActionError, match=r"of envs \[1, 3\].*Nothing was sent"):
+            view.actions(actions, lambda: [1, 3])
+
+    def test_actions_by_env_id_are_taken_as_they_are(self) -> None:
+        view = TreeView()
+        view.ready({1: np.zeros(2), 3: np.zeros(2)})
+        assert view.actions({3: 9}, lambda: [1, 3]) == {3: 9}
+        assert view.actions({np.int64(3): 9}, lambda: [1, 3]) == {3: 9}
+        assert view.actions({}, lambda: [1, 3]) == {}
+
+    def test_trees_of_actions_are_split_into_rows(self) -> None:
+        view = TreeView()
+        view.ready({1: np.zeros(2), 3: np.zeros(2)})
+        batch = {"move": np.array([1, 2]), "aim": np.zeros((2, 3))}
+        expected = view.actions(batch, lambda: [])
+        assert expected[3]["move"] == 2
+        assert expected[3]["aim"].shape == (3,)
+        tree = import_treetensor().array(batch)
+        found = view.actions(tree, lambda: [])
+        assert int(found[1]["move"]) == 1
+        assert np.asarray(found[1]["aim"]).shape == (3,)
+        with pytest.raises(ActionError):
+            view.actions({"move": np.array([1, 2]), "aim": np.zeros((3, 3))}, lambda: [])
+
+    def test_timesteps_are_trees_with_five_fields(self) -> None:
+        view = TreeView()
+        (found,) = view.timesteps({4: step(np.ones(2, np.float32), 0.5, True, {"x": 1})})
+        assert sorted(found.keys()) == ["done", "env_id", "info", "obs", "reward"]
+        assert int(found.env_id) == 4
+        assert float(found.reward) == 0.5
+        assert bool(found.done) is True
+        assert int(found.info.x) == 1
+        assert np.asarray(found.obs).tolist() == [1, 1]
+
+    def test_keys_of_infos_become_identifiers(self) -> None:
+        info = {"TimeLimit.truncated": True, "7th": 1, "class": 2, "a b": {"c-d": 3}, 5: 4, "": 6}
+        (found,) = TreeView().timesteps({0: step(info=info)})
+        assert bool(found.info.TimeLimit_truncated) is True
+        assert int(found.info._7th) == 1
+        assert int(found.info._class) == 2
+        assert int(found.info.a_b.c_d) == 3
+        assert int(found.info._5) == 4
+        assert int(found.info._) == 6
+
+    def test_what_cannot_become_an_array_is_left_out_of_the_info(self) -> None:
+        info = {
+            "text": "abc",
+            "none": None,
+            "error": ValueError("x"),
+            "ragged": [[1], [1, 2]],
+            "words": ["a", "b"],
+            "object": np.array([None]),
+            "number": 1,
+            "flag": True,
+            "scalar": np.float32(2),
+            "list": [1, 2],
+            "array": np.zeros(3),
+            "deep": {"text": "abc", "number": 5},
+        }
+        (found,) = TreeView().timesteps({0: step(info=info)})
+        kept = ["array", "deep", "flag", "list", "number", "scalar"]
+        assert sorted(found.info.keys()) == kept
+        assert list(found.info.deep.keys()) == ["number"]
+
+    @pytest.mark.parametrize("info", [[{"x": 1}], ({"x": 1},)])
+    def test_infos_that_are_lists_leave_an_empty_tree(self, info: Any) -> None:
+        (found,) = TreeView().timesteps({0: step(info=info)})
+        assert list(found.info.keys()) == []
