@@ -22,7 +22,7 @@ from typing import Any
 from envmgr.errors import ConcurrentCallError, ManagerClosedError
 from envmgr.supervisor import Supervisor, Work
 from envmgr.transport.base import Transport
-from envmgr.transport.spawners import BACKGROUND_THREAD
+from envmgr.transport.start_methods import BACKGROUND_THREAD
 from envmgr.types import Clock
 
 logger = logging.getLogger("envmgr")

@@ -16,7 +16,7 @@ from envmgr.registry import ENV_MANAGER_REGISTRY
 from envmgr.transport.base import Transport
 from envmgr.transport.inline import InlineTransport
 from envmgr.transport.process import ProcessTransport
-from envmgr.transport.spawners import make_spawner, refuse_unsafe_fork
+from envmgr.transport.start_methods import make_spawner, refuse_unsafe_fork
 from envmgr.views import DictView, TreeView
 
 

@@ -13,6 +13,9 @@ from envmgr.supervisor.slots import NEVER, EnvSlot, Next, Work
 from envmgr.transport.base import HostSpec, Transport
 from envmgr.types import Clock, EnvFactory
 
+KILL_PATIENCE_S = 5.0
+"""How long a host that was killed may take to be reported dead."""
+
 UNANSWERED = 0
 """Request id of messages whose replies are not awaited."""
 
@@ -47,6 +50,7 @@ class Hosts:
         self._host_ids = itertools.count(1)
         self._request_ids = itertools.count(UNANSWERED + 1)
         self._slot_of_host: dict[int, EnvSlot] = {}
+        self._killed: set[int] = set()
         self._limits_s: dict[Work, float | None] = {
             Work.STARTING: deadlines.connect_s,
             Work.RESETTING: deadlines.reset_s,
@@ -158,13 +162,18 @@ class Hosts:
             self.request(slot, Op.CLOSE, None, Work.ENDING)
         else:
             self._occupy(slot, Work.ENDING)
-            slot.deadline = NEVER
-            self.transport.kill(host_id)
+            self._set_deadline(slot, KILL_PATIENCE_S)
+            if host_id in self._killed:
+                self.transport.give_up(host_id)
+            else:
+                self._killed.add(host_id)
+                self.transport.kill(host_id)
 
     def ended(self, slot: EnvSlot) -> None:
         """The env's host is gone and reaped."""
         if slot.host_id is not None:
             self._slot_of_host.pop(slot.host_id, None)
+            self._killed.discard(slot.host_id)
             slot.host_id = None
 
     def _await(self, slot: EnvSlot, work: Work, request_id: int) -> None:

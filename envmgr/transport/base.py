@@ -150,6 +150,10 @@ class Transport(ABC):
     def kill(self, host_id: int) -> None:
         """End a host at once, without asking. The only arrival that still comes is HostDied."""
 
+    def give_up(self, host_id: int) -> None:
+        """Go further than `kill`: HostDied has not come for long, whatever the reason."""
+        self.kill(host_id)
+
     @abstractmethod
     def close(self, grace_s: float) -> None:
         """End all hosts and release every process, fd and memory. Idempotent.

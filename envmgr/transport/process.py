@@ -26,7 +26,7 @@ from envmgr.protocol import FrameError, Message, Op, encode
 from envmgr.transport.base import Arrival, Garbage, HostDied, HostSpec, Transport, WorkerSettings
 from envmgr.transport.channel import Channel, ChannelClosedError, FrameChannel, PipeChannel
 from envmgr.transport.ready import ReadySet
-from envmgr.transport.spawners import Spawner, forget_fd, keep_from_children
+from envmgr.transport.spawner import SIGKILL, Spawner, forget_fd, keep_from_children
 from envmgr.transport.worker import Orders
 from envmgr.types import EnvFactory
 
@@ -107,7 +107,12 @@ class ProcessTransport(Transport):
         """Send SIGKILL to the worker and its children; HostDied follows once it is reaped."""
         self._drop_channel(host_id)
         if host_id in self._alive:
-            self._spawner.signal(host_id, _SIGKILL)
+            self._spawner.signal(host_id, SIGKILL)
+
+    def give_up(self, host_id: int) -> None:
+        """Do what the spawner can still do about a worker that does not die."""
+        if host_id in self._alive:
+            self._spawner.give_up(host_id)
 
     def _drop_channel(self, host_id: int) -> None:
         channel = self._channels.pop(host_id, None)
@@ -137,10 +142,10 @@ class ProcessTransport(Transport):
         self, timeout_s: float | None, *, pivot: int | None = None
     ) -> list[tuple[int, Arrival]]:
         """Wait with `connection.wait`, then read what has come."""
-        if timeout_s != 0.0 and not self._lost:
+        if timeout_s != 0.0 and not self._lost and not self._spawner.has_deaths:
             self._wait(self._watched(pivot), timeout_s)
         arrivals: list[tuple[int, Arrival]] = []
-        deaths = False
+        deaths = self._spawner.has_deaths
         for item in self._ready.ready():
             if isinstance(item, _CHANNELS):
                 self._read(item.host_id, arrivals)
@@ -158,7 +163,7 @@ class ProcessTransport(Transport):
     def _watched(self, pivot: int | None) -> list[Any]:
         if pivot is None or pivot not in self._channels:
             return self._ready.waitables()
-        return [self._channels[pivot], self._spawner.death_of(pivot), self._wake_end]
+        return [*self.waitables([pivot]), self._wake_end]
 
     def _collect_deaths(self, arrivals: list[tuple[int, Arrival]]) -> None:
         for host_id, died in self._spawner.deaths():
@@ -172,7 +177,8 @@ class ProcessTransport(Transport):
         """Return connections, and what reports the deaths of their hosts."""
         present = [i for i in hosts if i in self._alive]
         channels = [self._channels[i] for i in present if i in self._channels]
-        return [*channels, *{self._spawner.death_of(i) for i in present}]
+        deaths = {self._spawner.death_of(i) for i in present}
+        return [*channels, *(item for item in deaths if item is not None)]
 
     def _wait(self, objects: list[Any], timeout_s: float | None) -> None:
         unsent = [channel for channel in self._channels.values() if channel.has_unsent]
@@ -240,7 +246,7 @@ class ProcessTransport(Transport):
                 self.send(host_id, encode(Message(Op.CLOSE, 0, 0, 0, None)))
             else:
                 self._spawner.signal(host_id, signal.SIGTERM)
-        for limit_s, number in ((grace_s, signal.SIGTERM), (_TERMINATE_S, _SIGKILL)):
+        for limit_s, number in ((grace_s, signal.SIGTERM), (_TERMINATE_S, SIGKILL)):
             if not self._await_deaths(limit_s):
                 for host_id in self._alive:
                     self._spawner.signal(host_id, number)
@@ -271,9 +277,6 @@ class ProcessTransport(Transport):
         if self._memory_fd is not None:
             os.close(self._memory_fd)
             self._memory_fd = None
-
-
-_SIGKILL: int = getattr(signal, "SIGKILL", signal.SIGTERM)
 
 
 def _anonymous_file() -> int | None:

@@ -1,0 +1,96 @@
+"""What starts worker processes, and the connections to them."""
+
+from __future__ import annotations
+
+import os
+import signal
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from typing import Any
+
+from envmgr.transport.base import HostDied
+from envmgr.transport.channel import Channel
+from envmgr.transport.ready import ReadySet
+from envmgr.types import EnvFactory
+
+SIGKILL: int = getattr(signal, "SIGKILL", signal.SIGTERM)
+"""What ends a process for certain; Windows knows only one signal."""
+
+
+class Spawner(ABC):
+    """Starts worker processes, sees them die, signals and reaps them."""
+
+    @abstractmethod
+    def start(
+        self, host_id: int, env_id: int, memory_fd: int | None, factory: EnvFactory
+    ) -> Channel:
+        """Start a worker and return the parent's end of the connection to it.
+
+        Raises:
+            OSError: no process or fd could be had.
+        """
+
+    @property
+    def inherits_factories(self) -> bool:
+        """Whether workers get their factory without pickling."""
+        return False
+
+    def report_to(self, ready: ReadySet) -> None:
+        """Keep in `ready` what becomes readable when a worker dies."""
+        self._ready = ready
+
+    @abstractmethod
+    def death_of(self, host_id: int) -> Any:
+        """Return what becomes readable when this worker dies; perhaps when others do, too."""
+
+    @property
+    def has_deaths(self) -> bool:
+        """Whether `deaths` has something to return that nothing has become readable for."""
+        return False
+
+    @abstractmethod
+    def deaths(self) -> list[tuple[int, HostDied]]:
+        """Return the workers that have died since the last call, reaped; does not wait."""
+
+    @abstractmethod
+    def signal(self, host_id: int, number: int) -> None:
+        """Send a signal to a worker and its children; nothing happens if it is gone."""
+
+    def give_up(self, host_id: int) -> None:
+        """A worker that was killed is still not reported dead, long after: go further."""
+        self.signal(host_id, SIGKILL)
+
+    @abstractmethod
+    def close(self) -> None:
+        """Kill and reap what is left, and release everything."""
+
+
+PARENT_FDS: set[int] = set()
+"""The parent's ends of all connections: what a forked worker must not keep open."""
+
+
+def keep_from_children(fd: int) -> None:
+    """Have forked workers close `fd`."""
+    PARENT_FDS.add(fd)
+
+
+def forget_fd(fd: int) -> None:
+    """Take back `keep_from_children`, before closing."""
+    PARENT_FDS.discard(fd)
+
+
+def pipe_pairs() -> tuple[tuple[int, int], tuple[int, int]]:
+    """Return the (read, write) fds of both ends of a new connection."""
+    their_read, our_write = os.pipe()
+    try:
+        our_read, their_write = os.pipe()
+    except OSError:
+        close_all((their_read, our_write))
+        raise
+    return (our_read, our_write), (their_read, their_write)
+
+
+def close_all(fds: Iterable[int]) -> None:
+    """Close fds."""
+    for fd in fds:
+        os.close(fd)
