@@ -308,7 +308,7 @@ class _Background:
         if not self._lock.acquire(blocking=False):
             self._interval_s = MIN_INTERVAL_S  # the caller is there and does everything itself
             self._wait([], MIN_INTERVAL_S)
-            return True
+            return not self._ending  # a call may close the manager, and waits for this thread
         try:
             if self._ending:
                 return False
