@@ -1,0 +1,204 @@
+"""Calls, attributes, pictures and replays of the envs of a manager."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from envmgr import requests
+from envmgr.errors import (
+    ConfigError,
+    EnvAttributeError,
+    EnvFailure,
+    MethodAccessError,
+    StateError,
+)
+from envmgr.manager.lifetime import ManagerLifetime
+from envmgr.protocol import Attribute, Op, RemoteFailure
+from envmgr.supervisor import Supervisor, Work
+from envmgr.types import monotonic
+
+_COMING = frozenset((Work.STARTING, Work.RESETTING, Work.PAUSING, Work.ENDING))
+
+
+class EnvAccess(ManagerLifetime):
+    """Reaches the envs themselves, past stepping and resetting; see `EnvManager`."""
+
+    # -- calls and attributes ---------------------------------------------------------------
+
+    def call(self, name: str, *args: Any, env_ids: int | Iterable[int] | None = None) -> list[Any]:
+        """Call a method of envs and return the results, in the order of `env_ids`.
+
+        Waits for resets and repairs of these envs first. `reset_timeout` applies.
+
+        Args:
+            name: of the method; `reset`, `step`, `seed` and `close` are refused.
+            *args: for it.
+            env_ids: which envs; None for all.
+
+        Raises:
+            MethodAccessError: refused.
+            EnvNotReadyError: an env has an action under way.
+            EnvFailure: what the first env that failed failed with; its episode goes on if it only
+                raised.
+        """
+        self.call_async(name, *args, env_ids=env_ids)
+        return self.call_wait()
+
+    def call_async(self, name: str, *args: Any, env_ids: int | Iterable[int] | None = None) -> None:
+        """Begin a `call`; `call_wait` returns its results."""
+        requests.check_method_name(name)
+        ids = requests.checked_env_ids(env_ids, self.env_num)
+        with self._calling() as supervisor:
+            self._submit(supervisor, ids, Op.CALL, [(name, args)] * len(ids), f"call({name!r})")
+            self._called = ids
+
+    def call_wait(self, timeout_s: float | None = None) -> list[Any]:
+        """Return the results of the last `call_async`.
+
+        Args:
+            timeout_s: raise TimeoutError after so many seconds; the call goes on.
+        """
+        ids = self._called
+        if ids is None:
+            raise StateError("there is no call under way: use call_async first")
+        deadline = math.inf if timeout_s is None else monotonic() + timeout_s
+        with self._running.calling() as supervisor:
+            if not self._await_results(supervisor, ids, deadline):
+                raise TimeoutError(f"the call has not ended after {timeout_s:g} s")
+            self._called = None
+            return self._results(supervisor, ids)
+
+    def get_attr(self, name: str, env_ids: int | Iterable[int] | None = None) -> list[Any]:
+        """Return an attribute of envs, in the order of `env_ids` (None for all).
+
+        Raises:
+            EnvAttributeError: an env has none of this name.
+            MethodAccessError: it is a method; use `call`.
+            EnvNotReadyError: an env has an action under way.
+        """
+        ids = requests.checked_env_ids(env_ids, self.env_num)
+        with self._calling() as supervisor:
+            what = f"reading {name!r}"
+            values = self._request(supervisor, ids, Op.GET_ATTR, [name] * len(ids), what)
+        for env_id, value in zip(ids, values, strict=True):
+            if isinstance(value, RemoteFailure):
+                raise EnvAttributeError(f"env {env_id} has no attribute {name!r}: {value.message}")
+            if value.is_method:
+                raise MethodAccessError(
+                    f"{name!r} is a method of env {env_id}: use manager.call({name!r}, ...)"
+                )
+        return [value.value for value in values if isinstance(value, Attribute)]
+
+    def set_attr(self, name: str, value: Any, env_ids: int | Iterable[int] | None = None) -> None:
+        """Set an attribute of envs; repeated on envs that are renewed later.
+
+        Args:
+            name: of the attribute.
+            value: one value for all, or a list with one for each of `env_ids`.
+            env_ids: which envs; None for all.
+        """
+        ids = requests.checked_env_ids(env_ids, self.env_num)
+        values = value if isinstance(value, list) else [value] * len(ids)
+        if len(values) != len(ids):
+            raise ConfigError(
+                f"set_attr({name!r}) got a list of {len(values)} values for {len(ids)} envs; to "
+                "set one list everywhere, give a list of equal lists"
+            )
+        payloads = [(name, one) for one in values]
+        with self._calling() as supervisor:
+            self._request(supervisor, ids, Op.SET_ATTR, payloads, f"setting {name!r}")
+            for env_id, payload in zip(ids, payloads, strict=True):
+                supervisor.replay(env_id, Op.SET_ATTR, payload)
+
+    def __getattr__(self, name: str) -> list[Any]:
+        """Return the attribute `name` of every env, as DI-engine's managers do."""
+        if name.startswith("_"):
+            raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
+        if not self.__dict__.get("_launched", False):
+            raise EnvAttributeError(
+                f"{type(self).__name__} has no attribute {name!r}; if it is one of the envs, it "
+                "can be read after launch()"
+            )
+        return self.get_attr(name)
+
+    def _request(
+        self, supervisor: Supervisor, ids: list[int], op: Op, payloads: list[Any], what: str
+    ) -> list[Any]:
+        self._submit(supervisor, ids, op, payloads, what)
+        self._await_results(supervisor, ids, math.inf)
+        return self._results(supervisor, ids)
+
+    def _submit(
+        self, supervisor: Supervisor, ids: list[int], op: Op, payloads: list[Any], what: str
+    ) -> None:
+        requests.refuse_while_pending(supervisor, ids, what)
+        repair = supervisor.repair
+        self._running.wait_until(
+            lambda: repair.fatal is not None or all(map(supervisor.is_callable, ids)), doing=what
+        )
+        self._surface(supervisor)
+        requests.submit_calls(supervisor, ids, op, payloads, what)
+
+    def _await_results(self, supervisor: Supervisor, ids: list[int], deadline: float) -> bool:
+        slots = [supervisor.slots[i] for i in ids]
+        return self._running.wait_until(
+            lambda: all(slot.work is not Work.CALLING for slot in slots),
+            deadline=deadline,
+            doing="a call",
+        )
+
+    def _results(self, supervisor: Supervisor, ids: list[int]) -> list[Any]:
+        results = [supervisor.slots[i].result for i in ids]
+        for env_id in ids:
+            supervisor.slots[env_id].result = None
+        for result in results:
+            if isinstance(result, EnvFailure):
+                raise result
+        return results
+
+    # -- pictures, replays, rewards ---------------------------------------------------------
+
+    def render(
+        self, env_ids: int | Iterable[int] | None = None, mode: str | None = None
+    ) -> dict[int, Any]:
+        """Return a frame of each of `env_ids` (None for all), by env_id.
+
+        Args:
+            env_ids: which envs.
+            mode: such as "rgb_array"; None for the mode the env was built with.
+        """
+        ids = requests.checked_env_ids(env_ids, self.env_num)
+        return dict(zip(ids, self.call("render", mode, env_ids=ids), strict=True))
+
+    @property
+    def ready_imgs(self) -> dict[int, Any]:
+        """A frame (`rgb_array`) of each ready env, by env_id."""
+        return self.render(self.ready_env, mode="rgb_array")
+
+    def enable_save_replay(self, replay_path: str | Sequence[str]) -> None:
+        """Have every env save a replay of each episode that begins from now on.
+
+        Args:
+            replay_path: a folder for all envs, or one for each.
+        """
+        paths = [replay_path] * self.env_num if isinstance(replay_path, str) else [*replay_path]
+        if len(paths) != self.env_num:
+            raise ConfigError(f"{len(paths)} replay paths for {self.env_num} envs")
+        self._replay_paths = paths
+        if self._launched:
+            payloads = [("enable_save_replay", (path,)) for path in paths]
+            ids = list(range(self.env_num))
+            with self._calling() as supervisor:
+                self._request(supervisor, ids, Op.CALL, payloads, "enable_save_replay")
+                for env_id, payload in enumerate(payloads):
+                    supervisor.replay(env_id, Op.CALL, payload)
+
+    def enable_save_figure(self, env_id: int, figure_path: str) -> None:
+        """Have one env save figures in a folder."""
+        self.call("enable_save_figure", figure_path, env_ids=env_id)
+
+    def reward_shaping(self, env_id: int, transitions: list[Any]) -> Any:
+        """Return the transitions of one env's episode with their rewards shaped by the env."""
+        return self.call("reward_shaping", transitions, env_ids=env_id)[0]

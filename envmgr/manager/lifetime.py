@@ -1,0 +1,384 @@
+"""What a manager is: its config and spaces, its one launch and close, states and statistics."""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, ClassVar
+
+from easydict import EasyDict
+from typing_extensions import Self
+
+from envmgr import requests
+from envmgr.config import ManagerConfig, default_manager_config, to_easydict
+from envmgr.engine import Engine
+from envmgr.env import adapt
+from envmgr.errors import (
+    ConfigError,
+    LaunchError,
+    ManagerClosedError,
+    StateError,
+)
+from envmgr.launch import build_engine, launch_envs
+from envmgr.lifecycle import EnvState
+from envmgr.policy import GatherPolicy
+from envmgr.protocol import EnvDescription
+from envmgr.seeding import Samplers, seeds_by_env
+from envmgr.spaces import ActionCheck, Layout, action_check, layout_of
+from envmgr.supervisor import Supervisor, Work
+from envmgr.transport.base import Transport
+from envmgr.types import EnvFactory, monotonic
+from envmgr.views import DictView
+
+logger = logging.getLogger("envmgr")
+
+_COMING = frozenset((Work.STARTING, Work.RESETTING, Work.PAUSING, Work.ENDING))
+
+
+class ManagerLifetime:
+    """What a manager is, when it runs, and the states of its envs; see `EnvManager`."""
+
+    preset: ClassVar[Mapping[str, Any]] = {}
+    """Defaults of this kind that differ from those of the schema."""
+
+    def __init__(
+        self,
+        env_fn: Sequence[EnvFactory],
+        cfg: Mapping[str, Any] | None = None,
+        *,
+        observation_space: Any = None,
+        action_space: Any = None,
+        reward_space: Any = None,
+    ) -> None:
+        self._engine: Engine | None = None
+        self._launched = False
+        self._env_fn = _checked_factories(env_fn)
+        config = ManagerConfig.from_mapping(cfg, self.preset)
+        self._config = config.with_env_num(len(self._env_fn))
+        self._view = self._make_view()
+        self._policy = GatherPolicy(self._config.wait_num, self._config.step_wait_timeout)
+        self._given = (observation_space, action_space, reward_space)
+        self._description: EnvDescription | None = None
+        self._action_check: ActionCheck | None = None
+        self._layout: Layout | None = None
+        self._samplers: Samplers | None = None
+        self._seeds: dict[int, int | None] = dict.fromkeys(range(self.env_num))
+        self._dynamic_seed: bool | None = None
+        self._replay_paths: list[str] | None = None
+        self._called: list[int] | None = None
+        self._last_stats: dict[str, Any] = {}
+        self._env_ref: Any = None
+        self._finalizer: Callable[[], Any] | None = None
+        if self._config.seed is not None:
+            self.seed(self._config.seed)
+
+    # -- what a kind chooses ----------------------------------------------------------------
+
+    def _make_transport(self) -> Transport:
+        """Return a new transport for one launch."""
+        raise TypeError(f"{type(self).__name__} has no transport; use a kind of envmgr.managers")
+
+    def _make_view(self) -> DictView:
+        """Return the form in which this kind shows batches."""
+        return DictView()
+
+    @classmethod
+    def default_config(cls) -> EasyDict:
+        """Return every key of this kind's config with its default, as a deep copy."""
+        return default_manager_config(cls.preset)
+
+    # -- what it is -------------------------------------------------------------------------
+
+    @property
+    def env_num(self) -> int:
+        """Number of envs."""
+        return len(self._env_fn)
+
+    @property
+    def cfg(self) -> EasyDict:
+        """The config in force, as a copy."""
+        return to_easydict(self._config.to_dict())
+
+    @property
+    def closed(self) -> bool:
+        """Whether it is not launched: before `launch`, and after `close`."""
+        return not self._launched
+
+    @property
+    def observation_space(self) -> Any:
+        """The observation space of one env. Starts a host when asked before `launch`."""
+        return self._described().observation_space
+
+    @property
+    def action_space(self) -> Any:
+        """The action space of one env. Starts a host when asked before `launch`."""
+        return self._described().action_space
+
+    @property
+    def reward_space(self) -> Any:
+        """The reward space of one env, or None. Starts a host when asked before `launch`."""
+        return self._described().reward_space
+
+    @property
+    def metadata(self) -> Any:
+        """The metadata of env 0. Starts a host when asked before `launch`."""
+        return self._described().metadata
+
+    @property
+    def spec(self) -> Any:
+        """The gymnasium registration of env 0, or None."""
+        return self._described().spec
+
+    @property
+    def render_mode(self) -> Any:
+        """The render mode of env 0, or None."""
+        return self._described().render_mode
+
+    def _described(self) -> EnvDescription:
+        if self._description is None:
+            observation_space, action_space, reward_space = self._given
+            if observation_space is not None and action_space is not None:
+                return EnvDescription(observation_space, action_space, reward_space, {}, None, None)
+            self._describe_early()
+        if self._description is None:
+            raise StateError("env 0 has not described itself yet: call launch()")
+        return self._description
+
+    def _describe_early(self) -> None:
+        """Start the host of env 0 now; `launch` goes on with it."""
+        engine = self._ensure_engine()
+        try:
+            with engine.calling() as supervisor:
+                supervisor.start_hosts([0])
+                failures = supervisor.repair.launch_failures
+                engine.wait_until(
+                    lambda: 0 in supervisor.descriptions or bool(failures), doing="reading spaces"
+                )
+                if failures:
+                    raise LaunchError(f"the spaces cannot be read: {failures[0]}", failures)
+                self._adopt(supervisor.descriptions[0])
+        except BaseException:
+            self._discard_engine(0.0)
+            raise
+
+    def _adopt(self, description: EnvDescription) -> None:
+        given = (mine or theirs for mine, theirs in zip(self._given, description, strict=False))
+        description = description._replace(
+            **dict(zip(("observation_space", "action_space", "reward_space"), given, strict=True))
+        )
+        self._description = description
+        self._layout = layout_of(description.observation_space)
+        wanted = self._config.check_actions
+        self._action_check = (
+            action_check(description.action_space, strict=wanted == "strict") if wanted else None
+        )
+        self._samplers = Samplers(description.action_space, self.env_num)
+        self._samplers.seed(self._seeds)
+
+    @property
+    def env_ref(self) -> Any:
+        """An env of this process, built when this is first read; not one of those that run."""
+        if self._env_ref is None:
+            self._env_ref = adapt.as_base_env(self._env_fn[0](), 0)
+        return self._env_ref
+
+    @property
+    def method_name_list(self) -> list[str]:
+        """Names of the methods that managers and envs have in common."""
+        return [
+            "reset",
+            "step",
+            "seed",
+            "close",
+            "enable_save_replay",
+            "render",
+            "reward_shaping",
+            "enable_save_figure",
+        ]
+
+    # -- launch and close -------------------------------------------------------------------
+
+    def _ensure_engine(self) -> Engine:
+        if self._engine is None:
+            self._engine = build_engine(
+                self._env_fn, self._config, self._make_transport(), self._given[:2], monotonic
+            )
+            # Not of the manager itself: what is dropped without close() ends with its finalizer.
+            self._finalizer = weakref.finalize(self, self._engine.close, 0.0)
+        return self._engine
+
+    def _discard_engine(self, grace_s: float) -> None:
+        engine, self._engine, self._launched = self._engine, None, False
+        self._called = None
+        self._view.forget()
+        if engine is None:
+            return
+        engine.close(grace_s)
+        self._last_stats = engine.supervisor.statistics.as_dict()
+        if isinstance(self._finalizer, weakref.finalize):
+            self._finalizer.detach()
+
+    def launch(self, reset_param: Mapping[int, Mapping[str, Any] | None] | None = None) -> None:
+        """Start all hosts, build all envs and reset them: all of them or none.
+
+        Args:
+            reset_param: keyword arguments of the resets, by env_id; kept for automatic resets.
+
+        Raises:
+            StateError: it is launched already.
+            ConfigError: a factory cannot be sent to a worker; nothing was started.
+            LaunchError: envs failed; all is closed again, and all failures are in the error.
+            SpaceMismatchError: the envs have different spaces.
+        """
+        if self._launched:
+            raise StateError("the manager is launched already; close() it before launching again")
+        params = requests.checked_params(reset_param, self.env_num)
+        engine = self._ensure_engine()
+        try:
+            with engine.calling() as supervisor:
+                for slot in supervisor.slots:
+                    slot.reset_params = params.get(slot.env_id) or {}
+                    slot.base_seed = slot.new_seed = self._seeds[slot.env_id]
+                supervisor.rules.dynamic_seed = self._dynamic_seed
+                launch_envs(engine, self._config, self._replay_paths)
+                self._adopt(supervisor.descriptions[0])
+        except BaseException as error:
+            patient = isinstance(error, Exception)  # Ctrl-C does not wait for envs to close
+            self._discard_engine(self._config.close_timeout if patient else 0.0)
+            raise
+        self._launched = True
+
+    def close(self, timeout_s: float | None = None, terminate: bool = False) -> None:
+        """Close all envs and end all hosts. Idempotent; from any thread.
+
+        Takes at most the grace plus about one second, however many envs hang. Timesteps that have
+        not been delivered are lost and counted as cancelled.
+
+        Args:
+            timeout_s: seconds that the envs get to close, all together; None: `close_timeout`.
+            terminate: do not ask the envs; terminate their hosts at once.
+        """
+        grace_s = self._config.close_timeout if timeout_s is None else max(timeout_s, 0.0)
+        self._discard_engine(0.0 if terminate else grace_s)
+        env_ref, self._env_ref = self._env_ref, None
+        if env_ref is not None:
+            adapt.close_env(env_ref)
+
+    def __enter__(self) -> Self:
+        """Launch it, unless it is launched already."""
+        if not self._launched:
+            self.launch()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        """Close it."""
+        self.close()
+
+    def _calling(self) -> AbstractContextManager[Supervisor]:
+        if self._engine is None or not self._launched:
+            raise ManagerClosedError("the manager is closed; call launch() first")
+        if self._called is not None:
+            raise StateError("a call_async is under way; take its result with call_wait() first")
+        return self._engine.calling()
+
+    @property
+    def _running(self) -> Engine:
+        if self._engine is None:
+            raise ManagerClosedError("the manager was closed during this call")
+        return self._engine
+
+    def _surface(self, supervisor: Supervisor) -> None:
+        """Raise what failed for good, once; with `on_failure: raise`, close first."""
+        fatal = supervisor.repair.take_fatal()
+        if fatal is None:
+            return
+        if self._config.on_failure == "raise":
+            self._discard_engine(self._config.close_timeout)
+        raise fatal
+
+    # -- seeds ------------------------------------------------------------------------------
+
+    def seed(
+        self,
+        seed: int | Sequence[int | None] | Mapping[int, int | None] | None,
+        dynamic_seed: bool | None = None,
+    ) -> None:
+        """Seed the envs; takes effect at the next explicit reset or launch.
+
+        Args:
+            seed: an int gives env i exactly `seed + i`; a list one to each; a dict one to some.
+            dynamic_seed: what automatic resets after that do: None passes no seed, True one
+                derived per episode, False the same again.
+
+        Raises:
+            ConfigError, UnknownEnvError: refused.
+        """
+        seeds = seeds_by_env(seed, self.env_num)
+        self._seeds.update(seeds)
+        self._dynamic_seed = dynamic_seed
+        if self._samplers is not None:
+            self._samplers.seed(seeds)
+        if self._launched:
+            with self._calling() as supervisor:
+                for env_id, value in seeds.items():
+                    supervisor.slots[env_id].new_seed = value
+
+    # -- states and figures -----------------------------------------------------------------
+
+    @property
+    def env_states(self) -> dict[int, EnvState]:
+        """The state of each env_id; may be read from any thread."""
+        engine = self._engine
+        if engine is None or not self._launched:
+            return dict.fromkeys(range(self.env_num), EnvState.VOID)
+        return dict(enumerate(engine.supervisor.states.snapshot()))
+
+    def env_state_done(self, env_id: int) -> bool:
+        """Return whether an env's episode budget is spent."""
+        return self.env_states[requests.checked_env_id(env_id, self.env_num)] is EnvState.DONE
+
+    @property
+    def done(self) -> bool:
+        """Whether all episode budgets are spent and every timestep was delivered."""
+        engine = self._engine
+        if engine is None or not self._launched:
+            return False
+        supervisor = engine.supervisor
+        return all(s is EnvState.DONE for s in supervisor.states.snapshot()) and not (
+            supervisor.owed_ids()
+        )
+
+    def stats(self) -> dict[str, Any]:
+        """Return counters since launch (of the last launch, once closed); from any thread.
+
+        `actions` accepted = `timesteps` delivered + `cancelled` + `outstanding`.
+        """
+        engine = self._engine
+        if engine is None:
+            return {**self._last_stats, "states": self._states_by_name(), "outstanding": 0}
+        return {
+            **engine.supervisor.statistics.as_dict(),
+            "states": self._states_by_name(),
+            "outstanding": engine.supervisor.statistics.outstanding,
+            "generations": [slot.generation for slot in engine.supervisor.slots],
+        }
+
+    def _states_by_name(self) -> dict[str, int]:
+        states = list(self.env_states.values())
+        return {state.name: states.count(state) for state in EnvState if state in states}
+
+
+def _checked_factories(env_fn: Any) -> list[EnvFactory]:
+    if callable(env_fn) or not isinstance(env_fn, Iterable):
+        raise ConfigError(
+            f"env_fn should be a list of functions, one for each env; found {env_fn!r}. For n "
+            "equal envs: env_fn=[make_env] * n"
+        )
+    factories = list(env_fn)
+    wrong = [i for i, factory in enumerate(factories) if not callable(factory)]
+    if not factories or wrong:
+        found = f"entry {wrong[0]} is {factories[wrong[0]]!r}" if wrong else "it is empty"
+        raise ConfigError(f"env_fn should be a list of functions, one for each env; {found}")
+    return factories

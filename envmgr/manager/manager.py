@@ -1,0 +1,299 @@
+"""The manager: the one launch, reset, step, send, recv and close of every kind."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from envmgr import requests
+from envmgr.errors import (
+    ConfigError,
+    ManagerClosedError,
+    NothingReadyError,
+)
+from envmgr.gather import Gather
+from envmgr.lifecycle import EnvState
+from envmgr.manager.access import EnvAccess
+from envmgr.policy import GatherPolicy
+from envmgr.supervisor import Next, Supervisor, Work
+from envmgr.types import EnvTimestep, monotonic
+from envmgr.views import ArrayBatch, array_batch
+
+_COMING = frozenset((Work.STARTING, Work.RESETTING, Work.PAUSING, Work.ENDING))
+
+
+class EnvManager(EnvAccess):
+    """Runs `env_num` envs; what the kinds in `envmgr.managers` have in common, which is all of it.
+
+    A manager is built closed: nothing starts before `launch()`, or before a space is asked for.
+    It serves one thread at a time; `close`, `stats` and `env_states` may be called from others.
+
+    Args:
+        env_fn: one factory for each env; each builds a `BaseEnv` or a `gymnasium.Env`.
+        cfg: the manager section of a config: keys of `ManagerConfig`, unknown ones are refused.
+        observation_space: in place of the envs' own.
+        action_space: likewise.
+        reward_space: likewise.
+
+    Raises:
+        ConfigError: the config is wrong, or does not fit the number of factories.
+        MissingDependencyError: this kind needs a package that is not installed.
+    """
+
+    # -- readiness --------------------------------------------------------------------------
+
+    @property
+    def ready_obs(self) -> Any:
+        """The observations of the envs that take an action now.
+
+        Waits for resets and repairs, until at least one env is ready; never for steps.
+
+        Returns:
+            `{env_id: obs}`, ascending; `{}` if all envs are DONE. V2: one stacked treetensor.
+
+        Raises:
+            NothingReadyError: nothing can become ready without `recv`, or without `reset`, or at
+                all; the message says which.
+            FailuresExhaustedError: an env failed more often than allowed.
+        """
+        with self._calling() as supervisor:
+            self._running.collect()
+            self._surface(supervisor)
+            ready = supervisor.ready_ids()
+            if not ready and self._await_ready(supervisor):
+                self._surface(supervisor)
+                ready = supervisor.ready_ids()
+            slots = supervisor.slots
+            return self._view.ready({i: slots[i].obs for i in ready})
+
+    def _await_ready(self, supervisor: Supervisor) -> bool:
+        """Wait until an env is ready; False if all are done."""
+        repair = supervisor.repair
+
+        def settled() -> bool:
+            return repair.fatal is not None or any(
+                supervisor.is_ready(s.env_id) for s in supervisor.slots
+            )
+
+        def hopeless() -> bool:
+            return not any(_is_coming(s) for s in supervisor.slots if not s.owed)
+
+        self._running.wait_until(lambda: settled() or hopeless(), doing="ready_obs")
+        if settled():
+            return True
+        _refuse_to_wait(supervisor)
+        return False
+
+    @property
+    def ready_obs_id(self) -> list[int]:
+        """The envs that take an action now, ascending; does not wait.
+
+        V2: the envs of the rows of the last `ready_obs` that was read.
+        """
+        return self._view.rows(self.ready_env)
+
+    @property
+    def ready_env(self) -> list[int]:
+        """The envs that take an action now, ascending; does not wait."""
+        with self._calling() as supervisor:
+            self._running.collect()
+            return supervisor.ready_ids()
+
+    @property
+    def active_env(self) -> list[int]:
+        """The envs in an episode (RUN), pending ones included, ascending; does not wait."""
+        return [i for i, state in self.env_states.items() if state is EnvState.RUN]
+
+    @property
+    def ready_info(self) -> dict[int, dict[str, Any]]:
+        """What the latest reset of each ready env said besides the observation."""
+        with self._calling() as supervisor:
+            self._running.collect()
+            return {i: supervisor.slots[i].reset_info for i in supervisor.ready_ids()}
+
+    # -- steps ------------------------------------------------------------------------------
+
+    def step(self, actions: Any) -> Any:
+        """Send actions and gather timesteps.
+
+        Sync kinds return exactly the ids they were given, in that order. Async kinds return some
+        of what is outstanding, earlier sends included, in ascending order: `wait_num` of it or
+        more, see `GatherPolicy`.
+
+        Args:
+            actions: `{env_id: action}`; `{}` gathers what is outstanding. V2: a list, or a stacked
+                array or tree, with one action for each row of the last `ready_obs`.
+
+        Returns:
+            `{env_id: EnvTimestep}`; V2: a list of treetensors with `obs reward done info env_id`.
+
+        Raises:
+            ActionError, EnvNotReadyError, UnknownEnvError: refused; nothing was sent to any env.
+            NothingReadyError: `{}` while nothing is outstanding.
+        """
+        with self._calling() as supervisor:
+            by_id = self._send(supervisor, actions)
+            gather = Gather(self._running, supervisor)
+            if by_id and self._policy.gathers_all:
+                env_ids = gather.exactly(list(by_id))
+            else:
+                env_ids = gather.some(self._policy)
+            return self._view.timesteps(self._deliver(supervisor, env_ids))
+
+    def send(self, actions: Any) -> None:
+        """Send actions and return at once; `recv` gathers the timesteps."""
+        with self._calling() as supervisor:
+            self._send(supervisor, actions)
+
+    def recv(self, min_ready: int | None = None, timeout_s: float | None = None) -> Any:
+        """Gather timesteps of what is outstanding, in ascending order of env_id.
+
+        Args:
+            min_ready: how many to wait for; None: as `step` of this kind does.
+            timeout_s: return what has arrived after so many seconds, possibly nothing.
+
+        Raises:
+            NothingReadyError: nothing is outstanding.
+        """
+        with self._calling() as supervisor:
+            return self._view.timesteps(self._receive(supervisor, min_ready, timeout_s))
+
+    def _receive(
+        self, supervisor: Supervisor, min_ready: int | None, timeout_s: float | None
+    ) -> dict[int, EnvTimestep]:
+        policy = self._policy
+        if min_ready is not None:
+            if min_ready < 1:
+                raise ConfigError(f"min_ready is {min_ready}; it should be 1 or more")
+            policy = GatherPolicy(min_ready, 0.0)
+        deadline = math.inf if timeout_s is None else monotonic() + max(timeout_s, 0.0)
+        if not supervisor.statistics.outstanding:
+            self._surface(supervisor)
+        gather = Gather(self._running, supervisor)
+        env_ids = gather.some(policy, deadline=deadline, exactly=min_ready is not None)
+        return self._deliver(supervisor, env_ids)
+
+    def _send(self, supervisor: Supervisor, actions: Any) -> Mapping[int, Any]:
+        by_id: Mapping[int, Any] = self._view.actions(actions, supervisor.ready_ids)
+        if by_id or not isinstance(by_id, Mapping):
+            self._surface(supervisor)
+            prepared = requests.prepared_steps(supervisor, by_id, self._action_check)
+            supervisor.submit_steps(prepared)
+            self._view.forget()
+        elif not supervisor.statistics.outstanding:
+            self._surface(supervisor)
+        return by_id
+
+    def _deliver(self, supervisor: Supervisor, env_ids: list[int]) -> dict[int, EnvTimestep]:
+        """Hand out what has arrived of `env_ids`; a failure that is urgent comes first."""
+        if supervisor.repair.urgent:
+            self._surface(supervisor)
+        timesteps = supervisor.deliver(env_ids)
+        if not timesteps:
+            self._surface(supervisor)
+        return timesteps
+
+    def send_arrays(self, env_ids: Sequence[int], actions: Any) -> None:
+        """Send one action to each of `env_ids`.
+
+        Args:
+            env_ids: k env_ids.
+            actions: (k, *shape), or a dict or tuple of such, or a list of k actions.
+        """
+        ids = [requests.checked_env_id(i, self.env_num) for i in env_ids]
+        by_id = requests.rows_by_id(ids, actions)
+        with self._calling() as supervisor:
+            self._surface(supervisor)
+            supervisor.submit_steps(requests.prepared_steps(supervisor, by_id, self._action_check))
+
+    def recv_arrays(
+        self, min_ready: int | None = None, timeout_s: float | None = None
+    ) -> ArrayBatch:
+        """As `recv`, with the timesteps of k envs as arrays: see `ArrayBatch`."""
+        with self._calling() as supervisor:
+            return array_batch(self._receive(supervisor, min_ready, timeout_s), self._layout)
+
+    # -- resets and seeds -------------------------------------------------------------------
+
+    def reset(self, reset_param: Mapping[int, Mapping[str, Any] | None] | None = None) -> None:
+        """Reset envs and wait for it. The observations come through `ready_obs`.
+
+        A step under way is awaited and its timestep discarded (counted as cancelled). A reset
+        that is running already is joined when there are no new parameters. A DONE env starts a
+        new budget; an ERROR env is repaired.
+
+        Args:
+            reset_param: `{env_id: params}`: keyword arguments of this and of later automatic
+                resets; None keeps those given before, `{}` clears them. Nothing at all resets
+                every env.
+
+        Raises:
+            UnknownEnvError, ConfigError: refused; nothing was reset.
+            FailuresExhaustedError: an env failed more often than allowed.
+        """
+        params = requests.checked_params(reset_param, self.env_num)
+        with self._calling() as supervisor:
+            supervisor.rules.dynamic_seed = self._dynamic_seed
+            self._view.forget()
+            for env_id, given in params.items():
+                supervisor.begin_explicit_reset(env_id, given)
+            slots = [supervisor.slots[i] for i in params]
+            repair = supervisor.repair
+            self._running.wait_until(
+                lambda: (
+                    repair.fatal is not None or all(s.work is Work.NONE or s.dropped for s in slots)
+                ),
+                doing="reset",
+            )
+            self._surface(supervisor)
+
+    def random_action(self) -> dict[int, Any]:
+        """Return a random action for each ready env, from a seeded stream of each env."""
+        samplers = self._samplers
+        if samplers is None:
+            raise ManagerClosedError("the manager is closed; call launch() first")
+        return {i: samplers.sample(i) for i in self.ready_obs_id}
+
+
+def _is_coming(slot: Any) -> bool:
+    """Whether an env will be ready without anybody doing anything."""
+    return slot.attended and _is_under_way(slot)
+
+
+def _is_under_way(slot: Any) -> bool:
+    """Whether an env is being reset or repaired, and not given up."""
+    if slot.work in (Work.ENDING, Work.PAUSING) and slot.following is Next.NOTHING:
+        return False
+    return slot.work in _COMING
+
+
+def _refuse_to_wait(supervisor: Supervisor) -> None:
+    """Say why nothing can become ready; return if all envs are done.
+
+    Raises:
+        NothingReadyError: for one of three reasons.
+    """
+    states = supervisor.states.snapshot()
+    owed = supervisor.owed_ids()
+    if owed:
+        raise NothingReadyError(
+            f"no env is ready: envs {owed} have actions under way. Gather their timesteps with "
+            "recv() or step({}) first."
+        )
+    waiting = [  # some of them may still be under repair after a failure
+        slot.env_id
+        for slot, state in zip(supervisor.slots, states, strict=True)
+        if state is EnvState.NEED_RESET or _is_under_way(slot)
+    ]
+    if waiting:
+        raise NothingReadyError(
+            f"no env is ready: the episodes of envs {waiting} have ended and auto_reset is off. "
+            "Begin new ones with reset({env_id: params})."
+        )
+    failed = [i for i, state in enumerate(states) if state is not EnvState.DONE]
+    if failed:
+        raise NothingReadyError(
+            f"no env can become ready: envs {failed} have failed for good. Repair them with "
+            "reset({env_id: None}), or close the manager."
+        )
