@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -31,8 +30,6 @@ from envmgr.supervisor import Supervisor, Work
 from envmgr.transport.base import Transport
 from envmgr.types import EnvFactory, monotonic
 from envmgr.views import DictView
-
-logger = logging.getLogger("envmgr")
 
 _COMING = frozenset((Work.STARTING, Work.RESETTING, Work.PAUSING, Work.ENDING))
 
