@@ -221,10 +221,12 @@ def checked_params(reset_param: Any, env_num: int) -> dict[int, dict[str, Any] |
     checked: dict[int, dict[str, Any] | None] = {}
     for key, params in reset_param.items():
         env_id = checked_env_id(key, env_num)
-        if params is not None and not isinstance(params, Mapping):
+        if params is not None and not (
+            isinstance(params, Mapping) and all(isinstance(name, str) for name in params)
+        ):
             raise ConfigError(
                 f"the reset params of env {env_id} should be a dict of keyword arguments or None, "
-                f"found {type(params).__name__}"
+                f"found {params!r}"
             )
         checked[env_id] = None if params is None else dict(params)
     return checked
