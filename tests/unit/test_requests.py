@@ -1,0 +1,387 @@
+"""What callers may ask for: refused whole, by a typed error, before anything is sent."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+from gymnasium.spaces import Discrete
+
+from envmgr import requests
+from envmgr.errors import (
+    ActionError,
+    ConfigError,
+    EnvNotReadyError,
+    MethodAccessError,
+    UnknownEnvError,
+)
+from envmgr.lifecycle import EnvState
+from envmgr.policy import FailurePolicy
+from envmgr.protocol import FrameError, Op
+from envmgr.spaces import action_check
+from envmgr.supervisor import Work
+from tests.rig import Rig
+
+CHECK = action_check(Discrete(3), strict=False)
+
+
+def prepare(rig: Rig, actions: Any, check: Any = CHECK) -> Any:
+    return requests.prepared_steps(rig.supervisor, actions, check)
+
+
+def refused(rig: Rig, error: type[Exception], actions: Any) -> str:
+    """Check that actions are refused, and that nothing was sent or changed by them."""
+    before = (len(rig.transport.sent), rig.supervisor.states.snapshot(), rig.ready())
+    with pytest.raises(error) as caught:
+        prepare(rig, actions)
+    assert (len(rig.transport.sent), rig.supervisor.states.snapshot(), rig.ready()) == before
+    assert rig.supervisor.statistics.actions == 0
+    return str(caught.value)
+
+
+# -- env_ids --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("env_id", [0, 2, np.int64(2), np.uint8(0)])
+def test_known_env_ids_become_ints(env_id: Any) -> None:
+    found = requests.checked_env_id(env_id, 3)
+    assert found == env_id
+    assert type(found) is int
+
+
+@pytest.mark.parametrize("env_id", [3, -1, np.int64(3), 1.0, np.float64(1), "1", None, True, [0]])
+def test_unknown_env_ids_are_refused(env_id: Any) -> None:
+    with pytest.raises(UnknownEnvError, match=r"there is no env .*; the env_ids are 0 to 2"):
+        requests.checked_env_id(env_id, 3)
+
+
+@pytest.mark.parametrize(
+    ("env_ids", "expected"),
+    [
+        (None, [0, 1, 2]),
+        (1, [1]),
+        (np.int64(1), [1]),
+        ([2, 0], [2, 0]),
+        ((2, np.int32(0)), [2, 0]),
+        (range(2), [0, 1]),
+        (np.array([2, 1]), [2, 1]),
+        (iter([1]), [1]),
+        ([], []),
+    ],
+    ids=str,
+)
+def test_several_env_ids(env_ids: Any, expected: list[int]) -> None:
+    found = requests.checked_env_ids(env_ids, 3)
+    assert found == expected
+    assert all(type(i) is int for i in found)
+
+
+@pytest.mark.parametrize("env_ids", [[0, 3], [0, "1"], -1, [1, 1], [1, np.int64(1)], True])
+def test_several_env_ids_with_a_bad_one(env_ids: Any) -> None:
+    with pytest.raises(UnknownEnvError):
+        requests.checked_env_ids(env_ids, 3)
+
+
+# -- actions --------------------------------------------------------------------------------------
+
+
+def test_good_actions_are_encoded_and_not_sent() -> None:
+    rig = Rig(3).launch()
+    sent = len(rig.transport.sent)
+    prepared = prepare(rig, {2: 1, 0: np.int64(2)})
+    assert [slot.env_id for slot, _ in prepared] == [2, 0]
+    assert len(rig.transport.sent) == sent
+    rig.supervisor.submit_steps(prepared)
+    assert [m.payload for _, m in rig.transport.sent[sent:]] == [1, 2]
+    assert rig.supervisor.statistics.actions == 2
+
+
+@pytest.mark.parametrize("actions", [[1, 2], 1, None, "ab", np.zeros(3), {1, 2}])
+def test_actions_come_by_env_id(actions: Any) -> None:
+    text = refused(Rig(3).launch(), ActionError, actions)
+    assert text.startswith("actions should be a dict {env_id: action}, found ")
+
+
+@pytest.mark.parametrize("env_id", [3, -1, "0", None, 0.5])
+def test_an_unknown_env_refuses_all_actions(env_id: Any) -> None:
+    refused(Rig(3).launch(), UnknownEnvError, {0: 1, env_id: 1, 1: 1})
+
+
+def test_one_bad_action_refuses_all() -> None:
+    text = refused(Rig(3).launch(), ActionError, {0: 1, 1: 3, 2: 1})
+    assert text == (
+        "the action of env 1 is refused: 3 is outside Discrete(3): 0..2. "
+        "Nothing was sent to any env."
+    )
+
+
+def test_actions_are_not_checked_where_the_user_does_not_want_it() -> None:
+    prepare(Rig(1).launch(), {0: "anything"}, check=None)
+
+
+def test_an_action_that_cannot_be_sent_refuses_all() -> None:
+    rig = Rig(3).launch()
+    rig.transport.refused[1] = FrameError("PicklingError: it is a generator")
+    text = refused(rig, ActionError, {0: 1, 1: 1})
+    assert "an action cannot be sent to its env: PicklingError: it is a generator" in text
+
+
+class Twice(Mapping[Any, Any]):
+    """A mapping that names an env twice."""
+
+    def __getitem__(self, key: Any) -> Any:
+        return 1
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter((0, np.int64(0)))
+
+    def __len__(self) -> int:
+        return 2
+
+
+def test_an_env_takes_one_action_only() -> None:
+    assert "name an env twice" in refused(Rig(3).launch(), ActionError, Twice())
+
+
+def bring_to(state: EnvState) -> Rig:
+    """Return a rig of two envs, the second in `state`."""
+    never = FailurePolicy(max_failures=0)
+    rig = Rig(2, auto_reset=False, episode_num=1, policy=never).launch()
+    if state is EnvState.VOID:
+        rig.supervisor.stop()
+    elif state is EnvState.RESET:
+        rig.reset(1)
+    elif state is EnvState.DONE:
+        rig.send(1)
+        rig.stepped(1, done=True)
+        rig.deliver(1)
+    elif state is EnvState.ERROR:
+        rig.send(1)
+        rig.die(1)
+        rig.deliver(1)
+    elif state is EnvState.INIT:
+        rig = Rig(2).launch()
+        rig.send(1)
+        rig.die(1)
+        rig.deliver(1)
+    elif state is EnvState.NEED_RESET:
+        rig = Rig(2, auto_reset=False).launch()
+        rig.send(1)
+        rig.stepped(1, done=True)
+        rig.deliver(1)
+    rig.supervisor.statistics.actions = 0
+    assert rig.state(1) is state
+    return rig
+
+
+@pytest.mark.parametrize(
+    ("state", "advice"),
+    [
+        (EnvState.VOID, "call launch() first"),
+        (EnvState.INIT, "it is being repaired; it will be in ready_obs when it is ready"),
+        (EnvState.RESET, "it is being reset; it will be in ready_obs when it is ready"),
+        (
+            EnvState.NEED_RESET,
+            "its episode ended and auto_reset is off: call reset({1: params})",
+        ),
+        (EnvState.DONE, "its episode budget is spent: call reset({1: None}) for a new one"),
+        (EnvState.ERROR, "it failed; it is being repaired, or reset({1: None}) repairs it"),
+    ],
+)
+def test_an_env_that_is_not_ready_refuses_all_and_says_what_to_do(
+    state: EnvState, advice: str
+) -> None:
+    rig = bring_to(state)
+    text = refused(rig, EnvNotReadyError, {1: 1} if state is EnvState.VOID else {0: 1, 1: 1})
+    assert f"env 1 cannot take an action: it is in {state.name}; {advice}. " in text
+    assert f"Ready now: {rig.ready()}. Nothing was sent to any env." in text
+
+
+def test_every_state_but_run_has_advice() -> None:
+    assert set(requests._ADVICE) == set(EnvState) - {EnvState.RUN}
+
+
+def test_a_pending_env_takes_no_action_before_its_timestep_was_delivered() -> None:
+    rig = Rig(2).launch()
+    rig.send(1)
+    rig.supervisor.statistics.actions = 0
+    advice = "an action of it is under way: gather its timestep with recv() or step({}) first"
+    assert advice in refused(rig, EnvNotReadyError, {0: 1, 1: 1})
+    rig.stepped(1)
+    assert advice in refused(rig, EnvNotReadyError, {0: 1, 1: 1})
+    rig.deliver(1)
+    prepare(rig, {0: 1, 1: 1})
+
+
+def test_an_env_takes_no_action_while_a_call_of_it_has_not_ended() -> None:
+    rig = Rig(2).launch()
+    rig.call(1)
+    text = refused(rig, EnvNotReadyError, {0: 1, 1: 1})
+    assert "a call of it has not ended" in text
+    rig.transport.reply(1, Op.RESULT, 7)
+    rig.pump()
+    assert rig.slot(1).work is Work.NONE
+    prepare(rig, {0: 1, 1: 1})
+
+
+# -- tensors of other libraries -------------------------------------------------------------------
+
+
+class Tensor:
+    """What a library's tensor is to us: something that numpy can convert."""
+
+    def __init__(self, value: Any, error: Exception | None = None) -> None:
+        self.value = value
+        self.error = error
+
+    def __array__(self, *args: Any, **kwargs: Any) -> Any:
+        if self.error is not None:
+            raise self.error
+        return np.asarray(self.value)
+
+
+@pytest.mark.parametrize(
+    ("action", "expected"),
+    [
+        (Tensor(2), 2),
+        (Tensor([1, 2]), [1, 2]),
+        ({"a": Tensor(2), "b": {"c": Tensor([1])}}, {"a": 2, "b": {"c": [1]}}),
+        ((Tensor(2), 1), (2, 1)),
+        ([Tensor(2), (Tensor(3),)], [2, (3,)]),
+    ],
+    ids=range(5),
+)
+def test_tensors_become_arrays_wherever_they_are(action: Any, expected: Any) -> None:
+    rig = Rig(1).launch()
+    ((_, frame),) = prepare(rig, {0: action}, check=None)
+    sent = frame[1].payload
+
+    def same(one: Any, other: Any) -> bool:
+        if isinstance(other, dict):
+            return all(same(one[key], other[key]) for key in other)
+        if isinstance(other, tuple) and isinstance(one, tuple):
+            return all(map(same, one, other))
+        if isinstance(one, list):
+            return all(map(same, one, other))
+        return type(one) in (np.ndarray, int) and np.array_equal(one, other)
+
+    assert same(sent, expected)
+
+
+@pytest.mark.parametrize("action", [1, 1.5, "a", np.zeros(2), np.int8(1), (1, 2), [1, 2], None])
+def test_plain_values_stay_what_they_are(action: Any) -> None:
+    ((_, frame),) = prepare(Rig(1).launch(), {0: action}, check=None)
+    assert type(frame[1].payload) is type(action)
+
+
+def test_a_tensor_that_refuses_to_become_an_array_is_an_action_error() -> None:
+    tensor = Tensor(1, RuntimeError("call detach() first"))
+    for action in (tensor, {"a": tensor}, (1, tensor)):
+        text = refused(Rig(2).launch(), ActionError, {0: 1, 1: action})
+        assert "cannot be made an array: RuntimeError: call detach() first" in text
+
+
+# -- calls ----------------------------------------------------------------------------------------
+
+
+def test_calls_are_refused_while_a_step_is_pending() -> None:
+    rig = Rig(3).launch()
+    rig.send({0: 1, 2: 1})
+    with pytest.raises(EnvNotReadyError, match=r"call\('x'\) needs .* but envs \[0, 2\] have one"):
+        requests.refuse_while_pending(rig.supervisor, [0, 1, 2], "call('x')")
+    requests.refuse_while_pending(rig.supervisor, [1], "call('x')")
+
+
+def test_calls_are_sent_to_all_or_to_none() -> None:
+    rig = Rig(2).launch()
+    rig.transport.refused[1] = FrameError("it is a lock")
+    sent = len(rig.transport.sent)
+    with pytest.raises(
+        ActionError, match=r"call has arguments that cannot be sent .* it is a lock"
+    ):
+        requests.submit_calls(rig.supervisor, [0, 1], Op.CALL, [("x", ())] * 2, "call")
+    assert len(rig.transport.sent) == sent
+    assert [slot.work for slot in rig.supervisor.slots] == [Work.NONE] * 2
+    rig.transport.refused.clear()
+    requests.submit_calls(rig.supervisor, [0, 1], Op.CALL, [("x", (0,)), ("x", (1,))], "call")
+    assert [m.payload for _, m in rig.transport.sent[sent:]] == [("x", (0,)), ("x", (1,))]
+
+
+@pytest.mark.parametrize(
+    "name", ["reset", "step", "seed", "close", "_private", "__init__", 7, None]
+)
+def test_methods_that_go_past_the_manager_are_refused(name: Any) -> None:
+    with pytest.raises(MethodAccessError, match="is refused"):
+        requests.check_method_name(name)
+
+
+@pytest.mark.parametrize("name", ["render", "reset_task", "stepper", "closed"])
+def test_other_methods_are_not(name: str) -> None:
+    requests.check_method_name(name)
+
+
+# -- batches of actions ---------------------------------------------------------------------------
+
+
+def test_rows_of_a_batch_by_env_id() -> None:
+    assert requests.rows_by_id([2, 0], [5, 6]) == {2: 5, 0: 6}
+    by_id = requests.rows_by_id([2, 0], {"a": np.array([1, 2]), "b": np.zeros((2, 3))})
+    assert by_id[0]["a"] == 2
+    assert by_id[0]["b"].shape == (3,)
+    assert requests.rows_by_id([], []) == {}
+
+
+@pytest.mark.parametrize("batch", [[1], [1, 2, 3], 7, None, {"a": [1]}])
+def test_a_batch_of_another_length_is_refused(batch: Any) -> None:
+    with pytest.raises(ActionError, match=r"one action for each of envs \[2, 0\] is needed"):
+        requests.rows_by_id([2, 0], batch)
+
+
+def test_a_batch_that_names_an_env_twice_is_refused() -> None:
+    with pytest.raises(ActionError, match=r"env_ids \[2, 2\] name an env twice"):
+        requests.rows_by_id([2, 2], [1, 2])
+
+
+# -- reset params ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (None, {0: None, 1: None, 2: None}),
+        ({}, {}),
+        ({1: None}, {1: None}),
+        ({1: {}}, {1: {}}),
+        ({np.int64(1): {"level": 3}, 0: None}, {1: {"level": 3}, 0: None}),
+    ],
+    ids=str,
+)
+def test_reset_params_by_env_id(given: Any, expected: Any) -> None:
+    assert requests.checked_params(given, 3) == expected
+
+
+def test_reset_params_are_copied() -> None:
+    params = {"level": 3}
+    checked = requests.checked_params({0: params}, 1)
+    params["level"] = 4
+    assert checked == {0: {"level": 3}}
+
+
+@pytest.mark.parametrize(
+    ("given", "error"),
+    [
+        ([0], ConfigError),
+        (7, ConfigError),
+        ({0: 7}, ConfigError),
+        ({0: [("a", 1)]}, ConfigError),
+        ({0: {3: 1}}, ConfigError),
+        ({3: None}, UnknownEnvError),
+        ({"0": None}, UnknownEnvError),
+    ],
+    ids=str,
+)
+def test_bad_reset_params_are_refused(given: Any, error: type[Exception]) -> None:
+    with pytest.raises(error):
+        requests.checked_params(given, 3)
