@@ -1,0 +1,101 @@
+"""The loop over a manager by env_id, whatever form its kind shows batches in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from envmgr.errors import NothingReadyError
+from envmgr.lifecycle import EnvState
+from envmgr.manager import EnvManager
+from envmgr.types import EnvTimestep, is_abnormal
+
+
+class ManagerLoop:
+    """Reads observations and takes timesteps of a manager as dicts by env_id.
+
+    Kinds with dicts pass through as they are. With V2 kinds an observation is a row of the stacked
+    treetensor, and a timestep an `EnvTimestep` of its parts: `reward` and `done` as Python values,
+    `info` as a dict of arrays.
+
+    Args:
+        manager: launched, or to be launched before the first call.
+    """
+
+    def __init__(self, manager: EnvManager) -> None:
+        self.manager = manager
+
+    def ready(self) -> dict[int, Any]:
+        """Return the observations of the envs that take an action now, ascending by env_id.
+
+        Waits for resets and repairs, until at least one env is ready.
+
+        Returns:
+            `{env_id: obs}`; empty if every env's episode budget is spent.
+
+        Raises:
+            NothingReadyError: nothing can become ready without another call.
+        """
+        manager = self.manager
+        try:
+            batch = manager.ready_obs
+        except NothingReadyError:
+            if manager.done:  # V2 kinds cannot stack nothing
+                return {}
+            raise
+        if isinstance(batch, Mapping):
+            return dict(batch)
+        return {env_id: batch[row] for row, env_id in enumerate(manager.ready_obs_id)}
+
+    def step(self, actions: Mapping[int, Any]) -> dict[int, EnvTimestep]:
+        """Send actions and return the timesteps that the kind gathers."""
+        return self._by_id(self.manager.step(dict(actions)))
+
+    def gather(self) -> dict[int, EnvTimestep]:
+        """Return timesteps of what is outstanding, as many as the kind gathers in one step."""
+        return self._by_id(self.manager.recv())
+
+    def waiting_for_reset(self) -> list[int]:
+        """Return the envs whose episode has ended with `auto_reset` off, ascending."""
+        states = self.manager.env_states
+        return [i for i, state in states.items() if state is EnvState.NEED_RESET]
+
+    def reset(self, env_ids: Iterable[int]) -> None:
+        """Begin new episodes in these envs, with the reset params they have, and wait for it."""
+        self.manager.reset(dict.fromkeys(env_ids))
+
+    def _by_id(self, timesteps: Any) -> dict[int, EnvTimestep]:
+        if isinstance(timesteps, Mapping):
+            return dict(timesteps)
+        return dict(map(_from_tree, timesteps))
+
+
+def _from_tree(tree: Any) -> tuple[int, EnvTimestep]:
+    reward = tree.reward
+    return int(tree.env_id), EnvTimestep(
+        tree.obs,
+        reward.item() if getattr(reward, "size", 0) == 1 else reward,
+        bool(tree.done),
+        tree.info.json(),
+    )
+
+
+def failure_text(info: Any, env_id: int, manager: EnvManager) -> str | None:
+    """Return what an abnormal timestep says of the failure; None if it is not abnormal.
+
+    The trees of V2 kinds hold arrays only, so there the text is that of the env's latest failure.
+    """
+    if not is_abnormal(info):
+        return None
+    error = _error_of(info)
+    if error is not None:
+        return str(error)
+    latest = manager.stats().get("latest_failures", ())
+    mine = (text for text in reversed(latest) if f"env {env_id} (generation " in text[:60])
+    return next(mine, "abnormal timestep")
+
+
+def _error_of(info: Any) -> Any:
+    parts = info if isinstance(info, (list, tuple)) else [info]
+    errors = (part.get("error") for part in parts if isinstance(part, Mapping))
+    return next((error for error in errors if error is not None), None)

@@ -1,0 +1,176 @@
+"""Policies: what chooses the actions of a collection.
+
+A policy is a callable `{env_id: obs} -> {env_id: action}`: it gets the observations of the envs
+that take an action now, and returns one action for each of them. Which envs come together in one
+call depends on timing; a policy whose actions for an env follow from that env's observations alone
+(and from the env_id) gives the same trajectories under every kind of manager.
+
+A config names a policy by its factory: `collect.policy: package.module:callable` is called once, as
+`factory(observation_space, action_space, seed)`, and returns the policy. A class with such an
+`__init__` and a `__call__` is the usual form:
+
+    class AlwaysLeft:
+        def __init__(self, observation_space, action_space, seed):
+            ...
+
+        def __call__(self, obs):
+            return {env_id: 0 for env_id in obs}
+
+`seed` is an integer, or None for a run without seeds. With V2 managers an observation is a row of
+the stacked treetensor.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, cast
+
+import numpy as np
+
+from envmgr.config.imports import ImportPolicy, import_object
+from envmgr.errors import ActionError, ConfigError
+from envmgr.seeding import Samplers
+
+Policy = Callable[[dict[int, Any]], Mapping[int, Any]]
+"""Chooses an action for each env_id of the observations it gets."""
+
+PolicyFactory = Callable[[Any, Any, "int | None"], Policy]
+"""Called with the observation space, the action space and the seed; returns a policy."""
+
+_PROTOCOL = (
+    "it is called as factory(observation_space, action_space, seed) and returns the policy, which "
+    "is called with {env_id: obs} and returns {env_id: action}"
+)
+
+
+class RandomPolicy:
+    """Samples the action space, from one stream of random numbers for each env.
+
+    With a seed, the nth action of an env is the same whatever the others do and however they are
+    timed.
+
+    Args:
+        observation_space: not used.
+        action_space: what to sample.
+        seed: of all streams; None takes fresh entropy.
+    """
+
+    def __init__(self, observation_space: Any, action_space: Any, seed: int | None = None) -> None:
+        self._action_space = action_space
+        self._entropy = np.random.SeedSequence(seed).entropy
+        self._streams: dict[int, Samplers] = {}
+
+    def __call__(self, obs: Mapping[int, Any]) -> dict[int, Any]:
+        """Return a random action for each env of `obs`."""
+        return {env_id: self._stream(env_id).sample(0) for env_id in obs}
+
+    def _stream(self, env_id: int) -> Samplers:
+        stream = self._streams.get(env_id)
+        if stream is None:
+            # Not `seed + env_id`, which is what the env itself is seeded with.
+            sequence = np.random.SeedSequence(self._entropy, spawn_key=(env_id,))
+            stream = self._streams[env_id] = Samplers(self._action_space, 1)
+            stream.seed({0: int(sequence.generate_state(1)[0])})
+        return stream
+
+
+def policy_seed(seed: int | Sequence[int | None] | Mapping[int, int | None] | None) -> int | None:
+    """Return the one seed of a policy that follows from `manager.seed`, whatever its form.
+
+    An integer is taken as it is; from a list or a mapping one is derived.
+    """
+    if seed is None or isinstance(seed, (int, np.integer)):
+        return None if seed is None else int(seed)
+    by_env = dict(seed) if isinstance(seed, Mapping) else dict(enumerate(seed))
+    given = [(int(env_id), int(one)) for env_id, one in by_env.items() if one is not None]
+    if not given:
+        return None
+    words = [word for pair in sorted(given) for word in pair]
+    return int(np.random.SeedSequence(words).generate_state(1)[0])
+
+
+def make_policy(
+    name: str | PolicyFactory,
+    observation_space: Any,
+    action_space: Any,
+    seed: int | None = None,
+    *,
+    allow: ImportPolicy | None = None,
+) -> Policy:
+    """Return the policy that a config names.
+
+    Args:
+        name: "random", `package.module:callable`, or the factory itself.
+        observation_space: for the factory.
+        action_space: for the factory.
+        seed: for the factory.
+        allow: what may be imported; None is everything.
+
+    Raises:
+        ConfigError: there is no such factory, it may not be imported, it does not take these
+            arguments, or what it returned cannot be called.
+    """
+    shown, factory = _factory_of(name, allow)
+    arguments = (observation_space, action_space, seed)
+    if not _takes(factory, arguments):
+        raise ConfigError(
+            f"collect.policy is {shown}, which does not take three arguments: {_PROTOCOL}. Change "
+            "its parameters."
+        )
+    policy = factory(*arguments)
+    if not callable(policy):
+        raise ConfigError(
+            f"collect.policy is {shown}, which returned a value of type "
+            f"{type(policy).__name__} that cannot be called: {_PROTOCOL}."
+        )
+    return cast("Policy", policy)
+
+
+def _factory_of(
+    name: str | PolicyFactory, allow: ImportPolicy | None
+) -> tuple[str, Callable[..., Any]]:
+    if not isinstance(name, str):
+        return repr(name), name
+    if name == "random":
+        return name, RandomPolicy
+    return repr(name), import_object(name, allow=allow, key="collect.policy")
+
+
+def _takes(factory: Callable[..., Any], arguments: tuple[Any, ...]) -> bool:
+    """Whether a callable can be called with these; True if nobody can tell."""
+    try:
+        signature = inspect.signature(factory)
+    except (ValueError, TypeError):
+        return True
+    try:
+        signature.bind(*arguments)
+    except TypeError:
+        return False
+    return True
+
+
+def checked_actions(actions: Any, env_ids: Sequence[int]) -> dict[int, Any]:
+    """Return what a policy returned as `{env_id: action}`, in the order of `env_ids`.
+
+    Raises:
+        ActionError: it is no mapping, or lacks an env, or has one that was not asked for.
+    """
+    if not isinstance(actions, Mapping):
+        raise ActionError(
+            f"the policy returned a value of type {type(actions).__name__}; it should return a "
+            "mapping {env_id: action} with one action for each env of the observations it got"
+        )
+    missing = [env_id for env_id in env_ids if env_id not in actions]
+    if missing:
+        raise ActionError(
+            f"the policy returned no action for envs {missing}; it was given the observations of "
+            f"envs {list(env_ids)} and should return one action for each"
+        )
+    if len(actions) != len(env_ids):
+        others = [key for key in actions if key not in set(env_ids)]
+        raise ActionError(
+            f"the policy returned actions for {others}, which it was not asked for; it was given "
+            f"the observations of envs {list(env_ids)} and should return one action for each"
+        )
+    return {env_id: actions[env_id] for env_id in env_ids}

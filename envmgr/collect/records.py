@@ -1,0 +1,131 @@
+"""What is recorded of each episode."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from envmgr.errors import EnvProtocolError
+
+Return = float | list[float]
+"""The sum of an episode's rewards; a list if a reward is an array of several numbers."""
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeRecord:
+    """One episode that ended.
+
+    Attributes:
+        number: 0 for the first episode that ended in this collection, and so on.
+        env_id: the env that ran it.
+        nth: 0 for the first episode of this env in this collection, and so on.
+        seed: what the env was seeded with at launch; None if it was not.
+        generation: how often the env had been renewed when the episode began; with `seed` and
+            `nth` it says which sequence of random numbers the episode used.
+        episode_return: the sum of its rewards.
+        length: its timesteps, an abnormal one included.
+        terminated: the env's own end; None if the env does not say.
+        truncated: cut off, by a time limit or a failure; None if the env does not say.
+        abnormal: it ended by a failure; return and length are those up to it.
+        failure: what failed, in words; None unless abnormal.
+        duration_s: seconds from its first action to its last timestep.
+        ended_s: seconds from the beginning of the collection to its end.
+    """
+
+    number: int
+    env_id: int
+    nth: int
+    seed: int | None
+    generation: int | None
+    episode_return: Return
+    length: int
+    terminated: bool | None
+    truncated: bool | None
+    abnormal: bool
+    failure: str | None
+    duration_s: float
+    ended_s: float
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return it as values that JSON holds; what is not finite becomes None."""
+        return {
+            "episode": self.number,
+            "env_id": self.env_id,
+            "nth": self.nth,
+            "seed": self.seed,
+            "generation": self.generation,
+            "return": as_json(self.episode_return),
+            "length": self.length,
+            "terminated": self.terminated,
+            "truncated": self.truncated,
+            "abnormal": self.abnormal,
+            "failure": self.failure,
+            "duration_s": round(self.duration_s, 6),
+            "ended_s": round(self.ended_s, 6),
+        }
+
+
+@dataclass(slots=True)
+class OpenEpisode:
+    """An episode under way.
+
+    Attributes:
+        generation: see `EpisodeRecord`.
+        began: on the clock, when its first action was sent.
+        rewards: the sum so far: a float, or an array.
+        length: timesteps so far.
+    """
+
+    generation: int | None
+    began: float
+    rewards: Any = 0.0
+    length: int = 0
+
+    def add(self, reward: Any, env_id: int) -> None:
+        """Count a timestep.
+
+        Raises:
+            EnvProtocolError: the reward is neither a number nor an array of numbers.
+        """
+        self.length += 1
+        self.rewards = self.rewards + (
+            reward if type(reward) is float else _as_numbers(reward, env_id)
+        )
+
+
+def _as_numbers(reward: Any, env_id: int) -> Any:
+    try:
+        numbers = np.asarray(reward, dtype=np.float64)
+    except (TypeError, ValueError):
+        raise EnvProtocolError(
+            f"the reward of env {env_id} is a {type(reward).__name__}, neither a number nor an "
+            "array of numbers, so the return of its episode cannot be summed up; wrap the env so "
+            "that its reward is one",
+            env_id=env_id,
+            during="step",
+        ) from None
+    return float(numbers.item()) if numbers.size == 1 else numbers
+
+
+def flag_of(info: Any, name: str) -> bool | None:
+    """Return `terminated` or `truncated` of an info; None if it does not say."""
+    value = info.get(name) if isinstance(info, Mapping) else None
+    return None if value is None else bool(value)
+
+
+def as_return(rewards: Any) -> Return:
+    """Return summed rewards as a float, or as a list of floats."""
+    if isinstance(rewards, np.ndarray):
+        return [float(one) for one in rewards.ravel()]
+    return float(rewards)
+
+
+def as_json(value: Any) -> Any:
+    """Return numbers as JSON holds them: what is not finite becomes None."""
+    if isinstance(value, (list, tuple)):
+        return [as_json(one) for one in value]
+    return value if math.isfinite(value) else None

@@ -1,0 +1,115 @@
+"""Figures of a collection."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from envmgr.collect.records import EpisodeRecord, as_json
+
+RECENT = 100
+"""How many of the latest episodes the recent mean is taken over."""
+
+
+@dataclass
+class Spread:
+    """Mean, standard deviation and range of numbers, or of arrays of one shape, seen one by one.
+
+    Attributes:
+        n: how many.
+        mean: NaN if none.
+        low: the smallest.
+        high: the largest.
+    """
+
+    n: int = 0
+    mean: Any = float("nan")
+    low: Any = float("nan")
+    high: Any = float("nan")
+    _squares: Any = 0.0
+
+    def add(self, value: Any) -> None:
+        """Count one (Welford's way, which does not lose small spreads about large means)."""
+        number = np.asarray(value, dtype=np.float64)
+        self.n += 1
+        if self.n == 1:
+            self.mean = self.low = self.high = number
+            self._squares = number * 0.0
+            return
+        before = number - self.mean
+        self.mean = self.mean + before / self.n
+        self._squares = self._squares + before * (number - self.mean)
+        self.low = np.minimum(self.low, number)
+        self.high = np.maximum(self.high, number)
+
+    @property
+    def std(self) -> Any:
+        """The standard deviation of all (divided by n); NaN if none."""
+        return np.sqrt(self._squares / self.n) if self.n else float("nan")
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return it as values that JSON holds."""
+        figures = {"mean": self.mean, "std": self.std, "min": self.low, "max": self.high}
+        return {name: _as_plain(figure) for name, figure in figures.items()}
+
+
+@dataclass
+class CollectStatistics:
+    """What a collector has collected. Abnormal episodes are counted apart from the others.
+
+    Attributes:
+        steps: timesteps, the abnormal ones and those of unfinished episodes included.
+        episodes: episodes that ended normally.
+        abnormal_episodes: episodes that ended by a failure.
+        returns: of the episodes that ended normally.
+        lengths: likewise.
+        elapsed_s: seconds spent collecting.
+    """
+
+    steps: int = 0
+    episodes: int = 0
+    abnormal_episodes: int = 0
+    returns: Spread = field(default_factory=Spread)
+    lengths: Spread = field(default_factory=Spread)
+    elapsed_s: float = 0.0
+    _recent: deque[Any] = field(default_factory=lambda: deque(maxlen=RECENT))
+
+    def add(self, record: EpisodeRecord) -> None:
+        """Count an episode that ended."""
+        if record.abnormal:
+            self.abnormal_episodes += 1
+            return
+        self.episodes += 1
+        self.returns.add(record.episode_return)
+        self.lengths.add(record.length)
+        self._recent.append(record.episode_return)
+
+    @property
+    def steps_per_s(self) -> float:
+        """Timesteps per second; 0 before the first."""
+        return self.steps / self.elapsed_s if self.elapsed_s > 0.0 else 0.0
+
+    @property
+    def recent_mean_return(self) -> Any:
+        """Mean return of the latest 100 episodes that ended normally; None if there are none."""
+        recent = tuple(self._recent)  # in one go: others may be read while this one is written
+        return _as_plain(np.mean(np.asarray(recent), axis=0)) if recent else None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return it as values that JSON holds; what is not finite, or not there, is None."""
+        return {
+            "steps": self.steps,
+            "elapsed_s": round(self.elapsed_s, 6),
+            "steps_per_s": round(self.steps_per_s, 3),
+            "episodes": self.episodes,
+            "abnormal_episodes": self.abnormal_episodes,
+            "return": {**self.returns.as_dict(), "mean_of_last_100": self.recent_mean_return},
+            "length": self.lengths.as_dict(),
+        }
+
+
+def _as_plain(figure: Any) -> Any:
+    return as_json(np.asarray(figure).tolist())
