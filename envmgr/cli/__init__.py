@@ -1,0 +1,62 @@
+"""The command line: `envmgr run`, `envmgr list`, `envmgr show`.
+
+Exit codes: 0 done; 1 the run failed; 2 bad input, nothing was run; 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Sequence
+
+DONE, FAILED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit code.
+
+    Args:
+        argv: the arguments; None for those of the process.
+    """
+    for name in ("stdout", "stderr"):  # None where the shell has closed them (`>&-`)
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115 - for good
+    try:
+        return _run(argv)
+    except KeyboardInterrupt:
+        with contextlib.suppress(OSError):
+            print("\nenvmgr: interrupted", file=sys.stderr)
+        return INTERRUPTED
+    except BrokenPipeError:  # `envmgr list | head -1`
+        discard_output()
+        return FAILED
+
+
+def _run(argv: Sequence[str] | None) -> int:
+    import click
+
+    from envmgr.cli.commands import envmgr
+    from envmgr.cli.report import paragraph
+    from envmgr.errors import ConfigError, EnvManagerError, MissingDependencyError
+
+    try:
+        code = envmgr.main(args=argv, prog_name="envmgr", standalone_mode=False)
+        sys.stdout.flush()
+        return code if isinstance(code, int) else DONE
+    except click.Abort:
+        raise KeyboardInterrupt from None
+    except click.ClickException as error:
+        error.show()
+        return BAD_INPUT
+    except EnvManagerError as error:
+        click.echo(f"envmgr: error: {paragraph(error)}", err=True)
+        return BAD_INPUT if isinstance(error, (ConfigError, MissingDependencyError)) else FAILED
+
+
+def discard_output() -> None:
+    """Have everything that is still written to stdout vanish: nobody reads it any more."""
+    with contextlib.suppress(OSError, ValueError):
+        devnull = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(devnull, sys.stdout.fileno())
+        os.close(devnull)

@@ -1,0 +1,144 @@
+"""The commands and their options; what they do is imported when they run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+_Command = Callable[..., Any]
+
+
+def _version(context: click.Context, _: click.Parameter, wanted: bool) -> None:
+    if wanted and not context.resilient_parsing:
+        from envmgr.cli.versions import versions
+
+        found = versions()
+        click.echo(f"envmgr {found['envmgr']} (Python {found['python']})")
+        context.exit()
+
+
+def _config_options(command: _Command) -> _Command:
+    """Add what all commands that read a config have in common."""
+    for decorate in (
+        click.option(
+            "--allow-import",
+            "allow_import",
+            multiple=True,
+            metavar="MODULE",
+            help="Let the config import this module and those below it. Repeatable. Without it, "
+            "modules of gymnasium, and those beside the config or in the working directory.",
+        ),
+        click.option(
+            "--set",
+            "overrides",
+            multiple=True,
+            metavar="KEY=VALUE",
+            help="Override a key, as in --set manager.env_num=16; the value is YAML. Repeatable.",
+        ),
+        click.argument("config", metavar="CONFIG", type=click.Path()),
+    ):
+        command = decorate(command)
+    return command
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.option(
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_version,
+    help="Print the version.",
+)
+def envmgr() -> None:
+    """Run many reinforcement-learning environments at once."""
+
+
+@envmgr.command(short_help="Collect timesteps as a config says.")
+@_config_options
+@click.option("--steps", type=click.IntRange(min=1), help="Collect exactly so many timesteps.")
+@click.option(
+    "--episodes",
+    type=click.IntRange(min=1),
+    help="Collect exactly so many episodes: the first ones to begin; failed ones do not count.",
+)
+@click.option(
+    "--seed", type=click.IntRange(min=0), help="Seed of envs and policy, as manager.seed."
+)
+@click.option(
+    "--output",
+    type=click.Path(),
+    metavar="DIR",
+    help="Folder for episodes.jsonl, config.yaml and summary.json. Without it: collect.output of "
+    "the config, or a new folder runs/<config>-<date>-<time>.",
+)
+@click.option("--force", is_flag=True, help="Replace the results that the folder holds.")
+@click.option("--no-output", is_flag=True, help="Write no files.")
+@click.option(
+    "--traceback",
+    is_flag=True,
+    help="Print the tracebacks of envs that raise (they are in the written files in any case).",
+)
+def run(
+    config: str,
+    overrides: tuple[str, ...],
+    allow_import: tuple[str, ...],
+    steps: int | None,
+    episodes: int | None,
+    seed: int | None,
+    output: str | None,
+    force: bool,
+    no_output: bool,
+    traceback: bool,
+) -> int:
+    """Collect timesteps with the manager, the envs and the policy that CONFIG names.
+
+    Ends after --steps, --episodes, or when every env has run manager.episode_num episodes. Ctrl-C
+    and SIGTERM end it, too, and what was collected is kept.
+
+    Exit codes: 0 done, 1 the run failed, 2 bad input, 130 interrupted.
+    """
+    if steps is not None and episodes is not None:
+        raise click.UsageError("give --steps or --episodes, not both: a run ends with one of them")
+    if no_output and (output is not None or force):
+        raise click.UsageError("--no-output goes neither with --output nor with --force")
+    from envmgr.cli.run import RunOptions, execute
+
+    return execute(
+        RunOptions(
+            config=config,
+            overrides=overrides,
+            allow_import=allow_import,
+            steps=steps,
+            episodes=episodes,
+            seed=seed,
+            output=output,
+            force=force,
+            write=not no_output,
+            traceback=traceback,
+        )
+    )
+
+
+@envmgr.command("list", short_help="List the kinds of managers.")
+def list_managers() -> None:
+    """List the kinds of managers: their registry keys, classes and sources."""
+    from envmgr.cli.listing import print_managers
+
+    print_managers()
+
+
+@envmgr.command(short_help="Print a config with every key and its origin.")
+@_config_options
+def show(config: str, overrides: tuple[str, ...], allow_import: tuple[str, ...]) -> None:
+    """Print CONFIG with every key filled in, and where each value came from.
+
+    What is printed is a config itself; the origins are its comments.
+    """
+    from envmgr.cli.listing import annotated_yaml
+    from envmgr.config_file import resolve_config
+
+    resolved = resolve_config(config, set=overrides, allow_imports=allow_import)
+    click.echo(annotated_yaml(resolved.values, resolved.origins), nl=False)

@@ -1,0 +1,101 @@
+"""Ctrl-C and SIGTERM as a wish to end, which loses nothing that was collected."""
+
+from __future__ import annotations
+
+import _thread
+import contextlib
+import signal
+import threading
+from types import FrameType, TracebackType
+from typing import Any
+
+from typing_extensions import Self
+
+PATIENCE_S = 0.5
+"""How long a wish may go unnoticed before an exception interrupts whatever is going on."""
+
+_SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP")
+
+
+class Interruption:
+    """Turns signals into a flag, and into a KeyboardInterrupt only where the flag goes unnoticed.
+
+    An exception out of a signal handler can strike anywhere, also between a timestep's delivery
+    and its being counted. So a signal only sets `requested`; the loop of the run looks at it. Where
+    it does not for half a second, because it waits for slow envs or a slow policy, the main thread
+    gets a KeyboardInterrupt. Signals after the first, and those after `acknowledge`, do nothing.
+
+    A context manager for the main thread; the handlers that were there come back at its end.
+    Signals that the process was told to ignore (`nohup`) stay ignored.
+    """
+
+    def __init__(self) -> None:
+        self._signal: signal.Signals | None = None
+        self._acknowledged = False
+        self._overdue = False
+        self._lock = threading.Lock()
+        self._patience: threading.Timer | None = None
+        self._before: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> Self:
+        """Install the handlers."""
+        if threading.current_thread() is threading.main_thread():
+            for name in _SIGNALS:
+                number = getattr(signal, name, None)
+                if number is not None and signal.getsignal(number) is not signal.SIG_IGN:
+                    self._before[number] = signal.signal(number, self._handle)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Put the handlers back that were there."""
+        self.acknowledge()
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    @property
+    def requested(self) -> bool:
+        """Whether a signal asked for the end."""
+        return self._signal is not None
+
+    @property
+    def name(self) -> str:
+        """What asked for the end, in words."""
+        if self._signal is signal.SIGINT:
+            return "Ctrl-C"
+        return "Ctrl-C" if self._signal is None else self._signal.name
+
+    def acknowledge(self) -> None:
+        """Say that the end has begun: no exception comes from here on."""
+        with self._lock:
+            self._acknowledged = True
+        if self._patience is not None:
+            self._patience.cancel()
+            self._patience.join()
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self._acknowledged:
+            return
+        if self._overdue:
+            raise KeyboardInterrupt
+        if self._signal is None:
+            self._signal = signal.Signals(number)
+            self._patience = threading.Timer(PATIENCE_S, self._lose_patience)
+            self._patience.daemon = True
+            self._patience.start()
+
+    def _lose_patience(self) -> None:
+        """Interrupt the main thread, also out of a wait in the kernel. Runs in the timer."""
+        with self._lock:
+            if self._acknowledged or self._signal is None:
+                return
+            self._overdue = True
+            if hasattr(signal, "pthread_kill"):
+                with contextlib.suppress(OSError):
+                    signal.pthread_kill(threading.main_thread().ident or 0, self._signal)
+            else:
+                _thread.interrupt_main(self._signal)

@@ -1,0 +1,169 @@
+"""The folder of a run: what is checked before it, and what is written when."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import io
+import json
+import os
+from collections.abc import Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from envmgr.collect import EpisodeRecord
+from envmgr.errors import ConfigError
+
+EPISODES, CONFIG, SUMMARY = "episodes.jsonl", "config.yaml", "summary.json"
+RESULTS = (EPISODES, CONFIG, SUMMARY)
+
+
+class RunFolder:
+    """The folder that holds the results of one run.
+
+    `prepare` makes sure, before anything starts, that results can be written there; `begin` writes
+    the config and opens the list of episodes; `end` writes the summary.
+
+    Args:
+        path: the folder; need not exist.
+        force: replace the results that it holds.
+    """
+
+    def __init__(self, path: Path, *, force: bool = False) -> None:
+        self.path = path
+        self._force = force
+        self._made: list[Path] = []
+        self._written: list[Path] = []
+        self._episodes: io.FileIO | None = None
+
+    def prepare(self) -> None:
+        """Make the folder and check that it can take the results.
+
+        Raises:
+            ConfigError: it holds results and `force` is off, or cannot be made or written.
+        """
+        try:
+            self._make()
+            held = [name for name in RESULTS if os.path.lexists(self.path / name)]
+            if held and not self._force:
+                raise ConfigError(
+                    f"the output folder {str(self.path)!r} holds the results of another run "
+                    f"({', '.join(held)}). Name another folder with --output, or replace them with "
+                    "--force."
+                )
+            probe = self.path / f".envmgr-{os.getpid()}.tmp"
+            probe.touch()
+            probe.unlink()
+        except OSError as error:
+            self.discard()
+            raise ConfigError(
+                f"the output folder {str(self.path)!r} cannot be written: {_reason(error)}. Name "
+                "another one with --output, or write nothing with --no-output."
+            ) from error
+
+    def _make(self) -> None:
+        missing = [p for p in (self.path, *self.path.parents) if not p.exists()]
+        for folder in reversed(missing):
+            folder.mkdir()
+            self._made.append(folder)
+        if not self.path.is_dir():
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(self.path))
+
+    @property
+    def begun(self) -> bool:
+        """Whether `begin` was called."""
+        return bool(self._written)
+
+    def begin(self, config_yaml: str) -> None:
+        """Write the config, and open the list of episodes.
+
+        Raises:
+            OSError: they cannot be written; another run may have begun in this folder meanwhile.
+        """
+        if self._force:
+            for name in RESULTS:
+                (self.path / name).unlink(missing_ok=True)
+        # Exclusively: of two runs that begin here at once, one fails. And unbuffered: a line is
+        # with the system as soon as it is written, whatever becomes of this process.
+        self._episodes = io.FileIO(self.path / EPISODES, "x")
+        self._written = [self.path / EPISODES, self.path / CONFIG]
+        write_atomically(self.path / CONFIG, config_yaml)
+
+    def add(self, record: EpisodeRecord) -> None:
+        """Append an episode, as one line of JSON.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        if self._episodes is None:
+            return
+        line = json.dumps(record.as_dict(), allow_nan=False).encode() + b"\n"
+        before = self._episodes.tell()
+        if self._episodes.write(line) != len(line):
+            self._episodes.truncate(before)  # whole lines only
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path / EPISODES))
+
+    def end(self, summary: Mapping[str, Any]) -> None:
+        """Write the summary; all that was written is on disk when this returns.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        if self._episodes is not None:
+            os.fsync(self._episodes.fileno())
+        text = json.dumps(summary, indent=2, allow_nan=False) + "\n"
+        write_atomically(self.path / SUMMARY, text)
+
+    def close(self) -> None:
+        """Close the list of episodes."""
+        if self._episodes is not None:
+            self._episodes.close()
+            self._episodes = None
+
+    def discard(self) -> None:
+        """Remove what this run has made: it came to nothing."""
+        self.close()
+        with contextlib.suppress(OSError):
+            for path in self._written:
+                path.unlink(missing_ok=True)
+        for folder in reversed(self._made):
+            with contextlib.suppress(OSError):  # somebody else's file is in it
+                folder.rmdir()
+
+
+def default_path(config: str, now: datetime) -> Path:
+    """Return a folder under `runs`, named after the config and the time, that does not exist."""
+    name = f"{Path(config).stem}-{now:%Y%m%d-%H%M%S}"
+    candidates = [Path("runs") / name, *(Path("runs") / f"{name}-{n}" for n in range(2, 1000))]
+    return next((path for path in candidates if not path.exists()), candidates[-1])
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Write a file so that readers, and a crash, find it whole or not at all."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with open(temporary, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    _sync_folder(path.parent)
+
+
+def _sync_folder(folder: Path) -> None:
+    """Have the new name on disk too, where folders can be synced."""
+    with contextlib.suppress(OSError):
+        fd = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+
+def _reason(error: OSError) -> str:
+    reason = error.strerror or str(error)
+    return f"{reason} ({error.filename})" if error.filename else reason

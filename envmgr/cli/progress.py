@@ -1,0 +1,223 @@
+"""Progress of a run: a live display on terminals, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import sys
+from abc import ABC, abstractmethod
+from collections import Counter, deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from envmgr.cli.report import number, states_text
+from envmgr.errors import EnvFailure, FailuresExhaustedError
+from envmgr.types import monotonic
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+
+    from envmgr.collect import Collector
+
+LINE_EVERY_S = 5.0
+"""How often a plain line of progress is printed."""
+
+_SAMPLE_EVERY_S = 0.2
+_RATE_OVER_S = 5.0
+
+
+@dataclass(frozen=True)
+class Goal:
+    """What a run is to collect.
+
+    Attributes:
+        total: how many; None if nobody knows.
+        noun: "steps" or "episodes".
+    """
+
+    total: int | None
+    noun: str
+
+
+class Progress(ABC):
+    """Shows how a collection is getting on, between `start` and `stop`."""
+
+    def __init__(self, goal: Goal) -> None:
+        self._goal = goal
+        self._collector: Collector | None = None
+        self._began = monotonic()
+        self._samples: deque[tuple[float, int]] = deque()
+        self._next_sample = 0.0
+
+    def start(self, collector: Collector) -> None:
+        """Begin to show this collection."""
+        self._collector = collector
+        self._began = monotonic()
+        self._samples = deque([(self._began, collector.statistics.steps)])
+
+    @abstractmethod
+    def tick(self) -> None:
+        """Take note that the collection has got on; called after each gather."""
+
+    @abstractmethod
+    def log(self, line: str) -> None:
+        """Show a line of its own."""
+
+    def stop(self) -> None:
+        """Show nothing more."""
+        self._collector = None
+
+    def _sample(self, now: float) -> None:
+        """Keep what the rate is computed from: where things stood in the latest seconds."""
+        if self._collector is None or now < self._next_sample:
+            return
+        self._next_sample = now + _SAMPLE_EVERY_S
+        self._samples.append((now, self._collector.statistics.steps))
+        while now - self._samples[1][0] > _RATE_OVER_S:
+            self._samples.popleft()
+
+    def _rate(self, now: float) -> float:
+        """Steps per second of the latest seconds."""
+        if self._collector is None:
+            return 0.0
+        then, steps = self._samples[0]
+        return (self._collector.statistics.steps - steps) / max(now - then, 1e-9)
+
+    def _done(self, collector: Collector) -> int:
+        statistics = collector.statistics
+        return statistics.steps if self._goal.noun == "steps" else statistics.episodes
+
+    def _figures(self, collector: Collector, now: float) -> list[str]:
+        statistics = collector.statistics
+        states = Counter(state.name for state in collector.manager.env_states.values())
+        return [
+            f"{statistics.steps:,} steps",
+            f"{self._rate(now):,.0f} steps/s",
+            f"{statistics.episodes:,} episodes",
+            f"mean return {number(statistics.recent_mean_return)}",
+            states_text(states),
+            f"{collector.manager.stats().get('failures', 0)} failures",
+        ]
+
+
+class PlainProgress(Progress):
+    """A line every few seconds on stdout; other lines go to stderr."""
+
+    def __init__(self, goal: Goal) -> None:
+        super().__init__(goal)
+        self._next_line = monotonic() + LINE_EVERY_S
+
+    def start(self, collector: Collector) -> None:
+        """Begin to count the seconds to the first line."""
+        super().start(collector)
+        self._next_line = monotonic() + LINE_EVERY_S
+
+    def tick(self) -> None:
+        """Print a line if it is time for one."""
+        now = monotonic()
+        self._sample(now)
+        if now < self._next_line or self._collector is None:
+            return
+        self._next_line = now + LINE_EVERY_S
+        figures = "  ".join(self._figures(self._collector, now))
+        print(f"{now - self._began:6.1f} s  {figures}", flush=True)
+
+    def log(self, line: str) -> None:
+        """Print a line to stderr."""
+        with contextlib.suppress(OSError):
+            print(line, file=sys.stderr, flush=True)
+
+
+class LiveProgress(Progress):
+    """A bar and figures that stay at the bottom of a terminal; other lines appear above them.
+
+    A thread refreshes them, so that they go on while the collection waits.
+    """
+
+    def __init__(self, goal: Goal, console: Console) -> None:
+        super().__init__(goal)
+        from rich.live import Live
+
+        self._console = console
+        self._live = Live(
+            console=console,
+            refresh_per_second=5,
+            transient=True,
+            get_renderable=self._render,
+        )
+
+    def start(self, collector: Collector) -> None:
+        """Begin to show the display."""
+        super().start(collector)
+        self._live.start()
+
+    def tick(self) -> None:
+        """Nothing to do: the thread looks for itself."""
+
+    def log(self, line: str) -> None:
+        """Print a line above the display."""
+        self._console.print(line, markup=False, highlight=False, style="yellow")
+
+    def stop(self) -> None:
+        """Remove the display."""
+        self._live.stop()
+        super().stop()
+
+    def _render(self) -> RenderableType:
+        from rich.columns import Columns
+        from rich.console import Group
+        from rich.progress_bar import ProgressBar
+        from rich.table import Table
+        from rich.text import Text
+
+        collector, now = self._collector, monotonic()
+        if collector is None:
+            return Text("")
+        self._sample(now)
+        done, total = self._done(collector), self._goal.total
+        head = Table.grid(padding=(0, 1), expand=True)
+        head.add_column(ratio=1, min_width=10)
+        head.add_column(no_wrap=True, justify="right")
+        amount = f"{done:,}/{total:,}" if total is not None else f"{done:,}"
+        head.add_row(
+            ProgressBar(total=total, completed=done, pulse=total is None),
+            Text(f"{amount} {self._goal.noun}  {_duration(now - self._began)}"),
+        )
+        figures = [Text(figure, style="dim") for figure in self._figures(collector, now)]
+        return Group(head, Columns(figures, padding=(0, 3)))
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+class LogLines(logging.Handler):
+    """Shows what envmgr logs as one line each, without the tracebacks of envs.
+
+    What the run will end with is left to the end: failures during the launch, and the error that
+    says that the budget of failures is spent.
+
+    Args:
+        progress: where lines appear.
+        traceback: show whole messages.
+    """
+
+    def __init__(self, progress: Progress, *, traceback: bool = False) -> None:
+        super().__init__(logging.WARNING)
+        self._progress = progress
+        self._traceback = traceback
+        self.launching = True
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Show a record."""
+        about: Any = record.args[0] if isinstance(record.args, tuple) and record.args else None
+        if isinstance(about, FailuresExhaustedError):
+            return
+        if self.launching and isinstance(about, EnvFailure):
+            return
+        text = record.getMessage()
+        if not self._traceback:
+            text = " ".join(text.partition("\n\n")[0].split())
+        self._progress.log(f"{record.levelname.lower()}: {text}")

@@ -1,0 +1,351 @@
+"""`envmgr run`: from a config to collected episodes, whatever happens on the way."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import os
+import sys
+import traceback
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import click
+
+from envmgr.cli import DONE, FAILED, INTERRUPTED, discard_output
+from envmgr.cli.interrupt import Interruption
+from envmgr.cli.output import RunFolder, default_path
+from envmgr.cli.progress import Goal, LiveProgress, LogLines, PlainProgress, Progress
+from envmgr.cli.report import counted, paragraph, raised_by_envs, wide_console
+from envmgr.cli.summary import Ending, print_summary, summary_of
+from envmgr.cli.versions import versions
+from envmgr.collect import Collector, make_policy, policy_seed
+from envmgr.config_file import ResolvedConfig, resolve_config, to_yaml
+from envmgr.env.spec import env_factories
+from envmgr.errors import ConfigError, EnvManagerError, MissingDependencyError
+from envmgr.manager import EnvManager
+from envmgr.registry import create_env_manager
+
+_CODES = {Ending.DONE: DONE, Ending.FAILED: FAILED, Ending.INTERRUPTED: INTERRUPTED}
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """What `envmgr run` was told.
+
+    Attributes:
+        config: path of the config file.
+        overrides: `section.key=value`, in order.
+        allow_import: modules that the config may import.
+        steps: timesteps to collect, in place of what the config says.
+        episodes: likewise.
+        seed: in place of `manager.seed`.
+        output: folder for the results; None: that of the config, or a new one.
+        force: replace results.
+        write: whether to write files.
+        traceback: show the tracebacks of envs.
+    """
+
+    config: str
+    overrides: tuple[str, ...] = ()
+    allow_import: tuple[str, ...] = ()
+    steps: int | None = None
+    episodes: int | None = None
+    seed: int | None = None
+    output: str | None = None
+    force: bool = False
+    write: bool = True
+    traceback: bool = False
+
+    def all_overrides(self) -> list[str]:
+        """Return the overrides, those with options of their own last."""
+        overrides = list(self.overrides)
+        if self.steps is not None:
+            overrides += ["collect.episodes=null", f"collect.steps={self.steps}"]
+        if self.episodes is not None:
+            overrides += ["collect.steps=null", f"collect.episodes={self.episodes}"]
+        if self.seed is not None:
+            overrides.append(f"manager.seed={self.seed}")
+        return overrides
+
+
+def execute(options: RunOptions) -> int:
+    """Run a config and return the exit code. Prints what happens; installs signal handlers.
+
+    Raises:
+        ConfigError, MissingDependencyError: nothing was run.
+        KeyboardInterrupt: interrupted before anything was collected.
+    """
+    with Interruption() as interruption:
+        resolved = resolve_config(
+            options.config, set=options.all_overrides(), allow_imports=options.allow_import
+        )
+        goal = _goal_of(resolved)
+        manager = _manager_of(resolved)
+        folder = _folder_of(options, resolved) if options.write else None
+        run = _Run(options, resolved, goal, manager, folder, interruption)
+        try:
+            return run.execute()
+        except BaseException:
+            if folder is not None:
+                folder.discard()
+            raise
+
+
+def _goal_of(resolved: ResolvedConfig) -> Goal:
+    collect, manager = resolved.values.collect, resolved.values.manager
+    if collect.steps is not None:
+        return Goal(collect.steps, "steps")
+    if collect.episodes is not None:
+        return Goal(collect.episodes, "episodes")
+    if math.isinf(manager.episode_num):
+        raise ConfigError(
+            "nothing says when the run ends. Give --steps N or --episodes N, or set collect.steps, "
+            "collect.episodes or manager.episode_num in the config."
+        )
+    return Goal(manager.episode_num * (manager.env_num or 1), "episodes")
+
+
+def _manager_of(resolved: ResolvedConfig) -> EnvManager:
+    env_num = resolved.values.manager.env_num
+    if env_num is None:
+        raise ConfigError(
+            "manager.env_num is null, so nothing says how many envs to run. Set it in the config, "
+            "or with --set manager.env_num=8."
+        )
+    env_fn = env_factories(resolved.values.env, env_num, policy=resolved.import_policy)
+    with warnings.catch_warnings():
+        # What importing treetensor says about other packages; users can do nothing about it.
+        warnings.filterwarnings("ignore", ".*_register_pytree_node.*", FutureWarning)
+        warnings.filterwarnings("ignore", "numpy.core._multiarray_umath", DeprecationWarning)
+        manager: EnvManager = create_env_manager(resolved.values.manager, env_fn=env_fn)
+    return manager
+
+
+def _folder_of(options: RunOptions, resolved: ResolvedConfig) -> RunFolder:
+    given = options.output or resolved.values.collect.output
+    # Local time: it is for people, who look for the run of this afternoon.
+    now = datetime.now().astimezone()
+    path = Path(given).expanduser() if given else default_path(options.config, now)
+    folder = RunFolder(path, force=options.force)
+    folder.prepare()
+    return folder
+
+
+class _Run:
+    """One run, ready to be launched.
+
+    Args:
+        options: what the command was told.
+        resolved: the config.
+        goal: what to collect.
+        manager: not launched.
+        folder: prepared; None writes nothing.
+        interruption: says when to end early.
+    """
+
+    def __init__(
+        self,
+        options: RunOptions,
+        resolved: ResolvedConfig,
+        goal: Goal,
+        manager: EnvManager,
+        folder: RunFolder | None,
+        interruption: Interruption,
+    ) -> None:
+        self._options = options
+        self._resolved = resolved
+        self._goal = goal
+        self._manager = manager
+        self._folder = folder
+        self._interruption = interruption
+        self._collector: Collector | None = None
+        self._states: dict[str, int] = {}
+        self._ending = Ending.DONE
+        self._error: str | None = None
+        self._began = datetime.now().astimezone()
+        env = resolved.values.env
+        cfg = resolved.values.manager
+        self.title = f"{counted(cfg.env_num, 'env')} of {env.id or env.entry} on {cfg.type}"
+
+    def execute(self) -> int:
+        """Launch, collect, close and report; return the exit code."""
+        progress = self._make_progress()
+        logs = LogLines(progress, traceback=self._options.traceback)
+        with _logging_to(logs):
+            try:
+                print(f"envmgr run: launching {self.title}", flush=True)
+                with self._manager:
+                    logs.launching = False
+                    self._collect(progress)
+            except (KeyboardInterrupt, BrokenPipeError) as error:
+                self._interrupted(error)
+            except (ConfigError, MissingDependencyError):
+                raise
+            except Exception as error:
+                self._failed(error)
+            finally:
+                self._interruption.acknowledge()
+        return self._report()
+
+    def _make_progress(self) -> Progress:
+        console = wide_console()
+        if sys.stdout.isatty() and not console.is_dumb_terminal:
+            return LiveProgress(self._goal, console)
+        return PlainProgress(self._goal)
+
+    def _collect(self, progress: Progress) -> None:
+        manager, values = self._manager, self._resolved.values
+        policy = make_policy(
+            values.collect.policy,
+            manager.observation_space,
+            manager.action_space,
+            policy_seed(values.manager.seed),
+            allow=self._resolved.import_policy,
+        )
+        if self._folder is not None:
+            self._folder.begin(self._config_text())
+        self._collector = collector = Collector(
+            manager,
+            policy,
+            on_episode=None if self._folder is None else self._folder.add,
+            keep_episodes=False,
+        )
+        progress.start(collector)
+        try:
+            goal = values.collect
+            for _ in collector.iterate(steps=goal.steps, episodes=goal.episodes):
+                progress.tick()
+                if self._interruption.requested:
+                    raise KeyboardInterrupt
+            self._check_goal(collector)
+        finally:
+            self._interruption.acknowledge()
+            self._states = manager.stats()["states"]  # before they are closed
+            progress.stop()
+            if self._interruption.requested:
+                limit_s = values.manager.close_timeout
+                progress.log(
+                    f"envmgr: {self._interruption.name}: closing the envs, in {limit_s:g} s at most"
+                )
+
+    def _check_goal(self, collector: Collector) -> None:
+        """Refuse to call a run done that ended early because no env was left."""
+        values = self._resolved.values
+        wanted = values.collect[self._goal.noun]
+        found = getattr(collector.statistics, self._goal.noun)
+        if wanted is not None and found < wanted and math.isinf(values.manager.episode_num):
+            raise EnvManagerError(
+                f"no env is left after {found} of {wanted} {self._goal.noun}: each failed more often "
+                "than allowed and was taken out (on_exhausted: drop). Look at the failures; raise "
+                "max_failures or lower failure_window_s to go on in spite of them."
+            )
+
+    def _config_text(self) -> str:
+        found = ", ".join(f"{name} {version}" for name, version in versions().items())
+        return (
+            f"# The config of a run with every key filled in, begun {self._began:%Y-%m-%d %H:%M:%S}"
+            f"\n# with {found}.\n{to_yaml(self._resolved.values)}"
+        )
+
+    # -- the end ----------------------------------------------------------------------------
+
+    def _interrupted(self, error: BaseException) -> None:
+        if self._steps == 0 and not isinstance(error, BrokenPipeError):
+            raise KeyboardInterrupt
+        self._ending = Ending.INTERRUPTED
+        self._error = f"interrupted by {self._interruption.name}"
+        if isinstance(error, BrokenPipeError):
+            self._error = "interrupted, because what read the output has gone"
+            discard_output()
+
+    def _failed(self, error: Exception) -> None:
+        self._ending = Ending.FAILED
+        self._error = paragraph(error)
+        if isinstance(error, OSError) and not isinstance(error, EnvManagerError):
+            self._error = f"the results cannot be written: {error}"
+        elif not isinstance(error, EnvManagerError):  # of the policy's code, or a defect of ours
+            self._error = f"{type(error).__name__}: {error}"
+            traceback.print_exception(error)
+        for raised in raised_by_envs(error)[:1]:
+            if self._options.traceback:
+                click.echo(raised.remote_traceback, err=True)
+            else:
+                self._error += " (--traceback shows where in the env's code.)"
+
+    @property
+    def _steps(self) -> int:
+        return 0 if self._collector is None else self._collector.statistics.steps
+
+    def _report(self) -> int:
+        summary = summary_of(
+            self._collector,
+            self._manager,
+            ending=self._ending,
+            error=self._error,
+            states=self._states,
+            about={
+                "config": os.path.abspath(self._options.config),
+                "env": self._resolved.values.env.id or self._resolved.values.env.entry,
+                "manager": self._resolved.values.manager.type,
+                "env_num": self._resolved.values.manager.env_num,
+                "seed": self._resolved.values.manager.seed,
+                "policy": self._resolved.values.collect.policy,
+                "began_at": self._began.isoformat(timespec="seconds"),
+                "versions": versions(),
+            },
+        )
+        where = self._write(summary)
+        if self._steps:
+            with contextlib.suppress(BrokenPipeError):
+                print_summary(wide_console(), summary, title=self.title, where=where)
+                sys.stdout.flush()
+        if self._ending is Ending.INTERRUPTED:
+            click.echo(f"envmgr: {self._error}; {self._kept(where)}", err=True)
+        elif self._ending is Ending.FAILED:
+            click.echo(f"envmgr: error: {self._error}", err=True)
+            click.echo(f"envmgr: the run failed; {self._kept(where)}", err=True)
+        return _CODES[self._ending]
+
+    def _write(self, summary: dict[str, Any]) -> str | None:
+        """Write the summary and return where the results are; None if nowhere."""
+        folder = self._folder
+        if folder is None:
+            return None
+        try:
+            if not folder.begun:
+                folder.begin(self._config_text())
+            folder.end(summary)
+        except OSError as error:
+            self._ending = Ending.FAILED
+            self._error = self._error or f"the summary cannot be written: {error}"
+        finally:
+            folder.close()
+        return str(folder.path)
+
+    def _kept(self, where: str | None) -> str:
+        statistics = None if self._collector is None else self._collector.statistics
+        if statistics is None or not statistics.steps:
+            return "nothing had been collected" + (f"; see {where}" if where else "")
+        n_episodes = statistics.episodes + statistics.abnormal_episodes
+        what = f"{counted(n_episodes, 'episode')} and {counted(statistics.steps, 'timestep')}"
+        if where is None:
+            return f"{what} had been collected, and nothing was written"
+        return f"{what} had been collected and are kept in {where}"
+
+
+@contextlib.contextmanager
+def _logging_to(handler: logging.Handler) -> Iterator[None]:
+    logger = logging.getLogger("envmgr")
+    propagate, logger.propagate = logger.propagate, False
+    logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.propagate = propagate

@@ -1,0 +1,98 @@
+"""The summary of a run: as values for its file, and as a table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+
+from envmgr.cli.report import counted, failures_text, number, states_text, table
+from envmgr.collect import Collector, CollectStatistics
+from envmgr.config import to_plain
+from envmgr.manager import EnvManager
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+class Ending(str, Enum):
+    """How a run ended."""
+
+    DONE = "done"
+    FAILED = "failed"
+    INTERRUPTED = "interrupted"
+
+
+def summary_of(
+    collector: Collector | None,
+    manager: EnvManager,
+    *,
+    ending: Ending,
+    error: str | None,
+    states: Mapping[str, int],
+    about: Mapping[str, Any],
+) -> dict[str, Any]:
+    """Return the summary of a run as values that JSON holds.
+
+    Args:
+        collector: what was collected; None if it had not begun.
+        manager: closed.
+        ending: how the run ended.
+        error: why, unless it is done.
+        states: how many envs were in each state before they were closed.
+        about: what was run.
+    """
+    statistics = CollectStatistics() if collector is None else collector.statistics
+    unfinished = {} if collector is None else collector.unfinished
+    return {
+        "ending": ending.value,
+        "error": error,
+        **to_plain(about),
+        **statistics.as_dict(),
+        "unfinished_episodes": len(unfinished),
+        "unfinished_steps": sum(unfinished.values()),
+        "stats": _with_text_keys({**manager.stats(), "states": states}),
+    }
+
+
+def print_summary(
+    console: Console, summary: Mapping[str, Any], *, title: str, where: str | None
+) -> None:
+    """Print a summary as a table."""
+    returns, lengths, stats = summary["return"], summary["length"], summary["stats"]
+    rows = [
+        ("steps", f"{summary['steps']:,} in {summary['elapsed_s']:,.1f} s"),
+        ("steps/s", number(summary["steps_per_s"], 0)),
+        ("episodes", f"{summary['episodes']:,}"),
+        ("mean return", _spread(returns)),
+        ("mean length", _spread(lengths)),
+    ]
+    if summary["episodes"] > 100:
+        rows.insert(4, ("of the last 100", number(returns["mean_of_last_100"])))
+    if summary["unfinished_episodes"]:
+        steps = counted(summary["unfinished_steps"], "step")
+        rows.append(
+            ("unfinished", f"{counted(summary['unfinished_episodes'], 'episode')}, {steps}")
+        )
+    if summary["abnormal_episodes"]:
+        rows.append(("abnormal", counted(summary["abnormal_episodes"], "episode")))
+    if stats["states"]:
+        rows.append(("envs", states_text(stats["states"])))
+    rows.append(("failures", failures_text(stats)))
+    rows.append(("results", where or "not written"))
+    console.print(f"{title}: {summary['ending']}", style="bold", markup=False, highlight=False)
+    console.print(table((), rows))
+
+
+def _spread(figures: Mapping[str, Any]) -> str:
+    if figures["mean"] is None:
+        return "-"
+    low, high = (number(figures[name]).replace(".00", "") for name in ("min", "max"))
+    return f"{number(figures['mean'])} (std {number(figures['std'])}, {low} to {high})"
+
+
+def _with_text_keys(value: Any) -> Any:
+    """Return nested dicts with the keys that JSON gives them, so that both read the same."""
+    if isinstance(value, Mapping):
+        return {str(key): _with_text_keys(part) for key, part in value.items()}
+    return value

@@ -1,0 +1,24 @@
+"""Versions of what a run depends on."""
+
+from __future__ import annotations
+
+import platform
+from importlib import metadata
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of envmgr, Python, numpy and gymnasium, and the platform."""
+    return {
+        "envmgr": _version_of("envmgr"),
+        "python": platform.python_version(),
+        "numpy": _version_of("numpy"),
+        "gymnasium": _version_of("gymnasium"),
+        "platform": platform.platform(),
+    }
+
+
+def _version_of(distribution: str) -> str:
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:  # run from a source tree that was never installed
+        return "unknown"
