@@ -159,6 +159,21 @@ def refuse_while_pending(supervisor: Supervisor, env_ids: Iterable[int], what: s
         )
 
 
+def refuse_gone(supervisor: Supervisor, env_ids: Iterable[int], what: str) -> None:
+    """Refuse calls to envs that failed for good and have no host any more.
+
+    Raises:
+        EnvNotReadyError: one of them is.
+    """
+    gone = [i for i in env_ids if supervisor.is_gone(i)]
+    if gone:
+        states = {i: supervisor.states[i].name for i in gone}
+        raise EnvNotReadyError(
+            f"{what} cannot be done: envs {gone} have failed for good and are gone ({states}). "
+            f"Repair them with reset({{{gone[0]}: None}}), or leave them out with env_ids."
+        )
+
+
 def submit_calls(
     supervisor: Supervisor, env_ids: Sequence[int], op: Op, payloads: Sequence[Any], what: str
 ) -> None:

@@ -135,10 +135,15 @@ class EnvAccess(ManagerLifetime):
     ) -> None:
         requests.refuse_while_pending(supervisor, ids, what)
         repair = supervisor.repair
-        self._running.wait_until(
-            lambda: repair.fatal is not None or all(map(supervisor.is_callable, ids)), doing=what
-        )
+
+        def settled() -> bool:
+            if repair.fatal is not None or any(map(supervisor.is_gone, ids)):
+                return True
+            return all(map(supervisor.is_callable, ids))
+
+        self._running.wait_until(settled, doing=what)
         self._surface(supervisor)
+        requests.refuse_gone(supervisor, ids, what)
         requests.submit_calls(supervisor, ids, op, payloads, what)
 
     def _await_results(self, supervisor: Supervisor, ids: list[int], deadline: float) -> bool:

@@ -303,6 +303,13 @@ class Supervisor:
         slot = self.slots[env_id]
         return slot.work is Work.NONE and slot.host_id is not None
 
+    def is_gone(self, env_id: int) -> bool:
+        """Return whether an env's host was given up, so that there is nothing to wait for."""
+        slot = self.slots[env_id]
+        if slot.work is Work.ENDING:
+            return slot.following is Next.NOTHING
+        return slot.work is Work.NONE and slot.host_id is None
+
     def submit_calls(self, env_ids: Sequence[int], op: Op, payloads: Sequence[Any]) -> None:
         """Send one call to each of `env_ids`, or to none if one payload cannot be sent.
 
