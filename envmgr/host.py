@@ -106,14 +106,11 @@ class Host:
 
     def handle(self, message: Message) -> Iterator[Any]:
         """Run one request and yield its encoded replies as they come."""
-        handler = self._handlers.get(message.op)
-        if handler is None:
-            text = f"unknown operation {message.op}"
-            yield self._failed(
-                message, RemoteFailure(FailureKind.PROTOCOL, "request", message=text)
-            )
-        else:
-            yield from handler(message)
+        return self._handlers.get(message.op, self._unknown)(message)
+
+    def _unknown(self, message: Message) -> Iterator[Any]:
+        text = f"unknown operation {message.op}"
+        yield self._failed(message, RemoteFailure(FailureKind.PROTOCOL, "request", message=text))
 
     def build(self, message: Message) -> Iterator[Any]:
         """Build the env and describe it: the first thing a host does."""
@@ -178,7 +175,8 @@ class Host:
         except BaseException as error:  # whatever the env's code may raise, SystemExit included
             yield self._failed(message, self._describe(error, "step"))
             return
-        yield from self._take_notices(message)
+        if self._notices:
+            yield from self._take_notices(message)
         yield reply
         if after is AfterStep.RESETS:
             self._plan = self._plan._replace(episodes_left=self._plan.episodes_left - 1)
@@ -206,7 +204,8 @@ class Host:
         except BaseException as error:  # as in _step
             yield self._failed(message, self._describe(error, "reset"))
             return
-        yield from self._take_notices(message)
+        if self._notices:
+            yield from self._take_notices(message)
         yield reply
 
     def _attach(self, message: Message) -> Iterator[Any]:
@@ -311,7 +310,6 @@ class Host:
             self._notices.append(text)
 
     def _take_notices(self, message: Message) -> Iterator[Any]:
-        if self._notices:
-            notices, self._notices = self._notices, []
-            for text in notices:
-                yield self._reply(message, Op.NOTICE, text)
+        notices, self._notices = self._notices, []
+        for text in notices:
+            yield self._reply(message, Op.NOTICE, text)

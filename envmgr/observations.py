@@ -130,12 +130,16 @@ class ObservationWriter:
         self._layout = None if space is None else layout_of(space)
         self._slots: list[Array] | None = None
         self._next_slot = 0
+        self._lone_leaf: Leaf | None = None
 
     def attach(self, memory: Any, placement: Placement) -> None:
         """Write into shared memory from now on."""
         self._layout = placement.layout
         self._slots = slot_arrays(memory, placement)
         self._next_slot = 0
+        if len(placement.layout.leaves) == 1 and not self._rules.refuse_non_finite:
+            leaf = placement.layout.leaves[0]
+            self._lone_leaf = leaf if not leaf.path else None
 
     def write(self, observation: Any) -> Any:
         """Check an observation, commit it and return the reference that the reply carries.
@@ -143,6 +147,14 @@ class ObservationWriter:
         Raises:
             ValueMismatchError: it does not fit; nothing was written.
         """
+        lone = self._lone_leaf
+        if (
+            lone is not None
+            and type(observation) is np.ndarray
+            and observation.dtype == lone.dtype
+            and observation.shape == lone.shape
+        ):
+            return self._commit((observation,))  # the ordinary case: nothing to check
         if self._layout is None:
             check_free_form(self._space, observation)
             return observation
@@ -156,8 +168,12 @@ class ObservationWriter:
                 np.array(value, dtype=leaf.dtype)
                 for leaf, value in zip(self._layout.leaves, leaves, strict=True)
             ]
+        return self._commit(leaves)
+
+    def _commit(self, leaves: Sequence[Array]) -> int:
+        """Write checked leaves into the next slot and return its number."""
         slot = self._next_slot
-        for target, value in zip(self._slots, leaves, strict=True):
+        for target, value in zip(self._slots or (), leaves, strict=True):
             target[slot] = value
         self._next_slot = (slot + 1) % SLOTS
         return slot

@@ -41,7 +41,7 @@ monotonic: Clock = time.monotonic
 
 def is_abnormal(info: Any) -> bool:
     """Return whether an info, or one in a list or tuple of infos, marks its step as abnormal."""
-    if isinstance(info, Mapping):
+    if type(info) is dict or isinstance(info, Mapping):
         return bool(info.get("abnormal", False))
     if isinstance(info, (list, tuple)):
         return any(is_abnormal(part) for part in info)
