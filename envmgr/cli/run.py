@@ -241,9 +241,9 @@ class _Run:
         found = getattr(collector.statistics, self._goal.noun)
         if wanted is not None and found < wanted and math.isinf(values.manager.episode_num):
             raise EnvManagerError(
-                f"no env is left after {found} of {wanted} {self._goal.noun}: each failed more often "
-                "than allowed and was taken out (on_exhausted: drop). Look at the failures; raise "
-                "max_failures or lower failure_window_s to go on in spite of them."
+                f"no env is left after {found} of {wanted} {self._goal.noun}: each failed more "
+                "often than allowed and was taken out (on_exhausted: drop). Look at the failures; "
+                "raise max_failures or lower failure_window_s to go on in spite of them."
             )
 
     def _config_text(self) -> str:
