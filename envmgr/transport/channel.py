@@ -13,7 +13,7 @@ from multiprocessing.connection import Connection
 
 from envmgr.protocol import Frame, FrameError, split_frame
 
-_READ_BYTES = 1 << 18
+_READ_BYTES = 1 << 16  # what a pipe holds; larger buffers cost more to allocate
 
 
 class ChannelClosedError(ConnectionError):
