@@ -364,9 +364,10 @@ class Supervisor:
             except (ValueMismatchError, _MalformedReplyError) as error:
                 self._break_off(slot, str(error))
 
-    def _notice(self, slot: EnvSlot, text: Any) -> None:
+    def _notice(self, slot: EnvSlot, payload: Any) -> None:
+        text = str(payload)
         if text not in self._noticed:
-            self._noticed.add(str(text))
+            self._noticed.add(text)
             logger.warning("observations of env %d: %s (reported once)", slot.env_id, text)
 
     def _on_unawaited(self, slot: EnvSlot, op: int, payload: Any) -> None:
