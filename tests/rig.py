@@ -60,8 +60,15 @@ class Rig:
     # -- the whole --------------------------------------------------------------------------
 
     def pump(self) -> None:
-        """Apply what has arrived and what time has brought, without letting time pass."""
+        """Apply what has arrived and what time has brought, until nothing more happens now."""
         self.engine.collect()
+        while self._happens_now():
+            self.engine.collect()
+
+    def _happens_now(self) -> bool:
+        event = self.transport.next_event
+        moments = (self.hosts.earliest_deadline, float("inf") if event is None else event)
+        return min(moments) <= self.clock()
 
     def advance(self, seconds: float) -> None:
         """Let time pass at once, and apply what it has brought."""
@@ -84,10 +91,13 @@ class Rig:
         Args:
             seeds: by env_id.
             params: reset params by env_id.
-            space: the observation space of all envs; None: observations travel as they are.
+            space: the observation space of all envs, whose observations are zeros then; None:
+                observations travel as they are.
         """
         transport = self.transport
-        answer, transport.answer = transport.answer, FakeEnvs(observation_space=space)
+        observe = None if space is None else lambda message, kind: 0  # a slot
+        envs = FakeEnvs(observation_space=space, observe=observe)
+        answer, transport.answer = transport.answer, envs
         for slot in self.supervisor.slots:
             slot.base_seed = slot.new_seed = (seeds or {}).get(slot.env_id)
             slot.reset_params = dict((params or {}).get(slot.env_id, {}))

@@ -1,0 +1,1254 @@
+"""The supervisor when envs fail: abnormal timesteps, retries, renewals, doomed envs, budgets."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import pytest
+from gymnasium.spaces import Box, Discrete
+
+from envmgr.errors import (
+    EnvCrash,
+    EnvFailure,
+    EnvProtocolError,
+    EnvRaised,
+    EnvReportedAbnormal,
+    EnvTimeout,
+    FailuresExhaustedError,
+)
+from envmgr.lifecycle import EnvState
+from envmgr.policy import Deadlines, FailurePolicy
+from envmgr.protocol import AfterStep, FailureKind, Message, Op
+from envmgr.supervisor import Next, Work
+from envmgr.transport.base import Garbage, HostDied, TimedOut
+from tests.rig import Rig
+
+FLOATS = Box(-1, 1, (2,), np.float32)
+
+
+def recover(rig: Rig, env_id: int = 0, obs: Any = "first") -> None:
+    """Have a renewed env be built and reset."""
+    rig.hello(env_id)
+    rig.reset_done(env_id, obs)
+
+
+# -- the abnormal timestep ------------------------------------------------------------------------
+
+
+def test_an_action_whose_env_fails_gets_one_abnormal_timestep() -> None:
+    rig = Rig(2).launch()
+    rig.send(0)
+    rig.stepped(0, "good")
+    rig.deliver(0)
+    rig.send(0)
+    rig.fail()
+    assert rig.ready() == [1]
+    timestep = rig.deliver(0)[0]
+    assert timestep.obs == "good"
+    assert timestep.reward == 0.0
+    assert type(timestep.reward) is float
+    assert timestep.done is True
+    info = timestep.info
+    assert {key: info[key] for key in ("abnormal", "terminated", "truncated")} == {
+        "abnormal": True,
+        "terminated": False,
+        "truncated": True,
+    }
+    assert isinstance(info["error"], EnvRaised)
+    assert rig.deliver(0) == {}
+    assert rig.identity_holds()
+    assert rig.supervisor.statistics.abnormal == 1
+    assert rig.supervisor.statistics.episodes == 0
+
+
+def test_the_abnormal_observation_is_a_copy_of_the_last_good_one() -> None:
+    rig = Rig().launch()
+    rig.send(0)
+    rig.stepped(0, {"a": np.array([1.0, 2.0])})
+    seen = rig.deliver(0)[0].obs
+    rig.send(0)
+    rig.fail()
+    obs = rig.deliver(0)[0].obs
+    assert obs["a"].tolist() == [1, 2]
+    obs["a"][:] = 7
+    assert seen["a"].tolist() == [1, 2]
+
+
+FAILURES = {
+    "raised": (lambda rig: rig.fail(), EnvRaised, False),
+    "protocol": (lambda rig: rig.fail(kind=FailureKind.PROTOCOL), EnvProtocolError, False),
+    "non finite": (lambda rig: rig.fail(kind=FailureKind.NON_FINITE), EnvProtocolError, False),
+    "abnormal": (lambda rig: rig.fail(kind=FailureKind.ABNORMAL), EnvReportedAbnormal, False),
+    "exited": (lambda rig: rig.fail(kind=FailureKind.EXITED), EnvCrash, True),
+    "died": (lambda rig: rig.die(), EnvCrash, True),
+    "garbage": (lambda rig: (rig.transport.garbage(0), rig.pump()), EnvProtocolError, True),
+    "timeout": (lambda rig: rig.advance(2.0), EnvTimeout, True),
+    "malformed": (
+        lambda rig: (rig.transport.reply(0, Op.STEPPED, "what?"), rig.pump()),
+        EnvProtocolError,
+        True,
+    ),
+    "foreign": (
+        lambda rig: (rig.transport.reply(0, Op.RESET_DONE, ("first", {})), rig.pump()),
+        EnvProtocolError,
+        True,
+    ),
+    "no failure": (
+        lambda rig: (rig.transport.reply(0, Op.FAILED, "what?"), rig.pump()),
+        EnvProtocolError,
+        True,
+    ),
+}
+how_it_fails = pytest.mark.parametrize(
+    ("happens", "error", "host_lost"), list(FAILURES.values()), ids=list(FAILURES)
+)
+STEP_LIMIT = Deadlines(step_s=2.0, reset_s=2.0, connect_s=2.0)
+
+
+@how_it_fails
+def test_whatever_happens_in_a_step_is_one_typed_failure(
+    happens: Any, error: type[EnvFailure], host_lost: bool
+) -> None:
+    rig = Rig(2, deadlines=STEP_LIMIT).launch()
+    obs = rig.slot().obs
+    host = rig.transport.host_of(0)
+    rig.send(0)
+    happens(rig)
+    failure = rig.error()
+    assert type(failure) is error
+    assert (failure.env_id, failure.during, failure.generation) == (0, "step", 0)
+    assert "env 0" in str(failure)
+    assert rig.deliver(0)[0].obs == obs
+    assert rig.supervisor.statistics.failures_by_env == {0: 1}
+    assert rig.supervisor.statistics.failures_by_kind == {error.__name__: 1}
+    assert list(rig.supervisor.statistics.latest_failures) == [failure]
+    if host_lost:
+        assert host.reported
+        assert rig.transport.host_of(0).spec.generation == 1
+        recover(rig)
+    else:
+        assert not host.killed
+        rig.reset_done()
+    assert rig.ready() == [0, 1]
+    assert rig.transport.killed.count(host.host_id) == (host_lost and host.killed)
+
+
+@how_it_fails
+def test_a_failure_of_one_env_does_not_touch_the_others(
+    happens: Any, error: type[EnvFailure], host_lost: bool
+) -> None:
+    rig = Rig(3, deadlines=STEP_LIMIT).launch()
+    rig.send({0: 1, 1: 1})
+    rig.stepped(1, "next of 1")
+    happens(rig)
+    assert [m.op for m in rig.transport.host_of(2).received] == [Op.HELLO, Op.RESET]
+    assert rig.deliver(1)[1].obs == "next of 1"
+    assert rig.ready() == [1, 2]
+    assert rig.slot(2).generation == rig.slot(1).generation == 0
+
+
+def test_a_failure_says_all_that_the_host_said() -> None:
+    rig = Rig().launch()
+    rig.send(0)
+    from envmgr.protocol import RemoteFailure
+
+    remote = RemoteFailure(
+        FailureKind.RAISED, "step", "pkg.OddError", "boom", "Traceback\n  line\n"
+    )
+    rig.transport.reply(0, Op.FAILED, remote)
+    rig.pump()
+    failure = rig.error()
+    assert isinstance(failure, EnvRaised)
+    assert failure.type_name == "pkg.OddError"
+    assert failure.remote_message == "boom"
+    assert failure.remote_traceback == "Traceback\n  line\n"
+    assert str(failure) == (
+        "env 0 (generation 0) raised pkg.OddError in its step: boom\n\n"
+        "Traceback in its host:\nTraceback\n  line"
+    )
+
+
+@pytest.mark.parametrize(
+    ("status", "text"),
+    [
+        (3, "exit code 3"),
+        (0, "exit code 0"),
+        (-9, "killed by SIGKILL (out of memory?)"),
+        (-11, "killed by SIGSEGV"),
+        (-200, "killed by signal 200"),
+        (None, "it cannot be told how"),
+    ],
+)
+def test_a_crash_says_how_the_host_ended(status: int | None, text: str) -> None:
+    rig = Rig().launch()
+    rig.send(0)
+    rig.die(0, status)
+    failure = rig.error()
+    assert isinstance(failure, EnvCrash)
+    assert failure.exit_status == status
+    assert str(failure) == f"the host of env 0 (generation 0) died during step: {text}"
+
+
+def test_a_crash_that_nobody_can_explain_has_the_transports_words() -> None:
+    rig = Rig().launch()
+    rig.send(0)
+    rig.transport.arrive(rig.transport.host_of(0).host_id, HostDied(None, "not started: EAGAIN"))
+    rig.pump()
+    assert "not started: EAGAIN" in str(rig.error())
+
+
+@pytest.mark.parametrize(
+    ("info", "kept"),
+    [
+        ({"why": "lost"}, {"why": "lost"}),
+        (OrderedDict(why="lost"), {"why": "lost"}),
+        (MappingProxyType({"why": "lost"}), {"why": "lost"}),
+        (None, {}),
+        ([], {}),
+        ("text", {}),
+    ],
+)
+def test_what_the_env_itself_said_is_kept(info: Any, kept: dict[str, Any]) -> None:
+    rig = Rig().launch()
+    rig.send(0)
+    rig.fail(kind=FailureKind.ABNORMAL, info=info)
+    found = rig.deliver(0)[0].info
+    marks = {"abnormal", "terminated", "truncated", "error"}
+    assert {key: value for key, value in found.items() if key not in marks} == kept
+    assert found["abnormal"] is True
+
+
+@pytest.mark.parametrize("form", [list, tuple])
+def test_infos_that_are_lists_keep_their_form(form: Any) -> None:
+    rig = Rig().launch()
+    rig.send(0)
+    rig.fail(kind=FailureKind.ABNORMAL, info=form([{"agent": 0, "terminated": True}, {}]))
+    found = rig.deliver(0)[0].info
+    assert type(found) is form
+    assert [part["abnormal"] for part in found] == [True, True]
+    assert found[0]["agent"] == 0
+    assert found[0]["terminated"] is False
+
+
+# -- after a step that failed ---------------------------------------------------------------------
+
+
+def test_a_healthy_host_is_asked_to_reset() -> None:
+    rig = Rig().launch(params={0: {"level": 3}})
+    rig.send(0)
+    rig.fail()
+    assert rig.state() is EnvState.RESET
+    assert rig.orders()[-1].params == {"level": 3}
+    rig.reset_done(0, "first")
+    assert rig.ready() == []  # the abnormal timestep comes first
+    rig.deliver(0)
+    assert rig.ready() == [0]
+    assert rig.slot().obs == "first"
+    assert len(rig.transport.hosts) == 1
+
+
+def test_with_retry_type_renew_the_host_builds_a_new_env() -> None:
+    rig = Rig(policy=FailurePolicy(renew_between_attempts=True)).launch()
+    rig.send(0)
+    rig.fail()
+    assert len(rig.requests(Op.RENEW)) == 1
+    assert rig.state() is EnvState.INIT
+    assert rig.slot().generation == 1
+    rig.hello()
+    rig.reset_done()
+    rig.deliver(0)
+    assert rig.ready() == [0]
+    assert len(rig.transport.hosts) == 1
+
+
+def test_without_auto_reset_a_failed_env_waits_for_its_user() -> None:
+    rig = Rig(auto_reset=False).launch()
+    rig.send(0)
+    rig.fail()
+    assert rig.state() is EnvState.NEED_RESET
+    assert rig.deliver(0)[0].info["abnormal"]
+    assert len(rig.orders()) == 1
+    rig.reset()
+    rig.reset_done()
+    assert rig.ready() == [0]
+
+
+def test_without_auto_reset_a_renewed_env_waits_for_its_user() -> None:
+    rig = Rig(auto_reset=False).launch()
+    rig.send(0)
+    rig.die()
+    assert rig.state() is EnvState.INIT
+    rig.deliver(0)
+    rig.hello()
+    assert rig.state() is EnvState.NEED_RESET
+    assert rig.slot().work is Work.NONE
+    rig.reset()
+    rig.reset_done()
+    assert rig.ready() == [0]
+
+
+def test_in_place_an_abnormal_timestep_does_not_wait_for_the_repair() -> None:
+    rig = Rig(reset_inplace=True).launch()
+    rig.send(0)
+    rig.die()
+    assert rig.deliver(0)[0].info["abnormal"]
+
+
+def test_a_failed_step_at_the_end_of_the_budget_spends_no_episode() -> None:
+    rig = Rig(episode_num=1).launch()
+    rig.send(0)
+    rig.fail()
+    assert rig.state() is EnvState.RESET
+    assert rig.orders()[-1].plan.episodes_left == 0
+    assert rig.slot().episodes_done == 0
+
+
+# -- hosts that are not used again ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("happens", ["garbage", "timeout", "foreign", "malformed", "exited"])
+def test_a_lost_host_is_killed_and_replaced_only_when_its_death_is_reported(happens: str) -> None:
+    rig = Rig(deadlines=STEP_LIMIT, kill_takes_s=None).launch()
+    old = rig.transport.host_of(0)
+    rig.send(0)
+    FAILURES[happens][0](rig)
+    assert rig.transport.killed == [old.host_id]
+    rig.advance(60.0)
+    assert len(rig.transport.hosts) == 1  # its slots in the memory are not given to another one
+    assert rig.slot().work is Work.ENDING
+    assert rig.state() is EnvState.ERROR
+    rig.die()
+    new = rig.transport.host_of(0)
+    assert new.host_id > old.host_id
+    assert new.spec.generation == 1
+    assert rig.state() is EnvState.INIT
+
+
+def test_messages_of_a_killed_host_are_dropped() -> None:
+    rig = Rig(deadlines=STEP_LIMIT, kill_takes_s=None).launch()
+    rig.send(0)
+    request = rig.transport.host_of(0).request
+    host_id = rig.transport.host_of(0).host_id
+    rig.advance(2.0)
+    late = request._replace(op=Op.STEPPED, payload=("late", 1.0, False, {}, 0))
+    handle = rig.supervisor.handle
+    handle(host_id, late)
+    handle(host_id, late._replace(op=Op.FAILED, payload="?"))
+    handle(host_id, late._replace(request_id=0, op=Op.RESULT))
+    handle(host_id, Garbage("noise"))
+    handle(host_id, TimedOut(request.request_id, 1.0))
+    assert rig.slot().work is Work.ENDING
+    assert rig.deliver(0)[0].info["abnormal"]
+    assert rig.supervisor.statistics.failures_by_env == {0: 1}
+    assert rig.supervisor.statistics.dropped_replies == 3
+    rig.die()
+    handle(host_id, late)
+    handle(host_id, HostDied(0))
+    assert rig.slot().work is Work.STARTING
+    recover(rig, obs="of the new one")
+    assert rig.slot().obs == "of the new one"
+    assert rig.supervisor.statistics.failures_by_env == {0: 1}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"request_id": 10_000},
+        {"request_id": 1},
+        {"generation": 1},
+        {"env_id": 1},
+        {"op": Op.RESULT},
+        {"op": Op.HELLO},
+        {"op": Op.CLOSED},
+        {"op": 99},
+        {"op": Op.STEP},
+    ],
+    ids=str,
+)
+def test_a_reply_that_is_not_the_awaited_one_is_never_delivered(change: dict[str, int]) -> None:
+    rig = Rig(2).launch()
+    host = rig.transport.host_of(0)
+    rig.send(0)
+    payload = ("foreign", 1.0, False, {}, 0)
+    reply = host.request._replace(op=Op.STEPPED, payload=payload)._replace(**change)
+    rig.transport.arrive(host.host_id, reply)
+    rig.pump()
+    timestep = rig.deliver(0)[0]
+    assert timestep.info["abnormal"]
+    assert isinstance(timestep.info["error"], EnvProtocolError)
+    assert "an unexpected reply" in str(timestep.info["error"])
+    assert rig.supervisor.statistics.dropped_replies == 1
+    assert host.killed
+    assert rig.ready() == [1]
+
+
+def test_a_reply_that_comes_twice_costs_its_host() -> None:
+    rig = Rig().launch()
+    host = rig.transport.host_of(0)
+    rig.send(0)
+    rig.stepped(0, "once")
+    reply = host.request._replace(op=Op.STEPPED, payload=("twice", 1.0, False, {}, 0))
+    rig.transport.arrive(host.host_id, reply)
+    rig.pump()
+    assert rig.deliver(0)[0].obs == "once"
+    assert host.killed
+    assert rig.slot().doomed is not None
+    assert rig.slot().obs == "once"
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [None, (), (1, 2, 3, 4), "five!", [0, 1.0, False, {}, 0], (9, 1.0, False, {}, 0)],
+    ids=str,
+)
+def test_a_malformed_timestep_is_never_delivered(payload: Any) -> None:
+    rig = Rig(has_memory=True).launch(space=FLOATS)
+    rig.send(0)
+    rig.transport.reply(0, Op.STEPPED, payload)
+    rig.pump()
+    assert isinstance(rig.error(), EnvProtocolError)
+    assert rig.deliver(0)[0].obs.tolist() == rig.slot().obs.tolist()
+
+
+@pytest.mark.parametrize("payload", [None, (1,), "ab", (9, {})], ids=str)
+def test_a_malformed_reset_is_a_failure(payload: Any) -> None:
+    rig = Rig(has_memory=True).launch(space=FLOATS)
+    rig.reset()
+    rig.transport.reply(0, Op.RESET_DONE, payload)
+    rig.pump()
+    assert rig.transport.host_of(0).spec.generation == 1
+    assert rig.supervisor.statistics.failures_by_kind == {"EnvProtocolError": 1}
+
+
+def test_a_malformed_hello_of_a_renewed_env_is_a_failure() -> None:
+    rig = Rig().launch()
+    rig.die()
+    rig.transport.reply(0, Op.HELLO, "hello")
+    rig.pump()
+    assert rig.slot().generation == 1
+    assert rig.slot().work is Work.PAUSING
+
+
+def test_what_the_in_line_transport_stopped_is_a_timeout() -> None:
+    rig = Rig().launch()
+    rig.send(0)
+    host = rig.transport.host_of(0)
+    rig.transport.arrive(host.host_id, TimedOut(host.request.request_id, 0.5))
+    rig.pump()
+    failure = rig.error()
+    assert isinstance(failure, EnvTimeout)
+    assert failure.limit_s == 0.5
+
+
+def test_an_alarm_about_an_earlier_request_means_nothing() -> None:
+    rig = Rig().launch()
+    rig.send(0)
+    rig.supervisor.handle(rig.slot().host_id or 0, TimedOut(1, 0.5))
+    assert rig.slot().work is Work.STEPPING
+
+
+# -- resets that fail -----------------------------------------------------------------------------
+
+
+def test_a_reset_is_tried_as_often_as_allowed_with_pauses() -> None:
+    policy = FailurePolicy(max_retry=3, retry_waiting_s=0.5)
+    rig = Rig(policy=policy).launch(seeds={0: 7})
+    rig.slot().new_seed = 99
+    rig.reset(0, {"level": 3})
+    for attempt in (1, 2):
+        rig.fail(0, "reset")
+        assert rig.state() is EnvState.RESET
+        assert rig.slot().work is Work.PAUSING
+        rig.advance(0.25)
+        assert len(rig.orders()) == 1 + attempt
+        rig.advance(0.25)
+        assert len(rig.orders()) == 2 + attempt
+    rig.reset_done()
+    assert rig.ready() == [0]
+    assert [order.seed for order in rig.orders()] == [7, 99, 99, 99]
+    assert all(order.params == {"level": 3} for order in rig.orders()[1:])
+    statistics = rig.supervisor.statistics
+    assert statistics.reset_retries == 2
+    assert statistics.failures_by_env == {0: 2}
+    assert statistics.renewals == 0
+
+
+def test_attempts_begin_anew_with_each_reset() -> None:
+    rig = Rig(policy=FailurePolicy(max_retry=2, retry_waiting_s=0.5)).launch()
+    for _ in range(5):
+        rig.reset()
+        rig.fail(0, "reset")
+        rig.advance(0.5)
+        rig.reset_done()
+    assert rig.ready() == [0]
+    assert len(rig.transport.hosts) == 1
+
+
+def test_when_the_attempts_are_used_up_the_host_is_asked_to_end_and_replaced() -> None:
+    rig = Rig(policy=FailurePolicy(max_retry=2, retry_waiting_s=0.5)).launch()
+    rig.reset()
+    old = rig.transport.host_of(0)
+    rig.fail(0, "reset")
+    rig.advance(0.5)
+    rig.fail(0, "reset")
+    assert rig.state() is EnvState.ERROR
+    assert old.requests(Op.CLOSE)
+    assert not old.killed
+    rig.die(0, exit_status=0)
+    assert rig.state() is EnvState.INIT
+    assert rig.transport.host_of(0).spec.generation == 1
+    recover(rig)
+    assert rig.ready() == [0]
+
+
+def test_with_retry_type_renew_each_attempt_has_a_new_env_and_their_number_is_bounded() -> None:
+    policy = FailurePolicy(max_retry=3, renew_between_attempts=True, retry_waiting_s=0.5)
+    rig = Rig(policy=policy).launch()
+    rig.reset()
+    for generation in (1, 2):
+        rig.fail(0, "reset")
+        assert rig.slot().following is Next.RENEW_ENV
+        assert rig.state() is EnvState.RESET
+        rig.advance(0.5)
+        assert rig.slot().generation == generation
+        rig.hello()
+    rig.fail(0, "reset")
+    assert rig.state() is EnvState.ERROR  # the third and last attempt
+    assert rig.slot().work is Work.ENDING
+    assert len(rig.requests(Op.RENEW)) == 2
+
+
+def test_a_host_lost_in_a_reset_is_replaced_whatever_retry_type_says() -> None:
+    for renew in (False, True):
+        policy = FailurePolicy(max_retry=5, renew_between_attempts=renew)
+        rig = Rig(policy=policy).launch()
+        rig.reset()
+        rig.die()
+        assert rig.state() is EnvState.INIT
+        assert rig.transport.host_of(0).spec.generation == 1
+        assert rig.supervisor.statistics.reset_retries == 0
+
+
+def test_a_reset_that_the_host_began_by_itself_is_retried_too() -> None:
+    rig = Rig(policy=FailurePolicy(max_retry=2, retry_waiting_s=0.5)).launch()
+    rig.send(0)
+    rig.stepped(0, "terminal", done=True, after=AfterStep.RESETS)
+    rig.fail(0, "reset")
+    assert rig.deliver(0)[0].obs == "terminal"
+    rig.advance(0.5)
+    rig.reset_done()
+    assert rig.ready() == [0]
+
+
+def test_the_timestep_before_a_reset_that_fails_is_delivered_as_it_was() -> None:
+    rig = Rig().launch()
+    rig.send(0)
+    rig.stepped(0, "terminal", done=True, after=AfterStep.RESETS)
+    rig.die()
+    timestep = rig.deliver(0)[0]
+    assert timestep.obs == "terminal"
+    assert "abnormal" not in timestep.info
+    recover(rig)
+    assert rig.ready() == [0]
+
+
+def test_in_place_a_terminal_timestep_waits_through_the_repair() -> None:
+    rig = Rig(reset_inplace=True).launch()
+    rig.send(0)
+    rig.stepped(0, "terminal", done=True, after=AfterStep.RESETS)
+    rig.die()
+    assert rig.deliver(0) == {}
+    recover(rig)
+    assert rig.deliver(0)[0].obs == "terminal"
+
+
+def test_in_place_a_terminal_timestep_is_let_go_when_the_budget_is_spent() -> None:
+    rig = Rig(reset_inplace=True, policy=FailurePolicy(max_failures=0)).launch()
+    rig.send(0)
+    rig.stepped(0, "terminal", done=True, after=AfterStep.RESETS)
+    rig.die()
+    assert rig.deliver(0)[0].obs == "terminal"
+    assert rig.state() is EnvState.ERROR
+
+
+def test_a_host_that_dies_in_the_pause_before_a_retry_is_replaced() -> None:
+    rig = Rig(policy=FailurePolicy(max_retry=3, retry_waiting_s=0.5)).launch()
+    rig.reset()
+    rig.fail(0, "reset")
+    rig.die()
+    assert rig.transport.host_of(0).spec.generation == 1
+    assert rig.state() is EnvState.INIT
+
+
+# -- renewals in a row ----------------------------------------------------------------------------
+
+
+def test_renewals_in_a_row_wait_twice_as_long_each_time() -> None:
+    policy = FailurePolicy(retry_waiting_s=0.5, max_failures=100)
+    rig = Rig(policy=policy).launch()
+    rig.die()
+    for pause_s in (0.5, 1.0, 2.0, 4.0):
+        generation = rig.slot().generation
+        rig.die()  # in its construction
+        assert rig.slot().work is Work.PAUSING
+        rig.advance(pause_s - 0.25)
+        assert rig.slot().generation == generation
+        rig.advance(0.25)
+        assert rig.slot().generation == generation + 1
+
+
+def test_a_reset_that_succeeds_ends_the_row() -> None:
+    policy = FailurePolicy(retry_waiting_s=0.5, max_failures=100)
+    rig = Rig(policy=policy).launch()
+    for _ in range(4):
+        rig.die()
+        assert rig.slot().work is Work.STARTING  # at once
+        recover(rig)
+        rig.send(0)
+        rig.deliver(0)
+
+
+def test_a_construction_that_raises_is_tried_again_in_a_new_host() -> None:
+    policy = FailurePolicy(retry_waiting_s=0.5, max_failures=100)
+    rig = Rig(policy=policy).launch()
+    rig.send(0)
+    rig.die()
+    rig.deliver(0)
+    rig.fail(0, "construction")
+    assert rig.state() is EnvState.ERROR
+    assert rig.slot().work is Work.ENDING
+    rig.die(0, exit_status=0)
+    assert rig.slot().work is Work.PAUSING
+    rig.advance(0.5)
+    assert rig.state() is EnvState.INIT
+    recover(rig)
+    assert rig.ready() == [0]
+
+
+def test_an_env_that_comes_back_with_other_spaces_is_renewed_again() -> None:
+    rig = Rig(policy=FailurePolicy(retry_waiting_s=0.5), has_memory=True).launch(space=FLOATS)
+    rig.send(0)
+    rig.die()
+    rig.deliver(0)
+    rig.hello(0, Box(-1, 1, (3,), np.float32))
+    assert rig.transport.host_of(0).killed
+    assert rig.orders() == rig.orders()[:1]  # it was never reset
+    (_, failure) = rig.supervisor.statistics.latest_failures
+    assert isinstance(failure, EnvProtocolError)
+    assert failure.during == "construction"
+    assert "a renewed env has other spaces" in str(failure)
+    rig.advance(0.5)
+    rig.hello(0, FLOATS)
+    rig.reset_done(0, 0)
+    assert rig.ready() == [0]
+
+
+def test_a_reset_of_its_user_outlives_an_env_with_other_spaces() -> None:
+    rig = Rig(auto_reset=False, policy=FailurePolicy(retry_waiting_s=0.5)).launch()
+    rig.die()
+    rig.reset()
+    rig.hello(0, Discrete(3))
+    rig.advance(0.5)
+    recover(rig)
+    assert rig.ready() == [0]
+
+
+# -- envs that die while nothing is asked of them -------------------------------------------------
+
+
+def test_an_env_that_dies_idle_stays_ready_until_its_next_action() -> None:
+    rig = Rig(2).launch()
+    obs = rig.slot().obs
+    rig.die()
+    assert rig.ready() == [0, 1]
+    assert rig.slot().obs is obs
+    assert rig.slot().work is Work.STARTING  # the repair goes on behind it
+    sent = len(rig.requests(Op.STEP))
+    rig.send(0)
+    assert len(rig.requests(Op.STEP)) == sent  # the action is not executed
+    assert rig.state() is EnvState.INIT
+    timestep = rig.deliver(0)[0]
+    assert timestep.info["abnormal"]
+    assert timestep.obs == obs
+    failure = timestep.info["error"]
+    assert (failure.during, failure.generation) == ("idle", 0)
+    assert rig.ready() == [1]
+    rig.hello()
+    rig.reset_done(0, "new first")
+    assert rig.ready() == [0, 1]
+    assert rig.slot().obs == "new first"
+    assert rig.identity_holds()
+
+
+def test_a_repair_that_ends_before_the_next_action_shows_its_observation_after_it() -> None:
+    rig = Rig().launch()
+    obs = rig.slot().obs
+    rig.die()
+    rig.hello()
+    rig.reset_done(0, "new first", level=2)
+    assert rig.ready() == [0]
+    assert rig.slot().obs is obs  # the user may hold it already
+    assert rig.slot().reset_info != {"level": 2}
+    rig.send(0)
+    assert rig.state() is EnvState.RUN
+    assert rig.deliver(0)[0].obs == obs
+    assert rig.ready() == [0]
+    assert rig.slot().obs == "new first"
+    assert rig.slot().reset_info == {"level": 2}
+    rig.send(0)
+    assert len(rig.requests(Op.STEP)) == 1  # this one is executed
+    rig.stepped(0, "next")
+    assert rig.deliver(0)[0].obs == "next"
+
+
+@pytest.mark.parametrize("progress", ["dying", "pausing", "starting", "resetting", "retrying"])
+def test_whatever_the_repair_is_at_the_next_action_gets_its_timestep_at_once(
+    progress: str,
+) -> None:
+    policy = FailurePolicy(retry_waiting_s=0.5, max_retry=2, max_failures=10)
+    rig = Rig(policy=policy, kill_takes_s=None).launch()
+    if progress == "dying":
+        rig.transport.garbage(0)
+        rig.pump()
+    else:
+        rig.die()
+    if progress == "pausing":
+        rig.die()
+    if progress in ("resetting", "retrying"):
+        rig.hello()
+    if progress == "retrying":
+        rig.fail(0, "reset")
+    expected = {
+        "dying": (Work.ENDING, EnvState.ERROR),
+        "pausing": (Work.PAUSING, EnvState.ERROR),
+        "starting": (Work.STARTING, EnvState.INIT),
+        "resetting": (Work.RESETTING, EnvState.RESET),
+        "retrying": (Work.PAUSING, EnvState.ERROR),
+    }[progress]
+    assert rig.ready() == [0]
+    rig.send(0)
+    assert (rig.slot().work, rig.state()) == expected
+    assert rig.deliver(0)[0].info["abnormal"]
+    if progress == "dying":
+        rig.die()
+    elif progress in ("pausing", "retrying"):
+        rig.advance(0.5)
+    if rig.slot().work is Work.STARTING:
+        rig.hello()
+    rig.reset_done(0, "new first")
+    assert rig.ready() == [0]
+    assert rig.slot().obs == "new first"
+
+
+def test_a_doomed_env_whose_new_host_dies_too_does_not_show_a_dead_envs_observation() -> None:
+    rig = Rig(policy=FailurePolicy(retry_waiting_s=0.5)).launch()
+    obs = rig.slot().obs
+    rig.die()
+    recover(rig, obs="of generation 1")
+    rig.die()
+    assert rig.ready() == [0]
+    rig.send(0)
+    assert rig.deliver(0)[0].obs == obs
+    assert rig.ready() == []
+    recover(rig, obs="of generation 2")
+    assert rig.ready() == [0]
+    assert rig.slot().obs == "of generation 2"
+
+
+def test_the_first_failure_is_the_one_that_a_doomed_env_reports() -> None:
+    rig = Rig(policy=FailurePolicy(retry_waiting_s=0.5)).launch()
+    rig.die(0, 3)
+    rig.die(0, 4)
+    rig.send(0)
+    failure = rig.error()
+    assert isinstance(failure, EnvCrash)
+    assert failure.exit_status == 3
+
+
+def test_without_auto_reset_a_doomed_env_waits_for_its_user_after_its_timestep() -> None:
+    for repaired_first in (True, False):
+        rig = Rig(auto_reset=False).launch()
+        rig.die()
+        if repaired_first:
+            rig.hello()
+        assert rig.ready() == [0]
+        rig.send(0)
+        assert rig.deliver(0)[0].info["abnormal"]
+        if not repaired_first:
+            rig.hello()
+        assert rig.state() is EnvState.NEED_RESET
+        assert rig.slot().work is Work.NONE
+        rig.reset()
+        rig.reset_done(0, "new first")
+        assert rig.slot().obs == "new first"
+
+
+def test_a_timestep_that_waits_is_delivered_before_an_idle_death_shows() -> None:
+    rig = Rig().launch()
+    rig.send(0)
+    rig.stepped(0, "next")
+    rig.die()
+    timestep = rig.deliver(0)[0]
+    assert timestep.obs == "next"
+    assert "abnormal" not in timestep.info
+    assert rig.ready() == [0]
+    rig.send(0)
+    assert rig.deliver(0)[0].info["abnormal"]
+
+
+def test_idle_deaths_in_other_states_are_repaired_in_silence() -> None:
+    rig = Rig(auto_reset=False).launch()
+    rig.send(0)
+    rig.stepped(0, done=True)
+    rig.deliver(0)
+    rig.die()
+    assert rig.state() is EnvState.NEED_RESET
+    rig.hello()
+    assert rig.state() is EnvState.NEED_RESET
+    assert rig.slot().work is Work.NONE
+    rig.reset()
+    rig.reset_done()
+    assert rig.ready() == [0]
+
+
+def test_a_done_env_whose_host_dies_is_renewed_only_when_its_user_resets_it() -> None:
+    rig = Rig(episode_num=1).launch()
+    rig.send(0)
+    rig.stepped(done=True)
+    rig.deliver(0)
+    rig.die()
+    assert rig.state() is EnvState.DONE
+    assert len(rig.transport.hosts) == 1
+    rig.run(100.0)
+    assert len(rig.transport.hosts) == 1
+    rig.reset()
+    assert rig.state() is EnvState.RESET
+    recover(rig)
+    assert rig.ready() == [0]
+
+
+def test_a_done_env_whose_host_sends_garbage_is_left_without_host() -> None:
+    rig = Rig(episode_num=1).launch()
+    rig.send(0)
+    rig.stepped(done=True)
+    rig.deliver(0)
+    rig.transport.garbage(0)
+    rig.pump()
+    assert rig.state() is EnvState.DONE
+    rig.pump()
+    assert rig.slot().host_id is None
+    assert rig.slot().work is Work.NONE
+
+
+# -- calls that fail ------------------------------------------------------------------------------
+
+
+def test_a_host_that_dies_in_a_call_fails_the_call_and_dooms_the_env() -> None:
+    rig = Rig().launch()
+    rig.call()
+    rig.die()
+    assert isinstance(rig.slot().result, EnvCrash)
+    assert rig.slot().result.during == "call"
+    assert rig.ready() == [0]
+    rig.send(0)
+    assert rig.deliver(0)[0].info["abnormal"]
+    recover(rig)
+    assert rig.ready() == [0]
+
+
+def test_a_call_that_exits_costs_the_host() -> None:
+    rig = Rig().launch()
+    host = rig.transport.host_of(0)
+    rig.call()
+    rig.fail(0, "call", kind=FailureKind.EXITED)
+    assert isinstance(rig.slot().result, EnvCrash)
+    assert host.killed
+
+
+def test_a_call_that_hangs_is_stopped_at_the_limit_of_resets() -> None:
+    rig = Rig(deadlines=Deadlines(reset_s=2.0)).launch()
+    rig.call()
+    rig.advance(2.0)
+    failure = rig.slot().result
+    assert isinstance(failure, EnvTimeout)
+    assert "exceeded the 2 s of reset_timeout in its call" in str(failure)
+    assert rig.slot().doomed is failure
+
+
+# -- the budget -----------------------------------------------------------------------------------
+
+
+def test_an_env_that_fails_too_often_ends_in_error_and_the_next_call_raises() -> None:
+    rig = Rig(2, policy=FailurePolicy(max_failures=1)).launch()
+    errors = []
+    for _ in range(2):
+        rig.send(0)
+        rig.fail()
+        errors.append(rig.error())
+        rig.deliver(0)
+        if rig.slot().work is Work.RESETTING:
+            rig.reset_done()
+    assert rig.state() is EnvState.ERROR
+    fatal = rig.supervisor.repair.take_fatal()
+    assert isinstance(fatal, FailuresExhaustedError)
+    assert fatal.failure is fatal.__cause__ is errors[0]
+    assert "env 0 failed 2 times within 60 s (max_failures is 1)" in str(fatal)
+    assert "reset({0: None})" in str(fatal)
+    assert rig.supervisor.repair.take_fatal() is None
+    assert rig.transport.host_of(0).requests(Op.CLOSE)  # it is healthy: asked, not killed
+    rig.die(0, exit_status=0)
+    assert rig.slot().work is Work.NONE
+    rig.run(100.0)
+    assert len(rig.transport.hosts) == 2
+    assert rig.ready() == [1]
+
+
+def test_the_first_of_several_fatal_errors_is_raised() -> None:
+    rig = Rig(2, policy=FailurePolicy(max_failures=0)).launch()
+    rig.send({0: 1, 1: 1})
+    rig.die(1)
+    rig.die(0)
+    fatal = rig.supervisor.repair.take_fatal()
+    assert isinstance(fatal, FailuresExhaustedError)
+    assert fatal.failure.env_id == 1
+
+
+def test_the_abnormal_timestep_comes_even_when_the_budget_is_spent() -> None:
+    rig = Rig(policy=FailurePolicy(max_failures=0)).launch()
+    rig.send(0)
+    rig.die()
+    assert rig.deliver(0)[0].info["abnormal"]
+    assert rig.identity_holds()
+
+
+def test_a_user_may_repair_an_exhausted_env_and_its_budget_begins_anew() -> None:
+    rig = Rig(policy=FailurePolicy(max_failures=1, max_retry=2)).launch()
+    for _ in range(2):
+        rig.send(0)
+        rig.die()
+        rig.deliver(0)
+        if rig.slot().work is Work.STARTING:
+            recover(rig)
+    assert rig.state() is EnvState.ERROR
+    rig.reset(0, {"level": 3})
+    assert rig.state() is EnvState.RESET
+    assert rig.slot().work is Work.STARTING
+    recover(rig)
+    assert rig.orders()[-1].params == {"level": 3}
+    assert rig.ready() == [0]
+    rig.send(0)
+    rig.die()
+    assert rig.state() is EnvState.INIT  # one is allowed again
+
+
+def test_a_user_may_reset_an_exhausted_env_while_its_host_still_ends() -> None:
+    rig = Rig(policy=FailurePolicy(max_failures=0)).launch()
+    rig.send(0)
+    rig.fail()
+    rig.deliver(0)
+    assert rig.slot().work is Work.ENDING
+    rig.reset()
+    assert rig.state() is EnvState.RESET
+    rig.die(0, exit_status=0)
+    recover(rig)
+    assert rig.ready() == [0]
+
+
+def test_failures_of_all_envs_together_are_limited_too() -> None:
+    rig = Rig(4, policy=FailurePolicy(max_failures=100)).launch()
+    for number in range(11):
+        env_id = number % 4
+        rig.send(env_id)
+        rig.die(env_id)
+        rig.deliver(env_id)
+        if number < 10:
+            recover(rig, env_id)
+    fatal = rig.supervisor.repair.take_fatal()
+    assert "all envs together failed 11 times" in str(fatal)
+
+
+def test_a_host_s_death_is_one_failure() -> None:
+    rig = Rig(policy=FailurePolicy(max_failures=1)).launch()
+    rig.send(0)
+    rig.transport.garbage(0)
+    rig.pump()
+    rig.pump()
+    assert rig.supervisor.repair.fatal is None
+    assert rig.supervisor.statistics.failures_by_env == {0: 1}
+
+
+def test_failures_outside_of_the_window_are_forgotten() -> None:
+    rig = Rig(policy=FailurePolicy(max_failures=1, window_s=60.0)).launch()
+    for _ in range(4):
+        rig.send(0)
+        rig.die()
+        rig.deliver(0)
+        recover(rig)
+        rig.advance(61.0)
+    assert rig.supervisor.repair.fatal is None
+
+
+def test_retries_of_one_reset_are_not_charged() -> None:
+    policy = FailurePolicy(max_failures=0, max_retry=5, retry_waiting_s=0.5)
+    rig = Rig(policy=policy).launch()
+    rig.reset()
+    for _ in range(4):
+        rig.fail(0, "reset")
+        rig.advance(0.5)
+    rig.reset_done()
+    assert rig.ready() == [0]
+    assert rig.supervisor.repair.fatal is None
+
+
+@pytest.mark.parametrize("auto_reset", [True, False])
+def test_a_dropped_env_is_done_and_the_others_go_on(auto_reset: bool) -> None:
+    policy = FailurePolicy(max_failures=0, drop_exhausted=True)
+    rig = Rig(2, policy=policy, auto_reset=auto_reset).launch()
+    rig.send(0)
+    rig.die()
+    assert rig.state() is EnvState.DONE
+    assert rig.slot().dropped
+    assert rig.deliver(0)[0].info["abnormal"]
+    assert rig.supervisor.repair.fatal is None
+    rig.run(100.0)
+    assert len(rig.transport.hosts) == 2
+    assert rig.ready() == [1]
+
+
+def test_a_dropped_env_that_was_ready_is_done_after_its_next_timestep() -> None:
+    rig = Rig(policy=FailurePolicy(max_failures=0, drop_exhausted=True)).launch()
+    rig.die()
+    assert rig.ready() == [0]
+    rig.send(0)
+    assert rig.state() is EnvState.DONE
+    assert rig.deliver(0)[0].info["abnormal"]
+
+
+def test_an_env_that_waits_for_its_user_is_dropped_as_well() -> None:
+    policy = FailurePolicy(max_failures=0, drop_exhausted=True)
+    rig = Rig(policy=policy, auto_reset=False).launch()
+    rig.send(0)
+    rig.stepped(done=True)
+    rig.deliver(0)
+    rig.die()
+    assert rig.state() is EnvState.DONE
+
+
+def test_an_env_that_waits_for_its_user_and_is_exhausted_is_in_error() -> None:
+    rig = Rig(policy=FailurePolicy(max_failures=0), auto_reset=False).launch()
+    rig.send(0)
+    rig.stepped(done=True)
+    rig.deliver(0)
+    rig.die()
+    assert rig.state() is EnvState.ERROR
+    assert rig.supervisor.repair.fatal is not None
+
+
+@pytest.mark.parametrize("drop", [True, False])
+def test_a_cancelled_step_that_exhausts_the_budget_leaves_no_reset_that_never_ends(
+    drop: bool,
+) -> None:
+    rig = Rig(policy=FailurePolicy(max_failures=0, drop_exhausted=drop)).launch()
+    rig.send(0)
+    rig.reset()
+    rig.die()
+    assert rig.state() is (EnvState.DONE if drop else EnvState.ERROR)
+    assert rig.identity_holds()
+
+
+def test_a_doomed_env_that_is_exhausted_ends_in_error_after_its_timestep() -> None:
+    rig = Rig(policy=FailurePolicy(max_failures=0)).launch()
+    rig.die()
+    assert rig.supervisor.repair.take_fatal() is not None
+    assert rig.ready() == [0]
+    rig.send(0)
+    assert rig.deliver(0)[0].info["abnormal"]
+    assert rig.state() is EnvState.ERROR
+    rig.reset()
+    recover(rig)
+    assert rig.ready() == [0]
+
+
+def test_a_user_may_reset_a_dropped_env() -> None:
+    rig = Rig(episode_num=2, policy=FailurePolicy(max_failures=0, drop_exhausted=True)).launch()
+    rig.send(0)
+    rig.die()
+    rig.deliver(0)
+    rig.reset()
+    assert not rig.slot().dropped
+    recover(rig)
+    assert rig.ready() == [0]
+    assert rig.orders()[-1].plan.episodes_left == 1
+
+
+# -- on_failure: raise, nan_policy: raise ---------------------------------------------------------
+
+
+@how_it_fails
+def test_without_recovery_the_first_failure_is_raised_at_once_and_nothing_is_repaired(
+    happens: Any, error: type[EnvFailure], host_lost: bool
+) -> None:
+    rig = Rig(2, policy=FailurePolicy(recover=False), deadlines=STEP_LIMIT).launch()
+    rig.send(0)
+    happens(rig)
+    assert rig.supervisor.repair.urgent
+    failure = rig.supervisor.repair.take_fatal()
+    assert type(failure) is error
+    assert not rig.supervisor.repair.urgent
+    rig.run(100.0)
+    assert len(rig.transport.hosts) == 2
+    assert rig.state() is EnvState.ERROR
+    assert len(rig.orders()) == 1
+
+
+def test_without_recovery_a_reset_still_has_its_attempts() -> None:
+    policy = FailurePolicy(recover=False, max_retry=2, retry_waiting_s=0.5)
+    rig = Rig(policy=policy).launch()
+    rig.reset()
+    rig.fail(0, "reset")
+    assert rig.supervisor.repair.fatal is None
+    rig.advance(0.5)
+    rig.fail(0, "reset")
+    assert isinstance(rig.supervisor.repair.take_fatal(), EnvRaised)
+
+
+def test_non_finite_values_may_end_the_manager_rather_than_the_episode() -> None:
+    rig = Rig(raise_non_finite=True).launch()
+    rig.send(0)
+    rig.fail(kind=FailureKind.NON_FINITE, message="the reward is nan")
+    fatal = rig.supervisor.repair.take_fatal()
+    assert isinstance(fatal, EnvProtocolError)
+    assert "the reward is nan" in str(fatal)
+    rig = Rig(raise_non_finite=False).launch()
+    rig.send(0)
+    rig.fail(kind=FailureKind.NON_FINITE)
+    assert rig.supervisor.repair.fatal is None
+
+
+# -- failures in launch ---------------------------------------------------------------------------
+
+
+def launching(env_num: int = 2, **options: Any) -> Rig:
+    rig = Rig(env_num, **options)
+    rig.supervisor.start_hosts(range(env_num))
+    return rig
+
+
+def test_a_construction_that_fails_in_launch_is_collected_and_not_renewed() -> None:
+    rig = launching()
+    rig.fail(1, "construction")
+    rig.hello(0)
+    failures = rig.supervisor.repair.launch_failures
+    assert list(failures) == [1]
+    assert isinstance(failures[1], EnvRaised)
+    assert failures[1].during == "construction"
+    assert rig.slot(1).work is Work.NONE
+    rig.run(100.0)
+    assert len(rig.transport.hosts) == 2
+    assert rig.supervisor.repair.fatal is None
+
+
+def test_a_host_that_dies_in_launch_is_collected() -> None:
+    rig = launching()
+    rig.die(0, 3)
+    rig.die(1, 4)
+    failures = rig.supervisor.repair.launch_failures
+    assert [type(failures[i]) for i in (0, 1)] == [EnvCrash, EnvCrash]
+    assert rig.slot(0).work is Work.NONE
+
+
+def test_the_first_reset_is_tried_as_often_as_allowed() -> None:
+    rig = launching(1, policy=FailurePolicy(max_retry=2, retry_waiting_s=0.5))
+    rig.hello()
+    rig.supervisor.place_observations(same_spaces=True)
+    rig.supervisor.begin_episodes()
+    rig.fail(0, "reset")
+    assert rig.supervisor.repair.launch_failures == {}
+    rig.advance(0.5)
+    rig.fail(0, "reset")
+    assert list(rig.supervisor.repair.launch_failures) == [0]
+    assert rig.state() is EnvState.ERROR
+
+
+def test_hosts_lost_in_their_first_reset_are_replaced_as_often_as_attempts_are_allowed() -> None:
+    rig = launching(1, policy=FailurePolicy(max_retry=3, retry_waiting_s=0.5))
+    rig.hello()
+    rig.supervisor.place_observations(same_spaces=True)
+    rig.slot().new_seed = 7
+    rig.supervisor.begin_episodes()
+    for generation in (1, 2):
+        rig.die()
+        rig.advance(0.5)
+        assert rig.slot().generation == generation
+        assert rig.supervisor.repair.launch_failures == {}
+        rig.hello()
+    assert [order.seed for order in rig.orders()] == [7, 7, 7]
+    rig.die()
+    assert list(rig.supervisor.repair.launch_failures) == [0]
+
+
+def test_a_later_attempt_in_launch_that_succeeds_is_a_success() -> None:
+    rig = launching(1, policy=FailurePolicy(max_retry=2, retry_waiting_s=0.5))
+    rig.hello()
+    rig.supervisor.place_observations(same_spaces=True)
+    rig.supervisor.begin_episodes()
+    rig.die()
+    rig.advance(0.5)
+    recover(rig)
+    assert rig.ready() == [0]
+    assert rig.supervisor.repair.launch_failures == {}
+
+
+def test_an_env_that_hangs_in_its_construction_is_given_up() -> None:
+    rig = launching(1, deadlines=Deadlines(connect_s=2.0))
+    rig.advance(2.0)
+    (failure,) = rig.supervisor.repair.launch_failures.values()
+    assert isinstance(failure, EnvTimeout)
+    assert "exceeded the 2 s of connect_timeout in its construction" in str(failure)
+    assert rig.transport.host_of(0).killed
+
+
+# -- garbled words --------------------------------------------------------------------------------
+
+
+def test_an_unawaited_reply_is_no_failure() -> None:
+    rig = Rig().launch()
+    host = rig.transport.host_of(0)
+    for op, payload in ((Op.RESULT, 1), (Op.STEPPED, 2), (Op.FAILED, "?"), (Op.HELLO, None)):
+        rig.transport.arrive(host.host_id, Message(op, 0, 0, 0, payload))
+    rig.pump()
+    assert rig.ready() == [0]
+    assert rig.supervisor.statistics.failures_by_env == {}
+
+
+@pytest.mark.parametrize("payload", [b"x", None, ["a"]])
+def test_a_notice_may_be_anything(payload: Any) -> None:
+    rig = Rig().launch()
+    host = rig.transport.host_of(0)
+    for _ in range(2):
+        rig.transport.arrive(host.host_id, Message(Op.NOTICE, 0, 0, 0, payload))
+    rig.pump()
+    assert rig.ready() == [0]
+
+
+def test_statistics_as_plain_values() -> None:
+    rig = Rig(2).launch()
+    rig.send(0)
+    rig.die()
+    found = rig.supervisor.statistics.as_dict()
+    assert found["failures"] == 1
+    assert found["failures_by_kind"] == {"EnvCrash": 1}
+    assert found["failures_by_env"] == {0: 1}
+    assert found["latest_failures"] == [str(rig.error())]
+    assert found["renewals"] == 1
+
+
+def test_only_the_latest_failures_are_kept() -> None:
+    rig = Rig(policy=FailurePolicy(max_failures=1000)).launch()
+    for _ in range(120):
+        rig.supervisor.statistics.count_failure(EnvCrash("x", env_id=0, during="step"))
+    assert len(rig.supervisor.statistics.latest_failures) == 100
+    assert rig.supervisor.statistics.failures_by_env == {0: 120}
