@@ -57,7 +57,7 @@ class MultiprocessingSpawner(Spawner):
                     theirs,
                     self._transferable(memory_fd),
                     factory if self.inherits_factories else None,
-                    [*channel.fds, *PARENT_FDS] if self.inherits_factories else [],
+                    self._not_for_children(channel),
                 ),
                 name=f"envmgr-env-{env_id}",
                 daemon=self._settings.daemon,
@@ -84,6 +84,12 @@ class MultiprocessingSpawner(Spawner):
         ours, theirs = pipe_pairs()
         read, write = Connection(theirs[0], writable=False), Connection(theirs[1], readable=False)
         return FrameChannel(*ours, blocking=False), (read, write)
+
+    def _not_for_children(self, channel: Channel) -> list[int]:
+        """Return the fds that a forked worker closes, so that it holds none of its siblings'."""
+        if not self.inherits_factories:
+            return []
+        return [*channel.fds, *self._pidfds.values(), *PARENT_FDS]
 
     def _transferable(self, memory_fd: int | None) -> Any:
         if memory_fd is None or self._method == "fork":
