@@ -1,0 +1,654 @@
+"""Launching and closing, what envs are asked by name, and how workers are set up."""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+from easydict import EasyDict
+
+import envmgr
+from envmgr import EnvState, create_env_manager
+from envmgr.errors import (
+    ConfigError,
+    EnvAttributeError,
+    EnvCrash,
+    EnvFailure,
+    EnvNotReadyError,
+    EnvRaised,
+    EnvTimeout,
+    LaunchError,
+    MethodAccessError,
+    StateError,
+    UnknownEnvError,
+)
+from tests.contract.envs import Do, ScriptedEnv, ScriptedGymEnv, seen
+from tests.contract.harness import (
+    ASYNC_FORK,
+    BASE,
+    SYNC_FORK,
+    SYNC_SERVER,
+    Raises,
+    Setup,
+    World,
+    every_kind,
+    every_setup,
+    over,
+    process_kinds,
+    process_setups,
+    ready_all,
+    step_all,
+)
+
+# -- launch ---------------------------------------------------------------------------------------
+
+
+@every_setup
+def test_a_manager_is_built_closed_and_starts_nothing(world: World, setup: Setup) -> None:
+    manager = world.make(setup, 2, launch=False)
+    assert manager.closed
+    assert manager.env_num == 2
+    assert manager.env_states == {0: EnvState.VOID, 1: EnvState.VOID}
+    assert not manager.done
+    assert world.journal(0) == []
+    manager.close()
+    manager.launch()
+    assert not manager.closed
+    assert manager.env_states == {0: EnvState.RUN, 1: EnvState.RUN}
+    assert [entry[0] for entry in world.journal(1)] == ["build", "reset"]
+
+
+@every_setup
+def test_close_closes_the_envs_and_launch_starts_again(world: World, setup: Setup) -> None:
+    manager = world.make(setup, 2)
+    for launches in (1, 2, 3):
+        assert [seen(obs)[:4] for obs in ready_all(manager).values()] == [
+            (i, launches - 1, 0, 0) for i in (0, 1)
+        ]
+        step_all(manager, {0: 1, 1: 1})
+        manager.send({0: 1})
+        manager.close()
+        assert [len(world.noted(i, "close")) for i in (0, 1)] == [launches, launches]
+        assert manager.closed
+        assert manager.env_states == {0: EnvState.VOID, 1: EnvState.VOID}
+        manager.close()
+        assert [len(world.noted(i, "close")) for i in (0, 1)] == [launches, launches]
+        manager.launch()
+
+
+@every_kind
+def test_launching_twice_is_refused_and_harmless(world: World, setup: Setup) -> None:
+    manager = world.make(setup, 1)
+    with Raises(StateError, "launched already", "close()"):
+        manager.launch()
+    assert seen(manager.ready_obs[0]).build == 0
+
+
+@every_kind
+def test_a_manager_is_a_context(world: World, setup: Setup) -> None:
+    manager = world.make(setup, 1, launch=False)
+    with manager as entered:
+        assert entered is manager
+        assert not manager.closed
+    assert manager.closed
+    manager.launch()
+    with manager:  # launched already
+        assert seen(manager.ready_obs[0]).build == 1
+    assert len(world.noted(0, "close")) == 2
+    with pytest.raises(ZeroDivisionError), manager:
+        _ = 1 / 0
+    assert manager.closed
+
+
+@every_setup
+def test_launch_is_all_or_nothing_and_collects_all_failures(world: World, setup: Setup) -> None:
+    manager = world.make(
+        setup,
+        5,
+        launch=False,
+        scripts={1: {"build_faults": {0: "raise"}}, 3: {"build_faults": {0: "raise"}}},
+    )
+    with Raises(LaunchError, "2 of 5", "env 1", "env 3", "scripted error in build") as raised:
+        manager.launch()
+    failures = raised.value.failures
+    assert sorted(failures) == [1, 3]
+    assert all(isinstance(f, EnvRaised) and f.during == "construction" for f in failures.values())
+    assert manager.closed
+    assert set(manager.env_states.values()) == {EnvState.VOID}
+    for i in (0, 2, 4):
+        assert len(world.noted(i, "close")) == len(world.noted(i, "build")), "a sibling is open"
+        assert world.noted(i, "reset") == []
+    manager.launch()  # the second build works
+    assert [*ready_all(manager)] == [0, 1, 2, 3, 4]
+
+
+@every_setup
+def test_a_failing_first_reset_fails_the_launch(world: World, setup: Setup) -> None:
+    manager = world.make(
+        setup, 3, launch=False, scripts={i: {"reset_faults": {0: "raise"}} for i in (0, 2)}
+    )
+    with Raises(LaunchError, "2 of 3", "reset") as raised:
+        manager.launch()
+    assert sorted(raised.value.failures) == [0, 2]
+    assert {f.during for f in raised.value.failures.values()} == {"reset"}
+    assert manager.closed
+    assert [len(world.noted(i, "close")) for i in range(3)] == [1, 1, 1]
+    manager.launch()
+    assert [*ready_all(manager)] == [0, 1, 2]
+
+
+@process_setups
+def test_envs_that_die_in_their_construction_fail_the_launch(world: World, setup: Setup) -> None:
+    faults = ("kill", "os_exit", "sys_exit")
+    manager = world.make(
+        setup, 4, launch=False, scripts={i: {"build_faults": {0: f}} for i, f in enumerate(faults)}
+    )
+    with pytest.raises(LaunchError) as raised:
+        manager.launch()
+    failures = raised.value.failures
+    assert sorted(failures) == [0, 1, 2]
+    assert all(isinstance(failure, EnvCrash) for failure in failures.values())
+    assert [getattr(failures[i], "exit_status", None) for i in (0, 1)] == [-9, 7]
+    assert manager.closed
+    manager.launch()
+
+
+@every_kind
+def test_first_resets_are_tried_as_often_as_others(world: World, setup: Setup) -> None:
+    manager = world.make(
+        setup,
+        2,
+        max_retry=3,
+        retry_waiting_time=0.0,
+        scripts={1: {"reset_faults": {0: "raise", 1: "raise"}}},
+    )
+    assert [*ready_all(manager)] == [0, 1]
+    assert manager.stats()["reset_retries"] == 2
+
+
+@every_kind
+def test_a_factory_that_gives_no_env_says_so(world: World, setup: Setup) -> None:
+    for factory, says in (
+        (lambda: None, "return"),
+        (lambda: 5, "reset"),
+        (lambda: ScriptedEnv, "class"),
+    ):
+        manager = world.make(setup, launch=False, env_fn=[factory])
+        with Raises(LaunchError, "env 0", says):
+            manager.launch()
+        assert manager.closed
+
+
+@over(SYNC_SERVER, Setup("async_subprocess", "spawn"))
+def test_a_factory_that_cannot_be_sent_is_refused_before_any_process_starts(
+    world: World, setup: Setup
+) -> None:
+    lock = threading.Lock()
+    good = world.factories(1)[0]
+    manager = world.make(setup, launch=False, env_fn=[good, lambda: lock])
+    with Raises(ConfigError, "env 1", "cannot be sent", "lock", "context: fork"):
+        manager.launch()
+    assert manager.closed
+    assert world.journal(0) == []
+    for read in (lambda: manager.observation_space,):
+        assert read() is not None  # env 0 can be sent, and is enough for this
+
+
+@every_kind
+def test_lambdas_closures_and_local_classes_are_fine_as_factories(
+    world: World, setup: Setup
+) -> None:
+    folder = world.folder
+
+    class Local(ScriptedEnv):
+        def user_defined(self) -> str:
+            return "local"
+
+    manager = world.make(setup, env_fn=[lambda i=i: Local(i, folder) for i in range(2)])
+    assert [*ready_all(manager)] == [0, 1]
+    assert manager.call("user_defined") == ["local", "local"]
+
+
+def test_env_fn_and_env_num_are_checked(world: World) -> None:
+    good = world.factories(2)
+    for wrong, says in (
+        ([], "empty"),
+        (good[0], "list"),
+        (None, "list"),
+        ([*good, 5], "entry 2"),
+    ):
+        with Raises(ConfigError, "env_fn", says):
+            create_env_manager({"type": "base"}, env_fn=wrong)
+    with Raises(ConfigError, "env_num is 3", "2"):
+        create_env_manager({"type": "base", "env_num": 3}, env_fn=good)
+    assert create_env_manager({"type": "base", "env_num": None}, env_fn=good).env_num == 2
+
+
+@every_kind
+def test_construction_is_bounded_by_connect_timeout(world: World, setup: Setup) -> None:
+    manager = world.make(
+        setup,
+        2,
+        launch=False,
+        connect_timeout=0.4,
+        close_timeout=0.1,
+        scripts={1: {"build_faults": {0: "sleep"}}},
+    )
+    began = time.monotonic()
+    with Raises(LaunchError, "connect_timeout", "env 1") as raised:
+        manager.launch()
+    assert 0.4 <= time.monotonic() - began < 10.0
+    assert isinstance(raised.value.failures[1], EnvTimeout)
+    assert manager.closed
+
+
+@over(SYNC_FORK)
+def test_fork_is_refused_with_threads_of_others(world: World, setup: Setup) -> None:
+    done = threading.Event()
+    thread = threading.Thread(target=done.wait, name="somebody-else")
+    thread.start()
+    try:
+        manager = world.make(setup, 1, launch=False)
+        with Raises(LaunchError, "somebody-else", "context: server"):
+            manager.launch()
+        assert manager.closed
+    finally:
+        done.set()
+        thread.join()
+
+
+@over(BASE, SYNC_SERVER, ASYNC_FORK)
+def test_two_managers_at_a_time_do_not_feel_each_other(world: World, setup: Setup) -> None:
+    one = world.make(setup, 2)
+    two = world.make(setup, 3)
+    ready_all(one)
+    ready_all(two)
+    one.send({0: 1})
+    assert sorted(step_all(two, {0: 1, 1: 1, 2: 1})) == [0, 1, 2]
+    one.close()
+    assert sorted(step_all(two, {0: 2, 2: 2})) == [0, 2]
+
+
+# -- env_ref and spaces ---------------------------------------------------------------------------
+
+
+@every_kind
+def test_env_ref_is_built_in_the_parent_only_when_it_is_read(world: World, setup: Setup) -> None:
+    manager = world.make(setup, 2)
+    ready_all(manager)
+    here = [pid for _, pid in world.noted(0, "build") if pid == os.getpid()]
+    assert len(here) == (0 if setup.has_processes else 1)
+    ref = manager.env_ref
+    assert manager.env_ref is ref
+    assert ref.label == "env-0"
+    assert len(world.noted(0, "build")) == 2
+    assert world.noted(0, "build")[-1][1] == os.getpid()
+    assert seen(step_all(manager, {0: 1})[0].obs).build == 0, "it is not one of those that run"
+    manager.close()
+    assert len(world.noted(0, "close")) == 2
+
+
+@every_kind
+def test_env_ref_works_before_launch(world: World, setup: Setup) -> None:
+    manager = world.make(setup, 2, launch=False)
+    assert manager.env_ref.user_defined() == "user-defined of 0"
+    assert manager.closed
+    manager.close()
+    assert [entry[0] for entry in world.journal(0)] == ["build", "close"]
+
+
+# -- attributes -----------------------------------------------------------------------------------
+
+
+@every_setup
+def test_an_attribute_of_the_envs_is_read_as_a_list(world: World, setup: Setup) -> None:
+    manager = world.make(setup, 3)
+    assert manager.label == ["env-0", "env-1", "env-2"]
+    assert manager.get_attr("label") == manager.label
+    assert manager.get_attr("label", env_ids=[2, 0]) == ["env-2", "env-0"]
+    assert manager.get_attr("label", env_ids=1) == ["env-1"]
+    assert len(set(manager.unique)) == 3
+
+
+@every_setup
+def test_what_is_no_attribute_or_a_method_says_so(world: World, setup: Setup) -> None:
+    manager = world.make(setup, 2)
+    with Raises(AttributeError, "xxx"):
+        _ = manager.xxx
+    with Raises(EnvAttributeError, "xxx", "env 0"):
+        manager.get_attr("xxx")
+    assert not hasattr(manager, "nothing_of_this_name")
+    with Raises(MethodAccessError, "user_defined", "call"):
+        manager.user_defined()
+    with Raises(RuntimeError, "user_defined"):
+        manager.get_attr("user_defined")
+    with pytest.raises(AttributeError):
+        _ = manager._private_name
+    with Raises(UnknownEnvError, "5"):
+        manager.get_attr("label", env_ids=[0, 5])
+    with Raises(UnknownEnvError, "twice"):
+        manager.get_attr("label", env_ids=[0, 0])
+    assert manager.label == ["env-0", "env-1"], "it is not in order any more"
+    assert manager.stats()["failures"] == 0
+
+
+@every_kind
+def test_attributes_are_refused_before_launch_and_while_steps_are_pending(
+    world: World, setup: Setup
+) -> None:
+    manager = world.make(setup, 2, launch=False)
+    with Raises(AttributeError, "label", "launch()"):
+        _ = manager.label
+    manager.launch()
+    manager.send({1: 1})
+    with Raises(EnvNotReadyError, "[1]", "recv"):
+        _ = manager.label
+    assert manager.get_attr("label", env_ids=0) == ["env-0"]
+    manager.recv()
+    assert manager.label == ["env-0", "env-1"]
+
+
+@process_kinds
+def test_attributes_wait_for_resets(world: World, setup: Setup) -> None:
+    manager = world.make(setup, 2)
+    gate = world.gate
+    ready_all(manager)
+    step_all(manager, {0: Do.END_THEN_GATE})
+    threading.Timer(0.1, gate.await_visit(0, "reset").release).start()
+    assert manager.label == ["env-0", "env-1"]
+    assert manager.ready_env == [0, 1]
+
+
+@every_setup
+def test_set_attr_is_repeated_on_renewed_envs_and_call_is_not(world: World, setup: Setup) -> None:
+    manager = world.make(setup, 2)
+    manager.set_attr("knob", "turned")
+    manager.set_attr("knob", ["left"], env_ids=[0])
+    manager.call("remember", 5)
+    assert manager.knob == ["left", "turned"]
+    ready_all(manager)
+    step_all(manager, {0: Do.SYS_EXIT, 1: Do.SYS_EXIT})
+    assert [seen(obs).build for obs in ready_all(manager).values()] == [1, 1]
+    assert manager.knob == ["left", "turned"]
+    assert manager.call("remember", 6) == [[6], [6]]
+    journal = world.journal(0)
+    rebuilt = max(k for k, entry in enumerate(journal) if entry[0] == "build")
+    assert [entry[0] for entry in journal[rebuilt:]] == ["build", "knob", "knob", "reset"]
+    manager.close()
+    manager.launch()
+    assert manager.knob == ["factory", "factory"], "a new launch begins anew"
+
+
+@every_kind
+def test_set_attr_takes_one_value_or_a_list(world: World, setup: Setup) -> None:
+    manager = world.make(setup, 3)
+    manager.set_attr("knob", {"a": [1]})
+    assert manager.knob == [{"a": [1]}] * 3
+    manager.set_attr("knob", [1, 2, 3])
+    assert manager.knob == [1, 2, 3]
+    manager.set_attr("knob", [[1, 2]] * 3)
+    assert manager.knob == [[1, 2]] * 3
+    with Raises(ConfigError, "2 values for 3 envs"):
+        manager.set_attr("knob", [1, 2])
+    with pytest.raises(EnvFailure):
+        manager.set_attr("label", "cannot be set")
+    assert manager.knob == [[1, 2]] * 3
+    ready_all(manager)
+    assert seen(step_all(manager, {0: 1})[0].obs).step == 1, "its episode goes on"
+
+
+# -- calls ----------------------------------------------------------------------------------------
+
+
+@every_setup
+def test_call_runs_a_method_of_envs(world: World, setup: Setup) -> None:
+    manager = world.make(setup, 3)
+    assert manager.call("scaled", 10.0) == [0.0, 10.0, 20.0]
+    assert manager.call("scaled", 10.0, 1.0, env_ids=[2, 0]) == [21.0, 1.0]
+    assert manager.call("scaled", 2.0, env_ids=1) == [2.0]
+    assert world.noted(0, "call") == [["scaled", 10.0, 0.0], ["scaled", 10.0, 1.0]]
+
+
+@every_setup
+def test_call_refuses_what_goes_past_the_states_of_the_manager(world: World, setup: Setup) -> None:
+    manager = world.make(setup, 2)
+    for name in ("reset", "step", "seed", "close", "_private", "__init__", 5):
+        with Raises(MethodAccessError, "refused"):
+            manager.call(name)
+        with Raises(MethodAccessError, "refused"):
+            manager.call_async(name)
+    with Raises(UnknownEnvError, "2"):
+        manager.call("scaled", 1.0, env_ids=2)
+    ready_all(manager)
+    manager.send({0: 1})
+    with Raises(EnvNotReadyError, "[0]"):
+        manager.call("scaled", 1.0)
+    manager.recv()
+    assert [entry[0] for entry in world.journal(1)] == ["build", "reset"]
+
+
+@every_kind
+def test_a_call_that_raises_leaves_the_episode_alone(world: World, setup: Setup) -> None:
+    manager = world.make(setup, 2)
+    ready_all(manager)
+    step_all(manager, {0: 1, 1: 1})
+    with Raises(EnvRaised, "env 0", "scripted error in call"):
+        manager.call("fail", "raise")
+    with Raises(EnvFailure, "no_such_method"):
+        manager.call("no_such_method")
+    assert manager.call("scaled", 1.0) == [0.0, 1.0]
+    assert seen(step_all(manager, {0: 1})[0].obs)[2:4] == (0, 2)
+    assert manager.stats()["failures"] == 0
+
+
+@process_kinds
+def test_a_call_that_kills_its_env_raises_and_the_env_is_repaired(
+    world: World, setup: Setup
+) -> None:
+    manager = world.make(setup, 2)
+    ready_all(manager)
+    with Raises(EnvCrash, "env 1", "SIGKILL"):
+        manager.call("fail", "kill", env_ids=1)
+    assert manager.ready_env == [0, 1]
+    assert step_all(manager, {1: 1})[1].info["abnormal"]
+    assert seen(ready_all(manager)[1]).build == 1
+
+
+@every_kind
+def test_a_call_is_bounded_by_reset_timeout(world: World, setup: Setup) -> None:
+    manager = world.make(setup, 2, reset_timeout=0.3)
+    ready_all(manager)
+    with Raises(EnvTimeout, "env 1", "0.3"):
+        manager.call("fail", "sleep", env_ids=1)
+    assert step_all(manager, {1: 1})[1].info["abnormal"]
+    assert seen(ready_all(manager)[1]).build == 1
+
+
+@process_kinds
+def test_call_async_and_call_wait(world: World, setup: Setup) -> None:
+    manager = world.make(setup, 2)
+    gate = world.gate
+    ready_all(manager)
+    with Raises(StateError, "call_async"):
+        manager.call_wait()
+    manager.call_async("fail", "gate", env_ids=1)
+    visit = gate.await_visit(1, "call")
+    with Raises(StateError, "call_wait"):
+        manager.step({0: 1})
+    with pytest.raises(TimeoutError):
+        manager.call_wait(timeout_s=0.05)
+    visit.release()
+    assert manager.call_wait() == [None]
+    with pytest.raises(StateError):
+        manager.call_wait()
+    assert seen(step_all(manager, {1: 1})[1].obs).step == 1
+
+
+@every_kind
+def test_frames(world: World, setup: Setup) -> None:
+    manager = world.make(setup, 3, env=ScriptedGymEnv, auto_reset=False)
+    ready_all(manager)
+    step_all(manager, {1: Do.END})
+    frames = manager.render()
+    assert {i: (f.shape, int(f.max())) for i, f in frames.items()} == {
+        i: ((2, 2, 3), i) for i in range(3)
+    }
+    assert [*manager.render(env_ids=[2])] == [2]
+    assert [*manager.ready_imgs] == [0, 2]
+    with Raises(EnvFailure, "human"):
+        manager.render(mode="human")
+    assert manager.render_mode == "rgb_array"
+
+
+@every_kind
+def test_reward_shaping_and_random_actions_of_envs(world: World, setup: Setup) -> None:
+    manager = world.make(setup, 2)
+    transitions = [{"reward": 1.0}]
+    assert manager.reward_shaping(1, transitions) == transitions
+    assert manager.action_space.contains(manager.call("random_action")[0])
+
+
+# -- what a manager says of itself ----------------------------------------------------------------
+
+
+@every_kind
+def test_a_manager_says_what_it_is(world: World, setup: Setup) -> None:
+    manager = world.make(setup, 2, seed=1, max_retry=4)
+    assert manager.metadata == {"name": "scripted"}
+    cfg = manager.cfg
+    assert (cfg.type, cfg.max_retry, cfg.env_num, cfg.seed) == (setup.kind, 4, 2, 1)
+    cfg.max_retry = 9
+    assert manager.cfg.max_retry == 4
+    assert {"reset", "step", "seed", "close"} <= set(manager.method_name_list)
+
+
+@pytest.mark.parametrize("key", ["base", "subprocess", "async_subprocess"])
+def test_the_default_config_is_whole_and_a_copy(key: str) -> None:
+    cls = envmgr.get_env_manager_cls({"type": key})
+    default = cls.default_config()
+    assert isinstance(default, EasyDict)
+    assert default.type == key
+    assert default.wait_num == (2 if key == "async_subprocess" else float("inf"))
+    assert default.step_wait_timeout == 0.0
+    assert default.auto_reset is True
+    default.auto_reset = False
+    assert cls.default_config().auto_reset is True
+
+
+def test_the_class_chain_of_di_engine_holds() -> None:
+    assert issubclass(envmgr.SubprocessEnvManagerV2, envmgr.SyncSubprocessEnvManager)
+    assert issubclass(envmgr.SyncSubprocessEnvManager, envmgr.AsyncSubprocessEnvManager)
+    assert issubclass(envmgr.AsyncSubprocessEnvManager, envmgr.BaseEnvManager)
+    assert issubclass(envmgr.BaseEnvManagerV2, envmgr.BaseEnvManager)
+
+
+# -- workers --------------------------------------------------------------------------------------
+
+_WORKER_SETUPS = (
+    Setup("subprocess", "server"),
+    Setup("subprocess", "fork"),
+    Setup("subprocess", "spawn"),
+    Setup("subprocess", "forkserver"),
+)
+
+
+@over(*_WORKER_SETUPS)
+def test_the_environment_of_workers(
+    world: World, setup: Setup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("KEPT_ONE", "SECRET_TOKEN", "OMPI_COMM_WORLD_RANK", "PMI_RANK"):
+        monkeypatch.setenv(name, "here")
+    manager = world.make(
+        setup,
+        1,
+        worker_threads=2,
+        worker_env={"deny": ["SECRET_*"], "set": {"ADDED": "yes"}},
+    )
+    environment = manager.call("environment")[0]
+    assert environment["KEPT_ONE"] == "here"
+    assert environment["ADDED"] == "yes"
+    assert not {"SECRET_TOKEN", "OMPI_COMM_WORLD_RANK", "PMI_RANK"} & environment.keys()
+    assert environment["OMP_NUM_THREADS"] == "2"
+    assert os.environ["SECRET_TOKEN"] == "here"  # noqa: S105
+    assert "ADDED" not in os.environ
+    assert "OMP_NUM_THREADS" not in os.environ or os.environ["OMP_NUM_THREADS"] != "2"
+
+
+class WorkerProbe(ScriptedEnv):
+    """Says what its process is like."""
+
+    def randoms(self) -> tuple[float, float]:
+        import random
+
+        return random.random(), float(np.random.random())
+
+    def open_files(self) -> int:
+        return len(os.listdir("/proc/self/fd"))
+
+    def cores(self) -> list[int]:
+        return sorted(os.sched_getaffinity(0))
+
+    def has_child_processes(self) -> bool:
+        import multiprocessing
+
+        child = multiprocessing.get_context("fork").Process(target=int)
+        child.start()
+        child.join()
+        return True
+
+
+@over(*_WORKER_SETUPS)
+def test_workers_have_random_state_of_their_own(world: World, setup: Setup) -> None:
+    manager = world.make(setup, 3, env=WorkerProbe)
+    randoms = manager.call("randoms")
+    assert len({value for pair in randoms for value in pair}) == 6
+
+
+@over(*_WORKER_SETUPS)
+def test_workers_hold_no_fds_of_their_siblings(world: World, setup: Setup) -> None:
+    few = world.make(setup, 1, env=WorkerProbe)
+    alone = few.call("open_files")[0]
+    few.close()
+    many = world.make(setup, 4, env=WorkerProbe)
+    # Of fork, the standard library's two sentinels for each sibling that was there before.
+    siblings = 2 * 3 if setup.context == "fork" else 0
+    assert max(many.call("open_files")) <= alone + siblings
+
+
+@over(Setup("subprocess", "fork"))
+def test_workers_run_on_the_cores_they_are_given(world: World, setup: Setup) -> None:
+    core = min(os.sched_getaffinity(0))
+    manager = world.make(setup, 2, env=WorkerProbe, worker_affinity=[core])
+    assert manager.call("cores") == [[core], [core]]
+
+
+@over(Setup("subprocess", "fork"), Setup("subprocess", "server"))
+def test_envs_may_start_processes_only_without_daemon(world: World, setup: Setup) -> None:
+    strict = world.make(setup, 1, env=WorkerProbe)
+    with Raises(EnvFailure, "daemonic"):
+        strict.call("has_child_processes")
+    free = world.make(setup, 1, env=WorkerProbe, daemon=False)
+    assert free.call("has_child_processes") == [True]
+
+
+# -- dropping a manager ---------------------------------------------------------------------------
+
+
+@over(SYNC_SERVER, ASYNC_FORK)
+def test_a_manager_that_is_dropped_without_close_leaves_nothing(
+    tmp_path: Any, setup: Setup
+) -> None:
+    world = World(tmp_path)
+    manager = create_env_manager(setup.cfg, env_fn=world.factories(2))
+    manager.launch()
+    step_all(manager, {0: Do.END, 1: 1})
+    pids = [world.pid(i) for i in (0, 1)]
+    del manager
+    gc.collect()
+    for pid in pids:
+        assert not os.path.exists(f"/proc/{pid}")  # reaped; the leak guard looks for the rest
