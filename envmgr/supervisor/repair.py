@@ -166,7 +166,6 @@ class Repair:
         if self._policy.renew_between_attempts:
             self.renew(slot, new_host=False)
         elif slot.attended:
-            slot.again = False
             self._begin_reset(slot)
         else:
             self._hosts.settle(slot)

@@ -284,6 +284,7 @@ class Supervisor:
             slot.episodes_done = 0
 
     def _begin_reset(self, slot: EnvSlot) -> None:
+        slot.again = False  # whatever was new goes with this one
         if slot.doomed is None:
             self.states.apply(slot.env_id, Event.BEGIN_RESET)
         seed = slot.seed
@@ -399,7 +400,6 @@ class Supervisor:
         slot.episode += 1
         self.statistics.resets += 1
         if slot.again:
-            slot.again = False
             self._begin_reset(slot)
             return
         slot.seed = None
@@ -455,10 +455,8 @@ class Supervisor:
             self.hosts.begin(slot, Work.RESETTING)
         elif after == AfterStep.WANTS_RECYCLING:
             self.statistics.recycled += 1
-            slot.again = False
             self.hosts.end(slot, Next.RENEW_HOST, ask=True)
         else:
-            slot.again = False
             self._begin_reset(slot)
 
     def _on_result(self, slot: EnvSlot, payload: Any) -> None:
