@@ -1,0 +1,232 @@
+"""Deadlines: exactly at the limit, whose limit it is, and what has arrived by then."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+
+from envmgr.errors import EnvTimeout
+from envmgr.lifecycle import EnvState
+from envmgr.policy import Deadlines, FailurePolicy
+from envmgr.protocol import AfterStep, Op
+from envmgr.supervisor import Work
+from envmgr.supervisor.slots import NEVER
+from tests.fakes import description
+from tests.rig import Rig
+
+LIMITS = Deadlines(step_s=2.0, reset_s=4.0, connect_s=8.0, close_s=1.0)
+TICK = 1 / 64
+
+
+def in_work(work: Work, deadlines: Deadlines = LIMITS) -> Rig:
+    """Return a rig whose env 0 has just begun `work`."""
+    rig = Rig(2, deadlines=deadlines, auto_reset=work is not Work.CALLING).launch()
+    if work is Work.STEPPING:
+        rig.send(0)
+    elif work is Work.CANCELLING:
+        rig.send(0)
+        rig.reset()
+    elif work is Work.RESETTING:
+        rig.reset()
+    elif work is Work.CALLING:
+        rig.call()
+    elif work is Work.STARTING:
+        rig.send(0)
+        rig.die()
+        rig.deliver(0)
+    elif work is Work.ENDING:
+        rig.send(0)
+        rig.stepped(done=True, after=AfterStep.WANTS_RECYCLING)
+        rig.deliver(0)
+    assert rig.slot().work is work
+    return rig
+
+
+TIMED = [
+    (Work.STEPPING, 2.0, "step_timeout", "step"),
+    (Work.CANCELLING, 2.0, "step_timeout", "cancelled step"),
+    (Work.RESETTING, 4.0, "reset_timeout", "reset"),
+    (Work.CALLING, 4.0, "reset_timeout", "call"),
+    (Work.STARTING, 8.0, "connect_timeout", "construction"),
+]
+every_limit = pytest.mark.parametrize(
+    ("work", "limit_s", "key", "during"), TIMED, ids=[work.name for work, *_ in TIMED]
+)
+
+
+@every_limit
+def test_a_limit_passes_exactly_when_it_is_reached(
+    work: Work, limit_s: float, key: str, during: str
+) -> None:
+    rig = in_work(work)
+    host = rig.transport.host_of(0)
+    failures = rig.supervisor.statistics.latest_failures
+    before = len(failures)
+    assert rig.slot().deadline == rig.clock() + limit_s
+    assert rig.hosts.earliest_deadline <= rig.slot().deadline
+    rig.advance(limit_s - TICK)
+    assert len(failures) == before
+    assert not host.killed
+    rig.advance(TICK)
+    assert host.killed
+    assert len(failures) == before + 1
+    failure = failures[-1]
+    assert isinstance(failure, EnvTimeout)
+    assert isinstance(failure, TimeoutError)
+    assert failure.limit_s == limit_s
+    assert failure.during == during
+    assert f"exceeded the {limit_s:g} s of {key} in its {during}" in str(failure)
+
+
+@every_limit
+def test_what_arrived_by_then_counts(work: Work, limit_s: float, key: str, during: str) -> None:
+    rig = in_work(work)
+    host = rig.transport.host_of(0)
+    before = len(rig.supervisor.statistics.latest_failures)
+    reply: dict[Work, tuple[Op, Any]] = {
+        Work.STEPPING: (Op.STEPPED, ("next", 1.0, False, {}, 0)),
+        Work.CANCELLING: (Op.STEPPED, ("next", 1.0, False, {}, 0)),
+        Work.RESETTING: (Op.RESET_DONE, ("first", {})),
+        Work.CALLING: (Op.RESULT, 1),
+        Work.STARTING: (Op.HELLO, description()),
+    }
+    rig.transport.reply(0, *reply[work], after_s=limit_s)
+    rig.advance(limit_s)
+    assert not host.killed
+    assert len(rig.supervisor.statistics.latest_failures) == before
+
+
+def test_a_grace_that_has_passed_is_no_failure() -> None:
+    rig = in_work(Work.ENDING)
+    host = rig.transport.host_of(0)
+    rig.advance(1.0 - TICK)
+    assert not host.killed
+    rig.advance(TICK)
+    assert host.killed
+    assert rig.slot().work is Work.STARTING
+    assert rig.supervisor.statistics.latest_failures == type(
+        rig.supervisor.statistics.latest_failures
+    )(maxlen=100)
+
+
+def test_without_limits_nothing_ever_passes() -> None:
+    for work in (Work.STEPPING, Work.RESETTING, Work.CALLING, Work.CANCELLING):
+        rig = in_work(work, Deadlines())
+        assert rig.slot().deadline == NEVER
+        rig.advance(1e9)
+        assert rig.slot().work is work
+
+
+def test_each_request_has_a_limit_of_its_own() -> None:
+    rig = Rig(deadlines=LIMITS).launch()
+    for _ in range(5):
+        rig.send(0)
+        rig.advance(1.5)
+        rig.stepped(0)
+        rig.deliver(0)
+        rig.advance(1.5)
+    assert rig.ready() == [0]
+    assert rig.supervisor.statistics.failures_by_env == {}
+
+
+def test_the_reset_after_a_step_begins_its_own_limit_when_the_step_is_done() -> None:
+    rig = Rig(deadlines=LIMITS).launch()
+    rig.send(0)
+    rig.advance(1.5)
+    rig.stepped(0, done=True, after=AfterStep.RESETS)
+    rig.deliver(0)
+    rig.advance(4.0 - TICK)
+    assert rig.state() is EnvState.RESET
+    rig.advance(TICK)
+    assert rig.transport.host_of(0).spec.generation == 1
+
+
+def test_only_the_env_that_is_late_is_given_up() -> None:
+    rig = Rig(3, deadlines=LIMITS).launch()
+    rig.send(0)
+    rig.advance(1.0)
+    rig.send(1)
+    rig.advance(1.0)
+    assert rig.slot(0).timestep is not None
+    assert rig.slot(1).timestep is None
+    rig.advance(1.0)
+    assert rig.slot(1).timestep is not None
+    assert rig.supervisor.statistics.failures_by_env == {0: 1, 1: 1}
+    assert rig.ready() == [2]
+
+
+def test_several_limits_at_one_moment() -> None:
+    rig = Rig(3, deadlines=LIMITS).launch()
+    rig.send({0: 1, 1: 1, 2: 1})
+    rig.stepped(1)
+    rig.advance(2.0)
+    assert rig.supervisor.statistics.failures_by_env == {0: 1, 2: 1}
+    assert list(rig.deliver()) == [0, 1, 2]
+
+
+def test_an_answered_request_never_times_out() -> None:
+    rig = Rig(deadlines=LIMITS).launch()
+    rig.send(0)
+    rig.stepped()
+    assert rig.slot().deadline == NEVER
+    rig.advance(100.0)
+    assert rig.supervisor.statistics.failures_by_env == {}
+
+
+def test_the_earliest_deadline_is_never_too_late() -> None:
+    rig = Rig(3, deadlines=LIMITS).launch()
+    for env_id in (0, 1, 2):
+        rig.send(env_id)
+        rig.clock.advance(0.5)
+    deadlines = [slot.deadline for slot in rig.supervisor.slots]
+    assert rig.hosts.earliest_deadline == min(deadlines)
+    rig.advance(min(deadlines) - rig.clock())
+    left = [slot.deadline for slot in rig.supervisor.slots]
+    assert rig.hosts.earliest_deadline <= min(left)
+
+
+def test_a_deadline_may_be_thought_earlier_than_it_is_and_nothing_happens_then() -> None:
+    rig = Rig(2, deadlines=LIMITS).launch()
+    rig.send(0)
+    rig.clock.advance(1.0)
+    rig.send(1)
+    rig.stepped(0)
+    assert rig.hosts.earliest_deadline < rig.slot(1).deadline
+    rig.advance(1.0)
+    assert rig.hosts.earliest_deadline == rig.slot(1).deadline
+    assert rig.slot(1).work is Work.STEPPING
+
+
+def test_with_no_grace_a_host_is_killed_as_soon_as_it_is_asked() -> None:
+    rig = Rig(deadlines=Deadlines(close_s=0.0)).launch()
+    rig.send(0)
+    rig.stepped(done=True, after=AfterStep.WANTS_RECYCLING)
+    assert rig.transport.hosts[1].killed
+    assert rig.slot().work is Work.STARTING
+
+
+def test_a_host_that_hangs_in_a_cancelled_step_is_replaced_and_reset() -> None:
+    rig = in_work(Work.CANCELLING)
+    rig.advance(2.0)
+    assert rig.state() is EnvState.RESET
+    rig.hello()
+    rig.reset_done()
+    assert 0 in rig.ready()
+    assert rig.identity_holds()
+    assert rig.supervisor.statistics.abnormal == 0
+
+
+def test_a_renewal_that_hangs_again_and_again_waits_longer_and_longer() -> None:
+    policy = FailurePolicy(retry_waiting_s=0.5, max_failures=100)
+    rig = Rig(deadlines=LIMITS, policy=policy).launch()
+    rig.die()
+    starts = [rig.clock()]
+    for _ in range(4):
+        generation = rig.slot().generation
+        while rig.slot().generation == generation:
+            rig.advance(0.25)
+        starts.append(rig.clock())
+    gaps = [later - earlier for earlier, later in itertools.pairwise(starts)]
+    assert gaps == [8.5, 9.0, 10.0, 12.0]
