@@ -200,7 +200,7 @@ class ObservationReader:
     def __init__(self, space: spaces.Space[Any] | None, *, copy_free_form: bool = False) -> None:
         self._layout = None if space is None else layout_of(space)
         self._copy_free_form = copy_free_form
-        self._slots: list[Array] | None = None
+        self._slots: list[tuple[Array, bool]] | None = None
         self._copy = True
 
     @property
@@ -216,7 +216,11 @@ class ObservationReader:
             placement: where this env's slots are.
             copy_on_get: copy; else hand out views, valid through the env's next two steps.
         """
-        self._slots = slot_arrays(memory, placement)
+        leaves = placement.layout.leaves if self._layout is None else self._layout.leaves
+        slots = slot_arrays(memory, placement)
+        # Indexing by a slot alone makes a number, not an array, of what has shape ().
+        plain = [leaf.is_number or leaf.shape != () for leaf in leaves]
+        self._slots = list(zip(slots, plain, strict=True))
         self._copy = copy_on_get
 
     def read(self, reference: Any) -> Any:
@@ -234,9 +238,10 @@ class ObservationReader:
             return layout.unflatten(list(map(_own, layout.leaves, reference)))
         if type(reference) is not int or not 0 <= reference < SLOTS:
             raise ValueMismatchError(f"{reference!r} is not a slot of 0..{SLOTS - 1}")
-        if self._copy:
-            return layout.unflatten([slots[reference].copy() for slots in self._slots])
-        return layout.unflatten([slots[reference] for slots in self._slots])
+        found = [
+            slots[reference] if plain else slots[reference, ...] for slots, plain in self._slots
+        ]
+        return layout.unflatten([view.copy() for view in found] if self._copy else found)
 
     def detach(self) -> None:
         """Let go of the shared memory."""
@@ -249,6 +254,6 @@ def _own(leaf: Leaf, array: Any) -> Any:
             f"value{path_text(leaf.path)} of the reply is not an array of shape {leaf.shape} and "
             f"dtype {leaf.dtype}, which the space says"
         )
-    if array.ndim == 0:
-        return array[()]  # as indexing the arena gives: a scalar of the leaf's dtype
+    if leaf.is_number:
+        return array[()]
     return array if array.flags.writeable else array.copy()

@@ -49,11 +49,13 @@ class Leaf:
         path: where it sits in the value; empty if the value is this array.
         shape: its shape; `()` for Discrete.
         dtype: its dtype.
+        is_number: its value is a numpy number, as Discrete's, and not an array of shape `()`.
     """
 
     path: Path
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
+    is_number: bool = field(default=False, compare=False)
 
     @property
     def nbytes(self) -> int:
@@ -197,7 +199,8 @@ def _leaf_skeleton(space: Any, path: Path, leaves: list[Leaf]) -> Any:
     dtype = np.dtype(space.dtype)
     if dtype.hasobject:
         return None
-    leaves.append(Leaf(path, tuple(space.shape), dtype))
+    is_number = isinstance(space, spaces.Discrete)
+    leaves.append(Leaf(path, tuple(space.shape), dtype, is_number))
     return len(leaves) - 1
 
 
