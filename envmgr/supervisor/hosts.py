@@ -176,6 +176,10 @@ class Hosts:
             self._killed.discard(slot.host_id)
             slot.host_id = None
 
+    def forget_all(self) -> None:
+        """Have no host known any more: what still arrives is nobody's."""
+        self._slot_of_host.clear()
+
     def _await(self, slot: EnvSlot, work: Work, request_id: int) -> None:
         self._occupy(slot, work)
         slot.request_id = request_id

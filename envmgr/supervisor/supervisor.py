@@ -510,6 +510,7 @@ class Supervisor:
 
     def stop(self) -> None:
         """All envs are VOID from now on; what was owed is cancelled."""
+        self.hosts.forget_all()
         self.statistics.cancelled += sum(slot.owed for slot in self.slots)
         for slot in self.slots:
             slot.owed = False
