@@ -1,0 +1,560 @@
+"""Waiting on a clock that is moved by hand: deadlines, warnings, closing, one caller at a time."""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from envmgr import engine as engine_module
+from envmgr.engine import LOOK_EVERY_S, NARROW_S, WARN_EVERY_S, Engine
+from envmgr.errors import ConcurrentCallError, ManagerClosedError
+from envmgr.lifecycle import EnvState
+from envmgr.policy import Deadlines, FailurePolicy
+from envmgr.protocol import AfterStep, Op
+from envmgr.supervisor import Work
+from tests.fakes import FakeEnvs, Poll, WouldWaitForEverError
+from tests.rig import Rig
+
+
+def never() -> bool:
+    return False
+
+
+# -- waiting --------------------------------------------------------------------------------------
+
+
+def test_what_is_finished_already_waits_for_nothing() -> None:
+    rig = Rig().launch()
+    polls = len(rig.transport.polls)
+    assert rig.engine.wait_until(lambda: True, deadline=-1.0, doing="this")
+    assert len(rig.transport.polls) == polls
+
+
+def test_a_wait_ends_at_its_deadline() -> None:
+    rig = Rig().launch()
+    began = rig.clock()
+    assert not rig.engine.wait_until(never, deadline=began + 2.5, doing="this")
+    assert rig.clock() == began + 2.5
+    assert rig.engine.now() == rig.clock()
+
+
+def test_a_deadline_that_has_passed_does_not_even_look() -> None:
+    rig = Rig().launch()
+    polls = len(rig.transport.polls)
+    assert not rig.engine.wait_until(never, deadline=rig.clock(), doing="this")
+    assert not rig.engine.wait_for(never, -1.0)
+    assert len(rig.transport.polls) == polls
+
+
+def test_a_wait_ends_with_the_arrival_that_finishes_it() -> None:
+    rig = Rig().launch()
+    rig.send(0)
+    rig.transport.reply(0, Op.STEPPED, ("next", 1.0, False, {}, 0), after_s=3.0)
+    began = rig.clock()
+    assert rig.engine.wait_until(lambda: rig.slot().deliverable, doing="step")
+    assert rig.clock() == began + 3.0
+
+
+def test_everything_is_applied_in_its_moment_while_something_else_is_waited_for() -> None:
+    policy = FailurePolicy(max_retry=2, retry_waiting_s=0.5)
+    rig = Rig(2, policy=policy).launch()
+    rig.send(0)
+    rig.transport.reply(0, Op.STEPPED, ("next", 1.0, False, {}, 0), after_s=3.0)
+    rig.reset(1)
+    rig.transport.fail(1, "reset", after_s=1.0)
+    moments = []
+
+    def finished() -> bool:
+        moments.append((rig.clock() - began, rig.slot(1).work))
+        return rig.slot().deliverable
+
+    began = rig.clock()
+    rig.engine.wait_until(finished, doing="step")
+    assert moments == [
+        (0.0, Work.RESETTING),
+        (1.0, Work.PAUSING),
+        (1.5, Work.RESETTING),  # the retry began behind the step that was waited for
+        (3.0, Work.RESETTING),
+    ]
+
+
+def test_limits_of_requests_pass_during_a_wait() -> None:
+    rig = Rig(2, deadlines=Deadlines(step_s=2.0)).launch()
+    rig.send(0)
+    began = rig.clock()
+    rig.engine.wait_until(lambda: rig.slot().deliverable, doing="step")
+    assert rig.clock() == began + 2.0
+    assert rig.slot().timestep is not None
+    assert rig.slot().timestep.info["abnormal"]
+
+
+def test_a_reply_that_arrives_at_the_very_limit_counts() -> None:
+    rig = Rig(deadlines=Deadlines(step_s=2.0)).launch()
+    rig.send(0)
+    rig.transport.reply(0, Op.STEPPED, ("next", 1.0, False, {}, 0), after_s=2.0)
+    rig.engine.wait_until(lambda: rig.slot().deliverable, doing="step")
+    assert rig.deliver(0)[0].obs == "next"
+
+
+def test_what_came_while_nobody_looked_is_seen_before_limits_are_enforced() -> None:
+    rig = Rig(2, deadlines=Deadlines(step_s=2.0)).launch()
+    rig.send({0: 1, 1: 1})
+    rig.transport.reply(1, Op.STEPPED, ("next", 1.0, False, {}, 0), after_s=1.0)
+    rig.clock.advance(100.0)  # the trainer computes
+    rig.engine.collect()
+    assert rig.deliver(1)[1].obs == "next"
+    assert rig.deliver(0)[0].info["abnormal"]
+
+
+def test_collecting_does_not_wait() -> None:
+    rig = Rig().launch()
+    rig.send(0)
+    rig.transport.reply(0, Op.STEPPED, ("next", 1.0, False, {}, 0), after_s=1.0)
+    began = rig.clock()
+    rig.engine.collect()
+    assert rig.clock() == began
+    assert rig.slot().timestep is None
+
+
+def test_a_wait_without_end_has_the_transport_wait_for_the_next_warning_at_most() -> None:
+    rig = Rig().launch()
+    rig.send(0)
+    rig.engine.wait_until(never, deadline=rig.clock() + 100.0, doing="step")
+    assert all(poll.timeout_s is not None for poll in rig.transport.polls)
+    assert max(poll.timeout_s or 0.0 for poll in rig.transport.polls) == WARN_EVERY_S
+
+
+# -- the pivot ------------------------------------------------------------------------------------
+
+
+def test_the_pivot_is_waited_for_alone_at_first_and_not_for_long() -> None:
+    rig = Rig(3).launch()
+    rig.send({0: 1, 1: 1, 2: 1})
+    rig.transport.reply(0, Op.STEPPED, ("next", 1.0, False, {}, 0), after_s=NARROW_S / 4)
+    rig.transport.reply(1, Op.STEPPED, ("next", 1.0, False, {}, 0), after_s=NARROW_S / 2)
+    rig.transport.reply(2, Op.STEPPED, ("next", 1.0, False, {}, 0), after_s=NARROW_S * 3)
+    pivot = rig.slot(1).host_id
+    del rig.transport.polls[:]
+    began = rig.clock()
+    rig.engine.wait_until(
+        lambda: all(slot.deliverable for slot in rig.supervisor.slots),
+        pivot=lambda: pivot,
+        doing="step",
+    )
+    assert rig.clock() == began + NARROW_S * 3
+    first, *others = rig.transport.polls
+    assert first.pivot == pivot
+    assert first.timeout_s == pytest.approx(NARROW_S)
+    assert others[-1].pivot is None
+
+
+def test_a_death_ends_the_wait_for_a_pivot() -> None:
+    rig = Rig(2).launch()
+    rig.send({0: 1, 1: 1})
+    rig.transport.die(0, after_s=NARROW_S / 2)
+    seen: list[float] = []
+    began = rig.clock()
+
+    def finished() -> bool:
+        if rig.slot(0).timestep is not None:
+            seen.append(rig.clock() - began)
+        return bool(seen)
+
+    rig.engine.wait_until(finished, pivot=lambda: rig.slot(1).host_id, doing="step")
+    assert seen == [pytest.approx(NARROW_S / 2)]
+
+
+def test_a_pivot_without_host_is_none() -> None:
+    rig = Rig().launch()
+    rig.engine.wait_until(never, pivot=lambda: None, deadline=rig.clock() + 1.0, doing="step")
+    assert {poll.pivot for poll in rig.transport.polls} == {None}
+
+
+def test_limits_are_kept_while_a_pivot_is_waited_for() -> None:
+    rig = Rig(2, deadlines=Deadlines(step_s=NARROW_S / 2)).launch()
+    rig.send(0)
+    rig.clock.advance(NARROW_S / 4)
+    rig.send(1)
+    began = rig.clock()
+    rig.engine.wait_until(
+        lambda: rig.slot(0).timestep is not None, pivot=lambda: rig.slot(1).host_id, doing="step"
+    )
+    assert rig.clock() - began == pytest.approx(NARROW_S / 4)
+
+
+# -- warnings -------------------------------------------------------------------------------------
+
+
+def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [r.getMessage() for r in caplog.records if "has been waiting" in r.getMessage()]
+
+
+def test_a_long_wait_warns_every_thirty_seconds_and_names_the_envs(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    rig = Rig(4).launch()
+    rig.send({0: 1, 2: 1})
+    rig.reset(3)
+    rig.engine.wait_for(never, 29.0)
+    assert warnings_of(caplog) == []
+    rig.engine.wait_until(never, deadline=rig.clock() + 95.0, doing="step")
+    found = warnings_of(caplog)
+    assert len(found) == 3
+    assert found[0].startswith("step has been waiting for 30 s more (")
+    assert "step: envs [0, 2]" in found[0]
+    assert "reset: envs [3]" in found[0]
+    assert "Ctrl-C or close() ends it" in found[0]
+    assert {r.levelno for r in caplog.records} == {logging.WARNING}
+
+
+def test_a_wait_for_nothing_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    rig = Rig().launch()
+    rig.engine.wait_for(never, 31.0)
+    assert "nothing is busy" in warnings_of(caplog)[0]
+
+
+def test_many_arrivals_do_not_put_a_warning_off(caplog: pytest.LogCaptureFixture) -> None:
+    rig = Rig(2).launch()
+    rig.send({0: 1, 1: 1})
+
+    def finished() -> bool:
+        if rig.slot(1).deliverable:
+            rig.deliver(1)
+            rig.send(1)
+        if rig.slot(1).timestep is None and rig.transport.next_event is None:
+            rig.transport.reply(1, Op.STEPPED, ("next", 1.0, False, {}, 0), after_s=0.5)
+        return False
+
+    rig.engine.wait_until(finished, deadline=rig.clock() + 61.0, doing="step")
+    assert len(warnings_of(caplog)) == 2
+
+
+# -- closing --------------------------------------------------------------------------------------
+
+
+def test_closing_ends_a_wait_from_elsewhere() -> None:
+    rig = Rig(2).launch()
+    rig.send({0: 1, 1: 1})
+    began = rig.clock()
+    rig.transport.call_after(7.0, lambda: rig.engine.close(1.5))
+    with (
+        pytest.raises(ManagerClosedError, match="closed by another thread"),
+        rig.engine.calling(),
+    ):
+        rig.engine.wait_until(never, doing="step")
+    assert rig.clock() == began + 7.0
+    assert rig.transport.closed_with_s == 1.5
+    assert rig.supervisor.states.snapshot() == (EnvState.VOID,) * 2
+    assert rig.supervisor.statistics.cancelled == 2
+
+
+def test_what_arrived_in_the_moment_of_closing_is_not_applied_any_more() -> None:
+    rig = Rig(2).launch()
+    rig.send({0: 1, 1: 1})
+    for env_id in (0, 1):  # read by the poll in which a signal handler closes the manager
+        rig.transport.reply(env_id, Op.STEPPED, ("next", 1.0, False, {}, 0), after_s=1.0)
+    rig.transport.call_after(1.0, lambda: rig.engine.close(0.0))
+    with pytest.raises(ManagerClosedError):
+        rig.engine.wait_until(never, doing="step")
+    assert rig.supervisor.states.snapshot() == (EnvState.VOID,) * 2
+    assert rig.identity_holds()
+
+
+def test_closing_between_two_arrivals_leaves_the_second_one_alone() -> None:
+    rig = Rig(2).launch()
+    rig.send({0: 1, 1: 1})
+    for env_id in (0, 1):
+        rig.transport.reply(env_id, Op.STEPPED, ("next", 1.0, False, {}, 0))
+    handle = rig.supervisor.handle
+
+    def handle_and_close(host_id: int, arrival: Any) -> None:
+        handle(host_id, arrival)
+        rig.engine.close(0.0)
+
+    rig.supervisor.handle = handle_and_close  # type: ignore[method-assign]
+    with pytest.raises(ManagerClosedError):
+        rig.engine.wait_until(never, doing="step")
+    assert rig.supervisor.states.snapshot() == (EnvState.VOID,) * 2
+
+
+def test_a_closed_engine_refuses_calls() -> None:
+    rig = Rig().launch()
+    rig.engine.close(0.0)
+    with pytest.raises(ManagerClosedError, match="call launch"), rig.engine.calling():
+        pytest.fail("it was let in")
+
+
+def test_closing_twice_closes_once() -> None:
+    rig = Rig().launch()
+    rig.send(0)
+    rig.engine.close(3.0)
+    rig.engine.close(0.0)
+    assert rig.transport.closed_with_s == 3.0
+    assert rig.supervisor.statistics.cancelled == 1
+
+
+def test_closing_wakes_a_poll_that_waits() -> None:
+    rig = Rig().launch()
+    rig.engine.close(0.0)
+    began = rig.clock()
+    assert rig.transport.poll(10.0) == []
+    assert rig.clock() == began
+
+
+# -- one caller at a time, one process ------------------------------------------------------------
+
+
+def test_a_call_inside_of_a_call_is_refused() -> None:
+    rig = Rig().launch()
+    with rig.engine.calling() as supervisor:
+        assert supervisor is rig.supervisor
+        with pytest.raises(ConcurrentCallError, match="one thread at a time"), rig.engine.calling():
+            pytest.fail("it was let in")
+    with rig.engine.calling():
+        pass
+
+
+def test_a_call_that_raises_lets_the_next_one_in() -> None:
+    rig = Rig().launch()
+    with pytest.raises(KeyError), rig.engine.calling():
+        raise KeyError
+    with rig.engine.calling():
+        pass
+
+
+def test_a_refused_call_leaves_the_engine_free() -> None:
+    rig = Rig().launch()
+    with rig.engine.calling(), pytest.raises(ConcurrentCallError), rig.engine.calling():
+        pass
+    with rig.engine.calling():
+        pass
+
+
+def test_a_fork_is_refused_and_its_close_closes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = Rig().launch()
+    with monkeypatch.context() as patch:
+        patch.setattr(engine_module.os, "getpid", lambda: -1)
+        with pytest.raises(ManagerClosedError, match="fork of the one"), rig.engine.calling():
+            pytest.fail("it was let in")
+        rig.engine.close(0.0)
+    assert rig.transport.closed_with_s is None
+    assert rig.ready() == [0]
+    with rig.engine.calling():
+        pass
+
+
+# -- the background, without a thread -------------------------------------------------------------
+
+
+class StillThread:
+    """A thread that never runs; the test does its work."""
+
+    started = 0
+
+    def __init__(self, **options: Any) -> None:
+        self.options = options
+
+    def start(self) -> None:
+        StillThread.started += 1
+
+    def join(self) -> None:
+        pass
+
+
+class Behind:
+    """An engine with a background whose thread is played by the test.
+
+    `waited` holds how long it meant to sleep each time; the clock moves on as if it had.
+    """
+
+    def __init__(self, rig: Rig, patch: pytest.MonkeyPatch) -> None:
+        self.rig = rig
+        self.waited: list[float | None] = []
+        StillThread.started = 0
+        patch.setattr(engine_module.threading, "Thread", StillThread)
+        patch.setattr(engine_module, "wait", self._wait)
+        self.engine = Engine(rig.supervisor, rig.transport, rig.clock, background=True)
+        rig.engine = self.engine
+        background = self.engine._background
+        assert background is not None
+        self.background = background
+
+    def _wait(self, objects: Any, timeout_s: float | None) -> list[Any]:
+        self.waited.append(timeout_s)
+        if timeout_s is not None:
+            self.rig.clock.advance(timeout_s)
+        return []
+
+    @property
+    def is_armed(self) -> bool:
+        return not self.background._dormant
+
+    def call(self) -> None:
+        """Make a public call that does nothing."""
+        with self.engine.calling():
+            pass
+
+    def carry_on(self, seconds: float) -> None:
+        """Do what the thread does for a while, or until it goes to sleep."""
+        end = self.rig.clock() + seconds
+        while self.rig.clock() < end and self.background._carry_on():
+            pass
+
+
+@pytest.fixture
+def patched(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
+    with monkeypatch.context() as patch:
+        yield patch
+
+
+def behind(patch: pytest.MonkeyPatch, **options: Any) -> Behind:
+    return Behind(Rig(2, **options).launch(), patch)
+
+
+def test_the_background_is_armed_by_work_and_by_nothing_else(patched: pytest.MonkeyPatch) -> None:
+    it = behind(patched)
+    it.call()
+    assert StillThread.started == 0
+    assert not it.is_armed
+    it.rig.reset()
+    it.call()
+    assert StillThread.started == 1
+    assert it.is_armed
+    it.rig.transport.reply(0, Op.RESET_DONE, ("first", {}))
+    it.carry_on(10.0)
+    assert not it.is_armed
+    assert it.rig.ready() == [0, 1]
+    it.rig.reset()
+    it.call()
+    assert StillThread.started == 1  # the same thread
+    assert it.is_armed
+    it.engine.close(0.0)
+
+
+def test_resets_retries_and_renewals_go_on_behind_the_caller(patched: pytest.MonkeyPatch) -> None:
+    it = behind(patched, policy=FailurePolicy(max_retry=2, retry_waiting_s=0.5))
+    rig = it.rig
+    rig.send(0)
+    rig.transport.reply(0, Op.STEPPED, ("terminal", 1.0, True, {}, AfterStep.RESETS))
+    rig.transport.fail(0, "reset", after_s=1.0)
+    rig.reset(1)
+    rig.transport.die(1, after_s=1.0)
+    it.call()
+    it.carry_on(1.2)
+    rig.transport.answer = FakeEnvs(seconds={Op.HELLO: 1.0, Op.RESET: 1.0})
+    rig.transport.reply(1, Op.HELLO, FakeEnvs()._plain_reply(None, Op.HELLO, None)["payload"])  # type: ignore[arg-type]
+    it.carry_on(10.0)
+    assert rig.ready() == [1]  # the timestep of 0 has not been delivered yet
+    assert rig.deliver(0)[0].obs == "terminal"
+    assert rig.ready() == [0, 1]
+    assert rig.supervisor.statistics.reset_retries == 1
+    assert rig.slot(1).generation == 1
+    it.engine.close(0.0)
+
+
+def test_limits_pass_behind_the_caller(patched: pytest.MonkeyPatch) -> None:
+    it = behind(patched, deadlines=Deadlines(step_s=2.0))
+    it.rig.send(0)
+    it.call()
+    assert it.is_armed
+    began = it.rig.clock()
+    while it.rig.slot().timestep is None:
+        it.background._carry_on()
+    assert it.rig.clock() - began == pytest.approx(2.0, abs=LOOK_EVERY_S)
+    assert it.rig.clock() - began >= 2.0
+    it.engine.close(0.0)
+
+
+def test_the_background_looks_seldom_when_nothing_changes(patched: pytest.MonkeyPatch) -> None:
+    it = behind(patched)
+    it.rig.send(0)
+    it.call()
+    it.carry_on(60.0)
+    seconds = [s for s in it.waited if s is not None]
+    assert max(seconds) <= LOOK_EVERY_S
+    assert len(seconds) < 60.0 / LOOK_EVERY_S + 20
+    it.engine.close(0.0)
+
+
+def test_the_background_leaves_the_lock_to_the_caller(patched: pytest.MonkeyPatch) -> None:
+    it = behind(patched)
+    it.rig.reset()
+    it.call()
+
+    class Taken:
+        def acquire(self, blocking: bool = True) -> bool:
+            assert not blocking
+            return False
+
+    real, it.background._lock = it.background._lock, Taken()  # type: ignore[assignment]
+    polls = len(it.rig.transport.polls)
+    assert it.background._carry_on()
+    assert len(it.rig.transport.polls) == polls
+    it.background._lock = real
+    it.engine.close(0.0)
+
+
+def test_a_defect_in_the_background_surfaces_from_the_next_call(
+    patched: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    it = behind(patched)
+    it.rig.reset()
+    it.call()
+
+    def fail(*args: Any) -> None:
+        raise ZeroDivisionError("a defect")
+
+    it.rig.supervisor.handle = fail  # type: ignore[method-assign]
+    it.rig.transport.reply(0, Op.RESET_DONE, ("first", {}))
+    assert not it.background._carry_on()
+    assert isinstance(it.rig.supervisor.repair.fatal, ZeroDivisionError)
+    assert "the background thread of a manager failed" in caplog.text
+    it.engine.close(0.0)
+
+
+def test_the_background_ends_with_the_engine(patched: pytest.MonkeyPatch) -> None:
+    it = behind(patched)
+    it.rig.reset()
+    it.call()
+    it.engine.close(0.0)
+    polls = len(it.rig.transport.polls)
+    assert not it.background._carry_on()
+    it.background._run()  # ends at once
+    assert len(it.rig.transport.polls) == polls
+    it.engine.close(0.0)
+
+
+def test_seconds_until_a_moment() -> None:
+    rig = Rig().launch()
+    assert rig.engine.seconds_until(math.inf) is None
+    assert rig.engine.seconds_until(rig.clock() + 2.0) == 2.0
+    assert rig.engine.seconds_until(rig.clock() - 2.0) == 0.0
+
+
+def test_without_background_nothing_is_started() -> None:
+    before = threading.active_count()
+    rig = Rig().launch()
+    rig.reset()
+    with rig.engine.calling():
+        pass
+    assert threading.active_count() == before
+
+
+# -- the fakes ------------------------------------------------------------------------------------
+
+
+def test_a_wait_that_would_never_end_is_found_out() -> None:
+    rig = Rig().launch()
+    with pytest.raises(WouldWaitForEverError):
+        rig.transport.poll(None)
+
+
+def test_polls_are_remembered() -> None:
+    rig = Rig()
+    rig.transport.poll(2.0, pivot=None)
+    assert rig.transport.polls == [Poll(2.0, None)]
