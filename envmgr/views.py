@@ -139,7 +139,7 @@ class TreeView(DictView):
             ActionError: there is not one action for each row.
         """
         if isinstance(actions, Mapping) and all(isinstance(k, (int, np.integer)) for k in actions):
-            return dict(actions)
+            return {env_id: _untree(action) for env_id, action in actions.items()}
         env_ids = ready_ids() if self._read is None else self._read
         try:
             rows = split_batch(_untree(actions), len(env_ids))
@@ -148,7 +148,7 @@ class TreeView(DictView):
                 f"one action for each row of the last ready_obs is needed, which is that of envs "
                 f"{env_ids}: {error}. Nothing was sent to any env."
             ) from error
-        return dict(zip(env_ids, rows, strict=True))
+        return dict(zip(env_ids, map(_untree, rows), strict=True))
 
     def timesteps(self, timesteps: dict[int, EnvTimestep]) -> list[Any]:
         """Return a treetensor with `obs reward done info env_id` for each timestep."""
