@@ -1,0 +1,386 @@
+"""The command line in this process: what it prints, writes and returns."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from envmgr.cli import main
+from envmgr.config_file import load_config
+
+CONFIG = """
+env: {id: CartPole-v1}
+manager: {type: base, env_num: 3, seed: 0}
+collect: {steps: 200}
+"""
+USERS_MODULE = '''
+import gymnasium
+
+
+class FaultyEnv(gymnasium.Env):
+    """Gives 1 for each of 5 steps; raises in the 3rd step of every `every`th episode."""
+
+    observation_space = gymnasium.spaces.Discrete(9)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def __init__(self, every=2, fault=None):
+        if fault == "build":
+            raise ValueError("no licence\\nfor this simulator")
+        self.every, self.episode = every, 0
+
+    def reset(self, *, seed=None, options=None):
+        self.episode, self.n = self.episode + 1, 0
+        return 0, {}
+
+    def step(self, action):
+        self.n += 1
+        if self.n == 3 and self.episode % self.every == 0:
+            raise RuntimeError("lost the\\nconnection")
+        return self.n, 1.0, self.n == 5, False, {}
+
+
+def always_one(observation_space, action_space, seed):
+    return lambda obs: dict.fromkeys(obs, 1)
+
+
+def only_the_first(observation_space, action_space, seed):
+    return lambda obs: {0: 1}
+
+
+def broken(observation_space, action_space, seed):
+    return lambda obs: 1 / 0
+
+
+def loads(observation_space, action_space, seed):
+    raise RuntimeError("no weights")
+
+
+def takes_one(obs):
+    return obs
+'''
+
+
+class Result(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+
+Run = Callable[..., Result]
+
+
+@pytest.fixture
+def envmgr(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Iterator[Run]:
+    """Runs the command line in a folder with `c.yaml` and a module of the user's."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "c.yaml").write_text(CONFIG)
+    (tmp_path / "cli_users_module.py").write_text(USERS_MODULE)
+    monkeypatch.setattr("sys.path", [*sys.path])
+
+    def run(*args: Any) -> Result:
+        code = main([str(arg) for arg in args])
+        captured = capsys.readouterr()
+        return Result(code, captured.out, captured.err)
+
+    yield run
+    for name in ("cli_users_module", "cli_allowed_module"):
+        sys.modules.pop(name, None)
+
+
+def episodes_in(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "episodes.jsonl").read_text().splitlines()]
+
+
+def summary_in(folder: Path) -> dict[str, Any]:
+    summary: dict[str, Any] = json.loads((folder / "summary.json").read_text())
+    return summary
+
+
+FAULTY = ("--set", "env.id=null", "--set", "env.entry=cli_users_module:FaultyEnv")
+
+
+class TestRun:
+    def test_writes_what_it_collected(self, envmgr: Run, tmp_path: Path) -> None:
+        result = envmgr("run", "c.yaml", "--output", "out")
+        assert (result.code, result.err) == (0, "")
+        assert "3 envs of CartPole-v1 on base: done" in result.out
+        episodes, summary = episodes_in(tmp_path / "out"), summary_in(tmp_path / "out")
+        assert summary["ending"] == "done"
+        assert summary["steps"] == 200
+        assert summary["episodes"] == len(episodes) > 0
+        assert sum(e["length"] for e in episodes) + summary["unfinished_steps"] == 200
+        assert summary["return"]["mean"] == pytest.approx(
+            sum(e["return"] for e in episodes) / len(episodes)
+        )
+        assert {e["seed"] == e["env_id"] for e in episodes} == {True}
+        assert summary["stats"]["states"] == {"RUN": 3}
+        assert set(summary["versions"]) == {"envmgr", "python", "numpy", "gymnasium", "platform"}
+
+    def test_its_config_runs_the_same_again(self, envmgr: Run, tmp_path: Path) -> None:
+        envmgr("run", "c.yaml", "--seed", 5, "--episodes", 4, "--output", "one")
+        text = (tmp_path / "one/config.yaml").read_text()
+        assert "numpy" in text.splitlines()[1]
+        written = load_config(tmp_path / "one/config.yaml")
+        assert (written.manager.seed, written.collect.steps, written.collect.episodes) == (
+            5,
+            None,
+            4,
+        )
+        envmgr("run", "one/config.yaml", "--output", "two")
+
+        def without_times(folder: str) -> list[dict[str, Any]]:
+            timed = ("duration_s", "ended_s")
+            return [
+                {key: value for key, value in e.items() if key not in timed}
+                for e in episodes_in(tmp_path / folder)
+            ]
+
+        assert without_times("one") == without_times("two")
+        envmgr("run", "one/config.yaml", "--seed", 6, "--output", "three")
+        assert without_times("one") != without_times("three")
+
+    def test_overrides_come_in_order(self, envmgr: Run, tmp_path: Path) -> None:
+        sets = [f"--set=manager.env_num={n}" for n in (5, 2)]
+        assert envmgr("run", "c.yaml", *sets, "--steps", 33, "--output", "out").code == 0
+        summary = summary_in(tmp_path / "out")
+        assert (summary["env_num"], summary["steps"]) == (2, 33)
+
+    def test_without_a_folder_results_go_to_a_new_one(self, envmgr: Run, tmp_path: Path) -> None:
+        for _ in range(2):
+            assert envmgr("run", "c.yaml").code == 0
+        folders = list((tmp_path / "runs").iterdir())
+        assert len(folders) == 2
+        assert all(folder.name.startswith("c-") for folder in folders)
+
+    def test_the_config_may_name_the_folder(self, envmgr: Run, tmp_path: Path) -> None:
+        assert envmgr("run", "c.yaml", "--set", "collect.output=a/b").code == 0
+        assert envmgr("run", "c.yaml", "--set", "collect.output=a/b", "--output", "c").code == 0
+        assert summary_in(tmp_path / "a/b")["steps"] == summary_in(tmp_path / "c")["steps"] == 200
+
+    def test_results_are_not_overwritten_unawares(self, envmgr: Run, tmp_path: Path) -> None:
+        envmgr("run", "c.yaml", "--output", "out")
+        refused = envmgr("run", "c.yaml", "--output", "out", "--steps", 10)
+        assert refused.code == 2
+        assert "holds the results of another run" in refused.err
+        assert summary_in(tmp_path / "out")["steps"] == 200
+        assert envmgr("run", "c.yaml", "--output", "out", "--steps", 10, "--force").code == 0
+        assert summary_in(tmp_path / "out")["steps"] == 10
+
+    def test_may_write_nothing(self, envmgr: Run, tmp_path: Path) -> None:
+        before = set(tmp_path.iterdir())
+        result = envmgr("run", "c.yaml", "--no-output")
+        assert result.code == 0
+        assert "not written" in result.out
+        assert set(tmp_path.iterdir()) - before <= {tmp_path / "__pycache__"}
+
+    def test_ends_with_the_budgets(self, envmgr: Run, tmp_path: Path) -> None:
+        for extra in ([], ["--set", "manager.auto_reset=false"]):
+            result = envmgr(
+                *("run", "c.yaml", "--set", "collect.steps=null", "--output", "out", "--force"),
+                *("--set", "manager.episode_num=2", *extra),
+            )
+            assert result.code == 0
+            episodes = episodes_in(tmp_path / "out")
+            assert sorted((e["env_id"], e["nth"]) for e in episodes) == [
+                (i, n) for i in range(3) for n in range(2)
+            ]
+
+    def test_a_policy_of_ones_own(self, envmgr: Run, tmp_path: Path) -> None:
+        name = "collect.policy=cli_users_module:always_one"
+        envmgr("run", "c.yaml", "--episodes", 6, "--set", name, "--output", "out")
+        assert all(e["length"] <= 12 for e in episodes_in(tmp_path / "out"))  # it falls at once
+
+
+class TestFailures:
+    def test_are_lived_with(self, envmgr: Run, tmp_path: Path) -> None:
+        result = envmgr("run", "c.yaml", *FAULTY, "--episodes", 9, "--output", "out")
+        assert result.code == 0
+        episodes = episodes_in(tmp_path / "out")
+        abnormal = [e for e in episodes if e["abnormal"]]
+        assert len(episodes) - len(abnormal) == 9
+        assert {(e["return"], e["length"]) for e in abnormal} == {(2.0, 3)}
+        assert "Traceback" in abnormal[0]["failure"]
+        lines = [line for line in result.err.splitlines() if line.startswith("warning: ")]
+        assert len(lines) == len(abnormal) == summary_in(tmp_path / "out")["abnormal_episodes"]
+        assert "raised RuntimeError in its step: lost the connection" in lines[0]
+        assert f"{len(abnormal)} failures: EnvRaised x{len(abnormal)} (envs 0, 1, 2)" in result.out
+
+    def test_that_are_too_many_end_it(self, envmgr: Run, tmp_path: Path) -> None:
+        every = ("--set", "env.kwargs.every=1", "--set", "manager.max_failures=2")
+        result = envmgr("run", "c.yaml", *FAULTY, *every, "--output", "out")
+        assert result.code == 1
+        summary = summary_in(tmp_path / "out")
+        assert summary["ending"] == "failed"
+        assert summary["steps"] == sum(e["length"] for e in episodes_in(tmp_path / "out")) > 0
+        last = result.err.strip().splitlines()
+        assert last[-2].startswith("envmgr: error: env 0 failed 3 times within 60 s")
+        assert "Traceback" not in last[-2]
+        assert last[-1].endswith("timesteps had been collected and are kept in out")
+
+    def test_that_leave_no_env_end_it(self, envmgr: Run, tmp_path: Path) -> None:
+        every = ("--set", "env.kwargs.every=1", "--set", "manager.on_exhausted=drop")
+        result = envmgr("run", "c.yaml", *FAULTY, *every, "--output", "out")
+        assert result.code == 1
+        assert "no env is left after" in result.err
+        assert summary_in(tmp_path / "out")["stats"]["states"] == {"DONE": 3}
+
+    def test_of_the_launch(self, envmgr: Run, tmp_path: Path) -> None:
+        fault = ("--set", "env.kwargs.fault=build")
+        result = envmgr("run", "c.yaml", *FAULTY, *fault, "--output", "out")
+        assert result.code == 1
+        error, kept = result.err.strip().splitlines()
+        assert error.startswith("envmgr: error: 3 of 3 envs could not be launched")
+        assert "ValueError in its construction: no licence for this simulator" in error
+        assert kept == "envmgr: the run failed; nothing had been collected; see out"
+        assert "Traceback" in summary_in(tmp_path / "out")["stats"]["latest_failures"][0]
+
+    def test_with_tracebacks(self, envmgr: Run) -> None:
+        fault = ("--set", "env.kwargs.fault=build", "--no-output", "--traceback")
+        result = envmgr("run", "c.yaml", *FAULTY, *fault)
+        assert "raise ValueError" in result.err
+
+    @pytest.mark.parametrize(
+        ("policy", "part"),
+        [
+            ("only_the_first", "no action for envs [1, 2]"),
+            ("broken", "ZeroDivisionError: division by zero"),
+            ("loads", "RuntimeError: no weights"),
+        ],
+    )
+    def test_of_the_policy(self, envmgr: Run, policy: str, part: str, tmp_path: Path) -> None:
+        name = f"collect.policy=cli_users_module:{policy}"
+        result = envmgr("run", "c.yaml", "--set", name, "--output", "out")
+        assert result.code == 1
+        assert part in result.err
+        assert part in summary_in(tmp_path / "out")["error"]
+        # where in the user's own code, unless envmgr itself has refused something
+        assert ("Traceback" in result.err) == (policy != "only_the_first")
+
+    def test_of_the_disk(
+        self, envmgr: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def add(*args: Any) -> None:
+            raise OSError(28, "No space left on device", "out/episodes.jsonl")
+
+        monkeypatch.setattr("envmgr.cli.output.RunFolder.add", add)
+        result = envmgr("run", "c.yaml", "--output", "out")
+        assert result.code == 1
+        assert "the results cannot be written: [Errno 28] No space left" in result.err
+        assert "Traceback" not in result.err
+        assert summary_in(tmp_path / "out")["ending"] == "failed"
+
+
+BAD_INPUT = {
+    "no such file": (["run", "no.yaml"], "'no.yaml' does not exist"),
+    "a folder": (["run", "."], "is a folder"),
+    "unknown section": (["run", "typo.yaml"], "did you mean 'manager'?"),
+    "broken YAML": (["run", "broken.yaml"], "broken.yaml, line 2"),
+    "empty": (["run", "empty.yaml"], "is empty"),
+    "unknown kind": (["run", "c.yaml", "--set", "manager.type=bse"], "did you mean 'base'?"),
+    "unknown key": (["run", "c.yaml", "--set", "manager.env_nm=2"], "did you mean 'env_num'?"),
+    "wrong type": (["run", "c.yaml", "--set", "manager.env_num=two"], "manager.env_num is 'two'"),
+    "no env_num": (["run", "c.yaml", "--set", "manager.env_num=null"], "manager.env_num is null"),
+    "no end": (["run", "c.yaml", "--set", "collect.steps=null"], "when the run ends"),
+    "unknown env": (["run", "c.yaml", "--set", "env.id=CartPol-v1"], "CartPole-v1"),
+    "foreign code": (
+        ["run", "c.yaml", "--set", "env.id=null", "--set", "env.entry=os:getcwd"],
+        "--allow-import os",
+    ),
+    "foreign policy": (["run", "c.yaml", "--set", "collect.policy=os:system"], "--allow-import os"),
+    "no factory": (
+        ["run", "c.yaml", "--set", "collect.policy=cli_users_module:takes_one"],
+        "factory(observation_space, action_space, seed)",
+    ),
+    "no override": (["run", "c.yaml", "--set", "env_num"], "section.key=value"),
+    "no number": (["run", "c.yaml", "--steps", "0"], "0 is not in the range"),
+    "two ends": (["run", "c.yaml", "--steps", "1", "--episodes", "1"], "not both"),
+    "output or not": (["run", "c.yaml", "--no-output", "--output", "x"], "--no-output goes"),
+    "output is a file": (["run", "c.yaml", "--output", "c.yaml"], "Not a directory"),
+    "no config": (["run"], "CONFIG"),
+    "no such command": (["rnu"], "rnu"),
+    "no such option": (["run", "c.yaml", "--step", "3"], "--step"),
+    "nothing to show": (["show", "no.yaml"], "'no.yaml' does not exist"),
+}
+
+
+@pytest.mark.parametrize(("args", "part"), BAD_INPUT.values(), ids=BAD_INPUT.keys())
+def test_bad_input(envmgr: Run, args: list[str], part: str, tmp_path: Path) -> None:
+    (tmp_path / "typo.yaml").write_text("managr: {}\n")
+    (tmp_path / "broken.yaml").write_text("a: [1\n")
+    (tmp_path / "empty.yaml").touch()
+    before = {path.name for path in tmp_path.iterdir()}
+    result = envmgr(*args)
+    assert result.code == 2
+    assert part in result.err
+    assert "Traceback" not in result.err
+    assert result.err.count("\n\n") <= 1  # one paragraph; click's usage comes before its own
+    assert {path.name for path in tmp_path.iterdir()} - before <= {"__pycache__"}
+
+
+def test_a_missing_dependency_is_bad_input(envmgr: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "treetensor", None)
+    monkeypatch.setitem(sys.modules, "treetensor.numpy", None)
+    result = envmgr("run", "c.yaml", "--set", "manager.type=base_v2")
+    assert result.code == 2
+    assert "pip install 'envmgr[treetensor]'" in result.err
+
+
+def test_imports_can_be_allowed(
+    envmgr: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere/cli_allowed_module.py").write_text(USERS_MODULE)
+    monkeypatch.syspath_prepend(tmp_path / "elsewhere")
+    entry = ["--set=env.id=null", "--set=env.entry=cli_allowed_module:FaultyEnv"]
+    args = ["run", "c.yaml", "--no-output", "--steps", "10", *entry]
+    refused = envmgr(*args)
+    assert refused.code == 2
+    assert "--allow-import cli_allowed_module" in refused.err
+    assert envmgr(*args, "--allow-import", "cli_allowed_module").code == 0
+
+
+class TestList:
+    def test_names_all_kinds(self, envmgr: Run) -> None:
+        result = envmgr("list")
+        assert (result.code, result.err) == (0, "")
+        rows = [line.split() for line in result.out.splitlines() if "EnvManager" in line]
+        assert [row[:3] for row in rows] == [
+            ["async_subprocess", "AsyncSubprocessEnvManager", "envmgr"],
+            ["async_subprocess_v2", "AsyncSubprocessEnvManagerV2", "envmgr"],
+            ["base", "BaseEnvManager", "envmgr"],
+            ["base_v2", "BaseEnvManagerV2", "envmgr"],
+            ["subprocess", "SyncSubprocessEnvManager", "envmgr"],
+            ["subprocess_v2", "SubprocessEnvManagerV2", "envmgr"],
+        ]
+
+    def test_names_what_cannot_be_had(self, envmgr: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+        from envmgr.registry import ENV_MANAGER_REGISTRY
+
+        problems = {"mine": "the env manager 'mine' of entry point p cannot be used"}
+        monkeypatch.setattr(ENV_MANAGER_REGISTRY, "problems", lambda: problems)
+        result = envmgr("list")
+        assert result.code == 0
+        assert result.err == f"envmgr: warning: {problems['mine']}\n"
+
+
+def test_show(envmgr: Run, tmp_path: Path) -> None:
+    result = envmgr("show", "c.yaml", "--set", "manager.env_num=7")
+    assert (result.code, result.err) == (0, "")
+    assert "  env_num: 7                     # set" in result.out.splitlines()
+    (tmp_path / "shown.yaml").write_text(result.out)
+    assert load_config("shown.yaml") == load_config("c.yaml", set=["manager.env_num=7"])
+
+
+def test_version_and_help(envmgr: Run) -> None:
+    assert envmgr("--version").out.startswith("envmgr 0.")
+    for args in (["--help"], ["-h"], ["run", "--help"], ["list", "--help"], ["show", "--help"]):
+        result = envmgr(*args)
+        assert (result.code, result.err) == (0, "")
+        assert "Usage: envmgr" in result.out
