@@ -140,17 +140,20 @@ class Supervisor:
     def begin_episodes(self) -> None:
         """Have every env reset for the first time; its host has said HELLO."""
         for slot in self.slots:
-            self._introduce(slot)
+            self._attach(slot)  # what is repeated on later envs has been done on these
             slot.seed, slot.new_seed = slot.new_seed, None
             self._begin_reset(slot)
 
     def _introduce(self, slot: EnvSlot) -> None:
-        """Tell a new env what it has to know before its first reset."""
+        """Tell a renewed env what it has to know before its first reset."""
+        self._attach(slot)
+        for op, payload in self._replayed.get(slot.env_id, ()):
+            self.hosts.tell(slot, op, payload)
+
+    def _attach(self, slot: EnvSlot) -> None:
         placement = self._placements[slot.env_id]
         if placement is not None:
             self.hosts.tell(slot, Op.ATTACH, placement)
-        for op, payload in self._replayed.get(slot.env_id, ()):
-            self.hosts.tell(slot, op, payload)
 
     def replay(self, env_id: int, op: Op, payload: Any) -> None:
         """Have a request repeated on every later env of this env_id, before its first reset."""
