@@ -239,7 +239,7 @@ class Script:
 
     def act(self, action: int) -> tuple[Any, Any, bool, bool, Any]:
         """Take a step and return `(obs, reward, terminated, truncated, info)`."""
-        action = int(action)
+        action = int(np.asarray(action).item())
         self.note("step", self.episode, self.step_count + 1, action)
         self.suffer(_FAULTS.get(action), "step")  # type: ignore[call-overload]
         self.step_count += 1
