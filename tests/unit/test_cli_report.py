@@ -1,0 +1,181 @@
+from __future__ import annotations
+
+import io
+import logging
+from typing import Any
+
+import pytest
+import yaml
+from rich.console import Console
+
+from envmgr.cli.listing import annotated_yaml
+from envmgr.cli.progress import Goal, LiveProgress, LogLines, PlainProgress, Progress
+from envmgr.cli.report import counted, failures_text, number, paragraph, raised_by_envs
+from envmgr.collect import Collector
+from envmgr.config_file import load_config, resolve_config
+from envmgr.errors import EnvCrash, EnvRaised, FailuresExhaustedError, LaunchError
+from tests.unit.collect_fakes import FakeManager, answer_zero
+
+
+def raised(env_id: int) -> EnvRaised:
+    trace = f"Traceback (most recent call last):\n  File env_{env_id}\nValueError: boom"
+    return EnvRaised(
+        f"env {env_id} raised ValueError: boom\n\nTraceback in its host:\n{trace}",
+        env_id=env_id,
+        during="reset",
+        type_name="ValueError",
+        remote_message="boom",
+        remote_traceback=f"{trace}\n",
+    )
+
+
+class TestParagraph:
+    def test_leaves_the_tracebacks_of_envs_out(self) -> None:
+        failures: dict[int, Any] = {0: raised(0), 2: raised(2)}
+        text = "2 of 3 envs could not be launched:\n" + "\n".join(
+            f"- {f}" for f in failures.values()
+        )
+        assert paragraph(LaunchError(text, failures)) == (
+            "2 of 3 envs could not be launched: - env 0 raised ValueError: boom "
+            "- env 2 raised ValueError: boom"
+        )
+        exhausted = FailuresExhaustedError(f"env 0 failed 4 times. First: {raised(0)}", raised(0))
+        assert paragraph(exhausted) == "env 0 failed 4 times. First: env 0 raised ValueError: boom"
+        assert paragraph(raised(1)) == "env 1 raised ValueError: boom"
+
+    def test_of_an_error_without_text(self) -> None:
+        assert paragraph(ValueError()) == "ValueError"
+
+    def test_knows_who_raised(self) -> None:
+        crash = EnvCrash("it died", env_id=1, during="step")
+        assert raised_by_envs(LaunchError("", {1: crash})) == []
+        failure = raised(0)
+        assert raised_by_envs(LaunchError("", {0: failure, 1: crash})) == [failure]
+
+
+class TestFigures:
+    def test_failures(self) -> None:
+        stats = {"failures": 3, "failures_by_kind": {"EnvCrash": 3}}
+        by_env = {5: 1, 1: 1, 4: 1}
+        assert failures_text({**stats, "failures_by_env": by_env}) == (
+            "3 failures: EnvCrash x3 (envs 1, 4, 5)"
+        )
+        one = {"failures": 1, "failures_by_kind": {"EnvTimeout": 1}, "failures_by_env": {7: 1}}
+        assert failures_text(one) == "1 failure: EnvTimeout x1 (env 7)"
+        assert failures_text({"failures": 0}) == failures_text({}) == "0"
+
+    def test_numbers(self) -> None:
+        assert [number(None), number(1234.5), number([1.0, None])] == ["-", "1,234.50", "[1.00, -]"]
+        assert [counted(1, "episode"), counted(2000, "step")] == ["1 episode", "2,000 steps"]
+
+
+class TestAnnotatedYaml:
+    def test_is_a_config_itself(self, tmp_path: Any) -> None:
+        file = tmp_path / "c.yaml"
+        file.write_text(
+            "env:\n  id: CartPole-v1\n  kwargs: {text: 'a # b', sentence: 'word %s'}\n"
+            "  wrappers: [{path: gymnasium.wrappers.TimeLimit, kwargs: {max_episode_steps: 5}}]\n"
+            "manager: {type: async_subprocess, env_num: 2, seed: {1: 5}}\n"
+            % ("long " * 40 + ": # x")
+        )
+        resolved = resolve_config(file, set=["manager.env_num=3"])
+        text = annotated_yaml(resolved.values, resolved.origins)
+        again = tmp_path / "again.yaml"
+        again.write_text(text)
+        assert load_config(again) == resolved.values
+        lines = [line.split("  # ") for line in text.splitlines()]
+        shown = {line[0].strip(): line[1] for line in lines if len(line) == 2}
+        assert shown["env_num: 3"] == "set"
+        assert shown["id: CartPole-v1"] == shown["1: 5"] == f"file {file}"
+        assert shown["wait_num: 2"] == "kind async_subprocess"
+        assert shown["auto_reset: true"] == "default"
+
+    def test_every_value_has_its_origin(self) -> None:
+        resolved = resolve_config({"env": {"id": "X"}, "manager": {"seed": [1, 2]}})
+        text = annotated_yaml(resolved.values, resolved.origins)
+        assert text.count("# ") == len(resolved.origins)
+        assert yaml.safe_load(text)["manager"]["seed"] == [1, 2]
+
+
+class Lines(Progress):
+    def __init__(self) -> None:
+        super().__init__(Goal(None, "steps"))
+        self.lines: list[str] = []
+
+    def tick(self) -> None: ...
+
+    def log(self, line: str) -> None:
+        self.lines.append(line)
+
+
+class TestLogLines:
+    def logged(self, *records: tuple[int, Any], **options: Any) -> list[str]:
+        lines = Lines()
+        handler = LogLines(lines, **options)
+        handler.launching = False
+        logger = logging.Logger("test")
+        logger.addHandler(handler)
+        for level, message in records:
+            logger.log(level, "%s", message)
+        return lines.lines
+
+    def test_are_one_line_each(self) -> None:
+        failure = EnvCrash(
+            "env 1 raised: boom\nsecond\n\nTraceback:\n  File x", env_id=1, during=""
+        )
+        found = self.logged((logging.WARNING, failure), (logging.ERROR, "b"), (logging.INFO, "c"))
+        assert found == ["warning: env 1 raised: boom second", "error: b"]
+
+    def test_are_whole_if_wanted(self) -> None:
+        (line,) = self.logged((logging.WARNING, raised(1)), traceback=True)
+        assert "File env_1" in line
+
+    def test_leave_to_the_end_what_the_run_ends_with(self) -> None:
+        assert self.logged((logging.ERROR, FailuresExhaustedError("spent", raised(1)))) == []
+        lines = Lines()
+        handler = LogLines(lines)
+        for about in (raised(1), "launch has been waiting for 30 s more"):
+            handler.handle(logging.makeLogRecord({"levelno": 30, "msg": "%s", "args": (about,)}))
+        assert len(lines.lines) == 1
+
+
+class TestProgress:
+    def collector(self, n_steps: int = 0) -> Collector:
+        collector = Collector(FakeManager([[2], [3]]), answer_zero)  # type: ignore[arg-type]
+        if n_steps:
+            collector.collect(steps=n_steps)
+        return collector
+
+    def test_plain_lines_come_when_it_is_time(
+        self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        now = [100.0]
+        monkeypatch.setattr("envmgr.cli.progress.monotonic", lambda: now[0])
+        progress = PlainProgress(Goal(50, "steps"))
+        collector = self.collector()
+        progress.start(collector)
+        for moment in (101.0, 104.9, 105.0, 105.1, 109.9, 110.0):
+            now[0] = moment
+            collector.collect(steps=10)
+            progress.tick()
+        progress.stop()
+        progress.tick()
+        lines = capsys.readouterr().out.splitlines()
+        assert [line.split(" s ")[0].strip() for line in lines] == ["5.0", "10.0"]
+        assert "30 steps  6 steps/s  12 episodes  mean return 4.25  RUN 2  0 failures" in lines[0]
+
+    @pytest.mark.parametrize("width", [30, 40, 80, 200])
+    @pytest.mark.parametrize("total", [None, 100])
+    def test_the_live_display_fits(self, width: int, total: int | None) -> None:
+        out = io.StringIO()
+        console = Console(file=out, force_terminal=True, width=width, color_system=None)
+        progress = LiveProgress(Goal(total, "steps"), console)
+        progress.start(self.collector(20))
+        progress.log("warning: [bold]env 1[/bold] died")
+        progress.tick()
+        progress.stop()
+        text = out.getvalue()
+        assert "warning: [bold]env 1[/bold] died" in text
+        for figure in ("20 steps", "8 episodes", "mean return", "RUN 2", "0 failures"):
+            assert figure in text
+        assert ("20/100 steps" in text) == (total is not None)
