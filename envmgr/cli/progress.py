@@ -156,7 +156,7 @@ class LiveProgress(Progress):
 
     def log(self, line: str) -> None:
         """Print a line above the display."""
-        self._console.print(line, markup=False, highlight=False, style="yellow")
+        self._console.print(line, markup=False, highlight=False, soft_wrap=True, style="yellow")
 
     def stop(self) -> None:
         """Remove the display."""

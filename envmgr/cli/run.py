@@ -302,9 +302,11 @@ class _Run:
         )
         where = self._write(summary)
         if self._steps:
-            with contextlib.suppress(BrokenPipeError):
+            try:
                 print_summary(wide_console(), summary, title=self.title, where=where)
                 sys.stdout.flush()
+            except (BrokenPipeError, SystemExit):  # rich exits where nobody reads any more
+                discard_output()
         if self._ending is Ending.INTERRUPTED:
             click.echo(f"envmgr: {self._error}; {self._kept(where)}", err=True)
         elif self._ending is Ending.FAILED:
