@@ -60,6 +60,12 @@ def _checked(seed: Any, name: str) -> int:
     return int(seed)
 
 
+def derived_seed(base_seed: int, env_id: int, generation: int, episode: int) -> int:
+    """Return the seed of the first reset of a generation after the first one: 32 bits."""
+    sequence = np.random.SeedSequence((base_seed, env_id, generation, episode))
+    return int(sequence.generate_state(1)[0])
+
+
 class Samplers:
     """Draws random actions from one stream for each env, so that timing cannot mix them up.
 

@@ -10,8 +10,7 @@ import pytest
 from gymnasium.spaces import Box, Dict, Discrete
 
 from envmgr.errors import ConfigError, UnknownEnvError
-from envmgr.seeding import Samplers, seeds_by_env
-from envmgr.supervisor.supervisor import derived_seed
+from envmgr.seeding import Samplers, derived_seed, seeds_by_env
 
 
 @pytest.mark.parametrize(

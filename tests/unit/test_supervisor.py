@@ -21,9 +21,9 @@ from envmgr.protocol import (
     Op,
     ResetOrder,
 )
+from envmgr.seeding import derived_seed
 from envmgr.supervisor import Work
 from envmgr.supervisor.slots import NEVER
-from envmgr.supervisor.supervisor import derived_seed
 from envmgr.transport.base import HostDied
 from tests.fakes import FakeEnvs, description
 from tests.rig import Rig

@@ -1,0 +1,84 @@
+"""How episodes begin and end."""
+
+from __future__ import annotations
+
+from envmgr.lifecycle import Event, StateTable
+from envmgr.protocol import AfterStep, EpisodePlan, Op, ResetOrder
+from envmgr.seeding import derived_seed
+from envmgr.supervisor.hosts import Hosts
+from envmgr.supervisor.rules import EpisodeRules
+from envmgr.supervisor.slots import EnvSlot, Next, Work
+from envmgr.supervisor.stats import Statistics
+
+
+class Episodes:
+    """Begins resets, with their seeds and plans, and ends episodes.
+
+    Args:
+        hosts: to send requests.
+        states: the states of all envs.
+        rules: of episodes.
+        statistics: where episodes are counted.
+    """
+
+    def __init__(
+        self, hosts: Hosts, states: StateTable, rules: EpisodeRules, statistics: Statistics
+    ) -> None:
+        self._hosts = hosts
+        self._states = states
+        self._rules = rules
+        self._statistics = statistics
+
+    def begin(self, slot: EnvSlot) -> None:
+        """Send the reset of an idle env."""
+        slot.again = False  # whatever was new goes with this one
+        if slot.doomed is None:
+            self._states.apply(slot.env_id, Event.BEGIN_RESET)
+        seed = slot.seed
+        if seed is None and slot.new_generation and slot.base_seed is not None:
+            seed = derived_seed(slot.base_seed, slot.env_id, slot.generation, slot.episode)
+        order = ResetOrder(slot.reset_params, seed, self._rules.dynamic_seed, self._plan(slot))
+        self._hosts.request(slot, Op.RESET, order, Work.RESETTING)
+
+    def _plan(self, slot: EnvSlot) -> EpisodePlan:
+        left = self._rules.episode_num - slot.episodes_done - 1
+        return EpisodePlan(self._rules.auto_reset, left, slot.reset_params)
+
+    def end(self, slot: EnvSlot, after: int) -> None:
+        """An episode ended with the step that has just been reported.
+
+        Args:
+            slot: the env.
+            after: what its host does now by itself: an `AfterStep`.
+        """
+        slot.episodes_done += 1
+        self._statistics.episodes += 1
+        if slot.episodes_done >= self._rules.episode_num:
+            self._states.apply(slot.env_id, Event.BUDGET_SPENT)
+            self._hosts.settle(slot)
+            return
+        if self._rules.auto_reset:
+            self._states.apply(slot.env_id, Event.EPISODE_ENDED)
+            slot.held = self._rules.reset_inplace
+        else:
+            self._states.apply(slot.env_id, Event.EPISODE_ENDED_UNATTENDED)
+        slot.attended = self._rules.auto_reset
+        if after == AfterStep.RESETS:
+            self._hosts.begin(slot, Work.RESETTING)
+        elif after == AfterStep.WANTS_RECYCLING:
+            self._statistics.recycled += 1
+            self._hosts.end(slot, Next.RENEW_HOST, ask=True)
+        elif self._rules.auto_reset:
+            self.begin(slot)
+        else:
+            self._hosts.settle(slot)
+
+    def abandon(self, slot: EnvSlot, after: int) -> None:
+        """A step is over that nobody wants any more, because the env is to be reset."""
+        if after == AfterStep.RESETS:  # the host has begun one by itself
+            self._hosts.begin(slot, Work.RESETTING)
+        elif after == AfterStep.WANTS_RECYCLING:
+            self._statistics.recycled += 1
+            self._hosts.end(slot, Next.RENEW_HOST, ask=True)
+        else:
+            self.begin(slot)
