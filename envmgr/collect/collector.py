@@ -11,7 +11,7 @@ from envmgr.collect.loop import ManagerLoop, failure_text
 from envmgr.collect.policies import Policy, RandomPolicy, checked_actions, policy_seed
 from envmgr.collect.records import EpisodeRecord, OpenEpisode, as_return, flag_of
 from envmgr.collect.statistics import CollectStatistics
-from envmgr.errors import ConfigError, EnvManagerError, NothingReadyError, StateError
+from envmgr.errors import ConfigError, NothingReadyError, StateError
 from envmgr.manager import EnvManager
 from envmgr.seeding import seeds_by_env
 from envmgr.types import Clock, EnvTimestep, monotonic
@@ -118,7 +118,7 @@ class Collector:
                 "this collector is iterating already: exhaust or close() that iterator first"
             )
         goal = _Goal(self.statistics, steps, episodes)
-        if self._pending:  # of a call that was interrupted: what is ready has nothing under way
+        if self._pending:  # left by a call that was refused or interrupted: what is ready is not
             self._pending.difference_update(self.manager.ready_env)
         self._running = True
         began, before_s = self._clock(), self.statistics.elapsed_s
@@ -146,11 +146,7 @@ class Collector:
         actions = checked_actions(self.policy(observations), list(observations))
         self._begin_episodes(observations)
         self._pending.update(actions)
-        try:
-            return self._loop.step(actions)
-        except EnvManagerError:  # refused, before anything was sent
-            self._pending.difference_update(actions)
-            raise
+        return self._loop.step(actions)
 
     def _observe(self, goal: _Goal) -> dict[int, Any]:
         """Return the observations of the envs that are to be stepped now."""
