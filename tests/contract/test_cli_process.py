@@ -235,12 +235,13 @@ class TestSignals:
     def test_end_it_and_keep_what_was_collected(
         self, start: Start, gate: Gate, number: signal.Signals
     ) -> None:
-        cli = start("run", "c.yaml", "--steps", "1000000", gate_at=[100])
+        cli = start("run", "c.yaml", "--steps", "1000000", gate_at=[100, 101])
         visit = gate.await_visit()
         cli.process.send_signal(number)
         visit.release()
         code, out, err = cli.end()
         assert code == 130
+        assert gate.nobody_came()  # the step under way was the last one
         summary = cli.check_accounts()
         assert summary["ending"] == "interrupted"
         assert 300 <= summary["steps"] < 1_000_000
