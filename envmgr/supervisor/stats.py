@@ -57,7 +57,8 @@ class Statistics:
         self.latest_failures.append(failure)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return everything as plain values."""
+        """Return everything as plain values; from any thread, also while failures are counted."""
+        latest = tuple(self.latest_failures)  # in one go: a deque may not change while it is read
         return {
             "actions": self.actions,
             "timesteps": self.timesteps,
@@ -72,5 +73,5 @@ class Statistics:
             "failures": sum(self.failures_by_kind.values()),
             "failures_by_kind": dict(self.failures_by_kind),
             "failures_by_env": dict(self.failures_by_env),
-            "latest_failures": [str(failure) for failure in self.latest_failures],
+            "latest_failures": [str(failure) for failure in latest],
         }
