@@ -1,0 +1,42 @@
+"""What all of this package says about values: their types, errors and messages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy.typing as npt
+
+Array = npt.NDArray[Any]
+Path = tuple[str | int, ...]
+OnCast = Callable[[str], None]
+
+
+class ValueMismatchError(ValueError):
+    """A value does not fit its space. The host turns it into a typed failure of the env."""
+
+
+class NonFiniteError(ValueMismatchError):
+    """A value holds NaN or infinities that are not allowed."""
+
+
+def path_text(path: Path) -> str:
+    """Return a leaf's place as users would index it, for messages; empty for a lone leaf."""
+    return "".join(f"[{key!r}]" for key in path)
+
+
+def structure_text(path: Path, value: Any, expected: str) -> str:
+    """Return what is wrong with the structure of a value."""
+    if isinstance(value, Mapping):
+        found = f"a dict of {[*value]}"
+    elif isinstance(value, (tuple, list)):
+        found = f"{len(value)} items"
+    else:
+        found = type(value).__name__
+    return f"value{path_text(path)} should be {expected}, found {found}"
+
+
+def short_text(value: Any, limit: int = 80) -> str:
+    """Return a value's repr, cut short."""
+    text = repr(value)
+    return text if len(text) <= limit else f"{text[:limit]}..."
