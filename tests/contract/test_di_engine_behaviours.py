@@ -9,9 +9,9 @@ Where envmgr differs on purpose the test shows envmgr's behaviour, and the table
 | timeouts and retries of the config are in force              | test_config_is_in_force           |
 | attributes of envs by name are lists, in order of env_id     | test_attributes_are_lists         |
 | (*) names with a leading underscore are not forwarded        | test_attributes_are_lists         |
-| an unknown attribute is an AttributeError                    | test_unknown_names_and_methods |
-| a method of the envs called on the manager: RuntimeError     | test_unknown_names_and_methods |
-| the reference env has the methods of the envs                | test_unknown_names_and_methods |
+| an unknown attribute is an AttributeError                    | test_unknown_names_and_methods    |
+| a method of the envs called on the manager: RuntimeError     | test_unknown_names_and_methods    |
+| the reference env has the methods of the envs                | test_unknown_names_and_methods    |
 | step gives as many timesteps as there were actions (sync)    | test_run_until_done               |
 | step gives at least one timestep (async)                     | test_run_until_done               |
 | every executed step is delivered, none is made up            | test_run_until_done               |
@@ -30,7 +30,7 @@ Where envmgr differs on purpose the test shows envmgr's behaviour, and the table
 | (*) there, with subprocesses, the env stayed in ERROR until  | test_abnormal_step                |
 |     reset; here it is repaired at once, and reset works too  |                                   |
 | (*) an error in a step raised and (subprocess) closed the    | test_step_error,                  |
-|     manager; here an abnormal timestep, or with on_failure:  | test_step_error_raised |
+|     manager; here an abnormal timestep, or with on_failure:  | test_step_error_raised            |
 |     raise the same as there                                  |                                   |
 | the other envs stay in RUN, reset repairs the failed one     | test_step_error                   |
 | a launch that blocks raises at its limit; launch works again | test_block_in_launch              |
