@@ -273,7 +273,8 @@ class TestSignals:
         cli = start(
             *("run", "c.yaml", "--steps", "1000", "--set", f"manager.type={kind}"), *HANGING, *here
         )
-        gate.await_visit(where="step")
+        for _ in range(1 if kind == "base" else 3):
+            gate.await_visit(where="step")
         cli.process.send_signal(signal.SIGINT)
         code, _, err = cli.end()
         assert code == 130, err
