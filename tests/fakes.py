@@ -86,7 +86,7 @@ class FakeHost:
         request: the newest of them that wants a reply.
         killed: `Transport.kill` was called.
         ended: it died; its last arrival is on its way.
-        reported: its death has been handed out by `poll`.
+        reported: its death was handed out by an earlier `poll` than the latest, and must be known.
     """
 
     spec: HostSpec
@@ -175,6 +175,7 @@ class FakeTransport(Transport):
         self._events: list[tuple[float, int, int | None, Any]] = []
         self._count = itertools.count()
         self._woken = False
+        self._dead: list[FakeHost] = []
 
     # -- what tests do ----------------------------------------------------------------------
 
@@ -272,6 +273,9 @@ class FakeTransport(Transport):
     ) -> list[tuple[int, Arrival]]:
         """Return what has arrived; if nothing has, move the clock on instead of waiting."""
         self.polls.append(Poll(timeout_s, pivot))
+        for host in self._dead:
+            host.reported = True
+        self._dead.clear()
         arrivals = self._take()
         if not arrivals and timeout_s != 0.0:
             self._wait(timeout_s, pivot)
@@ -287,7 +291,8 @@ class FakeTransport(Transport):
                 what()
             else:
                 arrivals.append((host_id, what))
-                self.hosts[host_id].reported = isinstance(what, HostDied)
+                if isinstance(what, HostDied):
+                    self._dead.append(self.hosts[host_id])
         return arrivals
 
     def _wait(self, timeout_s: float | None, pivot: int | None) -> None:

@@ -126,7 +126,7 @@ def test_whatever_happens_in_a_step_is_one_typed_failure(
     assert rig.supervisor.statistics.failures_by_kind == {error.__name__: 1}
     assert list(rig.supervisor.statistics.latest_failures) == [failure]
     if host_lost:
-        assert host.reported
+        assert host.ended
         assert rig.transport.host_of(0).spec.generation == 1
         recover(rig)
     else:
