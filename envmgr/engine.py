@@ -317,7 +317,7 @@ class _Background:
             changes = self._changes()
         except Exception as error:  # a defect of ours must not vanish with the thread
             logger.exception("the background thread of a manager failed")
-            self._engine.supervisor.repair.fatal = error
+            self._engine.supervisor.repair.raise_later(error)
             self._dormant = True
             return False
         finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -33,8 +34,7 @@ class Repair:
         launching: while true, failures are collected in `launch_failures` and nothing is renewed
             beyond the attempts at one reset.
         launch_failures: by env_id.
-        fatal: what the next public call has to raise, after what has arrived was delivered.
-        urgent: it has to be raised at once.
+        urgent: what is fatal has to be raised at once.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class Repair:
         self._begin_reset = begin_reset
         self.launching = True
         self.launch_failures: dict[int, EnvFailure] = {}
-        self.fatal: Exception | None = None
+        self._fatal: deque[Exception] = deque()
         self.urgent = False
 
     # -- a failure --------------------------------------------------------------------------
@@ -97,13 +97,22 @@ class Repair:
 
     def raise_at_once(self, failure: Exception) -> None:
         """Have the present or next public call raise `failure` before anything else."""
-        self.fatal = self.fatal or failure
+        self._fatal.append(failure)
         self.urgent = True
+
+    def raise_later(self, error: Exception) -> None:
+        """Have the next public call raise `error` after what has arrived was delivered."""
+        self._fatal.append(error)
+
+    @property
+    def fatal(self) -> Exception | None:
+        """What the next public call has to raise; each error is raised by a call of its own."""
+        return self._fatal[0] if self._fatal else None
 
     def take_fatal(self) -> Exception | None:
         """Return what is to be raised now, once."""
-        fatal, self.fatal, self.urgent = self.fatal, None, False
-        return fatal
+        self.urgent = False
+        return self._fatal.popleft() if self._fatal else None
 
     def _may_retry(self, slot: EnvSlot, host_lost: bool) -> bool:
         """Count a failed attempt at a reset, and say whether there is to be another one."""
@@ -254,4 +263,4 @@ class Repair:
             cause,
         )
         logger.error("%s", error)
-        self.fatal = self.fatal or error
+        self.raise_later(error)
