@@ -906,14 +906,21 @@ def test_an_env_that_fails_too_often_ends_in_error_and_the_next_call_raises() ->
     assert rig.ready() == [1]
 
 
-def test_the_first_of_several_fatal_errors_is_raised() -> None:
-    rig = Rig(2, policy=FailurePolicy(max_failures=0)).launch()
-    rig.send({0: 1, 1: 1})
-    rig.die(1)
-    rig.die(0)
-    fatal = rig.supervisor.repair.take_fatal()
-    assert isinstance(fatal, FailuresExhaustedError)
-    assert fatal.failure.env_id == 1
+def test_each_of_several_fatal_errors_is_raised_by_a_call_of_its_own() -> None:
+    rig = Rig(3, policy=FailurePolicy(max_failures=0)).launch()
+    rig.send({0: 1, 1: 1, 2: 1})
+    for env_id in (1, 0):
+        rig.transport.die(env_id)
+    rig.pump()
+    repair = rig.supervisor.repair
+    for env_id in (1, 0):
+        expected = repair.fatal
+        fatal = repair.take_fatal()
+        assert fatal is expected
+        assert isinstance(fatal, FailuresExhaustedError)
+        assert fatal.failure.env_id == env_id
+    assert repair.fatal is None
+    assert repair.take_fatal() is None
 
 
 def test_the_abnormal_timestep_comes_even_when_the_budget_is_spent() -> None:
