@@ -1,0 +1,285 @@
+"""Every example of the README and of docs/ works as it stands there."""
+
+from __future__ import annotations
+
+import configparser
+import contextlib
+import doctest
+import importlib
+import io
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import envmgr
+from envmgr import load_config
+from envmgr.cli import main
+from envmgr.errors import EnvManagerError
+from tests.docs.blocks import (
+    ROOT,
+    Block,
+    PageError,
+    Program,
+    blocks_of,
+    pages,
+    programs_of,
+)
+
+BLOCKS = {page: blocks_of(page) for page in pages()}
+README = ROOT / "README.md"
+SCRIPTS = programs_of(BLOCKS[README])
+PROGRAMS = [p for page, blocks in BLOCKS.items() if page != README for p in programs_of(blocks)]
+STEPS = 40
+"""How many steps the commands on the pages run here, whatever the pages say."""
+
+
+def _params(things: list[Any]) -> list[Any]:
+    return [
+        pytest.param(thing, id=str(thing), marks=[pytest.mark.v2] if _needs_v2(thing) else [])
+        for thing in things
+    ]
+
+
+def _needs_v2(thing: Any) -> bool:
+    return thing.needs_v2 if isinstance(thing, Program) else "v2" in thing.marks
+
+
+def _of_language(*languages: str) -> list[Block]:
+    return [block for blocks in BLOCKS.values() for block in blocks if block.language in languages]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The working directory of an example; modules found in it are forgotten afterwards."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    known = set(sys.modules)
+    yield tmp_path
+    for name in set(sys.modules) - known:
+        if str(getattr(sys.modules[name], "__file__", "")).startswith(str(tmp_path)):
+            del sys.modules[name]
+    importlib.invalidate_caches()
+
+
+def write_files(page: Path, folder: Path) -> None:
+    """Put the files that a page shows where its examples find them."""
+    for block in BLOCKS[page]:
+        if "file" in block.marks:
+            path = folder / block.marks["file"]
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(block.text, encoding="utf-8")
+
+
+def run_program(program: Program, page: Path) -> None:
+    """Run the blocks of a program and compare what they print.
+
+    Raises:
+        AssertionError: a block prints something else, or does not raise what its page says.
+    """
+    namespace: dict[str, Any] = {"__name__": "__main__"}
+    for block, expected in zip(program.blocks, program.outputs, strict=True):
+        code = compile("\n" * (block.line - 1) + block.text, str(page), "exec", dont_inherit=True)
+        printed = io.StringIO()
+        raised = None
+        with contextlib.redirect_stdout(printed):
+            try:
+                exec(code, namespace)  # noqa: S102 - this is what the pages are for
+            except Exception as error:
+                if type(error).__name__ != block.marks.get("raises"):
+                    raise
+                raised = error
+        if "raises" in block.marks:
+            assert raised is not None, f"{block} does not raise {block.marks['raises']}"
+        if expected is not None:
+            assert printed.getvalue() == expected, f"{block} prints something else"
+
+
+@pytest.mark.parametrize("program", _params(PROGRAMS))
+def test_a_python_example_runs(program: Program, folder: Path) -> None:
+    page = program.blocks[0].page
+    write_files(page, folder)
+    run_program(program, page)
+
+
+@pytest.mark.parametrize("program", _params(SCRIPTS))
+def test_an_example_of_the_readme_is_a_whole_script(program: Program, folder: Path) -> None:
+    """Without a `__main__` guard, although its envs run in processes."""
+    write_files(program.blocks[0].page, folder)
+    (folder / "script.py").write_text(program.source, encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, "script.py"], capture_output=True, text=True, timeout=50, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    if any(output is not None for output in program.outputs):
+        assert done.stdout == "".join(output or "" for output in program.outputs)
+
+
+@pytest.mark.parametrize("block", _params(_of_language("yaml")))
+def test_a_config_loads(block: Block, folder: Path) -> None:
+    write_files(block.page, folder)
+    file = folder / block.marks.get("file", "config.yaml")
+    file.write_text(block.text, encoding="utf-8")
+    try:
+        load_config(file)
+    except EnvManagerError as error:
+        if type(error).__name__ != block.marks.get("raises"):
+            raise
+    else:
+        assert "raises" not in block.marks, f"{block} is not refused"
+
+
+@pytest.mark.parametrize("block", _params(_of_language("pycon")))
+def test_a_session_gives_what_it_shows(block: Block, folder: Path) -> None:
+    public = {name: getattr(envmgr, name) for name in envmgr.__all__}
+    test = doctest.DocTestParser().get_doctest(block.text, public, str(block), str(block.page), 0)
+    report = io.StringIO()
+    doctest.DocTestRunner(verbose=False).run(test, out=report.write)
+    assert not report.getvalue()
+
+
+@pytest.mark.parametrize("block", _params(_of_language("sh")))
+def test_a_command_works(block: Block, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_files(block.page, folder)
+    (folder / "configs").symlink_to(ROOT / "configs")
+    (folder / "examples").symlink_to(ROOT / "examples")
+    for line in block.text.replace("\\\n", " ").splitlines():
+        words = shlex.split(line, comments=True)
+        if words:
+            run_command(words, folder)
+
+
+def run_command(words: list[str], folder: Path) -> None:
+    """Run or check one line of a shell example.
+
+    Raises:
+        AssertionError: it fails, or nobody here knows what to do with it.
+    """
+    program, *arguments = words
+    if program == "envmgr":
+        assert main(_shortened(arguments)) == 0
+    elif program == "make":
+        check_make(arguments)
+    elif program == "pip":
+        check_pip(arguments)
+    elif program == "python":
+        check_script(arguments)
+    elif program == "cd":
+        assert len(arguments) == 1
+    else:
+        raise AssertionError(f"nothing here runs or checks {program!r}")
+
+
+def _shortened(arguments: list[str]) -> list[str]:
+    """Return the arguments of `envmgr` with a small number of steps instead of a large one."""
+    if arguments[:1] != ["run"]:
+        return arguments
+    shortened = list(arguments)
+    for option, number in (("--steps", str(STEPS)), ("--episodes", "2")):
+        if option in shortened:
+            shortened[shortened.index(option) + 1] = number
+            return shortened
+    return [*shortened, "--steps", str(STEPS)]
+
+
+def check_make(arguments: list[str]) -> None:
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    for argument in arguments:
+        name, assigned, _ = argument.partition("=")
+        pattern = rf"^{name} \??= " if assigned else rf"^{name}:"
+        assert re.search(pattern, makefile, re.MULTILINE), f"the Makefile has no {name}"
+
+
+def check_pip(arguments: list[str]) -> None:
+    metadata = configparser.ConfigParser()
+    metadata.read(ROOT / "setup.cfg", encoding="utf-8")
+    assert arguments[0] == "install"
+    for requirement in arguments[1:]:
+        if requirement.startswith("-"):
+            continue
+        name, _, extra = requirement.rstrip("]").partition("[")
+        assert name in (".", metadata["metadata"]["name"])
+        assert not extra or extra in metadata["options.extras_require"]
+
+
+def check_script(arguments: list[str]) -> None:
+    script = ROOT / arguments[0]
+    assert script.is_file(), f"there is no {arguments[0]}"
+    if len(arguments) > 1:
+        shown = subprocess.run(
+            [sys.executable, str(script), "--help"], capture_output=True, text=True, check=True
+        )
+        for option in arguments[1:]:
+            if option.startswith("-"):
+                assert option in shown.stdout
+
+
+def test_every_block_is_of_a_language_that_is_tested() -> None:
+    tested = {"python", "yaml", "sh", "pycon", "text"}
+    untested = {"mermaid"}  # a diagram
+    found = {block.language for blocks in BLOCKS.values() for block in blocks}
+    assert found <= tested | untested
+
+
+# -- the tests of the tests -------------------------------------------------------------------
+
+
+def _page(*lines: str) -> list[Block]:
+    return blocks_of(ROOT / "docs" / "page.md", "\n".join(lines))
+
+
+def _run(*lines: str) -> None:
+    for program in programs_of(_page(*lines)):
+        run_program(program, ROOT / "docs" / "page.md")
+
+
+def test_a_block_that_continues_another_sees_its_variables() -> None:
+    _run("```python", "a = 1", "```", "<!-- example: continues -->", "```python", "a + 1", "```")
+    with pytest.raises(NameError):
+        _run("```python", "b = 1", "```", "```python", "b + 1", "```")
+
+
+def test_a_block_that_fails_fails() -> None:
+    with pytest.raises(ZeroDivisionError):
+        _run("```python", "1 / 0", "```")
+    with pytest.raises(AssertionError, match="does not raise"):
+        _run("<!-- example: raises=ValueError -->", "```python", "1", "```")
+    with pytest.raises(ZeroDivisionError):
+        _run("<!-- example: raises=ValueError -->", "```python", "1 / 0", "```")
+
+
+def test_what_a_block_prints_is_compared() -> None:
+    _run("```python", "print(1)", "```", "", "```text", "1", "```")
+    with pytest.raises(AssertionError, match="prints something else"):
+        _run("```python", "print(2)", "```", "```text", "1", "```")
+
+
+def test_line_numbers_are_those_of_the_page() -> None:
+    (program,) = programs_of(_page("", "```python", "a = 1", "```"))
+    assert program.source.splitlines().index("a = 1") + 1 == program.blocks[0].line == 3
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        ("```python", "a = 1"),
+        ("<!-- example: continue -->", "```python", "```"),
+        ("<!-- example: v2 -->", "words", "```python", "```"),
+        ("<!-- example: continues -->", "```python", "```"),
+        ("```sh", "```", "```text", "```"),
+    ],
+)
+def test_a_page_with_a_mistake_is_refused(lines: tuple[str, ...]) -> None:
+    with pytest.raises(PageError):
+        programs_of(_page(*lines))
+
+
+def test_an_unknown_command_is_refused(tmp_path: Path) -> None:
+    for line in ("wget x", "make nothing", "pip install other", "python docs/nothing.py"):
+        with pytest.raises(AssertionError):
+            run_command(shlex.split(line), tmp_path)
