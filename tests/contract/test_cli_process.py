@@ -269,10 +269,11 @@ class TestSignals:
 
     @pytest.mark.parametrize("kind", ["base", "subprocess", "async_subprocess"])
     def test_while_an_env_hangs(self, start: Start, gate: Gate, kind: str) -> None:
-        here = ("--set", "env.kwargs.where=step", "--set", "collect.policy=random")
-        cli = start(
-            *("run", "c.yaml", "--steps", "1000", "--set", f"manager.type={kind}"), *HANGING, *here
-        )
+        sets = ["env.kwargs.where=step", "collect.policy=random", f"manager.type={kind}"]
+        if kind == "async_subprocess":
+            sets.append("manager.wait_num=1")  # or an env would wait for the two that hang
+        options = [f"--set={one}" for one in sets]
+        cli = start("run", "c.yaml", "--steps", "1000", *HANGING, *options)
         for _ in range(1 if kind == "base" else 3):
             gate.await_visit(where="step")
         cli.process.send_signal(signal.SIGINT)
