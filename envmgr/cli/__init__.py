@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import sys
 from collections.abc import Sequence
 
@@ -17,7 +18,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code.
 
     Args:
-        argv: the arguments; None for those of the process.
+        argv: the arguments; None for those of the process, which then exits with the code.
     """
     for name in ("stdout", "stderr"):  # None where the shell has closed them (`>&-`)
         if getattr(sys, name) is None:
@@ -25,6 +26,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return _run(argv)
     except KeyboardInterrupt:
+        if argv is None:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second one is harmless
         with contextlib.suppress(OSError):
             print("\nenvmgr: interrupted", file=sys.stderr)
         return INTERRUPTED
@@ -41,7 +44,9 @@ def _run(argv: Sequence[str] | None) -> int:
     from envmgr.errors import ConfigError, EnvManagerError, MissingDependencyError
 
     try:
-        code = envmgr.main(args=argv, prog_name="envmgr", standalone_mode=False)
+        code = envmgr.main(
+            args=argv, prog_name="envmgr", standalone_mode=False, obj={"exits": argv is None}
+        )
         sys.stdout.flush()
         return code if isinstance(code, int) else DONE
     except click.Abort:

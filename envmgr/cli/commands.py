@@ -81,7 +81,9 @@ def envmgr() -> None:
     is_flag=True,
     help="Print the tracebacks of envs that raise (they are in the written files in any case).",
 )
+@click.pass_obj
 def run(
+    process: dict[str, bool],
     config: str,
     overrides: tuple[str, ...],
     allow_import: tuple[str, ...],
@@ -104,10 +106,12 @@ def run(
         raise click.UsageError("give --steps or --episodes, not both: a run ends with one of them")
     if no_output and (output is not None or force):
         raise click.UsageError("--no-output goes neither with --output nor with --force")
-    from envmgr.cli.run import RunOptions, execute
+    from envmgr.cli.interrupt import Interruption
 
-    return execute(
-        RunOptions(
+    with Interruption(last=process["exits"]) as interruption:  # before the imports that take time
+        from envmgr.cli.run import RunOptions, execute
+
+        options = RunOptions(
             config=config,
             overrides=overrides,
             allow_import=allow_import,
@@ -119,7 +123,7 @@ def run(
             write=not no_output,
             traceback=traceback,
         )
-    )
+        return execute(options, interruption)
 
 
 @envmgr.command("list", short_help="List the kinds of managers.")

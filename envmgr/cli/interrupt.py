@@ -25,11 +25,16 @@ class Interruption:
     it does not for half a second, because it waits for slow envs or a slow policy, the main thread
     gets a KeyboardInterrupt. Signals after the first, and those after `acknowledge`, do nothing.
 
-    A context manager for the main thread; the handlers that were there come back at its end.
-    Signals that the process was told to ignore (`nohup`) stay ignored.
+    A context manager for the main thread. At its end the handlers that were there come back; or, if
+    the process has nothing left to do but to exit, signals are ignored from there on. Those that it
+    was told to ignore from the beginning (`nohup`) stay ignored.
+
+    Args:
+        last: the process exits afterwards.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, last: bool = False) -> None:
+        self._last = last
         self._signal: signal.Signals | None = None
         self._acknowledged = False
         self._overdue = False
@@ -52,10 +57,11 @@ class Interruption:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Put the handlers back that were there."""
+        """Put the handlers back that were there, or ignore signals."""
         self.acknowledge()
         for number, handler in self._before.items():
-            signal.signal(number, handler)
+            # Not a handler of ours: Python's own end would replace that by the default again.
+            signal.signal(number, signal.SIG_IGN if self._last else handler)
 
     @property
     def requested(self) -> bool:

@@ -74,27 +74,30 @@ class RunOptions:
         return overrides
 
 
-def execute(options: RunOptions) -> int:
-    """Run a config and return the exit code. Prints what happens; installs signal handlers.
+def execute(options: RunOptions, interruption: Interruption) -> int:
+    """Run a config and return the exit code. Prints what happens.
+
+    Args:
+        options: what the command was told.
+        interruption: says when to end early.
 
     Raises:
         ConfigError, MissingDependencyError: nothing was run.
         KeyboardInterrupt: interrupted before anything was collected.
     """
-    with Interruption() as interruption:
-        resolved = resolve_config(
-            options.config, set=options.all_overrides(), allow_imports=options.allow_import
-        )
-        goal = _goal_of(resolved)
-        manager = _manager_of(resolved)
-        folder = _folder_of(options, resolved) if options.write else None
-        run = _Run(options, resolved, goal, manager, folder, interruption)
-        try:
-            return run.execute()
-        except BaseException:
-            if folder is not None:
-                folder.discard()
-            raise
+    resolved = resolve_config(
+        options.config, set=options.all_overrides(), allow_imports=options.allow_import
+    )
+    goal = _goal_of(resolved)
+    manager = _manager_of(resolved)
+    folder = _folder_of(options, resolved) if options.write else None
+    run = _Run(options, resolved, goal, manager, folder, interruption)
+    try:
+        return run.execute()
+    except BaseException:
+        if folder is not None:
+            folder.discard()
+        raise
 
 
 def _goal_of(resolved: ResolvedConfig) -> Goal:
