@@ -3,7 +3,7 @@
 #   PYTHON=python3.12   the Python to make the virtual environment with (3.10 or later)
 #   VENV=.venv          where to make it
 #   V2=no               leave out the treetensor managers and their tests (and so PyTorch)
-#   TORCH='torch==2.13.0 --index-url https://download.pytorch.org/whl/cpu'
+#   TORCH='torch==2.13.0 --index-url URL'
 #                       any other way to get PyTorch, which treetensor needs
 #   ARGS='-k lifecycle' further arguments for pytest (make test)
 
@@ -23,7 +23,7 @@ OLDEST = numpy==1.26.* gymnasium==1.0.*
 PIP_INSTALL = $(VENV)/bin/python -m pip install --disable-pip-version-check -qq
 REQUIREMENTS = setup.cfg pyproject.toml
 
-.PHONY: help venv demo test test-matrix lint typecheck format clean distclean
+.PHONY: help venv demo test docs test-matrix lint typecheck format clean distclean
 
 help:  ## print this list
 	@echo 'usage: make TARGET'
@@ -38,6 +38,10 @@ demo: $(VENV)/.core  ## run CartPole-v1 on subprocesses, with progress and a sum
 test: $(VENV)/.test-$(V2)  ## run all tests
 	@echo "==> running the tests with $$($(VENV)/bin/python --version)"
 	@ENVMGR_TEST_V2=$(V2) $(VENV)/bin/python -m pytest $(ARGS)
+
+docs: $(VENV)/.dev  ## write the generated pages of docs/reference anew
+	@echo "==> generating docs/reference"
+	@$(VENV)/bin/python docs/generate.py
 
 test-matrix:  ## run all tests with each Python of 3.10 to 3.13 that is installed, in .venv-3.x
 	@failed= ; ran= ; missing= ; \

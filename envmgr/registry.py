@@ -124,9 +124,10 @@ class Registry:
             raise ConfigError(self._problems[key])
         known = self.keys()
         alike = nearest(key, known)
+        guess = f": did you mean {alike!r}?" if alike else "."
         raise UnknownKeyError(
-            f"no {self._noun} is registered as {show_value(key)}: "
-            f"{f'did you mean {alike!r}? ' if alike else ''}Known keys: {', '.join(known)}. Keys "
+            f"no {self._noun} is registered as {show_value(key)}{guess} "
+            f"Known keys: {', '.join(known)}. Keys "
             "of other modules are known once the module is imported (`import_names`)."
         )
 

@@ -66,6 +66,10 @@ def derived_seed(base_seed: int, env_id: int, generation: int, episode: int) -> 
     return int(sequence.generate_state(1)[0])
 
 
+_ACTIONS = 0xAC7
+"""Sets the streams of random actions apart from all others that follow from a seed."""
+
+
 class Samplers:
     """Draws random actions from one stream for each env, so that timing cannot mix them up.
 
@@ -81,7 +85,9 @@ class Samplers:
         """Seed the streams of some envs."""
         for env_id, seed in seeds.items():
             if seed is not None:
-                self._spaces[env_id].seed(seed)
+                # Not the seed itself: an env seeded with it draws the same numbers.
+                sequence = np.random.SeedSequence((seed, _ACTIONS))
+                self._spaces[env_id].seed(int(sequence.generate_state(1)[0]))
 
     def sample(self, env_id: int) -> Any:
         """Return a random action for one env."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import keyword
 import re
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -178,12 +179,15 @@ def import_treetensor() -> Any:
         MissingDependencyError: it is not installed.
     """
     try:
-        return importlib.import_module("treetensor.numpy")
+        with warnings.catch_warnings():  # its own use of names that numpy and PyTorch have moved
+            warnings.simplefilter("ignore")
+            return importlib.import_module("treetensor.numpy")
     except ImportError as error:
         raise MissingDependencyError(
             "kinds whose key ends in _v2 need treetensor, which is not installed (or not "
-            f"complete: {error}). Install the extra: pip install 'envmgr[treetensor]'. Its package "
-            "on PyPI is DI-treetensor; the one called treetensor is something else."
+            f"complete: {error}). Install the extra treetensor, in a clone of this project with: "
+            "pip install '.[treetensor]'. On PyPI it is DI-treetensor (Python 3.10 to 3.12, needs "
+            "PyTorch); the package called treetensor there is something else."
         ) from error
 
 

@@ -211,13 +211,15 @@ class ManagerConfig:
 
         Args:
             cfg: the user's keys; a dict or an EasyDict, not changed. None is the empty one.
+                `cfg_type`, which the configs of DI-engine carry along, is passed over.
             preset: a kind's own defaults, such as `{"wait_num": 2}`; not changed.
 
         Raises:
             UnknownKeyError: a key that the schema does not have; the nearest one is named.
             ConfigError: a value that is not allowed.
         """
-        layers = (as_mapping(preset, "the manager's preset"), as_mapping(cfg, "manager"))
+        user = {k: v for k, v in as_mapping(cfg, "manager").items() if k != "cfg_type"}
+        layers = (as_mapping(preset, "the manager's preset"), user)
         for layer in layers:
             check_keys(layer, cls, "manager")
         return cls(**deep_merge(*layers, path="manager"))

@@ -21,6 +21,8 @@ import signal
 import socket
 import struct
 import sys
+import threading
+import time
 from collections.abc import Callable
 
 from envmgr.transport import worker
@@ -32,6 +34,9 @@ RECORD = struct.Struct("<Bqq")
 START, SIGNAL, STARTED, NOT_STARTED, ENDED = range(5)
 MAX_FDS = 3
 _PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+_ORPHANS_S = 0.2
+"""How long to wait, at the end, for what workers left behind to be gone."""
 
 
 class WorkerServer:
@@ -48,6 +53,9 @@ class WorkerServer:
         self._host_of: dict[int, int] = {}
         self._pid_of: dict[int, int] = {}
         self._prctl: Callable[..., int] = ctypes.CDLL(None, use_errno=True).prctl
+        # What workers leave behind comes to this process and is reaped, not left to pid 1, which in
+        # containers often reaps nothing.
+        self._prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         self._child_ended, wakeup = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(wakeup, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda signum, frame: None)
@@ -142,9 +150,26 @@ class WorkerServer:
         while self._host_of:
             pid, _ = os.waitpid(-1, 0)
             self._host_of.pop(pid, None)
+        end = time.monotonic() + _ORPHANS_S
+        with contextlib.suppress(ChildProcessError):  # there are none left
+            while (left_s := end - time.monotonic()) > 0.0:
+                if os.waitpid(-1, os.WNOHANG)[0] == 0:
+                    _kill_children()  # those that left their worker's group
+                    select.select([self._child_ended], [], [], left_s)
+                    with contextlib.suppress(BlockingIOError):
+                        os.read(self._child_ended, 4096)
 
     def _tell(self, kind: int, host_id: int, number: int) -> None:
         self._control.send(RECORD.pack(kind, host_id, number))
+
+
+def _kill_children() -> None:
+    with contextlib.suppress(OSError):  # a kernel that does not list children
+        path = f"/proc/self/task/{threading.get_native_id()}/children"
+        with open(path) as file:
+            for pid in file.read().split():
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(int(pid), signal.SIGKILL)
 
 
 def _signal_group(pid: int, number: int) -> None:

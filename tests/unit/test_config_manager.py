@@ -389,3 +389,9 @@ def test_no_config_gives_another_error_than_config_error(cfg: dict[str, Any]) ->
     except ConfigError:
         return
     assert ManagerConfig.from_mapping(config.to_dict()) == config
+
+
+def test_the_cfg_type_of_di_engine_configs_is_passed_over() -> None:
+    compiled = {"cfg_type": "BaseEnvManagerDict", "max_retry": 2}
+    assert ManagerConfig.from_mapping(compiled) == ManagerConfig(max_retry=2)
+    assert "cfg_type" in compiled

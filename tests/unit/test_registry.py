@@ -118,7 +118,7 @@ def test_unknown_key_names_all_and_the_nearest() -> None:
         "imported (`import_names`)."
     )
     for call in (registry.source, registry.build):
-        with pytest.raises(UnknownKeyError, match="'zzz': Known keys"):
+        with pytest.raises(UnknownKeyError, match=r"'zzz'\. Known keys"):
             call("zzz")
 
 

@@ -140,3 +140,11 @@ def test_derived_seeds_differ_by_seed_env_generation_and_episode() -> None:
     changed = [(8, 1, 1, 1), (7, 2, 1, 1), (7, 1, 2, 1), (7, 1, 1, 2)]
     seeds = {derived_seed(*arguments) for arguments in [base, *changed]}
     assert len(seeds) == 5
+
+
+def test_random_actions_do_not_repeat_what_an_env_of_the_same_seed_draws() -> None:
+    space = Discrete(10**6)
+    samplers = Samplers(space, 1)
+    samplers.seed({0: 5})
+    space.seed(5)
+    assert samplers.sample(0) != space.sample()

@@ -138,7 +138,7 @@ def test_without_treetensor_the_error_names_the_extra_and_the_right_package(
     with pytest.raises(MissingDependencyError) as caught:
         TreeView()
     text = str(caught.value)
-    assert "pip install 'envmgr[treetensor]'" in text
+    assert "pip install '.[treetensor]'" in text
     assert "DI-treetensor" in text
 
 
