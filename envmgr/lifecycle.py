@@ -15,7 +15,7 @@ from envmgr.errors import IllegalTransitionError
 
 
 class EnvState(IntEnum):
-    """What an env_id is doing, as its user sees it."""
+    """What an env_id is doing, as its user sees it. The numbers are those of DI-engine."""
 
     VOID = 0
     """Not launched, or closed."""
@@ -25,11 +25,11 @@ class EnvState(IntEnum):
     """In an episode: waiting for an action, or executing one."""
     RESET = 3
     """Being reset."""
-    NEED_RESET = 4
+    NEED_RESET = 6
     """Its episode ended and `auto_reset` is off: waits for `reset({env_id: params})`."""
-    DONE = 5
+    DONE = 4
     """Its episode budget (`episode_num`) is spent, or it was dropped after too many failures."""
-    ERROR = 6
+    ERROR = 5
     """It failed and has not been repaired yet."""
 
 
@@ -62,8 +62,8 @@ TRANSITIONS: Mapping[Event, Mapping[EnvState, EnvState]] = MappingProxyType(
         Event.EPISODE_ENDED: {_S.RUN: _S.RESET},
         Event.EPISODE_ENDED_UNATTENDED: {_S.RUN: _S.NEED_RESET},
         Event.BUDGET_SPENT: {_S.RUN: _S.DONE},
-        Event.FAILED: dict.fromkeys((_S.INIT, _S.RUN, _S.RESET, _S.NEED_RESET, _S.ERROR), _S.ERROR),
-        Event.RENEW: dict.fromkeys((_S.NEED_RESET, _S.DONE, _S.ERROR), _S.INIT),
+        Event.FAILED: dict.fromkeys((_S.INIT, _S.RUN, _S.RESET, _S.NEED_RESET), _S.ERROR),
+        Event.RENEW: {_S.ERROR: _S.INIT},
         Event.REPAIRED_UNATTENDED: dict.fromkeys((_S.INIT, _S.ERROR), _S.NEED_RESET),
         Event.DROP: {_S.ERROR: _S.DONE},
         Event.CLOSE: dict.fromkeys(EnvState, _S.VOID),
