@@ -58,6 +58,11 @@ class FrameChannel:
         """Whether the other end has not taken everything yet; call `flush` when it can."""
         return bool(self._unsent)
 
+    @property
+    def is_broken(self) -> bool:
+        """Whether garbage arrived after the frames that were returned: `receive` raises now."""
+        return self._broken is not None
+
     def send(self, frame: bytes) -> None:
         """Send a frame; without blocking, keep for `flush` what is not taken now.
 
@@ -149,6 +154,7 @@ class PipeChannel:
 
     host_id = 0
     has_unsent = False
+    is_broken = False
 
     def __init__(self, connection: Connection, *, blocking: bool) -> None:
         self._connection = connection

@@ -204,6 +204,8 @@ class ProcessTransport(Transport):
             frames = channel.receive()
             for frame in frames:
                 arrivals.append((host_id, frame.message()))  # noqa: PERF401 - kept if one fails
+            if channel.is_broken:
+                channel.receive()  # raises; nothing may ever make it readable again
             return bool(frames)
         except FrameError as error:
             arrivals.append((host_id, Garbage(str(error))))
