@@ -13,6 +13,7 @@ import json
 import os
 import signal
 import socket
+import subprocess
 import sys
 import time
 import uuid
@@ -62,7 +63,7 @@ class Do(IntEnum):
     NAN_REWARD = 31
     NO_REWARD = 32
     GARBAGE = 33
-    """Write bytes that are no message wherever this process could write messages."""
+    """Write bytes that are no message into the connection to the manager."""
     HANG_DEAF = 34
     """As HANG, and take no notice of SIGTERM."""
     END_THEN_GATE = 35
@@ -341,18 +342,13 @@ class Script:
 
 
 def _write_garbage() -> None:
-    """Write into every pipe and socket of this process that another end may read."""
-    for name in os.listdir("/proc/self/fd"):
-        fd = int(name)
-        try:
-            target = os.readlink(f"/proc/self/fd/{name}")
-        except OSError:
-            continue
-        if fd > 2 and target.startswith(("pipe:", "socket:")):
-            try:
-                os.write(fd, b"this is not a frame of the protocol: " + bytes(range(256)))
-            except OSError:
-                continue
+    """Write into this worker's connection to its manager what is no message."""
+    frame = sys._getframe()
+    while frame.f_code.co_name != "run_worker":
+        if frame.f_back is None:
+            raise AssertionError("this is not a worker process")
+        frame = frame.f_back
+    os.write(frame.f_locals["channel"].fds[-1], b"this is not a frame: " + bytes(range(256)))
 
 
 def journal_path(folder: str, env_id: int) -> str:
@@ -447,6 +443,10 @@ class ScriptedEnv(BaseEnv):
 
     def user_defined(self) -> str:
         return f"user-defined of {self.script.env_id}"
+
+    def start_child(self) -> int:
+        """Start a process that does nothing for long, and return its pid."""
+        return subprocess.Popen(["sleep", "1000"]).pid
 
 
 class ScriptedGymEnv(gymnasium.Env[Any, Any]):
