@@ -109,7 +109,8 @@ def run(
     from envmgr.cli.interrupt import Interruption
 
     with Interruption(last=process["exits"]) as interruption:  # before the imports that take time
-        from envmgr.cli.run import RunOptions, execute
+        from envmgr.cli.prepare import RunOptions
+        from envmgr.cli.run import execute
 
         options = RunOptions(
             config=config,

@@ -8,70 +8,26 @@ import math
 import os
 import sys
 import traceback
-import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass
 from datetime import datetime
-from pathlib import Path
 from typing import Any
 
 import click
 
 from envmgr.cli import DONE, FAILED, INTERRUPTED, discard_output
 from envmgr.cli.interrupt import Interruption
-from envmgr.cli.output import RunFolder, default_path
+from envmgr.cli.output import RunFolder
+from envmgr.cli.prepare import RunOptions, folder_of, goal_of, manager_of
 from envmgr.cli.progress import Goal, LiveProgress, LogLines, PlainProgress, Progress
 from envmgr.cli.report import counted, paragraph, raised_by_envs, wide_console
 from envmgr.cli.summary import Ending, print_summary, summary_of
 from envmgr.cli.versions import versions
 from envmgr.collect import Collector, make_policy, policy_seed
 from envmgr.config_file import ResolvedConfig, resolve_config, to_yaml
-from envmgr.env.spec import env_factories
 from envmgr.errors import ConfigError, EnvManagerError, MissingDependencyError
 from envmgr.manager import EnvManager
-from envmgr.registry import create_env_manager
 
 _CODES = {Ending.DONE: DONE, Ending.FAILED: FAILED, Ending.INTERRUPTED: INTERRUPTED}
-
-
-@dataclass(frozen=True)
-class RunOptions:
-    """What `envmgr run` was told.
-
-    Attributes:
-        config: path of the config file.
-        overrides: `section.key=value`, in order.
-        allow_import: modules that the config may import.
-        steps: timesteps to collect, in place of what the config says.
-        episodes: likewise.
-        seed: in place of `manager.seed`.
-        output: folder for the results; None: that of the config, or a new one.
-        force: replace results.
-        write: whether to write files.
-        traceback: show the tracebacks of envs.
-    """
-
-    config: str
-    overrides: tuple[str, ...] = ()
-    allow_import: tuple[str, ...] = ()
-    steps: int | None = None
-    episodes: int | None = None
-    seed: int | None = None
-    output: str | None = None
-    force: bool = False
-    write: bool = True
-    traceback: bool = False
-
-    def all_overrides(self) -> list[str]:
-        """Return the overrides, those with options of their own last."""
-        overrides = list(self.overrides)
-        if self.steps is not None:
-            overrides += ["collect.episodes=null", f"collect.steps={self.steps}"]
-        if self.episodes is not None:
-            overrides += ["collect.steps=null", f"collect.episodes={self.episodes}"]
-        if self.seed is not None:
-            overrides.append(f"manager.seed={self.seed}")
-        return overrides
 
 
 def execute(options: RunOptions, interruption: Interruption) -> int:
@@ -88,9 +44,9 @@ def execute(options: RunOptions, interruption: Interruption) -> int:
     resolved = resolve_config(
         options.config, set=options.all_overrides(), allow_imports=options.allow_import
     )
-    goal = _goal_of(resolved)
-    manager = _manager_of(resolved)
-    folder = _folder_of(options, resolved) if options.write else None
+    goal = goal_of(resolved)
+    manager = manager_of(resolved)
+    folder = folder_of(options, resolved)
     run = _Run(options, resolved, goal, manager, folder, interruption)
     try:
         return run.execute()
@@ -98,46 +54,6 @@ def execute(options: RunOptions, interruption: Interruption) -> int:
         if folder is not None:
             folder.discard()
         raise
-
-
-def _goal_of(resolved: ResolvedConfig) -> Goal:
-    collect, manager = resolved.values.collect, resolved.values.manager
-    if collect.steps is not None:
-        return Goal(collect.steps, "steps")
-    if collect.episodes is not None:
-        return Goal(collect.episodes, "episodes")
-    if math.isinf(manager.episode_num):
-        raise ConfigError(
-            "nothing says when the run ends. Give --steps N or --episodes N, or set collect.steps, "
-            "collect.episodes or manager.episode_num in the config."
-        )
-    return Goal(manager.episode_num * (manager.env_num or 1), "episodes")
-
-
-def _manager_of(resolved: ResolvedConfig) -> EnvManager:
-    env_num = resolved.values.manager.env_num
-    if env_num is None:
-        raise ConfigError(
-            "manager.env_num is null, so nothing says how many envs to run. Set it in the config, "
-            "or with --set manager.env_num=8."
-        )
-    env_fn = env_factories(resolved.values.env, env_num, policy=resolved.import_policy)
-    with warnings.catch_warnings():
-        # What importing treetensor says about other packages; users can do nothing about it.
-        warnings.filterwarnings("ignore", ".*_register_pytree_node.*", FutureWarning)
-        warnings.filterwarnings("ignore", "numpy.core._multiarray_umath", DeprecationWarning)
-        manager: EnvManager = create_env_manager(resolved.values.manager, env_fn=env_fn)
-    return manager
-
-
-def _folder_of(options: RunOptions, resolved: ResolvedConfig) -> RunFolder:
-    given = options.output or resolved.values.collect.output
-    # Local time: it is for people, who look for the run of this afternoon.
-    now = datetime.now().astimezone()
-    path = Path(given).expanduser() if given else default_path(options.config, now)
-    folder = RunFolder(path, force=options.force)
-    folder.prepare()
-    return folder
 
 
 class _Run:

@@ -1,0 +1,110 @@
+"""From the options of `envmgr run` to what a run needs, before anything starts."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+from envmgr.cli.output import RunFolder, default_path
+from envmgr.cli.progress import Goal
+from envmgr.config_file import ResolvedConfig
+from envmgr.env.spec import env_factories
+from envmgr.errors import ConfigError
+from envmgr.manager import EnvManager
+from envmgr.registry import create_env_manager
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """What `envmgr run` was told.
+
+    Attributes:
+        config: path of the config file.
+        overrides: `section.key=value`, in order.
+        allow_import: modules that the config may import.
+        steps: timesteps to collect, in place of what the config says.
+        episodes: likewise.
+        seed: in place of `manager.seed`.
+        output: folder for the results; None: that of the config, or a new one.
+        force: replace results.
+        write: whether to write files.
+        traceback: show the tracebacks of envs.
+    """
+
+    config: str
+    overrides: tuple[str, ...] = ()
+    allow_import: tuple[str, ...] = ()
+    steps: int | None = None
+    episodes: int | None = None
+    seed: int | None = None
+    output: str | None = None
+    force: bool = False
+    write: bool = True
+    traceback: bool = False
+
+    def all_overrides(self) -> list[str]:
+        """Return the overrides, those with options of their own last."""
+        overrides = list(self.overrides)
+        if self.steps is not None:
+            overrides += ["collect.episodes=null", f"collect.steps={self.steps}"]
+        if self.episodes is not None:
+            overrides += ["collect.steps=null", f"collect.episodes={self.episodes}"]
+        if self.seed is not None:
+            overrides.append(f"manager.seed={self.seed}")
+        return overrides
+
+
+def goal_of(resolved: ResolvedConfig) -> Goal:
+    """Return what a run is to collect.
+
+    Raises:
+        ConfigError: nothing says when it ends.
+    """
+    collect, manager = resolved.values.collect, resolved.values.manager
+    if collect.steps is not None:
+        return Goal(collect.steps, "steps")
+    if collect.episodes is not None:
+        return Goal(collect.episodes, "episodes")
+    if math.isinf(manager.episode_num):
+        raise ConfigError(
+            "nothing says when the run ends. Give --steps N or --episodes N, or set collect.steps, "
+            "collect.episodes or manager.episode_num in the config."
+        )
+    return Goal(manager.episode_num * (manager.env_num or 1), "episodes")
+
+
+def manager_of(resolved: ResolvedConfig) -> EnvManager:
+    """Return the manager of a config, not launched.
+
+    Raises:
+        ConfigError: the config does not say which envs, or how many.
+        MissingDependencyError: the kind needs a package that is not installed.
+    """
+    env_num = resolved.values.manager.env_num
+    if env_num is None:
+        raise ConfigError(
+            "manager.env_num is null, so nothing says how many envs to run. Set it in the config, "
+            "or with --set manager.env_num=8."
+        )
+    env_fn = env_factories(resolved.values.env, env_num, policy=resolved.import_policy)
+    manager: EnvManager = create_env_manager(resolved.values.manager, env_fn=env_fn)
+    return manager
+
+
+def folder_of(options: RunOptions, resolved: ResolvedConfig) -> RunFolder | None:
+    """Return the folder for the results, ready to be written; None if nothing is.
+
+    Raises:
+        ConfigError: it holds results, or cannot be written.
+    """
+    if not options.write:
+        return None
+    given = options.output or resolved.values.collect.output
+    # Local time: it is for people, who look for the run of this afternoon.
+    now = datetime.now().astimezone()
+    path = Path(given).expanduser() if given else default_path(options.config, now)
+    folder = RunFolder(path, force=options.force)
+    folder.prepare()
+    return folder
