@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from envmgr.env.spec import env_factories
-from envmgr.manager import EnvManager
+from envmgr.managers import BaseEnvManager
 from envmgr.registry import create_env_manager
 
 
@@ -18,7 +18,7 @@ def make(
     env_kwargs: Mapping[str, Any] | None = None,
     wrappers: Sequence[Any] = (),
     **cfg: Any,
-) -> EnvManager:
+) -> BaseEnvManager:
     """Return a manager of `env_num` equal envs; it is not launched yet.
 
     Example:
@@ -45,5 +45,5 @@ def make(
         name = "id" if "/" in env or ":" not in env or "-v" in env.rpartition(":")[2] else "entry"
         section = {name: env, "kwargs": dict(env_kwargs or {}), "wrappers": list(wrappers)}
         env_fn = env_factories(section, env_num)
-    manager: EnvManager = create_env_manager({"type": type, **cfg}, env_fn=env_fn)
+    manager: BaseEnvManager = create_env_manager({"type": type, **cfg}, env_fn=env_fn)
     return manager

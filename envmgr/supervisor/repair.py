@@ -250,7 +250,7 @@ class Repair:
         else:
             self._hosts.end(slot, Next.NOTHING, ask=not host_lost)
         if self._policy.drop_exhausted:
-            logger.error("%s: it is dropped (on_exhausted: drop)", exceeded)
+            logger.error("%s: env %d is dropped (on_exhausted: drop)", exceeded, slot.env_id)
             slot.dropped = True
             if slot.doomed is None:
                 self._states.apply(slot.env_id, Event.DROP)
