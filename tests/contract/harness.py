@@ -222,20 +222,29 @@ class World:
 
     def kill(self, env_id: int) -> None:
         """Kill an env's process with SIGKILL and wait until it is gone (perhaps not reaped)."""
-        pidfd = os.pidfd_open(self.pid(env_id))
-        try:
-            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-            with selectors.DefaultSelector() as selector:
-                selector.register(pidfd, selectors.EVENT_READ)
-                assert selector.select(PATIENCE_S), "the process does not die"
-        finally:
-            os.close(pidfd)
+        pid = self.pid(env_id)
+        os.kill(pid, signal.SIGKILL)
+        wait_ended(pid)
 
     def close(self) -> None:
         for manager in self._managers:
             manager.close(terminate=True)
         if self._gate is not None:
             self._gate.close()
+
+
+def wait_ended(pid: int) -> None:
+    """Wait until a process has ended; it may still be a zombie then."""
+    try:
+        pidfd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    try:
+        with selectors.DefaultSelector() as selector:
+            selector.register(pidfd, selectors.EVENT_READ)
+            assert selector.select(PATIENCE_S), f"process {pid} does not end"
+    finally:
+        os.close(pidfd)
 
 
 @pytest.fixture
