@@ -272,10 +272,9 @@ class ProcessTransport(Transport):
             forget_fd(end.fileno())
             end.close()
         self._ready.close()
-        if self._memory is not None:
-            with contextlib.suppress(BufferError):  # views handed out keep it alive until they go
-                self._memory.close()
-            self._memory = None
+        # Not closed: arrays that were handed out do not keep it open, they keep it alive, and it is
+        # unmapped with the last of them.
+        self._memory = None
         if self._memory_fd is not None:
             os.close(self._memory_fd)
             self._memory_fd = None
