@@ -150,7 +150,9 @@ class Engine:
             else:
                 self._pump(max(until - now, 0.0))
             if self._closing:
-                raise ManagerClosedError("the manager was closed by another thread")
+                raise ManagerClosedError(
+                    "the manager was closed during this call, by another thread or a signal handler"
+                )
         return True
 
     def now(self) -> float:
@@ -164,7 +166,13 @@ class Engine:
     def _pump(self, timeout_s: float | None, pivot: int | None = None) -> None:
         supervisor = self.supervisor
         handle = supervisor.handle
-        for host_id, arrival in self.transport.poll(timeout_s, pivot=pivot):
+        try:
+            arrivals = self.transport.poll(timeout_s, pivot=pivot)
+        except (OSError, ValueError):  # a signal handler has closed it in the middle of this
+            if self._closing:
+                return
+            raise
+        for host_id, arrival in arrivals:
             handle(host_id, arrival)
         if self._closing:
             return

@@ -27,6 +27,7 @@ from envmgr.protocol import EnvDescription
 from envmgr.seeding import Samplers, seeds_by_env
 from envmgr.spaces import ActionCheck, Layout, action_check, layout_of
 from envmgr.supervisor import Supervisor, Work
+from envmgr.supervisor.stats import Statistics
 from envmgr.transport.base import Transport
 from envmgr.types import EnvFactory, monotonic
 from envmgr.views import DictView
@@ -65,7 +66,7 @@ class ManagerLifetime:
         self._dynamic_seed: bool | None = None
         self._replay_paths: list[str] | None = None
         self._called: list[int] | None = None
-        self._last_stats: dict[str, Any] = {}
+        self._statistics = Statistics()
         self._env_ref: Any = None
         self._finalizer: Callable[[], Any] | None = None
         if self._config.seed is not None:
@@ -202,6 +203,7 @@ class ManagerLifetime:
             self._engine = build_engine(
                 self._env_fn, self._config, self._make_transport(), self._given[:2], monotonic
             )
+            self._statistics = self._engine.supervisor.statistics
             # Not of the manager itself: what is dropped without close() ends with its finalizer.
             self._finalizer = weakref.finalize(self, self._engine.close, 0.0)
         return self._engine
@@ -213,7 +215,6 @@ class ManagerLifetime:
         if engine is None:
             return
         engine.close(grace_s)
-        self._last_stats = engine.supervisor.statistics.as_dict()
         if isinstance(self._finalizer, weakref.finalize):
             self._finalizer.detach()
 
@@ -352,15 +353,15 @@ class ManagerLifetime:
 
         `actions` accepted = `timesteps` delivered + `cancelled` + `outstanding`.
         """
-        engine = self._engine
-        if engine is None:
-            return {**self._last_stats, "states": self._states_by_name(), "outstanding": 0}
-        return {
-            **engine.supervisor.statistics.as_dict(),
+        engine, statistics = self._engine, self._statistics
+        stats: dict[str, Any] = {
+            **statistics.as_dict(),
             "states": self._states_by_name(),
-            "outstanding": engine.supervisor.statistics.outstanding,
-            "generations": [slot.generation for slot in engine.supervisor.slots],
+            "outstanding": statistics.outstanding,
         }
+        if engine is not None:
+            stats["generations"] = [slot.generation for slot in engine.supervisor.slots]
+        return stats
 
     def _states_by_name(self) -> dict[str, int]:
         states = list(self.env_states.values())
