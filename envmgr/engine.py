@@ -151,7 +151,7 @@ class Engine:
                 self._pump(max(until - now, 0.0))
             if self._closing:
                 raise ManagerClosedError(
-                    "the manager was closed during this call, by another thread or a signal handler"
+                    "the manager was closed by another thread, or by a signal handler"
                 )
         return True
 
