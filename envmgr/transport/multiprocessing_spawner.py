@@ -70,6 +70,7 @@ class MultiprocessingSpawner(Spawner):
         finally:
             for end in theirs:
                 end.close()
+        _keep_from_exit_handler(process)
         self._processes[host_id] = process
         if hasattr(os, "pidfd_open"):
             self._pidfds[host_id] = os.pidfd_open(process.pid)
@@ -163,6 +164,16 @@ class MultiprocessingSpawner(Spawner):
         for process in self._processes.values():
             process.join(1.0)
         self.deaths()
+
+
+def _keep_from_exit_handler(process: BaseProcess) -> None:
+    """Take a worker out of the standard library's list of children.
+
+    Its exit handler would end them in every fork of the trainer that ends in the ordinary way: the
+    workers of the trainer itself. The manager's own finalizer ends them in the trainer.
+    """
+    children: set[BaseProcess] = getattr(multiprocessing.process, "_children", set())
+    children.discard(process)
 
 
 class _SharedFd:

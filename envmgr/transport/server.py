@@ -187,8 +187,8 @@ def main(control_fd: int, trainer_pid: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with open(os.devnull) as devnull:
         os.dup2(devnull.fileno(), 0)
-    control = socket.socket(fileno=control_fd)
-    server = WorkerServer(control, trainer_pid)
-    gc.collect()
-    gc.freeze()  # a collection in a worker would copy every page that it touches
-    server.serve()
+    with socket.socket(fileno=control_fd) as control:
+        server = WorkerServer(control, trainer_pid)
+        gc.collect()
+        gc.freeze()  # a collection in a worker would copy every page that it touches
+        server.serve()
