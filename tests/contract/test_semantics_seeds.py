@@ -186,8 +186,9 @@ def test_a_relaunch_with_the_same_seed_repeats_the_run(world: World, setup: Setu
             draws += [seen(obs).draw for obs in ready_all(manager).values()]
             actions = dict.fromkeys((0, 1), Do.END if k % 3 == 2 else k)
             timesteps = step_all(manager, actions)
-            draws += [(seen(t.obs).draw, manager.random_action()) for t in timesteps.values()]
-            ready_all(manager)
+            draws += [seen(t.obs).draw for t in timesteps.values()]
+            ready_all(manager)  # what is ready decides who gets a random action
+            draws.append(manager.random_action())
             if k == 3:
                 step_all(manager, {0: Do.SYS_EXIT})  # renewals repeat too
                 draws.append(seen(ready_all(manager)[0]).draw)
