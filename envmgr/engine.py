@@ -85,7 +85,11 @@ class Engine:
                 "another thread is inside a call of this manager; a manager serves one thread at "
                 "a time (only close, stats and env_states may be called from others)"
             )
-        self._lock.acquire()
+        try:
+            self._lock.acquire()
+        except BaseException:  # Ctrl-C while the background thread has it
+            self._call_lock.release()
+            raise
         try:
             self._check_owner()
         except BaseException:
@@ -279,12 +283,16 @@ class _Background:
             if not self._engine.has_background_work():
                 return
             self._dormant = False
-            if self._thread is None:
-                self._thread = threading.Thread(
-                    target=self._run, name=BACKGROUND_THREAD, daemon=True
-                )
-                self._thread.start()
-            self._ring()
+            try:
+                self._ring()
+                if self._thread is None:
+                    self._thread = threading.Thread(
+                        target=self._run, name=BACKGROUND_THREAD, daemon=True
+                    )
+                    self._thread.start()
+            except BaseException:  # Ctrl-C in the midst of this: the next call rings again
+                self._dormant = True
+                raise
         elif self._interval_s > MIN_INTERVAL_S and self._seen_changes != self._changes():
             self._ring()
 
