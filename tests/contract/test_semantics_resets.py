@@ -95,7 +95,7 @@ def test_wrong_reset_params_are_refused_and_nothing_is_reset(world: World, setup
     ready_all(manager)
     with Raises(UnknownEnvError, "5", "0 to 1"):
         manager.reset({0: None, 5: None})
-    with Raises(ConfigError, "env 1", "dict", "int"):
+    with Raises(ConfigError, "env 1", "dict", "found 7"):
         manager.reset({0: None, 1: 7})
     for wrong in ([0, 1], "all", 3):
         with Raises(ConfigError, "{env_id: params or None}"):
