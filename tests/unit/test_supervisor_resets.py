@@ -113,7 +113,9 @@ def call_exits(rig: Rig) -> None:
     rig.fail(0, "call", kind=FailureKind.EXITED)
 
 
-V, I, R, S, N, D, E = EnvState  # noqa: E741 - in the order of the enum
+I = EnvState.INIT  # noqa: E741 - the table below stays a table
+R, S, N = EnvState.RUN, EnvState.RESET, EnvState.NEED_RESET
+D, E = EnvState.DONE, EnvState.ERROR
 recycle = AfterStep.WANTS_RECYCLING
 resets = AfterStep.RESETS
 slow_kill = {"kill_takes_s": None}

@@ -1,0 +1,210 @@
+"""What hosts are from their own side: a model that keeps the host's half of the protocol."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from envmgr.protocol import (
+    AfterStep,
+    EpisodePlan,
+    FailureKind,
+    Message,
+    Op,
+    RemoteFailure,
+    ResetOrder,
+)
+from envmgr.transport.base import Arrival, Garbage, HostDied
+from tests.fakes import FakeHost, FakeTransport, ObsTag, description
+
+OTHER_SPACES = description(None, "another space")
+_DURING = {Op.HELLO: "construction", Op.RENEW: "construction", Op.RESET: "reset", Op.STEP: "step"}
+
+
+@dataclass
+class HostModel:
+    """One host as it sees itself. It may be ahead of the supervisor by what is on its way.
+
+    Attributes:
+        fake: its place in the transport.
+        request: what it is busy with; None if idle.
+        resetting: it has answered its step, and resets by itself under the same request.
+        plan: of the latest reset order.
+        params: those of the latest reset that succeeded; None before.
+    seeds: those of all resets that succeeded.
+        colour: an attribute of the env.
+        executed: actions that were executed.
+    """
+
+    fake: FakeHost
+    request: Message | None = None
+    resetting: bool = False
+    plan: EpisodePlan | None = None
+    params: Any = None
+    seeds: list[int] = field(default_factory=list)
+    colour: Any = None
+    executed: list[Any] = field(default_factory=list)
+
+    @property
+    def env_id(self) -> int:
+        return self.fake.env_id
+
+    @property
+    def is_alive(self) -> bool:
+        return not (self.fake.killed or self.fake.ended)
+
+    @property
+    def does(self) -> Op | None:
+        """What it is busy with."""
+        if self.request is None:
+            return None
+        return Op.RESET if self.resetting else Op(self.request.op)
+
+
+class Hosts:
+    """All hosts of a transport. Give it as the transport's `answer`."""
+
+    def __init__(self, transport: FakeTransport) -> None:
+        self.transport = transport
+        self.models: dict[int, HostModel] = {}
+
+    def __call__(self, fake: FakeHost, message: Message) -> Iterable[tuple[float, Arrival]]:
+        """Take a request; the answer comes when the test says so."""
+        if fake.host_id not in self.models:
+            others = [m for m in self.models.values() if m.env_id == fake.env_id]
+            assert all(m.fake.ended for m in others), f"{fake} shares its memory with {others}"
+            self.models[fake.host_id] = HostModel(fake)
+        model = self.models[fake.host_id]
+        if message.op == Op.ATTACH:
+            return []
+        if message.request_id == 0:  # repeated on a renewed env: at once
+            assert message.op == Op.SET_ATTR
+            model.colour = message.payload[1]
+            return [(0.0, message._replace(op=Op.RESULT, payload=None))]
+        if message.op != Op.CLOSE:
+            assert model.request is None, f"{model} is asked {message} while it is busy"
+        model.request = message
+        model.resetting = False
+        if message.op == Op.RENEW:
+            model.plan = model.params = model.colour = None
+        return []
+
+    def alive(self) -> list[HostModel]:
+        """Return the hosts that live and were not killed."""
+        return [model for model in self.models.values() if model.is_alive]
+
+    def busy(self) -> list[HostModel]:
+        """Return those of them that owe a reply."""
+        return [model for model in self.alive() if model.request is not None]
+
+    def killed(self) -> list[HostModel]:
+        """Return those that were killed and whose death is not on its way yet."""
+        return [m for m in self.models.values() if m.fake.killed and not m.fake.ended]
+
+    def of(self, host_id: int) -> HostModel:
+        """Return a host."""
+        return self.models[host_id]
+
+    # -- what a host does -------------------------------------------------------------------
+
+    def reply(
+        self, model: HostModel, *, done: bool = False, recycle: bool = False, after_s: float = 0.0
+    ) -> None:
+        """Answer what a host was asked, as it should."""
+        request = model.request
+        assert request is not None
+        op = model.does
+        if op in (Op.HELLO, Op.RENEW):
+            self._answer(model, Op.HELLO, description(), after_s)
+        elif op is Op.STEP:
+            self._step(model, request, done, recycle, after_s)
+        elif op is Op.RESET:
+            self._reset_done(model, request, after_s)
+        elif op is Op.CLOSE:
+            self._arrive(model, request._replace(op=Op.CLOSED, payload=None), after_s)
+            self._arrive(model, HostDied(0), after_s)
+        else:
+            if op is Op.SET_ATTR:
+                model.colour = request.payload[1]
+            self._answer(model, Op.RESULT, None, after_s)
+
+    def _step(
+        self, model: HostModel, request: Message, done: bool, recycle: bool, after_s: float
+    ) -> None:
+        plan = model.plan
+        assert plan is not None
+        model.executed.append(request.payload)
+        after = AfterStep.NOTHING
+        if done and recycle:
+            after = AfterStep.WANTS_RECYCLING
+        elif done and plan.auto_reset and plan.episodes_left > 0:
+            after = AfterStep.RESETS
+            model.plan = plan._replace(episodes_left=plan.episodes_left - 1)
+        payload = (_tag(request, "terminal" if done else "next"), 1.0, done, {}, int(after))
+        if after is AfterStep.RESETS:
+            model.resetting = True
+            self._arrive(model, request._replace(op=Op.STEPPED, payload=payload), after_s)
+        else:
+            self._answer(model, Op.STEPPED, payload, after_s)
+
+    def _reset_done(self, model: HostModel, request: Message, after_s: float) -> None:
+        if request.op == Op.RESET:
+            order: ResetOrder = request.payload
+            model.plan, model.params = order.plan, order.params
+            if order.seed is not None:
+                model.seeds.append(order.seed)
+        elif model.plan is not None:
+            model.params = model.plan.params
+        self._answer(model, Op.RESET_DONE, (_tag(request, "first"), {}), after_s)
+
+    def fail(self, model: HostModel, kind: FailureKind, after_s: float = 0.0) -> None:
+        """Answer with a failure that fits what a host was asked."""
+        op = model.does
+        during = "call" if op is None else _DURING.get(op, "call")
+        info = {"abnormal": True} if kind is FailureKind.ABNORMAL else None
+        if op is Op.RESET and model.request is not None and model.request.op == Op.RESET:
+            model.plan = model.request.payload.plan
+        failure = RemoteFailure(kind, during, "RuntimeError", "boom", info=info)
+        self._answer(model, Op.FAILED, failure, after_s)
+
+    def other_spaces(self, model: HostModel, after_s: float = 0.0) -> None:
+        """Say HELLO with other spaces than before."""
+        self._answer(model, Op.HELLO, OTHER_SPACES, after_s)
+
+    def malformed(self, model: HostModel, after_s: float = 0.0) -> None:
+        """Answer with the right reply, but nothing sensible in it."""
+        replies = {
+            Op.HELLO: Op.HELLO,
+            Op.RENEW: Op.HELLO,
+            Op.STEP: Op.STEPPED,
+            Op.RESET: Op.RESET_DONE,
+        }
+        op = model.does
+        self._answer(model, replies.get(op, Op.FAILED) if op else Op.FAILED, "what?", after_s)
+
+    def die(self, model: HostModel, exit_status: int | None, after_s: float = 0.0) -> None:
+        """End."""
+        self._arrive(model, HostDied(exit_status), after_s)
+
+    def garbage(self, model: HostModel, after_s: float = 0.0) -> None:
+        """Send what is no message."""
+        self._arrive(model, Garbage("noise"), after_s)
+
+    def foreign(self, model: HostModel, message: Message, after_s: float = 0.0) -> None:
+        """Send a message that answers nothing that was asked."""
+        self._arrive(model, message, after_s)
+
+    def _answer(self, model: HostModel, op: Op, payload: Any, after_s: float) -> None:
+        request = model.request
+        assert request is not None
+        model.request = None
+        model.resetting = False
+        self._arrive(model, request._replace(op=op, payload=payload), after_s)
+
+    def _arrive(self, model: HostModel, arrival: Arrival, after_s: float) -> None:
+        self.transport.arrive(model.fake.host_id, arrival, after_s)
+
+
+def _tag(request: Message, kind: str) -> ObsTag:
+    return ObsTag(request.env_id, request.generation, request.request_id, kind)

@@ -1,0 +1,727 @@
+"""The supervisor under anything that envs, hosts, time and users may do, in any order.
+
+A machine plays the hosts and the user of one manager, and checks after every move what has to hold
+whatever happens: every accepted action settles exactly once, no reply is delivered that is not the
+action's own, states change along the table only, and no env is stuck.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from hypothesis import event, note
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from envmgr.errors import EnvFailure, FailuresExhaustedError, NothingReadyError
+from envmgr.lifecycle import EnvState, Event, edges, is_ready
+from envmgr.policy import Deadlines, FailurePolicy, GatherPolicy
+from envmgr.protocol import FailureKind, Message, Op
+from envmgr.supervisor import Next, Work
+from envmgr.supervisor.slots import NEVER, EnvSlot
+from envmgr.transport.base import TimedOut
+from tests.fakes import ObsTag
+from tests.property.hosts import HostModel, Hosts
+from tests.property.profiles import PROFILE, machine_settings
+from tests.rig import Rig
+
+TAKEN: Counter[tuple[EnvState, Event, EnvState]] = Counter()
+"""Every edge that any example has taken."""
+
+MET: Counter[tuple[EnvState, Work]] = Counter()
+"""Every state and work in which any example has reset an env."""
+
+SECONDS = st.sampled_from([0.25, 0.5, 1.0, 2.0, 4.0, 64.0])
+LAGS = st.sampled_from([0.0, 0.0, 0.0, 0.25, 1.0])
+AWAITED = frozenset(
+    (Work.STARTING, Work.RESETTING, Work.STEPPING, Work.CANCELLING, Work.CALLING, Work.ENDING)
+)
+
+
+@dataclass(frozen=True)
+class Config:
+    """What a manager was told."""
+
+    env_num: int
+    rules: dict[str, Any]
+    policy: FailurePolicy
+    deadlines: Deadlines
+    kill_takes_s: float | None
+
+
+@st.composite
+def configs(draw: st.DrawFn) -> Config:
+    auto_reset = draw(st.booleans() | st.just(True))
+    rules = {
+        "auto_reset": auto_reset,
+        "reset_inplace": auto_reset and draw(st.booleans()),
+        "episode_num": draw(st.sampled_from([float("inf"), 1, 2])),
+    }
+    policy = FailurePolicy(
+        recover=draw(st.sampled_from([True, True, True, True, False])),
+        max_retry=draw(st.integers(1, 3)),
+        renew_between_attempts=draw(st.booleans()),
+        retry_waiting_s=draw(st.sampled_from([0.0, 0.25, 1.0])),
+        max_failures=draw(st.sampled_from([0, 1, 3, 1000])),
+        window_s=8.0,
+        drop_exhausted=draw(st.booleans()),
+    )
+    limit = st.sampled_from([None, 1.0, 4.0])
+    deadlines = Deadlines(draw(limit), draw(limit), 8.0, draw(st.sampled_from([0.0, 1.0])))
+    kill_takes_s = draw(st.sampled_from([0.0, 0.5, None]))
+    return Config(draw(st.integers(1, 3)), rules, policy, deadlines, kill_takes_s)
+
+
+@dataclass
+class Owed:
+    """An accepted action whose timestep was not delivered yet.
+
+    Attributes:
+        request_id: of the step; None if it was not sent, because the env was doomed.
+        generation: of the env that took it.
+        obs: the observation that it answers.
+    """
+
+    request_id: int | None
+    generation: int
+    obs: Any
+
+
+class SupervisorMachine(RuleBasedStateMachine):
+    """One manager's supervisor, its user and its hosts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        logging.getLogger("envmgr").setLevel(logging.CRITICAL + 1)
+        self.phase = "new"
+
+    # -- launch and close -------------------------------------------------------------------
+
+    @initialize(
+        config=configs(),
+        at_once=st.sampled_from([True, True, True, False]),
+        early=st.sampled_from([False, False, False, True]),
+    )
+    def launch(self, config: Config, at_once: bool, early: bool) -> None:
+        self._launch(config, at_once=at_once, early=early)
+
+    @precondition(lambda self: self.phase == "closed")
+    @rule(config=configs())
+    def launch_again(self, config: Config) -> None:
+        self._launch(config, at_once=True, early=False)
+
+    def _launch(self, config: Config, *, at_once: bool, early: bool) -> None:
+        self.config = config
+        rig = Rig(
+            config.env_num,
+            policy=config.policy,
+            deadlines=config.deadlines,
+            kill_takes_s=config.kill_takes_s,
+            **config.rules,
+        )
+        self.rig = rig
+        self.hosts = Hosts(rig.transport)
+        rig.transport.answer = self.hosts
+        self.owed: dict[int, Owed] = {}
+        self.n_actions = self.n_delivered = self.n_cancelled = 0
+        self.params: dict[int, dict[str, Any]] = {i: {} for i in range(config.env_num)}
+        self.n_params = 0
+        self.seeds: dict[int, int] = {}
+        self.colours: dict[int, Any] = {}
+        self.painting: dict[int, Any] = {}
+        self.given_up: set[int] = set()
+        self.generations = [0] * config.env_num
+        self._record_edges()
+        if early:  # to read the spaces of the first one; and then, perhaps, nobody launches
+            rig.supervisor.start_hosts([0])
+            rig.pump()
+            self.phase = "early"
+            return
+        self._start(at_once=at_once)
+
+    @precondition(lambda self: self.phase == "early")
+    @rule(at_once=st.booleans())
+    def launch_after_all(self, at_once: bool) -> None:
+        self._start(at_once=at_once)
+
+    def _start(self, *, at_once: bool) -> None:
+        self.rig.supervisor.start_hosts(range(self.config.env_num))
+        self.phase = "building"
+        self._after_move()
+        if at_once:
+            while self.phase in ("building", "resetting"):
+                assert self._let_all_go_well()
+
+    def _record_edges(self) -> None:
+        states = self.rig.supervisor.states
+        apply, apply_all = states.apply, states.apply_all
+        self.expected_states = list(states.snapshot())
+
+        def recorded(env_id: int, what: Event) -> EnvState:
+            source = states[env_id]
+            target = apply(env_id, what)
+            TAKEN[source, what, target] += 1
+            self.expected_states[env_id] = target
+            return target
+
+        def recorded_all(env_ids: Any, what: Event) -> None:
+            ids = list(env_ids)
+            sources = [states[i] for i in ids]
+            apply_all(ids, what)
+            for env_id, source in zip(ids, sources, strict=True):
+                TAKEN[source, what, states[env_id]] += 1
+                self.expected_states[env_id] = states[env_id]
+
+        states.apply = recorded  # type: ignore[method-assign]
+        states.apply_all = recorded_all  # type: ignore[method-assign]
+
+    def _go_on_launching(self) -> None:
+        supervisor = self.rig.supervisor
+        if supervisor.repair.launch_failures:
+            self._close()
+        elif self.phase == "building":
+            if all(slot.work is not Work.STARTING for slot in supervisor.slots):
+                supervisor.place_observations(same_spaces=False)
+                supervisor.begin_episodes()
+                self.phase = "resetting"
+        elif self.phase == "resetting" and set(supervisor.states.snapshot()) == {EnvState.RUN}:
+            supervisor.repair.launching = False
+            self.phase = "running"
+
+    @precondition(lambda self: self.phase in ("early", "building", "resetting", "running"))
+    @rule(sure=st.sampled_from([False, False, False, True]))
+    def close(self, sure: bool) -> None:
+        if sure:
+            self._close()
+
+    def _close(self) -> None:
+        self.n_cancelled += len(self.owed)
+        self.owed.clear()
+        self.rig.engine.close(0.0)
+        assert set(self.rig.supervisor.states.snapshot()) == {EnvState.VOID}
+        assert self.rig.deliver() == {}
+        self.phase = "closed"
+
+    # -- what the user does -----------------------------------------------------------------
+
+    @precondition(lambda self: self.phase == "running" and self.rig.ready())
+    @rule(data=st.data())
+    def act(self, data: st.DataObject) -> None:
+        ready = self.rig.ready()
+        takes = [i for i in ready if self.rig.slot(i).work is not Work.CALLING]
+        if not takes:
+            return
+        ids = data.draw(st.lists(st.sampled_from(takes), unique=True, min_size=1), label="envs")
+        actions = {}
+        for env_id in ids:
+            slot = self.rig.slot(env_id)
+            actions[env_id] = f"action {self.n_actions}"
+            self.n_actions += 1
+            self.owed[env_id] = Owed(None, slot.generation, slot.obs)
+        self.rig.send(actions)
+        for env_id in ids:
+            slot = self.rig.slot(env_id)
+            if slot.work is Work.STEPPING:
+                self.owed[env_id].request_id = slot.request_id
+        self._after_move()
+
+    @precondition(lambda self: self.phase == "running" and self.owed)
+    @rule(data=st.data())
+    def deliver(self, data: st.DataObject) -> None:
+        ids = data.draw(st.lists(st.integers(0, self.config.env_num - 1), unique=True))
+        self._deliver(ids)
+        self._after_move()
+
+    @precondition(lambda self: self.phase == "running")
+    @rule(wait_num=st.sampled_from([1, 2, float("inf")]), seconds=SECONDS, stragglers=st.booleans())
+    def gather(self, wait_num: float, seconds: float, stragglers: bool) -> None:
+        rig = self.rig
+        policy = GatherPolicy(wait_num, 0.25 if stragglers else 0.0)
+        outstanding = sorted(self.owed)
+        deadline = rig.clock() + seconds
+        if not outstanding:
+            with pytest.raises(NothingReadyError):
+                rig.gather.some(policy, deadline=deadline)
+            return
+        env_ids = rig.gather.some(policy, deadline=deadline)
+        assert env_ids == outstanding
+        assert rig.clock() <= deadline
+        if rig.clock() < deadline and not rig.supervisor.repair.urgent:
+            arrived = [i for i in env_ids if rig.slot(i).deliverable]
+            assert len(arrived) >= policy.needed(len(outstanding))
+            timesteps = [rig.slot(i).timestep for i in arrived]
+            assert arrived == outstanding or not all(t is None or t.done for t in timesteps)
+        self._deliver(env_ids)
+        self._after_move()
+
+    def _deliver(self, env_ids: list[int]) -> None:
+        may_come = [i for i in env_ids if self.rig.slot(i).deliverable]
+        delivered = self.rig.supervisor.deliver(env_ids)
+        assert list(delivered) == may_come
+        for env_id, timestep in delivered.items():
+            owed = self.owed.pop(env_id)  # KeyError: nothing was owed, or it came twice
+            self.n_delivered += 1
+            obs = timestep.obs
+            if timestep.info.get("abnormal"):
+                assert obs == owed.obs
+                assert (timestep.reward, timestep.done) == (0.0, True)
+                assert isinstance(timestep.info["error"], EnvFailure)
+                assert timestep.info["error"].env_id == env_id
+            else:
+                kind = "terminal" if timestep.done else "next"
+                assert owed.request_id is not None
+                assert obs == ObsTag(env_id, owed.generation, owed.request_id, kind)
+
+    @precondition(lambda self: self.phase == "running")
+    @rule(data=st.data(), new_params=st.booleans(), new_seed=st.booleans())
+    def reset(self, data: st.DataObject, new_params: bool, new_seed: bool) -> None:
+        env_id = data.draw(st.integers(0, self.config.env_num - 1), label="env")
+        slot = self.rig.slot(env_id)
+        MET[self.rig.state(env_id), slot.work] += 1
+        params = None
+        if new_params:
+            self.n_params += 1
+            self.params[env_id] = params = {"number": self.n_params}
+        if new_seed:
+            self.n_params += 1
+            self.seeds[env_id] = slot.new_seed = self.n_params
+        if self.owed.pop(env_id, None) is not None:
+            self.n_cancelled += 1
+        self.given_up.discard(env_id)
+        self.rig.reset(env_id, params)
+        assert self.rig.state(env_id) is EnvState.RESET
+        self._after_move()
+
+    @precondition(lambda self: self.phase == "running")
+    @rule(data=st.data())
+    def set_attr(self, data: st.DataObject) -> None:
+        supervisor = self.rig.supervisor
+        ids = [i for i in range(self.config.env_num) if supervisor.is_callable(i)]
+        ids = [i for i in ids if i not in self.owed and i not in self.painting]
+        if not ids:
+            return
+        env_id = data.draw(st.sampled_from(ids), label="env")
+        colour = f"colour {self.n_actions}.{len(self.colours)}.{self.n_params}"
+        self.painting[env_id] = colour
+        supervisor.submit_calls([env_id], Op.SET_ATTR, [("colour", colour)])
+        self._after_move()
+
+    # -- what hosts do ----------------------------------------------------------------------
+
+    def _busy(self, *ops: Op) -> list[HostModel]:
+        models = self.hosts.busy() if self.phase not in ("new", "closed") else []
+        return [model for model in models if not ops or model.does in ops]
+
+    def _draw(self, data: st.DataObject, models: list[HostModel]) -> HostModel:
+        host_ids = [model.fake.host_id for model in models]
+        return self.hosts.of(data.draw(st.sampled_from(host_ids), label="host"))
+
+    def _look(self, look: bool) -> None:
+        if look:
+            self._after_move()
+
+    @precondition(lambda self: self._busy())
+    @rule(
+        data=st.data(),
+        done=st.booleans(),
+        recycle=st.sampled_from([False, False, True]),
+        lag=LAGS,
+        look=st.booleans() | st.just(True),
+    )
+    def host_replies(
+        self, data: st.DataObject, done: bool, recycle: bool, lag: float, look: bool
+    ) -> None:
+        model = self._draw(data, self._busy())
+        self.hosts.reply(model, done=done, recycle=recycle, after_s=lag)
+        self._look(look)
+
+    @precondition(lambda self: self._busy(Op.STEP))
+    @rule(data=st.data(), done=st.booleans())
+    def host_steps(self, data: st.DataObject, done: bool) -> None:
+        self.hosts.reply(self._draw(data, self._busy(Op.STEP)), done=done)
+        self._after_move()
+
+    @precondition(lambda self: self._busy())
+    @rule()
+    def all_hosts_reply(self) -> None:
+        for model in self._busy():
+            self.hosts.reply(model)
+        self._after_move()
+
+    @precondition(lambda self: self._busy())
+    @rule(
+        data=st.data(),
+        kind=st.sampled_from(list(FailureKind)),
+        lag=LAGS,
+        look=st.booleans() | st.just(True),
+    )
+    def host_fails(self, data: st.DataObject, kind: FailureKind, lag: float, look: bool) -> None:
+        model = self._draw(data, self._busy())
+        if model.does is Op.CLOSE:
+            return
+        if kind is FailureKind.NO_ATTRIBUTE and model.does is not Op.SET_ATTR:
+            kind = FailureKind.RAISED
+        self.hosts.fail(model, kind, lag)
+        self._look(look)
+
+    @precondition(lambda self: self.phase not in ("new", "closed") and self.hosts.alive())
+    @rule(
+        data=st.data(),
+        status=st.sampled_from([0, 1, -9, None]),
+        lag=LAGS,
+        look=st.booleans() | st.just(True),
+    )
+    def host_dies(self, data: st.DataObject, status: int | None, lag: float, look: bool) -> None:
+        self.hosts.die(self._draw(data, self.hosts.alive()), status, lag)
+        self._look(look)
+
+    @precondition(lambda self: self.phase not in ("new", "closed") and self.hosts.alive())
+    @rule(data=st.data(), what=st.sampled_from(["garbage", "twice", "foreign", "malformed"]))
+    def host_breaks_the_protocol(self, data: st.DataObject, what: str) -> None:
+        model = self._draw(data, self.hosts.alive())
+        if what == "malformed" and model.request is not None and model.does is not Op.CLOSE:
+            self.hosts.malformed(model)
+        elif what == "twice" and len(model.fake.received) > 1:
+            self.hosts.foreign(model, self._old_reply(data, model))
+        elif what == "foreign":
+            number = data.draw(st.integers(1, 50), label="request")
+            payload = (ObsTag(0, 0, -1, "foreign"), 1.0, False, {}, 0)
+            self.hosts.foreign(model, Message(Op.STEPPED, model.env_id, 99, number, payload))
+        else:
+            self.hosts.garbage(model)
+        self._after_move()
+
+    def _old_reply(self, data: st.DataObject, model: HostModel) -> Message:
+        """Return a reply to a request that the host has answered, or gave up, long ago."""
+        old = [m for m in model.fake.received if m.request_id and m is not model.request]
+        request = data.draw(st.sampled_from(old or model.fake.received[:1]), label="request")
+        tag = ObsTag(request.env_id, request.generation, request.request_id, "late")
+        return request._replace(op=Op.STEPPED, payload=(tag, 1.0, False, {}, 0))
+
+    @precondition(lambda self: self._busy(Op.HELLO, Op.RENEW) and self.phase == "running")
+    @rule(data=st.data())
+    def env_comes_back_with_other_spaces(self, data: st.DataObject) -> None:
+        self.hosts.other_spaces(self._draw(data, self._busy(Op.HELLO, Op.RENEW)))
+        self._after_move()
+
+    @precondition(lambda self: self.phase == "running")
+    @rule(data=st.data())
+    def late_reply_of_a_host_that_was_given_up(self, data: st.DataObject) -> None:
+        serves = self.rig.supervisor.hosts.slot_of
+        models = [
+            model
+            for host_id, model in self.hosts.models.items()
+            if model.fake.killed or serves(host_id) is None
+        ]
+        if not models:
+            return
+        model = self._draw(data, models)
+        late = self._old_reply(data, model)
+        self.rig.supervisor.handle(model.fake.host_id, late)
+        self.rig.supervisor.handle(model.fake.host_id, TimedOut(late.request_id, 1.0))
+        self._after_move()
+
+    @precondition(lambda self: self.phase not in ("new", "closed") and self.hosts.killed())
+    @rule(data=st.data())
+    def killed_host_is_reaped(self, data: st.DataObject) -> None:
+        self.hosts.die(self._draw(data, self.hosts.killed()), -9)
+        self._after_move()
+
+    # -- time -------------------------------------------------------------------------------
+
+    @precondition(lambda self: self.phase not in ("new", "closed"))
+    @rule(seconds=SECONDS)
+    def time_passes(self, seconds: float) -> None:
+        self.rig.run(seconds)
+        self._after_move()
+
+    @precondition(lambda self: self.phase not in ("new", "closed"))
+    @rule(seconds=SECONDS)
+    def nobody_looks_for_a_while(self, seconds: float) -> None:
+        self.rig.advance(seconds)
+        self._after_move()
+
+    # -- after each move --------------------------------------------------------------------
+
+    def _after_move(self) -> None:
+        self.rig.pump()
+        if self.phase in ("early", "building", "resetting"):
+            self._go_on_launching()
+            if self.phase != "closed":
+                self.rig.pump()
+        repair = self.rig.supervisor.repair
+        if repair.urgent and self.phase == "running":
+            assert not self.config.policy.recover
+            self._close()
+        while self.phase != "closed" and (fatal := repair.take_fatal()) is not None:
+            assert isinstance(fatal, FailuresExhaustedError)
+            assert not self.config.policy.drop_exhausted
+            failures = self.rig.supervisor.statistics.failures_by_env
+            spent = failures[fatal.failure.env_id] > self.config.policy.max_failures
+            assert spent or sum(failures.values()) > 10
+            self.given_up.add(fatal.failure.env_id)
+        self._take_results()
+
+    def _take_results(self) -> None:
+        for env_id in list(self.painting):
+            slot = self.rig.slot(env_id)
+            if slot.work is Work.CALLING:
+                continue
+            colour = self.painting.pop(env_id)
+            if slot.result is None:  # it succeeded: repeated from now on
+                self.colours[env_id] = colour
+                self.rig.supervisor.replay(env_id, Op.SET_ATTR, ("colour", colour))
+            elif self.phase == "running" and self.hosts_of(slot) is not None:
+                self.colours.pop(env_id, None)  # whether it was set, nobody can tell
+
+    def hosts_of(self, slot: EnvSlot) -> HostModel | None:
+        """Return the host that serves an env."""
+        return None if slot.host_id is None else self.hosts.of(slot.host_id)
+
+    # -- what has to hold -------------------------------------------------------------------
+
+    @invariant()
+    def all_holds(self) -> None:
+        if self.phase == "new":
+            return
+        self._check_every_action_is_accounted_for()
+        self._check_states_change_by_events_only()
+        self._check_ready_and_pending_are_disjoint()
+        self._check_no_step_is_executed_twice()
+        self._check_what_is_remembered_of_an_env_makes_sense()
+        self._check_work_and_hosts_fit()
+        self._check_nothing_is_awaited_that_never_comes()
+        self._check_no_env_is_stuck()
+        self._check_what_is_ready_is_of_the_env_that_will_take_the_action()
+        self._check_seeds_are_used_by_resets_that_succeed()
+
+    def _check_every_action_is_accounted_for(self) -> None:
+        statistics = self.rig.supervisor.statistics
+        assert statistics.actions == self.n_actions_here
+        assert statistics.timesteps == self.n_delivered
+        assert statistics.cancelled == self.n_cancelled
+        assert statistics.outstanding == len(self.owed)
+        assert self.rig.identity_holds()
+        assert sorted(self.owed) == self.rig.supervisor.owed_ids()
+
+    @property
+    def n_actions_here(self) -> int:
+        return self.n_delivered + self.n_cancelled + len(self.owed)
+
+    def _check_states_change_by_events_only(self) -> None:
+        assert list(self.rig.supervisor.states.snapshot()) == self.expected_states
+
+    def _check_ready_and_pending_are_disjoint(self) -> None:
+        ready, supervisor = set(self.rig.ready()), self.rig.supervisor
+        assert ready.isdisjoint(self.owed)
+        for slot in supervisor.slots:
+            state = supervisor.states[slot.env_id]
+            assert (slot.env_id in ready) is is_ready(state, pending=slot.owed)
+
+    def _check_no_step_is_executed_twice(self) -> None:
+        sent = [m.payload for _, m in self.rig.transport.sent if m.op == Op.STEP]
+        assert len(sent) == len(set(sent))
+
+    def _check_what_is_remembered_of_an_env_makes_sense(self) -> None:
+        if self.phase != "running":
+            return
+        for slot in self.rig.supervisor.slots:
+            state = self.rig.state(slot.env_id)
+            where = f"{state!r} {slot}"
+            if slot.timestep is not None:
+                assert slot.owed, where
+            if slot.held:
+                assert slot.timestep is not None, where
+            if slot.doomed is not None:
+                assert state is EnvState.RUN, where
+            if slot.fresh is not None:
+                assert slot.doomed is not None, where
+                assert slot.work in (Work.NONE, Work.CALLING), where
+            if slot.work is Work.STEPPING:
+                assert (state, slot.owed, slot.timestep) == (EnvState.RUN, True, None), where
+            if slot.work is Work.CANCELLING:
+                assert (state, slot.owed) == (EnvState.RESET, False), where
+            if slot.work is Work.RESETTING:
+                assert state is EnvState.RESET or slot.doomed is not None, where
+            assert slot.generation >= self.generations[slot.env_id], where
+            self.generations[slot.env_id] = slot.generation
+
+    def _check_work_and_hosts_fit(self) -> None:
+        if self.phase not in ("resetting", "running"):
+            return
+        supervisor = self.rig.supervisor
+        for slot in supervisor.slots:
+            where = f"{self.rig.state(slot.env_id)!r} {slot}"
+            model = self.hosts_of(slot)
+            if slot.work is Work.NONE:
+                assert slot.deadline == NEVER, where
+            elif slot.work is Work.PAUSING:
+                assert slot.deadline < NEVER, where
+                assert slot.following is not Next.NOTHING, where
+            else:
+                assert slot.work in AWAITED, where
+                assert model is not None, where
+                assert not model.fake.reported, where
+            if model is not None:
+                assert supervisor.hosts.slot_of(model.fake.host_id) is slot, where
+                assert model.env_id == slot.env_id, where
+                assert not model.fake.reported, where
+            assert supervisor.hosts.earliest_deadline <= slot.deadline, where
+            is_background = slot.work not in (Work.NONE, Work.STEPPING, Work.CALLING)
+            assert (slot.env_id in supervisor.hosts.background) is is_background, where
+        unknown = [
+            host_id
+            for host_id, model in self.hosts.models.items()
+            if model.is_alive and supervisor.hosts.slot_of(host_id) is None
+        ]
+        assert not unknown, f"nobody looks after hosts {unknown}"
+
+    def _check_nothing_is_awaited_that_never_comes(self) -> None:
+        if self.phase != "running" or self.rig.transport.next_event is not None:
+            return
+        for slot in self.rig.supervisor.slots:
+            where = f"{self.rig.state(slot.env_id)!r} {slot}"
+            if slot.work not in AWAITED:
+                continue
+            model = self.hosts_of(slot)
+            assert model is not None, where
+            if model.fake.killed:
+                continue  # it will be reaped
+            assert model.request is not None, where
+            assert model.request.request_id == slot.request_id, where
+            if slot.work is Work.ENDING:
+                assert slot.deadline < NEVER, where
+
+    def _check_no_env_is_stuck(self) -> None:
+        if self.phase != "running":
+            return
+        for slot in self.rig.supervisor.slots:
+            state = self.rig.state(slot.env_id)
+            where = f"{state!r} {slot}"
+            ends = slot.work in (Work.ENDING, Work.PAUSING) and slot.following is Next.NOTHING
+            goes_on = slot.work is not Work.NONE and not ends
+            if slot.owed and not slot.deliverable:
+                assert slot.held or slot.work is Work.STEPPING, where
+                assert goes_on, where
+            if state in (EnvState.RESET, EnvState.INIT):
+                assert goes_on, where
+            if state is EnvState.ERROR:
+                assert goes_on or slot.env_id in self.given_up, where
+            if state is EnvState.RUN and slot.doomed is not None and not goes_on:
+                unattended = not slot.attended and slot.host_id is not None
+                gone = slot.dropped or slot.env_id in self.given_up
+                assert slot.fresh is not None or unattended or gone, where
+            if state is EnvState.RUN and slot.doomed is None and slot.work is Work.NONE:
+                assert slot.host_id is not None, where
+
+    def _check_what_is_ready_is_of_the_env_that_will_take_the_action(self) -> None:
+        if self.phase != "running":
+            return
+        for env_id in self.rig.ready():
+            slot = self.rig.slot(env_id)
+            assert isinstance(slot.obs, ObsTag)
+            assert slot.obs.env_id == env_id
+            assert slot.obs.kind in ("first", "next")
+            if slot.doomed is not None:
+                continue
+            assert slot.obs.generation == slot.generation
+            model = self.hosts_of(slot)
+            assert model is not None
+            if model.is_alive:
+                assert model.params == self.params[env_id] == slot.reset_params
+                if env_id in self.colours and env_id not in self.painting:
+                    assert model.colour == self.colours[env_id]
+
+    def _check_seeds_are_used_by_resets_that_succeed(self) -> None:
+        if self.phase != "running":
+            return
+        for env_id in list(self.seeds):
+            slot = self.rig.slot(env_id)
+            if slot.seed is None and slot.new_seed is None:  # it counts as used
+                seed = self.seeds.pop(env_id)
+                models = self.hosts.models.values()
+                assert any(seed in model.seeds for model in models if model.env_id == env_id)
+
+    # -- the end ----------------------------------------------------------------------------
+
+    def teardown(self) -> None:
+        """Have everything go well from now on: it has to come to rest, with nothing owed."""
+        try:
+            if self.phase in ("early", "building", "resetting", "running"):
+                self._come_to_rest()
+        finally:
+            logging.getLogger("envmgr").setLevel(logging.NOTSET)
+
+    def _come_to_rest(self) -> None:
+        for _ in range(200):
+            goes_on = self._let_all_go_well()
+            if self.phase == "running":
+                self._deliver(list(range(self.config.env_num)))
+            if not goes_on:
+                break
+        if self.phase == "closed":
+            return
+        for slot in self.rig.supervisor.slots if self.phase == "running" else ():
+            state = self.rig.state(slot.env_id)
+            where = f"{state!r} {slot}"
+            note(where)
+            note(self.rig.supervisor.statistics.as_dict()["latest_failures"][-3:])
+            assert not slot.owed, where
+            assert slot.work is Work.NONE, where
+            waits = state in (EnvState.RUN, EnvState.NEED_RESET, EnvState.DONE)
+            assert waits or slot.env_id in self.given_up, where
+        self.all_holds()
+        event(f"failures: {min(sum(self._failures().values()), 10)}")
+        self._close()
+        self.all_holds()
+
+    def _let_all_go_well(self) -> bool:
+        """Have everybody answer, or else time pass; return whether there was anything to do."""
+        rig = self.rig
+        killed, busy = self.hosts.killed(), self._busy()
+        for model in killed:
+            self.hosts.die(model, -9)
+        for model in busy:
+            self.hosts.reply(model)
+        self._after_move()
+        if self.phase == "closed":
+            return False
+        if killed or busy or self.hosts.killed() or self._busy():
+            return True
+        moment = min(rig.hosts.earliest_deadline, rig.transport.next_event or NEVER)
+        if moment == NEVER:
+            return False
+        rig.advance(moment - rig.clock())
+        self._after_move()
+        return True
+
+    def _failures(self) -> Counter[str]:
+        return self.rig.supervisor.statistics.failures_by_kind
+
+
+@pytest.mark.timeout(3600)  # a failure is made small before it is reported, which takes a while
+def test_whatever_happens() -> None:
+    run_state_machine_as_test(SupervisorMachine, settings=machine_settings())
+
+
+@pytest.mark.skipif(PROFILE != "long", reason="a short search does not come everywhere")
+def test_every_edge_of_the_table_was_taken() -> None:
+    missing = [edge for edge in edges() if edge not in TAKEN]
+    assert not missing
+
+
+@pytest.mark.skipif(PROFILE != "long", reason="a short search does not come everywhere")
+def test_envs_were_reset_in_every_state_and_work() -> None:
+    assert {state for state, _ in MET} == set(EnvState) - {EnvState.VOID}
+    assert {work for _, work in MET} == set(Work)
