@@ -343,12 +343,17 @@ class Script:
 
 def _write_garbage() -> None:
     """Write into this worker's connection to its manager what is no message."""
+    os.write(worker_channel().fds[-1], b"this is not a frame: " + bytes(range(256)))
+
+
+def worker_channel() -> Any:
+    """Return the connection of the worker process that this code runs in."""
     frame = sys._getframe()
     while frame.f_code.co_name != "run_worker":
         if frame.f_back is None:
             raise AssertionError("this is not a worker process")
         frame = frame.f_back
-    os.write(frame.f_locals["channel"].fds[-1], b"this is not a frame: " + bytes(range(256)))
+    return frame.f_locals["channel"]
 
 
 def journal_path(folder: str, env_id: int) -> str:

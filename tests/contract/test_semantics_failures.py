@@ -312,6 +312,75 @@ def test_a_done_env_that_dies_is_renewed_when_it_is_reset(world: World, setup: S
     assert seen(manager.ready_obs[0])[:4] == (0, 1, 0, 0)
 
 
+# -- behind the caller's back ----------------------------------------------------------------------
+
+
+@process_kinds
+def test_resets_and_repairs_go_on_while_the_caller_is_away(world: World, setup: Setup) -> None:
+    manager = world.make(
+        setup,
+        3,
+        max_retry=2,
+        retry_waiting_time=0.01,
+        scripts={
+            0: {"build_faults": {1: "gate"}},  # after its death
+            1: {"reset_faults": {1: "raise", 2: "gate"}},  # the second attempt
+        },
+    )
+    gate = world.gate
+    ready_all(manager)
+    step_all(manager, {0: Do.END_THEN_KILL, 1: Do.END, 2: Do.END_THEN_GATE})
+    # No call of the manager from here on.
+    visits = [gate.await_visit(0, "build"), gate.await_visit(1, "reset"), gate.await_visit(2)]
+    for visit in visits:
+        visit.release()
+    while len(world.noted(0, "reset")) < 3:
+        time.sleep(0.001)  # until env 0, renewed, is in its reset
+    assert [seen(obs)[1] for obs in ready_all(manager).values()] == [1, 0, 0]
+    assert (manager.stats()["renewals"], manager.stats()["reset_retries"]) == (1, 1)
+
+
+@process_kinds
+def test_failures_behind_the_caller_surface_after_what_had_arrived(
+    world: World, setup: Setup
+) -> None:
+    manager = world.make(
+        setup, 2, max_failures=0, scripts={0: {"reset_faults": {1: "gate"}}}, wait_num=2
+    )
+    gate = world.gate
+    ready_all(manager)
+    step_all(manager, {0: Do.END})
+    visit = gate.await_visit(0, "reset")
+    manager.send({1: 5})
+    visit.kill()
+    assert seen(manager.recv()[1].obs)[3:5] == (1, 5), "the timestep was lost"
+    with Raises(FailuresExhaustedError, "env 0"):
+        ready_all(manager)
+    assert [*manager.ready_obs] == [1]
+
+
+@process_kinds
+def test_long_waits_are_warned_of(
+    world: World,
+    setup: Setup,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr("envmgr.engine.WARN_EVERY_S", 0.05)
+    manager = world.make(setup, 3)
+    gate = world.gate
+    ready_all(manager)
+    manager.send({0: Do.GATE, 2: Do.GATE})
+    visits = [gate.await_visit(0), gate.await_visit(2)]
+    caplog.clear()
+    assert manager.recv(timeout_s=0.2) == {}
+    warnings = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
+    assert 2 <= len(warnings) <= 4
+    assert all("[0, 2]" in text and "step_timeout" in text for text in warnings)
+    for visit in visits:
+        visit.release()
+
+
 # -- retries --------------------------------------------------------------------------------------
 
 

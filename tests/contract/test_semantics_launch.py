@@ -505,6 +505,45 @@ def test_frames(world: World, setup: Setup) -> None:
     assert manager.render_mode == "rgb_array"
 
 
+class Recorder(ScriptedEnv):
+    """Writes down what it is to save, and where."""
+
+    def enable_save_replay(self, path: str) -> None:
+        self.script.note("replay", path)
+
+    def enable_save_figure(self, path: str) -> None:
+        self.script.note("figure", path)
+
+
+@every_kind
+def test_replays_are_saved_from_the_first_reset_on_and_by_renewed_envs_too(
+    world: World, setup: Setup
+) -> None:
+    manager = world.make(setup, 2, env=Recorder, launch=False)
+    manager.enable_save_replay("here")
+    assert world.journal(0) == []
+    manager.launch()
+    ready_all(manager)
+    step_all(manager, {0: Do.SYS_EXIT})
+    ready_all(manager)
+    kinds = [entry[0] for entry in world.journal(0) if entry[0] != "close"]
+    assert kinds == ["build", "replay", "reset", "step", "build", "replay", "reset"]
+    assert world.noted(1, "replay") == [["here"]]
+    manager.enable_save_replay(["one", "two"])
+    assert [world.noted(i, "replay")[-1] for i in (0, 1)] == [["one"], ["two"]]
+    manager.enable_save_figure(1, "figures")
+    assert [world.noted(i, "figure") for i in (0, 1)] == [[], [["figures"]]]
+
+
+@every_kind
+def test_envs_that_save_no_replays_say_so(world: World, setup: Setup) -> None:
+    manager = world.make(setup, 1, launch=False)
+    manager.enable_save_replay("here")
+    with Raises(LaunchError, "env 0", "save replays"):
+        manager.launch()
+    assert manager.closed
+
+
 @every_kind
 def test_reward_shaping_and_random_actions_of_envs(world: World, setup: Setup) -> None:
     manager = world.make(setup, 2)

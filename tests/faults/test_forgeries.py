@@ -1,0 +1,130 @@
+"""Replies that no request asked for, late ones, and malformed ones: never delivered.
+
+An env that got hold of its worker's connection writes messages of the protocol into it. What
+matters is not that envs do so, but that the manager believes nothing that does not fit its
+requests.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+
+from envmgr.errors import EnvProtocolError
+from envmgr.protocol import AfterStep, Message, Op, encode
+from tests.contract.envs import OBS_SPACE, ScriptedEnv, seen, worker_channel
+from tests.contract.harness import (
+    ASYNC_FORK,
+    SYNC_FORK,
+    SYNC_SERVER,
+    Setup,
+    World,
+    over,
+    ready_all,
+    step_all,
+)
+
+FORGED = 7.5
+"""What forged observations are full of."""
+
+
+def stepped(reference: Any) -> tuple[Any, ...]:
+    return (reference, FORGED, False, {"forged": True}, int(AfterStep.NOTHING))
+
+
+class Forger(ScriptedEnv):
+    """Sends a message of its own before it answers a step with action 9."""
+
+    def __init__(self, env_id: int, folder: str, forgery: str) -> None:
+        super().__init__(env_id, folder)
+        self._forgery = forgery
+        self._last_request: Message | None = None
+
+    def step(self, action: Any) -> Any:
+        if action == 9:
+            channel = worker_channel()
+            for message in self._forge(_request_in_progress()):
+                channel.send(encode(message))
+        return super().step(action)
+
+    def _forge(self, request: Message) -> list[Message]:
+        obs = [np.full(OBS_SPACE.shape, FORGED)]
+        reply = request._replace(op=Op.STEPPED, payload=stepped(obs))
+        slot = request._replace(op=Op.STEPPED, payload=stepped(0))
+        other_env, generation = (self.script.env_id + 1) % 3, request.generation
+        return {
+            "another env": [reply._replace(env_id=other_env)],
+            "another generation": [reply._replace(generation=generation + 1)],
+            "an older request": [slot._replace(request_id=request.request_id - 1)],
+            "a later request": [slot._replace(request_id=request.request_id + 1)],
+            "another operation": [request._replace(op=Op.RESET_DONE, payload=(obs, {}))],
+            "a request": [request],
+            "an unknown operation": [request._replace(op=99, payload=None)],
+            "a slot out of range": [slot._replace(payload=stepped(99))],
+            "a negative slot": [slot._replace(payload=stepped(-1))],
+            "no slot": [slot._replace(payload=stepped("here"))],
+            "leaves too many": [reply._replace(payload=stepped(obs * 2))],
+            "leaves of another shape": [reply._replace(payload=stepped([np.zeros(2)]))],
+            "fields missing": [slot._replace(payload=(0, 1.0))],
+            "no payload": [slot._replace(payload=None)],
+            "no failure": [request._replace(op=Op.FAILED, payload="sorry")],
+            "no description": [request._replace(op=Op.HELLO, payload=None)],
+        }[self._forgery]
+
+
+def _request_in_progress() -> Message:
+    """Return the request that the worker is running, from the frames of its host."""
+    import sys
+
+    frame = sys._getframe()
+    while frame.f_back is not None:
+        message = frame.f_locals.get("message")
+        if isinstance(message, Message):
+            return message
+        frame = frame.f_back
+    raise AssertionError("no request is in progress")
+
+
+FORGERIES = (
+    "another env",
+    "another generation",
+    "an older request",
+    "a later request",
+    "another operation",
+    "a request",
+    "an unknown operation",
+    "a slot out of range",
+    "a negative slot",
+    "no slot",
+    "leaves too many",
+    "leaves of another shape",
+    "fields missing",
+    "no payload",
+    "no failure",
+    "no description",
+)
+
+
+@pytest.mark.parametrize("forgery", FORGERIES)
+@over(SYNC_SERVER, SYNC_FORK, ASYNC_FORK)
+def test_forged_replies_are_never_delivered(world: World, setup: Setup, forgery: str) -> None:
+    env_fn = [partial(Forger, i, world.folder, forgery) for i in range(3)]
+    manager = world.make(setup, env_fn=env_fn)
+    ready_all(manager)
+    last = step_all(manager, {0: 1, 1: 2, 2: 3})
+    timesteps = step_all(manager, {0: 4, 1: 9, 2: 5})
+    error = timesteps[1].info["error"]
+    assert isinstance(error, EnvProtocolError)
+    assert "env 1" in str(error)
+    assert timesteps[1].obs.tobytes() == last[1].obs.tobytes()
+    assert [seen(timesteps[i].obs)[:5] for i in (0, 2)] == [(0, 0, 0, 2, 4), (2, 0, 0, 2, 5)]
+    assert all("forged" not in t.info for t in timesteps.values())
+    # A host that broke the protocol is not used again.
+    assert seen(ready_all(manager)[1])[:4] == (1, 1, 0, 0)
+    assert len({pid for _, pid in world.noted(1, "build")}) == 2
+    following = step_all(manager, {0: 6, 1: 7, 2: 8})
+    assert [seen(t.obs)[3:5] for t in following.values()] == [(3, 6), (1, 7), (3, 8)]
+    assert manager.stats()["failures_by_kind"] == {"EnvProtocolError": 1}
