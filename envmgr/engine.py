@@ -15,13 +15,14 @@ import math
 import os
 import socket
 import threading
+from collections import deque
 from collections.abc import Callable
 from multiprocessing.connection import wait
 from typing import Any
 
 from envmgr.errors import ConcurrentCallError, ManagerClosedError
 from envmgr.supervisor import Supervisor, Work
-from envmgr.transport.base import Transport
+from envmgr.transport.base import Arrival, Transport
 from envmgr.transport.start_methods import BACKGROUND_THREAD
 from envmgr.types import Clock
 
@@ -60,6 +61,7 @@ class Engine:
         self._lock = threading.RLock()
         self._pid = os.getpid()
         self._closing = False
+        self._unhandled: deque[tuple[int, Arrival]] = deque()
         self._ended = False
         self._background = _Background(self, self._lock) if background else None
         self._call = _Call(self)
@@ -141,7 +143,9 @@ class Engine:
         """
         began = self._clock()
         warn_at, narrow_until = began + WARN_EVERY_S, began + NARROW_S
-        while not finished():
+        while not self._closing:  # asked first: the wake-up may have been spent already
+            if finished():
+                return True
             now = self._clock()
             if now >= deadline:
                 return False
@@ -153,11 +157,7 @@ class Engine:
                 self._pump(max(min(until, narrow_until) - now, 0.0), pivot())
             else:
                 self._pump(max(until - now, 0.0))
-            if self._closing:
-                raise ManagerClosedError(
-                    "the manager was closed by another thread, or by a signal handler"
-                )
-        return True
+        raise ManagerClosedError("the manager was closed by another thread, or by a signal handler")
 
     def now(self) -> float:
         """Return the moment on the clock that deadlines are given on."""
@@ -169,21 +169,24 @@ class Engine:
 
     def _pump(self, timeout_s: float | None, pivot: int | None = None) -> None:
         supervisor = self.supervisor
-        handle = supervisor.handle
         try:
             arrivals = self.transport.poll(timeout_s, pivot=pivot)
         except (OSError, ValueError):  # a signal handler has closed it in the middle of this
             if self._closing:
                 return
             raise
-        for host_id, arrival in arrivals:
-            handle(host_id, arrival)
+        self._handle(arrivals)
         if self._closing:
             return
         if supervisor.hosts.earliest_deadline <= self._clock():
-            for host_id, arrival in self.transport.poll(0.0):
-                handle(host_id, arrival)
+            self._handle(self.transport.poll(0.0))
             supervisor.expire()
+
+    def _handle(self, arrivals: list[tuple[int, Arrival]]) -> None:
+        unhandled = self._unhandled  # outlasts a Ctrl-C between two of them
+        unhandled.extend(arrivals)
+        while unhandled:
+            self.supervisor.handle(*unhandled.popleft())
 
     def _warn(self, doing: str) -> None:
         busy: dict[str, list[int]] = {}
@@ -234,11 +237,11 @@ class Engine:
         with self._lock:
             if self._ended:
                 return
-            self._ended = True
             if self._background is not None:
                 self._background.end()
             self.supervisor.stop()
             self.transport.close(grace_s)
+            self._ended = True  # not before: what Ctrl-C interrupts here can be done again
         if self._background is not None:
             self._background.join()
 
@@ -286,10 +289,12 @@ class _Background:
             try:
                 self._ring()
                 if self._thread is None:
-                    self._thread = threading.Thread(
-                        target=self._run, name=BACKGROUND_THREAD, daemon=True
-                    )
-                    self._thread.start()
+                    thread = threading.Thread(target=self._run, name=BACKGROUND_THREAD, daemon=True)
+                    thread.start()
+                    self._thread = thread
+            except RuntimeError as error:  # no thread can be had: the next call tries again
+                self._dormant = True
+                logger.warning("resets and repairs wait for the next call: %s", error)
             except BaseException:  # Ctrl-C in the midst of this: the next call rings again
                 self._dormant = True
                 raise
@@ -341,6 +346,8 @@ class _Background:
         quiet = changes == self._seen_changes
         self._interval_s = min(self._interval_s * 2, LOOK_EVERY_S) if quiet else MIN_INTERVAL_S
         self._seen_changes = changes
+        if self._engine.transport.has_unsent:
+            self._interval_s = MIN_INTERVAL_S  # `poll` sends on
         seconds = self._engine.seconds_until(until)
         self._wait(objects, self._interval_s if seconds is None else min(seconds, self._interval_s))
         return True

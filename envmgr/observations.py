@@ -1,10 +1,10 @@
 """How observations get from a host to the parent.
 
 With a fixed layout they are written into an arena: per leaf one array `(SLOTS, env_num, *shape)`.
-Each observation of an env takes the next of its four slots, and the reply names the slot. Four,
-because a terminal observation and the next episode's first one may both be unread, and because a
-view handed out (`copy_on_get: false`) has to stay valid through two more steps and an episode's
-end. Without an arena, or without a fixed layout, the reply carries the observation itself.
+Each observation of an env takes the next of its five slots, and the reply names the slot. Five,
+because a view handed out (`copy_on_get: false`) has to stay valid through two more steps, each of
+which may end an episode and so bring two observations. Without an arena, or without a fixed layout,
+the reply carries the observation itself.
 
 Checks come before anything is written: a value that does not fit is refused whole.
 """
@@ -31,7 +31,7 @@ from envmgr.spaces import (
     path_text,
 )
 
-SLOTS = 4
+SLOTS = 5
 _ALIGNMENT_BYTES = 64
 
 
@@ -45,6 +45,7 @@ class Placement:
         nbytes: size of the whole memory.
         rows: envs in the block.
         row: this env's row.
+        first_slot: the slot that the next observation takes: not one whose view is in use.
     """
 
     layout: Layout
@@ -52,6 +53,7 @@ class Placement:
     nbytes: int
     rows: int
     row: int
+    first_slot: int = 0
 
 
 @dataclass(frozen=True)
@@ -136,7 +138,7 @@ class ObservationWriter:
         """Write into shared memory from now on."""
         self._layout = placement.layout
         self._slots = slot_arrays(memory, placement)
-        self._next_slot = 0
+        self._next_slot = placement.first_slot
         if len(placement.layout.leaves) == 1 and not self._rules.refuse_non_finite:
             leaf = placement.layout.leaves[0]
             self._lone_leaf = leaf if not leaf.path else None
@@ -200,6 +202,7 @@ class ObservationReader:
     def __init__(self, space: spaces.Space[Any] | None, *, copy_free_form: bool = False) -> None:
         self._layout = None if space is None else layout_of(space)
         self._copy_free_form = copy_free_form
+        self._last_slot = SLOTS - 1
         self._slots: list[tuple[Array, bool]] | None = None
         self._copy = True
 
@@ -238,10 +241,16 @@ class ObservationReader:
             return layout.unflatten(list(map(_own, layout.leaves, reference)))
         if type(reference) is not int or not 0 <= reference < SLOTS:
             raise ValueMismatchError(f"{reference!r} is not a slot of 0..{SLOTS - 1}")
+        self._last_slot = reference
         found = [
             slots[reference] if plain else slots[reference, ...] for slots, plain in self._slots
         ]
         return layout.unflatten([view.copy() for view in found] if self._copy else found)
+
+    @property
+    def next_slot(self) -> int:
+        """The slot after the one that was read last: where a new env has to go on."""
+        return (self._last_slot + 1) % SLOTS
 
     def detach(self) -> None:
         """Let go of the shared memory."""

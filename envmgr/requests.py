@@ -63,14 +63,14 @@ def checked_env_ids(env_ids: int | Iterable[int] | None, env_num: int) -> list[i
 
 
 def prepared_steps(
-    supervisor: Supervisor, actions: Any, check: ActionCheck | None
+    supervisor: Supervisor, actions: Any, checks: Sequence[ActionCheck] | None
 ) -> list[tuple[EnvSlot, tuple[int, Any] | None]]:
     """Check actions and encode them, without sending any.
 
     Args:
         supervisor: the envs.
         actions: `{env_id: action}`.
-        check: of each action; None if they are not to be checked.
+        checks: the check of each env's actions; None if they are not to be checked.
 
     Raises:
         ActionError: not a mapping, or an action that the space refuses or that cannot be sent.
@@ -90,7 +90,7 @@ def prepared_steps(
             raise _not_ready(supervisor, env_id)
         if type(action) not in _PLAIN:
             action = _plain_action(env_id, action)
-        if check is not None and (reason := check(action)) is not None:
+        if checks is not None and (reason := checks[env_id](action)) is not None:
             raise ActionError(
                 f"the action of env {env_id} is refused: {reason}. Nothing was sent to any env."
             )

@@ -74,12 +74,11 @@ class Samplers:
     """Draws random actions from one stream for each env, so that timing cannot mix them up.
 
     Args:
-        action_space: the space to sample.
-        env_num: number of envs.
+        action_spaces: the space of each env.
     """
 
-    def __init__(self, action_space: Any, env_num: int) -> None:
-        self._spaces = [copy.deepcopy(action_space) for _ in range(env_num)]
+    def __init__(self, action_spaces: Sequence[Any]) -> None:
+        self._spaces = [copy.deepcopy(space) for space in action_spaces]
 
     def seed(self, seeds: Mapping[int, int | None]) -> None:
         """Seed the streams of some envs."""

@@ -70,7 +70,7 @@ class RandomPolicy:
         if stream is None:
             # Not `seed + env_id`, which is what the env itself is seeded with.
             sequence = np.random.SeedSequence(self._entropy, spawn_key=(env_id,))
-            stream = self._streams[env_id] = Samplers(self._action_space, 1)
+            stream = self._streams[env_id] = Samplers([self._action_space])
             stream.seed({0: int(sequence.generate_state(1)[0])})
         return stream
 

@@ -19,8 +19,6 @@ from envmgr.protocol import Attribute, Op, RemoteFailure
 from envmgr.supervisor import Supervisor, Work
 from envmgr.types import monotonic
 
-_COMING = frozenset((Work.STARTING, Work.RESETTING, Work.PAUSING, Work.ENDING))
-
 
 class EnvAccess(ManagerLifetime):
     """Reaches the envs themselves, past stepping and resetting; see `EnvManager`."""

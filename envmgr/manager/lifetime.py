@@ -26,13 +26,11 @@ from envmgr.policy import GatherPolicy
 from envmgr.protocol import EnvDescription
 from envmgr.seeding import Samplers, seeds_by_env
 from envmgr.spaces import ActionCheck, Layout, action_check, layout_of
-from envmgr.supervisor import Supervisor, Work
+from envmgr.supervisor import Supervisor
 from envmgr.supervisor.stats import Statistics
 from envmgr.transport.base import Transport
 from envmgr.types import EnvFactory, monotonic
 from envmgr.views import DictView
-
-_COMING = frozenset((Work.STARTING, Work.RESETTING, Work.PAUSING, Work.ENDING))
 
 
 class ManagerLifetime:
@@ -59,7 +57,7 @@ class ManagerLifetime:
         self._policy = GatherPolicy(self._config.wait_num, self._config.step_wait_timeout)
         self._given = (observation_space, action_space, reward_space)
         self._description: EnvDescription | None = None
-        self._action_check: ActionCheck | None = None
+        self._action_checks: list[ActionCheck] | None = None
         self._layout: Layout | None = None
         self._samplers: Samplers | None = None
         self._seeds: dict[int, int | None] = dict.fromkeys(range(self.env_num))
@@ -156,24 +154,31 @@ class ManagerLifetime:
                 )
                 if failures:
                     raise LaunchError(f"the spaces cannot be read: {failures[0]}", failures)
-                self._adopt(supervisor.descriptions[0])
+                self._adopt(supervisor.descriptions)
         except BaseException:
             self._discard_engine(0.0)
             raise
 
-    def _adopt(self, description: EnvDescription) -> None:
-        given = (mine or theirs for mine, theirs in zip(self._given, description, strict=False))
-        description = description._replace(
-            **dict(zip(("observation_space", "action_space", "reward_space"), given, strict=True))
-        )
-        self._description = description
-        self._layout = layout_of(description.observation_space)
+    def _adopt(self, descriptions: Mapping[int, EnvDescription]) -> None:
+        """Take over what env 0, or each of several different envs, said of itself."""
+        ours = [self._with_given_spaces(descriptions[i]) for i in sorted(descriptions)]
+        self._description = ours[0]
+        layouts = [layout_of(d.observation_space) for d in ours]
+        self._layout = layouts[0] if all(layout == layouts[0] for layout in layouts) else None
+        action_spaces = [d.action_space for d in ours]
+        if all(space == action_spaces[0] for space in action_spaces):
+            action_spaces = [action_spaces[0]] * self.env_num
         wanted = self._config.check_actions
-        self._action_check = (
-            action_check(description.action_space, strict=wanted == "strict") if wanted else None
-        )
-        self._samplers = Samplers(description.action_space, self.env_num)
+        if wanted:
+            check_of = {id(s): action_check(s, strict=wanted == "strict") for s in action_spaces}
+            self._action_checks = [check_of[id(space)] for space in action_spaces]
+        self._samplers = Samplers(action_spaces)
         self._samplers.seed(self._seeds)
+
+    def _with_given_spaces(self, description: EnvDescription) -> EnvDescription:
+        names = ("observation_space", "action_space", "reward_space")
+        given = {n: s for n, s in zip(names, self._given, strict=True) if s is not None}
+        return description._replace(**given)
 
     @property
     def env_ref(self) -> Any:
@@ -209,14 +214,17 @@ class ManagerLifetime:
         return self._engine
 
     def _discard_engine(self, grace_s: float) -> None:
-        engine, self._engine, self._launched = self._engine, None, False
+        engine, finalizer = self._engine, self._finalizer
+        self._launched = False
         self._called = None
         self._view.forget()
         if engine is None:
             return
         engine.close(grace_s)
-        if isinstance(self._finalizer, weakref.finalize):
-            self._finalizer.detach()
+        if self._engine is engine:  # kept until here: what Ctrl-C interrupts can be done again
+            self._engine = None
+        if isinstance(finalizer, weakref.finalize):
+            finalizer.detach()
 
     def launch(self, reset_param: Mapping[int, Mapping[str, Any] | None] | None = None) -> None:
         """Start all hosts, build all envs and reset them: all of them or none.
@@ -241,7 +249,7 @@ class ManagerLifetime:
                     slot.base_seed = slot.new_seed = self._seeds[slot.env_id]
                 supervisor.rules.dynamic_seed = self._dynamic_seed
                 launch_envs(engine, self._config, self._replay_paths)
-                self._adopt(supervisor.descriptions[0])
+                self._adopt(supervisor.descriptions)
         except BaseException as error:
             patient = isinstance(error, Exception)  # Ctrl-C does not wait for envs to close
             self._discard_engine(self._config.close_timeout if patient else 0.0)

@@ -178,7 +178,7 @@ class EnvManager(EnvAccess):
         by_id: Mapping[int, Any] = self._view.actions(actions, supervisor.ready_ids)
         if by_id or not isinstance(by_id, Mapping):
             self._surface(supervisor)
-            prepared = requests.prepared_steps(supervisor, by_id, self._action_check)
+            prepared = requests.prepared_steps(supervisor, by_id, self._action_checks)
             supervisor.submit_steps(prepared)
             self._view.forget()
         elif not supervisor.statistics.outstanding:
@@ -205,7 +205,8 @@ class EnvManager(EnvAccess):
         by_id = requests.rows_by_id(ids, actions)
         with self._calling() as supervisor:
             self._surface(supervisor)
-            supervisor.submit_steps(requests.prepared_steps(supervisor, by_id, self._action_check))
+            self._view.forget()
+            supervisor.submit_steps(requests.prepared_steps(supervisor, by_id, self._action_checks))
 
     def recv_arrays(
         self, min_ready: int | None = None, timeout_s: float | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from envmgr.errors import LaunchError, SpaceMismatchError
@@ -77,7 +78,8 @@ class Orientation:
         """Tell a host where its observations go."""
         placement = self._placements[slot.env_id]
         if placement is not None:
-            self._hosts.tell(slot, Op.ATTACH, placement)
+            first_slot = self._readers[slot.env_id].next_slot
+            self._hosts.tell(slot, Op.ATTACH, replace(placement, first_slot=first_slot))
 
     def introduce(self, slot: EnvSlot) -> None:
         """Tell a renewed env all that the one before it was told."""

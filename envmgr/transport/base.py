@@ -131,6 +131,11 @@ class Transport(ABC):
     def waitables(self, hosts: Iterable[int]) -> list[Any]:
         """Return objects that become readable when one of `hosts` has sent something or died."""
 
+    @property
+    def has_unsent(self) -> bool:
+        """Whether a host has not taken yet all that it was sent; `poll` sends on."""
+        return False
+
     @abstractmethod
     def wake(self) -> None:
         """Make a waiting `poll` return; from any thread."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import signal
 import threading
 import time
@@ -15,7 +14,7 @@ import numpy as np
 
 from envmgr.host import Host
 from envmgr.policy import Deadlines
-from envmgr.protocol import Message, Op
+from envmgr.protocol import Attribute, Message, Op
 from envmgr.transport.base import Arrival, HostDied, HostSpec, TimedOut, Transport
 
 _LEAST_GRACE_S = 1.0
@@ -102,7 +101,9 @@ class InlineTransport(Transport):
             self._hosts[spec.host_id] = entry
 
     def prepare(self, host_id: int, message: Message) -> Message:
-        """Return the message itself: nothing is encoded in line."""
+        """Return the message with arrays and containers of its own."""
+        if message.op in (Op.STEP, Op.CALL, Op.SET_ATTR):
+            return message._replace(payload=_own(message.payload))
         return message
 
     def send(self, host_id: int, prepared: Any) -> None:
@@ -223,7 +224,7 @@ def _private(message: Message) -> Message:
         reference, *rest = message.payload
         return message._replace(payload=(reference, *map(_own, rest)))
     if message.op == Op.RESULT:
-        return message._replace(payload=copy.copy(message.payload))
+        return message._replace(payload=_own(message.payload))
     return message
 
 
@@ -234,4 +235,6 @@ def _own(value: Any) -> Any:
         return {key: _own(part) for key, part in value.items()}
     if type(value) in (list, tuple):
         return type(value)(map(_own, value))
+    if type(value) is Attribute:
+        return value._replace(value=_own(value.value))
     return value

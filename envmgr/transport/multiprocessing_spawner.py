@@ -64,6 +64,13 @@ class MultiprocessingSpawner(Spawner):
             )
             with self._start_conditions():
                 process.start()
+            if hasattr(os, "pidfd_open"):
+                try:
+                    self._pidfds[host_id] = os.pidfd_open(process.pid)
+                except OSError:
+                    _kill_group(process.pid, SIGKILL)
+                    process.join()
+                    raise
         except BaseException:
             channel.close()
             raise
@@ -72,8 +79,6 @@ class MultiprocessingSpawner(Spawner):
                 end.close()
         _keep_from_exit_handler(process)
         self._processes[host_id] = process
-        if hasattr(os, "pidfd_open"):
-            self._pidfds[host_id] = os.pidfd_open(process.pid)
         self._ready.add(self.death_of(host_id))
         return channel
 
@@ -108,13 +113,14 @@ class MultiprocessingSpawner(Spawner):
             return
         # Math libraries read their variables when they are loaded, before our code runs.
         before = dict(os.environ)
-        worker.replace_environment(
-            os.environ, worker.worker_environment(os.environ, self._settings)
-        )
+        during = worker.worker_environment(os.environ, self._settings)
+        worker.replace_environment(os.environ, during)
         try:
             yield
-        finally:
-            worker.replace_environment(os.environ, before)
+        finally:  # only what is still as it was set here: the trainer may change others meanwhile
+            for name in before.keys() | during.keys():
+                if before.get(name) != during.get(name) == os.environ.get(name):
+                    _set_or_delete(name, before.get(name))
 
     def death_of(self, host_id: int) -> Any:
         """Return a pidfd of the process, or its sentinel where there are no pidfds.
@@ -174,6 +180,13 @@ def _keep_from_exit_handler(process: BaseProcess) -> None:
     """
     children: set[BaseProcess] = getattr(multiprocessing.process, "_children", set())
     children.discard(process)
+
+
+def _set_or_delete(name: str, value: str | None) -> None:
+    if value is None:
+        os.environ.pop(name, None)
+    else:
+        os.environ[name] = value
 
 
 class _SharedFd:

@@ -49,11 +49,11 @@ class ProcessTransport(Transport):
         self._channels: dict[int, Channel] = {}
         self._alive: set[int] = set()
         self._pickled: dict[int, tuple[EnvFactory, bytes]] = {}
-        self._lost: list[tuple[int, Arrival]] = []
-        self._closing = False
+        self._arrivals: list[tuple[int, Arrival]] = []
+        self._closed = False
         self._memory: mmap.mmap | None = None
-        self._memory_fd = _anonymous_file() if shared_memory else None
         self._wake_end, self._wake_signal = socket.socketpair()
+        self._memory_fd = _anonymous_file() if shared_memory else None
         for end in (self._wake_end, self._wake_signal):
             end.setblocking(False)
             keep_from_children(end.fileno())
@@ -76,7 +76,7 @@ class ProcessTransport(Transport):
                     spec.host_id, spec.env_id, self._memory_fd, spec.factory
                 )
             except OSError as error:
-                self._lost.append((spec.host_id, HostDied(None, f"not started: {error}")))
+                self._arrivals.append((spec.host_id, HostDied(None, f"not started: {error}")))
                 continue
             for fd in channel.fds:
                 keep_from_children(fd)
@@ -94,11 +94,13 @@ class ProcessTransport(Transport):
         if known is None:
             try:
                 known = (spec.factory, cloudpickle.dumps(spec.factory))
+                encode(Message(Op.HELLO, 0, 0, 0, spec.settings))
             except Exception as error:  # whatever a __reduce__ may raise
                 raise ConfigError(
-                    f"the env_fn of env {spec.env_id} ({spec.factory!r}) cannot be sent to a "
-                    f"worker process: {type(error).__name__}: {error}. Build such objects inside "
-                    "the function, or use context: fork or type: base."
+                    f"the env_fn of env {spec.env_id} ({spec.factory!r}), or a space that was "
+                    f"given with it, cannot be sent to a worker process: {type(error).__name__}: "
+                    f"{error}. Build such objects inside the function, or use context: fork or "
+                    "type: base."
                 ) from error
             self._pickled[id(spec.factory)] = known
         return Orders(known[1], spec.settings, self._settings)
@@ -142,9 +144,10 @@ class ProcessTransport(Transport):
         self, timeout_s: float | None, *, pivot: int | None = None
     ) -> list[tuple[int, Arrival]]:
         """Wait with `connection.wait`, then read what has come."""
-        if timeout_s != 0.0 and not self._lost and not self._spawner.has_deaths:
+        self._flush()
+        arrivals = self._arrivals  # kept, so that a Ctrl-C in here loses none of them
+        if timeout_s != 0.0 and not arrivals and not self._spawner.has_deaths:
             self._wait(self._watched(pivot), timeout_s)
-        arrivals: list[tuple[int, Arrival]] = []
         deaths = self._spawner.has_deaths
         for item in self._ready.ready():
             if isinstance(item, _CHANNELS):
@@ -155,9 +158,7 @@ class ProcessTransport(Transport):
                 deaths = True
         if deaths:
             self._collect_deaths(arrivals)
-        if self._lost:
-            arrivals += self._lost
-            self._lost = []
+        self._arrivals = []
         return arrivals
 
     def _watched(self, pivot: int | None) -> list[Any]:
@@ -191,9 +192,21 @@ class ProcessTransport(Transport):
             for channel in unsent:
                 selector.register(channel.write_fd, selectors.EVENT_WRITE)
             selector.select(timeout_s)
-        for channel in unsent:
-            with contextlib.suppress(ChannelClosedError):  # its death is reported
-                channel.flush()
+        self._flush()
+
+    @property
+    def has_unsent(self) -> bool:
+        """Whether a host has not taken yet all that it was sent."""
+        return any(channel.has_unsent for channel in self._channels.values())
+
+    def _flush(self) -> None:
+        """Send on what hosts did not take at once."""
+        for host_id, channel in list(self._channels.items()):
+            if channel.has_unsent:
+                try:
+                    channel.flush()
+                except ChannelClosedError:
+                    self.kill(host_id)
 
     def _read(self, host_id: int, arrivals: list[tuple[int, Arrival]]) -> bool:
         """Append what one host has sent; False if that is nothing."""
@@ -240,23 +253,30 @@ class ProcessTransport(Transport):
 
     def close(self, grace_s: float) -> None:
         """Ask, terminate, kill, reap; all workers side by side."""
-        if self._closing:
+        if self._closed:
             return
-        self._closing = True
+        try:
+            self._ask_to_end(grace_s)
+        finally:  # also when Ctrl-C cuts the grace short
+            for host_id in list(self._alive):
+                self._spawner.signal(host_id, SIGKILL)
+            self._await_deaths(_TERMINATE_S)
+            for host_id in list(self._channels):
+                self._drop_channel(host_id)
+            self._spawner.close()
+            self._release()
+            self._closed = True
+
+    def _ask_to_end(self, grace_s: float) -> None:
         for host_id in list(self._channels):
             if grace_s > 0.0:
                 self.send(host_id, encode(Message(Op.CLOSE, 0, 0, 0, None)))
             else:
                 self._spawner.signal(host_id, signal.SIGTERM)
-        for limit_s, number in ((grace_s, signal.SIGTERM), (_TERMINATE_S, SIGKILL)):
-            if not self._await_deaths(limit_s):
-                for host_id in self._alive:
-                    self._spawner.signal(host_id, number)
-        self._await_deaths(_TERMINATE_S)
-        for host_id in list(self._channels):
-            self._drop_channel(host_id)
-        self._spawner.close()
-        self._release()
+        if not self._await_deaths(grace_s):
+            for host_id in list(self._alive):
+                self._spawner.signal(host_id, signal.SIGTERM)
+            self._await_deaths(_TERMINATE_S)
 
     def _await_deaths(self, limit_s: float) -> bool:
         end = time.monotonic() + limit_s

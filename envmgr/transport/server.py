@@ -6,8 +6,8 @@ the user: factories reach the workers over their own connections. It reaps its w
 they ended, and kills them and ends when the trainer closes the control socket or dies.
 
 Control messages are records of a SEQPACKET socket. To the server: START (with the worker's ends of
-its connection and, perhaps, the shared memory as file descriptors) and SIGNAL. From it: STARTED,
-NOT_STARTED and ENDED.
+its connection and, perhaps, the shared memory as file descriptors) and SIGNAL. From it: NOT_STARTED
+and ENDED.
 """
 
 from __future__ import annotations
@@ -23,15 +23,16 @@ import struct
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 
 from envmgr.transport import worker
 from envmgr.transport.channel import FrameChannel
 
 RECORD = struct.Struct("<Bqq")
-"""Kind, host_id, and a number: a signal, a pid, an errno or an exit status."""
+"""Kind, host_id, and a number: a signal, an errno or an exit status."""
 
-START, SIGNAL, STARTED, NOT_STARTED, ENDED = range(5)
+START, SIGNAL, NOT_STARTED, ENDED = range(4)
 MAX_FDS = 3
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -50,6 +51,7 @@ class WorkerServer:
     def __init__(self, control: socket.socket, trainer_pid: int) -> None:
         self._control = control
         self._pid = os.getpid()
+        self._untold: deque[bytes] = deque()
         self._host_of: dict[int, int] = {}
         self._pid_of: dict[int, int] = {}
         self._prctl: Callable[..., int] = ctypes.CDLL(None, use_errno=True).prctl
@@ -71,7 +73,10 @@ class WorkerServer:
         """Work until the trainer is gone; then kill what is left."""
         try:
             while True:
-                ready = {fd for fd, _ in self._poll.poll()}
+                events = dict(self._poll.poll())
+                ready = {fd for fd, event in events.items() if event & ~select.POLLOUT}
+                if self._untold:
+                    self._send_untold()
                 if self._child_ended in ready:
                     self._reap()
                 if self._trainer in ready:
@@ -104,7 +109,6 @@ class WorkerServer:
                 self._become_worker(fds)
             self._host_of[pid] = host_id
             self._pid_of[host_id] = pid
-            self._tell(STARTED, host_id, pid)
         finally:
             for fd in fds:
                 os.close(fd)
@@ -160,7 +164,20 @@ class WorkerServer:
                         os.read(self._child_ended, 4096)
 
     def _tell(self, kind: int, host_id: int, number: int) -> None:
-        self._control.send(RECORD.pack(kind, host_id, number))
+        self._untold.append(RECORD.pack(kind, host_id, number))
+        self._send_untold()
+
+    def _send_untold(self) -> None:
+        """Send what the trainer takes now: waiting for it here could make it wait for us."""
+        try:
+            while self._untold:
+                self._control.send(self._untold[0], socket.MSG_DONTWAIT)
+                self._untold.popleft()
+        except BlockingIOError:
+            events = select.POLLIN | select.POLLOUT
+        else:
+            events = select.POLLIN
+        self._poll.modify(self._control.fileno(), events)
 
 
 def _kill_children() -> None:

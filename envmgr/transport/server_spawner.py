@@ -98,8 +98,7 @@ class ServerSpawner(Spawner):
                 self._died.append((host_id, HostDied(None, f"fork: {os.strerror(number)}")))
             elif kind == server.ENDED:
                 self._died.append((host_id, HostDied(number)))
-            if kind != server.STARTED:
-                self._alive.discard(host_id)
+            self._alive.discard(host_id)
         died, self._died = self._died, []
         return died
 

@@ -148,6 +148,8 @@ def run_worker(channel: Channel, memory_fd: int | None, factory: EnvFactory | No
     messages = _messages(channel)
     try:
         first = next(messages)
+        if first.op != Op.HELLO:
+            return 0  # the launch has failed before it began
         orders: Orders = first.payload
         _set_up(first.env_id, orders.worker)
         host = Host(

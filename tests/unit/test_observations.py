@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from typing import Any
 
@@ -251,7 +252,7 @@ def test_casts_into_the_arena_keep_the_numbers() -> None:
 @pytest.mark.parametrize("reference", [-1, SLOTS, 10**9, None, "0", 0.0, True, np.int64(0), [0]])
 def test_slots_that_a_writer_does_not_name_are_refused(reference: Any) -> None:
     _, read, _ = pair(FLOATS)
-    with pytest.raises(ValueMismatchError, match=r"is not a slot of 0\.\.3"):
+    with pytest.raises(ValueMismatchError, match=r"is not a slot of 0\.\.4"):
         read.read(reference)
 
 
@@ -282,22 +283,22 @@ def test_leaves_that_a_writer_does_not_send_are_refused(reference: Any) -> None:
 # -- slots ----------------------------------------------------------------------------------------
 
 
-def test_each_observation_takes_the_next_of_four_slots() -> None:
+def test_each_observation_takes_the_next_of_five_slots() -> None:
     write, _, _ = pair(FLOATS)
     value = np.zeros(2, np.float32)
-    assert [write.write(value) for _ in range(9)] == [0, 1, 2, 3, 0, 1, 2, 3, 0]
-    assert SLOTS == 4
+    assert [write.write(value) for _ in range(9)] == [0, 1, 2, 3, 4, 0, 1, 2, 3]
+    assert SLOTS == 5
 
 
-def test_views_stay_as_they_are_while_three_more_observations_come() -> None:
-    # t, terminal, first, next: a view handed out lives through two steps and an episode's end.
+def test_views_stay_as_they_are_while_four_more_observations_come() -> None:
+    # A view handed out lives through two steps, each of which may end an episode: two observations.
     write, read, _ = pair(FLOATS, copy_on_get=False)
     views = []
     for number in range(12):
         views.append(read.read(write.write(np.array([number, -number], np.float32))))
         for age, view in enumerate(reversed(views[-SLOTS:])):
             assert view.tolist() == [number - age, age - number]
-    assert views[0].tolist() == [8, -8]  # and then its slot is used again: it is a view
+    assert views[0].tolist() == [10, -10]  # and then its slot is used again: it is a view
 
 
 def test_copies_stay_as_they_are_for_ever() -> None:
@@ -306,14 +307,16 @@ def test_copies_stay_as_they_are_for_ever() -> None:
     assert [copy.tolist() for copy in copies] == [[n, n] for n in range(12)]
 
 
-def test_a_new_env_begins_with_the_first_slot_again() -> None:
-    write, _, memory = pair(FLOATS)
-    value = np.zeros(2, np.float32)
-    write.write(value)
+def test_a_new_env_spares_the_slot_that_was_read_last() -> None:
+    write, read, memory = pair(FLOATS, rows=1, row=0, copy_on_get=False)
     placement = plan_placements([layout_of(FLOATS)])[0][0]
     assert placement is not None
-    write.attach(memory, placement)
-    assert write.write(value) == 0
+    assert read.next_slot == 0
+    view = read.read(write.write(np.array([1, 2], np.float32)))
+    assert read.next_slot == 1
+    write.attach(memory, dataclasses.replace(placement, first_slot=read.next_slot))
+    assert write.write(np.array([3, 4], np.float32)) == 1
+    assert view.tolist() == [1, 2], "a view that is still shown as ready"
 
 
 def test_detaching_lets_go_of_the_memory() -> None:

@@ -28,7 +28,8 @@ CHECK = action_check(Discrete(3), strict=False)
 
 
 def prepare(rig: Rig, actions: Any, check: Any = CHECK) -> Any:
-    return requests.prepared_steps(rig.supervisor, actions, check)
+    checks = None if check is None else [check] * len(rig.supervisor.slots)
+    return requests.prepared_steps(rig.supervisor, actions, checks)
 
 
 def refused(rig: Rig, error: type[Exception], actions: Any) -> str:

@@ -79,7 +79,7 @@ def draws(samplers: Samplers, env_id: int, number: int = 5) -> list[int]:
 
 
 def test_equal_seeds_give_equal_actions_whatever_the_others_draw() -> None:
-    one, other = Samplers(SPACE, 3), Samplers(SPACE, 3)
+    one, other = Samplers([SPACE] * 3), Samplers([SPACE] * 3)
     for samplers in (one, other):
         samplers.seed({0: 7, 1: 8, 2: 9})
     alone = draws(one, 1)
@@ -92,7 +92,7 @@ def test_equal_seeds_give_equal_actions_whatever_the_others_draw() -> None:
 
 
 def test_envs_draw_from_streams_of_their_own() -> None:
-    samplers = Samplers(SPACE, 2)
+    samplers = Samplers([SPACE] * 2)
     samplers.seed({0: 7, 1: 8})
     assert draws(samplers, 0) != draws(samplers, 1)
 
@@ -102,14 +102,14 @@ def test_the_space_that_was_given_is_not_touched() -> None:
     space.seed(3)
     expected = [int(space.sample()["a"]) for _ in range(3)]
     space.seed(3)
-    samplers = Samplers(space, 2)
+    samplers = Samplers([space] * 2)
     samplers.seed({0: 99})
     draws(samplers, 0)
     assert [int(space.sample()["a"]) for _ in range(3)] == expected
 
 
 def test_none_leaves_a_stream_as_it_is() -> None:
-    one, other = Samplers(SPACE, 1), Samplers(SPACE, 1)
+    one, other = Samplers([SPACE]), Samplers([SPACE])
     for samplers in (one, other):
         samplers.seed({0: 7})
     draws(one, 0, 3)
@@ -118,7 +118,7 @@ def test_none_leaves_a_stream_as_it_is() -> None:
 
 
 def test_seeding_again_begins_again() -> None:
-    samplers = Samplers(SPACE, 1)
+    samplers = Samplers([SPACE])
     samplers.seed({0: 7})
     first = draws(samplers, 0)
     samplers.seed({0: 7})
@@ -144,7 +144,7 @@ def test_derived_seeds_differ_by_seed_env_generation_and_episode() -> None:
 
 def test_random_actions_do_not_repeat_what_an_env_of_the_same_seed_draws() -> None:
     space = Discrete(10**6)
-    samplers = Samplers(space, 1)
+    samplers = Samplers([space])
     samplers.seed({0: 5})
     space.seed(5)
     assert samplers.sample(0) != space.sample()
