@@ -15,7 +15,7 @@ from envmgr.errors import (
     UnknownEnvError,
 )
 from envmgr.lifecycle import EnvState
-from envmgr.protocol import FrameError, Op
+from envmgr.protocol import FrameError, Message, Op
 from envmgr.spaces import ActionCheck, ValueMismatchError, split_batch
 from envmgr.supervisor import EnvSlot, Supervisor, Work
 
@@ -245,3 +245,23 @@ def checked_params(reset_param: Any, env_num: int) -> dict[int, dict[str, Any] |
             )
         checked[env_id] = None if params is None else dict(params)
     return checked
+
+
+def refuse_unsendable_params(
+    supervisor: Supervisor, params: Mapping[int, Mapping[str, Any] | None]
+) -> None:
+    """Refuse reset params that cannot be sent to a worker, before any env is reset.
+
+    Raises:
+        ConfigError: those of one env cannot.
+    """
+    for env_id, given in params.items():
+        if not given:
+            continue
+        try:
+            supervisor.hosts.transport.prepare(0, Message(Op.RESET, env_id, 0, 0, given))
+        except FrameError as error:
+            raise ConfigError(
+                f"the reset params of env {env_id} cannot be sent to its worker: {error}. No env "
+                "was reset."
+            ) from error

@@ -244,6 +244,7 @@ class ManagerLifetime:
         engine = self._ensure_engine()
         try:
             with engine.calling() as supervisor:
+                requests.refuse_unsendable_params(supervisor, params)
                 for slot in supervisor.slots:
                     slot.reset_params = params.get(slot.env_id) or {}
                     slot.base_seed = slot.new_seed = self._seeds[slot.env_id]

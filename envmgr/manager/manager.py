@@ -235,6 +235,7 @@ class EnvManager(EnvAccess):
         """
         params = requests.checked_params(reset_param, self.env_num)
         with self._calling() as supervisor:
+            requests.refuse_unsendable_params(supervisor, params)
             supervisor.rules.dynamic_seed = self._dynamic_seed
             self._view.forget()
             for env_id, given in params.items():
