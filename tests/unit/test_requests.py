@@ -386,3 +386,27 @@ def test_reset_params_are_copied() -> None:
 def test_bad_reset_params_are_refused(given: Any, error: type[Exception]) -> None:
     with pytest.raises(error):
         requests.checked_params(given, 3)
+
+
+def test_reset_params_that_cannot_be_sent_are_refused_before_any_env_is_reset() -> None:
+    rig = Rig(3).launch()
+    rig.transport.refused[1] = FrameError("it is a lock")
+    with pytest.raises(ConfigError, match=r"params of env 1 cannot be sent .*it is a lock.*No env"):
+        requests.refuse_unsendable_params(rig.supervisor, {0: {"a": 1}, 1: {"a": 2}})
+    requests.refuse_unsendable_params(rig.supervisor, {0: {"a": 1}, 1: None, 2: {}})
+    assert rig.ready() == [0, 1, 2]
+    assert rig.supervisor.states.snapshot() == (EnvState.RUN,) * 3
+
+
+def test_calls_are_refused_to_envs_that_are_gone_for_good() -> None:
+    rig = Rig(3, policy=FailurePolicy(max_failures=0)).launch()
+    rig.send({0: 1, 1: 1})
+    rig.die(0)
+    rig.fail(1)
+    rig.deliver()
+    assert [rig.supervisor.is_gone(i) for i in (0, 1, 2)] == [True, True, False]
+    with pytest.raises(EnvNotReadyError, match=r"envs \[0, 1\] have failed for good .*reset\("):
+        requests.refuse_gone(rig.supervisor, [0, 1, 2], "call('x')")
+    requests.refuse_gone(rig.supervisor, [2], "call('x')")
+    rig.reset(0)
+    assert not rig.supervisor.is_gone(0)
