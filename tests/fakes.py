@@ -147,6 +147,7 @@ class FakeTransport(Transport):
         hosts: every host that was ever started, by host_id.
         sent: (host_id, request) of everything sent, in order.
         killed: host_ids in the order of `kill`.
+        given_up: host_ids in the order of `give_up`.
         polls: every call of `poll`.
         memory: what `place` gave.
         closed_with_s: the grace that `close` was given; None until then.
@@ -168,6 +169,7 @@ class FakeTransport(Transport):
         self.hosts: dict[int, FakeHost] = {}
         self.sent: list[tuple[int, Message]] = []
         self.killed: list[int] = []
+        self.given_up: list[int] = []
         self.polls: list[Poll] = []
         self.memory: memoryview | None = None
         self.closed_with_s: float | None = None
@@ -340,6 +342,13 @@ class FakeTransport(Transport):
         heapq.heapify(self._events)
         if self.kill_takes_s is not None:
             self.arrive(host_id, HostDied(KILLED), self.kill_takes_s)
+
+    def give_up(self, host_id: int) -> None:
+        """Remember that somebody has lost patience with a host."""
+        host = self.hosts[host_id]
+        if host.reported or not (host.killed or host.ended):
+            raise BrokenContractError(f"host {host_id} is given up, but it was not just killed")
+        self.given_up.append(host_id)
 
     def close(self, grace_s: float) -> None:
         """Forget everything."""

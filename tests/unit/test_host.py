@@ -659,14 +659,15 @@ def test_after_attach_replies_name_slots() -> None:
     layout = layout_of(OBSERVATIONS)
     placements, nbytes = plan_placements([layout] * 2)
     memory = bytearray(nbytes)
-    harness = Harness(ScriptedEnv(*[step(n) for n in range(5)]), memory=memory)
+    harness = Harness(ScriptedEnv(*[step(n) for n in range(1, SLOTS + 2)]), memory=memory)
     harness.build()
     assert harness.run(Op.ATTACH, placements[1]) == []  # nobody waits for a reply
     assert only(harness.reset(), Op.RESET_DONE)[0] == 0
-    slots = [only(harness.run(Op.STEP, 0), Op.STEPPED)[0] for _ in range(5)]
-    assert slots == [1, 2, 3, 0, 1]
+    slots = [only(harness.run(Op.STEP, 0), Op.STEPPED)[0] for _ in range(SLOTS + 1)]
+    assert slots == [*range(1, SLOTS), 0, 1]
     rows = np.frombuffer(memory, np.float32).reshape(-1)[: SLOTS * 2 * 2].reshape(SLOTS, 2, 2)
-    assert rows[:, 1].tolist() == [[3, 3], [4, 4], [1, 1], [2, 2]]
+    newest = [SLOTS, SLOTS + 1, *range(2, SLOTS)]
+    assert rows[:, 1].tolist() == [[number, number] for number in newest]
     assert not rows[:, 0].any()
 
 

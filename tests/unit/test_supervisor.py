@@ -10,7 +10,7 @@ from gymnasium.spaces import Box, Discrete
 
 from envmgr.errors import IllegalTransitionError, LaunchError, SpaceMismatchError
 from envmgr.lifecycle import EnvState
-from envmgr.observations import Placement
+from envmgr.observations import SLOTS, Placement, slot_arrays
 from envmgr.protocol import (
     AfterStep,
     Attribute,
@@ -132,10 +132,7 @@ def test_memory_that_cannot_be_had_fails_the_launch(monkeypatch: pytest.MonkeyPa
 def write(rig: Rig, env_id: int, slot: int, values: Any) -> None:
     """Write an observation as the host of an env does."""
     placement: Placement = rig.requests(Op.ATTACH, env_id)[-1].payload
-    assert rig.transport.memory is not None
-    arena = np.frombuffer(rig.transport.memory, np.float32, offset=placement.offset)
-    block = arena[: 4 * placement.rows * 2].reshape(4, placement.rows, 2)
-    block[slot, placement.row] = values
+    slot_arrays(rig.transport.memory, placement)[0][slot] = values
 
 
 def launched_with_memory(**rules: Any) -> Rig:
@@ -178,6 +175,22 @@ def test_views_are_handed_out_where_the_user_wants_no_copies() -> None:
     obs = rig.deliver(1)[1].obs
     write(rig, 1, 1, [0, 0])
     assert obs.tolist() == [0, 0]
+
+
+def test_a_renewed_env_goes_on_with_the_slot_after_the_last_one_that_was_read() -> None:
+    rig = launched_with_memory(copy_on_get=False)
+    assert rig.requests(Op.ATTACH, 1)[0].payload.first_slot == 0
+    for slot in range(1, SLOTS + 2):  # round the slots, to slot 1
+        write(rig, 1, slot % SLOTS, [slot, 0])
+        rig.send(1)
+        rig.stepped(1, slot % SLOTS)
+        view = rig.deliver(1)[1].obs
+    rig.die(1)
+    rig.hello(1, FLOATS)
+    placement = rig.requests(Op.ATTACH, 1)[-1].payload
+    assert placement.first_slot == 2
+    write(rig, 1, placement.first_slot, [99, 99])
+    assert view.tolist() == [SLOTS + 1, 0]
 
 
 def test_nothing_holds_the_memory_after_the_end() -> None:
@@ -636,6 +649,23 @@ def test_set_attr_is_repeated_on_renewed_envs_before_their_first_reset() -> None
     assert [op for op, _ in received] == [Op.SET_ATTR, Op.SET_ATTR, Op.RESET]
     assert [payload for _, payload in received[:2]] == [("colour", "red"), ("size", 3)]
     assert [m.op for m in rig.transport.host_of(1).received[1:]] == [Op.RESET]
+
+
+def test_of_requests_with_one_name_the_latest_is_repeated_and_comes_last() -> None:
+    rig = Rig().launch()
+    repeat = rig.supervisor.replay
+    repeat(0, Op.SET_ATTR, ("colour", "red"))
+    repeat(0, Op.CALL, ("colour", ()))
+    repeat(0, Op.SET_ATTR, ("size", 3))
+    repeat(0, Op.SET_ATTR, ("colour", "blue"))
+    rig.die()
+    rig.hello()
+    received = [(m.op, m.payload) for m in rig.transport.host_of(0).received[1:-1]]
+    assert received == [
+        (Op.CALL, ("colour", ())),
+        (Op.SET_ATTR, ("size", 3)),
+        (Op.SET_ATTR, ("colour", "blue")),
+    ]
 
 
 def test_replies_to_what_is_repeated_are_not_taken_for_others() -> None:

@@ -12,6 +12,7 @@ from envmgr.lifecycle import EnvState
 from envmgr.policy import Deadlines, FailurePolicy
 from envmgr.protocol import AfterStep, Op
 from envmgr.supervisor import Work
+from envmgr.supervisor.hosts import KILL_PATIENCE_S
 from envmgr.supervisor.slots import NEVER
 from tests.fakes import description
 from tests.rig import Rig
@@ -197,6 +198,26 @@ def test_a_deadline_may_be_thought_earlier_than_it_is_and_nothing_happens_then()
     rig.advance(1.0)
     assert rig.hosts.earliest_deadline == rig.slot(1).deadline
     assert rig.slot(1).work is Work.STEPPING
+
+
+def test_a_killed_host_that_does_not_die_is_given_up_again_and_again_and_never_replaced() -> None:
+    rig = Rig(deadlines=LIMITS, kill_takes_s=None).launch()
+    rig.send(0)
+    rig.advance(2.0)
+    host = rig.transport.host_of(0)
+    assert host.killed
+    rig.advance(KILL_PATIENCE_S - TICK)
+    assert rig.transport.given_up == []
+    rig.advance(TICK)
+    assert rig.transport.given_up == [host.host_id]
+    rig.run(2 * KILL_PATIENCE_S)
+    assert rig.transport.given_up == [host.host_id] * 3
+    assert rig.transport.killed == [host.host_id]
+    assert len(rig.transport.hosts) == 1
+    rig.die()
+    assert rig.transport.host_of(0).spec.generation == 1
+    rig.run(KILL_PATIENCE_S)
+    assert rig.transport.given_up == [host.host_id] * 3
 
 
 def test_with_no_grace_a_host_is_killed_as_soon_as_it_is_asked() -> None:
