@@ -47,6 +47,7 @@ class ProcessTransport(Transport):
         self._spawner = spawner
         self._settings = settings
         self._channels: dict[int, Channel] = {}
+        self._unsent: dict[int, Channel] = {}
         self._alive: set[int] = set()
         self._pickled: dict[int, tuple[EnvFactory, bytes]] = {}
         self._arrivals: list[tuple[int, Arrival]] = []
@@ -118,6 +119,7 @@ class ProcessTransport(Transport):
 
     def _drop_channel(self, host_id: int) -> None:
         channel = self._channels.pop(host_id, None)
+        self._unsent.pop(host_id, None)
         if channel is not None:
             self._ready.discard(channel)
             for fd in channel.fds:
@@ -139,12 +141,16 @@ class ProcessTransport(Transport):
             channel.send(prepared)
         except ChannelClosedError:
             self.kill(host_id)
+        else:
+            if channel.has_unsent:
+                self._unsent[host_id] = channel
 
     def poll(
         self, timeout_s: float | None, *, pivot: int | None = None
     ) -> list[tuple[int, Arrival]]:
         """Wait with `connection.wait`, then read what has come."""
-        self._flush()
+        if self._unsent:
+            self._flush()
         arrivals = self._arrivals  # kept, so that a Ctrl-C in here loses none of them
         if timeout_s != 0.0 and not arrivals and not self._spawner.has_deaths:
             self._wait(self._watched(pivot), timeout_s)
@@ -182,14 +188,13 @@ class ProcessTransport(Transport):
         return [*channels, *(item for item in deaths if item is not None)]
 
     def _wait(self, objects: list[Any], timeout_s: float | None) -> None:
-        unsent = [channel for channel in self._channels.values() if channel.has_unsent]
-        if not unsent:
+        if not self._unsent:
             wait(objects, timeout_s)
             return
         with selectors.DefaultSelector() as selector:
             for item in objects:
                 selector.register(item, selectors.EVENT_READ)
-            for channel in unsent:
+            for channel in self._unsent.values():
                 selector.register(channel.write_fd, selectors.EVENT_WRITE)
             selector.select(timeout_s)
         self._flush()
@@ -197,16 +202,17 @@ class ProcessTransport(Transport):
     @property
     def has_unsent(self) -> bool:
         """Whether a host has not taken yet all that it was sent."""
-        return any(channel.has_unsent for channel in self._channels.values())
+        return bool(self._unsent)
 
     def _flush(self) -> None:
         """Send on what hosts did not take at once."""
-        for host_id, channel in list(self._channels.items()):
-            if channel.has_unsent:
-                try:
-                    channel.flush()
-                except ChannelClosedError:
-                    self.kill(host_id)
+        for host_id, channel in list(self._unsent.items()):
+            try:
+                channel.flush()
+            except ChannelClosedError:
+                self.kill(host_id)
+            if not channel.has_unsent:
+                self._unsent.pop(host_id, None)
 
     def _read(self, host_id: int, arrivals: list[tuple[int, Arrival]]) -> bool:
         """Append what one host has sent; False if that is nothing."""
