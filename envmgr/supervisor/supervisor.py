@@ -286,6 +286,6 @@ class Supervisor:
         self.statistics.cancelled += sum(slot.owed for slot in self.slots)
         for slot in self.slots:
             slot.owed = False
-            slot.timestep = None
+            slot.timestep = slot.obs = slot.fresh = None  # they may be views of shared memory
             self.states.apply(slot.env_id, Event.CLOSE)
         self._orientation.detach()
