@@ -72,7 +72,6 @@ from envmgr.errors import EnvTimeout, FailuresExhaustedError
 from tests.contract.envs import Script, seen
 from tests.contract.harness import (
     ASYNC_FORK,
-    ASYNC_SERVER,
     BASE,
     SYNC_FORK,
     SYNC_SERVER,
@@ -88,7 +87,7 @@ from tests.contract.harness import (
 LIMIT_S = 0.4
 SLOW_S = 0.1
 N_ENVS = 3
-every_manager = over(BASE, SYNC_SERVER, SYNC_FORK, ASYNC_FORK, ASYNC_SERVER)
+every_manager = over(BASE, SYNC_SERVER, SYNC_FORK, ASYNC_FORK)
 sync_managers = over(BASE, SYNC_SERVER, SYNC_FORK)
 quick_managers = over(BASE, SYNC_FORK, ASYNC_FORK)
 
@@ -359,7 +358,7 @@ def test_step_error_raised(world: World, setup: Setup) -> None:
 # -- envs that block ------------------------------------------------------------------------------
 
 
-@every_manager
+@quick_managers
 def test_block_in_launch(world: World, setup: Setup) -> None:
     manager = make(world, setup, max_retry=1, reset_timeout=LIMIT_S)
     began = time.monotonic()
@@ -374,7 +373,7 @@ def test_block_in_launch(world: World, setup: Setup) -> None:
     assert manager.stats()["failures"] == 0
 
 
-@every_manager
+@quick_managers
 def test_block_in_reset(world: World, setup: Setup) -> None:
     manager = make(world, setup, launch=True, reset_timeout=LIMIT_S, max_failures=1)
     with Raises(FailuresExhaustedError, "env 0", "reset_timeout") as raised:
@@ -387,7 +386,7 @@ def test_block_in_reset(world: World, setup: Setup) -> None:
     assert len(step_all(manager, work())) == N_ENVS
 
 
-@every_manager
+@quick_managers
 def test_block_in_step(world: World, setup: Setup) -> None:
     manager = make(world, setup, step_timeout=LIMIT_S, auto_reset=False, launch=True)
     timesteps = step_all(manager, {**work(), 0: "block"})
@@ -404,7 +403,7 @@ def test_block_in_step(world: World, setup: Setup) -> None:
     assert len(step_all(manager, work())) == N_ENVS
 
 
-@every_manager
+@quick_managers
 def test_block_in_step_raised(world: World, setup: Setup) -> None:
     manager = make(world, setup, launch=True, step_timeout=LIMIT_S, on_failure="raise")
     with pytest.raises(TimeoutError):

@@ -36,13 +36,7 @@ GRACE_S = 0.3
 BOUND_S = GRACE_S + 3.0
 """What closing may take: the grace, one second more, and what a busy machine adds."""
 
-some_setups = over(
-    SYNC_SERVER,
-    SYNC_FORK,
-    ASYNC_FORK,
-    Setup("subprocess", "spawn"),
-    Setup("subprocess", "forkserver"),
-)
+some_setups = over(SYNC_SERVER, SYNC_FORK, ASYNC_FORK, Setup("subprocess", "spawn"))
 
 
 def close_in_time(manager: Any, *args: Any, **kwargs: Any) -> None:
@@ -191,7 +185,7 @@ def test_twice_and_from_many_threads_at_once(world: World, setup: Setup) -> None
 
 
 @pytest.mark.parametrize("call", ["step", "recv", "reset", "ready_obs", "get_attr"])
-@process_setups
+@process_kinds
 def test_a_waiting_call_ends_when_another_thread_closes(
     world: World, setup: Setup, call: str
 ) -> None:

@@ -28,7 +28,6 @@ from tests.contract.harness import (
     every_kind,
     over,
     process_kinds,
-    process_setups,
     ready_all,
     step_all,
 )
@@ -190,7 +189,7 @@ def test_a_faulty_first_reset_fails_the_launch(world: World, setup: Setup, fault
 
 
 @pytest.mark.parametrize("fault", ["raise", "sys_exit", "os_exit", "kill", "sleep"])
-@process_setups
+@process_kinds
 def test_a_faulty_rebuild_is_tried_again(world: World, setup: Setup, fault: str) -> None:
     manager = world.make(
         setup,

@@ -17,12 +17,9 @@ from envmgr.errors import EnvProtocolError
 from envmgr.protocol import AfterStep, Message, Op, encode
 from tests.contract.envs import OBS_SPACE, ScriptedEnv, seen, worker_channel
 from tests.contract.harness import (
-    ASYNC_FORK,
-    SYNC_FORK,
-    SYNC_SERVER,
     Setup,
     World,
-    over,
+    process_kinds,
     ready_all,
     step_all,
 )
@@ -109,7 +106,7 @@ FORGERIES = (
 
 
 @pytest.mark.parametrize("forgery", FORGERIES)
-@over(SYNC_SERVER, SYNC_FORK, ASYNC_FORK)
+@process_kinds
 def test_forged_replies_are_never_delivered(world: World, setup: Setup, forgery: str) -> None:
     env_fn = [partial(Forger, i, world.folder, forgery) for i in range(3)]
     manager = world.make(setup, env_fn=env_fn)
