@@ -198,7 +198,7 @@ class Host:
     def _begin_episode(self, message: Message, params: Mapping[str, Any]) -> Iterator[Any]:
         try:
             observation, info = adapt.reset_env(self._env, params)
-            reply = self._reply(message, Op.RESET_DONE, (self._observation(observation), info))
+            reply = self._reply(message, Op.RESET_DONE, (self._observation(observation, of_reset=True), info))
         except self._settings.propagate:
             raise
         except BaseException as error:  # as in _step
@@ -253,10 +253,10 @@ class Host:
 
     # -- parts ------------------------------------------------------------------------------
 
-    def _observation(self, observation: Any) -> Any:
+    def _observation(self, observation: Any, *, of_reset: bool = False) -> Any:
         if self._writer is None:
             raise ValueMismatchError("there is no env")
-        return self._writer.write(observation)
+        return self._writer.write(observation, of_reset=of_reset)
 
     def _check_reward(self, reward: Any) -> None:
         if reward is None:

@@ -1,10 +1,11 @@
 """How observations get from a host to the parent.
 
-With a fixed layout they are written into an arena: per leaf one array `(SLOTS, env_num, *shape)`.
-Each observation of an env takes the next of its five slots, and the reply names the slot. Five,
-because a view handed out (`copy_on_get: false`) has to stay valid through two more steps, each of
-which may end an episode and so bring two observations. Without an arena, or without a fixed layout,
-the reply carries the observation itself.
+With a fixed layout they are written into an arena: per leaf one array `(slots, env_num, *shape)`.
+An env's observations take its slots in turn, those of steps and those of resets each a ring of
+their own, and the reply names the slot. So envs that are stepped together are in the same slot, and
+their batch is one slice, whatever episodes have ended. The rings are as long as a view that was
+handed out has to stay valid: see `Rings`. Without an arena, or without a fixed layout, the reply
+carries the observation itself.
 
 Checks come before anything is written: a value that does not fit is refused whole.
 """
@@ -13,7 +14,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -31,8 +32,38 @@ from envmgr.spaces import (
     path_text,
 )
 
-SLOTS = 5
 _ALIGNMENT_BYTES = 64
+
+
+@dataclass(frozen=True)
+class Rings:
+    """How many observations of an env are kept.
+
+    Attributes:
+        steps: of its steps; their slots are 0 to `steps - 1`.
+        resets: of its resets; their slots follow.
+    """
+
+    steps: int
+    resets: int
+
+    @property
+    def slots(self) -> int:
+        """All of them together."""
+        return self.steps + self.resets
+
+    def after(self, slot: int) -> int:
+        """Return the slot that comes after this one in its ring."""
+        if slot < self.steps:
+            return (slot + 1) % self.steps
+        return self.steps + (slot + 1 - self.steps) % self.resets
+
+
+COPIED = Rings(2, 2)
+"""The newest observation stays while the next one is written, which may fail half-way."""
+
+VIEWED = Rings(3, 3)
+"""A view stays valid through two more steps of its env, both of which may end an episode."""
 
 
 @dataclass(frozen=True)
@@ -41,19 +72,23 @@ class Placement:
 
     Attributes:
         layout: the leaves.
-        offset: first byte of the block in the shared memory.
+        rings: the slots.
+        offset: first byte of the arena in the shared memory.
         nbytes: size of the whole memory.
-        rows: envs in the block.
+        rows: envs in the arena.
         row: this env's row.
-        first_slot: the slot that the next observation takes: not one whose view is in use.
+        step_slot: the slot that its next step takes: not one whose view is in use.
+        reset_slot: likewise for its next reset.
     """
 
     layout: Layout
+    rings: Rings
     offset: int
     nbytes: int
     rows: int
     row: int
-    first_slot: int = 0
+    step_slot: int
+    reset_slot: int
 
 
 @dataclass(frozen=True)
@@ -69,11 +104,15 @@ class ObservationRules:
     refuse_non_finite: bool = False
 
 
-def plan_placements(layouts: Sequence[Layout | None]) -> tuple[list[Placement | None], int]:
-    """Lay out one memory for all envs: one block for each distinct layout.
+def plan_placements(
+    layouts: Sequence[Layout | None], rings: Rings, offset: int = 0
+) -> tuple[list[Placement | None], int]:
+    """Lay out one memory for all envs: one arena for each distinct layout.
 
     Args:
         layouts: the layout of each env_id; None takes no room.
+        rings: how many observations are kept.
+        offset: bytes of the memory that something else takes before the first arena.
 
     Returns:
         The placement of each env_id, and the size of the memory in bytes.
@@ -83,35 +122,41 @@ def plan_placements(layouts: Sequence[Layout | None]) -> tuple[list[Placement | 
         if layout is not None:
             members.setdefault(layout, []).append(env_id)
     starts: dict[Layout, int] = {}
-    nbytes = 0
+    nbytes = aligned(offset)
     for layout, env_ids in members.items():
         starts[layout] = nbytes
-        nbytes += _block_nbytes(layout, len(env_ids))
+        nbytes += sum(
+            aligned(rings.slots * len(env_ids) * leaf.nbytes) for leaf in layout.leaves
+        )
     placements: list[Placement | None] = [None] * len(layouts)
     for layout, env_ids in members.items():
+        start, rows = starts[layout], len(env_ids)
         for row, env_id in enumerate(env_ids):
-            placements[env_id] = Placement(layout, starts[layout], nbytes, len(env_ids), row)
+            placements[env_id] = Placement(
+                layout, rings, start, nbytes, rows, row, step_slot=0, reset_slot=rings.steps
+            )
     return placements, nbytes
 
 
-def _aligned(nbytes: int) -> int:
+def aligned(nbytes: int) -> int:
+    """Return the next offset at which an array may begin."""
     return -(-nbytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
 
 
-def _block_nbytes(layout: Layout, rows: int) -> int:
-    return sum(_aligned(SLOTS * rows * leaf.nbytes) for leaf in layout.leaves)
-
-
-def slot_arrays(memory: Any, placement: Placement) -> list[Array]:
-    """Return the slots of one env in shared memory, per leaf: `(SLOTS, *shape)`."""
+def arena_arrays(memory: Any, placement: Placement) -> list[Array]:
+    """Return the arena that an env has a row in, per leaf: `(slots, rows, *shape)`."""
     arrays: list[Array] = []
     offset = placement.offset
     for leaf in placement.layout.leaves:
-        shape = (SLOTS, placement.rows, *leaf.shape)
-        block: Array = np.ndarray(shape, dtype=leaf.dtype, buffer=memory, offset=offset)
-        arrays.append(block[:, placement.row])
-        offset += _aligned(SLOTS * placement.rows * leaf.nbytes)
+        shape = (placement.rings.slots, placement.rows, *leaf.shape)
+        arrays.append(np.ndarray(shape, dtype=leaf.dtype, buffer=memory, offset=offset))
+        offset += aligned(placement.rings.slots * placement.rows * leaf.nbytes)
     return arrays
+
+
+def slot_arrays(memory: Any, placement: Placement) -> list[Array]:
+    """Return the slots of one env in shared memory, per leaf: `(slots, *shape)`."""
+    return [array[:, placement.row] for array in arena_arrays(memory, placement)]
 
 
 class ObservationWriter:
@@ -130,21 +175,41 @@ class ObservationWriter:
         self._rules = rules
         self._on_cast = on_cast
         self._layout = None if space is None else layout_of(space)
-        self._slots: list[Array] | None = None
-        self._next_slot = 0
+        self._slots: list[tuple[Array, ...]] | None = None
+        self._rings = COPIED
+        self._step_slot = self._reset_slot = 0
         self._lone_leaf: Leaf | None = None
 
     def attach(self, memory: Any, placement: Placement) -> None:
         """Write into shared memory from now on."""
         self._layout = placement.layout
-        self._slots = slot_arrays(memory, placement)
-        self._next_slot = placement.first_slot
+        self._rings = placement.rings
+        arrays = slot_arrays(memory, placement)
+        self._slots = [
+            tuple(array[slot, ...] for array in arrays) for slot in range(placement.rings.slots)
+        ]
+        self._step_slot, self._reset_slot = placement.step_slot, placement.reset_slot
+        self._lone_leaf = None
         if len(placement.layout.leaves) == 1 and not self._rules.refuse_non_finite:
             leaf = placement.layout.leaves[0]
             self._lone_leaf = leaf if not leaf.path else None
 
-    def write(self, observation: Any) -> Any:
+    @property
+    def lone_leaf(self) -> Leaf | None:
+        """The layout, if an array of its shape and dtype is all that an observation can be."""
+        return self._lone_leaf
+
+    @property
+    def is_attached(self) -> bool:
+        """Whether observations are written into shared memory."""
+        return self._slots is not None
+
+    def write(self, observation: Any, *, of_reset: bool = False) -> Any:
         """Check an observation, commit it and return the reference that the reply carries.
+
+        Args:
+            observation: what the env returned.
+            of_reset: it begins an episode.
 
         Raises:
             ValueMismatchError: it does not fit; nothing was written.
@@ -156,7 +221,7 @@ class ObservationWriter:
             and observation.dtype == lone.dtype
             and observation.shape == lone.shape
         ):
-            return self._commit((observation,))  # the ordinary case: nothing to check
+            return self._commit((observation,), of_reset)  # the ordinary case: nothing to check
         if self._layout is None:
             check_free_form(self._space, observation)
             return observation
@@ -170,14 +235,17 @@ class ObservationWriter:
                 np.array(value, dtype=leaf.dtype)
                 for leaf, value in zip(self._layout.leaves, leaves, strict=True)
             ]
-        return self._commit(leaves)
+        return self._commit(leaves, of_reset)
 
-    def _commit(self, leaves: Sequence[Array]) -> int:
-        """Write checked leaves into the next slot and return its number."""
-        slot = self._next_slot
-        for target, value in zip(self._slots or (), leaves, strict=True):
-            target[slot] = value
-        self._next_slot = (slot + 1) % SLOTS
+    def _commit(self, leaves: Sequence[Array], of_reset: bool) -> int:
+        """Write checked leaves into the next slot of a ring and return its number."""
+        slot = self._reset_slot if of_reset else self._step_slot
+        for target, value in zip(self._slots[slot] if self._slots else (), leaves, strict=True):
+            target[...] = value
+        if of_reset:
+            self._reset_slot = self._rings.after(slot)
+        else:
+            self._step_slot = self._rings.after(slot)
         return slot
 
     def _check_finite(self, leaves: Sequence[Array]) -> None:
@@ -202,7 +270,8 @@ class ObservationReader:
     def __init__(self, space: spaces.Space[Any] | None, *, copy_free_form: bool = False) -> None:
         self._layout = None if space is None else layout_of(space)
         self._copy_free_form = copy_free_form
-        self._last_slot = SLOTS - 1
+        self._rings = COPIED
+        self._latest_step = self._latest_reset = -1
         self._slots: list[tuple[Array, bool]] | None = None
         self._copy = True
 
@@ -220,6 +289,7 @@ class ObservationReader:
             copy_on_get: copy; else hand out views, valid through the env's next two steps.
         """
         leaves = placement.layout.leaves if self._layout is None else self._layout.leaves
+        self._rings = placement.rings
         slots = slot_arrays(memory, placement)
         # Indexing by a slot alone makes a number, not an array, of what has shape ().
         plain = [leaf.is_number or leaf.shape != () for leaf in leaves]
@@ -239,18 +309,30 @@ class ObservationReader:
             if not isinstance(reference, list) or len(reference) != len(layout.leaves):
                 raise ValueMismatchError(f"{type(reference).__name__} is not a list of leaves")
             return layout.unflatten(list(map(_own, layout.leaves, reference)))
-        if type(reference) is not int or not 0 <= reference < SLOTS:
-            raise ValueMismatchError(f"{reference!r} is not a slot of 0..{SLOTS - 1}")
-        self._last_slot = reference
+        if type(reference) is not int or not 0 <= reference < self._rings.slots:
+            raise ValueMismatchError(f"{reference!r} is not a slot of 0..{self._rings.slots - 1}")
+        self.note(reference)
         found = [
             slots[reference] if plain else slots[reference, ...] for slots, plain in self._slots
         ]
         return layout.unflatten([view.copy() for view in found] if self._copy else found)
 
-    @property
-    def next_slot(self) -> int:
-        """The slot after the one that was read last: where a new env has to go on."""
-        return (self._last_slot + 1) % SLOTS
+    def note(self, slot: int) -> None:
+        """Remember that the newest observation of its kind is in `slot`."""
+        if slot < self._rings.steps:
+            self._latest_step = slot
+        else:
+            self._latest_reset = slot
+
+    def placed_anew(self, placement: Placement) -> Placement:
+        """Return the placement for a new env: it goes on after the slots that are in use."""
+        rings = placement.rings
+        step, reset = self._latest_step, self._latest_reset
+        return replace(
+            placement,
+            step_slot=placement.step_slot if step < 0 else rings.after(step),
+            reset_slot=placement.reset_slot if reset < 0 else rings.after(reset),
+        )
 
     def detach(self) -> None:
         """Let go of the shared memory."""

@@ -59,12 +59,21 @@ def scalar_reward(reward: Any) -> Any:
     raise EnvContractError(f"the reward should be a number, the env gave {describe(reward)}")
 
 
-def gymnasium_timestep(result: Any, source: object) -> EnvTimestep:
-    """Return the timestep of what a gymnasium-style `step` returned.
+TOLD, TERMINATED, TRUNCATED = 1, 2, 4
+"""Bits of an outcome's `ending`: the env says how episodes end, and how this one did."""
 
-    `done` is `terminated or truncated`. The info is a new dict: the env's own entries, with the
-    bools `terminated` and `truncated`. Nothing else is added and the env's dict stays as it is.
-    A reward that is one number becomes a float.
+Outcome = tuple[Any, Any, bool, int, Any]
+"""What a step gave, in its cheapest form: `(obs, reward, done, ending, info)`.
+
+With `ending` 0 the info is the whole info of the timestep. Else the bools `terminated` and
+`truncated`, which `ending` holds, belong into it too, and the dict is the env's own.
+"""
+
+
+def gymnasium_outcome(result: Any, source: object) -> Outcome:
+    """Return the outcome of what a gymnasium-style `step` returned.
+
+    `done` is `terminated or truncated`. A reward that is one number becomes a float.
 
     Args:
         result: `(obs, reward, terminated, truncated, info)`.
@@ -91,9 +100,32 @@ def gymnasium_timestep(result: Any, source: object) -> EnvTimestep:
         )
     if type(reward) is not float and not info.get("abnormal"):  # an abnormal step may have none
         reward = scalar_reward(reward)
-    return EnvTimestep(
-        obs,
-        reward,
-        terminated or truncated,
-        {**info, "terminated": terminated, "truncated": truncated},
-    )
+    if not (terminated or truncated):
+        return obs, reward, False, TOLD, info
+    ending = TOLD | (TERMINATED if terminated else 0) | (TRUNCATED if truncated else 0)
+    return obs, reward, True, ending, info
+
+
+def timestep_of(outcome: Outcome) -> EnvTimestep:
+    """Return an outcome as a timestep; an info that gets more entries is a new dict."""
+    obs, reward, done, ending, info = outcome
+    return EnvTimestep(obs, reward, done, info_of(ending, info))
+
+
+def info_of(ending: int, info: Any) -> Any:
+    """Return the info of a timestep: the env's, with `terminated` and `truncated` if it told."""
+    if not ending:
+        return info
+    return {
+        **info,
+        "terminated": bool(ending & TERMINATED),
+        "truncated": bool(ending & TRUNCATED),
+    }
+
+
+def gymnasium_timestep(result: Any, source: object) -> EnvTimestep:
+    """Return the timestep of what a gymnasium-style `step` returned; see `gymnasium_outcome`.
+
+    The info is a new dict: the env's own entries, with the bools `terminated` and `truncated`.
+    """
+    return timestep_of(gymnasium_outcome(result, source))

@@ -11,7 +11,14 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from envmgr.env.contract import EnvContractError, describe, env_name, gymnasium_timestep
+from envmgr.env.contract import (
+    EnvContractError,
+    Outcome,
+    describe,
+    env_name,
+    gymnasium_outcome,
+    timestep_of,
+)
 from envmgr.env.figures import write_png
 from envmgr.env.wrapped import WrappedEnv
 from envmgr.errors import ConfigError, MissingDependencyError
@@ -71,10 +78,18 @@ class GymnasiumEnv(WrappedEnv):
         Raises:
             EnvContractError: the env returned something else than gymnasium's five values.
         """
-        timestep = gymnasium_timestep(self.env.step(self._convert_action(action)), self.env)
-        if timestep.done and self._figure_folder is not None:
+        return timestep_of(self.outcome(action))
+
+    def outcome(self, action: Any) -> Outcome:
+        """Take one action; as `step`, in the form that costs least.
+
+        Raises:
+            EnvContractError: the env returned something else than gymnasium's five values.
+        """
+        outcome = gymnasium_outcome(self.env.step(self._convert_action(action)), self.env)
+        if outcome[2] and self._figure_folder is not None:
             self._save_figure(self._figure_folder)
-        return timestep
+        return outcome
 
     def inner_attribute(self, name: str) -> Any:
         """Return an attribute from the outermost wrapper that has it, or from the env itself."""

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 from envmgr.errors import LaunchError, SpaceMismatchError
-from envmgr.observations import ObservationReader, Placement, plan_placements
+from envmgr.observations import COPIED, VIEWED, ObservationReader, Placement, plan_placements
 from envmgr.protocol import EnvDescription, Op
 from envmgr.supervisor.hosts import Hosts
 from envmgr.supervisor.slots import EnvSlot
@@ -45,7 +44,8 @@ class Orientation:
         self._readers = [
             ObservationReader(d.observation_space, copy_free_form=in_caller) for d in described
         ]
-        placements, nbytes = plan_placements([reader.layout for reader in self._readers])
+        rings = COPIED if copy_on_get else VIEWED
+        placements, nbytes = plan_placements([r.layout for r in self._readers], rings)
         try:
             memory = self._hosts.transport.place(nbytes)
         except OSError as error:
@@ -78,8 +78,8 @@ class Orientation:
         """Tell a host where its observations go."""
         placement = self._placements[slot.env_id]
         if placement is not None:
-            first_slot = self._readers[slot.env_id].next_slot
-            self._hosts.tell(slot, Op.ATTACH, replace(placement, first_slot=first_slot))
+            reader = self._readers[slot.env_id]
+            self._hosts.tell(slot, Op.ATTACH, reader.placed_anew(placement))
 
     def introduce(self, slot: EnvSlot) -> None:
         """Tell a renewed env all that the one before it was told."""

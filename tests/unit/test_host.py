@@ -10,7 +10,7 @@ import pytest
 from gymnasium.spaces import Box, Discrete, Text
 
 from envmgr.host import Host, HostSettings
-from envmgr.observations import SLOTS, ObservationRules, plan_placements
+from envmgr.observations import COPIED, ObservationRules, plan_placements
 from envmgr.protocol import (
     AfterStep,
     Attribute,
@@ -657,34 +657,33 @@ def test_observations_without_layout_travel_as_they_are() -> None:
 
 def test_after_attach_replies_name_slots() -> None:
     layout = layout_of(OBSERVATIONS)
-    placements, nbytes = plan_placements([layout] * 2)
+    placements, nbytes = plan_placements([layout] * 2, COPIED)
     memory = bytearray(nbytes)
-    harness = Harness(ScriptedEnv(*[step(n) for n in range(1, SLOTS + 2)]), memory=memory)
+    harness = Harness(ScriptedEnv(*[step(n) for n in range(1, 4)]), memory=memory)
     harness.build()
     assert harness.run(Op.ATTACH, placements[1]) == []  # nobody waits for a reply
-    assert only(harness.reset(), Op.RESET_DONE)[0] == 0
-    slots = [only(harness.run(Op.STEP, 0), Op.STEPPED)[0] for _ in range(SLOTS + 1)]
-    assert slots == [*range(1, SLOTS), 0, 1]
-    rows = np.frombuffer(memory, np.float32).reshape(-1)[: SLOTS * 2 * 2].reshape(SLOTS, 2, 2)
-    newest = [SLOTS, SLOTS + 1, *range(2, SLOTS)]
-    assert rows[:, 1].tolist() == [[number, number] for number in newest]
+    assert only(harness.reset(), Op.RESET_DONE)[0] == 2
+    slots = [only(harness.run(Op.STEP, 0), Op.STEPPED)[0] for _ in range(3)]
+    assert slots == [0, 1, 0]
+    rows = np.frombuffer(memory, np.float32).reshape(-1)[: 4 * 2 * 2].reshape(4, 2, 2)
+    assert rows[:2, 1].tolist() == [[3, 3], [2, 2]]
     assert not rows[:, 0].any()
 
 
 def test_a_renewed_env_writes_into_the_reply_until_it_is_attached_again() -> None:
-    placements, nbytes = plan_placements([layout_of(OBSERVATIONS)])
+    placements, nbytes = plan_placements([layout_of(OBSERVATIONS)], COPIED)
     harness = Harness(ScriptedEnv(), memory=bytearray(nbytes))
     harness.build()
     harness.run(Op.ATTACH, placements[0])
-    assert only(harness.reset(), Op.RESET_DONE)[0] == 0
+    assert only(harness.reset(), Op.RESET_DONE)[0] == 2
     harness.run(Op.RENEW)
     assert isinstance(only(harness.reset(), Op.RESET_DONE)[0], list)
     harness.run(Op.ATTACH, placements[0])
-    assert only(harness.reset(), Op.RESET_DONE)[0] == 0
+    assert only(harness.reset(), Op.RESET_DONE)[0] == 2
 
 
 def test_attaching_where_nothing_was_built_does_nothing() -> None:
-    placements, nbytes = plan_placements([layout_of(OBSERVATIONS)])
+    placements, nbytes = plan_placements([layout_of(OBSERVATIONS)], COPIED)
     harness = Harness(RuntimeError("no"), memory=bytearray(nbytes))
     harness.build()
     assert harness.run(Op.ATTACH, placements[0]) == []

@@ -14,7 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from envmgr.observations import (
-    SLOTS,
+    COPIED,
+    VIEWED,
     ObservationReader,
     ObservationRules,
     ObservationWriter,
@@ -46,7 +47,7 @@ def pair(
 ) -> tuple[ObservationWriter, ObservationReader, bytearray]:
     """Return a writer and a reader of one env in the same memory."""
     layout = layout_of(space)
-    placements, nbytes = plan_placements([layout] * rows)
+    placements, nbytes = plan_placements([layout] * rows, COPIED if copy_on_get else VIEWED)
     memory = bytearray(nbytes)
     write, read = writer(space), ObservationReader(space)
     placement = placements[row]
@@ -105,9 +106,10 @@ def test_what_is_written_into_the_arena_is_what_is_read(
 ) -> None:
     write, read, _ = pair(space, copy_on_get=copy_on_get, row=row)
     space.seed(seed)
-    for _ in range(SLOTS + 1):
+    for number in range(9):
         sample = space.sample()
-        assert equal(read.read(write.write(sample)), _as_arrays(sample))
+        slot = write.write(sample, of_reset=number % 3 == 0)
+        assert equal(read.read(slot), _as_arrays(sample))
 
 
 @given(fixed_spaces(), st.integers(0, 2**32 - 1))
@@ -206,7 +208,7 @@ def test_what_does_not_fit_is_refused_whole(bad: Any) -> None:
         write.write(bad)
     assert bytes(memory) == before
     assert equal(read.read(slot), _as_arrays(good))
-    assert write.write(good) == (slot + 1) % SLOTS  # the refused one has used up no slot
+    assert write.write(good) == slot + 1  # the refused one has used up no slot
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
@@ -249,10 +251,10 @@ def test_casts_into_the_arena_keep_the_numbers() -> None:
 # -- references are not trusted -------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("reference", [-1, SLOTS, 10**9, None, "0", 0.0, True, np.int64(0), [0]])
+@pytest.mark.parametrize("reference", [-1, 4, 10**9, None, "0", 0.0, True, np.int64(0), [0]])
 def test_slots_that_a_writer_does_not_name_are_refused(reference: Any) -> None:
     _, read, _ = pair(FLOATS)
-    with pytest.raises(ValueMismatchError, match=r"is not a slot of 0\.\.4"):
+    with pytest.raises(ValueMismatchError, match=r"is not a slot of 0\.\.3"):
         read.read(reference)
 
 
@@ -283,22 +285,44 @@ def test_leaves_that_a_writer_does_not_send_are_refused(reference: Any) -> None:
 # -- slots ----------------------------------------------------------------------------------------
 
 
-def test_each_observation_takes_the_next_of_five_slots() -> None:
-    write, _, _ = pair(FLOATS)
+def test_steps_and_resets_take_the_slots_of_two_rings() -> None:
+    write, _, _ = pair(FLOATS, copy_on_get=False)
     value = np.zeros(2, np.float32)
-    assert [write.write(value) for _ in range(9)] == [0, 1, 2, 3, 4, 0, 1, 2, 3]
-    assert SLOTS == 5
+    assert [write.write(value) for _ in range(4)] == [0, 1, 2, 0]
+    assert [write.write(value, of_reset=True) for _ in range(4)] == [3, 4, 5, 3]
+    assert write.write(value) == 1  # resets do not move the ring of steps
+    write, _, _ = pair(FLOATS, copy_on_get=True)
+    assert [write.write(value) for _ in range(3)] == [0, 1, 0]
+    assert [write.write(value, of_reset=True) for _ in range(3)] == [2, 3, 2]
 
 
-def test_views_stay_as_they_are_while_four_more_observations_come() -> None:
-    # A view handed out lives through two steps, each of which may end an episode: two observations.
+@given(st.lists(st.booleans(), min_size=3, max_size=12))
+def test_views_stay_as_they_are_through_two_more_steps(ends: list[bool]) -> None:
+    # Each of these steps may end an episode, and a reset follows, with an observation of its own.
     write, read, _ = pair(FLOATS, copy_on_get=False)
-    views = []
-    for number in range(12):
-        views.append(read.read(write.write(np.array([number, -number], np.float32))))
-        for age, view in enumerate(reversed(views[-SLOTS:])):
-            assert view.tolist() == [number - age, age - number]
-    assert views[0].tolist() == [10, -10]  # and then its slot is used again: it is a view
+    number = itertools.count(1)
+    views: list[list[tuple[Any, int]]] = []
+
+    def observe(*, of_reset: bool) -> tuple[Any, int]:
+        value = next(number)
+        slot = write.write(np.array([value, -value], np.float32), of_reset=of_reset)
+        return read.read(slot), value
+
+    views.append([observe(of_reset=True)])
+    for end in ends:
+        views.append([observe(of_reset=False)])
+        if end:
+            views[-1].append(observe(of_reset=True))
+        for view, value in itertools.chain(*views[-3:]):
+            assert view.tolist() == [value, -value]
+
+
+def test_a_slot_is_used_again_after_that_because_it_is_a_view() -> None:
+    write, read, _ = pair(FLOATS, copy_on_get=False)
+    view = read.read(write.write(np.array([0, 0], np.float32)))
+    for number in (1, 2, 3):
+        write.write(np.array([number, number], np.float32))
+    assert view.tolist() == [3, 3]
 
 
 def test_copies_stay_as_they_are_for_ever() -> None:
@@ -307,16 +331,19 @@ def test_copies_stay_as_they_are_for_ever() -> None:
     assert [copy.tolist() for copy in copies] == [[n, n] for n in range(12)]
 
 
-def test_a_new_env_spares_the_slot_that_was_read_last() -> None:
+def test_a_new_env_spares_the_slots_that_were_read_last() -> None:
     write, read, memory = pair(FLOATS, rows=1, row=0, copy_on_get=False)
-    placement = plan_placements([layout_of(FLOATS)])[0][0]
+    placement = plan_placements([layout_of(FLOATS)], VIEWED)[0][0]
     assert placement is not None
-    assert read.next_slot == 0
-    view = read.read(write.write(np.array([1, 2], np.float32)))
-    assert read.next_slot == 1
-    write.attach(memory, dataclasses.replace(placement, first_slot=read.next_slot))
-    assert write.write(np.array([3, 4], np.float32)) == 1
-    assert view.tolist() == [1, 2], "a view that is still shown as ready"
+    assert read.placed_anew(placement) == placement
+    first = read.read(write.write(np.array([1, 2], np.float32), of_reset=True))
+    view = read.read(write.write(np.array([3, 4], np.float32)))
+    anew = read.placed_anew(placement)
+    assert (anew.step_slot, anew.reset_slot) == (1, 4)
+    write.attach(memory, anew)
+    assert write.write(np.array([5, 6], np.float32), of_reset=True) == 4
+    assert write.write(np.array([7, 8], np.float32)) == 1
+    assert (first.tolist(), view.tolist()) == ([1, 2], [3, 4]), "views that are still shown"
 
 
 def test_detaching_lets_go_of_the_memory() -> None:
@@ -332,7 +359,7 @@ def test_detaching_lets_go_of_the_memory() -> None:
 
 def test_envs_of_one_layout_share_a_block_and_have_rows_of_their_own() -> None:
     floats, nested = layout_of(FLOATS), layout_of(NESTED)
-    placements, nbytes = plan_placements([floats, nested, None, floats])
+    placements, nbytes = plan_placements([floats, nested, None, floats], COPIED)
     assert placements[2] is None
     first, second, third = placements[0], placements[1], placements[3]
     assert first is not None
@@ -346,8 +373,14 @@ def test_envs_of_one_layout_share_a_block_and_have_rows_of_their_own() -> None:
 
 
 def test_nothing_to_place() -> None:
-    assert plan_placements([None, None]) == ([None, None], 0)
-    assert plan_placements([]) == ([], 0)
+    assert plan_placements([None, None], COPIED) == ([None, None], 0)
+    assert plan_placements([], COPIED) == ([], 0)
+
+
+def test_what_comes_before_the_arenas_is_left_alone() -> None:
+    placements, nbytes = plan_placements([layout_of(FLOATS)], COPIED, offset=65)
+    assert placements[0] is not None
+    assert (placements[0].offset, nbytes) == (128, 192)
 
 
 def test_only_empty_arrays_need_no_memory() -> None:
@@ -360,10 +393,10 @@ def test_only_empty_arrays_need_no_memory() -> None:
 @given(st.lists(st.one_of(st.none(), fixed_spaces()), min_size=1, max_size=5))
 def test_no_two_arrays_of_any_two_envs_share_a_byte(given_spaces: list[Any]) -> None:
     layouts = [None if space is None else layout_of(space) for space in given_spaces]
-    placements, nbytes = plan_placements(layouts)
+    placements, nbytes = plan_placements(layouts, VIEWED)
     memory = bytearray(nbytes)
     arrays = [a for p in placements if p is not None for a in slot_arrays(memory, p)]
-    assert all(array.shape[0] == SLOTS for array in arrays)
+    assert all(array.shape[0] == VIEWED.slots for array in arrays)
     assert sum(array.nbytes for array in arrays) <= nbytes
     for one, other in itertools.combinations(arrays, 2):
         assert not np.shares_memory(one, other)
@@ -371,7 +404,7 @@ def test_no_two_arrays_of_any_two_envs_share_a_byte(given_spaces: list[Any]) -> 
 
 def test_blocks_and_leaves_are_aligned() -> None:
     space = Dict({"a": Box(0, 1, (3,), np.uint8), "b": Box(0, 1, (1,), np.float64)})
-    placements, nbytes = plan_placements([layout_of(space), layout_of(FLOATS)])
+    placements, nbytes = plan_placements([layout_of(space), layout_of(FLOATS)], COPIED)
     assert nbytes % 64 == 0
     offsets = [p.offset for p in placements if p is not None]
     assert all(offset % 64 == 0 for offset in offsets)
@@ -385,7 +418,7 @@ def test_blocks_and_leaves_are_aligned() -> None:
 def test_memory_that_is_too_small_is_refused() -> None:
     layout = layout_of(FLOATS)
     assert layout is not None
-    placement = Placement(layout, offset=0, nbytes=8, rows=1, row=0)
+    placement = Placement(layout, COPIED, 0, nbytes=8, rows=1, row=0, step_slot=0, reset_slot=2)
     with pytest.raises((TypeError, ValueError)):
         slot_arrays(bytearray(8), placement)
 
@@ -394,7 +427,7 @@ def test_spaces_of_values_need_not_be_the_same_objects_on_both_sides() -> None:
     write, _, memory = pair(NESTED)
     read = ObservationReader(spaces.Dict(dict(NESTED.spaces)))
     assert read.layout == layout_of(NESTED)
-    placement = plan_placements([read.layout] * 3)[0][1]
+    placement = plan_placements([read.layout] * 3, COPIED)[0][1]
     assert placement is not None
     read.attach(memory, placement, copy_on_get=True)
     NESTED.seed(2)

@@ -10,7 +10,7 @@ from gymnasium.spaces import Box, Discrete
 
 from envmgr.errors import IllegalTransitionError, LaunchError, SpaceMismatchError
 from envmgr.lifecycle import EnvState
-from envmgr.observations import SLOTS, Placement, slot_arrays
+from envmgr.observations import Placement, slot_arrays
 from envmgr.protocol import (
     AfterStep,
     Attribute,
@@ -142,8 +142,9 @@ def launched_with_memory(**rules: Any) -> Rig:
     rig.transport.answer = None
     rig.supervisor.begin_episodes()
     for env_id in (0, 1):
-        write(rig, env_id, 0, [env_id, 0.5])
-        rig.reset_done(env_id, 0)
+        slot = rig.requests(Op.ATTACH, env_id)[-1].payload.reset_slot
+        write(rig, env_id, slot, [env_id, 0.5])
+        rig.reset_done(env_id, slot)
     rig.supervisor.repair.launching = False
     return rig
 
@@ -179,18 +180,19 @@ def test_views_are_handed_out_where_the_user_wants_no_copies() -> None:
 
 def test_a_renewed_env_goes_on_with_the_slot_after_the_last_one_that_was_read() -> None:
     rig = launched_with_memory(copy_on_get=False)
-    assert rig.requests(Op.ATTACH, 1)[0].payload.first_slot == 0
-    for slot in range(1, SLOTS + 2):  # round the slots, to slot 1
-        write(rig, 1, slot % SLOTS, [slot, 0])
+    first = rig.requests(Op.ATTACH, 1)[0].payload
+    assert (first.step_slot, first.reset_slot) == (0, 3)
+    for step in range(5):  # round the slots, to slot 1
+        write(rig, 1, step % 3, [step, 0])
         rig.send(1)
-        rig.stepped(1, slot % SLOTS)
+        rig.stepped(1, step % 3)
         view = rig.deliver(1)[1].obs
     rig.die(1)
     rig.hello(1, FLOATS)
     placement = rig.requests(Op.ATTACH, 1)[-1].payload
-    assert placement.first_slot == 2
-    write(rig, 1, placement.first_slot, [99, 99])
-    assert view.tolist() == [SLOTS + 1, 0]
+    assert (placement.step_slot, placement.reset_slot) == (2, 4)
+    write(rig, 1, placement.step_slot, [99, 99])
+    assert view.tolist() == [4, 0]
 
 
 def test_nothing_holds_the_memory_after_the_end() -> None:
