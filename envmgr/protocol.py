@@ -16,6 +16,9 @@ from typing import Any, NamedTuple
 
 import cloudpickle
 
+UNANSWERED = 0
+"""Request id of messages whose replies are not awaited."""
+
 MAX_PAYLOAD_BYTES = 1 << 30
 _MAGIC = 0xE17A
 _VERSION = 1
@@ -33,7 +36,7 @@ class Op(IntEnum):
     STEP = 3
     """Payload: the action. Reply: STEPPED (then perhaps RESET_DONE) or FAILED."""
     RENEW = 4
-    """Close the env and build a new one in the same host. Reply: HELLO or FAILED."""
+    """Close the env, if there is one, and build a new one. Reply: HELLO or FAILED."""
     CALL = 5
     """Payload: (name, args). Reply: RESULT or FAILED."""
     GET_ATTR = 6
@@ -42,6 +45,8 @@ class Op(IntEnum):
     """Payload: (name, value). Reply: RESULT (None) or FAILED."""
     CLOSE = 8
     """Close every env of the host and end. Reply: CLOSED."""
+    RELEASE = 9
+    """Close one env of a host that goes on without it. Reply: RESULT (None), not awaited."""
 
     HELLO = 64
     """The env is built. Payload: `EnvDescription`."""
@@ -57,6 +62,8 @@ class Op(IntEnum):
     """Something to log once. Payload: text."""
     CLOSED = 70
     """The host has closed its envs and ends now."""
+    BEGAN = 71
+    """A host of several envs begins with this request now; its reply follows when it is done."""
 
 
 class AfterStep(IntEnum):

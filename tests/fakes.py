@@ -98,8 +98,8 @@ class FakeHost:
     latest_arrival: float = float("-inf")
 
     def __post_init__(self) -> None:
-        spec = self.spec
-        self.take(Message(Op.HELLO, spec.env_id, spec.generation, spec.request_id, None))
+        for order in self.spec.envs:
+            self.take(Message(Op.HELLO, *order[:3], None))
 
     @property
     def host_id(self) -> int:
@@ -108,8 +108,12 @@ class FakeHost:
 
     @property
     def env_id(self) -> int:
-        """The env that it runs."""
-        return self.spec.env_id
+        """The first env that it runs."""
+        return self.spec.envs[0].env_id
+
+    def generation_of(self, env_id: int) -> int:
+        """Return the generation at which it was told to build an env at first."""
+        return next(order.generation for order in self.spec.envs if order.env_id == env_id)
 
     def take(self, message: Message) -> None:
         """Remember a request."""

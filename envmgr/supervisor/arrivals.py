@@ -8,11 +8,11 @@ from typing import Any
 
 from envmgr.errors import EnvFailure
 from envmgr.lifecycle import EnvState, Event, StateTable
-from envmgr.protocol import EnvDescription, FailureKind, Message, Op, RemoteFailure
+from envmgr.protocol import UNANSWERED, EnvDescription, FailureKind, Message, Op, RemoteFailure
 from envmgr.spaces import ValueMismatchError
 from envmgr.supervisor import failures
 from envmgr.supervisor.episodes import Episodes
-from envmgr.supervisor.hosts import UNANSWERED, Hosts
+from envmgr.supervisor.hosts import Hosts
 from envmgr.supervisor.orientation import Orientation
 from envmgr.supervisor.repair import Repair
 from envmgr.supervisor.slots import EnvSlot, Work

@@ -8,16 +8,13 @@ from typing import Any
 
 from envmgr.host import HostSettings
 from envmgr.policy import Deadlines
-from envmgr.protocol import Message, Op
+from envmgr.protocol import UNANSWERED, Message, Op
 from envmgr.supervisor.slots import NEVER, EnvSlot, Next, Work
-from envmgr.transport.base import HostSpec, Transport
+from envmgr.transport.base import EnvOrder, HostSpec, Transport
 from envmgr.types import Clock, EnvFactory
 
 KILL_PATIENCE_S = 5.0
 """How long a host that was killed may take to be reported dead."""
-
-UNANSWERED = 0
-"""Request id of messages whose replies are not awaited."""
 
 
 class Hosts:
@@ -73,22 +70,17 @@ class Hosts:
         Raises:
             ConfigError: a factory cannot be sent to a host; nothing was started.
         """
-        specs = [
-            HostSpec(
-                next(self._host_ids),
-                slot.env_id,
-                slot.generation,
-                next(self._request_ids),
-                self._factories[slot.env_id],
-                self._settings,
-            )
-            for slot in slots
-        ]
+        specs = [self._spec(slot) for slot in slots]
         self.transport.start(specs)
         for slot, spec in zip(slots, specs, strict=True):
             slot.host_id = spec.host_id
             self._slot_of_host[spec.host_id] = slot
-            self._await(slot, Work.STARTING, spec.request_id)
+            self._await(slot, Work.STARTING, spec.envs[0].request_id)
+
+    def _spec(self, slot: EnvSlot) -> HostSpec:
+        factory = self._factories[slot.env_id]
+        order = EnvOrder(slot.env_id, slot.generation, next(self._request_ids), factory)
+        return HostSpec(next(self._host_ids), slot.env_id, (order,), self._settings)
 
     def prepare(self, slot: EnvSlot, op: Op, payload: Any) -> tuple[int, Any]:
         """Encode a request without sending it; return its id and what to send.

@@ -18,7 +18,7 @@ class WorkerSettings:
 
     Attributes:
         threads: math threads of each worker (OpenMP, MKL, OpenBLAS, torch); None leaves them.
-        affinity: the cores of each env_id's worker; None leaves them.
+        affinity: the cores of each worker, by its index; None leaves them.
         allow: glob patterns of the environment variables that workers keep.
         deny: glob patterns of those that they do not.
         set: variables set in them.
@@ -33,25 +33,43 @@ class WorkerSettings:
     daemon: bool = True
 
 
+class EnvOrder(NamedTuple):
+    """One env of a host to start.
+
+    Attributes:
+        env_id: the env.
+        generation: its generation.
+        request_id: request id of its HELLO. With UNANSWERED the host does not build it yet: RENEW
+            does.
+        factory: builds the env.
+    """
+
+    env_id: int
+    generation: int
+    request_id: int
+    factory: EnvFactory
+
+
 @dataclass(frozen=True)
 class HostSpec:
     """A host to start.
 
     Attributes:
         host_id: unique for the life of the transport.
-        env_id: the env it runs.
-        generation: generation of that env.
-        request_id: request id of its HELLO.
-        factory: builds the env.
+        index: which of the manager's hosts it is; the same for the host that replaces it.
+        envs: the envs it serves, in the order in which it builds them.
         settings: what the host needs to know.
     """
 
     host_id: int
-    env_id: int
-    generation: int
-    request_id: int
-    factory: EnvFactory
+    index: int
+    envs: tuple[EnvOrder, ...]
     settings: HostSettings
+
+    @property
+    def factories(self) -> dict[int, EnvFactory]:
+        """The factories of its envs, by env_id."""
+        return {order.env_id: order.factory for order in self.envs}
 
 
 class HostDied(NamedTuple):
@@ -94,7 +112,10 @@ class Transport(ABC):
 
     @abstractmethod
     def start(self, specs: Sequence[HostSpec]) -> None:
-        """Begin to start hosts; each answers HELLO or FAILED, or dies. Does not wait for them."""
+        """Begin to start hosts; each answers HELLO or FAILED for each of its envs, or dies.
+
+        Does not wait for them.
+        """
 
     @abstractmethod
     def prepare(self, host_id: int, message: Message) -> Any:

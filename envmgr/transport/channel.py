@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 
 from envmgr.protocol import Frame, FrameError, split_frame
 
@@ -96,6 +96,10 @@ class FrameChannel:
             return
         except OSError as error:
             raise ChannelClosedError(str(error)) from error
+
+    def has_arrived(self) -> bool:
+        """Return whether `receive` has something to read, or the end to report; does not wait."""
+        return bool(wait([self._read_fd], 0.0))
 
     def receive(self) -> Sequence[Frame]:
         """Return the whole frames that have arrived; a blocking end waits for bytes once.
@@ -187,6 +191,10 @@ class PipeChannel:
 
     def flush(self) -> None:
         """Do nothing: `send` keeps nothing back."""
+
+    def has_arrived(self) -> bool:
+        """Return whether there is something to read, or the end to report; does not wait."""
+        return bool(wait([self._connection], 0.0))
 
     def receive(self) -> Sequence[Frame]:
         """Return one frame, if one has arrived; a blocking end waits for it.

@@ -40,8 +40,7 @@ class _InlineHost:
         """Whether a request is being run, beginning the next one if there is one."""
         if self.replies is None and self.inbox:
             message = self.inbox.popleft()
-            begin = self.host.build if message.op == Op.HELLO else self.host.handle
-            self.replies = begin(message)
+            self.replies = self.host.handle(message)
             self.request_id = message.request_id
             self.doing = message.op
         return self.replies is not None
@@ -58,6 +57,8 @@ class _InlineHost:
 
 class InlineTransport(Transport):
     """Runs requests inside `poll`, each to its end, in the order they were sent.
+
+    Each host serves one env: sharing one saves nothing where there are no processes.
 
     Time limits: in the main thread of POSIX systems an alarm interrupts the env's code. Elsewhere,
     and in C code that does not return to Python, the limit is only noticed afterwards; either way
@@ -87,16 +88,16 @@ class InlineTransport(Transport):
     def start(self, specs: Sequence[HostSpec]) -> None:
         """Queue the building of envs; it happens in `poll`."""
         for spec in specs:
+            (order,) = spec.envs
             host = Host(
-                spec.env_id,
-                spec.factory,
+                spec.factories,
                 spec.settings,
                 encode=_private,
                 memory=self._open_memory,
             )
             entry = _InlineHost(spec, host)
             entry.inbox.append(
-                Message(Op.HELLO, spec.env_id, spec.generation, spec.request_id, None)
+                Message(Op.HELLO, order.env_id, order.generation, order.request_id, None)
             )
             self._hosts[spec.host_id] = entry
 

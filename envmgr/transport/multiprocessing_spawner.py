@@ -8,7 +8,7 @@ import os
 import select
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from multiprocessing.connection import Connection
 from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
@@ -16,7 +16,7 @@ from typing import Any
 
 from envmgr.errors import ConfigError, StateError
 from envmgr.transport import worker
-from envmgr.transport.base import HostDied, WorkerSettings
+from envmgr.transport.base import HostDied, HostSpec, WorkerSettings
 from envmgr.transport.channel import Channel, FrameChannel, PipeChannel
 from envmgr.transport.spawner import PARENT_FDS, SIGKILL, Spawner, pipe_pairs
 from envmgr.types import EnvFactory
@@ -42,12 +42,10 @@ class MultiprocessingSpawner(Spawner):
 
     @property
     def inherits_factories(self) -> bool:
-        """Whether workers get their factory without pickling: by fork."""
+        """Whether workers get their factories without pickling: by fork."""
         return self._method == "fork"
 
-    def start(
-        self, host_id: int, env_id: int, memory_fd: int | None, factory: EnvFactory
-    ) -> Channel:
+    def start(self, spec: HostSpec, memory_fd: int | None) -> Channel:
         """Start a process that ends with this one."""
         channel, theirs = self._connection()
         try:
@@ -56,17 +54,17 @@ class MultiprocessingSpawner(Spawner):
                 args=(
                     theirs,
                     self._transferable(memory_fd),
-                    factory if self.inherits_factories else None,
+                    spec.factories if self.inherits_factories else None,
                     self._not_for_children(channel),
                 ),
-                name=f"envmgr-env-{env_id}",
+                name=_name_of(spec),
                 daemon=self._settings.daemon,
             )
             with self._start_conditions():
                 process.start()
             if hasattr(os, "pidfd_open"):
                 try:
-                    self._pidfds[host_id] = os.pidfd_open(process.pid)
+                    self._pidfds[spec.host_id] = os.pidfd_open(process.pid)
                 except OSError:
                     _kill_group(process.pid, SIGKILL)
                     process.join()
@@ -78,8 +76,8 @@ class MultiprocessingSpawner(Spawner):
             for end in theirs:
                 end.close()
         _keep_from_exit_handler(process)
-        self._processes[host_id] = process
-        self._ready.add(self.death_of(host_id))
+        self._processes[spec.host_id] = process
+        self._ready.add(self.death_of(spec.host_id))
         return channel
 
     def _connection(self) -> tuple[Channel, tuple[Connection, ...]]:
@@ -172,6 +170,11 @@ class MultiprocessingSpawner(Spawner):
         self.deaths()
 
 
+def _name_of(spec: HostSpec) -> str:
+    first, last = spec.envs[0].env_id, spec.envs[-1].env_id
+    return f"envmgr-env-{first}" if first == last else f"envmgr-envs-{first}-to-{last}"
+
+
 def _keep_from_exit_handler(process: BaseProcess) -> None:
     """Take a worker out of the standard library's list of children.
 
@@ -218,7 +221,7 @@ def _kill_group(pid: int | None, number: int) -> None:
 def _run_process(
     ends: tuple[Connection, ...],
     memory_fd: int | None,
-    factory: EnvFactory | None,
+    factories: Mapping[int, EnvFactory] | None,
     not_ours: list[int],
 ) -> None:
     for fd in not_ours:
@@ -233,7 +236,7 @@ def _run_process(
         channel = FrameChannel(*(os.dup(end.fileno()) for end in ends), blocking=True)
         for end in ends:
             end.close()
-    code = worker.run_worker(channel, memory_fd, factory)
+    code = worker.run_worker(channel, memory_fd, factories)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)  # no exit handlers of the trainer's: they are not this process's to run

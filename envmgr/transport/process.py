@@ -22,13 +22,20 @@ from typing import Any
 import cloudpickle
 
 from envmgr.errors import ConfigError
-from envmgr.protocol import FrameError, Message, Op, encode
-from envmgr.transport.base import Arrival, Garbage, HostDied, HostSpec, Transport, WorkerSettings
+from envmgr.protocol import UNANSWERED, FrameError, Message, Op, encode
+from envmgr.transport.base import (
+    Arrival,
+    EnvOrder,
+    Garbage,
+    HostDied,
+    HostSpec,
+    Transport,
+    WorkerSettings,
+)
 from envmgr.transport.channel import Channel, ChannelClosedError, FrameChannel, PipeChannel
 from envmgr.transport.ready import ReadySet
 from envmgr.transport.spawner import SIGKILL, Spawner, forget_fd, keep_from_children
 from envmgr.transport.worker import Orders
-from envmgr.types import EnvFactory
 
 _TERMINATE_S = 0.5
 _CHANNELS = (FrameChannel, PipeChannel)
@@ -49,7 +56,7 @@ class ProcessTransport(Transport):
         self._channels: dict[int, Channel] = {}
         self._unsent: dict[int, Channel] = {}
         self._alive: set[int] = set()
-        self._pickled: dict[int, tuple[EnvFactory, bytes]] = {}
+        self._pickled: dict[int, tuple[Any, bytes]] = {}
         self._arrivals: list[tuple[int, Arrival]] = []
         self._closed = False
         self._memory: mmap.mmap | None = None
@@ -73,9 +80,7 @@ class ProcessTransport(Transport):
         orders = [self._orders(spec) for spec in specs]
         for spec, payload in zip(specs, orders, strict=True):
             try:
-                channel = self._spawner.start(
-                    spec.host_id, spec.env_id, self._memory_fd, spec.factory
-                )
+                channel = self._spawner.start(spec, self._memory_fd)
             except OSError as error:
                 self._arrivals.append((spec.host_id, HostDied(None, f"not started: {error}")))
                 continue
@@ -85,26 +90,34 @@ class ProcessTransport(Transport):
             channel.host_id = spec.host_id
             self._channels[spec.host_id] = channel
             self._alive.add(spec.host_id)
-            message = Message(Op.HELLO, spec.env_id, spec.generation, spec.request_id, payload)
-            self.send(spec.host_id, encode(message))
+            self.send(spec.host_id, encode(Message(Op.HELLO, 0, 0, UNANSWERED, payload)))
 
     def _orders(self, spec: HostSpec) -> Orders:
-        if self._spawner.inherits_factories:
-            return Orders(None, spec.settings, self._settings)
-        known = self._pickled.get(id(spec.factory))
+        pickled: dict[bytes, int] = {}  # equal factories travel once
+        envs: list[tuple[int, int, int, int]] = []
+        for order in spec.envs:
+            factory = b""
+            if not self._spawner.inherits_factories:
+                factory = self._pickle(order.factory, order)
+            place = pickled.setdefault(factory, len(pickled))
+            envs.append((order.env_id, order.generation, order.request_id, place))
+        settings = self._pickle(spec.settings, spec.envs[0])
+        return Orders(tuple(envs), tuple(pickled), spec.index, settings, self._settings)
+
+    def _pickle(self, value: Any, order: EnvOrder) -> bytes:
+        known = self._pickled.get(id(value))
         if known is None:
             try:
-                known = (spec.factory, cloudpickle.dumps(spec.factory))
-                encode(Message(Op.HELLO, 0, 0, 0, spec.settings))
+                known = (value, cloudpickle.dumps(value))
             except Exception as error:  # whatever a __reduce__ may raise
                 raise ConfigError(
-                    f"the env_fn of env {spec.env_id} ({spec.factory!r}), or a space that was "
+                    f"the env_fn of env {order.env_id} ({order.factory!r}), or a space that was "
                     f"given with it, cannot be sent to a worker process: {type(error).__name__}: "
                     f"{error}. Build such objects inside the function, or use context: fork or "
                     "type: base."
                 ) from error
-            self._pickled[id(spec.factory)] = known
-        return Orders(known[1], spec.settings, self._settings)
+            self._pickled[id(value)] = known
+        return known[1]
 
     def kill(self, host_id: int) -> None:
         """Send SIGKILL to the worker and its children; HostDied follows once it is reaped."""
@@ -182,7 +195,7 @@ class ProcessTransport(Transport):
 
     def waitables(self, hosts: Iterable[int]) -> list[Any]:
         """Return connections, and what reports the deaths of their hosts."""
-        present = [i for i in hosts if i in self._alive]
+        present = [i for i in dict.fromkeys(hosts) if i in self._alive]
         channels = [self._channels[i] for i in present if i in self._channels]
         deaths = {self._spawner.death_of(i) for i in present}
         return [*channels, *(item for item in deaths if item is not None)]

@@ -12,10 +12,9 @@ import sys
 from typing import Any
 
 from envmgr.transport import server, worker
-from envmgr.transport.base import HostDied, WorkerSettings
+from envmgr.transport.base import HostDied, HostSpec, WorkerSettings
 from envmgr.transport.channel import Channel, FrameChannel
 from envmgr.transport.spawner import Spawner, close_all, pipe_pairs
-from envmgr.types import EnvFactory
 
 _SERVER_PATIENCE_S = 5.0
 _BOOTSTRAP = (
@@ -34,23 +33,21 @@ class ServerSpawner(Spawner):
         self._alive: set[int] = set()
         self._died: list[tuple[int, HostDied]] = []
 
-    def start(
-        self, host_id: int, env_id: int, memory_fd: int | None, factory: EnvFactory
-    ) -> Channel:
+    def start(self, spec: HostSpec, memory_fd: int | None) -> Channel:
         """Have the server fork a worker."""
         control = self._ensure_server()
         ours, theirs = pipe_pairs()
         try:
             fds = [*theirs] if memory_fd is None else [*theirs, memory_fd]
             _await_writable(control)
-            socket.send_fds(control, [server.RECORD.pack(server.START, host_id, 0)], fds)
+            socket.send_fds(control, [server.RECORD.pack(server.START, spec.host_id, 0)], fds)
         except OSError:
             close_all(ours)
             self._drop_server()
             raise
         finally:
             close_all(theirs)
-        self._alive.add(host_id)
+        self._alive.add(spec.host_id)
         return FrameChannel(*ours, blocking=False)
 
     def _ensure_server(self) -> socket.socket:

@@ -8,10 +8,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from typing import Any
 
-from envmgr.transport.base import HostDied
+from envmgr.transport.base import HostDied, HostSpec
 from envmgr.transport.channel import Channel
 from envmgr.transport.ready import ReadySet
-from envmgr.types import EnvFactory
 
 SIGKILL: int = getattr(signal, "SIGKILL", signal.SIGTERM)
 """What ends a process for certain; Windows knows only one signal."""
@@ -21,9 +20,7 @@ class Spawner(ABC):
     """Starts worker processes, sees them die, signals and reaps them."""
 
     @abstractmethod
-    def start(
-        self, host_id: int, env_id: int, memory_fd: int | None, factory: EnvFactory
-    ) -> Channel:
+    def start(self, spec: HostSpec, memory_fd: int | None) -> Channel:
         """Start a worker and return the parent's end of the connection to it.
 
         Raises:
@@ -32,7 +29,7 @@ class Spawner(ABC):
 
     @property
     def inherits_factories(self) -> bool:
-        """Whether workers get their factory without pickling."""
+        """Whether workers get their factories without pickling."""
         return False
 
     def report_to(self, ready: ReadySet) -> None:

@@ -12,6 +12,7 @@ import random
 import signal
 import sys
 import threading
+from collections import deque
 from collections.abc import Mapping, MutableMapping
 from multiprocessing import current_process
 from multiprocessing.connection import wait
@@ -20,7 +21,16 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from envmgr.host import Host, HostSettings
-from envmgr.protocol import FailureKind, FrameError, Message, Op, RemoteFailure, encode
+from envmgr.protocol import (
+    UNANSWERED,
+    FailureKind,
+    Frame,
+    FrameError,
+    Message,
+    Op,
+    RemoteFailure,
+    encode,
+)
 from envmgr.transport.base import WorkerSettings
 from envmgr.transport.channel import Channel, ChannelClosedError
 from envmgr.types import EnvFactory
@@ -59,13 +69,18 @@ class Orders(NamedTuple):
     """The first message to a worker.
 
     Attributes:
-        factory: the env's factory, pickled; None if the process was given it otherwise.
-        settings: for the host.
+        envs: (env_id, generation, request id of its HELLO, place of its factory in `factories`) of
+            each env, in the order in which they are built.
+        factories: pickled, each once; not used by a process that was given them otherwise.
+        host_index: which of the manager's hosts it is.
+        settings: for the host, pickled.
         worker: for the process.
     """
 
-    factory: bytes | None
-    settings: HostSettings
+    envs: tuple[tuple[int, int, int, int], ...]
+    factories: tuple[bytes, ...]
+    host_index: int
+    settings: bytes
     worker: WorkerSettings
 
 
@@ -134,54 +149,108 @@ def kill_own_group() -> None:
     os._exit(1)
 
 
-def run_worker(channel: Channel, memory_fd: int | None, factory: EnvFactory | None = None) -> int:
+def run_worker(
+    channel: Channel, memory_fd: int | None, factories: Mapping[int, EnvFactory] | None = None
+) -> int:
     """Read the orders, then run requests until CLOSE or the end of the connection.
 
     Args:
         channel: the blocking end of the connection to the parent.
         memory_fd: the shared memory, if there is one.
-        factory: the env's factory, where the process inherited it.
+        factories: of its envs, by env_id, where the process inherited them.
 
     Returns:
         The exit code.
     """
-    messages = _messages(channel)
+    inbox = _Inbox(channel)
     try:
-        first = next(messages)
+        first = inbox.next()
         if first.op != Op.HELLO:
             return 0  # the launch has failed before it began
         orders: Orders = first.payload
-        _set_up(first.env_id, orders.worker)
+        _set_up(orders.host_index, orders.worker)
+        try:
+            settings: HostSettings = pickle.loads(orders.settings)  # noqa: S301 - from the parent
+        except Exception as error:  # whatever a __setstate__ of a space may raise
+            _refuse(orders, error, channel)
+            settings, factories = HostSettings(), {}
+        if factories is None:
+            made = [_Factory(pickled) for pickled in orders.factories]
+            factories = {env_id: made[place] for env_id, _, _, place in orders.envs}
         host = Host(
-            first.env_id,
-            factory if factory is not None else _Factory(orders.factory or b""),
-            orders.settings,
+            factories,
+            settings,
             encode=encode,
             memory=lambda nbytes: _open_memory(memory_fd, nbytes),
             rss_bytes=resident_bytes,
         )
-        for reply in host.build(first):
-            channel.send(reply)
-        for message in messages:
-            if message.op == Op.CLOSE:
-                host.close()
-                channel.send(encode(message._replace(op=Op.CLOSED, payload=None)))
-                return 0
-            for reply in host.handle(message):
-                channel.send(reply)
-    except (ChannelClosedError, StopIteration):
-        return 0  # the parent has let go of this worker
+        if factories:
+            _build(orders, host, channel)
+        _serve(host, inbox, channel)
+    except ChannelClosedError:
+        pass  # the parent has let go of this worker
     return 0
 
 
-def _messages(channel: Channel) -> Any:
+def _refuse(orders: Orders, error: Exception, channel: Channel) -> None:
+    """Report that no env can be built."""
+    text = f"the settings cannot be unpickled: {type(error).__name__}: {error}"
+    failure = RemoteFailure(FailureKind.PROTOCOL, "construction", message=text)
+    for env_id, generation, request_id, _ in orders.envs:
+        channel.send(encode(Message(Op.FAILED, env_id, generation, request_id, failure)))
+
+
+def _build(orders: Orders, host: Host, channel: Channel) -> None:
+    for env_id, generation, request_id, _ in orders.envs:
+        if request_id != UNANSWERED:
+            for reply in host.handle(Message(Op.HELLO, env_id, generation, request_id, None)):
+                channel.send(reply)
+
+
+def _serve(host: Host, inbox: _Inbox, channel: Channel) -> None:
+    """Run requests until CLOSE."""
+    postponed = host.postponed
     while True:
-        for frame in channel.receive():
+        if postponed and inbox.is_empty():
+            replies = host.next_postponed()
+        else:
+            message = inbox.next()
+            if message.op == Op.CLOSE:
+                host.close()
+                channel.send(encode(message._replace(op=Op.CLOSED, payload=None)))
+                return
+            replies = host.handle(message)
+        for reply in replies:
+            channel.send(reply)
+
+
+class _Inbox:
+    """The messages that come over a connection, one at a time."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._frames: deque[Frame] = deque()
+
+    def is_empty(self) -> bool:
+        """Whether nothing has arrived yet."""
+        return not self._frames and not self._channel.has_arrived()
+
+    def next(self) -> Message:
+        """Wait for a message and return it.
+
+        Raises:
+            ChannelClosedError: the other end is closed.
+        """
+        frames = self._frames
+        while True:
+            while not frames:
+                frames.extend(self._channel.receive())
+            frame = frames.popleft()
             try:
-                yield frame.message()
+                return frame.message()
             except FrameError as error:
                 failure = RemoteFailure(FailureKind.PROTOCOL, _during(frame.op), message=str(error))
-                channel.send(encode(Message(Op.FAILED, *frame[1:4], failure)))
+                self._channel.send(encode(Message(Op.FAILED, *frame[1:4], failure)))
 
 
 def _during(op: int) -> str:
@@ -189,7 +258,7 @@ def _during(op: int) -> str:
 
 
 class _Factory:
-    """Unpickles the env's factory when it is called, so that failures count as construction."""
+    """Unpickles a factory when it is called, so that failures count as construction."""
 
     def __init__(self, pickled: bytes) -> None:
         self._pickled = pickled
@@ -198,11 +267,11 @@ class _Factory:
         return pickle.loads(self._pickled)()  # noqa: S301 - from the parent, over its own socket
 
 
-def _set_up(env_id: int, settings: WorkerSettings) -> None:
+def _set_up(index: int, settings: WorkerSettings) -> None:
     replace_environment(os.environ, worker_environment(os.environ, settings))
     current_process()._config["daemon"] = settings.daemon  # type: ignore[attr-defined]
     if settings.affinity is not None and hasattr(os, "sched_setaffinity"):
-        os.sched_setaffinity(0, settings.affinity[env_id % len(settings.affinity)])
+        os.sched_setaffinity(0, settings.affinity[index % len(settings.affinity)])
     torch = sys.modules.get("torch")
     if torch is not None and settings.threads is not None:
         torch.set_num_threads(settings.threads)

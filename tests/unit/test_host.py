@@ -104,8 +104,7 @@ class Harness:
         self.env = env
         self.built = 0
         self.host = Host(
-            3,
-            self._build,
+            {3: self._build},
             HostSettings(**settings),
             encode=encode,
             memory=lambda nbytes: memory,
@@ -124,7 +123,7 @@ class Harness:
         return Message(op, 3, 1, self._request_id, payload)
 
     def build(self) -> Any:
-        return list(self.host.build(self.message(Op.HELLO)))
+        return list(self.host.handle(self.message(Op.HELLO)))
 
     def run(self, op: Op, payload: Any = None) -> list[Message]:
         request = self.message(op, payload)

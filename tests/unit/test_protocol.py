@@ -243,6 +243,7 @@ def test_requests_and_replies_have_numbers_of_their_own() -> None:
         Op.GET_ATTR,
         Op.SET_ATTR,
         Op.CLOSE,
+        Op.RELEASE,
     }
     assert len({*Op}) == len(Op.__members__)
     assert len({*FailureKind}) == len(FailureKind.__members__)

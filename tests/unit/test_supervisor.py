@@ -426,7 +426,7 @@ def test_a_worker_that_has_reached_a_limit_is_replaced_at_the_episodes_end(
     rig.die(0, exit_status=0)
     new = rig.transport.host_of(0)
     assert new is not old
-    assert new.spec.generation == 1
+    assert new.generation_of(0) == 1
     rig.hello()
     if auto_reset:
         assert rig.orders()[-1].seed == derived_seed(7, 0, 1, 1)

@@ -127,7 +127,7 @@ def test_whatever_happens_in_a_step_is_one_typed_failure(
     assert list(rig.supervisor.statistics.latest_failures) == [failure]
     if host_lost:
         assert host.ended
-        assert rig.transport.host_of(0).spec.generation == 1
+        assert rig.transport.host_of(0).generation_of(0) == 1
         recover(rig)
     else:
         assert not host.killed
@@ -323,7 +323,7 @@ def test_a_lost_host_is_killed_and_replaced_only_when_its_death_is_reported(happ
     rig.die()
     new = rig.transport.host_of(0)
     assert new.host_id > old.host_id
-    assert new.spec.generation == 1
+    assert new.generation_of(0) == 1
     assert rig.state() is EnvState.INIT
 
 
@@ -419,7 +419,7 @@ def test_a_malformed_reset_is_a_failure(payload: Any) -> None:
     rig.reset()
     rig.transport.reply(0, Op.RESET_DONE, payload)
     rig.pump()
-    assert rig.transport.host_of(0).spec.generation == 1
+    assert rig.transport.host_of(0).generation_of(0) == 1
     assert rig.supervisor.statistics.failures_by_kind == {"EnvProtocolError": 1}
 
 
@@ -499,7 +499,7 @@ def test_when_the_attempts_are_used_up_the_host_is_asked_to_end_and_replaced() -
     assert not old.killed
     rig.die(0, exit_status=0)
     assert rig.state() is EnvState.INIT
-    assert rig.transport.host_of(0).spec.generation == 1
+    assert rig.transport.host_of(0).generation_of(0) == 1
     recover(rig)
     assert rig.ready() == [0]
 
@@ -528,7 +528,7 @@ def test_a_host_lost_in_a_reset_is_replaced_whatever_retry_type_says() -> None:
         rig.reset()
         rig.die()
         assert rig.state() is EnvState.INIT
-        assert rig.transport.host_of(0).spec.generation == 1
+        assert rig.transport.host_of(0).generation_of(0) == 1
         assert rig.supervisor.statistics.reset_retries == 0
 
 
@@ -579,7 +579,7 @@ def test_a_host_that_dies_in_the_pause_before_a_retry_is_replaced() -> None:
     rig.reset()
     rig.fail(0, "reset")
     rig.die()
-    assert rig.transport.host_of(0).spec.generation == 1
+    assert rig.transport.host_of(0).generation_of(0) == 1
     assert rig.state() is EnvState.INIT
 
 

@@ -141,7 +141,7 @@ def test_the_reset_after_a_step_begins_its_own_limit_when_the_step_is_done() -> 
     rig.advance(4.0 - TICK)
     assert rig.state() is EnvState.RESET
     rig.advance(TICK)
-    assert rig.transport.host_of(0).spec.generation == 1
+    assert rig.transport.host_of(0).generation_of(0) == 1
 
 
 def test_only_the_env_that_is_late_is_given_up() -> None:
@@ -215,7 +215,7 @@ def test_a_killed_host_that_does_not_die_is_given_up_again_and_again_and_never_r
     assert rig.transport.killed == [host.host_id]
     assert len(rig.transport.hosts) == 1
     rig.die()
-    assert rig.transport.host_of(0).spec.generation == 1
+    assert rig.transport.host_of(0).generation_of(0) == 1
     rig.run(KILL_PATIENCE_S)
     assert rig.transport.given_up == [host.host_id] * 3
 

@@ -1,0 +1,339 @@
+"""One env on the child side: runs its requests and says what came of them.
+
+Replies come one at a time, so that the reply to a step is on its way before the next episode's
+reset begins.
+
+This module imports nothing of managers, torch or treetensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from types import BuiltinMethodType, FunctionType, MethodType
+from typing import Any
+
+import numpy as np
+
+from envmgr.env import adapt
+from envmgr.observations import ObservationRules, ObservationWriter, Placement
+from envmgr.protocol import (
+    AfterStep,
+    Attribute,
+    EnvDescription,
+    EpisodePlan,
+    FailureKind,
+    FrameError,
+    Message,
+    Op,
+    RemoteFailure,
+    ResetOrder,
+)
+from envmgr.spaces import NonFiniteError, ValueMismatchError
+from envmgr.types import EnvFactory, is_abnormal
+
+_NO_PLAN = EpisodePlan(auto_reset=False, episodes_left=0, params={})
+_METHOD_TYPES = (MethodType, FunctionType, BuiltinMethodType)
+
+
+@dataclass(frozen=True)
+class HostSettings:
+    """What a host needs to know besides its envs.
+
+    Attributes:
+        rules: how observations are checked.
+        refuse_non_finite_rewards: treat NaN and infinite rewards as malformed.
+        observation_space: given by the user, in place of the env's own; None keeps the env's.
+        action_space: likewise.
+        max_episodes: episodes of all envs of the host after which the worker asks to be replaced;
+            None never.
+        max_rss_bytes: resident memory at which it asks; None never.
+        propagate: exceptions that are not the env's and pass through (in line: Ctrl-C).
+        announced: operations that the host says BEGAN of before it runs one.
+    """
+
+    rules: ObservationRules = field(default_factory=ObservationRules)
+    refuse_non_finite_rewards: bool = False
+    observation_space: Any = None
+    action_space: Any = None
+    max_episodes: int | None = None
+    max_rss_bytes: int | None = None
+    propagate: tuple[type[BaseException], ...] = ()
+    announced: frozenset[int] = frozenset()
+
+
+class HostedEnv:
+    """Runs one env of a host.
+
+    Args:
+        env_id: the env's id.
+        factory: builds the env; called by HELLO and RENEW.
+        settings: see `HostSettings`.
+        encode: turns a reply into what is sent; raises FrameError for what cannot be sent.
+        memory: opens the shared memory when observations are placed in it.
+        is_worn: asked at each episode's end whether the worker has reached a limit.
+        postpone: takes the automatic reset that follows a step, to have it run by `begin_episode`
+            later; None runs it at once.
+
+    Attributes:
+        episodes: episodes that the present env has ended.
+    """
+
+    def __init__(
+        self,
+        env_id: int,
+        factory: EnvFactory,
+        settings: HostSettings,
+        *,
+        encode: Callable[[Message], Any],
+        memory: Callable[[int], Any],
+        is_worn: Callable[[], bool],
+        postpone: Callable[[HostedEnv, Message], None] | None = None,
+    ) -> None:
+        self._env_id = env_id
+        self._factory = factory
+        self._settings = settings
+        self._encode = encode
+        self._memory = memory
+        self._is_worn = is_worn
+        self._postpone = postpone
+        self.episodes = 0
+        self._env: Any = None
+        self._writer: ObservationWriter | None = None
+        self._plan = _NO_PLAN
+        self._notices: list[str] = []
+        self._told: set[str] = set()
+        self._handlers: dict[int, Callable[[Message], Iterator[Any]]] = {
+            Op.HELLO: self._renew,
+            Op.STEP: self._step,
+            Op.RESET: self._reset,
+            Op.ATTACH: self._attach,
+            Op.RENEW: self._renew,
+            Op.RELEASE: self._release,
+            Op.CALL: self._call,
+            Op.GET_ATTR: self._get_attr,
+            Op.SET_ATTR: self._set_attr,
+        }
+
+    def handle(self, message: Message) -> Iterator[Any]:
+        """Run one request and yield its encoded replies as they come."""
+        return self._handlers.get(message.op, self._unknown)(message)
+
+    def _unknown(self, message: Message) -> Iterator[Any]:
+        text = f"unknown operation {message.op}"
+        yield self._failed(message, RemoteFailure(FailureKind.PROTOCOL, "request", message=text))
+
+    def _build(self, message: Message) -> Any:
+        """Build the env; return the reply that describes it."""
+        try:
+            self._env = adapt.as_base_env(self._factory(), self._env_id)
+            given = self._settings
+            observation_space, action_space, reward_space = adapt.spaces_of(
+                self._env, given.observation_space, given.action_space
+            )
+            self._writer = ObservationWriter(
+                observation_space, self._settings.rules, self._notice_cast
+            )
+            description = EnvDescription(
+                observation_space,
+                action_space,
+                reward_space,
+                getattr(self._env, "metadata", None),
+                getattr(self._env, "spec", None),
+                getattr(self._env, "render_mode", None),
+            )
+            return self._hello(message, description)
+        except self._settings.propagate:
+            raise
+        except BaseException as error:  # whatever the env's code may raise, SystemExit included
+            return self._failed(message, self._describe(error, "construction"))
+
+    def _hello(self, message: Message, description: EnvDescription) -> Any:
+        try:
+            return self._reply(message, Op.HELLO, description)
+        except FrameError:  # registrations may hold what cannot be sent; nothing depends on them
+            return self._reply(message, Op.HELLO, description._replace(metadata=None, spec=None))
+
+    def close(self) -> None:
+        """Close the env; errors of its own `close` are not ours to raise."""
+        env, self._env, self._writer = self._env, None, None
+        if env is None:
+            return
+        try:
+            adapt.close_env(env)
+        except self._settings.propagate:
+            raise
+        except BaseException:  # noqa: S110 - the env is gone either way
+            pass
+
+    # -- requests ---------------------------------------------------------------------------
+
+    def _step(self, message: Message) -> Iterator[Any]:
+        try:
+            obs, reward, done, info = adapt.step_env(self._env, message.payload)
+            if is_abnormal(info):
+                failure = RemoteFailure(FailureKind.ABNORMAL, "step", info=info)
+                yield self._failed(message, failure)
+                return
+            self._check_reward(reward)
+            after = self._after_step() if done else AfterStep.NOTHING
+            reference = self._observation(obs)
+            reply = self._reply(
+                message, Op.STEPPED, (reference, reward, bool(done), info, int(after))
+            )
+        except self._settings.propagate:
+            raise
+        except BaseException as error:  # whatever the env's code may raise, SystemExit included
+            yield self._failed(message, self._describe(error, "step"))
+            return
+        if self._notices:
+            yield from self._take_notices(message)
+        yield reply
+        if after is AfterStep.RESETS:
+            self._plan = self._plan._replace(episodes_left=self._plan.episodes_left - 1)
+            if self._postpone is None:
+                yield from self.begin_episode(message)
+            else:
+                self._postpone(self, message)
+
+    def begin_episode(self, message: Message) -> Iterator[Any]:
+        """Run the automatic reset that follows a step.
+
+        Args:
+            message: the request of that step, which the reset answers too.
+        """
+        return self._begin_episode(message, self._plan.params)
+
+    def _reset(self, message: Message) -> Iterator[Any]:
+        order: ResetOrder = message.payload
+        self._plan = order.plan
+        try:
+            if order.seed is not None:
+                adapt.seed_env(self._env, order.seed, order.dynamic_seed)
+        except self._settings.propagate:
+            raise
+        except BaseException as error:  # as in _step
+            yield self._failed(message, self._describe(error, "reset"))
+            return
+        yield from self._begin_episode(message, order.params)
+
+    def _begin_episode(self, message: Message, params: Mapping[str, Any]) -> Iterator[Any]:
+        try:
+            observation, info = adapt.reset_env(self._env, params)
+            reference = self._observation(observation, of_reset=True)
+            reply = self._reply(message, Op.RESET_DONE, (reference, info))
+        except self._settings.propagate:
+            raise
+        except BaseException as error:  # as in _step
+            yield self._failed(message, self._describe(error, "reset"))
+            return
+        if self._notices:
+            yield from self._take_notices(message)
+        yield reply
+
+    def _attach(self, message: Message) -> Iterator[Any]:
+        placement: Placement = message.payload
+        if self._writer is not None:
+            self._writer.attach(self._memory(placement.nbytes), placement)
+        yield from ()  # there is no reply
+
+    def _renew(self, message: Message) -> Iterator[Any]:
+        self.close()
+        self._plan = _NO_PLAN
+        self.episodes = 0
+        yield self._build(message)
+
+    def _release(self, message: Message) -> Iterator[Any]:
+        self.close()
+        yield self._reply(message, Op.RESULT, None)
+
+    def _call(self, message: Message) -> Iterator[Any]:
+        name, args = message.payload
+        yield from self._result(message, lambda: adapt.env_attribute(self._env, name)(*args))
+
+    def _get_attr(self, message: Message) -> Iterator[Any]:
+        def read() -> Attribute:
+            value = adapt.env_attribute(self._env, message.payload)
+            if isinstance(value, _METHOD_TYPES):
+                return Attribute(True, None)
+            return Attribute(False, value)
+
+        yield from self._result(message, read)
+
+    def _set_attr(self, message: Message) -> Iterator[Any]:
+        name, value = message.payload
+        yield from self._result(message, lambda: adapt.set_env_attribute(self._env, name, value))
+
+    def _result(self, message: Message, run: Callable[[], Any]) -> Iterator[Any]:
+        try:
+            reply = self._reply(message, Op.RESULT, run())
+        except self._settings.propagate:
+            raise
+        except AttributeError as error:
+            missing = message.op == Op.GET_ATTR
+            kind = FailureKind.NO_ATTRIBUTE if missing else FailureKind.RAISED
+            yield self._failed(message, RemoteFailure.from_exception(error, "call", kind))
+        except BaseException as error:  # as in _step
+            yield self._failed(message, self._describe(error, "call"))
+        else:
+            yield reply
+
+    # -- parts ------------------------------------------------------------------------------
+
+    def _observation(self, observation: Any, *, of_reset: bool = False) -> Any:
+        if self._writer is None:
+            raise ValueMismatchError("there is no env")
+        return self._writer.write(observation, of_reset=of_reset)
+
+    def _check_reward(self, reward: Any) -> None:
+        if reward is None:
+            raise ValueMismatchError("the reward is None")
+        if not self._settings.refuse_non_finite_rewards:
+            return
+        values = reward.values() if isinstance(reward, Mapping) else (reward,)
+        for value in values:
+            if not np.isfinite(np.asarray(value, dtype=np.float64)).all():
+                raise NonFiniteError(f"the reward is {value} (nan_policy is not allow)")
+
+    def _after_step(self) -> AfterStep:
+        self.episodes += 1
+        if self._is_worn():
+            return AfterStep.WANTS_RECYCLING
+        if self._plan.auto_reset and self._plan.episodes_left > 0:
+            return AfterStep.RESETS
+        return AfterStep.NOTHING
+
+    def _reply(self, message: Message, op: Op, payload: Any) -> Any:
+        return self._encode(
+            Message(op, message.env_id, message.generation, message.request_id, payload)
+        )
+
+    def _failed(self, message: Message, failure: RemoteFailure) -> Any:
+        try:
+            return self._reply(message, Op.FAILED, failure)
+        except FrameError as error:  # an info that cannot be sent
+            text = f"its info cannot be sent: {error}"
+            return self._reply(
+                message, Op.FAILED, RemoteFailure(failure.kind, failure.during, message=text)
+            )
+
+    def _describe(self, error: BaseException, during: str) -> RemoteFailure:
+        if isinstance(error, SystemExit):
+            kind = FailureKind.EXITED
+        elif isinstance(error, NonFiniteError):
+            kind = FailureKind.NON_FINITE
+        elif isinstance(error, (ValueMismatchError, FrameError, adapt.EnvContractError)):
+            kind = FailureKind.PROTOCOL
+        else:
+            kind = FailureKind.RAISED
+        return RemoteFailure.from_exception(error, during, kind)
+
+    def _notice_cast(self, text: str) -> None:
+        if text not in self._told:
+            self._told.add(text)
+            self._notices.append(text)
+
+    def _take_notices(self, message: Message) -> Iterator[Any]:
+        notices, self._notices = self._notices, []
+        for text in notices:
+            yield self._reply(message, Op.NOTICE, text)
