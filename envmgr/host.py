@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from envmgr.hosted_env import HostedEnv, HostSettings
+from envmgr.posted import PostedSteps
 from envmgr.protocol import FailureKind, Message, Op, RemoteFailure
 from envmgr.types import EnvFactory
 
@@ -45,6 +46,7 @@ class Host:
         encode: Callable[[Message], Any],
         memory: Callable[[int], Any],
         rss_bytes: Callable[[], int] = lambda: 0,
+        posted: PostedSteps | None = None,
     ) -> None:
         self._settings = settings
         self._announced = settings.announced
@@ -61,6 +63,7 @@ class Host:
                 memory=memory,
                 is_worn=self._has_reached_a_limit,
                 postpone=self._postpone if len(factories) > 1 else None,
+                posted=posted,
             )
             for env_id, factory in factories.items()
         }
@@ -102,8 +105,9 @@ class Host:
     def _has_reached_a_limit(self) -> bool:
         """Whether this worker wants to be replaced; once it does, it goes on to."""
         limit, rss_limit = self._settings.max_episodes, self._settings.max_rss_bytes
-        if limit is not None and sum(env.episodes for env in self._envs.values()) >= limit:
-            self._is_worn = True
-        elif rss_limit is not None and self._rss_bytes() > rss_limit:
-            self._is_worn = True
+        self._is_worn = (
+            self._is_worn
+            or (limit is not None and sum(e.episodes for e in self._envs.values()) >= limit)
+            or (rss_limit is not None and self._rss_bytes() > rss_limit)
+        )
         return self._is_worn

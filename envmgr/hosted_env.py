@@ -15,8 +15,11 @@ from typing import Any
 
 import numpy as np
 
+from envmgr.block import Block
 from envmgr.env import adapt
+from envmgr.env.contract import Outcome, info_of
 from envmgr.observations import ObservationRules, ObservationWriter, Placement
+from envmgr.posted import PostedEnv, PostedSteps
 from envmgr.protocol import (
     AfterStep,
     Attribute,
@@ -74,10 +77,19 @@ class HostedEnv:
         is_worn: asked at each episode's end whether the worker has reached a limit.
         postpone: takes the automatic reset that follows a step, to have it run by `begin_episode`
             later; None runs it at once.
+        posted: the host's posted steps, which the env takes part in when its placement has a
+            block; None where there are none.
 
     Attributes:
+        env_id: the env's id.
+        outcome: takes one action in the present env.
         episodes: episodes that the present env has ended.
+        propagated: exceptions that are not the env's and pass through.
+        checks_rewards: whether rewards are to be finite.
+        notices: what is to be logged in the parent.
     """
+
+    outcome: Callable[[Any], Outcome]
 
     def __init__(
         self,
@@ -89,19 +101,23 @@ class HostedEnv:
         memory: Callable[[int], Any],
         is_worn: Callable[[], bool],
         postpone: Callable[[HostedEnv, Message], None] | None = None,
+        posted: PostedSteps | None = None,
     ) -> None:
-        self._env_id = env_id
+        self.env_id = env_id
         self._factory = factory
         self._settings = settings
         self._encode = encode
         self._memory = memory
         self._is_worn = is_worn
         self._postpone = postpone
+        self._posted = posted
         self.episodes = 0
+        self.propagated = settings.propagate
+        self.checks_rewards = settings.refuse_non_finite_rewards
         self._env: Any = None
         self._writer: ObservationWriter | None = None
         self._plan = _NO_PLAN
-        self._notices: list[str] = []
+        self.notices: list[str] = []
         self._told: set[str] = set()
         self._handlers: dict[int, Callable[[Message], Iterator[Any]]] = {
             Op.HELLO: self._renew,
@@ -126,7 +142,7 @@ class HostedEnv:
     def _build(self, message: Message) -> Any:
         """Build the env; return the reply that describes it."""
         try:
-            self._env = adapt.as_base_env(self._factory(), self._env_id)
+            self._env = adapt.as_base_env(self._factory(), self.env_id)
             given = self._settings
             observation_space, action_space, reward_space = adapt.spaces_of(
                 self._env, given.observation_space, given.action_space
@@ -134,6 +150,7 @@ class HostedEnv:
             self._writer = ObservationWriter(
                 observation_space, self._settings.rules, self._notice_cast
             )
+            self.outcome = adapt.outcome_function(self._env)
             description = EnvDescription(
                 observation_space,
                 action_space,
@@ -143,25 +160,27 @@ class HostedEnv:
                 getattr(self._env, "render_mode", None),
             )
             return self._hello(message, description)
-        except self._settings.propagate:
+        except self.propagated:
             raise
         except BaseException as error:  # whatever the env's code may raise, SystemExit included
-            return self._failed(message, self._describe(error, "construction"))
+            return self.failure(message, error, "construction")
 
     def _hello(self, message: Message, description: EnvDescription) -> Any:
         try:
-            return self._reply(message, Op.HELLO, description)
+            return self.reply(message, Op.HELLO, description)
         except FrameError:  # registrations may hold what cannot be sent; nothing depends on them
-            return self._reply(message, Op.HELLO, description._replace(metadata=None, spec=None))
+            return self.reply(message, Op.HELLO, description._replace(metadata=None, spec=None))
 
     def close(self) -> None:
         """Close the env; errors of its own `close` are not ours to raise."""
         env, self._env, self._writer = self._env, None, None
+        if self._posted is not None:
+            self._posted.leave(self.env_id)
         if env is None:
             return
         try:
             adapt.close_env(env)
-        except self._settings.propagate:
+        except self.propagated:
             raise
         except BaseException:  # noqa: S110 - the env is gone either way
             pass
@@ -170,31 +189,51 @@ class HostedEnv:
 
     def _step(self, message: Message) -> Iterator[Any]:
         try:
-            obs, reward, done, info = adapt.step_env(self._env, message.payload)
-            if is_abnormal(info):
-                failure = RemoteFailure(FailureKind.ABNORMAL, "step", info=info)
-                yield self._failed(message, failure)
+            outcome = self.outcome(message.payload)
+            _, reward, done, ending, info = outcome
+            abnormal = self.abnormal(message, ending, info)
+            if abnormal is not None:
+                yield abnormal
                 return
-            self._check_reward(reward)
-            after = self._after_step() if done else AfterStep.NOTHING
-            reference = self._observation(obs)
-            reply = self._reply(
-                message, Op.STEPPED, (reference, reward, bool(done), info, int(after))
-            )
-        except self._settings.propagate:
+            reference, after = self.settle(outcome)
+            payload = (reference, reward, done, info_of(ending, info), int(after))
+            reply = self.reply(message, Op.STEPPED, payload)
+        except self.propagated:
             raise
         except BaseException as error:  # whatever the env's code may raise, SystemExit included
-            yield self._failed(message, self._describe(error, "step"))
+            yield self.failure(message, error, "step")
             return
-        if self._notices:
-            yield from self._take_notices(message)
+        yield from self.take_notices(message)
         yield reply
         if after is AfterStep.RESETS:
-            self._plan = self._plan._replace(episodes_left=self._plan.episodes_left - 1)
             if self._postpone is None:
                 yield from self.begin_episode(message)
             else:
                 self._postpone(self, message)
+
+    def abnormal(self, message: Message, ending: int, info: Any) -> Any:
+        """Return the encoded failure of a step that the env itself calls abnormal; else None."""
+        if not info or not is_abnormal(info):
+            return None
+        info = info_of(ending, info)
+        return self._failed(message, RemoteFailure(FailureKind.ABNORMAL, "step", info=info))
+
+    def settle(self, outcome: Outcome) -> tuple[Any, AfterStep]:
+        """Check what a step gave, and commit its observation.
+
+        Returns:
+            The reference to the observation, and what this host does after the step.
+
+        Raises:
+            ValueMismatchError: it does not fit.
+        """
+        obs, reward, done, _, _ = outcome
+        self._check_reward(reward)
+        after = self._after_step() if done else AfterStep.NOTHING
+        reference = self.write_observation(obs)
+        if after is AfterStep.RESETS:
+            self._plan = self._plan._replace(episodes_left=self._plan.episodes_left - 1)
+        return reference, after
 
     def begin_episode(self, message: Message) -> Iterator[Any]:
         """Run the automatic reset that follows a step.
@@ -204,37 +243,49 @@ class HostedEnv:
         """
         return self._begin_episode(message, self._plan.params)
 
+    @property
+    def resets_inplace(self) -> bool:
+        """Whether a step that ends an episode is complete with the next one's beginning."""
+        return self._plan.inplace
+
+    def reset_again(self) -> tuple[Any, dict[str, Any]]:
+        """Reset the env as its plan says; return the observation and the info."""
+        return adapt.reset_env(self._env, self._plan.params)
+
     def _reset(self, message: Message) -> Iterator[Any]:
         order: ResetOrder = message.payload
         self._plan = order.plan
         try:
             if order.seed is not None:
                 adapt.seed_env(self._env, order.seed, order.dynamic_seed)
-        except self._settings.propagate:
+        except self.propagated:
             raise
         except BaseException as error:  # as in _step
-            yield self._failed(message, self._describe(error, "reset"))
+            yield self.failure(message, error, "reset")
             return
         yield from self._begin_episode(message, order.params)
 
     def _begin_episode(self, message: Message, params: Mapping[str, Any]) -> Iterator[Any]:
         try:
             observation, info = adapt.reset_env(self._env, params)
-            reference = self._observation(observation, of_reset=True)
-            reply = self._reply(message, Op.RESET_DONE, (reference, info))
-        except self._settings.propagate:
+            reference = self.write_observation(observation, of_reset=True)
+            reply = self.reply(message, Op.RESET_DONE, (reference, info))
+        except self.propagated:
             raise
         except BaseException as error:  # as in _step
-            yield self._failed(message, self._describe(error, "reset"))
+            yield self.failure(message, error, "reset")
             return
-        if self._notices:
-            yield from self._take_notices(message)
+        yield from self.take_notices(message)
         yield reply
 
     def _attach(self, message: Message) -> Iterator[Any]:
         placement: Placement = message.payload
         if self._writer is not None:
-            self._writer.attach(self._memory(placement.nbytes), placement)
+            memory = self._memory(placement.nbytes)
+            self._writer.attach(memory, placement)
+            if self._posted is not None and placement.block is not None:
+                block = Block(memory, placement.block)
+                self._posted.seat(PostedEnv(self, block, placement.row))
         yield from ()  # there is no reply
 
     def _renew(self, message: Message) -> Iterator[Any]:
@@ -245,7 +296,7 @@ class HostedEnv:
 
     def _release(self, message: Message) -> Iterator[Any]:
         self.close()
-        yield self._reply(message, Op.RESULT, None)
+        yield self.reply(message, Op.RESULT, None)
 
     def _call(self, message: Message) -> Iterator[Any]:
         name, args = message.payload
@@ -266,21 +317,26 @@ class HostedEnv:
 
     def _result(self, message: Message, run: Callable[[], Any]) -> Iterator[Any]:
         try:
-            reply = self._reply(message, Op.RESULT, run())
-        except self._settings.propagate:
+            reply = self.reply(message, Op.RESULT, run())
+        except self.propagated:
             raise
         except AttributeError as error:
             missing = message.op == Op.GET_ATTR
             kind = FailureKind.NO_ATTRIBUTE if missing else FailureKind.RAISED
             yield self._failed(message, RemoteFailure.from_exception(error, "call", kind))
         except BaseException as error:  # as in _step
-            yield self._failed(message, self._describe(error, "call"))
+            yield self.failure(message, error, "call")
         else:
             yield reply
 
     # -- parts ------------------------------------------------------------------------------
 
-    def _observation(self, observation: Any, *, of_reset: bool = False) -> Any:
+    def write_observation(self, observation: Any, *, of_reset: bool = False) -> Any:
+        """Check an observation and commit it; return the reference to it.
+
+        Raises:
+            ValueMismatchError: it does not fit.
+        """
         if self._writer is None:
             raise ValueMismatchError("there is no env")
         return self._writer.write(observation, of_reset=of_reset)
@@ -303,37 +359,47 @@ class HostedEnv:
             return AfterStep.RESETS
         return AfterStep.NOTHING
 
-    def _reply(self, message: Message, op: Op, payload: Any) -> Any:
+    def reply(self, message: Message, op: Op, payload: Any) -> Any:
+        """Return an encoded reply to a request.
+
+        Raises:
+            FrameError: it cannot be sent.
+        """
         return self._encode(
             Message(op, message.env_id, message.generation, message.request_id, payload)
         )
 
     def _failed(self, message: Message, failure: RemoteFailure) -> Any:
         try:
-            return self._reply(message, Op.FAILED, failure)
+            return self.reply(message, Op.FAILED, failure)
         except FrameError as error:  # an info that cannot be sent
             text = f"its info cannot be sent: {error}"
-            return self._reply(
+            return self.reply(
                 message, Op.FAILED, RemoteFailure(failure.kind, failure.during, message=text)
             )
 
-    def _describe(self, error: BaseException, during: str) -> RemoteFailure:
-        if isinstance(error, SystemExit):
-            kind = FailureKind.EXITED
-        elif isinstance(error, NonFiniteError):
-            kind = FailureKind.NON_FINITE
-        elif isinstance(error, (ValueMismatchError, FrameError, adapt.EnvContractError)):
-            kind = FailureKind.PROTOCOL
-        else:
-            kind = FailureKind.RAISED
-        return RemoteFailure.from_exception(error, during, kind)
+    def failure(self, message: Message, error: BaseException, during: str) -> Any:
+        """Return the encoded report of an exception."""
+        return self._failed(message, RemoteFailure.from_exception(error, during, _kind_of(error)))
 
     def _notice_cast(self, text: str) -> None:
         if text not in self._told:
             self._told.add(text)
-            self._notices.append(text)
+            self.notices.append(text)
 
-    def _take_notices(self, message: Message) -> Iterator[Any]:
-        notices, self._notices = self._notices, []
-        for text in notices:
-            yield self._reply(message, Op.NOTICE, text)
+    def take_notices(self, message: Message) -> list[Any]:
+        """Return what is to be logged in the parent, encoded, once."""
+        if not self.notices:
+            return self.notices
+        notices, self.notices = self.notices, []
+        return [self.reply(message, Op.NOTICE, text) for text in notices]
+
+
+def _kind_of(error: BaseException) -> FailureKind:
+    if isinstance(error, SystemExit):
+        return FailureKind.EXITED
+    if isinstance(error, NonFiniteError):
+        return FailureKind.NON_FINITE
+    if isinstance(error, (ValueMismatchError, FrameError, adapt.EnvContractError)):
+        return FailureKind.PROTOCOL
+    return FailureKind.RAISED

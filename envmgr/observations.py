@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
+from envmgr.block import BlockPlan, aligned
 from envmgr.spaces import (
     Array,
     Layout,
@@ -31,8 +32,6 @@ from envmgr.spaces import (
     layout_of,
     path_text,
 )
-
-_ALIGNMENT_BYTES = 64
 
 
 @dataclass(frozen=True)
@@ -79,6 +78,8 @@ class Placement:
         row: this env's row.
         step_slot: the slot that its next step takes: not one whose view is in use.
         reset_slot: likewise for its next reset.
+        block: the columns that its steps may be posted in; None if they go by message.
+        host_index: which of the manager's hosts serves it.
     """
 
     layout: Layout
@@ -89,6 +90,8 @@ class Placement:
     row: int
     step_slot: int
     reset_slot: int
+    block: BlockPlan | None = None
+    host_index: int = 0
 
 
 @dataclass(frozen=True)
@@ -125,9 +128,7 @@ def plan_placements(
     nbytes = aligned(offset)
     for layout, env_ids in members.items():
         starts[layout] = nbytes
-        nbytes += sum(
-            aligned(rings.slots * len(env_ids) * leaf.nbytes) for leaf in layout.leaves
-        )
+        nbytes += sum(aligned(rings.slots * len(env_ids) * leaf.nbytes) for leaf in layout.leaves)
     placements: list[Placement | None] = [None] * len(layouts)
     for layout, env_ids in members.items():
         start, rows = starts[layout], len(env_ids)
@@ -136,11 +137,6 @@ def plan_placements(
                 layout, rings, start, nbytes, rows, row, step_slot=0, reset_slot=rings.steps
             )
     return placements, nbytes
-
-
-def aligned(nbytes: int) -> int:
-    """Return the next offset at which an array may begin."""
-    return -(-nbytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
 
 
 def arena_arrays(memory: Any, placement: Placement) -> list[Array]:
@@ -179,6 +175,8 @@ class ObservationWriter:
         self._rings = COPIED
         self._step_slot = self._reset_slot = 0
         self._lone_leaf: Leaf | None = None
+        self._lone_dtype: Any = None
+        self._lone_shape: tuple[int, ...] = ()
 
     def attach(self, memory: Any, placement: Placement) -> None:
         """Write into shared memory from now on."""
@@ -193,16 +191,7 @@ class ObservationWriter:
         if len(placement.layout.leaves) == 1 and not self._rules.refuse_non_finite:
             leaf = placement.layout.leaves[0]
             self._lone_leaf = leaf if not leaf.path else None
-
-    @property
-    def lone_leaf(self) -> Leaf | None:
-        """The layout, if an array of its shape and dtype is all that an observation can be."""
-        return self._lone_leaf
-
-    @property
-    def is_attached(self) -> bool:
-        """Whether observations are written into shared memory."""
-        return self._slots is not None
+            self._lone_dtype, self._lone_shape = leaf.dtype, leaf.shape
 
     def write(self, observation: Any, *, of_reset: bool = False) -> Any:
         """Check an observation, commit it and return the reference that the reply carries.
@@ -214,12 +203,11 @@ class ObservationWriter:
         Raises:
             ValueMismatchError: it does not fit; nothing was written.
         """
-        lone = self._lone_leaf
         if (
-            lone is not None
+            self._lone_leaf is not None
             and type(observation) is np.ndarray
-            and observation.dtype == lone.dtype
-            and observation.shape == lone.shape
+            and observation.dtype == self._lone_dtype
+            and observation.shape == self._lone_shape
         ):
             return self._commit((observation,), of_reset)  # the ordinary case: nothing to check
         if self._layout is None:

@@ -93,11 +93,13 @@ class EpisodePlan(NamedTuple):
         auto_reset: begin the next episode at once.
         episodes_left: how many more episodes may be begun so; `inf` for no limit.
         params: keyword arguments of those resets.
+        inplace: a step that ends an episode is complete when the next one has begun.
     """
 
     auto_reset: bool
     episodes_left: float
     params: dict[str, Any]
+    inplace: bool = False
 
 
 class ResetOrder(NamedTuple):

@@ -23,6 +23,7 @@ class WorkerSettings:
         deny: glob patterns of those that they do not.
         set: variables set in them.
         daemon: whether envs are refused child processes of multiprocessing.
+        spin_s: how long a worker watches the block before it sleeps; only where cores are free.
     """
 
     threads: int | None = 1
@@ -31,6 +32,7 @@ class WorkerSettings:
     deny: tuple[str, ...] = ()
     set: Mapping[str, str] = field(default_factory=dict)
     daemon: bool = True
+    spin_s: float = 0.0
 
 
 class EnvOrder(NamedTuple):
@@ -160,6 +162,19 @@ class Transport(ABC):
     @abstractmethod
     def wake(self) -> None:
         """Make a waiting `poll` return; from any thread."""
+
+    @property
+    def has_block(self) -> bool:
+        """Whether steps may be posted in the memory that `place` gives."""
+        return False
+
+    def ring(self, host_id: int, *, asks: bool = False) -> None:
+        """Have a host look at what was posted for it. Never blocks.
+
+        Args:
+            host_id: which.
+            asks: it is to ring back when it has done that.
+        """
 
     @abstractmethod
     def place(self, nbytes: int) -> memoryview | None:

@@ -7,6 +7,7 @@ duplex pipe of `multiprocessing`.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Sequence
 from multiprocessing.connection import Connection, wait
@@ -14,6 +15,11 @@ from multiprocessing.connection import Connection, wait
 from envmgr.protocol import Frame, FrameError, split_frame
 
 _READ_BYTES = 1 << 16  # what a pipe holds; larger buffers cost more to allocate
+
+BELL, BELL_ASKED = b"\0", b"\1"
+"""Single bytes between frames, which begin otherwise: look at the block, and answer with a ring."""
+
+_BELLS = BELL + BELL_ASKED
 
 
 class ChannelClosedError(ConnectionError):
@@ -31,9 +37,13 @@ class FrameChannel:
     Attributes:
         host_id: the host at the other end, for whoever waits for several channels.
         write_fd: becomes writable when `flush` can go on.
+        rung: a bell has come since this was set to False; the owner does that.
+        asked: likewise for a bell that wants an answer.
     """
 
     host_id = 0
+    rung = False
+    asked = False
 
     def __init__(self, read_fd: int, write_fd: int, *, blocking: bool) -> None:
         for fd in (read_fd, write_fd):
@@ -82,6 +92,18 @@ class FrameChannel:
         self._unsent += frame
         self.flush()
 
+    def ring(self, bell: bytes) -> None:
+        """Have the other end look at the block; nothing happens if it is gone.
+
+        A bell that finds no room in the pipe is not needed: the other end looks at the block before
+        it waits for more, and there is something for it to read.
+        """
+        if self._unsent:
+            self._unsent += bell
+            return
+        with contextlib.suppress(OSError):
+            os.write(self.write_fd, bell)
+
     def flush(self) -> None:
         """Send more of what is kept.
 
@@ -121,18 +143,28 @@ class FrameChannel:
         frames: list[Frame] = []
         try:
             if not self._unread:
+                if data[0] in _BELLS and not (data := self._without_bells(data)):
+                    return ()  # the ordinary case for steps in the block
                 parsed = split_frame(data)
                 if parsed is not None and parsed[1] == len(data):
-                    return (parsed[0],)  # the ordinary case: one frame, whole
+                    return (parsed[0],)  # the ordinary case for messages: one frame, whole
             self._unread += data
             while (parsed := split_frame(self._unread)) is not None:
                 del self._unread[: parsed[1]]
                 frames.append(parsed[0])
+                if self._unread and self._unread[0] in _BELLS:
+                    self._unread[:] = self._without_bells(bytes(self._unread))
         except FrameError as error:
             self._broken = error
             if not frames:
                 raise
         return frames
+
+    def _without_bells(self, data: bytes) -> bytes:
+        rest = data.lstrip(_BELLS)
+        self.rung = True
+        self.asked = self.asked or BELL_ASKED in data[: len(data) - len(rest)]
+        return rest
 
     def close(self) -> None:
         """Close both pipes."""
@@ -154,11 +186,15 @@ class PipeChannel:
     Attributes:
         host_id: the host at the other end.
         has_unsent: always False: `send` keeps nothing back.
+        rung: always False: there is no block where there are no pipes.
+        asked: likewise.
     """
 
     host_id = 0
     has_unsent = False
     is_broken = False
+    rung = False
+    asked = False
 
     def __init__(self, connection: Connection, *, blocking: bool) -> None:
         self._connection = connection
@@ -188,6 +224,9 @@ class PipeChannel:
             self._connection.send_bytes(frame)
         except OSError as error:
             raise ChannelClosedError(str(error)) from error
+
+    def ring(self, bell: bytes) -> None:
+        """Do nothing: there is no block."""
 
     def flush(self) -> None:
         """Do nothing: `send` keeps nothing back."""

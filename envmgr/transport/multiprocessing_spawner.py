@@ -45,7 +45,7 @@ class MultiprocessingSpawner(Spawner):
         """Whether workers get their factories without pickling: by fork."""
         return self._method == "fork"
 
-    def start(self, spec: HostSpec, memory_fd: int | None) -> Channel:
+    def start(self, spec: HostSpec, shared_fds: tuple[int, ...]) -> Channel:
         """Start a process that ends with this one."""
         channel, theirs = self._connection()
         try:
@@ -53,7 +53,7 @@ class MultiprocessingSpawner(Spawner):
                 target=_run_process,
                 args=(
                     theirs,
-                    self._transferable(memory_fd),
+                    self._transferable(shared_fds),
                     spec.factories if self.inherits_factories else None,
                     self._not_for_children(channel),
                 ),
@@ -95,10 +95,8 @@ class MultiprocessingSpawner(Spawner):
             return []
         return [*channel.fds, *self._pidfds.values(), *PARENT_FDS]
 
-    def _transferable(self, memory_fd: int | None) -> Any:
-        if memory_fd is None or self._method == "fork":
-            return memory_fd
-        return _SharedFd(memory_fd)
+    def _transferable(self, fds: tuple[int, ...]) -> tuple[Any, ...]:
+        return fds if self._method == "fork" else tuple(map(_SharedFd, fds))
 
     @contextlib.contextmanager
     def _start_conditions(self) -> Iterator[None]:
@@ -220,7 +218,7 @@ def _kill_group(pid: int | None, number: int) -> None:
 
 def _run_process(
     ends: tuple[Connection, ...],
-    memory_fd: int | None,
+    shared_fds: tuple[int, ...],
     factories: Mapping[int, EnvFactory] | None,
     not_ours: list[int],
 ) -> None:
@@ -236,7 +234,7 @@ def _run_process(
         channel = FrameChannel(*(os.dup(end.fileno()) for end in ends), blocking=True)
         for end in ends:
             end.close()
-    code = worker.run_worker(channel, memory_fd, factories)
+    code = worker.run_worker(channel, shared_fds, factories)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)  # no exit handlers of the trainer's: they are not this process's to run

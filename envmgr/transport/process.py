@@ -1,6 +1,7 @@
-"""Hosts in worker processes: one connection each, and `multiprocessing.connection.wait` over them.
+"""Hosts in worker processes: one connection each, and one wait for all of them.
 
-Replies, deaths and wake-ups are waited for together. Observations of fixed layout go through
+Replies, deaths, doorbells and wake-ups are waited for together: with an epoll where there is shared
+memory with a doorbell, else with `multiprocessing.connection.wait`. Data of fixed layout goes through
 anonymous shared memory, everything else through the connections.
 """
 
@@ -21,6 +22,7 @@ from typing import Any
 
 import cloudpickle
 
+from envmgr.block import block_is_possible
 from envmgr.errors import ConfigError
 from envmgr.protocol import UNANSWERED, FrameError, Message, Op, encode
 from envmgr.transport.base import (
@@ -32,7 +34,14 @@ from envmgr.transport.base import (
     Transport,
     WorkerSettings,
 )
-from envmgr.transport.channel import Channel, ChannelClosedError, FrameChannel, PipeChannel
+from envmgr.transport.channel import (
+    BELL,
+    BELL_ASKED,
+    Channel,
+    ChannelClosedError,
+    FrameChannel,
+    PipeChannel,
+)
 from envmgr.transport.ready import ReadySet
 from envmgr.transport.spawner import SIGKILL, Spawner, forget_fd, keep_from_children
 from envmgr.transport.worker import Orders
@@ -62,11 +71,14 @@ class ProcessTransport(Transport):
         self._memory: mmap.mmap | None = None
         self._wake_end, self._wake_signal = socket.socketpair()
         self._memory_fd = _anonymous_file() if shared_memory else None
+        self._bell = _doorbell() if self._memory_fd is not None else None
         for end in (self._wake_end, self._wake_signal):
             end.setblocking(False)
             keep_from_children(end.fileno())
         self._ready = ReadySet()
         self._ready.add(self._wake_end)
+        if self._bell is not None:
+            self._ready.add(self._bell)
         spawner.report_to(self._ready)
 
     # -- hosts ------------------------------------------------------------------------------
@@ -80,7 +92,7 @@ class ProcessTransport(Transport):
         orders = [self._orders(spec) for spec in specs]
         for spec, payload in zip(specs, orders, strict=True):
             try:
-                channel = self._spawner.start(spec, self._memory_fd)
+                channel = self._spawner.start(spec, self._shared_fds)
             except OSError as error:
                 self._arrivals.append((spec.host_id, HostDied(None, f"not started: {error}")))
                 continue
@@ -91,6 +103,10 @@ class ProcessTransport(Transport):
             self._channels[spec.host_id] = channel
             self._alive.add(spec.host_id)
             self.send(spec.host_id, encode(Message(Op.HELLO, 0, 0, UNANSWERED, payload)))
+
+    @property
+    def _shared_fds(self) -> tuple[int, ...]:
+        return tuple(fd for fd in (self._memory_fd, self._bell) if fd is not None)
 
     def _orders(self, spec: HostSpec) -> Orders:
         pickled: dict[bytes, int] = {}  # equal factories travel once
@@ -161,15 +177,22 @@ class ProcessTransport(Transport):
     def poll(
         self, timeout_s: float | None, *, pivot: int | None = None
     ) -> list[tuple[int, Arrival]]:
-        """Wait with `connection.wait`, then read what has come."""
+        """Wait, then read what has come."""
         if self._unsent:
             self._flush()
         arrivals = self._arrivals  # kept, so that a Ctrl-C in here loses none of them
-        if timeout_s != 0.0 and not arrivals and not self._spawner.has_deaths:
+        if timeout_s == 0.0 or arrivals or self._spawner.has_deaths:
+            ready = self._ready.ready()
+        elif self._bell is not None and pivot is None and not self._unsent:
+            ready = self._ready.ready(timeout_s)
+        else:
             self._wait(self._watched(pivot), timeout_s)
+            ready = self._ready.ready()
         deaths = self._spawner.has_deaths
-        for item in self._ready.ready():
-            if isinstance(item, _CHANNELS):
+        for item in ready:
+            if item is self._bell:
+                self._silence_bell()
+            elif isinstance(item, _CHANNELS):
                 self._read(item.host_id, arrivals)
             elif item is self._wake_end:
                 self._silence_wake()
@@ -246,6 +269,22 @@ class ProcessTransport(Transport):
             self.kill(host_id)  # a worker that has let go of its connection is of no use
         return False
 
+    @property
+    def has_block(self) -> bool:
+        """Whether steps may be posted in shared memory: there is a doorbell for the replies."""
+        return self._bell is not None
+
+    def ring(self, host_id: int, *, asks: bool = False) -> None:
+        """Have a host look at the block."""
+        channel = self._channels.get(host_id)
+        if channel is not None:
+            channel.ring(BELL_ASKED if asks else BELL)
+
+    def _silence_bell(self) -> None:
+        if self._bell is not None:
+            with contextlib.suppress(BlockingIOError):
+                os.read(self._bell, 8)
+
     def wake(self) -> None:
         """Make `poll` return."""
         with contextlib.suppress(OSError):  # full: a wake-up is on its way; closed: no one waits
@@ -314,9 +353,14 @@ class ProcessTransport(Transport):
         # Not closed: arrays that were handed out do not keep it open, they keep it alive, and it is
         # unmapped with the last of them.
         self._memory = None
-        if self._memory_fd is not None:
-            os.close(self._memory_fd)
-            self._memory_fd = None
+        for fd in self._shared_fds:
+            os.close(fd)
+        self._memory_fd = self._bell = None
+
+
+def _doorbell() -> int | None:
+    """Return an fd that hosts ring; None where steps cannot be posted."""
+    return os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC) if block_is_possible() else None
 
 
 def _anonymous_file() -> int | None:

@@ -38,12 +38,16 @@ class ReadySet:
         """Return what `wait` has to be given to notice any of them."""
         return list(self._objects.values()) if self._epoll is None else [self._epoll]
 
-    def ready(self) -> list[Any]:
-        """Return those that are readable now; does not wait."""
+    def ready(self, timeout_s: float | None = 0.0) -> list[Any]:
+        """Return those that are readable; wait for one of them, for so long.
+
+        Args:
+            timeout_s: 0 does not wait; None waits for ever.
+        """
         if self._epoll is None:
-            return wait(list(self._objects.values()), 0.0)
+            return wait(list(self._objects.values()), timeout_s)
         objects = self._objects
-        return [objects[fd] for fd, _ in self._epoll.poll(0.0) if fd in objects]
+        return [objects[fd] for fd, _ in self._epoll.poll(timeout_s) if fd in objects]
 
     def close(self) -> None:
         """Release the epoll."""

@@ -33,7 +33,7 @@ RECORD = struct.Struct("<Bqq")
 """Kind, host_id, and a number: a signal, an errno or an exit status."""
 
 START, SIGNAL, NOT_STARTED, ENDED = range(4)
-MAX_FDS = 3
+MAX_FDS = 4
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _ORPHANS_S = 0.2
@@ -126,7 +126,7 @@ class WorkerServer:
             self._control.close()
             worker.isolate_process()
             channel = FrameChannel(fds[0], fds[1], blocking=True)
-            code = worker.run_worker(channel, fds[2] if len(fds) > 2 else None)
+            code = worker.run_worker(channel, tuple(fds[2:]))
         except BaseException:
             sys.excepthook(*sys.exc_info())
         finally:

@@ -33,12 +33,12 @@ class ServerSpawner(Spawner):
         self._alive: set[int] = set()
         self._died: list[tuple[int, HostDied]] = []
 
-    def start(self, spec: HostSpec, memory_fd: int | None) -> Channel:
+    def start(self, spec: HostSpec, shared_fds: tuple[int, ...]) -> Channel:
         """Have the server fork a worker."""
         control = self._ensure_server()
         ours, theirs = pipe_pairs()
         try:
-            fds = [*theirs] if memory_fd is None else [*theirs, memory_fd]
+            fds = [*theirs, *shared_fds]
             _await_writable(control)
             socket.send_fds(control, [server.RECORD.pack(server.START, spec.host_id, 0)], fds)
         except OSError:

@@ -20,8 +20,12 @@ class Spawner(ABC):
     """Starts worker processes, sees them die, signals and reaps them."""
 
     @abstractmethod
-    def start(self, spec: HostSpec, memory_fd: int | None) -> Channel:
+    def start(self, spec: HostSpec, shared_fds: tuple[int, ...]) -> Channel:
         """Start a worker and return the parent's end of the connection to it.
+
+        Args:
+            spec: what it serves.
+            shared_fds: the shared memory and the parent's doorbell, or the first, or nothing.
 
         Raises:
             OSError: no process or fd could be had.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import fnmatch
+import functools
 import mmap
 import os
 import pickle
@@ -21,6 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from envmgr.host import Host, HostSettings
+from envmgr.posted import PostedSteps
 from envmgr.protocol import (
     UNANSWERED,
     FailureKind,
@@ -150,13 +152,15 @@ def kill_own_group() -> None:
 
 
 def run_worker(
-    channel: Channel, memory_fd: int | None, factories: Mapping[int, EnvFactory] | None = None
+    channel: Channel,
+    shared_fds: tuple[int, ...],
+    factories: Mapping[int, EnvFactory] | None = None,
 ) -> int:
     """Read the orders, then run requests until CLOSE or the end of the connection.
 
     Args:
         channel: the blocking end of the connection to the parent.
-        memory_fd: the shared memory, if there is one.
+        shared_fds: the shared memory and the parent's doorbell, or the first, or nothing.
         factories: of its envs, by env_id, where the process inherited them.
 
     Returns:
@@ -165,7 +169,7 @@ def run_worker(
     inbox = _Inbox(channel)
     try:
         first = inbox.next()
-        if first.op != Op.HELLO:
+        if first is None or first.op != Op.HELLO:
             return 0  # the launch has failed before it began
         orders: Orders = first.payload
         _set_up(orders.host_index, orders.worker)
@@ -177,16 +181,24 @@ def run_worker(
         if factories is None:
             made = [_Factory(pickled) for pickled in orders.factories]
             factories = {env_id: made[place] for env_id, _, _, place in orders.envs}
+        posted = None
+        if len(shared_fds) > 1:
+            ring = functools.partial(_ring, shared_fds[1])
+            spin_s = orders.worker.spin_s
+            posted = PostedSteps(
+                orders.host_index, ring, timed=bool(settings.announced), spin_s=spin_s
+            )
         host = Host(
             factories,
             settings,
             encode=encode,
-            memory=lambda nbytes: _open_memory(memory_fd, nbytes),
+            memory=functools.cache(lambda nbytes: _open_memory(shared_fds, nbytes)),
             rss_bytes=resident_bytes,
+            posted=posted,
         )
         if factories:
             _build(orders, host, channel)
-        _serve(host, inbox, channel)
+        _serve(host, posted, inbox, channel)
     except ChannelClosedError:
         pass  # the parent has let go of this worker
     return 0
@@ -207,14 +219,22 @@ def _build(orders: Orders, host: Host, channel: Channel) -> None:
                 channel.send(reply)
 
 
-def _serve(host: Host, inbox: _Inbox, channel: Channel) -> None:
-    """Run requests until CLOSE."""
+def _serve(host: Host, posted: PostedSteps | None, inbox: _Inbox, channel: Channel) -> None:
+    """Run requests and posted steps until CLOSE."""
     postponed = host.postponed
     while True:
+        if posted is not None and (posted.is_due or channel.asked):
+            asked, channel.asked = channel.asked, False
+            posted.run(channel.send, asked=asked)
+            continue
         if postponed and inbox.is_empty():
             replies = host.next_postponed()
+        elif posted is not None and inbox.has_none and posted.spin():
+            continue
         else:
             message = inbox.next()
+            if message is None:
+                continue  # a bell: there may be something in the block
             if message.op == Op.CLOSE:
                 host.close()
                 channel.send(encode(message._replace(op=Op.CLOSED, payload=None)))
@@ -235,8 +255,13 @@ class _Inbox:
         """Whether nothing has arrived yet."""
         return not self._frames and not self._channel.has_arrived()
 
-    def next(self) -> Message:
-        """Wait for a message and return it.
+    @property
+    def has_none(self) -> bool:
+        """Whether no message has been read and not been run yet."""
+        return not self._frames
+
+    def next(self) -> Message | None:
+        """Wait for a message and return it; None for a bell.
 
         Raises:
             ChannelClosedError: the other end is closed.
@@ -245,6 +270,9 @@ class _Inbox:
         while True:
             while not frames:
                 frames.extend(self._channel.receive())
+                if not frames and self._channel.rung:
+                    self._channel.rung = False
+                    return None
             frame = frames.popleft()
             try:
                 return frame.message()
@@ -277,10 +305,15 @@ def _set_up(index: int, settings: WorkerSettings) -> None:
         torch.set_num_threads(settings.threads)
 
 
-def _open_memory(memory_fd: int | None, nbytes: int) -> mmap.mmap:
-    if memory_fd is None:
+def _ring(bell: int) -> None:
+    with contextlib.suppress(BlockingIOError):  # it has been rung often enough
+        os.eventfd_write(bell, 1)
+
+
+def _open_memory(shared_fds: tuple[int, ...], nbytes: int) -> mmap.mmap:
+    if not shared_fds:
         raise FrameError("observations are placed in shared memory, but there is none")
-    return mmap.mmap(memory_fd, nbytes)
+    return mmap.mmap(shared_fds[0], nbytes)
 
 
 def resident_bytes() -> int:

@@ -1,0 +1,178 @@
+"""The shared block: what a step needs, as columns in shared memory with one row for each env.
+
+The parent writes an env's action and then, last, its token into `requests`: which request of which
+generation of the env this is. The host writes reward and flags (the observation is in its arena by
+then), and last the same token into `replies`. So a reply is valid exactly when its token is the one
+that is awaited: a late one, or one of an env that has been renewed, never is. Likewise `resets` for
+episodes that the host has begun.
+
+Writing last, and reading first, keeps its order on x86-64 only: elsewhere steps go by message.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from envmgr.spaces import Array, Layout
+
+_ALIGNMENT_BYTES = 64
+
+INFO_BYTES = 248
+"""Room for one info; larger ones go by message."""
+
+_REQUEST_BITS = 44
+MAX_REQUEST_ID = (1 << _REQUEST_BITS) - 1
+NO_TOKEN = (1 << 64) - 1
+"""Equal to no token."""
+
+# Flags of a reply: which slot its observation is in, and what else there is to know.
+SLOT_BITS = 0x000F
+ENDING_SHIFT = 4
+ENDING_BITS = 0x0070
+DONE = 0x0080
+HAS_INFO = 0x0100
+AFTER_SHIFT = 9
+REWARD_SHIFT = 11
+REWARD_BITS = 0x3800
+ORDINARY_BITS = SLOT_BITS | ENDING_BITS
+"""A reply without other flags than these is that of a step like any other."""
+
+REWARD_TYPES: tuple[type, ...] = (float, int, np.float64, np.float32, np.int64, bool)
+"""Types of rewards that are exactly a float64, and are restored as what they were."""
+
+# Kinds of actions: what the env gets, beside the number or array in the column.
+PYTHON_NUMBERS, NUMPY_VALUES = 0, 1
+
+
+def token_of(generation: int, request_id: int) -> int:
+    """Return the token of a request; unique for an env, whatever becomes of it."""
+    return (generation & 0xFFFF) << _REQUEST_BITS | request_id
+
+
+def request_of(token: int) -> tuple[int, int]:
+    """Return the generation (of 16 bits) and the request id of a token."""
+    return token >> _REQUEST_BITS, token & MAX_REQUEST_ID
+
+
+RING_MASK = 3
+QUIET, RING, RING_EACH = 0, 1, 2
+"""When a host rings for what was posted: not at all, at the end, or for each env in good time."""
+
+
+def posting_of(request_id: int, ring: int) -> int:
+    """Return what is written into `posted`: different each time."""
+    return request_id << 2 | ring
+
+
+def block_is_possible() -> bool:
+    """Whether this platform keeps the order of writes and has doorbells."""
+    return platform.machine() in ("x86_64", "AMD64") and hasattr(os, "eventfd")
+
+
+@dataclass(frozen=True)
+class BlockPlan:
+    """Where the columns are.
+
+    Attributes:
+        env_num: rows.
+        n_hosts: hosts that serve them.
+        actions: the layout of the envs' actions.
+    """
+
+    env_num: int
+    n_hosts: int
+    actions: Layout
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the block; it begins with the memory."""
+        return sum(aligned(_nbytes(shape, dtype)) for _, shape, dtype in self._columns())
+
+    def _columns(self) -> list[tuple[str, tuple[int, ...], Any]]:
+        n = self.env_num
+        columns: list[tuple[str, tuple[int, ...], Any]] = [
+            ("posted", (self.n_hosts,), np.uint64),
+            ("running", (self.n_hosts,), np.int64),
+            ("since", (self.n_hosts,), np.float64),
+            ("requests", (n,), np.uint64),
+            ("replies", (n,), np.uint64),
+            ("resets", (n,), np.uint64),
+            ("rewards", (n,), np.float64),
+            ("flags", (n,), np.uint16),
+            ("reset_flags", (n,), np.uint16),
+            ("kinds", (n,), np.uint8),
+            ("infos", (n, INFO_BYTES), np.uint8),
+            ("reset_infos", (n, INFO_BYTES), np.uint8),
+        ]
+        leaves = enumerate(self.actions.leaves)
+        return columns + [(f"action {i}", (n, *leaf.shape), leaf.dtype) for i, leaf in leaves]
+
+
+def aligned(nbytes: int) -> int:
+    """Return the next offset at which an array may begin."""
+    return -(-nbytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
+
+
+def _nbytes(shape: tuple[int, ...], dtype: Any) -> int:
+    return int(np.prod(shape, dtype=np.int64)) * int(np.dtype(dtype).itemsize)
+
+
+def items(column: Array) -> Any:
+    """Return a column of numbers for reading and writing one by one, at half of an array's cost."""
+    return memoryview(column)  # type: ignore[arg-type]
+
+
+class Block:
+    """The columns over a memory.
+
+    Args:
+        memory: at least `plan.nbytes` bytes, zeros at first.
+        plan: where they are.
+
+    Attributes:
+        posted: (n_hosts,) counts what was posted for a host, and says when it is to ring: see
+            `posting_of`.
+        running: (n_hosts,) the env that a host runs, plus one; 0 while it runs none.
+        since: (n_hosts,) when that began or ended, on the monotonic clock.
+        requests: (env_num,) token of the step to be taken.
+        replies: (env_num,) token of the step that was taken.
+        resets: (env_num,) token of the step after which an episode was begun.
+        rewards: (env_num,) float64.
+        flags: (env_num,) of replies.
+        reset_flags: (env_num,) slot of the first observation, and whether there is an info.
+        kinds: (env_num,) kinds of actions.
+        infos: (env_num, INFO_BYTES) what `infos.InfoEncoder` made.
+        reset_infos: likewise.
+        actions: per leaf (env_num, *shape).
+    """
+
+    posted: npt.NDArray[np.uint64]
+    running: npt.NDArray[np.int64]
+    since: npt.NDArray[np.float64]
+    requests: npt.NDArray[np.uint64]
+    replies: npt.NDArray[np.uint64]
+    resets: npt.NDArray[np.uint64]
+    rewards: npt.NDArray[np.float64]
+    flags: npt.NDArray[np.uint16]
+    reset_flags: npt.NDArray[np.uint16]
+    kinds: npt.NDArray[np.uint8]
+    infos: npt.NDArray[np.uint8]
+    reset_infos: npt.NDArray[np.uint8]
+
+    def __init__(self, memory: Any, plan: BlockPlan) -> None:
+        self.plan = plan
+        self.actions: list[Array] = []
+        offset = 0
+        for name, shape, dtype in plan._columns():
+            column: Array = np.ndarray(shape, dtype=dtype, buffer=memory, offset=offset)
+            offset += aligned(_nbytes(shape, dtype))
+            if name.startswith("action "):
+                self.actions.append(column)
+            else:
+                setattr(self, name, column)

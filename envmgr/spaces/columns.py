@@ -1,0 +1,222 @@
+"""Actions of many envs as columns: one array for each leaf of the action space.
+
+What the columns take is checked as a batch, at the cost of a few numpy calls. They take only what
+needs no second look (exact types, shapes and bounds); `None` says that somebody else has to look at
+the actions one by one, and to say what is wrong with which of them, if anything is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import singledispatch
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+
+from envmgr.spaces.layouts import Layout, layout_of
+from envmgr.spaces.values import Array
+
+Bounds = tuple[Any, Any] | None
+"""Smallest and largest value that a leaf may have (numbers or arrays); None has no bounds."""
+
+_TOLIST_ROWS = 256
+
+
+class ActionColumns:
+    """Packs actions of one space into one array `(k, *shape)` per leaf.
+
+    Args:
+        space: the action space; of fixed layout.
+        layout: its layout.
+        check: as the config's `check_actions`.
+    """
+
+    def __init__(self, space: Any, layout: Layout, check: Any) -> None:
+        self._layout = layout
+        self._bounds: list[Bounds] = [None] * len(layout.leaves)
+        if check:
+            self._bounds = _bounds(space, check == "strict")
+        lone = layout.leaves[0] if not layout.leaves[0].path and len(layout.leaves) == 1 else None
+        self._lone = lone
+        self._is_number = lone is not None and lone.is_number
+        self._dtype = layout.leaves[0].dtype
+        self._number_type = self._dtype.type
+
+    @property
+    def is_number(self) -> bool:
+        """Whether an action is one number."""
+        return self._is_number
+
+    def of_values(self, values: Sequence[Any]) -> tuple[list[Array], bool] | None:
+        """Pack one action for each env.
+
+        Args:
+            values: k actions.
+
+        Returns:
+            Per leaf (k, *shape), and whether the numbers were Python's own; None if an action is
+            not exactly of the space's dtype and shape, or out of bounds.
+        """
+        if self._lone is None:
+            return self._of_trees(values)
+        types = set(map(type, values))
+        if len(types) != 1:
+            return None
+        (kind,) = types
+        if self._is_number:
+            if kind is not int and kind is not self._number_type:
+                return None
+            if not self._numbers_fit(values):
+                return None
+            return [np.fromiter(values, self._dtype, len(values))], kind is int
+        if kind is not np.ndarray:
+            return None
+        dtype, shape = self._dtype, self._lone.shape
+        if not all(value.dtype == dtype and value.shape == shape for value in values):
+            return None
+        column = np.array(values)
+        return None if not _inside(column, self._bounds[0]) else ([column], False)
+
+    def _numbers_fit(self, values: Sequence[Any]) -> bool:
+        bounds = self._bounds[0]
+        if bounds is not None:
+            return bool(bounds[0] <= min(values) and max(values) <= bounds[1])
+        info = np.iinfo(self._dtype)
+        return bool(info.min <= min(values) and max(values) <= info.max)
+
+    def _of_trees(self, values: Sequence[Any]) -> tuple[list[Array], bool] | None:
+        rows = []
+        for value in values:
+            leaves = self._exact_leaves(self._layout.skeleton, value)
+            if leaves is None:
+                return None
+            rows.append(leaves)
+        columns = [np.array([row[j] for row in rows]) for j in range(len(self._layout.leaves))]
+        inside = all(map(_inside, columns, self._bounds))
+        return (columns, False) if inside else None
+
+    def _exact_leaves(self, skeleton: Any, value: Any) -> list[Any] | None:
+        if type(skeleton) is int:
+            leaf = self._layout.leaves[skeleton]
+            exact = leaf.dtype.type if leaf.is_number else np.ndarray
+            fits = type(value) is exact and value.dtype == leaf.dtype and value.shape == leaf.shape
+            return [value] if fits else None
+        if isinstance(skeleton, dict):
+            if type(value) is not dict or value.keys() != skeleton.keys():
+                return None
+            parts = [self._exact_leaves(part, value[key]) for key, part in skeleton.items()]
+        else:
+            if type(value) is not tuple or len(value) != len(skeleton):
+                return None
+            parts = [self._exact_leaves(p, v) for p, v in zip(skeleton, value, strict=True)]
+        if any(part is None for part in parts):
+            return None
+        return [leaf for part in parts if part is not None for leaf in part]
+
+    def of_batch(self, batch: Any, count: int) -> list[Array] | None:
+        """Pack a batch: per leaf (k, *shape), nested as the space.
+
+        Dtypes of the same kind are cast to those of the space, and integers to floats.
+
+        Args:
+            batch: an array, or a dict or tuple of such.
+            count: k.
+
+        Returns:
+            Per leaf (k, *shape) of the space's dtype; None if it does not fit.
+        """
+        found: list[Any] = []
+        if not _collect(self._layout.skeleton, batch, found):
+            return None
+        columns: list[Array] = []
+        for leaf, array, bounds in zip(self._layout.leaves, found, self._bounds, strict=True):
+            if type(array) is not np.ndarray or array.shape != (count, *leaf.shape):
+                return None
+            if array.dtype != leaf.dtype:
+                if not _casts(array.dtype, leaf.dtype):
+                    return None
+                cast = array.astype(leaf.dtype)
+                if leaf.dtype.kind in "iu" and not np.array_equal(cast, array):
+                    return None
+                array = cast
+            if not _inside(array, bounds):
+                return None
+            columns.append(array)
+        return columns
+
+
+def _casts(source: np.dtype[Any], target: np.dtype[Any]) -> bool:
+    if target.kind == "f":
+        return source.kind in "iuf"
+    return target.kind in "iu" and source.kind in "iu"
+
+
+def _collect(skeleton: Any, batch: Any, found: list[Any]) -> bool:
+    if type(skeleton) is int:
+        found.append(batch)
+        return True
+    if isinstance(skeleton, dict):
+        if not isinstance(batch, Mapping) or batch.keys() != skeleton.keys():
+            return False
+        return all(_collect(part, batch[key], found) for key, part in skeleton.items())
+    if type(batch) is not tuple or len(batch) != len(skeleton):
+        return False
+    return all(_collect(p, b, found) for p, b in zip(skeleton, batch, strict=True))
+
+
+def _inside(column: Array, bounds: Bounds) -> bool:
+    if bounds is None or column.size == 0:
+        return True
+    low, high = bounds
+    if type(low) is int and len(column) <= _TOLIST_ROWS:  # cheaper than two reductions
+        numbers = column.tolist()
+        return bool(low <= min(numbers) and max(numbers) <= high)
+    return bool((column >= low).all() and (column <= high).all())
+
+
+@singledispatch
+def _bounds(space: Any, strict: bool) -> list[Bounds]:
+    """Return the bounds of every leaf, in the order of `layout_of`."""
+    raise TypeError(f"{space} has no fixed layout")
+
+
+@_bounds.register(spaces.Box)
+def _box_bounds(space: Any, strict: bool) -> list[Bounds]:
+    return [(space.low, space.high) if strict else None]
+
+
+@_bounds.register(spaces.Discrete)
+def _discrete_bounds(space: Any, strict: bool) -> list[Bounds]:
+    return [(int(space.start), int(space.start + space.n - 1))]
+
+
+@_bounds.register(spaces.MultiDiscrete)
+def _multi_discrete_bounds(space: Any, strict: bool) -> list[Bounds]:
+    return [(space.start, space.start + space.nvec - 1)]
+
+
+@_bounds.register(spaces.MultiBinary)
+def _multi_binary_bounds(space: Any, strict: bool) -> list[Bounds]:
+    return [(np.zeros(space.shape), np.ones(space.shape))]
+
+
+@_bounds.register(spaces.Dict)
+def _dict_bounds(space: Any, strict: bool) -> list[Bounds]:
+    return [bounds for part in space.spaces.values() for bounds in _bounds(part, strict)]
+
+
+@_bounds.register(spaces.Tuple)
+def _tuple_bounds(space: Any, strict: bool) -> list[Bounds]:
+    return [bounds for part in space.spaces for bounds in _bounds(part, strict)]
+
+
+def action_columns(space: Any, check: Any) -> ActionColumns | None:
+    """Return what packs actions of a space; None if they have no fixed layout.
+
+    Args:
+        space: the action space.
+        check: as the config's `check_actions`.
+    """
+    layout = layout_of(space)
+    return None if layout is None else ActionColumns(space, layout, check)
