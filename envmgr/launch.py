@@ -87,9 +87,20 @@ def build_engine(
         window_s=config.failure_window_s,
         drop_exhausted=config.on_exhausted == "drop",
     )
-    hosts = Hosts(transport, factories, settings, deadlines_of(config), clock)
-    supervisor = Supervisor(hosts, rules, policy, len(factories))
+    hosts = Hosts(
+        transport,
+        factories,
+        settings,
+        deadlines_of(config),
+        clock,
+        num_workers=None if transport.runs_in_caller else _n_hosts(config),
+    )
+    supervisor = Supervisor(hosts, rules, policy)
     return Engine(supervisor, transport, clock, background=not transport.runs_in_caller)
+
+
+def _n_hosts(config: ManagerConfig) -> int | None:
+    return config.num_workers if isinstance(config.num_workers, int) else None
 
 
 def launch_envs(engine: Engine, config: ManagerConfig, replay_paths: Sequence[str] | None) -> None:

@@ -27,6 +27,7 @@ class Rig:
         deadlines: time limits.
         has_memory: whether the transport has memory.
         kill_takes_s: see `FakeTransport`.
+        num_workers: hosts that share the envs; None: one for each.
         **rules: of episodes: fields of `EpisodeRules`.
     """
 
@@ -39,6 +40,7 @@ class Rig:
         deadlines: Deadlines | None = None,
         has_memory: bool = False,
         kill_takes_s: float | None = 0.0,
+        num_workers: int | None = None,
         **rules: Any,
     ) -> None:
         self.clock = FakeClock()
@@ -51,10 +53,9 @@ class Rig:
             NO_SETTINGS,
             deadlines or Deadlines(),
             self.clock,
+            num_workers=num_workers,
         )
-        self.supervisor = Supervisor(
-            self.hosts, EpisodeRules(**rules), policy or FailurePolicy(), env_num
-        )
+        self.supervisor = Supervisor(self.hosts, EpisodeRules(**rules), policy or FailurePolicy())
         self.engine = Engine(self.supervisor, self.transport, self.clock, background=False)
 
     # -- the whole --------------------------------------------------------------------------

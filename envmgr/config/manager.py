@@ -138,7 +138,8 @@ class ManagerConfig:
     num_workers: int | Literal["auto"] | None = option(
         None,
         or_null(either(integer(1), word("auto")), "one per env"),
-        "hosts; null: one per env; auto: calibrated",
+        "worker processes, which share the envs in equal runs of env_ids; null: one per env; auto: "
+        "calibrated; without effect where envs run in the trainer's own process (`base`)",
     )
     spare_env_num: int = option(0, integer(0), "spare envs, kept reset and waiting")
     on_failure: Literal["recover", "raise"] = option(
@@ -259,6 +260,11 @@ def _check_together(config: ManagerConfig) -> None:
         )
     if config.env_num is None:
         return
+    if isinstance(config.num_workers, int) and config.num_workers > config.env_num:
+        raise ConfigError(
+            f"manager.num_workers is {config.num_workers}, but there are {config.env_num} envs to "
+            f"run in them. Give 1 to {config.env_num}, or null for one worker per env."
+        )
     if isinstance(config.seed, tuple) and len(config.seed) != config.env_num:
         raise ConfigError(
             f"manager.seed is a list of {len(config.seed)} seeds for {config.env_num} envs. Give "
@@ -277,13 +283,12 @@ def refuse_unbuilt_features(config: ManagerConfig) -> None:
     """Refuse values of the schema that this version cannot serve.
 
     Raises:
-        ConfigError: several envs per host, or spares, are asked for.
+        ConfigError: calibrated numbers of workers, or spares, are asked for.
     """
-    workers, env_num = config.num_workers, config.env_num
-    if workers == "auto" or (workers is not None and env_num is not None and workers != env_num):
+    if config.num_workers == "auto":
         raise ConfigError(
-            f"manager.num_workers is {show_value(workers)} for {env_num or 'an unknown number of'}"
-            " envs, but this version runs one env per host. Leave it null, or give env_num."
+            "manager.num_workers is auto, but this version does not calibrate. Give a number, or "
+            "leave it null for one worker per env."
         )
     if config.spare_env_num != 0:
         raise ConfigError(

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from envmgr.supervisor.hosts import Hosts
 from envmgr.supervisor.rules import EpisodeRules
-from envmgr.supervisor.slots import EnvSlot, Next, Work
+from envmgr.supervisor.slots import EnvSlot, HostGroup, Lost, Next, Work
 from envmgr.supervisor.supervisor import Supervisor
 
-__all__ = ["EnvSlot", "EpisodeRules", "Hosts", "Next", "Supervisor", "Work"]
+__all__ = [
+    "EnvSlot",
+    "EpisodeRules",
+    "HostGroup",
+    "Hosts",
+    "Lost",
+    "Next",
+    "Supervisor",
+    "Work",
+]

@@ -15,7 +15,7 @@ from envmgr.supervisor.episodes import Episodes
 from envmgr.supervisor.hosts import Hosts
 from envmgr.supervisor.orientation import Orientation
 from envmgr.supervisor.repair import Repair
-from envmgr.supervisor.slots import EnvSlot, Work
+from envmgr.supervisor.slots import EnvSlot, HostGroup, Lost, Work
 from envmgr.supervisor.stats import Statistics
 from envmgr.transport.base import Arrival, Garbage, HostDied, TimedOut
 from envmgr.types import EnvTimestep
@@ -29,7 +29,11 @@ _AWAITED_IN: dict[int, frozenset[Work]] = {
     Op.RESULT: frozenset((Work.CALLING,)),
     Op.CLOSED: frozenset((Work.ENDING,)),
     Op.FAILED: frozenset(Work) - {Work.NONE, Work.PAUSING, Work.ENDING},
+    Op.BEGAN: frozenset(Work) - {Work.NONE, Work.PAUSING, Work.ENDING},
 }
+
+_GOES_ON = frozenset((Op.BEGAN, Op.NOTICE))
+"""Messages that do not say that a host is done with something."""
 
 
 class Arrivals:
@@ -66,52 +70,67 @@ class Arrivals:
         self._noticed: set[str] = set()
         self._handlers: dict[int, Callable[[EnvSlot, Any], None]] = {
             Op.HELLO: self._on_hello,
-            Op.STEPPED: self._on_stepped,
-            Op.RESET_DONE: self._on_reset_done,
+            Op.STEPPED: self.stepped,
+            Op.RESET_DONE: self.reset_done,
             Op.RESULT: self._on_result,
             Op.FAILED: self._on_failed,
             Op.CLOSED: self._on_closed,
+            Op.BEGAN: self._on_began,
         }
 
     def handle(self, host_id: int, arrival: Arrival) -> None:
         """Apply what came from a host."""
-        slot = self._hosts.slot_of(host_id)
-        if slot is None:
+        group = self._hosts.group_of(host_id)
+        if group is None:
             return
         if type(arrival) is Message:
-            self._on_message(slot, arrival)
+            slot = group.by_id.get(arrival.env_id)
+            if slot is not None:
+                self._on_message(slot, arrival)
+            else:
+                self._on_unexpected(self._hosts.blamed(group), arrival)
         elif type(arrival) is HostDied:
-            self._on_death(slot, arrival)
-        elif type(arrival) is TimedOut and arrival.request_id == slot.request_id:
-            self._fail(slot, failures.timeout(slot, arrival.limit_s), host_lost=True)
+            self._on_death(group, arrival)
+        elif type(arrival) is TimedOut:
+            for slot in group.slots:
+                if slot.request_id == arrival.request_id:
+                    self._fail(slot, failures.timeout(slot, arrival.limit_s), Lost.HOST)
         elif type(arrival) is Garbage:
-            self._break_off(slot, arrival.reason)
+            self.break_off(self._hosts.blamed(group), arrival.reason)
 
     def _on_message(self, slot: EnvSlot, message: Message) -> None:
-        op, env_id, generation, request_id, payload = message
+        op, _, generation, request_id, payload = message
+        group = slot.group
+        running = group.running
+        if running is not None and op not in _GOES_ON:
+            self._hosts.finished(group)
         if op == Op.NOTICE:
             self._notice(slot, payload)
-        elif slot.work is Work.ENDING and op != Op.CLOSED:
+        elif group.is_ending and op != Op.CLOSED:
             self._statistics.dropped_replies += 1
         elif request_id == UNANSWERED:
             self._on_unawaited(slot, op, payload)
         elif (
             request_id != slot.request_id
             or generation != slot.generation
-            or env_id != slot.env_id
             or slot.work not in _AWAITED_IN.get(op, ())
         ):
-            self._statistics.dropped_replies += 1
-            self._break_off(
-                slot,
-                f"an unexpected reply (operation {op} to request {request_id} of env {env_id}, "
-                f"generation {generation})",
-            )
+            culprit = running or (self._hosts.blamed(group) if group.is_shared else slot)
+            self._on_unexpected(culprit, message)
         else:
             try:
                 self._handlers[op](slot, payload)
             except (ValueMismatchError, _MalformedReplyError) as error:
-                self._break_off(slot, str(error))
+                self.break_off(slot, str(error))
+
+    def _on_unexpected(self, culprit: EnvSlot, message: Message) -> None:
+        self._statistics.dropped_replies += 1
+        op, env_id, generation, request_id, _ = message
+        self.break_off(
+            culprit,
+            f"an unexpected reply (operation {op} to request {request_id} of env {env_id}, "
+            f"generation {generation})",
+        )
 
     def _notice(self, slot: EnvSlot, payload: Any) -> None:
         text = str(payload)
@@ -120,8 +139,14 @@ class Arrivals:
             logger.warning("observations of env %d: %s (reported once)", slot.env_id, text)
 
     def _on_unawaited(self, slot: EnvSlot, op: int, payload: Any) -> None:
-        if op == Op.FAILED and isinstance(payload, RemoteFailure):
+        if op == Op.BEGAN:
+            self._on_began(slot, payload)
+        elif op == Op.FAILED and isinstance(payload, RemoteFailure):
             logger.warning("repeating a request on a renewed env: %s", payload.message)
+
+    def _on_began(self, slot: EnvSlot, payload: Any) -> None:
+        if slot.group.is_shared:
+            self._hosts.began(slot)
 
     def _on_hello(self, slot: EnvSlot, description: Any) -> None:
         if not isinstance(description, EnvDescription):
@@ -131,16 +156,20 @@ class Arrivals:
             self._hosts.settle(slot)
             return  # the engine goes on when all of them are there
         if not fits:
-            self._break_off(slot, "a renewed env has other spaces than the one before it")
+            reason = "a renewed env has other spaces than the one before it"
+            self._fail(slot, failures.protocol(slot, reason), Lost.ENV)
             return
         self._hosts.settle(slot)
         self._orientation.introduce(slot)
         if slot.attended:
             self._episodes.begin(slot)
-        elif self._states[slot.env_id] is EnvState.INIT:
+            return
+        if self._states[slot.env_id] is EnvState.INIT:
             self._states.apply(slot.env_id, Event.REPAIRED_UNATTENDED)
+        self._episodes.replace_worn_host(slot.group)
 
-    def _on_reset_done(self, slot: EnvSlot, payload: Any) -> None:
+    def reset_done(self, slot: EnvSlot, payload: Any) -> None:
+        """Apply the payload of RESET_DONE."""
         reference, info = _fields(payload, 2)
         obs = self._orientation.read(slot, reference)
         slot.attempts = 0
@@ -161,7 +190,8 @@ class Arrivals:
         slot.held = False
         self._states.apply(slot.env_id, Event.RESET_SUCCEEDED)
 
-    def _on_stepped(self, slot: EnvSlot, payload: Any) -> None:
+    def stepped(self, slot: EnvSlot, payload: Any) -> None:
+        """Apply the payload of STEPPED."""
         reference, reward, done, info, after = _fields(payload, 5)
         if slot.work is Work.CANCELLING:
             self._episodes.abandon(slot, after)
@@ -192,29 +222,29 @@ class Arrivals:
         failure = failures.reported(slot, remote)
         if remote.kind is FailureKind.NON_FINITE and self._raise_non_finite:
             self._repair.raise_at_once(failure)
-        lost = remote.kind is FailureKind.EXITED
-        self._fail(slot, failure, host_lost=lost, env_info=remote.info)
+        lost = Lost.ENV if remote.kind is FailureKind.EXITED else Lost.NOTHING
+        self._fail(slot, failure, lost, remote.info)
 
-    def _on_death(self, slot: EnvSlot, died: HostDied) -> None:
-        self._hosts.ended(slot)
-        if slot.work is Work.ENDING:
-            self._repair.host_ended(slot)
+    def _on_death(self, group: HostGroup, died: HostDied) -> None:
+        was_ending = group.is_ending
+        culprit = self._hosts.blamed(group)
+        self._hosts.ended(group)
+        if was_ending:
+            self._repair.host_ended(group)
         else:
-            self._fail(slot, failures.crash(slot, died), host_lost=True)
+            self._fail(culprit, failures.crash(culprit, died), Lost.HOST)
 
-    def _break_off(self, slot: EnvSlot, reason: str) -> None:
-        self._fail(slot, failures.protocol(slot, reason), host_lost=True)
+    def break_off(self, slot: EnvSlot, reason: str) -> None:
+        """The host of an env has broken the protocol."""
+        self._fail(slot, failures.protocol(slot, reason), Lost.HOST)
 
     def time_out(self, slot: EnvSlot) -> None:
         """An env has exceeded the limit of what it is doing."""
-        self._fail(slot, failures.timeout(slot, slot.limit_s), host_lost=True)
+        self._fail(slot, failures.timeout(slot, slot.limit_s), Lost.HOST)
 
-    def _fail(
-        self, slot: EnvSlot, failure: EnvFailure, *, host_lost: bool, env_info: Any = None
-    ) -> None:
-        if slot.work is Work.ENDING:
-            return  # it has failed already, and its host is being replaced
-        self._repair.fail(slot, failure, host_lost=host_lost, env_info=env_info)
+    def _fail(self, slot: EnvSlot, failure: EnvFailure, lost: Lost, env_info: Any = None) -> None:
+        if not slot.group.is_ending:  # else it has failed already, and its host is being replaced
+            self._repair.fail(slot, failure, lost, env_info)
 
 
 class _MalformedReplyError(ValueError):

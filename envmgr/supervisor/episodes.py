@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from envmgr.lifecycle import Event, StateTable
+from envmgr.lifecycle import EnvState, Event, StateTable
 from envmgr.protocol import AfterStep, EpisodePlan, Op, ResetOrder
 from envmgr.seeding import derived_seed
 from envmgr.supervisor.hosts import Hosts
 from envmgr.supervisor.rules import EpisodeRules
-from envmgr.supervisor.slots import EnvSlot, Next, Work
+from envmgr.supervisor.slots import EnvSlot, HostGroup, Next, Work
 from envmgr.supervisor.stats import Statistics
 
 
@@ -31,7 +31,7 @@ class Episodes:
 
     def begin(self, slot: EnvSlot) -> None:
         """Send the reset of an idle env."""
-        slot.again = False  # whatever was new goes with this one
+        slot.again = slot.waits = False  # whatever was new goes with this one
         if slot.doomed is None:
             self._states.apply(slot.env_id, Event.BEGIN_RESET)
         seed = slot.seed
@@ -56,6 +56,7 @@ class Episodes:
         if slot.episodes_done >= self._rules.episode_num:
             self._states.apply(slot.env_id, Event.BUDGET_SPENT)
             self._hosts.settle(slot)
+            self.replace_worn_host(slot.group)
             return
         if self._rules.auto_reset:
             self._states.apply(slot.env_id, Event.EPISODE_ENDED)
@@ -66,19 +67,43 @@ class Episodes:
         if after == AfterStep.RESETS:
             self._hosts.begin(slot, Work.RESETTING)
         elif after == AfterStep.WANTS_RECYCLING:
-            self._statistics.recycled += 1
-            self._hosts.end(slot, Next.RENEW_HOST, ask=True)
+            self._await_new_host(slot)
         elif self._rules.auto_reset:
             self.begin(slot)
         else:
             self._hosts.settle(slot)
+            self.replace_worn_host(slot.group)
 
     def abandon(self, slot: EnvSlot, after: int) -> None:
         """A step is over that nobody wants any more, because the env is to be reset."""
         if after == AfterStep.RESETS:  # the host has begun one by itself
             self._hosts.begin(slot, Work.RESETTING)
-        elif after == AfterStep.WANTS_RECYCLING:
-            self._statistics.recycled += 1
-            self._hosts.end(slot, Next.RENEW_HOST, ask=True)
-        else:
+            return
+        self._hosts.settle(slot)
+        if after == AfterStep.WANTS_RECYCLING:
+            slot.group.is_worn = True
+            self.replace_worn_host(slot.group)
+        if not slot.group.is_ending:  # its user waits for this reset: it cannot wait for others
             self.begin(slot)
+
+    def _await_new_host(self, slot: EnvSlot) -> None:
+        """Have the next episode of an env wait for the replacement of its host."""
+        slot.group.is_worn = True
+        slot.waits = True
+        self._hosts.settle(slot)
+        self.replace_worn_host(slot.group)
+        if slot.waits:
+            slot.held = False  # its neighbours' steps come first, and need a caller who has this
+
+    def replace_worn_host(self, group: HostGroup) -> None:
+        """Replace a host that wants it, if none of its envs is in an episode or busy."""
+        if not group.is_worn or group.is_ending:
+            return
+        present, states = group.present(), self._states
+        if any(s.work is not Work.NONE or states[s.env_id] is EnvState.RUN for s in present):
+            return
+        self._statistics.recycled += 1
+        for slot in present:
+            slot.attended = slot.attended and states[slot.env_id] is not EnvState.DONE
+            self._hosts.leave(slot, Next.RENEW_HOST)
+        self._hosts.end(group, ask=True)

@@ -71,6 +71,24 @@ def crash(slot: EnvSlot, died: HostDied) -> EnvCrash:
     )
 
 
+def of_neighbour(slot: EnvSlot, failure: EnvFailure) -> EnvCrash:
+    """Return the failure of an env whose host was lost by the failure of one that shared it."""
+    first_line = str(failure).partition("\n")[0]
+    text = (
+        f"the host of env {slot.env_id} (generation {slot.generation}) was lost during "
+        f"{slot.work.value}, because it is shared with env {failure.env_id}: {first_line}"
+    )
+    crash = EnvCrash(
+        text,
+        env_id=slot.env_id,
+        during=slot.work.value,
+        generation=slot.generation,
+        exit_status=getattr(failure, "exit_status", None),
+    )
+    crash.__cause__ = failure
+    return crash
+
+
 def _signal_name(number: int) -> str:
     try:
         return signal.Signals(number).name
@@ -82,14 +100,17 @@ def timeout(slot: EnvSlot, limit_s: float) -> EnvTimeout:
     """Return the failure of an env that exceeded a time limit."""
     key = {"step": "step_timeout", "cancelled step": "step_timeout"}.get(slot.work.value)
     key = key or {"construction": "connect_timeout"}.get(slot.work.value, "reset_timeout")
+    during = slot.work.value
+    if slot.host_id is None:  # a shared host that let go of it
+        key, during = "close_timeout", "close"
     text = (
         f"env {slot.env_id} (generation {slot.generation}) exceeded the {limit_s:g} s of {key} "
-        f"in its {slot.work.value}"
+        f"in its {during}"
     )
     return EnvTimeout(
         text,
         env_id=slot.env_id,
-        during=slot.work.value,
+        during=during,
         generation=slot.generation,
         limit_s=limit_s,
     )

@@ -1,20 +1,25 @@
-"""Hosts of envs: which host serves which env_id, requests to them, and their deadlines."""
+"""Hosts of envs: which host serves which env_ids, requests to them, and their deadlines."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from envmgr.host import HostSettings
 from envmgr.policy import Deadlines
 from envmgr.protocol import UNANSWERED, Message, Op
-from envmgr.supervisor.slots import NEVER, EnvSlot, Next, Work
+from envmgr.supervisor.limits import HostLimits
+from envmgr.supervisor.slots import NEVER, EnvSlot, HostGroup, Next, Work, host_groups
 from envmgr.transport.base import EnvOrder, HostSpec, Transport
 from envmgr.types import Clock, EnvFactory
 
 KILL_PATIENCE_S = 5.0
 """How long a host that was killed may take to be reported dead."""
+
+_CONSTRUCTION = frozenset((Op.HELLO, Op.RENEW))
+_ALL_WORK = _CONSTRUCTION | {Op.RESET, Op.STEP, Op.CALL, Op.GET_ATTR, Op.SET_ATTR, Op.RELEASE}
 
 
 class Hosts:
@@ -26,8 +31,11 @@ class Hosts:
         settings: for every host.
         deadlines: time limits.
         clock: monotonic seconds.
+        num_workers: how many hosts share the envs; None: one for each.
 
     Attributes:
+        slots: what is known of each env_id.
+        groups: which envs share a host.
         background: the envs busy with something that no step waits for.
         background_changes: grows when there is something new to look after behind the caller.
     """
@@ -39,48 +47,98 @@ class Hosts:
         settings: HostSettings,
         deadlines: Deadlines,
         clock: Clock,
+        *,
+        num_workers: int | None = None,
     ) -> None:
         self.transport = transport
         self.clock = clock
+        self.slots = [EnvSlot(i) for i in range(len(factories))]
+        self.groups = host_groups(self.slots, num_workers or len(factories))
         self._factories = factories
         self._settings = settings
+        self._shared_settings = replace(settings, announced=_announced(deadlines))
         self._host_ids = itertools.count(1)
         self._request_ids = itertools.count(UNANSWERED + 1)
-        self._slot_of_host: dict[int, EnvSlot] = {}
+        self._group_of_host: dict[int, HostGroup] = {}
         self._killed: set[int] = set()
-        self._limits_s: dict[Work, float | None] = {
-            Work.STARTING: deadlines.connect_s,
-            Work.RESETTING: deadlines.reset_s,
-            Work.STEPPING: deadlines.step_s,
-            Work.CALLING: deadlines.reset_s,
-            Work.ENDING: deadlines.close_s,
-        }
+        self._limits = HostLimits(deadlines, announces=Op.STEP in self._shared_settings.announced)
         self._step_limit_s = deadlines.step_s
+        self._close_limit_s = deadlines.close_s
         self._earliest = NEVER
         self.background: dict[int, EnvSlot] = {}
         self.background_changes = 0
 
-    def slot_of(self, host_id: int) -> EnvSlot | None:
-        """Return the env that a host serves; None for a host that was given up."""
-        return self._slot_of_host.get(host_id)
+    # -- which host serves which envs ---------------------------------------------------------
+
+    def group_of(self, host_id: int) -> HostGroup | None:
+        """Return the envs that a host serves; None for a host that was given up."""
+        return self._group_of_host.get(host_id)
 
     def start(self, slots: Sequence[EnvSlot]) -> None:
-        """Start a host for each of `slots`, which have none.
+        """Have envs built that have no host: in a new one for each group that has none either.
 
         Raises:
             ConfigError: a factory cannot be sent to a host; nothing was started.
         """
-        specs = [self._spec(slot) for slot in slots]
+        served = [slot for slot in slots if slot.group.host_id is not None]
+        starting: dict[int, list[EnvSlot]] = {}
+        for slot in slots:
+            if slot.group.host_id is None:
+                starting.setdefault(slot.group.index, []).append(slot)
+        specs = [self._spec(self.groups[index], built) for index, built in starting.items()]
         self.transport.start(specs)
-        for slot, spec in zip(slots, specs, strict=True):
-            slot.host_id = spec.host_id
-            self._slot_of_host[spec.host_id] = slot
-            self._await(slot, Work.STARTING, spec.envs[0].request_id)
+        for spec, built in zip(specs, starting.values(), strict=True):
+            self._await_start(spec, built)
+        for slot in served:
+            self.build(slot)
 
-    def _spec(self, slot: EnvSlot) -> HostSpec:
-        factory = self._factories[slot.env_id]
-        order = EnvOrder(slot.env_id, slot.generation, next(self._request_ids), factory)
-        return HostSpec(next(self._host_ids), slot.env_id, (order,), self._settings)
+    def _spec(self, group: HostGroup, built: Sequence[EnvSlot]) -> HostSpec:
+        orders = tuple(
+            EnvOrder(
+                slot.env_id,
+                slot.generation,
+                next(self._request_ids) if slot in built else UNANSWERED,
+                self._factories[slot.env_id],
+            )
+            for slot in group.slots
+        )
+        settings = self._shared_settings if group.is_shared else self._settings
+        return HostSpec(next(self._host_ids), group.index, orders, settings)
+
+    def _await_start(self, spec: HostSpec, built: Sequence[EnvSlot]) -> None:
+        group = self.groups[spec.index]
+        group.host_id = spec.host_id
+        self._group_of_host[spec.host_id] = group
+        for order in spec.envs:
+            if order.request_id != UNANSWERED:
+                slot = group.by_id[order.env_id]
+                slot.host_id = spec.host_id
+                self._await(slot, Work.STARTING, order.request_id)
+        if group.is_shared:
+            group.running = built[0]  # its limit counts from the start of the host
+
+    def build(self, slot: EnvSlot) -> None:
+        """Have the host of an env's group build it, in place of the one there was."""
+        slot.host_id = slot.group.host_id
+        self.request(slot, Op.RENEW, None, Work.STARTING)
+
+    def release(self, slot: EnvSlot) -> None:
+        """Have a host that others share let go of an env."""
+        self.settle(slot)
+        self.tell(slot, Op.RELEASE, None)
+        slot.host_id = None
+
+    def blamed(self, group: HostGroup) -> EnvSlot:
+        """Return the env that was running when something happened to its host.
+
+        Without a word of the host: the first in the order in which requests were sent; if it was
+        idle, the first of its envs.
+        """
+        if group.running is not None:
+            return group.running
+        return next(iter((*group.awaited(), *group.present(), *group.slots)))
+
+    # -- requests -----------------------------------------------------------------------------
 
     def prepare(self, slot: EnvSlot, op: Op, payload: Any) -> tuple[int, Any]:
         """Encode a request without sending it; return its id and what to send.
@@ -103,7 +161,7 @@ class Hosts:
         slot.request_id, frame = prepared
         slot.work = Work.STEPPING
         if self._step_limit_s is not None:
-            self._set_deadline(slot, self._step_limit_s)
+            self._limit(slot, self._step_limit_s)
         self.transport.send(_host_of(slot), frame)
 
     def request(self, slot: EnvSlot, op: Op, payload: Any, work: Work) -> None:
@@ -118,6 +176,7 @@ class Hosts:
 
     def begin(self, slot: EnvSlot, work: Work) -> None:
         """Await another reply to the same request (the host goes on by itself)."""
+        slot.order = next(self._request_ids)
         self._await(slot, work, slot.request_id)
 
     def settle(self, slot: EnvSlot) -> None:
@@ -138,44 +197,88 @@ class Hosts:
         slot.following = following
         self._set_deadline(slot, pause_s)
 
-    def end(self, slot: EnvSlot, following: Next, pause_s: float = 0.0, *, ask: bool) -> None:
-        """End the env's host; `following` begins when it is gone, after a pause.
+    # -- the end of a host --------------------------------------------------------------------
 
-        Args:
-            slot: the env.
-            following: what comes then.
-            pause_s: seconds to wait before that.
-            ask: let the host close its env first, within the limit for closing.
+    def leave(self, slot: EnvSlot, following: Next, pause_s: float = 0.0) -> None:
+        """An env's host ends, or is gone: `following` begins when it is, after a pause.
+
+        Call `end` for all of its envs together.
         """
-        host_id = _host_of(slot)
+        self._occupy(slot, Work.ENDING)
         slot.following = following
         slot.pause_s = pause_s
-        if ask:
-            self.request(slot, Op.CLOSE, None, Work.ENDING)
-        else:
-            self._occupy(slot, Work.ENDING)
-            self._set_deadline(slot, KILL_PATIENCE_S)
-            if host_id in self._killed:
-                self.transport.give_up(host_id)
-            else:
-                self._killed.add(host_id)
-                self.transport.kill(host_id)
+        slot.waits = False
+        slot.deadline = NEVER
 
-    def ended(self, slot: EnvSlot) -> None:
-        """The env's host is gone and reaped."""
-        if slot.host_id is not None:
-            self._slot_of_host.pop(slot.host_id, None)
-            self._killed.discard(slot.host_id)
-            slot.host_id = None
+    def join(self, slot: EnvSlot, other: EnvSlot) -> None:
+        """Have an env without host wait for the new host that another env of its group awaits."""
+        self._occupy(slot, other.work)
+        slot.host_id = other.host_id
+        slot.request_id = other.request_id
+        slot.following = Next.RENEW_HOST
+        slot.pause_s = 0.0
+        slot.deadline = other.deadline
+
+    def end(self, group: HostGroup, *, ask: bool) -> None:
+        """End the host of envs that `leave` it.
+
+        Args:
+            group: the envs.
+            ask: let the host close its envs first, within the limit for closing.
+        """
+        leaving = [slot for slot in group.slots if slot.work is Work.ENDING]
+        group.is_ending = True
+        group.running = None
+        group.deadline = NEVER
+        if ask:
+            request_id, frame = self.prepare(leaving[0], Op.CLOSE, None)
+            self.transport.send(_host_of(leaving[0]), frame)
+        else:
+            request_id = UNANSWERED
+            self._kill(_host_of(leaving[0]))
+        for slot in leaving:
+            slot.request_id = request_id
+            self._set_deadline(slot, self._close_limit_s if ask else KILL_PATIENCE_S)
+
+    def _kill(self, host_id: int) -> None:
+        if host_id in self._killed:
+            self.transport.give_up(host_id)
+        else:
+            self._killed.add(host_id)
+            self.transport.kill(host_id)
+
+    def ended(self, group: HostGroup) -> None:
+        """The host of these envs is gone and reaped."""
+        if group.host_id is not None:
+            self._group_of_host.pop(group.host_id, None)
+            self._killed.discard(group.host_id)
+        group.host_id = group.running = None
+        group.is_ending = group.is_worn = False
+        group.deadline = NEVER
 
     def forget_all(self) -> None:
         """Have no host known any more: what still arrives is nobody's."""
-        self._slot_of_host.clear()
+        self._group_of_host.clear()
+
+    # -- time ---------------------------------------------------------------------------------
+
+    def began(self, slot: EnvSlot) -> None:
+        """A shared host has said that it begins with what it was asked for this env."""
+        group = slot.group
+        if group.running is not slot:  # as it is while the first one is built: see _await_start
+            group.running = slot
+            self._set_group_deadline(group, self.clock() + self._limits.of(slot))
+
+    def finished(self, group: HostGroup) -> None:
+        """A shared host is done with what it was running, and may begin with something else."""
+        group.running = None
+        group.quiet_since = self.clock()
+        self._set_group_deadline(group, group.quiet_since + self._limits.least_s)
 
     def _await(self, slot: EnvSlot, work: Work, request_id: int) -> None:
         self._occupy(slot, work)
         slot.request_id = request_id
-        self._set_deadline(slot, self._limits_s.get(work))
+        self._limit(slot, self._limits.by_work.get(work))
 
     def _occupy(self, slot: EnvSlot, work: Work) -> None:
         slot.work = work
@@ -185,14 +288,33 @@ class Hosts:
             self.background[slot.env_id] = slot
             self.background_changes += 1
 
+    def _limit(self, slot: EnvSlot, limit_s: float | None) -> None:
+        """Have what an env was just asked time out; in a shared host only once it has begun."""
+        group = slot.group
+        if not group.is_shared:
+            self._set_deadline(slot, limit_s)
+            return
+        slot.deadline = NEVER
+        if limit_s is not None:
+            slot.since = self.clock()
+            if group.running is None and group.deadline == NEVER:
+                self._set_group_deadline(group, slot.since + limit_s)
+
     def _set_deadline(self, slot: EnvSlot, limit_s: float | None) -> None:
         if limit_s is None:
             slot.deadline = slot.limit_s = NEVER
             return
         slot.limit_s = limit_s
         slot.deadline = self.clock() + limit_s
-        if slot.deadline < self._earliest:
-            self._earliest = slot.deadline
+        self._remember(slot.deadline)
+
+    def _set_group_deadline(self, group: HostGroup, moment: float) -> None:
+        group.deadline = moment
+        self._remember(moment)
+
+    def _remember(self, moment: float) -> None:
+        if moment < self._earliest:
+            self._earliest = moment
             self.background_changes += 1
 
     @property
@@ -200,14 +322,33 @@ class Hosts:
         """A moment before which no deadline passes; may be too early, never too late."""
         return self._earliest
 
-    def due(self, slots: Sequence[EnvSlot]) -> list[EnvSlot]:
-        """Return the envs whose deadline has passed."""
+    def due(self) -> list[EnvSlot]:
+        """Return the envs whose deadline has passed.
+
+        Acting on one may change what is due for others of its group: ask `is_due` again.
+        """
         now = self.clock()
         if now < self._earliest:
             return []
-        due = [slot for slot in slots if slot.deadline <= now]
-        self._earliest = min((s.deadline for s in slots if s.deadline > now), default=NEVER)
+        due = [slot for slot in self.slots if slot.deadline <= now]
+        for group in self.groups:
+            if group.deadline <= now:
+                late = self._limits.late_in(group, now)
+                due += [] if late is None else [late]
+        moments = (*(s.deadline for s in self.slots), *(g.deadline for g in self.groups))
+        self._earliest = min((moment for moment in moments if moment > now), default=NEVER)
         return due
+
+    def is_due(self, slot: EnvSlot) -> bool:
+        """Return whether the deadline of an env, or of its host, has passed."""
+        return min(slot.deadline, slot.group.deadline) <= self.clock()
+
+
+def _announced(deadlines: Deadlines) -> frozenset[int]:
+    """Return what a shared host has to announce, so that limits count from when it begins."""
+    if deadlines.step_s is None and deadlines.reset_s is None:
+        return _CONSTRUCTION
+    return _ALL_WORK
 
 
 def _host_of(slot: EnvSlot) -> int:

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from envmgr.errors import EnvFailure, FailuresExhaustedError
 from envmgr.lifecycle import EnvState, Event, StateTable
 from envmgr.policy import FailureBudget, FailurePolicy
-from envmgr.protocol import Op
 from envmgr.supervisor import failures
 from envmgr.supervisor.hosts import Hosts
-from envmgr.supervisor.slots import EnvSlot, Next, Work
+from envmgr.supervisor.slots import EnvSlot, HostGroup, Lost, Next, Work
 from envmgr.supervisor.stats import Statistics
 
 logger = logging.getLogger("envmgr")
@@ -29,6 +28,7 @@ class Repair:
         statistics: where failures are counted.
         auto_reset: whether a repaired env begins an episode by itself.
         begin_reset: sends the reset of an env.
+        replace_worn_host: replaces a host that wants it, if none of its envs is in an episode.
 
     Attributes:
         launching: while true, failures are collected in `launch_failures` and nothing is renewed
@@ -46,6 +46,7 @@ class Repair:
         *,
         auto_reset: bool,
         begin_reset: Callable[[EnvSlot], None],
+        replace_worn_host: Callable[[HostGroup], None],
     ) -> None:
         self._hosts = hosts
         self._states = states
@@ -54,6 +55,7 @@ class Repair:
         self._statistics = statistics
         self._auto_reset = auto_reset
         self._begin_reset = begin_reset
+        self._replace_worn_host = replace_worn_host
         self.launching = True
         self.launch_failures: dict[int, EnvFailure] = {}
         self._fatal: deque[Exception] = deque()
@@ -61,39 +63,73 @@ class Repair:
 
     # -- a failure --------------------------------------------------------------------------
 
-    def fail(
-        self, slot: EnvSlot, failure: EnvFailure, *, host_lost: bool, env_info: Any = None
-    ) -> None:
+    def fail(self, slot: EnvSlot, failure: EnvFailure, lost: Lost, env_info: Any = None) -> None:
         """An env failed: settle what it owed, and set its repair going.
 
         Args:
             slot: the env.
             failure: what happened.
-            host_lost: its host died, timed out or broke the protocol, and is not used again.
+            lost: what is not to be used again.
             env_info: the info of a step that the env itself called abnormal.
         """
-        work = slot.work
-        if work is Work.CALLING:
+        if lost is Lost.ENV and not slot.group.is_shared:
+            lost = Lost.HOST
+        if slot.work is Work.CALLING:
             slot.result = failure
-            if not host_lost:  # the caller's own request raised: nothing is wrong with the env
+            if lost is Lost.NOTHING:  # the caller's own request raised: the env is well
                 self.call_ended(slot)
                 return
         self._statistics.count_failure(failure)
         logger.warning("%s", failure)
-        retry = work is Work.RESETTING and self._may_retry(slot, host_lost)
+        if slot.host_id is not None:  # else the host let go of it before, and failed in doing so
+            self._settle_and_answer(slot, failure, lost, env_info)
+        if lost is Lost.HOST:
+            self._lose_host(slot, failure)
+        else:
+            self._replace_worn_host(slot.group)
+
+    def _settle_and_answer(
+        self, slot: EnvSlot, failure: EnvFailure, lost: Lost, env_info: Any
+    ) -> None:
+        work = slot.work
+        retry = work is Work.RESETTING and self._may_retry(slot, lost)
         if not retry:
             self._settle_failed_work(slot, work, failure, env_info)
         if self._states[slot.env_id] is EnvState.DONE:
-            self._give_up_host(slot, host_lost=host_lost)  # renewed if its user resets it
+            self._give_up(slot, lost)  # renewed if its user resets it
         elif self.launching:
-            self._answer_in_launch(slot, failure, host_lost=host_lost, retry=retry)
+            self._answer_in_launch(slot, failure, lost, retry=retry)
         elif retry:
             self._retry(slot)
         elif not self._policy.recover:
             self.raise_at_once(failure)
-            self._give_up_host(slot, host_lost=host_lost)
+            self._give_up(slot, lost)
         else:
-            self._answer(slot, work, failure, host_lost=host_lost)
+            self._answer(slot, work, failure, lost)
+
+    def _lose_host(self, culprit: EnvSlot, failure: EnvFailure) -> None:
+        """End the host that an env has failed with, and settle what becomes of its neighbours."""
+        group = culprit.group
+        for slot in group.present():
+            if slot is not culprit:
+                self._involve(slot, culprit, failure)
+        if group.host_id is None:
+            self.host_ended(group)
+        else:
+            self._hosts.end(group, ask=False)
+
+    def _involve(self, slot: EnvSlot, culprit: EnvSlot, failure: EnvFailure) -> None:
+        """The host of an env is lost by the failure of a neighbour: nothing is charged to it."""
+        own = failures.of_neighbour(slot, failure)
+        if slot.work is Work.CALLING:
+            slot.result = own
+        self._settle_failed_work(slot, slot.work, own, None)
+        gives_up = self._states[slot.env_id] is EnvState.DONE or self.urgent
+        if self.launching and culprit.env_id in self.launch_failures:
+            self.launch_failures.setdefault(slot.env_id, own)
+            gives_up = True
+        pause_s = self._policy.renewal_delay_s(slot.renewals_in_a_row)
+        self._hosts.leave(slot, Next.NOTHING if gives_up else Next.RENEW_HOST, pause_s)
 
     def raise_at_once(self, failure: Exception) -> None:
         """Have the present or next public call raise `failure` before anything else."""
@@ -114,11 +150,11 @@ class Repair:
         self.urgent = False
         return self._fatal.popleft() if self._fatal else None
 
-    def _may_retry(self, slot: EnvSlot, host_lost: bool) -> bool:
+    def _may_retry(self, slot: EnvSlot, lost: Lost) -> bool:
         """Count a failed attempt at a reset, and say whether there is to be another one."""
         slot.attempts += 1
         left = slot.attempts < self._policy.max_retry
-        return left and (self.launching or not host_lost)
+        return left and (self.launching or lost is Lost.NOTHING)
 
     def _settle_failed_work(
         self, slot: EnvSlot, work: Work, failure: EnvFailure, env_info: Any
@@ -134,97 +170,135 @@ class Repair:
             return  # it stays in RESET, which its user has called for
         elif slot.doomed is not None:
             slot.fresh = None  # the user still sees the observation that was ready
-        elif state is EnvState.RUN:
+        elif state is EnvState.RUN and not self.launching:
             slot.doomed = failure
-        elif state in (EnvState.INIT, EnvState.RESET):
+        elif state in (EnvState.INIT, EnvState.RESET, EnvState.RUN):
             self._states.apply(slot.env_id, Event.FAILED)
 
     # -- the answer -------------------------------------------------------------------------
 
     def _answer_in_launch(
-        self, slot: EnvSlot, failure: EnvFailure, *, host_lost: bool, retry: bool
+        self, slot: EnvSlot, failure: EnvFailure, lost: Lost, *, retry: bool
     ) -> None:
-        if retry and not host_lost:
-            self._retry(slot)
-        elif retry:
-            self._states.apply(slot.env_id, Event.FAILED)
-            self._renew_lost_host(slot, self._policy.retry_waiting_s)
-        else:
+        pause_s = self._policy.retry_waiting_s
+        if not retry:
             self.launch_failures[slot.env_id] = failure
-            self._give_up_host(slot, host_lost=host_lost)
+            self._give_up(slot, lost)
+        elif lost is Lost.NOTHING:
+            self._retry(slot)
+        else:
+            self._states.apply(slot.env_id, Event.FAILED)
+            if lost is Lost.HOST:
+                self._hosts.leave(slot, Next.RENEW_HOST, pause_s)
+            else:
+                self._hosts.pause(slot, pause_s, Next.RENEW_ENV)
 
     def _retry(self, slot: EnvSlot) -> None:
         self._statistics.reset_retries += 1
         following = Next.RENEW_ENV if self._policy.renew_between_attempts else Next.RESET
         self._hosts.pause(slot, self._policy.retry_waiting_s, following)
 
-    def _answer(self, slot: EnvSlot, work: Work, failure: EnvFailure, *, host_lost: bool) -> None:
+    def _answer(self, slot: EnvSlot, work: Work, failure: EnvFailure, lost: Lost) -> None:
         slot.attempts = 0
         exceeded = self._budget.charge(slot.env_id, failure, self._hosts.clock())
+        pause_s = self._policy.renewal_delay_s(slot.renewals_in_a_row)
         if exceeded is not None:
-            self._exhaust(slot, exceeded, host_lost=host_lost)
-        elif host_lost or slot.host_id is None:
-            self._renew_lost_host(slot, self._policy.renewal_delay_s(slot.renewals_in_a_row))
-        elif work in (Work.STEPPING, Work.CANCELLING):
+            self._exhaust(slot, exceeded, lost)
+        elif lost is Lost.HOST:
+            self._hosts.leave(slot, Next.RENEW_HOST, pause_s)
+        elif lost is Lost.NOTHING and work in (Work.STEPPING, Work.CANCELLING):
             self._repair_after_step(slot)
+        elif slot.group.is_shared:
+            self._hosts.pause(slot, pause_s, Next.RENEW_ENV)
         else:  # the attempts at a reset are used up, or a new env could not be built
-            pause_s = self._policy.renewal_delay_s(slot.renewals_in_a_row)
-            self._hosts.end(slot, Next.RENEW_HOST, pause_s, ask=True)
+            self._hosts.leave(slot, Next.RENEW_HOST, pause_s)
+            self._hosts.end(slot.group, ask=True)
 
     def _repair_after_step(self, slot: EnvSlot) -> None:
         if self._policy.renew_between_attempts:
-            self.renew(slot, new_host=False)
+            self.renew_env(slot)
         elif slot.attended:
             self._begin_reset(slot)
         else:
             self._hosts.settle(slot)
             self._states.apply(slot.env_id, Event.REPAIRED_UNATTENDED)
 
-    def _renew_lost_host(self, slot: EnvSlot, pause_s: float) -> None:
-        if slot.host_id is None:
-            self._hosts.pause(slot, pause_s, Next.RENEW_HOST)
+    def _give_up(self, slot: EnvSlot, lost: Lost) -> None:
+        """Leave an env as it is, without what is lost."""
+        if lost is Lost.HOST:
+            self._hosts.leave(slot, Next.NOTHING)
+        elif lost is Lost.ENV:
+            self._release(slot)
         else:
-            self._hosts.end(slot, Next.RENEW_HOST, pause_s, ask=False)
-
-    def _give_up_host(self, slot: EnvSlot, *, host_lost: bool) -> None:
-        if slot.host_id is None or not host_lost:
             self._hosts.settle(slot)
+
+    def _release(self, slot: EnvSlot) -> None:
+        """Have a healthy host let go of an env; the last one takes the host with it."""
+        if slot.group.present() == [slot]:
+            self._hosts.leave(slot, Next.NOTHING)
+            self._hosts.end(slot.group, ask=True)
         else:
-            self._hosts.end(slot, Next.NOTHING, ask=False)
+            self._hosts.release(slot)
 
     # -- renewals ---------------------------------------------------------------------------
 
-    def renew(self, slot: EnvSlot, *, new_host: bool) -> None:
-        """Begin a new generation: in a new host (the old one is gone), or in the same one."""
+    def renew_env(self, slot: EnvSlot) -> None:
+        """Begin a new generation of an env in the host of its group."""
+        self._begin_generation(slot)
+        self._hosts.build(slot)
+
+    def _renew_hosts(self, slots: Sequence[EnvSlot]) -> None:
+        """Begin a new generation of envs whose host is gone, in a new one for all of them."""
+        for slot in slots:
+            slot.following = Next.NOTHING
+            self._begin_generation(slot)
+        self._hosts.start(slots)
+
+    def _begin_generation(self, slot: EnvSlot) -> None:
         slot.generation += 1
         slot.renewals_in_a_row += 1
         slot.new_generation = True
         self._statistics.renewals += 1
         if self._states[slot.env_id] is EnvState.ERROR:
             self._states.apply(slot.env_id, Event.RENEW)
-        if new_host:
-            self._hosts.start([slot])
+
+    def bring_back(self, slot: EnvSlot) -> None:
+        """Renew an env that takes part in no host, because its user repairs it by hand."""
+        self.forgive(slot)
+        group = slot.group
+        awaiting = [s for s in group.slots if s.work is Work.ENDING or _awaits_host(s)]
+        if awaiting:
+            self._hosts.join(slot, awaiting[0])
+        elif group.host_id is None:
+            self._renew_hosts([slot])
         else:
-            self._hosts.request(slot, Op.RENEW, None, Work.STARTING)
+            self.renew_env(slot)
 
     def proceed(self, slot: EnvSlot) -> None:
         """Begin what was to follow a pause."""
+        if _awaits_host(slot):
+            self._renew_hosts([s for s in slot.group.slots if _awaits_host(s)])
+            return
         following, slot.following = slot.following, Next.NOTHING
         if following is Next.RESET:
             self._begin_reset(slot)
-        elif following is Next.NOTHING:
-            self._hosts.settle(slot)
         else:
-            self.renew(slot, new_host=following is Next.RENEW_HOST)
+            self.renew_env(slot)
 
-    def host_ended(self, slot: EnvSlot) -> None:
-        """The host of an env that was being ended is gone: go on with what follows."""
-        if slot.following is Next.NOTHING:
-            self._hosts.settle(slot)
-        elif slot.pause_s > 0.0:
-            self._hosts.pause(slot, slot.pause_s, slot.following)
-        else:
-            self.proceed(slot)
+    def host_ended(self, group: HostGroup) -> None:
+        """The host of these envs is gone: go on with what follows, for all of them together."""
+        leaving = [slot for slot in group.slots if slot.work is Work.ENDING]
+        for slot in leaving:
+            slot.host_id = None
+            if slot.following is Next.NOTHING:
+                self._hosts.settle(slot)
+        returning = [slot for slot in leaving if slot.following is Next.RENEW_HOST]
+        pause_s = max((slot.pause_s for slot in returning), default=0.0)
+        if pause_s > 0.0:
+            for slot in returning:
+                self._hosts.pause(slot, pause_s, Next.RENEW_HOST)
+        elif returning:
+            self._renew_hosts(returning)
 
     def forgive(self, slot: EnvSlot) -> None:
         """Forget an env's failures: its user repairs it by hand."""
@@ -235,20 +309,19 @@ class Repair:
     def call_ended(self, slot: EnvSlot) -> None:
         """A call is over; a reset that was asked for meanwhile begins."""
         self._hosts.settle(slot)
-        if self._states[slot.env_id] is EnvState.RESET:
+        if self._states[slot.env_id] is EnvState.RESET and not slot.waits:
             self._begin_reset(slot)
+        else:
+            self._replace_worn_host(slot.group)
 
     # -- the end of the budget --------------------------------------------------------------
 
-    def _exhaust(self, slot: EnvSlot, exceeded: str, *, host_lost: bool) -> None:
+    def _exhaust(self, slot: EnvSlot, exceeded: str, lost: Lost) -> None:
         cause = self._budget.first_cause(slot.env_id)
         slot.held = False
         if slot.doomed is None and self._states[slot.env_id] is not EnvState.ERROR:
             self._states.apply(slot.env_id, Event.FAILED)
-        if slot.host_id is None:
-            self._hosts.settle(slot)
-        else:
-            self._hosts.end(slot, Next.NOTHING, ask=not host_lost)
+        self._give_up(slot, Lost.ENV if lost is Lost.NOTHING else lost)
         if self._policy.drop_exhausted:
             logger.error("%s: env %d is dropped (on_exhausted: drop)", exceeded, slot.env_id)
             slot.dropped = True
@@ -264,3 +337,7 @@ class Repair:
         )
         logger.error("%s", error)
         self.raise_later(error)
+
+
+def _awaits_host(slot: EnvSlot) -> bool:
+    return slot.work is Work.PAUSING and slot.following is Next.RENEW_HOST

@@ -1,8 +1,9 @@
-"""What the supervisor remembers of each env_id."""
+"""What the supervisor remembers of each env_id, and of the envs that share a host."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
@@ -41,18 +42,32 @@ class Next(str, Enum):
     RENEW_HOST = "a new host"
 
 
+class Lost(str, Enum):
+    """What a failure of an env leaves unusable."""
+
+    NOTHING = "nothing"
+    ENV = "the env"
+    """A new env is needed. It is built in the same host if others share that; else in a new one."""
+    HOST = "the host"
+    """It died, timed out or broke the protocol."""
+
+
 @dataclass(slots=True)
 class EnvSlot:
     """One env_id: its host, what is under way, and what its user has and is owed.
 
     Attributes:
         env_id: the id.
+        group: the envs that share its host.
         generation: how often the env behind the id was renewed.
-        host_id: its host; None if it has none.
+        host_id: its host; None if it has none, or takes no part in the one of its group.
         work: what the host is busy with.
         request_id: the request whose reply is awaited.
-        deadline: when `work` times out, or a pause ends.
-        limit_s: the time limit that the deadline came from.
+        order: place of what the host does by itself in the order of requests.
+        deadline: when `work` times out, or a pause ends. Requests to a shared host have none of
+            their own: see `HostGroup.deadline`.
+        limit_s: the time limit that was set last.
+        since: when the request was sent, if it has a limit and the host is shared.
         following: what follows a pause or the end of a host.
         pause_s: how long to pause before that.
         obs: the newest observation: what `ready_obs` shows in RUN.
@@ -66,6 +81,7 @@ class EnvSlot:
         seed: for the reset under way, exactly.
         new_generation: the next reset is the first of a later generation, seeded accordingly.
         attended: an episode is to begin when its repair is over; else it goes to NEED_RESET.
+        waits: its episode has ended, and the next one begins when its host has been replaced.
         again: when the running reset is over, reset once more (new parameters or seed).
         attempts: failed attempts at the present reset.
         renewals_in_a_row: renewals since the last reset that succeeded.
@@ -78,12 +94,15 @@ class EnvSlot:
     """
 
     env_id: int
+    group: HostGroup = field(init=False, repr=False, compare=False)
     generation: int = 0
     host_id: int | None = None
     work: Work = Work.NONE
     request_id: int = 0
+    order: int = 0
     deadline: float = NEVER
     limit_s: float = NEVER
+    since: float = 0.0
     following: Next = Next.NOTHING
     pause_s: float = 0.0
     obs: Any = None
@@ -97,6 +116,7 @@ class EnvSlot:
     seed: int | None = None
     new_generation: bool = False
     attended: bool = True
+    waits: bool = False
     again: bool = False
     attempts: int = 0
     renewals_in_a_row: int = 0
@@ -111,3 +131,69 @@ class EnvSlot:
     def deliverable(self) -> bool:
         """Whether its timestep can be handed out."""
         return self.timestep is not None and not self.held
+
+
+_AWAITED = frozenset((Work.STARTING, Work.RESETTING, Work.STEPPING, Work.CANCELLING, Work.CALLING))
+
+
+@dataclass(slots=True, eq=False)
+class HostGroup:
+    """The envs that share a host. Who belongs to it never changes; its host may be replaced.
+
+    Attributes:
+        index: its place among the groups.
+        slots: its envs, by ascending env_id.
+        is_shared: there are several.
+        by_id: the same envs, by env_id.
+        host_id: the host; None while there is none.
+        is_ending: the host was killed or asked to end.
+        is_worn: the host wants to be replaced as soon as none of its envs is in an episode.
+        running: of a shared host: the env that it has said it works for.
+        deadline: of a shared host: when what it does now times out, or its silence does; a moment
+            that is too early is allowed while nothing is running.
+        quiet_since: of a shared host: when it was last known to be done with something.
+    """
+
+    index: int
+    slots: tuple[EnvSlot, ...]
+    is_shared: bool = field(init=False)
+    by_id: dict[int, EnvSlot] = field(init=False)
+    host_id: int | None = None
+    is_ending: bool = False
+    is_worn: bool = False
+    running: EnvSlot | None = None
+    deadline: float = NEVER
+    quiet_since: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.is_shared = len(self.slots) > 1
+        self.by_id = {slot.env_id: slot for slot in self.slots}
+        for slot in self.slots:
+            slot.group = self
+
+    def present(self) -> list[EnvSlot]:
+        """Return the envs that take part in the host."""
+        return [slot for slot in self.slots if slot.host_id is not None]
+
+    def awaited(self) -> list[EnvSlot]:
+        """Return the envs whose replies are awaited, in the order in which they run, if known.
+
+        Requests run in the order in which they were sent; a reset that the host begins by itself
+        runs after those that were sent before it was known of.
+        """
+        return sorted(
+            (slot for slot in self.slots if slot.work in _AWAITED),
+            key=lambda slot: max(slot.request_id, slot.order),
+        )
+
+
+def host_groups(slots: Sequence[EnvSlot], n_hosts: int) -> list[HostGroup]:
+    """Divide envs into contiguous groups whose sizes differ by one at most, larger ones first."""
+    size, n_larger = divmod(len(slots), n_hosts)
+    groups: list[HostGroup] = []
+    first = 0
+    for index in range(n_hosts):
+        end = first + size + (index < n_larger)
+        groups.append(HostGroup(index, tuple(slots[first:end])))
+        first = end
+    return groups

@@ -16,6 +16,7 @@ class Statistics:
     """What has happened since launch.
 
     Attributes:
+        num_workers: hosts that share the envs.
         actions: actions accepted.
         timesteps: timesteps delivered, the abnormal ones included.
         abnormal: abnormal timesteps delivered or still to be delivered.
@@ -31,6 +32,7 @@ class Statistics:
         latest_failures: the latest of them.
     """
 
+    num_workers: int = 0
     actions: int = 0
     timesteps: int = 0
     abnormal: int = 0
@@ -60,6 +62,7 @@ class Statistics:
         """Return everything as plain values; from any thread, also while failures are counted."""
         latest = tuple(self.latest_failures)  # in one go: a deque may not change while it is read
         return {
+            "num_workers": self.num_workers,
             "actions": self.actions,
             "timesteps": self.timesteps,
             "abnormal": self.abnormal,

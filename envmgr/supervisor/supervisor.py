@@ -33,7 +33,6 @@ class Supervisor:
         hosts: to speak to hosts.
         rules: of episodes and observations.
         policy: of failures.
-        env_num: number of envs.
 
     Attributes:
         states: the state of each env_id; changed only here and in `repair`.
@@ -42,14 +41,13 @@ class Supervisor:
         repair: what follows failures.
     """
 
-    def __init__(
-        self, hosts: Hosts, rules: EpisodeRules, policy: FailurePolicy, env_num: int
-    ) -> None:
+    def __init__(self, hosts: Hosts, rules: EpisodeRules, policy: FailurePolicy) -> None:
         self.hosts = hosts
         self.rules = rules
+        self.slots = hosts.slots
+        env_num = len(self.slots)
         self.states = StateTable(env_num)
-        self.slots = [EnvSlot(i) for i in range(env_num)]
-        self.statistics = Statistics()
+        self.statistics = Statistics(num_workers=len(hosts.groups))
         self._orientation = Orientation(hosts, env_num)
         self._episodes = Episodes(hosts, self.states, rules, self.statistics)
         self.repair = Repair(
@@ -59,6 +57,7 @@ class Supervisor:
             self.statistics,
             auto_reset=rules.auto_reset,
             begin_reset=self._episodes.begin,
+            replace_worn_host=self._episodes.replace_worn_host,
         )
         self._arrivals = Arrivals(
             hosts,
@@ -156,6 +155,7 @@ class Supervisor:
             self.states.apply(env_id, Event.RENEW)
         elif slot.work is Work.NONE and slot.host_id is not None:  # renewed, auto_reset off
             self.states.apply(env_id, Event.REPAIRED_UNATTENDED)
+        self._episodes.replace_worn_host(slot.group)
 
     def ready_ids(self) -> list[int]:
         """Return the envs that take an action now, ascending."""
@@ -204,11 +204,11 @@ class Supervisor:
         self._cancel(slot)
         self._revive(slot)
         slot.attended = True
+        slot.waits = False
         self.states.apply(env_id, Event.BEGIN_RESET)
         if slot.work is Work.NONE:
             if slot.host_id is None:
-                self.repair.forgive(slot)
-                self.repair.renew(slot, new_host=True)
+                self.repair.bring_back(slot)
             else:
                 self._episodes.begin(slot)
         elif slot.work is Work.ENDING and slot.following is Next.NOTHING:
@@ -272,11 +272,13 @@ class Supervisor:
 
     def expire(self) -> None:
         """Act on deadlines that have passed. What had arrived before has been handled."""
-        for slot in self.hosts.due(self.slots):
-            if slot.work is Work.PAUSING:
+        for slot in self.hosts.due():
+            if not self.hosts.is_due(slot):
+                continue  # settled together with another env of its host
+            if slot.work is Work.ENDING:
+                self.hosts.end(slot.group, ask=False)
+            elif slot.work is Work.PAUSING:
                 self.repair.proceed(slot)
-            elif slot.work is Work.ENDING:
-                self.hosts.end(slot, slot.following, slot.pause_s, ask=False)
             else:
                 self._arrivals.time_out(slot)
 

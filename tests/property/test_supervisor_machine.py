@@ -418,7 +418,7 @@ class SupervisorMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.phase == "running")
     @rule(data=st.data())
     def late_reply_of_a_host_that_was_given_up(self, data: st.DataObject) -> None:
-        serves = self.rig.supervisor.hosts.slot_of
+        serves = self.rig.supervisor.hosts.group_of
         models = [
             model
             for host_id, model in self.hosts.models.items()
@@ -574,7 +574,7 @@ class SupervisorMachine(RuleBasedStateMachine):
                 assert model is not None, where
                 assert not model.fake.reported, where
             if model is not None:
-                assert supervisor.hosts.slot_of(model.fake.host_id) is slot, where
+                assert supervisor.hosts.group_of(model.fake.host_id) is slot.group, where
                 assert model.env_id == slot.env_id, where
                 assert not model.fake.reported, where
             assert supervisor.hosts.earliest_deadline <= slot.deadline, where
@@ -583,7 +583,7 @@ class SupervisorMachine(RuleBasedStateMachine):
         unknown = [
             host_id
             for host_id, model in self.hosts.models.items()
-            if model.is_alive and supervisor.hosts.slot_of(host_id) is None
+            if model.is_alive and supervisor.hosts.group_of(host_id) is None
         ]
         assert not unknown, f"nobody looks after hosts {unknown}"
 

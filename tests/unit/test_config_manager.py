@@ -349,14 +349,21 @@ def test_seeds_have_to_fit_the_envs() -> None:
         ManagerConfig(seed={9: 1, 2: 5}).with_env_num(2)
 
 
-def test_several_envs_per_host_and_spares_are_refused() -> None:
-    assert ManagerConfig(num_workers=3, env_num=3).num_workers == 3
-    assert ManagerConfig(num_workers=3).with_env_num(3).num_workers == 3
-    with pytest.raises(ConfigError, match="this version runs one env per host"):
-        ManagerConfig(num_workers=3).with_env_num(4)
-    with pytest.raises(ConfigError, match="this version runs one env per host"):
-        ManagerConfig(num_workers=2, env_num=4)
-    with pytest.raises(ConfigError, match="this version runs one env per host"):
+@pytest.mark.parametrize("num_workers", [1, 2, 4, None])
+def test_envs_may_share_workers(num_workers: int | None) -> None:
+    config = ManagerConfig(num_workers=num_workers).with_env_num(4)
+    assert config.num_workers == num_workers
+
+
+def test_more_workers_than_envs_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"manager\.num_workers is 5, but there are 4 envs"):
+        ManagerConfig(num_workers=5).with_env_num(4)
+    with pytest.raises(ConfigError, match=r"Give 1 to 1, or null"):
+        ManagerConfig(num_workers=2, env_num=1)
+
+
+def test_what_this_version_cannot_do_is_refused() -> None:
+    with pytest.raises(ConfigError, match="this version does not calibrate"):
         ManagerConfig(num_workers="auto")
     with pytest.raises(ConfigError, match="this version keeps no spares"):
         ManagerConfig(spare_env_num=1)

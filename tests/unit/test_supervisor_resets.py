@@ -355,7 +355,7 @@ def let_everybody_answer(rig: Rig) -> None:
             continue
         if host.killed:
             transport.die(host.env_id)
-        elif rig.supervisor.hosts.slot_of(host.host_id) is not None:
+        elif rig.supervisor.hosts.group_of(host.host_id) is not None:
             slot = rig.slot(host.env_id)
             if slot.work not in (Work.NONE, Work.PAUSING):
                 for after_s, arrival in _answers(rig, host):
