@@ -5,7 +5,9 @@
 #   V2=no               leave out the treetensor managers and their tests (and so PyTorch)
 #   TORCH='torch==2.13.0 --index-url URL'
 #                       any other way to get PyTorch, which treetensor needs
-#   ARGS='-k lifecycle' further arguments for pytest (make test)
+#   ARGS='-k lifecycle' further arguments for pytest (make test) or for the benchmarks (make bench)
+#   BENCH_DING_PYTHON=python3.11
+#                       the Python for DI-engine in the benchmarks: one with wheels for numpy below 2
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -20,10 +22,16 @@ MATRIX = 3.10 3.11 3.12 3.13
 OLDEST_PYTHON = 3.10
 OLDEST = numpy==1.26.* gymnasium==1.0.*
 
+BENCH_VENV ?= .venv-bench
+# DI-engine needs numpy below 2, and so an environment of its own.
+BENCH_DING_VENV = $(BENCH_VENV)-ding
+BENCH_DING_PYTHON ?= $(PYTHON)
+BENCH_OUT ?= docs/benchmarks
+
 PIP_INSTALL = $(VENV)/bin/python -m pip install --disable-pip-version-check -qq
 REQUIREMENTS = setup.cfg pyproject.toml
 
-.PHONY: help venv demo test docs test-matrix lint typecheck format clean distclean
+.PHONY: help venv demo test docs bench test-matrix lint typecheck format clean distclean
 
 help:  ## print this list
 	@echo 'usage: make TARGET'
@@ -42,6 +50,11 @@ test: $(VENV)/.test-$(V2)  ## run all tests
 docs: $(VENV)/.dev  ## write the generated pages of docs/reference anew
 	@echo "==> generating docs/reference"
 	@$(VENV)/bin/python docs/generate.py
+
+bench: $(BENCH_VENV)/.bench $(BENCH_DING_VENV)/.bench  ## measure envmgr beside its peers; ARGS=--quick for a short look
+	@echo "==> benchmarks, into $(BENCH_OUT)"
+	@$(BENCH_VENV)/bin/python benchmarks/run.py --ding-python $(BENCH_DING_VENV)/bin/python \
+	  --out $(BENCH_OUT) $(ARGS)
 
 test-matrix:  ## run all tests with each Python of 3.10 to 3.13 that is installed, in .venv-3.x
 	@failed= ; ran= ; missing= ; \
@@ -79,7 +92,7 @@ clean:  ## remove caches and build outputs
 
 distclean: clean  ## remove the virtual environments as well
 	@echo "==> removing virtual environments"
-	@rm -rf .venv .venv-3.*
+	@rm -rf .venv .venv-3.* $(BENCH_VENV) $(BENCH_DING_VENV)
 
 # The stamp files below say what is installed; a newer setup.cfg or pyproject.toml installs again.
 
@@ -121,3 +134,15 @@ $(VENV)/.dev: $(VENV)/.made $(REQUIREMENTS)
 	@echo "==> installing envmgr with the extra dev into $(VENV)"
 	@$(PIP_INSTALL) --editable '.[dev]'
 	@touch $@ $(VENV)/.core
+
+# A peer that cannot be installed is named and left out.
+$(BENCH_VENV)/.bench: $(REQUIREMENTS) benchmarks/install.py
+	@$(MAKE) --no-print-directory VENV=$(BENCH_VENV) $(BENCH_VENV)/.core
+	@$(BENCH_VENV)/bin/python -m pip install --disable-pip-version-check -qq matplotlib
+	@$(BENCH_VENV)/bin/python benchmarks/install.py $(BENCH_VENV) --torch '$(TORCH)'
+	@touch $@
+
+$(BENCH_DING_VENV)/.bench: benchmarks/install.py benchmarks/requirements-ding.txt
+	@$(MAKE) --no-print-directory VENV=$(BENCH_DING_VENV) PYTHON=$(BENCH_DING_PYTHON) $(BENCH_DING_VENV)/.made
+	@$(BENCH_DING_VENV)/bin/python benchmarks/install.py $(BENCH_DING_VENV) --ding --torch '$(TORCH)'
+	@touch $@

@@ -1,43 +1,86 @@
-"""Envs whose cost is known: nothing, uneven sleeps, slow resets."""
+"""Envs whose cost is known. Every library steps the same classes."""
 
 from __future__ import annotations
 
+import functools
 import time
+from collections.abc import Callable
 from typing import Any
 
 import gymnasium
 import numpy as np
+from gymnasium.envs.classic_control import CartPoleEnv
 
 STEP_S = 0.001
 RESET_S = 0.2
 EPISODE_STEPS = (50, 150)
 UNEVEN_MEDIAN_S = 0.002
 UNEVEN_SIGMA = 1.0
+BUSY_STEP_S = 100e-6
+
+StepResult = tuple[Any, float, bool, bool, dict[str, Any]]
 
 
 class NullEnv(gymnasium.Env[Any, Any]):
     """Does nothing: float32[4] observations, two actions, episodes without end."""
 
-    observation_space = gymnasium.spaces.Box(-1.0, 1.0, (4,), np.float32)
+    observation_space: Any = gymnasium.spaces.Box(-1.0, 1.0, (4,), np.float32)
     action_space = gymnasium.spaces.Discrete(2)
 
     def __init__(self) -> None:
-        self._obs = np.zeros(4, np.float32)
+        self._obs: Any = np.zeros(4, np.float32)
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
         """Begin an episode."""
         super().reset(seed=seed)
         return self._obs, {}
 
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+    def step(self, action: Any) -> StepResult:
         """Take a step."""
         return self._obs, 0.0, False, False, {}
+
+
+class ImageEnv(NullEnv):
+    """Returns one preallocated uint8 array, of which one byte changes at each step.
+
+    Args:
+        shape: of the observation.
+    """
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        self.observation_space = gymnasium.spaces.Box(0, 255, shape, np.uint8)
+        self._obs: Any = np.full(shape, 127, np.uint8)
+        self._bytes = self._obs.reshape(-1)
+        self._steps = 0
+
+    def step(self, action: Any) -> StepResult:
+        """Take a step: write a byte."""
+        self._steps += 1
+        self._bytes[0] = self._steps & 255
+        return self._obs, 0.0, False, False, {}
+
+
+class BusyEnv(NullEnv):
+    """Each step does a fixed amount of work, whatever time that takes.
+
+    Args:
+        loops: how much work; see `busy_loops`.
+    """
+
+    def __init__(self, loops: int) -> None:
+        super().__init__()
+        self._loops = loops
+
+    def step(self, action: Any) -> StepResult:
+        """Work, then take a step."""
+        work(self._loops)
+        return super().step(action)
 
 
 class UnevenEnv(NullEnv):
     """Each step sleeps log-normally: median 2 ms, sigma 1."""
 
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+    def step(self, action: Any) -> StepResult:
         """Sleep, then take a step."""
         time.sleep(self.np_random.lognormal(np.log(UNEVEN_MEDIAN_S), UNEVEN_SIGMA))
         return super().step(action)
@@ -55,8 +98,51 @@ class SlowResetEnv(NullEnv):
         self._left = int(self.np_random.integers(EPISODE_STEPS[0], EPISODE_STEPS[1] + 1))
         return result
 
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+    def step(self, action: Any) -> StepResult:
         """Sleep, then take a step of an episode that ends."""
         time.sleep(STEP_S)
         self._left -= 1
         return self._obs, 0.0, self._left <= 0, False, {}
+
+
+def work(loops: int) -> int:
+    """Compute something that takes as many turns of a loop as asked for."""
+    value = 1
+    for _ in range(loops):
+        value = (value * 1103515245 + 12345) & 0x7FFFFFFF
+    return value
+
+
+def busy_loops() -> int:
+    """Return how many `loops` take `BUSY_STEP_S` on this machine when it is idle.
+
+    The shortest of many short runs counts: what disturbs a run only makes it longer.
+    """
+    loops = 10_000
+    shortest_s = min(_duration_s(loops) for _ in range(200))
+    return max(1, round(loops * BUSY_STEP_S / shortest_s))
+
+
+def _duration_s(loops: int) -> float:
+    began = time.perf_counter()
+    work(loops)
+    return time.perf_counter() - began
+
+
+def env_factory(name: str, loops: int) -> Callable[[], Any]:
+    """Return a picklable function that builds the env of that name.
+
+    Args:
+        name: `null`, `cartpole`, `image`, `frame`, `busy`, `uneven` or `slow-reset`.
+        loops: work of one step of `busy`.
+    """
+    factories: dict[str, Callable[[], Any]] = {
+        "null": NullEnv,
+        "cartpole": CartPoleEnv,
+        "image": functools.partial(ImageEnv, (84, 84, 4)),
+        "frame": functools.partial(ImageEnv, (210, 160, 3)),
+        "busy": functools.partial(BusyEnv, loops),
+        "uneven": UnevenEnv,
+        "slow-reset": SlowResetEnv,
+    }
+    return factories[name]

@@ -1,144 +1,163 @@
-"""Side-by-side benchmarks: `python benchmarks/run.py [CASE ...]`."""
+"""Side-by-side benchmarks: envmgr and its peers, in alternation within one run."""
 
 from __future__ import annotations
 
 import argparse
-import os
-import platform
-import statistics
+import datetime
+import shutil
+import sys
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Collection, Sequence
+from pathlib import Path
 
-import gymnasium
-import numpy as np
-from envs import (
-    EPISODE_STEPS,
-    RESET_S,
-    STEP_S,
-    UNEVEN_MEDIAN_S,
-    UNEVEN_SIGMA,
-    NullEnv,
-    SlowResetEnv,
-    UnevenEnv,
-)
+import machine
+import report
+from cases import CASES, Item, plan
+from envs import busy_loops
+from execute import take
+from ideals import SLEEP_IDEALS
+from results import STEPS_PER_S, Results
+from rows import IDEAL, LIBRARIES, ROWS
+from spec import Spec
+from tables import rate_text
 
-import envmgr
-
-WARM_UP_S = 1.0
+WARM_UP_SHARE = 0.3
+SECONDS, QUICK_SECONDS = 0.6, 0.2
+ROUNDS, QUICK_ROUNDS = 3, 1
 
 
-def rate_of_manager(env: Any, env_num: int, seconds: float, **cfg: Any) -> float:
-    """Return env steps per second of the dict-style loop."""
-    with envmgr.make(env, env_num, seed=0, **cfg) as manager:
-
-        def step() -> int:
-            return len(manager.step(dict.fromkeys(manager.ready_obs, 0)))
-
-        return rate_of(step, seconds)
-
-
-def rate_of_gymnasium(env: Any, env_num: int, seconds: float) -> float:
-    """Return env steps per second of Gymnasium's AsyncVectorEnv (shared memory, its default)."""
-    envs = gymnasium.vector.AsyncVectorEnv([env] * env_num)
+def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """Return the options of the command line, with every default filled in."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("case", nargs="*", help=f"of {', '.join(CASES)}; all if none is named")
+    parser.add_argument("--cases", default="", help="the same as a list: null,cartpole")
+    parser.add_argument("--libraries", default="", help=f"of {','.join(LIBRARIES)}; all by default")
+    parser.add_argument("--n", default="", help="only these numbers of envs: 8,64")
+    parser.add_argument("--rounds", type=int, help="passes through everything")
+    parser.add_argument("--seconds", type=float, help="length of a measurement")
+    parser.add_argument("--quick", action="store_true", help="fewer numbers of envs, one round")
+    parser.add_argument("--out", type=Path, help="folder for the report; without it, none")
+    parser.add_argument(
+        "--ding-python",
+        default=machine.default_ding_python(),
+        help="interpreter that has DI-engine, which needs numpy below 2",
+    )
+    options = parser.parse_args(arguments)
     try:
-        envs.reset(seed=0)
-        actions = np.zeros(env_num, np.int64)
-
-        def step() -> int:
-            envs.step(actions)
-            return env_num
-
-        return rate_of(step, seconds)
-    finally:
-        envs.close()
+        options.cases = _known([*options.case, *_split(options.cases)], CASES) or list(CASES)
+        options.libraries = _known(_split(options.libraries), LIBRARIES) or list(LIBRARIES)
+        options.n = [int(n) for n in _split(options.n)]
+    except ValueError as error:
+        parser.error(str(error))
+    options.rounds = options.rounds or (QUICK_ROUNDS if options.quick else ROUNDS)
+    options.seconds = options.seconds or (QUICK_SECONDS if options.quick else SECONDS)
+    return options
 
 
-def rate_of(step: Callable[[], int], seconds: float) -> float:
-    """Return units per second of `step`, after a warm-up."""
-    end = time.perf_counter() + WARM_UP_S
-    while time.perf_counter() < end:
-        step()
-    done, began = 0, time.perf_counter()
-    while time.perf_counter() - began < seconds:
-        done += step()
-    return done / (time.perf_counter() - began)
+def _split(text: str) -> list[str]:
+    return [part for part in text.split(",") if part]
 
 
-def mean_sleep_s(draw: Callable[[], float], count: int) -> float:
-    """Return how long `time.sleep` of such durations really takes on this machine, on average."""
-    began = time.perf_counter()
-    for _ in range(count):
-        time.sleep(draw())
-    return (time.perf_counter() - began) / count
+def _known(names: Sequence[str], known: Collection[str]) -> list[str]:
+    for name in names:
+        if name not in known:
+            raise ValueError(f"{name!r} is not one of {', '.join(known)}")
+    return list(dict.fromkeys(names))
 
 
-def null_case(seconds: float, rounds: int) -> list[str]:
-    """Throughput of a do-nothing env, n=8, one env per host, dict form."""
-    ours, theirs = [], []
-    for _ in range(rounds):
-        theirs.append(rate_of_gymnasium(NullEnv, 8, seconds))
-        ours.append(rate_of_manager(NullEnv, 8, seconds, type="subprocess"))
-    ratio = statistics.median(a / b for a, b in zip(ours, theirs, strict=True))
-    return [
-        f"null n=8: envmgr subprocess {statistics.median(ours):,.0f} steps/s, Gymnasium "
-        f"AsyncVectorEnv {statistics.median(theirs):,.0f} steps/s, ratio {ratio:.2f}"
-    ]
+def pythons(options: argparse.Namespace, results: Results) -> dict[str, str]:
+    """Return the interpreter of each library that is installed; note the others in `results`."""
+    found = {IDEAL: sys.executable}
+    # Measuring processes run in folders of their own: the path must hold there.
+    ding_python = str(Path(shutil.which(options.ding_python) or options.ding_python).absolute())
+    versions: dict[str, str] = {}
+    for library, (_, distribution) in machine.PACKAGES.items():
+        if library not in options.libraries:
+            continue
+        python = ding_python if library == "ding" else sys.executable
+        there = machine.library_versions(library, python)
+        if distribution not in there:
+            environment = Path(python).parent.parent
+            results.peers_missing[library] = machine.reason_missing(library, environment)
+            print(f"{library}: {results.peers_missing[library]}", flush=True)
+            continue
+        found[library] = python
+        versions[distribution] = there[distribution]
+        versions["numpy for DI-engine" if library == "ding" else "numpy"] = there["numpy"]
+    results.machine = {**machine.describe(), "versions": versions}
+    return found
 
 
-def uneven_case(seconds: float, rounds: int) -> list[str]:
-    """async_subprocess, wait_num 1, n=16: share of what the envs can do alone."""
-    generator = np.random.default_rng(0)
-    alone_s = mean_sleep_s(lambda: generator.lognormal(np.log(UNEVEN_MEDIAN_S), UNEVEN_SIGMA), 1000)
-    lines = []
-    for env_num in (16, 64):
-        ideal = env_num / alone_s
-        cfg = {"type": "async_subprocess", "wait_num": 1, "step_wait_timeout": 0}
-        rates = [rate_of_manager(UnevenEnv, env_num, seconds, **cfg) for _ in range(rounds)]
-        lines.append(_share("uneven", env_num, "async_subprocess", rates, ideal))
-    return lines
+def measure_all(options: argparse.Namespace, results: Results) -> None:
+    """Measure everything, round by round; what cannot be measured is not tried again."""
+    available = pythons(options, results)
+    libraries = [*(lib for lib in options.libraries if lib in available), IDEAL]
+    items = plan(options.cases, options.n or None, libraries, options.quick)
+    loops = busy_loops()
+    results.settings = {
+        "date": datetime.date.today().isoformat(),
+        "rounds": options.rounds,
+        "seconds": options.seconds,
+        "busy_loops": loops,
+    }
+    for case in dict.fromkeys(item.case for item in items):
+        if case in SLEEP_IDEALS:
+            results.sleep_ideals[case] = SLEEP_IDEALS[case]()
+    print(f"{len(items)} measurements in each of {options.rounds} rounds", flush=True)
+    began = time.monotonic()
+    for round_ in range(1, options.rounds + 1):
+        for number, item in enumerate(items, 1):
+            if f"{item.case} n={item.env_num} {item.row}" in results.left_out:
+                continue
+            spec = _spec(item, options.seconds, loops)
+            outcome = _take(item, round_, spec, available[spec.library], results)
+            minutes = (time.monotonic() - began) / 60
+            print(
+                f"{minutes:5.1f} min  round {round_}  {number:3}/{len(items)}  {item.case:10} "
+                f"n={item.env_num:<3}  {ROWS[item.row].label}: {outcome}",
+                flush=True,
+            )
 
 
-def slow_reset_case(seconds: float, rounds: int) -> list[str]:
-    """Overlapped resets, n=16 and 64: share of the ideal."""
-    step_s = mean_sleep_s(lambda: STEP_S, 500)
-    reset_s = mean_sleep_s(lambda: RESET_S, 5)
-    steps = sum(EPISODE_STEPS) / 2
-    lines = []
-    for env_num in (16, 64):
-        ideal = env_num * steps / (steps * step_s + reset_s)
-        for kind in ("subprocess", "async_subprocess"):
-            rates = [
-                rate_of_manager(SlowResetEnv, env_num, seconds, type=kind) for _ in range(rounds)
-            ]
-            lines.append(_share("slow reset", env_num, kind, rates, ideal))
-    return lines
-
-
-def _share(case: str, env_num: int, kind: str, rates: list[float], ideal: float) -> str:
-    rate = statistics.median(rates)
-    return (
-        f"{case} n={env_num} {kind}: {rate:,.0f} steps/s of {ideal:,.0f} ideal, "
-        f"{100 * rate / ideal:.1f} % (rounds: {', '.join(f'{100 * r / ideal:.1f}' for r in rates)})"
+def _spec(item: Item, seconds: float, loops: int) -> Spec:
+    case, row = CASES[item.case], ROWS[item.row]
+    length_s = seconds * case.stretch
+    return Spec(
+        library=row.library,
+        options=row.options,
+        env=case.env,
+        env_num=item.env_num,
+        kind=case.kind,
+        seconds=length_s,
+        warm_up_s=length_s * WARM_UP_SHARE,
+        busy_loops=loops,
     )
 
 
-CASES = {"null": null_case, "uneven": uneven_case, "slow-reset": slow_reset_case}
+def _take(item: Item, round_: int, spec: Spec, python: str, results: Results) -> str:
+    figures = take(spec, python)
+    for problem in ("unavailable", "error"):
+        if problem in figures:
+            results.leave_out(item, figures[problem])
+            return f"left out: {figures[problem]}"
+    results.add(item, round_, figures)
+    if STEPS_PER_S in figures:
+        return f"{rate_text(figures[STEPS_PER_S])} steps/s"
+    return ", ".join(f"{name} {value:.2f}" for name, value in figures.items())
 
 
 def main() -> None:
-    """Run the cases named on the command line."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("cases", nargs="*", help=f"of {', '.join(CASES)}; all if none is named")
-    parser.add_argument("--seconds", type=float, default=5.0, help="length of each measurement")
-    parser.add_argument("--rounds", type=int, default=3, help="measurements; the median counts")
-    arguments = parser.parse_args()
-    print(f"{os.cpu_count()} cores, Python {platform.python_version()}, {platform.platform()}")
-    for name in arguments.cases or CASES:
-        if name not in CASES:
-            parser.error(f"unknown case {name!r}; known: {', '.join(CASES)}")
-        for line in CASES[name](arguments.seconds, arguments.rounds):
-            print(line, flush=True)
+    """Run the benchmarks; Ctrl-C ends them and keeps what was measured."""
+    options = parse()
+    results = Results()
+    try:
+        measure_all(options, results)
+    except KeyboardInterrupt:
+        print("interrupted: what follows is what was measured", flush=True)
+    print("\n" + report.terminal(results))
+    if options.out is not None and results.measurements:
+        report.write(results, options.out)
+        print(f"written: {options.out}")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,30 @@
+"""One module per library; each has `open_runner(spec, factory)`, which returns a `spec.Runner`.
+
+All loops do equal work: they step every env that is ready with an action drawn beforehand, take the
+observations, and reset by the library's own means. A library is imported by its adapter alone.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+from spec import Runner, Spec
+
+_MODULES = {
+    "envmgr": "envmgr_managers",
+    "gymnasium": "gymnasium_vector",
+    "sb3": "sb3_subproc",
+    "tianshou": "tianshou_shmem",
+    "pufferlib": "pufferlib_vector",
+    "ding": "ding_managers",
+    "plain": "plain_loop",
+}
+
+
+def open_runner(spec: Spec, factory: Callable[[], Any]) -> Runner:
+    """Return the runner of `spec.library`; importing the library happens here."""
+    module = importlib.import_module(f"adapters.{_MODULES[spec.library]}")
+    runner: Runner = module.open_runner(spec, factory)
+    return runner

@@ -1,0 +1,112 @@
+"""envmgr: dicts or arrays, synchronous or with half of the envs in flight."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from spec import Runner, Spec, UnavailableError
+
+import envmgr
+from adapters.actions import array_batches, list_batches
+from envmgr.errors import ConfigError
+
+
+class _Managed:
+    """What the loops have in common: the manager's life."""
+
+    def __init__(self, manager: Any, env_num: int) -> None:
+        self._manager = manager
+        self._env_num = env_num
+
+    def start(self) -> None:
+        """Launch and take the first observations."""
+        self._manager.launch()
+        while len(self._manager.ready_obs) < self._env_num:
+            pass
+
+    def close(self) -> None:
+        """Close."""
+        self._manager.close()
+
+
+class DictLoop(_Managed):
+    """`step` with a dict: act on the observations that are ready."""
+
+    def __init__(self, manager: Any, env_num: int) -> None:
+        super().__init__(manager, env_num)
+        self._actions = list_batches(env_num)
+
+    def step(self) -> int:
+        """Act on the observations that are ready."""
+        obs = self._manager.ready_obs
+        timesteps = self._manager.step(dict(zip(obs, next(self._actions), strict=False)))
+        for timestep in timesteps.values():
+            timestep.obs.item(0)
+            break
+        return len(timesteps)
+
+
+class PipelinedDictLoop(DictLoop):
+    """`send` and `recv`: while one half of the envs steps, the other half is handled here."""
+
+    def start(self) -> None:
+        """Launch and send the first actions."""
+        super().start()
+        self._manager.send(dict(enumerate(next(self._actions))))
+
+    def step(self) -> int:
+        """Receive half of the envs and send them on."""
+        timesteps = self._manager.recv(min_ready=max(1, self._env_num // 2))
+        for timestep in timesteps.values():
+            timestep.obs.item(0)
+            break
+        obs = self._manager.ready_obs
+        self._manager.send(dict(zip(obs, next(self._actions), strict=False)))
+        return len(timesteps)
+
+
+class ArrayLoop(_Managed):
+    """`send_arrays` and `recv_arrays`, all envs together, or half of them in flight.
+
+    Episodes end with the reset done (`reset_inplace`), so that all envs of a batch take the next
+    action; the first observations of new episodes come from `ready_obs`.
+    """
+
+    def __init__(self, manager: Any, env_num: int, min_ready: int) -> None:
+        super().__init__(manager, env_num)
+        self._actions = array_batches(env_num)
+        self._min_ready = min_ready
+
+    def start(self) -> None:
+        """Launch and send the first actions."""
+        super().start()
+        self._manager.send_arrays(list(range(self._env_num)), next(self._actions))
+
+    def step(self) -> int:
+        """Receive a batch and send its envs on."""
+        manager = self._manager
+        batch = manager.recv_arrays(min_ready=self._min_ready)
+        batch.obs.item(0)
+        if (batch.terminated | batch.truncated).any():
+            _ = manager.ready_obs
+        env_ids = batch.env_ids
+        manager.send_arrays(env_ids, next(self._actions)[: len(env_ids)])
+        return len(env_ids)
+
+
+def open_runner(spec: Spec, factory: Callable[[], Any]) -> Runner:
+    """Return the loop of `options["form"]` (`dict` or `arrays`) over a manager of `options["cfg"]`.
+
+    Raises:
+        UnavailableError: this envmgr refuses the config.
+    """
+    env_num, options = spec.env_num, spec.options
+    try:
+        manager = envmgr.make(factory, env_num, seed=0, **options["cfg"])
+    except ConfigError as error:
+        raise UnavailableError(f"the config is refused: {error}") from error
+    pipelined = options.get("pipelined", False)
+    if options["form"] == "arrays":
+        return ArrayLoop(manager, env_num, max(1, env_num // 2) if pipelined else env_num)
+    return (PipelinedDictLoop if pipelined else DictLoop)(manager, env_num)

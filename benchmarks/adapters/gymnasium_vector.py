@@ -1,0 +1,52 @@
+"""Gymnasium's AsyncVectorEnv and SyncVectorEnv."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import gymnasium
+import numpy as np
+from spec import Runner, Spec
+
+from adapters.actions import array_batches
+
+
+class GymnasiumVector:
+    """A vector env in its default reset mode: the call after an episode's end only resets."""
+
+    def __init__(self, build: Callable[[], Any], env_num: int) -> None:
+        self._build = build
+        self._env_num = env_num
+        self._actions = array_batches(env_num)
+        self._resetting = 0
+
+    def start(self) -> None:
+        """Build and reset."""
+        self._envs = self._build()
+        self._envs.reset(seed=0)
+
+    def step(self) -> int:
+        """Step all envs; those whose episode had ended are reset instead."""
+        obs, _, terminated, truncated, _ = self._envs.step(next(self._actions))
+        obs.item(0)
+        stepped = self._env_num - self._resetting
+        self._resetting = int(np.count_nonzero(terminated | truncated))
+        return stepped
+
+    def close(self) -> None:
+        """Close."""
+        self._envs.close()
+
+
+def open_runner(spec: Spec, factory: Callable[[], Any]) -> Runner:
+    """Return a runner of `options["kind"]`, `async` or `sync`."""
+    fns = [factory] * spec.env_num
+    copy = spec.options.get("copy", True)
+
+    def build() -> Any:
+        if spec.options["kind"] == "sync":
+            return gymnasium.vector.SyncVectorEnv(fns, copy=copy)
+        return gymnasium.vector.AsyncVectorEnv(fns, copy=copy)
+
+    return GymnasiumVector(build, spec.env_num)

@@ -1,0 +1,136 @@
+"""What was measured, and what follows from it: medians, ratios, shares of the ideal."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from cases import CASES, CORES, SLEEP, Item
+from rows import OWN, ROWS
+
+STEPS_PER_S = "steps_per_s"
+REFERENCE = "gymnasium-async"
+_IDEAL_ROW = "plain-2"
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """The figures of one item in one round."""
+
+    case: str
+    env_num: int
+    row: str
+    round: int
+    figures: dict[str, float]
+
+
+@dataclass
+class Results:
+    """All measurements of a run.
+
+    Attributes:
+        measurements: in the order in which they were taken.
+        left_out: `case n row` -> why there is no figure.
+        peers_missing: library -> why it is not installed.
+        sleep_ideals: case -> env steps per second of one env that only sleeps.
+        machine: where, see `machine.describe`.
+        settings: how.
+    """
+
+    measurements: list[Measurement] = field(default_factory=list)
+    left_out: dict[str, str] = field(default_factory=dict)
+    peers_missing: dict[str, str] = field(default_factory=dict)
+    sleep_ideals: dict[str, float] = field(default_factory=dict)
+    machine: dict[str, Any] = field(default_factory=dict)
+    settings: dict[str, Any] = field(default_factory=dict)
+
+    def add(self, item: Item, round_: int, figures: dict[str, float]) -> None:
+        """Keep the figures of an item."""
+        self.measurements.append(Measurement(item.case, item.env_num, item.row, round_, figures))
+
+    def leave_out(self, item: Item, reason: str) -> None:
+        """Keep why an item has no figure."""
+        self.left_out[f"{item.case} n={item.env_num} {item.row}"] = reason
+
+    def by_round(
+        self, case: str, env_num: int, row: str, figure: str = STEPS_PER_S
+    ) -> dict[int, float]:
+        """Return one figure of an item, by round."""
+        return {
+            m.round: m.figures[figure]
+            for m in self.measurements
+            if (m.case, m.env_num, m.row) == (case, env_num, row) and figure in m.figures
+        }
+
+    def median(self, case: str, env_num: int, row: str, figure: str = STEPS_PER_S) -> float | None:
+        """Return the median over the rounds; None if nothing was measured."""
+        values = self.by_round(case, env_num, row, figure)
+        return statistics.median(values.values()) if values else None
+
+    def ratio(self, case: str, env_num: int, row: str, other: str) -> float | None:
+        """Return how many times as fast as another row; the median of the rounds' ratios."""
+        return _ratio(self.by_round(case, env_num, row), self.by_round(case, env_num, other))
+
+    def growth(self, case: str, row: str, env_num: int, fewer: int) -> float | None:
+        """Return the cost per env step with `env_num` envs, over that with `fewer`."""
+        return _ratio(self.by_round(case, fewer, row), self.by_round(case, env_num, row))
+
+    def share(self, case: str, env_num: int, row: str) -> float | None:
+        """Return the share of the case's ideal; None if it has none, or it was not measured."""
+        ideal = CASES[case].ideal
+        if ideal == CORES:
+            return _ratio(self.by_round(case, env_num, row), self.by_round(case, 1, _IDEAL_ROW))
+        rate = self.median(case, env_num, row)
+        if ideal == SLEEP and rate is not None and case in self.sleep_ideals:
+            return rate / (env_num * self.sleep_ideals[case])
+        return None
+
+    def fastest(self, case: str, env_num: int, rows: Sequence[str]) -> str | None:
+        """Return the row with the highest median rate, of those that were measured."""
+        rates = {row: self.median(case, env_num, row) for row in rows}
+        measured = {row: rate for row, rate in rates.items() if rate is not None}
+        return max(measured, key=lambda row: measured[row]) if measured else None
+
+    def rows(self, case: str) -> list[str]:
+        """Return the rows that were measured in a case, in the order of `ROWS`, ideals left out."""
+        seen = {m.row for m in self.measurements if m.case == case}
+        return [row for row in ROWS if row in seen and row not in CASES[case].ideal_rows]
+
+    def env_nums(self, case: str) -> list[int]:
+        """Return the numbers of envs that were measured in a case, ascending, ideals left out."""
+        ideals = CASES[case].ideal_rows
+        return sorted(
+            {m.env_num for m in self.measurements if m.case == case and m.row not in ideals}
+        )
+
+    def cases(self) -> list[str]:
+        """Return the cases that were measured, in the order of `CASES`."""
+        seen = {m.case for m in self.measurements}
+        return [case for case in CASES if case in seen]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything as it goes into results.json."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, content: dict[str, Any]) -> Results:
+        """Return what `to_dict` gave."""
+        measurements = [Measurement(**m) for m in content["measurements"]]
+        return cls(**{**content, "measurements": measurements})
+
+
+def own_rows(rows: Sequence[str]) -> list[str]:
+    """Return the rows of envmgr among these."""
+    return [row for row in rows if ROWS[row].library == OWN]
+
+
+def peer_rows(rows: Sequence[str]) -> list[str]:
+    """Return the rows of the other libraries among these."""
+    return [row for row in rows if ROWS[row].library != OWN]
+
+
+def _ratio(ours: dict[int, float], theirs: dict[int, float]) -> float | None:
+    ratios = [ours[round_] / theirs[round_] for round_ in ours if round_ in theirs]
+    return statistics.median(ratios) if ratios else None

@@ -1,0 +1,122 @@
+"""The rows of the tables: what is measured of each library."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+OWN = "envmgr"
+IDEAL = "plain"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One library in one form.
+
+    Attributes:
+        key: short name; in results.json.
+        library: module of `adapters`, and name for `--libraries`.
+        label: what tables call it.
+        options: what the adapter needs to know.
+    """
+
+    key: str
+    library: str
+    label: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+def _own(key: str, label: str, form: str, pipelined: bool = False, **cfg: Any) -> Row:
+    cfg.setdefault("type", "subprocess")
+    if form == "arrays" or pipelined:
+        cfg["reset_inplace"] = True
+    options = {"form": form, "pipelined": pipelined, "cfg": cfg}
+    return Row(key, OWN, f"envmgr, {label}", options)
+
+
+_LIMITS: dict[str, Any] = {
+    "step_timeout": 10.0,
+    "reset_timeout": 10.0,
+    "check_actions": "strict",
+    "nan_policy": "abnormal",
+    "strict_dtype": True,
+}
+
+_ROWS = (
+    Row("plain-1", IDEAL, "plain loop, one core", {"processes": 1}),
+    Row("plain-2", IDEAL, "plain loops, two cores", {"processes": 2}),
+    _own("base", "`base` (in the trainer's process)", "dict", type="base"),
+    _own("subprocess", "a host per env, dict", "dict"),
+    _own("subprocess-ring", "a host per env, dict, two-step views", "dict", copy_on_get=False),
+    _own("hosts1-dict", "1 host, dict", "dict", num_workers=1),
+    _own("hosts1-arrays", "1 host, arrays", "arrays", num_workers=1),
+    _own("hosts2-dict", "2 hosts, dict", "dict", num_workers=2),
+    _own("hosts2-arrays", "2 hosts, arrays", "arrays", num_workers=2),
+    _own("hosts2-dict-pipelined", "2 hosts, dict, pipelined", "dict", True, num_workers=2),
+    _own("hosts2-arrays-pipelined", "2 hosts, arrays, pipelined", "arrays", True, num_workers=2),
+    _own(
+        "hosts1-ring", "1 host, arrays, two-step views", "arrays", num_workers=1, copy_on_get=False
+    ),
+    _own(
+        "hosts2-ring", "2 hosts, arrays, two-step views", "arrays", num_workers=2, copy_on_get=False
+    ),
+    _own(
+        "hosts1-until-send",
+        "1 host, arrays, views until the next send",
+        "arrays",
+        num_workers=1,
+        copy_on_get="until_send",
+    ),
+    _own(
+        "hosts2-until-send",
+        "2 hosts, arrays, views until the next send",
+        "arrays",
+        num_workers=2,
+        copy_on_get="until_send",
+    ),
+    _own(
+        "hosts2-checked",
+        "2 hosts, arrays, all checks and deadlines",
+        "arrays",
+        num_workers=2,
+        **_LIMITS,
+    ),
+    _own(
+        "hosts2-unchecked",
+        "2 hosts, arrays, no checks of actions, no deadlines",
+        "arrays",
+        num_workers=2,
+        check_actions=False,
+    ),
+    _own(
+        "async-1",
+        "`async_subprocess`, `wait_num: 1`",
+        "dict",
+        type="async_subprocess",
+        wait_num=1,
+    ),
+    _own("async", "`async_subprocess`", "dict", type="async_subprocess"),
+    Row("gymnasium-async", "gymnasium", "Gymnasium AsyncVectorEnv", {"kind": "async"}),
+    Row(
+        "gymnasium-async-nocopy",
+        "gymnasium",
+        "Gymnasium AsyncVectorEnv, `copy=False`",
+        {"kind": "async", "copy": False},
+    ),
+    Row("gymnasium-sync", "gymnasium", "Gymnasium SyncVectorEnv (in process)", {"kind": "sync"}),
+    Row("sb3-subproc", "sb3", "Stable-Baselines3 SubprocVecEnv"),
+    Row("tianshou-shmem", "tianshou", "tianshou ShmemVectorEnv"),
+    Row("tianshou-one", "tianshou", "tianshou ShmemVectorEnv, `wait_num=1`", {"wait_share": 0.0}),
+    Row(
+        "tianshou-half", "tianshou", "tianshou ShmemVectorEnv, `wait_num=n/2`", {"wait_share": 0.5}
+    ),
+    Row("pufferlib-1", "pufferlib", "PufferLib, 1 worker, zero-copy", {"workers": 1}),
+    Row("pufferlib-2", "pufferlib", "PufferLib, 2 workers, zero-copy", {"workers": 2}),
+    Row("pufferlib-serial", "pufferlib", "PufferLib Serial (in process)"),
+    Row("ding-subprocess", "ding", "DI-engine `subprocess`", {"kind": "subprocess"}),
+    Row("ding-async", "ding", "DI-engine `async_subprocess`", {"kind": "async_subprocess"}),
+)
+
+ROWS: Mapping[str, Row] = {row.key: row for row in _ROWS}
+LIBRARIES = tuple(dict.fromkeys(row.library for row in _ROWS))

@@ -1,0 +1,172 @@
+"""The tables of a report, as rows of text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from cases import CASES
+from results import REFERENCE, STEPS_PER_S, Results, own_rows, peer_rows
+from rows import ROWS
+from spec import RATE
+from targets import COUNT, TARGETS, TIMES
+
+Table = list[list[str]]
+NOTHING = "-"
+
+_LIFETIME_FIGURES = (
+    ("start_s", "start", "{:.2f} s"),
+    ("pss_mb", "memory", "{:.0f} MB"),
+    ("close_s", "close", "{:.2f} s"),
+)
+
+
+def rate_text(rate: float) -> str:
+    """Return env steps per second with three digits: `32.3 k`."""
+    for size, unit in ((1e6, " M"), (1e3, " k"), (1.0, "")):
+        if rate >= 0.9995 * size:
+            scaled = rate / size
+            digits = max(0, 3 - len(f"{scaled:.0f}"))
+            return f"{scaled:.{digits}f}{unit}"
+    return f"{rate:.2f}"
+
+
+def case_table(results: Results, case: str) -> Table:
+    """Return the table of one case: a line per row, a column per number of envs."""
+    if CASES[case].kind != RATE:
+        return _lifetime_table(results, case)
+    rows, env_nums = results.rows(case), results.env_nums(case)
+    best = {n: results.fastest(case, n, rows) for n in env_nums}
+    table = [["env steps per second", *(f"n={n}" for n in env_nums)]]
+    for row in rows:
+        cells = [_rate_cell(results, case, n, row, row == best[n]) for n in env_nums]
+        table.append([ROWS[row].label, *cells])
+    for row in CASES[case].ideal_rows:
+        rate = results.median(case, 1, row)
+        if rate is not None:
+            table.append([ROWS[row].label, *([rate_text(rate)] * len(env_nums))])
+    return table
+
+
+def _rate_cell(results: Results, case: str, env_num: int, row: str, best: bool) -> str:
+    rate = results.median(case, env_num, row)
+    if rate is None:
+        return NOTHING
+    remarks = []
+    ratio = results.ratio(case, env_num, row, REFERENCE)
+    if ratio is not None and row != REFERENCE:
+        remarks.append(f"{ratio:.3g} x")
+    share = results.share(case, env_num, row)
+    if share is not None:
+        remarks.append(f"{100 * share:.1f} %")
+    text = f"**{rate_text(rate)}**" if best else rate_text(rate)
+    return f"{text} ({', '.join(remarks)})" if remarks else text
+
+
+def _lifetime_table(results: Results, case: str) -> Table:
+    env_nums = results.env_nums(case)
+    heads = [f"{name}, n={n}" for n in env_nums for _, name, _ in _LIFETIME_FIGURES]
+    table = [["", *heads]]
+    for row in results.rows(case):
+        line = [ROWS[row].label]
+        for n in env_nums:
+            for figure, _, form in _LIFETIME_FIGURES:
+                value = results.median(case, n, row, figure)
+                line.append(NOTHING if value is None else form.format(value))
+        table.append(line)
+    return table
+
+
+def best_table(results: Results) -> Table:
+    """Return who is fastest: a line for each case and number of envs."""
+    table = [["case", "n", "envmgr's fastest", "a peer's fastest", "ratio", "spread", "best"]]
+    for case in results.cases():
+        if CASES[case].kind != RATE:
+            continue
+        rows = results.rows(case)
+        table += [_best_line(results, case, n, rows) for n in results.env_nums(case)]
+    return table
+
+
+def _best_line(results: Results, case: str, env_num: int, rows: Sequence[str]) -> list[str]:
+    own = results.fastest(case, env_num, own_rows(rows))
+    peer = results.fastest(case, env_num, peer_rows(rows))
+    best = results.fastest(case, env_num, rows)
+    ratio = results.ratio(case, env_num, own, peer) if own and peer else None
+    return [
+        case,
+        str(env_num),
+        _named_rate(results, case, env_num, own),
+        _named_rate(results, case, env_num, peer),
+        NOTHING if ratio is None else f"{ratio:.2f} x",
+        _spread(results, case, env_num, own),
+        _library_name(best),
+    ]
+
+
+def _named_rate(results: Results, case: str, env_num: int, row: str | None) -> str:
+    rate = None if row is None else results.median(case, env_num, row)
+    if row is None or rate is None:
+        return NOTHING
+    return f"{ROWS[row].label.removeprefix('envmgr, ')}: {rate_text(rate)}"
+
+
+def _spread(results: Results, case: str, env_num: int, row: str | None) -> str:
+    """Return how far the rounds of a row are apart, as a share of their median."""
+    if row is None:
+        return NOTHING
+    values = results.by_round(case, env_num, row, STEPS_PER_S).values()
+    median = results.median(case, env_num, row)
+    if median is None or len(values) < 2:
+        return NOTHING
+    return f"{100 * (max(values) - min(values)) / median:.0f} %"
+
+
+def _library_name(row: str | None) -> str:
+    return NOTHING if row is None else ROWS[row].label.partition(",")[0]
+
+
+def targets_table(results: Results) -> Table:
+    """Return the targets with what was reached."""
+    table = [["case", "what", "target", "reached", ""]]
+    for target in TARGETS:
+        figure = target.reached(results)
+        bound = "at most" if target.at_most else "at least"
+        goal = f"{bound} {target.goal:g} {target.unit}".rstrip()
+        if figure is None:
+            table.append([target.case, target.wanted, goal, NOTHING, "not measured"])
+            continue
+        digits = 0 if target.unit == COUNT else 2 if target.unit == TIMES else 1
+        verdict = "met" if target.met(figure) else "**missed**"
+        reached = f"{figure:.{digits}f} {target.unit}".rstrip()
+        table.append([target.case, target.wanted, goal, reached, verdict])
+    return table
+
+
+def left_out_table(results: Results) -> Table:
+    """Return what there is no figure for, and why: a line per library or row."""
+    table = [["what", "where", "why"]]
+    table += [[library, "everywhere", reason] for library, reason in results.peers_missing.items()]
+    places: dict[str, list[str]] = {}
+    reasons: dict[str, str] = {}
+    for left_out in results.left_out:
+        place, _, row = left_out.rpartition(" ")
+        places.setdefault(row, []).append(place)
+        reasons.setdefault(row, results.left_out[left_out])
+    table += [[ROWS[row].label, ", ".join(places[row]), reasons[row]] for row in places]
+    return table
+
+
+def markdown(table: Table) -> str:
+    """Return a table as markdown."""
+    cells = [[cell.replace("|", "\\|") for cell in line] for line in table]
+    cells.insert(1, ["---"] * len(table[0]))
+    return "\n".join("| " + " | ".join(line) + " |" for line in cells) + "\n"
+
+
+def plain(table: Table) -> str:
+    """Return a table for the terminal."""
+    cells = [[cell.replace("**", "*").replace("`", "") for cell in line] for line in table]
+    widths = [max(len(line[i]) for line in cells) for i in range(len(cells[0]))]
+    lines = ["  ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)) for line in cells]
+    lines.insert(1, "  ".join("-" * width for width in widths))
+    return "\n".join(line.rstrip() for line in lines) + "\n"

@@ -1,0 +1,158 @@
+"""The goals of envmgr on two cores, and what a run reached of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from cases import CASES
+from results import Results, peer_rows
+from rows import ROWS
+from spec import RATE
+
+TIMES, SHARE, SECONDS, MEGABYTES, COUNT = "x", "%", "s", "MB", ""
+
+
+@dataclass(frozen=True)
+class Target:
+    """One goal.
+
+    Attributes:
+        case: what is measured.
+        wanted: what of it, in words.
+        goal: the figure to reach.
+        unit: of the goal and the figure.
+        reached: computes the figure; None if it was not measured.
+        at_most: the goal is an upper bound.
+    """
+
+    case: str
+    wanted: str
+    goal: float
+    unit: str
+    reached: Callable[[Results], float | None]
+    at_most: bool = False
+
+    def met(self, figure: float) -> bool:
+        """Return whether a figure reaches the goal."""
+        return figure <= self.goal if self.at_most else figure >= self.goal
+
+
+def _times(case: str, n: int, row: str, other: str, goal: float) -> Target:
+    wanted = f"{ROWS[row].label}, over {ROWS[other].label}"
+    return Target(
+        f"{case}, n={n}", wanted, goal, TIMES, lambda results: results.ratio(case, n, row, other)
+    )
+
+
+def _share(case: str, n: int, rows: list[str], goal: float) -> Target:
+    names = ROWS[rows[0]].label if len(rows) == 1 else "the fastest way on 2 hosts"
+
+    def reached(results: Results) -> float | None:
+        row = results.fastest(case, n, rows)
+        share = results.share(case, n, row) if row else None
+        return None if share is None else 100 * share
+
+    return Target(f"{case}, n={n}", f"{names}, of {CASES[case].ideal}", goal, SHARE, reached)
+
+
+def _fastest_times(
+    case: str, n: int, rows: list[str], words: str, other: str, goal: float
+) -> Target:
+    def reached(results: Results) -> float | None:
+        row = results.fastest(case, n, rows)
+        return results.ratio(case, n, row, other) if row else None
+
+    wanted = f"arrays, {words}, over {ROWS[other].label}"
+    return Target(f"{case}, n={n}", wanted, goal, TIMES, reached)
+
+
+def _median(n: int, figure: str, goal: float, unit: str, words: str) -> Target:
+    return Target(
+        f"start, n={n}",
+        f"CartPole packed on 2 hosts: {words}",
+        goal,
+        unit,
+        lambda results: results.median("start", n, "hosts2-dict", figure),
+        at_most=True,
+    )
+
+
+def _price_of_safety(results: Results) -> float | None:
+    ratio = results.ratio("busy", 16, "hosts2-unchecked", "hosts2-checked")
+    return None if ratio is None else 100 * (ratio - 1)
+
+
+def rows_won_by_peers(results: Results) -> list[tuple[str, int]]:
+    """Return (case, env_num) of all rates in which a peer is the fastest."""
+    won: list[tuple[str, int]] = []
+    for case in results.cases():
+        if CASES[case].kind != RATE:
+            continue
+        rows = results.rows(case)
+        won += [
+            (case, n)
+            for n in results.env_nums(case)
+            if results.fastest(case, n, rows) in peer_rows(rows)
+        ]
+    return won
+
+
+_RING = ["hosts1-ring", "hosts2-ring"]
+_UNTIL_SEND = ["hosts1-until-send", "hosts2-until-send"]
+_ON_TWO_HOSTS = [
+    "hosts2-dict",
+    "hosts2-arrays",
+    "hosts2-dict-pipelined",
+    "hosts2-arrays-pipelined",
+]
+_NOCOPY = "gymnasium-async-nocopy"
+
+TARGETS = (
+    _times("null", 8, "subprocess", "gymnasium-async", 2.5),
+    _times("null", 8, "subprocess", "ding-subprocess", 2.5),
+    _times("null", 8, "hosts1-arrays", "gymnasium-async", 25),
+    _times("null", 8, "hosts1-arrays", "pufferlib-1", 1.2),
+    _times("null", 64, "hosts2-arrays", "gymnasium-async", 30),
+    _times("null", 64, "hosts2-dict", "gymnasium-async", 10),
+    _share("cartpole", 64, ["hosts2-arrays"], 68),
+    _share("cartpole", 64, ["hosts2-arrays-pipelined"], 85),
+    _share("cartpole", 64, ["hosts2-dict-pipelined"], 72),
+    _times("cartpole", 64, "hosts2-arrays", "gymnasium-async", 10),
+    _share("busy", 16, _ON_TWO_HOSTS, 93),
+    _share("busy", 64, _ON_TWO_HOSTS, 97),
+    _fastest_times("image", 64, _UNTIL_SEND, "views until the next send", _NOCOPY, 15),
+    _fastest_times("image", 64, _RING, "two-step views", _NOCOPY, 15),
+    _fastest_times("image", 64, _UNTIL_SEND, "views until the next send", "pufferlib-1", 1.0),
+    _fastest_times("frame", 16, _UNTIL_SEND, "views until the next send", _NOCOPY, 8),
+    _fastest_times("frame", 16, _RING, "two-step views", _NOCOPY, 8),
+    _fastest_times("frame", 16, _UNTIL_SEND, "views until the next send", "pufferlib-1", 1.0),
+    _share("uneven", 16, ["async-1"], 95),
+    _share("uneven", 64, ["async-1"], 90),
+    Target(
+        "cartpole, n=256",
+        f"cost of an env step, over that with n=16: {ROWS['hosts2-arrays'].label}",
+        1.0,
+        TIMES,
+        lambda results: results.growth("cartpole", "hosts2-arrays", 256, 16),
+        at_most=True,
+    ),
+    _median(256, "start_s", 2.0, SECONDS, "all envs ready"),
+    _median(256, "pss_mb", 200.0, MEGABYTES, "memory, trainer included"),
+    Target(
+        "busy, n=16",
+        "price of all checks and deadlines, on 2 hosts",
+        5.0,
+        SHARE,
+        _price_of_safety,
+        at_most=True,
+    ),
+    Target(
+        "all rates",
+        "rows in which a peer is the fastest",
+        0,
+        COUNT,
+        lambda results: float(len(rows_won_by_peers(results))) if results.measurements else None,
+        at_most=True,
+    ),
+)
