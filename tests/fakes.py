@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from envmgr.host import HostSettings
 from envmgr.protocol import (
+    UNANSWERED,
     AfterStep,
     EnvDescription,
     EpisodePlan,
@@ -82,8 +83,8 @@ class FakeHost:
 
     Attributes:
         spec: as the transport was given it.
-        received: all requests, in order; the first is the HELLO that `start` implies.
-        request: the newest of them that wants a reply.
+        received: all requests, in order; the first are the HELLOs that `start` implies.
+        newest: the newest of them that wants a reply, of each env; the newest of all comes last.
         killed: `Transport.kill` was called.
         ended: it died; its last arrival is on its way.
         reported: its death was handed out by an earlier `poll` than the latest, and must be known.
@@ -91,7 +92,7 @@ class FakeHost:
 
     spec: HostSpec
     received: list[Message] = field(default_factory=list)
-    request: Message = field(init=False)
+    newest: dict[int, Message] = field(default_factory=dict)
     killed: bool = False
     ended: bool = False
     reported: bool = False
@@ -99,7 +100,23 @@ class FakeHost:
 
     def __post_init__(self) -> None:
         for order in self.spec.envs:
-            self.take(Message(Op.HELLO, *order[:3], None))
+            if order.request_id != UNANSWERED:
+                self.take(Message(Op.HELLO, *order[:3], None))
+
+    @property
+    def request(self) -> Message:
+        """The newest request that wants a reply."""
+        return next(reversed(self.newest.values()))
+
+    @request.setter
+    def request(self, message: Message) -> None:
+        self.newest.pop(message.env_id, None)
+        self.newest[message.env_id] = message
+
+    @property
+    def env_ids(self) -> list[int]:
+        """The envs that it serves."""
+        return [order.env_id for order in self.spec.envs]
 
     @property
     def host_id(self) -> int:
@@ -118,7 +135,7 @@ class FakeHost:
     def take(self, message: Message) -> None:
         """Remember a request."""
         self.received.append(message)
-        if message.op in _HAS_REPLY and message.request_id != 0:
+        if message.op in _HAS_REPLY and message.request_id != UNANSWERED:
             self.request = message
 
     def requests(self, op: Op) -> list[Message]:
@@ -186,8 +203,8 @@ class FakeTransport(Transport):
     # -- what tests do ----------------------------------------------------------------------
 
     def host_of(self, env_id: int) -> FakeHost:
-        """Return the newest host that was started for an env."""
-        return [host for host in self.hosts.values() if host.env_id == env_id][-1]
+        """Return the newest host that was started for an env, or for those that share it."""
+        return [host for host in self.hosts.values() if env_id in host.env_ids][-1]
 
     def arrive(self, host_id: int, arrival: Arrival, after_s: float = 0.0) -> None:
         """Have something arrive from a host, after all that is on its way from it."""
@@ -201,9 +218,9 @@ class FakeTransport(Transport):
         self._schedule(host.latest_arrival, host_id, arrival)
 
     def reply(self, env_id: int, op: Op, payload: Any = None, after_s: float = 0.0) -> None:
-        """Have the newest host of an env reply to its newest request."""
+        """Have the newest host of an env reply to the newest request for it."""
         host = self.host_of(env_id)
-        self.arrive(host.host_id, host.request._replace(op=op, payload=payload), after_s)
+        self.arrive(host.host_id, host.newest[env_id]._replace(op=op, payload=payload), after_s)
 
     def fail(
         self,
@@ -247,7 +264,8 @@ class FakeTransport(Transport):
             if spec.host_id in self.hosts:
                 raise BrokenContractError(f"host_id {spec.host_id} is used twice")
             host = self.hosts[spec.host_id] = FakeHost(spec)
-            self._answer(host, host.request)
+            for request in list(host.newest.values()):
+                self._answer(host, request)
 
     def prepare(self, host_id: int, message: Message) -> Message:
         """Return the message itself, or raise as `refused` says."""
@@ -398,13 +416,19 @@ class FakeEnvs:
         self.seconds: dict[Op, float] = dict(seconds or {})
         self.observation_space = observation_space
         self._observe = observe or _tag
-        self._steps: dict[int, int] = {}
-        self._plans: dict[int, EpisodePlan] = {}
+        self._steps: dict[tuple[int, int], int] = {}
+        self._plans: dict[tuple[int, int], EpisodePlan] = {}
 
     def __call__(self, host: FakeHost, message: Message) -> Iterable[tuple[float, Arrival]]:
         """Return the replies to a request."""
-        if message.op == Op.ATTACH or message.request_id == 0:
+        if message.op == Op.ATTACH or message.request_id == UNANSWERED:
             return []
+        replies = self._replies(host, message)
+        if message.op in host.spec.settings.announced:
+            return [(0.0, message._replace(op=Op.BEGAN, payload=None)), *replies]
+        return replies
+
+    def _replies(self, host: FakeHost, message: Message) -> Iterable[tuple[float, Arrival]]:
         op = Op(message.op)
         seconds = self.seconds.get(op, 0.0)
         if op is Op.STEP:
@@ -419,8 +443,8 @@ class FakeEnvs:
             return {"op": Op.HELLO, "payload": description(self.observation_space)}
         if op is Op.RESET:
             order: ResetOrder = message.payload
-            self._plans[host.host_id] = order.plan
-            self._steps[host.host_id] = 0
+            self._plans[host.host_id, message.env_id] = order.plan
+            self._steps[host.host_id, message.env_id] = 0
             obs = self._observe(message, "first")
             return {"op": Op.RESET_DONE, "payload": (obs, {"params": dict(order.params)})}
         return {"op": Op.RESULT, "payload": (op.name, message.payload)}
@@ -428,8 +452,9 @@ class FakeEnvs:
     def _step(
         self, host: FakeHost, message: Message, seconds: float
     ) -> Iterable[tuple[float, Arrival]]:
-        steps = self._steps[host.host_id] = self._steps.get(host.host_id, 0) + 1
-        plan = self._plans[host.host_id]
+        key = (host.host_id, message.env_id)
+        steps = self._steps[key] = self._steps.get(key, 0) + 1
+        plan = self._plans[key]
         done = steps == self.episode_length
         resets = done and plan.auto_reset and plan.episodes_left > 0
         after = AfterStep.RESETS if resets else AfterStep.NOTHING
@@ -437,9 +462,9 @@ class FakeEnvs:
         payload = (obs, 1.0, done, {"action": message.payload}, after)
         yield seconds, message._replace(op=Op.STEPPED, payload=payload)
         if resets:
-            self._steps[host.host_id] = 0
+            self._steps[key] = 0
             left = plan.episodes_left - 1
-            self._plans[host.host_id] = plan._replace(episodes_left=left)
+            self._plans[key] = plan._replace(episodes_left=left)
             first = (self._observe(message, "first"), {"params": dict(plan.params)})
             reset_s = self.seconds.get(Op.RESET, 0.0)
             yield reset_s, message._replace(op=Op.RESET_DONE, payload=first)

@@ -166,6 +166,11 @@ class Rig:
         self.transport.reply(env_id, Op.STEPPED, (obs, reward, done, info, after))
         self.pump()
 
+    def began(self, env_id: int = 0) -> None:
+        """The env's host, which others share, begins with what it was asked for this one."""
+        self.transport.reply(env_id, Op.BEGAN)
+        self.pump()
+
     def fail(self, env_id: int = 0, during: str = "step", **how: Any) -> None:
         """The env reports a failure."""
         self.transport.fail(env_id, during, **how)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -36,8 +36,11 @@ class Hosts:
     Attributes:
         slots: what is known of each env_id.
         groups: which envs share a host.
+        limits: how long hosts may take.
         background: the envs busy with something that no step waits for.
         background_changes: grows when there is something new to look after behind the caller.
+        index_of: the index of each env_id's host.
+        look: finds out what a shared host is running, where it does not say so by message.
     """
 
     def __init__(
@@ -61,12 +64,14 @@ class Hosts:
         self._request_ids = itertools.count(UNANSWERED + 1)
         self._group_of_host: dict[int, HostGroup] = {}
         self._killed: set[int] = set()
-        self._limits = HostLimits(deadlines, announces=Op.STEP in self._shared_settings.announced)
+        self.limits = HostLimits(deadlines, announces=Op.STEP in self._shared_settings.announced)
         self._step_limit_s = deadlines.step_s
         self._close_limit_s = deadlines.close_s
         self._earliest = NEVER
         self.background: dict[int, EnvSlot] = {}
         self.background_changes = 0
+        self.index_of = [slot.group.index for slot in self.slots]
+        self.look: Callable[[HostGroup], None] | None = None
 
     # -- which host serves which envs ---------------------------------------------------------
 
@@ -163,6 +168,27 @@ class Hosts:
         if self._step_limit_s is not None:
             self._limit(slot, self._step_limit_s)
         self.transport.send(_host_of(slot), frame)
+
+    @property
+    def step_limit_s(self) -> float | None:
+        """The time limit of steps."""
+        return self._step_limit_s
+
+    def limit_of(self, slot: EnvSlot) -> float:
+        """Return the limit of what an env is busy with, in seconds; inf for none."""
+        return self.limits.of(slot)
+
+    def next_request_id(self) -> int:
+        """Return the id of a request that goes another way than by message."""
+        return next(self._request_ids)
+
+    def take_over_step(self, slot: EnvSlot, request_id: int, posted_at: float) -> None:
+        """Await the reply to a step that was posted before."""
+        slot.request_id = request_id
+        slot.work = Work.STEPPING
+        slot.order = request_id
+        if self._step_limit_s is not None:
+            self._limit(slot, self._step_limit_s, posted_at)
 
     def request(self, slot: EnvSlot, op: Op, payload: Any, work: Work) -> None:
         """Send a request and await its reply."""
@@ -267,18 +293,18 @@ class Hosts:
         group = slot.group
         if group.running is not slot:  # as it is while the first one is built: see _await_start
             group.running = slot
-            self._set_group_deadline(group, self.clock() + self._limits.of(slot))
+            self._set_group_deadline(group, self.clock() + self.limits.of(slot))
 
     def finished(self, group: HostGroup) -> None:
         """A shared host is done with what it was running, and may begin with something else."""
         group.running = None
         group.quiet_since = self.clock()
-        self._set_group_deadline(group, group.quiet_since + self._limits.least_s)
+        self._set_group_deadline(group, group.quiet_since + self.limits.least_s)
 
     def _await(self, slot: EnvSlot, work: Work, request_id: int) -> None:
         self._occupy(slot, work)
         slot.request_id = request_id
-        self._limit(slot, self._limits.by_work.get(work))
+        self._limit(slot, self.limits.by_work.get(work))
 
     def _occupy(self, slot: EnvSlot, work: Work) -> None:
         slot.work = work
@@ -288,24 +314,27 @@ class Hosts:
             self.background[slot.env_id] = slot
             self.background_changes += 1
 
-    def _limit(self, slot: EnvSlot, limit_s: float | None) -> None:
-        """Have what an env was just asked time out; in a shared host only once it has begun."""
+    def _limit(self, slot: EnvSlot, limit_s: float | None, asked_at: float | None = None) -> None:
+        """Have what an env was asked time out; in a shared host only once it has begun."""
         group = slot.group
+        asked_at = self.clock() if asked_at is None else asked_at
         if not group.is_shared:
-            self._set_deadline(slot, limit_s)
+            self._set_deadline(slot, limit_s, asked_at)
             return
         slot.deadline = NEVER
         if limit_s is not None:
-            slot.since = self.clock()
+            slot.since = asked_at
             if group.running is None and group.deadline == NEVER:
                 self._set_group_deadline(group, slot.since + limit_s)
 
-    def _set_deadline(self, slot: EnvSlot, limit_s: float | None) -> None:
+    def _set_deadline(
+        self, slot: EnvSlot, limit_s: float | None, begin: float | None = None
+    ) -> None:
         if limit_s is None:
             slot.deadline = slot.limit_s = NEVER
             return
         slot.limit_s = limit_s
-        slot.deadline = self.clock() + limit_s
+        slot.deadline = (self.clock() if begin is None else begin) + limit_s
         self._remember(slot.deadline)
 
     def _set_group_deadline(self, group: HostGroup, moment: float) -> None:
@@ -333,7 +362,9 @@ class Hosts:
         due = [slot for slot in self.slots if slot.deadline <= now]
         for group in self.groups:
             if group.deadline <= now:
-                late = self._limits.late_in(group, now)
+                if self.look is not None:
+                    self.look(group)
+                late = self.limits.late_in(group, now)
                 due += [] if late is None else [late]
         moments = (*(s.deadline for s in self.slots), *(g.deadline for g in self.groups))
         self._earliest = min((moment for moment in moments if moment > now), default=NEVER)

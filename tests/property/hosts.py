@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from envmgr.protocol import (
+    UNANSWERED,
     AfterStep,
     EpisodePlan,
     FailureKind,
@@ -22,23 +23,27 @@ OTHER_SPACES = description(None, "another space")
 _DURING = {Op.HELLO: "construction", Op.RENEW: "construction", Op.RESET: "reset", Op.STEP: "step"}
 
 
-@dataclass
+@dataclass(eq=False)
 class HostModel:
-    """One host as it sees itself. It may be ahead of the supervisor by what is on its way.
+    """One env of a host, as the host sees it; it may be ahead of the supervisor.
 
     Attributes:
-        fake: its place in the transport.
+        fake: the host's place in the transport.
+        env_id: the env.
         request: what it is busy with; None if idle.
+        has_begun: the host has said so.
         resetting: it has answered its step, and resets by itself under the same request.
         plan: of the latest reset order.
         params: those of the latest reset that succeeded; None before.
-    seeds: those of all resets that succeeded.
+        seeds: those of all resets that succeeded.
         colour: an attribute of the env.
         executed: actions that were executed.
     """
 
     fake: FakeHost
+    env_id: int
     request: Message | None = None
+    has_begun: bool = False
     resetting: bool = False
     plan: EpisodePlan | None = None
     params: Any = None
@@ -47,8 +52,8 @@ class HostModel:
     executed: list[Any] = field(default_factory=list)
 
     @property
-    def env_id(self) -> int:
-        return self.fake.env_id
+    def key(self) -> tuple[int, int]:
+        return self.fake.host_id, self.env_id
 
     @property
     def is_alive(self) -> bool:
@@ -61,52 +66,94 @@ class HostModel:
             return None
         return Op.RESET if self.resetting else Op(self.request.op)
 
+    @property
+    def is_announced(self) -> bool:
+        """Whether the host has to say that it begins with this."""
+        return self.does in self.fake.spec.settings.announced
+
+    def forget(self) -> None:
+        """The env is gone."""
+        self.plan = self.params = self.colour = None
+
 
 class Hosts:
     """All hosts of a transport. Give it as the transport's `answer`."""
 
     def __init__(self, transport: FakeTransport) -> None:
         self.transport = transport
-        self.models: dict[int, HostModel] = {}
+        self.models: dict[tuple[int, int], HostModel] = {}
 
     def __call__(self, fake: FakeHost, message: Message) -> Iterable[tuple[float, Arrival]]:
         """Take a request; the answer comes when the test says so."""
-        if fake.host_id not in self.models:
-            others = [m for m in self.models.values() if m.env_id == fake.env_id]
-            assert all(m.fake.ended for m in others), f"{fake} shares its memory with {others}"
-            self.models[fake.host_id] = HostModel(fake)
-        model = self.models[fake.host_id]
+        if (fake.host_id, fake.env_id) not in self.models:
+            for env_id in fake.env_ids:
+                others = [m for m in self.models.values() if m.env_id == env_id]
+                assert all(m.fake.ended for m in others), f"{fake} shares its memory with {others}"
+                self.models[fake.host_id, env_id] = HostModel(fake, env_id)
+        model = self.models[fake.host_id, message.env_id]
         if message.op == Op.ATTACH:
             return []
-        if message.request_id == 0:  # repeated on a renewed env: at once
-            assert message.op == Op.SET_ATTR
-            model.colour = message.payload[1]
-            return [(0.0, message._replace(op=Op.RESULT, payload=None))]
+        if message.request_id == UNANSWERED:
+            return self._at_once(model, message)
         if message.op != Op.CLOSE:
             assert model.request is None, f"{model} is asked {message} while it is busy"
         model.request = message
-        model.resetting = False
+        model.resetting = model.has_begun = False
         if message.op == Op.RENEW:
-            model.plan = model.params = model.colour = None
+            model.forget()
         return []
 
+    def _at_once(self, model: HostModel, message: Message) -> Iterable[tuple[float, Arrival]]:
+        """Take a request that nobody awaits, on a renewed env or one that is let go of."""
+        assert model.request is None
+        if message.op == Op.RELEASE:
+            model.forget()
+        else:
+            assert message.op == Op.SET_ATTR
+            model.colour = message.payload[1]
+        replies = [message._replace(op=Op.RESULT, payload=None)]
+        others = self._same_host(model)
+        if message.op in model.fake.spec.settings.announced and not any(
+            m.has_begun for m in others
+        ):
+            replies.insert(0, message._replace(op=Op.BEGAN, payload=None))
+        return [(0.0, reply) for reply in replies]
+
+    def _same_host(self, model: HostModel) -> list[HostModel]:
+        return [m for m in self.models.values() if m.fake is model.fake]
+
     def alive(self) -> list[HostModel]:
-        """Return the hosts that live and were not killed."""
+        """Return the envs of hosts that live and were not killed."""
         return [model for model in self.models.values() if model.is_alive]
 
     def busy(self) -> list[HostModel]:
-        """Return those of them that owe a reply."""
-        return [model for model in self.alive() if model.request is not None]
+        """Return those of them that may reply now: hosts run one at a time."""
+        return [m for m in self.alive() if m.request is not None and self._may_run(m)]
+
+    def _may_run(self, model: HostModel) -> bool:
+        mates = self._same_host(model)
+        building = [m for m in mates if m.request is not None and m.request.op == Op.HELLO]
+        begun = [m for m in mates if m.has_begun]
+        first = begun[:1] or building[:1]  # a new host builds its envs in order
+        return not first or first[0] is model
 
     def killed(self) -> list[HostModel]:
-        """Return those that were killed and whose death is not on its way yet."""
-        return [m for m in self.models.values() if m.fake.killed and not m.fake.ended]
+        """Return the killed hosts whose death is not on its way yet, one env of each."""
+        found = {m.fake.host_id: m for m in self.models.values() if m.fake.killed}
+        return [m for m in found.values() if not m.fake.ended]
 
-    def of(self, host_id: int) -> HostModel:
-        """Return a host."""
-        return self.models[host_id]
+    def of(self, key: tuple[int, int]) -> HostModel:
+        """Return an env of a host."""
+        return self.models[key]
 
     # -- what a host does -------------------------------------------------------------------
+
+    def begin(self, model: HostModel, after_s: float = 0.0) -> None:
+        """Say that the host begins with what it was asked for this env, if it has to."""
+        assert model.request is not None
+        if model.is_announced and not model.has_begun:
+            model.has_begun = True
+            self._arrive(model, model.request._replace(op=Op.BEGAN, payload=None), after_s)
 
     def reply(
         self, model: HostModel, *, done: bool = False, recycle: bool = False, after_s: float = 0.0
@@ -115,6 +162,7 @@ class Hosts:
         request = model.request
         assert request is not None
         op = model.does
+        self.begin(model, after_s)
         if op in (Op.HELLO, Op.RENEW):
             self._answer(model, Op.HELLO, description(), after_s)
         elif op is Op.STEP:
@@ -144,6 +192,7 @@ class Hosts:
         payload = (_tag(request, "terminal" if done else "next"), 1.0, done, {}, int(after))
         if after is AfterStep.RESETS:
             model.resetting = True
+            model.has_begun = False
             self._arrive(model, request._replace(op=Op.STEPPED, payload=payload), after_s)
         else:
             self._answer(model, Op.STEPPED, payload, after_s)
@@ -162,6 +211,7 @@ class Hosts:
         """Answer with a failure that fits what a host was asked."""
         op = model.does
         during = "call" if op is None else _DURING.get(op, "call")
+        self.begin(model, after_s)
         info = {"abnormal": True} if kind is FailureKind.ABNORMAL else None
         if op is Op.RESET and model.request is not None and model.request.op == Op.RESET:
             model.plan = model.request.payload.plan
@@ -199,7 +249,7 @@ class Hosts:
         request = model.request
         assert request is not None
         model.request = None
-        model.resetting = False
+        model.resetting = model.has_begun = False
         self._arrive(model, request._replace(op=op, payload=payload), after_s)
 
     def _arrive(self, model: HostModel, arrival: Arrival, after_s: float) -> None:

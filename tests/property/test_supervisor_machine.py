@@ -58,6 +58,7 @@ class Config:
     policy: FailurePolicy
     deadlines: Deadlines
     kill_takes_s: float | None
+    num_workers: int | None
 
 
 @st.composite
@@ -80,7 +81,9 @@ def configs(draw: st.DrawFn) -> Config:
     limit = st.sampled_from([None, 1.0, 4.0])
     deadlines = Deadlines(draw(limit), draw(limit), 8.0, draw(st.sampled_from([0.0, 1.0])))
     kill_takes_s = draw(st.sampled_from([0.0, 0.5, None]))
-    return Config(draw(st.integers(1, 3)), rules, policy, deadlines, kill_takes_s)
+    env_num = draw(st.integers(1, 4))
+    num_workers = draw(st.none() | st.integers(1, env_num))
+    return Config(env_num, rules, policy, deadlines, kill_takes_s, num_workers)
 
 
 @dataclass
@@ -128,6 +131,7 @@ class SupervisorMachine(RuleBasedStateMachine):
             policy=config.policy,
             deadlines=config.deadlines,
             kill_takes_s=config.kill_takes_s,
+            num_workers=config.num_workers,
             **config.rules,
         )
         self.rig = rig
@@ -324,8 +328,8 @@ class SupervisorMachine(RuleBasedStateMachine):
         return [model for model in models if not ops or model.does in ops]
 
     def _draw(self, data: st.DataObject, models: list[HostModel]) -> HostModel:
-        host_ids = [model.fake.host_id for model in models]
-        return self.hosts.of(data.draw(st.sampled_from(host_ids), label="host"))
+        keys = [model.key for model in models]
+        return self.hosts.of(data.draw(st.sampled_from(keys), label="host and env"))
 
     def _look(self, look: bool) -> None:
         if look:
@@ -346,6 +350,13 @@ class SupervisorMachine(RuleBasedStateMachine):
         self.hosts.reply(model, done=done, recycle=recycle, after_s=lag)
         self._look(look)
 
+    @precondition(lambda self: any(model.is_announced for model in self._busy()))
+    @rule(data=st.data(), lag=LAGS)
+    def host_begins(self, data: st.DataObject, lag: float) -> None:
+        announced = [model for model in self._busy() if model.is_announced]
+        self.hosts.begin(self._draw(data, announced), lag)
+        self._after_move()
+
     @precondition(lambda self: self._busy(Op.STEP))
     @rule(data=st.data(), done=st.booleans())
     def host_steps(self, data: st.DataObject, done: bool) -> None:
@@ -355,8 +366,10 @@ class SupervisorMachine(RuleBasedStateMachine):
     @precondition(lambda self: self._busy())
     @rule()
     def all_hosts_reply(self) -> None:
-        for model in self._busy():
-            self.hosts.reply(model)
+        while busy := self._busy():
+            for model in busy:
+                if model in self._busy():
+                    self.hosts.reply(model)
         self._after_move()
 
     @precondition(lambda self: self._busy())
@@ -404,7 +417,12 @@ class SupervisorMachine(RuleBasedStateMachine):
 
     def _old_reply(self, data: st.DataObject, model: HostModel) -> Message:
         """Return a reply to a request that the host has answered, or gave up, long ago."""
-        old = [m for m in model.fake.received if m.request_id and m is not model.request]
+        current = [m.request for m in self.hosts.models.values() if m.fake is model.fake]
+        old = [
+            message
+            for message in model.fake.received
+            if message.request_id and not any(message is one for one in current)
+        ]
         request = data.draw(st.sampled_from(old or model.fake.received[:1]), label="request")
         tag = ObsTag(request.env_id, request.generation, request.request_id, "late")
         return request._replace(op=Op.STEPPED, payload=(tag, 1.0, False, {}, 0))
@@ -421,8 +439,8 @@ class SupervisorMachine(RuleBasedStateMachine):
         serves = self.rig.supervisor.hosts.group_of
         models = [
             model
-            for host_id, model in self.hosts.models.items()
-            if model.fake.killed or serves(host_id) is None
+            for model in self.hosts.models.values()
+            if model.fake.killed or serves(model.fake.host_id) is None
         ]
         if not models:
             return
@@ -486,8 +504,8 @@ class SupervisorMachine(RuleBasedStateMachine):
                 self.colours.pop(env_id, None)  # whether it was set, nobody can tell
 
     def hosts_of(self, slot: EnvSlot) -> HostModel | None:
-        """Return the host that serves an env."""
-        return None if slot.host_id is None else self.hosts.of(slot.host_id)
+        """Return an env as the host that serves it sees it."""
+        return None if slot.host_id is None else self.hosts.of((slot.host_id, slot.env_id))
 
     # -- what has to hold -------------------------------------------------------------------
 
@@ -502,6 +520,7 @@ class SupervisorMachine(RuleBasedStateMachine):
         self._check_what_is_remembered_of_an_env_makes_sense()
         self._check_work_and_hosts_fit()
         self._check_nothing_is_awaited_that_never_comes()
+        self._check_limits_are_set()
         self._check_no_env_is_stuck()
         self._check_what_is_ready_is_of_the_env_that_will_take_the_action()
         self._check_seeds_are_used_by_resets_that_succeed()
@@ -578,12 +597,13 @@ class SupervisorMachine(RuleBasedStateMachine):
                 assert model.env_id == slot.env_id, where
                 assert not model.fake.reported, where
             assert supervisor.hosts.earliest_deadline <= slot.deadline, where
+            assert supervisor.hosts.earliest_deadline <= slot.group.deadline, where
             is_background = slot.work not in (Work.NONE, Work.STEPPING, Work.CALLING)
             assert (slot.env_id in supervisor.hosts.background) is is_background, where
         unknown = [
-            host_id
-            for host_id, model in self.hosts.models.items()
-            if model.is_alive and supervisor.hosts.group_of(host_id) is None
+            model.key
+            for model in self.hosts.models.values()
+            if model.is_alive and supervisor.hosts.group_of(model.fake.host_id) is None
         ]
         assert not unknown, f"nobody looks after hosts {unknown}"
 
@@ -598,10 +618,39 @@ class SupervisorMachine(RuleBasedStateMachine):
             assert model is not None, where
             if model.fake.killed:
                 continue  # it will be reaped
+            if slot.work is Work.ENDING:  # one of its envs was told for all of them
+                assert slot.deadline < NEVER, where
+                assert model.fake.received[-1].request_id == slot.request_id, where
+                continue
             assert model.request is not None, where
             assert model.request.request_id == slot.request_id, where
-            if slot.work is Work.ENDING:
+
+    def _check_limits_are_set(self) -> None:
+        """Whatever has a limit and runs, or could run, times out some time."""
+        if self.phase != "running":
+            return
+        hosts = self.rig.supervisor.hosts
+        for slot in hosts.slots:
+            limit_s = hosts.limits.by_work.get(slot.work)
+            if limit_s is None:
+                continue
+            group = slot.group
+            where = f"{slot} {group.deadline} {group.running}"
+            others_are_limited = all(
+                hosts.limits.by_work.get(s.work) is not None for s in group.awaited()
+            )
+            if not group.is_shared:
                 assert slot.deadline < NEVER, where
+            elif group.running is slot or (group.running is None and others_are_limited):
+                assert group.deadline < NEVER, where
+
+    def _waits_for_others(self, slot: EnvSlot) -> bool:
+        """Whether its next episode waits for the end of those of its neighbours."""
+        others = [s for s in slot.group.present() if s is not slot]
+        goes_on = [
+            s.work is not Work.NONE or self.rig.state(s.env_id) is EnvState.RUN for s in others
+        ]
+        return slot.waits and slot.group.is_worn and any(goes_on)
 
     def _check_no_env_is_stuck(self) -> None:
         if self.phase != "running":
@@ -610,7 +659,7 @@ class SupervisorMachine(RuleBasedStateMachine):
             state = self.rig.state(slot.env_id)
             where = f"{state!r} {slot}"
             ends = slot.work in (Work.ENDING, Work.PAUSING) and slot.following is Next.NOTHING
-            goes_on = slot.work is not Work.NONE and not ends
+            goes_on = (slot.work is not Work.NONE and not ends) or self._waits_for_others(slot)
             if slot.owed and not slot.deliverable:
                 assert slot.held or slot.work is Work.STEPPING, where
                 assert goes_on, where
@@ -680,6 +729,7 @@ class SupervisorMachine(RuleBasedStateMachine):
             assert not slot.owed, where
             assert slot.work is Work.NONE, where
             waits = state in (EnvState.RUN, EnvState.NEED_RESET, EnvState.DONE)
+            waits = waits or self._waits_for_others(slot)
             assert waits or slot.env_id in self.given_up, where
         self.all_holds()
         event(f"failures: {min(sum(self._failures().values()), 10)}")

@@ -454,7 +454,7 @@ def test_the_env_goes_on_as_any_other_afterwards(name: str) -> None:
     assert isinstance(first, ObsTag)
     assert first.generation == rig.slot().generation
     rig.transport.answer = FakeEnvs(episode_length=2)
-    rig.transport.answer._plans[rig.slot().host_id or 0] = rig.orders()[-1].plan
+    rig.transport.answer._plans[rig.slot().host_id or 0, 0] = rig.orders()[-1].plan
     for _ in range(3):
         if rig.ready() != [0, 1]:
             break
