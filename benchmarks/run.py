@@ -22,7 +22,7 @@ from spec import Spec
 from tables import rate_text
 
 WARM_UP_SHARE = 0.3
-SECONDS, QUICK_SECONDS = 0.6, 0.2
+SECONDS, QUICK_SECONDS = 0.5, 0.2
 ROUNDS, QUICK_ROUNDS = 3, 1
 
 
