@@ -23,7 +23,7 @@ from envmgr.config.schema import show_value
 from envmgr.lifecycle import EnvState
 from envmgr.manager import EnvManager
 from envmgr.registry import ENV_MANAGER_REGISTRY, Registry
-from envmgr.views import ArrayBatch
+from envmgr.supervisor import ArrayBatch
 
 FOLDER = Path(__file__).resolve().parent / "reference"
 

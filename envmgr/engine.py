@@ -36,6 +36,9 @@ ordinary replies do not wake it, but a reset that failed behind such a step has 
 MIN_INTERVAL_S = 0.02
 """How often it looks around at most, while the caller comes and goes."""
 
+_SPINS = 8
+_LEAST_SHARE = 16
+
 NARROW_S = 0.05
 """How long a wait may look at nothing but its pivot."""
 
@@ -48,14 +51,22 @@ class Engine:
         transport: what it speaks through.
         clock: monotonic seconds.
         background: whether a background thread may run (not for envs in the caller's thread).
+        spin_s: how long to watch for replies before sleeping; only where cores are free.
     """
 
     def __init__(
-        self, supervisor: Supervisor, transport: Transport, clock: Clock, *, background: bool
+        self,
+        supervisor: Supervisor,
+        transport: Transport,
+        clock: Clock,
+        *,
+        background: bool,
+        spin_s: float = 0.0,
     ) -> None:
         self.supervisor = supervisor
         self.transport = transport
         self._clock = clock
+        self._spin_s = self._most_spin_s = spin_s
         self._call_lock = threading.Lock()
         # Reentrant, because a signal handler may close the manager inside one of its calls.
         self._lock = threading.RLock()
@@ -124,6 +135,7 @@ class Engine:
         *,
         pivot: Callable[[], int | None] | None = None,
         deadline: float = math.inf,
+        look_every_s: float = math.inf,
         doing: str,
     ) -> bool:
         """Wait, applying what arrives, until `finished` or `deadline`. The lock is held.
@@ -133,6 +145,7 @@ class Engine:
             pivot: a host whose reply is wanted in any case: waiting for it alone spares wake-ups.
                 When that takes long, whatever else goes on is looked after, too.
             deadline: on the clock.
+            look_every_s: ask `finished` so often, whatever arrives.
             doing: what this is, for the warning after a long wait.
 
         Returns:
@@ -152,12 +165,31 @@ class Engine:
             if now >= warn_at:
                 self._warn(doing)
                 warn_at = now + WARN_EVERY_S
-            until = min(deadline, warn_at, self.supervisor.hosts.earliest_deadline)
+            until = min(deadline, warn_at, self.supervisor.earliest_deadline, now + look_every_s)
             if pivot is not None and now < narrow_until:
                 self._pump(max(min(until, narrow_until) - now, 0.0), pivot())
             else:
                 self._pump(max(until - now, 0.0))
         raise ManagerClosedError("the manager was closed by another thread, or by a signal handler")
+
+    def spin_until(self, finished: Callable[[], bool]) -> bool:
+        """Watch for something that is about to happen, without sleeping; for a short while only.
+
+        How long depends on how it went before: for hosts that take their time it is not worth it.
+
+        Returns:
+            Whether it has happened.
+        """
+        if self._spin_s <= 0.0:
+            return False
+        end = self._clock() + self._spin_s
+        while self._clock() < end:
+            for _ in range(_SPINS):
+                if finished():
+                    self._spin_s = self._most_spin_s
+                    return True
+        self._spin_s = max(self._spin_s / 2, self._most_spin_s / _LEAST_SHARE)
+        return False
 
     def now(self) -> float:
         """Return the moment on the clock that deadlines are given on."""
@@ -178,7 +210,7 @@ class Engine:
         self._handle(arrivals)
         if self._closing:
             return
-        if supervisor.hosts.earliest_deadline <= self._clock():
+        if supervisor.earliest_deadline <= self._clock():
             self._handle(self.transport.poll(0.0))
             supervisor.expire()
 
@@ -187,11 +219,14 @@ class Engine:
         unhandled.extend(arrivals)
         while unhandled:
             self.supervisor.handle(*unhandled.popleft())
+        self.supervisor.collect()
 
     def _warn(self, doing: str) -> None:
         busy: dict[str, list[int]] = {}
         for slot in self.supervisor.slots:
-            if slot.work is not Work.NONE:
+            if self.supervisor.is_stepping(slot.env_id):
+                busy.setdefault(Work.STEPPING.value, []).append(slot.env_id)
+            elif slot.work is not Work.NONE:
                 busy.setdefault(slot.work.value, []).append(slot.env_id)
         text = "; ".join(f"{work}: envs {ids}" for work, ids in busy.items()) or "nothing is busy"
         logger.warning(
@@ -207,7 +242,7 @@ class Engine:
     def background_work(self) -> tuple[list[int], float]:
         """Return the hosts to watch while the caller is away, and when to look at the latest."""
         hosts = self.supervisor.hosts
-        until = hosts.earliest_deadline
+        until = self.supervisor.earliest_deadline
         if self.supervisor.statistics.outstanding:
             until = min(until, self._clock() + LOOK_EVERY_S)
         busy = [slot.host_id for slot in hosts.background.values()]

@@ -1,13 +1,20 @@
-"""Gathering timesteps: when a step may return, and which host to wait for meanwhile."""
+"""Gathering timesteps: when a step may return, and what to wait for meanwhile."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from envmgr.engine import Engine
 from envmgr.errors import NothingReadyError
 from envmgr.policy import GatherPolicy
-from envmgr.supervisor import EnvSlot, Supervisor
+from envmgr.supervisor import EnvSlot, Lanes, Selection, Supervisor, Taken
+
+_LOOK_EVERY_S = 0.002
+"""A host of many cheap envs rings late, lest it ring for each; so long it may be overlooked."""
+
+Gathered = Taken | Sequence[int]
+"""What was gathered: replies that were taken, or envs whose timesteps can be delivered."""
 
 
 class Gather:
@@ -22,8 +29,18 @@ class Gather:
         self._engine = engine
         self._supervisor = supervisor
 
-    def exactly(self, env_ids: list[int]) -> list[int]:
+    # -- all of some ------------------------------------------------------------------------
+
+    def exactly(self, env_ids: Sequence[int]) -> Gathered:
         """Wait for the timesteps of all of `env_ids`, and return these."""
+        lanes = self._supervisor.lanes
+        if lanes is not None:
+            selection = lanes.select(env_ids)
+            if selection is not None and lanes.are_stepping(selection):
+                taken = self._exactly_in_lanes(lanes, selection)
+                if taken is not None:
+                    return taken
+            self._supervisor.leave_lanes()
         missing = [self._supervisor.slots[i] for i in env_ids]
         repair = self._supervisor.repair
 
@@ -35,14 +52,31 @@ class Gather:
         # is woken a few times instead of once for each env.
         self._engine.wait_until(
             finished,
-            pivot=lambda: missing[len(missing) // 2].host_id,
+            pivot=None if lanes is not None else lambda: missing[len(missing) // 2].host_id,
             doing="step",
         )
         return env_ids
 
+    def _exactly_in_lanes(self, lanes: Lanes, selection: Selection) -> Taken | None:
+        repair = self._supervisor.repair
+        if not self._engine.spin_until(lambda: lanes.have_arrived(selection)):
+            asked = lanes.ringing(selection)
+
+            def finished() -> bool:
+                if repair.urgent or not lanes.are_stepping(selection):
+                    return True
+                return lanes.have_arrived(selection) or not lanes.ask_one(selection, asked)
+
+            self._engine.wait_until(finished, doing="step")
+        if repair.urgent or not lanes.are_stepping(selection):
+            return None
+        return lanes.take(selection)
+
+    # -- some of all ------------------------------------------------------------------------
+
     def some(
         self, policy: GatherPolicy, *, deadline: float = math.inf, exactly: bool = False
-    ) -> list[int]:
+    ) -> Gathered:
         """Wait for as many outstanding timesteps as the policy wants; return the envs that owe one.
 
         Goes on until one of them is not an episode's end, so that there is something to step next;
@@ -56,6 +90,51 @@ class Gather:
         Raises:
             NothingReadyError: nothing is outstanding.
         """
+        supervisor = self._supervisor
+        lanes = supervisor.lanes
+        if lanes is not None:
+            if supervisor.hosts.background:
+                self._engine.collect()
+            if supervisor.all_owed_in_lanes:
+                gathered = self._some_in_lanes(lanes, policy, deadline, exactly=exactly)
+                if gathered is not None:
+                    return gathered
+            supervisor.leave_lanes()
+        return self._some_of_slots(policy, deadline, exactly=exactly)
+
+    def _some_in_lanes(
+        self, lanes: Lanes, policy: GatherPolicy, deadline: float, *, exactly: bool
+    ) -> Gathered | None:
+        supervisor, engine = self._supervisor, self._engine
+        outstanding, repair = lanes.outstanding, supervisor.repair
+        needed = policy.needed(outstanding)
+        arrived: list[int] = []
+
+        def satisfied() -> bool:
+            arrived[:] = lanes.arrived_ids()
+            if len(arrived) < needed:
+                return repair.urgent or lanes.outstanding != outstanding
+            return exactly or len(arrived) == outstanding or lanes.any_goes_on(arrived)
+
+        def complete() -> bool:
+            arrived[:] = lanes.arrived_ids()
+            return len(arrived) == outstanding or lanes.outstanding != outstanding
+
+        look_every_s = _LOOK_EVERY_S if lanes.any_shared and needed < outstanding else math.inf
+        satisfying = engine.spin_until(satisfied) or engine.wait_until(
+            satisfied, deadline=deadline, look_every_s=look_every_s, doing="step"
+        )
+        if satisfying and policy.step_wait_timeout_s > 0.0:
+            until = min(deadline, engine.now() + policy.step_wait_timeout_s)
+            engine.wait_until(complete, deadline=until, look_every_s=look_every_s, doing="step")
+        if repair.urgent or lanes.outstanding != outstanding:
+            return None
+        selection = lanes.select(arrived)
+        return [] if selection is None else lanes.take(selection)
+
+    def _some_of_slots(
+        self, policy: GatherPolicy, deadline: float, *, exactly: bool
+    ) -> Sequence[int]:
         repair = self._supervisor.repair
         owed = [slot for slot in self._supervisor.slots if slot.owed]
         if not owed:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -21,6 +22,8 @@ from envmgr.types import Clock, EnvFactory
 
 logger = logging.getLogger("envmgr")
 
+_SPIN_S = 100e-6
+
 _OTHERS_S = 5.0
 """How long a launch that has failed waits for the other envs, to report all failures at once."""
 
@@ -33,6 +36,17 @@ def deadlines_of(config: ManagerConfig) -> Deadlines:
         connect_s=config.connect_timeout,
         close_s=config.close_timeout,
     )
+
+
+def spin_s_of(config: ManagerConfig) -> float:
+    """Return how long to watch the block before sleeping: 0 unless there are cores to spare.
+
+    Every host and the trainer need one of their own. With fewer, who watches keeps others from
+    working.
+    """
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
+    n_hosts = n_hosts_of(config)
+    return _SPIN_S if n_hosts is not None and n_hosts < cores else 0.0
 
 
 def worker_settings_of(config: ManagerConfig) -> WorkerSettings:
@@ -49,6 +63,7 @@ def worker_settings_of(config: ManagerConfig) -> WorkerSettings:
         deny=rules.deny,
         set=rules.set,
         daemon=config.daemon,
+        spin_s=spin_s_of(config),
     )
 
 
@@ -76,6 +91,7 @@ def build_engine(
         auto_reset=config.auto_reset,
         reset_inplace=config.reset_inplace,
         copy_on_get=config.copy_on_get,
+        check_actions=config.check_actions,
         raise_non_finite=config.nan_policy == "raise",
     )
     policy = FailurePolicy(
@@ -93,14 +109,16 @@ def build_engine(
         settings,
         deadlines_of(config),
         clock,
-        num_workers=None if transport.runs_in_caller else _n_hosts(config),
+        num_workers=None if transport.runs_in_caller else n_hosts_of(config),
     )
     supervisor = Supervisor(hosts, rules, policy)
-    return Engine(supervisor, transport, clock, background=not transport.runs_in_caller)
+    background = not transport.runs_in_caller
+    return Engine(supervisor, transport, clock, background=background, spin_s=spin_s_of(config))
 
 
-def _n_hosts(config: ManagerConfig) -> int | None:
-    return config.num_workers if isinstance(config.num_workers, int) else None
+def n_hosts_of(config: ManagerConfig) -> int | None:
+    """Return how many hosts a config asks for."""
+    return config.num_workers if isinstance(config.num_workers, int) else config.env_num
 
 
 def launch_envs(engine: Engine, config: ManagerConfig, replay_paths: Sequence[str] | None) -> None:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from gymnasium import spaces
@@ -58,11 +58,19 @@ class Rings:
         return self.steps + (slot + 1 - self.steps) % self.resets
 
 
+CopyOnGet = Literal[True, False, "until_send", "checked"]
+"""Whether observations are copied out of shared memory, or how long views of it stay valid."""
+
 COPIED = Rings(2, 2)
 """The newest observation stays while the next one is written, which may fail half-way."""
 
 VIEWED = Rings(3, 3)
 """A view stays valid through two more steps of its env, both of which may end an episode."""
+
+
+def rings_of(copy_on_get: CopyOnGet) -> Rings:
+    """Return how many observations are kept."""
+    return COPIED if copy_on_get in (True, "until_send") else VIEWED
 
 
 @dataclass(frozen=True)

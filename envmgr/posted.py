@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from envmgr.block import (
     AFTER_SHIFT,
@@ -30,9 +30,6 @@ from envmgr.env.contract import Outcome, info_of
 from envmgr.infos import InfoEncoder
 from envmgr.protocol import AfterStep, Message, Op
 
-if TYPE_CHECKING:
-    from envmgr.hosted_env import HostedEnv
-
 _REWARD_KINDS = {kind: number for number, kind in enumerate(REWARD_TYPES)}
 _MOST_EXACT = 1 << 53
 _RING_AT_LEAST_S = 50e-6
@@ -42,6 +39,53 @@ _SPINS = 16
 _LEAST_SHARE = 16
 
 Send = Callable[[Any], None]
+
+
+class Stepped(Protocol):
+    """What this module needs of an env of a host; see `HostedEnv`."""
+
+    env_id: int
+    propagated: tuple[type[BaseException], ...]
+    checks_rewards: bool
+    notices: list[str]
+
+    @property
+    def outcome(self) -> Callable[[Any], Outcome]:
+        """Take one action."""
+        ...
+
+    @property
+    def resets_inplace(self) -> bool:
+        """Whether a step that ends an episode is complete with the next one."""
+        ...
+
+    def write_observation(self, observation: Any, *, of_reset: bool = False) -> Any:
+        """Commit an observation."""
+        ...
+
+    def settle(self, outcome: Outcome) -> tuple[Any, AfterStep]:
+        """Check a step and commit its observation."""
+        ...
+
+    def reset_again(self) -> tuple[Any, dict[str, Any]]:
+        """Reset as the plan says."""
+        ...
+
+    def abnormal(self, message: Message, ending: int, info: Any) -> Any:
+        """Report a step that the env calls abnormal."""
+        ...
+
+    def reply(self, message: Message, op: Op, payload: Any) -> Any:
+        """Encode a reply."""
+        ...
+
+    def failure(self, message: Message, error: BaseException, during: str) -> Any:
+        """Encode the report of an exception."""
+        ...
+
+    def take_notices(self, message: Message) -> list[Any]:
+        """Encode what is to be logged."""
+        ...
 
 
 class PostedEnv:
@@ -56,7 +100,7 @@ class PostedEnv:
         token: of the step that was taken last; what was posted before is not for this env.
     """
 
-    def __init__(self, env: HostedEnv, block: Block, row: int) -> None:
+    def __init__(self, env: Stepped, block: Block, row: int) -> None:
         self.block = block
         self.row = row
         self.token = int(block.requests[row])
@@ -100,7 +144,7 @@ class PostedEnv:
 
     def _answer(self, token: int, outcome: Outcome) -> tuple[Sequence[Any], bool]:
         """Answer a step that has something to it."""
-        obs, reward, done, ending, info = outcome
+        _, reward, done, ending, info = outcome
         env, message = self._env, self._message(token)
         abnormal = env.abnormal(message, ending, info)
         if abnormal is not None:

@@ -81,11 +81,11 @@ def prepared_steps(
         raise ActionError(
             f"actions should be a dict {{env_id: action}}, found {type(actions).__name__}"
         )
-    slots, states, run = supervisor.slots, supervisor.states, EnvState.RUN
+    env_num, states, run = len(supervisor.slots), supervisor.states, EnvState.RUN
     checked: list[tuple[EnvSlot, Any]] = []
     for key, action in actions.items():
-        env_id = checked_env_id(key, len(slots))
-        slot = slots[env_id]
+        env_id = checked_env_id(key, env_num)
+        slot = supervisor.slot_of(env_id)
         if slot.owed or states[env_id] is not run or slot.work is Work.CALLING:
             raise _not_ready(supervisor, env_id)
         if type(action) not in _PLAIN:
@@ -103,6 +103,48 @@ def prepared_steps(
         raise ActionError(
             f"an action cannot be sent to its env: {error}. Nothing was sent to any env."
         ) from error
+
+
+def post_actions(supervisor: Supervisor, actions: Any, ring: int) -> bool:
+    """Post one action for each of several envs, if nothing about them needs a second look.
+
+    Args:
+        supervisor: the envs.
+        actions: `{env_id: action}`.
+        ring: see `Lanes.post`.
+
+    Returns:
+        Whether they were posted. If not, nothing was changed: `prepared_steps` says why, or
+        prepares them.
+    """
+    lanes = supervisor.lanes
+    if lanes is None or type(actions) is not dict:
+        return False
+    lanes.enter()
+    selection = lanes.select(actions)
+    if selection is None or not lanes.are_idle(selection):
+        return False
+    packed = lanes.actions.of_values(list(actions.values()))
+    if packed is None:
+        return False
+    lanes.post(selection, packed[0], python_numbers=packed[1], ring=ring)
+    return True
+
+
+def post_batch(supervisor: Supervisor, env_ids: Any, batch: Any, ring: int) -> bool:
+    """As `post_actions`, for a batch of actions with a row for each of `env_ids`."""
+    lanes = supervisor.lanes
+    if lanes is None:
+        return False
+    lanes.enter()
+    selection = lanes.select(env_ids)
+    if selection is None or not lanes.are_idle(selection):
+        return False
+    columns = lanes.actions.of_batch(batch, selection.count)
+    if columns is None:
+        return False
+    lanes.post(selection, columns, python_numbers=False, ring=ring)
+    return True
 
 
 _PLAIN = frozenset((int, float, str, np.ndarray, np.int64, np.float32, np.float64))
@@ -151,7 +193,7 @@ def refuse_while_pending(supervisor: Supervisor, env_ids: Iterable[int], what: s
     Raises:
         EnvNotReadyError: one of them is.
     """
-    pending = [i for i in env_ids if supervisor.slots[i].owed]
+    pending = [i for i in env_ids if supervisor.owes(i)]
     if pending:
         raise EnvNotReadyError(
             f"{what} needs envs without an action under way, but envs {pending} have one: gather "

@@ -7,64 +7,30 @@ import keyword
 import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from envmgr.errors import ActionError, MissingDependencyError, NothingReadyError
 from envmgr.spaces import Layout, ValueMismatchError, split_batch, stack_values
+from envmgr.supervisor import ArrayBatch, ends_of
 from envmgr.types import EnvTimestep
 
 
-class ArrayBatch(NamedTuple):
-    """Timesteps of k envs as arrays.
-
-    Attributes:
-        env_ids: (k,) int64.
-        obs: (k, *shape), or a dict or tuple of such; without fixed layout an object array (k,).
-        reward: (k,) float64, or (k, *shape) if rewards are arrays.
-        terminated: (k,) bool.
-        truncated: (k,) bool.
-        infos: k infos, as the envs gave them.
-    """
-
-    env_ids: npt.NDArray[np.int64]
-    obs: Any
-    reward: npt.NDArray[Any]
-    terminated: npt.NDArray[np.bool_]
-    truncated: npt.NDArray[np.bool_]
-    infos: tuple[Any, ...]
-
-
 def array_batch(timesteps: Mapping[int, EnvTimestep], layout: Layout | None) -> ArrayBatch:
-    """Stack timesteps into arrays.
-
-    An env that does not say why its episode ended counts as terminated. Where the info is a list
-    or tuple of infos, one of them is enough.
-    """
+    """Stack timesteps into arrays."""
     steps = list(timesteps.values())
-    truncated = [bool(_flag(step, "truncated", False)) for step in steps]
-    terminated = [
-        bool(_flag(step, "terminated", step.done and not cut_off))
-        for step, cut_off in zip(steps, truncated, strict=True)
-    ]
+    ends = np.array([ends_of(step.done, step.info) for step in steps], dtype=np.bool_)
+    terminated, truncated = ends.reshape(-1, 2).T.copy()
     return ArrayBatch(
         np.fromiter(timesteps.keys(), dtype=np.int64, count=len(steps)),
         stack_values(layout, [step.obs for step in steps]),
         _stacked_rewards([step.reward for step in steps]),
-        np.array(terminated, dtype=np.bool_),
-        np.array(truncated, dtype=np.bool_),
+        terminated,
+        truncated,
         tuple(step.info for step in steps),
     )
-
-
-def _flag(step: EnvTimestep, name: str, default: bool) -> Any:
-    info = step.info
-    if isinstance(info, Mapping):
-        return info.get(name, default)
-    told = [part[name] for part in info if isinstance(part, Mapping) and name in part]
-    return any(told) if told else default
 
 
 def _stacked_rewards(rewards: Sequence[Any]) -> npt.NDArray[Any]:

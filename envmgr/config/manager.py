@@ -116,8 +116,11 @@ class ManagerConfig:
     shared_memory: bool = option(
         True, boolean(), "fixed-layout data in shared memory; false: pipes only"
     )
-    copy_on_get: bool = option(
-        True, boolean(), "false: views, valid through that env's next two steps"
+    copy_on_get: bool | Literal["until_send", "checked"] = option(
+        True,
+        either(boolean(), word("until_send"), word("checked")),
+        "false: views, valid through that env's next two steps; checked: the same, and using one "
+        "after that raises; until_send: views, valid until that env's next action is sent",
     )
     context: Literal["server", "fork", "spawn", "forkserver"] = option(
         "server",

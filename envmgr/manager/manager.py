@@ -7,18 +7,19 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from envmgr import requests
+from envmgr.block import QUIET, RING, RING_EACH
 from envmgr.errors import (
     ConfigError,
     ManagerClosedError,
     NothingReadyError,
 )
-from envmgr.gather import Gather
+from envmgr.gather import Gather, Gathered
 from envmgr.lifecycle import EnvState
 from envmgr.manager.access import EnvAccess
 from envmgr.policy import GatherPolicy
-from envmgr.supervisor import Next, Supervisor, Work
+from envmgr.supervisor import ArrayBatch, Next, Supervisor, Taken, Work
 from envmgr.types import EnvTimestep, monotonic
-from envmgr.views import ArrayBatch, array_batch
+from envmgr.views import array_batch
 
 _COMING = frozenset((Work.STARTING, Work.RESETTING, Work.PAUSING, Work.ENDING))
 
@@ -64,8 +65,7 @@ class EnvManager(EnvAccess):
             if not ready and self._await_ready(supervisor):
                 self._surface(supervisor)
                 ready = supervisor.ready_ids()
-            slots = supervisor.slots
-            return self._view.ready({i: slots[i].obs for i in ready})
+            return self._view.ready(dict(zip(ready, supervisor.observations(ready), strict=True)))
 
     def _await_ready(self, supervisor: Supervisor) -> bool:
         """Wait until an env is ready; False if all are done."""
@@ -77,7 +77,7 @@ class EnvManager(EnvAccess):
             )
 
         def hopeless() -> bool:
-            return not any(_is_coming(s) for s in supervisor.slots if not s.owed)
+            return not any(_is_coming(s) for s in supervisor.slots if not supervisor.owes(s.env_id))
 
         self._running.wait_until(lambda: settled() or hopeless(), doing="ready_obs")
         if settled():
@@ -133,18 +133,19 @@ class EnvManager(EnvAccess):
             NothingReadyError: `{}` while nothing is outstanding.
         """
         with self._calling() as supervisor:
-            by_id = self._send(supervisor, actions)
+            wants_all = self._policy.gathers_all
+            env_ids = self._send(supervisor, actions, QUIET if wants_all else RING_EACH)
             gather = Gather(self._running, supervisor)
-            if by_id and self._policy.gathers_all:
-                env_ids = gather.exactly(list(by_id))
+            if env_ids and wants_all:
+                gathered = gather.exactly(env_ids)
             else:
-                env_ids = gather.some(self._policy)
-            return self._view.timesteps(self._deliver(supervisor, env_ids))
+                gathered = gather.some(self._policy)
+            return self._view.timesteps(self._deliver(supervisor, gathered))
 
     def send(self, actions: Any) -> None:
         """Send actions and return at once; `recv` gathers the timesteps."""
         with self._calling() as supervisor:
-            self._send(supervisor, actions)
+            self._send(supervisor, actions, self._ring_when_sent)
 
     def recv(self, min_ready: int | None = None, timeout_s: float | None = None) -> Any:
         """Gather timesteps of what is outstanding, in ascending order of env_id.
@@ -157,11 +158,16 @@ class EnvManager(EnvAccess):
             NothingReadyError: nothing is outstanding.
         """
         with self._calling() as supervisor:
-            return self._view.timesteps(self._receive(supervisor, min_ready, timeout_s))
+            gathered = self._receive(supervisor, min_ready, timeout_s)
+            return self._view.timesteps(self._deliver(supervisor, gathered))
+
+    @property
+    def _ring_when_sent(self) -> int:
+        return RING if self._policy.gathers_all else RING_EACH
 
     def _receive(
         self, supervisor: Supervisor, min_ready: int | None, timeout_s: float | None
-    ) -> dict[int, EnvTimestep]:
+    ) -> Gathered:
         policy = self._policy
         if min_ready is not None:
             if min_ready < 1:
@@ -171,25 +177,30 @@ class EnvManager(EnvAccess):
         if not supervisor.statistics.outstanding:
             self._surface(supervisor)
         gather = Gather(self._running, supervisor)
-        env_ids = gather.some(policy, deadline=deadline, exactly=min_ready is not None)
-        return self._deliver(supervisor, env_ids)
+        return gather.some(policy, deadline=deadline, exactly=min_ready is not None)
 
-    def _send(self, supervisor: Supervisor, actions: Any) -> Mapping[int, Any]:
+    def _send(self, supervisor: Supervisor, actions: Any, ring: int) -> Sequence[int]:
+        """Send actions; return whose they are."""
         by_id: Mapping[int, Any] = self._view.actions(actions, supervisor.ready_ids)
         if by_id or not isinstance(by_id, Mapping):
             self._surface(supervisor)
+            if requests.post_actions(supervisor, by_id, ring):
+                self._view.forget()
+                return list(by_id)
             prepared = requests.prepared_steps(supervisor, by_id, self._action_checks)
             supervisor.submit_steps(prepared)
             self._view.forget()
         elif not supervisor.statistics.outstanding:
             self._surface(supervisor)
-        return by_id
+        return list(by_id)
 
-    def _deliver(self, supervisor: Supervisor, env_ids: list[int]) -> dict[int, EnvTimestep]:
-        """Hand out what has arrived of `env_ids`; a failure that is urgent comes first."""
+    def _deliver(self, supervisor: Supervisor, gathered: Gathered) -> dict[int, EnvTimestep]:
+        """Hand out what was gathered; a failure that is urgent comes first."""
+        if isinstance(gathered, Taken):
+            return gathered.timesteps()
         if supervisor.repair.urgent:
             self._surface(supervisor)
-        timesteps = supervisor.deliver(env_ids)
+        timesteps = supervisor.deliver(gathered)
         if not timesteps:
             self._surface(supervisor)
         return timesteps
@@ -201,10 +212,13 @@ class EnvManager(EnvAccess):
             env_ids: k env_ids.
             actions: (k, *shape), or a dict or tuple of such, or a list of k actions.
         """
-        ids = [requests.checked_env_id(i, self.env_num) for i in env_ids]
-        by_id = requests.rows_by_id(ids, actions)
         with self._calling() as supervisor:
             self._surface(supervisor)
+            if requests.post_batch(supervisor, env_ids, actions, self._ring_when_sent):
+                self._view.forget()
+                return
+            ids = [requests.checked_env_id(i, self.env_num) for i in env_ids]
+            by_id = requests.rows_by_id(ids, actions)
             self._view.forget()
             supervisor.submit_steps(requests.prepared_steps(supervisor, by_id, self._action_checks))
 
@@ -213,7 +227,10 @@ class EnvManager(EnvAccess):
     ) -> ArrayBatch:
         """As `recv`, with the timesteps of k envs as arrays: see `ArrayBatch`."""
         with self._calling() as supervisor:
-            return array_batch(self._receive(supervisor, min_ready, timeout_s), self._layout)
+            gathered = self._receive(supervisor, min_ready, timeout_s)
+            if isinstance(gathered, Taken):
+                return gathered.arrays()
+            return array_batch(self._deliver(supervisor, gathered), self._layout)
 
     # -- resets and seeds -------------------------------------------------------------------
 

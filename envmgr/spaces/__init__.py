@@ -10,8 +10,8 @@ they are.
 from __future__ import annotations
 
 from envmgr.spaces.actions import ActionCheck, action_check
-from envmgr.spaces.columns import ActionColumns, action_columns
 from envmgr.spaces.batches import split_batch, stack_values
+from envmgr.spaces.columns import ActionColumns, action_columns
 from envmgr.spaces.layouts import Layout, Leaf, check_free_form, layout_of
 from envmgr.spaces.values import Array, NonFiniteError, OnCast, ValueMismatchError, path_text
 

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 from envmgr.supervisor.hosts import Hosts
+from envmgr.supervisor.lanes import Lanes, Selection
 from envmgr.supervisor.rules import EpisodeRules
 from envmgr.supervisor.slots import EnvSlot, HostGroup, Lost, Next, Work
 from envmgr.supervisor.supervisor import Supervisor
+from envmgr.supervisor.taken import ArrayBatch, Taken, ends_of
 
 __all__ = [
+    "ArrayBatch",
     "EnvSlot",
     "EpisodeRules",
     "HostGroup",
     "Hosts",
+    "Lanes",
     "Lost",
     "Next",
+    "Selection",
     "Supervisor",
+    "Taken",
     "Work",
+    "ends_of",
 ]

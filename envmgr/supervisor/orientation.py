@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
+from envmgr.block import Block, BlockPlan
 from envmgr.errors import LaunchError, SpaceMismatchError
-from envmgr.observations import COPIED, VIEWED, ObservationReader, Placement, plan_placements
+from envmgr.observations import (
+    CopyOnGet,
+    ObservationReader,
+    Placement,
+    arena_arrays,
+    plan_placements,
+    rings_of,
+)
 from envmgr.protocol import EnvDescription, Op
+from envmgr.spaces import layout_of
 from envmgr.supervisor.hosts import Hosts
+from envmgr.supervisor.observed import Observed
 from envmgr.supervisor.slots import EnvSlot
 
 
@@ -28,10 +39,17 @@ class Orientation:
         self._hosts = hosts
         self._readers: list[ObservationReader] = []
         self._placements: list[Placement | None] = [None] * env_num
+        self._observed: Observed | None = None
         self._repeated: dict[int, dict[tuple[Op, str], Any]] = {}
 
-    def place_observations(self, *, same_spaces: bool, copy_on_get: bool) -> None:
+    def place_observations(
+        self, *, same_spaces: bool, handed_out: CopyOnGet
+    ) -> tuple[Block, Observed] | None:
         """Check the spaces of all envs and lay out the memory for their observations.
+
+        Returns:
+            The block that steps can be posted in, and the observations beside it; None where steps
+            go by message.
 
         Raises:
             SpaceMismatchError: they differ and `same_spaces` is on.
@@ -44,8 +62,10 @@ class Orientation:
         self._readers = [
             ObservationReader(d.observation_space, copy_free_form=in_caller) for d in described
         ]
-        rings = COPIED if copy_on_get else VIEWED
-        placements, nbytes = plan_placements([r.layout for r in self._readers], rings)
+        plan = self._block_plan(described)
+        rings = rings_of(handed_out)
+        layouts = [reader.layout for reader in self._readers]
+        placements, nbytes = plan_placements(layouts, rings, plan.nbytes if plan else 0)
         try:
             memory = self._hosts.transport.place(nbytes)
         except OSError as error:
@@ -55,11 +75,36 @@ class Orientation:
                 "set shared_memory: false."
             ) from error
         if memory is None:
-            return
-        for reader, placement in zip(self._readers, placements, strict=True):
+            return None
+        copies = handed_out is True
+        index_of = self._hosts.index_of
+        for env_id, (reader, placement) in enumerate(zip(self._readers, placements, strict=True)):
             if placement is not None:
-                reader.attach(memory, placement, copy_on_get=copy_on_get)
-        self._placements = placements
+                placement = replace(placement, block=plan, host_index=index_of[env_id])
+                reader.attach(memory, placement, copy_on_get=copies)
+                self._placements[env_id] = placement
+        first = self._placements[0]
+        if plan is None or first is None:
+            return None
+        self._observed = Observed(
+            arena_arrays(memory, first), first.layout, rings, self._readers, copies=copies
+        )
+        return Block(memory, plan), self._observed
+
+    def _block_plan(self, described: Sequence[EnvDescription]) -> BlockPlan | None:
+        """Return the plan of the block; None if the envs differ, or their data has no layout."""
+        layouts = [reader.layout for reader in self._readers]
+        actions = [layout_of(d.action_space) for d in described]
+        possible = (
+            self._hosts.transport.has_block
+            and layouts[0] is not None
+            and actions[0] is not None
+            and all(layout == layouts[0] for layout in layouts)
+            and all(d.action_space == described[0].action_space for d in described)
+        )
+        if not possible or actions[0] is None:
+            return None
+        return BlockPlan(len(described), len(self._hosts.groups), actions[0])
 
     def fits(self, slot: EnvSlot, description: EnvDescription) -> bool:
         """Keep what an env says of itself; False if the one before it said something else."""
@@ -103,6 +148,8 @@ class Orientation:
         """Let go of the memory of observations."""
         for reader in self._readers:
             reader.detach()
+        if self._observed is not None:
+            self._observed.detach()
 
 
 def _same_spaces(one: EnvDescription, other: EnvDescription) -> bool:

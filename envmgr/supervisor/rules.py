@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
+
+from envmgr.observations import CopyOnGet
 
 
 @dataclass
@@ -13,7 +16,8 @@ class EpisodeRules:
         episode_num: episodes per env before DONE; may be inf.
         auto_reset: an ended env is reset at once.
         reset_inplace: the timestep that ends an episode waits for that reset.
-        copy_on_get: observations are copied out of shared memory.
+        copy_on_get: whether observations are copied out of shared memory, as in the config.
+        check_actions: as in the config.
         raise_non_finite: NaN or infinite values end the manager rather than the episode.
         dynamic_seed: as in `BaseEnv.seed`; goes with each explicit seed.
     """
@@ -21,6 +25,7 @@ class EpisodeRules:
     episode_num: float = float("inf")
     auto_reset: bool = True
     reset_inplace: bool = False
-    copy_on_get: bool = True
+    copy_on_get: CopyOnGet = True
+    check_actions: Literal[True, False, "strict"] = True
     raise_non_finite: bool = False
     dynamic_seed: bool | None = None

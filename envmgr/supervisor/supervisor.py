@@ -13,10 +13,12 @@ from typing import Any
 from envmgr.lifecycle import EnvState, Event, StateTable, is_ready
 from envmgr.policy import FailurePolicy
 from envmgr.protocol import EnvDescription, Op
+from envmgr.spaces import action_columns
 from envmgr.supervisor import failures
 from envmgr.supervisor.arrivals import Arrivals
 from envmgr.supervisor.episodes import Episodes
 from envmgr.supervisor.hosts import Hosts
+from envmgr.supervisor.lanes import Lanes
 from envmgr.supervisor.orientation import Orientation
 from envmgr.supervisor.repair import Repair
 from envmgr.supervisor.rules import EpisodeRules
@@ -48,6 +50,7 @@ class Supervisor:
         env_num = len(self.slots)
         self.states = StateTable(env_num)
         self.statistics = Statistics(num_workers=len(hosts.groups))
+        self._lanes: Lanes | None = None
         self._orientation = Orientation(hosts, env_num)
         self._episodes = Episodes(hosts, self.states, rules, self.statistics)
         self.repair = Repair(
@@ -74,6 +77,42 @@ class Supervisor:
         """What each env said of itself, by env_id."""
         return self._orientation.descriptions
 
+    # -- lanes ------------------------------------------------------------------------------
+
+    @property
+    def lanes(self) -> Lanes | None:
+        """The envs in their ordinary course; None where steps go by message."""
+        return self._lanes
+
+    def slot_of(self, env_id: int) -> EnvSlot:
+        """Return what is known of an env, which leaves its lane."""
+        if self._lanes is not None:
+            self._lanes.leave(env_id)
+        return self.slots[env_id]
+
+    @property
+    def all_owed_in_lanes(self) -> bool:
+        """Whether every env that owes a timestep is in its lane, and at least one does."""
+        lanes = self._lanes
+        return lanes is not None and 0 < lanes.outstanding == self.statistics.outstanding
+
+    @property
+    def earliest_deadline(self) -> float:
+        """A moment before which no deadline passes; may be too early, never too late."""
+        earliest = self.hosts.earliest_deadline
+        return earliest if self._lanes is None else min(earliest, self._lanes.earliest_deadline)
+
+    def collect(self) -> None:
+        """Apply what has arrived by another way than by message."""
+        if self._lanes is not None:
+            self._lanes.collect()
+
+    def leave_lanes(self) -> None:
+        """Take every env out of its lane, and apply what it has replied: slots are right now."""
+        if self._lanes is not None:
+            self._lanes.leave_all()
+            self._lanes.collect()
+
     # -- launch -----------------------------------------------------------------------------
 
     def start_hosts(self, env_ids: Iterable[int]) -> None:
@@ -93,9 +132,26 @@ class Supervisor:
             SpaceMismatchError: they differ and `same_spaces` is on.
             LaunchError: there is not enough memory.
         """
-        self._orientation.place_observations(
-            same_spaces=same_spaces, copy_on_get=self.rules.copy_on_get
+        shared = self._orientation.place_observations(
+            same_spaces=same_spaces, handed_out=self.rules.copy_on_get
         )
+        if shared is None:
+            return
+        block, observed = shared
+        actions = action_columns(self.descriptions[0].action_space, self.rules.check_actions)
+        if actions is not None:
+            self._lanes = Lanes(
+                block,
+                actions,
+                observed,
+                self.slots,
+                self.states,
+                self.hosts,
+                self.statistics,
+                self._episodes,
+                self._arrivals,
+                reset_inplace=self.rules.reset_inplace,
+            )
 
     def begin_episodes(self) -> None:
         """Have every env reset for the first time; its host has said HELLO."""
@@ -159,16 +215,38 @@ class Supervisor:
 
     def ready_ids(self) -> list[int]:
         """Return the envs that take an action now, ascending."""
-        slots = self.slots
+        slots, lanes = self.slots, self._lanes
+        if lanes is not None:
+            lanes.enter()
+            if not lanes.outstanding and lanes.are_all_in:
+                return list(range(len(slots)))
+            return [i for i in self.states.ids_in(EnvState.RUN) if self.is_ready(i)]
         return [i for i in self.states.ids_in(EnvState.RUN) if not slots[i].owed]
 
     def is_ready(self, env_id: int) -> bool:
         """Return whether an env takes an action now."""
-        return is_ready(self.states[env_id], pending=self.slots[env_id].owed)
+        return is_ready(self.states[env_id], pending=self.owes(env_id))
+
+    def is_stepping(self, env_id: int) -> bool:
+        """Return whether an env takes a step in its lane."""
+        return self._lanes is not None and self._lanes.is_stepping(env_id)
+
+    def owes(self, env_id: int) -> bool:
+        """Return whether an env owes a timestep."""
+        return self.is_stepping(env_id) or self.slots[env_id].owed
 
     def owed_ids(self) -> list[int]:
         """Return the envs that owe a timestep, ascending."""
-        return [slot.env_id for slot in self.slots if slot.owed]
+        return [slot.env_id for slot in self.slots if self.owes(slot.env_id)]
+
+    def observations(self, env_ids: Sequence[int]) -> list[Any]:
+        """Return the newest observations of envs that are ready."""
+        lanes, slots = self._lanes, self.slots
+        if lanes is None:
+            return [slots[i].obs for i in env_ids]
+        if lanes.are_all_in:
+            return lanes.observed.of(env_ids)
+        return [lanes.observed.of([i])[0] if lanes.is_in(i) else slots[i].obs for i in env_ids]
 
     def deliver(self, env_ids: Iterable[int]) -> dict[int, EnvTimestep]:
         """Hand out the timesteps that have arrived, in the order of `env_ids`."""
@@ -194,7 +272,7 @@ class Supervisor:
             params: keyword arguments of this and of later automatic resets; None keeps those
                 that were given before.
         """
-        slot = self.slots[env_id]
+        slot = self.slot_of(env_id)
         joins = params is None and slot.new_seed is None
         if params is not None:
             slot.reset_params = dict(params)
@@ -240,7 +318,7 @@ class Supervisor:
 
     def is_callable(self, env_id: int) -> bool:
         """Return whether an env's host can take a call now."""
-        slot = self.slots[env_id]
+        slot = self.slot_of(env_id)
         return slot.work is Work.NONE and slot.host_id is not None
 
     def is_gone(self, env_id: int) -> bool:
@@ -256,7 +334,7 @@ class Supervisor:
         Raises:
             FrameError: a payload cannot be sent.
         """
-        slots = [self.slots[i] for i in env_ids]
+        slots = [self.slot_of(i) for i in env_ids]
         prepared = [self.hosts.prepare(s, op, p) for s, p in zip(slots, payloads, strict=True)]
         for slot, frame in zip(slots, prepared, strict=True):
             slot.result = None
@@ -266,12 +344,16 @@ class Supervisor:
 
     def handle(self, host_id: int, arrival: Arrival) -> None:
         """Apply what came from a host."""
+        if self._lanes is not None:
+            self._lanes.make_way(host_id, arrival)
         self._arrivals.handle(host_id, arrival)
 
     # -- time -------------------------------------------------------------------------------
 
     def expire(self) -> None:
         """Act on deadlines that have passed. What had arrived before has been handled."""
+        if self._lanes is not None:
+            self._lanes.expire()
         for slot in self.hosts.due():
             if not self.hosts.is_due(slot):
                 continue  # settled together with another env of its host
@@ -285,6 +367,7 @@ class Supervisor:
     def stop(self) -> None:
         """All envs are VOID from now on; what was owed is cancelled."""
         self.hosts.forget_all()
+        self.leave_lanes()
         self.statistics.cancelled += sum(slot.owed for slot in self.slots)
         for slot in self.slots:
             slot.owed = False

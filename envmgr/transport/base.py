@@ -174,7 +174,11 @@ class Transport(ABC):
         Args:
             host_id: which.
             asks: it is to ring back when it has done that.
+
+        Raises:
+            RuntimeError: this transport has no block.
         """
+        raise RuntimeError("there is no block to look at: a defect of envmgr, please report it")
 
     @abstractmethod
     def place(self, nbytes: int) -> memoryview | None:

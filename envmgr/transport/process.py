@@ -1,8 +1,8 @@
 """Hosts in worker processes: one connection each, and one wait for all of them.
 
 Replies, deaths, doorbells and wake-ups are waited for together: with an epoll where there is shared
-memory with a doorbell, else with `multiprocessing.connection.wait`. Data of fixed layout goes through
-anonymous shared memory, everything else through the connections.
+memory with a doorbell, else with `multiprocessing.connection.wait`. Data of fixed layout goes
+through anonymous shared memory, everything else through the connections.
 """
 
 from __future__ import annotations

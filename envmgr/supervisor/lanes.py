@@ -1,0 +1,534 @@
+"""Lanes: envs in their ordinary course, stepped through the shared block and in batches.
+
+An env is in its lane while nothing about it needs a decision: it is ready, or takes a step. Then a
+few columns say all there is to say about it, and a batch of steps costs a few array operations.
+Whatever is out of the ordinary (a failure, a message, a deadline, a call, an explicit reset) takes
+the env out of its lane first: what the columns say is written into its `EnvSlot`, and everything
+goes on there, env by env. It comes back when it is ready again.
+
+So an env's slot is right while the env is out of its lane, and its lane while it is in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from envmgr.block import (
+    AFTER_SHIFT,
+    DONE,
+    ENDING_BITS,
+    ENDING_SHIFT,
+    HAS_INFO,
+    NO_TOKEN,
+    NUMPY_VALUES,
+    ORDINARY_BITS,
+    PYTHON_NUMBERS,
+    REWARD_BITS,
+    REWARD_SHIFT,
+    REWARD_TYPES,
+    RING,
+    SLOT_BITS,
+    Block,
+    items,
+    posting_of,
+    request_of,
+    token_of,
+)
+from envmgr.env.contract import info_of
+from envmgr.infos import InfoDecoder
+from envmgr.lifecycle import EnvState, StateTable
+from envmgr.protocol import AfterStep, Message, Op
+from envmgr.spaces import ActionColumns, Array, ValueMismatchError
+from envmgr.supervisor.arrivals import Arrivals
+from envmgr.supervisor.episodes import Episodes
+from envmgr.supervisor.hosts import Hosts
+from envmgr.supervisor.observed import Observed
+from envmgr.supervisor.slots import NEVER, EnvSlot, HostGroup, Work
+from envmgr.supervisor.stats import Statistics
+from envmgr.supervisor.taken import Taken
+from envmgr.transport.base import Arrival
+
+OUT, IDLE, STEPPING = 0, 1, 2
+_KNOWN_SELECTIONS = 256
+_ASK_FROM = 2
+"""Of more hosts than these, only one rings when all are wanted; then one of those missing."""
+
+
+class Selection:
+    """Envs that are stepped together, in the order their user named them.
+
+    Attributes:
+        ids: their env_ids.
+        array: the same, as a read-only array (k,) int64.
+        rows: what indexes their rows: a slice if they are neighbours, else `array`.
+        hosts: the indexes of their hosts.
+    """
+
+    __slots__ = ("array", "count", "hosts", "ids", "is_slice", "rows")
+
+    def __init__(self, ids: list[int], host_index: Sequence[int]) -> None:
+        self.ids = ids
+        self.count = len(ids)
+        self.array: npt.NDArray[np.int64] = np.array(ids, dtype=np.int64)
+        self.array.flags.writeable = False
+        first = ids[0]
+        self.is_slice = ids == list(range(first, first + len(ids)))
+        self.rows: Any = slice(first, first + len(ids)) if self.is_slice else self.array
+        self.hosts = list(dict.fromkeys(map(host_index.__getitem__, ids)))
+
+
+class Lanes:
+    """The envs that are in their lanes.
+
+    Args:
+        block: the columns.
+        actions: packs actions; None if their space has no fixed layout (then nothing is posted).
+        observed: the arenas of observations, and what of them is handed out.
+        slots: of all envs.
+        states: of all envs.
+        hosts: rings their doorbells.
+        statistics: where steps are counted.
+        episodes: ends them.
+        arrivals: applies what is out of the ordinary.
+        reset_inplace: a step that ends an episode is complete with the next one's beginning.
+
+    Attributes:
+        outstanding: steps under way, or arrived and not taken.
+        any_shared: whether a host serves several envs.
+    """
+
+    def __init__(
+        self,
+        block: Block,
+        actions: ActionColumns,
+        observed: Observed,
+        slots: Sequence[EnvSlot],
+        states: StateTable,
+        hosts: Hosts,
+        statistics: Statistics,
+        episodes: Episodes,
+        arrivals: Arrivals,
+        *,
+        reset_inplace: bool,
+    ) -> None:
+        n = len(slots)
+        self.actions = actions
+        self.observed = observed
+        self.outstanding = 0
+        self._block = block
+        self._slots = slots
+        self._states = states
+        self._hosts = hosts
+        self._statistics = statistics
+        self._episodes = episodes
+        self._arrivals = arrivals
+        self._reset_inplace = reset_inplace
+        self._lane = bytearray(n)
+        self._all_idle = bytes([IDLE]) * n
+        self._all_stepping = bytes([STEPPING]) * n
+        self._posting = items(block.posted)
+        self.any_shared = any(group.is_shared for group in hosts.groups)
+        hosts.look = self._look
+        self._bases = np.zeros(n, dtype=np.uint64)
+        self._expected = np.full(n, NO_TOKEN, dtype=np.uint64)
+        self._kinds = -1
+        self._posted_at = np.full(n, NEVER)
+        self._limit_s = hosts.step_limit_s
+        self.earliest_deadline = NEVER
+        self._selections: dict[tuple[int, ...], Selection] = {}
+        self._latest: Selection | None = None
+        self._latest_array: Any = None
+        self._decoder = InfoDecoder()
+        # Envs out of their lanes of which something may still arrive in the block, by token.
+        self._replying: dict[int, int] = {}
+        self._resetting: dict[int, int] = {}
+
+    # -- who is where -----------------------------------------------------------------------
+
+    def select(self, env_ids: Any) -> Selection | None:
+        """Return envs as a selection; mostly the same object for the same envs.
+
+        Args:
+            env_ids: a sequence or an array of env_ids.
+
+        Returns:
+            None if there are none, or these are not all different env_ids.
+        """
+        if env_ids is self._latest_array:
+            return self._latest
+        key = tuple(env_ids.tolist() if isinstance(env_ids, np.ndarray) else env_ids)
+        selection = self._selections.get(key)
+        if selection is None:
+            known = self._hosts.index_of
+            if not key or not all(type(i) is int and 0 <= i < len(known) for i in key):
+                return None
+            if len(set(key)) < len(key):
+                return None
+            if len(self._selections) >= _KNOWN_SELECTIONS:
+                self._selections.clear()
+            selection = self._selections[key] = Selection(list(key), known)
+        self._latest, self._latest_array = selection, selection.array
+        return selection
+
+    def are_idle(self, selection: Selection) -> bool:
+        """Whether all of these envs are in their lanes and ready."""
+        lane, count = self._lane, selection.count
+        if count == len(lane) or not selection.is_slice:
+            if lane == self._all_idle:
+                return True
+            return all(lane[i] == IDLE for i in selection.ids)
+        return bool(lane[selection.rows] == self._all_idle[:count])
+
+    def are_stepping(self, selection: Selection) -> bool:
+        """Whether all of these envs are in their lanes and take a step."""
+        lane = self._lane
+        if selection.is_slice:
+            return bool(lane[selection.rows] == self._all_stepping[: selection.count])
+        return all(lane[i] == STEPPING for i in selection.ids)
+
+    @property
+    def are_all_in(self) -> bool:
+        """Whether all envs are in their lanes."""
+        return OUT not in self._lane
+
+    def is_stepping(self, env_id: int) -> bool:
+        """Whether an env is in its lane and takes a step."""
+        return self._lane[env_id] == STEPPING
+
+    def is_in(self, env_id: int) -> bool:
+        """Whether an env is in its lane."""
+        return self._lane[env_id] != OUT
+
+    def stepping_ids(self) -> list[int]:
+        """Return the envs that are in their lanes and take a step, ascending."""
+        return [i for i, lane in enumerate(self._lane) if lane == STEPPING]
+
+    def enter(self) -> None:
+        """Take every env that is ready into its lane."""
+        lane = self._lane
+        if lane == self._all_idle:
+            return
+        for env_id, at in enumerate(lane):
+            if at == OUT and self._may_enter(env_id):
+                slot = self._slots[env_id]
+                lane[env_id] = IDLE
+                self._bases[env_id] = token_of(slot.generation, 0)
+                self.observed.keep(env_id, slot.obs)
+
+    def _may_enter(self, env_id: int) -> bool:
+        slot = self._slots[env_id]
+        return (
+            slot.work is Work.NONE
+            and not slot.owed
+            and slot.doomed is None
+            and slot.host_id is not None
+            and self._states[env_id] is EnvState.RUN
+        )
+
+    def leave(self, env_id: int) -> None:
+        """Write what is known of an env into its slot; from now on that is right."""
+        at = self._lane[env_id]
+        if at == OUT:
+            return
+        slot = self._slots[env_id]
+        slot.obs = self.observed.newest(env_id)
+        if at == STEPPING:
+            token = int(self._expected[env_id])
+            self._expected[env_id] = NO_TOKEN
+            self._replying[env_id] = self._resetting[env_id] = token
+            self.outstanding -= 1
+            slot.owed = True
+            self._hosts.take_over_step(slot, request_of(token)[1], float(self._posted_at[env_id]))
+        self._lane[env_id] = OUT
+
+    def leave_all(self) -> None:
+        """Take every env out of its lane."""
+        for env_id in range(len(self._lane)):
+            self.leave(env_id)
+
+    # -- steps ------------------------------------------------------------------------------
+
+    def post(
+        self,
+        selection: Selection,
+        actions: Sequence[Array],
+        *,
+        python_numbers: bool,
+        ring: int,
+    ) -> None:
+        """Have idle envs take a step.
+
+        Args:
+            selection: which.
+            actions: per leaf (k, *shape).
+            python_numbers: the envs are to get Python's own numbers, not numpy's.
+            ring: when their hosts ring: see `block.RING`. With QUIET one of them does, and the
+                caller has to ask the others.
+        """
+        block, rows = self._block, selection.rows
+        for column, values in zip(block.actions, actions, strict=True):
+            column[rows] = values
+        kind = PYTHON_NUMBERS if python_numbers else NUMPY_VALUES
+        if kind != self._kinds:
+            self._set_kinds(rows, kind)
+        request_id = self._hosts.next_request_id()
+        tokens = self._bases[rows] + np.uint64(request_id)
+        self._expected[rows] = tokens
+        count = selection.count
+        self._move(selection, STEPPING)
+        self.outstanding += count
+        self._statistics.actions += count
+        if self._limit_s is not None:
+            self._set_deadline(rows, self._limit_s)
+        block.requests[rows] = tokens
+        posting, groups, transport = self._posting, self._hosts.groups, self._hosts.transport
+        *others, last = selection.hosts
+        if len(selection.hosts) <= _ASK_FROM:
+            ring = ring or RING
+        for index in others:
+            posting[index] = posting_of(request_id, ring)
+            transport.ring(groups[index].host_id or 0)
+        posting[last] = posting_of(request_id, ring or RING)
+        transport.ring(groups[last].host_id or 0)
+
+    def _move(self, selection: Selection, to: int) -> None:
+        if selection.is_slice:
+            every = self._all_idle if to == IDLE else self._all_stepping
+            self._lane[selection.rows] = every[: selection.count]
+            return
+        for env_id in selection.ids:
+            self._lane[env_id] = to
+
+    def _set_kinds(self, rows: Any, kind: int) -> None:
+        self._block.kinds[rows] = kind
+        self._kinds = kind if (self._block.kinds == kind).all() else -1
+
+    def _set_deadline(self, rows: Any, limit_s: float) -> None:
+        now = self._hosts.clock()
+        self._posted_at[rows] = now
+        self.earliest_deadline = min(self.earliest_deadline, now + limit_s)
+
+    def have_arrived(self, selection: Selection) -> bool:
+        """Whether all of these envs, which take a step, have replied."""
+        rows = selection.rows
+        return bool(self._block.replies[rows].tobytes() == self._expected[rows].tobytes())
+
+    def ringing(self, selection: Selection) -> set[int]:
+        """Return the hosts that ring for what was just posted QUIET, by index."""
+        hosts = selection.hosts
+        return set(hosts if len(hosts) <= _ASK_FROM else hosts[-1:])
+
+    def ask_one(self, selection: Selection, asked: set[int]) -> bool:
+        """Have one of the hosts that have not replied yet ring when it has.
+
+        Args:
+            selection: envs that take a step.
+            asked: the hosts that will ring in any case, by index; extended.
+
+        Returns:
+            Whether there is such a host. If not, nobody will ring any more.
+        """
+        rows = selection.rows
+        missing = np.flatnonzero(self._block.replies[rows] != self._expected[rows]).tolist()
+        indexes = {self._hosts.index_of[selection.ids[position]] for position in missing}
+        if indexes and not indexes & asked:
+            index = max(indexes)
+            asked.add(index)
+            self._hosts.transport.ring(self._hosts.groups[index].host_id or 0, asks=True)
+        return bool(indexes)
+
+    def arrived_ids(self) -> list[int]:
+        """Return the envs in their lanes whose steps have replied, ascending."""
+        arrived: list[int] = np.flatnonzero(self._block.replies == self._expected).tolist()
+        return arrived
+
+    def any_goes_on(self, ids: Sequence[int]) -> bool:
+        """Whether one of these envs, which have replied, has not ended its episode."""
+        flags = self._block.flags
+        return any(not flags[i] & DONE for i in ids)
+
+    def take(self, selection: Selection) -> Taken | None:
+        """Take the replies of envs that have arrived.
+
+        Returns:
+            What they hold. None if one of them is out of the ordinary in such a way that it has
+            left its lane: nothing was taken, and what it replied is looked after there.
+        """
+        flags = self._block.flags[selection.rows]
+        raw = flags.tobytes()
+        first = raw[0] | raw[1] << 8
+        if raw == raw[:2] * selection.count and not first & ~ORDINARY_BITS:
+            slot = first & SLOT_BITS
+            if slot < self.observed.rings.steps:
+                self._delivered(selection)
+                return self._taken(selection, slot=slot, flag=first)
+        return self._take_mixed(selection, flags.tolist())
+
+    def _take_mixed(self, selection: Selection, flags: list[int]) -> Taken | None:
+        details: dict[int, Any] = {}
+        steps = self.observed.rings.steps
+        for position, (env_id, flag) in enumerate(zip(selection.ids, flags, strict=True)):
+            try:
+                if flag & SLOT_BITS >= steps:
+                    raise ValueMismatchError(f"there is no slot {flag & SLOT_BITS}")
+                if flag & (HAS_INFO | REWARD_BITS):
+                    details[position] = self._detail(env_id, flag)
+            except ValueMismatchError as error:
+                self.leave(env_id)
+                self._replying.pop(env_id, None)
+                self._arrivals.break_off(self._slots[env_id], str(error))
+                return None
+            if flag & DONE and self._reset_inplace and self._awaits_reset(env_id, flag):
+                self.leave(env_id)
+                self.collect()
+                return None
+        ended = [(i, flag) for i, flag in zip(selection.ids, flags, strict=True) if flag & DONE]
+        tokens = [int(self._expected[i]) for i, _ in ended]
+        self._delivered(selection)
+        for (env_id, flag), token in zip(ended, tokens, strict=True):
+            self._end_episode(env_id, flag, token)
+        if ended:
+            self.collect()
+        return self._taken(selection, flags=flags, details=details)
+
+    def _taken(self, selection: Selection, **replies: Any) -> Taken:
+        return Taken(
+            self.observed,
+            selection.ids,
+            selection.array,
+            selection.rows,
+            self._block.rewards,
+            **replies,
+        )
+
+    def _detail(self, env_id: int, flag: int) -> tuple[Any, type]:
+        info = self._decoder.decode(self._block.infos[env_id].tobytes()) if flag & HAS_INFO else {}
+        kind = (flag & REWARD_BITS) >> REWARD_SHIFT
+        if kind >= len(REWARD_TYPES):
+            raise ValueMismatchError(f"there is no kind {kind} of rewards")
+        return info, REWARD_TYPES[kind]
+
+    def _awaits_reset(self, env_id: int, flag: int) -> bool:
+        resets = flag >> AFTER_SHIFT & 3 == AfterStep.RESETS
+        return resets and bool(self._block.resets[env_id] != self._expected[env_id])
+
+    def _delivered(self, selection: Selection) -> None:
+        self._expected[selection.rows] = NO_TOKEN
+        self._move(selection, IDLE)
+        self.outstanding -= selection.count
+        self._statistics.timesteps += selection.count
+
+    def _end_episode(self, env_id: int, flag: int, token: int) -> None:
+        """An env's episode ended with the step that has just been taken: it leaves its lane."""
+        slot = self._slots[env_id]
+        self._lane[env_id] = OUT
+        slot.request_id = request_of(token)[1]
+        slot.work = Work.STEPPING
+        after = flag >> AFTER_SHIFT & 3
+        if after == AfterStep.RESETS:
+            self._resetting[env_id] = token
+        self._episodes.end(slot, after)
+
+    # -- what comes of envs that have left ----------------------------------------------------
+
+    def collect(self) -> None:
+        """Apply what has arrived in the block of envs that are out of their lanes."""
+        if self._replying:
+            for env_id, token in list(self._replying.items()):
+                self._collect_reply(env_id, token)
+        if self._resetting:
+            for env_id, token in list(self._resetting.items()):
+                self._collect_reset(env_id, token)
+
+    def _collect_reply(self, env_id: int, token: int) -> None:
+        slot = self._slots[env_id]
+        if not _is_awaited(slot, token, (Work.STEPPING, Work.CANCELLING)):
+            del self._replying[env_id]  # it came by message, or its host is gone
+        elif self._block.replies[env_id] == token:
+            del self._replying[env_id]
+            flag = int(self._block.flags[env_id])
+            after = flag >> AFTER_SHIFT & 3
+            if after == AfterStep.RESETS:
+                self._resetting[env_id] = token
+            try:
+                info, kind = self._detail(env_id, flag)
+            except ValueMismatchError as error:
+                self._arrivals.break_off(slot, str(error))
+                return
+            info = info_of((flag & ENDING_BITS) >> ENDING_SHIFT, info)
+            reward = kind(self._block.rewards[env_id])
+            payload = (flag & SLOT_BITS, reward, bool(flag & DONE), info, after)
+            self._arrivals.stepped(slot, payload)
+
+    def _collect_reset(self, env_id: int, token: int) -> None:
+        slot = self._slots[env_id]
+        if not _is_awaited(slot, token, (Work.RESETTING,)):
+            if not _is_awaited(slot, token, (Work.STEPPING, Work.CANCELLING)):
+                del self._resetting[env_id]
+        elif self._block.resets[env_id] == token:
+            del self._resetting[env_id]
+            flag = int(self._block.reset_flags[env_id])
+            try:
+                data = self._block.reset_infos[env_id].tobytes() if flag & HAS_INFO else None
+                info = {} if data is None else self._decoder.decode(data)
+            except ValueMismatchError as error:
+                self._arrivals.break_off(slot, str(error))
+                return
+            self._arrivals.reset_done(slot, (flag & SLOT_BITS, info))
+
+    # -- time -------------------------------------------------------------------------------
+
+    def expire(self) -> None:
+        """Take the envs whose steps have taken too long out of their lanes."""
+        now, limit_s = self._hosts.clock(), self._limit_s
+        if limit_s is None or now < self.earliest_deadline:
+            return
+        under_way = self._block.replies != self._expected
+        under_way &= self._expected != NO_TOKEN
+        late = under_way & (self._posted_at + limit_s <= now)
+        for env_id in np.flatnonzero(late).tolist():
+            self.leave(env_id)
+        waiting = self._posted_at[under_way & ~late]
+        self.earliest_deadline = float(waiting.min()) + limit_s if len(waiting) else NEVER
+
+    def _look(self, group: HostGroup) -> None:
+        """Find out what a shared host is running."""
+        running = int(self._block.running[group.index])
+        since = float(self._block.since[group.index])
+        slot = group.by_id.get(running - 1)
+        if slot is None:
+            group.running = None
+            group.quiet_since = max(group.quiet_since, since)
+            return
+        self.leave(slot.env_id)
+        group.running = slot
+        group.deadline = since + self._hosts.limit_of(slot)
+
+    # -- arrivals ---------------------------------------------------------------------------
+
+    def make_way(self, host_id: int, arrival: Arrival) -> None:
+        """Take the envs that an arrival is about out of their lanes.
+
+        What their host replied in the block before is applied first.
+        """
+        group = self._hosts.group_of(host_id)
+        if group is None:
+            return
+        if type(arrival) is Message:
+            if arrival.env_id in group.by_id and arrival.op != Op.NOTICE:
+                self.leave(arrival.env_id)
+                self.collect()
+            return
+        for slot in group.slots:
+            self.leave(slot.env_id)
+        self.collect()
+        if group.is_shared and group.running is None:
+            group.running = group.by_id.get(int(self._block.running[group.index]) - 1)
+
+
+def _is_awaited(slot: EnvSlot, token: int, works: tuple[Work, ...]) -> bool:
+    return slot.work in works and token_of(slot.generation, slot.request_id) == token
