@@ -169,7 +169,7 @@ class ProcessTransport(Transport):
         try:
             channel.send(prepared)
         except ChannelClosedError:
-            self.kill(host_id)
+            self._end_deaf(host_id)
         else:
             if channel.has_unsent:
                 self._unsent[host_id] = channel
@@ -246,9 +246,15 @@ class ProcessTransport(Transport):
             try:
                 channel.flush()
             except ChannelClosedError:
-                self.kill(host_id)
+                self._end_deaf(host_id)
             if not channel.has_unsent:
                 self._unsent.pop(host_id, None)
+
+    def _end_deaf(self, host_id: int) -> None:
+        """Kill a worker that takes nothing any more; what it has sent before still counts."""
+        self._unsent.pop(host_id, None)
+        if host_id in self._alive:
+            self._spawner.signal(host_id, SIGKILL)
 
     def _read(self, host_id: int, arrivals: list[tuple[int, Arrival]]) -> bool:
         """Append what one host has sent; False if that is nothing."""

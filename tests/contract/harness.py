@@ -24,20 +24,27 @@ PATIENCE_S = 20.0
 
 
 class Setup(NamedTuple):
-    """A kind of manager, how its workers start, and whether observations go by shared memory."""
+    """A kind of manager, how its workers start, whether observations go by shared memory.
+
+    With `num_workers` its envs share hosts; None gives each its own.
+    """
 
     kind: str
     context: str | None = None
     shared_memory: bool = True
+    num_workers: int | None = None
 
     def __str__(self) -> str:
         if self.context is None:
             return self.kind
-        return f"{self.kind}-{self.context}-{'shm' if self.shared_memory else 'pipes'}"
+        hosts = "" if self.num_workers is None else f"-{self.num_workers}-hosts"
+        return f"{self.kind}-{self.context}-{'shm' if self.shared_memory else 'pipes'}{hosts}"
 
     @property
     def cfg(self) -> dict[str, Any]:
         cfg: dict[str, Any] = {"type": self.kind, "shared_memory": self.shared_memory}
+        if self.num_workers is not None:
+            cfg["num_workers"] = self.num_workers
         return cfg if self.context is None else {**cfg, "context": self.context}
 
     @property
@@ -55,8 +62,11 @@ SYNC_FORK = Setup("subprocess", "fork", False)
 ASYNC_FORK = Setup("async_subprocess", "fork", True)
 ASYNC_SERVER = Setup("async_subprocess", "server", False)
 
-SETUPS = (BASE, SYNC_SERVER, SYNC_FORK, ASYNC_FORK)
-"""Each kind, start method of one's own or not, shared memory or not; not each with each."""
+SYNC_PACKED = Setup("subprocess", "server", True, num_workers=1)
+ASYNC_PACKED = Setup("async_subprocess", "fork", False, num_workers=1)
+
+SETUPS = (BASE, SYNC_SERVER, SYNC_FORK, ASYNC_FORK, SYNC_PACKED)
+"""Each kind, start method, shared memory or not, one host for all or each; not each with each."""
 ALL_SETUPS = (
     BASE,
     *(
@@ -65,6 +75,10 @@ ALL_SETUPS = (
         for context in ("server", "fork", "spawn", "forkserver")
         for shared_memory in (True, False)
     ),
+    SYNC_PACKED,
+    ASYNC_PACKED,
+    Setup("subprocess", "fork", True, num_workers=3),
+    Setup("async_subprocess", "spawn", True, num_workers=2),
 )
 
 
@@ -79,6 +93,7 @@ every_kind = over(BASE, SYNC_FORK, ASYNC_FORK)
 sync_kinds = over(BASE, SYNC_SERVER, SYNC_FORK)
 async_kinds = over(ASYNC_FORK, ASYNC_SERVER)
 process_kinds = over(SYNC_FORK, ASYNC_FORK)
+packed_setups = over(SYNC_PACKED, ASYNC_PACKED)
 process_setups = over(SYNC_SERVER, SYNC_FORK, ASYNC_FORK)
 
 

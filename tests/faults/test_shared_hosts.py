@@ -1,0 +1,228 @@
+"""Envs that share a host: whom a failure touches, and whom it does not."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from envmgr.errors import EnvCrash, EnvTimeout
+from tests.contract.envs import Do, ScriptedGymEnv, seen
+from tests.contract.harness import (
+    ASYNC_PACKED,
+    SYNC_PACKED,
+    Setup,
+    World,
+    over,
+    packed_setups,
+    ready_all,
+    step_all,
+    wait_ended,
+)
+
+TWO_HOSTS = Setup("subprocess", "server", True, num_workers=2)
+N_STEPS = 14
+
+
+def gather(manager: Any, count: int) -> dict[int, Any]:
+    """Return so many timesteps, of different envs."""
+    timesteps: dict[int, Any] = {}
+    while len(timesteps) < count:
+        more = manager.recv()
+        assert not more.keys() & timesteps.keys()
+        timesteps.update(more)
+    return timesteps
+
+
+def trajectories(manager: Any, faults: dict[int, int]) -> dict[int, list[Any]]:
+    """Return what envs 1 and 2 see in N_STEPS steps of all, while env 0 does other things.
+
+    Args:
+        manager: three envs.
+        faults: the actions of env 0, by step; in all others it moves.
+    """
+    seen_by: dict[int, list[Any]] = {1: [], 2: []}
+    for k in range(N_STEPS):
+        ready = ready_all(manager)
+        last = Do.END if k % 5 == 4 else k % 3
+        actions = {0: int(faults.get(k, 1)), 1: int(last), 2: (k + 1) % 3}
+        timesteps = step_all(manager, actions)
+        for i, entries in seen_by.items():
+            obs, reward, done, info = timesteps[i]
+            entries.append(
+                (ready[i].tobytes(), obs.tobytes(), reward, done, repr(sorted(info.items())))
+            )
+    return seen_by
+
+
+def run(folder: Path, setup: Setup, faults: dict[int, int]) -> dict[int, list[Any]]:
+    """Return the trajectories of envs 1 and 2, whose host outlives all that env 0 does."""
+    folder.mkdir()
+    world = World(folder)
+    try:
+        manager = world.make(
+            setup, 3, env=ScriptedGymEnv, seed=5, max_failures=99, retry_waiting_time=0.0
+        )
+        pid = world.pid(0)
+        found = trajectories(manager, faults)
+        assert {world.pid(i) for i in range(3)} == {pid}, "the host was replaced"
+        assert manager.stats()["failures"] == len(faults)
+        assert len(world.noted(0, "build")) == 1 + sum(map(_renews, faults.values()))
+        return found
+    finally:
+        world.close()
+
+
+def _renews(fault: int) -> bool:
+    return fault in (Do.SYS_EXIT, Do.END_THEN_SYS_EXIT, Do.END_THEN_RAISE)
+
+
+@packed_setups
+def test_neighbours_of_an_env_that_fails_are_as_if_it_had_not(tmp_path: Path, setup: Setup) -> None:
+    faults = {
+        1: Do.RAISE,
+        3: Do.SYS_EXIT,
+        5: Do.BAD_SHAPE,
+        7: Do.END_THEN_RAISE,
+        9: Do.ABNORMAL,
+        11: Do.END_THEN_SYS_EXIT,
+    }
+    assert run(tmp_path / "faulty", setup, faults) == run(tmp_path / "fine", setup, {})
+
+
+@pytest.mark.parametrize("how", [Do.GATE, Do.OS_EXIT], ids=lambda how: how.name)
+def test_the_death_of_a_host_touches_its_envs_and_nobody_else(world: World, how: Do) -> None:
+    manager = world.make(TWO_HOSTS, 5)  # 0, 1, 2 | 3, 4
+    gate = world.gate
+    first = ready_all(manager)
+    manager.send({0: how})
+    if how is Do.GATE:
+        visit = gate.await_visit(0, "step")
+        manager.send({1: 5, 3: 6})
+        visit.kill()
+    else:
+        manager.send({1: 5, 3: 6})
+    timesteps = gather(manager, 3)
+    error, second = (timesteps[i].info["error"] for i in (0, 1))
+    assert isinstance(error, EnvCrash)
+    assert error.exit_status == (-signal.SIGKILL if how is Do.GATE else 7)
+    assert isinstance(second, EnvCrash)
+    assert timesteps[1].obs.tobytes() == first[1].tobytes()
+    if how is Do.GATE:  # else it may have been idle when it happened
+        assert "because it is shared with env 0" in str(second)
+        assert world.actions(1) == [], "it was in the queue"
+    assert seen(timesteps[3].obs)[3:5] == (1, 6)
+    doomed = manager.ready_obs[2]
+    assert doomed.tobytes() == first[2].tobytes()
+    assert gather_one(manager, 2).info["abnormal"]
+    assert world.actions(2) == []
+    again = ready_all(manager)
+    assert [seen(again[i])[:4] for i in range(5)] == [
+        (0, 1, 0, 0),
+        (1, 1, 0, 0),
+        (2, 1, 0, 0),
+        (3, 0, 0, 1),
+        (4, 0, 0, 0),
+    ]
+    stats = manager.stats()
+    assert (stats["failures_by_env"], stats["abnormal"]) == ({0: 1}, 3)
+    assert len({world.pid(i) for i in range(3)}) == 1
+
+
+def gather_one(manager: Any, env_id: int) -> Any:
+    return step_all(manager, {env_id: 1})[env_id]
+
+
+@packed_setups
+def test_a_step_that_hangs_is_charged_to_its_env_alone(world: World, setup: Setup) -> None:
+    manager = world.make(setup, 3, step_timeout=0.5)
+    gate = world.gate
+    ready_all(manager)
+    manager.send({0: 1, 1: Do.HANG, 2: 1})
+    gate.await_visit(1, "step")
+    timesteps = gather(manager, 3)
+    assert "abnormal" not in timesteps[0].info
+    assert isinstance(timesteps[1].info["error"], EnvTimeout)
+    assert isinstance(timesteps[2].info["error"], EnvCrash)
+    assert manager.stats()["failures_by_env"] == {1: 1}
+    assert world.actions(2) == []
+    ready = ready_all(manager)
+    assert [seen(ready[i])[1:4] for i in (1, 2)] == [(1, 0, 0)] * 2
+
+
+@over(SYNC_PACKED)
+def test_a_host_that_is_stopped_times_out(world: World, setup: Setup) -> None:
+    manager = world.make(setup, 2, step_timeout=0.3)
+    ready_all(manager)
+    os.kill(world.pid(0), signal.SIGSTOP)
+    timesteps = step_all(manager, {0: 1, 1: 1})
+    assert [type(timesteps[i].info["error"]) for i in (0, 1)] == [EnvTimeout, EnvCrash]
+    assert [*ready_all(manager)] == [0, 1]
+
+
+@packed_setups
+def test_queued_steps_run_before_resets(world: World, setup: Setup) -> None:
+    manager = world.make(setup, 2, scripts={0: {"reset_faults": {1: "gate"}}}, wait_num=2)
+    gate = world.gate
+    ready_all(manager)
+    manager.send({0: Do.GATE_THEN_END})
+    visit = gate.await_visit(0, "step")
+    manager.send({1: 5})
+    visit.release()
+    timesteps = gather(manager, 2)  # although the reset is not over before the gate is opened
+    assert timesteps[0].done
+    assert seen(timesteps[1].obs)[3:5] == (1, 5)
+    gate.await_visit(0, "reset").release()
+    assert seen(ready_all(manager)[0])[2:4] == (1, 0)
+
+
+@packed_setups
+def test_what_a_host_has_said_before_it_died_counts(world: World, setup: Setup) -> None:
+    manager = world.make(setup, 2)
+    ready_all(manager)
+    pid = world.pid(0)
+    manager.send({0: Do.END_THEN_KILL})
+    wait_ended(pid)
+    manager.send({1: 5})  # to nobody
+    timesteps = gather(manager, 2)
+    assert "abnormal" not in timesteps[0].info
+    assert timesteps[1].info["abnormal"]
+    assert world.actions(1) == []
+
+
+@packed_setups
+def test_a_worker_is_replaced_when_all_of_its_episodes_have_ended(
+    world: World, setup: Setup
+) -> None:
+    manager = world.make(setup, 2, max_episodes_per_worker=2)
+    ready_all(manager)
+    before = world.pid(0)
+    step_all(manager, {0: Do.END})
+    ready_all(manager)
+    step_all(manager, {0: Do.END})  # the second; env 1 goes on
+    step_all(manager, {1: 3})
+    assert world.pid(1) == before
+    step_all(manager, {1: Do.END})
+    assert [*ready_all(manager)] == [0, 1]
+    assert world.pid(0) == world.pid(1) != before
+    stats = manager.stats()
+    assert (stats["recycled"], stats["abnormal"], stats["num_workers"]) == (1, 0, 1)
+
+
+@over(ASYNC_PACKED)
+def test_a_dropped_env_leaves_the_others_to_their_host(world: World, setup: Setup) -> None:
+    manager = world.make(setup, 3, max_failures=0, on_exhausted="drop")
+    ready_all(manager)
+    pid = world.pid(1)
+    assert step_all(manager, {0: Do.RAISE})[0].info["abnormal"]
+    assert manager.env_state_done(0)
+    assert len(world.noted(0, "close")) <= 1
+    assert "abnormal" not in step_all(manager, {1: 1, 2: 1})[1].info
+    manager.reset({0: None})
+    assert [*ready_all(manager)] == [0, 1, 2]
+    assert world.pid(0) == world.pid(1) == pid
+    manager.set_attr("colour", "red", env_ids=[2])
+    assert manager.get_attr("colour", env_ids=[2]) == ["red"]
