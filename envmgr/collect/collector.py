@@ -95,8 +95,10 @@ class Collector:
 
         `steps` is exact: no more actions are sent than that. So is `episodes`: they are the first
         ones to begin, not the first ones to end, since those would be the short ones, and their
-        mean return would be biased. The price is that envs idle while the last episodes end. An
-        abnormal episode is replaced by another one.
+        mean return would be biased. The price is that envs idle while the last episodes end, also
+        in the middle of an episode that an earlier collection has begun. An abnormal episode is
+        replaced by another one. Only steps that an interrupted collection has left under way may
+        end more episodes than that.
 
         With `auto_reset` off, the ended envs are reset together when no other env can go on.
 
@@ -160,15 +162,16 @@ class Collector:
                 raise
             for env_id in waiting:
                 self._open.pop(env_id, None)
-            self._loop.reset(waiting[: goal.may_begin(len(self._open), len(waiting))])
+            self._loop.reset(waiting[: goal.may_join(len(self._open), len(waiting))])
             ready = self._loop.ready()
         return self._chosen(ready, goal)
 
     def _chosen(self, ready: dict[int, Any], goal: _Goal) -> dict[int, Any]:
-        going_on = [env_id for env_id in ready if env_id in self._open]
+        going_on = [env_id for env_id in self._open if env_id in ready]  # as they began
         others = [env_id for env_id in ready if env_id not in self._open]
-        may_begin = goal.may_begin(len(self._open), len(others))
-        chosen = {*going_on, *others[:may_begin]}
+        may_begin = goal.may_join(len(self._open), len(others))
+        may_go_on = goal.may_join(len(self._pending), len(going_on))
+        chosen = {*going_on[:may_go_on], *others[:may_begin]}
         may_send = goal.may_send(len(self._pending))
         return {env_id: ready[env_id] for env_id in sorted(chosen)[:may_send]}
 
@@ -248,11 +251,11 @@ class _Goal:
             return sys.maxsize
         return int(self._steps) - self._statistics.steps - n_pending
 
-    def may_begin(self, n_open: int, n_waiting: int) -> int:
-        """Return how many of the waiting envs may begin an episode besides those under way."""
+    def may_join(self, n_under_way: int, n_waiting: int) -> int:
+        """Return how many of the waiting envs may take part besides those under way."""
         if math.isinf(self._episodes):
             return n_waiting
-        return max(int(self._episodes) - self._statistics.episodes - n_open, 0)
+        return max(int(self._episodes) - self._statistics.episodes - n_under_way, 0)
 
 
 def _check_goal(steps: int | None, episodes: int | None) -> None:

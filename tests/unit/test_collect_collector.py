@@ -147,6 +147,19 @@ class TestTheEnd:
         assert manager.resets == [[0, 1], [0]]
         assert [r.env_id for r in collector.episodes] == [0, 1, 0, 1, 0]
 
+    def test_episodes_under_way_are_not_more_than_were_asked_for(self) -> None:
+        collector = collector_of(FakeManager([[3], [2], [2]]))
+        collector.collect(steps=3)
+        assert [r.env_id for r in collector.collect(episodes=1)] == [0]  # the first that began
+        assert collector.unfinished == {1: 1, 2: 1}
+        assert [r.env_id for r in collector.collect(episodes=3)] == [1, 2, 0]
+
+    def test_an_abnormal_episode_is_replaced_by_one_under_way(self) -> None:
+        collector = collector_of(FakeManager([[-2, 9], [3]]))
+        collector.collect(steps=2)
+        records = collector.collect(episodes=1)
+        assert [(r.env_id, r.abnormal) for r in records] == [(0, True), (1, False)]
+
     def test_auto_reset_off_goes_on_with_those_that_can(self) -> None:
         manager = FakeManager([[2], [6]], auto_reset=False, take=last_one)
         collector_of(manager).collect(steps=8)
