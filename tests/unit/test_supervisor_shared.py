@@ -559,6 +559,20 @@ def test_silence_after_a_reply_counts_from_the_reply() -> None:
     assert rig.supervisor.statistics.failures_by_env == {1: 1}
 
 
+def test_silence_does_not_count_from_before_the_request() -> None:
+    rig = shared(deadlines=LIMITS)
+    rig.send({0: 1})
+    rig.began(0)
+    rig.stepped(0)
+    rig.deliver()
+    rig.advance(1.0)
+    rig.send({0: 1})
+    rig.advance(1.75)
+    assert not rig.transport.killed
+    rig.advance(0.25)
+    assert rig.transport.killed
+
+
 def test_a_host_without_requests_may_be_silent() -> None:
     rig = shared(deadlines=LIMITS)
     rig.send({0: 1})
