@@ -11,6 +11,7 @@ keys, come out as they went in. For all else `encode` returns None: such infos g
 from __future__ import annotations
 
 import json
+import re
 import struct
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -23,6 +24,7 @@ _LENGTHS = struct.Struct("<HH")
 _MAX_KNOWN = 1024
 _PLAIN = {float: "d", int: "q", bool: "?"}
 _NUMPY_KINDS = "biuf"
+_DTYPE = re.compile(rf"[<>|][{_NUMPY_KINDS}]\d{{1,2}}")
 
 Path = tuple[str, ...]
 
@@ -41,7 +43,7 @@ class InfoEncoder:
     def encode(self, info: Mapping[Any, Any]) -> bytes | None:
         """Return the bytes of an info, or None if it does not fit or has other things in it."""
         types = tuple(map(type, info.values()))
-        key: Any = (tuple(info), types)
+        key: Any = (*info, *map(type, info), *types)
         known = self._known.get(key)
         if known is not None:  # a flat info of numbers, as the one before
             return self._pack(known, tuple(info.values()))
@@ -129,10 +131,21 @@ def _format(code: str) -> str:
 
 def _array_code(code: str) -> tuple[np.dtype[Any], tuple[int, ...]]:
     name, _, sizes = code[1:].partition(";")
+    if not _DTYPE.fullmatch(name):
+        raise ValueError(f"an array of {name!r} is not written into shared memory")
     dtype = np.dtype(name)
-    if dtype.kind not in _NUMPY_KINDS:
-        raise ValueError(f"an array of {dtype} is not written into shared memory")
     return dtype, tuple(int(size) for size in sizes.split(",") if size)
+
+
+_MALFORMED = (
+    ValueError,
+    TypeError,
+    KeyError,
+    IndexError,
+    OverflowError,
+    RecursionError,
+    struct.error,
+)
 
 
 class InfoDecoder:
@@ -158,13 +171,15 @@ class InfoDecoder:
                     self._known.clear()
                 self._known[header] = read
             return read(data[begin : begin + values_bytes])
-        except (ValueError, TypeError, KeyError, IndexError, struct.error, RecursionError) as error:
+        except _MALFORMED as error:
             raise ValueMismatchError(f"an info in shared memory is malformed: {error}") from error
 
 
 def _reader(description: Any) -> Callable[[bytes], dict[str, Any]]:
     """Return a function that makes infos of one description from their values."""
     entries: list[tuple[list[str], str]] = [(path, code) for path, code in description]
+    if not all(type(part) is str for path, _ in entries for part in path):
+        raise ValueError("a key is not a text")
     unpack = struct.Struct("<" + "".join(_format(code) for _, code in entries)).unpack
     if all(len(path) == 1 and code in _PLAIN.values() for path, code in entries):
         names = [path[0] for path, _ in entries]
