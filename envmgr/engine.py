@@ -36,6 +36,12 @@ ordinary replies do not wake it, but a reset that failed behind such a step has 
 MIN_INTERVAL_S = 0.02
 """How often it looks around at most, while the caller comes and goes."""
 
+_FORKS: list[None] = []
+"""Grows in every fork of this process: asking for the pid in every call costs more."""
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=lambda: _FORKS.append(None))
+
 _SPINS = 8
 _LEAST_SHARE = 16
 
@@ -70,7 +76,7 @@ class Engine:
         self._call_lock = threading.Lock()
         # Reentrant, because a signal handler may close the manager inside one of its calls.
         self._lock = threading.RLock()
-        self._pid = os.getpid()
+        self._forks = len(_FORKS)
         self._closing = False
         self._unhandled: deque[tuple[int, Arrival]] = deque()
         self._ended = False
@@ -92,7 +98,8 @@ class Engine:
 
     def enter_call(self) -> None:
         """Begin a public call; see `calling`."""
-        self._check_owner()
+        if self._closing or self._forks != len(_FORKS):
+            self._refuse_call()
         if not self._call_lock.acquire(blocking=False):
             raise ConcurrentCallError(
                 "another thread is inside a call of this manager; a manager serves one thread at "
@@ -103,11 +110,9 @@ class Engine:
         except BaseException:  # Ctrl-C while the background thread has it
             self._call_lock.release()
             raise
-        try:
-            self._check_owner()
-        except BaseException:
+        if self._closing:  # meanwhile
             self.leave_call()
-            raise
+            self._refuse_call()
 
     def leave_call(self) -> None:
         """End a public call; see `calling`."""
@@ -116,14 +121,13 @@ class Engine:
         if self._background is not None and not self._closing:
             self._background.arm()
 
-    def _check_owner(self) -> None:
-        if self._closing:
-            raise ManagerClosedError("the manager is closed; call launch() first")
-        if os.getpid() != self._pid:
+    def _refuse_call(self) -> None:
+        if self._forks != len(_FORKS):
             raise ManagerClosedError(
                 "this process is a fork of the one that launched the manager; its envs belong to "
                 "that one. Launch a manager of its own here."
             )
+        raise ManagerClosedError("the manager is closed; call launch() first")
 
     def collect(self) -> None:
         """Apply everything that has arrived, without waiting. The lock is held."""
@@ -265,7 +269,7 @@ class Engine:
         Args:
             grace_s: seconds that hosts get to close their envs; 0 does not ask them.
         """
-        if os.getpid() != self._pid:
+        if self._forks != len(_FORKS):
             return  # a fork: nothing here belongs to it
         self._closing = True
         self.transport.wake()
@@ -291,8 +295,12 @@ class _Call:
         self._engine.enter_call()
         return self._engine.supervisor
 
-    def __exit__(self, *exc_info: object) -> None:
-        self._engine.leave_call()
+    def __exit__(self, kind: object, *details: object) -> None:
+        try:
+            if kind is not None:
+                self._engine.supervisor.finish_posting()  # Ctrl-C may have come in the midst of it
+        finally:
+            self._engine.leave_call()
 
 
 class _Background:

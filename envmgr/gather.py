@@ -108,6 +108,10 @@ class Gather:
         supervisor, engine = self._supervisor, self._engine
         outstanding, repair = lanes.outstanding, supervisor.repair
         needed = policy.needed(outstanding)
+        if needed == outstanding and deadline == math.inf:
+            together = lanes.all_outstanding()
+            if together is not None:
+                return self._exactly_in_lanes(lanes, together)
         arrived: list[int] = []
 
         def satisfied() -> bool:

@@ -285,7 +285,7 @@ class HostedEnv:
             self._writer.attach(memory, placement)
             if self._posted is not None and placement.block is not None:
                 block = Block(memory, placement.block)
-                self._posted.seat(PostedEnv(self, block, placement.row))
+                self._posted.seat(PostedEnv(self, self._env, self._writer, block, placement.row))
         yield from ()  # there is no reply
 
     def _renew(self, message: Message) -> Iterator[Any]:

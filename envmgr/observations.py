@@ -15,7 +15,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from gymnasium import spaces
@@ -163,6 +163,22 @@ def slot_arrays(memory: Any, placement: Placement) -> list[Array]:
     return [array[:, placement.row] for array in arena_arrays(memory, placement)]
 
 
+class LoneLeaf(NamedTuple):
+    """What writing takes for envs whose observation is one array, checked in no other way.
+
+    Attributes:
+        dtype: of an observation that needs no second look.
+        shape: likewise.
+        targets: where it is written, by slot.
+        after: the slot of the step after the one in each slot.
+    """
+
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    targets: list[Array]
+    after: list[int]
+
+
 class ObservationWriter:
     """The env's side: checks each observation and commits it.
 
@@ -170,6 +186,10 @@ class ObservationWriter:
         space: the observation space; None checks nothing.
         rules: how to check.
         on_cast: told of each leaf whose dtype is cast.
+
+    Attributes:
+        lone: for those who write the observations of steps themselves; None if that cannot be.
+        step_slot: the slot that the next step takes.
     """
 
     def __init__(
@@ -181,10 +201,8 @@ class ObservationWriter:
         self._layout = None if space is None else layout_of(space)
         self._slots: list[tuple[Array, ...]] | None = None
         self._rings = COPIED
-        self._step_slot = self._reset_slot = 0
-        self._lone_leaf: Leaf | None = None
-        self._lone_dtype: Any = None
-        self._lone_shape: tuple[int, ...] = ()
+        self.step_slot = self._reset_slot = 0
+        self.lone: LoneLeaf | None = None
 
     def attach(self, memory: Any, placement: Placement) -> None:
         """Write into shared memory from now on."""
@@ -194,12 +212,13 @@ class ObservationWriter:
         self._slots = [
             tuple(array[slot, ...] for array in arrays) for slot in range(placement.rings.slots)
         ]
-        self._step_slot, self._reset_slot = placement.step_slot, placement.reset_slot
-        self._lone_leaf = None
-        if len(placement.layout.leaves) == 1 and not self._rules.refuse_non_finite:
-            leaf = placement.layout.leaves[0]
-            self._lone_leaf = leaf if not leaf.path else None
-            self._lone_dtype, self._lone_shape = leaf.dtype, leaf.shape
+        self.step_slot, self._reset_slot = placement.step_slot, placement.reset_slot
+        self.lone = None
+        leaf = placement.layout.leaves[0]
+        if type(placement.layout.skeleton) is int and not self._rules.refuse_non_finite:
+            targets = [target for (target,) in self._slots]
+            after = [placement.rings.after(slot) for slot in range(placement.rings.steps)]
+            self.lone = LoneLeaf(leaf.dtype, leaf.shape, targets, after)
 
     def write(self, observation: Any, *, of_reset: bool = False) -> Any:
         """Check an observation, commit it and return the reference that the reply carries.
@@ -211,11 +230,12 @@ class ObservationWriter:
         Raises:
             ValueMismatchError: it does not fit; nothing was written.
         """
+        lone = self.lone
         if (
-            self._lone_leaf is not None
+            lone is not None
             and type(observation) is np.ndarray
-            and observation.dtype == self._lone_dtype
-            and observation.shape == self._lone_shape
+            and observation.dtype == lone.dtype
+            and observation.shape == lone.shape
         ):
             return self._commit((observation,), of_reset)  # the ordinary case: nothing to check
         if self._layout is None:
@@ -235,13 +255,13 @@ class ObservationWriter:
 
     def _commit(self, leaves: Sequence[Array], of_reset: bool) -> int:
         """Write checked leaves into the next slot of a ring and return its number."""
-        slot = self._reset_slot if of_reset else self._step_slot
+        slot = self._reset_slot if of_reset else self.step_slot
         for target, value in zip(self._slots[slot] if self._slots else (), leaves, strict=True):
             target[...] = value
         if of_reset:
             self._reset_slot = self._rings.after(slot)
         else:
-            self._step_slot = self._rings.after(slot)
+            self.step_slot = self._rings.after(slot)
         return slot
 
     def _check_finite(self, leaves: Sequence[Array]) -> None:

@@ -11,6 +11,8 @@ from collections.abc import Callable, Sequence
 from time import monotonic
 from typing import Any, Protocol
 
+import numpy as np
+
 from envmgr.block import (
     AFTER_SHIFT,
     DONE,
@@ -26,8 +28,11 @@ from envmgr.block import (
     items,
     request_of,
 )
-from envmgr.env.contract import Outcome, info_of
+from envmgr.env.contract import TOLD, Outcome, info_of
+from envmgr.env.gymnasium_env import GymnasiumEnv
+from envmgr.env.wrapped import WrappedEnv
 from envmgr.infos import InfoEncoder
+from envmgr.observations import LoneLeaf, ObservationWriter
 from envmgr.protocol import AfterStep, Message, Op
 
 _REWARD_KINDS = {kind: number for number, kind in enumerate(REWARD_TYPES)}
@@ -39,6 +44,8 @@ _SPINS = 16
 _LEAST_SHARE = 16
 
 Send = Callable[[Any], None]
+Answer = tuple[Sequence[Any], bool] | None
+"""What follows a step besides what is in the block: see `PostedEnv`."""
 
 
 class Stepped(Protocol):
@@ -47,7 +54,6 @@ class Stepped(Protocol):
     env_id: int
     propagated: tuple[type[BaseException], ...]
     checks_rewards: bool
-    notices: list[str]
 
     @property
     def outcome(self) -> Callable[[Any], Outcome]:
@@ -92,28 +98,76 @@ class PostedEnv:
     """One env's row of the block.
 
     Args:
-        env: the env.
+        host_env: runs the env.
+        env: the env itself, as `adapt.as_base_env` returned it.
+        writer: writes its observations; attached.
         block: the columns.
         row: its row.
 
     Attributes:
-        token: of the step that was taken last; what was posted before is not for this env.
+        step: takes a step and answers it: see `_general_step`, of which it may be a shortcut.
+        takes_any_number: an action that is a number is converted by the env in any case.
+        first_token: what was posted in this row before, and is not for this env.
     """
 
-    def __init__(self, env: Stepped, block: Block, row: int) -> None:
+    def __init__(
+        self, host_env: Stepped, env: Any, writer: ObservationWriter, block: Block, row: int
+    ) -> None:
         self.block = block
         self.row = row
-        self.token = int(block.requests[row])
-        self._env = env
-        self._outcome = env.outcome
-        self._write = env.write_observation
-        self._plain = not env.checks_rewards
+        self.first_token = int(block.requests[row])
+        self.takes_any_number = isinstance(env, WrappedEnv)
+        self._env = host_env
+        self._outcome = host_env.outcome
+        self._write = host_env.write_observation
         self._encoder = InfoEncoder(INFO_BYTES)
         self._rewards = items(block.rewards)
         self._flags = items(block.flags)
         self._replies = items(block.replies)
+        self.step: Callable[[int, Any], Answer] = self._general_step
+        if type(env) is GymnasiumEnv and writer.lone is not None and not host_env.checks_rewards:
+            self.step = self._shortcut(env, writer, writer.lone)
 
-    def step(self, token: int, action: Any) -> tuple[Sequence[Any], bool]:
+    def _shortcut(self, env: GymnasiumEnv, writer: ObservationWriter, lone: LoneLeaf) -> Any:
+        """Return a `step` for gymnasium envs whose observation is one array.
+
+        It does in one function what `_general_step` does in a dozen, for steps without anything to
+        them, and leaves all others to `_answered`. Actions in the block are what the env expects.
+        """
+        row, rewards, flags, replies = self.row, self._rewards, self._flags, self._replies
+        dtype, shape, targets, after = lone
+        codes = [slot | TOLD << ENDING_SHIFT for slot in range(len(after))]
+        ndarray, answered = np.ndarray, self._answered
+
+        def step(token: int, action: Any) -> Answer:
+            try:
+                result = env.env.step(action)
+            except BaseException as error:  # as in `_general_step`
+                return self._raised(token, error)
+            if type(result) is tuple and len(result) == 5:
+                obs, reward, terminated, truncated, info = result
+                if (
+                    terminated is False
+                    and truncated is False
+                    and type(reward) is float
+                    and type(info) is dict
+                    and not info
+                    and type(obs) is ndarray
+                    and obs.dtype == dtype
+                    and obs.shape == shape
+                ):
+                    slot = writer.step_slot
+                    targets[slot][...] = obs
+                    writer.step_slot = after[slot]
+                    rewards[row] = reward
+                    flags[row] = codes[slot]
+                    replies[row] = token  # last: from now on the reply counts
+                    return None
+            return answered(token, env.outcome_of, result)
+
+        return step
+
+    def _general_step(self, token: int, action: Any) -> Answer:
         """Take a step and answer it.
 
         Args:
@@ -121,29 +175,23 @@ class PostedEnv:
             action: what the env gets.
 
         Returns:
-            Encoded messages to send, none for a step like any other; and whether a reset is to
+            None for a step like any other; else encoded messages to send, and whether a reset is to
             follow.
         """
-        self.token = token
-        try:
-            outcome = self._outcome(action)
-            if outcome[2] or outcome[4] or type(outcome[1]) is not float or not self._plain:
-                return self._answer(token, outcome)
-            slot = self._write(outcome[0])
-        except self._env.propagated:
-            raise
-        except BaseException as error:  # whatever the env's code may raise, SystemExit included
-            return [self._env.failure(self._message(token), error, "step")], False
-        row = self.row
-        self._rewards[row] = outcome[1]
-        self._flags[row] = slot | outcome[3] << ENDING_SHIFT
-        self._replies[row] = token  # last: from now on the reply counts
-        if self._env.notices:
-            return self._env.take_notices(self._message(token)), False
-        return (), False
+        return self._answered(token, self._outcome, action)
 
-    def _answer(self, token: int, outcome: Outcome) -> tuple[Sequence[Any], bool]:
-        """Answer a step that has something to it."""
+    def _answered(self, token: int, outcome_of: Callable[[Any], Outcome], argument: Any) -> Answer:
+        try:
+            return self._answer(token, outcome_of(argument))
+        except BaseException as error:  # whatever the env's code may raise, SystemExit included
+            return self._raised(token, error)
+
+    def _raised(self, token: int, error: BaseException) -> Answer:
+        if isinstance(error, self._env.propagated):
+            raise error
+        return [self._env.failure(self._message(token), error, "step")], False
+
+    def _answer(self, token: int, outcome: Outcome) -> Answer:
         _, reward, done, ending, info = outcome
         env, message = self._env, self._message(token)
         abnormal = env.abnormal(message, ending, info)
@@ -229,24 +277,35 @@ class PostedSteps:
         self._timed = timed
         self._spin_s = self._most_s = spin_s
         self._envs: list[PostedEnv] = []
+        self._taken: list[int] = []
         self._resets: list[tuple[PostedEnv, int]] = []
         self._seen = 0
 
     def seat(self, env: PostedEnv) -> None:
         """An env takes its row, in place of the one that had it before."""
+        tokens = dict(zip(self._envs, self._taken, strict=True))
         others = [other for other in self._envs if other.row != env.row]
         self._envs = sorted([*others, env], key=lambda each: each.row)
         self._resets = [(other, token) for other, token in self._resets if other.row != env.row]
         block = env.block
         self._posting = items(block.posted)
         self._requests = items(block.requests)
-        self._actions = _ActionReader(block, [each.row for each in self._envs])
+        self._running = items(block.running)
+        self._since = items(block.since)
+        self._rows = [each.row + 1 for each in self._envs]
+        self._steps = [each.step for each in self._envs]
+        self._taken = [tokens.get(each, each.first_token) for each in self._envs]
+        rows = [each.row for each in self._envs]
+        takes_any = all(each.takes_any_number for each in self._envs)
+        self._actions = _ActionReader(block, rows, takes_any_number=takes_any)
         self._first, self._end = self._envs[0].row, self._envs[-1].row + 1
         self._dense = self._end - self._first == len(self._envs)
 
     def leave(self, row: int) -> None:
         """An env is closed, and takes no steps any more."""
-        self._envs = [env for env in self._envs if env.row != row]
+        left = [place for place, env in enumerate(self._envs) if env.row != row]
+        self._envs = [self._envs[place] for place in left]
+        self._taken = [self._taken[place] for place in left]
         self._resets = [(env, token) for env, token in self._resets if env.row != row]
         if self._envs:
             self.seat(self._envs[-1])
@@ -304,18 +363,22 @@ class PostedSteps:
         if not self._dense:
             requests = [requests[env.row - self._first] for env in self._envs]
         actions = self._actions.read()
+        taken, self._taken = self._taken, requests
+        tells = self._timed or len(requests) > 1
         rung = monotonic() if each else 0.0
-        tells = self._timed or len(self._envs) > 1
-        for env, token, action in zip(self._envs, requests, actions, strict=True):
-            if token == env.token:
+        running, index, rows = self._running, self._index, self._rows
+        for place, (step, token, action) in enumerate(
+            zip(self._steps, requests, actions, strict=True)
+        ):
+            if token == taken[place]:
                 continue
             if tells:
-                self._begin(env)
-            messages, resets = env.step(token, action)
-            for message in messages:
-                send(message)
-            if resets:
-                self._resets.append((env, token))
+                if self._timed:
+                    self._since[index] = monotonic()
+                running[index] = rows[place]
+            answer = step(token, action)
+            if answer is not None:
+                self._follow(place, token, answer, send)
             if each and (now := monotonic()) - rung >= _RING_AT_LEAST_S:
                 self._ring()
                 rung = now
@@ -324,16 +387,24 @@ class PostedSteps:
         if posting & RING_MASK:
             self._ring()
 
+    def _follow(
+        self, place: int, token: int, answer: tuple[Sequence[Any], bool], send: Send
+    ) -> None:
+        messages, resets = answer
+        for message in messages:
+            send(message)
+        if resets:
+            self._resets.append((self._envs[place], token))
+
     def _begin(self, env: PostedEnv) -> None:
         if self._timed:
-            env.block.since[self._index] = monotonic()
-        env.block.running[self._index] = env.row + 1
+            self._since[self._index] = monotonic()
+        self._running[self._index] = env.row + 1
 
     def _rest(self) -> None:
-        block = self._envs[0].block
-        block.running[self._index] = 0
+        self._running[self._index] = 0
         if self._timed:
-            block.since[self._index] = monotonic()
+            self._since[self._index] = monotonic()
 
 
 class _ActionReader:
@@ -342,14 +413,15 @@ class _ActionReader:
     Args:
         block: the columns.
         rows: which.
+        takes_any_number: their envs do not mind whose numbers they get.
     """
 
-    def __init__(self, block: Block, rows: list[int]) -> None:
+    def __init__(self, block: Block, rows: list[int], *, takes_any_number: bool) -> None:
         layout = block.plan.actions
         first, end = rows[0], rows[-1] + 1
         self._places = None if end - first == len(rows) else [row - first for row in rows]
         self._columns = [column[first:end] for column in block.actions]
-        self._kinds = block.kinds[first:end]
+        self._kinds = None if takes_any_number else block.kinds[first:end]
         self._layout = layout
         self._is_number = type(layout.skeleton) is int and layout.leaves[0].is_number
 
@@ -369,6 +441,8 @@ class _ActionReader:
     def _numbers(self) -> list[Any]:
         (column,) = self._columns
         numbers: list[Any] = column.tolist()
+        if self._kinds is None:
+            return numbers
         kinds = self._kinds.tobytes()
         if NUMPY_VALUES in kinds:
             typed = column.dtype.type

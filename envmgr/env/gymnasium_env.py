@@ -86,7 +86,11 @@ class GymnasiumEnv(WrappedEnv):
         Raises:
             EnvContractError: the env returned something else than gymnasium's five values.
         """
-        outcome = gymnasium_outcome(self.env.step(self._convert_action(action)), self.env)
+        return self.outcome_of(self.env.step(self._convert_action(action)))
+
+    def outcome_of(self, result: Any) -> Outcome:
+        """Return the outcome of what the env's own `step` returned; as `outcome`."""
+        outcome = gymnasium_outcome(result, self.env)
         if outcome[2] and self._figure_folder is not None:
             self._save_figure(self._figure_folder)
         return outcome

@@ -126,6 +126,9 @@ class ActionColumns:
         Returns:
             Per leaf (k, *shape) of the space's dtype; None if it does not fit.
         """
+        exact = type(batch) is np.ndarray and batch.dtype == self._dtype
+        if exact and self._is_number and batch.shape == (count,):
+            return [batch] if _inside(batch, self._bounds[0]) else None
         found: list[Any] = []
         if not _collect(self._layout.skeleton, batch, found):
             return None

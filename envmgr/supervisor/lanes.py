@@ -11,6 +11,7 @@ So an env's slot is right while the env is out of its lane, and its lane while i
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -65,12 +66,30 @@ class Selection:
         ids: their env_ids.
         array: the same, as a read-only array (k,) int64.
         rows: what indexes their rows: a slice if they are neighbours, else `array`.
+        is_slice: whether they are.
         hosts: the indexes of their hosts.
+        windows: their rows of `requests`, `replies`, `bases` and `expected`, if they are.
+        arenas: their rows of the arenas, by slot, as far as they were asked for; if they are.
+        is_ascending: whether the env_ids ascend.
+        idle: what says of all of them that they are ready.
+        stepping: likewise that they take a step.
     """
 
-    __slots__ = ("array", "count", "hosts", "ids", "is_slice", "rows")
+    __slots__ = (
+        "arenas",
+        "array",
+        "count",
+        "hosts",
+        "idle",
+        "ids",
+        "is_ascending",
+        "is_slice",
+        "rows",
+        "stepping",
+        "windows",
+    )
 
-    def __init__(self, ids: list[int], host_index: Sequence[int]) -> None:
+    def __init__(self, ids: list[int], host_index: Sequence[int], columns: Sequence[Array]) -> None:
         self.ids = ids
         self.count = len(ids)
         self.array: npt.NDArray[np.int64] = np.array(ids, dtype=np.int64)
@@ -79,6 +98,11 @@ class Selection:
         self.is_slice = ids == list(range(first, first + len(ids)))
         self.rows: Any = slice(first, first + len(ids)) if self.is_slice else self.array
         self.hosts = list(dict.fromkeys(map(host_index.__getitem__, ids)))
+        self.is_ascending = self.is_slice or all(a < b for a, b in itertools.pairwise(ids))
+        self.idle = bytes((IDLE,)) * len(ids)
+        self.stepping = bytes((STEPPING,)) * len(ids)
+        self.windows = tuple(column[self.rows] for column in columns) if self.is_slice else None
+        self.arenas: dict[int, list[Array]] = {}
 
 
 class Lanes:
@@ -129,12 +153,18 @@ class Lanes:
         self._reset_inplace = reset_inplace
         self._lane = bytearray(n)
         self._all_idle = bytes([IDLE]) * n
-        self._all_stepping = bytes([STEPPING]) * n
         self._posting = items(block.posted)
         self.any_shared = any(group.is_shared for group in hosts.groups)
         hosts.look = self._look
         self._bases = np.zeros(n, dtype=np.uint64)
         self._expected = np.full(n, NO_TOKEN, dtype=np.uint64)
+        self._windowed = (block.requests, block.replies, self._bases, self._expected)
+        # What is to be the case when a batch has been posted, also if Ctrl-C comes in between.
+        self._unfinished: tuple[Selection, Array, int, int, int] | None = None
+        self._posted_last: Selection | None = None
+        self._no_token = np.uint64(NO_TOKEN)
+        self._groups = hosts.groups
+        self._ring = hosts.transport.ring
         self._kinds = -1
         self._posted_at = np.full(n, NEVER)
         self._limit_s = hosts.step_limit_s
@@ -170,24 +200,22 @@ class Lanes:
                 return None
             if len(self._selections) >= _KNOWN_SELECTIONS:
                 self._selections.clear()
-            selection = self._selections[key] = Selection(list(key), known)
+            selection = self._selections[key] = Selection(list(key), known, self._windowed)
         self._latest, self._latest_array = selection, selection.array
         return selection
 
     def are_idle(self, selection: Selection) -> bool:
         """Whether all of these envs are in their lanes and ready."""
-        lane, count = self._lane, selection.count
-        if count == len(lane) or not selection.is_slice:
-            if lane == self._all_idle:
-                return True
-            return all(lane[i] == IDLE for i in selection.ids)
-        return bool(lane[selection.rows] == self._all_idle[:count])
+        lane = self._lane
+        if selection.is_slice:
+            return bool(lane[selection.rows] == selection.idle)
+        return lane == self._all_idle or all(lane[i] == IDLE for i in selection.ids)
 
     def are_stepping(self, selection: Selection) -> bool:
         """Whether all of these envs are in their lanes and take a step."""
         lane = self._lane
         if selection.is_slice:
-            return bool(lane[selection.rows] == self._all_stepping[: selection.count])
+            return bool(lane[selection.rows] == selection.stepping)
         return all(lane[i] == STEPPING for i in selection.ids)
 
     @property
@@ -269,37 +297,53 @@ class Lanes:
             ring: when their hosts ring: see `block.RING`. With QUIET one of them does, and the
                 caller has to ask the others.
         """
-        block, rows = self._block, selection.rows
-        for column, values in zip(block.actions, actions, strict=True):
+        rows, windows = selection.rows, selection.windows
+        for column, values in zip(self._block.actions, actions, strict=True):
             column[rows] = values
         kind = PYTHON_NUMBERS if python_numbers else NUMPY_VALUES
         if kind != self._kinds:
             self._set_kinds(rows, kind)
-        request_id = self._hosts.next_request_id()
-        tokens = self._bases[rows] + np.uint64(request_id)
-        self._expected[rows] = tokens
-        count = selection.count
-        self._move(selection, STEPPING)
-        self.outstanding += count
-        self._statistics.actions += count
         if self._limit_s is not None:
             self._set_deadline(rows, self._limit_s)
-        block.requests[rows] = tokens
-        posting, groups, transport = self._posting, self._hosts.groups, self._hosts.transport
-        *others, last = selection.hosts
+        request_id = self._hosts.next_request_id()
+        bases = self._bases[rows] if windows is None else windows[2]
+        self._unfinished = (
+            selection,
+            bases + np.uint64(request_id),
+            posting_of(request_id, ring),
+            self.outstanding + selection.count,
+            self._statistics.actions + selection.count,
+        )
+        self.finish_posting()
+
+    def finish_posting(self) -> None:
+        """Do what is left of a `post` that was interrupted; nothing if there is none."""
+        unfinished = self._unfinished
+        if unfinished is None:
+            return
+        selection, tokens, posting, self.outstanding, self._statistics.actions = unfinished
+        if selection.windows is None:
+            self._expected[selection.rows] = tokens
+            self._block.requests[selection.rows] = tokens
+        else:
+            selection.windows[3][...] = tokens
+            selection.windows[0][...] = tokens
+        if selection.is_slice:
+            self._lane[selection.rows] = selection.stepping
+        else:
+            self._move(selection, STEPPING)
+        self._posted_last = selection
         if len(selection.hosts) <= _ASK_FROM:
-            ring = ring or RING
-        for index in others:
-            posting[index] = posting_of(request_id, ring)
-            transport.ring(groups[index].host_id or 0)
-        posting[last] = posting_of(request_id, ring or RING)
-        transport.ring(groups[last].host_id or 0)
+            posting |= RING
+        for index in selection.hosts[:-1]:
+            self._posting[index] = posting
+            self._ring(self._groups[index].host_id or 0)
+        index = selection.hosts[-1]
+        self._posting[index] = posting | RING
+        self._ring(self._groups[index].host_id or 0)
+        self._unfinished = None
 
     def _move(self, selection: Selection, to: int) -> None:
-        if selection.is_slice:
-            every = self._all_idle if to == IDLE else self._all_stepping
-            self._lane[selection.rows] = every[: selection.count]
-            return
         for env_id in selection.ids:
             self._lane[env_id] = to
 
@@ -312,10 +356,20 @@ class Lanes:
         self._posted_at[rows] = now
         self.earliest_deadline = min(self.earliest_deadline, now + limit_s)
 
+    def all_outstanding(self) -> Selection | None:
+        """Return what is outstanding as a selection, if it was posted together and ascends."""
+        selection = self._posted_last
+        if selection is None or selection.count != self.outstanding or not selection.is_ascending:
+            return None
+        return selection if self.are_stepping(selection) else None
+
     def have_arrived(self, selection: Selection) -> bool:
         """Whether all of these envs, which take a step, have replied."""
+        windows = selection.windows
+        if windows is not None:
+            return bool(windows[1].tobytes() == windows[3].tobytes())
         rows = selection.rows
-        return bool(self._block.replies[rows].tobytes() == self._expected[rows].tobytes())
+        return bool((self._block.replies[rows] == self._expected[rows]).all())
 
     def ringing(self, selection: Selection) -> set[int]:
         """Return the hosts that ring for what was just posted QUIET, by index."""
@@ -355,17 +409,16 @@ class Lanes:
         """Take the replies of envs that have arrived.
 
         Returns:
-            What they hold. None if one of them is out of the ordinary in such a way that it has
-            left its lane: nothing was taken, and what it replied is looked after there.
+            What they hold; reading it makes the envs idle. None if one of them is out of the
+            ordinary in such a way that it has left its lane: then what it replied is looked after
+            there, and nothing was taken.
         """
         flags = self._block.flags[selection.rows]
         raw = flags.tobytes()
         first = raw[0] | raw[1] << 8
-        if raw == raw[:2] * selection.count and not first & ~ORDINARY_BITS:
-            slot = first & SLOT_BITS
-            if slot < self.observed.rings.steps:
-                self._delivered(selection)
-                return self._taken(selection, slot=slot, flag=first)
+        ordinary = raw == raw[:2] * selection.count and not first & ~ORDINARY_BITS
+        if ordinary and first & SLOT_BITS < self.observed.rings.steps:
+            return Taken(self, selection, self._block.rewards, first, (), {})
         return self._take_mixed(selection, flags.tolist())
 
     def _take_mixed(self, selection: Selection, flags: list[int]) -> Taken | None:
@@ -386,24 +439,34 @@ class Lanes:
                 self.leave(env_id)
                 self.collect()
                 return None
-        ended = [(i, flag) for i, flag in zip(selection.ids, flags, strict=True) if flag & DONE]
-        tokens = [int(self._expected[i]) for i, _ in ended]
-        self._delivered(selection)
-        for (env_id, flag), token in zip(ended, tokens, strict=True):
+        return Taken(self, selection, self._block.rewards, 0, flags, details)
+
+    def handed_out(self, selection: Selection, flags: Sequence[int]) -> None:
+        """Go on with envs whose replies were taken and read.
+
+        Args:
+            selection: which.
+            flags: of each reply; empty if no episode has ended.
+        """
+        ended: list[tuple[int, int, int]] = []
+        if flags:
+            ended = [
+                (env_id, flag, int(self._expected[env_id]))
+                for env_id, flag in zip(selection.ids, flags, strict=True)
+                if flag & DONE
+            ]
+        if selection.windows is None:
+            self._expected[selection.rows] = self._no_token
+            self._move(selection, IDLE)
+        else:
+            selection.windows[3][...] = self._no_token
+            self._lane[selection.rows] = selection.idle
+        self.outstanding -= selection.count
+        self._statistics.timesteps += selection.count
+        for env_id, flag, token in ended:
             self._end_episode(env_id, flag, token)
         if ended:
             self.collect()
-        return self._taken(selection, flags=flags, details=details)
-
-    def _taken(self, selection: Selection, **replies: Any) -> Taken:
-        return Taken(
-            self.observed,
-            selection.ids,
-            selection.array,
-            selection.rows,
-            self._block.rewards,
-            **replies,
-        )
 
     def _detail(self, env_id: int, flag: int) -> tuple[Any, type]:
         info = self._decoder.decode(self._block.infos[env_id].tobytes()) if flag & HAS_INFO else {}
@@ -415,12 +478,6 @@ class Lanes:
     def _awaits_reset(self, env_id: int, flag: int) -> bool:
         resets = flag >> AFTER_SHIFT & 3 == AfterStep.RESETS
         return resets and bool(self._block.resets[env_id] != self._expected[env_id])
-
-    def _delivered(self, selection: Selection) -> None:
-        self._expected[selection.rows] = NO_TOKEN
-        self._move(selection, IDLE)
-        self.outstanding -= selection.count
-        self._statistics.timesteps += selection.count
 
     def _end_episode(self, env_id: int, flag: int, token: int) -> None:
         """An env's episode ended with the step that has just been taken: it leaves its lane."""

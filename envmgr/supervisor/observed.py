@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +16,20 @@ _LARGE_BYTES = 4096
 
 Rows = Any
 """What indexes the rows of envs: a slice of neighbours, or an array of env_ids."""
+
+
+class Batch(Protocol):
+    """What is read of a selection of envs: see `lanes.Selection`."""
+
+    @property
+    def rows(self) -> Rows:
+        """What indexes their rows."""
+        ...
+
+    @property
+    def arenas(self) -> dict[int, list[Array]]:
+        """Their rows of the arenas, by slot."""
+        ...
 
 
 class Observed:
@@ -47,6 +61,7 @@ class Observed:
         self._by_slot = [[arena[slot] for arena in arenas] for slot in range(rings.slots)]
         self._readers = readers
         self._copies = copies
+        self._is_lone = type(layout.skeleton) is int
         self._guard = guard
         self._large = [leaf.nbytes >= _LARGE_BYTES for leaf in layout.leaves]
         # Of shape () and yet an array: iterating over a batch would make a number of it.
@@ -142,13 +157,26 @@ class Observed:
             found = [arena[slot, i, ...] for slot, i in zip(each, env_ids, strict=True)]
         return [view.copy() for view in found] if self._copies else found
 
-    def batch(self, rows: Rows, slots: Any) -> Any:
+    def batch(self, selection: Batch, slots: Any) -> Any:
         """Return observations of envs as one batch: per leaf (k, *shape), nested as the space.
 
         A view of the arena if nothing is to be copied and it is one slice of it; else a copy.
+
+        Args:
+            selection: the envs.
+            slots: the one slot that all of them are in, or a list with one for each.
         """
-        leaves = [self._leaf_batch(j, rows, slots) for j in range(len(self._arenas))]
-        return self.layout.unflatten(leaves)
+        rows = selection.rows
+        if type(slots) is int and isinstance(rows, slice):
+            leaves = selection.arenas.get(slots)
+            if leaves is None:
+                leaves = [arena[rows] for arena in self._by_slot[slots]]
+                selection.arenas[slots] = leaves
+            if self._copies:
+                leaves = [leaf.copy() for leaf in leaves]
+        else:
+            leaves = [self._leaf_batch(j, rows, slots) for j in range(len(self._arenas))]
+        return leaves[0] if self._is_lone else self.layout.unflatten(leaves)
 
     def _leaf_batch(self, j: int, rows: Rows, slots: Any) -> Array:
         if type(slots) is not int:

@@ -107,6 +107,11 @@ class Supervisor:
         if self._lanes is not None:
             self._lanes.collect()
 
+    def finish_posting(self) -> None:
+        """Do what is left of a posting of steps that was interrupted."""
+        if self._lanes is not None:
+            self._lanes.finish_posting()
+
     def leave_lanes(self) -> None:
         """Take every env out of its lane, and apply what it has replied: slots are right now."""
         if self._lanes is not None:

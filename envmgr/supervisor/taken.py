@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import repeat
-from typing import Any, NamedTuple, overload
+from typing import Any, NamedTuple, Protocol, overload
 
 import numpy as np
 import numpy.typing as npt
 
 from envmgr.block import DONE, ENDING_BITS, ENDING_SHIFT, SLOT_BITS
 from envmgr.env.contract import TERMINATED, TOLD, TRUNCATED, info_of
-from envmgr.supervisor.observed import Observed, Rows
+from envmgr.supervisor.observed import Observed
 from envmgr.types import EnvTimestep
 
 _make_timestep = partial(tuple.__new__, EnvTimestep)
@@ -38,76 +38,82 @@ class ArrayBatch(NamedTuple):
     infos: Sequence[Any]
 
 
+class TakenBy(Protocol):
+    """What `Taken` needs of the lanes that made it."""
+
+    observed: Observed
+
+    def handed_out(self, selection: Any, flags: Sequence[int]) -> None:
+        """Go on with envs whose replies were read."""
+        ...
+
+
 class Taken:
-    """Replies that were just taken; to be read before anything is sent to these envs again.
+    """Replies that were just taken; to be read once, before anything is sent to these envs again.
 
     Args:
-        observed: the arenas.
-        env_ids: whose.
-        array: the same, as an array.
-        rows: the same, as an index.
+        lanes: told when they have been read.
+        selection: the envs.
         rewards: the column of rewards.
-        slot: the slot that all observations are in, if all replies are ordinary.
-        flag: the flags that all replies have then.
-        flags: else, the flags of each.
+        flag: the flags of all replies, if all are ordinary and their observations in one slot.
+        flags: else, the flags of each; empty otherwise.
         details: info and type of reward of those, by position, where they are not the usual ones.
     """
 
+    __slots__ = ("_details", "_flag", "_flags", "_lanes", "_rewards", "_selection", "_slots")
+
     def __init__(
         self,
-        observed: Observed,
-        env_ids: list[int],
-        array: npt.NDArray[np.int64],
-        rows: Rows,
+        lanes: TakenBy,
+        selection: Any,
         rewards: npt.NDArray[np.float64],
-        *,
-        slot: int | None = None,
-        flag: int = 0,
-        flags: Sequence[int] = (),
-        details: dict[int, tuple[Any, type]] | None = None,
+        flag: int,
+        flags: Sequence[int],
+        details: dict[int, tuple[Any, type]],
     ) -> None:
-        self._observed = observed
-        self._env_ids = env_ids
-        self._array = array
-        self._rows = rows
+        self._lanes = lanes
+        self._selection = selection
         self._rewards = rewards
-        self._slots: Any = [flag & SLOT_BITS for flag in flags] if slot is None else slot
         self._flag = flag
         self._flags = flags
-        self._details = details or {}
+        self._details = details
+        self._slots: Any = [each & SLOT_BITS for each in flags] if flags else flag & SLOT_BITS
 
     def timesteps(self) -> dict[int, EnvTimestep]:
-        """Return them as timesteps by env_id."""
-        ids = self._env_ids
-        found = self._observed.rows(ids, self._rows, self._slots)
-        self._observed.taken_as_rows(ids, self._rows, self._slots, found)
-        rewards = self._rewards[self._rows].tolist()
+        """Hand them out as timesteps by env_id."""
+        selection, observed = self._selection, self._lanes.observed
+        ids = selection.ids
+        found = observed.rows(ids, selection.rows, self._slots)
+        rewards = self._rewards[selection.rows].tolist()
         if not self._flags:
             infos = _ordinary_infos(self._flag, len(ids))
             steps = map(_make_timestep, zip(found, rewards, repeat(False), infos, strict=False))
-            return dict(zip(ids, steps, strict=True))
-        dones = [bool(flag & DONE) for flag in self._flags]
-        for position, (_, kind) in self._details.items():
-            rewards[position] = kind(rewards[position])
-        steps = map(_make_timestep, zip(found, rewards, dones, self._infos(), strict=True))
-        return dict(zip(ids, steps, strict=True))
+        else:
+            for position, (_, kind) in self._details.items():
+                rewards[position] = kind(rewards[position])
+            dones = [bool(flag & DONE) for flag in self._flags]
+            steps = map(_make_timestep, zip(found, rewards, dones, self._infos(), strict=True))
+        timesteps = dict(zip(ids, steps, strict=True))
+        observed.taken_as_rows(ids, selection.rows, self._slots, found)
+        self._lanes.handed_out(selection, self._flags)
+        return timesteps
 
     def arrays(self) -> ArrayBatch:
-        """Return them as arrays."""
-        count = len(self._env_ids)
-        obs = self._observed.batch(self._rows, self._slots)
-        self._observed.taken_as_batch(self._env_ids, self._rows, self._slots)
-        rewards = self._rewards[self._rows]
-        if isinstance(self._rows, slice):
-            rewards = rewards.copy()
+        """Hand them out as arrays."""
+        selection, observed = self._selection, self._lanes.observed
+        rows, count = selection.rows, selection.count
+        obs = observed.batch(selection, self._slots)
+        rewards = self._rewards[rows].copy()
         if not self._flags:
             ends = np.zeros((2, count), dtype=np.bool_)
-            infos = OrdinaryInfos(self._flag, count)
-            return ArrayBatch(self._array, obs, rewards, ends[0], ends[1], infos)
-        all_infos = self._infos()
-        told = [_ends(flag, info) for flag, info in zip(self._flags, all_infos, strict=True)]
-        ends = np.array(told, dtype=np.bool_).T.copy()
-        return ArrayBatch(self._array, obs, rewards, ends[0], ends[1], tuple(all_infos))
+            infos: Sequence[Any] = OrdinaryInfos(self._flag, count)
+        else:
+            infos = tuple(self._infos())
+            told = [_ends(flag, info) for flag, info in zip(self._flags, infos, strict=True)]
+            ends = np.array(told, dtype=np.bool_).T.copy()
+        observed.taken_as_batch(selection.ids, rows, self._slots)
+        self._lanes.handed_out(selection, self._flags)
+        return ArrayBatch(selection.array, obs, rewards, ends[0], ends[1], infos)
 
     def _infos(self) -> list[Any]:
         details = self._details
