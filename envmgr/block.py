@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 import platform
+import threading
 from dataclasses import dataclass
 from typing import Any
 
@@ -100,6 +101,7 @@ class BlockPlan:
             ("posted", (self.n_hosts,), np.uint64),
             ("running", (self.n_hosts,), np.int64),
             ("since", (self.n_hosts,), np.float64),
+            ("sleeping", (self.n_hosts + 1,), np.uint64),
             ("requests", (n,), np.uint64),
             ("replies", (n,), np.uint64),
             ("resets", (n,), np.uint64),
@@ -123,6 +125,21 @@ def _nbytes(shape: tuple[int, ...], dtype: Any) -> int:
     return int(np.prod(shape, dtype=np.int64)) * int(np.dtype(dtype).itemsize)
 
 
+_FENCE = threading.Lock()
+
+
+def fence() -> None:
+    """Have what was written before be seen before anything is read after.
+
+    Who goes to sleep says so in `sleeping`, and then looks once more whether there is something to
+    do; who has something for another writes it, and then looks whether that one sleeps and has to
+    be rung for. Either sees the other's word, but only if no processor lets a read overtake the
+    write before it: as x86-64 does, except at a locked instruction. Taking a free lock is one.
+    """
+    with _FENCE:
+        pass
+
+
 def items(column: Array) -> Any:
     """Return a column of numbers for reading and writing one by one, at half of an array's cost."""
     return memoryview(column)  # type: ignore[arg-type]
@@ -140,6 +157,8 @@ class Block:
             `posting_of`.
         running: (n_hosts,) the env that a host runs, plus one; 0 while it runs none.
         since: (n_hosts,) when that began or ended, on the monotonic clock.
+        sleeping: (n_hosts + 1,) whether a host, or the parent (the last), has to be rung for: see
+            `fence`.
         requests: (env_num,) token of the step to be taken.
         replies: (env_num,) token of the step that was taken.
         resets: (env_num,) token of the step after which an episode was begun.
@@ -155,6 +174,7 @@ class Block:
     posted: npt.NDArray[np.uint64]
     running: npt.NDArray[np.int64]
     since: npt.NDArray[np.float64]
+    sleeping: npt.NDArray[np.uint64]
     requests: npt.NDArray[np.uint64]
     replies: npt.NDArray[np.uint64]
     resets: npt.NDArray[np.uint64]

@@ -161,10 +161,13 @@ class Engine:
         began = self._clock()
         warn_at, narrow_until = began + WARN_EVERY_S, began + NARROW_S
         while not self._closing:  # asked first: the wake-up may have been spent already
+            self.supervisor.sleep(soon=True)  # before that: what comes after it rings
             if finished():
+                self.supervisor.sleep(soon=False)
                 return True
             now = self._clock()
             if now >= deadline:
+                self.supervisor.sleep(soon=False)
                 return False
             if now >= warn_at:
                 self._warn(doing)

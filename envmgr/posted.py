@@ -25,6 +25,7 @@ from envmgr.block import (
     RING_EACH,
     RING_MASK,
     Block,
+    fence,
     items,
     request_of,
 )
@@ -37,8 +38,9 @@ from envmgr.protocol import AfterStep, Message, Op
 
 _REWARD_KINDS = {kind: number for number, kind in enumerate(REWARD_TYPES)}
 _MOST_EXACT = 1 << 53
-_RING_AT_LEAST_S = 50e-6
-"""A host that rings for each env does so at most so often: a ring costs what a cheap step costs."""
+_RING_AT_LEAST_S = 200e-6
+"""How often a host rings at most for each env: a parent that is woken for every cheap step of many
+takes from the hosts what it gains. It looks around by itself, too."""
 
 _SPINS = 16
 _LEAST_SHARE = 16
@@ -292,6 +294,7 @@ class PostedSteps:
         self._requests = items(block.requests)
         self._running = items(block.running)
         self._since = items(block.since)
+        self._sleeping = items(block.sleeping)
         self._rows = [each.row + 1 for each in self._envs]
         self._steps = [each.step for each in self._envs]
         self._taken = [tokens.get(each, each.first_token) for each in self._envs]
@@ -314,6 +317,16 @@ class PostedSteps:
     def is_due(self) -> bool:
         """Whether there is something to do."""
         return bool(self._envs) and (self._posting[self._index] != self._seen or bool(self._resets))
+
+    def sleep(self, *, soon: bool) -> bool:
+        """Say whether this host is about to sleep; return whether not to, after all."""
+        if not self._envs:
+            return False
+        self._sleeping[self._index] = soon
+        if not soon:
+            return False
+        fence()
+        return self.is_due
 
     def spin(self) -> bool:
         """Watch for something to do, for a while; return whether there is.
@@ -353,7 +366,7 @@ class PostedSteps:
             for message in env.begin_episode(token):
                 send(message)
         self._rest()
-        self._ring()
+        self._wake_parent()
 
     def _take_steps(self, send: Send) -> None:
         # Read before the requests: what is posted while these run is seen the next time.
@@ -380,11 +393,16 @@ class PostedSteps:
             if answer is not None:
                 self._follow(place, token, answer, send)
             if each and (now := monotonic()) - rung >= _RING_AT_LEAST_S:
-                self._ring()
+                self._wake_parent()
                 rung = now
         if tells:
             self._rest()
         if posting & RING_MASK:
+            self._wake_parent()
+
+    def _wake_parent(self) -> None:
+        fence()
+        if self._sleeping[-1]:
             self._ring()
 
     def _follow(

@@ -99,7 +99,7 @@ def _multi_check(space: Any, strict: bool) -> ActionCheck:
     shape = tuple(space.shape)
     discrete = isinstance(space, spaces.MultiDiscrete)
     low: Any = space.start if discrete else 0
-    high: Any = space.start + space.nvec if discrete else 2
+    high: Any = space.start + (space.nvec - 1) if discrete else 1  # what fits the space's dtype
 
     def check(action: Any) -> str | None:
         array = _action_array(action)
@@ -109,7 +109,7 @@ def _multi_check(space: Any, strict: bool) -> ActionCheck:
             return f"shape {array.shape} is not the {shape} of {space}"
         if array.dtype.kind not in "biu":
             return f"dtype {array.dtype} does not fit {space}"
-        if not (np.all(array >= low) and np.all(array < high)):
+        if not (np.all(array >= low) and np.all(array <= high)):
             return f"{short_text(action)} is outside the bounds of {space}"
         return None
 

@@ -136,6 +136,8 @@ class ActionColumns:
         for leaf, array, bounds in zip(self._layout.leaves, found, self._bounds, strict=True):
             if type(array) is not np.ndarray or array.shape != (count, *leaf.shape):
                 return None
+            if not _inside(array, bounds):
+                return None
             if array.dtype != leaf.dtype:
                 if not _casts(array.dtype, leaf.dtype):
                     return None
@@ -143,8 +145,6 @@ class ActionColumns:
                 if leaf.dtype.kind in "iu" and not np.array_equal(cast, array):
                     return None
                 array = cast
-            if not _inside(array, bounds):
-                return None
             columns.append(array)
         return columns
 

@@ -34,6 +34,7 @@ from envmgr.block import (
     RING,
     SLOT_BITS,
     Block,
+    fence,
     items,
     posting_of,
     request_of,
@@ -154,6 +155,7 @@ class Lanes:
         self._lane = bytearray(n)
         self._all_idle = bytes([IDLE]) * n
         self._posting = items(block.posted)
+        self._sleeping = items(block.sleeping)
         self.any_shared = any(group.is_shared for group in hosts.groups)
         hosts.look = self._look
         self._bases = np.zeros(n, dtype=np.uint64)
@@ -335,12 +337,14 @@ class Lanes:
         self._posted_last = selection
         if len(selection.hosts) <= _ASK_FROM:
             posting |= RING
-        for index in selection.hosts[:-1]:
+        hosts = selection.hosts
+        for index in hosts:
             self._posting[index] = posting
-            self._ring(self._groups[index].host_id or 0)
-        index = selection.hosts[-1]
-        self._posting[index] = posting | RING
-        self._ring(self._groups[index].host_id or 0)
+        self._posting[hosts[-1]] = posting | RING
+        fence()
+        for index in hosts:
+            if self._sleeping[index]:
+                self._ring(self._groups[index].host_id or 0)
         self._unfinished = None
 
     def _move(self, selection: Selection, to: int) -> None:
@@ -355,6 +359,12 @@ class Lanes:
         now = self._hosts.clock()
         self._posted_at[rows] = now
         self.earliest_deadline = min(self.earliest_deadline, now + limit_s)
+
+    def sleep(self, *, soon: bool) -> None:
+        """Say whether the caller is about to sleep, and has to be rung for."""
+        self._sleeping[-1] = soon
+        if soon:
+            fence()
 
     def all_outstanding(self) -> Selection | None:
         """Return what is outstanding as a selection, if it was posted together and ascends."""

@@ -107,6 +107,11 @@ class Supervisor:
         if self._lanes is not None:
             self._lanes.collect()
 
+    def sleep(self, *, soon: bool) -> None:
+        """Say whether the caller is about to sleep, and has to be woken."""
+        if self._lanes is not None:
+            self._lanes.sleep(soon=soon)
+
     def finish_posting(self) -> None:
         """Do what is left of a posting of steps that was interrupted."""
         if self._lanes is not None:

@@ -7,7 +7,6 @@ duplex pipe of `multiprocessing`.
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Sequence
 from multiprocessing.connection import Connection, wait
@@ -101,8 +100,10 @@ class FrameChannel:
         if self._unsent:
             self._unsent += bell
             return
-        with contextlib.suppress(OSError):
+        try:
             os.write(self.write_fd, bell)
+        except OSError:
+            return
 
     def flush(self) -> None:
         """Send more of what is kept.

@@ -232,7 +232,11 @@ def _serve(host: Host, posted: PostedSteps | None, inbox: _Inbox, channel: Chann
         elif posted is not None and inbox.has_none and posted.spin():
             continue
         else:
+            if posted is not None and posted.sleep(soon=True):
+                continue
             message = inbox.next()
+            if posted is not None:
+                posted.sleep(soon=False)
             if message is None:
                 continue  # a bell: there may be something in the block
             if message.op == Op.CLOSE:
