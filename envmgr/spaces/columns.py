@@ -136,11 +136,11 @@ class ActionColumns:
         for leaf, array, bounds in zip(self._layout.leaves, found, self._bounds, strict=True):
             if type(array) is not np.ndarray or array.shape != (count, *leaf.shape):
                 return None
-            if not _inside(array, bounds):
+            if array.dtype != leaf.dtype and not _casts(array.dtype, leaf.dtype):
+                return None
+            if not _inside(array, bounds):  # before it is cast: a cast may round
                 return None
             if array.dtype != leaf.dtype:
-                if not _casts(array.dtype, leaf.dtype):
-                    return None
                 cast = array.astype(leaf.dtype)
                 if leaf.dtype.kind in "iu" and not np.array_equal(cast, array):
                     return None
