@@ -34,10 +34,13 @@ def array_batch(timesteps: Mapping[int, EnvTimestep], layout: Layout | None) -> 
 
 
 def _stacked_rewards(rewards: Sequence[Any]) -> npt.NDArray[Any]:
-    arrays = [np.asarray(reward, dtype=np.float64) for reward in rewards]
+    try:
+        arrays = [np.asarray(reward, dtype=np.float64) for reward in rewards]
+        shape = np.broadcast_shapes(*(array.shape for array in arrays))
+    except (ValueError, TypeError):  # dicts, or arrays of different shapes
+        return stack_values(None, rewards)  # type: ignore[no-any-return]
     if all(array.size == 1 for array in arrays):  # abnormal timesteps have 0.0 beside (1,) rewards
         return np.array([array.item() for array in arrays], dtype=np.float64)
-    shape = max((array.shape for array in arrays), key=len)
     return np.stack([np.broadcast_to(array, shape) for array in arrays])
 
 

@@ -24,7 +24,8 @@ class ArrayBatch(NamedTuple):
     Attributes:
         env_ids: (k,) int64.
         obs: (k, *shape), or a dict or tuple of such; without fixed layout an object array (k,).
-        reward: (k,) float64, or (k, *shape) if rewards are arrays.
+        reward: (k,) float64, or (k, *shape) if rewards are arrays; an object array (k,) if they are
+            neither, or of different shapes.
         terminated: (k,) bool.
         truncated: (k,) bool.
         infos: k infos, as they are in timesteps.

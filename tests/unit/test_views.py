@@ -104,6 +104,7 @@ def test_why_an_episode_ended(done: bool, info: Any, terminated: bool, truncated
         ([np.array([1.0, 2.0]), 0.0], [[1, 2], [0, 0]]),
         ([0.0, np.array([1.0, 2.0])], [[0, 0], [1, 2]]),
         ([True, 2], [1, 2]),
+        ([np.array([1.0]), np.array([2.0, 3.0])], [[1, 1], [2, 3]]),
     ],
     ids=str,
 )
@@ -112,6 +113,23 @@ def test_rewards_are_numbers_or_arrays_of_one_shape(rewards: Any, expected: Any)
     found = array_batch(timesteps, layout_of(FLOATS)).reward
     assert found.tolist() == expected
     assert found.dtype == np.float64
+
+
+@pytest.mark.parametrize(
+    "rewards",
+    [
+        [{"a": 1.0}, 0.0],
+        [np.zeros(2), np.zeros(3)],
+        [[1.0], [1.0, [2.0]]],
+        ["much", 1.0],
+    ],
+    ids=str,
+)
+def test_rewards_of_other_kinds_become_objects(rewards: Any) -> None:
+    timesteps = {i: step(reward=reward) for i, reward in enumerate(rewards)}
+    found = array_batch(timesteps, layout_of(FLOATS)).reward
+    assert found.shape == (2,)
+    assert all(one is other for one, other in zip(found, rewards, strict=True))
 
 
 # -- dicts ----------------------------------------------------------------------------------------
