@@ -33,6 +33,7 @@ from envmgr.protocol import (
     ResetOrder,
 )
 from envmgr.spaces import NonFiniteError, ValueMismatchError
+from envmgr.trial import try_env
 from envmgr.types import EnvFactory, is_abnormal
 
 _NO_PLAN = EpisodePlan(auto_reset=False, episodes_left=0, params={})
@@ -129,6 +130,7 @@ class HostedEnv:
             Op.CALL: self._call,
             Op.GET_ATTR: self._get_attr,
             Op.SET_ATTR: self._set_attr,
+            Op.CALIBRATE: self._calibrate,
         }
 
     def handle(self, message: Message) -> Iterator[Any]:
@@ -328,6 +330,23 @@ class HostedEnv:
             yield self.failure(message, error, "call")
         else:
             yield reply
+
+    def _calibrate(self, message: Message) -> Iterator[Any]:
+        try:
+            given = self._settings
+            _, action_space, _ = adapt.spaces_of(
+                self._env, given.observation_space, given.action_space
+            )
+            trial = try_env(
+                self._env, self.outcome, action_space, self._plan.params, message.payload
+            )
+            reply = self.reply(message, Op.RESULT, trial)
+        except self.propagated:
+            raise
+        except BaseException as error:  # as in _step
+            yield self.failure(message, error, "calibration")
+            return
+        yield reply
 
     # -- parts ------------------------------------------------------------------------------
 

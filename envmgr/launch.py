@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from envmgr.calibration import Calibrator, usable_cores
 from envmgr.config import ManagerConfig, WorkerEnv
 from envmgr.engine import Engine
 from envmgr.errors import EnvFailure, LaunchError
@@ -14,9 +15,9 @@ from envmgr.host import HostSettings
 from envmgr.lifecycle import EnvState
 from envmgr.observations import ObservationRules
 from envmgr.policy import Deadlines, FailurePolicy
-from envmgr.protocol import Op
+from envmgr.protocol import UNANSWERED, Op, ResetOrder
 from envmgr.supervisor import EpisodeRules, Hosts, Supervisor, Work
-from envmgr.transport.base import Transport, WorkerSettings
+from envmgr.transport.base import EnvOrder, HostSpec, Transport, WorkerSettings
 from envmgr.transport.inline import PROPAGATED
 from envmgr.types import Clock, EnvFactory
 
@@ -67,6 +68,23 @@ def worker_settings_of(config: ManagerConfig) -> WorkerSettings:
     )
 
 
+def host_settings_of(
+    config: ManagerConfig, given_spaces: tuple[Any, Any], *, in_caller: bool
+) -> HostSettings:
+    """Return what hosts need to know of a config, and of the spaces given with it."""
+    finite = config.nan_policy != "allow"
+    rss_mb = config.max_worker_rss_mb
+    return HostSettings(
+        rules=ObservationRules(strict_dtype=config.strict_dtype, refuse_non_finite=finite),
+        refuse_non_finite_rewards=finite,
+        observation_space=given_spaces[0],
+        action_space=given_spaces[1],
+        max_episodes=config.max_episodes_per_worker,
+        max_rss_bytes=None if rss_mb is None else int(rss_mb * 1e6),
+        propagate=PROPAGATED if in_caller else (),
+    )
+
+
 def build_engine(
     factories: Sequence[EnvFactory],
     config: ManagerConfig,
@@ -75,17 +93,7 @@ def build_engine(
     clock: Clock,
 ) -> Engine:
     """Return an engine whose envs are all VOID."""
-    finite = config.nan_policy != "allow"
-    rss_mb = config.max_worker_rss_mb
-    settings = HostSettings(
-        rules=ObservationRules(strict_dtype=config.strict_dtype, refuse_non_finite=finite),
-        refuse_non_finite_rewards=finite,
-        observation_space=given_spaces[0],
-        action_space=given_spaces[1],
-        max_episodes=config.max_episodes_per_worker,
-        max_rss_bytes=None if rss_mb is None else int(rss_mb * 1e6),
-        propagate=PROPAGATED if transport.runs_in_caller else (),
-    )
+    settings = host_settings_of(config, given_spaces, in_caller=transport.runs_in_caller)
     rules = EpisodeRules(
         episode_num=config.episode_num,
         auto_reset=config.auto_reset,
@@ -114,6 +122,22 @@ def build_engine(
     supervisor = Supervisor(hosts, rules, policy)
     background = not transport.runs_in_caller
     return Engine(supervisor, transport, clock, background=background, spin_s=spin_s_of(config))
+
+
+def build_calibrator(
+    factories: Sequence[EnvFactory],
+    config: ManagerConfig,
+    transport: Transport,
+    given_spaces: tuple[Any, Any],
+    order: ResetOrder,
+    clock: Clock,
+) -> Calibrator:
+    """Return what finds `num_workers: auto` out, with env 0 in place of all."""
+    settings = host_settings_of(config, given_spaces, in_caller=transport.runs_in_caller)
+    spec = HostSpec(1, 0, (EnvOrder(0, 0, UNANSWERED + 1, factories[0]),), settings)
+    cores = usable_cores(worker_settings_of(config).affinity)
+    deadlines = deadlines_of(config)
+    return Calibrator(transport, spec, order, deadlines, clock, len(factories), cores)
 
 
 def n_hosts_of(config: ManagerConfig) -> int | None:

@@ -47,6 +47,8 @@ class Op(IntEnum):
     """Close every env of the host and end. Reply: CLOSED."""
     RELEASE = 9
     """Close one env of a host that goes on without it. Reply: RESULT (None), not awaited."""
+    CALIBRATE = 10
+    """Take random steps. Payload: for how many seconds. Reply: RESULT (`Trial`) or FAILED."""
 
     HELLO = 64
     """The env is built. Payload: `EnvDescription`."""

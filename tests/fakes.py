@@ -30,7 +30,17 @@ KILLED = -9
 """Exit status of a process that SIGKILL ended."""
 
 _HAS_REPLY = frozenset(
-    (Op.HELLO, Op.RESET, Op.STEP, Op.RENEW, Op.CALL, Op.GET_ATTR, Op.SET_ATTR, Op.CLOSE)
+    (
+        Op.HELLO,
+        Op.RESET,
+        Op.STEP,
+        Op.RENEW,
+        Op.CALL,
+        Op.GET_ATTR,
+        Op.SET_ATTR,
+        Op.CLOSE,
+        Op.CALIBRATE,
+    )
 )
 
 

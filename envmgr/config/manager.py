@@ -142,7 +142,8 @@ class ManagerConfig:
         None,
         or_null(either(integer(1), word("auto")), "one per env"),
         "worker processes, which share the envs in equal runs of env_ids; null: one per env; auto: "
-        "calibrated; without effect where envs run in the trainer's own process (`base`)",
+        "found at launch by trying one env in a worker of its own; without effect where envs run "
+        "in the trainer's own process (`base`)",
     )
     spare_env_num: int = option(0, integer(0), "spare envs, kept reset and waiting")
     on_failure: Literal["recover", "raise"] = option(
@@ -286,13 +287,8 @@ def refuse_unbuilt_features(config: ManagerConfig) -> None:
     """Refuse values of the schema that this version cannot serve.
 
     Raises:
-        ConfigError: calibrated numbers of workers, or spares, are asked for.
+        ConfigError: spares are asked for.
     """
-    if config.num_workers == "auto":
-        raise ConfigError(
-            "manager.num_workers is auto, but this version does not calibrate. Give a number, or "
-            "leave it null for one worker per env."
-        )
     if config.spare_env_num != 0:
         raise ConfigError(
             f"manager.spare_env_num is {config.spare_env_num}, but this version keeps no spares. "

@@ -5,12 +5,14 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import Any, ClassVar
 
 from easydict import EasyDict
 from typing_extensions import Self
 
 from envmgr import requests
+from envmgr.calibration import Calibration, Calibrator
 from envmgr.config import ManagerConfig, default_manager_config, to_easydict
 from envmgr.engine import Engine
 from envmgr.env import adapt
@@ -20,10 +22,10 @@ from envmgr.errors import (
     ManagerClosedError,
     StateError,
 )
-from envmgr.launch import build_engine, launch_envs
+from envmgr.launch import build_calibrator, build_engine, launch_envs
 from envmgr.lifecycle import EnvState
 from envmgr.policy import GatherPolicy
-from envmgr.protocol import EnvDescription
+from envmgr.protocol import EnvDescription, EpisodePlan, ResetOrder
 from envmgr.seeding import Samplers, seeds_by_env
 from envmgr.spaces import ActionCheck, Layout, action_check, layout_of
 from envmgr.supervisor import Supervisor
@@ -52,7 +54,9 @@ class ManagerLifetime:
         self._launched = False
         self._env_fn = _checked_factories(env_fn)
         config = ManagerConfig.from_mapping(cfg, self.preset)
-        self._config = config.with_env_num(len(self._env_fn))
+        self._config = self._asked_config = config.with_env_num(len(self._env_fn))
+        self._calibration: Calibration | None = None
+        self._calibrator: Calibrator | None = None
         self._view = self._make_view()
         self._policy = GatherPolicy(self._config.wait_num, self._config.step_wait_timeout)
         self._given = (observation_space, action_space, reward_space)
@@ -203,8 +207,9 @@ class ManagerLifetime:
 
     # -- launch and close -------------------------------------------------------------------
 
-    def _ensure_engine(self) -> Engine:
+    def _ensure_engine(self, params: Mapping[int, dict[str, Any] | None] | None = None) -> Engine:
         if self._engine is None:
+            self._resolve_num_workers((params or {}).get(0) or {})
             self._engine = build_engine(
                 self._env_fn, self._config, self._make_transport(), self._given[:2], monotonic
             )
@@ -212,6 +217,34 @@ class ManagerLifetime:
             # Not of the manager itself: what is dropped without close() ends with its finalizer.
             self._finalizer = weakref.finalize(self, self._engine.close, 0.0)
         return self._engine
+
+    def _resolve_num_workers(self, params: dict[str, Any]) -> None:
+        """Have `num_workers: auto` be a number, from here on.
+
+        What is found holds for later launches, too; if env 0 could not be tried out, the next one
+        tries again.
+
+        Args:
+            params: keyword arguments of the resets of env 0.
+        """
+        found = self._calibration is not None and self._calibration.trial is not None
+        if self._asked_config.num_workers != "auto" or found or self.env_num == 1:
+            return
+        self._config = config = self._asked_config
+        transport = self._make_transport()
+        if transport.runs_in_caller:
+            transport.close(0.0)
+            return
+        plan = EpisodePlan(auto_reset=False, episodes_left=0, params=params)
+        order = ResetOrder(params, self._seeds[0], self._dynamic_seed, plan)
+        self._calibrator = build_calibrator(
+            self._env_fn, config, transport, self._given[:2], order, monotonic
+        )
+        try:
+            self._calibration = self._calibrator.run()
+        finally:
+            self._calibrator = None
+        self._config = replace(config, num_workers=self._calibration.choice.num_workers)
 
     def _discard_engine(self, grace_s: float) -> None:
         engine, finalizer = self._engine, self._finalizer
@@ -241,7 +274,7 @@ class ManagerLifetime:
         if self._launched:
             raise StateError("the manager is launched already; close() it before launching again")
         params = requests.checked_params(reset_param, self.env_num)
-        engine = self._ensure_engine()
+        engine = self._ensure_engine(params)
         try:
             with engine.calling() as supervisor:
                 requests.refuse_unsendable_params(supervisor, params)
@@ -268,6 +301,9 @@ class ManagerLifetime:
             terminate: do not ask the envs; terminate their hosts at once.
         """
         grace_s = self._config.close_timeout if timeout_s is None else max(timeout_s, 0.0)
+        calibrator = self._calibrator
+        if calibrator is not None:  # another thread is inside launch()
+            calibrator.cancel()
         self._discard_engine(0.0 if terminate else grace_s)
         env_ref, self._env_ref = self._env_ref, None
         if env_ref is not None:
@@ -360,7 +396,8 @@ class ManagerLifetime:
     def stats(self) -> dict[str, Any]:
         """Return counters since launch (of the last launch, once closed); from any thread.
 
-        `actions` accepted = `timesteps` delivered + `cancelled` + `outstanding`.
+        `actions` accepted = `timesteps` delivered + `cancelled` + `outstanding`. With
+        `num_workers: auto`, `calibration` says what it has become and why.
         """
         engine, statistics = self._engine, self._statistics
         stats: dict[str, Any] = {
@@ -368,6 +405,8 @@ class ManagerLifetime:
             "states": self._states_by_name(),
             "outstanding": statistics.outstanding,
         }
+        if self._calibration is not None:
+            stats["calibration"] = self._calibration.as_dict()
         if engine is not None:
             stats["generations"] = [slot.generation for slot in engine.supervisor.slots]
         return stats

@@ -244,6 +244,7 @@ def test_requests_and_replies_have_numbers_of_their_own() -> None:
         Op.SET_ATTR,
         Op.CLOSE,
         Op.RELEASE,
+        Op.CALIBRATE,
     }
     assert len({*Op}) == len(Op.__members__)
     assert len({*FailureKind}) == len(FailureKind.__members__)
