@@ -42,7 +42,8 @@ class Episodes:
 
     def _plan(self, slot: EnvSlot) -> EpisodePlan:
         left = self._rules.episode_num - slot.episodes_done - 1
-        return EpisodePlan(self._rules.auto_reset, left, slot.reset_params)
+        rules = self._rules
+        return EpisodePlan(rules.auto_reset, left, slot.reset_params, rules.reset_inplace)
 
     def end(self, slot: EnvSlot, after: int) -> None:
         """An episode ended with the step that has just been reported.

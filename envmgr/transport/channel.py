@@ -20,6 +20,11 @@ BELL, BELL_ASKED = b"\0", b"\1"
 
 _BELLS = BELL + BELL_ASKED
 
+BELL_VALUE, BELL_VALUE_ASKED = 1, 1 << 32
+"""The same, added to the eventfd of a host that has one. Who writes to a pipe tells the kernel that
+it goes to sleep at once: the reader is woken on its processor, and keeps it from ringing for others.
+"""
+
 
 class ChannelClosedError(ConnectionError):
     """The other end is gone."""

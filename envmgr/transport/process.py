@@ -37,6 +37,8 @@ from envmgr.transport.base import (
 from envmgr.transport.channel import (
     BELL,
     BELL_ASKED,
+    BELL_VALUE,
+    BELL_VALUE_ASKED,
     Channel,
     ChannelClosedError,
     FrameChannel,
@@ -47,6 +49,9 @@ from envmgr.transport.spawner import SIGKILL, Spawner, forget_fd, keep_from_chil
 from envmgr.transport.worker import Orders
 
 _TERMINATE_S = 0.5
+_MOST_HOST_BELLS = 128
+"""With more hosts, fds get scarce: the others have no bell of their own, but one in their pipe."""
+
 _CHANNELS = (FrameChannel, PipeChannel)
 
 
@@ -65,6 +70,7 @@ class ProcessTransport(Transport):
         self._channels: dict[int, Channel] = {}
         self._unsent: dict[int, Channel] = {}
         self._alive: set[int] = set()
+        self._host_bells: dict[int, int] = {}
         self._pickled: dict[int, tuple[Any, bytes]] = {}
         self._arrivals: list[tuple[int, Arrival]] = []
         self._closed = False
@@ -92,7 +98,7 @@ class ProcessTransport(Transport):
         orders = [self._orders(spec) for spec in specs]
         for spec, payload in zip(specs, orders, strict=True):
             try:
-                channel = self._spawner.start(spec, self._shared_fds)
+                channel = self._start(spec)
             except OSError as error:
                 self._arrivals.append((spec.host_id, HostDied(None, f"not started: {error}")))
                 continue
@@ -103,6 +109,22 @@ class ProcessTransport(Transport):
             self._channels[spec.host_id] = channel
             self._alive.add(spec.host_id)
             self.send(spec.host_id, encode(Message(Op.HELLO, 0, 0, UNANSWERED, payload)))
+
+    def _start(self, spec: HostSpec) -> Channel:
+        bell = None
+        if self._bell is not None and len(self._host_bells) < _MOST_HOST_BELLS:
+            bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        try:
+            fds = self._shared_fds if bell is None else (*self._shared_fds, bell)
+            channel = self._spawner.start(spec, fds)
+        except BaseException:
+            if bell is not None:
+                os.close(bell)
+            raise
+        if bell is not None:
+            keep_from_children(bell)
+            self._host_bells[spec.host_id] = bell
+        return channel
 
     @property
     def _shared_fds(self) -> tuple[int, ...]:
@@ -148,6 +170,10 @@ class ProcessTransport(Transport):
 
     def _drop_channel(self, host_id: int) -> None:
         channel = self._channels.pop(host_id, None)
+        bell = self._host_bells.pop(host_id, None)
+        if bell is not None:
+            forget_fd(bell)
+            os.close(bell)
         self._unsent.pop(host_id, None)
         if channel is not None:
             self._ready.discard(channel)
@@ -282,6 +308,13 @@ class ProcessTransport(Transport):
 
     def ring(self, host_id: int, *, asks: bool = False) -> None:
         """Have a host look at the block."""
+        bell = self._host_bells.get(host_id)
+        if bell is not None:
+            try:
+                os.eventfd_write(bell, BELL_VALUE_ASKED if asks else BELL_VALUE)
+            except BlockingIOError:  # it has been rung for ever, and does not look
+                return
+            return
         channel = self._channels.get(host_id)
         if channel is not None:
             channel.ring(BELL_ASKED if asks else BELL)

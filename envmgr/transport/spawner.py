@@ -25,7 +25,8 @@ class Spawner(ABC):
 
         Args:
             spec: what it serves.
-            shared_fds: the shared memory and the parent's doorbell, or the first, or nothing.
+            shared_fds: the shared memory, the parent's doorbell, and the worker's own; or the first
+                of these, or nothing.
 
         Raises:
             OSError: no process or fd could be had.

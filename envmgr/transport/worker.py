@@ -10,6 +10,7 @@ import mmap
 import os
 import pickle
 import random
+import select
 import signal
 import sys
 import threading
@@ -34,7 +35,7 @@ from envmgr.protocol import (
     encode,
 )
 from envmgr.transport.base import WorkerSettings
-from envmgr.transport.channel import Channel, ChannelClosedError
+from envmgr.transport.channel import BELL_VALUE_ASKED, Channel, ChannelClosedError
 from envmgr.types import EnvFactory
 
 _THREAD_VARIABLES = (
@@ -160,19 +161,22 @@ def run_worker(
 
     Args:
         channel: the blocking end of the connection to the parent.
-        shared_fds: the shared memory and the parent's doorbell, or the first, or nothing.
+        shared_fds: the shared memory, the parent's doorbell, and this worker's own; or the first
+            of these, or nothing.
         factories: of its envs, by env_id, where the process inherited them.
 
     Returns:
         The exit code.
     """
-    inbox = _Inbox(channel)
+    inbox = _Inbox(channel, shared_fds[2] if len(shared_fds) > 2 else None)
     try:
         first = inbox.next()
         if first is None or first.op != Op.HELLO:
             return 0  # the launch has failed before it began
         orders: Orders = first.payload
         _set_up(orders.host_index, orders.worker)
+        if len(orders.envs) > 1:
+            _yield_to_who_wakes()
         try:
             settings: HostSettings = pickle.loads(orders.settings)  # noqa: S301 - from the parent
         except Exception as error:  # whatever a __setstate__ of a space may raise
@@ -249,11 +253,21 @@ def _serve(host: Host, posted: PostedSteps | None, inbox: _Inbox, channel: Chann
 
 
 class _Inbox:
-    """The messages that come over a connection, one at a time."""
+    """The messages that come over a connection, one at a time, and bells.
 
-    def __init__(self, channel: Channel) -> None:
+    Args:
+        channel: the connection.
+        bell: an eventfd that is rung; None if bells come over the connection.
+    """
+
+    def __init__(self, channel: Channel, bell: int | None = None) -> None:
         self._channel = channel
+        self._bell = bell
         self._frames: deque[Frame] = deque()
+        if bell is not None:
+            self._poll = select.poll()
+            self._poll.register(bell, select.POLLIN)
+            self._poll.register(channel.fileno(), select.POLLIN)
 
     def is_empty(self) -> bool:
         """Whether nothing has arrived yet."""
@@ -273,6 +287,8 @@ class _Inbox:
         frames = self._frames
         while True:
             while not frames:
+                if self._bell is not None and self._await_bell(self._bell):
+                    return None
                 frames.extend(self._channel.receive())
                 if not frames and self._channel.rung:
                     self._channel.rung = False
@@ -283,6 +299,16 @@ class _Inbox:
             except FrameError as error:
                 failure = RemoteFailure(FailureKind.PROTOCOL, _during(frame.op), message=str(error))
                 self._channel.send(encode(Message(Op.FAILED, *frame[1:4], failure)))
+
+    def _await_bell(self, bell: int) -> bool:
+        """Wait for a bell or a message; return whether it is only a bell."""
+        ready = self._poll.poll()
+        if all(fd != bell for fd, _ in ready):
+            return False
+        with contextlib.suppress(BlockingIOError):
+            if os.eventfd_read(bell) >= BELL_VALUE_ASKED:
+                self._channel.asked = True
+        return len(ready) == 1
 
 
 def _during(op: int) -> str:
@@ -307,6 +333,17 @@ def _set_up(index: int, settings: WorkerSettings) -> None:
     torch = sys.modules.get("torch")
     if torch is not None and settings.threads is not None:
         torch.set_num_threads(settings.threads)
+
+
+def _yield_to_who_wakes() -> None:
+    """Have the kernel not interrupt the trainer when it wakes this worker.
+
+    Else a worker with a batch of steps takes the trainer's processor in the midst of its ringing for
+    other workers, which then run one after the other.
+    """
+    if hasattr(os, "SCHED_BATCH"):
+        with contextlib.suppress(OSError):  # where it is not allowed
+            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 
 
 def _ring(bell: int) -> None:
