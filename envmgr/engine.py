@@ -162,6 +162,7 @@ class Engine:
         warn_at, narrow_until = began + WARN_EVERY_S, began + NARROW_S
         while not self._closing:  # asked first: the wake-up may have been spent already
             self.supervisor.sleep(soon=True)  # before that: what comes after it rings
+            self.supervisor.collect()  # what came before it rang for nobody, or for the background
             if finished():
                 self.supervisor.sleep(soon=False)
                 return True

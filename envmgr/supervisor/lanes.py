@@ -28,10 +28,12 @@ from envmgr.block import (
     NUMPY_VALUES,
     ORDINARY_BITS,
     PYTHON_NUMBERS,
+    QUIET,
     REWARD_BITS,
     REWARD_SHIFT,
     REWARD_TYPES,
     RING,
+    RING_MASK,
     SLOT_BITS,
     Block,
     fence,
@@ -273,7 +275,14 @@ class Lanes:
             self.outstanding -= 1
             slot.owed = True
             self._hosts.take_over_step(slot, request_of(token)[1], float(self._posted_at[env_id]))
+            self._have_rung(slot.group, env_id, token)
         self._lane[env_id] = OUT
+
+    def _have_rung(self, group: HostGroup, env_id: int, token: int) -> None:
+        """Have the host of an env that leaves its lane ring for its step, if it would not."""
+        quiet = self._posting[group.index] & RING_MASK == QUIET
+        if quiet and self._block.replies[env_id] != token:
+            self._hosts.transport.ring(group.host_id or 0, asks=True)
 
     def leave_all(self) -> None:
         """Take every env out of its lane."""
