@@ -127,7 +127,10 @@ class PostedEnv:
         self._flags = items(block.flags)
         self._replies = items(block.replies)
         self.step: Callable[[int, Any], Answer] = self._general_step
-        if type(env) is GymnasiumEnv and writer.lone is not None and not host_env.checks_rewards:
+        # Numbers inside of dicts and tuples are numpy's here; such envs expect Python's.
+        converts = any(leaf.is_number and leaf.path for leaf in block.plan.actions.leaves)
+        plain = type(env) is GymnasiumEnv and not host_env.checks_rewards and not converts
+        if plain and writer.lone is not None:
             self.step = self._shortcut(env, writer, writer.lone)
 
     def _shortcut(self, env: GymnasiumEnv, writer: ObservationWriter, lone: LoneLeaf) -> Any:
