@@ -1,0 +1,296 @@
+"""`num_workers: auto`: what is decided from which figures, and how the figures are got."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+
+from envmgr.calibration import (
+    COSTLY_STEP_S,
+    PATIENCE_S,
+    STEPPING_S,
+    Calibration,
+    Calibrator,
+    Choice,
+    choose,
+    usable_cores,
+)
+from envmgr.errors import ManagerClosedError
+from envmgr.policy import Deadlines
+from envmgr.protocol import (
+    EpisodePlan,
+    FailureKind,
+    FrameError,
+    Message,
+    Op,
+    RemoteFailure,
+    ResetOrder,
+)
+from envmgr.transport.base import Arrival, EnvOrder, Garbage, HostDied, HostSpec
+from envmgr.trial import Trial
+from tests.fakes import (
+    KILLED,
+    NO_SETTINGS,
+    FakeClock,
+    FakeHost,
+    FakeTransport,
+    WouldWaitForEverError,
+    description,
+)
+
+US = 1e-6
+
+
+def trial(
+    step_us: float, wait_us: float = 0.0, reset_us: float = 0.0, length: int | None = None
+) -> Trial:
+    """Return what is measured of 1000 steps; without length, no episode ended in them."""
+    n_episodes = 0 if length is None else 1000 // length
+    n_resets = max(n_episodes, 1)
+    return Trial(
+        1000,
+        1000 * step_us * US,
+        1000 * wait_us * US,
+        n_episodes,
+        n_resets,
+        n_resets * reset_us * US,
+    )
+
+
+# -- the rule -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("env_num", "cores", "figures", "num_workers"),
+    [
+        pytest.param(64, 2, trial(4, 0, 10, 22), 2, id="cheap-fill-the-cores"),
+        pytest.param(8, 2, trial(100), 2, id="a-step-as-long-as-two-wake-ups"),
+        pytest.param(64, 2, trial(0.3), 1, id="a-batch-shorter-than-a-wake-up"),
+        pytest.param(8, 2, trial(4), 1, id="a-small-batch-of-cheap-steps"),
+        pytest.param(256, 64, trial(4), 20, id="as-many-as-have-enough-to-do"),
+        pytest.param(64, 2, trial(60, 40), 2, id="waits-shorter-than-a-wake-up"),
+        pytest.param(64, 2, trial(100, 60), 64, id="waits"),
+        pytest.param(64, 2, trial(1000, 990), 64, id="sleeps"),
+        pytest.param(64, 2, trial(20, 0, 100_000, 500), 64, id="resets-block-the-neighbours"),
+        pytest.param(64, 2, trial(20, 0, 10_000, 500), 2, id="resets-that-are-rare-enough"),
+        pytest.param(64, 2, trial(20, 0, 60_000), 64, id="a-long-reset-and-no-episode-ended"),
+        pytest.param(64, 2, trial(20, 30, 15_000, 500), 64, id="waits-and-resets-add-up"),
+        pytest.param(3, 2, trial(1000), 3, id="uneven-and-not-so-cheap"),
+        pytest.param(3, 2, trial(100), 2, id="uneven-but-cheap"),
+        pytest.param(4, 2, trial(4900), 2, id="just-cheap-enough"),
+        pytest.param(4, 2, trial(5100), 4, id="costly"),
+        pytest.param(4, 1, trial(1000), 1, id="one-core"),
+        pytest.param(2, 4, trial(1000, 990), 2, id="a-core-for-each"),
+        pytest.param(2, 4, trial(1), 1, id="cores-to-spare-and-nothing-to-do-for-them"),
+    ],
+)
+def test_how_many_workers(env_num: int, cores: int, figures: Trial, num_workers: int) -> None:
+    assert choose(env_num, cores, figures).num_workers == num_workers
+
+
+@pytest.mark.parametrize(
+    ("figures", "reason"),
+    [
+        (trial(4), "its steps are cheap and need a core"),
+        (trial(100, 90), "its steps wait: sharing would cost 110 us per step"),
+        (trial(10, 0, 1e6, 100), "its resets would keep neighbours waiting: sharing would cost 10"),
+        (trial(4000), "the envs do not divide evenly: sharing would cost 800 us"),
+        (trial(COSTLY_STEP_S / US * 1.01), "a step takes so long that 50 us do not matter"),
+    ],
+)
+def test_the_reason_names_what_decided(figures: Trial, reason: str) -> None:
+    assert choose(5, 2, figures).reason.startswith(reason)
+
+
+def test_an_env_that_keeps_up_with_the_cores_needs_no_other_reason() -> None:
+    assert choose(2, 2, trial(100)) == Choice(2, "there is a core for each env")
+
+
+def test_cores_of_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert usable_cores(((0, 1), (1, 2), (0,))) == 3
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: {4, 5, 6}, raising=False)
+    assert usable_cores(None) == 3
+    monkeypatch.delattr("os.sched_getaffinity")
+    monkeypatch.setattr("os.cpu_count", lambda: 7)
+    assert usable_cores(None) == 7
+    monkeypatch.setattr("os.cpu_count", lambda: None)
+    assert usable_cores(None) == 1
+
+
+def test_what_stats_and_the_log_say() -> None:
+    found = Calibration(64, 2, Choice(2, "for a reason"), 0.25, trial(4, 0.5, 10, 20))
+    assert found.as_dict() == {
+        "num_workers": 2,
+        "reason": "for a reason",
+        "usable_cores": 2,
+        "construction_s": 0.25,
+        "step_s": pytest.approx(4e-6),
+        "step_wait_s": pytest.approx(0.5e-6),
+        "reset_s": pytest.approx(10e-6),
+        "n_steps": 1000,
+        "n_episodes": 50,
+    }
+    assert str(found) == (
+        "num_workers: auto: 2 workers for 64 envs on 2 usable cores: for a reason (a step takes "
+        "4 us, of which it waits 0.5 us; a reset 10 us; measured over 1000 steps and 50 episodes; "
+        "built in 250 ms)"
+    )
+    one = Calibration(8, 2, Choice(1, "r"), 1.25, trial(4000))
+    assert "auto: 1 worker for 8" in str(one)
+    assert "takes 4 ms" in str(one)
+    assert "built in 1.25 s" in str(one)
+    failed = Calibration(8, 2, Choice(8, "it failed"))
+    assert str(failed).endswith("one worker per env for 8 envs on 2 usable cores: it failed")
+    assert failed.as_dict()["construction_s"] is None
+    assert "step_s" not in failed.as_dict()
+
+
+# -- the conversation -----------------------------------------------------------------------------
+
+
+class Worker:
+    """Answers as a worker does, with a fault in place of one answer.
+
+    Args:
+        fault_in: what is not answered well.
+        fault: what comes instead; None for nothing.
+        seconds: how long everything takes.
+    """
+
+    def __init__(
+        self, fault_in: Op | None = None, fault: Any = None, seconds: float = 0.125
+    ) -> None:
+        self._fault_in, self._fault, self._seconds = fault_in, fault, seconds
+
+    def __call__(self, host: FakeHost, message: Message) -> Iterable[tuple[float, Arrival]]:
+        def reply(op: Op, payload: Any) -> tuple[float, Arrival]:
+            return self._seconds, message._replace(op=op, payload=payload)
+
+        if message.op == self._fault_in:
+            if isinstance(self._fault, RemoteFailure):
+                return [reply(Op.FAILED, self._fault)]
+            return [] if self._fault is None else [(self._seconds, self._fault)]
+        if message.op == Op.HELLO:
+            return [reply(Op.HELLO, description())]
+        if message.op == Op.RESET:
+            return [reply(Op.NOTICE, "a cast"), reply(Op.RESET_DONE, (None, {}))]
+        if message.op == Op.CALIBRATE:
+            late = message._replace(op=Op.RESULT, request_id=message.request_id - 1, payload="old")
+            return [(0.0, late), reply(Op.RESULT, trial(100))]
+        return []
+
+
+ORDER = ResetOrder({"level": 3}, 7, True, EpisodePlan(False, 0, {"level": 3}))
+
+
+def calibrator(answer: Worker, **deadlines: float) -> tuple[Calibrator, FakeTransport, FakeClock]:
+    clock = FakeClock()
+    transport = FakeTransport(clock, answer=answer)
+    spec = HostSpec(1, 0, (EnvOrder(0, 0, 1, lambda: None),), NO_SETTINGS)
+    made = Calibrator(transport, spec, ORDER, Deadlines(**deadlines), clock, 8, 2)
+    return made, transport, clock
+
+
+def test_an_env_is_built_reset_and_stepped_then_asked_to_end(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    it, transport, _ = calibrator(Worker(), close_s=3.0)
+    with caplog.at_level(logging.INFO, "envmgr"):
+        found = it.run()
+    assert found == Calibration(8, 2, choose(8, 2, trial(100)), 0.125, trial(100))
+    assert found.choice.num_workers == 2
+    (host,) = transport.hosts.values()
+    assert [(m.op, m.payload) for m in host.received[1:]] == [
+        (Op.RESET, ORDER),
+        (Op.CALIBRATE, STEPPING_S),
+    ]
+    assert transport.closed_with_s == 3.0
+    assert [(r.levelname, r.message) for r in caplog.records] == [("INFO", str(found))]
+
+
+@pytest.mark.parametrize("during", [Op.HELLO, Op.RESET, Op.CALIBRATE])
+@pytest.mark.parametrize(
+    ("fault", "text"),
+    [
+        (RemoteFailure(FailureKind.RAISED, "reset", "ValueError", "no"), "ValueError in its reset"),
+        (RemoteFailure(FailureKind.EXITED, "step", "SystemExit", "3"), "called sys.exit(3)"),
+        (HostDied(KILLED), "killed by SIGKILL"),
+        (Garbage("these bytes"), "these bytes"),
+        (None, "it has not answered"),
+    ],
+    ids=["raises", "exits", "dies", "garbage", "hangs"],
+)
+def test_an_env_that_fails_means_one_worker_each(
+    during: Op, fault: Any, text: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    it, transport, _ = calibrator(Worker(during, fault))
+    with caplog.at_level(logging.INFO, "envmgr"):
+        found = it.run()
+    assert found.choice.num_workers == 8
+    assert found.choice.reason.startswith("an env could not be tried out: ")
+    assert text in found.choice.reason
+    assert "\n" not in str(found)
+    assert found.trial is None
+    assert (found.construction_s is None) is (during is Op.HELLO)
+    assert transport.closed_with_s == 0.0
+    assert [r.message for r in caplog.records] == [str(found)]
+
+
+@pytest.mark.parametrize(
+    ("during", "deadlines", "limit_s"),
+    [
+        (Op.HELLO, {"connect_s": 20.0}, 20.0),
+        (Op.RESET, {}, PATIENCE_S),
+        (Op.RESET, {"reset_s": 0.5}, 0.5),
+        (Op.RESET, {"reset_s": 100.0}, PATIENCE_S),
+        (Op.CALIBRATE, {}, STEPPING_S + PATIENCE_S),
+        (Op.CALIBRATE, {"step_s": 0.25, "reset_s": 0.5}, STEPPING_S + 1.5),
+        (Op.CALIBRATE, {"step_s": 100.0, "reset_s": 0.5}, STEPPING_S + PATIENCE_S),
+    ],
+)
+def test_patience_has_an_end(during: Op, deadlines: dict[str, float], limit_s: float) -> None:
+    it, _, clock = calibrator(Worker(during, seconds=0.0), **deadlines)
+    began = clock()
+    found = it.run()
+    assert clock() - began == pytest.approx(limit_s)
+    assert f"it has not answered {limit_s:g} s into its " in found.choice.reason
+
+
+def test_params_that_cannot_be_sent() -> None:
+    it, transport, _ = calibrator(Worker())
+    transport.refused[0] = FrameError("a lambda")
+    assert "what its reset is given cannot be sent: a lambda" in it.run().choice.reason
+
+
+def test_it_is_given_up_when_the_manager_is_closed(caplog: pytest.LogCaptureFixture) -> None:
+    it, transport, clock = calibrator(Worker(Op.CALIBRATE))
+    began = clock()
+    transport.call_after(1.0, it.cancel)
+    with pytest.raises(ManagerClosedError, match="closed during this call"):
+        it.run()
+    assert clock() - began == 1.0
+    assert transport.closed_with_s == 0.0
+    assert not caplog.records
+
+
+def test_whatever_comes_through_closes_the_worker() -> None:
+    it, transport, _ = calibrator(Worker())
+
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    transport.call_after(0.0625, interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        it.run()
+    assert transport.closed_with_s == 0.0
+
+
+def test_a_wait_is_never_without_end() -> None:
+    it, transport, _ = calibrator(Worker(Op.HELLO))
+    it.run()
+    assert all(poll.timeout_s is not None for poll in transport.polls)
+    with pytest.raises(WouldWaitForEverError):
+        transport.poll(None)
