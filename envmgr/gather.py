@@ -116,8 +116,10 @@ class Gather:
 
         def satisfied() -> bool:
             arrived[:] = lanes.arrived_ids()
+            if repair.urgent or lanes.outstanding != outstanding:
+                return True  # one of them has left its lane
             if len(arrived) < needed:
-                return repair.urgent or lanes.outstanding != outstanding
+                return False
             return exactly or len(arrived) == outstanding or lanes.any_goes_on(arrived)
 
         def complete() -> bool:
