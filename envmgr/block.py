@@ -41,7 +41,8 @@ HAS_INFO = 0x0100
 AFTER_SHIFT = 9
 REWARD_SHIFT = 11
 REWARD_BITS = 0x3800
-ORDINARY_BITS = SLOT_BITS | ENDING_BITS
+TOLD_BIT = 0x0010
+ORDINARY_BITS = SLOT_BITS | TOLD_BIT
 """A reply without other flags than these is that of a step like any other."""
 
 REWARD_TYPES: tuple[type, ...] = (float, int, np.float64, np.float32, np.int64, bool)

@@ -259,7 +259,11 @@ class Engine:
     def has_background_work(self) -> bool:
         """Return whether anything is under way that needs looking after behind the caller."""
         supervisor = self.supervisor
-        return bool(supervisor.hosts.background or supervisor.statistics.outstanding)
+        return bool(
+            supervisor.hosts.background
+            or supervisor.statistics.outstanding
+            or (supervisor.lanes is not None and supervisor.lanes.has_resets)
+        )
 
     def seconds_until(self, moment: float) -> float | None:
         """Return how long it is to a moment on the clock; None for ever."""

@@ -23,7 +23,7 @@ from envmgr.types import Clock, EnvFactory
 
 logger = logging.getLogger("envmgr")
 
-_SPIN_S = 100e-6
+_SPIN_S = 1e-3
 
 _OTHERS_S = 5.0
 """How long a launch that has failed waits for the other envs, to report all failures at once."""

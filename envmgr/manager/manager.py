@@ -77,7 +77,11 @@ class EnvManager(EnvAccess):
             )
 
         def hopeless() -> bool:
-            return not any(_is_coming(s) for s in supervisor.slots if not supervisor.owes(s.env_id))
+            return not any(
+                supervisor.is_resetting(s.env_id) or _is_coming(s)
+                for s in supervisor.slots
+                if not supervisor.owes(s.env_id)
+            )
 
         self._running.wait_until(lambda: settled() or hopeless(), doing="ready_obs")
         if settled():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from envmgr.lifecycle import EnvState, Event, StateTable
 from envmgr.protocol import AfterStep, EpisodePlan, Op, ResetOrder
 from envmgr.seeding import derived_seed
@@ -74,6 +76,29 @@ class Episodes:
         else:
             self._hosts.settle(slot)
             self.replace_worn_host(slot.group)
+
+    def goes_on(self, slot: EnvSlot) -> bool:
+        """An episode ended and its host resets it: count that, unless it was the last.
+
+        The short form of `end`, for an env about which there is nothing else to know.
+        """
+        if slot.episodes_done + 1 >= self._rules.episode_num:
+            return False
+        slot.episodes_done += 1
+        self._statistics.episodes += 1
+        self._states.apply(slot.env_id, Event.EPISODE_ENDED)
+        return True
+
+    def begun(self, slot: EnvSlot, info: dict[str, Any]) -> None:
+        """The reset of an env has succeeded."""
+        slot.attempts = 0
+        slot.renewals_in_a_row = 0
+        slot.episode += 1
+        slot.seed = None
+        slot.new_generation = False
+        slot.reset_info = info
+        self._statistics.resets += 1
+        self._states.apply(slot.env_id, Event.RESET_SUCCEEDED)
 
     def abandon(self, slot: EnvSlot, after: int) -> None:
         """A step is over that nobody wants any more, because the env is to be reset."""

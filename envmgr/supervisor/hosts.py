@@ -174,6 +174,13 @@ class Hosts:
         """The time limit of steps."""
         return self._step_limit_s
 
+    @property
+    def resets_need_no_looking_after(self) -> bool:
+        """Whether resets have no time limit, and workers none that has them replaced."""
+        settings = self._settings
+        unlimited = settings.max_episodes is None and settings.max_rss_bytes is None
+        return unlimited and self.limits.by_work[Work.RESETTING] is None
+
     def limit_of(self, slot: EnvSlot) -> float:
         """Return the limit of what an env is busy with, in seconds; inf for none."""
         return self.limits.of(slot)

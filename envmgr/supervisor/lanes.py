@@ -12,7 +12,7 @@ So an env's slot is right while the env is out of its lane, and its lane while i
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -35,6 +35,7 @@ from envmgr.block import (
     RING,
     RING_MASK,
     SLOT_BITS,
+    TOLD_BIT,
     Block,
     fence,
     items,
@@ -56,7 +57,7 @@ from envmgr.supervisor.stats import Statistics
 from envmgr.supervisor.taken import Taken
 from envmgr.transport.base import Arrival
 
-OUT, IDLE, STEPPING = 0, 1, 2
+OUT, IDLE, STEPPING, RESETTING = range(4)
 _KNOWN_SELECTIONS = 256
 _ASK_FROM = 2
 """Of more hosts than these, only one rings when all are wanted; then one of those missing."""
@@ -180,6 +181,11 @@ class Lanes:
         # Envs out of their lanes of which something may still arrive in the block, by token.
         self._replying: dict[int, int] = {}
         self._resetting: dict[int, int] = {}
+        # Envs in their lanes that their hosts reset, by the token of the step before that.
+        self._awaited: dict[int, int] = {}
+        self._reset_tokens = items(block.resets)
+        self._reset_flags = items(block.reset_flags)
+        self._resets_in_lanes = hosts.resets_need_no_looking_after
 
     # -- who is where -----------------------------------------------------------------------
 
@@ -221,6 +227,20 @@ class Lanes:
         if selection.is_slice:
             return bool(lane[selection.rows] == selection.stepping)
         return all(lane[i] == STEPPING for i in selection.ids)
+
+    @property
+    def has_resets(self) -> bool:
+        """Whether envs in their lanes are being reset."""
+        return bool(self._awaited)
+
+    def is_resetting(self, env_id: int) -> bool:
+        """Whether an env is in its lane and being reset."""
+        return self._lane[env_id] == RESETTING
+
+    @property
+    def are_all_idle(self) -> bool:
+        """Whether all envs are in their lanes and ready."""
+        return self._lane == self._all_idle
 
     @property
     def are_all_in(self) -> bool:
@@ -268,7 +288,12 @@ class Lanes:
             return
         slot = self._slots[env_id]
         slot.obs = self.observed.newest(env_id)
-        if at == STEPPING:
+        if at == RESETTING:
+            token = self._resetting[env_id] = self._awaited.pop(env_id)
+            slot.request_id = request_of(token)[1]
+            slot.attended = True
+            self._hosts.begin(slot, Work.RESETTING)
+        elif at == STEPPING:
             token = int(self._expected[env_id])
             self._expected[env_id] = NO_TOKEN
             self._replying[env_id] = self._resetting[env_id] = token
@@ -437,43 +462,53 @@ class Lanes:
         first = raw[0] | raw[1] << 8
         ordinary = raw == raw[:2] * selection.count and not first & ~ORDINARY_BITS
         if ordinary and first & SLOT_BITS < self.observed.rings.steps:
-            return Taken(self, selection, self._block.rewards, first, (), {})
-        return self._take_mixed(selection, flags.tolist())
+            return Taken(self, selection, self._block.rewards, first & SLOT_BITS, first, {}, {})
+        return self._take_mixed(selection, flags)
 
-    def _take_mixed(self, selection: Selection, flags: list[int]) -> Taken | None:
+    def _take_mixed(self, selection: Selection, flags: Array) -> Taken | None:
+        slots = flags & SLOT_BITS
+        usual = int(flags[0] & TOLD_BIT)
+        special = ((flags & ~np.uint16(SLOT_BITS)) != usual) | (slots >= self.observed.rings.steps)
         details: dict[int, Any] = {}
-        steps = self.observed.rings.steps
-        for position, (env_id, flag) in enumerate(zip(selection.ids, flags, strict=True)):
-            try:
-                if flag & SLOT_BITS >= steps:
-                    raise ValueMismatchError(f"there is no slot {flag & SLOT_BITS}")
-                if flag & (HAS_INFO | REWARD_BITS):
-                    details[position] = self._detail(env_id, flag)
-            except ValueMismatchError as error:
-                self.leave(env_id)
-                self._replying.pop(env_id, None)
-                self._arrivals.break_off(self._slots[env_id], str(error))
+        specials: dict[int, int] = {}
+        for position in np.flatnonzero(special).tolist():
+            flag = specials[position] = int(flags[position])
+            if not self._is_sound(selection.ids[position], position, flag, details):
                 return None
-            if flag & DONE and self._reset_inplace and self._awaits_reset(env_id, flag):
-                self.leave(env_id)
-                self.collect()
-                return None
-        return Taken(self, selection, self._block.rewards, 0, flags, details)
+        one_slot = bool((slots == slots[0]).all())
+        where: Any = int(slots[0]) if one_slot else slots.tolist()
+        return Taken(self, selection, self._block.rewards, where, usual, specials, details)
 
-    def handed_out(self, selection: Selection, flags: Sequence[int]) -> None:
+    def _is_sound(self, env_id: int, position: int, flag: int, details: dict[int, Any]) -> bool:
+        """Look at a reply with something to it; False if the env has left its lane for it."""
+        try:
+            if flag & SLOT_BITS >= self.observed.rings.steps:
+                raise ValueMismatchError(f"there is no slot {flag & SLOT_BITS} for steps")
+            if flag & (HAS_INFO | REWARD_BITS):
+                details[position] = self._detail(env_id, flag)
+        except ValueMismatchError as error:
+            self.leave(env_id)
+            self._replying.pop(env_id, None)
+            self._arrivals.break_off(self._slots[env_id], str(error))
+            return False
+        if flag & DONE and self._reset_inplace and self._awaits_reset(env_id, flag):
+            self.leave(env_id)
+            self.collect()
+            return False
+        return True
+
+    def handed_out(self, selection: Selection, specials: Mapping[int, int]) -> None:
         """Go on with envs whose replies were taken and read.
 
         Args:
             selection: which.
-            flags: of each reply; empty if no episode has ended.
+            specials: the flags of replies with something to them, by position.
         """
-        ended: list[tuple[int, int, int]] = []
-        if flags:
-            ended = [
-                (env_id, flag, int(self._expected[env_id]))
-                for env_id, flag in zip(selection.ids, flags, strict=True)
-                if flag & DONE
-            ]
+        ended = [
+            (selection.ids[position], flag, int(self._expected[selection.ids[position]]))
+            for position, flag in specials.items()
+            if flag & DONE
+        ]
         if selection.windows is None:
             self._expected[selection.rows] = self._no_token
             self._move(selection, IDLE)
@@ -482,9 +517,9 @@ class Lanes:
             self._lane[selection.rows] = selection.idle
         self.outstanding -= selection.count
         self._statistics.timesteps += selection.count
-        for env_id, flag, token in ended:
-            self._end_episode(env_id, flag, token)
         if ended:
+            for env_id, flag, token in ended:
+                self._end_episode(env_id, flag, token)
             self.collect()
 
     def _detail(self, env_id: int, flag: int) -> tuple[Any, type]:
@@ -499,26 +534,49 @@ class Lanes:
         return resets and bool(self._block.resets[env_id] != self._expected[env_id])
 
     def _end_episode(self, env_id: int, flag: int, token: int) -> None:
-        """An env's episode ended with the step that has just been taken: it leaves its lane."""
+        """An env's episode ended with the step that has just been handed out."""
         slot = self._slots[env_id]
+        after = flag >> AFTER_SHIFT & 3
+        resets = after == AfterStep.RESETS
+        if resets and self._resets_in_lanes and self._episodes.goes_on(slot):
+            self._lane[env_id] = RESETTING
+            self._awaited[env_id] = token
+            return
         self._lane[env_id] = OUT
         slot.request_id = request_of(token)[1]
         slot.work = Work.STEPPING
-        after = flag >> AFTER_SHIFT & 3
         if after == AfterStep.RESETS:
             self._resetting[env_id] = token
         self._episodes.end(slot, after)
 
-    # -- what comes of envs that have left ----------------------------------------------------
-
     def collect(self) -> None:
-        """Apply what has arrived in the block of envs that are out of their lanes."""
+        """Apply what has arrived in the block besides replies of envs in their lanes."""
+        if self._awaited:
+            for env_id, token in list(self._awaited.items()):
+                if self._reset_tokens[env_id] == token:
+                    self._begin_episode(env_id)
         if self._replying:
             for env_id, token in list(self._replying.items()):
                 self._collect_reply(env_id, token)
         if self._resetting:
             for env_id, token in list(self._resetting.items()):
                 self._collect_reset(env_id, token)
+
+    def _begin_episode(self, env_id: int) -> None:
+        """The host has reset an env in its lane."""
+        flag = self._reset_flags[env_id]
+        place = flag & SLOT_BITS
+        rings = self.observed.rings
+        if flag & HAS_INFO or not rings.steps <= place < rings.slots:
+            self.leave(env_id)  # it is looked at there
+            self._collect_reset(env_id, self._resetting[env_id])
+            return
+        del self._awaited[env_id]
+        self._episodes.begun(self._slots[env_id], {})
+        self.observed.began(env_id, place)
+        self._lane[env_id] = IDLE
+
+    # -- what comes of envs that have left ----------------------------------------------------
 
     def _collect_reply(self, env_id: int, token: int) -> None:
         slot = self._slots[env_id]

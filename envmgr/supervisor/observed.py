@@ -79,6 +79,14 @@ class Observed:
         self._in_arena[env_id] = 0
         self._slots[env_id] = -1
 
+    def began(self, env_id: int, slot: int) -> None:
+        """The newest observation of an env is that of a reset, in `slot`."""
+        before = int(self._slots[env_id])
+        if before >= 0:
+            self._readers[env_id].note(before)  # its view may be in use
+        self._slots[env_id] = slot
+        self._in_arena[env_id] = 1
+
     def newest(self, env_id: int) -> Any:
         """Return the newest observation of an env that leaves its lane."""
         slot = int(self._slots[env_id])

@@ -228,7 +228,7 @@ class Supervisor:
         slots, lanes = self.slots, self._lanes
         if lanes is not None:
             lanes.enter()
-            if not lanes.outstanding and lanes.are_all_in:
+            if lanes.are_all_idle:
                 return list(range(len(slots)))
             return [i for i in self.states.ids_in(EnvState.RUN) if self.is_ready(i)]
         return [i for i in self.states.ids_in(EnvState.RUN) if not slots[i].owed]
@@ -240,6 +240,10 @@ class Supervisor:
     def is_stepping(self, env_id: int) -> bool:
         """Return whether an env takes a step in its lane."""
         return self._lanes is not None and self._lanes.is_stepping(env_id)
+
+    def is_resetting(self, env_id: int) -> bool:
+        """Return whether an env is being reset in its lane."""
+        return self._lanes is not None and self._lanes.is_resetting(env_id)
 
     def owes(self, env_id: int) -> bool:
         """Return whether an env owes a timestep."""

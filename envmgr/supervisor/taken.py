@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import repeat
 from typing import Any, NamedTuple, Protocol, overload
@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Protocol, overload
 import numpy as np
 import numpy.typing as npt
 
-from envmgr.block import DONE, ENDING_BITS, ENDING_SHIFT, SLOT_BITS
+from envmgr.block import DONE, ENDING_BITS, ENDING_SHIFT
 from envmgr.env.contract import TERMINATED, TOLD, TRUNCATED, info_of
 from envmgr.supervisor.observed import Observed
 from envmgr.types import EnvTimestep
@@ -44,7 +44,7 @@ class TakenBy(Protocol):
 
     observed: Observed
 
-    def handed_out(self, selection: Any, flags: Sequence[int]) -> None:
+    def handed_out(self, selection: Any, specials: Mapping[int, int]) -> None:
         """Go on with envs whose replies were read."""
         ...
 
@@ -56,29 +56,31 @@ class Taken:
         lanes: told when they have been read.
         selection: the envs.
         rewards: the column of rewards.
-        flag: the flags of all replies, if all are ordinary and their observations in one slot.
-        flags: else, the flags of each; empty otherwise.
+        slots: the slot that all observations are in, or a list with one for each.
+        usual: the flags that a reply has if there is nothing to it.
+        specials: the flags of the others, by position.
         details: info and type of reward of those, by position, where they are not the usual ones.
     """
 
-    __slots__ = ("_details", "_flag", "_flags", "_lanes", "_rewards", "_selection", "_slots")
+    __slots__ = ("_details", "_lanes", "_rewards", "_selection", "_slots", "_specials", "_usual")
 
     def __init__(
         self,
         lanes: TakenBy,
         selection: Any,
         rewards: npt.NDArray[np.float64],
-        flag: int,
-        flags: Sequence[int],
+        slots: Any,
+        usual: int,
+        specials: dict[int, int],
         details: dict[int, tuple[Any, type]],
     ) -> None:
         self._lanes = lanes
         self._selection = selection
         self._rewards = rewards
-        self._flag = flag
-        self._flags = flags
+        self._slots = slots
+        self._usual = usual
+        self._specials = specials
         self._details = details
-        self._slots: Any = [each & SLOT_BITS for each in flags] if flags else flag & SLOT_BITS
 
     def timesteps(self) -> dict[int, EnvTimestep]:
         """Hand them out as timesteps by env_id."""
@@ -86,17 +88,20 @@ class Taken:
         ids = selection.ids
         found = observed.rows(ids, selection.rows, self._slots)
         rewards = self._rewards[selection.rows].tolist()
-        if not self._flags:
-            infos = _ordinary_infos(self._flag, len(ids))
-            steps = map(_make_timestep, zip(found, rewards, repeat(False), infos, strict=False))
-        else:
-            for position, (_, kind) in self._details.items():
-                rewards[position] = kind(rewards[position])
-            dones = [bool(flag & DONE) for flag in self._flags]
-            steps = map(_make_timestep, zip(found, rewards, dones, self._infos(), strict=True))
+        infos = _ordinary_infos(self._usual, len(ids))
+        dones: Iterable[bool] = repeat(False)
+        if self._specials:
+            dones = [False] * len(ids)
+            for position, flag in self._specials.items():
+                info, kind = self._details.get(position, _NOTHING)
+                infos[position] = info_of((flag & ENDING_BITS) >> ENDING_SHIFT, info.copy())
+                dones[position] = bool(flag & DONE)
+                if kind is not float:
+                    rewards[position] = kind(rewards[position])
+        steps = map(_make_timestep, zip(found, rewards, dones, infos, strict=False))
         timesteps = dict(zip(ids, steps, strict=True))
         observed.taken_as_rows(ids, selection.rows, self._slots, found)
-        self._lanes.handed_out(selection, self._flags)
+        self._lanes.handed_out(selection, self._specials)
         return timesteps
 
     def arrays(self) -> ArrayBatch:
@@ -104,40 +109,39 @@ class Taken:
         selection, observed = self._selection, self._lanes.observed
         rows, count = selection.rows, selection.count
         obs = observed.batch(selection, self._slots)
-        rewards = self._rewards[rows].copy()
-        if not self._flags:
-            ends = np.zeros((2, count), dtype=np.bool_)
-            infos: Sequence[Any] = OrdinaryInfos(self._flag, count)
-        else:
-            infos = tuple(self._infos())
-            told = [_ends(flag, info) for flag, info in zip(self._flags, infos, strict=True)]
-            ends = np.array(told, dtype=np.bool_).T.copy()
+        rewards = self._rewards[rows]
+        if selection.is_slice:
+            rewards = rewards.copy()
+        ends = np.zeros((2, count), dtype=np.bool_)
+        infos: Sequence[Any] = OrdinaryInfos(self._usual, count)
+        if self._specials:
+            infos = self._special_infos(count, ends)
         observed.taken_as_batch(selection.ids, rows, self._slots)
-        self._lanes.handed_out(selection, self._flags)
+        self._lanes.handed_out(selection, self._specials)
         return ArrayBatch(selection.array, obs, rewards, ends[0], ends[1], infos)
 
-    def _infos(self) -> list[Any]:
-        details = self._details
-        return [
-            info_of(
-                (flag & ENDING_BITS) >> ENDING_SHIFT,
-                details[position][0] if position in details else {},
-            )
-            for position, flag in enumerate(self._flags)
-        ]
+    def _special_infos(self, count: int, ends: npt.NDArray[np.bool_]) -> Sequence[Any]:
+        """Return the infos, and fill in (2, k) which episodes were terminated and truncated."""
+        infos = _ordinary_infos(self._usual, count)
+        for position, flag in self._specials.items():
+            info, _ = self._details.get(position, _NOTHING)
+            ending = (flag & ENDING_BITS) >> ENDING_SHIFT
+            infos[position] = info_of(ending, info.copy())
+            if ending:
+                ends[0, position] = bool(ending & TERMINATED)
+                ends[1, position] = bool(ending & TRUNCATED)
+            else:
+                ends[:, position] = ends_of(bool(flag & DONE), info)
+        return tuple(infos)
+
+
+_NOTHING: tuple[dict[str, Any], type] = ({}, float)
 
 
 def _ordinary_infos(flag: int, count: int) -> list[Any]:
     if flag >> ENDING_SHIFT & TOLD:
         return [{"terminated": False, "truncated": False} for _ in range(count)]
     return [{} for _ in range(count)]
-
-
-def _ends(flag: int, info: Any) -> tuple[bool, bool]:
-    ending = (flag & ENDING_BITS) >> ENDING_SHIFT
-    if ending:
-        return bool(ending & TERMINATED), bool(ending & TRUNCATED)
-    return ends_of(bool(flag & DONE), info)
 
 
 def ends_of(done: bool, info: Any) -> tuple[bool, bool]:

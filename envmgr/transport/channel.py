@@ -22,7 +22,7 @@ _BELLS = BELL + BELL_ASKED
 
 BELL_VALUE, BELL_VALUE_ASKED = 1, 1 << 32
 """The same, added to the eventfd of a host that has one. Who writes to a pipe tells the kernel that
-it goes to sleep at once: the reader is woken on its processor, and keeps it from ringing for others.
+it goes to sleep at once: the reader is woken on its processor, and keeps it from ringing others.
 """
 
 

@@ -338,8 +338,8 @@ def _set_up(index: int, settings: WorkerSettings) -> None:
 def _yield_to_who_wakes() -> None:
     """Have the kernel not interrupt the trainer when it wakes this worker.
 
-    Else a worker with a batch of steps takes the trainer's processor in the midst of its ringing for
-    other workers, which then run one after the other.
+    Else a worker with a batch of steps takes the trainer's processor in the midst of its ringing
+    for other workers, which then run one after the other.
     """
     if hasattr(os, "SCHED_BATCH"):
         with contextlib.suppress(OSError):  # where it is not allowed
