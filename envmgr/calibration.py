@@ -7,7 +7,6 @@ docs/decisions/0010-calibration.md says why the rule is as it is.
 from __future__ import annotations
 
 import logging
-import math
 import os
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -32,8 +31,8 @@ limits of the config hold here, too."""
 WAKE_UP_S = 50e-6
 """What a worker with one env pays per step for being woken, and the trainer for being answered."""
 
-COSTLY_STEP_S = 100 * WAKE_UP_S
-"""Steps that take longer gain less than 1 % from sharing."""
+COSTLY_STEP_S = 2e-3
+"""Steps that take longer gain less than 3 % from sharing, and the system can balance them."""
 
 
 class Choice(NamedTuple):
@@ -104,8 +103,8 @@ def choose(env_num: int, usable_cores: int, trial: Trial) -> Choice:
     """Decide how many workers share the envs.
 
     Sharing a worker saves a wake-up per step. It costs the time in which one env keeps a core idle
-    that its neighbours could use: where it waits, where others wait for its reset, and where some
-    workers have more envs than others. Envs share workers if that is less than what they save.
+    that its neighbours could use: where it waits, and where others wait for its reset. Envs share
+    workers if that is less than what they save.
 
     Args:
         env_num: number of envs.
@@ -119,11 +118,9 @@ def choose(env_num: int, usable_cores: int, trial: Trial) -> Choice:
     n = max(1, min(env_num, usable_cores, int(env_num * step_s / WAKE_UP_S)))
     if n == env_num:
         return Choice(n, "there is a core for each env")
-    busiest = math.ceil(env_num / n)
     costs_s = {
         "its steps wait": trial.step_wait_s,
         "its resets would keep neighbours waiting": trial.reset_s_per_step,
-        "the envs do not divide evenly": step_s * (busiest * n / env_num - 1.0),
     }
     cost_s = sum(costs_s.values())
     if cost_s > WAKE_UP_S:
