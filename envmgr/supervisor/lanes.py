@@ -147,7 +147,6 @@ class Lanes:
         self.actions = actions
         self.observed = observed
         self.outstanding = 0
-        self._block = block
         self._slots = slots
         self._states = states
         self._hosts = hosts
@@ -157,13 +156,10 @@ class Lanes:
         self._reset_inplace = reset_inplace
         self._lane = bytearray(n)
         self._all_idle = bytes([IDLE]) * n
-        self._posting = items(block.posted)
-        self._sleeping = items(block.sleeping)
         self.any_shared = any(group.is_shared for group in hosts.groups)
         hosts.look = self._look
         self._bases = np.zeros(n, dtype=np.uint64)
         self._expected = np.full(n, NO_TOKEN, dtype=np.uint64)
-        self._windowed = (block.requests, block.replies, self._bases, self._expected)
         # What is to be the case when a batch has been posted, also if Ctrl-C comes in between.
         self._unfinished: tuple[Selection, Array, int, int, int] | None = None
         self._posted_last: Selection | None = None
@@ -183,9 +179,25 @@ class Lanes:
         self._resetting: dict[int, int] = {}
         # Envs in their lanes that their hosts reset, by the token of the step before that.
         self._awaited: dict[int, int] = {}
+        self._resets_in_lanes = hosts.resets_need_no_looking_after
+
+        self._bind(block)
+
+    def _bind(self, block: Block) -> None:
+        self._block = block
+        self._posting = items(block.posted)
+        self._sleeping = items(block.sleeping)
         self._reset_tokens = items(block.resets)
         self._reset_flags = items(block.reset_flags)
-        self._resets_in_lanes = hosts.resets_need_no_looking_after
+        self._windowed = (block.requests, block.replies, self._bases, self._expected)
+
+    def detach(self) -> None:
+        """Let go of the shared memory: who still looks at this looks at nothing."""
+        for selection in self._selections.values():
+            selection.windows = None
+            selection.arenas.clear()
+        plan = self._block.plan
+        self._bind(Block(bytearray(plan.nbytes), plan))
 
     # -- who is where -----------------------------------------------------------------------
 

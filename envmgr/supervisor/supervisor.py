@@ -388,3 +388,5 @@ class Supervisor:
             slot.timestep = slot.obs = slot.fresh = None  # they may be views of shared memory
             self.states.apply(slot.env_id, Event.CLOSE)
         self._orientation.detach()
+        if self._lanes is not None:
+            self._lanes.detach()

@@ -338,7 +338,7 @@ def test_a_refused_call_leaves_the_engine_free() -> None:
 def test_a_fork_is_refused_and_its_close_closes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     rig = Rig().launch()
     with monkeypatch.context() as patch:
-        patch.setattr(engine_module.os, "getpid", lambda: -1)
+        patch.setattr(engine_module, "_FORKS", [None, *engine_module._FORKS])
         with pytest.raises(ManagerClosedError, match="fork of the one"), rig.engine.calling():
             pytest.fail("it was let in")
         rig.engine.close(0.0)
