@@ -62,6 +62,10 @@ class NothingReadyError(StateError):
     """No env can become ready without another call; the message names the call."""
 
 
+class StaleViewError(StateError):
+    """A view of an observation was used after its time (`copy_on_get: checked`)."""
+
+
 class ConcurrentCallError(StateError):
     """Two threads called the same manager at once."""
 

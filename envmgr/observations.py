@@ -13,7 +13,7 @@ Checks come before anything is written: a value that does not fit is refused who
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
@@ -60,6 +60,9 @@ class Rings:
 
 CopyOnGet = Literal[True, False, "until_send", "checked"]
 """Whether observations are copied out of shared memory, or how long views of it stay valid."""
+
+Guard = Callable[[Array], Array]
+"""Wraps a view that is handed out."""
 
 COPIED = Rings(2, 2)
 """The newest observation stays while the next one is written, which may fail half-way."""
@@ -290,20 +293,30 @@ class ObservationReader:
         self._latest_step = self._latest_reset = -1
         self._slots: list[tuple[Array, bool]] | None = None
         self._copy = True
+        self._guard: Guard | None = None
 
     @property
     def layout(self) -> Layout | None:
         """The fixed layout, if there is one."""
         return self._layout
 
-    def attach(self, memory: Any, placement: Placement, *, copy_on_get: bool) -> None:
+    def attach(
+        self,
+        memory: Any,
+        placement: Placement,
+        *,
+        copy_on_get: bool,
+        guard: Guard | None = None,
+    ) -> None:
         """Read from shared memory from now on.
 
         Args:
             memory: the buffer.
             placement: where this env's slots are.
             copy_on_get: copy; else hand out views, valid through the env's next two steps.
+            guard: what views are wrapped by; None leaves them as they are.
         """
+        self._guard = guard
         leaves = placement.layout.leaves if self._layout is None else self._layout.leaves
         self._rings = placement.rings
         slots = slot_arrays(memory, placement)
@@ -331,7 +344,11 @@ class ObservationReader:
         found = [
             slots[reference] if plain else slots[reference, ...] for slots, plain in self._slots
         ]
-        return layout.unflatten([view.copy() for view in found] if self._copy else found)
+        if self._copy:
+            found = [view.copy() for view in found]
+        elif self._guard is not None:
+            found = list(map(self._guard, found))
+        return layout.unflatten(found)
 
     def note(self, slot: int) -> None:
         """Remember that the newest observation of its kind is in `slot`."""

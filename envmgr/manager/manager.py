@@ -6,6 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from envmgr import requests
 from envmgr.block import QUIET, RING, RING_EACH
 from envmgr.errors import (
@@ -17,7 +19,8 @@ from envmgr.gather import Gather, Gathered
 from envmgr.lifecycle import EnvState
 from envmgr.manager.access import EnvAccess
 from envmgr.policy import GatherPolicy
-from envmgr.supervisor import ArrayBatch, Next, Supervisor, Taken, Work
+from envmgr.spaces import stack_values
+from envmgr.supervisor import ArrayBatch, Next, ReadyBatch, Supervisor, Taken, Work
 from envmgr.types import EnvTimestep, monotonic
 from envmgr.views import array_batch
 
@@ -61,11 +64,16 @@ class EnvManager(EnvAccess):
         with self._calling() as supervisor:
             self._running.collect()
             self._surface(supervisor)
-            ready = supervisor.ready_ids()
-            if not ready and self._await_ready(supervisor):
-                self._surface(supervisor)
-                ready = supervisor.ready_ids()
+            ready = self._ready_ids(supervisor)
             return self._view.ready(dict(zip(ready, supervisor.observations(ready), strict=True)))
+
+    def _ready_ids(self, supervisor: Supervisor) -> list[int]:
+        """Return the envs that are ready, at least one; none if all are DONE."""
+        ready = supervisor.ready_ids()
+        if not ready and self._await_ready(supervisor):
+            self._surface(supervisor)
+            ready = supervisor.ready_ids()
+        return ready
 
     def _await_ready(self, supervisor: Supervisor) -> bool:
         """Wait until an env is ready; False if all are done."""
@@ -235,6 +243,51 @@ class EnvManager(EnvAccess):
             if isinstance(gathered, Taken):
                 return gathered.arrays()
             return array_batch(self._deliver(supervisor, gathered), self._layout)
+
+    def ready_arrays(self, env_ids: Sequence[int] | None = None) -> ReadyBatch:
+        """As `ready_obs`, with the observations of k envs as arrays: see `ReadyBatch`.
+
+        After `recv_arrays` the envs in `batch.ended` begin their next episodes; their first
+        observations come through this.
+
+        Args:
+            env_ids: wait until all of these are ready; None: those that are, and at least one.
+
+        Raises:
+            NothingReadyError: as `ready_obs`; or one of `env_ids` does not become ready.
+            UnknownEnvError: there is no such env.
+        """
+        wanted = None if env_ids is None else requests.checked_env_ids(env_ids, self.env_num)
+        with self._calling() as supervisor:
+            self._running.collect()
+            self._surface(supervisor)
+            ids = self._ready_ids(supervisor) if wanted is None else wanted
+            if wanted is not None and not all(map(supervisor.is_ready, wanted)):
+                self._await_all_ready(supervisor, wanted)
+            obs = supervisor.batch_of(ids)
+            if obs is None:
+                obs = stack_values(self._layout, supervisor.observations(ids))
+            return ReadyBatch(np.array(ids, dtype=np.int64), obs)
+
+    def _await_all_ready(self, supervisor: Supervisor, env_ids: Sequence[int]) -> None:
+        repair = supervisor.repair
+
+        def hopeless() -> bool:
+            slots = (supervisor.slots[i] for i in env_ids if not supervisor.is_ready(i))
+            return not all(supervisor.is_resetting(s.env_id) or _is_coming(s) for s in slots)
+
+        self._running.wait_until(
+            lambda: (
+                repair.fatal is not None or all(map(supervisor.is_ready, env_ids)) or hopeless()
+            ),
+            doing="ready_arrays",
+        )
+        self._surface(supervisor)
+        missing = [i for i in env_ids if not supervisor.is_ready(i)]
+        if missing:
+            _refuse_to_wait(supervisor)
+            states = {i: supervisor.states[i].name for i in missing}
+            raise NothingReadyError(f"envs {missing} do not become ready: they are in {states}")
 
     # -- resets and seeds -------------------------------------------------------------------
 

@@ -7,7 +7,7 @@ from envmgr.supervisor.lanes import Lanes, Selection
 from envmgr.supervisor.rules import EpisodeRules
 from envmgr.supervisor.slots import EnvSlot, HostGroup, Lost, Next, Work
 from envmgr.supervisor.supervisor import Supervisor
-from envmgr.supervisor.taken import ArrayBatch, Taken, ends_of
+from envmgr.supervisor.taken import ArrayBatch, ReadyBatch, Taken, ends_of
 
 __all__ = [
     "ArrayBatch",
@@ -18,6 +18,7 @@ __all__ = [
     "Lanes",
     "Lost",
     "Next",
+    "ReadyBatch",
     "Selection",
     "Supervisor",
     "Taken",

@@ -381,6 +381,7 @@ class Lanes:
         else:
             self._move(selection, STEPPING)
         self._posted_last = selection
+        self.observed.counted(selection.ids)
         if len(selection.hosts) <= _ASK_FROM:
             posting |= RING
         hosts = selection.hosts

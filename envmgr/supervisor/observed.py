@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from envmgr.checked_views import ViewGuard
 from envmgr.observations import ObservationReader, Rings
 from envmgr.spaces import Array, Layout
 
@@ -20,6 +21,11 @@ Rows = Any
 
 class Batch(Protocol):
     """What is read of a selection of envs: see `lanes.Selection`."""
+
+    @property
+    def ids(self) -> Sequence[int]:
+        """Their env_ids."""
+        ...
 
     @property
     def rows(self) -> Rows:
@@ -41,7 +47,7 @@ class Observed:
         rings: of the slots.
         readers: of each env_id; they have to know which slots are in use.
         copies: whether observations are copied out of the arenas.
-        guard: wraps views that are handed out, given the env_id and the view; None leaves them.
+        guard: wraps views that are handed out; None leaves them.
     """
 
     def __init__(
@@ -52,7 +58,7 @@ class Observed:
         readers: Sequence[ObservationReader],
         *,
         copies: bool,
-        guard: Callable[[int, Array], Array] | None = None,
+        guard: ViewGuard | None = None,
     ) -> None:
         env_num = len(readers)
         self.rings = rings
@@ -142,8 +148,11 @@ class Observed:
         """
         leaves = [self._leaf_rows(j, env_ids, rows, slots) for j in range(len(self._arenas))]
         if self._guard is not None:
-            guard = self._guard
-            leaves = [list(map(guard, env_ids, leaf)) for leaf in leaves]
+            wrap = self._guard.wrap
+            leaves = [
+                [wrap([env_id], view) for env_id, view in zip(env_ids, leaf, strict=True)]
+                for leaf in leaves
+            ]
         if type(self.layout.skeleton) is int:
             return leaves[0]
         return list(map(self.layout.unflatten, zip(*leaves, strict=True)))
@@ -182,6 +191,9 @@ class Observed:
                 selection.arenas[slots] = leaves
             if self._copies:
                 leaves = [leaf.copy() for leaf in leaves]
+            elif self._guard is not None:
+                ids = range(rows.start, rows.stop)
+                leaves = [self._guard.wrap(ids, leaf) for leaf in leaves]
         else:
             leaves = [self._leaf_batch(j, rows, slots) for j in range(len(self._arenas))]
         return leaves[0] if self._is_lone else self.layout.unflatten(leaves)
@@ -196,6 +208,23 @@ class Observed:
             taken: Array = arena.take(rows, axis=0)
             return taken
         return arena[rows].copy() if self._copies else arena[rows]
+
+    def newest_batch(self, selection: Batch) -> Any:
+        """Return the newest observations of envs as one batch, as `batch` does.
+
+        None if some of them were handed out one by one.
+        """
+        rows = selection.rows
+        if not all(map(self._in_arena.__getitem__, selection.ids)):
+            return None
+        slots = self._slots[rows].tolist()
+        one_slot = slots.count(slots[0]) == len(slots)
+        return self.batch(selection, slots[0] if one_slot else slots)
+
+    def counted(self, env_ids: Sequence[int]) -> None:
+        """These envs are sent an action."""
+        if self._guard is not None:
+            self._guard.count(env_ids)
 
     def detach(self) -> None:
         """Let go of the shared memory, and of what was handed out of it."""

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from envmgr.block import Block, BlockPlan
+from envmgr.checked_views import ViewGuard
 from envmgr.errors import LaunchError, SpaceMismatchError
 from envmgr.observations import (
     CopyOnGet,
@@ -32,10 +34,12 @@ class Orientation:
 
     Attributes:
         descriptions: what each env said of itself, by env_id.
+        guard: counts the steps of envs, if views of observations are to be checked.
     """
 
     def __init__(self, hosts: Hosts, env_num: int) -> None:
         self.descriptions: dict[int, EnvDescription] = {}
+        self.guard: ViewGuard | None = None
         self._hosts = hosts
         self._readers: list[ObservationReader] = []
         self._placements: list[Placement | None] = [None] * env_num
@@ -77,17 +81,25 @@ class Orientation:
         if memory is None:
             return None
         copies = handed_out is True
+        if handed_out == "checked":
+            self.guard = ViewGuard(len(described))
         index_of = self._hosts.index_of
         for env_id, (reader, placement) in enumerate(zip(self._readers, placements, strict=True)):
             if placement is not None:
                 placement = replace(placement, block=plan, host_index=index_of[env_id])
-                reader.attach(memory, placement, copy_on_get=copies)
+                guard = None if self.guard is None else partial(self.guard.wrap, [env_id])
+                reader.attach(memory, placement, copy_on_get=copies, guard=guard)
                 self._placements[env_id] = placement
         first = self._placements[0]
         if plan is None or first is None:
             return None
         self._observed = Observed(
-            arena_arrays(memory, first), first.layout, rings, self._readers, copies=copies
+            arena_arrays(memory, first),
+            first.layout,
+            rings,
+            self._readers,
+            copies=copies,
+            guard=self.guard,
         )
         return Block(memory, plan), self._observed
 

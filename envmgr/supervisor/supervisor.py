@@ -189,6 +189,8 @@ class Supervisor:
             else:
                 self._settle_doomed(slot)
         self.statistics.actions += len(prepared)
+        if self._orientation.guard is not None:
+            self._orientation.guard.count(slot.env_id for slot, _ in prepared)
 
     def prepare_step(self, slot: EnvSlot, action: Any) -> tuple[int, Any] | None:
         """Encode an action; None for an env whose host is gone (it will not be executed).
@@ -252,6 +254,17 @@ class Supervisor:
     def owed_ids(self) -> list[int]:
         """Return the envs that owe a timestep, ascending."""
         return [slot.env_id for slot in self.slots if self.owes(slot.env_id)]
+
+    def batch_of(self, env_ids: Sequence[int]) -> Any:
+        """Return the newest observations of envs that are ready as one batch.
+
+        Per leaf (k, *shape); None if they have to be put together from those of each env.
+        """
+        lanes = self._lanes
+        selection = None if lanes is None else lanes.select(env_ids)
+        if lanes is None or selection is None or not lanes.are_idle(selection):
+            return None
+        return lanes.observed.newest_batch(selection)
 
     def observations(self, env_ids: Sequence[int]) -> list[Any]:
         """Return the newest observations of envs that are ready."""

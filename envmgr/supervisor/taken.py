@@ -38,6 +38,29 @@ class ArrayBatch(NamedTuple):
     truncated: npt.NDArray[np.bool_]
     infos: Sequence[Any]
 
+    @property
+    def ended(self) -> npt.NDArray[np.int64]:
+        """The envs whose episodes ended with these timesteps: (m,) int64."""
+        if type(self.infos) is OrdinaryInfos:
+            return _NONE
+        return self.env_ids[self.terminated | self.truncated]
+
+
+_NONE = np.empty(0, dtype=np.int64)
+_NONE.flags.writeable = False
+
+
+class ReadyBatch(NamedTuple):
+    """Observations of k envs that take an action now, as arrays.
+
+    Attributes:
+        env_ids: (k,) int64.
+        obs: (k, *shape), or a dict or tuple of such; without fixed layout an object array (k,).
+    """
+
+    env_ids: npt.NDArray[np.int64]
+    obs: Any
+
 
 class TakenBy(Protocol):
     """What `Taken` needs of the lanes that made it."""

@@ -1,0 +1,142 @@
+"""`copy_on_get: checked`: views of observations that refuse to be used after their time.
+
+A view into shared memory is valid through its env's next two steps; after that it shows another
+observation. These raise instead. They cost time: they are for finding such a mistake, not for runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from envmgr.errors import StaleViewError
+
+STEPS = 2
+"""Steps of its env that a view outlives."""
+
+
+class ViewGuard:
+    """Counts the steps of envs, and hands out views that know how old they are.
+
+    Args:
+        env_num: number of envs.
+    """
+
+    def __init__(self, env_num: int) -> None:
+        self._sent = [0] * env_num
+
+    def count(self, env_ids: Iterable[int]) -> None:
+        """Each of these envs was sent an action."""
+        for env_id in env_ids:
+            self._sent[env_id] += 1
+
+    def wrap(self, env_ids: Sequence[int], view: Any) -> Any:
+        """Return a view that raises when one of these envs has gone too far.
+
+        Args:
+            env_ids: the envs whose observations it shows.
+            view: it; a number is returned as it is.
+        """
+        if not isinstance(view, np.ndarray):
+            return view
+        sent = self._sent
+        until = {env_id: sent[env_id] + STEPS for env_id in env_ids}
+
+        def check() -> None:
+            for env_id, last in until.items():
+                if sent[env_id] > last:
+                    raise StaleViewError(
+                        f"this observation of env {env_id} is a view that was valid through the "
+                        f"env's next {STEPS} steps, and {sent[env_id] - last + STEPS} actions were "
+                        "sent to it since. Copy what is to be kept, or set copy_on_get: true."
+                    )
+
+        checked = view.view(CheckedView)
+        checked.check = check
+        return checked
+
+
+def _nothing() -> None:
+    """An array of no env's."""
+
+
+def _plain(value: Any) -> Any:
+    """Return a value with its checked views checked, as ordinary arrays."""
+    if isinstance(value, CheckedView):
+        value.check()
+        return value.view(np.ndarray)
+    if isinstance(value, (list, tuple)):
+        return type(value)(map(_plain, value))
+    return value
+
+
+class CheckedView(np.ndarray[Any, Any]):
+    """An array that checks its age whenever numpy or Python reads it.
+
+    What is computed from it is an ordinary array; parts of it are checked as well. Libraries that
+    read memory without asking (`torch.from_numpy`) are not noticed.
+
+    Attributes:
+        check: raises StaleViewError if it is too old.
+    """
+
+    check: Callable[[], None]
+
+    def __array_finalize__(self, source: Any) -> None:
+        self.check = getattr(source, "check", _nothing)
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
+        if "out" in kwargs:
+            kwargs["out"] = _plain(kwargs["out"])
+        return getattr(ufunc, method)(*_plain(inputs), **kwargs)
+
+    def __array_function__(self, function: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        return function(*_plain(args), **{name: _plain(value) for name, value in kwargs.items()})
+
+    def __getitem__(self, key: Any) -> Any:
+        self.check()
+        return super().__getitem__(key)
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        self.check()
+        super().__setitem__(key, value)
+
+    def __iter__(self) -> Iterator[Any]:
+        self.check()
+        return super().__iter__()
+
+    def __repr__(self) -> str:
+        return repr(_plain(self))
+
+    def __str__(self) -> str:
+        return str(_plain(self))
+
+    def __reduce__(self) -> Any:
+        return _plain(self).__reduce__()
+
+    def __array__(self, *args: Any, **kwargs: Any) -> Any:
+        """Return an ordinary array."""
+        return _plain(self).__array__(*args, **kwargs)
+
+    def copy(self, *args: Any, **kwargs: Any) -> Any:
+        """Return an ordinary array of its own."""
+        return _plain(self).copy(*args, **kwargs)
+
+    def astype(self, *args: Any, **kwargs: Any) -> Any:
+        """Return an ordinary array of another dtype."""
+        return _plain(self).astype(*args, **kwargs)
+
+    def tolist(self) -> Any:
+        """Return nested lists of Python's numbers."""
+        return _plain(self).tolist()
+
+    def tobytes(self, *args: Any, **kwargs: Any) -> bytes:
+        """Return the bytes."""
+        result: bytes = _plain(self).tobytes(*args, **kwargs)
+        return result
+
+    def item(self, *args: Any) -> Any:
+        """Return one element as a Python number."""
+        return _plain(self).item(*args)
