@@ -70,7 +70,7 @@ class ArrayLoop(_Managed):
     """`send_arrays` and `recv_arrays`, all envs together, or half of them in flight.
 
     Episodes end with the reset done (`reset_inplace`), so that all envs of a batch take the next
-    action; the first observations of new episodes come from `ready_obs`.
+    action; the first observations of new episodes come from `ready_arrays`.
     """
 
     def __init__(self, manager: Any, env_num: int, min_ready: int) -> None:
@@ -88,8 +88,9 @@ class ArrayLoop(_Managed):
         manager = self._manager
         batch = manager.recv_arrays(min_ready=self._min_ready)
         batch.obs.item(0)
-        if (batch.terminated | batch.truncated).any():
-            _ = manager.ready_obs
+        ended = batch.ended
+        if len(ended):
+            manager.ready_arrays(ended).obs.item(0)
         env_ids = batch.env_ids
         manager.send_arrays(env_ids, next(self._actions)[: len(env_ids)])
         return len(env_ids)
