@@ -495,8 +495,7 @@ class Lanes:
     def _is_sound(self, env_id: int, position: int, flag: int, details: dict[int, Any]) -> bool:
         """Look at a reply with something to it; False if the env has left its lane for it."""
         try:
-            if flag & SLOT_BITS >= self.observed.rings.steps:
-                raise ValueMismatchError(f"there is no slot {flag & SLOT_BITS} for steps")
+            self._check_step_slot(flag)
             if flag & (HAS_INFO | REWARD_BITS):
                 details[position] = self._detail(env_id, flag)
         except ValueMismatchError as error:
@@ -534,6 +533,10 @@ class Lanes:
             for env_id, flag, token in ended:
                 self._end_episode(env_id, flag, token)
             self.collect()
+
+    def _check_step_slot(self, flag: int) -> None:
+        if flag & SLOT_BITS >= self.observed.rings.steps:
+            raise ValueMismatchError(f"there is no slot {flag & SLOT_BITS} for steps")
 
     def _detail(self, env_id: int, flag: int) -> tuple[Any, type]:
         info = self._decoder.decode(self._block.infos[env_id].tobytes()) if flag & HAS_INFO else {}
@@ -602,6 +605,7 @@ class Lanes:
             if after == AfterStep.RESETS:
                 self._resetting[env_id] = token
             try:
+                self._check_step_slot(flag)
                 info, kind = self._detail(env_id, flag)
             except ValueMismatchError as error:
                 self._arrivals.break_off(slot, str(error))
@@ -619,7 +623,10 @@ class Lanes:
         elif self._block.resets[env_id] == token:
             del self._resetting[env_id]
             flag = int(self._block.reset_flags[env_id])
+            rings = self.observed.rings
             try:
+                if not rings.steps <= flag & SLOT_BITS < rings.slots:
+                    raise ValueMismatchError(f"there is no slot {flag & SLOT_BITS} for resets")
                 data = self._block.reset_infos[env_id].tobytes() if flag & HAS_INFO else None
                 info = {} if data is None else self._decoder.decode(data)
             except ValueMismatchError as error:
@@ -646,6 +653,8 @@ class Lanes:
         """Find out what a shared host is running."""
         running = int(self._block.running[group.index])
         since = float(self._block.since[group.index])
+        if not since <= self._hosts.clock():  # NaN too: nobody may put off a deadline
+            since = group.quiet_since
         slot = group.by_id.get(running - 1)
         if slot is None:
             group.running = None
