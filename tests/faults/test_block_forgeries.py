@@ -1,0 +1,298 @@
+"""What an env may write into the shared block in place of its host: nothing of it is believed.
+
+An env runs in the process that answers for it, and can write wherever that can. So replies in the
+block are looked at as if a stranger had written them: what does not answer the request that is
+awaited is as if it were not there, and what answers it and makes no sense fails that env.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+import sys
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+
+from envmgr.block import (
+    AFTER_SHIFT,
+    DONE,
+    ENDING_SHIFT,
+    HAS_INFO,
+    REWARD_SHIFT,
+    SLOT_BITS,
+    Block,
+    block_is_possible,
+    request_of,
+    token_of,
+)
+from envmgr.errors import EnvCrash, EnvProtocolError, EnvTimeout
+from envmgr.posted import PostedSteps
+from envmgr.protocol import AfterStep
+from tests.contract.envs import Do, ScriptedEnv, seen
+from tests.contract.harness import Setup, World, over, ready_all, step_all
+
+pytestmark = pytest.mark.skipif(not block_is_possible(), reason="no block on this platform")
+
+FORGE = 9
+FORGED = 7.5
+"""What forged rewards and infos are full of."""
+
+ALONE = Setup("subprocess", "fork", True)
+ALONE_ASYNC = Setup("async_subprocess", "server", True)
+PACKED = Setup("subprocess", "fork", True, num_workers=1)
+sync_blocks = over(ALONE, PACKED)
+async_blocks = over(ALONE_ASYNC, PACKED)
+
+
+def reached() -> tuple[Block, PostedSteps]:
+    """Return what the worker process that this code runs in answers with."""
+    frame = sys._getframe()
+    while frame.f_code.co_name != "run_worker":
+        assert frame.f_back is not None, "this is not a worker process"
+        frame = frame.f_back
+    posted = frame.f_locals["posted"]
+    return posted._envs[0].block, posted
+
+
+def info_bytes(description: Any, values: bytes = b"") -> bytes:
+    header = json.dumps(description).encode()
+    return struct.pack("<HH", len(header), len(values)) + header + values
+
+
+RESETS = int(AfterStep.RESETS) << AFTER_SHIFT
+MALFORMED: dict[str, dict[str, Any]] = {
+    "a slot that is none": {"flags": SLOT_BITS},
+    "a slot after the last": {"flags": 4},
+    "a slot of resets": {"flags": 2},
+    "a kind of rewards that is none": {"flags": 7 << REWARD_SHIFT},
+    "another kind of rewards that is none": {"flags": 6 << REWARD_SHIFT},
+    "an info of zeros": {"flags": HAS_INFO, "info": bytes(32)},
+    "an info of ones": {"flags": HAS_INFO, "info": b"\xff" * 248},
+    "an info too short": {"flags": HAS_INFO, "info": info_bytes([[["forged"], "d"]])},
+    "an info with objects": {"flags": HAS_INFO, "info": info_bytes([[["forged"], "a|O8;1"]])},
+    "an info of many things": {
+        "flags": HAS_INFO,
+        "info": info_bytes([[["forged"], "a<f8;99999999999999999999"]]),
+    },
+    "an end in no slot": {"flags": DONE | RESETS | SLOT_BITS},
+    "an end with a strange info": {"flags": DONE | HAS_INFO | RESETS, "info": b"\xff" * 248},
+    "all bits": {"flags": 0xFFFF, "info": b"\xff" * 248},
+}
+"""Answers to the request that is awaited."""
+
+FOREIGN: dict[str, Any] = {
+    "the request before": lambda g, r: token_of(g, r - 1),
+    "the request after": lambda g, r: token_of(g, r + 1),
+    "the generation after": lambda g, r: token_of(g + 1, r),
+    "the generation before": lambda g, r: token_of(g - 1, r),
+    "request zero": lambda g, r: 0,
+    "no request": lambda g, r: (1 << 64) - 1,
+    "a token with another bit": lambda g, r: token_of(g, r) ^ 1 << 63,
+}
+"""Answers to other requests."""
+
+
+class Forger(ScriptedEnv):
+    """Writes into its row of the block in the midst of a step with action 9, or of a reset.
+
+    Args:
+        env_id: its row.
+        folder: see `Script`.
+        forgery: which.
+        where: "step" or "reset".
+    """
+
+    def __init__(self, env_id: int, folder: str, forgery: str, where: str = "step") -> None:
+        super().__init__(env_id, folder)
+        self._forgery = forgery
+        self._where = where
+        self._forges_reset = False
+
+    def step(self, action: Any) -> Any:
+        if action != FORGE:
+            return super().step(action)
+        if self._where == "reset":
+            self._forges_reset = True
+            return super().step(Do.END)
+        self.forge()
+        self.script.visit("forged")  # and if the test lets it go, it answers as it should
+        return super().step(5)
+
+    def reset(self, **params: Any) -> Any:
+        if self._forges_reset:
+            self._forges_reset = False
+            self.forge_reset()
+            self.script.visit("forged")
+        return super().reset(**params)
+
+    def forge(self) -> None:
+        (block, posted), row = reached(), self.script.env_id
+        token = int(block.requests[row])
+        forgery = MALFORMED.get(self._forgery, {"flags": 0})
+        if self._forgery in FOREIGN:
+            token = FOREIGN[self._forgery](*request_of(token))
+        info = np.frombuffer(forgery.get("info", b""), np.uint8)
+        block.infos[row, : len(info)] = info
+        block.rewards[row] = FORGED
+        block.flags[row] = forgery["flags"]
+        block.replies[row] = token % (1 << 64)
+        posted._ring()
+
+    def forge_reset(self) -> None:
+        (block, posted), row = reached(), self.script.env_id
+        token = int(block.requests[row])
+        forgery = MALFORMED.get(self._forgery, {"flags": 2})
+        if self._forgery in FOREIGN:
+            token = FOREIGN[self._forgery](*request_of(token))
+        info = np.frombuffer(forgery.get("info", b""), np.uint8)
+        block.reset_infos[row, : len(info)] = info
+        block.reset_flags[row] = forgery["flags"]
+        block.resets[row] = token % (1 << 64)
+        posted._ring()
+
+
+def forgers(world: World, setup: Setup, forgery: str, where: str = "step", **cfg: Any) -> Any:
+    """Return a manager of three envs; the second is a forger."""
+    env_fn = [partial(ScriptedEnv, i, world.folder) for i in range(3)]
+    env_fn[1] = partial(Forger, 1, world.folder, forgery, where)
+    _ = world.gate
+    return world.make(setup, env_fn=env_fn, **cfg)
+
+
+def assert_nothing_forged(timesteps: Any) -> None:
+    for timestep in timesteps.values():
+        assert "forged" not in timestep.info
+        assert timestep.reward != FORGED
+        assert timestep.obs.dtype == np.float64
+
+
+def assert_all_go_on(manager: Any, setup: Setup) -> None:
+    following = step_all(manager, {0: 6, 1: 7, 2: 8})
+    assert seen(following[1].obs)[4] == 7
+    for i, action in ((0, 6), (2, 8)):
+        if setup is not PACKED:  # else their host is gone
+            assert seen(following[i].obs)[4] == action
+
+
+@pytest.mark.parametrize("forgery", MALFORMED)
+@sync_blocks
+def test_answers_that_make_no_sense_fail_their_env(
+    world: World, setup: Setup, forgery: str
+) -> None:
+    manager = forgers(world, setup, forgery)
+    ready_all(manager)
+    last = step_all(manager, {0: 1, 1: 2, 2: 3})
+    timesteps = step_all(manager, {0: 4, 1: FORGE, 2: 5})
+    error = timesteps[1].info["error"]
+    assert isinstance(error, EnvProtocolError), error
+    assert "env 1" in str(error)
+    assert timesteps[1].obs.tobytes() == last[1].obs.tobytes()
+    assert_nothing_forged(timesteps)
+    assert seen(timesteps[0].obs)[:5] == (0, 0, 0, 2, 4)
+    neighbour = timesteps[2]
+    if setup is PACKED:
+        assert isinstance(neighbour.info["error"], EnvCrash)  # it was in the queue
+        assert world.actions(2) == [3]
+    else:
+        assert seen(neighbour.obs)[:5] == (2, 0, 0, 2, 5)
+    assert seen(ready_all(manager)[1])[:4] == (1, 1, 0, 0)
+    assert len({pid for _, pid in world.noted(1, "build")}) == 2, "the host was used again"
+    assert_all_go_on(manager, setup)
+    assert manager.stats()["failures_by_kind"] == {"EnvProtocolError": 1}
+
+
+@pytest.mark.parametrize("forgery", FOREIGN)
+@async_blocks
+def test_answers_to_other_requests_are_as_if_they_were_not_there(
+    world: World, setup: Setup, forgery: str
+) -> None:
+    manager = forgers(world, setup, forgery)
+    ready_all(manager)
+    step_all(manager, {0: 1, 1: 2, 2: 3})
+    manager.send({0: 4, 1: FORGE, 2: 5})
+    visit = world.gate.await_visit(1, "forged")
+    timesteps = manager.recv(3, timeout_s=0.02)
+    assert 1 not in timesteps
+    visit.release()
+    while len(timesteps) < 3:
+        timesteps.update(manager.recv())
+    assert_nothing_forged(timesteps)
+    assert [seen(timesteps[i].obs)[:5] for i in range(3)] == [
+        (0, 0, 0, 2, 4),
+        (1, 0, 0, 2, 5),
+        (2, 0, 0, 2, 5),
+    ]
+    assert manager.stats()["failures"] == 0
+
+
+@pytest.mark.parametrize(
+    "forgery", ["a slot that is none", "an info of ones", "an info too short", "all bits"]
+)
+@sync_blocks
+def test_resets_that_make_no_sense_fail_their_env(world: World, setup: Setup, forgery: str) -> None:
+    manager = forgers(world, setup, forgery, "reset")
+    ready_all(manager)
+    ended = step_all(manager, {1: FORGE})[1]
+    assert ended.done
+    assert "error" not in ended.info
+    assert seen(ready_all(manager)[1])[:4] == (1, 1, 0, 0)
+    assert manager.stats()["failures_by_kind"] == {"EnvProtocolError": 1}
+    assert_all_go_on(manager, setup)
+
+
+@pytest.mark.parametrize("forgery", ["the request before", "the request after", "no request"])
+@async_blocks
+def test_resets_after_other_requests_are_as_if_they_were_not_there(
+    world: World, setup: Setup, forgery: str
+) -> None:
+    manager = forgers(world, setup, forgery, "reset")
+    ready_all(manager)
+    assert step_all(manager, {1: FORGE})[1].done
+    visit = world.gate.await_visit(1, "forged")
+    assert [*manager.ready_obs] == [0, 2]
+    visit.release()
+    assert seen(ready_all(manager)[1])[:4] == (1, 0, 1, 0)
+    assert manager.stats()["failures"] == 0
+
+
+class Deceiver(Forger):
+    """Says that its host does something else than it does, and hangs."""
+
+    def forge(self) -> None:
+        block, _ = reached()
+        running, since = {
+            "idle": (0, float("inf")),
+            "busy with a stranger": (99, float("inf")),
+            "busy for ever": (2, float("inf")),
+            "busy since when": (2, float("nan")),
+            "idle since when": (0, float("nan")),
+        }[self._forgery]
+        block.since[:] = since
+        block.running[:] = running
+
+
+@pytest.mark.parametrize(
+    "forgery",
+    ["idle", "busy with a stranger", "busy for ever", "busy since when", "idle since when"],
+)
+@sync_blocks
+def test_who_lies_about_the_time_is_timed_out_all_the_same(
+    world: World, setup: Setup, forgery: str
+) -> None:
+    env_fn: list[Any] = [partial(ScriptedEnv, i, world.folder) for i in range(3)]
+    env_fn[1] = partial(Deceiver, 1, world.folder, forgery)
+    _ = world.gate
+    manager = world.make(setup, env_fn=env_fn, step_timeout=0.3)
+    ready_all(manager)
+    manager.send({1: FORGE})
+    timesteps = manager.recv(1, timeout_s=10.0)
+    assert isinstance(timesteps[1].info["error"], EnvTimeout)
+    assert seen(ready_all(manager)[1])[:4] == (1, 1, 0, 0)
+
+
+def test_flags_of_the_tests_are_those_of_the_block() -> None:
+    """So that a change of the block's layout is not overlooked here."""
+    assert (DONE, HAS_INFO, AFTER_SHIFT, REWARD_SHIFT, ENDING_SHIFT) == (0x80, 0x100, 9, 11, 4)
