@@ -374,7 +374,7 @@ class PostedSteps:
     def _take_steps(self, send: Send) -> None:
         # Read before the requests: what is posted while these run is seen the next time.
         self._seen = posting = self._posting[self._index]
-        each = posting & RING_MASK == RING_EACH
+        each = bool(posting & RING_EACH)  # also where it was to ring at the end anyhow
         requests = self._requests[self._first : self._end].tolist()
         if not self._dense:
             requests = [requests[env.row - self._first] for env in self._envs]
