@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Text, Tuple
-from hypothesis import assume, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from envmgr.spaces import action_check, action_columns, layout_of
@@ -338,7 +338,8 @@ def test_actions_that_are_refused_are_not_taken(name: str, data: st.DataObject) 
     space = SPACES[name]
     with np.errstate(all="ignore"):
         action = oddly(data.draw, space.sample())
-    assume(action_check(space, strict=False)(action) is not None)
+    if action_check(space, strict=False)(action) is None:
+        return
     columns = columns_of(space, True)
     assert columns.of_values([action]) is None
     assert columns.of_values([space.sample(), action]) is None
