@@ -23,6 +23,10 @@ import numpy.typing as npt
 from envmgr.spaces import Array, Layout
 
 _ALIGNMENT_BYTES = 64
+_WORDS = 8
+_BY_HOST = frozenset(("posted", "running", "since", "sleeping"))
+"""Columns whose items have a cache line each: processors that write into one wait for each other."""
+
 
 INFO_BYTES = 248
 """Room for one info; larger ones go by message."""
@@ -99,10 +103,10 @@ class BlockPlan:
     def _columns(self) -> list[tuple[str, tuple[int, ...], Any]]:
         n = self.env_num
         columns: list[tuple[str, tuple[int, ...], Any]] = [
-            ("posted", (self.n_hosts,), np.uint64),
-            ("running", (self.n_hosts,), np.int64),
-            ("since", (self.n_hosts,), np.float64),
-            ("sleeping", (self.n_hosts + 1,), np.uint64),
+            ("posted", (self.n_hosts, _WORDS), np.uint64),
+            ("running", (self.n_hosts, _WORDS), np.int64),
+            ("since", (self.n_hosts, _WORDS), np.float64),
+            ("sleeping", (self.n_hosts + 1, _WORDS), np.uint64),
             ("requests", (n,), np.uint64),
             ("replies", (n,), np.uint64),
             ("resets", (n,), np.uint64),
@@ -193,6 +197,8 @@ class Block:
         for name, shape, dtype in plan._columns():
             column: Array = np.ndarray(shape, dtype=dtype, buffer=memory, offset=offset)
             offset += aligned(_nbytes(shape, dtype))
+            if name in _BY_HOST:
+                column = column[:, 0]
             if name.startswith("action "):
                 self.actions.append(column)
             else:

@@ -45,21 +45,33 @@ def spin_s_of(config: ManagerConfig) -> float:
     Every host and the trainer need one of their own. With fewer, who watches keeps others from
     working.
     """
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
     n_hosts = n_hosts_of(config)
-    return _SPIN_S if n_hosts is not None and n_hosts < cores else 0.0
+    return _SPIN_S if n_hosts is not None and n_hosts < usable_cores(None) else 0.0
+
+
+def _affinity_of(config: ManagerConfig) -> tuple[tuple[int, ...], ...] | None:
+    """Return the cores of each worker; None leaves them to the kernel.
+
+    With as many workers of several envs as cores, each gets one of its own: they are all woken at
+    once, and else the kernel often has two of them wait for each other on one core.
+    """
+    affinity: Any = config.worker_affinity
+    if affinity is not None:
+        return affinity if isinstance(affinity[0], tuple) else (affinity,)
+    n_hosts = n_hosts_of(config)
+    packed = n_hosts is not None and config.env_num is not None and n_hosts < config.env_num
+    if not packed or n_hosts == 1 or not hasattr(os, "sched_getaffinity"):
+        return None
+    cores = sorted(os.sched_getaffinity(0))
+    return tuple((core,) for core in cores) if n_hosts == len(cores) else None
 
 
 def worker_settings_of(config: ManagerConfig) -> WorkerSettings:
     """Return how a config wants worker processes set up."""
-    affinity = config.worker_affinity
-    by_worker: Any = None
-    if affinity is not None:
-        by_worker = affinity if isinstance(affinity[0], tuple) else (affinity,)
     rules = config.worker_env or WorkerEnv()
     return WorkerSettings(
         threads=config.worker_threads,
-        affinity=by_worker,
+        affinity=_affinity_of(config),
         allow=rules.allow,
         deny=rules.deny,
         set=rules.set,

@@ -196,7 +196,10 @@ class ManagerConfig:
     )
     worker_threads: int = option(1, integer(1), "math threads per worker")
     worker_affinity: tuple[int, ...] | tuple[tuple[int, ...], ...] | None = option(
-        None, or_null(affinity(), "any core"), "cores that workers may run on"
+        None,
+        or_null(affinity(), "any core"),
+        "cores that workers may run on; null: any, but as many workers of several envs as there "
+        "are cores get one each",
     )
     worker_env: WorkerEnv | None = option(  # noqa: RUF009
         None, or_null(worker_env(), "all of the parent's"), "environment variables of workers"
