@@ -47,6 +47,10 @@ class Arrivals:
         episodes: how they begin and end.
         repair: what follows failures.
         raise_non_finite: NaN or infinite values end the run.
+
+    Attributes:
+        take_out: has all that is known of the envs of a host written into their slots, before the
+            host is given up.
     """
 
     def __init__(
@@ -68,6 +72,7 @@ class Arrivals:
         self._repair = repair
         self._raise_non_finite = raise_non_finite
         self._noticed: set[str] = set()
+        self.take_out: Callable[[HostGroup], None] = _leave_them
         self._handlers: dict[int, Callable[[EnvSlot, Any], None]] = {
             Op.HELLO: self._on_hello,
             Op.STEPPED: self.stepped,
@@ -236,6 +241,7 @@ class Arrivals:
 
     def break_off(self, slot: EnvSlot, reason: str) -> None:
         """The host of an env has broken the protocol."""
+        self.take_out(slot.group)
         self._fail(slot, failures.protocol(slot, reason), Lost.HOST)
 
     def time_out(self, slot: EnvSlot) -> None:
@@ -244,7 +250,13 @@ class Arrivals:
 
     def _fail(self, slot: EnvSlot, failure: EnvFailure, lost: Lost, env_info: Any = None) -> None:
         if not slot.group.is_ending:  # else it has failed already, and its host is being replaced
+            if lost is not Lost.NOTHING:
+                self.take_out(slot.group)
             self._repair.fail(slot, failure, lost, env_info)
+
+
+def _leave_them(group: HostGroup) -> None:
+    """All that is known of envs is in their slots."""
 
 
 class _MalformedReplyError(ValueError):

@@ -158,6 +158,7 @@ class Lanes:
         self._all_idle = bytes([IDLE]) * n
         self.any_shared = any(group.is_shared for group in hosts.groups)
         hosts.look = self._look
+        arrivals.take_out = self._take_out
         self._bases = np.zeros(n, dtype=np.uint64)
         self._expected = np.full(n, NO_TOKEN, dtype=np.uint64)
         # What is to be the case when a batch has been posted, also if Ctrl-C comes in between.
@@ -666,6 +667,14 @@ class Lanes:
 
     # -- arrivals ---------------------------------------------------------------------------
 
+    def _take_out(self, group: HostGroup) -> None:
+        """Take all envs of a host out of their lanes, and apply what they have replied."""
+        out = [slot.env_id for slot in group.slots if self._lane[slot.env_id] != OUT]
+        for env_id in out:
+            self.leave(env_id)
+        if out:
+            self.collect()
+
     def make_way(self, host_id: int, arrival: Arrival) -> None:
         """Take the envs that an arrival is about out of their lanes.
 
@@ -679,8 +688,7 @@ class Lanes:
                 self.leave(arrival.env_id)
                 self.collect()
             return
-        for slot in group.slots:
-            self.leave(slot.env_id)
+        self._take_out(group)
         self.collect()
         if group.is_shared and group.running is None:
             group.running = group.by_id.get(int(self._block.running[group.index]) - 1)

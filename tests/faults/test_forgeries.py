@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from envmgr.errors import EnvProtocolError
+from envmgr.posted import PostedEnv
 from envmgr.protocol import AfterStep, Message, Op, encode
 from tests.contract.envs import OBS_SPACE, ScriptedEnv, seen, worker_channel
 from tests.contract.harness import (
@@ -81,6 +82,9 @@ def _request_in_progress() -> Message:
         message = frame.f_locals.get("message")
         if isinstance(message, Message):
             return message
+        posted = frame.f_locals.get("self")
+        if isinstance(posted, PostedEnv) and "token" in frame.f_locals:
+            return posted._message(frame.f_locals["token"])  # it came through the block
         frame = frame.f_back
     raise AssertionError("no request is in progress")
 
