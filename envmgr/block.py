@@ -25,7 +25,7 @@ from envmgr.spaces import Array, Layout
 _ALIGNMENT_BYTES = 64
 _WORDS = 8
 _BY_HOST = frozenset(("posted", "running", "since", "sleeping"))
-"""Columns whose items have a cache line each: processors that write into one wait for each other."""
+"""Columns whose items have a cache line each: who writes into one makes others wait for it."""
 
 
 INFO_BYTES = 248
