@@ -140,3 +140,19 @@ class CheckedView(np.ndarray[Any, Any]):
     def item(self, *args: Any) -> Any:
         """Return one element as a Python number."""
         return _plain(self).item(*args)
+
+
+def _of_plain(name: str) -> Callable[..., Any]:
+    """Return a method that is that of an ordinary array."""
+
+    def method(self: CheckedView, *args: Any, **kwargs: Any) -> Any:
+        return getattr(_plain(self), name)(*args, **kwargs)
+
+    method.__name__ = name
+    method.__doc__ = f"As `numpy.ndarray.{name}`, of an array that is not too old."
+    return method
+
+
+# numpy's own go on to __array_ufunc__, and keep the array alive for ever when that raises.
+for _name in ("sum", "mean", "std", "var", "prod", "min", "max", "any", "all", "argmin", "argmax"):
+    setattr(CheckedView, _name, _of_plain(_name))

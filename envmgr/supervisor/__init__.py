@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from envmgr.supervisor.hosts import Hosts
-from envmgr.supervisor.lanes import Lanes, Selection
+from envmgr.supervisor.lanes import Lanes
 from envmgr.supervisor.rules import EpisodeRules
+from envmgr.supervisor.selection import Selection
 from envmgr.supervisor.slots import EnvSlot, HostGroup, Lost, Next, Work
 from envmgr.supervisor.supervisor import Supervisor
 from envmgr.supervisor.taken import ArrayBatch, ReadyBatch, Taken, ends_of

@@ -11,27 +11,19 @@ So an env's slot is right while the env is out of its lane, and its lane while i
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from envmgr.block import (
-    AFTER_SHIFT,
     DONE,
-    ENDING_BITS,
-    ENDING_SHIFT,
     HAS_INFO,
     NO_TOKEN,
     NUMPY_VALUES,
     ORDINARY_BITS,
     PYTHON_NUMBERS,
     QUIET,
-    REWARD_BITS,
-    REWARD_SHIFT,
-    REWARD_TYPES,
     RING,
     RING_MASK,
     SLOT_BITS,
@@ -43,70 +35,23 @@ from envmgr.block import (
     request_of,
     token_of,
 )
-from envmgr.env.contract import info_of
-from envmgr.infos import InfoDecoder
 from envmgr.lifecycle import EnvState, StateTable
-from envmgr.protocol import AfterStep, Message, Op
+from envmgr.protocol import Message, Op
 from envmgr.spaces import ActionColumns, Array, ValueMismatchError
 from envmgr.supervisor.arrivals import Arrivals
 from envmgr.supervisor.episodes import Episodes
 from envmgr.supervisor.hosts import Hosts
 from envmgr.supervisor.observed import Observed
+from envmgr.supervisor.replies import BlockReplies, after_of, resets_after
+from envmgr.supervisor.selection import IDLE, OUT, RESETTING, STEPPING, Selection
 from envmgr.supervisor.slots import NEVER, EnvSlot, HostGroup, Work
 from envmgr.supervisor.stats import Statistics
 from envmgr.supervisor.taken import Taken
 from envmgr.transport.base import Arrival
 
-OUT, IDLE, STEPPING, RESETTING = range(4)
 _KNOWN_SELECTIONS = 256
 _ASK_FROM = 2
 """Of more hosts than these, only one rings when all are wanted; then one of those missing."""
-
-
-class Selection:
-    """Envs that are stepped together, in the order their user named them.
-
-    Attributes:
-        ids: their env_ids.
-        array: the same, as a read-only array (k,) int64.
-        rows: what indexes their rows: a slice if they are neighbours, else `array`.
-        is_slice: whether they are.
-        hosts: the indexes of their hosts.
-        windows: their rows of `requests`, `replies`, `bases` and `expected`, if they are.
-        arenas: their rows of the arenas, by slot, as far as they were asked for; if they are.
-        is_ascending: whether the env_ids ascend.
-        idle: what says of all of them that they are ready.
-        stepping: likewise that they take a step.
-    """
-
-    __slots__ = (
-        "arenas",
-        "array",
-        "count",
-        "hosts",
-        "idle",
-        "ids",
-        "is_ascending",
-        "is_slice",
-        "rows",
-        "stepping",
-        "windows",
-    )
-
-    def __init__(self, ids: list[int], host_index: Sequence[int], columns: Sequence[Array]) -> None:
-        self.ids = ids
-        self.count = len(ids)
-        self.array: npt.NDArray[np.int64] = np.array(ids, dtype=np.int64)
-        self.array.flags.writeable = False
-        first = ids[0]
-        self.is_slice = ids == list(range(first, first + len(ids)))
-        self.rows: Any = slice(first, first + len(ids)) if self.is_slice else self.array
-        self.hosts = list(dict.fromkeys(map(host_index.__getitem__, ids)))
-        self.is_ascending = self.is_slice or all(a < b for a, b in itertools.pairwise(ids))
-        self.idle = bytes((IDLE,)) * len(ids)
-        self.stepping = bytes((STEPPING,)) * len(ids)
-        self.windows = tuple(column[self.rows] for column in columns) if self.is_slice else None
-        self.arenas: dict[int, list[Array]] = {}
 
 
 class Lanes:
@@ -174,7 +119,6 @@ class Lanes:
         self._selections: dict[tuple[int, ...], Selection] = {}
         self._latest: Selection | None = None
         self._latest_array: Any = None
-        self._decoder = InfoDecoder()
         # Envs out of their lanes of which something may still arrive in the block, by token.
         self._replying: dict[int, int] = {}
         self._resetting: dict[int, int] = {}
@@ -186,6 +130,7 @@ class Lanes:
 
     def _bind(self, block: Block) -> None:
         self._block = block
+        self._replies = BlockReplies(block, self.observed.rings)
         self._posting = items(block.posted)
         self._sleeping = items(block.sleeping)
         self._reset_tokens = items(block.resets)
@@ -496,9 +441,7 @@ class Lanes:
     def _is_sound(self, env_id: int, position: int, flag: int, details: dict[int, Any]) -> bool:
         """Look at a reply with something to it; False if the env has left its lane for it."""
         try:
-            self._check_step_slot(flag)
-            if flag & (HAS_INFO | REWARD_BITS):
-                details[position] = self._detail(env_id, flag)
+            details[position] = self._replies.detail(env_id, flag)
         except ValueMismatchError as error:
             self.leave(env_id)
             self._replying.pop(env_id, None)
@@ -535,36 +478,22 @@ class Lanes:
                 self._end_episode(env_id, flag, token)
             self.collect()
 
-    def _check_step_slot(self, flag: int) -> None:
-        if flag & SLOT_BITS >= self.observed.rings.steps:
-            raise ValueMismatchError(f"there is no slot {flag & SLOT_BITS} for steps")
-
-    def _detail(self, env_id: int, flag: int) -> tuple[Any, type]:
-        info = self._decoder.decode(self._block.infos[env_id].tobytes()) if flag & HAS_INFO else {}
-        kind = (flag & REWARD_BITS) >> REWARD_SHIFT
-        if kind >= len(REWARD_TYPES):
-            raise ValueMismatchError(f"there is no kind {kind} of rewards")
-        return info, REWARD_TYPES[kind]
-
     def _awaits_reset(self, env_id: int, flag: int) -> bool:
-        resets = flag >> AFTER_SHIFT & 3 == AfterStep.RESETS
-        return resets and bool(self._block.resets[env_id] != self._expected[env_id])
+        return resets_after(flag) and bool(self._block.resets[env_id] != self._expected[env_id])
 
     def _end_episode(self, env_id: int, flag: int, token: int) -> None:
         """An env's episode ended with the step that has just been handed out."""
         slot = self._slots[env_id]
-        after = flag >> AFTER_SHIFT & 3
-        resets = after == AfterStep.RESETS
-        if resets and self._resets_in_lanes and self._episodes.goes_on(slot):
+        if resets_after(flag) and self._resets_in_lanes and self._episodes.goes_on(slot):
             self._lane[env_id] = RESETTING
             self._awaited[env_id] = token
             return
         self._lane[env_id] = OUT
         slot.request_id = request_of(token)[1]
         slot.work = Work.STEPPING
-        if after == AfterStep.RESETS:
+        if resets_after(flag):
             self._resetting[env_id] = token
-        self._episodes.end(slot, after)
+        self._episodes.end(slot, after_of(flag))
 
     def collect(self) -> None:
         """Apply what has arrived in the block besides replies of envs in their lanes."""
@@ -601,20 +530,14 @@ class Lanes:
             del self._replying[env_id]  # it came by message, or its host is gone
         elif self._block.replies[env_id] == token:
             del self._replying[env_id]
-            flag = int(self._block.flags[env_id])
-            after = flag >> AFTER_SHIFT & 3
-            if after == AfterStep.RESETS:
+            if resets_after(int(self._block.flags[env_id])):
                 self._resetting[env_id] = token
             try:
-                self._check_step_slot(flag)
-                info, kind = self._detail(env_id, flag)
+                payload = self._replies.step(env_id)
             except ValueMismatchError as error:
                 self._arrivals.break_off(slot, str(error))
-                return
-            info = info_of((flag & ENDING_BITS) >> ENDING_SHIFT, info)
-            reward = kind(self._block.rewards[env_id])
-            payload = (flag & SLOT_BITS, reward, bool(flag & DONE), info, after)
-            self._arrivals.stepped(slot, payload)
+            else:
+                self._arrivals.stepped(slot, payload)
 
     def _collect_reset(self, env_id: int, token: int) -> None:
         slot = self._slots[env_id]
@@ -623,17 +546,12 @@ class Lanes:
                 del self._resetting[env_id]
         elif self._block.resets[env_id] == token:
             del self._resetting[env_id]
-            flag = int(self._block.reset_flags[env_id])
-            rings = self.observed.rings
             try:
-                if not rings.steps <= flag & SLOT_BITS < rings.slots:
-                    raise ValueMismatchError(f"there is no slot {flag & SLOT_BITS} for resets")
-                data = self._block.reset_infos[env_id].tobytes() if flag & HAS_INFO else None
-                info = {} if data is None else self._decoder.decode(data)
+                payload = self._replies.reset(env_id)
             except ValueMismatchError as error:
                 self._arrivals.break_off(slot, str(error))
-                return
-            self._arrivals.reset_done(slot, (flag & SLOT_BITS, info))
+            else:
+                self._arrivals.reset_done(slot, payload)
 
     # -- time -------------------------------------------------------------------------------
 
