@@ -25,7 +25,7 @@ from envmgr.supervisor.rules import EpisodeRules
 from envmgr.supervisor.slots import EnvSlot, Next, Work
 from envmgr.supervisor.stats import Statistics
 from envmgr.transport.base import Arrival
-from envmgr.types import EnvTimestep
+from envmgr.types import EnvTimestep, is_abnormal
 
 
 class Supervisor:
@@ -328,8 +328,11 @@ class Supervisor:
             return
         slot.owed = slot.held = False
         self.statistics.cancelled += 1
-        if slot.timestep is not None:
-            slot.timestep = None
+        timestep, slot.timestep = slot.timestep, None
+        if timestep is not None:
+            if timestep.done and not is_abnormal(timestep.info):  # nobody saw that episode's end
+                slot.episodes_done -= 1
+                self.statistics.episodes -= 1
         else:
             self.hosts.cancel(slot)
 

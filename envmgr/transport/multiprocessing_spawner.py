@@ -56,6 +56,7 @@ class MultiprocessingSpawner(Spawner):
                     self._transferable(shared_fds),
                     spec.factories if self.inherits_factories else None,
                     self._not_for_children(channel),
+                    self._environment(),
                 ),
                 name=_name_of(spec),
                 daemon=self._settings.daemon,
@@ -94,6 +95,15 @@ class MultiprocessingSpawner(Spawner):
         if not self.inherits_factories:
             return []
         return [*channel.fds, *self._pidfds.values(), *PARENT_FDS]
+
+    def _environment(self) -> dict[str, str] | None:
+        """Return the variables of a worker that would else get those of an older process.
+
+        A fork server is started once, and keeps the environment that it found then.
+        """
+        if self._method != "forkserver":
+            return None
+        return worker.worker_environment(os.environ, self._settings)
 
     def _transferable(self, fds: tuple[int, ...]) -> tuple[Any, ...]:
         return fds if self._method == "fork" else tuple(map(_SharedFd, fds))
@@ -221,7 +231,10 @@ def _run_process(
     shared_fds: tuple[int, ...],
     factories: Mapping[int, EnvFactory] | None,
     not_ours: list[int],
+    environment: dict[str, str] | None,
 ) -> None:
+    if environment is not None:
+        worker.replace_environment(os.environ, environment)
     for fd in not_ours:
         with contextlib.suppress(OSError):
             os.close(fd)
