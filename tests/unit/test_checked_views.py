@@ -1,0 +1,94 @@
+"""Views that refuse to be used after their time."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from envmgr.checked_views import STEPS, CheckedView, ViewGuard
+from envmgr.errors import StaleViewError
+
+USES: dict[str, Callable[[Any], Any]] = {
+    "index": lambda view: view[0],
+    "slice": lambda view: view[1:],
+    "iterate": list,
+    "add": lambda view: view + 1,
+    "add from the left": lambda view: 1 + view,
+    "compare": lambda view: view == 0,
+    "sum": lambda view: view.sum(),
+    "np.sum": np.sum,
+    "mean": lambda view: view.mean(),
+    "max": lambda view: view.max(),
+    "stack": lambda view: np.stack([view, view]),
+    "concatenate": lambda view: np.concatenate((view, np.zeros(1))),
+    "copy": lambda view: view.copy(),
+    "astype": lambda view: view.astype(np.float32),
+    "tolist": lambda view: view.tolist(),
+    "tobytes": lambda view: view.tobytes(),
+    "item": lambda view: view.item(0),
+    "repr": repr,
+    "str": str,
+    "pickle": pickle.dumps,
+    "write": lambda view: view.__setitem__(0, 1.0),
+    "write into": lambda view: np.add(1, 1, out=view),
+    "a part of it": lambda view: view[1:] + 1,
+}
+
+
+def checked() -> tuple[ViewGuard, Any]:
+    guard = ViewGuard(3)
+    return guard, guard.wrap([1], np.arange(4.0))
+
+
+@pytest.mark.parametrize("use", USES.values(), ids=USES.keys())
+def test_every_use_is_allowed_in_time_and_refused_after_it(use: Callable[[Any], Any]) -> None:
+    guard, view = checked()
+    part = view[:]
+    for _ in range(STEPS):
+        guard.count([1])
+        use(view)
+    guard.count([1])
+    for stale in (view, part):
+        with pytest.raises(StaleViewError, match=r"env 1 .* 3 actions"):
+            use(stale)
+
+
+def test_steps_of_other_envs_do_not_matter() -> None:
+    guard, view = checked()
+    for _ in range(9):
+        guard.count([0, 2])
+    assert view.tolist() == [0, 1, 2, 3]
+
+
+def test_a_batch_is_as_old_as_its_oldest_row() -> None:
+    guard = ViewGuard(2)
+    batch = guard.wrap([0, 1], np.zeros((2, 3)))
+    for _ in range(STEPS + 1):
+        guard.count([1])
+    with pytest.raises(StaleViewError, match="env 1"):
+        batch.sum()
+
+
+def test_what_is_computed_is_an_ordinary_array() -> None:
+    guard, view = checked()
+    results = [
+        view + 1,
+        view.copy(),
+        view.astype(int),
+        np.stack([view]),
+        pickle.loads(pickle.dumps(view)),
+    ]
+    assert [type(result) for result in results] == [np.ndarray] * len(results)
+    assert type(view[1:]) is CheckedView
+    for _ in range(STEPS + 1):
+        guard.count([1])
+    assert results[0].tolist() == [1, 2, 3, 4]
+
+
+def test_numbers_are_left_as_they_are() -> None:
+    number = np.int64(3)
+    assert ViewGuard(1).wrap([0], number) is number
