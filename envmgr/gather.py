@@ -112,6 +112,7 @@ class Gather:
             together = lanes.all_outstanding()
             if together is not None:
                 return self._exactly_in_lanes(lanes, together)
+        lanes.have_all_ring()
         arrived: list[int] = []
 
         def satisfied() -> bool:

@@ -109,6 +109,7 @@ class Lanes:
         # What is to be the case when a batch has been posted, also if Ctrl-C comes in between.
         self._unfinished: tuple[Selection, Array, int, int, int] | None = None
         self._posted_last: Selection | None = None
+        self._posted_quiet = False
         self._no_token = np.uint64(NO_TOKEN)
         self._groups = hosts.groups
         self._ring = hosts.transport.ring
@@ -159,10 +160,12 @@ class Lanes:
         if env_ids is self._latest_array:
             return self._latest
         key = tuple(env_ids.tolist() if isinstance(env_ids, np.ndarray) else env_ids)
+        if set(map(type, key)) != {int}:  # asked first: True and 1.0 are found as 1 is
+            return None
         selection = self._selections.get(key)
         if selection is None:
             known = self._hosts.index_of
-            if not key or not all(type(i) is int and 0 <= i < len(known) for i in key):
+            if not all(0 <= i < len(known) for i in key):
                 return None
             if len(set(key)) < len(key):
                 return None
@@ -213,10 +216,6 @@ class Lanes:
         """Whether an env is in its lane."""
         return self._lane[env_id] != OUT
 
-    def stepping_ids(self) -> list[int]:
-        """Return the envs that are in their lanes and take a step, ascending."""
-        return [i for i, lane in enumerate(self._lane) if lane == STEPPING]
-
     def enter(self) -> None:
         """Take every env that is ready into its lane."""
         lane = self._lane
@@ -266,6 +265,18 @@ class Lanes:
         quiet = self._posting[group.index] & RING_MASK == QUIET
         if quiet and self._block.replies[env_id] != token:
             self._hosts.transport.ring(group.host_id or 0, asks=True)
+
+    def have_all_ring(self) -> None:
+        """Have every host ring that was not to, because its steps were to be gathered together.
+
+        A gather that Ctrl-C has interrupted leaves such steps to one that waits for any of them.
+        """
+        if not self._posted_quiet:
+            return
+        for env_id, at in enumerate(self._lane):
+            if at == STEPPING:
+                self._have_rung(self._slots[env_id].group, env_id, int(self._expected[env_id]))
+        self._posted_quiet = False
 
     def leave_all(self) -> None:
         """Take every env out of its lane."""
@@ -327,6 +338,8 @@ class Lanes:
         else:
             self._move(selection, STEPPING)
         self._posted_last = selection
+        if not posting & RING_MASK and len(selection.hosts) > _ASK_FROM:
+            self._posted_quiet = True
         self.observed.counted(selection.ids)
         if len(selection.hosts) <= _ASK_FROM:
             posting |= RING
