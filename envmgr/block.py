@@ -35,6 +35,7 @@ _REQUEST_BITS = 44
 MAX_REQUEST_ID = (1 << _REQUEST_BITS) - 1
 NO_TOKEN = (1 << 64) - 1
 """Equal to no token."""
+TOKEN_BYTES = 8
 
 # Flags of a reply: which slot its observation is in, and what else there is to know.
 SLOT_BITS = 0x000F

@@ -74,14 +74,14 @@ class Engine:
         self._clock = clock
         self._spin_s = self._most_spin_s = spin_s
         self._call_lock = threading.Lock()
-        # Reentrant, because a signal handler may close the manager inside one of its calls.
-        self._lock = threading.RLock()
         self._forks = len(_FORKS)
         self._closing = False
+        # Reentrant, because a signal handler may close the manager inside one of its calls.
+        self._lock = threading.RLock()
         self._unhandled: deque[tuple[int, Arrival]] = deque()
         self._ended = False
         self._background = _Background(self, self._lock) if background else None
-        self._call = _Call(self)
+        self._call = _Call(self, self._call_lock, self._lock, self._background)
 
     # -- public calls -----------------------------------------------------------------------
 
@@ -96,32 +96,17 @@ class Engine:
         """
         return self._call
 
-    def enter_call(self) -> None:
-        """Begin a public call; see `calling`."""
-        if self._closing or self._forks != len(_FORKS):
-            self._refuse_call()
-        if not self._call_lock.acquire(blocking=False):
-            raise ConcurrentCallError(
-                "another thread is inside a call of this manager; a manager serves one thread at "
-                "a time (only close, stats and env_states may be called from others)"
-            )
-        try:
-            self._lock.acquire()
-        except BaseException:  # Ctrl-C while the background thread has it
-            self._call_lock.release()
-            raise
-        if self._closing:  # meanwhile
-            self.leave_call()
-            self._refuse_call()
+    @property
+    def is_over(self) -> bool:
+        """Whether there are no calls any more."""
+        return self._closing or self._forks != len(_FORKS)
 
-    def leave_call(self) -> None:
-        """End a public call; see `calling`."""
-        self._lock.release()
-        self._call_lock.release()
-        if self._background is not None and not self._closing:
-            self._background.arm()
+    def refuse_call(self) -> None:
+        """Say why there are no calls any more.
 
-    def _refuse_call(self) -> None:
+        Raises:
+            ManagerClosedError: in any case.
+        """
         if self._forks != len(_FORKS):
             raise ManagerClosedError(
                 "this process is a fork of the one that launched the manager; its envs belong to "
@@ -184,10 +169,14 @@ class Engine:
         """Watch for something that is about to happen, without sleeping; for a short while only.
 
         How long depends on how it went before: for hosts that take their time it is not worth it.
+        Where envs run in the caller, it is made to happen.
 
         Returns:
             Whether it has happened.
         """
+        if self.transport.runs_in_caller:
+            self._pump(0.0)
+            return finished()
         if self._spin_s <= 0.0:
             return False
         end = self._clock() + self._spin_s
@@ -294,21 +283,61 @@ class Engine:
 
 
 class _Call:
-    """The context of a public call. A class, because generators as contexts cost twice as much."""
+    """The context of a public call. A class, because generators as contexts cost twice as much.
 
-    def __init__(self, engine: Engine) -> None:
+    Args:
+        engine: what is called.
+        call_lock: held throughout the call, to find out about calls from two threads.
+        lock: the engine's.
+        background: told when the call is over.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        call_lock: threading.Lock,
+        lock: threading.RLock,
+        background: _Background | None,
+    ) -> None:
         self._engine = engine
+        self._call_lock = call_lock
+        self._lock = lock
+        self._background = background
 
     def __enter__(self) -> Supervisor:
-        self._engine.enter_call()
-        return self._engine.supervisor
+        engine = self._engine
+        if engine.is_over:
+            engine.refuse_call()
+        if not self._call_lock.acquire(False):  # a keyword costs as much again
+            raise ConcurrentCallError(
+                "another thread is inside a call of this manager; a manager serves one thread at "
+                "a time (only close, stats and env_states may be called from others)"
+            )
+        try:
+            self._lock.acquire()
+        except BaseException:  # Ctrl-C while the background thread has it
+            self._call_lock.release()
+            raise
+        if engine.is_over:  # meanwhile
+            self._leave()
+            engine.refuse_call()
+        return engine.supervisor
 
     def __exit__(self, kind: object, *details: object) -> None:
+        if kind is None:
+            self._leave()
+            return
         try:
-            if kind is not None:
-                self._engine.supervisor.finish_posting()  # Ctrl-C may have come in the midst of it
+            self._engine.supervisor.finish_posting()  # Ctrl-C may have come in the midst of it
         finally:
-            self._engine.leave_call()
+            self._leave()
+
+    def _leave(self) -> None:
+        self._lock.release()
+        self._call_lock.release()
+        background = self._background
+        if background is not None and not self._engine.is_over:
+            background.arm()
 
 
 class _Background:

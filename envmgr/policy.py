@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from dataclasses import dataclass
+from functools import cached_property
 
 from envmgr.errors import EnvFailure
 
@@ -21,7 +22,7 @@ class GatherPolicy:
     wait_num: float
     step_wait_timeout_s: float = 0.0
 
-    @property
+    @cached_property
     def gathers_all(self) -> bool:
         """Whether nothing outstanding is ever left behind."""
         return math.isinf(self.wait_num)

@@ -7,6 +7,7 @@ message, exactly as the answer to a step that came by message.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from time import monotonic
 from typing import Any, Protocol
@@ -41,6 +42,9 @@ _MOST_EXACT = 1 << 53
 _RING_AT_LEAST_S = 200e-6
 """How often a host rings at most for each env: a parent that is woken for every cheap step of many
 takes from the hosts what it gains. It looks around by itself, too."""
+
+_NOTHING_SEEN = -1
+"""Equal to nothing that is posted."""
 
 _SPINS = 16
 _LEAST_SHARE = 16
@@ -107,6 +111,7 @@ class PostedEnv:
         row: its row.
 
     Attributes:
+        env_id: the env's.
         step: takes a step and answers it: see `_general_step`, of which it may be a shortcut.
         takes_any_number: an action that is a number is converted by the env in any case.
         first_token: what was posted in this row before, and is not for this env.
@@ -117,6 +122,7 @@ class PostedEnv:
     ) -> None:
         self.block = block
         self.row = row
+        self.env_id = host_env.env_id
         self.first_token = int(block.requests[row])
         self.takes_any_number = isinstance(env, WrappedEnv)
         self._env = host_env
@@ -264,6 +270,10 @@ def _reward_kind(reward: Any) -> int | None:
     return kind
 
 
+def _gone(token: int, action: Any) -> None:
+    """Take no step, in place of an env that was closed in the midst of a batch."""
+
+
 class PostedSteps:
     """The posted steps of all envs of a host.
 
@@ -272,6 +282,10 @@ class PostedSteps:
         ring: rings the parent's doorbell.
         timed: say when each step began, because there are time limits.
         spin_s: how long to watch the block before sleeping; 0 never does.
+
+    Attributes:
+        interrupted: the env_id of the env whose code `run` was running when something went through
+            it (Ctrl-C, where envs run in the caller); None if that was no env's code.
     """
 
     def __init__(
@@ -283,15 +297,17 @@ class PostedSteps:
         self._spin_s = self._most_s = spin_s
         self._envs: list[PostedEnv] = []
         self._taken: list[int] = []
-        self._resets: list[tuple[PostedEnv, int]] = []
+        self._resets: deque[tuple[PostedEnv, int]] = deque()
+        self._batch: tuple[list[PostedEnv], list[Callable[[int, Any], Answer]]] = ([], [])
         self._seen = 0
+        self.interrupted: int | None = None
 
     def seat(self, env: PostedEnv) -> None:
         """An env takes its row, in place of the one that had it before."""
         tokens = dict(zip(self._envs, self._taken, strict=True))
         others = [other for other in self._envs if other.row != env.row]
         self._envs = sorted([*others, env], key=lambda each: each.row)
-        self._resets = [(other, token) for other, token in self._resets if other.row != env.row]
+        self._forget_resets(env.row)
         block = env.block
         self._posting = items(block.posted)
         self._requests = items(block.requests)
@@ -309,12 +325,19 @@ class PostedSteps:
 
     def leave(self, row: int) -> None:
         """An env is closed, and takes no steps any more."""
+        envs, steps = self._batch
+        for place, env in enumerate(envs):
+            if env.row == row:
+                steps[place] = _gone
         left = [place for place, env in enumerate(self._envs) if env.row != row]
         self._envs = [self._envs[place] for place in left]
         self._taken = [self._taken[place] for place in left]
-        self._resets = [(env, token) for env, token in self._resets if env.row != row]
+        self._forget_resets(row)
         if self._envs:
             self.seat(self._envs[-1])
+
+    def _forget_resets(self, row: int) -> None:
+        self._resets = deque((env, token) for env, token in self._resets if env.row != row)
 
     @property
     def is_due(self) -> bool:
@@ -357,47 +380,63 @@ class PostedSteps:
             send: sends a message.
             asked: the parent wants a ring when the steps are taken, whatever they came with.
         """
-        waiting, self._resets = self._resets, []
+        waiting = len(self._resets)
         if self._envs and self._posting[self._index] != self._seen:
             self._take_steps(send)
         if asked:
             self._ring()
         if not waiting:
             return
-        for env, token in waiting:
+        for _ in range(min(waiting, len(self._resets))):
+            env, token = self._resets.popleft()
             self._begin(env)
-            for message in env.begin_episode(token):
+            try:
+                messages = env.begin_episode(token)
+            except BaseException:  # as in `_take_steps`
+                self.interrupted = env.env_id
+                raise
+            for message in messages:
                 send(message)
         self._rest()
         self._wake_parent()
 
     def _take_steps(self, send: Send) -> None:
         # Read before the requests: what is posted while these run is seen the next time.
-        self._seen = posting = self._posting[self._index]
+        posting = self._posting[self._index]
         each = bool(posting & RING_EACH)  # also where it was to ring at the end anyhow
         requests = self._requests[self._first : self._end].tolist()
         if not self._dense:
             requests = [requests[env.row - self._first] for env in self._envs]
         actions = self._actions.read()
-        taken, self._taken = self._taken, requests
+        taken = self._taken
         tells = self._timed or len(requests) > 1
         rung = monotonic() if each else 0.0
         running, index, rows = self._running, self._index, self._rows
-        for place, (step, token, action) in enumerate(
-            zip(self._steps, requests, actions, strict=True)
-        ):
-            if token == taken[place]:
-                continue
-            if tells:
-                if self._timed:
-                    self._since[index] = monotonic()
-                running[index] = rows[place]
-            answer = step(token, action)
-            if answer is not None:
-                self._follow(place, token, answer, send)
-            if each and (now := monotonic()) - rung >= _RING_AT_LEAST_S:
-                self._wake_parent()
-                rung = now
+        self._batch = envs, steps = self._envs, self._steps
+        place = -1
+        try:
+            self._seen, self._taken = posting, requests
+            for place, (step, token, action) in enumerate(
+                zip(steps, requests, actions, strict=True)
+            ):
+                if token == taken[place]:
+                    continue
+                if tells:
+                    if self._timed:
+                        self._since[index] = monotonic()
+                    running[index] = rows[place]
+                answer = step(token, action)
+                if answer is not None:
+                    self._follow(envs[place], token, answer, send)
+                if each and (now := monotonic()) - rung >= _RING_AT_LEAST_S:
+                    self._wake_parent()
+                    rung = now
+        except BaseException:  # Ctrl-C, where envs run in the caller: the others are not lost
+            self.interrupted = None if place < 0 else envs[place].env_id
+            if envs is self._envs:
+                self._taken = [*requests[: place + 1], *taken[place + 1 :]]
+            self._seen = _NOTHING_SEEN
+            raise
         if tells:
             self._rest()
         if posting & RING_MASK:
@@ -409,13 +448,13 @@ class PostedSteps:
             self._ring()
 
     def _follow(
-        self, place: int, token: int, answer: tuple[Sequence[Any], bool], send: Send
+        self, env: PostedEnv, token: int, answer: tuple[Sequence[Any], bool], send: Send
     ) -> None:
         messages, resets = answer
         for message in messages:
             send(message)
         if resets:
-            self._resets.append((self._envs[place], token))
+            self._resets.append((env, token))
 
     def _begin(self, env: PostedEnv) -> None:
         if self._timed:

@@ -334,7 +334,8 @@ class ManagerLifetime:
 
     def _surface(self, supervisor: Supervisor) -> None:
         """Raise what failed for good, once; with `on_failure: raise`, close first."""
-        fatal = supervisor.repair.take_fatal()
+        repair = supervisor.repair
+        fatal = repair.take_fatal() if repair.fatal_errors or repair.urgent else None
         if fatal is None:
             return
         if self._config.on_failure == "raise":

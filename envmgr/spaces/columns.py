@@ -21,6 +21,8 @@ Bounds = tuple[Any, Any] | None
 """Smallest and largest value that a leaf may have (numbers or arrays); None has no bounds."""
 
 _TOLIST_ROWS = 256
+_MOST_LISTED = 4096
+"""Choices up to this many are looked up in a set, which is cheaper than comparing."""
 
 
 class ActionColumns:
@@ -40,6 +42,7 @@ class ActionColumns:
         lone = layout.leaves[0] if not layout.leaves[0].path and len(layout.leaves) == 1 else None
         self._lone = lone
         self._is_number = lone is not None and lone.is_number
+        self._choices = _choices(self._bounds[0]) if self._is_number else None
         self._dtype = layout.leaves[0].dtype
         self._number_type = self._dtype.type
 
@@ -79,6 +82,8 @@ class ActionColumns:
         return None if not _inside(column, self._bounds[0]) else ([column], False)
 
     def _numbers_fit(self, values: Sequence[Any]) -> bool:
+        if self._choices is not None:
+            return self._choices.issuperset(values)
         bounds = self._bounds[0]
         if bounds is not None:
             return bool(bounds[0] <= min(values) and max(values) <= bounds[1])
@@ -128,7 +133,11 @@ class ActionColumns:
         """
         exact = type(batch) is np.ndarray and batch.dtype == self._dtype
         if exact and self._is_number and batch.shape == (count,):
-            return [batch] if _inside(batch, self._bounds[0]) else None
+            if self._choices is not None and count <= _TOLIST_ROWS:
+                fits = self._choices.issuperset(batch.tolist())
+            else:
+                fits = _inside(batch, self._bounds[0])
+            return [batch] if fits else None
         found: list[Any] = []
         if not _collect(self._layout.skeleton, batch, found):
             return None
@@ -147,6 +156,12 @@ class ActionColumns:
                 array = cast
             columns.append(array)
         return columns
+
+
+def _choices(bounds: Bounds) -> frozenset[int] | None:
+    if bounds is None or type(bounds[0]) is not int or bounds[1] - bounds[0] >= _MOST_LISTED:
+        return None
+    return frozenset(range(bounds[0], bounds[1] + 1))
 
 
 def _casts(source: np.dtype[Any], target: np.dtype[Any]) -> bool:

@@ -39,7 +39,8 @@ class Hosts:
         limits: how long hosts may take.
         background: the envs busy with something that no step waits for.
         background_changes: grows when there is something new to look after behind the caller.
-        index_of: the index of each env_id's host.
+        index_of: where steps of each env_id are posted: at the index of its host, or all in one
+            place where they run in the caller.
         look: finds out what a shared host is running, where it does not say so by message.
     """
 
@@ -70,7 +71,8 @@ class Hosts:
         self._earliest = NEVER
         self.background: dict[int, EnvSlot] = {}
         self.background_changes = 0
-        self.index_of = [slot.group.index for slot in self.slots]
+        in_one_place = transport.runs_in_caller
+        self.index_of = [0 if in_one_place else slot.group.index for slot in self.slots]
         self.look: Callable[[HostGroup], None] | None = None
 
     # -- which host serves which envs ---------------------------------------------------------

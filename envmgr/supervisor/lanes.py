@@ -11,6 +11,7 @@ So an env's slot is right while the env is out of its lane, and its lane while i
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -27,6 +28,7 @@ from envmgr.block import (
     RING,
     RING_MASK,
     SLOT_BITS,
+    TOKEN_BYTES,
     TOLD_BIT,
     Block,
     fence,
@@ -43,15 +45,20 @@ from envmgr.supervisor.episodes import Episodes
 from envmgr.supervisor.hosts import Hosts
 from envmgr.supervisor.observed import Observed
 from envmgr.supervisor.replies import BlockReplies, after_of, resets_after
-from envmgr.supervisor.selection import IDLE, OUT, RESETTING, STEPPING, Selection
+from envmgr.supervisor.selection import (
+    IDLE,
+    OUT,
+    RESETTING,
+    STEPPING,
+    Selection,
+    Window,
+)
 from envmgr.supervisor.slots import NEVER, EnvSlot, HostGroup, Work
 from envmgr.supervisor.stats import Statistics
 from envmgr.supervisor.taken import Taken
 from envmgr.transport.base import Arrival
 
 _KNOWN_SELECTIONS = 256
-_ASK_FROM = 2
-"""Of more hosts than these, only one rings when all are wanted; then one of those missing."""
 
 
 class Lanes:
@@ -105,12 +112,13 @@ class Lanes:
         hosts.look = self._look
         arrivals.take_out = self._take_out
         self._bases = np.zeros(n, dtype=np.uint64)
+        # The base of all envs, as long as none has been renewed.
+        self._base: int | None = token_of(0, 0)
         self._expected = np.full(n, NO_TOKEN, dtype=np.uint64)
         # What is to be the case when a batch has been posted, also if Ctrl-C comes in between.
-        self._unfinished: tuple[Selection, Array, int, int, int] | None = None
+        self._unfinished: tuple[Selection, Any, int, int, int] | None = None
         self._posted_last: Selection | None = None
         self._posted_quiet = False
-        self._no_token = np.uint64(NO_TOKEN)
         self._groups = hosts.groups
         self._ring = hosts.transport.ring
         self._kinds = -1
@@ -136,12 +144,11 @@ class Lanes:
         self._sleeping = items(block.sleeping)
         self._reset_tokens = items(block.resets)
         self._reset_flags = items(block.reset_flags)
-        self._windowed = (block.requests, block.replies, self._bases, self._expected)
 
     def detach(self) -> None:
         """Let go of the shared memory: who still looks at this looks at nothing."""
         for selection in self._selections.values():
-            selection.windows = None
+            selection.window = None
             selection.arenas.clear()
         plan = self._block.plan
         self._bind(Block(bytearray(plan.nbytes), plan))
@@ -171,7 +178,10 @@ class Lanes:
                 return None
             if len(self._selections) >= _KNOWN_SELECTIONS:
                 self._selections.clear()
-            selection = self._selections[key] = Selection(list(key), known, self._windowed)
+            selection = self._selections[key] = Selection(list(key), known)
+            if selection.is_slice:
+                rows = selection.rows
+                selection.window = Window(self._block, rows, self._bases, self._expected)
         self._latest, self._latest_array = selection, selection.array
         return selection
 
@@ -225,7 +235,10 @@ class Lanes:
             if at == OUT and self._may_enter(env_id):
                 slot = self._slots[env_id]
                 lane[env_id] = IDLE
-                self._bases[env_id] = token_of(slot.generation, 0)
+                base = token_of(slot.generation, 0)
+                self._bases[env_id] = base
+                if base != self._base:
+                    self._base = None
                 self.observed.keep(env_id, slot.obs)
 
     def _may_enter(self, env_id: int) -> bool:
@@ -257,14 +270,15 @@ class Lanes:
             self.outstanding -= 1
             slot.owed = True
             self._hosts.take_over_step(slot, request_of(token)[1], float(self._posted_at[env_id]))
-            self._have_rung(slot.group, env_id, token)
+            self._have_rung(env_id, token)
         self._lane[env_id] = OUT
 
-    def _have_rung(self, group: HostGroup, env_id: int, token: int) -> None:
-        """Have the host of an env that leaves its lane ring for its step, if it would not."""
-        quiet = self._posting[group.index] & RING_MASK == QUIET
+    def _have_rung(self, env_id: int, token: int) -> None:
+        """Have the host of an env ring for its step, if it would not."""
+        index = self._hosts.index_of[env_id]
+        quiet = self._posting[index] & RING_MASK == QUIET
         if quiet and self._block.replies[env_id] != token:
-            self._hosts.transport.ring(group.host_id or 0, asks=True)
+            self._hosts.transport.ring(self._groups[index].host_id or 0, asks=True)
 
     def have_all_ring(self) -> None:
         """Have every host ring that was not to, because its steps were to be gathered together.
@@ -275,7 +289,7 @@ class Lanes:
             return
         for env_id, at in enumerate(self._lane):
             if at == STEPPING:
-                self._have_rung(self._slots[env_id].group, env_id, int(self._expected[env_id]))
+                self._have_rung(env_id, int(self._expected[env_id]))
         self._posted_quiet = False
 
     def leave_all(self) -> None:
@@ -302,19 +316,30 @@ class Lanes:
             ring: when their hosts ring: see `block.RING`. With QUIET one of them does, and the
                 caller has to ask the others.
         """
-        rows, windows = selection.rows, selection.windows
-        for column, values in zip(self._block.actions, actions, strict=True):
-            column[rows] = values
+        rows, window = selection.rows, selection.window
+        if window is None:
+            for column, values in zip(self._block.actions, actions, strict=True):
+                column[rows] = values
+        else:
+            for target, values in zip(window.actions, actions, strict=True):
+                target[...] = values
         kind = PYTHON_NUMBERS if python_numbers else NUMPY_VALUES
         if kind != self._kinds:
             self._set_kinds(rows, kind)
         if self._limit_s is not None:
             self._set_deadline(rows, self._limit_s)
         request_id = self._hosts.next_request_id()
-        bases = self._bases[rows] if windows is None else windows[2]
+        tokens: Any
+        if window is None:
+            tokens = self._bases[rows] + np.uint64(request_id)
+        elif self._base is None:
+            tokens = (window.bases + np.uint64(request_id)).tobytes()
+        else:
+            token = self._base + request_id
+            tokens = token.to_bytes(TOKEN_BYTES, sys.byteorder) * selection.count
         self._unfinished = (
             selection,
-            bases + np.uint64(request_id),
+            tokens,
             posting_of(request_id, ring),
             self.outstanding + selection.count,
             self._statistics.actions + selection.count,
@@ -327,29 +352,28 @@ class Lanes:
         if unfinished is None:
             return
         selection, tokens, posting, self.outstanding, self._statistics.actions = unfinished
-        if selection.windows is None:
+        window = selection.window
+        if window is None:
             self._expected[selection.rows] = tokens
             self._block.requests[selection.rows] = tokens
-        else:
-            selection.windows[3][...] = tokens
-            selection.windows[0][...] = tokens
-        if selection.is_slice:
-            self._lane[selection.rows] = selection.stepping
-        else:
             self._move(selection, STEPPING)
+        else:
+            window.expected_bytes[:] = tokens
+            window.request_bytes[:] = tokens
+            self._lane[selection.rows] = selection.stepping
         self._posted_last = selection
-        if not posting & RING_MASK and len(selection.hosts) > _ASK_FROM:
-            self._posted_quiet = True
         self.observed.counted(selection.ids)
-        if len(selection.hosts) <= _ASK_FROM:
+        if selection.all_ring:
             posting |= RING
-        hosts = selection.hosts
+        elif not posting & RING_MASK:
+            self._posted_quiet = True
+        hosts, posted, sleeping = selection.hosts, self._posting, self._sleeping
         for index in hosts:
-            self._posting[index] = posting
-        self._posting[hosts[-1]] = posting | RING
+            posted[index] = posting
+        posted[hosts[-1]] = posting | RING
         fence()
         for index in hosts:
-            if self._sleeping[index]:
+            if sleeping[index]:
                 self._ring(self._groups[index].host_id or 0)
         self._unfinished = None
 
@@ -381,16 +405,16 @@ class Lanes:
 
     def have_arrived(self, selection: Selection) -> bool:
         """Whether all of these envs, which take a step, have replied."""
-        windows = selection.windows
-        if windows is not None:
-            return bool(windows[1].tobytes() == windows[3].tobytes())
+        window = selection.window
+        if window is not None:
+            return bool(window.replies == window.expected)
         rows = selection.rows
         return bool((self._block.replies[rows] == self._expected[rows]).all())
 
     def ringing(self, selection: Selection) -> set[int]:
         """Return the hosts that ring for what was just posted QUIET, by index."""
         hosts = selection.hosts
-        return set(hosts if len(hosts) <= _ASK_FROM else hosts[-1:])
+        return set(hosts if selection.all_ring else hosts[-1:])
 
     def ask_one(self, selection: Selection, asked: set[int]) -> bool:
         """Have one of the hosts that have not replied yet ring when it has.
@@ -429,13 +453,14 @@ class Lanes:
             ordinary in such a way that it has left its lane: then what it replied is looked after
             there, and nothing was taken.
         """
-        flags = self._block.flags[selection.rows]
+        window = selection.window
+        flags = self._block.flags[selection.rows] if window is None else window.flags
         raw = flags.tobytes()
         first = raw[0] | raw[1] << 8
-        ordinary = raw == raw[:2] * selection.count and not first & ~ORDINARY_BITS
+        ordinary = not first & ~ORDINARY_BITS and raw == raw[:2] * selection.count
         if ordinary and first & SLOT_BITS < self.observed.rings.steps:
             return Taken(self, selection, self._block.rewards, first & SLOT_BITS, first, {}, {})
-        return self._take_mixed(selection, flags)
+        return self._take_mixed(selection, np.frombuffer(raw, dtype=np.uint16))
 
     def _take_mixed(self, selection: Selection, flags: Array) -> Taken | None:
         slots = flags & SLOT_BITS
@@ -473,16 +498,19 @@ class Lanes:
             selection: which.
             specials: the flags of replies with something to them, by position.
         """
-        ended = [
-            (selection.ids[position], flag, int(self._expected[selection.ids[position]]))
-            for position, flag in specials.items()
-            if flag & DONE
-        ]
-        if selection.windows is None:
-            self._expected[selection.rows] = self._no_token
+        ended: Sequence[tuple[int, int, int]] = ()
+        if specials:
+            ended = [
+                (selection.ids[position], flag, int(self._expected[selection.ids[position]]))
+                for position, flag in specials.items()
+                if flag & DONE
+            ]
+        window = selection.window
+        if window is None:
+            self._expected[selection.rows] = NO_TOKEN
             self._move(selection, IDLE)
         else:
-            selection.windows[3][...] = self._no_token
+            window.expected_bytes[:] = window.nothing
             self._lane[selection.rows] = selection.idle
         self.outstanding -= selection.count
         self._statistics.timesteps += selection.count

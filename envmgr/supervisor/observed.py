@@ -15,6 +15,8 @@ from envmgr.spaces import Array, Layout
 _LARGE_BYTES = 4096
 """Observations from this size on are copied one by one: who keeps one should not keep a batch."""
 
+_NO_SLOT = 255
+
 Rows = Any
 """What indexes the rows of envs: a slice of neighbours, or an array of env_ids."""
 
@@ -30,6 +32,16 @@ class Batch(Protocol):
     @property
     def rows(self) -> Rows:
         """What indexes their rows."""
+        ...
+
+    @property
+    def count(self) -> int:
+        """How many they are."""
+        ...
+
+    @property
+    def fresh(self) -> bytes:
+        """What says of all of them that the newest observation is in the arena."""
         ...
 
     @property
@@ -72,7 +84,8 @@ class Observed:
         self._large = [leaf.nbytes >= _LARGE_BYTES for leaf in layout.leaves]
         # Of shape () and yet an array: iterating over a batch would make a number of it.
         self._pointlike = [leaf.shape == () and not leaf.is_number for leaf in layout.leaves]
-        self._slots: npt.NDArray[np.int8] = np.full(env_num, -1, dtype=np.int8)
+        self._slot_bytes = bytearray((_NO_SLOT,)) * env_num
+        self._slots: npt.NDArray[np.uint8] = np.frombuffer(self._slot_bytes, dtype=np.uint8)
         self._kept: list[Any] = [None] * env_num
         self._in_arena = bytearray(env_num)
         self._none_in_arena = bytes(env_num)
@@ -83,12 +96,12 @@ class Observed:
         """An env enters its lane: this is its newest observation."""
         self._kept[env_id] = observation
         self._in_arena[env_id] = 0
-        self._slots[env_id] = -1
+        self._slots[env_id] = _NO_SLOT
 
     def began(self, env_id: int, slot: int) -> None:
         """The newest observation of an env is that of a reset, in `slot`."""
         before = int(self._slots[env_id])
-        if before >= 0:
+        if before != _NO_SLOT:
             self._readers[env_id].note(before)  # its view may be in use
         self._slots[env_id] = slot
         self._in_arena[env_id] = 1
@@ -96,7 +109,7 @@ class Observed:
     def newest(self, env_id: int) -> Any:
         """Return the newest observation of an env that leaves its lane."""
         slot = int(self._slots[env_id])
-        if slot >= 0:
+        if slot != _NO_SLOT:
             self._readers[env_id].note(slot)
         return self.of([env_id])[0]
 
@@ -127,13 +140,16 @@ class Observed:
             self._kept[env_id] = observation
             self._in_arena[env_id] = 0
 
-    def taken_as_batch(self, env_ids: Sequence[int], rows: Rows, slots: Any) -> None:
+    def taken_as_batch(self, selection: Batch, slots: Any) -> None:
         """The newest observations of envs are in `slots`, and were handed out as a batch."""
-        self._slots[rows] = slots
+        rows = selection.rows
         if isinstance(rows, slice):
-            self._in_arena[rows] = b"\1" * len(env_ids)
+            one_slot = type(slots) is int
+            self._slot_bytes[rows] = bytes((slots,)) * selection.count if one_slot else bytes(slots)
+            self._in_arena[rows] = selection.fresh
             return
-        for env_id in env_ids:
+        self._slots[rows] = slots
+        for env_id in selection.ids:
             self._in_arena[env_id] = 1
 
     # -- reading ----------------------------------------------------------------------------

@@ -35,6 +35,7 @@ class Repair:
             beyond the attempts at one reset.
         launch_failures: by env_id.
         urgent: what is fatal has to be raised at once.
+        fatal_errors: what has to be raised, one by each public call.
     """
 
     def __init__(
@@ -58,7 +59,7 @@ class Repair:
         self._replace_worn_host = replace_worn_host
         self.launching = True
         self.launch_failures: dict[int, EnvFailure] = {}
-        self._fatal: deque[Exception] = deque()
+        self.fatal_errors: deque[Exception] = deque()
         self.urgent = False
 
     # -- a failure --------------------------------------------------------------------------
@@ -133,22 +134,22 @@ class Repair:
 
     def raise_at_once(self, failure: Exception) -> None:
         """Have the present or next public call raise `failure` before anything else."""
-        self._fatal.append(failure)
+        self.fatal_errors.append(failure)
         self.urgent = True
 
     def raise_later(self, error: Exception) -> None:
         """Have the next public call raise `error` after what has arrived was delivered."""
-        self._fatal.append(error)
+        self.fatal_errors.append(error)
 
     @property
     def fatal(self) -> Exception | None:
         """What the next public call has to raise; each error is raised by a call of its own."""
-        return self._fatal[0] if self._fatal else None
+        return self.fatal_errors[0] if self.fatal_errors else None
 
     def take_fatal(self) -> Exception | None:
         """Return what is to be raised now, once."""
         self.urgent = False
-        return self._fatal.popleft() if self._fatal else None
+        return self.fatal_errors.popleft() if self.fatal_errors else None
 
     def _may_retry(self, slot: EnvSlot, lost: Lost) -> bool:
         """Count a failed attempt at a reset, and say whether there is to be another one."""

@@ -41,6 +41,7 @@ class Supervisor:
         slots: what is known of each env_id.
         statistics: counters since launch.
         repair: what follows failures.
+        lanes: the envs in their ordinary course; None where steps go by message.
     """
 
     def __init__(self, hosts: Hosts, rules: EpisodeRules, policy: FailurePolicy) -> None:
@@ -50,7 +51,7 @@ class Supervisor:
         env_num = len(self.slots)
         self.states = StateTable(env_num)
         self.statistics = Statistics(num_workers=len(hosts.groups))
-        self._lanes: Lanes | None = None
+        self.lanes: Lanes | None = None
         self._orientation = Orientation(hosts, env_num)
         self._episodes = Episodes(hosts, self.states, rules, self.statistics)
         self.repair = Repair(
@@ -79,49 +80,44 @@ class Supervisor:
 
     # -- lanes ------------------------------------------------------------------------------
 
-    @property
-    def lanes(self) -> Lanes | None:
-        """The envs in their ordinary course; None where steps go by message."""
-        return self._lanes
-
     def slot_of(self, env_id: int) -> EnvSlot:
         """Return what is known of an env, which leaves its lane."""
-        if self._lanes is not None:
-            self._lanes.leave(env_id)
+        if self.lanes is not None:
+            self.lanes.leave(env_id)
         return self.slots[env_id]
 
     @property
     def all_owed_in_lanes(self) -> bool:
         """Whether every env that owes a timestep is in its lane, and at least one does."""
-        lanes = self._lanes
+        lanes = self.lanes
         return lanes is not None and 0 < lanes.outstanding == self.statistics.outstanding
 
     @property
     def earliest_deadline(self) -> float:
         """A moment before which no deadline passes; may be too early, never too late."""
         earliest = self.hosts.earliest_deadline
-        return earliest if self._lanes is None else min(earliest, self._lanes.earliest_deadline)
+        return earliest if self.lanes is None else min(earliest, self.lanes.earliest_deadline)
 
     def collect(self) -> None:
         """Apply what has arrived by another way than by message."""
-        if self._lanes is not None:
-            self._lanes.collect()
+        if self.lanes is not None:
+            self.lanes.collect()
 
     def sleep(self, *, soon: bool) -> None:
         """Say whether the caller is about to sleep, and has to be woken."""
-        if self._lanes is not None:
-            self._lanes.sleep(soon=soon)
+        if self.lanes is not None:
+            self.lanes.sleep(soon=soon)
 
     def finish_posting(self) -> None:
         """Do what is left of a posting of steps that was interrupted."""
-        if self._lanes is not None:
-            self._lanes.finish_posting()
+        if self.lanes is not None:
+            self.lanes.finish_posting()
 
     def leave_lanes(self) -> None:
         """Take every env out of its lane, and apply what it has replied: slots are right now."""
-        if self._lanes is not None:
-            self._lanes.leave_all()
-            self._lanes.collect()
+        if self.lanes is not None:
+            self.lanes.leave_all()
+            self.lanes.collect()
 
     # -- launch -----------------------------------------------------------------------------
 
@@ -150,7 +146,7 @@ class Supervisor:
         block, observed = shared
         actions = action_columns(self.descriptions[0].action_space, self.rules.check_actions)
         if actions is not None:
-            self._lanes = Lanes(
+            self.lanes = Lanes(
                 block,
                 actions,
                 observed,
@@ -227,7 +223,7 @@ class Supervisor:
 
     def ready_ids(self) -> list[int]:
         """Return the envs that take an action now, ascending."""
-        slots, lanes = self.slots, self._lanes
+        slots, lanes = self.slots, self.lanes
         if lanes is not None:
             lanes.enter()
             if lanes.are_all_idle:
@@ -241,11 +237,11 @@ class Supervisor:
 
     def is_stepping(self, env_id: int) -> bool:
         """Return whether an env takes a step in its lane."""
-        return self._lanes is not None and self._lanes.is_stepping(env_id)
+        return self.lanes is not None and self.lanes.is_stepping(env_id)
 
     def is_resetting(self, env_id: int) -> bool:
         """Return whether an env is being reset in its lane."""
-        return self._lanes is not None and self._lanes.is_resetting(env_id)
+        return self.lanes is not None and self.lanes.is_resetting(env_id)
 
     def owes(self, env_id: int) -> bool:
         """Return whether an env owes a timestep."""
@@ -260,7 +256,7 @@ class Supervisor:
 
         Per leaf (k, *shape); None if they have to be put together from those of each env.
         """
-        lanes = self._lanes
+        lanes = self.lanes
         selection = None if lanes is None else lanes.select(env_ids)
         if lanes is None or selection is None or not lanes.are_idle(selection):
             return None
@@ -268,7 +264,7 @@ class Supervisor:
 
     def observations(self, env_ids: Sequence[int]) -> list[Any]:
         """Return the newest observations of envs that are ready."""
-        lanes, slots = self._lanes, self.slots
+        lanes, slots = self.lanes, self.slots
         if lanes is None:
             return [slots[i].obs for i in env_ids]
         if lanes.are_all_in:
@@ -374,16 +370,16 @@ class Supervisor:
 
     def handle(self, host_id: int, arrival: Arrival) -> None:
         """Apply what came from a host."""
-        if self._lanes is not None:
-            self._lanes.make_way(host_id, arrival)
+        if self.lanes is not None:
+            self.lanes.make_way(host_id, arrival)
         self._arrivals.handle(host_id, arrival)
 
     # -- time -------------------------------------------------------------------------------
 
     def expire(self) -> None:
         """Act on deadlines that have passed. What had arrived before has been handled."""
-        if self._lanes is not None:
-            self._lanes.expire()
+        if self.lanes is not None:
+            self.lanes.expire()
         for slot in self.hosts.due():
             if not self.hosts.is_due(slot):
                 continue  # settled together with another env of its host
@@ -404,5 +400,5 @@ class Supervisor:
             slot.timestep = slot.obs = slot.fresh = None  # they may be views of shared memory
             self.states.apply(slot.env_id, Event.CLOSE)
         self._orientation.detach()
-        if self._lanes is not None:
-            self._lanes.detach()
+        if self.lanes is not None:
+            self.lanes.detach()

@@ -132,14 +132,13 @@ class Taken:
         selection, observed = self._selection, self._lanes.observed
         rows, count = selection.rows, selection.count
         obs = observed.batch(selection, self._slots)
-        rewards = self._rewards[rows]
-        if selection.is_slice:
-            rewards = rewards.copy()
+        window = selection.window
+        rewards = self._rewards[rows] if window is None else window.rewards.copy()
         ends = np.zeros((2, count), dtype=np.bool_)
         infos: Sequence[Any] = OrdinaryInfos(self._usual, count)
         if self._specials:
             infos = self._special_infos(count, ends)
-        observed.taken_as_batch(selection.ids, rows, self._slots)
+        observed.taken_as_batch(selection, self._slots)
         self._lanes.handed_out(selection, self._specials)
         return ArrayBatch(selection.array, obs, rewards, ends[0], ends[1], infos)
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from envmgr.host import Host
 from envmgr.policy import Deadlines
+from envmgr.posted import PostedSteps
 from envmgr.protocol import Attribute, Message, Op
 from envmgr.transport.base import Arrival, HostDied, HostSpec, TimedOut, Transport
 
@@ -58,7 +59,9 @@ class _InlineHost:
 class InlineTransport(Transport):
     """Runs requests inside `poll`, each to its end, in the order they were sent.
 
-    Each host serves one env: sharing one saves nothing where there are no processes.
+    Each host serves one env, so that what becomes of one is no matter of the others; steps that
+    are posted in the block are taken for all of them together. With time limits on steps or resets
+    they go by message, which is when an alarm can be set for each.
 
     Time limits: in the main thread of POSIX systems an alarm interrupts the env's code. Elsewhere,
     and in C code that does not return to Python, the limit is only noticed afterwards; either way
@@ -83,6 +86,8 @@ class InlineTransport(Transport):
         self._arrivals: list[tuple[int, Arrival]] = []  # outlasts a Ctrl-C inside `poll`
         self._abandoned: list[Host] = []
         self._memory: memoryview | None = None
+        self._posted = PostedSteps(0, _silent, timed=False)
+        self._host_of: dict[int, int] = {}
         self._woken = threading.Event()
 
     def start(self, specs: Sequence[HostSpec]) -> None:
@@ -94,7 +99,9 @@ class InlineTransport(Transport):
                 spec.settings,
                 encode=_private,
                 memory=self._open_memory,
+                posted=self._posted,
             )
+            self._host_of[order.env_id] = spec.host_id
             entry = _InlineHost(spec, host)
             entry.inbox.append(
                 Message(Op.HELLO, order.env_id, order.generation, order.request_id, None)
@@ -120,17 +127,42 @@ class InlineTransport(Transport):
     def poll(
         self, timeout_s: float | None, *, pivot: int | None = None
     ) -> list[tuple[int, Arrival]]:
-        """Run all queued work, or sleep for `timeout_s` if there is none."""
+        """Run all queued and posted work, or sleep for `timeout_s` if there is none."""
+        ran = self._run_posted()
         for host_id, entry in list(self._hosts.items()):
             while entry.has_work():
                 arrival = self._advance(host_id, entry)
                 if arrival is not None:
                     self._arrivals.append((host_id, arrival))
-        if not self._arrivals and timeout_s != 0.0:
+        if not ran and not self._arrivals and timeout_s != 0.0:
             self._woken.wait(timeout_s)
         self._woken.clear()
         arrivals, self._arrivals = self._arrivals, []
         return arrivals
+
+    def _run_posted(self) -> bool:
+        """Take the steps that were posted, and begin the episodes after them; whether any were."""
+        posted, ran = self._posted, False
+        while posted.is_due:
+            ran = True
+            try:
+                posted.run(self._answer, asked=False)
+            except BaseException as error:  # as in `_advance`
+                if posted.interrupted is not None:
+                    self._abandon(self._host_of[posted.interrupted], error)
+                raise
+        return ran
+
+    def _answer(self, message: Message) -> None:
+        self._arrivals.append((self._host_of[message.env_id], message))
+
+    def _abandon(self, host_id: int, error: BaseException) -> None:
+        """Give up an env that was interrupted: nobody can tell what it had done of its request."""
+        entry = self._hosts.pop(host_id, None)
+        if entry is not None:
+            self._abandoned.append(entry.host)
+            died = HostDied(None, f"interrupted by {type(error).__name__}")
+            self._arrivals.append((host_id, died))
 
     def _advance(self, host_id: int, entry: _InlineHost) -> Arrival | None:
         limit_s = self._limits_s.get(entry.doing)
@@ -141,10 +173,8 @@ class InlineTransport(Transport):
                 reply = entry.next_reply()
         except _Interrupted:
             entry.replies = None
-        except BaseException as error:  # Ctrl-C: nobody can tell what the env had done of it
-            self._abandoned.append(self._hosts.pop(host_id).host)
-            died = HostDied(None, f"interrupted by {type(error).__name__}")
-            self._arrivals.append((host_id, died))
+        except BaseException as error:  # Ctrl-C
+            self._abandon(host_id, error)
             raise
         if limit_s is not None and time.monotonic() - began > limit_s:
             entry.replies = None
@@ -168,6 +198,14 @@ class InlineTransport(Transport):
     def _open_memory(self, nbytes: int) -> memoryview | None:
         return self._memory
 
+    @property
+    def has_block(self) -> bool:
+        """Whether steps may be posted: there are no time limits to keep for each of them."""
+        return self._limits_s[Op.STEP] is None and self._limits_s[Op.RESET] is None
+
+    def ring(self, host_id: int, *, asks: bool = False) -> None:
+        """Do nothing: `poll` looks in any case."""
+
     def kill(self, host_id: int) -> None:
         """Close the env, since there is no process to end."""
         entry = self._hosts.pop(host_id, None)
@@ -186,6 +224,10 @@ class InlineTransport(Transport):
         self._abandoned.clear()
         self._arrivals.clear()
         self._memory = None
+
+
+def _silent() -> None:
+    """Ring for nobody: the parent is who runs the steps."""
 
 
 @contextlib.contextmanager
