@@ -320,6 +320,7 @@ class PostedSteps:
         rows = [each.row for each in self._envs]
         takes_any = all(each.takes_any_number for each in self._envs)
         self._actions = _ActionReader(block, rows, takes_any_number=takes_any)
+        self._is_lone = len(self._envs) == 1
         self._first, self._end = self._envs[0].row, self._envs[-1].row + 1
         self._dense = self._end - self._first == len(self._envs)
 
@@ -344,23 +345,30 @@ class PostedSteps:
         """Whether there is something to do."""
         return bool(self._envs) and (self._posting[self._index] != self._seen or bool(self._resets))
 
-    def sleep(self, *, soon: bool) -> bool:
-        """Say whether this host is about to sleep; return whether not to, after all."""
+    def stays_awake(self, *, watches: bool) -> bool:
+        """Return whether there is something to do, after all; if not, this host may sleep.
+
+        Args:
+            watches: look for a while first.
+        """
         if not self._envs:
             return False
-        self._sleeping[self._index] = soon
-        if not soon:
-            return False
+        if watches and self._spin_s > 0.0 and self._spin():
+            return True
+        self._sleeping[self._index] = True
         fence()
         return self.is_due
 
-    def spin(self) -> bool:
+    def wake(self) -> None:
+        """This host is awake."""
+        if self._envs:
+            self._sleeping[self._index] = False
+
+    def _spin(self) -> bool:
         """Watch for something to do, for a while; return whether there is.
 
         How long depends on how it went before: where the parent takes its time, it is not worth it.
         """
-        if not self._envs or self._spin_s <= 0.0:
-            return False
         posting, index, seen = self._posting, self._index, self._seen
         end = monotonic() + self._spin_s
         while monotonic() < end:
@@ -382,7 +390,10 @@ class PostedSteps:
         """
         waiting = len(self._resets)
         if self._envs and self._posting[self._index] != self._seen:
-            self._take_steps(send)
+            if self._is_lone:
+                self._take_step(send)
+            else:
+                self._take_steps(send)
         if asked:
             self._ring()
         if not waiting:
@@ -399,6 +410,33 @@ class PostedSteps:
                 send(message)
         self._rest()
         self._wake_parent()
+
+    def _take_step(self, send: Send) -> None:
+        """As `_take_steps`, for one env.
+
+        A host of one env sleeps between its steps, and then runs with cold caches: what it need not
+        do is saved several times over.
+        """
+        env, index = self._envs[0], self._index
+        posting = self._posting[index]
+        token = self._requests[self._first]
+        action = self._actions.read()[0]
+        is_new = token != self._taken[0]
+        try:
+            self._seen, self._taken[0] = posting, token
+            if is_new:
+                if self._timed:
+                    self._begin(env)
+                answer = env.step(token, action)
+                if answer is not None:
+                    self._follow(env, token, answer, send)
+        except BaseException:  # as in `_take_steps`
+            self.interrupted = env.env_id
+            raise
+        if self._timed:
+            self._rest()
+        if posting & RING_MASK:
+            self._wake_parent()
 
     def _take_steps(self, send: Send) -> None:
         # Read before the requests: what is posted while these run is seen the next time.

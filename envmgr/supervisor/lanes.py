@@ -59,6 +59,7 @@ from envmgr.supervisor.taken import Taken
 from envmgr.transport.base import Arrival
 
 _KNOWN_SELECTIONS = 256
+_ALL_IDLE, _ALL_STEPPING = {IDLE}, {STEPPING}
 
 
 class Lanes:
@@ -172,7 +173,7 @@ class Lanes:
         selection = self._selections.get(key)
         if selection is None:
             known = self._hosts.index_of
-            if not all(0 <= i < len(known) for i in key):
+            if min(key) < 0 or max(key) >= len(known):
                 return None
             if len(set(key)) < len(key):
                 return None
@@ -190,14 +191,14 @@ class Lanes:
         lane = self._lane
         if selection.is_slice:
             return bool(lane[selection.rows] == selection.idle)
-        return lane == self._all_idle or all(lane[i] == IDLE for i in selection.ids)
+        return lane == self._all_idle or set(map(lane.__getitem__, selection.ids)) == _ALL_IDLE
 
     def are_stepping(self, selection: Selection) -> bool:
         """Whether all of these envs are in their lanes and take a step."""
         lane = self._lane
         if selection.is_slice:
             return bool(lane[selection.rows] == selection.stepping)
-        return all(lane[i] == STEPPING for i in selection.ids)
+        return set(map(lane.__getitem__, selection.ids)) == _ALL_STEPPING
 
     @property
     def has_resets(self) -> bool:
@@ -208,10 +209,11 @@ class Lanes:
         """Whether an env is in its lane and being reset."""
         return self._lane[env_id] == RESETTING
 
-    @property
-    def are_all_idle(self) -> bool:
-        """Whether all envs are in their lanes and ready."""
-        return self._lane == self._all_idle
+    def idle_ids(self) -> list[int]:
+        """Return the envs in their lanes that are ready, ascending."""
+        if self._lane == self._all_idle:
+            return list(range(len(self._lane)))
+        return [env_id for env_id, at in enumerate(self._lane) if at == IDLE]
 
     @property
     def are_all_in(self) -> bool:
@@ -437,7 +439,8 @@ class Lanes:
 
     def arrived_ids(self) -> list[int]:
         """Return the envs in their lanes whose steps have replied, ascending."""
-        arrived: list[int] = np.flatnonzero(self._block.replies == self._expected).tolist()
+        (found,) = (self._block.replies == self._expected).nonzero()
+        arrived: list[int] = found.tolist()
         return arrived
 
     def any_goes_on(self, ids: Sequence[int]) -> bool:
@@ -463,17 +466,18 @@ class Lanes:
         return self._take_mixed(selection, np.frombuffer(raw, dtype=np.uint16))
 
     def _take_mixed(self, selection: Selection, flags: Array) -> Taken | None:
-        slots = flags & SLOT_BITS
-        usual = int(flags[0] & TOLD_BIT)
-        special = ((flags & ~np.uint16(SLOT_BITS)) != usual) | (slots >= self.observed.rings.steps)
+        found: list[int] = flags.tolist()
+        usual, steps = found[0] & TOLD_BIT, self.observed.rings.steps
+        slots = [flag & SLOT_BITS for flag in found]
         details: dict[int, Any] = {}
         specials: dict[int, int] = {}
-        for position in np.flatnonzero(special).tolist():
-            flag = specials[position] = int(flags[position])
-            if not self._is_sound(selection.ids[position], position, flag, details):
-                return None
-        one_slot = bool((slots == slots[0]).all())
-        where: Any = int(slots[0]) if one_slot else slots.tolist()
+        for position, (flag, slot) in enumerate(zip(found, slots, strict=True)):
+            if flag - slot != usual or slot >= steps:
+                specials[position] = flag
+                if not self._is_sound(selection.ids[position], position, flag, details):
+                    return None
+        one_slot = slots.count(slots[0]) == len(slots)
+        where: Any = slots[0] if one_slot else slots
         return Taken(self, selection, self._block.rewards, where, usual, specials, details)
 
     def _is_sound(self, env_id: int, position: int, flag: int, details: dict[int, Any]) -> bool:

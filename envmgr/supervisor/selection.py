@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -109,7 +108,7 @@ class Selection:
         self.is_slice = ids == list(range(first, first + len(ids)))
         self.rows: Any = slice(first, first + len(ids)) if self.is_slice else self.array
         self.hosts = list(dict.fromkeys(map(host_index.__getitem__, ids)))
-        self.is_ascending = self.is_slice or all(a < b for a, b in itertools.pairwise(ids))
+        self.is_ascending = self.is_slice or ids == sorted(ids)
         self.fresh = bytes((1,)) * len(ids)
         self.idle = bytes((IDLE,)) * len(ids)
         self.stepping = bytes((STEPPING,)) * len(ids)

@@ -226,8 +226,8 @@ class Supervisor:
         slots, lanes = self.slots, self.lanes
         if lanes is not None:
             lanes.enter()
-            if lanes.are_all_idle:
-                return list(range(len(slots)))
+            if lanes.are_all_in:
+                return lanes.idle_ids()
             return [i for i in self.states.ids_in(EnvState.RUN) if self.is_ready(i)]
         return [i for i in self.states.ids_in(EnvState.RUN) if not slots[i].owed]
 

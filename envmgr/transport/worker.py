@@ -233,14 +233,12 @@ def _serve(host: Host, posted: PostedSteps | None, inbox: _Inbox, channel: Chann
             continue
         if postponed and inbox.is_empty():
             replies = host.next_postponed()
-        elif posted is not None and inbox.has_none and posted.spin():
-            continue
         else:
-            if posted is not None and posted.sleep(soon=True):
+            if posted is not None and posted.stays_awake(watches=inbox.has_none):
                 continue
             message = inbox.next()
             if posted is not None:
-                posted.sleep(soon=False)
+                posted.wake()
             if message is None:
                 continue  # a bell: there may be something in the block
             if message.op == Op.CLOSE:
@@ -303,12 +301,16 @@ class _Inbox:
     def _await_bell(self, bell: int) -> bool:
         """Wait for a bell or a message; return whether it is only a bell."""
         ready = self._poll.poll()
-        if all(fd != bell for fd, _ in ready):
-            return False
-        with contextlib.suppress(BlockingIOError):
+        alone = len(ready) == 1
+        if not alone or ready[0][0] != bell:
+            if all(fd != bell for fd, _ in ready):
+                return False
+        try:  # not `suppress`: this runs for each step of a worker that sleeps between them
             if os.eventfd_read(bell) >= BELL_VALUE_ASKED:
                 self._channel.asked = True
-        return len(ready) == 1
+        except BlockingIOError:
+            pass
+        return alone
 
 
 def _during(op: int) -> str:
@@ -347,8 +349,10 @@ def _yield_to_who_wakes() -> None:
 
 
 def _ring(bell: int) -> None:
-    with contextlib.suppress(BlockingIOError):  # it has been rung often enough
+    try:
         os.eventfd_write(bell, 1)
+    except BlockingIOError:  # it has been rung often enough
+        pass
 
 
 def _open_memory(shared_fds: tuple[int, ...], nbytes: int) -> mmap.mmap:
