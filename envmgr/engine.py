@@ -145,8 +145,8 @@ class Engine:
         """
         began = self._clock()
         warn_at, narrow_until = began + WARN_EVERY_S, began + NARROW_S
+        self.supervisor.sleep(soon=True)  # first of all: whatever comes after it rings
         while not self._closing:  # asked first: the wake-up may have been spent already
-            self.supervisor.sleep(soon=True)  # before that: what comes after it rings
             self.supervisor.collect()  # what came before it rang for nobody, or for the background
             if finished():
                 self.supervisor.sleep(soon=False)

@@ -302,14 +302,13 @@ class _Inbox:
         """Wait for a bell or a message; return whether it is only a bell."""
         ready = self._poll.poll()
         alone = len(ready) == 1
-        if not alone or ready[0][0] != bell:
-            if all(fd != bell for fd, _ in ready):
-                return False
+        if not (alone and ready[0][0] == bell) and all(fd != bell for fd, _ in ready):
+            return False
         try:  # not `suppress`: this runs for each step of a worker that sleeps between them
             if os.eventfd_read(bell) >= BELL_VALUE_ASKED:
                 self._channel.asked = True
         except BlockingIOError:
-            pass
+            return alone
         return alone
 
 
@@ -351,8 +350,8 @@ def _yield_to_who_wakes() -> None:
 def _ring(bell: int) -> None:
     try:
         os.eventfd_write(bell, 1)
-    except BlockingIOError:  # it has been rung often enough
-        pass
+    except BlockingIOError:
+        return  # it has been rung often enough
 
 
 def _open_memory(shared_fds: tuple[int, ...], nbytes: int) -> mmap.mmap:
