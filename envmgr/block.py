@@ -24,7 +24,7 @@ from envmgr.spaces import Array, Layout
 
 _ALIGNMENT_BYTES = 64
 _WORDS = 8
-_BY_HOST = frozenset(("posted", "running", "since", "sleeping"))
+_BY_HOST = frozenset(("posted", "finished", "running", "since", "sleeping"))
 """Columns whose items have a cache line each: who writes into one makes others wait for it."""
 
 
@@ -68,8 +68,9 @@ def request_of(token: int) -> tuple[int, int]:
 
 
 RING_MASK = 3
-QUIET, RING, RING_EACH = 0, 1, 2
-"""When a host rings for what was posted: not at all, at the end, or for each env in good time."""
+LAST, RING, RING_EACH = 0, 1, 2
+"""When a host rings for what was posted: at the end if it is the last of those that the same was
+posted for, at the end in any case, or for each env in good time."""
 
 
 def posting_of(request_id: int, ring: int) -> int:
@@ -105,6 +106,7 @@ class BlockPlan:
         n = self.env_num
         columns: list[tuple[str, tuple[int, ...], Any]] = [
             ("posted", (self.n_hosts, _WORDS), np.uint64),
+            ("finished", (self.n_hosts, _WORDS), np.uint64),
             ("running", (self.n_hosts, _WORDS), np.int64),
             ("since", (self.n_hosts, _WORDS), np.float64),
             ("sleeping", (self.n_hosts + 1, _WORDS), np.uint64),
@@ -161,6 +163,7 @@ class Block:
     Attributes:
         posted: (n_hosts,) counts what was posted for a host, and says when it is to ring: see
             `posting_of`.
+        finished: (n_hosts,) what of `posted` a host was done with last.
         running: (n_hosts,) the env that a host runs, plus one; 0 while it runs none.
         since: (n_hosts,) when that began or ended, on the monotonic clock.
         sleeping: (n_hosts + 1,) whether a host, or the parent (the last), has to be rung for: see
@@ -178,6 +181,7 @@ class Block:
     """
 
     posted: npt.NDArray[np.uint64]
+    finished: npt.NDArray[np.uint64]
     running: npt.NDArray[np.int64]
     since: npt.NDArray[np.float64]
     sleeping: npt.NDArray[np.uint64]

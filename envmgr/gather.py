@@ -60,14 +60,14 @@ class Gather:
     def _exactly_in_lanes(self, lanes: Lanes, selection: Selection) -> Taken | None:
         repair = self._supervisor.repair
         if not self._engine.spin_until(lambda: lanes.have_arrived(selection)):
-            asked = lanes.ringing(selection)
-
-            def finished() -> bool:
-                if repair.urgent or not lanes.are_stepping(selection):
-                    return True
-                return lanes.have_arrived(selection) or not lanes.ask_one(selection, asked)
-
-            self._engine.wait_until(finished, doing="step")
+            self._engine.wait_until(
+                lambda: (
+                    lanes.have_arrived(selection)
+                    or repair.urgent
+                    or not lanes.are_stepping(selection)
+                ),
+                doing="step",
+            )
         if repair.urgent or not lanes.are_stepping(selection):
             return None
         return lanes.take(selection)

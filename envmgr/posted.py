@@ -310,6 +310,7 @@ class PostedSteps:
         self._forget_resets(env.row)
         block = env.block
         self._posting = items(block.posted)
+        self._finished = items(block.finished)
         self._requests = items(block.requests)
         self._running = items(block.running)
         self._since = items(block.since)
@@ -435,8 +436,7 @@ class PostedSteps:
             raise
         if self._timed:
             self._rest()
-        if posting & RING_MASK:
-            self._wake_parent()
+        self._finish(posting)
 
     def _take_steps(self, send: Send) -> None:
         # Read before the requests: what is posted while these run is seen the next time.
@@ -477,8 +477,26 @@ class PostedSteps:
             raise
         if tells:
             self._rest()
-        if posting & RING_MASK:
-            self._wake_parent()
+        self._finish(posting)
+
+    def _finish(self, posting: int) -> None:
+        """Ring for a batch of steps, if this host has to."""
+        self._finished[self._index] = posting
+        fence()
+        if self._sleeping[-1] and (posting & RING_MASK or self._is_last(posting)):
+            self._ring()
+
+    def _is_last(self, posting: int) -> bool:
+        """Return whether all hosts that the same was posted for have finished.
+
+        Of two that finish at once at least one finds that: each has said so before it looks. The
+        host that was rung last is asked first, for it is the one most likely to be busy still.
+        """
+        posted, finished = self._posting, self._finished
+        return not any(
+            posted[index] == posting and finished[index] != posting
+            for index in range(len(posted) - 1, -1, -1)
+        )
 
     def _wake_parent(self) -> None:
         fence()

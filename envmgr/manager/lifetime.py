@@ -60,6 +60,7 @@ class ManagerLifetime:
         self._view = self._make_view()
         self._policy = GatherPolicy(self._config.wait_num, self._config.step_wait_timeout)
         self._given = (observation_space, action_space, reward_space)
+        self._gathers_some = False
         self._description: EnvDescription | None = None
         self._action_checks: list[ActionCheck] | None = None
         self._layout: Layout | None = None

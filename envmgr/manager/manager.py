@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from envmgr import requests
-from envmgr.block import QUIET, RING, RING_EACH
+from envmgr.block import LAST, RING, RING_EACH
 from envmgr.errors import (
     ConfigError,
     ManagerClosedError,
@@ -146,7 +146,7 @@ class EnvManager(EnvAccess):
         """
         with self._calling() as supervisor:
             wants_all = self._policy.gathers_all
-            env_ids = self._send(supervisor, actions, QUIET if wants_all else RING_EACH)
+            env_ids = self._send(supervisor, actions, LAST if wants_all else RING_EACH)
             gather = Gather(self._running, supervisor)
             if env_ids and wants_all:
                 gathered = gather.exactly(env_ids)
@@ -175,12 +175,15 @@ class EnvManager(EnvAccess):
 
     @property
     def _ring_when_sent(self) -> int:
-        return RING if self._policy.gathers_all else RING_EACH
+        if not self._policy.gathers_all:
+            return RING_EACH
+        return RING if self._gathers_some else LAST
 
     def _receive(
         self, supervisor: Supervisor, min_ready: int | None, timeout_s: float | None
     ) -> Gathered:
         policy = self._policy
+        self._gathers_some = min_ready is not None  # most likely the next time, too
         if min_ready is not None:
             if min_ready < 1:
                 raise ConfigError(f"min_ready is {min_ready}; it should be 1 or more")

@@ -20,12 +20,11 @@ import numpy as np
 from envmgr.block import (
     DONE,
     HAS_INFO,
+    LAST,
     NO_TOKEN,
     NUMPY_VALUES,
     ORDINARY_BITS,
     PYTHON_NUMBERS,
-    QUIET,
-    RING,
     RING_MASK,
     SLOT_BITS,
     TOKEN_BYTES,
@@ -119,7 +118,7 @@ class Lanes:
         # What is to be the case when a batch has been posted, also if Ctrl-C comes in between.
         self._unfinished: tuple[Selection, Any, int, int, int] | None = None
         self._posted_last: Selection | None = None
-        self._posted_quiet = False
+        self._posted_for_last = False
         self._groups = hosts.groups
         self._ring = hosts.transport.ring
         self._kinds = -1
@@ -272,27 +271,34 @@ class Lanes:
             self.outstanding -= 1
             slot.owed = True
             self._hosts.take_over_step(slot, request_of(token)[1], float(self._posted_at[env_id]))
-            self._have_rung(env_id, token)
+            if self._may_stay_silent(env_id, token):
+                self._ask(self._hosts.index_of[env_id])
         self._lane[env_id] = OUT
 
-    def _have_rung(self, env_id: int, token: int) -> None:
-        """Have the host of an env ring for its step, if it would not."""
-        index = self._hosts.index_of[env_id]
-        quiet = self._posting[index] & RING_MASK == QUIET
-        if quiet and self._block.replies[env_id] != token:
-            self._hosts.transport.ring(self._groups[index].host_id or 0, asks=True)
+    def _may_stay_silent(self, env_id: int, token: int) -> bool:
+        """Return whether an env's host may not ring for its step, which has not replied."""
+        posting = self._posting[self._hosts.index_of[env_id]]
+        return posting & RING_MASK == LAST and bool(self._block.replies[env_id] != token)
+
+    def _ask(self, index: int) -> None:
+        """Have a host ring when it has done what was posted."""
+        self._hosts.transport.ring(self._groups[index].host_id or 0, asks=True)
 
     def have_all_ring(self) -> None:
-        """Have every host ring that was not to, because its steps were to be gathered together.
+        """Have every host ring that need not, because its steps were to be gathered together.
 
-        A gather that Ctrl-C has interrupted leaves such steps to one that waits for any of them.
+        They are not when a gather waits for some of them, after `send` or Ctrl-C.
         """
-        if not self._posted_quiet:
+        if not self._posted_for_last:
             return
-        for env_id, at in enumerate(self._lane):
-            if at == STEPPING:
-                self._have_rung(env_id, int(self._expected[env_id]))
-        self._posted_quiet = False
+        silent = [
+            self._hosts.index_of[env_id]
+            for env_id, at in enumerate(self._lane)
+            if at == STEPPING and self._may_stay_silent(env_id, int(self._expected[env_id]))
+        ]
+        for index in dict.fromkeys(silent):
+            self._ask(index)
+        self._posted_for_last = False
 
     def leave_all(self) -> None:
         """Take every env out of its lane."""
@@ -315,8 +321,8 @@ class Lanes:
             selection: which.
             actions: per leaf (k, *shape).
             python_numbers: the envs are to get Python's own numbers, not numpy's.
-            ring: when their hosts ring: see `block.RING`. With QUIET one of them does, and the
-                caller has to ask the others.
+            ring: when their hosts ring: see `block.RING`. With LAST somebody does when all have
+                replied; who waits for some of them has to call `have_all_ring`.
         """
         rows, window = selection.rows, selection.window
         if window is None:
@@ -365,14 +371,11 @@ class Lanes:
             self._lane[selection.rows] = selection.stepping
         self._posted_last = selection
         self.observed.counted(selection.ids)
-        if selection.all_ring:
-            posting |= RING
-        elif not posting & RING_MASK:
-            self._posted_quiet = True
+        if posting & RING_MASK == LAST:
+            self._posted_for_last = True
         hosts, posted, sleeping = selection.hosts, self._posting, self._sleeping
         for index in hosts:
             posted[index] = posting
-        posted[hosts[-1]] = posting | RING
         fence()
         for index in hosts:
             if sleeping[index]:
@@ -412,32 +415,6 @@ class Lanes:
             return bool(window.replies == window.expected)
         rows = selection.rows
         return bool((self._block.replies[rows] == self._expected[rows]).all())
-
-    def ringing(self, selection: Selection) -> set[int]:
-        """Return the hosts that ring for what was just posted QUIET, by index."""
-        hosts = selection.hosts
-        return set(hosts if selection.all_ring else hosts[-1:])
-
-    def ask_one(self, selection: Selection, asked: set[int]) -> bool:
-        """Have one of the hosts that have not replied yet ring when it has.
-
-        Args:
-            selection: envs that take a step.
-            asked: the hosts that will ring in any case, by index; extended.
-
-        Returns:
-            Whether one of them rings. If not, all have replied, and nobody will ring any more.
-        """
-        if selection.all_ring:
-            return True
-        rows = selection.rows
-        missing = np.flatnonzero(self._block.replies[rows] != self._expected[rows]).tolist()
-        indexes = {self._hosts.index_of[selection.ids[position]] for position in missing}
-        if indexes and not indexes & asked:
-            index = max(indexes)
-            asked.add(index)
-            self._hosts.transport.ring(self._hosts.groups[index].host_id or 0, asks=True)
-        return bool(indexes)
 
     def arrived_ids(self) -> list[int]:
         """Return the envs in their lanes whose steps have replied, ascending."""

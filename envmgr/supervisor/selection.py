@@ -16,10 +16,6 @@ OUT, IDLE, STEPPING, RESETTING = range(4)
 """Where an env is: out of its lane, or in it and ready, taking a step, or being reset."""
 
 
-ASK_FROM = 2
-"""Of more hosts than these, only one rings when all are wanted; then one of those missing."""
-
-
 class Window:
     """The rows of neighbours, cut out of the columns once: cheaper than an index each time.
 
@@ -75,7 +71,6 @@ class Selection:
         is_slice: whether they are.
         hosts: the indexes of their hosts.
         window: their rows of the columns, if they are and as soon as they were asked for.
-        all_ring: whether each of their hosts rings for itself when all of them are wanted.
         arenas: their rows of the arenas, by slot, as far as they were asked for; if they are.
         is_ascending: whether the env_ids ascend.
         fresh: what says of all of them that the newest observation is in the arena.
@@ -84,7 +79,6 @@ class Selection:
     """
 
     __slots__ = (
-        "all_ring",
         "arenas",
         "array",
         "count",
@@ -112,6 +106,5 @@ class Selection:
         self.fresh = bytes((1,)) * len(ids)
         self.idle = bytes((IDLE,)) * len(ids)
         self.stepping = bytes((STEPPING,)) * len(ids)
-        self.all_ring = len(self.hosts) <= ASK_FROM
         self.window: Window | None = None
         self.arenas: dict[int, list[Array]] = {}

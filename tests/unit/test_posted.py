@@ -15,7 +15,7 @@ from envmgr.block import (
     AFTER_SHIFT,
     DONE,
     HAS_INFO,
-    QUIET,
+    LAST,
     REWARD_BITS,
     REWARD_SHIFT,
     REWARD_TYPES,
@@ -81,12 +81,18 @@ class Rig:
     """A host of several envs with a block in plain memory; the test is the parent."""
 
     def __init__(
-        self, n: int = 1, *, timed: bool = False, plan: Any = PLAN, **settings: Any
+        self,
+        n: int = 1,
+        *,
+        timed: bool = False,
+        plan: Any = PLAN,
+        n_hosts: int = 1,
+        **settings: Any,
     ) -> None:
         layouts: list[Any] = [layout_of(OBS)] * n
         actions = layout_of(Env.action_space)
         assert actions is not None
-        block_plan = BlockPlan(n, 1, actions)
+        block_plan = BlockPlan(n, n_hosts, actions)
         placements, nbytes = plan_placements(layouts, rings_of(True), block_plan.nbytes)
         self.memory = bytearray(nbytes)
         self.block = Block(self.memory, block_plan)
@@ -328,13 +334,27 @@ def test_an_env_that_is_gone_takes_no_steps() -> None:
 
 
 @pytest.mark.parametrize(
-    ("ring", "asked", "rings"), [(QUIET, False, 0), (RING, False, 1), (QUIET, True, 1)]
+    ("ring", "asked", "rings"), [(LAST, False, 0), (RING, False, 1), (LAST, True, 1)]
 )
 def test_when_a_host_rings(ring: int, asked: bool, rings: int) -> None:
-    rig = Rig(2)
+    rig = Rig(2, n_hosts=2)
     rig.post(0, 1, ring=ring)
+    rig.block.posted[1] = rig.block.posted[0]
     rig.run(asked=asked)
     assert rig.rings == rings
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_the_last_host_of_a_batch_rings(n: int) -> None:
+    rig = Rig(n, n_hosts=3)
+    rig.post(*range(n), ring=LAST)
+    posting = rig.block.posted[0]
+    rig.block.posted[1] = rig.block.finished[1] = posting
+    rig.block.posted[2] = posting - 4  # something else was posted for this one
+    assert rig.block.finished[0] != posting
+    rig.run()
+    assert rig.block.finished[0] == posting
+    assert rig.rings == 1
 
 
 def test_nobody_rings_for_a_parent_that_is_awake() -> None:
