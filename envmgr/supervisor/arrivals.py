@@ -187,6 +187,8 @@ class Arrivals:
         slot.seed = None
         slot.new_generation = False
         self._hosts.settle(slot)
+        if self._statistics.failing:
+            self._statistics.note_ready(slot.env_id, slot.generation, self._hosts.clock())
         if slot.doomed is not None:
             slot.fresh = (obs, info)
             return

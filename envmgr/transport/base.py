@@ -155,6 +155,11 @@ class Transport(ABC):
         """Return objects that become readable when one of `hosts` has sent something or died."""
 
     @property
+    def pids(self) -> dict[int, int]:
+        """The pids of worker processes, by host_id; from any thread. Empty where there are none."""
+        return {}
+
+    @property
     def has_unsent(self) -> bool:
         """Whether a host has not taken yet all that it was sent; `poll` sends on."""
         return False

@@ -39,11 +39,17 @@ class MultiprocessingSpawner(Spawner):
         self._settings = settings
         self._processes: dict[int, BaseProcess] = {}
         self._pidfds: dict[int, int] = {}
+        self._pids: dict[int, int] = {}
 
     @property
     def inherits_factories(self) -> bool:
         """Whether workers get their factories without pickling: by fork."""
         return self._method == "fork"
+
+    @property
+    def pids(self) -> dict[int, int]:
+        """The pids of the processes, by host_id."""
+        return dict(self._pids)
 
     def start(self, spec: HostSpec, shared_fds: tuple[int, ...]) -> Channel:
         """Start a process that ends with this one."""
@@ -78,6 +84,8 @@ class MultiprocessingSpawner(Spawner):
                 end.close()
         _keep_from_exit_handler(process)
         self._processes[spec.host_id] = process
+        if process.pid is not None:
+            self._pids[spec.host_id] = process.pid
         self._ready.add(self.death_of(spec.host_id))
         return channel
 
@@ -142,6 +150,7 @@ class MultiprocessingSpawner(Spawner):
         for host_id in self._ended():
             self._ready.discard(self.death_of(host_id))
             process = self._processes.pop(host_id)
+            self._pids.pop(host_id, None)
             process.join()
             _kill_group(process.pid, SIGKILL)  # what it started and left behind
             died.append((host_id, HostDied(process.exitcode)))

@@ -181,6 +181,11 @@ class ProcessTransport(Transport):
                 forget_fd(fd)
             channel.close()
 
+    @property
+    def pids(self) -> dict[int, int]:
+        """The pids of the workers that are not known to be dead, by host_id."""
+        return self._spawner.pids
+
     # -- messages ---------------------------------------------------------------------------
 
     def prepare(self, host_id: int, message: Message) -> bytes:

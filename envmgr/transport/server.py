@@ -6,8 +6,8 @@ the user: factories reach the workers over their own connections. It reaps its w
 they ended, and kills them and ends when the trainer closes the control socket or dies.
 
 Control messages are records of a SEQPACKET socket. To the server: START (with the worker's ends of
-its connection and, perhaps, the shared memory as file descriptors) and SIGNAL. From it: NOT_STARTED
-and ENDED.
+its connection and, perhaps, the shared memory as file descriptors) and SIGNAL. From it: STARTED,
+NOT_STARTED and ENDED.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from envmgr.transport import worker
 from envmgr.transport.channel import FrameChannel
 
 RECORD = struct.Struct("<Bqq")
-"""Kind, host_id, and a number: a signal, an errno or an exit status."""
+"""Kind, host_id, and a number: a signal, a pid, an errno or an exit status."""
 
-START, SIGNAL, NOT_STARTED, ENDED = range(4)
+START, SIGNAL, NOT_STARTED, ENDED, STARTED = range(5)
 MAX_FDS = 5
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -109,6 +109,7 @@ class WorkerServer:
                 self._become_worker(fds)
             self._host_of[pid] = host_id
             self._pid_of[host_id] = pid
+            self._tell(STARTED, host_id, pid)
         finally:
             for fd in fds:
                 os.close(fd)

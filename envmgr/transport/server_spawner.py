@@ -31,6 +31,7 @@ class ServerSpawner(Spawner):
         self._process: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
         self._alive: set[int] = set()
+        self._pids: dict[int, int] = {}
         self._died: list[tuple[int, HostDied]] = []
 
     def start(self, spec: HostSpec, shared_fds: tuple[int, ...]) -> Channel:
@@ -69,6 +70,11 @@ class ServerSpawner(Spawner):
         self._ready.add(ours)
         return ours
 
+    @property
+    def pids(self) -> dict[int, int]:
+        """The pids that the server has reported, by host_id."""
+        return dict(self._pids)
+
     def death_of(self, host_id: int) -> Any:
         """Return the control socket; all deaths are reported there."""
         return self._control
@@ -91,11 +97,15 @@ class ServerSpawner(Spawner):
                 self._drop_server()
                 break
             kind, host_id, number = server.RECORD.unpack(record)
+            if kind == server.STARTED:
+                self._pids[host_id] = number
+                continue
             if kind == server.NOT_STARTED:
                 self._died.append((host_id, HostDied(None, f"fork: {os.strerror(number)}")))
             elif kind == server.ENDED:
                 self._died.append((host_id, HostDied(number)))
             self._alive.discard(host_id)
+            self._pids.pop(host_id, None)
         died, self._died = self._died, []
         return died
 
@@ -117,6 +127,7 @@ class ServerSpawner(Spawner):
         """Let the kernel kill the workers of a server that is gone or does not answer."""
         self._died += [(i, HostDied(None, "the worker server ended")) for i in self._alive]
         self._alive.clear()
+        self._pids.clear()
         self._close_control()
         if self._process is not None:
             self._process.kill()

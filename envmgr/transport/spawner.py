@@ -37,6 +37,11 @@ class Spawner(ABC):
         """Whether workers get their factories without pickling."""
         return False
 
+    @property
+    def pids(self) -> dict[int, int]:
+        """The pids of the workers that are not reported dead, by host_id; from any thread."""
+        return {}
+
     def report_to(self, ready: ReadySet) -> None:
         """Keep in `ready` what becomes readable when a worker dies."""
         self._ready = ready
