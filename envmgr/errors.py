@@ -178,6 +178,8 @@ class EnvCrash(EnvFailure):
 
     Attributes:
         exit_status: exit code, or minus the signal's number; None if nobody could tell.
+        stderr_tail: the last lines that it wrote to `sys.stderr`, and what faulthandler reported of
+            a fatal signal; empty if there is nothing, or where it cannot be kept (not on Linux).
     """
 
     def __init__(
@@ -188,9 +190,11 @@ class EnvCrash(EnvFailure):
         during: str,
         generation: int = 0,
         exit_status: int | None = None,
+        stderr_tail: str = "",
     ) -> None:
         super().__init__(message, env_id=env_id, during=during, generation=generation)
         self.exit_status = exit_status
+        self.stderr_tail = stderr_tail
 
 
 class LaunchError(EnvManagerError, RuntimeError):

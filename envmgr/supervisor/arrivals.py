@@ -27,6 +27,7 @@ from envmgr.supervisor.repair import Repair
 from envmgr.supervisor.slots import EnvSlot, HostGroup, Lost, Work
 from envmgr.supervisor.stats import Statistics
 from envmgr.transport.base import Arrival, Garbage, HostDied, TimedOut
+from envmgr.transport.last_words import warn_of_fault
 from envmgr.types import EnvTimestep
 
 logger = logging.getLogger("envmgr")
@@ -252,6 +253,7 @@ class Arrivals:
         culprit = self._hosts.blamed(group)
         self._hosts.ended(group)
         if was_ending:
+            warn_of_fault(died)
             self._repair.host_ended(group)
         else:
             self._fail(culprit, failures.crash(culprit, died), Lost.HOST)

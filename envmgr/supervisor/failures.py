@@ -62,12 +62,15 @@ def crash(slot: EnvSlot, died: HostDied) -> EnvCrash:
         f"the host of env {slot.env_id} (generation {slot.generation}) died during "
         f"{slot.work.value}: {how}{hint}"
     )
+    if died.last_words:
+        text += f"\n\nThe end of its stderr:\n{died.last_words}"
     return EnvCrash(
         text,
         env_id=slot.env_id,
         during=slot.work.value,
         generation=slot.generation,
         exit_status=status,
+        stderr_tail=died.last_words,
     )
 
 
@@ -84,6 +87,7 @@ def of_neighbour(slot: EnvSlot, failure: EnvFailure) -> EnvCrash:
         during=slot.work.value,
         generation=slot.generation,
         exit_status=getattr(failure, "exit_status", None),
+        stderr_tail=getattr(failure, "stderr_tail", ""),
     )
     crash.__cause__ = failure
     return crash

@@ -80,10 +80,12 @@ class HostDied(NamedTuple):
     Attributes:
         exit_status: exit code, or minus the number of the signal; None if nobody could tell.
         detail: more, in words; may be empty.
+        last_words: the end of what it wrote to stderr, and where a fatal signal found it.
     """
 
     exit_status: int | None
     detail: str = ""
+    last_words: str = ""
 
 
 class Garbage(NamedTuple):

@@ -44,6 +44,7 @@ from envmgr.transport.channel import (
     FrameChannel,
     PipeChannel,
 )
+from envmgr.transport.last_words import ARE_KEPT, LastWords, warn_of_fault
 from envmgr.transport.ready import ReadySet
 from envmgr.transport.spawner import SIGKILL, Spawner, forget_fd, keep_from_children
 from envmgr.transport.worker import Orders
@@ -76,6 +77,8 @@ class ProcessTransport(Transport):
         self._closed = False
         self._memory: mmap.mmap | None = None
         self._wake_end, self._wake_signal = socket.socketpair()
+        self._last_words = LastWords() if ARE_KEPT else None
+        self._index_of: dict[int, int] = {}
         self._memory_fd = _anonymous_file() if shared_memory else None
         self._bell = _doorbell() if self._memory_fd is not None else None
         for end in (self._wake_end, self._wake_signal):
@@ -115,6 +118,8 @@ class ProcessTransport(Transport):
         if self._bell is not None and len(self._host_bells) < _MOST_HOST_BELLS:
             bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         try:
+            if self._last_words is not None:
+                self._last_words.prepare(spec.index)
             fds = self._shared_fds if bell is None else (*self._shared_fds, bell)
             channel = self._spawner.start(spec, fds)
         except BaseException:
@@ -124,11 +129,13 @@ class ProcessTransport(Transport):
         if bell is not None:
             keep_from_children(bell)
             self._host_bells[spec.host_id] = bell
+        self._index_of[spec.host_id] = spec.index
         return channel
 
     @property
     def _shared_fds(self) -> tuple[int, ...]:
-        return tuple(fd for fd in (self._memory_fd, self._bell) if fd is not None)
+        words = None if self._last_words is None else self._last_words.fd
+        return tuple(fd for fd in (words, self._memory_fd, self._bell) if fd is not None)
 
     def _orders(self, spec: HostSpec) -> Orders:
         pickled: dict[bytes, int] = {}  # equal factories travel once
@@ -245,6 +252,9 @@ class ProcessTransport(Transport):
                 pass  # what it sent before it died
             self._drop_channel(host_id)
             self._alive.discard(host_id)
+            index = self._index_of.pop(host_id, None)
+            if self._last_words is not None and index is not None:
+                died = died._replace(last_words=self._last_words.take(index))
             arrivals.append((host_id, died))
 
     def waitables(self, hosts: Iterable[int]) -> list[Any]:
@@ -386,7 +396,9 @@ class ProcessTransport(Transport):
             remaining_s = end - time.monotonic()
             if remaining_s <= 0.0:
                 return False
-            self.poll(remaining_s)
+            for _, arrival in self.poll(remaining_s):
+                if isinstance(arrival, HostDied):
+                    warn_of_fault(arrival)
         return True
 
     def _release(self) -> None:
@@ -399,7 +411,7 @@ class ProcessTransport(Transport):
         self._memory = None
         for fd in self._shared_fds:
             os.close(fd)
-        self._memory_fd = self._bell = None
+        self._memory_fd = self._bell = self._last_words = None
 
 
 def _doorbell() -> int | None:

@@ -33,7 +33,7 @@ RECORD = struct.Struct("<Bqq")
 """Kind, host_id, and a number: a signal, a pid, an errno or an exit status."""
 
 START, SIGNAL, NOT_STARTED, ENDED, STARTED = range(5)
-MAX_FDS = 5
+MAX_FDS = 6
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _ORPHANS_S = 0.2

@@ -34,6 +34,7 @@ from envmgr.protocol import (
     RemoteFailure,
     encode,
 )
+from envmgr.transport import last_words
 from envmgr.transport.base import WorkerSettings
 from envmgr.transport.channel import BELL_VALUE_ASKED, Channel, ChannelClosedError
 from envmgr.types import EnvFactory
@@ -154,26 +155,29 @@ def kill_own_group() -> None:
 
 def run_worker(
     channel: Channel,
-    shared_fds: tuple[int, ...],
+    fds: tuple[int, ...],
     factories: Mapping[int, EnvFactory] | None = None,
 ) -> int:
     """Read the orders, then run requests until CLOSE or the end of the connection.
 
     Args:
         channel: the blocking end of the connection to the parent.
-        shared_fds: the shared memory, the parent's doorbell, and this worker's own; or the first
-            of these, or nothing.
+        fds: the file for last words, where they are kept; then the shared memory, the parent's
+            doorbell, and this worker's own; or the first of these, or nothing.
         factories: of its envs, by env_id, where the process inherited them.
 
     Returns:
         The exit code.
     """
+    last_words_fd, shared_fds = (fds[0], fds[1:]) if last_words.ARE_KEPT else (None, fds)
     inbox = _Inbox(channel, shared_fds[2] if len(shared_fds) > 2 else None)
     try:
         first = inbox.next()
         if first is None or first.op != Op.HELLO:
             return 0  # the launch has failed before it began
         orders: Orders = first.payload
+        if last_words_fd is not None:
+            last_words.record(last_words_fd, orders.host_index)
         _set_up(orders.host_index, orders.worker)
         if len(orders.envs) > 1:
             _yield_to_who_wakes()
