@@ -4,7 +4,7 @@ One lock guards the supervisor; whoever holds it is the only writer of states. I
 the caller's thread holds it and does everything itself: a step is never handed to another thread.
 While the caller is away, a background thread carries resets, retries, renewals and deadlines on. It
 is armed only while such work is outstanding, tries the lock instead of waiting for it, and has a
-doorbell of its own.
+doorbell of its own. Deaths of workers wake it at any time, also while nothing is outstanding.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from typing import Any
 from envmgr.errors import ConcurrentCallError, ManagerClosedError
 from envmgr.supervisor import Supervisor, Work
 from envmgr.transport.base import Arrival, Transport
-from envmgr.transport.start_methods import BACKGROUND_THREAD
+from envmgr.transport.fds import forget_fd, keep_from_children
+from envmgr.transport.threads import BACKGROUND_THREAD
 from envmgr.types import Clock
 
 logger = logging.getLogger("envmgr")
@@ -314,9 +315,9 @@ class _Call:
 class _Background:
     """The thread that carries work on while the caller is away.
 
-    It sleeps until there is such work (`dormant`), then watches the hosts concerned and looks
-    around at short intervals. The caller tells it of new work only after a quiet time: a thread
-    that is woken in every call costs more than the call.
+    It sleeps until there is such work (`dormant`) or a worker has died, then watches the hosts
+    concerned and looks around at short intervals. The caller tells it of new work only after a
+    quiet time: a thread that is woken in every call costs more than the call.
     """
 
     def __init__(self, engine: Engine, lock: threading.RLock) -> None:
@@ -325,7 +326,9 @@ class _Background:
         self._doorbell, self._button = socket.socketpair()
         for end in (self._doorbell, self._button):
             end.setblocking(False)
+            keep_from_children(end.fileno())
         self._dormant = True
+        self._deaths: list[Any] = []
         self._interval_s = MIN_INTERVAL_S
         self._seen_changes = 0
         self._ending = False
@@ -334,7 +337,8 @@ class _Background:
     def arm(self) -> None:
         """Wake the thread if there is work that it would not see soon. Called without the lock."""
         if self._dormant:
-            if not self._engine.has_background_work():
+            watches = self._thread is not None or not self._engine.transport.any_death()
+            if watches and not self._engine.has_background_work():
                 return
             self._dormant = False
             try:
@@ -361,7 +365,7 @@ class _Background:
 
     def _run(self) -> None:
         while not self._ending:
-            self._wait([], None)
+            self._wait(self._deaths, None)
             while self._carry_on():
                 pass
 
@@ -381,16 +385,18 @@ class _Background:
             if self._ending:
                 return False
             self._engine.collect()
+            self._deaths = self._engine.transport.any_death()
             if not self._engine.has_background_work():
                 self._dormant = True
                 return False
             hosts, until = self._engine.background_work()
-            objects = self._engine.transport.waitables(hosts)
+            objects = [*self._engine.transport.waitables(hosts), *self._deaths]
             changes = self._changes()
         except Exception as error:  # a defect of ours must not vanish with the thread
             logger.exception("the background thread of a manager failed")
             self._engine.supervisor.repair.raise_later(error)
             self._dormant = True
+            self._deaths = []  # what it failed at may still be there: wait for the next call
             return False
         finally:
             self._lock.release()
@@ -413,4 +419,5 @@ class _Background:
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
         for end in (self._doorbell, self._button):
+            forget_fd(end.fileno())
             end.close()

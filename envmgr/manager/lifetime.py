@@ -210,13 +210,24 @@ class ManagerLifetime:
     def _ensure_engine(self, params: Mapping[int, dict[str, Any] | None] | None = None) -> Engine:
         if self._engine is None:
             self._resolve_num_workers((params or {}).get(0) or {})
-            self._engine = build_engine(
-                self._env_fn, self._config, self._make_transport(), self._given[:2], monotonic
-            )
+            self._engine = self._build_engine()
             self._statistics = self._engine.supervisor.statistics
             # Not of the manager itself: what is dropped without close() ends with its finalizer.
             self._finalizer = weakref.finalize(self, self._engine.close, 0.0)
         return self._engine
+
+    def _build_engine(self) -> Engine:
+        try:
+            transport = self._make_transport()
+            try:
+                return build_engine(
+                    self._env_fn, self._config, transport, self._given[:2], monotonic
+                )
+            except BaseException:
+                transport.close(0.0)
+                raise
+        except OSError as error:
+            raise LaunchError(f"nothing was started: {error}") from error
 
     def _resolve_num_workers(self, params: dict[str, Any]) -> None:
         """Have `num_workers: auto` be a number, from here on.

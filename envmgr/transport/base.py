@@ -156,6 +156,13 @@ class Transport(ABC):
     def waitables(self, hosts: Iterable[int]) -> list[Any]:
         """Return objects that become readable when one of `hosts` has sent something or died."""
 
+    def any_death(self) -> list[Any]:
+        """Return what becomes readable when any host dies, also one that is started later.
+
+        Nothing where that is not known before `poll` is called.
+        """
+        return []
+
     @property
     def pids(self) -> dict[int, int]:
         """The pids of worker processes, by host_id; from any thread. Empty where there are none."""

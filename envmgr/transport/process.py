@@ -23,7 +23,7 @@ from typing import Any
 import cloudpickle
 
 from envmgr.block import block_is_possible
-from envmgr.errors import ConfigError
+from envmgr.errors import ConfigError, LaunchError
 from envmgr.protocol import UNANSWERED, FrameError, Message, Op, encode
 from envmgr.transport.base import (
     Arrival,
@@ -44,12 +44,14 @@ from envmgr.transport.channel import (
     FrameChannel,
     PipeChannel,
 )
+from envmgr.transport.fds import forget_fd, keep_from_children
 from envmgr.transport.last_words import ARE_KEPT, LastWords, warn_of_fault
+from envmgr.transport.preflight import refuse_more_than_there_is
 from envmgr.transport.ready import ReadySet
-from envmgr.transport.spawner import SIGKILL, Spawner, forget_fd, keep_from_children
+from envmgr.transport.spawner import SIGKILL, Spawner
 from envmgr.transport.worker import Orders
 
-_TERMINATE_S = 0.5
+_TERMINATE_S = 0.4
 _MOST_HOST_BELLS = 128
 """With more hosts, fds get scarce: the others have no bell of their own, but one in their pipe."""
 
@@ -76,19 +78,32 @@ class ProcessTransport(Transport):
         self._arrivals: list[tuple[int, Arrival]] = []
         self._closed = False
         self._memory: mmap.mmap | None = None
-        self._wake_end, self._wake_signal = socket.socketpair()
-        self._last_words = LastWords() if ARE_KEPT else None
         self._index_of: dict[int, int] = {}
-        self._memory_fd = _anonymous_file() if shared_memory else None
-        self._bell = _doorbell() if self._memory_fd is not None else None
+        with contextlib.ExitStack() as opened:  # closed again if there is not enough for all
+            self._wake_end, self._wake_signal = map(opened.enter_context, socket.socketpair())
+            self._last_words = LastWords() if ARE_KEPT else None
+            if self._last_words is not None:
+                opened.callback(os.close, self._last_words.fd)
+            self._memory_fd = _anonymous_file() if shared_memory else None
+            if self._memory_fd is not None:
+                opened.callback(os.close, self._memory_fd)
+            self._bell = _doorbell() if self._memory_fd is not None else None
+            if self._bell is not None:
+                opened.callback(os.close, self._bell)
+            self._ready = ReadySet()
+            opened.callback(self._ready.close)
+            self._watch_own()
+            opened.pop_all()
+        spawner.report_to(self._ready)
+
+    def _watch_own(self) -> None:
         for end in (self._wake_end, self._wake_signal):
             end.setblocking(False)
-            keep_from_children(end.fileno())
-        self._ready = ReadySet()
         self._ready.add(self._wake_end)
         if self._bell is not None:
             self._ready.add(self._bell)
-        spawner.report_to(self._ready)
+        for fd in (self._wake_end.fileno(), self._wake_signal.fileno(), *self._shared_fds):
+            keep_from_children(fd)
 
     # -- hosts ------------------------------------------------------------------------------
 
@@ -102,7 +117,7 @@ class ProcessTransport(Transport):
         for spec, payload in zip(specs, orders, strict=True):
             try:
                 channel = self._start(spec)
-            except OSError as error:
+            except (OSError, LaunchError) as error:
                 self._arrivals.append((spec.host_id, HostDied(None, f"not started: {error}")))
                 continue
             for fd in channel.fds:
@@ -264,6 +279,10 @@ class ProcessTransport(Transport):
         deaths = {self._spawner.death_of(i) for i in present}
         return [*channels, *(item for item in deaths if item is not None)]
 
+    def any_death(self) -> list[Any]:
+        """Return what becomes readable when any worker dies."""
+        return self._spawner.any_death()
+
     def _wait(self, objects: list[Any], timeout_s: float | None) -> None:
         if not self._unsent:
             wait(objects, timeout_s)
@@ -354,6 +373,7 @@ class ProcessTransport(Transport):
         """Allocate shared memory; every page is there or this raises."""
         if self._memory_fd is None or nbytes == 0:
             return None
+        refuse_more_than_there_is(nbytes)
         if hasattr(os, "posix_fallocate"):
             os.posix_fallocate(self._memory_fd, 0, nbytes)
         else:
@@ -410,6 +430,7 @@ class ProcessTransport(Transport):
         # unmapped with the last of them.
         self._memory = None
         for fd in self._shared_fds:
+            forget_fd(fd)
             os.close(fd)
         self._memory_fd = self._bell = self._last_words = None
 

@@ -126,6 +126,11 @@ def isolate_process() -> None:
             os.setsid()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    if sys.platform != "win32":
+        # Envs have processes of their own to wait for, whatever the trainer does with its children.
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
+        signal.set_wakeup_fd(-1)
     random.seed()
     np.random.seed()
     with contextlib.suppress(Exception):  # a stderr without an fd
@@ -144,6 +149,13 @@ def end_with_parent(parent_waitable: Any) -> None:
         kill_own_group()
 
     threading.Thread(target=watch, name="envmgr-parent-watch", daemon=True).start()
+
+
+def flush_streams() -> None:
+    """Write out what was printed, to streams that may be closed, broken or not there."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):
+            stream.flush()
 
 
 def kill_own_group() -> None:
@@ -185,10 +197,12 @@ def run_worker(
             settings: HostSettings = pickle.loads(orders.settings)  # noqa: S301 - from the parent
         except Exception as error:  # whatever a __setstate__ of a space may raise
             _refuse(orders, error, channel)
-            settings, factories = HostSettings(), {}
+            settings, factories, orders = HostSettings(), {}, orders._replace(envs=())
         if factories is None:
             made = [_Factory(pickled) for pickled in orders.factories]
             factories = {env_id: made[place] for env_id, _, _, place in orders.envs}
+        else:
+            factories = {env_id: factories[env_id] for env_id, _, _, _ in orders.envs}
         posted = None
         if len(shared_fds) > 1:
             ring = functools.partial(_ring, shared_fds[1])
