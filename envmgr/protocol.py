@@ -154,7 +154,7 @@ class FailureKind(IntEnum):
     ABNORMAL = 2
     """The env marked its step with `info["abnormal"]`."""
     EXITED = 3
-    """The env's code called `sys.exit`: the host is not to be used again."""
+    """The env's code called `sys.exit` or raised KeyboardInterrupt: it is not to be used again."""
     NON_FINITE = 5
     """It returned NaN or infinite values, and `nan_policy` is not `allow`."""
     NO_ATTRIBUTE = 4

@@ -29,14 +29,16 @@ def reported(slot: EnvSlot, remote: RemoteFailure) -> EnvFailure:
         text = f"{where} reported its own step as abnormal (info['abnormal'])"
         return EnvReportedAbnormal(text, env_id=env_id, during=during, generation=generation)
     if remote.kind is FailureKind.EXITED:
-        text = f"{where} called sys.exit({remote.message}) in its {during}"
+        did = f"called sys.exit({remote.message})"
+        if remote.type_name != SystemExit.__name__:
+            did = f"raised {remote.type_name}"
+        text = f"{where} {did} in its {during}{_traceback_of(remote)}"
         return EnvCrash(text, env_id=env_id, during=during, generation=generation)
     if remote.kind in (FailureKind.PROTOCOL, FailureKind.NON_FINITE):
         text = f"{where} broke the protocol in its {during}: {remote.message}"
         return EnvProtocolError(text, env_id=env_id, during=during, generation=generation)
     text = f"{where} raised {remote.type_name} in its {during}: {remote.message}"
-    if remote.traceback_text:
-        text += f"\n\nTraceback in its host:\n{remote.traceback_text.rstrip()}"
+    text += _traceback_of(remote)
     return EnvRaised(
         text,
         env_id=env_id,
@@ -46,6 +48,11 @@ def reported(slot: EnvSlot, remote: RemoteFailure) -> EnvFailure:
         remote_message=remote.message,
         remote_traceback=remote.traceback_text,
     )
+
+
+def _traceback_of(remote: RemoteFailure) -> str:
+    text = remote.traceback_text.rstrip()
+    return f"\n\nTraceback in its host:\n{text}" if text else ""
 
 
 def crash(slot: EnvSlot, died: HostDied) -> EnvCrash:
