@@ -8,6 +8,7 @@ EnvManagerError
 │   ├── ManagerClosedError              before `launch` or after `close`
 │   ├── EnvNotReadyError                an env_id cannot take this call in its state
 │   ├── NothingReadyError               `ready_obs` cannot become non-empty
+│   │   └── AllEnvsFailedError          ... ever: every env that is not done has failed for good
 │   ├── ConcurrentCallError             two threads called at once
 │   └── IllegalTransitionError          a lifecycle event that the table does not know
 ├── UnknownEnvError (KeyError)          an env_id outside 0..env_num-1
@@ -60,6 +61,10 @@ class EnvNotReadyError(StateError):
 
 class NothingReadyError(StateError):
     """No env can become ready without another call; the message names the call."""
+
+
+class AllEnvsFailedError(NothingReadyError):
+    """No env can ever become ready by itself: all that are not DONE have failed for good."""
 
 
 class StaleViewError(StateError):
