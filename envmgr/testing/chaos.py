@@ -28,7 +28,7 @@ from typing import Any, Protocol
 from typing_extensions import Self
 
 from envmgr.errors import ConfigError
-from envmgr.testing.injuries import refuse_kinds, signal_of
+from envmgr.testing.injuries import AT_ONCE, refuse_kinds, signal_of
 from envmgr.types import Clock, monotonic
 
 _MOST_ANCESTORS = 8
@@ -106,8 +106,9 @@ class Saboteur:
     Call `tick` once in each round of the loop, which costs less than a microsecond while nothing is
     due; or use it as a context manager, and a thread of its own does that. Which worker is hurt,
     and how, follows from the seed and from what workers there are. A worker that was hurt is not
-    hurt again; its replacement may be, as soon as it has been started. Processes that do not
-    descend from this one are never touched.
+    hurt again; its replacement may be, as soon as it has been started, but only in a way that ends
+    it at once until its envs are ready: else each start could take all of `connect_timeout`.
+    Processes that do not descend from this one are never touched.
 
     What the manager's config needs: hung and stopped workers are only found out by `step_timeout`
     and `reset_timeout`, while they start by `connect_timeout`. `max_failures` has to be large and
@@ -151,6 +152,7 @@ class Saboteur:
         self._send = send or send_signal
         self._due_s = clock() + self._interval_s
         self._hurt: set[int] = set()
+        self._failing: set[int] = set()
         self._open: list[Injury] = []
         self._last_moment: Any = None
         self._thread: threading.Thread | None = None
@@ -183,7 +185,7 @@ class Saboteur:
             stats = self._manager.stats()
             self._take_moments(stats)
             kind = self._random.choice(self._kinds) if kind is None else kind
-            worker = self._chosen(stats.get("workers", ()), env_id)
+            worker = self._chosen(stats.get("workers", ()), kind, env_id)
             now = self._clock()
             if worker is None or not self._send(worker["pid"], signal_of(kind)):
                 self.n_skipped += 1
@@ -201,10 +203,12 @@ class Saboteur:
             return injury
 
     def _chosen(
-        self, workers: Sequence[Mapping[str, Any]], env_id: int | None
+        self, workers: Sequence[Mapping[str, Any]], kind: str, env_id: int | None
     ) -> Mapping[str, Any] | None:
         self._hurt.intersection_update(worker["pid"] for worker in workers)
         unhurt = [worker for worker in workers if worker["pid"] not in self._hurt]
+        if kind not in AT_ONCE:
+            unhurt = [w for w in unhurt if self._failing.isdisjoint(w["env_ids"])]
         if env_id is not None:
             unhurt = [worker for worker in unhurt if env_id in worker["env_ids"]]
         return self._random.choice(unhurt) if unhurt else None
@@ -235,11 +239,11 @@ class Saboteur:
         if new:
             self._last_moment = new[0]
         for env_id, generation, event, time_s in reversed(new):
+            failed = event == "failed"
+            (self._failing.add if failed else self._failing.discard)(env_id)
             for injury in self._open:
-                if event == "failed":
-                    injury.take_failed(env_id, generation, time_s)
-                else:
-                    injury.take_ready(env_id, generation, time_s)
+                take = injury.take_failed if failed else injury.take_ready
+                take(env_id, generation, time_s)
         self._open = [injury for injury in self._open if injury.ready_s is None]
 
     def summary(self) -> dict[str, dict[str, Any]]:

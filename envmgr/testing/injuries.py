@@ -26,6 +26,9 @@ _FIRST_SIGNAL = 7
 KINDS = (*_FROM_OUTSIDE, *_FROM_INSIDE)
 """All kinds of injuries."""
 
+AT_ONCE = frozenset(("kill", "segfault", "abort", "exit"))
+"""Those that end a worker at once; the others wait for a time limit, or for the next step."""
+
 EXIT_CODE = 17
 """Exit code of workers that were made to exit."""
 
