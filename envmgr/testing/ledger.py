@@ -303,7 +303,8 @@ class Ledger:
         ]
         if wrong:
             self._find("swapped", f"env {env_id}: {', '.join(wrong)} of another step than {mark}")
-        self._check_sequence(account, mark, latest if same else None)
+        else:
+            self._check_sequence(account, mark, latest if same else None)
         if latest is not None and not same:
             account.retired.add(latest.instance)
         account.latest = mark

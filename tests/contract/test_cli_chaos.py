@@ -1,4 +1,4 @@
-"""`envmgr chaos`: workers are hurt, and the accounts are printed, written and turned into a code."""
+"""`envmgr chaos`: workers are hurt; the accounts are printed, written and turned into a code."""
 
 from __future__ import annotations
 
