@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
-from envmgr.config.checks import as_items, integer, list_of, or_null, text
+from envmgr.config.checks import MAX_TEXT, as_items, integer, list_of, or_null, text
 from envmgr.config.merge import to_plain
 from envmgr.config.schema import Check, Refused, show_value, unknown_key
 
@@ -222,4 +222,4 @@ def wrapper_list() -> Check:
 
 
 def _is_dotted(name: str) -> bool:
-    return all(part.isidentifier() for part in name.split("."))
+    return len(name) <= MAX_TEXT and all(part.isidentifier() for part in name.split("."))
