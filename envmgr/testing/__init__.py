@@ -3,12 +3,14 @@
 - `LedgerEnv`, `LedgerWrapper`, `ledgered`: envs that sign every timestep; `Ledger` checks them.
 - `FaultyEnv` and `Fault`: an env that fails where its plan says so.
 - `Saboteur` and `vulnerable`: hurt random workers of a manager, and measure what comes of it.
-- `envmgr.testing.contract` (imports pytest): tests for envs and for kinds of managers of your own.
+- `check_env`: everything about an env that a manager would stumble over.
+- `envmgr.testing.contract`: suites of tests for envs and for kinds of managers of your own.
 """
 
 from __future__ import annotations
 
 from envmgr.testing.chaos import Injury, Saboteur
+from envmgr.testing.env_check import EnvCheckError, Problem, check_env, env_problems
 from envmgr.testing.faulty import Fault, FaultError, FaultyEnv
 from envmgr.testing.injuries import Vulnerable, vulnerable
 from envmgr.testing.ledger import Ledger, LedgerError, LedgerReport
@@ -23,6 +25,7 @@ from envmgr.testing.ledger_env import (
 )
 
 __all__ = [
+    "EnvCheckError",
     "Fault",
     "FaultError",
     "FaultyEnv",
@@ -34,8 +37,11 @@ __all__ = [
     "LedgerWrapper",
     "Ledgered",
     "Mark",
+    "Problem",
     "Saboteur",
     "Vulnerable",
+    "check_env",
+    "env_problems",
     "ledgered",
     "mark_of",
     "vulnerable",
