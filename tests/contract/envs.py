@@ -27,6 +27,7 @@ import numpy as np
 from gymnasium.spaces import Box, Discrete
 
 from envmgr import BaseEnv, EnvTimestep
+from envmgr.testing.faulty import write_garbage
 
 N_MOVES = 10
 """Actions below this one do nothing but show up in the observation."""
@@ -418,7 +419,7 @@ class Script:
             case "jitter":
                 time.sleep(float(np.random.default_rng().exponential(0.002)))
             case "garbage":
-                _write_garbage()
+                write_garbage()
             case _:
                 raise AssertionError(f"unknown fault {fault}")
 
@@ -442,21 +443,6 @@ def _stay(*, hold_gil: bool) -> None:
     if hold_gil:
         ctypes.PyDLL(None).sleep(1000)  # unlike CDLL, it does not let go of the GIL
     time.sleep(1000)
-
-
-def _write_garbage() -> None:
-    """Write into this worker's connection to its manager what is no message."""
-    os.write(worker_channel().fds[-1], b"this is not a frame: " + bytes(range(256)))
-
-
-def worker_channel() -> Any:
-    """Return the connection of the worker process that this code runs in."""
-    frame = sys._getframe()
-    while frame.f_code.co_name != "run_worker":
-        if frame.f_back is None:
-            raise AssertionError("this is not a worker process")
-        frame = frame.f_back
-    return frame.f_locals["channel"]
 
 
 def journal_path(folder: str, env_id: int) -> str:
