@@ -37,6 +37,9 @@ ordinary replies do not wake it, but a reset that failed behind such a step has 
 MIN_INTERVAL_S = 0.02
 """How often it looks around at most, while the caller comes and goes."""
 
+DEATH_INTERVAL_S = 0.002
+"""How long a death may be left to a caller who is there, before it looks whether he has gone."""
+
 _FORKS: list[None] = []
 """Grows in every fork of this process: asking for the pid in every call costs more."""
 
@@ -369,17 +372,21 @@ class _Background:
             while self._carry_on():
                 pass
 
-    def _wait(self, objects: list[Any], timeout_s: float | None) -> None:
+    def _wait(self, objects: list[Any], timeout_s: float | None) -> bool:
+        """Wait for the doorbell or one of `objects`; return whether something has happened."""
+        happened = False
         with contextlib.suppress(OSError, ValueError):  # an fd that the caller has just closed
-            wait([self._doorbell, *objects], timeout_s)
+            happened = bool(wait([self._doorbell, *objects], timeout_s))
         with contextlib.suppress(OSError):
             self._doorbell.recv(4096)
+        return happened
 
     def _carry_on(self) -> bool:
         """Do what can be done now, then wait for more; False when there is nothing left to do."""
         if not self._lock.acquire(blocking=False):
             self._interval_s = MIN_INTERVAL_S  # the caller is there and does everything itself
-            self._wait([], MIN_INTERVAL_S)
+            if self._wait(self._deaths, MIN_INTERVAL_S):
+                self._wait([], DEATH_INTERVAL_S)  # a death that the caller has not seen yet
             return not self._ending  # a call may close the manager, and waits for this thread
         try:
             if self._ending:

@@ -221,8 +221,9 @@ def run_worker(
         if factories:
             _build(orders, host, channel)
         _serve(host, posted, inbox, channel)
-    except ChannelClosedError:
-        pass  # the parent has let go of this worker
+    except ChannelClosedError:  # the parent is gone, or has let go of this worker
+        flush_streams()
+        kill_own_group()  # nobody may be there any more who ends what it has started
     return 0
 
 
