@@ -110,7 +110,7 @@ def _flipped(data: bytes, byte: int) -> bytes:
 
 SCRIBBLES: dict[str, Callable[[Message], bytes]] = {
     "a line of text": lambda request: b"terminate called after throwing an instance of\n",
-    "zeros": lambda request: bytes(4096),
+    "twos": lambda request: b"\2" * 4096,
     "noise without end": lambda request: bytes(range(2, 256)) * (1 << 18),
     "a truncated frame": lambda request: _frame(request)[:-3],
     "half of a header": lambda request: _frame(request)[: HEADER_BYTES // 2],
@@ -120,6 +120,19 @@ SCRIBBLES: dict[str, Callable[[Message], bytes]] = {
     "an absurd length": lambda request: _sealed(MAX_PAYLOAD_BYTES + 1),
     "a frame of another version": lambda request: _flipped(_frame(request), 2),
 }
+
+
+@process_kinds
+def test_f12_bells_that_nobody_asked_for_are_harmless(
+    world: World, setup: Setup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(SCRIBBLES, "bells", lambda request: b"\0\1" * 4096)
+    env_fn = [partial(Scribe, i, world.folder, "bells") for i in range(3)]
+    manager = world.make(setup, env_fn=env_fn)
+    ready_all(manager)
+    timesteps = step_all(manager, {0: 4, 1: 9, 2: 5})
+    assert [seen(t.obs)[3:5] for t in timesteps.values()] == [(1, 4), (1, 9), (1, 5)]
+    assert manager.stats()["failures"] == 0
 
 
 def _sealed(length: int) -> bytes:
