@@ -5,7 +5,8 @@
 #   V2=no               leave out the treetensor managers and their tests (and so PyTorch)
 #   TORCH='torch==2.13.0 --index-url URL'
 #                       any other way to get PyTorch, which treetensor needs
-#   ARGS='-k lifecycle' further arguments for pytest (make test) or for the benchmarks (make bench)
+#   ARGS='-k lifecycle' further arguments for pytest (make test), or for the scripts behind make bench,
+#                       make soak and make scoreboard
 #   BENCH_DING_PYTHON=python3.11
 #                       the Python for DI-engine in the benchmarks: one with wheels for numpy below 2
 
@@ -27,11 +28,12 @@ BENCH_VENV ?= .venv-bench
 BENCH_DING_VENV = $(BENCH_VENV)-ding
 BENCH_DING_PYTHON ?= $(PYTHON)
 BENCH_OUT ?= docs/benchmarks
+SOAK_OUT ?= docs/reliability
 
 PIP_INSTALL = $(VENV)/bin/python -m pip install --disable-pip-version-check -qq
 REQUIREMENTS = setup.cfg pyproject.toml
 
-.PHONY: help venv demo test docs bench test-matrix lint typecheck format clean distclean
+.PHONY: help venv demo test docs bench soak scoreboard test-matrix lint typecheck format clean distclean
 
 help:  ## print this list
 	@echo 'usage: make TARGET'
@@ -55,6 +57,15 @@ bench: $(BENCH_VENV)/.bench $(BENCH_DING_VENV)/.bench  ## measure envmgr beside 
 	@echo "==> benchmarks, into $(BENCH_OUT)"
 	@$(BENCH_VENV)/bin/python benchmarks/run.py --ding-python $(BENCH_DING_VENV)/bin/python \
 	  --out $(BENCH_OUT) $(ARGS)
+
+soak: $(VENV)/.test-$(V2)  ## measure reliability at length; ARGS=--quick for a look, '--only NAME,...' for parts
+	@echo "==> reliability, into $(SOAK_OUT)"
+	@ENVMGR_TEST_V2=$(V2) $(VENV)/bin/python soak/run.py --out $(SOAK_OUT) $(ARGS)
+
+scoreboard: $(BENCH_VENV)/.bench $(BENCH_DING_VENV)/.bench  ## put the same faults to envmgr and to its peers
+	@echo "==> scoreboard of faults, into $(SOAK_OUT)"
+	@$(BENCH_VENV)/bin/python soak/scoreboard.py --ding-python $(BENCH_DING_VENV)/bin/python \
+	  --out $(SOAK_OUT) $(ARGS)
 
 test-matrix:  ## run all tests with each Python of 3.10 to 3.13 that is installed, in .venv-3.x
 	@failed= ; ran= ; missing= ; \

@@ -17,13 +17,14 @@ from pathlib import Path
 from typing import Any
 
 import envmgr
-from envmgr import collect, errors, lifecycle
+from envmgr import collect, errors, lifecycle, testing
 from envmgr.config import CollectConfig, EnvConfig, ManagerConfig, schema_markdown
 from envmgr.config.schema import show_value
 from envmgr.lifecycle import EnvState
 from envmgr.manager import EnvManager
 from envmgr.registry import ENV_MANAGER_REGISTRY, Registry
 from envmgr.supervisor import ArrayBatch
+from envmgr.testing import contract, faulty, injuries
 
 FOLDER = Path(__file__).resolve().parent / "reference"
 
@@ -347,6 +348,39 @@ What all kinds have.
 {_functions(collect.make_policy)}"""
 
 
+def testing_page() -> str:
+    """`envmgr.testing`, from its docstrings."""
+    accounts = (testing.Ledger, testing.LedgerReport, testing.Mark, testing.LedgerEnv)
+    wrappers = (testing.LedgerWrapper, testing.Ledgered)
+    return f"""# Reference of `envmgr.testing`
+
+Made from the docstrings. The guide is [Testing](../guide/testing.md).
+
+## Accounts
+
+{_classes(*accounts, *wrappers, level=3)}
+{_functions(testing.ledgered, testing.mark_of, testing.without_instance)}
+## Faults
+
+{_classes(testing.FaultyEnv, testing.Fault, level=3)}
+Kinds of faults: {", ".join(f"`{kind}`" for kind in faulty.KINDS)}.
+
+## Injuries
+
+{_classes(testing.Saboteur, testing.Injury, level=3)}
+{_functions(testing.vulnerable)}
+Kinds of injuries: {", ".join(f"`{kind}`" for kind in injuries.KINDS)}.
+
+## Envs before they run
+
+{_functions(testing.check_env, testing.env_problems)}
+{_classes(testing.Problem, level=3)}
+## Suites: `envmgr.testing.contract`
+
+{_classes(contract.EnvContract, contract.ManagerContract, level=3)}
+{_classes(contract.WorkerManagerContract, level=3)}"""
+
+
 def _functions(*functions: Callable[..., Any]) -> str:
     return "\n".join(
         f"### `{call_of(function, skip_self=False)}`\n\n{described(function)}"
@@ -406,6 +440,7 @@ PAGES: Mapping[str, Callable[[], str]] = {
     "config.md": config_page,
     "errors.md": errors_page,
     "lifecycle.md": lifecycle_page,
+    "testing.md": testing_page,
 }
 
 

@@ -7,6 +7,7 @@ docs/decisions/0010-calibration.md says why the rule is as it is.
 from __future__ import annotations
 
 import logging
+import math
 import os
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -15,6 +16,7 @@ from envmgr.errors import ManagerClosedError
 from envmgr.policy import Deadlines
 from envmgr.protocol import FrameError, Message, Op, RemoteFailure, ResetOrder
 from envmgr.supervisor import EnvSlot, Work, failures
+from envmgr.supervisor.payloads import MalformedReplyError, failure_of
 from envmgr.transport.base import Arrival, Garbage, HostDied, HostSpec, Transport
 from envmgr.trial import Trial
 from envmgr.types import Clock
@@ -225,9 +227,11 @@ class Calibrator:
         self._await(Op.RESET_DONE, min(reset_s, PATIENCE_S))
         self._ask(Op.CALIBRATE, STEPPING_S, Work.STEPPING)
         # The first step and its reset, the last ones, and the time between them.
-        trial: Trial = self._await(
+        trial = self._await(
             Op.RESULT, min(STEPPING_S + 2.0 * (step_s + reset_s), STEPPING_S + PATIENCE_S)
         )
+        if not isinstance(trial, Trial) or not _is_sound(trial):
+            raise _TrialFailedError("its worker answered with something else than a trial")
         return trial
 
     def _ask(self, op: Op, payload: Any, work: Work) -> None:
@@ -270,7 +274,10 @@ class Calibrator:
         elif isinstance(arrival, Garbage):
             error = failures.protocol(slot, arrival.reason)
         elif isinstance(arrival, Message) and isinstance(arrival.payload, RemoteFailure):
-            error = failures.reported(slot, arrival.payload)
+            try:
+                error = failures.reported(slot, failure_of(arrival.payload))
+            except MalformedReplyError as malformed:
+                error = failures.protocol(slot, str(malformed))
         else:
             return
         raise _TrialFailedError(str(error).partition("\n")[0])
@@ -278,6 +285,15 @@ class Calibrator:
 
 class _TrialFailedError(Exception):
     """An env could not be tried out. The text says why."""
+
+
+def _is_sound(trial: Trial) -> bool:
+    """Whether a worker's trial can be one: counts of something, and times."""
+    counts: tuple[Any, ...] = (trial.n_steps, trial.n_resets)
+    times: tuple[Any, ...] = (trial.steps_s, trial.steps_wait_s, trial.resets_s)
+    return all(type(n) is int and n > 0 for n in counts) and all(
+        isinstance(t, float) and 0.0 <= t < math.inf for t in times
+    )
 
 
 def _shown(seconds: float) -> str:

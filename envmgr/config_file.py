@@ -22,6 +22,7 @@ from envmgr.config.imports import (
     import_modules,
     import_object,
 )
+from envmgr.config.paths import check_confined, check_wrapper_paths
 from envmgr.config.schema import as_mapping, check_keys, checks_of, show_value, unknown_key
 from envmgr.config.yaml_text import MAX_BYTES, dump_yaml, load_yaml
 from envmgr.errors import ConfigError, UnknownKeyError
@@ -105,6 +106,8 @@ def resolve_config(
     manager = ManagerConfig.from_mapping(given.get("manager"), preset)
     if policy is not None:
         _check_imports(env, collect, policy)
+        if origins.get(("collect", "output")) == origin:
+            check_output(collect.output)
     values = {"env": env.to_dict(), "manager": manager.to_dict(), "collect": collect.to_dict()}
     return ResolvedConfig(
         values=to_easydict(values),
@@ -188,6 +191,17 @@ def _kind_and_preset(
     return checked.type, default_config_of(manager_cls, checked.type)
 
 
+def check_output(path: str | None) -> None:
+    """Refuse a `collect.output` of a config file that leads out of the working directory.
+
+    Raises:
+        ConfigError: it does.
+    """
+    if path is not None:
+        instead = "Name that folder with --output on the command line."
+        check_confined(path, "collect.output", instead)
+
+
 def _check_imports(env: EnvConfig, collect: CollectConfig, policy: ImportPolicy) -> None:
     """Import what a file names, so that what is not allowed or missing is found before the run."""
     if env.id is not None:
@@ -195,7 +209,9 @@ def _check_imports(env: EnvConfig, collect: CollectConfig, policy: ImportPolicy)
     if env.entry is not None:
         import_object(env.entry, allow=policy, key="env.entry")
     for index, wrapper in enumerate(env.wrappers):
-        import_object(wrapper["path"], allow=policy, key=f"env.wrappers[{index}]")
+        key = f"env.wrappers[{index}]"
+        found = import_object(wrapper["path"], allow=policy, key=key)
+        check_wrapper_paths(found, wrapper["kwargs"], key)
     if collect.policy != "random":
         import_object(collect.policy, allow=policy, key="collect.policy")
 

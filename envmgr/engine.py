@@ -4,7 +4,7 @@ One lock guards the supervisor; whoever holds it is the only writer of states. I
 the caller's thread holds it and does everything itself: a step is never handed to another thread.
 While the caller is away, a background thread carries resets, retries, renewals and deadlines on. It
 is armed only while such work is outstanding, tries the lock instead of waiting for it, and has a
-doorbell of its own.
+doorbell of its own. Deaths of workers wake it at any time, also while nothing is outstanding.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from typing import Any
 from envmgr.errors import ConcurrentCallError, ManagerClosedError
 from envmgr.supervisor import Supervisor, Work
 from envmgr.transport.base import Arrival, Transport
-from envmgr.transport.start_methods import BACKGROUND_THREAD
+from envmgr.transport.fds import forget_fd, keep_from_children
+from envmgr.transport.threads import BACKGROUND_THREAD
 from envmgr.types import Clock
 
 logger = logging.getLogger("envmgr")
@@ -35,6 +36,9 @@ ordinary replies do not wake it, but a reset that failed behind such a step has 
 
 MIN_INTERVAL_S = 0.02
 """How often it looks around at most, while the caller comes and goes."""
+
+DEATH_INTERVAL_S = 0.002
+"""How long a death may be left to a caller who is there, before it looks whether he has gone."""
 
 _FORKS: list[None] = []
 """Grows in every fork of this process: asking for the pid in every call costs more."""
@@ -343,9 +347,9 @@ class _Call:
 class _Background:
     """The thread that carries work on while the caller is away.
 
-    It sleeps until there is such work (`dormant`), then watches the hosts concerned and looks
-    around at short intervals. The caller tells it of new work only after a quiet time: a thread
-    that is woken in every call costs more than the call.
+    It sleeps until there is such work (`dormant`) or a worker has died, then watches the hosts
+    concerned and looks around at short intervals. The caller tells it of new work only after a
+    quiet time: a thread that is woken in every call costs more than the call.
     """
 
     def __init__(self, engine: Engine, lock: threading.RLock) -> None:
@@ -354,7 +358,9 @@ class _Background:
         self._doorbell, self._button = socket.socketpair()
         for end in (self._doorbell, self._button):
             end.setblocking(False)
+            keep_from_children(end.fileno())
         self._dormant = True
+        self._deaths: list[Any] = []
         self._interval_s = MIN_INTERVAL_S
         self._seen_changes = 0
         self._ending = False
@@ -363,7 +369,8 @@ class _Background:
     def arm(self) -> None:
         """Wake the thread if there is work that it would not see soon. Called without the lock."""
         if self._dormant:
-            if not self._engine.has_background_work():
+            watches = self._thread is not None or not self._engine.transport.any_death()
+            if watches and not self._engine.has_background_work():
                 return
             self._dormant = False
             try:
@@ -390,36 +397,42 @@ class _Background:
 
     def _run(self) -> None:
         while not self._ending:
-            self._wait([], None)
+            self._wait(self._deaths, None)
             while self._carry_on():
                 pass
 
-    def _wait(self, objects: list[Any], timeout_s: float | None) -> None:
+    def _wait(self, objects: list[Any], timeout_s: float | None) -> bool:
+        """Wait for the doorbell or one of `objects`; return whether something has happened."""
+        happened = False
         with contextlib.suppress(OSError, ValueError):  # an fd that the caller has just closed
-            wait([self._doorbell, *objects], timeout_s)
+            happened = bool(wait([self._doorbell, *objects], timeout_s))
         with contextlib.suppress(OSError):
             self._doorbell.recv(4096)
+        return happened
 
     def _carry_on(self) -> bool:
         """Do what can be done now, then wait for more; False when there is nothing left to do."""
         if not self._lock.acquire(blocking=False):
             self._interval_s = MIN_INTERVAL_S  # the caller is there and does everything itself
-            self._wait([], MIN_INTERVAL_S)
+            if self._wait(self._deaths, MIN_INTERVAL_S):
+                self._wait([], DEATH_INTERVAL_S)  # a death that the caller has not seen yet
             return not self._ending  # a call may close the manager, and waits for this thread
         try:
             if self._ending:
                 return False
             self._engine.collect()
+            self._deaths = self._engine.transport.any_death()
             if not self._engine.has_background_work():
                 self._dormant = True
                 return False
             hosts, until = self._engine.background_work()
-            objects = self._engine.transport.waitables(hosts)
+            objects = [*self._engine.transport.waitables(hosts), *self._deaths]
             changes = self._changes()
         except Exception as error:  # a defect of ours must not vanish with the thread
             logger.exception("the background thread of a manager failed")
             self._engine.supervisor.repair.raise_later(error)
             self._dormant = True
+            self._deaths = []  # what it failed at may still be there: wait for the next call
             return False
         finally:
             self._lock.release()
@@ -442,4 +455,5 @@ class _Background:
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
         for end in (self._doorbell, self._button):
+            forget_fd(end.fileno())
             end.close()

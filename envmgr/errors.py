@@ -8,6 +8,7 @@ EnvManagerError
 │   ├── ManagerClosedError              before `launch` or after `close`
 │   ├── EnvNotReadyError                an env_id cannot take this call in its state
 │   ├── NothingReadyError               `ready_obs` cannot become non-empty
+│   │   └── AllEnvsFailedError          ... ever: every env that is not done has failed for good
 │   ├── ConcurrentCallError             two threads called at once
 │   └── IllegalTransitionError          a lifecycle event that the table does not know
 ├── UnknownEnvError (KeyError)          an env_id outside 0..env_num-1
@@ -60,6 +61,10 @@ class EnvNotReadyError(StateError):
 
 class NothingReadyError(StateError):
     """No env can become ready without another call; the message names the call."""
+
+
+class AllEnvsFailedError(NothingReadyError):
+    """No env can ever become ready by itself: all that are not DONE have failed for good."""
 
 
 class StaleViewError(StateError):
@@ -178,6 +183,8 @@ class EnvCrash(EnvFailure):
 
     Attributes:
         exit_status: exit code, or minus the signal's number; None if nobody could tell.
+        stderr_tail: the last lines that it wrote to `sys.stderr`, and what faulthandler reported of
+            a fatal signal; empty if there is nothing, or where it cannot be kept (not on Linux).
     """
 
     def __init__(
@@ -188,9 +195,11 @@ class EnvCrash(EnvFailure):
         during: str,
         generation: int = 0,
         exit_status: int | None = None,
+        stderr_tail: str = "",
     ) -> None:
         super().__init__(message, env_id=env_id, during=during, generation=generation)
         self.exit_status = exit_status
+        self.stderr_tail = stderr_tail
 
 
 class LaunchError(EnvManagerError, RuntimeError):

@@ -415,7 +415,7 @@ class HostedEnv:
 
 
 def _kind_of(error: BaseException) -> FailureKind:
-    if isinstance(error, SystemExit):
+    if isinstance(error, (SystemExit, KeyboardInterrupt)):
         return FailureKind.EXITED
     if isinstance(error, NonFiniteError):
         return FailureKind.NON_FINITE

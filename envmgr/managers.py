@@ -10,13 +10,15 @@ import math
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from envmgr.launch import deadlines_of, worker_settings_of
+from envmgr.launch import deadlines_of, n_hosts_of, worker_settings_of
 from envmgr.manager import EnvManager
 from envmgr.registry import ENV_MANAGER_REGISTRY
 from envmgr.transport.base import Transport
 from envmgr.transport.inline import InlineTransport
+from envmgr.transport.preflight import refuse_too_many_workers
 from envmgr.transport.process import ProcessTransport
-from envmgr.transport.start_methods import make_spawner, refuse_unsafe_fork
+from envmgr.transport.start_methods import make_spawner
+from envmgr.transport.threads import refuse_unsafe_fork
 from envmgr.views import DictView, TreeView
 
 
@@ -54,8 +56,12 @@ class AsyncSubprocessEnvManager(BaseEnvManager):
         settings = worker_settings_of(config)
         if config.context == "fork":
             refuse_unsafe_fork()
-        spawner = make_spawner(config.context, settings)
-        return ProcessTransport(spawner, settings, shared_memory=config.shared_memory)
+        # With `auto` one worker tries an env out first, and the number is known afterwards.
+        n_workers = 1 if config.num_workers == "auto" else n_hosts_of(config) or self.env_num
+        shared_memory = config.shared_memory
+        refuse_too_many_workers(n_workers, config.context, shared_memory=shared_memory)
+        spawner = make_spawner(config.context, settings, self._env_fn)
+        return ProcessTransport(spawner, settings, shared_memory=shared_memory)
 
 
 @ENV_MANAGER_REGISTRY.register("subprocess")

@@ -339,7 +339,8 @@ class ObservationReader:
                 raise ValueMismatchError(f"{type(reference).__name__} is not a list of leaves")
             return layout.unflatten(list(map(_own, layout.leaves, reference)))
         if type(reference) is not int or not 0 <= reference < self._rings.slots:
-            raise ValueMismatchError(f"{reference!r} is not a slot of 0..{self._rings.slots - 1}")
+            shown = reference if type(reference) is int else f"a {type(reference).__name__}"
+            raise ValueMismatchError(f"{shown} is not a slot of 0..{self._rings.slots - 1}")
         self.note(reference)
         found = [
             slots[reference] if plain else slots[reference, ...] for slots, plain in self._slots

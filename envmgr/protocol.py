@@ -2,7 +2,10 @@
 
 A frame is a fixed header and a pickled payload. The header carries env_id, generation and request
 id, so that a late or foreign reply is recognised without looking at the payload; magic, version and
-a cap on the length make garbage visible at once.
+a cap on the length make garbage visible at once. Two checksums, of the header and of the payload,
+show damage before a wrong length is waited for or anything is unpickled: one flipped bit can have a
+pickle import another module or take 64 GiB of memory. They are no protection from who means harm
+(see docs/security.md).
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ from __future__ import annotations
 import pickle
 import struct
 import traceback
+import zlib
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, NamedTuple
@@ -23,7 +27,9 @@ MAX_PAYLOAD_BYTES = 1 << 30
 _MAGIC = 0xE17A
 _VERSION = 1
 _HEADER = struct.Struct("<HBBIIQI")
-HEADER_BYTES = _HEADER.size
+_CHECKSUMS = struct.Struct("<II")
+_BODY_AT = _HEADER.size + _CHECKSUMS.size
+HEADER_BYTES = _BODY_AT
 
 
 class Op(IntEnum):
@@ -148,7 +154,7 @@ class FailureKind(IntEnum):
     ABNORMAL = 2
     """The env marked its step with `info["abnormal"]`."""
     EXITED = 3
-    """The env's code called `sys.exit`: the host is not to be used again."""
+    """The env's code called `sys.exit` or raised KeyboardInterrupt: it is not to be used again."""
     NON_FINITE = 5
     """It returned NaN or infinite values, and `nan_policy` is not `allow`."""
     NO_ATTRIBUTE = 4
@@ -180,16 +186,21 @@ class RemoteFailure:
         cls, error: BaseException, during: str, kind: FailureKind = FailureKind.RAISED
     ) -> RemoteFailure:
         """Describe an exception, whatever its class does when printed or pickled."""
-        try:
-            message = str(error)
-        except Exception as second:  # an exception whose __str__ raises
-            message = f"<its text cannot be shown: {type(second).__name__}>"
+        message = text_of(error)
         try:
             text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
         except Exception:  # the same, inside the formatter
             text = "".join(traceback.format_tb(error.__traceback__))
         name = f"{type(error).__module__}.{type(error).__qualname__}".removeprefix("builtins.")
         return cls(kind, during, name, message, text)
+
+
+def text_of(error: BaseException) -> str:
+    """Return the text of an exception, whatever its class does when printed."""
+    try:
+        return str(error)
+    except Exception as second:
+        return f"<its text cannot be shown: {type(second).__name__}>"
 
 
 class FrameError(ValueError):
@@ -208,7 +219,8 @@ def encode(message: Message) -> bytes:
     body = b"" if payload is None else _dumps(payload)
     if len(body) > MAX_PAYLOAD_BYTES:
         raise FrameError(f"{len(body)} bytes exceed the limit of {MAX_PAYLOAD_BYTES}")
-    return _HEADER.pack(_MAGIC, _VERSION, op, env_id, generation, request_id, len(body)) + body
+    header = _HEADER.pack(_MAGIC, _VERSION, op, env_id, generation, request_id, len(body))
+    return header + _CHECKSUMS.pack(zlib.crc32(header), zlib.crc32(body)) + body
 
 
 def _dumps(payload: Any) -> bytes:
@@ -218,7 +230,7 @@ def _dumps(payload: Any) -> bytes:
         try:
             return bytes(cloudpickle.dumps(payload, protocol=5))
         except Exception as error:
-            raise FrameError(f"{type(error).__name__}: {error}") from error
+            raise FrameError(f"{type(error).__name__}: {text_of(error)}") from error
 
 
 class Frame(NamedTuple):
@@ -239,16 +251,18 @@ class Frame(NamedTuple):
         """Unpickle the payload.
 
         Raises:
-            FrameError: the payload cannot be unpickled.
+            FrameError: the payload cannot be unpickled, or would end this process.
         """
         op, env_id, generation, request_id, body = self
         if not body:
             return Message(op, env_id, generation, request_id, None)
         try:
             return Message(op, env_id, generation, request_id, pickle.loads(body))  # noqa: S301
-        except Exception as error:  # whatever a __setstate__ may raise
+        except KeyboardInterrupt:
+            raise  # the user's, as far as anybody can tell
+        except BaseException as error:  # whatever a __setstate__ may raise, SystemExit included
             raise FrameError(
-                f"the payload cannot be unpickled: {type(error).__name__}: {error}"
+                f"the payload cannot be unpickled: {type(error).__name__}: {text_of(error)}"
             ) from error
 
 
@@ -258,12 +272,17 @@ def split_frame(data: bytes | bytearray | memoryview) -> tuple[Frame, int] | Non
     Raises:
         FrameError: `data` does not begin with a frame.
     """
-    if len(data) < HEADER_BYTES:
+    if len(data) < _BODY_AT:
         return None
     magic, version, op, env_id, generation, request_id, length = _HEADER.unpack_from(data)
-    if magic != _MAGIC or version != _VERSION or length > MAX_PAYLOAD_BYTES:
-        raise FrameError(f"not a frame: it begins with {bytes(data[:HEADER_BYTES]).hex()}")
-    end = HEADER_BYTES + length
+    of_header, of_body = _CHECKSUMS.unpack_from(data, _HEADER.size)
+    is_whole = zlib.crc32(data[: _HEADER.size]) == of_header
+    if magic != _MAGIC or version != _VERSION or length > MAX_PAYLOAD_BYTES or not is_whole:
+        raise FrameError(f"not a frame: it begins with {bytes(data[:_BODY_AT]).hex()}")
+    end = _BODY_AT + length
     if len(data) < end:
         return None
-    return Frame(op, env_id, generation, request_id, bytes(data[HEADER_BYTES:end])), end
+    body = bytes(data[_BODY_AT:end])
+    if zlib.crc32(body) != of_body:
+        raise FrameError(f"a damaged frame: it begins with {bytes(data[:_BODY_AT]).hex()}")
+    return Frame(op, env_id, generation, request_id, body), end

@@ -12,6 +12,11 @@ import pytest
 
 from tests.leak_guard import LeakGuard
 
+# The asserts of helpers say what they found, and count under `python -O`, as those of tests do.
+pytest.register_assert_rewrite(
+    "tests.contract", "tests.faults", "tests.fuzz", "tests.property", "tests.unit"
+)
+
 # The machine under the tests is slow or busy now and then: only pytest's own timeout counts.
 hypothesis.settings.register_profile("envmgr", deadline=None, print_blob=True)
 hypothesis.settings.load_profile("envmgr")

@@ -1,4 +1,4 @@
-"""The command line: `envmgr run`, `envmgr list`, `envmgr show`.
+"""The command line: `envmgr run`, `envmgr chaos`, `envmgr list`, `envmgr show`.
 
 Exit codes: 0 done; 1 the run failed; 2 bad input, nothing was run; 130 interrupted.
 """

@@ -127,6 +127,77 @@ def run(
         return execute(options, interruption)
 
 
+@envmgr.command(short_help="Run a config while hurting its workers.")
+@_config_options
+@click.option(
+    "--rate",
+    type=click.FloatRange(min=0, min_open=True, max=1000),
+    default=1.0,
+    show_default=True,
+    metavar="HZ",
+    help="Injuries per second.",
+)
+@click.option("--steps", type=click.IntRange(min=1), help="Collect exactly so many timesteps.")
+@click.option(
+    "--kinds",
+    default="kill,stop,hang,corrupt",
+    show_default=True,
+    help="Kinds of injuries, drawn with equal probability: kill, segfault, abort, stop (signals), "
+    "exit, hang (in C, holding the GIL), corrupt (garbage in the worker's connection).",
+)
+@click.option(
+    "--seed",
+    type=click.IntRange(min=0),
+    help="Seed of envs and policy, as manager.seed, and of the injuries.",
+)
+@click.option("--json", "json_file", type=click.Path(), metavar="FILE", help="Write the figures.")
+@click.option(
+    "--traceback", is_flag=True, help="Print what envmgr logs with the tracebacks of envs."
+)
+@click.pass_obj
+def chaos(
+    process: dict[str, bool],
+    config: str,
+    overrides: tuple[str, ...],
+    allow_import: tuple[str, ...],
+    rate: float,
+    steps: int | None,
+    kinds: str,
+    seed: int | None,
+    json_file: str | None,
+    traceback: bool,
+) -> int:
+    """Run CONFIG as `envmgr run` does, while killing, stopping, hanging and corrupting workers.
+
+    Reports whether every accepted action gave exactly one timestep, the right one, and how long
+    injuries took to be detected and recovered from. Ends as `envmgr run` does; writes no results.
+
+    Exit codes: 0 nothing was lost, repeated or swapped; 1 something was, or the run failed; 2 bad
+    input; 130 interrupted, and everything was in order until then.
+    """
+    from envmgr.cli.interrupt import Interruption
+
+    with Interruption(last=process["exits"]) as interruption:
+        from envmgr.cli.chaos import ChaosOptions, execute
+        from envmgr.cli.prepare import RunOptions
+
+        options = ChaosOptions(
+            run=RunOptions(
+                config=config,
+                overrides=overrides,
+                allow_import=allow_import,
+                steps=steps,
+                seed=seed,
+                write=False,
+                traceback=traceback,
+            ),
+            rate_hz=rate,
+            kinds=tuple(kind.strip() for kind in kinds.split(",") if kind.strip()),
+            json_file=json_file,
+        )
+        return execute(options, interruption)
+
+
 @envmgr.command("list", short_help="List the kinds of managers.")
 def list_managers() -> None:
     """List the kinds of managers: their registry keys, classes and sources."""

@@ -7,6 +7,8 @@ import errno
 import io
 import json
 import os
+import tempfile
+import uuid
 from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
@@ -52,10 +54,9 @@ class RunFolder:
                     f"({', '.join(held)}). Name another folder with --output, or replace them with "
                     "--force."
                 )
-            probe = self.path / f".envmgr-{os.getpid()}.tmp"
-            probe.touch()
-            probe.unlink()
-        except OSError as error:
+            with tempfile.TemporaryFile(dir=self.path):
+                pass  # it can be written
+        except (OSError, ValueError) as error:  # ValueError: a NUL, or half of a surrogate pair
             self.discard()
             raise ConfigError(
                 f"the output folder {str(self.path)!r} cannot be written: {_reason(error)}. Name "
@@ -141,9 +142,10 @@ def default_path(config: str, now: datetime) -> Path:
 
 def write_atomically(path: Path, text: str) -> None:
     """Write a file so that readers, and a crash, find it whole or not at all."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
     try:
-        with open(temporary, "w", encoding="utf-8") as file:
+        # Exclusively: whatever is there already, such as a link to somewhere else, is not written.
+        with open(temporary, "x", encoding="utf-8") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
@@ -164,6 +166,7 @@ def _sync_folder(folder: Path) -> None:
             os.close(fd)
 
 
-def _reason(error: OSError) -> str:
-    reason = error.strerror or str(error)
-    return f"{reason} ({error.filename})" if error.filename else reason
+def _reason(error: Exception) -> str:
+    reason = getattr(error, "strerror", None) or str(error)
+    filename = getattr(error, "filename", None)
+    return f"{reason} ({filename})" if filename else reason

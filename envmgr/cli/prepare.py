@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
 from envmgr.cli.output import RunFolder, default_path
 from envmgr.cli.progress import Goal
-from envmgr.config_file import ResolvedConfig
+from envmgr.config_file import ResolvedConfig, check_output
 from envmgr.env.spec import env_factories
 from envmgr.errors import ConfigError
 from envmgr.manager import EnvManager
 from envmgr.registry import create_env_manager
+from envmgr.types import EnvFactory
 
 
 @dataclass(frozen=True)
@@ -75,8 +77,15 @@ def goal_of(resolved: ResolvedConfig) -> Goal:
     return Goal(manager.episode_num * (manager.env_num or 1), "episodes")
 
 
-def manager_of(resolved: ResolvedConfig) -> EnvManager:
+def manager_of(
+    resolved: ResolvedConfig,
+    wrapped: Callable[[list[EnvFactory]], list[EnvFactory]] | None = None,
+) -> EnvManager:
     """Return the manager of a config, not launched.
+
+    Args:
+        resolved: the config.
+        wrapped: returns what to build the envs with, in place of their factories.
 
     Raises:
         ConfigError: the config does not say which envs, or how many.
@@ -89,6 +98,8 @@ def manager_of(resolved: ResolvedConfig) -> EnvManager:
             "or with --set manager.env_num=8."
         )
     env_fn = env_factories(resolved.values.env, env_num, policy=resolved.import_policy)
+    if wrapped is not None:
+        env_fn = wrapped(env_fn)
     manager: EnvManager = create_env_manager(resolved.values.manager, env_fn=env_fn)
     return manager
 
@@ -102,6 +113,8 @@ def folder_of(options: RunOptions, resolved: ResolvedConfig) -> RunFolder | None
     if not options.write:
         return None
     given = options.output or resolved.values.collect.output
+    if options.output is None and resolved.origins["collect.output"].startswith("file "):
+        check_output(given)
     # Local time: it is for people, who look for the run of this afternoon.
     now = datetime.now().astimezone()
     path = Path(given).expanduser() if given else default_path(options.config, now)

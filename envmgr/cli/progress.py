@@ -7,10 +7,11 @@ import logging
 import sys
 from abc import ABC, abstractmethod
 from collections import Counter, deque
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from envmgr.cli.report import number, states_text
+from envmgr.cli.report import number, states_text, wide_console
 from envmgr.errors import EnvFailure, FailuresExhaustedError
 from envmgr.types import monotonic
 
@@ -39,11 +40,21 @@ class Goal:
     noun: str
 
 
-class Progress(ABC):
-    """Shows how a collection is getting on, between `start` and `stop`."""
+Extra = Callable[[], list[str]]
+"""Returns further figures to show."""
 
-    def __init__(self, goal: Goal) -> None:
+
+class Progress(ABC):
+    """Shows how a collection is getting on, between `start` and `stop`.
+
+    Args:
+        goal: what is to be collected.
+        extra: figures besides those of the collection.
+    """
+
+    def __init__(self, goal: Goal, extra: Extra | None = None) -> None:
         self._goal = goal
+        self._extra = extra
         self._collector: Collector | None = None
         self._began = monotonic()
         self._samples: deque[tuple[float, int]] = deque()
@@ -97,14 +108,15 @@ class Progress(ABC):
             f"mean return {number(statistics.recent_mean_return)}",
             states_text(states),
             f"{collector.manager.stats().get('failures', 0)} failures",
+            *(self._extra() if self._extra is not None else ()),
         ]
 
 
 class PlainProgress(Progress):
     """A line every few seconds on stdout; other lines go to stderr."""
 
-    def __init__(self, goal: Goal) -> None:
-        super().__init__(goal)
+    def __init__(self, goal: Goal, extra: Extra | None = None) -> None:
+        super().__init__(goal, extra)
         self._next_line = monotonic() + LINE_EVERY_S
 
     def start(self, collector: Collector) -> None:
@@ -134,8 +146,8 @@ class LiveProgress(Progress):
     A thread refreshes them, so that they go on while the collection waits.
     """
 
-    def __init__(self, goal: Goal, console: Console) -> None:
-        super().__init__(goal)
+    def __init__(self, goal: Goal, console: Console, extra: Extra | None = None) -> None:
+        super().__init__(goal, extra)
         from rich.live import Live
 
         self._console = console
@@ -187,6 +199,14 @@ class LiveProgress(Progress):
         return Group(head, Columns(figures, padding=(0, 3)))
 
 
+def make_progress(goal: Goal, extra: Extra | None = None) -> Progress:
+    """Return a live display where stdout is a terminal, else plain lines."""
+    console = wide_console()
+    if sys.stdout.isatty() and not console.is_dumb_terminal:
+        return LiveProgress(goal, console, extra)
+    return PlainProgress(goal, extra)
+
+
 def _duration(seconds: float) -> str:
     minutes, rest = divmod(int(seconds), 60)
     hours, minutes = divmod(minutes, 60)
@@ -202,12 +222,16 @@ class LogLines(logging.Handler):
     Args:
         progress: where lines appear.
         traceback: show whole messages.
+        failures: show failures of envs, too.
     """
 
-    def __init__(self, progress: Progress, *, traceback: bool = False) -> None:
+    def __init__(
+        self, progress: Progress, *, traceback: bool = False, failures: bool = True
+    ) -> None:
         super().__init__(logging.WARNING)
         self._progress = progress
         self._traceback = traceback
+        self._failures = failures
         self.launching = True
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -215,9 +239,22 @@ class LogLines(logging.Handler):
         about: Any = record.args[0] if isinstance(record.args, tuple) and record.args else None
         if isinstance(about, FailuresExhaustedError):
             return
-        if self.launching and isinstance(about, EnvFailure):
+        if (self.launching or not self._failures) and isinstance(about, EnvFailure):
             return
         text = record.getMessage()
         if not self._traceback:
             text = " ".join(text.partition("\n\n")[0].split())
         self._progress.log(f"{record.levelname.lower()}: {text}")
+
+
+@contextlib.contextmanager
+def logging_to(handler: logging.Handler) -> Iterator[None]:
+    """Have a handler get what envmgr logs, and nobody else."""
+    logger = logging.getLogger("envmgr")
+    propagate, logger.propagate = logger.propagate, False
+    logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.propagate = propagate

@@ -99,6 +99,13 @@ def number(value: Any, digits: int = 2) -> str:
     return f"{value:,.{digits}f}"
 
 
+def seconds(value: float | None) -> str:
+    """Return a time as `3.2 ms` or `1.50 s`; `-` for None."""
+    if value is None:
+        return "-"
+    return f"{value * 1e3:,.1f} ms" if value < 1.0 else f"{value:,.2f} s"
+
+
 def counted(n: int, noun: str) -> str:
     """Return `1 episode`, `2 episodes`."""
     return f"{n:,} {noun}{'' if n == 1 else 's'}"

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
-import logging
 import math
 import os
 import sys
 import traceback
-from collections.abc import Iterator
 from datetime import datetime
 from typing import Any
 
@@ -18,7 +15,7 @@ from envmgr.cli import DONE, FAILED, INTERRUPTED, discard_output
 from envmgr.cli.interrupt import Interruption
 from envmgr.cli.output import RunFolder
 from envmgr.cli.prepare import RunOptions, folder_of, goal_of, manager_of
-from envmgr.cli.progress import Goal, LiveProgress, LogLines, PlainProgress, Progress
+from envmgr.cli.progress import Goal, LogLines, Progress, logging_to, make_progress
 from envmgr.cli.report import counted, paragraph, raised_by_envs, wide_console
 from envmgr.cli.summary import Ending, print_summary, summary_of
 from envmgr.cli.versions import versions
@@ -94,9 +91,9 @@ class _Run:
 
     def execute(self) -> int:
         """Launch, collect, close and report; return the exit code."""
-        progress = self._make_progress()
+        progress = make_progress(self._goal)
         logs = LogLines(progress, traceback=self._options.traceback)
-        with _logging_to(logs):
+        with logging_to(logs):
             try:
                 print(f"envmgr run: launching {self.title}", flush=True)
                 with self._manager:
@@ -111,12 +108,6 @@ class _Run:
             finally:
                 self._interruption.acknowledge()
         return self._report()
-
-    def _make_progress(self) -> Progress:
-        console = wide_console()
-        if sys.stdout.isatty() and not console.is_dumb_terminal:
-            return LiveProgress(self._goal, console)
-        return PlainProgress(self._goal)
 
     def _collect(self, progress: Progress) -> None:
         manager, values = self._manager, self._resolved.values
@@ -258,15 +249,3 @@ class _Run:
         if where is None:
             return f"{what} had been collected, and nothing was written"
         return f"{what} had been collected and are kept in {where}"
-
-
-@contextlib.contextmanager
-def _logging_to(handler: logging.Handler) -> Iterator[None]:
-    logger = logging.getLogger("envmgr")
-    propagate, logger.propagate = logger.propagate, False
-    logger.addHandler(handler)
-    try:
-        yield
-    finally:
-        logger.removeHandler(handler)
-        logger.propagate = propagate

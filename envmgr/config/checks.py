@@ -86,12 +86,18 @@ def number(*, above: float | None = None, minimum: float | None = None, unit: st
     return Check(f"a number{' of ' + unit if unit else ''} {bound}{upper}", convert)
 
 
+MAX_TEXT = 1000
+"""Most characters of a string that names something; messages repeat it."""
+
+
 def text() -> Check:
     """A string that is not empty."""
 
     def convert(value: Any) -> str:
         if not isinstance(value, str) or not value.strip():
             raise Refused
+        if len(value) > MAX_TEXT:
+            raise Refused(f"more than {MAX_TEXT} characters")
         return value
 
     return Check("a non-empty string", convert)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
-from envmgr.config.checks import as_items, integer, list_of, or_null, text
+from envmgr.config.checks import MAX_TEXT, as_items, integer, list_of, or_null, text
 from envmgr.config.merge import to_plain
 from envmgr.config.schema import Check, Refused, show_value, unknown_key
 
@@ -87,10 +88,13 @@ def worker_env() -> Check:
         if not isinstance(value, Mapping):
             raise Refused("`set` is not a mapping")
         for name, content in value.items():
-            if not isinstance(name, str) or not name or "=" in name or "\0" in name:
+            if not _is_variable(name) or not name or "=" in name:
                 raise Refused(f"`set` has {show_value(name)}, which cannot name a variable")
-            if not isinstance(content, str) or "\0" in content:
-                raise Refused(f"`set.{name}` is {show_value(content)}, which is not a string")
+            if not _is_variable(content):
+                raise Refused(
+                    f"`set.{name}` is {show_value(content)}, which is not a string that a variable "
+                    "can hold"
+                )
         return dict(value)
 
     def convert(value: Any) -> WorkerEnv:
@@ -108,6 +112,17 @@ def worker_env() -> Check:
         "a mapping with `allow` and `deny` (lists of name patterns) and `set` (name: string)",
         convert,
     )
+
+
+def _is_variable(text: object) -> bool:
+    """Whether the system can have it as a part of the environment."""
+    if not isinstance(text, str) or "\0" in text:
+        return False
+    try:
+        os.fsencode(text)
+    except UnicodeEncodeError:  # half of a surrogate pair
+        return False
+    return True
 
 
 def module_name() -> Check:
@@ -207,4 +222,4 @@ def wrapper_list() -> Check:
 
 
 def _is_dotted(name: str) -> bool:
-    return all(part.isidentifier() for part in name.split("."))
+    return len(name) <= MAX_TEXT and all(part.isidentifier() for part in name.split("."))

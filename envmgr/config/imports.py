@@ -13,7 +13,9 @@ module runs its code. What a file names is imported only when its module is
   import is refused. (For `import_names` the folders do not count: list those modules.)
 
 The module is checked before it is imported, and the object it gave afterwards: `logging:os.system`
-names a function of `os`, whatever module it was reached through.
+names a function of `os`, whatever module it was reached through. Of gymnasium and of envmgr only
+classes of envs, wrappers and policies pass: their functions would import, or kill, what they are
+given. And no other module is looked into on the way, since some import their parts when asked.
 """
 
 from __future__ import annotations
@@ -36,7 +38,9 @@ from envmgr.config.schema import check_value, nearest
 from envmgr.errors import ConfigError
 
 OWN_MODULES = ("envmgr.testing", "envmgr.env", "envmgr.collect")
-"""Modules of envmgr whose callables a config file may name without an allow-list."""
+"""Modules of envmgr whose envs and policies a config file may name without an allow-list."""
+
+_POLICIES = "envmgr.collect.policies"
 
 
 @dataclass(frozen=True)
@@ -73,11 +77,25 @@ class ImportPolicy:
             ConfigError: says what would allow it.
         """
         module = _module_of(found)
-        if _within(module, (*self.allow, *OWN_MODULES)) or _is_gymnasium_class(found):
-            return
-        if any(_lives_in(folder, module.partition(".")[0]) for folder in self.folders):
+        if self._is_trusted(module) or _is_env_class(found) or _is_own_policy(found):
             return
         raise self._refusal(module, name, key)
+
+    def admit_step(self, owner: Any, name: str, key: str) -> None:
+        """Refuse to look for an attribute in a module that is not allowed.
+
+        Raises:
+            ConfigError: says what would allow it.
+        """
+        if isinstance(owner, ModuleType):
+            module = owner.__name__
+            if not self._is_trusted(module) and not _within(module, ("gymnasium", *OWN_MODULES)):
+                raise self._refusal(module, name, key)
+
+    def _is_trusted(self, module: str) -> bool:
+        if _within(module, self.allow):
+            return True
+        return any(_lives_in(folder, module.partition(".")[0]) for folder in self.folders)
 
     def _refusal(self, module: str, name: str, key: str) -> ConfigError:
         folders = " or ".join(str(folder) for folder in self.folders)
@@ -133,7 +151,7 @@ def import_object(
         policy = ImportPolicy(checked_prefixes(policy))
     if policy is not None:
         policy.admit_module(module, name, key)
-    found = _walk(_import_module(module, key), attributes, name, key)
+    found = _walk(_import_module(module, key), attributes, name, key, policy)
     if policy is not None:
         policy.admit_object(found, name, key)
     if not callable(found):
@@ -198,9 +216,13 @@ def _import_module(name: str, key: str) -> ModuleType:
         ) from error
 
 
-def _walk(module: ModuleType, attributes: list[str], name: str, key: str) -> Any:
+def _walk(
+    module: ModuleType, attributes: list[str], name: str, key: str, policy: ImportPolicy | None
+) -> Any:
     found: Any = module
     for attribute in attributes:
+        if policy is not None:
+            policy.admit_step(found, name, key)
         try:
             found = getattr(found, attribute)
         except Exception as error:
@@ -229,11 +251,16 @@ def _module_of(found: Any) -> str:
     return module if isinstance(module, str) else type(found).__module__
 
 
-def _is_gymnasium_class(found: Any) -> bool:
-    # Classes only: functions such as `gymnasium.make` import what their arguments name.
-    if not isinstance(found, type) or not _within(_module_of(found), ("gymnasium",)):
+def _is_env_class(found: Any) -> bool:
+    """Return whether it is a class of envs or wrappers, of gymnasium or of envmgr."""
+    if not isinstance(found, type) or not _within(found.__module__, ("gymnasium", *OWN_MODULES)):
         return False
-    return issubclass(found, importlib.import_module("gymnasium").Env)
+    bases = {(base.__module__, base.__name__) for base in found.__mro__}
+    return bool(bases & {("gymnasium.core", "Env"), ("envmgr.env.base", "BaseEnv")})
+
+
+def _is_own_policy(found: Any) -> bool:
+    return isinstance(found, type) and found.__module__ == _POLICIES
 
 
 def _homes(spec: ModuleSpec | None) -> list[Path]:

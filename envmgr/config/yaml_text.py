@@ -20,8 +20,12 @@ MAX_NODES = 100_000
 MAX_CHARACTERS = 4 << 20
 """Most characters of all its scalars, counted in the same way."""
 
+MAX_DIGITS = 1000
+"""Most characters of one number. In base 60 (`1:30:00`) reading one takes quadratic time."""
+
 _TUPLE_TAG = "tag:yaml.org,2002:python/tuple"
 _FLOAT_TAG = "tag:yaml.org,2002:float"
+_NUMBER_TAGS = ("tag:yaml.org,2002:int", _FLOAT_TAG)
 _MERGE_TAG = "tag:yaml.org,2002:merge"
 
 # YAML 1.1, which PyYAML follows, takes `1e3` and `2.5e-4` without a sign or a dot for strings.
@@ -98,6 +102,9 @@ class _Loader(yaml.SafeLoader):
         return node
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        if node.tag in _NUMBER_TAGS and len(node.value) > MAX_DIGITS:
+            problem = f"{show_value(node.value)} has more than {MAX_DIGITS} digits"
+            raise _refusal(problem, node.start_mark)
         try:
             return super().construct_object(node, deep)
         except _CONSTRUCTION_ERRORS as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import struct
+import uuid
 import zlib
 from typing import Any
 
@@ -33,8 +34,8 @@ def write_png(path: str, frame: Any) -> None:
             _chunk(b"IEND", b""),
         )
     )
-    partial = f"{path}.part"
-    with open(partial, "wb") as file:
+    partial = f"{path}.{uuid.uuid4().hex}.part"
+    with open(partial, "xb") as file:  # never through a link that somebody has put there
         file.write(data)
     os.replace(partial, path)
 

@@ -19,6 +19,7 @@ from gymnasium.envs.registration import EnvSpec
 
 from envmgr.config.imports import ImportPolicy, check_env_id, import_modules, import_object
 from envmgr.config.merge import to_plain
+from envmgr.config.paths import check_wrapper_paths
 from envmgr.config.schema import show_value
 from envmgr.config.sections import EnvConfig
 from envmgr.errors import ConfigError
@@ -104,7 +105,10 @@ def env_factories(
             "CartPole-v1) or env.entry (package.module:callable)"
         )
     for index, wrapper in enumerate(config.wrappers):
-        import_object(wrapper["path"], allow=policy, key=f"env.wrappers[{index}]")
+        key = f"env.wrappers[{index}]"
+        found = import_object(wrapper["path"], allow=policy, key=key)
+        if policy is not None:
+            check_wrapper_paths(found, wrapper["kwargs"], key)
     wrappers = tuple(ConfiguredWrapper(w["path"], to_plain(w["kwargs"])) for w in config.wrappers)
     return [ConfiguredEnv(source, to_plain(config.kwargs), wrappers, module)] * env_num
 

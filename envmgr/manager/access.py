@@ -11,6 +11,7 @@ from envmgr.errors import (
     ConfigError,
     EnvAttributeError,
     EnvFailure,
+    EnvProtocolError,
     MethodAccessError,
     StateError,
 )
@@ -83,11 +84,19 @@ class EnvAccess(ManagerLifetime):
         for env_id, value in zip(ids, values, strict=True):
             if isinstance(value, RemoteFailure):
                 raise EnvAttributeError(f"env {env_id} has no attribute {name!r}: {value.message}")
+            if not isinstance(value, Attribute):
+                raise EnvProtocolError(
+                    f"the host of env {env_id} answered the reading of {name!r} with a "
+                    f"{type(value).__name__}, which is no attribute; do not write into the "
+                    "connection of a worker",
+                    env_id=env_id,
+                    during="call",
+                )
             if value.is_method:
                 raise MethodAccessError(
                     f"{name!r} is a method of env {env_id}: use manager.call({name!r}, ...)"
                 )
-        return [value.value for value in values if isinstance(value, Attribute)]
+        return [value.value for value in values]
 
     def set_attr(self, name: str, value: Any, env_ids: int | Iterable[int] | None = None) -> None:
         """Set an attribute of envs; repeated on envs that are renewed later.

@@ -211,13 +211,24 @@ class ManagerLifetime:
     def _ensure_engine(self, params: Mapping[int, dict[str, Any] | None] | None = None) -> Engine:
         if self._engine is None:
             self._resolve_num_workers((params or {}).get(0) or {})
-            self._engine = build_engine(
-                self._env_fn, self._config, self._make_transport(), self._given[:2], monotonic
-            )
+            self._engine = self._build_engine()
             self._statistics = self._engine.supervisor.statistics
             # Not of the manager itself: what is dropped without close() ends with its finalizer.
             self._finalizer = weakref.finalize(self, self._engine.close, 0.0)
         return self._engine
+
+    def _build_engine(self) -> Engine:
+        try:
+            transport = self._make_transport()
+            try:
+                return build_engine(
+                    self._env_fn, self._config, transport, self._given[:2], monotonic
+                )
+            except BaseException:
+                transport.close(0.0)
+                raise
+        except OSError as error:
+            raise LaunchError(f"nothing was started: {error}") from error
 
     def _resolve_num_workers(self, params: dict[str, Any]) -> None:
         """Have `num_workers: auto` be a number, from here on.
@@ -399,7 +410,10 @@ class ManagerLifetime:
         """Return counters since launch (of the last launch, once closed); from any thread.
 
         `actions` accepted = `timesteps` delivered + `cancelled` + `outstanding`. With
-        `num_workers: auto`, `calibration` says what it has become and why.
+        `num_workers: auto`, `calibration` says what it has become and why. While launched,
+        `workers` has `{"pid": int, "env_ids": list}` for each worker process that is not known to
+        be dead, and `moments` the latest (env_id, generation, event, time_s): when envs "failed"
+        and were "ready" again, in seconds of `time.monotonic`.
         """
         engine, statistics = self._engine, self._statistics
         stats: dict[str, Any] = {
@@ -411,11 +425,23 @@ class ManagerLifetime:
             stats["calibration"] = self._calibration.as_dict()
         if engine is not None:
             stats["generations"] = [slot.generation for slot in engine.supervisor.slots]
+            stats["workers"] = _workers(engine)
+            stats["moments"] = list(engine.supervisor.statistics.moments.copy())
         return stats
 
     def _states_by_name(self) -> dict[str, int]:
         states = list(self.env_states.values())
         return {state.name: states.count(state) for state in EnvState if state in states}
+
+
+def _workers(engine: Engine) -> list[dict[str, Any]]:
+    """Return the pid and the envs of each worker process; nothing where envs run in this one."""
+    pids = engine.transport.pids
+    return [
+        {"pid": pid, "env_ids": [slot.env_id for slot in group.slots]}
+        for group in engine.supervisor.hosts.groups
+        if group.host_id is not None and (pid := pids.get(group.host_id)) is not None
+    ]
 
 
 def _checked_factories(env_fn: Any) -> list[EnvFactory]:

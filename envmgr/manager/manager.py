@@ -11,6 +11,7 @@ import numpy as np
 from envmgr import requests
 from envmgr.block import LAST, RING, RING_EACH
 from envmgr.errors import (
+    AllEnvsFailedError,
     ConfigError,
     ManagerClosedError,
     NothingReadyError,
@@ -57,8 +58,9 @@ class EnvManager(EnvAccess):
             `{env_id: obs}`, ascending; `{}` if all envs are DONE. V2: one stacked treetensor.
 
         Raises:
-            NothingReadyError: nothing can become ready without `recv`, or without `reset`, or at
-                all; the message says which.
+            NothingReadyError: nothing can become ready without `recv`, or without `reset`; the
+                message says which.
+            AllEnvsFailedError: nothing can become ready at all, as all envs have failed for good.
             FailuresExhaustedError: an env failed more often than allowed.
         """
         with self._calling() as supervisor:
@@ -351,7 +353,7 @@ def _refuse_to_wait(supervisor: Supervisor) -> None:
     """Say why nothing can become ready; return if all envs are done.
 
     Raises:
-        NothingReadyError: for one of three reasons.
+        NothingReadyError: for one of three reasons; AllEnvsFailedError for the last of them.
     """
     states = supervisor.states.snapshot()
     owed = supervisor.owed_ids()
@@ -371,8 +373,8 @@ def _refuse_to_wait(supervisor: Supervisor) -> None:
             "Begin new ones with reset({env_id: params})."
         )
     failed = [i for i, state in enumerate(states) if state is not EnvState.DONE]
-    if failed:
-        raise NothingReadyError(
+    if failed and EnvState.RUN not in states:
+        raise AllEnvsFailedError(
             f"no env can become ready: envs {failed} have failed for good. Repair them with "
             "reset({env_id: None}), or close the manager."
         )

@@ -8,16 +8,26 @@ from typing import Any
 
 from envmgr.errors import EnvFailure
 from envmgr.lifecycle import EnvState, Event, StateTable
-from envmgr.protocol import UNANSWERED, EnvDescription, FailureKind, Message, Op, RemoteFailure
+from envmgr.protocol import UNANSWERED, FailureKind, Message, Op, RemoteFailure
 from envmgr.spaces import ValueMismatchError
 from envmgr.supervisor import failures
 from envmgr.supervisor.episodes import Episodes
 from envmgr.supervisor.hosts import Hosts
 from envmgr.supervisor.orientation import Orientation
+from envmgr.supervisor.payloads import (
+    MAX_NOTICES,
+    MalformedReplyError,
+    description_of,
+    failure_of,
+    notice_of,
+    reset_fields,
+    step_fields,
+)
 from envmgr.supervisor.repair import Repair
 from envmgr.supervisor.slots import EnvSlot, HostGroup, Lost, Work
 from envmgr.supervisor.stats import Statistics
 from envmgr.transport.base import Arrival, Garbage, HostDied, TimedOut
+from envmgr.transport.last_words import warn_of_fault
 from envmgr.types import EnvTimestep
 
 logger = logging.getLogger("envmgr")
@@ -110,7 +120,7 @@ class Arrivals:
         if running is not None and op not in _GOES_ON:
             self._hosts.finished(group)
         if op == Op.NOTICE:
-            self._notice(slot, payload)
+            self._checked(self._notice, slot, payload)
         elif group.is_ending and op != Op.CLOSED:
             self._statistics.dropped_replies += 1
         elif request_id == UNANSWERED:
@@ -123,10 +133,15 @@ class Arrivals:
             culprit = running or (self._hosts.blamed(group) if group.is_shared else slot)
             self._on_unexpected(culprit, message)
         else:
-            try:
-                self._handlers[op](slot, payload)
-            except (ValueMismatchError, _MalformedReplyError) as error:
-                self.break_off(slot, str(error))
+            self._checked(self._handlers[op], slot, payload)
+
+    def _checked(
+        self, handler: Callable[[EnvSlot, Any], None], slot: EnvSlot, payload: Any
+    ) -> None:
+        try:
+            handler(slot, payload)
+        except (ValueMismatchError, MalformedReplyError) as error:
+            self.break_off(slot, str(error))
 
     def _on_unexpected(self, culprit: EnvSlot, message: Message) -> None:
         self._statistics.dropped_replies += 1
@@ -138,24 +153,26 @@ class Arrivals:
         )
 
     def _notice(self, slot: EnvSlot, payload: Any) -> None:
-        text = str(payload)
-        if text not in self._noticed:
+        text = notice_of(payload)
+        if text not in self._noticed and len(self._noticed) < MAX_NOTICES:
             self._noticed.add(text)
             logger.warning("observations of env %d: %s (reported once)", slot.env_id, text)
 
     def _on_unawaited(self, slot: EnvSlot, op: int, payload: Any) -> None:
         if op == Op.BEGAN:
             self._on_began(slot, payload)
-        elif op == Op.FAILED and isinstance(payload, RemoteFailure):
-            logger.warning("repeating a request on a renewed env: %s", payload.message)
+        elif op == Op.FAILED and type(payload) is RemoteFailure:
+            self._checked(self._on_unawaited_failure, slot, payload)
+
+    def _on_unawaited_failure(self, slot: EnvSlot, payload: Any) -> None:
+        logger.warning("repeating a request on a renewed env: %s", failure_of(payload).message)
 
     def _on_began(self, slot: EnvSlot, payload: Any) -> None:
         if slot.group.is_shared:
             self._hosts.began(slot)
 
-    def _on_hello(self, slot: EnvSlot, description: Any) -> None:
-        if not isinstance(description, EnvDescription):
-            raise _MalformedReplyError("its first reply does not describe an env")
+    def _on_hello(self, slot: EnvSlot, payload: Any) -> None:
+        description = description_of(payload)
         fits = self._orientation.fits(slot, description)
         if self._repair.launching and slot.generation == 0:
             self._hosts.settle(slot)
@@ -175,7 +192,7 @@ class Arrivals:
 
     def reset_done(self, slot: EnvSlot, payload: Any) -> None:
         """Apply the payload of RESET_DONE."""
-        reference, info = _fields(payload, 2)
+        reference, info = reset_fields(payload)
         obs = self._orientation.read(slot, reference)
         slot.attempts = 0
         slot.renewals_in_a_row = 0
@@ -187,6 +204,8 @@ class Arrivals:
         slot.seed = None
         slot.new_generation = False
         self._hosts.settle(slot)
+        if self._statistics.failing:
+            self._statistics.note_ready(slot.env_id, slot.generation, self._hosts.clock())
         if slot.doomed is not None:
             slot.fresh = (obs, info)
             return
@@ -197,7 +216,7 @@ class Arrivals:
 
     def stepped(self, slot: EnvSlot, payload: Any) -> None:
         """Apply the payload of STEPPED."""
-        reference, reward, done, info, after = _fields(payload, 5)
+        reference, reward, done, info, after = step_fields(payload)
         if slot.work is Work.CANCELLING:
             self._episodes.abandon(slot, after)
             return
@@ -217,9 +236,8 @@ class Arrivals:
     def _on_closed(self, slot: EnvSlot, payload: Any) -> None:
         """Nothing to do: its death follows, or the limit for closing passes."""
 
-    def _on_failed(self, slot: EnvSlot, remote: Any) -> None:
-        if not isinstance(remote, RemoteFailure):
-            raise _MalformedReplyError("it reports a failure that is none")
+    def _on_failed(self, slot: EnvSlot, payload: Any) -> None:
+        remote = failure_of(payload)
         if slot.work is Work.CALLING and remote.kind is FailureKind.NO_ATTRIBUTE:
             slot.result = remote
             self._repair.call_ended(slot)
@@ -235,6 +253,7 @@ class Arrivals:
         culprit = self._hosts.blamed(group)
         self._hosts.ended(group)
         if was_ending:
+            warn_of_fault(died)
             self._repair.host_ended(group)
         else:
             self._fail(culprit, failures.crash(culprit, died), Lost.HOST)
@@ -257,13 +276,3 @@ class Arrivals:
 
 def _leave_them(group: HostGroup) -> None:
     """All that is known of envs is in their slots."""
-
-
-class _MalformedReplyError(ValueError):
-    """A reply whose payload is not what the protocol says."""
-
-
-def _fields(payload: Any, count: int) -> tuple[Any, ...]:
-    if not isinstance(payload, tuple) or len(payload) != count:
-        raise _MalformedReplyError(f"a payload of {type(payload).__name__} is malformed")
-    return payload

@@ -67,7 +67,7 @@ class Episodes:
         else:
             self._states.apply(slot.env_id, Event.EPISODE_ENDED_UNATTENDED)
         slot.attended = self._rules.auto_reset
-        if after == AfterStep.RESETS:
+        if after == AfterStep.RESETS and self._rules.auto_reset:  # else nobody told it to
             self._hosts.begin(slot, Work.RESETTING)
         elif after == AfterStep.WANTS_RECYCLING:
             self._await_new_host(slot)
@@ -82,7 +82,7 @@ class Episodes:
 
         The short form of `end`, for an env about which there is nothing else to know.
         """
-        if slot.episodes_done + 1 >= self._rules.episode_num:
+        if not self._rules.auto_reset or slot.episodes_done + 1 >= self._rules.episode_num:
             return False
         slot.episodes_done += 1
         self._statistics.episodes += 1

@@ -29,14 +29,16 @@ def reported(slot: EnvSlot, remote: RemoteFailure) -> EnvFailure:
         text = f"{where} reported its own step as abnormal (info['abnormal'])"
         return EnvReportedAbnormal(text, env_id=env_id, during=during, generation=generation)
     if remote.kind is FailureKind.EXITED:
-        text = f"{where} called sys.exit({remote.message}) in its {during}"
+        did = f"called sys.exit({remote.message})"
+        if remote.type_name != SystemExit.__name__:
+            did = f"raised {remote.type_name}"
+        text = f"{where} {did} in its {during}{_traceback_of(remote)}"
         return EnvCrash(text, env_id=env_id, during=during, generation=generation)
     if remote.kind in (FailureKind.PROTOCOL, FailureKind.NON_FINITE):
         text = f"{where} broke the protocol in its {during}: {remote.message}"
         return EnvProtocolError(text, env_id=env_id, during=during, generation=generation)
     text = f"{where} raised {remote.type_name} in its {during}: {remote.message}"
-    if remote.traceback_text:
-        text += f"\n\nTraceback in its host:\n{remote.traceback_text.rstrip()}"
+    text += _traceback_of(remote)
     return EnvRaised(
         text,
         env_id=env_id,
@@ -46,6 +48,11 @@ def reported(slot: EnvSlot, remote: RemoteFailure) -> EnvFailure:
         remote_message=remote.message,
         remote_traceback=remote.traceback_text,
     )
+
+
+def _traceback_of(remote: RemoteFailure) -> str:
+    text = remote.traceback_text.rstrip()
+    return f"\n\nTraceback in its host:\n{text}" if text else ""
 
 
 def crash(slot: EnvSlot, died: HostDied) -> EnvCrash:
@@ -62,12 +69,15 @@ def crash(slot: EnvSlot, died: HostDied) -> EnvCrash:
         f"the host of env {slot.env_id} (generation {slot.generation}) died during "
         f"{slot.work.value}: {how}{hint}"
     )
+    if died.last_words:
+        text += f"\n\nThe end of its stderr:\n{died.last_words}"
     return EnvCrash(
         text,
         env_id=slot.env_id,
         during=slot.work.value,
         generation=slot.generation,
         exit_status=status,
+        stderr_tail=died.last_words,
     )
 
 
@@ -84,6 +94,7 @@ def of_neighbour(slot: EnvSlot, failure: EnvFailure) -> EnvCrash:
         during=slot.work.value,
         generation=slot.generation,
         exit_status=getattr(failure, "exit_status", None),
+        stderr_tail=getattr(failure, "stderr_tail", ""),
     )
     crash.__cause__ = failure
     return crash

@@ -520,17 +520,23 @@ class Lanes:
         self._episodes.end(slot, after_of(flag))
 
     def collect(self) -> None:
-        """Apply what has arrived in the block besides replies of envs in their lanes."""
+        """Apply what has arrived in the block besides replies of envs in their lanes.
+
+        What makes no sense ends its host, and that collects what it has replied for the others: so
+        an env may be looked after already when its turn comes.
+        """
         if self._awaited:
             for env_id, token in list(self._awaited.items()):
-                if self._reset_tokens[env_id] == token:
+                if self._reset_tokens[env_id] == token and self._awaited.get(env_id) == token:
                     self._begin_episode(env_id)
         if self._replying:
             for env_id, token in list(self._replying.items()):
-                self._collect_reply(env_id, token)
+                if self._replying.get(env_id) == token:
+                    self._collect_reply(env_id, token)
         if self._resetting:
             for env_id, token in list(self._resetting.items()):
-                self._collect_reset(env_id, token)
+                if self._resetting.get(env_id) == token:
+                    self._collect_reset(env_id, token)
 
     def _begin_episode(self, env_id: int) -> None:
         """The host has reset an env in its lane."""

@@ -81,6 +81,7 @@ class Repair:
                 self.call_ended(slot)
                 return
         self._statistics.count_failure(failure)
+        self._statistics.note_failed(slot.env_id, slot.generation, self._hosts.clock())
         logger.warning("%s", failure)
         if slot.host_id is not None:  # else the host let go of it before, and failed in doing so
             self._settle_and_answer(slot, failure, lost, env_info)
@@ -122,6 +123,7 @@ class Repair:
     def _involve(self, slot: EnvSlot, culprit: EnvSlot, failure: EnvFailure) -> None:
         """The host of an env is lost by the failure of a neighbour: nothing is charged to it."""
         own = failures.of_neighbour(slot, failure)
+        self._statistics.note_failed(slot.env_id, slot.generation, self._hosts.clock())
         if slot.work is Work.CALLING:
             slot.result = own
         self._settle_failed_work(slot, slot.work, own, None)

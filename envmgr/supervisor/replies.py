@@ -46,21 +46,27 @@ class BlockReplies:
         self._rings = rings
         self._decoder = InfoDecoder()
 
-    def detail(self, env_id: int, flag: int) -> tuple[Any, type]:
-        """Return the info of a step's reply and the type of its reward.
+    def detail(self, env_id: int, flag: int) -> tuple[Any, Any]:
+        """Return the info of a step's reply and its reward.
 
         Raises:
             ValueMismatchError: the reply is malformed.
         """
         if flag & SLOT_BITS >= self._rings.steps:
             raise ValueMismatchError(f"there is no slot {flag & SLOT_BITS} for steps")
+        if after_of(flag) > max(AfterStep):
+            raise ValueMismatchError("it says something unknown of what follows a step")
         info: dict[str, Any] = {}
         if flag & HAS_INFO:
             info = self._decoder.decode(self._block.infos[env_id].tobytes())
         kind = (flag & REWARD_BITS) >> REWARD_SHIFT
         if kind >= len(REWARD_TYPES):
             raise ValueMismatchError(f"there is no kind {kind} of rewards")
-        return info, REWARD_TYPES[kind]
+        number = float(self._block.rewards[env_id])
+        try:
+            return info, REWARD_TYPES[kind](number)
+        except (ValueError, OverflowError) as error:  # no integer is NaN or infinite
+            raise ValueMismatchError(f"its reward cannot be {number}") from error
 
     def step(self, env_id: int) -> tuple[int, Any, bool, Any, int]:
         """Return the reply to a step as the payload of STEPPED.
@@ -69,9 +75,8 @@ class BlockReplies:
             ValueMismatchError: the reply is malformed.
         """
         flag = int(self._block.flags[env_id])
-        info, kind = self.detail(env_id, flag)
+        info, reward = self.detail(env_id, flag)
         info = info_of((flag & ENDING_BITS) >> ENDING_SHIFT, info)
-        reward = kind(self._block.rewards[env_id])
         return flag & SLOT_BITS, reward, bool(flag & DONE), info, after_of(flag)
 
     def reset(self, env_id: int) -> tuple[int, dict[str, Any]]:

@@ -4,11 +4,28 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from envmgr.errors import EnvFailure
 
 _KEPT_FAILURES = 100
+_KEPT_MOMENTS = 1000
+
+
+class Moment(NamedTuple):
+    """When an env failed, or was ready again after failures.
+
+    Attributes:
+        env_id: which.
+        generation: how often it had been renewed then.
+        event: "failed" or "ready".
+        time_s: on the monotonic clock.
+    """
+
+    env_id: int
+    generation: int
+    event: str
+    time_s: float
 
 
 @dataclass
@@ -30,6 +47,9 @@ class Statistics:
         failures_by_kind: failures by the name of their class.
         failures_by_env: failures by env_id.
         latest_failures: the latest of them.
+        moments: the latest failures and recoveries; those that lost their host by a neighbour's
+            failure fail, too.
+        failing: envs that have failed and are not ready again.
     """
 
     num_workers: int = 0
@@ -46,6 +66,8 @@ class Statistics:
     failures_by_kind: Counter[str] = field(default_factory=Counter)
     failures_by_env: Counter[int] = field(default_factory=Counter)
     latest_failures: deque[EnvFailure] = field(default_factory=lambda: deque(maxlen=_KEPT_FAILURES))
+    moments: deque[Moment] = field(default_factory=lambda: deque(maxlen=_KEPT_MOMENTS))
+    failing: set[int] = field(default_factory=set)
 
     @property
     def outstanding(self) -> int:
@@ -57,6 +79,17 @@ class Statistics:
         self.failures_by_kind[type(failure).__name__] += 1
         self.failures_by_env[failure.env_id] += 1
         self.latest_failures.append(failure)
+
+    def note_failed(self, env_id: int, generation: int, time_s: float) -> None:
+        """Note when an env has failed, or has lost its host."""
+        self.failing.add(env_id)
+        self.moments.append(Moment(env_id, generation, "failed", time_s))
+
+    def note_ready(self, env_id: int, generation: int, time_s: float) -> None:
+        """Note when an env is ready again, if it has failed."""
+        if env_id in self.failing:
+            self.failing.discard(env_id)
+            self.moments.append(Moment(env_id, generation, "ready", time_s))
 
     def as_dict(self) -> dict[str, Any]:
         """Return everything as plain values; from any thread, also while failures are counted."""

@@ -82,7 +82,7 @@ class Taken:
         slots: the slot that all observations are in, or a list with one for each.
         usual: the flags that a reply has if there is nothing to it.
         specials: the flags of the others, by position.
-        details: info and type of reward of those, by position, where they are not the usual ones.
+        details: info and reward of those, by position.
     """
 
     __slots__ = ("_details", "_lanes", "_rewards", "_selection", "_slots", "_specials", "_usual")
@@ -95,7 +95,7 @@ class Taken:
         slots: Any,
         usual: int,
         specials: dict[int, int],
-        details: dict[int, tuple[Any, type]],
+        details: dict[int, tuple[Any, Any]],
     ) -> None:
         self._lanes = lanes
         self._selection = selection
@@ -116,11 +116,9 @@ class Taken:
         if self._specials:
             dones = [False] * len(ids)
             for position, flag in self._specials.items():
-                info, kind = self._details.get(position, _NOTHING)
+                info, rewards[position] = self._details[position]
                 infos[position] = info_of((flag & ENDING_BITS) >> ENDING_SHIFT, info.copy())
                 dones[position] = bool(flag & DONE)
-                if kind is not float:
-                    rewards[position] = kind(rewards[position])
         steps = map(_make_timestep, zip(found, rewards, dones, infos, strict=False))
         timesteps = dict(zip(ids, steps, strict=True))
         observed.taken_as_rows(ids, selection.rows, self._slots, found)
@@ -146,7 +144,7 @@ class Taken:
         """Return the infos, and fill in (2, k) which episodes were terminated and truncated."""
         infos = _ordinary_infos(self._usual, count)
         for position, flag in self._specials.items():
-            info, _ = self._details.get(position, _NOTHING)
+            info, _ = self._details[position]
             ending = (flag & ENDING_BITS) >> ENDING_SHIFT
             infos[position] = info_of(ending, info.copy())
             if ending:
@@ -155,9 +153,6 @@ class Taken:
             else:
                 ends[:, position] = ends_of(bool(flag & DONE), info)
         return tuple(infos)
-
-
-_NOTHING: tuple[dict[str, Any], type] = ({}, float)
 
 
 def _ordinary_infos(flag: int, count: int) -> list[Any]:

@@ -80,10 +80,12 @@ class HostDied(NamedTuple):
     Attributes:
         exit_status: exit code, or minus the number of the signal; None if nobody could tell.
         detail: more, in words; may be empty.
+        last_words: the end of what it wrote to stderr, and where a fatal signal found it.
     """
 
     exit_status: int | None
     detail: str = ""
+    last_words: str = ""
 
 
 class Garbage(NamedTuple):
@@ -153,6 +155,18 @@ class Transport(ABC):
     @abstractmethod
     def waitables(self, hosts: Iterable[int]) -> list[Any]:
         """Return objects that become readable when one of `hosts` has sent something or died."""
+
+    def any_death(self) -> list[Any]:
+        """Return what becomes readable when any host dies, also one that is started later.
+
+        Nothing where that is not known before `poll` is called.
+        """
+        return []
+
+    @property
+    def pids(self) -> dict[int, int]:
+        """The pids of worker processes, by host_id; from any thread. Empty where there are none."""
+        return {}
 
     @property
     def has_unsent(self) -> bool:

@@ -7,9 +7,9 @@ import multiprocessing
 import os
 import select
 import sys
-import warnings
+import time
 from collections.abc import Iterator, Mapping
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
 from typing import Any
@@ -18,8 +18,19 @@ from envmgr.errors import ConfigError, StateError
 from envmgr.transport import worker
 from envmgr.transport.base import HostDied, HostSpec, WorkerSettings
 from envmgr.transport.channel import Channel, FrameChannel, PipeChannel
-from envmgr.transport.spawner import PARENT_FDS, SIGKILL, Spawner, pipe_pairs
+from envmgr.transport.fds import (
+    PARENT_FDS,
+    forget_fd,
+    keep_from_children,
+    let_go_of,
+    pipe_pairs,
+)
+from envmgr.transport.fork_spawner import keep_from_exit_handler, quiet_fork
+from envmgr.transport.lifeline import Lifeline, hold_on_to
+from envmgr.transport.spawner import LEFT_BEHIND, SIGKILL, Spawner
 from envmgr.types import EnvFactory
+
+_CLOSE_S = 0.5
 
 
 class MultiprocessingSpawner(Spawner):
@@ -39,14 +50,25 @@ class MultiprocessingSpawner(Spawner):
         self._settings = settings
         self._processes: dict[int, BaseProcess] = {}
         self._pidfds: dict[int, int] = {}
+        self._left: set[int] = set()
+        self._left_now: list[int] = []
+        self._lifeline: Lifeline | None = None
+        self._any_death: select.epoll | None = None
+        self._pids: dict[int, int] = {}
 
     @property
     def inherits_factories(self) -> bool:
         """Whether workers get their factories without pickling: by fork."""
         return self._method == "fork"
 
+    @property
+    def pids(self) -> dict[int, int]:
+        """The pids of the processes, by host_id."""
+        return dict(self._pids)
+
     def start(self, spec: HostSpec, shared_fds: tuple[int, ...]) -> Channel:
         """Start a process that ends with this one."""
+        self._prepare()
         channel, theirs = self._connection()
         try:
             process = self._context.Process(  # type: ignore[attr-defined]
@@ -54,8 +76,9 @@ class MultiprocessingSpawner(Spawner):
                 args=(
                     theirs,
                     self._transferable(shared_fds),
+                    self._transferable(self._lifelines),
                     spec.factories if self.inherits_factories else None,
-                    self._not_for_children(channel),
+                    self._not_for_children(channel, shared_fds),
                     self._environment(),
                 ),
                 name=_name_of(spec),
@@ -63,23 +86,49 @@ class MultiprocessingSpawner(Spawner):
             )
             with self._start_conditions():
                 process.start()
-            if hasattr(os, "pidfd_open"):
-                try:
-                    self._pidfds[spec.host_id] = os.pidfd_open(process.pid)
-                except OSError:
-                    _kill_group(process.pid, SIGKILL)
-                    process.join()
-                    raise
+            try:
+                self._watch(spec.host_id, process)
+            except OSError:
+                _kill_group(process.pid, SIGKILL)
+                _reap(process)
+                raise
         except BaseException:
             channel.close()
             raise
         finally:
             for end in theirs:
                 end.close()
-        _keep_from_exit_handler(process)
-        self._processes[spec.host_id] = process
+        keep_from_exit_handler(process)
+        if process.pid is not None:
+            self._pids[spec.host_id] = process.pid
         self._ready.add(self.death_of(spec.host_id))
         return channel
+
+    def _prepare(self) -> None:
+        """Make what all workers share, when the first one is started."""
+        if self._lifeline is None and hasattr(os, "pidfd_open"):
+            self._lifeline = Lifeline()
+            self._lifeline.keep_to_this_process()
+        if self._any_death is None and hasattr(os, "pidfd_open"):
+            self._any_death = select.epoll()
+            keep_from_children(self._any_death.fileno())
+
+    @property
+    def _lifelines(self) -> tuple[int, ...]:
+        return () if self._lifeline is None else (self._lifeline.read_fd,)
+
+    def _watch(self, host_id: int, process: BaseProcess) -> None:
+        """Keep a process, and have its death noticed."""
+        if self._any_death is not None and process.pid is not None:
+            pidfd = os.pidfd_open(process.pid)
+            try:
+                self._any_death.register(pidfd, select.EPOLLIN)
+            except OSError:
+                os.close(pidfd)
+                raise
+            keep_from_children(pidfd)
+            self._pidfds[host_id] = pidfd
+        self._processes[host_id] = process
 
     def _connection(self) -> tuple[Channel, tuple[Connection, ...]]:
         """Return the parent's channel, and the worker's ends."""
@@ -90,11 +139,11 @@ class MultiprocessingSpawner(Spawner):
         read, write = Connection(theirs[0], writable=False), Connection(theirs[1], readable=False)
         return FrameChannel(*ours, blocking=False), (read, write)
 
-    def _not_for_children(self, channel: Channel) -> list[int]:
-        """Return the fds that a forked worker closes, so that it holds none of its siblings'."""
+    def _not_for_children(self, channel: Channel, shared_fds: tuple[int, ...]) -> list[int]:
+        """Return the fds that a forked worker lets go of, so that it has none of its siblings'."""
         if not self.inherits_factories:
             return []
-        return [*channel.fds, *self._pidfds.values(), *PARENT_FDS]
+        return [*channel.fds, *(PARENT_FDS - {*shared_fds})]
 
     def _environment(self) -> dict[str, str] | None:
         """Return the variables of a worker that would else get those of an older process.
@@ -111,10 +160,7 @@ class MultiprocessingSpawner(Spawner):
     @contextlib.contextmanager
     def _start_conditions(self) -> Iterator[None]:
         if self._method == "fork":
-            # Our own background thread holds no lock of the interpreter's; threads of others were
-            # refused at launch.
-            with warnings.catch_warnings():
-                warnings.filterwarnings("ignore", category=DeprecationWarning, message=".*fork.*")
+            with quiet_fork():
                 yield
             return
         # Math libraries read their variables when they are loaded, before our code runs.
@@ -128,6 +174,10 @@ class MultiprocessingSpawner(Spawner):
                 if before.get(name) != during.get(name) == os.environ.get(name):
                     _set_or_delete(name, before.get(name))
 
+    def any_death(self) -> list[Any]:
+        """Return an epoll of all pidfds; nothing where there are none."""
+        return [] if self._any_death is None else [self._any_death]
+
     def death_of(self, host_id: int) -> Any:
         """Return a pidfd of the process, or its sentinel where there are no pidfds.
 
@@ -136,28 +186,40 @@ class MultiprocessingSpawner(Spawner):
         pidfd = self._pidfds.get(host_id)
         return self._processes[host_id].sentinel if pidfd is None else pidfd
 
+    @property
+    def has_deaths(self) -> bool:
+        """Whether a worker was given up since `deaths` was asked."""
+        return bool(self._left_now)
+
     def deaths(self) -> list[tuple[int, HostDied]]:
         """Reap what has ended."""
-        died: list[tuple[int, HostDied]] = []
+        died = [(host_id, HostDied(None, LEFT_BEHIND)) for host_id in self._left_now]
+        self._left_now.clear()
         for host_id in self._ended():
             self._ready.discard(self.death_of(host_id))
             process = self._processes.pop(host_id)
-            process.join()
-            _kill_group(process.pid, SIGKILL)  # what it started and left behind
-            died.append((host_id, HostDied(process.exitcode)))
-            process.close()
+            self._pids.pop(host_id, None)
+            pid, status = process.pid, _reap(process)
+            _kill_group(pid, SIGKILL)  # what it started and left behind
+            if host_id in self._left:
+                self._left.discard(host_id)  # reported before
+            else:
+                died.append((host_id, HostDied(status)))
             if host_id in self._pidfds:
-                os.close(self._pidfds.pop(host_id))
+                self._forget_pidfd(self._pidfds.pop(host_id))
         return died
 
+    def _forget_pidfd(self, pidfd: int) -> None:
+        if self._any_death is not None:
+            self._any_death.unregister(pidfd)  # closing it is not enough if a fork has it, too
+        forget_fd(pidfd)
+        os.close(pidfd)
+
     def _ended(self) -> list[int]:
-        if not self._pidfds:
+        if self._any_death is None:
             return [i for i, process in self._processes.items() if not process.is_alive()]
-        poll = select.poll()
-        host_of = {fd: host_id for host_id, fd in self._pidfds.items()}
-        for fd in host_of:
-            poll.register(fd, select.POLLIN)
-        return [host_of[fd] for fd, _ in poll.poll(0)]
+        ended = {fd for fd, _ in self._any_death.poll(0.0, len(self._pidfds) + 1)}
+        return [host_id for host_id, fd in self._pidfds.items() if fd in ended]
 
     def signal(self, host_id: int, number: int) -> None:
         """Signal the worker's process group."""
@@ -169,13 +231,35 @@ class MultiprocessingSpawner(Spawner):
         else:
             _kill_group(process.pid, number)
 
+    def give_up(self, host_id: int) -> None:
+        """Report the worker dead, and reap it when it ends."""
+        if host_id in self._processes and host_id not in self._left:
+            self._left.add(host_id)
+            self._left_now.append(host_id)
+
     def close(self) -> None:
-        """Kill and reap what is left."""
+        """Kill and reap what is left, side by side."""
         for host_id in self._processes:
             self.signal(host_id, SIGKILL)
-        for process in self._processes.values():
-            process.join(1.0)
-        self.deaths()
+        end = time.monotonic() + _CLOSE_S
+        while self._processes and (left_s := end - time.monotonic()) > 0.0:
+            wait([self.death_of(host_id) for host_id in self._processes], left_s)
+            self.deaths()
+        for host_id in self._processes:  # the kernel holds on to them
+            self._ready.discard(self.death_of(host_id))
+        for pidfd in self._pidfds.values():
+            self._forget_pidfd(pidfd)
+        self._processes.clear()
+        self._pidfds.clear()
+        self._pids.clear()
+        self._left.clear()
+        if self._any_death is not None:
+            forget_fd(self._any_death.fileno())
+            self._any_death.close()
+            self._any_death = None
+        if self._lifeline is not None:
+            self._lifeline.close()
+            self._lifeline = None
 
 
 def _name_of(spec: HostSpec) -> str:
@@ -183,14 +267,16 @@ def _name_of(spec: HostSpec) -> str:
     return f"envmgr-env-{first}" if first == last else f"envmgr-envs-{first}-to-{last}"
 
 
-def _keep_from_exit_handler(process: BaseProcess) -> None:
-    """Take a worker out of the standard library's list of children.
+def _reap(process: BaseProcess) -> int | None:
+    """Return the exit status of a process that has ended; None if somebody else has reaped it.
 
-    Its exit handler would end them in every fork of the trainer that ends in the ordinary way: the
-    workers of the trainer itself. The manager's own finalizer ends them in the trainer.
+    A handler of SIGCHLD, or a library that waits for any child of this process, may have done so.
     """
-    children: set[BaseProcess] = getattr(multiprocessing.process, "_children", set())
-    children.discard(process)
+    process.join()
+    status = process.exitcode
+    with contextlib.suppress(ValueError):  # without a status it counts as running
+        process.close()
+    return status
 
 
 def _set_or_delete(name: str, value: str | None) -> None:
@@ -229,16 +315,18 @@ def _kill_group(pid: int | None, number: int) -> None:
 def _run_process(
     ends: tuple[Connection, ...],
     shared_fds: tuple[int, ...],
+    lifelines: tuple[int, ...],
     factories: Mapping[int, EnvFactory] | None,
     not_ours: list[int],
     environment: dict[str, str] | None,
 ) -> None:
     if environment is not None:
         worker.replace_environment(os.environ, environment)
-    for fd in not_ours:
-        with contextlib.suppress(OSError):
-            os.close(fd)
+    let_go_of(not_ours)
     worker.isolate_process()
+    for fd in lifelines:
+        hold_on_to(fd)
+        os.close(fd)
     worker.end_with_parent(_parent_waitable())
     channel: Channel
     if sys.platform == "win32":
@@ -248,8 +336,7 @@ def _run_process(
         for end in ends:
             end.close()
     code = worker.run_worker(channel, shared_fds, factories)
-    sys.stdout.flush()
-    sys.stderr.flush()
+    worker.flush_streams()
     os._exit(code)  # no exit handlers of the trainer's: they are not this process's to run
 
 

@@ -23,7 +23,7 @@ from typing import Any
 import cloudpickle
 
 from envmgr.block import block_is_possible
-from envmgr.errors import ConfigError
+from envmgr.errors import ConfigError, LaunchError
 from envmgr.protocol import UNANSWERED, FrameError, Message, Op, encode
 from envmgr.transport.base import (
     Arrival,
@@ -44,11 +44,14 @@ from envmgr.transport.channel import (
     FrameChannel,
     PipeChannel,
 )
+from envmgr.transport.fds import forget_fd, keep_from_children
+from envmgr.transport.last_words import ARE_KEPT, LastWords, warn_of_fault
+from envmgr.transport.preflight import refuse_more_than_there_is
 from envmgr.transport.ready import ReadySet
-from envmgr.transport.spawner import SIGKILL, Spawner, forget_fd, keep_from_children
+from envmgr.transport.spawner import SIGKILL, Spawner
 from envmgr.transport.worker import Orders
 
-_TERMINATE_S = 0.5
+_TERMINATE_S = 0.4
 _MOST_HOST_BELLS = 128
 """With more hosts, fds get scarce: the others have no bell of their own, but one in their pipe."""
 
@@ -75,17 +78,32 @@ class ProcessTransport(Transport):
         self._arrivals: list[tuple[int, Arrival]] = []
         self._closed = False
         self._memory: mmap.mmap | None = None
-        self._wake_end, self._wake_signal = socket.socketpair()
-        self._memory_fd = _anonymous_file() if shared_memory else None
-        self._bell = _doorbell() if self._memory_fd is not None else None
+        self._index_of: dict[int, int] = {}
+        with contextlib.ExitStack() as opened:  # closed again if there is not enough for all
+            self._wake_end, self._wake_signal = map(opened.enter_context, socket.socketpair())
+            self._last_words = LastWords() if ARE_KEPT else None
+            if self._last_words is not None:
+                opened.callback(os.close, self._last_words.fd)
+            self._memory_fd = _anonymous_file() if shared_memory else None
+            if self._memory_fd is not None:
+                opened.callback(os.close, self._memory_fd)
+            self._bell = _doorbell() if self._memory_fd is not None else None
+            if self._bell is not None:
+                opened.callback(os.close, self._bell)
+            self._ready = ReadySet()
+            opened.callback(self._ready.close)
+            self._watch_own()
+            opened.pop_all()
+        spawner.report_to(self._ready)
+
+    def _watch_own(self) -> None:
         for end in (self._wake_end, self._wake_signal):
             end.setblocking(False)
-            keep_from_children(end.fileno())
-        self._ready = ReadySet()
         self._ready.add(self._wake_end)
         if self._bell is not None:
             self._ready.add(self._bell)
-        spawner.report_to(self._ready)
+        for fd in (self._wake_end.fileno(), self._wake_signal.fileno(), *self._shared_fds):
+            keep_from_children(fd)
 
     # -- hosts ------------------------------------------------------------------------------
 
@@ -99,7 +117,7 @@ class ProcessTransport(Transport):
         for spec, payload in zip(specs, orders, strict=True):
             try:
                 channel = self._start(spec)
-            except OSError as error:
+            except (OSError, LaunchError) as error:
                 self._arrivals.append((spec.host_id, HostDied(None, f"not started: {error}")))
                 continue
             for fd in channel.fds:
@@ -115,6 +133,8 @@ class ProcessTransport(Transport):
         if self._bell is not None and len(self._host_bells) < _MOST_HOST_BELLS:
             bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         try:
+            if self._last_words is not None:
+                self._last_words.prepare(spec.index)
             fds = self._shared_fds if bell is None else (*self._shared_fds, bell)
             channel = self._spawner.start(spec, fds)
         except BaseException:
@@ -124,11 +144,13 @@ class ProcessTransport(Transport):
         if bell is not None:
             keep_from_children(bell)
             self._host_bells[spec.host_id] = bell
+        self._index_of[spec.host_id] = spec.index
         return channel
 
     @property
     def _shared_fds(self) -> tuple[int, ...]:
-        return tuple(fd for fd in (self._memory_fd, self._bell) if fd is not None)
+        words = None if self._last_words is None else self._last_words.fd
+        return tuple(fd for fd in (words, self._memory_fd, self._bell) if fd is not None)
 
     def _orders(self, spec: HostSpec) -> Orders:
         pickled: dict[bytes, int] = {}  # equal factories travel once
@@ -180,6 +202,11 @@ class ProcessTransport(Transport):
             for fd in channel.fds:
                 forget_fd(fd)
             channel.close()
+
+    @property
+    def pids(self) -> dict[int, int]:
+        """The pids of the workers that are not known to be dead, by host_id."""
+        return self._spawner.pids
 
     # -- messages ---------------------------------------------------------------------------
 
@@ -240,6 +267,9 @@ class ProcessTransport(Transport):
                 pass  # what it sent before it died
             self._drop_channel(host_id)
             self._alive.discard(host_id)
+            index = self._index_of.pop(host_id, None)
+            if self._last_words is not None and index is not None:
+                died = died._replace(last_words=self._last_words.take(index))
             arrivals.append((host_id, died))
 
     def waitables(self, hosts: Iterable[int]) -> list[Any]:
@@ -248,6 +278,10 @@ class ProcessTransport(Transport):
         channels = [self._channels[i] for i in present if i in self._channels]
         deaths = {self._spawner.death_of(i) for i in present}
         return [*channels, *(item for item in deaths if item is not None)]
+
+    def any_death(self) -> list[Any]:
+        """Return what becomes readable when any worker dies."""
+        return self._spawner.any_death()
 
     def _wait(self, objects: list[Any], timeout_s: float | None) -> None:
         if not self._unsent:
@@ -341,6 +375,7 @@ class ProcessTransport(Transport):
         """Allocate shared memory; every page is there or this raises."""
         if self._memory_fd is None or nbytes == 0:
             return None
+        refuse_more_than_there_is(nbytes)
         if hasattr(os, "posix_fallocate"):
             os.posix_fallocate(self._memory_fd, 0, nbytes)
         else:
@@ -383,7 +418,9 @@ class ProcessTransport(Transport):
             remaining_s = end - time.monotonic()
             if remaining_s <= 0.0:
                 return False
-            self.poll(remaining_s)
+            for _, arrival in self.poll(remaining_s):
+                if isinstance(arrival, HostDied):
+                    warn_of_fault(arrival)
         return True
 
     def _release(self) -> None:
@@ -395,8 +432,9 @@ class ProcessTransport(Transport):
         # unmapped with the last of them.
         self._memory = None
         for fd in self._shared_fds:
+            forget_fd(fd)
             os.close(fd)
-        self._memory_fd = self._bell = None
+        self._memory_fd = self._bell = self._last_words = None
 
 
 def _doorbell() -> int | None:

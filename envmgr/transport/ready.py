@@ -12,6 +12,8 @@ import select
 from multiprocessing.connection import wait
 from typing import Any
 
+from envmgr.transport.fds import forget_fd, keep_from_children
+
 
 class ReadySet:
     """Objects with a `fileno()`, and which of them are readable."""
@@ -19,6 +21,8 @@ class ReadySet:
     def __init__(self) -> None:
         self._objects: dict[int, Any] = {}
         self._epoll = select.epoll() if hasattr(select, "epoll") else None
+        if self._epoll is not None:
+            keep_from_children(self._epoll.fileno())
 
     def add(self, item: Any) -> None:
         """Watch an object, or an fd."""
@@ -52,7 +56,8 @@ class ReadySet:
     def close(self) -> None:
         """Release the epoll."""
         self._objects.clear()
-        if self._epoll is not None:
+        if self._epoll is not None and not self._epoll.closed:
+            forget_fd(self._epoll.fileno())
             self._epoll.close()
 
 

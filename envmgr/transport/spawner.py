@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import signal
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
 from typing import Any
 
 from envmgr.transport.base import HostDied, HostSpec
@@ -37,9 +35,21 @@ class Spawner(ABC):
         """Whether workers get their factories without pickling."""
         return False
 
+    @property
+    def pids(self) -> dict[int, int]:
+        """The pids of the workers that are not reported dead, by host_id; from any thread."""
+        return {}
+
     def report_to(self, ready: ReadySet) -> None:
         """Keep in `ready` what becomes readable when a worker dies."""
         self._ready = ready
+
+    @abstractmethod
+    def any_death(self) -> list[Any]:
+        """Return what becomes readable when any worker dies, for all times; none where not known.
+
+        What is returned once also stands for workers that are started later.
+        """
 
     @abstractmethod
     def death_of(self, host_id: int) -> Any:
@@ -58,41 +68,17 @@ class Spawner(ABC):
     def signal(self, host_id: int, number: int) -> None:
         """Send a signal to a worker and its children; nothing happens if it is gone."""
 
+    @abstractmethod
     def give_up(self, host_id: int) -> None:
-        """A worker that was killed is still not reported dead, long after: go further."""
-        self.signal(host_id, SIGKILL)
+        """Have a worker reported dead that was killed long ago and is not: the kernel holds it.
+
+        It is reaped whenever it ends. Others are not touched.
+        """
 
     @abstractmethod
     def close(self) -> None:
-        """Kill and reap what is left, and release everything."""
+        """Kill and reap what is left, and release everything; takes a second at most."""
 
 
-PARENT_FDS: set[int] = set()
-"""The parent's ends of all connections: what a forked worker must not keep open."""
-
-
-def keep_from_children(fd: int) -> None:
-    """Have forked workers close `fd`."""
-    PARENT_FDS.add(fd)
-
-
-def forget_fd(fd: int) -> None:
-    """Take back `keep_from_children`, before closing."""
-    PARENT_FDS.discard(fd)
-
-
-def pipe_pairs() -> tuple[tuple[int, int], tuple[int, int]]:
-    """Return the (read, write) fds of both ends of a new connection."""
-    their_read, our_write = os.pipe()
-    try:
-        our_read, their_write = os.pipe()
-    except OSError:
-        close_all((their_read, our_write))
-        raise
-    return (our_read, our_write), (their_read, their_write)
-
-
-def close_all(fds: Iterable[int]) -> None:
-    """Close fds."""
-    for fd in fds:
-        os.close(fd)
+LEFT_BEHIND = "it was killed, but the kernel has not let go of it (a device, a file system?)"
+"""Detail of the death of a worker that was given up."""

@@ -34,6 +34,7 @@ from envmgr.protocol import (
     RemoteFailure,
     encode,
 )
+from envmgr.transport import last_words
 from envmgr.transport.base import WorkerSettings
 from envmgr.transport.channel import BELL_VALUE_ASKED, Channel, ChannelClosedError
 from envmgr.types import EnvFactory
@@ -125,6 +126,11 @@ def isolate_process() -> None:
             os.setsid()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    if sys.platform != "win32":
+        # Envs have processes of their own to wait for, whatever the trainer does with its children.
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
+        signal.set_wakeup_fd(-1)
     random.seed()
     np.random.seed()
     with contextlib.suppress(Exception):  # a stderr without an fd
@@ -145,6 +151,13 @@ def end_with_parent(parent_waitable: Any) -> None:
     threading.Thread(target=watch, name="envmgr-parent-watch", daemon=True).start()
 
 
+def flush_streams() -> None:
+    """Write out what was printed, to streams that may be closed, broken or not there."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):
+            stream.flush()
+
+
 def kill_own_group() -> None:
     """Kill this process and those of its session; never returns."""
     if hasattr(os, "killpg") and os.getpgrp() == os.getpid():
@@ -154,26 +167,29 @@ def kill_own_group() -> None:
 
 def run_worker(
     channel: Channel,
-    shared_fds: tuple[int, ...],
+    fds: tuple[int, ...],
     factories: Mapping[int, EnvFactory] | None = None,
 ) -> int:
     """Read the orders, then run requests until CLOSE or the end of the connection.
 
     Args:
         channel: the blocking end of the connection to the parent.
-        shared_fds: the shared memory, the parent's doorbell, and this worker's own; or the first
-            of these, or nothing.
+        fds: the file for last words, where they are kept; then the shared memory, the parent's
+            doorbell, and this worker's own; or the first of these, or nothing.
         factories: of its envs, by env_id, where the process inherited them.
 
     Returns:
         The exit code.
     """
+    last_words_fd, shared_fds = (fds[0], fds[1:]) if last_words.ARE_KEPT else (None, fds)
     inbox = _Inbox(channel, shared_fds[2] if len(shared_fds) > 2 else None)
     try:
         first = inbox.next()
         if first is None or first.op != Op.HELLO:
             return 0  # the launch has failed before it began
         orders: Orders = first.payload
+        if last_words_fd is not None:
+            last_words.record(last_words_fd, orders.host_index)
         _set_up(orders.host_index, orders.worker)
         if len(orders.envs) > 1:
             _yield_to_who_wakes()
@@ -181,10 +197,12 @@ def run_worker(
             settings: HostSettings = pickle.loads(orders.settings)  # noqa: S301 - from the parent
         except Exception as error:  # whatever a __setstate__ of a space may raise
             _refuse(orders, error, channel)
-            settings, factories = HostSettings(), {}
+            settings, factories, orders = HostSettings(), {}, orders._replace(envs=())
         if factories is None:
             made = [_Factory(pickled) for pickled in orders.factories]
             factories = {env_id: made[place] for env_id, _, _, place in orders.envs}
+        else:
+            factories = {env_id: factories[env_id] for env_id, _, _, _ in orders.envs}
         posted = None
         if len(shared_fds) > 1:
             ring = functools.partial(_ring, shared_fds[1])
@@ -203,8 +221,9 @@ def run_worker(
         if factories:
             _build(orders, host, channel)
         _serve(host, posted, inbox, channel)
-    except ChannelClosedError:
-        pass  # the parent has let go of this worker
+    except ChannelClosedError:  # the parent is gone, or has let go of this worker
+        flush_streams()
+        kill_own_group()  # nobody may be there any more who ends what it has started
     return 0
 
 

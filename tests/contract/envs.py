@@ -9,6 +9,7 @@ the process: so a test can tell what was executed from what was reported.
 from __future__ import annotations
 
 import copy
+import ctypes
 import json
 import os
 import signal
@@ -17,7 +18,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from enum import IntEnum
 from typing import Any, NamedTuple
 
@@ -26,6 +27,7 @@ import numpy as np
 from gymnasium.spaces import Box, Discrete
 
 from envmgr import BaseEnv, EnvTimestep
+from envmgr.testing.faulty import write_garbage
 
 N_MOVES = 10
 """Actions below this one do nothing but show up in the observation."""
@@ -83,6 +85,27 @@ class Do(IntEnum):
     """Return a float32 observation, which the space's float64 can hold."""
     ADD_TO_BUFFER = 45
     """Change the array that was returned before, which is the env's own business."""
+    SEGV = 46
+    ABORT = 47
+    BUS = 48
+    OS_EXIT_0 = 49
+    TWO_ARGUMENT_ERROR = 50
+    LOCAL_ERROR = 51
+    HANG_IN_C = 52
+    """Visit the gate, then never return from C code that holds the GIL, with SIGTERM blocked."""
+    LATE = 53
+    """Take about `late_s` seconds."""
+    KILL_IN_PICKLE = 54
+    EXIT_IN_PICKLE = 55
+    ERROR_IN_UNPICKLE = 56
+    EXIT_IN_UNPICKLE = 57
+    BAD_STRUCTURE = 58
+    INF_OBSERVATION = 59
+    INF_REWARD = 60
+    TEXT_REWARD = 61
+    ARRAY_REWARD = 62
+    """NaN in an array of rewards."""
+    INFO_NOT_A_DICT = 63
 
 
 _NEXT_RESET = {
@@ -107,6 +130,14 @@ _FAULTS = {
     Do.STRANGE_ERROR: "strange_error",
     Do.KEYBOARD_INTERRUPT: "keyboard_interrupt",
     Do.GARBAGE: "garbage",
+    Do.SEGV: "SIGSEGV",
+    Do.ABORT: "SIGABRT",
+    Do.BUS: "SIGBUS",
+    Do.OS_EXIT_0: "os_exit_0",
+    Do.TWO_ARGUMENT_ERROR: "two_argument_error",
+    Do.LOCAL_ERROR: "local_error",
+    Do.HANG_IN_C: "hang_in_c",
+    Do.LATE: "late",
 }
 _ENDING = frozenset((Do.END, Do.TRUNCATE, Do.GATE_THEN_END, *_NEXT_RESET))
 
@@ -153,6 +184,31 @@ class StrangeError(Exception):
         raise ScriptedError("no pickle")
 
 
+class TwoArgumentError(Exception):
+    """Cannot be made anew of its text, as most exceptions can."""
+
+    def __init__(self, code: int, reason: str) -> None:
+        super().__init__(f"{reason} ({code})")
+
+
+class Treacherous:
+    """Does something to the process that pickles it, or to the one that unpickles it."""
+
+    def __init__(self, what: Callable[..., Any], *args: Any, on_pickle: bool) -> None:
+        self._what = what
+        self._args = args
+        self._on_pickle = on_pickle
+
+    def __reduce__(self) -> Any:
+        if self._on_pickle:
+            self._what(*self._args)
+        return self._what, self._args
+
+
+def _fail_to_unpickle(*args: Any) -> Any:
+    raise ScriptedError("this cannot be unpickled")
+
+
 class Unpicklable:
     """Refuses to be pickled."""
 
@@ -170,6 +226,7 @@ class Script:
         reset_faults: what happens in a reset, by number of the attempt, over all builds.
         close_fault: what happens in `close`.
         episode_length: steps after which an episode ends by itself.
+        late_s: about how long LATE takes.
     """
 
     def __init__(
@@ -181,6 +238,7 @@ class Script:
         reset_faults: Mapping[int, str] | None = None,
         close_fault: str | None = None,
         episode_length: float = float("inf"),
+        late_s: float = 0.0,
     ) -> None:
         self.env_id = env_id
         self.folder = folder
@@ -191,6 +249,7 @@ class Script:
         self._reset_faults = dict(reset_faults or {})
         self._close_fault = close_fault
         self._episode_length = episode_length
+        self._late_s = late_s
         self._rng = np.random.default_rng()
         self._next_reset: str | None = None
         self._buffer = np.zeros(OBS_SPACE.shape, np.float64)  # one for all: who keeps it must copy
@@ -275,6 +334,26 @@ class Script:
                 reward = None
             case Do.UNPICKLABLE_INFO:
                 info["thing"] = Unpicklable()
+            case Do.KILL_IN_PICKLE:
+                info["thing"] = Treacherous(os.kill, os.getpid(), 9, on_pickle=True)
+            case Do.EXIT_IN_PICKLE:
+                info["thing"] = Treacherous(sys.exit, 5, on_pickle=True)
+            case Do.ERROR_IN_UNPICKLE:
+                info["thing"] = Treacherous(_fail_to_unpickle, on_pickle=False)
+            case Do.EXIT_IN_UNPICKLE:
+                info["thing"] = Treacherous(sys.exit, 5, on_pickle=False)
+            case Do.BAD_STRUCTURE:
+                obs = {"a": obs}
+            case Do.INF_OBSERVATION:
+                obs[5] = np.inf
+            case Do.INF_REWARD:
+                reward = float("-inf")
+            case Do.TEXT_REWARD:
+                reward = "much"
+            case Do.ARRAY_REWARD:
+                reward = np.array([1.0, np.nan])
+            case Do.INFO_NOT_A_DICT:
+                info = "fine"
             case Do.HUGE_INFO:
                 info["thing"] = np.full(6_000_000, self.env_id, np.uint8)
             case Do.ABNORMAL:
@@ -309,6 +388,23 @@ class Script:
                 sys.exit(3)
             case "os_exit":
                 os._exit(7)
+            case "os_exit_0":
+                os._exit(0)
+            case "SIGSEGV" | "SIGABRT" | "SIGBUS":
+                os.kill(os.getpid(), signal.Signals[fault])
+            case "two_argument_error":
+                raise TwoArgumentError(5, f"scripted error in {where} of env {self.env_id}")
+            case "local_error":
+
+                class LocalError(Exception):
+                    pass
+
+                raise LocalError(f"scripted error in {where} of env {self.env_id}")
+            case "hang_in_c":
+                signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM,))
+                self.visit(where, hold_gil=True)
+            case "late":
+                time.sleep(self._late_s * float(np.random.default_rng().uniform(0.9, 1.1)))
             case "kill":
                 os.kill(os.getpid(), signal.SIGKILL)
             case "gate":
@@ -323,37 +419,30 @@ class Script:
             case "jitter":
                 time.sleep(float(np.random.default_rng().exponential(0.002)))
             case "garbage":
-                _write_garbage()
+                write_garbage()
             case _:
                 raise AssertionError(f"unknown fault {fault}")
 
-    def visit(self, where: str, *, stay: bool = False) -> None:
+    def visit(self, where: str, *, stay: bool = False, hold_gil: bool = False) -> None:
         """Tell the test's gate that this env is here, and wait until it lets go."""
         path = gate_path(self.folder)
         if not os.path.exists(path):  # a test without gate: stay where there is no way on
-            time.sleep(1000)
+            _stay(hold_gil=hold_gil)
         with socket.socket(socket.AF_UNIX) as sock:
             sock.connect(path)
             hello = {"env_id": self.env_id, "where": where, "build": self.build, "pid": os.getpid()}
             sock.sendall(json.dumps(hello).encode() + b"\n")
+            if hold_gil:
+                _stay(hold_gil=True)
             while sock.recv(1) not in (b"", b"g") or stay:
                 if stay:
                     time.sleep(1000)
 
 
-def _write_garbage() -> None:
-    """Write into this worker's connection to its manager what is no message."""
-    os.write(worker_channel().fds[-1], b"this is not a frame: " + bytes(range(256)))
-
-
-def worker_channel() -> Any:
-    """Return the connection of the worker process that this code runs in."""
-    frame = sys._getframe()
-    while frame.f_code.co_name != "run_worker":
-        if frame.f_back is None:
-            raise AssertionError("this is not a worker process")
-        frame = frame.f_back
-    return frame.f_locals["channel"]
+def _stay(*, hold_gil: bool) -> None:
+    if hold_gil:
+        ctypes.PyDLL(None).sleep(1000)  # unlike CDLL, it does not let go of the GIL
+    time.sleep(1000)
 
 
 def journal_path(folder: str, env_id: int) -> str:
@@ -452,6 +541,14 @@ class ScriptedEnv(BaseEnv):
     def start_child(self) -> int:
         """Start a process that does nothing for long, and return its pid."""
         return subprocess.Popen(["sleep", "1000"]).pid
+
+    def fork_a_child_that_aborts(self) -> None:
+        """Fork this process, and wait for the child's end."""
+        child = os.fork()
+        if child == 0:
+            print("from the child", file=sys.stderr)
+            os.abort()
+        os.waitpid(child, 0)
 
 
 class ScriptedGymEnv(gymnasium.Env[Any, Any]):

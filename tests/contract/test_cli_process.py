@@ -251,6 +251,22 @@ class TestSignals:
         assert f"interrupted by {name}; {n_episodes} and {summary['steps']:,} timesteps" in err
         assert err.strip().endswith("are kept in out")
 
+    def test_end_chaos_with_its_accounts(self, start: Start, gate: Gate, tmp_path: Path) -> None:
+        options = ("--rate", "10", "--kinds", "kill", "--json", "figures.json")
+        cli = start("chaos", "c.yaml", "--steps", "1000000", *options, gate_at=[5, 9])
+        gate.await_visit().release()
+        visit = gate.await_visit()
+        cli.process.send_signal(signal.SIGINT)
+        visit.release()
+        code, out, err = cli.end()
+        assert code == 130, err
+        assert "interrupted by Ctrl-C; the figures are those until then" in err
+        assert "interrupted, nothing lost, repeated or swapped" in out
+        figures = json.loads((tmp_path / "figures.json").read_text())
+        accounts = figures["accounts"]
+        parts = accounts["normal"] + accounts["abnormal"] + accounts["cancelled"]
+        assert accounts["accepted"] == parts > 0
+
     @pytest.mark.parametrize("attempt", range(3))
     def test_at_full_speed_lose_no_timestep(self, start: Start, gate: Gate, attempt: int) -> None:
         cli = start("run", "c.yaml", "--steps", "1000000", gate_at=[100 + attempt])

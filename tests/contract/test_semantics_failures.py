@@ -166,17 +166,6 @@ def test_in_line_sys_exit_costs_the_env_and_ctrl_c_reaches_the_caller(
     assert seen(ready_all(manager)[0]).build == 2
 
 
-@process_kinds
-def test_a_keyboard_interrupt_raised_by_an_env_is_its_own_failure(
-    world: World, setup: Setup
-) -> None:
-    manager = world.make(setup, 1)
-    first = ready_all(manager)[0]
-    timestep = step_all(manager, {0: Do.KEYBOARD_INTERRUPT})[0]
-    failure = check_abnormal(timestep, first, EnvRaised)
-    assert failure.type_name == "KeyboardInterrupt"  # type: ignore[attr-defined]
-
-
 # -- info["abnormal"] -----------------------------------------------------------------------------
 
 

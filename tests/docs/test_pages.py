@@ -10,7 +10,7 @@ from types import ModuleType
 
 import pytest
 
-from envmgr import ENV_MANAGER_REGISTRY, errors
+from envmgr import ENV_MANAGER_REGISTRY, errors, testing
 from envmgr.config import CollectConfig, EnvConfig, ManagerConfig
 from tests.docs.blocks import ROOT, pages
 
@@ -105,7 +105,7 @@ def test_errors_that_the_pages_name_exist() -> None:
     pattern = re.compile(r"`((?:[A-Z][a-z]+)+(?:Error|Crash|Timeout|Raised|Abnormal))`")
     for page in pages():
         for name in pattern.findall(_prose(page)):
-            known = hasattr(errors, name) or hasattr(builtins, name)
+            known = any(hasattr(module, name) for module in (errors, testing, builtins))
             assert known, f"{page.name}: there is no {name}"
 
 

@@ -1,4 +1,4 @@
-"""Closing is bounded however many envs hang, and may come from anywhere at any time."""
+"""F17, F28, F29: closing is bounded however many envs hang, and comes from anywhere at any time."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from tests.contract.harness import (
     ASYNC_SERVER,
     BASE,
     SYNC_FORK,
+    SYNC_PACKED,
     SYNC_SERVER,
     Raises,
     Setup,
@@ -49,7 +50,7 @@ def close_in_time(manager: Any, *args: Any, **kwargs: Any) -> None:
 
 @pytest.mark.parametrize("action", [Do.HANG, Do.HANG_DEAF], ids=lambda action: action.name)
 @some_setups
-def test_with_envs_that_hang_in_a_step(world: World, setup: Setup, action: Do) -> None:
+def test_f17_with_envs_that_hang_in_a_step(world: World, setup: Setup, action: Do) -> None:
     manager = world.make(setup, 4, close_timeout=GRACE_S)
     gate = world.gate
     ready_all(manager)
@@ -62,8 +63,24 @@ def test_with_envs_that_hang_in_a_step(world: World, setup: Setup, action: Do) -
     assert (stats["cancelled"], stats["outstanding"]) == (4, 0)
 
 
+@pytest.mark.parametrize("env_num", [1, 16])
+@over(SYNC_SERVER, SYNC_FORK, Setup("subprocess", "forkserver"))
+def test_f17_within_the_grace_and_a_second_with_the_gil_held(
+    world: World, setup: Setup, env_num: int
+) -> None:
+    manager = world.make(setup, env_num, close_timeout=GRACE_S)
+    gate = world.gate
+    ready_all(manager)
+    manager.send(dict.fromkeys(range(env_num), Do.HANG_IN_C))
+    pids = [gate.await_visit(i).pid for i in range(env_num)]
+    began = time.monotonic()
+    manager.close()
+    assert time.monotonic() - began < GRACE_S + 1.0
+    assert not [pid for pid in pids if os.path.exists(f"/proc/{pid}")], "they are not reaped"
+
+
 @process_setups
-def test_with_envs_that_hang_in_a_reset(world: World, setup: Setup) -> None:
+def test_f17_with_envs_that_hang_in_a_reset(world: World, setup: Setup) -> None:
     manager = world.make(setup, 2, close_timeout=GRACE_S)
     gate = world.gate
     ready_all(manager)
@@ -74,7 +91,7 @@ def test_with_envs_that_hang_in_a_reset(world: World, setup: Setup) -> None:
 
 
 @process_setups
-def test_with_envs_that_hang_in_their_rebuild(world: World, setup: Setup) -> None:
+def test_f17_with_envs_that_hang_in_their_rebuild(world: World, setup: Setup) -> None:
     manager = world.make(setup, 2, close_timeout=GRACE_S, script={"build_faults": {1: "hang"}})
     gate = world.gate
     ready_all(manager)
@@ -86,7 +103,7 @@ def test_with_envs_that_hang_in_their_rebuild(world: World, setup: Setup) -> Non
 
 
 @every_setup
-def test_with_envs_that_hang_in_their_close(world: World, setup: Setup) -> None:
+def test_f17_with_envs_that_hang_in_their_close(world: World, setup: Setup) -> None:
     manager = world.make(setup, 3, close_timeout=GRACE_S, script={"close_fault": "sleep"})
     ready_all(manager)
     close_in_time(manager)
@@ -99,7 +116,7 @@ def test_with_envs_that_hang_in_their_close(world: World, setup: Setup) -> None:
 
 @pytest.mark.parametrize("fault", ["raise", "strange_error", "sys_exit"])
 @every_setup
-def test_with_envs_whose_close_fails(world: World, setup: Setup, fault: str) -> None:
+def test_f17_with_envs_whose_close_fails(world: World, setup: Setup, fault: str) -> None:
     manager = world.make(setup, 2, script={"close_fault": fault})
     ready_all(manager)
     close_in_time(manager)
@@ -108,7 +125,7 @@ def test_with_envs_whose_close_fails(world: World, setup: Setup, fault: str) -> 
 
 
 @process_setups
-def test_with_workers_that_are_stopped_or_dead(world: World, setup: Setup) -> None:
+def test_f17_with_workers_that_are_stopped_or_dead(world: World, setup: Setup) -> None:
     manager = world.make(setup, 3, close_timeout=GRACE_S)
     ready_all(manager)
     os.kill(world.pid(0), signal.SIGSTOP)
@@ -117,7 +134,7 @@ def test_with_workers_that_are_stopped_or_dead(world: World, setup: Setup) -> No
 
 
 @process_kinds
-def test_while_resets_go_on_in_the_background(world: World, setup: Setup) -> None:
+def test_f29_while_resets_go_on_in_the_background(world: World, setup: Setup) -> None:
     manager = world.make(setup, 4)
     for _ in range(3):
         ready_all(manager)
@@ -126,7 +143,7 @@ def test_while_resets_go_on_in_the_background(world: World, setup: Setup) -> Non
 
 
 @process_kinds
-def test_while_repairs_wait_for_their_turn(world: World, setup: Setup) -> None:
+def test_f29_while_repairs_wait_for_their_turn(world: World, setup: Setup) -> None:
     manager = world.make(
         setup,
         2,
@@ -160,7 +177,7 @@ def test_the_grace_can_be_given(world: World, setup: Setup) -> None:
 
 
 @every_setup
-def test_twice_and_from_many_threads_at_once(world: World, setup: Setup) -> None:
+def test_f29_twice_and_from_many_threads_at_once(world: World, setup: Setup) -> None:
     manager = world.make(setup, 2)
     ready_all(manager)
     errors: list[BaseException] = []
@@ -182,12 +199,42 @@ def test_twice_and_from_many_threads_at_once(world: World, setup: Setup) -> None
     assert manager.closed
 
 
+@pytest.mark.parametrize("moment", ["build", "reset"])
+@over(SYNC_SERVER, SYNC_FORK, SYNC_PACKED, Setup("subprocess", "spawn"))
+def test_f29_during_a_renewal_no_process_is_born_afterwards(
+    world: World, setup: Setup, moment: str
+) -> None:
+    faults = {"build_faults": {1: "hang"}} if moment == "build" else {"reset_faults": {1: "hang"}}
+    manager = world.make(setup, 2, close_timeout=GRACE_S, scripts={0: faults})
+    gate = world.gate
+    ready_all(manager)
+    manager.send({0: Do.KILL})
+    visit = gate.await_visit(0, moment)  # behind the caller
+    close_in_time(manager)
+    wait_ended(visit.pid)
+    assert [len(world.noted(i, "build")) for i in (0, 1)] in ([2, 1], [2, 2])
+    manager.close()
+
+
+@process_kinds
+def test_f29_while_the_renewal_has_not_begun(world: World, setup: Setup) -> None:
+    manager = world.make(setup, 2, retry_waiting_time=0.0, max_failures=99)
+    ready_all(manager)
+    for i in (0, 1):
+        os.kill(world.pid(i), signal.SIGKILL)
+    close_in_time(manager)
+    built = [len(world.noted(i, "build")) for i in (0, 1)]
+    assert max(built) <= 2
+    manager.launch()
+    assert [len(world.noted(i, "build")) for i in (0, 1)] == [n + 1 for n in built]
+
+
 # -- from another thread, while the caller waits --------------------------------------------------
 
 
 @pytest.mark.parametrize("call", ["step", "recv", "reset", "ready_obs", "get_attr"])
 @process_kinds
-def test_a_waiting_call_ends_when_another_thread_closes(
+def test_f29_a_waiting_call_ends_when_another_thread_closes(
     world: World, setup: Setup, call: str
 ) -> None:
     manager = world.make(setup, 1, close_timeout=GRACE_S)
@@ -216,7 +263,7 @@ def test_a_waiting_call_ends_when_another_thread_closes(
 
 
 @over(SYNC_SERVER, Setup("async_subprocess", "spawn"))
-def test_a_launch_ends_when_another_thread_closes(world: World, setup: Setup) -> None:
+def test_f29_a_launch_ends_when_another_thread_closes(world: World, setup: Setup) -> None:
     manager = world.make(
         setup, 2, launch=False, close_timeout=GRACE_S, scripts={1: {"build_faults": {0: "hang"}}}
     )
@@ -237,7 +284,7 @@ def test_a_launch_ends_when_another_thread_closes(world: World, setup: Setup) ->
 
 
 @process_kinds
-def test_a_signal_handler_may_close_in_the_middle_of_a_step(world: World, setup: Setup) -> None:
+def test_f29_a_signal_handler_may_close_in_the_middle_of_a_step(world: World, setup: Setup) -> None:
     manager = world.make(setup, 2, close_timeout=GRACE_S)
     gate = world.gate
     ready_all(manager)
@@ -295,8 +342,17 @@ def test_stats_and_states_may_be_read_from_other_threads_while_it_works_and_clos
 
 
 @pytest.mark.parametrize("how", ["del", "cycle"])
-@over(BASE, SYNC_SERVER, SYNC_FORK, ASYNC_SERVER, Setup("subprocess", "spawn"))
-def test_a_manager_that_is_dropped_leaves_nothing(tmp_path: Any, setup: Setup, how: str) -> None:
+@over(
+    BASE,
+    SYNC_SERVER,
+    SYNC_FORK,
+    ASYNC_SERVER,
+    Setup("subprocess", "spawn"),
+    Setup("subprocess", "forkserver"),
+)
+def test_f28_a_manager_that_is_dropped_leaves_nothing(
+    tmp_path: Any, setup: Setup, how: str
+) -> None:
     world = World(tmp_path)
     manager: Any = create_env_manager(setup.cfg, env_fn=world.factories(2))
     manager.launch()

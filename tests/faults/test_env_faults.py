@@ -1,16 +1,19 @@
-"""Faults of envs: what they cost the env concerned, and that they cost the others nothing."""
+"""What env code does wrong, in steps, resets and constructions: F5 to F8, and F18 to F20."""
 
 from __future__ import annotations
 
+import itertools
+import os
+import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from envmgr import EnvState
 from envmgr.errors import (
+    AllEnvsFailedError,
     EnvCrash,
-    EnvFailure,
+    EnvNotReadyError,
     EnvProtocolError,
     EnvRaised,
     EnvTimeout,
@@ -20,8 +23,11 @@ from envmgr.errors import (
 from tests.contract.envs import Do, seen
 from tests.contract.harness import (
     ASYNC_FORK,
+    ASYNC_PACKED,
+    ASYNC_SERVER,
     BASE,
     SYNC_FORK,
+    SYNC_PACKED,
     SYNC_SERVER,
     Setup,
     World,
@@ -30,105 +36,84 @@ from tests.contract.harness import (
     process_kinds,
     ready_all,
     step_all,
+    wait_ended,
 )
+from tests.faults.others import check_others
 
 LIMIT_S = 0.3
 SPAWNED = Setup("subprocess", "spawn")
-FORKSERVED = Setup("async_subprocess", "forkserver", False)
-
-# What a step may do, and the failure that it is.
-STEP_FAULTS: dict[Do, type[EnvFailure]] = {
-    Do.RAISE: EnvRaised,
-    Do.STRANGE_ERROR: EnvRaised,
-    Do.SYS_EXIT: EnvCrash,
-    Do.OS_EXIT: EnvCrash,
-    Do.KILL: EnvCrash,
-    Do.HANG: EnvTimeout,
-    Do.HANG_DEAF: EnvTimeout,
-    Do.BAD_SHAPE: EnvProtocolError,
-    Do.UNPICKLABLE_INFO: EnvProtocolError,
-    Do.NOT_A_TIMESTEP: EnvProtocolError,
-    Do.GARBAGE: EnvProtocolError,
-}
-N_STEPS = 8
-FAULTY, AT_STEP = 1, 4
+# Exceptions take the same way whatever has started the process: spawn, which is slow, runs few.
+everywhere = over(BASE, SYNC_SERVER, ASYNC_SERVER, SYNC_FORK, ASYNC_FORK, SYNC_PACKED, ASYNC_PACKED)
+everywhere_quick = over(BASE, SYNC_SERVER, ASYNC_FORK, ASYNC_PACKED)
 
 
-def run(folder: Path, setup: Setup, action: Do | None) -> tuple[dict[int, list[Any]], Any]:
-    """Run three envs for some steps; env 1 is given `action` in one of them.
-
-    Returns:
-        What each env gave, byte by byte, and the timestep of the faulty step.
-    """
-    folder.mkdir()
-    world = World(folder)
-    given: dict[int, list[Any]] = {i: [] for i in range(3)}
-    faulty = None
-    try:
-        manager = world.make(setup, 3, seed=6, step_timeout=LIMIT_S, script={"episode_length": 3})
-        for k in range(N_STEPS):
-            for i, obs in ready_all(manager).items():
-                given[i].append(obs.tobytes())
-            actions = {i: int(Do.JITTER) for i in range(3)}
-            if k == AT_STEP and action is not None:
-                actions[FAULTY] = int(action)
-            timesteps = step_all(manager, actions)
-            if k == AT_STEP:
-                faulty = timesteps[FAULTY]
-            for i, (obs, reward, done, info) in timesteps.items():
-                info.pop("error", None)
-                given[i].append((obs.tobytes(), reward, done, repr(info)))
-        assert manager.stats()["failures"] == (0 if action is None else 1)
-        for i in range(3):
-            executed = [k for _, k, _ in world.noted(i, "step")]
-            assert len(executed) == N_STEPS, "a step was lost, or executed twice"
-        if setup.has_processes and action is not None:
-            builds = [len(world.noted(i, "build")) for i in range(3)]
-            host_lost = not issubclass(STEP_FAULTS[action], EnvRaised)
-            host_lost &= action not in (Do.BAD_SHAPE, Do.UNPICKLABLE_INFO, Do.NOT_A_TIMESTEP)
-            assert builds == [1, 2 if host_lost else 1, 1]
-    finally:
-        world.close()
-    return given, faulty
+# -- F5: in a step --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("action", STEP_FAULTS, ids=lambda action: action.name)
-@process_kinds
-def test_a_faulty_step_costs_one_timestep_and_siblings_feel_nothing(
-    tmp_path: Path, setup: Setup, action: Do
-) -> None:
-    untroubled, _ = run(tmp_path / "untroubled", setup, None)
-    troubled, timestep = run(tmp_path / "troubled", setup, action)
-    assert timestep.info["abnormal"]
-    for sibling in (0, 2):
-        assert troubled[sibling] == untroubled[sibling]
-    # Up to the fault the env itself is as it was, and it goes on after it.
-    before = 2 * AT_STEP + 1
-    assert troubled[FAULTY][:before] == untroubled[FAULTY][:before]
-    assert len(troubled[FAULTY]) == len(untroubled[FAULTY])
+@everywhere
+def test_f05_an_exception_in_a_step_costs_one_timestep(tmp_path: Path, setup: Setup) -> None:
+    error = check_others(tmp_path, setup, Do.RAISE, host_lost=False).info["error"]
+    assert (type(error), error.during) == (EnvRaised, "step")
+    assert error.type_name == "tests.contract.envs.ScriptedError"
+    assert error.remote_message == "scripted error in step of env 1"
+    assert "in suffer" in error.remote_traceback
+    assert error.remote_traceback.rstrip() in str(error)
 
 
-@pytest.mark.parametrize(
-    "action", [Do.RAISE, Do.KILL, Do.HANG, Do.GARBAGE], ids=lambda action: action.name
-)
-@over(SYNC_SERVER, SPAWNED, FORKSERVED)
-def test_the_same_under_other_start_methods(tmp_path: Path, setup: Setup, action: Do) -> None:
-    troubled, timestep = run(tmp_path / "troubled", setup, action)
-    assert timestep.info["abnormal"]
-    assert all(len(given) == 2 * N_STEPS for given in troubled.values())
-
-
-@pytest.mark.parametrize("action", STEP_FAULTS, ids=lambda action: action.name)
-@over(SYNC_FORK)
-def test_faulty_steps_give_failures_of_their_type(world: World, setup: Setup, action: Do) -> None:
-    manager = world.make(setup, 1, step_timeout=LIMIT_S)
+@over(SYNC_SERVER, ASYNC_FORK)
+def test_f05_with_retry_type_renew_the_env_is_built_anew(world: World, setup: Setup) -> None:
+    manager = world.make(setup, 2, retry_type="renew")
     ready_all(manager)
-    error = step_all(manager, {0: action})[0].info["error"]
-    assert type(error) is STEP_FAULTS[action]
-    assert error.env_id == 0
-    assert error.during == "step"
-    assert "env 0" in str(error)
-    assert [*ready_all(manager)] == [0]
+    assert isinstance(step_all(manager, {0: Do.RAISE})[0].info["error"], EnvRaised)
+    assert [seen(obs)[:4] for obs in ready_all(manager).values()] == [(0, 1, 0, 0), (1, 0, 0, 0)]
+    assert world.actions(0) == [Do.RAISE], "the step was run again"
+
+
+@over(SPAWNED)
+def test_f05_under_another_start_method(tmp_path: Path, setup: Setup) -> None:
+    assert isinstance(
+        check_others(tmp_path, setup, Do.RAISE, host_lost=False).info["error"], EnvRaised
+    )
+
+
+# -- F6: in a reset -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("retry_type", ["reset", "renew"])
+@everywhere_quick
+def test_f06_a_reset_that_raises_is_tried_as_often_as_allowed(
+    world: World, setup: Setup, retry_type: str
+) -> None:
+    faults = {"reset_faults": {1: "raise", 2: "raise"}}
+    cfg = {"max_retry": 3, "retry_type": retry_type, "retry_waiting_time": 0.01}
+    manager = world.make(setup, 2, seed=3, scripts={0: faults}, **cfg)
+    ready_all(manager)
+    last = step_all(manager, {0: Do.END, 1: 1})[0]
+    assert last.done
+    assert "abnormal" not in last.info
+    ready = ready_all(manager)
+    assert seen(ready[0]).build == (2 if retry_type == "renew" else 0)
+    assert seen(ready[1])[1:4] == (0, 0, 1)
+    stats = manager.stats()
+    assert (stats["reset_retries"], stats["failures"], stats["abnormal"]) == (2, 2, 0)
+    assert manager.env_states[0] is EnvState.RUN
+
+
+@everywhere_quick
+def test_f06_when_all_attempts_are_used_up_the_policy_decides(world: World, setup: Setup) -> None:
+    faults = {"reset_faults": dict.fromkeys(range(1, 99), "raise")}
+    cfg = {"max_retry": 2, "max_failures": 1, "retry_waiting_time": 0.01}
+    manager = world.make(setup, 2, scripts={0: faults}, **cfg)
+    ready_all(manager)
+    step_all(manager, {0: Do.END, 1: 1})
+    with pytest.raises(FailuresExhaustedError) as raised:
+        ready_all(manager)
+    assert isinstance(raised.value.failure, EnvRaised)
+    assert raised.value.failure.during == "reset"
+    assert manager.env_states == {0: EnvState.ERROR, 1: EnvState.RUN}
+    # Two failures for the budget, and two attempts for each of them.
+    assert len(world.noted(0, "reset")) == 1 + 4
+    assert seen(step_all(manager, {1: 1})[1].obs)[1:4] == (0, 0, 2)
 
 
 RESET_FAULTS = {
@@ -145,7 +130,7 @@ every_reset_fault = pytest.mark.parametrize("fault", RESET_FAULTS)
 
 @every_reset_fault
 @process_kinds
-def test_a_faulty_automatic_reset_is_repaired(world: World, setup: Setup, fault: str) -> None:
+def test_f06_a_faulty_automatic_reset_is_repaired(world: World, setup: Setup, fault: str) -> None:
     manager = world.make(setup, 2, reset_timeout=LIMIT_S, scripts={0: {"reset_faults": {1: fault}}})
     ready_all(manager)
     last = step_all(manager, {0: Do.END, 1: 1})[0]
@@ -160,7 +145,7 @@ def test_a_faulty_automatic_reset_is_repaired(world: World, setup: Setup, fault:
 
 @every_reset_fault
 @over(SYNC_FORK)
-def test_a_faulty_explicit_reset_is_repaired_before_reset_returns(
+def test_f06_a_faulty_explicit_reset_is_repaired_before_reset_returns(
     world: World, setup: Setup, fault: str
 ) -> None:
     manager = world.make(setup, 2, reset_timeout=LIMIT_S, scripts={0: {"reset_faults": {1: fault}}})
@@ -169,9 +154,35 @@ def test_a_faulty_explicit_reset_is_repaired_before_reset_returns(
     assert [seen(obs)[:2] for obs in manager.ready_obs.values()] == [(0, 1), (1, 0)]
 
 
+# -- F7: at launch --------------------------------------------------------------------------------
+
+
+@over(BASE, SYNC_SERVER, ASYNC_SERVER, ASYNC_FORK, SYNC_PACKED, SPAWNED)
+def test_f07_envs_that_cannot_be_built_fail_the_launch_together(world: World, setup: Setup) -> None:
+    faulty = {"build_faults": {0: "raise"}}
+    manager = world.make(setup, 4, launch=False, scripts={1: faulty, 3: faulty})
+    with pytest.raises(LaunchError) as raised:
+        manager.launch()
+    failures = raised.value.failures
+    assert {i: (type(f), f.during) for i, f in failures.items()} == {
+        1: (EnvRaised, "construction"),
+        3: (EnvRaised, "construction"),
+    }
+    assert "scripted error in build of env 1" in str(raised.value)
+    assert manager.closed
+    assert set(manager.env_states.values()) == {EnvState.VOID}
+    for i in (0, 2):
+        assert len(world.noted(i, "close")) == 1, "a sibling was not closed"
+        if setup.has_processes:
+            wait_ended(world.pid(i))
+            assert not os.path.exists(f"/proc/{world.pid(i)}")
+    manager.launch()
+    assert [*ready_all(manager)] == [0, 1, 2, 3]
+
+
 @every_reset_fault
 @over(SYNC_FORK)
-def test_a_faulty_first_reset_fails_the_launch(world: World, setup: Setup, fault: str) -> None:
+def test_f07_a_faulty_first_reset_fails_the_launch(world: World, setup: Setup, fault: str) -> None:
     manager = world.make(
         setup,
         2,
@@ -190,7 +201,7 @@ def test_a_faulty_first_reset_fails_the_launch(world: World, setup: Setup, fault
 
 @pytest.mark.parametrize("fault", ["raise", "sys_exit", "os_exit", "kill", "sleep"])
 @process_kinds
-def test_a_faulty_rebuild_is_tried_again(world: World, setup: Setup, fault: str) -> None:
+def test_f07_a_faulty_rebuild_is_tried_again(world: World, setup: Setup, fault: str) -> None:
     manager = world.make(
         setup,
         2,
@@ -205,27 +216,108 @@ def test_a_faulty_rebuild_is_tried_again(world: World, setup: Setup, fault: str)
     assert seen(step_all(manager, {1: 1})[1].obs)[3] == 1
 
 
-@process_kinds
-def test_an_env_that_always_fails_ends_as_the_budget_says(world: World, setup: Setup) -> None:
+# -- F8: strange exceptions -----------------------------------------------------------------------
+
+STRANGE = {
+    Do.STRANGE_ERROR: ("tests.contract.envs.StrangeError", "its text cannot be shown"),
+    Do.TWO_ARGUMENT_ERROR: ("tests.contract.envs.TwoArgumentError", "scripted error in step"),
+    Do.LOCAL_ERROR: ("tests.contract.envs.Script.suffer.<locals>.LocalError", "scripted error in"),
+}
+
+
+@pytest.mark.parametrize("action", STRANGE, ids=lambda action: action.name)
+@everywhere_quick
+def test_f08_exceptions_that_cannot_be_sent_are_told_as_text(
+    tmp_path: Path, setup: Setup, action: Do
+) -> None:
+    type_name, text = STRANGE[action]
+    error = check_others(tmp_path, setup, action, host_lost=False).info["error"]
+    assert (type(error), error.type_name) == (EnvRaised, type_name)
+    assert text in error.remote_message
+    assert "in suffer" in error.remote_traceback
+
+
+@pytest.mark.parametrize("fault", ["strange_error", "two_argument_error", "local_error"])
+@over(SYNC_SERVER)
+def test_f08_in_a_construction_and_in_a_call_too(world: World, setup: Setup, fault: str) -> None:
+    manager = world.make(setup, 1, launch=False, scripts={0: {"build_faults": {0: fault}}})
+    with pytest.raises(LaunchError, match="env 0"):
+        manager.launch()
+    manager.launch()
+    with pytest.raises(EnvRaised):
+        manager.call("fail", fault)
+    assert seen(ready_all(manager)[0]).build == 1
+
+
+# -- F18: hanging at launch -----------------------------------------------------------------------
+
+
+@over(SYNC_SERVER, ASYNC_SERVER, SYNC_FORK, SPAWNED)
+def test_f18_a_construction_that_hangs_ends_the_launch_at_its_limit(
+    world: World, setup: Setup
+) -> None:
+    limit_s = 3.0 if setup.context == "spawn" else 1.0
+    scripts = {1: {"build_faults": {0: "sleep"}}}
+    manager = world.make(setup, 3, launch=False, connect_timeout=limit_s, scripts=scripts)
+    began = time.monotonic()
+    with pytest.raises(LaunchError) as raised:
+        (manager.launch(),)
+    assert limit_s <= time.monotonic() - began < limit_s + 5.0
+    [failure] = raised.value.failures.values()
+    assert (type(failure), failure.env_id, failure.during) == (EnvTimeout, 1, "construction")
+    assert "connect_timeout" in str(failure)
+    assert manager.closed
+    for i in range(3):
+        wait_ended(world.pid(i))
+        assert not os.path.exists(f"/proc/{world.pid(i)}"), "it is not reaped"
+
+
+# -- F19, F20: budgets ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("on_exhausted", ["raise", "drop"])
+@over(SYNC_SERVER, ASYNC_SERVER, ASYNC_FORK, Setup("subprocess", "server", True, num_workers=2))
+def test_f19_a_crash_loop_keeps_within_its_budget(
+    world: World, setup: Setup, on_exhausted: str
+) -> None:
+    pause_s, max_failures = 0.02, 4
     manager = world.make(
         setup,
-        2,
-        max_failures=3,
-        retry_waiting_time=0.01,
+        3 if setup.num_workers is None else 5,
+        max_failures=max_failures,
+        retry_waiting_time=pause_s,
+        on_exhausted=on_exhausted,
         scripts={0: {"build_faults": {0: None, -1: "os_exit"}}},
     )
     ready_all(manager)
+    others = [1, 2] if setup.num_workers is None else [3, 4]
+    used_s = time.process_time()
     step_all(manager, {0: Do.KILL})
-    with pytest.raises(FailuresExhaustedError):
-        ready_all(manager)
-    assert len(world.noted(0, "build")) == 4
-    assert manager.env_states == {0: EnvState.ERROR, 1: EnvState.RUN}
-    assert seen(step_all(manager, {1: 1})[1].obs).step == 1
-    assert len(world.noted(0, "build")) == 4, "it is still being renewed"
+    if on_exhausted == "raise":
+        with pytest.raises(FailuresExhaustedError):
+            manager.reset({0: None})
+        assert manager.env_states[0] is EnvState.ERROR
+    else:
+        while not manager.env_state_done(0):
+            step_all(manager, dict.fromkeys(ready_all(manager, others), 1))
+        with pytest.raises(EnvNotReadyError):
+            manager.step({0: 1})
+    used_s = time.process_time() - used_s
+    failed = [m.time_s for m in manager.stats()["moments"] if m[0] == 0 and m[2] == "failed"]
+    assert len(failed) == max_failures + 1
+    # No pause before the first renewal; then it doubles.
+    pauses = [later - sooner for sooner, later in itertools.pairwise(failed)]
+    assert all(pause >= pause_s * 2**k for k, pause in enumerate(pauses[1:]))
+    workers = {pid for _, pid in world.noted(0, "build")}
+    assert len(workers) == max_failures + 1, "renewed after the end of the budget, or too seldom"
+    if on_exhausted == "raise":
+        assert used_s < 1.0
+    step_all(manager, dict.fromkeys(ready_all(manager, others), 1))
+    assert len(world.noted(0, "build")) == max_failures + 1, "it is still being renewed"
 
 
 @every_kind
-def test_faults_in_a_row_do_not_wear_the_manager_out(world: World, setup: Setup) -> None:
+def test_f19_faults_in_a_row_do_not_wear_the_manager_out(world: World, setup: Setup) -> None:
     manager = world.make(setup, 3, max_failures=100, failure_window_s=0.001)
     ready_all(manager)
     for k in range(10):
@@ -239,40 +331,31 @@ def test_faults_in_a_row_do_not_wear_the_manager_out(world: World, setup: Setup)
     assert [len(world.actions(i)) for i in range(3)] == [10, 10, 10]
 
 
-# -- base: limits in the caller's own thread ------------------------------------------------------
-
-
-@over(BASE)
-def test_in_line_a_hung_step_reset_and_build_end_at_their_limits(
-    world: World, setup: Setup
-) -> None:
-    manager = world.make(
-        setup,
-        2,
-        step_timeout=LIMIT_S,
-        reset_timeout=LIMIT_S,
-        connect_timeout=LIMIT_S,
-        retry_waiting_time=0.01,
-        scripts={0: {"reset_faults": {1: "sleep"}, "build_faults": {1: "sleep"}}},
-    )
+@everywhere_quick
+def test_f20_when_all_envs_have_failed_ready_obs_says_so(world: World, setup: Setup) -> None:
+    manager = world.make(setup, 2, max_failures=0)
     ready_all(manager)
-    step_all(manager, {0: Do.END})  # the reset hangs, and so does the next construction
-    assert seen(ready_all(manager)[0])[:4] == (0, 2, 0, 0)
-    assert isinstance(step_all(manager, {0: Do.HANG})[0].info["error"], EnvTimeout)
-    assert seen(ready_all(manager)[0])[:4] == (0, 3, 0, 0)
-    assert manager.stats()["failures_by_kind"] == {"EnvTimeout": 3}
-    assert seen(step_all(manager, {1: 1})[1].obs).step == 1
+    step_all(manager, dict.fromkeys((0, 1), Do.RAISE))
+    for _ in range(2):
+        with pytest.raises(FailuresExhaustedError):
+            _ = manager.ready_obs
+    began = time.monotonic()
+    for read in (lambda: manager.ready_obs, lambda: manager.ready_arrays()):
+        with pytest.raises(AllEnvsFailedError, match=r"\[0, 1\].*reset"):
+            read()
+    assert time.monotonic() - began < 5.0, "it has waited for nothing"
+    assert set(manager.env_states.values()) == {EnvState.ERROR}
+    assert not manager.done
+    manager.reset({1: None})
+    assert [*manager.ready_obs] == [1]
+    with pytest.raises(Exception, match="envs \\[0\\] do not become ready"):
+        manager.ready_arrays(env_ids=[0, 1])
 
 
-@over(ASYNC_FORK)
-def test_limits_count_while_the_caller_waits_for_others(world: World, setup: Setup) -> None:
-    manager = world.make(setup, 2, wait_num=1, step_timeout=LIMIT_S)
+@everywhere_quick
+def test_f20_when_all_envs_are_dropped_the_manager_is_done(world: World, setup: Setup) -> None:
+    manager = world.make(setup, 2, max_failures=0, on_exhausted="drop")
     ready_all(manager)
-    manager.send({0: Do.HANG})
-    ended = []
-    while not ended:
-        for i, timestep in manager.step({1: Do.JITTER} if 1 in manager.ready_env else {}).items():
-            if i == 0:
-                ended.append(timestep)
-    assert isinstance(ended[0].info["error"], EnvTimeout)
-    assert ended[0].info["error"].limit_s == LIMIT_S
+    step_all(manager, dict.fromkeys((0, 1), Do.RAISE))
+    assert manager.done
+    assert manager.ready_obs == {}

@@ -1,4 +1,4 @@
-"""Replies that no request asked for, late ones, and malformed ones: never delivered.
+"""F12: bytes that are no frame, replies that no request asked for, late and malformed ones.
 
 An env that got hold of its worker's connection writes messages of the protocol into it. What
 matters is not that envs do so, but that the manager believes nothing that does not fit its
@@ -7,6 +7,11 @@ requests.
 
 from __future__ import annotations
 
+import os
+import struct
+import time
+import zlib
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -15,8 +20,9 @@ import pytest
 
 from envmgr.errors import EnvProtocolError
 from envmgr.posted import PostedEnv
-from envmgr.protocol import AfterStep, Message, Op, encode
-from tests.contract.envs import OBS_SPACE, ScriptedEnv, seen, worker_channel
+from envmgr.protocol import HEADER_BYTES, MAX_PAYLOAD_BYTES, AfterStep, Message, Op, encode
+from envmgr.testing.faulty import worker_channel
+from tests.contract.envs import OBS_SPACE, ScriptedEnv, seen
 from tests.contract.harness import (
     Setup,
     World,
@@ -73,6 +79,89 @@ class Forger(ScriptedEnv):
         }[self._forgery]
 
 
+class Scribe(ScriptedEnv):
+    """Writes bytes of its own into the connection before it answers a step with action 9."""
+
+    def __init__(self, env_id: int, folder: str, scribble: str) -> None:
+        super().__init__(env_id, folder)
+        self._scribble = scribble
+
+    def step(self, action: Any) -> Any:
+        if action == 9:
+            self._write(SCRIBBLES[self._scribble](_request_in_progress()))
+        return super().step(action)
+
+    def _write(self, data: bytes) -> None:
+        fd = worker_channel().fds[-1]
+        try:
+            while data:
+                data = data[os.write(fd, data) :]
+        except BrokenPipeError:
+            time.sleep(1000)  # the trainer has let go of it, and kills it
+
+
+def _frame(request: Message) -> bytes:
+    return encode(request._replace(op=Op.STEPPED, payload=stepped([np.full(4, FORGED)])))
+
+
+def _flipped(data: bytes, byte: int) -> bytes:
+    return data[:byte] + bytes([data[byte] ^ 4]) + data[byte + 1 :]
+
+
+SCRIBBLES: dict[str, Callable[[Message], bytes]] = {
+    "a line of text": lambda request: b"terminate called after throwing an instance of\n",
+    "twos": lambda request: b"\2" * 4096,
+    "noise without end": lambda request: bytes(range(2, 256)) * (1 << 18),
+    "a truncated frame": lambda request: _frame(request)[:-3],
+    "half of a header": lambda request: _frame(request)[: HEADER_BYTES // 2],
+    "a flipped bit in a header": lambda request: _flipped(_frame(request), 9),
+    "a flipped bit in a length": lambda request: _flipped(_frame(request), 22),
+    "a flipped bit in a payload": lambda request: _flipped(_frame(request), HEADER_BYTES + 20),
+    "an absurd length": lambda request: _sealed(MAX_PAYLOAD_BYTES + 1),
+    "a frame of another version": lambda request: _flipped(_frame(request), 2),
+}
+
+
+@process_kinds
+def test_f12_bells_that_nobody_asked_for_are_harmless(
+    world: World, setup: Setup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(SCRIBBLES, "bells", lambda request: b"\0\1" * 4096)
+    env_fn = [partial(Scribe, i, world.folder, "bells") for i in range(3)]
+    manager = world.make(setup, env_fn=env_fn)
+    ready_all(manager)
+    timesteps = step_all(manager, {0: 4, 1: 9, 2: 5})
+    assert [seen(t.obs)[3:5] for t in timesteps.values()] == [(1, 4), (1, 9), (1, 5)]
+    assert manager.stats()["failures"] == 0
+
+
+def _sealed(length: int) -> bytes:
+    header = struct.pack("<HBBIIQI", 0xE17A, 1, Op.STEPPED, 1, 0, 1, length)
+    return header + struct.pack("<II", zlib.crc32(header), 0)
+
+
+@pytest.mark.parametrize("scribble", SCRIBBLES)
+@process_kinds
+def test_f12_bytes_that_are_no_frame_end_their_worker_alone(
+    world: World, setup: Setup, scribble: str
+) -> None:
+    env_fn = [partial(Scribe, i, world.folder, scribble) for i in range(3)]
+    manager = world.make(setup, env_fn=env_fn)
+    ready_all(manager)
+    last = step_all(manager, {0: 1, 1: 2, 2: 3})
+    timesteps = step_all(manager, {0: 4, 1: 9, 2: 5})
+    error = timesteps[1].info["error"]
+    assert isinstance(error, EnvProtocolError)
+    assert "env 1" in str(error)
+    assert timesteps[1].obs.tobytes() == last[1].obs.tobytes()
+    assert [seen(timesteps[i].obs)[:5] for i in (0, 2)] == [(0, 0, 0, 2, 4), (2, 0, 0, 2, 5)]
+    assert seen(ready_all(manager)[1])[:4] == (1, 1, 0, 0)
+    assert len({pid for _, pid in world.noted(1, "build")}) == 2, "the host was used again"
+    following = step_all(manager, {0: 6, 1: 7, 2: 8})
+    assert [seen(t.obs)[3:5] for t in following.values()] == [(3, 6), (1, 7), (3, 8)]
+    assert manager.stats()["failures_by_kind"] == {"EnvProtocolError": 1}
+
+
 def _request_in_progress() -> Message:
     """Return the request that the worker is running, from the frames of its host."""
     import sys
@@ -111,7 +200,7 @@ FORGERIES = (
 
 @pytest.mark.parametrize("forgery", FORGERIES)
 @process_kinds
-def test_forged_replies_are_never_delivered(world: World, setup: Setup, forgery: str) -> None:
+def test_f12_forged_replies_are_never_delivered(world: World, setup: Setup, forgery: str) -> None:
     env_fn = [partial(Forger, i, world.folder, forgery) for i in range(3)]
     manager = world.make(setup, env_fn=env_fn)
     ready_all(manager)

@@ -1,18 +1,24 @@
-"""Whatever becomes of the trainer: scripts that end, fail, are interrupted or killed, or fork."""
+"""Whatever becomes of the trainer: scripts that end, fail, are interrupted or killed, or fork.
+
+F26, F27, F28, F31 and F43.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 import sys
 import textwrap
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.contract.envs import Do
 from tests.contract.harness import PATIENCE_S, Gate, World, wait_ended
 
 ROOT = Path(__file__).parents[2]
@@ -80,6 +86,12 @@ class Script:
             self._process.kill()
             pytest.fail(f"expected {line!r}, found {found!r}\n{self._process.communicate()[1]}")
 
+    def read_line(self) -> str:
+        """Return the next line that the script prints."""
+        assert self._process is not None
+        assert self._process.stdout is not None
+        return self._process.stdout.readline()
+
     def await_workers_gone(self, env_num: int = 2) -> None:
         """Wait until every process that ever built an env has ended."""
         assert self._process is not None
@@ -92,7 +104,10 @@ class Script:
     def close(self) -> None:
         if self._process is not None:
             self._process.kill()
-            self._process.communicate()
+            self._process.wait()
+            for stream in (self._process.stdout, self._process.stderr):
+                if stream is not None:
+                    stream.close()  # unread: a worker that has survived keeps it open
         self.world.close()
 
 
@@ -109,7 +124,7 @@ def script(tmp_path: Path) -> Iterator[Script]:
 
 
 @contexts
-def test_a_script_that_closes_ends_quietly(script: Script, context: str) -> None:
+def test_f28_a_script_that_closes_ends_quietly(script: Script, context: str) -> None:
     done = script.run(
         """
         with make() as manager:
@@ -124,7 +139,7 @@ def test_a_script_that_closes_ends_quietly(script: Script, context: str) -> None
 
 
 @contexts
-def test_a_script_that_does_not_close_ends_quietly_too(script: Script, context: str) -> None:
+def test_f28_a_script_that_does_not_close_ends_quietly_too(script: Script, context: str) -> None:
     done = script.run(
         """
         manager = make()
@@ -140,7 +155,9 @@ def test_a_script_that_does_not_close_ends_quietly_too(script: Script, context: 
 
 
 @contexts
-def test_a_script_that_fails_leaves_its_own_traceback_only(script: Script, context: str) -> None:
+def test_f28_a_script_that_fails_leaves_its_own_traceback_only(
+    script: Script, context: str
+) -> None:
     done = script.run(
         """
         manager = make()
@@ -254,6 +271,13 @@ def _isolated(script: Script, body: str) -> Any:
 
 # -- interruptions --------------------------------------------------------------------------------
 
+WAITING_WITH_CHILDREN = """
+import json
+manager = make(reset_timeout=None, daemon=False)
+manager.launch()
+say("launched")
+say(json.dumps(manager.call("start_child")))
+"""
 WAITING = """
 manager = make(reset_timeout=None)
 manager.launch()
@@ -286,26 +310,80 @@ def test_ctrl_c_ends_a_script_whose_envs_hang(script: Script, context: str, call
         gate.close()
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM], ids=lambda s: s.name)
+DOES = {"idle": None, "hangs": Do.HANG, "hangs-in-C": Do.HANG_IN_C, "steps": Do.JITTER}
+
+
+@pytest.mark.parametrize("does", DOES)
 @contexts
-def test_workers_do_not_outlive_a_killed_trainer(
-    script: Script, context: str, number: signal.Signals
+def test_f27_workers_and_their_children_end_within_a_second_of_a_killed_trainer(
+    script: Script, context: str, does: str
 ) -> None:
+    _check_that_all_end(script, context, DOES[does], signal.SIGKILL)
+
+
+@pytest.mark.parametrize("does", ["hangs-in-C", "steps"])
+@contexts
+def test_f26_workers_and_their_children_end_within_a_second_of_a_terminated_trainer(
+    script: Script, context: str, does: str
+) -> None:
+    _check_that_all_end(script, context, DOES[does], signal.SIGTERM)
+
+
+def _check_that_all_end(
+    script: Script, context: str, does: Do | None, number: signal.Signals
+) -> None:
+    call = {
+        None: "import time; say('there'); time.sleep(1000)",
+        Do.JITTER: "say('there')\nwhile True: manager.step({0: Do.JITTER, 1: Do.JITTER})",
+    }.get(does, f"say('there'); manager.step({{0: {int(does or 0)}, 1: 1}})")
     gate = Gate(script.world.folder)
     try:
-        process = script.start(WAITING.format(call="manager.step({0: Do.HANG, 1: 1})"), context)
+        process = script.start(WAITING_WITH_CHILDREN + call, context)
         script.await_line("launched")
-        gate.await_visit(0)  # env 0 hangs in its step, env 1 has nothing to do
+        children = json.loads(script.read_line())
+        script.await_line("there")
+        if does in (Do.HANG, Do.HANG_IN_C):
+            gate.await_visit(0)  # env 0 hangs in its step, env 1 has nothing to do
         process.send_signal(number)
         process.communicate(timeout=PATIENCE_S)
+        began = time.monotonic()
         assert process.returncode == -number
+        script.await_workers_gone()
+        for pid in children:
+            wait_ended(pid)
+        assert time.monotonic() - began < 1.0
+    finally:
+        gate.close()
+
+
+def test_f27_without_the_lifeline_workers_that_hold_the_gil_would_stay(
+    script: Script,
+) -> None:
+    """What the kernel does here is not done by the thread that watches the trainer."""
+    gate = Gate(script.world.folder)
+    try:
+        process = script.start(
+            """
+            from envmgr.transport import multiprocessing_spawner
+            multiprocessing_spawner.MultiprocessingSpawner._lifelines = ()
+            """
+            + textwrap.indent(WAITING.format(call="manager.step({0: Do.HANG_IN_C})"), " " * 12),
+            "forkserver",
+        )
+        script.await_line("launched")
+        pid = gate.await_visit(0).pid
+        process.kill()
+        process.wait(PATIENCE_S)  # the worker keeps its stdout open
+        with open(f"/proc/{pid}/stat") as file:
+            assert file.read().rpartition(")")[2].split()[0] not in "ZX"
+        os.kill(pid, signal.SIGKILL)
         script.await_workers_gone()
     finally:
         gate.close()
 
 
 @no_guard_needed
-def test_workers_do_not_outlive_a_trainer_killed_during_launch(
+def test_f27_workers_do_not_outlive_a_trainer_killed_during_launch(
     script: Script, context: str
 ) -> None:
     gate = Gate(script.world.folder)
@@ -422,18 +500,65 @@ manager.close()
 
 @pytest.mark.parametrize(
     "end",
-    ["os._exit(0)", "sys.exit(0)", "manager.close(); sys.exit(0)", "del manager; sys.exit(0)"],
+    [
+        "os._exit(0)",
+        "sys.exit(0)",
+        "manager.close(); sys.exit(0)",
+        "del manager; sys.exit(0)",
+        "manager.itself = manager; del manager; import gc; gc.collect(); sys.exit(0)",
+        "raise LookupError('of the child')",
+    ],
 )
-@no_guard_needed
-def test_the_manager_of_a_forked_child_is_inert(script: Script, context: str, end: str) -> None:
+@contexts
+def test_f43_the_manager_of_a_forked_child_is_inert(script: Script, context: str, end: str) -> None:
     done = script.run(FORK.replace("CHILD_ENDS", end), context, "-W", "ignore::DeprecationWarning")
     lines = done.stdout.splitlines()
-    assert lines[0] == "0", done.stderr
+    fails = end.startswith("raise")
+    assert lines[0] == ("1" if fails else "0"), done.stderr
     assert lines[1:] == ["[(False, 0), (False, 0)]"] * 3, done.stderr
     assert done.returncode == 0
+    assert done.stderr.count("Traceback") == fails, done.stderr
+    assert "Warning" not in done.stderr
 
 
-def test_a_forked_child_may_launch_a_manager_of_its_own(script: Script) -> None:
+@contexts
+def test_f43_a_forked_child_that_lives_on_does_not_keep_workers(
+    script: Script, context: str
+) -> None:
+    """It has the trainer's ends of all pipes, as a DataLoader's workers have."""
+    gate = Gate(script.world.folder)
+    try:
+        process = script.start(
+            """
+            import os, time
+            manager = make()
+            manager.launch()
+            child = os.fork()
+            if child == 0:
+                os.close(1)
+                os.close(2)
+                time.sleep(1000)
+            say(child)
+            manager.step({0: Do.HANG_IN_C, 1: 1})
+            """,
+            context,
+            "-W",
+            "ignore::DeprecationWarning",
+        )
+        child = int(script.read_line())
+        gate.await_visit(0)
+        process.kill()
+        process.wait(PATIENCE_S)  # the standard library's helpers keep its stderr open
+        try:
+            script.await_workers_gone()
+        finally:
+            os.kill(child, signal.SIGKILL)
+            wait_ended(child)
+    finally:
+        gate.close()
+
+
+def test_f43_a_forked_child_may_launch_a_manager_of_its_own(script: Script) -> None:
     done = script.run(
         """
         import os
@@ -462,7 +587,7 @@ def test_a_forked_child_may_launch_a_manager_of_its_own(script: Script) -> None:
 
 
 @pytest.mark.parametrize("context", ["server", "spawn", "forkserver"])
-def test_launch_in_the_midst_of_busy_threads(script: Script, context: str) -> None:
+def test_f31_launch_in_the_midst_of_busy_threads(script: Script, context: str) -> None:
     done = script.run(
         """
         import logging, threading

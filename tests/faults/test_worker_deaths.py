@@ -1,21 +1,26 @@
-"""Workers that are killed from outside, in every moment of their lives."""
+"""Workers that die, are killed or are stopped, in every moment of their lives: F1 to F4, F44."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import signal
+import sys
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from envmgr.errors import EnvCrash, LaunchError
-from tests.contract.envs import Do, seen
+from envmgr.errors import EnvCrash, EnvTimeout, LaunchError
+from tests.contract.envs import Do, ScriptedEnv, seen
 from tests.contract.harness import (
     ASYNC_FORK,
+    ASYNC_SERVER,
+    BASE,
     SYNC_FORK,
     SYNC_SERVER,
+    Gate,
     Setup,
     World,
     over,
@@ -25,6 +30,7 @@ from tests.contract.harness import (
     step_all,
     wait_ended,
 )
+from tests.faults.others import FAULTY, check_others, run, untroubled
 
 some_setups = over(
     SYNC_SERVER,
@@ -35,8 +41,164 @@ some_setups = over(
 )
 
 
+PACKED = Setup("subprocess", "server", True, num_workers=2)
+"""The faulty env and two others in one host, two in another."""
+
+SPAWNED = Setup("async_subprocess", "spawn", False)
+FORKSERVED = Setup("subprocess", "forkserver", False)
+# A start method matters to a death only by how it is seen: spawn and forkserver, which are slow,
+# run one death from outside, one signal and one exit.
+deaths = over(SYNC_SERVER, ASYNC_SERVER, SYNC_FORK, ASYNC_FORK, PACKED)
+all_starts = over(SYNC_SERVER, ASYNC_SERVER, SYNC_FORK, ASYNC_FORK, PACKED, SPAWNED, FORKSERVED)
+
+
+@deaths
+def test_f01_a_worker_that_kills_itself_costs_one_timestep(tmp_path: Path, setup: Setup) -> None:
+    error = check_others(tmp_path, setup, Do.KILL, host_lost=True).info["error"]
+    assert type(error) is EnvCrash
+    assert (error.exit_status, error.during) == (-signal.SIGKILL, "step")
+    assert "killed by SIGKILL" in str(error)
+
+
+@all_starts
+def test_f01_a_worker_killed_from_outside_costs_one_timestep(tmp_path: Path, setup: Setup) -> None:
+    gates: list[Gate] = []
+
+    def kill(world: World) -> None:
+        gates[0].await_visit(FAULTY, "step").kill()
+
+    gates.append(Gate(str(tmp_path)))
+    try:
+        timestep = check_others(tmp_path, setup, Do.GATE, host_lost=True, meanwhile=kill)
+    finally:
+        gates[0].close()
+    assert timestep.info["error"].exit_status == -signal.SIGKILL
+
+
+@pytest.mark.parametrize("action", [Do.SEGV, Do.ABORT, Do.BUS], ids=lambda action: action.name)
+@deaths
+def test_f02_a_fatal_signal_is_named_and_its_place_reported(
+    tmp_path: Path, setup: Setup, action: Do
+) -> None:
+    number = {Do.SEGV: signal.SIGSEGV, Do.ABORT: signal.SIGABRT, Do.BUS: signal.SIGBUS}[action]
+    error = check_others(tmp_path, setup, action, host_lost=True).info["error"]
+    assert (type(error), error.exit_status, error.during) == (EnvCrash, -number, "step")
+    assert f"killed by {number.name}" in str(error)
+    assert "Fatal Python error" in error.stderr_tail
+    assert "in suffer" in error.stderr_tail, "it does not say where"
+    assert error.stderr_tail in str(error)
+
+
+@over(SPAWNED, FORKSERVED)
+def test_f02_under_other_start_methods(tmp_path: Path, setup: Setup) -> None:
+    error = check_others(tmp_path, setup, Do.SEGV, host_lost=True).info["error"]
+    assert error.exit_status == -signal.SIGSEGV
+    assert "in suffer" in error.stderr_tail
+
+
+class Talker(ScriptedEnv):
+    """Says what it is about to do, on stderr."""
+
+    def step(self, action: Any) -> Any:
+        sys.stderr.write(f"env {self.script.env_id} takes {int(action)}\n")  # in one go
+        return super().step(action)
+
+
+@pytest.mark.parametrize("action", [Do.KILL, Do.SEGV, Do.OS_EXIT], ids=lambda action: action.name)
+@over(SYNC_SERVER, SYNC_FORK, ASYNC_SERVER, SPAWNED)
+def test_f02_a_crash_comes_with_the_end_of_stderr_which_goes_where_it_went(
+    world: World, setup: Setup, action: Do, capfd: pytest.CaptureFixture[str]
+) -> None:
+    manager = world.make(setup, 2, env=Talker)
+    for _ in range(2):
+        ready_all(manager)
+        step_all(manager, {0: 3, 1: 4})
+        error = step_all(manager, {0: action})[0].info["error"]
+        lines = error.stderr_tail.splitlines()
+        assert lines[:2] == ["env 0 takes 3", f"env 0 takes {int(action)}"]
+        assert (len(lines) > 2) == (action is Do.SEGV)
+    manager.close()
+    printed = capfd.readouterr().err.splitlines()
+    assert [line for line in printed if "takes" in line].count("env 0 takes 3") == 2
+    assert printed.count("env 1 takes 4") == 2
+
+
+@over(SYNC_SERVER, ASYNC_FORK)
+def test_f02_children_of_the_env_report_to_stderr_and_not_for_it(
+    world: World, setup: Setup, capfd: pytest.CaptureFixture[str]
+) -> None:
+    manager = world.make(setup, 1)
+    ready_all(manager)
+    manager.call("fork_a_child_that_aborts")
+    error = step_all(manager, {0: Do.KILL})[0].info["error"]
+    assert error.stderr_tail == ""
+    manager.close()
+    assert "Fatal Python error: Aborted" in capfd.readouterr().err
+
+
+@over(SYNC_SERVER, ASYNC_SERVER)
+def test_f02_a_fault_of_a_worker_that_is_closed_is_logged(
+    world: World, setup: Setup, caplog: pytest.LogCaptureFixture
+) -> None:
+    manager = world.make(setup, 2, scripts={0: {"close_fault": "SIGSEGV"}})
+    ready_all(manager)
+    manager.close()
+    [record] = [r for r in caplog.records if "SIGSEGV" in r.getMessage()]
+    assert "in suffer" in record.getMessage()
+
+
+@pytest.mark.parametrize("status", [0, 7])
+@deaths
+def test_f03_an_exit_is_a_crash_whatever_its_code(
+    tmp_path: Path, setup: Setup, status: int
+) -> None:
+    action = Do.OS_EXIT if status else Do.OS_EXIT_0
+    error = check_others(tmp_path, setup, action, host_lost=True).info["error"]
+    assert (type(error), error.exit_status, error.during) == (EnvCrash, status, "step")
+    assert f"exit code {status}" in str(error)
+
+
+@over(SPAWNED)
+def test_f03_under_another_start_method(tmp_path: Path, setup: Setup) -> None:
+    assert (
+        check_others(tmp_path, setup, Do.OS_EXIT_0, host_lost=True).info["error"].exit_status == 0
+    )
+
+
+EXITS = {Do.SYS_EXIT: "called sys.exit(3)", Do.KEYBOARD_INTERRUPT: "raised KeyboardInterrupt"}
+
+
+@pytest.mark.parametrize("action", EXITS, ids=lambda action: action.name)
+@over(SYNC_SERVER, ASYNC_SERVER, SYNC_FORK, ASYNC_FORK)
+def test_f04_what_ends_a_script_ends_no_trainer(tmp_path: Path, setup: Setup, action: Do) -> None:
+    error = check_others(tmp_path, setup, action, host_lost=True).info["error"]
+    assert (type(error), error.during) == (EnvCrash, "step")
+    assert EXITS[action] in str(error)
+    assert "in suffer" in str(error), "the traceback is missing"
+
+
+@pytest.mark.parametrize("action", EXITS, ids=lambda action: action.name)
+@over(PACKED)
+def test_f04_neighbours_keep_their_host(tmp_path: Path, setup: Setup, action: Do) -> None:
+    troubled = run(tmp_path, setup, action)
+    assert troubled.builds == [1, 2, 1, 1, 1]
+    assert type(troubled.timestep.info["error"]) is EnvCrash
+    expected = untroubled(5)
+    assert all(troubled.given[i] == expected[i] for i in (0, 2, 3, 4))
+
+
+@over(BASE)
+def test_f04_in_line_sys_exit_is_the_envs_and_ctrl_c_the_users(world: World, setup: Setup) -> None:
+    manager = world.make(setup, 2)
+    ready_all(manager)
+    assert type(step_all(manager, {0: Do.SYS_EXIT})[0].info["error"]) is EnvCrash
+    ready_all(manager)
+    with pytest.raises(KeyboardInterrupt):  # nobody can tell it from Ctrl-C here
+        manager.step({0: Do.KEYBOARD_INTERRUPT, 1: 1})
+
+
 @some_setups
-def test_killed_in_the_middle_of_a_step(world: World, setup: Setup) -> None:
+def test_f01_killed_in_the_middle_of_a_step(world: World, setup: Setup) -> None:
     manager = world.make(setup, 3, seed=1)
     gate = world.gate
     first = ready_all(manager)
@@ -57,7 +219,7 @@ def test_killed_in_the_middle_of_a_step(world: World, setup: Setup) -> None:
 
 
 @process_kinds
-def test_killed_in_the_middle_of_a_step_while_the_caller_waits_for_it(
+def test_f01_killed_in_the_middle_of_a_step_while_the_caller_waits_for_it(
     world: World, setup: Setup
 ) -> None:
     manager = world.make(setup, 1)
@@ -71,7 +233,7 @@ def test_killed_in_the_middle_of_a_step_while_the_caller_waits_for_it(
 
 
 @process_setups
-def test_killed_in_the_middle_of_a_reset(world: World, setup: Setup) -> None:
+def test_f01_killed_in_the_middle_of_a_reset(world: World, setup: Setup) -> None:
     manager = world.make(setup, 2)
     gate = world.gate
     ready_all(manager)
@@ -83,7 +245,7 @@ def test_killed_in_the_middle_of_a_reset(world: World, setup: Setup) -> None:
 
 
 @process_kinds
-def test_killed_in_the_middle_of_a_reset_in_place(world: World, setup: Setup) -> None:
+def test_f01_killed_in_the_middle_of_a_reset_in_place(world: World, setup: Setup) -> None:
     manager = world.make(setup, 2, reset_inplace=True)
     gate = world.gate
     ready_all(manager)
@@ -98,7 +260,7 @@ def test_killed_in_the_middle_of_a_reset_in_place(world: World, setup: Setup) ->
 
 
 @process_kinds
-def test_killed_in_the_middle_of_its_construction(world: World, setup: Setup) -> None:
+def test_f01_killed_in_the_middle_of_its_construction(world: World, setup: Setup) -> None:
     manager = world.make(setup, 2, scripts={0: {"build_faults": {1: "gate"}}})
     gate = world.gate
     ready_all(manager)
@@ -110,7 +272,7 @@ def test_killed_in_the_middle_of_its_construction(world: World, setup: Setup) ->
 
 
 @over(SYNC_SERVER, Setup("async_subprocess", "spawn"))
-def test_killed_during_launch(world: World, setup: Setup) -> None:
+def test_f01_killed_during_launch(world: World, setup: Setup) -> None:
     manager = world.make(setup, 3, launch=False, scripts={1: {"build_faults": {0: "gate"}}})
     gate = world.gate
     killer = threading.Thread(target=lambda: gate.await_visit(1, "build").kill())
@@ -124,7 +286,7 @@ def test_killed_during_launch(world: World, setup: Setup) -> None:
 
 
 @process_setups
-def test_all_killed_at_once_while_idle(world: World, setup: Setup) -> None:
+def test_f01_all_killed_at_once_while_idle(world: World, setup: Setup) -> None:
     manager = world.make(setup, 4)
     ready_all(manager)
     last = {i: t.obs for i, t in step_all(manager, dict.fromkeys(range(4), 3)).items()}
@@ -140,7 +302,7 @@ def test_all_killed_at_once_while_idle(world: World, setup: Setup) -> None:
 
 
 @process_setups
-def test_killed_with_its_answer_already_sent(world: World, setup: Setup) -> None:
+def test_f01_killed_with_its_answer_already_sent(world: World, setup: Setup) -> None:
     """What a worker has said before it died counts: the timestep is an ordinary one."""
     manager = world.make(setup, 2)
     ready_all(manager)
@@ -161,7 +323,7 @@ def test_killed_with_its_answer_already_sent(world: World, setup: Setup) -> None
 
 
 @process_setups
-def test_killed_again_and_again(world: World, setup: Setup) -> None:
+def test_f01_killed_again_and_again(world: World, setup: Setup) -> None:
     manager = world.make(setup, 3, max_failures=50, failure_window_s=0.01)
     delivered = dict.fromkeys(range(3), 0)
     for k in range(6):
@@ -186,7 +348,7 @@ def test_killed_again_and_again(world: World, setup: Setup) -> None:
 
 
 @over(SYNC_SERVER)
-def test_a_killed_worker_server_costs_its_workers_only(world: World, setup: Setup) -> None:
+def test_f01_a_killed_worker_server_costs_its_workers_only(world: World, setup: Setup) -> None:
     manager = world.make(setup, 2)
     ready_all(manager)
     os.kill(int(_status_of(world.pid(0))["PPid"]), signal.SIGKILL)
@@ -204,19 +366,65 @@ def _status_of(pid: int) -> dict[str, str]:
         return dict(line.rstrip("\n").split(":\t", 1) for line in file if ":\t" in line)
 
 
-@process_setups
-def test_a_stopped_worker_ends_at_the_limit(world: World, setup: Setup) -> None:
+@over(SYNC_SERVER, ASYNC_SERVER, SYNC_FORK, ASYNC_FORK, SPAWNED)
+def test_f44_a_stopped_worker_ends_at_the_limit(world: World, setup: Setup) -> None:
     manager = world.make(setup, 2, step_timeout=0.3)
     ready_all(manager)
     os.kill(world.pid(0), signal.SIGSTOP)
-    timesteps = step_all(manager, {0: 1, 1: 1})
-    assert isinstance(timesteps[0].info["error"], TimeoutError)
-    assert seen(timesteps[1].obs).step == 1
-    assert seen(ready_all(manager)[0]).build == 1
+    timesteps = step_all(manager, {0: 1, 1: 2})
+    assert isinstance(timesteps[0].info["error"], EnvTimeout)
+    assert seen(timesteps[1].obs)[3:5] == (1, 2)
+    assert seen(ready_all(manager)[0])[:4] == (0, 1, 0, 0)
+    timesteps = step_all(manager, {0: 3, 1: 4})
+    assert [seen(t.obs)[3:5] for t in timesteps.values()] == [(1, 3), (2, 4)]
+    assert manager.stats()["failures"] == 1
+
+
+@over(SYNC_SERVER, ASYNC_SERVER, SYNC_FORK, ASYNC_FORK)
+def test_f44_a_worker_that_goes_on_at_its_limit_gives_one_outcome(
+    world: World, setup: Setup
+) -> None:
+    manager = world.make(setup, 1, step_timeout=0.1, max_failures=99, failure_window_s=0.01)
+    expected = {"timesteps": 0, "abnormal": 0}
+    for k in range(8):
+        before = seen(ready_all(manager)[0])
+        pid = world.pid(0)
+        os.kill(pid, signal.SIGSTOP)
+        timer = threading.Timer(0.095 + 0.0015 * k, lambda pid=pid: _continue(pid))
+        timer.start()
+        timestep = step_all(manager, {0: k})[0]
+        timer.join()
+        expected["timesteps"] += 1
+        if "abnormal" in timestep.info:
+            assert isinstance(timestep.info["error"], EnvTimeout)
+            assert seen(timestep.obs) == before
+            expected["abnormal"] += 1
+        else:
+            assert seen(timestep.obs)[:5] == (*before[:3], before.step + 1, k)
+    ready_all(manager)
+    stats = manager.stats()
+    assert {name: stats[name] for name in expected} == expected
+
+
+def _continue(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGCONT)
+
+
+@over(SYNC_SERVER, ASYNC_FORK)
+def test_f44_a_worker_that_goes_on_in_time_is_as_before(world: World, setup: Setup) -> None:
+    manager = world.make(setup, 2, step_timeout=20.0)
+    ready_all(manager)
+    os.kill(world.pid(0), signal.SIGSTOP)
+    manager.send({0: 1, 1: 2})
+    assert [*manager.recv(min_ready=1)] == [1]
+    os.kill(world.pid(0), signal.SIGCONT)
+    assert seen(manager.recv(min_ready=1)[0].obs)[:5] == (0, 0, 0, 1, 1)
+    assert manager.stats()["failures"] == 0
 
 
 @process_setups
-def test_children_of_a_dead_worker_die_with_it(world: World, setup: Setup) -> None:
+def test_f23_children_of_a_dead_worker_die_with_it(world: World, setup: Setup) -> None:
     manager = world.make(setup, 1, daemon=False)
     ready_all(manager)
     [child] = manager.call("start_child")

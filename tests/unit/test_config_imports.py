@@ -126,8 +126,18 @@ def test_object_of_another_module_is_refused_whatever_it_was_reached_through(
 
 
 def test_alias_in_the_standard_library_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"belongs to module 'posix|nt'"):
+    with pytest.raises(ConfigError, match=r"belongs to module 'os'"):
         import_object("logging:os.system", allow=["logging"])
+
+
+def test_a_module_that_is_not_allowed_is_not_even_looked_into(installed: Path) -> None:
+    write(installed, "cfgtest_a.py", "import cfgtest_lazy\n")
+    lazy = "def __getattr__(name):\n    raise SystemExit('it was asked')\n"
+    write(installed, "cfgtest_lazy.py", lazy)
+    with pytest.raises(ConfigError, match="--allow-import cfgtest_lazy"):
+        import_object("cfgtest_a:cfgtest_lazy.more", allow=["cfgtest_a"])
+    with pytest.raises(ConfigError, match="belongs to module 'numpy'"):
+        import_object("gymnasium.core:np.f2py.run_main", allow=[])
 
 
 def test_object_of_another_allowed_module_passes(installed: Path) -> None:
@@ -166,6 +176,29 @@ def test_own_machinery_is_not_allowed_to_files() -> None:
         import_object("envmgr.config.imports:import_object", allow=[])
     with pytest.raises(ConfigError, match="may not import"):
         import_object("envmgr.env:GymnasiumEnv.__init__.__globals__.get", allow=[])
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "envmgr.env.spec:import_object",  # would import what its arguments name
+        "envmgr.env.spec:ConfiguredEnv",
+        "envmgr.collect.policies:make_policy",
+        "envmgr.testing.chaos:send_signal",
+        "envmgr.testing.chaos:Saboteur",
+        "envmgr.testing.faulty:segfault",
+        "envmgr.env.figures:write_png",
+        "envmgr.env:spec.import_object",
+    ],
+)
+def test_of_envmgr_only_envs_and_policies_are_allowed_to_files(name: str) -> None:
+    with pytest.raises(ConfigError, match="may not import"):
+        import_object(name, allow=[])
+
+
+def test_envs_and_policies_of_envmgr_need_no_list() -> None:
+    assert import_object("envmgr.testing:FaultyEnv", allow=[])
+    assert import_object("envmgr.collect.policies:RandomPolicy", allow=[])
 
 
 def test_module_beside_the_file_is_found_and_its_folder_stays_on_the_path(

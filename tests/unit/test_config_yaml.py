@@ -238,3 +238,10 @@ def test_any_text_is_read_or_refused_with_a_config_error(text: str) -> None:
         load_yaml(text, "file")
     except ConfigError as error:
         assert str(error).startswith("file")  # noqa: PT017 (refusal is one of two good outcomes)
+
+
+@pytest.mark.parametrize("text", ["9" * 1001, "1" + ":1" * 300_000, "0x" + "f" * 2000, "-1_" * 900])
+def test_a_number_of_absurd_length_is_refused_before_it_is_read(text: str) -> None:
+    with pytest.raises(ConfigError, match="has more than 1000 digits"):
+        load_yaml(f"a: !!int '{text}'", "test.yaml")
+    assert load_yaml("a: " + "9" * 1000, "test.yaml")["a"] == int("9" * 1000)

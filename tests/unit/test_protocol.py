@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import struct
 import threading
+import zlib
 from typing import Any
 
 import numpy as np
@@ -188,7 +189,8 @@ def test_garbage_is_a_frame_error(data: bytes) -> None:
 
 def header(**changes: int) -> bytes:
     fields = {"magic": 0xE17A, "version": 1, "op": 64, "env": 1, "gen": 2, "request": 3, "n": 0}
-    return struct.pack("<HBBIIQI", *{**fields, **changes}.values())
+    data = struct.pack("<HBBIIQI", *{**fields, **changes}.values())
+    return data + struct.pack("<II", zlib.crc32(data), 0)
 
 
 def test_the_header_is_what_it_is_documented_to_be() -> None:
@@ -209,6 +211,14 @@ def test_the_largest_length_is_waited_for() -> None:
     assert split_frame(header(n=MAX_PAYLOAD_BYTES) + b"x" * 10) is None
 
 
+@pytest.mark.parametrize("bit", range(8 * (HEADER_BYTES + 30)))
+def test_a_flipped_bit_is_seen_before_anything_is_unpickled(bit: int) -> None:
+    data = bytearray(encode(Message(Op.RESULT, 1, 2, 3, "x" * 50)))
+    data[bit // 8] ^= 1 << bit % 8
+    with pytest.raises(FrameError, match="frame: it begins with"):
+        split_frame(data)
+
+
 @pytest.mark.parametrize("body", [b"garbage", b"\x80\x05", b"cnowhere\nnothing\n."])
 def test_a_body_that_cannot_be_unpickled_is_a_frame_error(body: bytes) -> None:
     with pytest.raises(FrameError, match="cannot be unpickled"):
@@ -222,6 +232,31 @@ def _explode() -> None:
 class Explodes:
     def __reduce__(self) -> Any:
         return _explode, ()
+
+
+class Ends:
+    def __init__(self, how: type[BaseException]) -> None:
+        self.how = how
+
+    def __reduce__(self) -> Any:
+        return _end, (self.how,)
+
+
+def _end(how: type[BaseException]) -> None:
+    raise how
+
+
+class ShowsNothing(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError
+
+
+@pytest.mark.parametrize("how", [SystemExit, GeneratorExit, RecursionError, ShowsNothing])
+def test_no_payload_ends_the_process_that_reads_it(how: type[BaseException]) -> None:
+    parsed = split_frame(encode(Message(Op.RESULT, 0, 0, 1, Ends(how))))
+    assert parsed is not None
+    with pytest.raises(FrameError, match=how.__name__):
+        parsed[0].message()
 
 
 def test_errors_of_an_objects_own_unpickling_are_frame_errors() -> None:

@@ -1,0 +1,380 @@
+"""`envmgr chaos`: a run of a config while its workers are hurt, and the accounts of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import traceback
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+import click
+
+from envmgr.cli import DONE, FAILED, INTERRUPTED, discard_output
+from envmgr.cli.interrupt import Interruption
+from envmgr.cli.prepare import RunOptions, goal_of, manager_of
+from envmgr.cli.progress import Goal, LogLines, Progress, logging_to, make_progress
+from envmgr.cli.report import counted, failures_text, paragraph, seconds, table, wide_console
+from envmgr.cli.summary import Ending
+from envmgr.cli.versions import versions
+from envmgr.collect import Collector, make_policy, policy_seed
+from envmgr.config import to_plain
+from envmgr.config_file import ResolvedConfig, resolve_config
+from envmgr.errors import ConfigError, EnvManagerError, MissingDependencyError
+from envmgr.manager import EnvManager
+from envmgr.testing import Ledger, Ledgered, LedgerReport, Saboteur, vulnerable
+from envmgr.testing.injuries import refuse_kinds
+from envmgr.types import EnvFactory
+
+LIMITS: Mapping[str, float] = {"step_timeout": 1.0, "reset_timeout": 5.0, "connect_timeout": 20.0}
+"""Time limits in seconds where the config gives none: what hangs is found out by them only."""
+
+BUDGET: Mapping[str, Any] = {
+    "on_failure": "recover",
+    "max_failures": 1_000_000,
+    "failure_window_s": 0.001,
+    "retry_waiting_time": 0.0,
+}
+"""What lets a run go on however often its workers are hurt, whatever the config says."""
+
+
+@dataclass(frozen=True)
+class ChaosOptions:
+    """What `envmgr chaos` was told, besides what `envmgr run` is told.
+
+    Attributes:
+        run: config, overrides, steps and seed.
+        rate_hz: injuries per second.
+        kinds: of injuries.
+        json_file: where the figures go; None writes none.
+    """
+
+    run: RunOptions
+    rate_hz: float = 1.0
+    kinds: tuple[str, ...] = ("kill", "stop", "hang", "corrupt")
+    json_file: str | None = None
+
+
+def execute(options: ChaosOptions, interruption: Interruption) -> int:
+    """Run a config while hurting its workers, and return the exit code. Prints what happens.
+
+    Raises:
+        ConfigError, MissingDependencyError: nothing was run.
+        KeyboardInterrupt: interrupted before anything was collected.
+    """
+    refuse_kinds(options.kinds)
+    resolved = resolve_config(
+        options.run.config, set=options.run.all_overrides(), allow_imports=options.run.allow_import
+    )
+    goal = goal_of(resolved)
+    changes = _harden(resolved)
+    manager = manager_of(resolved, _wrapped)
+    _refuse_without_workers(manager, resolved)
+    _try_to_write(options.json_file)
+    return _ChaosRun(options, resolved, goal, manager, changes, interruption).execute()
+
+
+def _wrapped(factories: list[EnvFactory]) -> list[EnvFactory]:
+    return [*vulnerable(Ledgered(factory, i) for i, factory in enumerate(factories))]
+
+
+def _harden(resolved: ResolvedConfig) -> dict[str, Any]:
+    """Set the limits that are missing, and the budget; return what was changed."""
+    section, origins = resolved.values.manager, resolved.origins
+    changes: dict[str, Any] = {
+        key: value
+        for key, value in LIMITS.items()
+        if section[key] is None or origins[f"manager.{key}"] == "default"
+    }
+    changes.update({key: value for key, value in BUDGET.items() if section[key] != value})
+    section.update(changes)
+    return changes
+
+
+def _refuse_without_workers(manager: EnvManager, resolved: ResolvedConfig) -> None:
+    """Refuse kinds that run their envs in this process.
+
+    Raises:
+        ConfigError: there would be no worker to hurt.
+    """
+    from envmgr.managers import AsyncSubprocessEnvManager, BaseEnvManager
+
+    if isinstance(manager, BaseEnvManager) and not isinstance(manager, AsyncSubprocessEnvManager):
+        raise ConfigError(
+            f"manager.type is {resolved.values.manager.type!r}, which runs its envs in this very "
+            "process: there is no worker to hurt. Choose a kind with worker processes, as in --set "
+            "manager.type=subprocess."
+        )
+
+
+def _try_to_write(path: str | None) -> None:
+    """Find out before the run whether its figures can be written.
+
+    Raises:
+        ConfigError: they cannot.
+    """
+    if path is None:
+        return
+    try:
+        with open(path, "a", encoding="utf-8"):
+            pass
+    except OSError as error:
+        raise ConfigError(
+            f"the figures cannot be written to {path!r}: {error}. Name another file with --json."
+        ) from error
+
+
+class _ChaosRun:
+    """One run, ready to be launched.
+
+    Args:
+        options: what the command was told.
+        resolved: the config, with limits and budget.
+        goal: what to collect.
+        manager: not launched.
+        changes: what of the config was changed.
+        interruption: says when to end early.
+    """
+
+    def __init__(
+        self,
+        options: ChaosOptions,
+        resolved: ResolvedConfig,
+        goal: Goal,
+        manager: EnvManager,
+        changes: Mapping[str, Any],
+        interruption: Interruption,
+    ) -> None:
+        self._options = options
+        self._resolved = resolved
+        self._goal = goal
+        self._manager = manager
+        self._changes = changes
+        self._interruption = interruption
+        self._ledger: Ledger | None = None
+        self._saboteur: Saboteur | None = None
+        self._chosen: Mapping[int, Any] = {}
+        self._ending = Ending.DONE
+        self._error: str | None = None
+        self._elapsed_s = 0.0
+        self._began = datetime.now().astimezone()
+        env, cfg = resolved.values.env, resolved.values.manager
+        self.title = f"{counted(cfg.env_num, 'env')} of {env.id or env.entry} on {cfg.type}"
+
+    def execute(self) -> int:
+        """Launch, collect, hurt, close and report; return the exit code."""
+        progress = make_progress(self._goal, self._figures)
+        logs = LogLines(progress, traceback=self._options.run.traceback, failures=False)
+        with logging_to(logs):
+            try:
+                self._announce()
+                with self._manager:
+                    logs.launching = False
+                    self._collect(progress)
+            except (KeyboardInterrupt, BrokenPipeError) as error:
+                self._interrupted(error)
+            except (ConfigError, MissingDependencyError):
+                raise
+            except Exception as error:
+                self._failed(error)
+            finally:
+                self._interruption.acknowledge()
+        return self._report()
+
+    def _announce(self) -> None:
+        kinds = ", ".join(self._options.kinds)
+        if self._changes:
+            set_here = ", ".join(f"{key}: {value}" for key, value in self._changes.items())
+            print(f"envmgr chaos: for this run, manager has {set_here}")
+        print(
+            f"envmgr chaos: launching {self.title}; {self._options.rate_hz:g} injuries per second "
+            f"({kinds})",
+            flush=True,
+        )
+
+    def _collect(self, progress: Progress) -> None:
+        manager, values = self._manager, self._resolved.values
+        if not manager.stats().get("workers"):
+            raise ConfigError(
+                f"the kind {values.manager.type!r} says of no worker process (stats()['workers']), "
+                "so none can be hurt. Choose another kind."
+            )
+        seed = policy_seed(values.manager.seed)
+        policy = make_policy(
+            values.collect.policy,
+            manager.observation_space,
+            manager.action_space,
+            seed,
+            allow=self._resolved.import_policy,
+        )
+        self._ledger = ledger = Ledger(
+            manager.env_num, manager.observation_space, manager.action_space
+        )
+        self._saboteur = saboteur = Saboteur(
+            manager, rate_hz=self._options.rate_hz, kinds=self._options.kinds, seed=seed
+        )
+
+        def audited(observations: dict[int, Any]) -> Mapping[int, Any]:
+            begin = any(map(ledger.begins_episode, observations))
+            ledger.observed(observations, manager.ready_info if begin else None)
+            self._chosen = policy(observations)
+            return self._chosen
+
+        collector = Collector(manager, audited, keep_episodes=False)
+        progress.start(collector)
+        try:
+            with saboteur:
+                goal = values.collect
+                for timesteps in collector.iterate(steps=goal.steps, episodes=goal.episodes):
+                    chosen, self._chosen = self._chosen, {}
+                    ledger.accepted(chosen)
+                    ledger.delivered(timesteps)
+                    progress.tick()
+                    if self._interruption.requested:
+                        raise KeyboardInterrupt
+        finally:
+            self._interruption.acknowledge()
+            self._elapsed_s = collector.statistics.elapsed_s
+            saboteur.collect()
+            progress.stop()
+
+    def _figures(self) -> list[str]:
+        if self._ledger is None or self._saboteur is None:
+            return []
+        report = self._ledger.report()
+        wrong = f"{report.lost} lost, {report.repeated} repeated, {report.swapped} swapped"
+        return [f"{len(self._saboteur.injuries)} injuries", wrong]
+
+    # -- the end ----------------------------------------------------------------------------
+
+    def _interrupted(self, error: BaseException) -> None:
+        if self._ledger is None and not isinstance(error, BrokenPipeError):
+            raise KeyboardInterrupt
+        self._ending = Ending.INTERRUPTED
+        self._error = f"interrupted by {self._interruption.name}"
+        if isinstance(error, BrokenPipeError):
+            self._error = "interrupted, because what read the output has gone"
+            discard_output()
+
+    def _failed(self, error: Exception) -> None:
+        self._ending = Ending.FAILED
+        self._error = paragraph(error)
+        if not isinstance(error, EnvManagerError):  # of the policy's code, or a defect of ours
+            self._error = f"{type(error).__name__}: {error}"
+            traceback.print_exception(error)
+
+    def _report(self) -> int:
+        """Print the figures, write them if asked to, and return the exit code."""
+        if self._ledger is None or self._saboteur is None:
+            click.echo(f"envmgr: error: {self._error}", err=True)
+            return FAILED
+        report = self._end_accounts(self._ledger)
+        figures = self._summary(report, self._saboteur)
+        try:
+            self._print(report, self._saboteur)
+            sys.stdout.flush()
+        except (BrokenPipeError, SystemExit):  # rich exits where nobody reads any more
+            discard_output()
+        self._write(figures)
+        for finding in report.findings:
+            click.echo(f"envmgr: {finding}", err=True)
+        if self._error is not None:
+            prefix = "error: " if self._ending is Ending.FAILED else ""
+            click.echo(f"envmgr: {prefix}{self._error}; the figures are those until then", err=True)
+        if not report.is_clean or self._ending is Ending.FAILED:
+            return FAILED
+        return INTERRUPTED if self._ending is Ending.INTERRUPTED else DONE
+
+    def _end_accounts(self, ledger: Ledger) -> LedgerReport:
+        """Settle what was under way at the end; the manager is closed."""
+        stats = self._manager.stats()
+        if stats["actions"] == ledger.n_accepted + len(self._chosen):
+            ledger.accepted(self._chosen)  # by a step that was interrupted
+        ledger.end(stats["cancelled"])
+        return ledger.report()
+
+    def _summary(self, report: LedgerReport, saboteur: Saboteur) -> dict[str, Any]:
+        values, stats = self._resolved.values, self._manager.stats()
+        accounts = {
+            name: value
+            for name in report.__dataclass_fields__
+            if isinstance(value := getattr(report, name), int)
+        }
+        return {
+            "ending": self._ending.value,
+            "error": self._error,
+            "is_clean": report.is_clean,
+            "config": os.path.abspath(self._options.run.config),
+            "manager": values.manager.type,
+            "env": values.env.id or values.env.entry,
+            "env_num": values.manager.env_num,
+            "seed": to_plain(values.manager.seed),
+            "changed": dict(self._changes),
+            "began_at": self._began.isoformat(timespec="seconds"),
+            "elapsed_s": self._elapsed_s,
+            "versions": versions(),
+            "accounts": accounts,
+            "failures": stats["failures"],
+            "failures_by_kind": stats["failures_by_kind"],
+            "rate_hz": self._options.rate_hz,
+            "findings": list(report.findings),
+            "skipped_injuries": saboteur.n_skipped,
+            "injuries": saboteur.summary(),
+        }
+
+    def _write(self, figures: Mapping[str, Any]) -> None:
+        path = self._options.json_file
+        if path is None:
+            return
+        try:
+            with open(path, "w", encoding="utf-8") as file:
+                json.dump(figures, file, indent=2)
+                file.write("\n")
+        except OSError as error:
+            self._ending = Ending.FAILED
+            self._error = self._error or f"the figures cannot be written: {error}"
+
+    def _print(self, report: LedgerReport, saboteur: Saboteur) -> None:
+        console = wide_console()
+        verdict = "nothing lost, repeated or swapped" if report.is_clean else "NOT in order"
+        title = f"{self.title}: {self._ending.value}, {verdict}"
+        console.print(title, style="bold", markup=False, highlight=False)
+        rows = [
+            ("accepted actions", f"{report.accepted:,} in {self._elapsed_s:,.1f} s"),
+            ("= normal", f"{report.normal:,}"),
+            ("+ abnormal", f"{report.abnormal:,}"),
+            ("+ cancelled", f"{report.cancelled:,}"),
+            ("lost", f"{report.lost:,}"),
+            ("repeated", f"{report.repeated:,}"),
+            ("swapped", f"{report.swapped:,}"),
+            ("failures", failures_text(self._manager.stats())),
+        ]
+        if report.unchecked:
+            rows.append(("without checksum", f"{report.unchecked:,} (no space of fixed layout)"))
+        console.print(table((), rows))
+        console.print(table(_HEADER, _injury_rows(saboteur.summary())))
+        if not saboteur.injuries:
+            console.print("no worker was hurt: the run was too short for this rate", markup=False)
+
+
+_HEADER = (
+    *("injuries", "n", "detected", "median", "p99", "max"),
+    *("recovered", "median", "p99", "max"),
+)
+
+
+def _injury_rows(summary: Mapping[str, Mapping[str, Any]]) -> list[list[str]]:
+    return [
+        [
+            kind,
+            f"{figures['injuries']:,}",
+            f"{figures['detected']:,}",
+            *(seconds(figures["detection_s"][name]) for name in ("median", "p99", "max")),
+            f"{figures['recovered']:,}",
+            *(seconds(figures["recovery_s"][name]) for name in ("median", "p99", "max")),
+        ]
+        for kind, figures in summary.items()
+    ]

@@ -1,0 +1,49 @@
+"""For tests of what runs on managers: envs that sign, envs that fail, and a saboteur.
+
+- `LedgerEnv`, `LedgerWrapper`, `ledgered`: envs that sign every timestep; `Ledger` checks them.
+- `FaultyEnv` and `Fault`: an env that fails where its plan says so.
+- `Saboteur` and `vulnerable`: hurt random workers of a manager, and measure what comes of it.
+- `check_env`: everything about an env that a manager would stumble over.
+- `envmgr.testing.contract`: suites of tests for envs and for kinds of managers of your own.
+"""
+
+from __future__ import annotations
+
+from envmgr.testing.chaos import Injury, Saboteur
+from envmgr.testing.env_check import EnvCheckError, Problem, check_env, env_problems
+from envmgr.testing.faulty import Fault, FaultError, FaultyEnv
+from envmgr.testing.injuries import Vulnerable, vulnerable
+from envmgr.testing.ledger import Ledger, LedgerError, LedgerReport
+from envmgr.testing.ledger_env import (
+    Ledgered,
+    LedgerEnv,
+    LedgerWrapper,
+    Mark,
+    ledgered,
+    mark_of,
+    without_instance,
+)
+
+__all__ = [
+    "EnvCheckError",
+    "Fault",
+    "FaultError",
+    "FaultyEnv",
+    "Injury",
+    "Ledger",
+    "LedgerEnv",
+    "LedgerError",
+    "LedgerReport",
+    "LedgerWrapper",
+    "Ledgered",
+    "Mark",
+    "Problem",
+    "Saboteur",
+    "Vulnerable",
+    "check_env",
+    "env_problems",
+    "ledgered",
+    "mark_of",
+    "vulnerable",
+    "without_instance",
+]

@@ -1,0 +1,445 @@
+"""Test suites for envs and for kinds of managers of your own. Subclass, and run with pytest.
+
+    class TestMyEnv(EnvContract):
+        def make_env(self):
+            return MyEnv()
+
+    class TestMyManager(WorkerManagerContract):
+        def make_manager(self, env_fn, **cfg):
+            return create_env_manager({"type": "my_kind", **cfg}, env_fn=env_fn)
+
+Nothing here imports pytest, and nothing relies on `assert`: the suites work under `python -O`, too.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from envmgr.collect.loop import ManagerLoop
+from envmgr.errors import (
+    EnvCrash,
+    EnvManagerError,
+    EnvNotReadyError,
+    EnvRaised,
+    EnvTimeout,
+    LaunchError,
+    ManagerClosedError,
+    StateError,
+    UnknownEnvError,
+)
+from envmgr.testing.env_check import env_problems
+from envmgr.testing.faulty import Fault, FaultyEnv
+from envmgr.testing.ledger import Ledger
+from envmgr.testing.ledger_env import without_instance
+from envmgr.types import EnvTimestep, is_abnormal
+
+PATIENCE_S = 20.0
+"""How long a suite waits for what has to happen."""
+
+
+def require(condition: object, message: str) -> None:
+    """Fail unless a condition holds.
+
+    Raises:
+        AssertionError: with the message.
+    """
+    if not condition:
+        raise AssertionError(message)
+
+
+@contextmanager
+def refused(*kinds: type[Exception]) -> Iterator[None]:
+    """Fail unless what is done inside raises one of these errors.
+
+    Raises:
+        AssertionError: nothing was raised, or something else.
+    """
+    names = " or ".join(kind.__name__ for kind in kinds)
+    try:
+        yield
+    except kinds:
+        return
+    except Exception as error:
+        raise AssertionError(f"{names} should be raised, not {type(error).__name__}") from error
+    raise AssertionError(f"{names} should be raised, and nothing was")
+
+
+class EnvContract:
+    """What managers expect of envs; see `env_problems` for all that is checked.
+
+    Attributes:
+        n_steps: random steps to take.
+        seed: to reset with.
+    """
+
+    n_steps = 50
+    seed = 0
+
+    def make_env(self) -> Any:
+        """Return a new env."""
+        raise TypeError(f"{type(self).__name__} should define make_env(self), which builds an env")
+
+    def _expect_none(self, *kinds: str) -> None:
+        problems = env_problems(self.make_env, n_steps=self.n_steps, seed=self.seed)
+        mine = [problem for problem in problems if problem.kind in kinds]
+        require(not mine, "\n".join(map(str, mine)))
+
+    def test_the_factory_builds_envs_and_can_be_sent_to_workers(self) -> None:
+        """It can be pickled, and what it returns is an env."""
+        self._expect_none("factory")
+
+    def test_the_spaces_are_there_and_can_be_laid_out(self) -> None:
+        """Also before the first reset, or after one."""
+        self._expect_none("spaces")
+
+    def test_resets_and_steps_give_what_they_should(self) -> None:
+        """In the right types."""
+        self._expect_none("reset", "step")
+
+    def test_observations_have_the_structure_and_shape_of_their_space(self) -> None:
+        """In resets and steps."""
+        self._expect_none("observation")
+
+    def test_the_same_seed_gives_the_same_trajectory(self) -> None:
+        """If the env takes seeds."""
+        self._expect_none("seed")
+
+    def test_it_can_be_closed(self) -> None:
+        """Also without a reset."""
+        self._expect_none("close")
+
+
+class _Run:
+    """A manager of faulty envs that sign, with a loop and a ledger.
+
+    Args:
+        manager: launched.
+        is_checked: whether `end` checks the accounts.
+    """
+
+    def __init__(self, manager: Any) -> None:
+        self.manager = manager
+        self.loop = ManagerLoop(manager)
+        self.ledger = Ledger(manager.env_num, manager.observation_space, manager.action_space)
+
+    def ready(self, env_ids: Sequence[int] | None = None) -> dict[int, Any]:
+        """Return observations of ready envs, once these (None: at least one) are among them."""
+        end = time.monotonic() + PATIENCE_S
+        while True:
+            obs = self.loop.ready()
+            if env_ids is None or set(env_ids) <= obs.keys():
+                begin = any(map(self.ledger.begins_episode, obs))
+                self.ledger.observed(obs, self.manager.ready_info if begin else None)
+                return obs
+            require(time.monotonic() < end, f"envs {env_ids} do not become ready: only {[*obs]}")
+            self.manager.get_attr("action_space", env_ids=env_ids)  # waits for these
+
+    def send(self, env_ids: Sequence[int]) -> dict[int, int]:
+        """Send actions to these envs, and have them entered."""
+        actions = self.ledger.fresh_actions(env_ids)
+        self.manager.send(actions)
+        self.ledger.accepted(actions)
+        return actions
+
+    def gather(self) -> dict[int, EnvTimestep]:
+        """Receive some timesteps, and have them entered."""
+        timesteps = self.loop.gather()
+        self.ledger.delivered(timesteps)
+        return timesteps
+
+    def step(self, env_ids: Sequence[int]) -> dict[int, EnvTimestep]:
+        """Step these envs, and have everything entered."""
+        actions = self.ledger.fresh_actions(env_ids)
+        timesteps = self.loop.step(actions)
+        self.ledger.accepted(actions)
+        self.ledger.delivered(timesteps)
+        return timesteps
+
+    def step_all(self, env_ids: Sequence[int]) -> dict[int, EnvTimestep]:
+        """Step these envs, and gather until nothing is under way."""
+        timesteps = self.step(env_ids)
+        while self.ledger.pending:
+            timesteps |= self.gather()
+        return timesteps
+
+    def end(self) -> None:
+        """Gather what is under way, and check the accounts."""
+        while self.ledger.pending:
+            require(self.gather(), "recv returned nothing, though steps are under way")
+        self.ledger.end()
+        self.ledger.check()
+
+
+class ManagerContract:
+    """What every kind of manager promises. Kinds with worker processes: `WorkerManagerContract`.
+
+    The envs of the suite are `FaultyEnv`s, which sign their timesteps; a `Ledger` finds what is
+    lost, repeated or swapped.
+
+    Attributes:
+        gathers_all: `step` returns the timesteps of all actions it was given, in their order; else
+            it returns some of what is outstanding, in ascending order of env_id.
+        shows_arrays: observations are numpy arrays, as in `{env_id: obs}` (not so in V2 kinds).
+    """
+
+    gathers_all = True
+    shows_arrays = True
+
+    def make_manager(self, env_fn: Sequence[Callable[[], Any]], **cfg: Any) -> Any:
+        """Return a manager that is not launched.
+
+        Args:
+            env_fn: one factory for each env.
+            **cfg: keys of its config, such as `seed`, `step_timeout` and `max_failures`.
+        """
+        raise TypeError(
+            f"{type(self).__name__} should define make_manager(self, env_fn, **cfg), which returns "
+            "a manager that is not launched"
+        )
+
+    @contextmanager
+    def run(
+        self, env_num: int = 3, plan: Sequence[Fault] = (), *, length: int = 5, **cfg: Any
+    ) -> Iterator[_Run]:
+        """Yield a launched manager of `env_num` envs; it is closed in the end."""
+        make = functools.partial(FaultyEnv, plan=tuple(plan), episode_length=length)
+        manager = self.make_manager([functools.partial(make, i) for i in range(env_num)], **cfg)
+        try:
+            manager.launch()
+            yield _Run(manager)
+        finally:
+            manager.close()
+
+    # -- timesteps ----------------------------------------------------------------------------
+
+    def test_every_action_gives_exactly_one_timestep(self) -> None:
+        """And the right one: of that env, that action and that step."""
+        with self.run(4) as run:
+            for _ in range(30):
+                run.step([*run.ready()])
+            run.end()
+
+    def test_timesteps_come_in_order(self) -> None:
+        """The order of the actions for sync kinds, that of the env_ids for async ones."""
+        with self.run(4) as run:
+            for env_ids in ([3, 0, 2], [1], [2, 1, 3, 0]):
+                run.ready(range(4))
+                found = [*run.step(env_ids)]
+                if self.gathers_all:
+                    require(found == env_ids, f"step({env_ids}) returned {found}")
+                else:
+                    require(found == sorted(found), f"step({env_ids}) returned {found}")
+                    require(set(found) <= set(env_ids), f"step({env_ids}) returned {found}")
+                while run.ledger.pending:
+                    run.gather()
+            run.end()
+
+    def test_send_and_recv_gather_in_parts(self) -> None:
+        """`recv(min_ready=1)` returns what there is, and the rest comes later."""
+        with self.run(3) as run:
+            run.ready(range(3))
+            run.send([2, 0])
+            run.send([1])
+            n_recv = 0
+            while run.ledger.pending:
+                found = run.loop._by_id(run.manager.recv(min_ready=1))
+                require(found, "recv(min_ready=1) returned nothing")
+                run.ledger.delivered(found)
+                n_recv += 1
+            require(n_recv <= 3, "recv returned a timestep twice")
+            run.end()
+
+    def test_nothing_comes_of_nothing(self) -> None:
+        """`recv` without anything under way raises instead of waiting."""
+        with self.run(2) as run:
+            run.ready()
+            with refused(StateError):
+                run.manager.recv()
+
+    # -- refusals -----------------------------------------------------------------------------
+
+    def test_bad_calls_are_refused_before_anything_is_sent(self) -> None:
+        """A call of which one part is wrong is refused whole."""
+        with self.run(3) as run:
+            run.ready(range(3))
+            for actions, error in (
+                ({0: 1, 3: 1}, UnknownEnvError),
+                ({0: 1, -1: 1}, UnknownEnvError),
+                ({0: 1, 1: -5}, EnvManagerError),
+                ({0: 1, 1: "left"}, EnvManagerError),
+                ({0: 1, 1: np.zeros(3)}, EnvManagerError),
+            ):
+                with refused(error):
+                    run.manager.send(actions)
+            run.send([1])
+            with refused(EnvNotReadyError):
+                run.manager.send({0: 1, 1: 1})
+            run.ready()
+            run.end()
+            run.ready(range(3))
+            run.step_all([0, 1, 2])
+            run.end()  # what had been sent all the same would be a step that nobody was given
+
+    # -- observations -------------------------------------------------------------------------
+
+    def test_observations_stay_as_they_are_and_belong_to_their_reader(self) -> None:
+        """Writing into one changes no other, and later steps do not change it."""
+        if not self.shows_arrays:
+            return
+        with self.run(2) as run:
+            kept: list[tuple[Any, Any]] = []
+            for _ in range(8):
+                obs = run.ready(range(2))
+                kept += [(one, one.copy()) for one in obs.values()]
+                for step in run.step_all([0, 1]).values():
+                    kept.append((step.obs, step.obs.copy()))
+            for one, copied in kept:
+                require(np.array_equal(one, copied), "an observation changed after it was read")
+            before = [copied for _, copied in kept]
+            kept[-1][0][...] = -1
+            for (one, _), copied in zip(kept[:-2], before[:-2], strict=True):
+                require(np.array_equal(one, copied), "two observations share their memory")
+            run.end()
+
+    def test_the_end_of_an_episode_and_the_beginning_of_the_next_are_both_seen(self) -> None:
+        """The last timestep has the terminal observation, `ready_obs` the first of the next."""
+        with self.run(2, length=3) as run:
+            for _ in range(2):
+                for k in range(1, 4):
+                    run.ready(range(2))
+                    for step in run.step_all([0, 1]).values():
+                        require(step.done == (k == 3), f"step {k} of 3 has done={step.done}")
+                        require(_part(step.obs, 3) == k, f"step {k} has another observation")
+                for env_id, obs in run.ready(range(2)).items():
+                    text = f"env {env_id} does not show the first observation of its next episode"
+                    require(_part(obs, 3) == 0, text)
+            run.end()
+
+    # -- failures and ends --------------------------------------------------------------------
+
+    def test_an_env_that_raises_gives_an_abnormal_timestep_and_goes_on(self) -> None:
+        """With its last observation and a typed failure; the other envs feel nothing."""
+        self._check_fault(Fault("raise", env_id=1, episode=1, step=1), EnvRaised)
+
+    def _check_fault(self, fault: Fault, kind: type[EnvManagerError], **cfg: Any) -> None:
+        """Compare a run with a fault to one without: all envs but the victim are the same."""
+        with self.run(3, seed=5, **cfg) as run:
+            right = self._trajectories(run, [fault.env_id])
+        with self.run(3, [fault], seed=5, **cfg) as run:
+            found = self._trajectories(run, [])
+            others = {i: steps for i, steps in found.items() if i != fault.env_id}
+            for env_id, steps in others.items():
+                require(steps == right[env_id], f"env {env_id} felt the fault of {fault.env_id}")
+            latest = run.manager.stats()["failures_by_kind"]
+            require(kind.__name__ in latest, f"the failures are {latest}, not {kind.__name__}")
+            require(run.ledger.report().abnormal == 1, "there should be one abnormal timestep")
+
+    def _trajectories(self, run: _Run, without: Sequence[int | None]) -> dict[int, list[Any]]:
+        """Step all envs together; return what each of them gave, but for their instances."""
+        ids = range(run.manager.env_num)
+        given: dict[int, list[Any]] = {i: [] for i in ids if i not in without}
+        for _ in range(8):
+            run.ready(ids)
+            for env_id, step in run.step_all([*ids]).items():
+                if is_abnormal(step.info):
+                    require(step.done, "an abnormal timestep ends its episode")
+                    require(_as_float(step.reward) == 0.0, "its reward is 0.0")
+                if env_id in given:
+                    obs = without_instance(np.asarray(step.obs))
+                    given[env_id].append((obs.tobytes(), step.done))
+        run.ready(ids)
+        run.end()
+        return given
+
+    def test_the_same_seed_gives_the_same_run(self) -> None:
+        """Launch after launch."""
+        runs = []
+        for _ in range(2):
+            with self.run(3, seed=11) as run:
+                runs.append(self._trajectories(run, []))
+        require(runs[0] == runs[1], "two launches with the same seed differ")
+
+    def test_a_launch_that_fails_leaves_nothing(self) -> None:
+        """All failures in one error, and the manager is closed."""
+        plan = [Fault("raise", where="construction", env_id=1)]
+        make = functools.partial(FaultyEnv, plan=plan)
+        manager = self.make_manager([functools.partial(make, i) for i in range(3)])
+        try:
+            with refused(LaunchError):
+                manager.launch()
+            require(manager.closed, "the manager is not closed after a launch that failed")
+        finally:
+            manager.close()
+
+    def test_close_ends_everything_and_may_be_repeated(self) -> None:
+        """After it, calls are refused; and the manager can be launched again."""
+        with self.run(2) as run:
+            run.ready(range(2))
+            run.send([0])
+            for _ in range(2):
+                run.manager.close()
+            require(run.manager.closed, "closed is false after close()")
+            with refused(ManagerClosedError):
+                run.manager.step({0: 1})
+            with refused(ManagerClosedError):
+                run.loop.ready()
+            stats = run.manager.stats()
+            accounted = stats["timesteps"] + stats["cancelled"]
+            require(stats["actions"] == accounted, f"close lost an action: {stats}")
+            run.manager.launch()
+            again = _Run(run.manager)
+            again.ready(range(2))
+            again.step_all([0, 1])
+            again.end()
+
+    def test_a_reset_begins_a_new_episode_and_gives_up_what_is_under_way(self) -> None:
+        """The timestep counts as cancelled."""
+        with self.run(2) as run:
+            run.ready(range(2))
+            run.step_all([0, 1])
+            run.ready(range(2))
+            run.send([0])
+            run.ledger.reset([0])
+            run.manager.reset({0: None})
+            require(_part(run.ready([0])[0], 3) == 0, "the reset began no episode")
+            run.step_all([0])
+            require(run.manager.stats()["cancelled"] == 1, "a timestep should be cancelled")
+            run.end()
+
+
+class WorkerManagerContract(ManagerContract):
+    """What kinds with worker processes promise besides."""
+
+    def test_stats_name_the_workers(self) -> None:
+        """The pids, and which envs each serves; every env has one."""
+        with self.run(3) as run:
+            workers = run.manager.stats()["workers"]
+            served = sorted(i for worker in workers for i in worker["env_ids"])
+            require(served == [0, 1, 2], f"the workers are {workers}")
+
+    def test_a_worker_that_is_killed_is_replaced(self) -> None:
+        """`kill -9` costs one timestep of that env; the other envs feel nothing."""
+        self._check_fault(Fault("kill", env_id=1, episode=1, step=1), EnvCrash)
+
+    def test_a_worker_that_ends_itself_is_replaced(self) -> None:
+        """`os._exit` likewise."""
+        self._check_fault(Fault("os_exit", env_id=1, episode=1, step=1, argument=0), EnvCrash)
+
+    def test_a_worker_that_hangs_is_replaced(self) -> None:
+        """In C, holding the GIL, deaf to signals."""
+        fault = Fault("hang_holding_gil", env_id=1, episode=1, step=1)
+        self._check_fault(fault, EnvTimeout, step_timeout=0.3)
+
+
+def _part(obs: Any, place: int) -> int:
+    return int(np.asarray(obs)[place])
+
+
+def _as_float(value: Any) -> float:
+    return float(np.asarray(value).item())

@@ -1,0 +1,227 @@
+"""A check of an env before a manager runs it: everything that a manager would stumble over."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import cloudpickle
+import numpy as np
+
+from envmgr.env import adapt
+from envmgr.errors import EnvManagerError
+from envmgr.spaces import layout_of
+from envmgr.testing.checksums import UNKNOWN, checksum_of, reward_checksum
+from envmgr.types import is_abnormal
+
+KINDS = ("factory", "spaces", "reset", "observation", "step", "seed", "close")
+"""What a problem may be about."""
+
+
+class Problem(NamedTuple):
+    """Something that is wrong with an env.
+
+    Attributes:
+        kind: one of `KINDS`.
+        message: what was found, what was expected and what to do.
+    """
+
+    kind: str
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.kind}: {self.message}"
+
+
+class EnvCheckError(EnvManagerError, AssertionError):
+    """An env has problems.
+
+    Attributes:
+        problems: all that were found.
+    """
+
+    def __init__(self, problems: list[Problem]) -> None:
+        super().__init__("the env has problems:\n" + "\n".join(f"- {one}" for one in problems))
+        self.problems = problems
+
+
+def check_env(factory: Callable[[], Any], *, n_steps: int = 50, seed: int = 0) -> None:
+    """Raise what `env_problems` finds.
+
+    Raises:
+        EnvCheckError: with all problems.
+    """
+    problems = env_problems(factory, n_steps=n_steps, seed=seed)
+    if problems:
+        raise EnvCheckError(problems)
+
+
+def env_problems(factory: Callable[[], Any], *, n_steps: int = 50, seed: int = 0) -> list[Problem]:
+    """Return what would go wrong with these envs in a manager; empty if nothing would.
+
+    Builds three envs in this process, one after the other, and takes random actions: the factory
+    can be sent to a worker; the spaces are there and can be laid out; observations have the
+    structure, shape and kind of their space; timesteps have the right types; the same seed and
+    actions give the same trajectory; and `close` works, also without a reset.
+
+    Args:
+        factory: builds one env, of any kind that managers take.
+        n_steps: steps to take, with resets where episodes end.
+        seed: to reset with; envs without seeds are not asked to repeat themselves.
+    """
+    problems: list[Problem] = []
+    for check in (_check_factory, _check_unused):
+        problems += check(factory)
+    if not problems:
+        first = _Trial(factory, n_steps, seed)
+        problems += first.problems
+        if not problems and first.is_seeded:
+            problems += _Trial(factory, n_steps, seed).differences(first)
+    return problems
+
+
+def _check_factory(factory: Callable[[], Any]) -> Iterator[Problem]:
+    try:
+        pickle.loads(cloudpickle.dumps(factory))  # noqa: S301 - what was pickled just here
+    except Exception as error:  # whatever a __reduce__ may raise
+        yield Problem(
+            "factory",
+            f"it cannot be sent to a worker process: {type(error).__name__}: {error}. Build what "
+            "cannot be pickled inside of the factory.",
+        )
+
+
+def _check_unused(factory: Callable[[], Any]) -> Iterator[Problem]:
+    """Build an env, look at its spaces, and close it without a reset."""
+    try:
+        env = adapt.as_base_env(factory(), 0)
+    except Exception as error:  # the user's code
+        yield Problem("factory", f"it raised {type(error).__name__}: {error}")
+        return
+    try:
+        adapt.close_env(env)
+    except Exception as error:  # the user's code
+        text = f"closing an env that was never reset raised {type(error).__name__}: {error}"
+        yield Problem("close", text)
+
+
+class _Trial:
+    """One env, stepped with random actions.
+
+    Attributes:
+        problems: what was found.
+        is_seeded: whether the env takes seeds.
+        sums: checksums of the observations and rewards, in order.
+    """
+
+    def __init__(self, factory: Callable[[], Any], n_steps: int, seed: int) -> None:
+        self.problems: list[Problem] = []
+        self.sums: list[tuple[int, int]] = []
+        self.is_seeded = False
+        self._doing = "factory"
+        env = None
+        try:
+            env = adapt.as_base_env(factory(), 0)
+            self._run(env, n_steps, seed)
+        except Exception as error:  # the user's code, or what an adapter says of it
+            text = f"{type(error).__name__}: {error}"
+            self.problems.append(Problem(self._doing, text))
+        finally:
+            if env is not None:
+                self._close(env)
+
+    def _run(self, env: Any, n_steps: int, seed: int) -> None:
+        self._doing = "spaces"
+        observation_space, action_space, _ = adapt.spaces_of(env)
+        layout = layout_of(observation_space)
+        if layout is None:
+            self._note(
+                "spaces",
+                f"observations of {observation_space} have no fixed layout, so they are pickled in "
+                "every step. Use Box, Discrete, MultiBinary, MultiDiscrete, Dict and Tuple.",
+            )
+        self._space, self._of_obs = observation_space, checksum_of(observation_space)
+        action_space.seed(seed)
+        self._doing = "seed"
+        self.is_seeded = adapt.seed_env(env, seed, None)
+        self._reset(env)
+        for _ in range(n_steps):
+            self._doing = "step"
+            timestep = adapt.step_env(env, action_space.sample())
+            if is_abnormal(timestep.info):
+                self._note("step", "it says itself that a step was abnormal (info['abnormal'])")
+                return
+            self._take(timestep.obs, timestep.reward)
+            if timestep.done:
+                self._reset(env)
+
+    def _reset(self, env: Any) -> None:
+        self._doing = "reset"
+        obs, _ = adapt.reset_env(env, None)
+        self._take(obs, 0.0)
+
+    def _take(self, obs: Any, reward: Any) -> None:
+        problem = misfit(self._space, obs)
+        if problem:
+            self._note("observation", f"of a {self._doing}: {problem}")
+        sums = self._of_obs(obs), reward_checksum(reward)
+        if sums[1] == UNKNOWN:
+            text = f"the reward is a {type(reward).__name__}, neither a number nor an array of them"
+            self._note("step", text)
+        self.sums.append(sums)
+
+    def _note(self, kind: str, text: str) -> None:
+        problem = Problem(kind, text)
+        if problem not in self.problems:
+            self.problems.append(problem)
+
+    def _close(self, env: Any) -> None:
+        try:
+            adapt.close_env(env)
+        except Exception as error:  # the user's code
+            self._note("close", f"it raised {type(error).__name__}: {error}")
+
+    def differences(self, other: _Trial) -> list[Problem]:
+        """Return where this trial differs from one with the same seed."""
+        pairs = zip(self.sums, other.sums, strict=False)
+        place = next((k for k, (one, two) in enumerate(pairs) if one != two), None)
+        if place is None:
+            return self.problems
+        return [
+            *self.problems,
+            Problem(
+                "seed",
+                f"two envs with the same seed and actions differ from observation {place} on. Draw "
+                "all random numbers from generators that reset or seed sets.",
+            ),
+        ]
+
+
+def misfit(space: Any, value: Any) -> str:
+    """Return why a value is not laid out as its space says; empty if it is. Bounds do not matter.
+
+    As in managers, values of another dtype of the same kind will do (float64 for float32).
+    """
+    parts = getattr(space, "spaces", None)
+    if isinstance(parts, dict):
+        if not isinstance(value, dict) or value.keys() != parts.keys():
+            keys = sorted(value, key=str) if isinstance(value, dict) else type(value).__name__
+            return f"a dict with the keys {sorted(parts, key=str)} is due, not {keys}"
+        found = (misfit(part, value[key]) for key, part in parts.items())
+        return next(filter(None, found), "")
+    if isinstance(parts, tuple):
+        if not isinstance(value, (tuple, list)) or len(value) != len(parts):
+            return f"a tuple of {len(parts)} is due, not {type(value).__name__}"
+        found = (misfit(part, one) for part, one in zip(parts, value, strict=True))
+        return next(filter(None, found), "")
+    if getattr(space, "shape", None) is None or getattr(space, "dtype", None) is None:
+        return ""  # a space without fixed layout
+    try:
+        array = np.asarray(value)
+        fits = np.can_cast(array.dtype, space.dtype, "same_kind")
+    except (TypeError, ValueError):
+        return f"{type(value).__name__} is no array"
+    if array.shape != space.shape or not fits:
+        return f"{array.dtype}{array.shape} is not {space.dtype}{space.shape}"
+    return ""

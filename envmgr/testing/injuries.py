@@ -1,0 +1,111 @@
+"""How workers are hurt: by signals from outside, or by code of their own that listens to signals.
+
+SIGKILL, SIGSEGV, SIGABRT and SIGSTOP come from outside and hit a process wherever it is. To exit,
+hang or send garbage, the code of the worker itself has to act: `Vulnerable` factories have it
+listen to three real-time signals. `hang` holds the GIL in C with all signals blocked; `corrupt`
+writes garbage into the worker's connection before its next step or reset.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from envmgr.errors import ConfigError
+from envmgr.testing.faulty import hang_holding_gil, worker_channel, write_garbage
+
+_FROM_OUTSIDE = {"kill": "SIGKILL", "segfault": "SIGSEGV", "abort": "SIGABRT", "stop": "SIGSTOP"}
+_FROM_INSIDE = ("exit", "hang", "corrupt")
+_FIRST_SIGNAL = 7
+"""The real-time signals used are SIGRTMIN plus this and the next ones."""
+
+KINDS = (*_FROM_OUTSIDE, *_FROM_INSIDE)
+"""All kinds of injuries."""
+
+AT_ONCE = frozenset(("kill", "segfault", "abort", "exit"))
+"""Those that end a worker at once; the others wait for a time limit, or for the next step."""
+
+EXIT_CODE = 17
+"""Exit code of workers that were made to exit."""
+
+_corruption_is_due = False
+
+
+@dataclass(frozen=True)
+class Vulnerable:
+    """A factory of envs whose workers can be made to exit, hang and send garbage.
+
+    Without effect outside of worker processes. Can be pickled if the factory inside can.
+
+    Attributes:
+        factory: builds the env.
+    """
+
+    factory: Callable[[], Any]
+
+    def __call__(self) -> Any:
+        """Return a new env, and have this process listen."""
+        if worker_channel() is None:
+            return self.factory()
+        _listen()
+        env = self.factory()
+        env.step = partial(_corrupt_then, env.step)
+        env.reset = partial(_corrupt_then, env.reset)
+        return env
+
+
+def vulnerable(env_fn: Iterable[Callable[[], Any]]) -> list[Vulnerable]:
+    """Return factories whose workers can be hurt in every way."""
+    return [Vulnerable(factory) for factory in env_fn]
+
+
+def _listen() -> None:
+    handlers = {"exit": _exit, "hang": _hang, "corrupt": _corrupt}
+    for kind, handler in handlers.items():
+        signal.signal(signal_of(kind), handler)
+
+
+def _exit(number: int, frame: Any) -> None:
+    os._exit(EXIT_CODE)
+
+
+def _hang(number: int, frame: Any) -> None:
+    hang_holding_gil()
+
+
+def _corrupt(number: int, frame: Any) -> None:
+    global _corruption_is_due  # a handler can do no more than that
+    _corruption_is_due = True
+
+
+def _corrupt_then(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Send garbage if that is due: here, and not in the handler, which may run within a message."""
+    if _corruption_is_due:
+        write_garbage()
+    return function(*args, **kwargs)
+
+
+def signal_of(kind: str) -> int:
+    """Return the number of the signal that hurts a worker."""
+    if kind in _FROM_OUTSIDE:
+        return int(getattr(signal, _FROM_OUTSIDE[kind]))
+    return int(signal.SIGRTMIN) + _FIRST_SIGNAL + _FROM_INSIDE.index(kind)
+
+
+def refuse_kinds(kinds: Sequence[str]) -> None:
+    """Refuse kinds of injuries that do not exist, or not on this platform.
+
+    Raises:
+        ConfigError: with the known ones.
+    """
+    known = KINDS if hasattr(signal, "SIGRTMIN") else tuple(_FROM_OUTSIDE)
+    unknown = [kind for kind in kinds if kind not in known]
+    if unknown or not kinds:
+        raise ConfigError(
+            f"there are no injuries of kind {', '.join(map(repr, unknown)) or '(none given)'} on "
+            f"this platform; known are {', '.join(known)}"
+        )

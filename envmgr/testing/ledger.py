@@ -1,0 +1,344 @@
+"""The trainer's side of the accounts: every action and every timestep is told to a `Ledger`."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from envmgr.errors import EnvManagerError
+from envmgr.testing.checksums import UNKNOWN, checksum_of, reward_checksum
+from envmgr.testing.ledger_env import N_ACTIONS, Mark, mark_of
+from envmgr.types import EnvTimestep, is_abnormal
+
+_KEPT_FINDINGS = 20
+
+
+class LedgerError(EnvManagerError, AssertionError):
+    """The accounts do not balance: a timestep was lost, repeated or swapped."""
+
+
+@dataclass(frozen=True)
+class LedgerReport:
+    """What a ledger found.
+
+    `accepted = normal + abnormal + cancelled + outstanding + unanswered`, always.
+
+    Attributes:
+        accepted: actions that the manager accepted.
+        normal: timesteps that were not abnormal.
+        abnormal: timesteps that stand for actions whose env failed.
+        cancelled: actions whose timestep `reset` or `close` gave up.
+        outstanding: actions whose timestep may still come.
+        unanswered: actions whose timestep never came.
+        lost: those, and steps that an env executed and nobody was given.
+        repeated: timesteps without an action, or of a step that was delivered before.
+        swapped: timesteps with a part that belongs to another env, step or action.
+        unchecked: timesteps whose observation has no checksum (a space without fixed layout).
+        failures: abnormal timesteps by the type of their error.
+        findings: the first of what is wrong, in words.
+    """
+
+    accepted: int
+    normal: int
+    abnormal: int
+    cancelled: int
+    outstanding: int
+    unanswered: int
+    lost: int
+    repeated: int
+    swapped: int
+    unchecked: int
+    failures: Mapping[str, int]
+    findings: tuple[str, ...]
+
+    @property
+    def is_clean(self) -> bool:
+        """Whether nothing was lost, repeated or swapped."""
+        return not (self.lost or self.repeated or self.swapped)
+
+    def __str__(self) -> str:
+        text = (
+            f"{self.accepted} actions accepted = {self.normal} normal + {self.abnormal} abnormal + "
+            f"{self.cancelled} cancelled + {self.outstanding} outstanding + {self.unanswered} "
+            f"unanswered; {self.lost} lost, {self.repeated} repeated, {self.swapped} swapped"
+        )
+        return "\n- ".join((text, *self.findings))
+
+
+@dataclass(slots=True)
+class _Account:
+    """What is known of one env_id.
+
+    Attributes:
+        env_id: the id.
+        pending: whether an action is under way.
+        action: its checksum.
+        latest: the mark of the newest normal timestep.
+        obs: checksum of the newest observation; UNKNOWN between episodes.
+        begins: the next timestep is the first of an episode.
+        excused: steps that may have been executed without a normal timestep, since `latest`.
+        retired: instances that were replaced.
+    """
+
+    env_id: int
+    pending: bool = False
+    action: int = UNKNOWN
+    latest: Mark | None = None
+    obs: int = UNKNOWN
+    begins: bool = True
+    excused: int = 0
+    retired: set[int] = field(default_factory=set)
+
+
+class Ledger:
+    """Detects lost, repeated, swapped and mis-joined timesteps of envs that sign them.
+
+    The envs are `LedgerEnv`s, or any envs in a `LedgerWrapper` (`ledgered`, `Ledgered`). The loop
+    tells the ledger what happens:
+
+        ledger = Ledger(manager.env_num, manager.observation_space, manager.action_space)
+        observations = manager.ready_obs
+        ledger.observed(observations)
+        actions = ...
+        timesteps = manager.step(actions)
+        ledger.accepted(actions)
+        ledger.delivered(timesteps)
+        ...
+        ledger.end(); ledger.check()
+
+    It is no part of the manager and believes nothing that the manager says: what it knows comes
+    from the marks. Each call costs a few microseconds per env.
+
+    Args:
+        env_num: number of envs.
+        observation_space: of one env.
+        action_space: of one env.
+    """
+
+    def __init__(self, env_num: int, observation_space: Any, action_space: Any) -> None:
+        self._accounts = [_Account(env_id) for env_id in range(env_num)]
+        self._obs_checksum = checksum_of(observation_space)
+        self._action_checksum = checksum_of(action_space)
+        self._n = Counter[str]()
+        self._failures = Counter[str]()
+        self._findings: list[str] = []
+        self._next_action = 0
+
+    # -- what it is told --------------------------------------------------------------------
+
+    def fresh_actions(self, env_ids: Iterable[int]) -> dict[int, int]:
+        """Return an action for each of these `LedgerEnv`s: none is given out twice in 2**31."""
+        first = self._next_action
+        actions = {env_id: (first + k) % N_ACTIONS for k, env_id in enumerate(env_ids)}
+        self._next_action = first + len(actions)
+        return actions
+
+    def accepted(self, actions: Mapping[int, Any]) -> None:
+        """Take note that the manager has taken these actions: its `step` or `send` has returned."""
+        checksum = self._action_checksum
+        for env_id, action in actions.items():
+            account = self._accounts[env_id]
+            if account.pending:
+                self._find("lost", f"env {env_id} took an action while another one was under way")
+                self._n["unanswered"] += 1
+            account.pending = True
+            account.action = checksum(action)
+        self._n["accepted"] += len(actions)
+
+    def observed(
+        self, observations: Mapping[int, Any], infos: Mapping[int, Any] | None = None
+    ) -> None:
+        """Check what `ready_obs` shows, and remember it.
+
+        In the middle of an episode it has to be the observation of the newest timestep.
+
+        Args:
+            observations: `{env_id: obs}`.
+            infos: `ready_info` of those that begin an episode; its marks are checked.
+        """
+        for env_id, obs in observations.items():
+            account = self._accounts[env_id]
+            obs_sum = self._obs_checksum(obs)
+            if account.obs == UNKNOWN:
+                account.obs = obs_sum
+                mark = mark_of((infos or {}).get(env_id))
+                if mark is not None and (
+                    mark.env_id != env_id or _differ(mark.obs, obs_sum) or mark.step
+                ):
+                    self._find(
+                        "swapped", f"the first observation of env {env_id} is not that of {mark}"
+                    )
+            elif _differ(account.obs, obs_sum):
+                self._find("swapped", f"ready_obs of env {env_id} is not its newest observation")
+                account.obs = obs_sum
+
+    def begins_episode(self, env_id: int) -> bool:
+        """Return whether the first observation of an env's episode was not told of yet."""
+        return self._accounts[env_id].obs == UNKNOWN
+
+    def delivered(self, timesteps: Mapping[int, EnvTimestep]) -> None:
+        """Check timesteps that the manager has delivered."""
+        for env_id, timestep in timesteps.items():
+            account = self._accounts[env_id]
+            if not account.pending:
+                self._find("repeated", f"a timestep of env {env_id}, which was given no action")
+                continue
+            account.pending = False
+            if is_abnormal(timestep.info):
+                self._take_abnormal(account, timestep)
+            else:
+                self._take_normal(account, timestep)
+
+    def reset(self, env_ids: Iterable[int]) -> None:
+        """Take note that the manager's `reset` was called for these envs.
+
+        It gives up the timesteps that are under way (they count as cancelled).
+        """
+        for env_id in env_ids:
+            account = self._accounts[env_id]
+            if account.pending:
+                account.pending = False
+                account.excused += 1
+                self._n["cancelled"] += 1
+            account.begins = True
+            account.obs = UNKNOWN
+
+    def end(self, n_cancelled: int = 0) -> None:
+        """Nothing more will be delivered: the manager is closed, or has nothing outstanding.
+
+        Args:
+            n_cancelled: how many actions `close` gave up; all others under way are lost.
+        """
+        left = [account for account in self._accounts if account.pending]
+        for account in left:
+            account.pending = False
+        self._n["cancelled"] += min(n_cancelled, len(left))
+        for account in left[n_cancelled:]:
+            self._n["unanswered"] += 1
+            self._find("lost", f"the action of env {account.env_id} was never answered")
+
+    # -- what it says -----------------------------------------------------------------------
+
+    @property
+    def pending(self) -> list[int]:
+        """The envs with an action under way, ascending."""
+        return [account.env_id for account in self._accounts if account.pending]
+
+    @property
+    def n_accepted(self) -> int:
+        """How many actions were accepted."""
+        return self._n["accepted"]
+
+    def report(self) -> LedgerReport:
+        """Return the accounts as they are now."""
+        names = ("accepted", "normal", "abnormal", "cancelled", "unanswered")
+        counted = {name: self._n[name] for name in names}
+        found = {name: self._n[name] for name in ("lost", "repeated", "swapped", "unchecked")}
+        return LedgerReport(
+            **counted,
+            **found,
+            outstanding=len(self.pending),
+            failures=dict(self._failures),
+            findings=tuple(self._findings),
+        )
+
+    def check(self) -> LedgerReport:
+        """Return the report if nothing was lost, repeated or swapped.
+
+        Raises:
+            LedgerError: something was.
+        """
+        report = self.report()
+        if not report.is_clean:
+            raise LedgerError(f"the accounts do not balance: {report}")
+        return report
+
+    # -- one timestep -----------------------------------------------------------------------
+
+    def _take_abnormal(self, account: _Account, timestep: EnvTimestep) -> None:
+        self._n["abnormal"] += 1
+        self._failures[_error_name(timestep.info)] += 1
+        if _differ(account.obs, self._obs_checksum(timestep.obs)):
+            self._find(
+                "swapped",
+                f"the abnormal timestep of env {account.env_id} does not hold its last observation",
+            )
+        account.excused += 1
+        account.begins = True
+        account.obs = UNKNOWN
+
+    def _take_normal(self, account: _Account, timestep: EnvTimestep) -> None:
+        self._n["normal"] += 1
+        obs_sum = self._obs_checksum(timestep.obs)
+        mark = mark_of(timestep.info)
+        if mark is None:
+            self._find("swapped", f"a timestep of env {account.env_id} without a mark")
+        else:
+            self._check_mark(account, mark, obs_sum, reward_checksum(timestep.reward))
+        self._n["unchecked"] += obs_sum == UNKNOWN
+        account.begins = timestep.done
+        account.obs = UNKNOWN if timestep.done else obs_sum
+
+    def _check_mark(self, account: _Account, mark: Mark, obs: int, reward: int) -> None:
+        env_id, latest = account.env_id, account.latest
+        same = latest is not None and latest.instance == mark.instance
+        if mark.env_id != env_id:
+            self._find("swapped", f"env {env_id} was given a timestep of env {mark.env_id}: {mark}")
+            return
+        if mark.instance in account.retired or (
+            latest is not None and same and mark.sequence <= latest.sequence
+        ):
+            self._find("repeated", f"env {env_id}: {mark} comes after {latest}")
+            return
+        wrong = [
+            name
+            for name, said, found in (
+                ("action", mark.action, account.action),
+                ("obs", mark.obs, obs),
+                ("reward", mark.reward, reward),
+            )
+            if _differ(said, found)
+        ]
+        if wrong:
+            self._find("swapped", f"env {env_id}: {', '.join(wrong)} of another step than {mark}")
+        else:
+            self._check_sequence(account, mark, latest if same else None)
+        if latest is not None and not same:
+            account.retired.add(latest.instance)
+        account.latest = mark
+        account.excused = 0
+
+    def _check_sequence(self, account: _Account, mark: Mark, before: Mark | None) -> None:
+        """Compare a mark with the one before it of the same env object, if there was one."""
+        n_before = 0 if before is None else before.sequence
+        missing = mark.sequence - n_before - 1 - account.excused
+        if missing > 0:
+            self._find("lost", f"env {account.env_id}: {missing} steps before {mark}", missing)
+        if not account.begins and before is None:
+            text = f"env {account.env_id}: another object in the midst of an episode: {mark}"
+            self._find("swapped", text)
+            return
+        expected = 1 if account.begins or before is None else before.step + 1
+        if mark.step != expected and missing <= 0:
+            text = f"env {account.env_id}: step {expected} of its episode was due, not {mark}"
+            self._find("swapped", text)
+
+    def _find(self, what: str, text: str, n: int = 1) -> None:
+        self._n[what] += n
+        if len(self._findings) < _KEPT_FINDINGS:
+            self._findings.append(f"{what}: {text}")
+
+
+def _differ(one: int, other: int) -> bool:
+    return one != other and one != UNKNOWN and other != UNKNOWN
+
+
+def _error_name(info: Any) -> str:
+    parts = info if isinstance(info, (list, tuple)) else (info,)
+    for part in parts:
+        error = part.get("error") if isinstance(part, Mapping) else None
+        if error is not None:
+            return type(error).__name__
+    return "unknown"

@@ -1,0 +1,50 @@
+"""File descriptors: pairs of pipes, and those that forks of the trainer must not keep."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterable
+
+PARENT_FDS: set[int] = set()
+"""Fds of the parent alone, of all managers: what a forked process must not keep open."""
+
+
+def keep_from_children(fd: int) -> None:
+    """Have processes forked by `context: fork` let go of `fd`."""
+    PARENT_FDS.add(fd)
+
+
+def forget_fd(fd: int) -> None:
+    """Take back `keep_from_children`, before closing."""
+    PARENT_FDS.discard(fd)
+
+
+def let_go_of(fds: Iterable[int]) -> None:
+    """Have fds of the parent, in a fork of it, refer to nothing.
+
+    They are not closed: objects that own them may be collected later, and would then close what
+    has got the same number meanwhile.
+    """
+    with open(os.devnull, "rb") as nothing:
+        for fd in fds:
+            with contextlib.suppress(OSError):
+                os.fstat(fd)
+                os.dup2(nothing.fileno(), fd, inheritable=False)
+
+
+def pipe_pairs() -> tuple[tuple[int, int], tuple[int, int]]:
+    """Return the (read, write) fds of both ends of a new connection."""
+    their_read, our_write = os.pipe()
+    try:
+        our_read, their_write = os.pipe()
+    except OSError:
+        close_all((their_read, our_write))
+        raise
+    return (our_read, our_write), (their_read, their_write)
+
+
+def close_all(fds: Iterable[int]) -> None:
+    """Close fds."""
+    for fd in fds:
+        os.close(fd)

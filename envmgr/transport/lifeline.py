@@ -1,0 +1,80 @@
+"""A pipe that nobody writes to: the kernel kills its readers when the process that owns it is gone.
+
+A thread or a signal handler cannot end a worker that hangs in C code with the GIL held, and the
+signal of `PR_SET_PDEATHSIG` comes when the thread ends that started the worker, or never, if a fork
+server did. The end of a pipe is neither: the read end is set to signal SIGKILL (F_SETSIG), to the
+process group of the worker (F_SETOWN), when the last write end is closed (O_ASYNC). So the worker
+and what it has started end with the owner, in the same moment and whatever they do. Only Linux has
+F_SETSIG; docs/decisions/0014-workers-end-with-the-trainer.md has the whole.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import sys
+import weakref
+
+if sys.platform == "linux":
+    import fcntl
+
+
+class Lifeline:
+    """The pipe, in the process with which others are to end.
+
+    Attributes:
+        read_fd: what those others hold on to, see `hold_on_to`; -1 once closed.
+    """
+
+    def __init__(self) -> None:
+        self.read_fd, self._write_fd = os.pipe()
+
+    def close(self) -> None:
+        """End those that hold on to it; in a fork: let go of it."""
+        fds, self.read_fd, self._write_fd = (self.read_fd, self._write_fd), -1, -1
+        for fd in fds:
+            if fd >= 0:
+                os.close(fd)
+
+    def keep_to_this_process(self) -> None:
+        """Have forks of this process let go of it: they may outlive it."""
+        _NOT_FOR_FORKS.add(self)
+
+
+_NOT_FOR_FORKS: weakref.WeakSet[Lifeline] = weakref.WeakSet()
+
+
+def _close_in_fork() -> None:
+    for lifeline in list(_NOT_FOR_FORKS):
+        lifeline.close()
+    _NOT_FOR_FORKS.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_close_in_fork)
+
+
+def hold_on_to(read_fd: int) -> None:
+    """Have the kernel kill the group that this process leads when the owner of a lifeline is gone.
+
+    Does nothing where the kernel cannot do that.
+
+    Args:
+        read_fd: of the lifeline; may be closed afterwards.
+    """
+    if sys.platform != "linux" or os.getpgrp() != os.getpid():
+        return
+    try:
+        # Who is signalled belongs to the open file, and others hold this one: open it anew. What
+        # is opened stays open, and nobody reads it.
+        fd = os.open(f"/proc/self/fd/{read_fd}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:  # no /proc
+        return
+    fcntl.fcntl(fd, fcntl.F_SETOWN, -os.getpgrp())
+    fcntl.fcntl(fd, fcntl.F_SETSIG, signal.SIGKILL)
+    fcntl.fcntl(fd, fcntl.F_SETFL, os.O_NONBLOCK | fcntl.FASYNC)
+    poll = select.poll()
+    poll.register(read_fd, 0)
+    if poll.poll(0):  # it had ended before the kernel knew that we care
+        os.killpg(os.getpgrp(), signal.SIGKILL)

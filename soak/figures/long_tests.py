@@ -1,0 +1,72 @@
+"""The long forms of tests that search: the state machine, fuzzers, and torn reads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from figures import Figure
+from figures.commands import run, run_tests
+
+MACHINE = "tests/property/test_supervisor_machine.py"
+LIMIT_S = 7200.0
+
+
+class Fuzzer(NamedTuple):
+    """A module of tests/fuzz.
+
+    Attributes:
+        module: its name.
+        counts: its arguments.
+        quick_counts: its arguments in the quick form.
+        target: what should come out.
+    """
+
+    module: str
+    counts: tuple[int, ...]
+    quick_counts: tuple[int, ...]
+    target: str
+
+
+FUZZERS = {
+    "frames of workers, mutated": Fuzzer(
+        "frames", (100_000,), (2_000,), "no hang, no exception outside of envmgr's, no import"
+    ),
+    "words in the shared block, mutated": Fuzzer(
+        "blocks", (100_000,), (2_000,), "no hang, no exception outside of envmgr's"
+    ),
+    "configs, mutated": Fuzzer(
+        "configs",
+        (10_000,),
+        (300,),
+        "no hang, no exception outside of envmgr's, no import outside of the allow-list",
+    ),
+    "reads while somebody writes, and writers killed": Fuzzer(
+        "torn", (10_000_000, 500), (20_000, 5), "none torn is accepted"
+    ),
+}
+
+
+def measure(quick: bool) -> Sequence[Figure]:
+    """Run them; each fails by itself when something is wrong.
+
+    The short form of the state machine takes minutes on a busy machine, and is in the suite anyway.
+    """
+    machine = [] if quick else [_machine()]
+    return [*machine, *(_fuzz(title, fuzzer, quick) for title, fuzzer in FUZZERS.items())]
+
+
+def _machine() -> Figure:
+    ran = run_tests(MACHINE, limit_s=LIMIT_S, HYPOTHESIS_PROFILE="long")
+    return Figure(
+        "state machine of the core: random rules, all invariants after each",
+        ran.summary,
+        "every invariant holds, every edge is taken",
+        ran.passed,
+    )
+
+
+def _fuzz(title: str, fuzzer: Fuzzer, quick: bool) -> Figure:
+    counts = fuzzer.quick_counts if quick else fuzzer.counts
+    ran = run(["-m", f"tests.fuzz.{fuzzer.module}", *map(str, counts)], LIMIT_S)
+    return Figure(title, ran.summary, fuzzer.target, ran.passed)

@@ -1,0 +1,76 @@
+"""Orphans: what is left of a trainer that is killed, at random points of its life."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from figures import Figure, in_ms, quantile
+from tests.leak_guard import LeakGuard, Snapshot
+
+TRAINER = Path(__file__).resolve().parent.parent / "trainer.py"
+POINTS = {"server": 100, "fork": 60, "forkserver": 20, "spawn": 20}
+QUICK_POINTS = 2
+SPAN_S = 2.0
+"""The trainer lives so long at most: it imports, launches, and steps for the rest of this time."""
+LIMIT_S = 1.0
+PATIENCE_S = 20.0
+
+_POLL_S = 0.005
+_SEED = 11
+
+
+def measure(quick: bool) -> Sequence[Figure]:
+    """Kill trainers at random points, by each start method."""
+    guard, draw = LeakGuard(), random.Random(_SEED)
+    return [
+        _figure(guard, draw, context, QUICK_POINTS if quick else n) for context, n in POINTS.items()
+    ]
+
+
+def _figure(guard: LeakGuard, draw: random.Random, context: str, n: int) -> Figure:
+    runs = [kill_one(guard, context, draw.uniform(0.0, SPAN_S)) for _ in range(n)]
+    times = [gone_s for _, gone_s in runs]
+    late = sum(gone_s > LIMIT_S for gone_s in times)
+    with_workers = [found for found, _ in runs if found]
+    return Figure(
+        f"trainer killed with -9 at {n} random points, `context: {context}`",
+        f"{late} times processes left after {LIMIT_S:g} s; all gone after "
+        f"{in_ms(max(times))} at most, median {in_ms(quantile(times, 0.5))}; "
+        f"{len(with_workers)} trainers had up to {max(with_workers, default=0)} processes",
+        f"none left after {LIMIT_S:g} s",
+        late == 0,
+    )
+
+
+def kill_one(guard: LeakGuard, context: str, after_s: float) -> tuple[int, float]:
+    """Return how many processes a trainer had when it was killed, and when they were gone."""
+    before = guard.snapshot()
+    with subprocess.Popen(
+        [sys.executable, str(TRAINER), context],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    ) as trainer:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            status = trainer.wait(after_s)
+            raise RuntimeError(f"the trainer has ended by itself, with exit status {status}")
+        found = len(_new(guard, before)) - 1
+        trainer.kill()
+        killed_s = time.monotonic()
+        trainer.wait()
+    while _new(guard, before) and time.monotonic() - killed_s < PATIENCE_S:
+        time.sleep(_POLL_S)
+    gone_s = time.monotonic() - killed_s
+    guard.wait_until_clean(before, 0.0)
+    return found, gone_s
+
+
+def _new(guard: LeakGuard, before: Snapshot) -> set[Any]:
+    return guard.snapshot().processes.keys() - before.processes.keys()

@@ -1,0 +1,148 @@
+"""Writes the page of results: `python page.py docs/reliability` writes docs/reliability.md."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from faults import FAULTS
+from figures import ENTRIES
+from judge import CHECKS
+from peers import LIMIT_S, TITLES
+
+FIGURES = "figures.json"
+SCOREBOARD = "scoreboard.json"
+
+
+def write(folder: Path) -> None:
+    """Write the page beside `folder`, from what results there are in it."""
+    parts = [
+        "<!-- Written by soak/page.py from the results in docs/reliability: not to be edited. -->",
+        "# Reliability",
+        "What was measured of envmgr under faults, and what it took. [How it is measured]"
+        "(../soak/README.md); [what counts as a failure](guide/failures.md).",
+    ]
+    for name, part in ((FIGURES, figures_part), (SCOREBOARD, scoreboard_part)):
+        if (folder / name).exists():
+            parts.append(part(json.loads((folder / name).read_text())))
+    (folder.parent / f"{folder.name}.md").write_text("\n\n".join(parts) + "\n")
+
+
+# -- figures --------------------------------------------------------------------------------------
+
+
+def verdict(met: bool | None) -> str:
+    """Return whether a target was met, in a word."""
+    return {True: "met", False: "MISSED", None: "-"}[met]
+
+
+def figures_part(results: dict[str, Any]) -> str:
+    """Return the part of the page that has the figures of `make soak`."""
+    parts = [
+        "## Figures",
+        "Written by `make soak`, which measures each part in a process of its own; everything is "
+        f"in [{FIGURES}](reliability/{FIGURES}) too.",
+    ]
+    for entry, about in ENTRIES.items():
+        if entry in results:
+            parts += _entry_parts(entry, about, results[entry])
+    return "\n\n".join(parts)
+
+
+def _entry_parts(entry: str, about: str, result: dict[str, Any]) -> list[str]:
+    rows = [["what", "measured", "target", ""]]
+    rows += [
+        [one["what"], one["measured"], one["target"], verdict(one["met"])]
+        for one in result["figures"]
+    ]
+    return [
+        f"### {about[0].upper()}{about[1:]}",
+        f"`make soak ARGS='--only {entry}'`, {result['date']}, {result['seconds']:.0f} s. "
+        f"{machine_text(result['machine'])}; load before it {result['load_before']}, "
+        f"longest standstill of the machine meanwhile {result['longest_stall_s']:.3f} s.",
+        table(rows),
+    ]
+
+
+def machine_text(machine: dict[str, Any]) -> str:
+    """Return a machine in a line."""
+    return (
+        f"{machine['cpu']}, {machine['usable_cores']} cores usable, {machine['ram_gib']} GiB, "
+        f"{machine['kernel']}, {machine['python']}"
+    )
+
+
+# -- scoreboard -----------------------------------------------------------------------------------
+
+
+def scoreboard_part(board: dict[str, Any]) -> str:
+    """Return the part of the page that has the scoreboard."""
+    libraries = libraries_of(board)
+    cells = [
+        [FAULTS[fault].title, *(row.get(lib, {}).get("text", "") for lib in libraries)]
+        for fault, row in board["cells"].items()
+    ]
+    versions = ", ".join(f"{name} {version}" for name, version in board["versions"].items())
+    parts = [
+        "## Scoreboard",
+        "Written by `make scoreboard`: the same faults, put to envmgr and to other libraries. "
+        f"{len(cells)} faults, each in a run of its own with three envs, of which one has the "
+        "fault, once. A process outside watches the run and notes what it sees; all of that is in "
+        f"[{SCOREBOARD}](reliability/{SCOREBOARD}). "
+        "[What the words mean, and how each library is used](../soak/README.md#the-scoreboard).",
+        f"{versions}; {board['date']}. {machine_text(board['machine'])}. Time limits, where a "
+        f"library has them: {LIMIT_S:g} s.",
+        table(totals(board)),
+        table([["the env ...", *(TITLES[library] for library in libraries)], *cells]),
+    ]
+    if board["missing"]:
+        left_out = "; ".join(f"{TITLES[lib]}: {why}" for lib, why in board["missing"].items())
+        parts.append(f"Left out: {left_out}.")
+    return "\n\n".join(parts)
+
+
+def totals(board: dict[str, Any]) -> list[list[str]]:
+    """Return the totals: for each check and library, in how many faults of how many it held."""
+    libraries = libraries_of(board)
+    rows = [["", *(TITLES[library] for library in libraries)]]
+    for check, title in CHECKS.items():
+        row = [title]
+        for library in libraries:
+            answers = [
+                cells[library]["checks"][check]
+                for cells in board["cells"].values()
+                if library in cells and cells[library]["checks"][check] is not None
+            ]
+            row.append(f"{sum(answers)} of {len(answers)}")
+        rows.append(row)
+    return rows
+
+
+def totals_text(board: dict[str, Any]) -> str:
+    """Return the totals of the scoreboard for the terminal."""
+    rows = totals(board)
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    )
+
+
+def libraries_of(board: dict[str, Any]) -> list[str]:
+    """Return the libraries of a scoreboard, in the order of TITLES."""
+    present = {library for cells in board["cells"].values() for library in cells}
+    return [library for library in TITLES if library in present]
+
+
+def table(rows: Iterable[Sequence[str]]) -> str:
+    """Return a table as markdown; its first row is the head."""
+    head, *body = rows
+    lines = [head, ["---"] * len(head), *body]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+if __name__ == "__main__":
+    write(Path(sys.argv[1]))

@@ -1,0 +1,76 @@
+"""The libraries of the scoreboard, each behind one small protocol.
+
+A library is imported by its own module alone. Each is used as its documentation says, with the
+options that it offers against faults: time limits of LIMIT_S, a forced end in `close`, checks.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+LIMIT_S = 2.0
+"""How long a step or a reset may take, where a library has a limit for it."""
+
+Factories = Sequence[Callable[[], Any]]
+
+
+class Outcome(NamedTuple):
+    """What a library delivered for one action.
+
+    Attributes:
+        obs: the observation.
+        reward: the reward.
+        done: whether the episode has ended.
+        error: the failure that the library reports with it; None for an ordinary timestep.
+    """
+
+    obs: Any
+    reward: float
+    done: bool
+    error: BaseException | None = None
+
+
+class Peer(Protocol):
+    """Vectorized envs of one library."""
+
+    def start(self) -> dict[int, Any]:
+        """Build the envs, reset them, and return the first observations by env."""
+
+    def ready(self) -> list[int]:
+        """Return the envs that take an action now; may wait for one, as the library does."""
+
+    def step(self, actions: Mapping[int, int]) -> dict[int, Outcome]:
+        """Step these envs (all, where the library steps only all) and reset what has ended."""
+
+    def reset(self) -> dict[int, Any]:
+        """Reset all envs: what is left to a user after an error."""
+
+    def close(self) -> None:
+        """Close, in the way that is best protected against envs that hang."""
+
+
+_MODULES = {
+    "envmgr": "envmgr_manager",
+    "gymnasium": "gymnasium_vector",
+    "sb3": "sb3_subproc",
+    "tianshou": "tianshou_subproc",
+    "ding": "ding_manager",
+}
+LIBRARIES = tuple(_MODULES)
+
+TITLES = {
+    "envmgr": "envmgr",
+    "gymnasium": "Gymnasium AsyncVectorEnv",
+    "sb3": "Stable-Baselines3 SubprocVecEnv",
+    "tianshou": "tianshou SubprocVectorEnv",
+    "ding": "DI-engine SyncSubprocessEnvManager",
+}
+
+
+def open_peer(library: str, factories: Factories) -> Peer:
+    """Return the envs of a library, not started yet; importing the library happens here."""
+    module = importlib.import_module(f"peers.{_MODULES[library]}")
+    peer: Peer = module.open_peer(factories)
+    return peer

@@ -1,0 +1,95 @@
+"""DI-engine's SyncSubprocessEnvManager, with its time limits and its retries."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+from ding.envs import BaseEnv, BaseEnvTimestep, SyncSubprocessEnvManager
+from easydict import EasyDict
+
+from peers import LIMIT_S, Factories, Outcome
+
+# Its limits are whole seconds.
+OPTIONS = {
+    "step_timeout": math.ceil(LIMIT_S),
+    "reset_timeout": math.ceil(LIMIT_S),
+    "connect_timeout": 10,
+    "max_retry": 3,
+    "retry_type": "renew",
+}
+
+
+class DingEnv(BaseEnv):  # type: ignore[misc]
+    """A gymnasium env as DI-engine wants it."""
+
+    def __init__(self, factory: Callable[[], Any]) -> None:
+        self._env = factory()
+        self.observation_space = self._env.observation_space
+        self.action_space = self._env.action_space
+        self.reward_space = None
+
+    def reset(self) -> Any:
+        """Begin an episode."""
+        return self._env.reset()[0]
+
+    def step(self, action: Any) -> Any:
+        """Take a step."""
+        obs, reward, terminated, truncated, info = self._env.step(action)
+        return BaseEnvTimestep(obs, reward, terminated or truncated, info)
+
+    def seed(self, seed: int, dynamic_seed: bool = False) -> None:
+        """Seed the env's own generator."""
+        self._env.reset(seed=seed)
+
+    def close(self) -> None:
+        """Close."""
+        self._env.close()
+
+    def __repr__(self) -> str:
+        return "DingEnv"
+
+
+class DingManager:
+    """The loop of DI-engine's collectors: act on what is ready, get timesteps by env_id."""
+
+    def __init__(self, factories: Factories) -> None:
+        cfg = EasyDict({**SyncSubprocessEnvManager.default_config(), **OPTIONS})
+        fns = [partial(DingEnv, factory) for factory in factories]
+        self._manager = SyncSubprocessEnvManager(env_fn=fns, cfg=cfg)
+
+    def start(self) -> dict[int, Any]:
+        """Launch."""
+        self._manager.launch()
+        return dict(self._manager.ready_obs)
+
+    def ready(self) -> list[int]:
+        """Return the keys of `ready_obs`."""
+        return sorted(self._manager.ready_obs)
+
+    def step(self, actions: Mapping[int, int]) -> dict[int, Outcome]:
+        """Step; a timestep may say that it is abnormal."""
+        outcomes = {}
+        for env_id, timestep in self._manager.step(dict(actions)).items():
+            abnormal = bool(timestep.info.get("abnormal"))
+            error = RuntimeError(f"abnormal timestep of env {env_id}") if abnormal else None
+            outcomes[env_id] = Outcome(timestep.obs, timestep.reward, timestep.done, error)
+            if abnormal:  # as DI-engine's collectors do
+                self._manager.reset({env_id: None})
+        return outcomes
+
+    def reset(self) -> dict[int, Any]:
+        """Reset all envs."""
+        self._manager.reset()
+        return dict(self._manager.ready_obs)
+
+    def close(self) -> None:
+        """Close."""
+        self._manager.close()
+
+
+def open_peer(factories: Factories) -> DingManager:
+    """Return a manager that is not launched."""
+    return DingManager(factories)

@@ -1,0 +1,92 @@
+"""`envmgr chaos`: workers are hurt; the accounts are printed, written and turned into a code."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from envmgr.cli import BAD_INPUT, DONE, FAILED, main
+from envmgr.testing import Ledger
+
+CONFIG = """
+env: {id: CartPole-v1}
+manager: {type: %s, env_num: 3, seed: 4, step_timeout: 0.3, reset_timeout: 1.0}
+collect: {steps: 300}
+"""
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    path = tmp_path / "chaos.yaml"
+    path.write_text(CONFIG % "subprocess")
+    return path
+
+
+def chaos(config: Path, *args: str) -> int:
+    return main(["chaos", str(config), *args])
+
+
+def test_workers_are_hurt_and_nothing_is_lost(
+    config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    figures_file = tmp_path / "figures.json"
+    kinds = "kill,exit,stop,hang,corrupt"
+    assert chaos(config, "--rate", "20", "--kinds", kinds, "--json", str(figures_file)) == DONE
+    out = capsys.readouterr().out
+    assert "for this run, manager has connect_timeout: 20.0, max_failures: 1000000" in out
+    assert "done, nothing lost, repeated or swapped" in out
+    figures: dict[str, Any] = json.loads(figures_file.read_text())
+    accounts = figures["accounts"]
+    assert accounts["accepted"] == 300 == accounts["normal"] + accounts["abnormal"]
+    assert figures["is_clean"]
+    assert figures["injuries"]["all"]["detected"] >= 1
+    assert figures["failures"] == sum(figures["failures_by_kind"].values()) >= 1
+
+
+@pytest.mark.v2
+def test_the_same_with_trees(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    kind = "manager.type=async_subprocess_v2"
+    assert chaos(config, "--rate", "20", "--kinds", "kill,corrupt", "--set", kind) == DONE
+    assert "nothing lost, repeated or swapped" in capsys.readouterr().out
+
+
+def test_what_the_ledger_finds_decides_about_the_exit_code(
+    config: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    right = Ledger.delivered
+
+    def to_the_next_env(ledger: Ledger, timesteps: dict[int, Any]) -> None:
+        right(ledger, {(env_id + 1) % 3: step for env_id, step in timesteps.items()})
+
+    monkeypatch.setattr(Ledger, "delivered", to_the_next_env)
+    assert chaos(config, "--steps", "9") == FAILED
+    captured = capsys.readouterr()
+    assert "NOT in order" in captured.out
+    assert "env 1 was given a timestep of env 0" in captured.err
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (("--set", "manager.type=base"), "there is no worker to hurt"),
+        (("--kinds", "kill,tickle"), "no injuries of kind 'tickle'"),
+        (("--kinds", ""), "no injuries of kind (none given)"),
+        (("--json", "/no/such/folder/x.json"), "cannot be written"),
+        (("--set", "collect.steps=null"), "nothing says when the run ends"),
+    ],
+)
+def test_bad_input_starts_nothing(
+    config: Path, args: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert chaos(config, *args) == BAD_INPUT
+    captured = capsys.readouterr()
+    assert message in captured.err
+    assert "launching" not in captured.out
+
+
+def test_a_run_without_injuries_says_so(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert chaos(config, "--steps", "3", "--rate", "0.001") == DONE
+    assert "no worker was hurt" in capsys.readouterr().out

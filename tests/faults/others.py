@@ -1,0 +1,175 @@
+"""Runs an env that fails beside others, and compares what they give with a run without faults.
+
+The envs are told what to do by step number, so a run without faults is always the same, whatever
+runs the envs. It is made once, in line, and every other run is compared with it byte for byte.
+"""
+
+from __future__ import annotations
+
+import functools
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tests.contract.envs import Do
+from tests.contract.harness import BASE, Setup, World, ready_all, step_all
+
+N_STEPS = 8
+EPISODE_LENGTH = 3
+FAULTY, AT_STEP = 1, 4
+"""The env that fails, and the step in which it does."""
+
+Entry = tuple[Any, ...]
+"""What an env gave in one step: what it saw before, observation, reward, done and info."""
+
+
+class Run(NamedTuple):
+    """What became of a run.
+
+    Attributes:
+        given: the entries of each env, a step each.
+        timestep: of the faulty env in the faulty step.
+        failures: the failures that were counted.
+        stats: of the manager, at the end.
+        builds: how often each env was built.
+        executed: the actions that each env has begun to execute.
+    """
+
+    given: dict[int, list[Entry]]
+    timestep: Any
+    failures: int
+    stats: dict[str, Any]
+    builds: list[int]
+    executed: list[list[int]]
+
+
+def run(
+    folder: Path,
+    setup: Setup,
+    action: Do | None = None,
+    *,
+    env_num: int | None = None,
+    meanwhile: Callable[[World], None] | None = None,
+    **cfg: Any,
+) -> Run:
+    """Run scripted envs for N_STEPS steps each.
+
+    Args:
+        folder: an empty folder, or one that is not there yet.
+        setup: what runs them.
+        action: what the faulty env is made to do in the faulty step; None lets it go on.
+        env_num: how many envs; None: enough to have some in another host than the faulty one.
+        meanwhile: called in the faulty step, when all actions are sent.
+        cfg: of the manager; `script` is that of the envs.
+    """
+    folder.mkdir(exist_ok=True)
+    env_num = env_num or (3 if setup.num_workers is None else 2 * setup.num_workers + 1)
+    world = World(folder)
+    given: dict[int, list[Entry]] = {i: [] for i in range(env_num)}
+    faulty = None
+    cfg["script"] = {"episode_length": EPISODE_LENGTH, **cfg.get("script", {})}
+    cfg = {"seed": 6, "max_failures": 99, "retry_waiting_time": 0.0, **cfg}
+    try:
+        manager = world.make(setup, env_num, **cfg)
+        for k in range(N_STEPS):
+            ready = ready_all(manager)
+            actions = {i: int(Do.JITTER if (i + k) % 2 else k) for i in range(env_num)}
+            if k == AT_STEP and action is not None:
+                actions[FAULTY] = int(action)
+            if k == AT_STEP and meanwhile is not None:
+                manager.send(actions)
+                meanwhile(world)
+                timesteps: dict[int, Any] = {}
+                while len(timesteps) < env_num:
+                    more = manager.recv()
+                    assert not more.keys() & timesteps.keys(), "two timesteps for one action"
+                    timesteps.update(more)
+            else:
+                timesteps = step_all(manager, actions)
+            if k == AT_STEP:
+                faulty = timesteps[FAULTY]
+            for i, timestep in timesteps.items():
+                given[i].append(_entry(ready[i], timestep))
+        ready_all(manager)
+        stats = manager.stats()
+        assert stats["actions"] == stats["timesteps"] == N_STEPS * env_num
+        builds = [len(world.noted(i, "build")) for i in range(env_num)]
+        executed = [world.actions(i) for i in range(env_num)]
+        return Run(given, faulty, stats["failures"], stats, builds, executed)
+    finally:
+        world.close()
+
+
+def _entry(ready: Any, timestep: Any) -> Entry:
+    obs, reward, done, info = timestep
+    said = {key: value for key, value in info.items() if key != "error"}
+    return ready.tobytes(), obs.tobytes(), reward, done, repr(sorted(said.items()))
+
+
+@functools.cache
+def untroubled(env_num: int) -> dict[int, list[Entry]]:
+    """Return what envs give that run in line and without faults."""
+    with tempfile.TemporaryDirectory() as folder:
+        return run(Path(folder), BASE, env_num=env_num).given
+
+
+def check_others(
+    folder: Path,
+    setup: Setup,
+    action: Do | None,
+    *,
+    host_lost: bool,
+    executed: bool = True,
+    **options: Any,
+) -> Any:
+    """Run with a fault; check all that is not the faulty env's, and that nothing is run twice.
+
+    Args:
+        folder: see `run`.
+        setup: see `run`.
+        action: see `run`.
+        host_lost: whether the fault costs the faulty env its host, and its neighbours theirs.
+        executed: whether the faulty env begins with the action at all.
+        options: see `run`.
+
+    Returns:
+        The abnormal timestep of the faulty env.
+    """
+    troubled = run(folder, setup, action, **options)
+    env_num = len(troubled.given)
+    expected = untroubled(env_num)
+    neighbours = neighbours_of(FAULTY, env_num, setup.num_workers) if host_lost else set()
+    for i in range(env_num):
+        if i == FAULTY or i in neighbours:
+            assert troubled.given[i][:AT_STEP] == expected[i][:AT_STEP]
+            assert len(troubled.given[i]) == N_STEPS
+        else:
+            assert troubled.given[i] == expected[i], f"env {i} has felt the failure"
+            assert troubled.builds[i] == 1
+            assert len(troubled.executed[i]) == N_STEPS
+    assert len(troubled.executed[FAULTY]) == N_STEPS - (not executed), "lost, or run twice"
+    if setup.has_processes:
+        assert troubled.builds[FAULTY] == (2 if host_lost else 1)
+    assert troubled.failures == 1
+    timestep = troubled.timestep
+    assert timestep.obs.tobytes() == expected[FAULTY][AT_STEP][0], "not its last good observation"
+    assert (timestep.reward, timestep.done) == (0.0, True)
+    flags = [timestep.info[name] for name in ("abnormal", "terminated", "truncated")]
+    assert flags == [True, False, True]
+    assert timestep.info["error"].env_id == FAULTY
+    return timestep
+
+
+def neighbours_of(env_id: int, env_num: int, num_workers: int | None) -> set[int]:
+    """Return the envs that share a host with an env: consecutive ones do, larger groups first."""
+    if num_workers is None:
+        return set()
+    size, n_larger = divmod(env_num, num_workers)
+    begin = 0
+    for index in range(num_workers):
+        end = begin + size + (index < n_larger)
+        if begin <= env_id < end:
+            return set(range(begin, end)) - {env_id}
+        begin = end
+    raise AssertionError(f"there is no env {env_id}")

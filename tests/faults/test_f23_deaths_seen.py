@@ -1,0 +1,198 @@
+"""F23: deaths are seen at once, also behind the caller's back and with children that live on."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import queue
+import signal
+import statistics
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from envmgr.errors import EnvCrash
+from tests.contract.envs import Do, ScriptedEnv, seen
+from tests.contract.harness import (
+    ASYNC_SERVER,
+    PATIENCE_S,
+    SYNC_FORK,
+    SYNC_PACKED,
+    SYNC_SERVER,
+    Setup,
+    World,
+    over,
+    ready_all,
+    step_all,
+    wait_ended,
+)
+
+SEEN_WITHIN_S = 0.010
+contexts = over(
+    SYNC_SERVER, SYNC_FORK, Setup("subprocess", "spawn"), Setup("subprocess", "forkserver")
+)
+
+
+class Failures(logging.Handler):
+    """The moments at which failures were reported."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self._moments: queue.Queue[tuple[float, str]] = queue.Queue()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._moments.put((time.monotonic(), record.getMessage()))
+
+    def next(self) -> tuple[float, str]:
+        """Wait for the next one."""
+        return self._moments.get(timeout=PATIENCE_S)
+
+
+@pytest.fixture
+def failures() -> Iterator[Failures]:
+    handler = Failures()
+    logger = logging.getLogger("envmgr")
+    logger.addHandler(handler)
+    try:
+        yield handler
+    finally:
+        logger.removeHandler(handler)
+
+
+class Forking(ScriptedEnv):
+    """Leaves children behind that have all that it has open."""
+
+    def fork_child(self, session: bool = False) -> int:
+        pid = os.fork()
+        if pid == 0:
+            with contextlib.suppress(BaseException):
+                if session:
+                    os.setsid()
+                time.sleep(1000)
+            os._exit(0)
+        return pid
+
+
+@contexts
+def test_f23_a_death_while_idle_is_repaired_without_the_caller(
+    world: World, setup: Setup, failures: Failures
+) -> None:
+    manager = world.make(setup, 2, scripts={0: {"build_faults": {1: "gate"}}})
+    gate = world.gate
+    ready_all(manager)
+    last = step_all(manager, {0: 3, 1: 3})[0].obs
+    os.kill(world.pid(0), signal.SIGKILL)
+    assert "SIGKILL" in failures.next()[1]
+    gate.await_visit(0, "build").release()  # nobody has called the manager meanwhile
+    assert manager.ready_obs[0].tobytes() == last.tobytes(), "what was ready stays ready"
+    timestep = step_all(manager, {0: 4, 1: 4})[0]
+    assert isinstance(timestep.info["error"], EnvCrash)
+    assert timestep.obs.tobytes() == last.tobytes()
+    assert seen(ready_all(manager)[0])[:4] == (0, 1, 0, 0)
+    assert world.actions(0) == [3], "the action was executed"
+    assert world.actions(1) == [3, 4]
+
+
+@over(SYNC_SERVER, ASYNC_SERVER, SYNC_FORK, SYNC_PACKED, Setup("subprocess", "spawn"))
+def test_f23_a_death_in_a_step_is_repaired_without_the_caller(
+    world: World, setup: Setup, failures: Failures
+) -> None:
+    manager = world.make(setup, 2, scripts={0: {"build_faults": {1: "gate"}}})
+    gate = world.gate
+    ready_all(manager)
+    manager.send({0: Do.GATE})
+    gate.await_visit(0, "step").kill()
+    assert "SIGKILL" in failures.next()[1]
+    gate.await_visit(0, "build").release()
+    timesteps = manager.recv(min_ready=1)
+    assert isinstance(timesteps[0].info["error"], EnvCrash)
+    assert seen(ready_all(manager)[0]).build == 1
+
+
+@over(SYNC_SERVER, SYNC_FORK, Setup("subprocess", "spawn"))
+@pytest.mark.parametrize("when", ["idle", "stepping"])
+def test_f23_deaths_are_seen_within_10_ms(
+    world: World, setup: Setup, failures: Failures, when: str
+) -> None:
+    """Half of them: the machine under the tests may be busy. The soak test has the percentiles."""
+    manager = world.make(setup, 2, max_failures=99)
+    gate = world.gate
+    latencies_s = []
+    for k in range(6):
+        ready_all(manager)
+        if when == "stepping":
+            manager.send({0: Do.GATE})
+            gate.await_visit(0, "step")
+        killed_at = time.monotonic()
+        os.kill(world.pid(0), signal.SIGKILL)
+        latencies_s.append(failures.next()[0] - killed_at)
+        timesteps = manager.recv() if when == "stepping" else manager.step({0: 1})
+        assert isinstance(timesteps[0].info["error"], EnvCrash)
+        assert len(world.noted(0, "build")) <= k + 2
+    assert statistics.median(latencies_s) <= SEEN_WITHIN_S, latencies_s
+
+
+@contexts
+def test_f23_children_with_all_its_fds_do_not_hide_a_death(
+    world: World, setup: Setup, failures: Failures
+) -> None:
+    manager = world.make(setup, 2, env=Forking, daemon=False)
+    ready_all(manager)
+    [child] = manager.call("fork_child", env_ids=[0])
+    killed_at = time.monotonic()
+    os.kill(world.pid(0), signal.SIGKILL)
+    assert failures.next()[0] - killed_at < 1.0
+    wait_ended(child)  # of the same process group
+    assert isinstance(step_all(manager, {0: 1, 1: 1})[0].info["error"], EnvCrash)
+    ready_all(manager)
+
+
+@over(SYNC_SERVER, SYNC_FORK)
+def test_f23_daemons_of_envs_end_with_the_manager(world: World, setup: Setup) -> None:
+    manager = world.make(setup, 1, env=Forking, daemon=False)
+    ready_all(manager)
+    [daemon] = manager.call("fork_child", True)
+    world.kill(0)
+    step_all(manager, {0: 1})
+    ready_all(manager)
+    assert os.path.exists(f"/proc/{daemon}"), "it has left the group of its worker"
+    manager.close()
+    wait_ended(daemon)
+
+
+@contexts
+def test_f23_a_death_nobody_asked_about_costs_nothing_at_the_end(
+    world: World, setup: Setup, failures: Failures
+) -> None:
+    """Killed while the repair of another one goes on, and closed in the midst of both."""
+    manager = world.make(setup, 3, scripts={1: {"build_faults": {1: "hang"}}}, close_timeout=0.2)
+    gate = world.gate
+    ready_all(manager)
+    os.kill(world.pid(1), signal.SIGKILL)
+    failures.next()
+    gate.await_visit(1, "build")
+    os.kill(world.pid(0), signal.SIGKILL)
+    failures.next()
+    manager.close()
+
+
+def test_f23_idle_managers_are_not_woken(world: World) -> None:
+    """The thread that sees deaths sleeps while there are none: no look now and then."""
+    manager: Any = world.make(SYNC_SERVER, 2)
+    ready_all(manager)
+    step_all(manager, {0: 1, 1: 1})
+    engine = manager._engine
+    before = _switches(engine._background._thread.native_id)
+    for k in range(200):
+        manager.step({0: k % 10, 1: k % 10})
+    assert _switches(engine._background._thread.native_id) - before <= 2
+
+
+def _switches(thread_id: int) -> int:
+    """Return how often a thread of this process has gone to sleep."""
+    with open(f"/proc/self/task/{thread_id}/status") as file:
+        lines = dict(line.rstrip("\n").split(":\t", 1) for line in file if ":\t" in line)
+    return int(lines["voluntary_ctxt_switches"])

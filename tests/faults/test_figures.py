@@ -1,0 +1,79 @@
+"""The measurements of `make soak`, in small: what they count has to be right, times may be long."""
+
+from __future__ import annotations
+
+import importlib
+import random
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.leak_guard import LeakGuard
+
+SOAK = Path(__file__).resolve().parents[2] / "soak"
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="it looks into /proc")
+
+
+@pytest.fixture
+def soak(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Any]]:
+    """Return what imports a module of `soak/`, as its scripts do."""
+    before = set(sys.modules)
+    monkeypatch.syspath_prepend(str(SOAK))
+    yield importlib.import_module
+    for name in set(sys.modules) - before:
+        if str(SOAK) in (getattr(sys.modules[name], "__file__", None) or ""):
+            del sys.modules[name]
+
+
+@pytest.mark.parametrize("cfg", [{}, {"num_workers": 4}], ids=["a-worker-each", "4-workers"])
+def test_nothing_is_lost_repeated_or_swapped_while_workers_are_hurt(
+    soak: Callable[[str], Any], cfg: dict[str, Any]
+) -> None:
+    for figure in soak("figures.accounting").run("in small", 3_000, cfg):
+        assert figure.met, figure
+
+
+@pytest.mark.parametrize("context", ["server", "fork"])
+def test_every_death_is_seen_and_recovered_from(soak: Callable[[str], Any], context: str) -> None:
+    injuries = soak("figures.deaths").run(context, "kill", 0.1, 10)
+    assert len(injuries) >= 10
+    for injury in injuries:
+        assert injury.failed_s is not None, injury
+        assert injury.ready_s is not None, injury
+
+
+@pytest.mark.parametrize("context", ["server", "fork"])
+def test_renewals_leave_nothing_behind(soak: Callable[[str], Any], context: str) -> None:
+    figure = soak("figures.leaks").grown(context, 15, 3, quick=True)
+    assert figure.met, figure
+
+
+def test_a_crash_loop_keeps_to_its_budget(soak: Callable[[str], Any]) -> None:
+    figure = soak("figures.crash_loop").budget("reset", "in each reset")
+    assert figure.met, figure
+
+
+@pytest.mark.parametrize("way", ["close_twice", "_close_in_threads", "_close_renewing"])
+def test_close_leaves_no_hung_worker(soak: Callable[[str], Any], way: str) -> None:
+    close = soak("figures.close")
+    figure = close.figure("6 hung workers", 6, getattr(close, way))
+    assert "0 workers left" in figure.measured
+
+
+@pytest.mark.parametrize("context", ["server", "fork"])
+def test_nothing_outlives_a_trainer_killed_at_a_random_point(
+    soak: Callable[[str], Any], context: str
+) -> None:
+    orphans = soak("figures.orphans")
+    for _ in range(2):
+        _, gone_s = orphans.kill_one(LeakGuard(), context, random.uniform(0.0, 1.5))
+        assert gone_s < orphans.PATIENCE_S
+
+
+def test_many_envs_with_few_fds(soak: Callable[[str], Any]) -> None:
+    figure = soak("figures.modes").many_envs(24, 160)
+    assert figure.met, figure

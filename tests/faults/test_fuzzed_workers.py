@@ -1,0 +1,43 @@
+"""What workers send, and write into the block, may be anything: the short forms of the fuzzers.
+
+F12 and F9, and what else there is between them: no exception, no hang, no import, one timestep for
+each action. The long forms are `python -m tests.fuzz.frames` and `python -m tests.fuzz.blocks`.
+"""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from envmgr.block import block_is_possible
+from tests.fuzz.blocks import fuzz_block, fuzz_infos
+from tests.fuzz.frames import DAMAGE, FORGERIES, fuzz_frames
+
+
+@pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="needs pipes that grow")
+def test_mutated_frames_fail_their_env_and_nothing_else() -> None:
+    report = fuzz_frames(3000, seed=7)
+    assert report.n_mutated >= 3000
+    assert set(report.by_mutation) == {m.__name__ for m in DAMAGE + FORGERIES}
+    assert not report.imported
+    assert report.failures["EnvProtocolError"] > 300
+    assert report.failures["EnvTimeout"] > 30
+    assert set(report.failures) <= {"EnvProtocolError", "EnvTimeout", "EnvCrash", "EnvRaised"} | {
+        "EnvReportedAbnormal"
+    }
+
+
+@pytest.mark.skipif(not block_is_possible(), reason="no block on this platform")
+def test_random_words_in_the_block_fail_envs_and_nothing_else() -> None:
+    report = fuzz_block(4000, seed=7)
+    assert report.n_mutated >= 4000
+    assert len(report.by_column) == 13
+    assert report.failures["EnvProtocolError"] > 100
+    assert set(report.failures) <= {"EnvProtocolError", "EnvTimeout"}
+
+
+def test_infos_in_the_block_are_decoded_or_refused() -> None:
+    outcomes = fuzz_infos(4000, seed=7)
+    assert outcomes["refused"] > 2000
+    assert outcomes["decoded"] > 50

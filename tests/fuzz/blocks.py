@@ -1,0 +1,258 @@
+"""The shared block as no worker should write it: any word of it may be anything.
+
+python -m tests.fuzz.blocks 100000
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import random
+import struct
+import sys
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from envmgr.block import DONE, HAS_INFO, INFO_BYTES, Block
+from envmgr.errors import EnvFailure
+from envmgr.infos import InfoDecoder, InfoEncoder
+from envmgr.spaces import ValueMismatchError
+from tests.fuzz.wire import WINDOW_S, Wire, Worker
+
+MUTATED_SHARE = 0.4
+WORDS_PER_WIRE = 500
+SLOWEST_S = 10.0
+
+
+@dataclass
+class BlockReport:
+    """What came of words that were written into the block.
+
+    Attributes:
+        n_mutated: how many.
+        by_column: in which columns.
+        n_steps: timesteps that were delivered, abnormal ones included.
+        failures: failures by type.
+        slowest_s: the longest that a batch of steps took.
+    """
+
+    n_mutated: int = 0
+    by_column: Counter[str] = field(default_factory=Counter)
+    n_steps: int = 0
+    failures: Counter[str] = field(default_factory=Counter)
+    slowest_s: float = 0.0
+
+
+COLUMNS = (
+    "replies",
+    "resets",
+    "requests",
+    "flags",
+    "flags",
+    "flags",
+    "reset_flags",
+    "rewards",
+    "infos",
+    "infos",
+    "reset_infos",
+    "kinds",
+    "running",
+    "since",
+    "posted",
+    "sleeping",
+)
+
+
+class _Scribbler:
+    """Writes into columns behind a worker's back, after its steps."""
+
+    def __init__(self, seed: int, report: BlockReport) -> None:
+        self.rng = random.Random(seed)
+        self.report = report
+
+    def __call__(self, block: Block) -> None:
+        rng = self.rng
+        while rng.random() < MUTATED_SHARE:
+            name = rng.choice(COLUMNS)
+            column: Any = getattr(block, name)
+            row = rng.randrange(len(column))
+            if column.ndim == 2:
+                data = np.frombuffer(info_bytes(rng), np.uint8)
+                column[row, : len(data)] = data
+                if name == "infos" and rng.random() < 0.8:
+                    block.flags[row] |= HAS_INFO
+            else:
+                column[row] = self._word(column, row)
+            self.report.n_mutated += 1
+            self.report.by_column[name] += 1
+
+    def _word(self, column: Any, row: int) -> Any:
+        rng, dtype = self.rng, column.dtype
+        raw = int.from_bytes(column[row : row + 1].tobytes(), "little")
+        bits = 8 * dtype.itemsize
+        changed = rng.choice(
+            (
+                raw ^ 1 << rng.randrange(bits),
+                raw + rng.choice((-1, 1)),
+                rng.getrandbits(bits),
+                0,
+                (1 << bits) - 1,
+                raw | DONE,
+                int.from_bytes(column[rng.randrange(len(column)) :][:1].tobytes(), "little"),
+            )
+        )
+        return np.frombuffer((changed % (1 << bits)).to_bytes(bits // 8, "little"), dtype)[0]
+
+
+_CODES = (
+    *("d", "q", "?", "n", "{}", "u3", "u0", "u-1", "u99999999999", "", "x", "u", "a", "g"),
+    *("g<f8", "g<f4", "gO", "g<f99", "a<f8;2", "a<f8;-1", "a<f8;99999999", "a<f8;;;", "a|O8;1"),
+    *("a<f8;4294967296,4294967296", "a<U9;1", "a|V8;1", "a<f8;0,99999999999999", "a>i2;2,2"),
+    *("a<f8;9223372036854775807,2", "g<M8", "a<f1;1", "a<i3;1"),
+)
+_PATHS: tuple[Any, ...] = (
+    *(["a"], ["b"], ["a", "b"], ["a", "b", "c"], [], "a", None, [1], [None], [["a"]], 3, {"a": 1}),
+    *(["abnormal"], ["terminated"], ["error"], ["\ud800"], ["x" * 50]),
+)
+
+
+def info_bytes(rng: random.Random) -> bytes:
+    """Return bytes of an info that is damaged, or made up."""
+    sort = rng.randrange(5)
+    if sort == 0:
+        return rng.randbytes(INFO_BYTES)
+    sound = InfoEncoder(INFO_BYTES).encode({"a": 1.5, "b": {"c": "text", "d": np.arange(3)}})
+    assert sound is not None
+    if sort == 1:
+        data = bytearray(sound)
+        for _ in range(rng.randint(1, 4)):
+            data[rng.randrange(len(data))] = rng.getrandbits(8)
+        return bytes(data)
+    if sort == 2:
+        depth = rng.choice((10, 100))
+        return _framed(b"[" * depth + b"]" * depth, b"", rng)
+    entries = [[rng.choice(_PATHS), rng.choice(_CODES)] for _ in range(rng.randrange(4))]
+    header: Any = entries
+    if sort == 3 and rng.random() < 0.5:
+        header = rng.choice((None, 3, "x", {"a": 1}, [1, 2], [[]], [["a"]], [["a", "d", 3]]))
+    return _framed(json.dumps(header).encode(), rng.randbytes(rng.randrange(60)), rng)
+
+
+def _framed(header: bytes, values: bytes, rng: random.Random) -> bytes:
+    lengths = [len(header), len(values)]
+    if rng.random() < 0.2:
+        lengths[rng.randrange(2)] = rng.choice((0, 1, 0xFFFF, len(header) + 1))
+    return (struct.pack("<HH", *lengths) + header + values)[:INFO_BYTES]
+
+
+def fuzz_infos(n: int, seed: int = 0) -> Counter[str]:
+    """Decode infos that are damaged or made up; each is a dict, or is refused.
+
+    Returns:
+        How many were which.
+    """
+    rng = random.Random(seed)
+    decoder = InfoDecoder()
+    outcomes: Counter[str] = Counter()
+    for _ in range(n):
+        data = info_bytes(rng).ljust(INFO_BYTES, b"\0")
+        try:
+            info = decoder.decode(data)
+        except ValueMismatchError:
+            outcomes["refused"] += 1
+        else:
+            assert type(info) is dict
+            outcomes["decoded"] += 1
+    return outcomes
+
+
+def fuzz_block(n_mutated: int, seed: int = 0) -> BlockReport:
+    """Write random words into the block while envs are stepped.
+
+    Every action gets one timestep, normal or abnormal, and nothing raises.
+
+    Raises:
+        AssertionError: something of this does not hold; the seed repeats it.
+    """
+    report = BlockReport()
+    level = logging.getLogger("envmgr").level
+    logging.getLogger("envmgr").setLevel(logging.CRITICAL + 1)
+    try:
+        number = 0
+        while report.n_mutated < n_mutated:
+            _fuzz_one_wire(seed * 1_000_003 + number, n_mutated, report)
+            number += 1
+    finally:
+        logging.getLogger("envmgr").setLevel(level)
+    return report
+
+
+def _fuzz_one_wire(seed: int, n_mutated: int, report: BlockReport) -> None:
+    rng = random.Random(seed)
+    until = min(report.n_mutated + WORDS_PER_WIRE, n_mutated)
+    wire = Wire(
+        rng.choice((1, 2, 3, 5)),
+        num_workers=rng.choice((None, 1, 1)),
+        shared_memory=True,
+        mutate=_as_it_is,
+        auto_reset=rng.random() < 0.8,
+        reset_inplace=rng.random() < 0.2,
+    )
+    assert wire.supervisor.lanes is not None
+    wire.scribble = _Scribbler(seed, report)
+    try:
+        number = 0
+        while report.n_mutated < until:
+            began = time.monotonic()
+            number = _one_round(wire, number, report)
+            report.slowest_s = max(report.slowest_s, time.monotonic() - began)
+            assert report.slowest_s < SLOWEST_S
+            wire.clock.advance(2 * WINDOW_S)
+        report.failures += wire.supervisor.statistics.failures_by_kind
+    except Exception as error:
+        raise AssertionError(f"seed {seed}: {type(error).__name__}: {error}") from error
+    finally:
+        wire.close()
+
+
+def _as_it_is(worker: Worker, frame: bytes) -> Sequence[bytes]:
+    return (frame,)
+
+
+def _one_round(wire: Wire, number: int, report: BlockReport) -> int:
+    wire.all_come_back()
+    actions = {i: number + i for i in wire.ready()}
+    timesteps = wire.step(actions)
+    assert timesteps.keys() == actions.keys()
+    for env_id, timestep in timesteps.items():
+        report.n_steps += 1
+        assert timestep.obs.shape == (4,)
+        assert timestep.obs.dtype == np.float64
+        assert isinstance(timestep.info, dict)
+        if timestep.info.get("abnormal"):
+            error = timestep.info.get("error")
+            assert error is None or isinstance(error, (EnvFailure, int, float, str)), env_id
+    assert wire.supervisor.statistics.outstanding == 0
+    return number + len(actions)
+
+
+def main() -> None:
+    """Run the long form and print what came of it."""
+    n_mutated = int(sys.argv[1]) if len(sys.argv) > 1 else 100_000
+    seed = int(sys.argv[2]) if len(sys.argv) > 2 else 0
+    began = time.monotonic()
+    report = fuzz_block(n_mutated, seed)
+    print(f"{report.n_mutated} mutated words in {time.monotonic() - began:.0f} s: no exception")
+    print(f"  by column: {dict(report.by_column)}")
+    print(f"  timesteps: {report.n_steps}; failures: {dict(report.failures)}")
+    print(f"  the longest batch of steps took {report.slowest_s:.3f} s")
+    print(f"  infos: {dict(fuzz_infos(n_mutated, seed))}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,406 @@
+"""Workers without processes: real hosts behind real pipes, whose words can be changed on the way.
+
+The trainer's side is the real one, from the transport to the supervisor. A worker runs inside of
+the call that sends it something, and its clock is a fake one: nothing waits, and a seed repeats a
+run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import mmap
+import os
+import pickle
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+from envmgr import requests
+from envmgr.block import RING, Block
+from envmgr.engine import Engine
+from envmgr.gather import Gather
+from envmgr.host import Host, HostSettings
+from envmgr.lifecycle import EnvState
+from envmgr.policy import Deadlines, FailurePolicy, GatherPolicy
+from envmgr.posted import PostedSteps
+from envmgr.protocol import UNANSWERED, Message, Op, encode, split_frame
+from envmgr.supervisor import EnvSlot, EpisodeRules, Hosts, Supervisor, Work
+from envmgr.supervisor.taken import Taken
+from envmgr.transport.base import Arrival, HostDied, HostSpec, WorkerSettings
+from envmgr.transport.channel import BELL, BELL_ASKED, ChannelClosedError, FrameChannel
+from envmgr.transport.process import ProcessTransport
+from envmgr.transport.spawner import SIGKILL, Spawner
+from envmgr.types import EnvTimestep
+from tests.fakes import FakeClock
+
+PIPE_BYTES = 1 << 20
+STEP_LIMIT_S = 1.0
+EPISODE_STEPS = 7
+WINDOW_S = 1 / 64
+MOST_LOOKS = 10
+
+Mutate = Callable[["Worker", bytes], Sequence[bytes]]
+"""Returns what a worker writes in place of a frame."""
+
+Scribble = Callable[[Block], None]
+"""Writes into the block, when a worker has done so."""
+
+
+class CountingEnv(gymnasium.Env[Any, Any]):
+    """Observations name the env, how many of its steps there were, and the latest action."""
+
+    observation_space = spaces.Box(-np.inf, np.inf, (4,), np.float64)
+    action_space = spaces.Discrete(1 << 30)
+
+    def __init__(self, env_id: int) -> None:
+        self.env_id = env_id
+        self.n_steps = 0
+        self.n_episodes = 0
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self.n_steps = 0
+        self.n_episodes += 1
+        return np.array([self.env_id, self.n_episodes, 0, -1], dtype=np.float64), {"first": True}
+
+    def step(self, action: Any) -> Any:
+        self.n_steps += 1
+        obs = np.array([self.env_id, self.n_episodes, self.n_steps, action], dtype=np.float64)
+        odd = {"why": "x" * 300, "set": {1, 2}} if self.n_steps % 3 == 0 else {"n": self.n_steps}
+        return obs, float(action), self.n_steps == EPISODE_STEPS, False, odd
+
+    def colour(self) -> str:
+        return "blue"
+
+
+class Worker:
+    """The child side of one host.
+
+    Attributes:
+        is_tainted: it has sent something of its own with valid checksums: what comes from it may
+            be its own invention from now on.
+        sent: some frames that it has sent before.
+        block: the columns, once it has seen them.
+    """
+
+    def __init__(self, spec: HostSpec, write_fd: int, memory_fd: int | None, wire: Wire) -> None:
+        self.spec = spec
+        self.is_alive = True
+        self.is_tainted = False
+        self.sent: list[bytes] = []
+        self.block: Block | None = None
+        self._write_fd = write_fd
+        self._memory_fd = memory_fd
+        self._wire = wire
+        self._host: Host | None = None
+        self._posted: PostedSteps | None = None
+        self._unread = bytearray()
+
+    def take(self, data: bytes) -> None:
+        """Read what the trainer has sent, and answer it."""
+        self._unread += data
+        while self.is_alive and self._unread:
+            if self._unread[:1] in (BELL, BELL_ASKED):
+                del self._unread[:1]
+                self.look()
+                continue
+            parsed = split_frame(self._unread)
+            if parsed is None:
+                return
+            del self._unread[: parsed[1]]
+            self._handle(parsed[0].message())
+
+    def _handle(self, message: Message) -> None:
+        if self._host is None:
+            self._begin(message)
+        elif message.op == Op.CLOSE:
+            self._host.close()
+            self.send(encode(message._replace(op=Op.CLOSED, payload=None)))
+            self.die(0)
+        else:
+            for reply in self._host.handle(message):
+                self.send(reply)
+            while self._host.postponed:
+                for reply in self._host.next_postponed():
+                    self.send(reply)
+            if message.op == Op.ATTACH:
+                self._attach(message)
+
+    def _begin(self, first: Message) -> None:
+        orders = first.payload
+        settings: HostSettings = pickle.loads(orders.settings)
+        if self._memory_fd is not None:
+            timed = bool(settings.announced)
+            self._posted = PostedSteps(orders.host_index, lambda: None, timed=timed)
+        self._host = Host(
+            self.spec.factories,
+            settings,
+            encode=encode,
+            memory=self._wire.memory,
+            posted=self._posted,
+        )
+        for env_id, generation, request_id, _ in orders.envs:
+            if request_id != UNANSWERED:
+                for reply in self._host.handle(
+                    Message(Op.HELLO, env_id, generation, request_id, None)
+                ):
+                    self.send(reply)
+
+    def _attach(self, message: Message) -> None:
+        if message.payload.block is not None:
+            memory = self._wire.memory(message.payload.nbytes)
+            self.block = Block(memory, message.payload.block)
+            self.block.sleeping[self.spec.index] = 1  # so that it is rung for each posting
+
+    def look(self) -> None:
+        """Take the steps that are posted, and the resets after them."""
+        if self._posted is not None and self.is_alive:
+            for _ in range(MOST_LOOKS):  # somebody may scribble over what says so
+                if not self._posted.is_due:
+                    break
+                self._posted.run(self.send, asked=False)
+            if self.block is not None:
+                self._wire.scribble(self.block)
+                self.block.sleeping[:] = 1
+
+    def send(self, frame: bytes) -> None:
+        """Send a frame, or what the fuzzer makes of it."""
+        for piece in self._wire.mutate(self, frame):
+            self.write(piece)
+        self.sent = [*self.sent[-3:], frame]
+
+    def write(self, data: bytes) -> None:
+        """Write bytes to the trainer; what finds no room is lost."""
+        with contextlib.suppress(BlockingIOError, BrokenPipeError):
+            if self.is_alive and data:
+                os.write(self._write_fd, data)
+
+    def die(self, exit_status: int) -> None:
+        """End."""
+        if self.is_alive:
+            self.is_alive = False
+            os.close(self._write_fd)
+            self._wire.spawner.died.append((self.spec.host_id, HostDied(exit_status)))
+
+
+class _WireChannel(FrameChannel):
+    """The trainer's end: what it sends is taken at once."""
+
+    worker: Worker
+
+    def send(self, frame: bytes) -> None:
+        if not self.worker.is_alive:
+            raise ChannelClosedError("end of stream")
+        self.worker.take(frame)
+
+    def ring(self, bell: bytes) -> None:
+        self.worker.look()
+
+
+class _WireSpawner(Spawner):
+    def __init__(self, wire: Wire) -> None:
+        self.wire = wire
+        self.died: list[tuple[int, HostDied]] = []
+        self.workers: dict[int, Worker] = {}
+
+    def start(self, spec: HostSpec, shared_fds: tuple[int, ...]) -> FrameChannel:
+        self._bury()
+        ours, theirs = os.pipe()
+        fcntl.fcntl(theirs, getattr(fcntl, "F_SETPIPE_SZ", 1031), PIPE_BYTES)
+        os.set_blocking(theirs, False)
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        channel = _WireChannel(ours, nowhere, blocking=False)
+        memory_fd = shared_fds[0] if len(shared_fds) > 1 else None
+        channel.worker = Worker(spec, theirs, memory_fd, self.wire)
+        self.workers[spec.host_id] = channel.worker
+        return channel
+
+    def _bury(self) -> None:
+        for host_id in [i for i, worker in self.workers.items() if not worker.is_alive]:
+            del self.workers[host_id]
+
+    @property
+    def pids(self) -> dict[int, int]:
+        return {}
+
+    def death_of(self, host_id: int) -> Any:
+        return None
+
+    def any_death(self) -> list[Any]:
+        return []
+
+    @property
+    def has_deaths(self) -> bool:
+        return bool(self.died)
+
+    def deaths(self) -> list[tuple[int, HostDied]]:
+        died, self.died = self.died, []
+        return died
+
+    def signal(self, host_id: int, number: int) -> None:
+        worker = self.workers.get(host_id)
+        if worker is not None:
+            worker.die(-number)
+
+    def give_up(self, host_id: int) -> None:
+        self.signal(host_id, SIGKILL)
+
+    def close(self) -> None:
+        for worker in self.workers.values():
+            worker.die(-SIGKILL)
+
+
+class _WireTransport(ProcessTransport):
+    """Waits on a fake clock: what workers have to say they have said when they were asked."""
+
+    wire: Wire
+
+    def poll(
+        self, timeout_s: float | None, *, pivot: int | None = None
+    ) -> list[tuple[int, Arrival]]:
+        arrivals = super().poll(0.0)
+        self.wire.n_polls_in_vain += not arrivals
+        if not arrivals and timeout_s:
+            self.wire.clock.advance(timeout_s)
+        if self.wire.n_polls_in_vain > 10_000:
+            raise AssertionError("the trainer waits for something that never comes")
+        if arrivals:
+            self.wire.n_polls_in_vain = 0
+        return arrivals
+
+    def ring(self, host_id: int, *, asks: bool = False) -> None:
+        worker = self.wire.spawner.workers.get(host_id)
+        if worker is not None:
+            worker.look()
+
+
+class Wire:
+    """A supervisor, its engine, and workers at the other end of pipes.
+
+    Args:
+        env_num: how many envs.
+        num_workers: hosts that share them; None: one for each.
+        shared_memory: steps through the block, or else by message.
+        mutate: changes what workers send, once they are launched.
+        auto_reset: whether ended envs are reset.
+        reset_inplace: whether steps that end an episode wait for the next one.
+
+    Attributes:
+        scribble: writes into the block, when a worker has done so.
+    """
+
+    def __init__(
+        self,
+        env_num: int,
+        *,
+        num_workers: int | None,
+        shared_memory: bool,
+        mutate: Mutate,
+        auto_reset: bool = True,
+        reset_inplace: bool = False,
+    ) -> None:
+        self.mutate: Mutate = lambda worker, frame: (frame,)
+        self.scribble: Scribble = lambda block: None
+        self.clock = FakeClock()
+        self.spawner = _WireSpawner(self)
+        self.n_polls_in_vain = 0
+        self._mapped: list[mmap.mmap] = []
+        settings = WorkerSettings()
+        self.transport = _WireTransport(self.spawner, settings, shared_memory=shared_memory)
+        self.transport.wire = self
+        limits = Deadlines(STEP_LIMIT_S, STEP_LIMIT_S, 4.0, 0.5)
+        factories = [lambda i=i: CountingEnv(i) for i in range(env_num)]
+        hosts = Hosts(
+            self.transport, factories, HostSettings(), limits, self.clock, num_workers=num_workers
+        )
+        # Budgets are not what is tried out here: a pause between renewals, a window shorter still.
+        policy = FailurePolicy(
+            max_failures=1 << 30, retry_waiting_s=2 * WINDOW_S, max_retry=2, window_s=WINDOW_S
+        )
+        rules = EpisodeRules(auto_reset=auto_reset, reset_inplace=reset_inplace)
+        self.supervisor = Supervisor(hosts, rules, policy)
+        self.engine = Engine(self.supervisor, self.transport, self.clock, background=False)
+        self.auto_reset = auto_reset
+        self._launch()
+        self.mutate = mutate
+
+    def memory(self, nbytes: int) -> mmap.mmap:
+        """Return the shared memory, as workers have it."""
+        fd = self.transport._memory_fd
+        assert fd is not None
+        if not self._mapped:
+            self._mapped.append(mmap.mmap(fd, nbytes))
+        return self._mapped[0]
+
+    def _launch(self) -> None:
+        supervisor = self.supervisor
+        slots = supervisor.slots
+        supervisor.start_hosts(range(len(slots)))
+        self.wait(lambda: all(slot.work is not Work.STARTING for slot in slots))
+        supervisor.place_observations(same_spaces=True)
+        supervisor.begin_episodes()
+        self.wait(lambda: len(self.ready()) == len(slots))
+        supervisor.repair.launching = False
+
+    def wait(self, finished: Callable[[], bool]) -> None:
+        """Wait for something that happens some time on the fake clock: pauses double."""
+        if not self.engine.wait_for(finished, 1e6):
+            states = [(self.supervisor.states[s.env_id], s.work) for s in self.supervisor.slots]
+            raise AssertionError(f"it does not happen: {states}")
+
+    def ready(self) -> list[int]:
+        """Return the envs that take an action now."""
+        return self.supervisor.ready_ids()
+
+    def all_come_back(self) -> None:
+        """Have every env ready again that can be, also those whose episode has ended."""
+        states = self.supervisor.states
+
+        def back() -> bool:
+            if not self.auto_reset:
+                for slot in self.supervisor.slots:
+                    if states[slot.env_id] is EnvState.NEED_RESET and slot.work is Work.NONE:
+                        self.supervisor.begin_explicit_reset(slot.env_id, None)
+            ready = self.ready()
+            if any(slot.work is Work.CALLING for slot in self.supervisor.slots):
+                return False
+            # One that waits for a new worker waits for the episodes of its neighbours, too.
+            return bool(ready) and all(
+                slot.env_id in ready or (slot.waits and slot.group.is_worn)
+                for slot in self.supervisor.slots
+            )
+
+        self.wait(back)
+
+    def step(self, actions: dict[int, int]) -> dict[int, EnvTimestep]:
+        """Send actions and gather all of their timesteps."""
+        supervisor = self.supervisor
+        if not requests.post_actions(supervisor, actions, RING):
+            supervisor.submit_steps(requests.prepared_steps(supervisor, actions, None))
+        timesteps: dict[int, EnvTimestep] = {}
+        gather, policy = Gather(self.engine, supervisor), GatherPolicy(float("inf"), 0.0)
+        while supervisor.statistics.outstanding:
+            found = gather.some(policy, exactly=True)
+            got = found.timesteps() if isinstance(found, Taken) else supervisor.deliver(found)
+            assert not set(got) & set(timesteps), "a timestep was delivered twice"
+            timesteps.update(got)
+        return timesteps
+
+    def slots(self) -> list[EnvSlot]:
+        """Return what the supervisor remembers of the envs."""
+        return self.supervisor.slots
+
+    def worker_of(self, env_id: int) -> Worker | None:
+        """Return the worker that serves an env now."""
+        return self.spawner.workers.get(self.supervisor.slots[env_id].group.host_id or 0)
+
+    def close(self) -> None:
+        """End everything."""
+        self.n_polls_in_vain = 0
+        self.engine.close(0.0)
+        for memory in self._mapped:
+            with contextlib.suppress(BufferError):
+                memory.close()

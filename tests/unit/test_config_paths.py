@@ -1,0 +1,109 @@
+"""Paths from config files stay below the working directory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from envmgr.cli.prepare import RunOptions, folder_of
+from envmgr.config_file import load_config, resolve_config
+from envmgr.errors import ConfigError
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "here"
+    folder.mkdir()
+    (tmp_path / "elsewhere").mkdir()
+    (folder / "link").symlink_to(tmp_path / "elsewhere")
+    (folder / "loop").symlink_to(folder / "loop")
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    return folder
+
+
+ESCAPES = [
+    "/tmp/x",
+    "/",
+    "..",
+    "../elsewhere",
+    "a/../../elsewhere",
+    "a/../b",  # where that leads depends on what `a` is by then
+    "link",
+    "link/x",
+    "~/x",
+    "~nobody-of-that-name/x",
+    "loop/x",
+    '"a\\0b"',
+    '"\\ud800"',
+]
+
+
+def write(folder: Path, text: str) -> Path:
+    file = folder / "config.yaml"
+    file.write_text(text)
+    return file
+
+
+@pytest.mark.parametrize("path", ESCAPES)
+def test_results_do_not_leave_the_working_directory(here: Path, path: str) -> None:
+    file = write(here, f"collect: {{output: {path}}}\n")
+    with pytest.raises(ConfigError, match=r"^collect\.output is "):
+        folder_of(RunOptions(str(file)), resolve_config(file))
+    assert list(here.parent.joinpath("elsewhere").iterdir()) == []
+
+
+def test_results_may_go_below_it(here: Path) -> None:
+    for path in ("out", "runs/a/b", str(here / "absolute")):
+        file = write(here, f"collect: {{output: {path}}}\n")
+        folder = folder_of(RunOptions(str(file)), resolve_config(file))
+        assert folder is not None
+        assert folder.path.resolve().is_relative_to(here)
+
+
+def test_who_runs_a_config_may_send_its_results_anywhere(here: Path, tmp_path: Path) -> None:
+    file = write(here, "collect: {output: out}\n")
+    wanted = str(tmp_path / "elsewhere" / "results")
+    folder = folder_of(RunOptions(str(file), output=wanted), resolve_config(file))
+    assert folder is not None
+    assert folder.path == Path(wanted)
+    resolved = resolve_config(file, set=[f"collect.output={wanted}"])
+    assert folder_of(RunOptions(str(file), force=True), resolved) is not None
+    assert load_config({"collect": {"output": wanted}}).collect.output == wanted
+
+
+def test_a_link_that_appears_after_the_config_was_read_is_seen(here: Path) -> None:
+    file = write(here, "collect: {output: out}\n")
+    resolved = resolve_config(file)
+    (here / "out").symlink_to(here.parent / "elsewhere")
+    with pytest.raises(ConfigError, match=r"^collect\.output is "):
+        folder_of(RunOptions(str(file)), resolved)
+
+
+RECORDED = """\
+env:
+  id: CartPole-v1
+  wrappers:
+    - {{path: gymnasium.wrappers.RecordVideo, kwargs: {{{kwargs}}}}}
+"""
+
+
+@pytest.mark.parametrize("path", ESCAPES)
+def test_videos_of_wrappers_do_not_leave_it_either(here: Path, path: str) -> None:
+    file = write(here, RECORDED.format(kwargs=f"video_folder: {path}"))
+    with pytest.raises(ConfigError, match=r"^env\.wrappers\[0\]\.kwargs\.video_folder is "):
+        load_config(file)
+
+
+@pytest.mark.parametrize("prefix", ["../x", "/x", "a/b", "3", '"\\0"'])
+def test_nor_do_the_names_of_videos(here: Path, prefix: str) -> None:
+    file = write(here, RECORDED.format(kwargs=f"video_folder: videos, name_prefix: {prefix}"))
+    with pytest.raises(ConfigError, match="name_prefix is "):
+        load_config(file)
+
+
+def test_videos_may_go_below_it(here: Path) -> None:
+    file = write(here, RECORDED.format(kwargs="video_folder: videos, name_prefix: mine"))
+    assert load_config(file).env.wrappers[0]["kwargs"]["video_folder"] == "videos"
+    assert load_config(file, set=["env.wrappers=[]"]).env.wrappers == []
