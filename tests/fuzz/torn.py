@@ -29,7 +29,7 @@ from gymnasium import spaces
 from envmgr import create_env_manager
 from envmgr.block import (
     HAS_INFO,
-    QUIET,
+    LAST,
     SLOT_BITS,
     Block,
     BlockPlan,
@@ -157,7 +157,7 @@ def _read(memory: Any, plan: BlockPlan, placements: Sequence[Placement], n: int)
         wanted = request_id * ENV_NUM + rows
         block.actions[0][...] = wanted
         block.requests[...] = tokens
-        block.posted[0] = posting_of(request_id, QUIET)
+        block.posted[0] = posting_of(request_id, LAST)
         missing = rows
         while len(missing):
             there = block.replies[missing] == tokens[missing]
