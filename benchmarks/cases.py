@@ -47,7 +47,13 @@ _PEERS = (
 )
 # Stable-Baselines3 and tianshou take long to import: not everything is measured with them.
 _FEWER_PEERS = ("gymnasium-async", "pufferlib-1", "ding-subprocess")
-_IN_PROCESS = ("base", "gymnasium-sync", "pufferlib-serial")
+_IN_PROCESS = (
+    "base",
+    "base-arrays",
+    "base-until-send",
+    "gymnasium-sync",
+    "pufferlib-serial",
+)
 _PACKED = ("hosts1-dict", "hosts1-arrays", "hosts2-dict", "hosts2-arrays")
 _PIPELINED = ("hosts2-dict-pipelined", "hosts2-arrays-pipelined")
 _VIEWS = ("hosts1-ring", "hosts1-until-send", "hosts2-ring", "hosts2-until-send")
@@ -67,12 +73,38 @@ def _with_nocopy(rows: Mapping[int, Sequence[str]]) -> dict[int, Sequence[str]]:
 
 _CHEAP: dict[int, Sequence[str]] = {
     1: ("subprocess", "hosts1-dict", "hosts1-arrays", *_IN_PROCESS, *_FEWER_PEERS),
-    8: ("subprocess", *_PACKED, *_IN_PROCESS, *_PEERS),
-    64: ("subprocess", *_PACKED, *_PIPELINED, *_IN_PROCESS, "pufferlib-2", *_PEERS),
+    8: ("bare-each", "bare-1", "subprocess", *_PACKED, *_IN_PROCESS, *_PEERS),
+    64: (
+        "bare-2",
+        "bare-2-own",
+        "subprocess",
+        *_PACKED,
+        *_PIPELINED,
+        *_IN_PROCESS,
+        "pufferlib-2",
+        *_PEERS,
+    ),
     256: ("subprocess", "hosts2-dict", "hosts2-arrays", "hosts2-arrays-pipelined", *_FEWER_PEERS),
 }
-_BUSY = ("subprocess", "hosts2-dict", "hosts2-arrays", *_PIPELINED, "pufferlib-2", *_PEERS)
-_UNEVEN = ("async-1", "async", "gymnasium-async", "tianshou-one", "tianshou-half", "ding-async")
+_BUSY = (
+    "bare-2",
+    "bare-2-own",
+    "subprocess",
+    "hosts2-dict",
+    "hosts2-arrays",
+    *_PIPELINED,
+    "pufferlib-2",
+    *_PEERS,
+)
+_UNEVEN = (
+    "bare-each-own",
+    "async-1",
+    "async",
+    "gymnasium-async",
+    "tianshou-one",
+    "tianshou-half",
+    "ding-async",
+)
 _SLOW_RESET = (
     "subprocess",
     "async",
@@ -148,6 +180,23 @@ _CASES = (
 )
 
 CASES: Mapping[str, Case] = {case.key: case for case in _CASES}
+
+BOUNDS: Mapping[tuple[str, str], str] = {
+    ("null", "subprocess"): "bare-each",
+    ("null", "hosts1-arrays"): "bare-1",
+    **{
+        (case, f"hosts2-{form}"): "bare-2"
+        for case in ("null", "cartpole", "busy")
+        for form in ("arrays", "dict")
+    },
+    **{
+        (case, f"hosts2-{form}-pipelined"): "bare-2-own"
+        for case in ("null", "cartpole", "busy")
+        for form in ("arrays", "dict")
+    },
+    ("uneven", "async-1"): "bare-each-own",
+}
+"""By case and row of envmgr: the row of processes that do the same without any library."""
 
 
 @dataclass(frozen=True)

@@ -61,6 +61,12 @@ def page(results: Results, plots: list[Path]) -> str:
         _machine(results),
         "## Targets",
         tables.markdown(tables.targets_table(results)).rstrip(),
+        "## What bounds it",
+        "Beside rows of envmgr: processes of the same shape that do nothing but step, ring and be "
+        "rung (`adapters/bare_processes.py`): no request ids, no checks, no rewards, no infos, no "
+        "time limits, no deaths. What they do not reach, waking processes on this machine costs; "
+        "the rest is envmgr's own. In brackets: the share of the ideal.",
+        tables.markdown(tables.bounds_table(results)).rstrip(),
         "## Who is fastest",
         "`spread`: how far the rounds of envmgr's row are apart, as a share of their median.",
         tables.markdown(tables.best_table(results)).rstrip(),

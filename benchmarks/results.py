@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from cases import CASES, CORES, SLEEP, Item
-from rows import OWN, ROWS
+from cases import BOUNDS, CASES, CORES, SLEEP, Item
+from rows import BARE, OWN, ROWS
 
 STEPS_PER_S = "steps_per_s"
 REFERENCE = "gymnasium-async"
@@ -98,6 +98,11 @@ class Results:
         seen = {m.row for m in self.measurements if m.case == case}
         return [row for row in ROWS if row in seen and row not in CASES[case].ideal_rows]
 
+    def bound(self, case: str, env_num: int, row: str) -> str | None:
+        """Return the row that shows what bounds a row of envmgr; None if it was not measured."""
+        bound = BOUNDS.get((case, row))
+        return bound if bound and self.median(case, env_num, bound) else None
+
     def env_nums(self, case: str) -> list[int]:
         """Return the numbers of envs that were measured in a case, ascending, ideals left out."""
         ideals = CASES[case].ideal_rows
@@ -128,7 +133,7 @@ def own_rows(rows: Sequence[str]) -> list[str]:
 
 def peer_rows(rows: Sequence[str]) -> list[str]:
     """Return the rows of the other libraries among these."""
-    return [row for row in rows if ROWS[row].library != OWN]
+    return [row for row in rows if ROWS[row].library not in (OWN, BARE)]
 
 
 def _ratio(ours: dict[int, float], theirs: dict[int, float]) -> float | None:

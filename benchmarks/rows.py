@@ -8,6 +8,7 @@ from typing import Any
 
 OWN = "envmgr"
 IDEAL = "plain"
+BARE = "bare"
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,10 @@ def _own(key: str, label: str, form: str, pipelined: bool = False, **cfg: Any) -
     return Row(key, OWN, f"envmgr, {label}", options)
 
 
+def _bare(key: str, label: str, processes: int | None, **options: Any) -> Row:
+    return Row(key, BARE, f"no library: {label}", {"processes": processes, **options})
+
+
 _LIMITS: dict[str, Any] = {
     "step_timeout": 10.0,
     "reset_timeout": 10.0,
@@ -46,7 +51,20 @@ _LIMITS: dict[str, Any] = {
 _ROWS = (
     Row("plain-1", IDEAL, "plain loop, one core", {"processes": 1}),
     Row("plain-2", IDEAL, "plain loops, two cores", {"processes": 2}),
-    _own("base", "`base` (in the trainer's process)", "dict", type="base"),
+    _bare("bare-each", "a process per env", None),
+    _bare("bare-each-own", "a process per env, each on its own", None, together=False),
+    _bare("bare-1", "1 process, spinning", 1, spins=True),
+    _bare("bare-2", "2 processes", 2),
+    _bare("bare-2-own", "2 processes, each on its own", 2, together=False),
+    _own("base", "`base` (in the trainer's process), dict", "dict", type="base"),
+    _own("base-arrays", "`base` (in the trainer's process), arrays", "arrays", type="base"),
+    _own(
+        "base-until-send",
+        "`base` (in the trainer's process), arrays, views until the next send",
+        "arrays",
+        type="base",
+        copy_on_get="until_send",
+    ),
     _own("subprocess", "a host per env, dict", "dict"),
     _own("subprocess-ring", "a host per env, dict, two-step views", "dict", copy_on_get=False),
     _own("hosts1-dict", "1 host, dict", "dict", num_workers=1),

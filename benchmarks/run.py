@@ -17,7 +17,7 @@ from envs import busy_loops
 from execute import take
 from ideals import SLEEP_IDEALS
 from results import STEPS_PER_S, Results
-from rows import IDEAL, LIBRARIES, ROWS
+from rows import BARE, IDEAL, LIBRARIES, OWN, ROWS
 from spec import Spec
 from tables import rate_text
 
@@ -67,7 +67,7 @@ def _known(names: Sequence[str], known: Collection[str]) -> list[str]:
 
 def pythons(options: argparse.Namespace, results: Results) -> dict[str, str]:
     """Return the interpreter of each library that is installed; note the others in `results`."""
-    found = {IDEAL: sys.executable}
+    found = {IDEAL: sys.executable, BARE: sys.executable}
     # Measuring processes run in folders of their own: the path must hold there.
     ding_python = str(Path(shutil.which(options.ding_python) or options.ding_python).absolute())
     versions: dict[str, str] = {}
@@ -92,6 +92,8 @@ def measure_all(options: argparse.Namespace, results: Results) -> None:
     """Measure everything, round by round; what cannot be measured is not tried again."""
     available = pythons(options, results)
     libraries = [*(lib for lib in options.libraries if lib in available), IDEAL]
+    if OWN in libraries:
+        libraries.append(BARE)
     items = plan(options.cases, options.n or None, libraries, options.quick)
     loops = busy_loops()
     results.settings = {

@@ -35,7 +35,8 @@ def case_table(results: Results, case: str) -> Table:
     if CASES[case].kind != RATE:
         return _lifetime_table(results, case)
     rows, env_nums = results.rows(case), results.env_nums(case)
-    best = {n: results.fastest(case, n, rows) for n in env_nums}
+    contestants = [*own_rows(rows), *peer_rows(rows)]
+    best = {n: results.fastest(case, n, contestants) for n in env_nums}
     table = [["env steps per second", *(f"n={n}" for n in env_nums)]]
     for row in rows:
         cells = [_rate_cell(results, case, n, row, row == best[n]) for n in env_nums]
@@ -90,7 +91,7 @@ def best_table(results: Results) -> Table:
 def _best_line(results: Results, case: str, env_num: int, rows: Sequence[str]) -> list[str]:
     own = results.fastest(case, env_num, own_rows(rows))
     peer = results.fastest(case, env_num, peer_rows(rows))
-    best = results.fastest(case, env_num, rows)
+    best = results.fastest(case, env_num, [*own_rows(rows), *peer_rows(rows)])
     ratio = results.ratio(case, env_num, own, peer) if own and peer else None
     return [
         case,
@@ -140,6 +141,36 @@ def targets_table(results: Results) -> Table:
         reached = f"{figure:.{digits}f} {target.unit}".rstrip()
         table.append([target.case, target.wanted, goal, reached, verdict])
     return table
+
+
+def bounds_table(results: Results) -> Table:
+    """Return how near envmgr comes to processes that do nothing but step and ring."""
+    table = [["case", "n", "envmgr", "rate", "without any library", "share of it"]]
+    for case in results.cases():
+        for row in own_rows(results.rows(case)):
+            for n in results.env_nums(case):
+                bound = results.bound(case, n, row)
+                rate = results.median(case, n, row)
+                if bound is None or rate is None:
+                    continue
+                share = results.ratio(case, n, row, bound)
+                table.append(
+                    [
+                        case,
+                        str(n),
+                        ROWS[row].label.removeprefix("envmgr, "),
+                        _with_share(results, case, n, row),
+                        _with_share(results, case, n, bound),
+                        NOTHING if share is None else f"{100 * share:.0f} %",
+                    ]
+                )
+    return table
+
+
+def _with_share(results: Results, case: str, env_num: int, row: str) -> str:
+    share = results.share(case, env_num, row)
+    text = rate_text(results.median(case, env_num, row) or 0.0)
+    return text if share is None else f"{text} ({100 * share:.1f} %)"
 
 
 def left_out_table(results: Results) -> Table:

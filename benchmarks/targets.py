@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from cases import CASES
-from results import Results, peer_rows
+from results import Results, own_rows, peer_rows
 from rows import ROWS
 from spec import RATE
 
@@ -93,7 +93,7 @@ def rows_won_by_peers(results: Results) -> list[tuple[str, int]]:
         won += [
             (case, n)
             for n in results.env_nums(case)
-            if results.fastest(case, n, rows) in peer_rows(rows)
+            if results.fastest(case, n, [*own_rows(rows), *peer_rows(rows)]) in peer_rows(rows)
         ]
     return won
 

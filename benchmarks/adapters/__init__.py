@@ -20,6 +20,7 @@ _MODULES = {
     "pufferlib": "pufferlib_vector",
     "ding": "ding_managers",
     "plain": "plain_loop",
+    "bare": "bare_processes",
 }
 
 
