@@ -19,7 +19,8 @@ from envmgr.block import Block
 from envmgr.env import adapt
 from envmgr.env.contract import Outcome, info_of
 from envmgr.observations import ObservationRules, ObservationWriter, Placement
-from envmgr.posted import PostedEnv, PostedSteps
+from envmgr.posted import PostedSteps
+from envmgr.posted_env import PostedEnv
 from envmgr.protocol import (
     AfterStep,
     Attribute,

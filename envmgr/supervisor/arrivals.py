@@ -194,15 +194,11 @@ class Arrivals:
         """Apply the payload of RESET_DONE."""
         reference, info = reset_fields(payload)
         obs = self._orientation.read(slot, reference)
-        slot.attempts = 0
-        slot.renewals_in_a_row = 0
-        slot.episode += 1
-        self._statistics.resets += 1
+        self._episodes.count_reset(slot)
         if slot.again:
             self._episodes.begin(slot)
             return
-        slot.seed = None
-        slot.new_generation = False
+        self._episodes.use_up_seed(slot)
         self._hosts.settle(slot)
         if self._statistics.failing:
             self._statistics.note_ready(slot.env_id, slot.generation, self._hosts.clock())
@@ -210,9 +206,8 @@ class Arrivals:
             slot.fresh = (obs, info)
             return
         slot.obs = obs
-        slot.reset_info = info
         slot.held = False
-        self._states.apply(slot.env_id, Event.RESET_SUCCEEDED)
+        self._episodes.begun(slot, info)
 
     def stepped(self, slot: EnvSlot, payload: Any) -> None:
         """Apply the payload of STEPPED."""

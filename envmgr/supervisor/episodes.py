@@ -90,15 +90,21 @@ class Episodes:
         return True
 
     def begun(self, slot: EnvSlot, info: dict[str, Any]) -> None:
-        """The reset of an env has succeeded."""
+        """The reset of an env has succeeded, and its observation is ready."""
+        slot.reset_info = info
+        self._states.apply(slot.env_id, Event.RESET_SUCCEEDED)
+
+    def count_reset(self, slot: EnvSlot) -> None:
+        """The reset of an env has succeeded, whatever comes of it."""
         slot.attempts = 0
         slot.renewals_in_a_row = 0
         slot.episode += 1
+        self._statistics.resets += 1
+
+    def use_up_seed(self, slot: EnvSlot) -> None:
+        """The seed of the reset that has succeeded is not that of the next one."""
         slot.seed = None
         slot.new_generation = False
-        slot.reset_info = info
-        self._statistics.resets += 1
-        self._states.apply(slot.env_id, Event.RESET_SUCCEEDED)
 
     def abandon(self, slot: EnvSlot, after: int) -> None:
         """A step is over that nobody wants any more, because the env is to be reset."""

@@ -54,6 +54,7 @@ from envmgr.supervisor.selection import (
 )
 from envmgr.supervisor.slots import NEVER, EnvSlot, HostGroup, Work
 from envmgr.supervisor.stats import Statistics
+from envmgr.supervisor.strays import Strays
 from envmgr.supervisor.taken import Taken
 from envmgr.transport.base import Arrival
 
@@ -128,9 +129,7 @@ class Lanes:
         self._selections: dict[tuple[int, ...], Selection] = {}
         self._latest: Selection | None = None
         self._latest_array: Any = None
-        # Envs out of their lanes of which something may still arrive in the block, by token.
-        self._replying: dict[int, int] = {}
-        self._resetting: dict[int, int] = {}
+        self._strays = Strays(slots, arrivals)
         # Envs in their lanes that their hosts reset, by the token of the step before that.
         self._awaited: dict[int, int] = {}
         self._resets_in_lanes = hosts.resets_need_no_looking_after
@@ -140,6 +139,7 @@ class Lanes:
     def _bind(self, block: Block) -> None:
         self._block = block
         self._replies = BlockReplies(block, self.observed.rings)
+        self._strays.bind(block, self._replies)
         self._posting = items(block.posted)
         self._sleeping = items(block.sleeping)
         self._reset_tokens = items(block.resets)
@@ -260,14 +260,15 @@ class Lanes:
         slot = self._slots[env_id]
         slot.obs = self.observed.newest(env_id)
         if at == RESETTING:
-            token = self._resetting[env_id] = self._awaited.pop(env_id)
+            token = self._awaited.pop(env_id)
+            self._strays.await_reset(env_id, token)
             slot.request_id = request_of(token)[1]
             slot.attended = True
             self._hosts.begin(slot, Work.RESETTING)
         elif at == STEPPING:
             token = int(self._expected[env_id])
             self._expected[env_id] = NO_TOKEN
-            self._replying[env_id] = self._resetting[env_id] = token
+            self._strays.await_step(env_id, token)
             self.outstanding -= 1
             slot.owed = True
             self._hosts.take_over_step(slot, request_of(token)[1], float(self._posted_at[env_id]))
@@ -465,8 +466,7 @@ class Lanes:
             details[position] = self._replies.detail(env_id, flag)
         except ValueMismatchError as error:
             self.leave(env_id)
-            self._replying.pop(env_id, None)
-            self._arrivals.break_off(self._slots[env_id], str(error))
+            self._strays.break_off(env_id, str(error))
             return False
         if flag & DONE and self._reset_inplace and self._awaits_reset(env_id, flag):
             self.leave(env_id)
@@ -516,27 +516,16 @@ class Lanes:
         slot.request_id = request_of(token)[1]
         slot.work = Work.STEPPING
         if resets_after(flag):
-            self._resetting[env_id] = token
+            self._strays.await_reset(env_id, token)
         self._episodes.end(slot, after_of(flag))
 
     def collect(self) -> None:
-        """Apply what has arrived in the block besides replies of envs in their lanes.
-
-        What makes no sense ends its host, and that collects what it has replied for the others: so
-        an env may be looked after already when its turn comes.
-        """
+        """Apply what has arrived in the block besides replies of envs in their lanes."""
         if self._awaited:
             for env_id, token in list(self._awaited.items()):
                 if self._reset_tokens[env_id] == token and self._awaited.get(env_id) == token:
                     self._begin_episode(env_id)
-        if self._replying:
-            for env_id, token in list(self._replying.items()):
-                if self._replying.get(env_id) == token:
-                    self._collect_reply(env_id, token)
-        if self._resetting:
-            for env_id, token in list(self._resetting.items()):
-                if self._resetting.get(env_id) == token:
-                    self._collect_reset(env_id, token)
+        self._strays.collect()
 
     def _begin_episode(self, env_id: int) -> None:
         """The host has reset an env in its lane."""
@@ -545,43 +534,15 @@ class Lanes:
         rings = self.observed.rings
         if flag & HAS_INFO or not rings.steps <= place < rings.slots:
             self.leave(env_id)  # it is looked at there
-            self._collect_reset(env_id, self._resetting[env_id])
+            self._strays.collect()
             return
         del self._awaited[env_id]
-        self._episodes.begun(self._slots[env_id], {})
+        slot = self._slots[env_id]
+        self._episodes.count_reset(slot)
+        self._episodes.use_up_seed(slot)
+        self._episodes.begun(slot, {})
         self.observed.began(env_id, place)
         self._lane[env_id] = IDLE
-
-    # -- what comes of envs that have left ----------------------------------------------------
-
-    def _collect_reply(self, env_id: int, token: int) -> None:
-        slot = self._slots[env_id]
-        if not _is_awaited(slot, token, (Work.STEPPING, Work.CANCELLING)):
-            del self._replying[env_id]  # it came by message, or its host is gone
-        elif self._block.replies[env_id] == token:
-            del self._replying[env_id]
-            if resets_after(int(self._block.flags[env_id])):
-                self._resetting[env_id] = token
-            try:
-                payload = self._replies.step(env_id)
-            except ValueMismatchError as error:
-                self._arrivals.break_off(slot, str(error))
-            else:
-                self._arrivals.stepped(slot, payload)
-
-    def _collect_reset(self, env_id: int, token: int) -> None:
-        slot = self._slots[env_id]
-        if not _is_awaited(slot, token, (Work.RESETTING,)):
-            if not _is_awaited(slot, token, (Work.STEPPING, Work.CANCELLING)):
-                del self._resetting[env_id]
-        elif self._block.resets[env_id] == token:
-            del self._resetting[env_id]
-            try:
-                payload = self._replies.reset(env_id)
-            except ValueMismatchError as error:
-                self._arrivals.break_off(slot, str(error))
-            else:
-                self._arrivals.reset_done(slot, payload)
 
     # -- time -------------------------------------------------------------------------------
 
@@ -640,7 +601,3 @@ class Lanes:
         self.collect()
         if group.is_shared and group.running is None:
             group.running = group.by_id.get(int(self._block.running[group.index]) - 1)
-
-
-def _is_awaited(slot: EnvSlot, token: int, works: tuple[Work, ...]) -> bool:
-    return slot.work in works and token_of(slot.generation, slot.request_id) == token

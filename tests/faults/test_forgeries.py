@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 from envmgr.errors import EnvProtocolError
-from envmgr.posted import PostedEnv
+from envmgr.posted_env import PostedEnv
 from envmgr.protocol import HEADER_BYTES, MAX_PAYLOAD_BYTES, AfterStep, Message, Op, encode
 from envmgr.testing.faulty import worker_channel
 from tests.contract.envs import OBS_SPACE, ScriptedEnv, seen
