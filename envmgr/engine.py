@@ -49,7 +49,7 @@ if hasattr(os, "register_at_fork"):
 _SPINS = 8
 _LEAST_SHARE = 16
 
-NARROW_S = 0.05
+NARROW_S = 0.005
 """How long a wait may look at nothing but its pivot."""
 
 

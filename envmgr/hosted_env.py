@@ -8,8 +8,9 @@ This module imports nothing of managers, torch or treetensor.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from numbers import Number
 from types import BuiltinMethodType, FunctionType, MethodType
 from typing import Any
 
@@ -33,7 +34,7 @@ from envmgr.protocol import (
     RemoteFailure,
     ResetOrder,
 )
-from envmgr.spaces import NonFiniteError, ValueMismatchError
+from envmgr.spaces import NonFiniteError, ValueMismatchError, short_text
 from envmgr.trial import try_env
 from envmgr.types import EnvFactory, is_abnormal
 
@@ -362,14 +363,11 @@ class HostedEnv:
         return self._writer.write(observation, of_reset=of_reset)
 
     def _check_reward(self, reward: Any) -> None:
-        if reward is None:
-            raise ValueMismatchError("the reward is None")
-        if not self._settings.refuse_non_finite_rewards:
-            return
-        values = reward.values() if isinstance(reward, Mapping) else (reward,)
-        for value in values:
-            if not np.isfinite(np.asarray(value, dtype=np.float64)).all():
-                raise NonFiniteError(f"the reward is {value} (nan_policy is not allow)")
+        if type(reward) is not float and not _is_numeric(reward):
+            raise ValueMismatchError(f"the reward is {short_text(reward)}, not a number")
+        if self._settings.refuse_non_finite_rewards and not _is_finite(reward):
+            text = short_text(reward)
+            raise NonFiniteError(f"the reward is {text} (nan_policy is not allow)")
 
     def _after_step(self) -> AfterStep:
         self.episodes += 1
@@ -413,6 +411,30 @@ class HostedEnv:
             return self.notices
         notices, self.notices = self.notices, []
         return [self.reply(message, Op.NOTICE, text) for text in notices]
+
+
+def _parts(reward: Any) -> Iterable[Any] | None:
+    """Return the rewards that a reward consists of; None if it is one, or an array of them."""
+    if isinstance(reward, Mapping):
+        return reward.values()
+    return reward if isinstance(reward, (list, tuple)) else None
+
+
+def _is_numeric(reward: Any) -> bool:
+    parts = _parts(reward)
+    if parts is not None:
+        return all(map(_is_numeric, parts))
+    if isinstance(reward, (np.ndarray, np.generic)):
+        return reward.dtype.kind in "biufc"
+    return isinstance(reward, Number) or hasattr(reward, "__array__")  # tensors, whatever device
+
+
+def _is_finite(reward: Any) -> bool:
+    parts = _parts(reward)
+    if parts is not None:
+        return all(map(_is_finite, parts))
+    array = np.asarray(reward)
+    return array.dtype.kind not in "fc" or bool(np.isfinite(array).all())
 
 
 def _kind_of(error: BaseException) -> FailureKind:

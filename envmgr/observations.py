@@ -25,9 +25,9 @@ from envmgr.spaces import (
     Array,
     Layout,
     Leaf,
-    NonFiniteError,
     OnCast,
     ValueMismatchError,
+    check_finite,
     check_free_form,
     layout_of,
     path_text,
@@ -242,6 +242,8 @@ class ObservationWriter:
         ):
             return self._commit((observation,), of_reset)  # the ordinary case: nothing to check
         if self._layout is None:
+            if self._rules.refuse_non_finite:
+                check_finite(observation)
             check_free_form(self._space, observation)
             return observation
         leaves = self._layout.flatten(
@@ -270,11 +272,8 @@ class ObservationWriter:
     def _check_finite(self, leaves: Sequence[Array]) -> None:
         layout = self._layout
         for leaf, value in zip(layout.leaves if layout else (), leaves, strict=True):
-            if leaf.dtype.kind in "fc" and not np.isfinite(value).all():
-                raise NonFiniteError(
-                    f"value{path_text(leaf.path)} has NaN or infinite numbers "
-                    "(nan_policy is not allow)"
-                )
+            if leaf.dtype.kind in "fc":
+                check_finite(value, leaf.path)
 
 
 class ObservationReader:

@@ -13,7 +13,15 @@ from envmgr.spaces.actions import ActionCheck, action_check
 from envmgr.spaces.batches import split_batch, stack_values
 from envmgr.spaces.columns import ActionColumns, action_columns
 from envmgr.spaces.layouts import Layout, Leaf, check_free_form, layout_of
-from envmgr.spaces.values import Array, NonFiniteError, OnCast, ValueMismatchError, path_text
+from envmgr.spaces.values import (
+    Array,
+    NonFiniteError,
+    OnCast,
+    ValueMismatchError,
+    check_finite,
+    path_text,
+    short_text,
+)
 
 __all__ = [
     "ActionCheck",
@@ -26,9 +34,11 @@ __all__ = [
     "ValueMismatchError",
     "action_check",
     "action_columns",
+    "check_finite",
     "check_free_form",
     "layout_of",
     "path_text",
+    "short_text",
     "split_batch",
     "stack_values",
 ]

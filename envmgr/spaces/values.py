@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 
 Array = npt.NDArray[Any]
@@ -23,6 +24,26 @@ class NonFiniteError(ValueMismatchError):
 def path_text(path: Path) -> str:
     """Return a leaf's place as users would index it, for messages; empty for a lone leaf."""
     return "".join(f"[{key!r}]" for key in path)
+
+
+def check_finite(value: Any, path: Path = ()) -> None:
+    """Look for NaN and infinities in an array or number, or in dicts, tuples and lists of such.
+
+    Raises:
+        NonFiniteError: there are some; the message says where.
+    """
+    if isinstance(value, Mapping):
+        for key, part in value.items():
+            check_finite(part, (*path, key))
+    elif isinstance(value, (tuple, list)):
+        for index, part in enumerate(value):
+            check_finite(part, (*path, index))
+    elif isinstance(value, (np.ndarray, np.generic, float, complex)):
+        array = np.asarray(value)
+        if array.dtype.kind in "fc" and not np.isfinite(array).all():
+            raise NonFiniteError(
+                f"value{path_text(path)} has NaN or infinite numbers (nan_policy is not allow)"
+            )
 
 
 def structure_text(path: Path, value: Any, expected: str) -> str:

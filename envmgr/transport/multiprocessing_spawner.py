@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
+from multiprocessing.spawn import get_preparation_data
 from typing import Any
 
 from envmgr.errors import ConfigError, StateError
@@ -45,6 +46,8 @@ class MultiprocessingSpawner(Spawner):
         if method not in multiprocessing.get_all_start_methods():
             known = ", ".join(multiprocessing.get_all_start_methods())
             raise ConfigError(f"context: {method} does not exist on this platform; it has {known}")
+        if method != "fork":
+            _refuse_main_that_cannot_be_imported(method)
         self._method = method
         self._context: BaseContext = multiprocessing.get_context(method)
         self._settings = settings
@@ -85,7 +88,10 @@ class MultiprocessingSpawner(Spawner):
                 daemon=self._settings.daemon,
             )
             with self._start_conditions():
-                process.start()
+                try:
+                    process.start()
+                except EOFError as error:
+                    raise ChildProcessError("the fork server has ended, or cannot fork") from error
             try:
                 self._watch(spec.host_id, process)
             except OSError:
@@ -260,6 +266,20 @@ class MultiprocessingSpawner(Spawner):
         if self._lifeline is not None:
             self._lifeline.close()
             self._lifeline = None
+
+
+def _refuse_main_that_cannot_be_imported(method: str) -> None:
+    """Refuse a main script that is not there: every process would end before it runs our code.
+
+    Raises:
+        ConfigError: it is not.
+    """
+    path = get_preparation_data("envmgr").get("init_main_from_path")
+    if path is not None and not os.path.exists(path):
+        raise ConfigError(
+            f"context: {method} starts workers by importing the main script again, but {path} does "
+            "not exist (any more, or from here). Use context: server, which does not need it."
+        )
 
 
 def _name_of(spec: HostSpec) -> str:

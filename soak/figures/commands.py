@@ -20,7 +20,7 @@ class Ran(NamedTuple):
 
     Attributes:
         passed: whether its exit status was 0.
-        output: what it printed, errors included.
+        output: what it printed; with its errors, if it failed.
     """
 
     passed: bool
@@ -55,17 +55,17 @@ def run(arguments: Sequence[str], limit_s: float, **variables: str) -> Ran:
             cwd=ROOT,
             env=env,
             stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
+            capture_output=True,
             text=True,
             timeout=limit_s,
             check=False,
         )
     except subprocess.TimeoutExpired:
         return Ran(False, f"not finished after {limit_s:.0f} s")
-    if done.returncode != 0:
-        print(done.stdout[-4000:], file=sys.stderr, flush=True)
-    return Ran(done.returncode == 0, done.stdout)
+    if done.returncode == 0:
+        return Ran(True, done.stdout)
+    print(done.stdout[-4000:], done.stderr[-4000:], file=sys.stderr, flush=True)
+    return Ran(False, done.stdout + done.stderr)
 
 
 def run_tests(

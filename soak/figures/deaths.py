@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from envmgr.testing import Saboteur
 from figures import Figure, in_ms, quantile
@@ -14,35 +14,61 @@ ENV_NUM = 8
 STEP_S = 0.02
 DETECTION_S = 0.010
 STARTS = 3
-CONTEXTS = {"server": (0.2, 300), "fork": (0.2, 300), "forkserver": (1.5, 40), "spawn": (1.5, 40)}
-"""By start method: seconds between deaths, long enough for a start, and how many deaths."""
 QUICK_DEATHS = 8
 PATIENCE_S = 20.0
-KINDS = ("kill", "segfault", "exit")
+
+
+class Setup(NamedTuple):
+    """How workers run and end.
+
+    Attributes:
+        cfg: of their manager.
+        kind: how they are ended.
+        every_s: seconds between deaths, long enough for a start.
+        n: deaths.
+    """
+
+    cfg: dict[str, Any]
+    kind: str = "kill"
+    every_s: float = 0.2
+    n: int = 300
+
+    def __str__(self) -> str:
+        values = ", ".join(f"{key} {str(value).lower()}" for key, value in self.cfg.items())
+        return f"{self.kind}; {values}"
+
+
+_ASYNC, _SYNC = {"type": "async_subprocess"}, {"type": "subprocess"}
+SETUPS = (
+    Setup({**_ASYNC, "context": "server"}),
+    Setup({**_ASYNC, "context": "server"}, "segfault"),
+    Setup({**_ASYNC, "context": "server"}, "exit"),
+    Setup({**_SYNC, "context": "server"}),
+    Setup({**_ASYNC, "context": "fork"}),
+    Setup({**_SYNC, "context": "fork", "shared_memory": False}),
+    Setup({**_ASYNC, "context": "forkserver"}, every_s=1.5, n=40),
+    Setup({**_ASYNC, "context": "spawn"}, every_s=1.5, n=40),
+)
 
 
 def measure(quick: bool) -> Sequence[Figure]:
-    """Measure by SIGKILL for each start method, and by other ends for the default one."""
-    figures = [figure for context in CONTEXTS for figure in _figures(context, "kill", quick)]
-    for kind in KINDS[1:]:
-        figures += _figures("server", kind, quick)[:1]
-    return figures
+    """Measure how soon deaths are seen, and workers replaced."""
+    return [figure for setup in SETUPS for figure in _figures(setup, quick)]
 
 
-def _figures(context: str, kind: str, quick: bool) -> list[Figure]:
-    """Return how soon deaths were seen, and workers replaced.
+def _figures(setup: Setup, quick: bool) -> list[Figure]:
+    """Return the figures of one setup.
 
     A start is what lies between the two: from a death's being known to the new env's being ready.
     """
-    every_s, n = CONTEXTS[context]
-    injuries = run(context, kind, every_s, QUICK_DEATHS if quick else n)
+    injuries = run(setup, QUICK_DEATHS if quick else setup.n)
     undisturbed = [i for i in injuries if not i.disturbed and i.detection_s and i.recovery_s]
     missed = sum(i.failed_s is None for i in injuries)
     seen = [i.detection_s for i in undisturbed]
     recovered = [i.recovery_s for i in undisturbed]
     start_s = quantile([r - d for r, d in zip(recovered, seen, strict=True)], 0.5)
     seen_s, recovered_s = quantile(seen, 0.99), quantile(recovered, 0.99)
-    how = f"`context: {context}`, {len(undisturbed)} workers ended by {kind}"
+    how = f"{len(undisturbed)} workers ended by {setup}"
     return [
         Figure(
             f"{how}: death seen, p99",
@@ -60,13 +86,14 @@ def _figures(context: str, kind: str, quick: bool) -> list[Figure]:
     ]
 
 
-def run(context: str, kind: str, every_s: float, n: int) -> list[Any]:
+def run(setup: Setup, n: int) -> list[Any]:
     """Hurt so many workers while their manager steps; return the injuries, with their times."""
-    manager = ledger_manager(
-        ENV_NUM, type="async_subprocess", wait_num=1, context=context, step_s=STEP_S
-    )
+    cfg = dict(setup.cfg)
+    if cfg["type"].startswith("async"):
+        cfg["wait_num"] = 1
+    manager = ledger_manager(ENV_NUM, step_s=STEP_S, **cfg)
     try:
-        saboteur = Saboteur(manager, rate_hz=1 / every_s, kinds=(kind,), seed=0)
+        saboteur = Saboteur(manager, rate_hz=1 / setup.every_s, kinds=(setup.kind,), seed=0)
         with saboteur:
             while len(saboteur.injuries) < n:
                 _round(manager)

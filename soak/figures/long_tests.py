@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -10,6 +11,8 @@ from figures.commands import run, run_tests
 
 MACHINE = "tests/property/test_supervisor_machine.py"
 LIMIT_S = 7200.0
+_MOVES = re.compile(r"(\d+) moves: ")
+_EDGE = re.compile(r"^ *(\d+)  [A-Z_]+ --", re.MULTILINE)
 
 
 class Fuzzer(NamedTuple):
@@ -57,11 +60,19 @@ def measure(quick: bool) -> Sequence[Figure]:
 
 
 def _machine() -> Figure:
-    ran = run_tests(MACHINE, limit_s=LIMIT_S, HYPOTHESIS_PROFILE="long")
+    """Run the state machine; it prints how often each edge was taken, the rarest first."""
+    ran = run_tests("-s", MACHINE, limit_s=LIMIT_S, HYPOTHESIS_PROFILE="long")
+    moves, taken = _MOVES.search(ran.output), _EDGE.findall(ran.output)
+    measured = ran.summary
+    if moves and taken:
+        measured = (
+            f"{int(moves[1]):,} moves, the rarest of {len(taken)} edges taken {taken[0]} times; "
+            f"{ran.summary}"
+        )
     return Figure(
-        "state machine of the core: random rules, all invariants after each",
-        ran.summary,
-        "every invariant holds, every edge is taken",
+        "state machine of the core: random moves, all invariants after each",
+        measured,
+        "100,000 moves, each edge 50 times, no invariant broken",
         ran.passed,
     )
 

@@ -39,7 +39,9 @@ def test_nothing_is_lost_repeated_or_swapped_while_workers_are_hurt(
 
 @pytest.mark.parametrize("context", ["server", "fork"])
 def test_every_death_is_seen_and_recovered_from(soak: Callable[[str], Any], context: str) -> None:
-    injuries = soak("figures.deaths").run(context, "kill", 0.1, 10)
+    deaths = soak("figures.deaths")
+    setup = deaths.Setup({"type": "async_subprocess", "context": context}, every_s=0.1)
+    injuries = deaths.run(setup, 10)
     assert len(injuries) >= 10
     for injury in injuries:
         assert injury.failed_s is not None, injury

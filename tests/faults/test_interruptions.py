@@ -1,4 +1,4 @@
-"""Ctrl-C in the middle of a call: nothing is lost or repeated, and the manager works on."""
+"""Ctrl-C in the middle of a call (F25): nothing is lost or repeated, and the manager works on."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def _waits(thread: int) -> bool:
 
 
 @some_setups
-def test_an_interrupted_step_is_delivered_later(world: World, setup: Setup) -> None:
+def test_f25_an_interrupted_step_is_delivered_later(world: World, setup: Setup) -> None:
     manager = world.make(setup, 3, wait_num=float("inf"))
     ready_all(manager)
     with interrupted(world) as visits:
@@ -90,7 +90,7 @@ def test_an_interrupted_step_is_delivered_later(world: World, setup: Setup) -> N
 
 
 @process_kinds
-def test_an_interrupted_recv_loses_nothing(world: World, setup: Setup) -> None:
+def test_f25_an_interrupted_recv_loses_nothing(world: World, setup: Setup) -> None:
     manager = world.make(setup, 2, wait_num=float("inf"))
     ready_all(manager)
     manager.send({1: 3})
@@ -102,7 +102,7 @@ def test_an_interrupted_recv_loses_nothing(world: World, setup: Setup) -> None:
 
 
 @process_kinds
-def test_an_interrupted_reset_goes_on(world: World, setup: Setup) -> None:
+def test_f25_an_interrupted_reset_goes_on(world: World, setup: Setup) -> None:
     manager = world.make(setup, 2, scripts={0: {"reset_faults": {1: "gate"}}})
     ready_all(manager)
     with interrupted(world) as visits:
@@ -113,11 +113,12 @@ def test_an_interrupted_reset_goes_on(world: World, setup: Setup) -> None:
 
 
 @process_kinds
-def test_an_interrupted_ready_obs_can_be_read_again(world: World, setup: Setup) -> None:
+def test_f25_an_interrupted_ready_obs_can_be_read_again(world: World, setup: Setup) -> None:
     manager = world.make(setup, 1)
     ready_all(manager)
+    _ = world.gate  # before the env comes there
+    step_all(manager, {0: Do.END_THEN_GATE})
     with interrupted(world) as visits:
-        step_all(manager, {0: Do.END_THEN_GATE})
         _ = manager.ready_obs
     visits[0].release()
     assert seen(manager.ready_obs[0])[2:4] == (1, 0)
@@ -125,7 +126,7 @@ def test_an_interrupted_ready_obs_can_be_read_again(world: World, setup: Setup) 
 
 @pytest.mark.parametrize("then", ["get_attr", "reset"])
 @process_kinds
-def test_an_interrupted_call_does_not_stand_in_the_way(
+def test_f25_an_interrupted_call_does_not_stand_in_the_way(
     world: World, setup: Setup, then: str
 ) -> None:
     manager = world.make(setup, 2)
@@ -144,7 +145,7 @@ def test_an_interrupted_call_does_not_stand_in_the_way(
 
 
 @process_kinds
-def test_an_interrupted_call_wait_can_be_repeated(world: World, setup: Setup) -> None:
+def test_f25_an_interrupted_call_wait_can_be_repeated(world: World, setup: Setup) -> None:
     manager = world.make(setup, 2)
     ready_all(manager)
     _ = world.gate  # before the env comes there
@@ -157,7 +158,7 @@ def test_an_interrupted_call_wait_can_be_repeated(world: World, setup: Setup) ->
 
 
 @over(SYNC_SERVER, Setup("async_subprocess", "spawn"))
-def test_an_interrupted_launch_leaves_nothing(world: World, setup: Setup) -> None:
+def test_f25_an_interrupted_launch_leaves_nothing(world: World, setup: Setup) -> None:
     manager = world.make(setup, 2, launch=False, scripts={0: {"build_faults": {0: "hang"}}})
     with interrupted(world) as visits:
         manager.launch()
@@ -170,7 +171,7 @@ def test_an_interrupted_launch_leaves_nothing(world: World, setup: Setup) -> Non
 
 
 @some_setups
-def test_an_interrupted_close_can_be_repeated(world: World, setup: Setup) -> None:
+def test_f25_an_interrupted_close_can_be_repeated(world: World, setup: Setup) -> None:
     manager = world.make(setup, 2, close_timeout=50.0, scripts={0: {"close_fault": "hang"}})
     ready_all(manager)
     pids = [world.pid(i) for i in (0, 1)]
@@ -187,7 +188,7 @@ def test_an_interrupted_close_can_be_repeated(world: World, setup: Setup) -> Non
 
 
 @over(BASE)
-def test_in_line_an_interrupted_step_costs_the_env_that_was_in_it(
+def test_f25_in_line_an_interrupted_step_costs_the_env_that_was_in_it(
     world: World, setup: Setup
 ) -> None:
     manager = world.make(setup, 3)

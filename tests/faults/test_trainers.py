@@ -293,7 +293,7 @@ CALLS = {
 
 @pytest.mark.parametrize("call", CALLS)
 @contexts
-def test_ctrl_c_ends_a_script_whose_envs_hang(script: Script, context: str, call: str) -> None:
+def test_f25_ctrl_c_ends_a_script_whose_envs_hang(script: Script, context: str, call: str) -> None:
     gate = Gate(script.world.folder)
     try:
         process = script.start(WAITING.format(call=CALLS[call]), context)
@@ -407,7 +407,7 @@ def test_f27_workers_do_not_outlive_a_trainer_killed_during_launch(
 
 
 @no_guard_needed
-def test_ctrl_c_during_launch(script: Script, context: str) -> None:
+def test_f25_ctrl_c_during_launch(script: Script, context: str) -> None:
     gate = Gate(script.world.folder)
     try:
         process = script.start(
@@ -434,7 +434,9 @@ def test_ctrl_c_during_launch(script: Script, context: str) -> None:
 
 
 @no_guard_needed
-def test_ctrl_c_in_the_terminal_does_not_reach_the_workers(script: Script, context: str) -> None:
+def test_f25_ctrl_c_in_the_terminal_does_not_reach_the_workers(
+    script: Script, context: str
+) -> None:
     # A terminal sends SIGINT to its whole foreground group.
     gate = Gate(script.world.folder)
     try:

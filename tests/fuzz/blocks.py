@@ -26,7 +26,7 @@ from tests.fuzz.wire import WINDOW_S, Wire, Worker
 
 MUTATED_SHARE = 0.4
 WORDS_PER_WIRE = 500
-SLOWEST_S = 10.0
+SLOWEST_S = 30.0
 
 
 @dataclass

@@ -36,8 +36,8 @@ from tests.fuzz.wire import PIPE_BYTES, WINDOW_S, Wire, Worker
 
 MUTATED_SHARE = 0.3
 FRAMES_PER_WIRE = 1000
-SLOWEST_S = 10.0
-"""How long the trainer may take over one batch of steps, on a machine that does other things."""
+SLOWEST_S = 30.0
+"""How long the trainer may take over one batch of steps: nothing waits, but other programs run."""
 
 
 @dataclass
@@ -468,6 +468,7 @@ def main() -> None:
         f"  the longest batch of steps took {report.slowest_s:.3f} s (seed {report.slowest_seed})"
     )
     print(f"  modules imported meanwhile: {sorted(report.imported) or 'none'}")
+    sys.exit(bool(report.imported))
 
 
 if __name__ == "__main__":

@@ -141,9 +141,11 @@ def _write(memory: Any, placements: Sequence[Placement], n: int, seated: Any) ->
             placed = placements[env_id] if op is Op.ATTACH else payload
             list(host.handle(Message(op, env_id, 0, number + 1, placed)))
     seated.set()
-    while True:
-        if posted.is_due:
-            posted.run(lambda message: None, asked=False)
+    trainer = os.getppid()
+    while os.getppid() == trainer:
+        for _ in range(1000):
+            if posted.is_due:
+                posted.run(lambda message: None, asked=False)
 
 
 def _read(memory: Any, plan: BlockPlan, placements: Sequence[Placement], n: int) -> TornReport:

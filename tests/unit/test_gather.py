@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from envmgr.engine import NARROW_S
 from envmgr.errors import NothingReadyError
 from envmgr.policy import Deadlines, FailurePolicy, GatherPolicy
 from envmgr.protocol import Op
@@ -66,7 +67,7 @@ def test_what_is_there_already_is_not_awaited() -> None:
 
 
 def test_the_pivot_is_one_of_those_that_are_missing() -> None:
-    rig = outstanding({0: 0.01, 1: 0.02, 2: 0.03, 3: 0.04})
+    rig = outstanding({env_id: NARROW_S * (env_id + 1) / 5 for env_id in range(4)})
     del rig.transport.polls[:]
     rig.gather.exactly([0, 1, 2, 3])
     hosts = [slot.host_id for slot in rig.supervisor.slots]

@@ -194,7 +194,7 @@ def test_spaces_that_the_user_gave_take_the_place_of_the_envs_own() -> None:
 def test_whatever_a_factory_raises_is_reported(error: BaseException) -> None:
     failure = failure_of(Harness(error).build())
     assert failure.during == "construction"
-    exited = isinstance(error, SystemExit)
+    exited = not isinstance(error, Exception)
     assert failure.kind is (FailureKind.EXITED if exited else FailureKind.RAISED)
 
 
@@ -246,7 +246,7 @@ def test_a_seed_is_set_before_the_reset() -> None:
     [
         (RuntimeError("boom"), FailureKind.RAISED),
         (SystemExit(3), FailureKind.EXITED),
-        (KeyboardInterrupt(), FailureKind.RAISED),
+        (KeyboardInterrupt(), FailureKind.EXITED),
         (GeneratorExit(), FailureKind.RAISED),
         (np.zeros(3, np.float32), FailureKind.PROTOCOL),
         (None, FailureKind.PROTOCOL),
@@ -303,7 +303,7 @@ def test_done_is_a_bool_whatever_the_env_gives(done: Any) -> None:
     [
         (ValueError("boom"), FailureKind.RAISED, "boom"),
         (SystemExit("bye"), FailureKind.EXITED, "bye"),
-        (KeyboardInterrupt(), FailureKind.RAISED, ""),
+        (KeyboardInterrupt(), FailureKind.EXITED, ""),
         (7, FailureKind.PROTOCOL, "should return an EnvTimestep"),
         (step()._replace(obs=np.zeros(3)), FailureKind.PROTOCOL, "has shape (3,)"),
         (step()._replace(obs=None), FailureKind.PROTOCOL, "value is None"),

@@ -230,7 +230,7 @@ def test_infos_in_the_block_and_beside_it() -> None:
     ("given", "kind"),
     [
         (ValueError("no"), FailureKind.RAISED),
-        (KeyboardInterrupt(), FailureKind.RAISED),
+        (KeyboardInterrupt(), FailureKind.EXITED),
         (SystemExit(3), FailureKind.EXITED),
         (step(np.zeros(3, np.float32)), FailureKind.PROTOCOL),
         (step(reward=None), FailureKind.PROTOCOL),

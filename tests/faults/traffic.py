@@ -1,0 +1,29 @@
+"""What a manager sends to its hosts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+
+@contextmanager
+def sent_by(manager: Any) -> Iterator[list[tuple[Any, ...]]]:
+    """Note every frame that a manager sends in the body, and every ring of a bell."""
+    transport = manager._engine.transport
+    sent: list[tuple[Any, ...]] = []
+    send, ring = transport.send, transport.ring
+
+    def noted_send(host_id: int, prepared: Any) -> None:
+        sent.append(("frame", host_id, prepared))
+        send(host_id, prepared)
+
+    def noted_ring(host_id: int, **how: Any) -> None:
+        sent.append(("ring", host_id))
+        ring(host_id, **how)
+
+    transport.send, transport.ring = noted_send, noted_ring
+    try:
+        yield sent
+    finally:
+        transport.send, transport.ring = send, ring
