@@ -22,8 +22,8 @@ def write(folder: Path) -> None:
     parts = [
         "<!-- Written by soak/page.py from the results in docs/reliability: not to be edited. -->",
         "# Reliability",
-        "What was measured of envmgr under faults, and what it took. [How it is measured]"
-        "(../soak/README.md); [what counts as a failure](guide/failures.md).",
+        "What was measured under faults. [How it is measured](../soak/README.md); "
+        "[what counts as a failure, and what follows](guide/failures.md).",
     ]
     for name, part in ((FIGURES, figures_part), (SCOREBOARD, scoreboard_part)):
         if (folder / name).exists():
@@ -46,13 +46,19 @@ def figures_part(results: dict[str, Any]) -> str:
         "Written by `make soak`, which measures each part in a process of its own; everything is "
         f"in [{FIGURES}](reliability/{FIGURES}) too.",
     ]
+    machines = list(dict.fromkeys(machine_text(one["machine"]) for one in results.values()))
+    if len(machines) == 1:
+        parts.append(f"{machines[0]}.")
     for entry, about in ENTRIES.items():
         if entry in results:
-            parts += _entry_parts(entry, about, results[entry])
+            parts += _entry_parts(entry, about, results[entry], names_machine=len(machines) > 1)
     return "\n\n".join(parts)
 
 
-def _entry_parts(entry: str, about: str, result: dict[str, Any]) -> list[str]:
+def _entry_parts(
+    entry: str, about: str, result: dict[str, Any], *, names_machine: bool
+) -> list[str]:
+    where = f" {machine_text(result['machine'])}." if names_machine else ""
     rows = [["what", "measured", "target", ""]]
     rows += [
         [one["what"], one["measured"], one["target"], verdict(one["met"])]
@@ -60,9 +66,9 @@ def _entry_parts(entry: str, about: str, result: dict[str, Any]) -> list[str]:
     ]
     return [
         f"### {about[0].upper()}{about[1:]}",
-        f"`make soak ARGS='--only {entry}'`, {result['date']}, {result['seconds']:.0f} s. "
-        f"{machine_text(result['machine'])}; load before it {result['load_before']}, "
-        f"longest standstill of the machine meanwhile {result['longest_stall_s']:.3f} s.",
+        f"`make soak ARGS='--only {entry}'`, {result['date']}, {result['seconds']:.0f} s. Load "
+        f"average before it {result['load_before']}; the machine stood still for "
+        f"{result['longest_stall_s']:.3f} s at most.{where}",
         table(rows),
     ]
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import hypothesis
 import pytest
@@ -21,6 +24,7 @@ pytest.register_assert_rewrite(
 hypothesis.settings.register_profile("envmgr", deadline=None, print_blob=True)
 hypothesis.settings.load_profile("envmgr")
 
+_SOAK = Path(__file__).resolve().parents[1] / "soak"
 _guard = LeakGuard()
 
 
@@ -38,6 +42,17 @@ def _nothing_is_left_by_the_test(_nothing_is_left_by_the_session: None) -> Itera
     before = _guard.snapshot()
     yield
     _fail_on_leaks(_guard.wait_until_clean(before))
+
+
+@pytest.fixture
+def soak(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Any]]:
+    """Return what imports a module of `soak/`, as its scripts do."""
+    before = set(sys.modules)
+    monkeypatch.syspath_prepend(str(_SOAK))
+    yield importlib.import_module
+    for name in set(sys.modules) - before:
+        if str(_SOAK) in (getattr(sys.modules[name], "__file__", None) or ""):
+            del sys.modules[name]
 
 
 def _fail_on_leaks(leaks: list[str]) -> None:

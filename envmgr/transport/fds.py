@@ -10,6 +10,17 @@ PARENT_FDS: set[int] = set()
 """Fds of the parent alone, of all managers: what a forked process must not keep open."""
 
 
+def fill_standard_fds() -> None:
+    """Have stdin, stdout and stderr refer to nothing where they are closed.
+
+    Else a pipe of ours would get their number, and what an env prints would go into it.
+    """
+    with contextlib.suppress(OSError):
+        while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
+            os.set_inheritable(fd, True)
+        os.close(fd)
+
+
 def keep_from_children(fd: int) -> None:
     """Have processes forked by `context: fork` let go of `fd`."""
     PARENT_FDS.add(fd)

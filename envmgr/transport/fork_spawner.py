@@ -9,18 +9,24 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
+import multiprocessing.process
+import multiprocessing.util
 import os
+import select
+import signal
 import socket
 import subprocess
 import sys
 import warnings
 from collections.abc import Iterator, Mapping
 from multiprocessing.process import BaseProcess
+from typing import NoReturn
 
 from envmgr.transport import server
 from envmgr.transport.base import WorkerSettings
-from envmgr.transport.fds import PARENT_FDS, let_go_of
+from envmgr.transport.fds import PARENT_FDS, forget_fd, keep_from_children, let_go_of
 from envmgr.transport.server_spawner import ServerProcess, ServerSpawner
+from envmgr.transport.spawner import SIGKILL
 from envmgr.transport.threads import refuse_unsafe_fork
 from envmgr.types import EnvFactory
 
@@ -44,47 +50,47 @@ class ForkSpawner(ServerSpawner):
 
     def _start_server(self, theirs: socket.socket, ours: socket.socket) -> ServerProcess:
         refuse_unsafe_fork()
-        process = multiprocessing.get_context("fork").Process(
-            target=_serve,
-            args=(theirs, [*PARENT_FDS, ours.fileno()], os.getpid(), self._factories),
-            name="envmgr-fork-server",
-        )
+        not_ours = [*PARENT_FDS, ours.fileno()]
+        trainer_pid = os.getpid()
         with quiet_fork():
-            process.start()
-        keep_from_exit_handler(process)
-        return _ForkedServer(process)
+            pid = os.fork()
+        if pid == 0:
+            _serve(theirs, not_ours, trainer_pid, self._factories)
+        return _ForkedServer(pid)
 
 
 class _ForkedServer:
     """A fork of this process with the methods that the spawner needs."""
 
-    def __init__(self, process: BaseProcess) -> None:
-        self._process: BaseProcess | None = process
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+        try:
+            self._pidfd: int | None = os.pidfd_open(pid)
+        except OSError:
+            os.kill(pid, SIGKILL)
+            os.waitpid(pid, 0)
+            raise
+        keep_from_children(self._pidfd)
 
     def kill(self) -> None:
-        if self._process is not None:
-            self._process.kill()
+        if self._pidfd is not None:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._pidfd, SIGKILL)
 
     def wait(self, timeout: float | None = None) -> int:
-        process = self._process
-        if process is None:
+        if self._pidfd is None:
             return 0
-        process.join(timeout)
-        status = process.exitcode
-        # Without a status the process may be gone all the same: somebody else has reaped it.
-        if status is None and _is_running(process.pid):
-            raise subprocess.TimeoutExpired(process.name, timeout or 0.0)
-        with contextlib.suppress(ValueError):  # as long as it has no status it counts as running
-            process.close()
-        self._process = None
-        return status or 0
-
-
-def _is_running(pid: int | None) -> bool:
-    try:
-        return pid is not None and os.waitpid(pid, os.WNOHANG)[0] == 0
-    except ChildProcessError:
-        return False
+        poll = select.poll()
+        poll.register(self._pidfd, select.POLLIN)
+        if not poll.poll(None if timeout is None else timeout * 1000):
+            raise subprocess.TimeoutExpired("the fork server", timeout or 0.0)
+        status = 0
+        with contextlib.suppress(ChildProcessError):  # somebody else has reaped it
+            status = os.waitstatus_to_exitcode(os.waitpid(self._pid, 0)[1])
+        forget_fd(self._pidfd)
+        os.close(self._pidfd)
+        self._pidfd = None
+        return status
 
 
 @contextlib.contextmanager
@@ -110,14 +116,23 @@ def _serve(
     not_ours: list[int],
     trainer_pid: int,
     factories: Mapping[int, EnvFactory],
-) -> None:
+) -> NoReturn:
     code = 1
     try:
         let_go_of(not_ours)
         os.setsid()
+        sys.stdin = open(os.devnull)  # noqa: SIM115 - for good
+        _begin_as_child()
         server.run_server(control, trainer_pid, factories)
         code = 0
     except BaseException:
         sys.excepthook(*sys.exc_info())
     finally:
         os._exit(code)  # no exit handlers of the trainer's: they are not this process's to run
+
+
+def _begin_as_child() -> None:
+    """Do what `multiprocessing` does in its own forks: queues that factories hold need it."""
+    getattr(multiprocessing.process, "_children", set()).clear()
+    getattr(multiprocessing.util, "_finalizer_registry", {}).clear()
+    getattr(multiprocessing.util, "_run_after_forkers", int)()

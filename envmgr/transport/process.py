@@ -44,7 +44,7 @@ from envmgr.transport.channel import (
     FrameChannel,
     PipeChannel,
 )
-from envmgr.transport.fds import forget_fd, keep_from_children
+from envmgr.transport.fds import fill_standard_fds, forget_fd, keep_from_children
 from envmgr.transport.last_words import ARE_KEPT, LastWords, warn_of_fault
 from envmgr.transport.preflight import refuse_more_than_there_is
 from envmgr.transport.ready import ReadySet
@@ -79,6 +79,7 @@ class ProcessTransport(Transport):
         self._closed = False
         self._memory: mmap.mmap | None = None
         self._index_of: dict[int, int] = {}
+        fill_standard_fds()
         with contextlib.ExitStack() as opened:  # closed again if there is not enough for all
             self._wake_end, self._wake_signal = map(opened.enter_context, socket.socketpair())
             self._last_words = LastWords() if ARE_KEPT else None

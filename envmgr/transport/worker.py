@@ -131,6 +131,9 @@ def isolate_process() -> None:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
         signal.set_wakeup_fd(-1)
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # the trainer has none; its envs may print all the same
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 - for good
     random.seed()
     np.random.seed()
     with contextlib.suppress(Exception):  # a stderr without an fd

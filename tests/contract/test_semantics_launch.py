@@ -43,6 +43,7 @@ from tests.contract.harness import (
     process_setups,
     ready_all,
     step_all,
+    wait_ended,
 )
 
 # -- launch ---------------------------------------------------------------------------------------
@@ -248,7 +249,7 @@ def test_construction_is_bounded_by_connect_timeout(world: World, setup: Setup) 
 
 
 @over(SYNC_FORK)
-def test_fork_is_refused_with_threads_of_others(world: World, setup: Setup) -> None:
+def test_f31_fork_is_refused_with_threads_of_others(world: World, setup: Setup) -> None:
     done = threading.Event()
     thread = threading.Thread(target=done.wait, name="somebody-else")
     thread.start()
@@ -260,6 +261,46 @@ def test_fork_is_refused_with_threads_of_others(world: World, setup: Setup) -> N
     finally:
         done.set()
         thread.join()
+
+
+@over(SYNC_FORK, ASYNC_FORK)
+def test_f31_threads_that_come_later_do_not_stand_in_the_way_of_renewals(
+    world: World, setup: Setup
+) -> None:
+    """Workers are forked from a process that has one thread for all its life."""
+    manager = world.make(setup, 2)
+    ready_all(manager)
+    done = threading.Event()
+    thread = threading.Thread(target=done.wait)
+    thread.start()
+    try:
+        step_all(manager, {0: Do.KILL, 1: 1})
+        assert seen(ready_all(manager)[0]).build == 1
+    finally:
+        done.set()
+        thread.join()
+
+
+@over(SYNC_FORK)
+def test_f31_a_lost_fork_server_is_not_replaced_beside_threads_of_others(
+    world: World, setup: Setup
+) -> None:
+    manager = world.make(setup, 1, max_failures=99, retry_waiting_time=0.01)
+    ready_all(manager)
+    done = threading.Event()
+    thread = threading.Thread(target=done.wait, name="somebody-else")
+    thread.start()
+    try:
+        manager._engine.transport._spawner._process.kill()
+        wait_ended(world.pid(0))
+        step_all(manager, {0: 1})
+        while "somebody-else" not in manager.stats()["latest_failures"][-1]:
+            manager.env_states  # noqa: B018
+    finally:
+        done.set()
+        thread.join()
+    manager.reset()
+    assert len(world.noted(0, "build")) == 2
 
 
 @over(BASE, SYNC_SERVER, ASYNC_FORK)
@@ -648,15 +689,13 @@ def test_workers_have_random_state_of_their_own(world: World, setup: Setup) -> N
     assert len({value for pair in randoms for value in pair}) == 6
 
 
-@over(*_WORKER_SETUPS[:3])
+@over(*_WORKER_SETUPS)
 def test_workers_hold_no_fds_of_their_siblings(world: World, setup: Setup) -> None:
     few = world.make(setup, 1, env=WorkerProbe)
     alone = few.call("open_files")[0]
     few.close()
     many = world.make(setup, 4, env=WorkerProbe)
-    # Of fork, the standard library's two sentinels for each sibling that was there before.
-    siblings = 2 * 3 if setup.context == "fork" else 0
-    assert max(many.call("open_files")) <= alone + siblings
+    assert max(many.call("open_files")) <= alone
 
 
 @over(Setup("subprocess", "fork"))

@@ -2,31 +2,16 @@
 
 from __future__ import annotations
 
-import importlib
 import random
 import sys
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from tests.leak_guard import LeakGuard
 
-SOAK = Path(__file__).resolve().parents[2] / "soak"
-
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="it looks into /proc")
-
-
-@pytest.fixture
-def soak(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Any]]:
-    """Return what imports a module of `soak/`, as its scripts do."""
-    before = set(sys.modules)
-    monkeypatch.syspath_prepend(str(SOAK))
-    yield importlib.import_module
-    for name in set(sys.modules) - before:
-        if str(SOAK) in (getattr(sys.modules[name], "__file__", None) or ""):
-            del sys.modules[name]
 
 
 @pytest.mark.parametrize("cfg", [{}, {"num_workers": 4}], ids=["a-worker-each", "4-workers"])

@@ -26,7 +26,7 @@ from tests.fuzz.wire import WINDOW_S, Wire, Worker
 
 MUTATED_SHARE = 0.4
 WORDS_PER_WIRE = 500
-SLOWEST_S = 30.0
+SLOWEST_S = 10.0
 
 
 @dataclass
@@ -38,7 +38,7 @@ class BlockReport:
         by_column: in which columns.
         n_steps: timesteps that were delivered, abnormal ones included.
         failures: failures by type.
-        slowest_s: the longest that a batch of steps took.
+        slowest_s: the most CPU time that a batch of steps took.
     """
 
     n_mutated: int = 0
@@ -208,9 +208,9 @@ def _fuzz_one_wire(seed: int, n_mutated: int, report: BlockReport) -> None:
     try:
         number = 0
         while report.n_mutated < until:
-            began = time.monotonic()
+            began = time.process_time()
             number = _one_round(wire, number, report)
-            report.slowest_s = max(report.slowest_s, time.monotonic() - began)
+            report.slowest_s = max(report.slowest_s, time.process_time() - began)
             assert report.slowest_s < SLOWEST_S
             wire.clock.advance(2 * WINDOW_S)
         report.failures += wire.supervisor.statistics.failures_by_kind
@@ -250,7 +250,7 @@ def main() -> None:
     print(f"{report.n_mutated} mutated words in {time.monotonic() - began:.0f} s: no exception")
     print(f"  by column: {dict(report.by_column)}")
     print(f"  timesteps: {report.n_steps}; failures: {dict(report.failures)}")
-    print(f"  the longest batch of steps took {report.slowest_s:.3f} s")
+    print(f"  the longest batch of steps took {report.slowest_s:.3f} s of CPU time")
     print(f"  infos: {dict(fuzz_infos(n_mutated, seed))}")
 
 

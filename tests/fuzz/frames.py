@@ -36,8 +36,8 @@ from tests.fuzz.wire import PIPE_BYTES, WINDOW_S, Wire, Worker
 
 MUTATED_SHARE = 0.3
 FRAMES_PER_WIRE = 1000
-SLOWEST_S = 30.0
-"""How long the trainer may take over one batch of steps: nothing waits, but other programs run."""
+SLOWEST_S = 10.0
+"""CPU time that one batch of steps may take. Nothing waits here but on the fake clock."""
 
 
 @dataclass
@@ -50,7 +50,7 @@ class FrameReport:
         n_steps: timesteps that were delivered, abnormal ones included.
         n_abnormal: those of them that stand for actions of envs that failed.
         failures: failures by type.
-        slowest_s: the longest that a batch of steps took.
+        slowest_s: the most CPU time that a batch of steps took.
         slowest_seed: of the envs that took it.
         imported: modules that were imported meanwhile.
     """
@@ -395,9 +395,9 @@ def _fuzz_one_wire(seed: int, n_mutated: int, report: FrameReport) -> None:
     try:
         number = 0
         while report.n_mutated < until:
-            began = time.monotonic()
+            began = time.process_time()
             number = _one_round(rng, wire, number, report)
-            took_s = time.monotonic() - began
+            took_s = time.process_time() - began
             if took_s > report.slowest_s:
                 report.slowest_s, report.slowest_seed = took_s, seed
             assert report.slowest_s < SLOWEST_S
@@ -465,7 +465,7 @@ def main() -> None:
     print(f"  by mutation: {dict(report.by_mutation)}")
     print(f"  timesteps: {report.n_steps}; failures: {dict(report.failures)}")
     print(
-        f"  the longest batch of steps took {report.slowest_s:.3f} s (seed {report.slowest_seed})"
+        f"  the longest batch of steps took {report.slowest_s:.3f} s of CPU time (seed {report.slowest_seed})"
     )
     print(f"  modules imported meanwhile: {sorted(report.imported) or 'none'}")
     sys.exit(bool(report.imported))

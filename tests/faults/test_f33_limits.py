@@ -1,0 +1,285 @@
+"""F33, F34, F35: fds, memory and processes that are not there, at launch and later."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import resource
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from envmgr.errors import EnvCrash, LaunchError
+from tests.contract.harness import (
+    ASYNC_SERVER,
+    PATIENCE_S,
+    SYNC_FORK,
+    SYNC_SERVER,
+    Raises,
+    Setup,
+    World,
+    over,
+    ready_all,
+    step_all,
+)
+from tests.faults.test_trainers import ROOT
+
+setups = over(
+    SYNC_SERVER,
+    ASYNC_SERVER,
+    SYNC_FORK,
+    Setup("subprocess", "fork", True),
+    Setup("subprocess", "spawn"),
+    Setup("subprocess", "forkserver"),
+)
+
+
+def n_open() -> int:
+    return len(os.listdir("/proc/self/fd")) - 1
+
+
+@contextmanager
+def room_for_fds(count: int) -> Iterator[None]:
+    """Let so many more fds be opened, if those that are open have the lowest numbers."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    holes = max(int(name) for name in os.listdir("/proc/self/fd")) + 1 - n_open()
+    fillers = [os.open(os.devnull, os.O_RDONLY) for _ in range(max(holes, 0))]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (n_open() + count, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        for fd in fillers:
+            os.close(fd)
+
+
+# -- fds ------------------------------------------------------------------------------------------
+
+
+@setups
+def test_f33_too_few_fds_are_refused_before_anything_starts(world: World, setup: Setup) -> None:
+    manager = world.make(setup, 6, launch=False)
+    before = n_open()
+    with room_for_fds(10), Raises(LaunchError, "RLIMIT_NOFILE", "6 workers", "num_workers") as it:
+        manager.launch()
+    assert n_open() == before
+    assert manager.closed
+    assert [world.noted(i, "build") for i in range(6)] == [[]] * 6, "something was started"
+    found = re.search(r"need (\d+) file descriptors", str(it.value))
+    assert found is not None
+    with room_for_fds(int(found[1]) + 1):  # the listing of /proc/self/fd is one itself
+        manager.launch()
+        assert [*ready_all(manager)] == [*range(6)]
+        manager.close()
+
+
+@pytest.mark.parametrize("count", range(0, 20, 2))
+@over(SYNC_SERVER, SYNC_FORK)
+def test_f33_fds_that_run_out_during_launch_leave_nothing(
+    world: World, setup: Setup, count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Somebody else takes them after they were counted."""
+    monkeypatch.setattr("envmgr.managers.refuse_too_many_workers", lambda *args, **kwargs: None)
+    manager = world.make(setup, 4, launch=False)
+    before = n_open()
+    with room_for_fds(count), Raises(LaunchError):
+        manager.launch()
+    assert n_open() == before
+    assert manager.closed
+    manager.launch()
+    assert [*ready_all(manager)] == [0, 1, 2, 3]
+
+
+@over(SYNC_SERVER, SYNC_FORK, Setup("subprocess", "spawn"))
+def test_f33_without_fds_a_renewal_fails_and_is_tried_again(world: World, setup: Setup) -> None:
+    manager = world.make(setup, 2, max_failures=50, retry_waiting_time=0.05)
+    ready_all(manager)
+    step_all(manager, {0: 1, 1: 1})
+    pid = world.pid(0)
+    with room_for_fds(0):
+        os.kill(pid, signal.SIGKILL)
+        while manager.stats()["failures"] < 4:  # one of the worker, three of its renewal
+            step_all(manager, {1: 1})
+        assert any("Too many open files" in text for text in manager.stats()["latest_failures"])
+    assert isinstance(step_all(manager, {0: 1})[0].info["error"], EnvCrash)
+    ready_all(manager)
+    assert manager.env_states[0].name == "RUN"
+
+
+# -- memory ---------------------------------------------------------------------------------------
+
+
+def run_script(folder: Path, body: str, *, prefix: tuple[str, ...] = (), **env: str) -> Any:
+    path = folder / "script.py"
+    path.write_text(
+        textwrap.dedent(
+            """
+            import os, resource, sys
+            from functools import partial
+            from envmgr import create_env_manager
+            from envmgr.errors import LaunchError
+            from tests.contract.envs import Do, ScriptedEnv, seen
+            from tests.contract.harness import ready_all, step_all
+            FOLDER, CONTEXT = sys.argv[1:3]
+            env_fn = [partial(ScriptedEnv, i, FOLDER) for i in range(2)]
+            def make(**cfg):
+                cfg = {"type": "subprocess", "context": CONTEXT, **cfg}
+                return create_env_manager(cfg, env_fn=env_fn)
+            """
+        )
+        + textwrap.dedent(body)
+    )
+    done = subprocess.run(
+        [*prefix, sys.executable, str(path), str(folder), env.pop("CONTEXT", "server")],
+        env={**os.environ, "PYTHONPATH": str(ROOT), **env},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S * 2,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done
+
+
+def test_f34_memory_that_cannot_be_had_is_an_error_at_launch(tmp_path: Path) -> None:
+    done = run_script(
+        tmp_path,
+        """
+        import gymnasium, numpy, signal
+
+        class Large(gymnasium.Env):
+            observation_space = gymnasium.spaces.Box(0, 1, (1 << 22,), numpy.uint8)
+            action_space = gymnasium.spaces.Discrete(2)
+
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (8 << 20, resource.RLIM_INFINITY))
+        env_fn = [Large] * 2
+        manager = make()
+        try:
+            manager.launch()
+        except LaunchError as error:
+            print(error, manager.closed)
+        """,
+    )
+    assert "shared memory" in done.stdout
+    assert "shared_memory: false" in done.stdout
+    assert done.stdout.endswith("True\n")
+    assert done.stderr == ""
+
+
+@over(SYNC_SERVER, SYNC_FORK._replace(shared_memory=True))
+def test_f34_memory_that_a_cgroup_does_not_grant_is_refused(
+    world: World, setup: Setup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manager = world.make(setup, 2, launch=False)
+    group = (1000, "memory.max of the cgroup is 0.0 MiB")
+    monkeypatch.setattr("envmgr.transport.preflight.free_memory", lambda: group)
+    with Raises(LaunchError, "shared memory", os.strerror(errno.ENOMEM), "memory.max"):
+        manager.launch()
+    assert manager.closed
+    monkeypatch.undo()
+    manager.launch()
+    assert [*ready_all(manager)] == [0, 1]
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root may mount a /dev/shm of its own")
+@pytest.mark.parametrize("context", ["server", "spawn"])
+def test_f34_nothing_lies_in_dev_shm(tmp_path: Path, context: str) -> None:
+    mount = "mount -t tmpfs -o size=64k tmpfs /dev/shm && exec "
+    done = run_script(
+        tmp_path,
+        """
+        if __name__ == "__main__":
+            manager = make()
+            manager.launch()
+            print(os.statvfs("/dev/shm").f_blocks * os.statvfs("/dev/shm").f_frsize)
+            with open("/dev/shm/full", "wb") as file:
+                try:
+                    file.write(bytes(1 << 20))
+                    file.flush()
+                except OSError:
+                    print("full")
+            timesteps = step_all(manager, {0: 1, 1: int(Do.HUGE_INFO)})
+            step_all(manager, {0: int(Do.KILL)})
+            ready_all(manager)
+            print([seen(t.obs)[3:5] for t in timesteps.values()])
+            manager.close()
+            os.unlink("/dev/shm/full")
+            print(os.listdir("/dev/shm"))
+        """,
+        prefix=("unshare", "--mount", "sh", "-c", f'{mount} "$@"', "sh"),
+        CONTEXT=context,
+    )
+    assert done.stdout.splitlines() == ["65536", "full", "[(1, 1), (1, 24)]", "[]"]
+
+
+# -- processes ------------------------------------------------------------------------------------
+
+NO_FORK = """
+import errno, os
+_fork, _of = os.fork, os.getpid()
+
+def fork():
+    if os.path.exists(os.environ["NO_FORK"]):
+        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+    return _fork()
+
+os.fork = fork
+"""
+
+
+@pytest.mark.parametrize("context", ["server", "fork", "forkserver"])
+def test_f35_a_fork_that_fails_is_a_failed_renewal(tmp_path: Path, context: str) -> None:
+    site = tmp_path / "site"
+    site.mkdir()
+    (site / "sitecustomize.py").write_text(NO_FORK)
+    done = run_script(
+        tmp_path,
+        """
+        import time
+        if __name__ == "__main__":
+            manager = make(max_failures=50, retry_waiting_time=0.1)
+            manager.launch()
+            step_all(manager, {0: 1, 1: 1})
+            open(os.environ["NO_FORK"], "w").close()
+            step_all(manager, {0: int(Do.KILL), 1: 1})
+            began = time.monotonic()
+            while manager.stats()["failures"] < 4:
+                step_all(manager, {1: 1})
+            print(time.monotonic() - began > 0.25)  # a pause of 0.1 s, another of 0.2 s
+            print(manager.stats()["latest_failures"][-1])
+            os.unlink(os.environ["NO_FORK"])
+            print([seen(obs)[:2] for obs in ready_all(manager).values()])
+            manager.close()
+        """,
+        PYTHONPATH=f"{site}{os.pathsep}{ROOT}",
+        NO_FORK=str(tmp_path / "no-fork"),
+        CONTEXT=context,
+    )
+    lines = done.stdout.splitlines()
+    assert (lines[0], lines[-1]) == ("True", "[(0, 1), (1, 0)]"), done.stdout
+    if context != "forkserver":  # Python's server dies of it, and is started anew
+        assert os.strerror(errno.EAGAIN) in lines[1]
+
+
+@setups
+def test_f35_too_few_processes_are_refused_before_anything_starts(
+    world: World, setup: Setup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "envmgr.transport.preflight.free_processes", lambda: (5, "RLIMIT_NPROC is 7")
+    )
+    manager = world.make(setup, 6, launch=False)
+    with Raises(LaunchError, "6 workers", "RLIMIT_NPROC is 7", "num_workers"):
+        manager.launch()
+    assert manager.closed
+    packed = world.make(setup._replace(num_workers=2), 6)
+    assert [*ready_all(packed)] == [*range(6)]

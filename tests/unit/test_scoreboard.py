@@ -1,0 +1,173 @@
+"""From what was seen of a fault to the words of the scoreboard, and to the page."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+Soak = Callable[[str], Any]
+
+CRASH = {
+    "type": "EnvCrash",
+    "modules": ["envmgr", "builtins"],
+    "is_timeout": False,
+    "env_id": 1,
+    "text": "the host of env 1 died",
+}
+EOF_ERROR = {
+    "type": "EOFError",
+    "modules": ["builtins"],
+    "is_timeout": False,
+    "env_id": None,
+    "text": "",
+}
+
+
+def step(
+    *right: int,
+    error: dict[str, Any] | None = None,
+    failed: dict[str, Any] | None = None,
+    wrong: str = "",
+) -> dict[str, Any]:
+    """Return a step after the fault."""
+    return {
+        "call": "step",
+        "seconds": 0.1,
+        "after_fault": True,
+        "error": error,
+        "right": list(right),
+        "errors": {"1": failed} if failed else {},
+        "wrong": {"1": wrong} if wrong else {},
+    }
+
+
+def other(call: str, error: dict[str, Any] | None = None) -> dict[str, Any]:
+    """Return another call after the fault."""
+    return {"call": call, "seconds": 0.1, "after_fault": True, "error": error}
+
+
+def facts(*calls: dict[str, Any], **more: Any) -> dict[str, Any]:
+    """Return what was seen."""
+    return {
+        "hangs": None,
+        "interruptible": None,
+        "ended_early": None,
+        "left_after_close": [],
+        "left_after_end": [],
+        "ends": True,
+        "named_in_log": False,
+        "calls": list(calls),
+        **more,
+    }
+
+
+GOES_ON = [step(0, 1, 2)] * 6
+CASES = {
+    "goes on: EnvCrash": facts(step(0, 2, failed=CRASH), *GOES_ON, other("close")),
+    "the others go on: EnvCrash": facts(step(0, 2, failed=CRASH), *[step(0, 2)] * 6),
+    "goes on": facts(*GOES_ON, other("close")),
+    "stops: EOFError; close raises EOFError; 2 left behind; 1 as zombies left behind": facts(
+        step(error=EOF_ERROR),
+        other("reset", EOF_ERROR),
+        other("close", EOF_ERROR),
+        left_after_close=["process", "zombie", "process"],
+    ),
+    "goes on after a reset of all: EOFError": facts(
+        step(error=EOF_ERROR), other("reset"), *GOES_ON
+    ),
+    "goes on; wrong data": facts(step(0, 2, wrong="of another step"), *GOES_ON),
+    "hangs; close hangs; 1 left for good": facts(
+        hangs=["step", "close"], interruptible=True, left_after_end=["process"]
+    ),
+    "hangs, Ctrl-C does not help": facts(hangs=["step"], interruptible=False),
+    "the trainer ends (status 3)": facts(ended_early={"call": "step", "status": 3}),
+}
+
+
+@pytest.mark.parametrize("text", CASES)
+def test_words(soak: Soak, text: str) -> None:
+    assert soak("judge").judge("envmgr", "kill-step", CASES[text]).text == text
+
+
+@pytest.mark.parametrize(
+    ("fault", "seen", "text"),
+    [
+        ("die-build", facts(other("start", EOF_ERROR)), "refused: EOFError"),
+        ("die-build", facts(other("start")), "not noticed"),
+        ("hang-close", facts(other("close")), "ends"),
+        ("hang-close", facts(hangs=["close"], interruptible=True), "close hangs"),
+        ("dropped", facts(ends=False), "does not end"),
+        ("exit-open", facts(ended_early={"call": "step", "status": 0}), "ends"),
+    ],
+)
+def test_words_of_other_places(soak: Soak, fault: str, seen: dict[str, Any], text: str) -> None:
+    assert soak("judge").judge("envmgr", fault, seen).text == text
+
+
+def test_checks(soak: Soak) -> None:
+    judge = soak("judge").judge
+    good = judge("envmgr", "kill-step", CASES["goes on: EnvCrash"]).checks
+    assert set(good.values()) == {True}
+    bad = judge("gymnasium", "kill-step", facts(step(error=EOF_ERROR), other("close", EOF_ERROR)))
+    assert bad.checks == {
+        "goes_on": False,
+        "victim_back": False,
+        "typed": False,
+        "named": False,
+        "right_data": True,
+        "closes": False,
+        "clean": True,
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("env 1 died", True),
+        ("Received the following error from Worker-1: gone", True),
+        ("envs [1]", True),
+        ("env 12 died", False),
+        ("1 env died", False),
+        ("", False),
+    ],
+)
+def test_names(soak: Soak, text: str, named: bool) -> None:
+    assert soak("observe").names_victim(text) is named
+
+
+def test_the_page_has_what_the_results_have(soak: Soak, tmp_path: Path) -> None:
+    machine = {"cpu": "a cpu", "usable_cores": 2, "ram_gib": 1, "kernel": "k", "python": "p"}
+    figure = {"what": "a time", "measured": "2 s", "target": "1 s", "met": False}
+    figures = {
+        "close": {
+            "date": "2000-01-01",
+            "machine": machine,
+            "load_before": "0.1",
+            "seconds": 7.0,
+            "longest_stall_s": 0.25,
+            "figures": [figure],
+        }
+    }
+    cell = soak("judge").judge("envmgr", "kill-step", CASES["goes on: EnvCrash"])
+    board = {
+        "date": "2000-01-01",
+        "machine": machine,
+        "versions": {"envmgr": "9"},
+        "missing": {"ding": "no wheel"},
+        "cells": {"kill-step": {"envmgr": cell._asdict()}},
+    }
+    folder = tmp_path / "reliability"
+    folder.mkdir()
+    (folder / "figures.json").write_text(json.dumps(figures))
+    (folder / "scoreboard.json").write_text(json.dumps(board))
+    soak("page").write(folder)
+    page = (tmp_path / "reliability.md").read_text()
+    assert "| a time | 2 s | 1 s | MISSED |" in page
+    assert "stood still for 0.250 s" in page
+    assert "| SIGKILL in the middle of a step | goes on: EnvCrash |" in page
+    assert "| the other envs go on, without a reset of all | 1 of 1 |" in page
+    assert "Left out: DI-engine SyncSubprocessEnvManager: no wheel." in page
