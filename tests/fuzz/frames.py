@@ -464,9 +464,8 @@ def main() -> None:
     print(f"{report.n_mutated} mutated frames in {time.monotonic() - began:.0f} s: no exception")
     print(f"  by mutation: {dict(report.by_mutation)}")
     print(f"  timesteps: {report.n_steps}; failures: {dict(report.failures)}")
-    print(
-        f"  the longest batch of steps took {report.slowest_s:.3f} s of CPU time (seed {report.slowest_seed})"
-    )
+    slowest = f"{report.slowest_s:.3f} s of CPU time (seed {report.slowest_seed})"
+    print(f"  the longest batch of steps took {slowest}")
     print(f"  modules imported meanwhile: {sorted(report.imported) or 'none'}")
     sys.exit(bool(report.imported))
 
