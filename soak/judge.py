@@ -149,7 +149,8 @@ def _verdict(
 ) -> str:
     hung = [call for call in facts["hangs"] or () if not call.startswith("close")]
     if hung:
-        return "hangs" if facts["interruptible"] else "hangs, Ctrl-C does not help"
+        before = "" if error is None else f"stops: {error['type']}, then "
+        return f"{before}hangs" + ("" if facts["interruptible"] else ", Ctrl-C does not help")
     early = facts["ended_early"]
     if early is not None and line.name not in ("trainer-killed", "exit-open"):
         return f"the trainer ends (status {early['status']})"

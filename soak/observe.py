@@ -63,6 +63,7 @@ class Observer:
         for _ in range(ATTEMPTS):
             with Stalls() as stalls:
                 facts = self._observe(library, fault, python)
+            facts = json.loads(_without_paths(json.dumps(facts)))
             facts["longest_stall_s"] = round(stalls.longest_s, 3)
             if stalls.longest_s < STALL_S:
                 break
@@ -124,7 +125,7 @@ class _Watch:
         log = self._log.read_text(errors="replace")
         facts["named_in_log"] = bool(_NAMED.search(log))
         facts["tracebacks_in_log"] = log.count("Traceback (most recent call last)")
-        facts["log_end"] = _without_paths(log[-_LOG_CHARACTERS:]).splitlines()[-12:]
+        facts["log_end"] = [line.strip() for line in log[-_LOG_CHARACTERS:].splitlines()[-12:]]
         return facts
 
     def end(self) -> None:

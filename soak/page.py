@@ -90,6 +90,7 @@ def scoreboard_part(board: dict[str, Any]) -> str:
     cells = [
         [FAULTS[fault].title, *(row.get(lib, {}).get("text", "") for lib in libraries)]
         for fault, row in board["cells"].items()
+        if row
     ]
     versions = ", ".join(f"{name} {version}" for name, version in board["versions"].items())
     parts = [

@@ -28,6 +28,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--libraries", default="", help=f"of {','.join(LIBRARIES)}; all by default")
     parser.add_argument("--faults", default="", help=f"of {','.join(FAULTS)}; all by default")
     parser.add_argument("--out", type=Path, help="folder of the report; without it, none")
+    parser.add_argument("--judge", action="store_true", help="only judge anew what was seen")
     parser.add_argument(
         "--ding-python",
         default=machine.default_ding_python(),
@@ -61,6 +62,7 @@ def find_libraries(options: argparse.Namespace, board: dict[str, Any]) -> dict[s
         if distribution in versions:
             pythons[library] = python
             board["versions"][distribution] = versions[distribution]
+            board["missing"].pop(library, None)
         else:
             reason = machine.reason_missing(library, Path(python).parent.parent)
             print(f"{library} is left out: {reason}", flush=True)
@@ -69,30 +71,50 @@ def find_libraries(options: argparse.Namespace, board: dict[str, Any]) -> dict[s
 
 
 def main() -> None:
-    """Put each fault to each library, print the cells, and write the report."""
+    """Put each fault to each library, print the cells, and write the report.
+
+    A run of some faults or some libraries keeps the cells of the others.
+    """
     options = parse()
-    board: dict[str, Any] = {
-        "date": datetime.date.today().isoformat(),
-        "machine": machine.describe(),
-        "versions": {},
-        "missing": {},
-        "cells": {},
-    }
-    pythons = find_libraries(options, board)
-    observer = Observer()
-    for fault in options.faults:
-        print(FAULTS[fault].title, flush=True)
-        for library, python in pythons.items():
-            facts = observer.observe(library, fault, python)
-            cell = judge.judge(library, fault, facts)
-            print(f"  {library:10} {cell.text}", flush=True)
-            board["cells"].setdefault(fault, {})[library] = {**cell._asdict(), "facts": facts}
+    board = kept(options.out)
+    if options.judge:
+        for fault, row in board["cells"].items():
+            for library, cell in row.items():
+                row[library] = cell_of(library, fault, cell["facts"])
+    else:
+        board.update(date=datetime.date.today().isoformat(), machine=machine.describe())
+        observe_all(options, board)
     print("\n" + page.totals_text(board))
     if options.out is not None:
         options.out.mkdir(parents=True, exist_ok=True)
         (options.out / page.SCOREBOARD).write_text(json.dumps(board, indent=1) + "\n")
         page.write(options.out)
         print(f"written: {options.out / page.SCOREBOARD}")
+
+
+def kept(folder: Path | None) -> dict[str, Any]:
+    """Return the scoreboard in a folder, or an empty one."""
+    if folder is not None and (folder / page.SCOREBOARD).exists():
+        return dict(json.loads((folder / page.SCOREBOARD).read_text()))
+    return {"versions": {}, "missing": {}, "cells": {fault: {} for fault in FAULTS}}
+
+
+def observe_all(options: argparse.Namespace, board: dict[str, Any]) -> None:
+    """Fill in the cells that were asked for."""
+    pythons = find_libraries(options, board)
+    observer = Observer()
+    for fault in options.faults:
+        print(FAULTS[fault].title, flush=True)
+        for library, python in pythons.items():
+            facts = observer.observe(library, fault, python)
+            cell = cell_of(library, fault, facts)
+            print(f"  {library:10} {cell['text']}", flush=True)
+            board["cells"][fault][library] = cell
+
+
+def cell_of(library: str, fault: str, facts: dict[str, Any]) -> dict[str, Any]:
+    """Return a cell, with what was seen."""
+    return {**judge.judge(library, fault, facts)._asdict(), "facts": facts}
 
 
 if __name__ == "__main__":

@@ -66,7 +66,9 @@ class DingManager:
         return dict(self._manager.ready_obs)
 
     def ready(self) -> list[int]:
-        """Return the keys of `ready_obs`."""
+        """Return the keys of `ready_obs`, which would wait for ever if the manager is closed."""
+        if self._manager._closed:
+            raise RuntimeError("the manager has closed itself")
         return sorted(self._manager.ready_obs)
 
     def step(self, actions: Mapping[int, int]) -> dict[int, Outcome]:
@@ -81,8 +83,11 @@ class DingManager:
         return outcomes
 
     def reset(self) -> dict[int, Any]:
-        """Reset all envs."""
-        self._manager.reset()
+        """Reset all envs; a manager that has closed itself is launched again."""
+        if self._manager._closed:
+            self._manager.launch()
+        else:
+            self._manager.reset()
         return dict(self._manager.ready_obs)
 
     def close(self) -> None:

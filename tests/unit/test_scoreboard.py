@@ -83,6 +83,7 @@ CASES = {
     "hangs; close hangs; 1 left for good": facts(
         hangs=["step", "close"], interruptible=True, left_after_end=["process"]
     ),
+    "stops: EOFError, then hangs": facts(step(error=EOF_ERROR), hangs=["step"], interruptible=True),
     "hangs, Ctrl-C does not help": facts(hangs=["step"], interruptible=False),
     "the trainer ends (status 3)": facts(ended_early={"call": "step", "status": 3}),
 }
