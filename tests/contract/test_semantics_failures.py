@@ -24,7 +24,6 @@ from tests.contract.envs import Do, ScriptedEnv, ScriptedGymEnv, seen
 from tests.contract.harness import (
     BASE,
     SYNC_FORK,
-    SYNC_SERVER,
     Raises,
     Setup,
     World,
@@ -771,53 +770,3 @@ def test_recycling_with_auto_reset_off(world: World, setup: Setup) -> None:
     manager.reset({0: {"level": 1}})
     assert seen(manager.ready_obs[0])[:4] == (0, 1, 0, 0)
     assert world.noted(0, "reset")[-1][1] == {"level": 1}
-
-
-# -- NaN ------------------------------------------------------------------------------------------
-
-nan_actions = pytest.mark.parametrize(
-    "action", [Do.NAN_OBSERVATION, Do.NAN_REWARD], ids=lambda a: a.name
-)
-
-
-@nan_actions
-@every_setup
-def test_nan_is_allowed_by_default(world: World, setup: Setup, action: Do) -> None:
-    manager = world.make(setup, 1)
-    ready_all(manager)
-    timestep = step_all(manager, {0: action})[0]
-    assert not timestep.done
-    value = timestep.reward if action is Do.NAN_REWARD else timestep.obs[5]
-    assert np.isnan(value)
-
-
-@nan_actions
-@every_setup
-def test_nan_policy_abnormal(world: World, setup: Setup, action: Do) -> None:
-    manager = world.make(setup, 1, nan_policy="abnormal")
-    first = ready_all(manager)[0]
-    failure = check_abnormal(step_all(manager, {0: action})[0], first, EnvProtocolError)
-    assert "nan" in str(failure).lower()
-    assert seen(ready_all(manager)[0])[2:4] == (1, 0)
-
-
-@nan_actions
-@every_kind
-def test_nan_policy_raise(world: World, setup: Setup, action: Do) -> None:
-    manager = world.make(setup, 2, nan_policy="raise")
-    ready_all(manager)
-    with Raises(EnvProtocolError, "env 0", "nan_policy"):
-        step_all(manager, {0: action})
-        _ = manager.ready_obs
-
-
-@over(SYNC_SERVER)
-def test_values_of_bad_shape_never_reach_the_shared_memory(world: World, setup: Setup) -> None:
-    manager = world.make(setup, 2)
-    ready_all(manager)
-    kept = step_all(manager, {0: 1, 1: 2})
-    for _ in range(3):
-        step_all(manager, {0: Do.BAD_SHAPE})
-        ready_all(manager)
-    assert seen(kept[1].obs)[:5] == (1, 0, 0, 1, 2)
-    assert seen(step_all(manager, {1: 3})[1].obs)[:5] == (1, 0, 0, 2, 3)

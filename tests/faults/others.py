@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import functools
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tests.contract.envs import Do
+from tests.contract.envs import Do, ScriptedEnv
 from tests.contract.harness import BASE, Setup, World, ready_all, step_all
 
 N_STEPS = 8
@@ -30,17 +30,17 @@ class Run(NamedTuple):
     Attributes:
         given: the entries of each env, a step each.
         timestep: of the faulty env in the faulty step.
-        failures: the failures that were counted.
         stats: of the manager, at the end.
         builds: how often each env was built.
+        pids: the processes that each env was built in.
         executed: the actions that each env has begun to execute.
     """
 
     given: dict[int, list[Entry]]
     timestep: Any
-    failures: int
     stats: dict[str, Any]
     builds: list[int]
+    pids: list[set[int]]
     executed: list[list[int]]
 
 
@@ -49,7 +49,9 @@ def run(
     setup: Setup,
     action: Do | None = None,
     *,
+    faults: Mapping[int, Do] | None = None,
     env_num: int | None = None,
+    env: Callable[..., Any] = ScriptedEnv,
     meanwhile: Callable[[World], None] | None = None,
     **cfg: Any,
 ) -> Run:
@@ -59,7 +61,9 @@ def run(
         folder: an empty folder, or one that is not there yet.
         setup: what runs them.
         action: what the faulty env is made to do in the faulty step; None lets it go on.
+        faults: what it is made to do in other steps.
         env_num: how many envs; None: enough to have some in another host than the faulty one.
+        env: of which style they are.
         meanwhile: called in the faulty step, when all actions are sent.
         cfg: of the manager; `script` is that of the envs.
     """
@@ -68,15 +72,16 @@ def run(
     world = World(folder)
     given: dict[int, list[Entry]] = {i: [] for i in range(env_num)}
     faulty = None
+    troubles = {**(faults or {}), **({} if action is None else {AT_STEP: action})}
     cfg["script"] = {"episode_length": EPISODE_LENGTH, **cfg.get("script", {})}
     cfg = {"seed": 6, "max_failures": 99, "retry_waiting_time": 0.0, **cfg}
     try:
-        manager = world.make(setup, env_num, **cfg)
+        manager = world.make(setup, env_num, env=env, **cfg)
         for k in range(N_STEPS):
             ready = ready_all(manager)
             actions = {i: int(Do.JITTER if (i + k) % 2 else k) for i in range(env_num)}
-            if k == AT_STEP and action is not None:
-                actions[FAULTY] = int(action)
+            if k in troubles:
+                actions[FAULTY] = int(troubles[k])
             if k == AT_STEP and meanwhile is not None:
                 manager.send(actions)
                 meanwhile(world)
@@ -94,9 +99,10 @@ def run(
         ready_all(manager)
         stats = manager.stats()
         assert stats["actions"] == stats["timesteps"] == N_STEPS * env_num
-        builds = [len(world.noted(i, "build")) for i in range(env_num)]
+        builds = [world.noted(i, "build") for i in range(env_num)]
+        pids = [{pid for _, pid in built} for built in builds]
         executed = [world.actions(i) for i in range(env_num)]
-        return Run(given, faulty, stats["failures"], stats, builds, executed)
+        return Run(given, faulty, stats, [*map(len, builds)], pids, executed)
     finally:
         world.close()
 
@@ -108,10 +114,10 @@ def _entry(ready: Any, timestep: Any) -> Entry:
 
 
 @functools.cache
-def untroubled(env_num: int) -> dict[int, list[Entry]]:
+def untroubled(env_num: int, env: Callable[..., Any] = ScriptedEnv) -> dict[int, list[Entry]]:
     """Return what envs give that run in line and without faults."""
     with tempfile.TemporaryDirectory() as folder:
-        return run(Path(folder), BASE, env_num=env_num).given
+        return run(Path(folder), BASE, env_num=env_num, env=env).given
 
 
 def check_others(
@@ -151,7 +157,7 @@ def check_others(
     assert len(troubled.executed[FAULTY]) == N_STEPS - (not executed), "lost, or run twice"
     if setup.has_processes:
         assert troubled.builds[FAULTY] == (2 if host_lost else 1)
-    assert troubled.failures == 1
+    assert troubled.stats["failures"] == 1
     timestep = troubled.timestep
     assert timestep.obs.tobytes() == expected[FAULTY][AT_STEP][0], "not its last good observation"
     assert (timestep.reward, timestep.done) == (0.0, True)

@@ -22,9 +22,9 @@ from tests.contract.harness import (
     step_all,
     wait_ended,
 )
+from tests.faults.others import run, untroubled
 
 TWO_HOSTS = Setup("subprocess", "server", True, num_workers=2)
-N_STEPS = 14
 
 
 def gather(manager: Any, count: int) -> dict[int, Any]:
@@ -37,60 +37,26 @@ def gather(manager: Any, count: int) -> dict[int, Any]:
     return timesteps
 
 
-def trajectories(manager: Any, faults: dict[int, int]) -> dict[int, list[Any]]:
-    """Return what envs 1 and 2 see in N_STEPS steps of all, while env 0 does other things.
-
-    Args:
-        manager: three envs.
-        faults: the actions of env 0, by step; in all others it moves.
-    """
-    seen_by: dict[int, list[Any]] = {1: [], 2: []}
-    for k in range(N_STEPS):
-        ready = ready_all(manager)
-        last = Do.END if k % 5 == 4 else k % 3
-        actions = {0: int(faults.get(k, 1)), 1: int(last), 2: (k + 1) % 3}
-        timesteps = step_all(manager, actions)
-        for i, entries in seen_by.items():
-            obs, reward, done, info = timesteps[i]
-            entries.append(
-                (ready[i].tobytes(), obs.tobytes(), reward, done, repr(sorted(info.items())))
-            )
-    return seen_by
-
-
-def run(folder: Path, setup: Setup, faults: dict[int, int]) -> dict[int, list[Any]]:
-    """Return the trajectories of envs 1 and 2, whose host outlives all that env 0 does."""
-    folder.mkdir()
-    world = World(folder)
-    try:
-        manager = world.make(
-            setup, 3, env=ScriptedGymEnv, seed=5, max_failures=99, retry_waiting_time=0.0
-        )
-        pid = world.pid(0)
-        found = trajectories(manager, faults)
-        assert {world.pid(i) for i in range(3)} == {pid}, "the host was replaced"
-        assert manager.stats()["failures"] == len(faults)
-        assert len(world.noted(0, "build")) == 1 + sum(map(_renews, faults.values()))
-        return found
-    finally:
-        world.close()
-
-
-def _renews(fault: int) -> bool:
-    return fault in (Do.SYS_EXIT, Do.END_THEN_SYS_EXIT, Do.END_THEN_RAISE)
+FAULTS = {
+    1: Do.RAISE,
+    2: Do.SYS_EXIT,
+    3: Do.BAD_SHAPE,
+    4: Do.END_THEN_RAISE,
+    5: Do.ABNORMAL,
+    6: Do.END_THEN_SYS_EXIT,
+}
+"""What one env does, by step; three of these cost it its object."""
 
 
 @packed_setups
 def test_neighbours_of_an_env_that_fails_are_as_if_it_had_not(tmp_path: Path, setup: Setup) -> None:
-    faults = {
-        1: Do.RAISE,
-        3: Do.SYS_EXIT,
-        5: Do.BAD_SHAPE,
-        7: Do.END_THEN_RAISE,
-        9: Do.ABNORMAL,
-        11: Do.END_THEN_SYS_EXIT,
-    }
-    assert run(tmp_path / "faulty", setup, faults) == run(tmp_path / "fine", setup, {})
+    troubled = run(tmp_path, setup, faults=FAULTS, env=ScriptedGymEnv)
+    expected = untroubled(3, ScriptedGymEnv)
+    for i in (0, 2):
+        assert troubled.given[i] == expected[i]
+    assert troubled.builds == [1, 1 + 3, 1]
+    assert len(set.union(*troubled.pids)) == 1, "the host was replaced"
+    assert troubled.stats["failures"] == len(FAULTS)
 
 
 @pytest.mark.parametrize("how", [Do.GATE, Do.OS_EXIT], ids=lambda how: how.name)
