@@ -73,5 +73,7 @@ def test_f22_a_worker_that_grows_is_replaced_at_an_episodes_end(
     assert stats["recycled"] >= 1
     assert stats["episodes"] == n_episodes * n_envs
     n_builds = [len(world.noted(i, "build")) - built[i] for i in range(n_envs)]
-    assert all(n == 1 + generation for n, generation in zip(n_builds, stats["generations"]))
+    assert all(
+        n == 1 + generation for n, generation in zip(n_builds, stats["generations"], strict=True)
+    )
     assert max(manager.call("resident_mb")) < limit_mb + n_envs * LEAKED_MB + 20.0
