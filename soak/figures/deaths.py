@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 from envmgr.testing import Saboteur
@@ -93,16 +95,39 @@ def run(setup: Setup, n: int) -> list[Any]:
         cfg["wait_num"] = 1
     manager = ledger_manager(ENV_NUM, step_s=STEP_S, **cfg)
     try:
-        saboteur = Saboteur(manager, rate_hz=1 / setup.every_s, kinds=(setup.kind,), seed=0)
+        sent_s: dict[int, float] = {}
+        saboteur = Saboteur(
+            manager,
+            rate_hz=1 / setup.every_s,
+            kinds=(setup.kind,),
+            seed=0,
+            send=partial(_send, sent_s),
+        )
         with saboteur:
             while len(saboteur.injuries) < n:
                 _round(manager)
         deadline = time.monotonic() + PATIENCE_S
         while time.monotonic() < deadline and not _are_over(saboteur.collect()):
             _round(manager)
+        for injury in saboteur.injuries:
+            injury.time_s = sent_s[injury.pid]
         return saboteur.injuries
     finally:
         manager.close()
+
+
+def _send(sent_s: dict[int, float], pid: int, number: int) -> bool:
+    """Send a signal, and note when.
+
+    The saboteur's own note is older: it lets go of the interpreter's lock before it sends, and may
+    wait for it while the trainer computes.
+    """
+    sent_s[pid] = time.monotonic()
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        return False
+    return True
 
 
 def _are_over(injuries: list[Any]) -> bool:
