@@ -37,6 +37,7 @@ def main() -> None:
         "reset_timeout": 60.0,
     }
     with create_env_manager(cfg, env_fn=env_fn) as manager:
+        print("launched", flush=True)
         while True:
             manager.step(dict.fromkeys(manager.ready_obs, 1))
 

@@ -17,8 +17,10 @@ from tests.leak_guard import LeakGuard, Snapshot
 TRAINER = Path(__file__).resolve().parent.parent / "trainer.py"
 POINTS = {"server": 100, "fork": 60, "forkserver": 20, "spawn": 20}
 QUICK_POINTS = 2
-SPAN_S = 2.0
-"""The trainer lives so long at most: it imports, launches, and steps for the rest of this time."""
+SPAN_S = 1.0
+"""Every second trainer is killed within so long of its start, while it imports or launches; the
+others within so long of their first steps."""
+ENV_NUM = 6  # of the trainer
 LIMIT_S = 1.0
 PATIENCE_S = 20.0
 
@@ -35,7 +37,10 @@ def measure(quick: bool) -> Sequence[Figure]:
 
 
 def _figure(guard: LeakGuard, draw: random.Random, context: str, n: int) -> Figure:
-    runs = [kill_one(guard, context, draw.uniform(0.0, SPAN_S)) for _ in range(n)]
+    runs = [
+        kill_one(guard, context, draw.uniform(0.0, SPAN_S), launched=number % 2 == 1)
+        for number in range(n)
+    ]
     times = [gone_s for _, gone_s in runs]
     late = sum(gone_s > LIMIT_S for gone_s in times)
     with_workers = [found for found, _ in runs if found]
@@ -49,15 +54,26 @@ def _figure(guard: LeakGuard, draw: random.Random, context: str, n: int) -> Figu
     )
 
 
-def kill_one(guard: LeakGuard, context: str, after_s: float) -> tuple[int, float]:
-    """Return how many processes a trainer had when it was killed, and when they were gone."""
+def kill_one(
+    guard: LeakGuard, context: str, after_s: float, *, launched: bool
+) -> tuple[int, float]:
+    """Return how many processes a trainer had when it was killed, and when they were gone.
+
+    Args:
+        guard: finds the processes.
+        context: how the trainer starts its workers.
+        after_s: when it is killed.
+        launched: count from the launch, and not from the trainer's start.
+    """
     before = guard.snapshot()
     with subprocess.Popen(
         [sys.executable, str(TRAINER), context],
         stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
     ) as trainer:
+        if launched and trainer.stdout is not None:
+            trainer.stdout.readline()  # also when it ends
         with contextlib.suppress(subprocess.TimeoutExpired):
             status = trainer.wait(after_s)
             raise RuntimeError(f"the trainer has ended by itself, with exit status {status}")

@@ -56,9 +56,12 @@ def test_nothing_outlives_a_trainer_killed_at_a_random_point(
     soak: Callable[[str], Any], context: str
 ) -> None:
     orphans = soak("figures.orphans")
-    for _ in range(2):
-        _, gone_s = orphans.kill_one(LeakGuard(), context, random.uniform(0.0, 1.5))
+    for launched in (False, True):
+        found, gone_s = orphans.kill_one(
+            LeakGuard(), context, random.uniform(0.0, 1.0), launched=launched
+        )
         assert gone_s < orphans.PATIENCE_S
+    assert found > orphans.ENV_NUM
 
 
 def test_many_envs_with_few_fds(soak: Callable[[str], Any]) -> None:
