@@ -35,6 +35,8 @@ from envmgr.protocol import (
 from tests.fuzz.wire import PIPE_BYTES, WINDOW_S, Wire, Worker
 
 MUTATED_SHARE = 0.3
+"""Of the frames of a worker with one env. A new worker of five has to send twenty sound ones."""
+
 FRAMES_PER_WIRE = 1000
 SLOWEST_S = 10.0
 """CPU time that one batch of steps may take. Nothing waits here but on the fake clock."""
@@ -343,7 +345,7 @@ class _Fuzzer:
 
     def __call__(self, worker: Worker, frame: bytes) -> Sequence[bytes]:
         rng = self.rng
-        if rng.random() > MUTATED_SHARE:
+        if rng.random() > MUTATED_SHARE / len(worker.spec.envs):
             return (frame,)
         mutation = rng.choice(self.mutations)
         pieces: Sequence[bytes] = mutation(rng, frame, worker)
