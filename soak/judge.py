@@ -34,7 +34,8 @@ CHECKS = {
     "named": "the error, or the log, names the env",
     "right_data": "no wrong data is delivered",
     "closes": "`close()` ends within 10 s and raises nothing",
-    "clean": "no process is left",
+    "clean": "no process is left running",
+    "reaped": "no zombie is left while the trainer lives",
 }
 
 
@@ -72,7 +73,9 @@ def judge(library: str, fault: str, facts: dict[str, Any]) -> Cell:
     elif line.where in ("step", "idle", "reset") and not checks["goes_on"]:
         checks["typed"] = checks["named"] = False
     checks["closes"] = _closes(facts)
-    checks["clean"] = not facts.get("left_after_close") and not facts["left_after_end"]
+    left = facts.get("left_after_close")
+    checks["clean"] = "process" not in [*(left or ()), *facts["left_after_end"]]
+    checks["reaped"] = None if left is None else "zombie" not in left
     return Cell(_text(line, facts, steps, checks, error), checks, error)
 
 
@@ -129,7 +132,7 @@ def _text(
     if checks["right_data"] is False:
         parts.append("wrong data")
     parts += _close_words(facts)
-    parts += _left_words(facts.get("left_after_close", []), "left behind")
+    parts += _left_words(facts.get("left_after_close") or [], "left behind")
     parts += _left_words(facts["left_after_end"], "left for good")
     return "; ".join(filter(None, parts))
 

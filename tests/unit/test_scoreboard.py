@@ -122,7 +122,19 @@ def test_checks(soak: Soak) -> None:
         "right_data": True,
         "closes": False,
         "clean": True,
+        "reaped": True,
     }
+
+
+def test_what_is_left(soak: Soak) -> None:
+    judge = soak("judge").judge
+    left = facts(other("close"), left_after_close=["zombie"])
+    checks = judge("ding", "close-twice", left).checks
+    assert (checks["clean"], checks["reaped"]) == (True, False)
+    checks = judge("ding", "exit-open", {**facts(), "left_after_close": None}).checks
+    assert (checks["clean"], checks["reaped"]) == (True, None)
+    checks = judge("ding", "exit-open", facts(left_after_end=["process"])).checks
+    assert (checks["clean"], checks["reaped"]) == (False, True)
 
 
 @pytest.mark.parametrize(
