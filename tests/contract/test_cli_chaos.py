@@ -33,14 +33,16 @@ def test_workers_are_hurt_and_nothing_is_lost(
     config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     figures_file = tmp_path / "figures.json"
-    kinds = "kill,exit,stop,hang,corrupt"
-    assert chaos(config, "--rate", "20", "--kinds", kinds, "--json", str(figures_file)) == DONE
+    kinds = "kill,exit,corrupt"
+    how = ("--rate", "20", "--steps", "2000", "--kinds", kinds)  # long enough for an injury or two
+    assert chaos(config, *how, "--json", str(figures_file)) == DONE
     out = capsys.readouterr().out
     assert "for this run, manager has connect_timeout: 20.0, max_failures: 1000000" in out
     assert "done, nothing lost, repeated or swapped" in out
     figures: dict[str, Any] = json.loads(figures_file.read_text())
     accounts = figures["accounts"]
-    assert accounts["accepted"] == 300 == accounts["normal"] + accounts["abnormal"]
+    assert accounts["accepted"] >= 2000
+    assert accounts["accepted"] == accounts["normal"] + accounts["abnormal"]
     assert figures["is_clean"]
     assert figures["injuries"]["all"]["detected"] >= 1
     assert figures["failures"] == sum(figures["failures_by_kind"].values()) >= 1
