@@ -30,6 +30,14 @@ class Lifeline:
     def __init__(self) -> None:
         self.read_fd, self._write_fd = os.pipe()
 
+    def read_end(self) -> int:
+        """Return a read end that is nobody else's, for `kill_with`; the caller closes it.
+
+        Raises:
+            OSError: there is no /proc.
+        """
+        return _opened_anew(self.read_fd)
+
     def close(self) -> None:
         """End those that hold on to it; in a fork: let go of it."""
         fds, self.read_fd, self._write_fd = (self.read_fd, self._write_fd), -1, -1
@@ -55,6 +63,24 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_close_in_fork)
 
 
+def _opened_anew(read_fd: int) -> int:
+    # Who is signalled belongs to the open file, and others hold this one.
+    return os.open(f"/proc/self/fd/{read_fd}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+
+
+def kill_with(read_end: int, owner: int) -> None:
+    """Have the kernel kill a process when the owner of a lifeline is gone.
+
+    Args:
+        read_end: that nobody else signals through; the process has to hold it, too.
+        owner: the pid, or minus that of the leader of a process group.
+    """
+    if sys.platform == "linux":
+        fcntl.fcntl(read_end, fcntl.F_SETOWN, owner)
+        fcntl.fcntl(read_end, fcntl.F_SETSIG, signal.SIGKILL)
+        fcntl.fcntl(read_end, fcntl.F_SETFL, os.O_NONBLOCK | fcntl.FASYNC)
+
+
 def hold_on_to(read_fd: int) -> None:
     """Have the kernel kill the group that this process leads when the owner of a lifeline is gone.
 
@@ -66,14 +92,10 @@ def hold_on_to(read_fd: int) -> None:
     if sys.platform != "linux" or os.getpgrp() != os.getpid():
         return
     try:
-        # Who is signalled belongs to the open file, and others hold this one: open it anew. What
-        # is opened stays open, and nobody reads it.
-        fd = os.open(f"/proc/self/fd/{read_fd}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        fd = _opened_anew(read_fd)  # stays open, and nobody reads it
     except OSError:  # no /proc
         return
-    fcntl.fcntl(fd, fcntl.F_SETOWN, -os.getpgrp())
-    fcntl.fcntl(fd, fcntl.F_SETSIG, signal.SIGKILL)
-    fcntl.fcntl(fd, fcntl.F_SETFL, os.O_NONBLOCK | fcntl.FASYNC)
+    kill_with(fd, -os.getpgrp())
     poll = select.poll()
     poll.register(read_fd, 0)
     if poll.poll(0):  # it had ended before the kernel knew that we care

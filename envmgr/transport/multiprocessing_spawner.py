@@ -27,7 +27,7 @@ from envmgr.transport.fds import (
     pipe_pairs,
 )
 from envmgr.transport.fork_spawner import keep_from_exit_handler, quiet_fork
-from envmgr.transport.lifeline import Lifeline, hold_on_to
+from envmgr.transport.lifeline import Lifeline, hold_on_to, kill_with
 from envmgr.transport.spawner import LEFT_BEHIND, SIGKILL, Spawner
 from envmgr.types import EnvFactory
 
@@ -73,13 +73,14 @@ class MultiprocessingSpawner(Spawner):
         """Start a process that ends with this one."""
         self._prepare()
         channel, theirs = self._connection()
+        lifeline = self._own_lifeline()
         try:
             process = self._context.Process(  # type: ignore[attr-defined]
                 target=_run_process,
                 args=(
                     theirs,
                     self._transferable(shared_fds),
-                    self._transferable(self._lifelines),
+                    self._transferable(lifeline),
                     spec.factories if self.inherits_factories else None,
                     self._not_for_children(channel, shared_fds),
                     self._environment(),
@@ -92,6 +93,9 @@ class MultiprocessingSpawner(Spawner):
                     process.start()
                 except EOFError as error:
                     raise ChildProcessError("the fork server has ended, or cannot fork") from error
+            if process.pid is not None:  # it may take long until it runs code of ours
+                for end in lifeline:
+                    kill_with(end, process.pid)
             try:
                 self._watch(spec.host_id, process)
             except OSError:
@@ -102,8 +106,10 @@ class MultiprocessingSpawner(Spawner):
             channel.close()
             raise
         finally:
-            for end in theirs:
-                end.close()
+            for pipe_end in theirs:
+                pipe_end.close()
+            for fd in lifeline:
+                os.close(fd)
         keep_from_exit_handler(process)
         if process.pid is not None:
             self._pids[spec.host_id] = process.pid
@@ -119,9 +125,12 @@ class MultiprocessingSpawner(Spawner):
             self._any_death = select.epoll()
             keep_from_children(self._any_death.fileno())
 
-    @property
-    def _lifelines(self) -> tuple[int, ...]:
-        return () if self._lifeline is None else (self._lifeline.read_fd,)
+    def _own_lifeline(self) -> tuple[int, ...]:
+        """Return a read end of the lifeline for one worker, if there is such a thing here."""
+        try:
+            return () if self._lifeline is None else (self._lifeline.read_end(),)
+        except FileNotFoundError:  # no /proc
+            return ()
 
     def _watch(self, host_id: int, process: BaseProcess) -> None:
         """Keep a process, and have its death noticed."""

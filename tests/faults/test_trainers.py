@@ -406,6 +406,28 @@ def test_f27_workers_do_not_outlive_a_trainer_killed_during_launch(
         gate.close()
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has lifelines")
+@pytest.mark.parametrize("context", ["spawn", "forkserver"])
+def test_f27_workers_that_are_still_importing_end_with_a_killed_trainer(
+    script: Script, context: str
+) -> None:
+    process = script.start(
+        """
+        import os, time
+        if __name__ == "__main__":
+            make(env_num=1).launch()
+        else:
+            say(str(os.getpid()))
+            time.sleep(60)  # none of our own code has run in this process yet
+        """,
+        context,
+        guard=False,
+    )
+    worker_pid = int(script.read_line())
+    process.kill()
+    wait_ended(worker_pid)
+
+
 @no_guard_needed
 def test_f25_ctrl_c_during_launch(script: Script, context: str) -> None:
     gate = Gate(script.world.folder)
