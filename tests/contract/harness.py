@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import selectors
 import signal
 import socket
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -241,6 +243,19 @@ class World:
         pid = self.pid(env_id)
         os.kill(pid, signal.SIGKILL)
         wait_ended(pid)
+
+    def kill_and_await_report(self, env_id: int) -> None:
+        """As `kill`, and wait until a manager has noticed it, behind its caller."""
+        reported = threading.Event()
+        handler = logging.Handler(logging.WARNING)
+        handler.emit = lambda record: reported.set() if "SIGKILL" in record.getMessage() else None  # type: ignore[method-assign]
+        logger = logging.getLogger("envmgr")
+        logger.addHandler(handler)
+        try:
+            self.kill(env_id)
+            assert reported.wait(PATIENCE_S), "the death was not noticed"
+        finally:
+            logger.removeHandler(handler)
 
     def close(self) -> None:
         for manager in self._managers:

@@ -581,7 +581,7 @@ def test_on_failure_raise_holds_for_resets_too(
 def test_on_failure_raise_holds_for_deaths(world: World, setup: Setup) -> None:
     manager = world.make(setup, 2, on_failure="raise")
     ready_all(manager)
-    world.kill(0)
+    world.kill_and_await_report(0)
     with Raises(EnvCrash, "env 0", "SIGKILL"):
         _ = manager.ready_obs
     assert manager.closed
