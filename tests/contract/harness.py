@@ -248,7 +248,12 @@ class World:
         """As `kill`, and wait until a manager has noticed it, behind its caller."""
         reported = threading.Event()
         handler = logging.Handler(logging.WARNING)
-        handler.emit = lambda record: reported.set() if "SIGKILL" in record.getMessage() else None  # type: ignore[method-assign]
+
+        def note(record: logging.LogRecord) -> None:
+            if "SIGKILL" in record.getMessage():
+                reported.set()
+
+        handler.emit = note  # type: ignore[method-assign]
         logger = logging.getLogger("envmgr")
         logger.addHandler(handler)
         try:

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from envmgr.engine import LOOK_EVERY_S
 from envmgr.errors import EnvCrash
 from tests.contract.envs import Do, ScriptedEnv, seen
 from tests.contract.harness import (
@@ -30,7 +31,9 @@ from tests.contract.harness import (
     wait_ended,
 )
 
-SEEN_WITHIN_S = 0.010
+# Less than any interval at which something looks around. How much less is measured by the soak test
+# on a machine that does nothing else: a figure of speed is no test.
+SEEN_WITHIN_S = LOOK_EVERY_S / 5
 contexts = over(
     SYNC_SERVER, SYNC_FORK, Setup("subprocess", "spawn"), Setup("subprocess", "forkserver")
 )
@@ -114,10 +117,9 @@ def test_f23_a_death_in_a_step_is_repaired_without_the_caller(
 
 @over(SYNC_SERVER, SYNC_FORK, Setup("subprocess", "spawn"))
 @pytest.mark.parametrize("when", ["idle", "stepping"])
-def test_f23_deaths_are_seen_within_10_ms(
+def test_f23_deaths_are_seen_by_being_told(
     world: World, setup: Setup, failures: Failures, when: str
 ) -> None:
-    """Half of them: the machine under the tests may be busy. The soak test has the percentiles."""
     manager = world.make(setup, 2, max_failures=99)
     gate = world.gate
     latencies_s = []
@@ -184,11 +186,13 @@ def test_f23_idle_managers_are_not_woken(world: World) -> None:
     manager: Any = world.make(SYNC_SERVER, 2)
     ready_all(manager)
     step_all(manager, {0: 1, 1: 1})
-    engine = manager._engine
-    before = _switches(engine._background._thread.native_id)
+    background = manager._engine._background
+    while not background._dormant:  # after the launch it looks around once more
+        manager.step({0: 1, 1: 1})
+    before = _switches(background._thread.native_id)
     for k in range(200):
         manager.step({0: k % 10, 1: k % 10})
-    assert _switches(engine._background._thread.native_id) - before <= 2
+    assert _switches(background._thread.native_id) - before <= 2
 
 
 def _switches(thread_id: int) -> int:
