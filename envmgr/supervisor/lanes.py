@@ -105,7 +105,6 @@ class Lanes:
         self._hosts = hosts
         self._statistics = statistics
         self._episodes = episodes
-        self._arrivals = arrivals
         self._reset_inplace = reset_inplace
         self._lane = bytearray(n)
         self._all_idle = bytes([IDLE]) * n
