@@ -413,10 +413,7 @@ class _Background:
     def _carry_on(self) -> bool:
         """Do what can be done now, then wait for more; False when there is nothing left to do."""
         if not self._lock.acquire(blocking=False):
-            self._interval_s = MIN_INTERVAL_S  # the caller is there and does everything itself
-            if self._wait(self._deaths, MIN_INTERVAL_S):
-                self._wait([], DEATH_INTERVAL_S)  # a death that the caller has not seen yet
-            return not self._ending  # a call may close the manager, and waits for this thread
+            return self._stand_back()
         try:
             if self._ending:
                 return False
@@ -443,6 +440,24 @@ class _Background:
             self._interval_s = MIN_INTERVAL_S  # `poll` sends on
         seconds = self._engine.seconds_until(until)
         self._wait(objects, self._interval_s if seconds is None else min(seconds, self._interval_s))
+        return True
+
+    def _stand_back(self) -> bool:
+        """Leave it to the caller, who is in a call and does everything itself.
+
+        Returns:
+            Whether to look again; not if the caller stays: `arm` is called when it leaves.
+        """
+        self._interval_s = MIN_INTERVAL_S
+        self._deaths = self._engine.transport.any_death()
+        if self._wait(self._deaths, MIN_INTERVAL_S):
+            self._wait([], DEATH_INTERVAL_S)  # a death that the caller has not seen yet
+            return not self._ending  # a call may close the manager, and waits for this thread
+        self._dormant = True  # before the look at the lock: a caller that has it is still to `arm`
+        if self._ending or not self._lock.acquire(blocking=False):
+            return False
+        self._lock.release()
+        self._dormant = False
         return True
 
     def end(self) -> None:

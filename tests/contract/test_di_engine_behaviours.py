@@ -510,6 +510,7 @@ def test_views_and_copies(world: World, setup: Setup) -> None:
             step_all(manager, work([0]))
         assert np.array_equal(obs, contents)
         step_all(manager, work([0]))  # the end of the episode, and with it the next one's first
+        ready_all(manager, [0])  # a `reset` joins one that is under way
         manager.reset()
         manager.reset()  # the slot of a reset is used again by the third one after it
         assert np.array_equal(obs, contents) is copies
