@@ -133,7 +133,8 @@ def _nbytes(shape: tuple[int, ...], dtype: Any) -> int:
     return int(np.prod(shape, dtype=np.int64)) * int(np.dtype(dtype).itemsize)
 
 
-_FENCE = threading.Lock()
+FENCE = threading.Lock()
+"""For `with FENCE: pass`, where even the call of `fence` would cost too much."""
 
 
 def fence() -> None:
@@ -144,7 +145,7 @@ def fence() -> None:
     be rung for. Either sees the other's word, but only if no processor lets a read overtake the
     write before it: as x86-64 does, except at a locked instruction. Taking a free lock is one.
     """
-    with _FENCE:
+    with FENCE:
         pass
 
 

@@ -62,6 +62,12 @@ class Engine:
         clock: monotonic seconds.
         background: whether a background thread may run (not for envs in the caller's thread).
         spin_s: how long to watch for replies before sleeping; only where cores are free.
+
+    Attributes:
+        supervisor: the envs.
+        transport: what they are reached through.
+        closing: `close` was called, from whatever thread.
+        spins: whether `spin_until` may find something.
     """
 
     def __init__(
@@ -77,9 +83,10 @@ class Engine:
         self.transport = transport
         self._clock = clock
         self._spin_s = self._most_spin_s = spin_s
+        self.spins = spin_s > 0.0 or transport.runs_in_caller
         self._call_lock = threading.Lock()
         self._forks = len(_FORKS)
-        self._closing = False
+        self.closing = False
         # Reentrant, because a signal handler may close the manager inside one of its calls.
         self._lock = threading.RLock()
         self._unhandled: deque[tuple[int, Arrival]] = deque()
@@ -103,7 +110,7 @@ class Engine:
     @property
     def is_over(self) -> bool:
         """Whether there are no calls any more."""
-        return self._closing or self._forks != len(_FORKS)
+        return self.closing or self._forks != len(_FORKS)
 
     def refuse_call(self) -> None:
         """Say why there are no calls any more.
@@ -150,7 +157,7 @@ class Engine:
         began = self._clock()
         warn_at, narrow_until = began + WARN_EVERY_S, began + NARROW_S
         self.supervisor.sleep(soon=True)  # first of all: whatever comes after it rings
-        while not self._closing:  # asked first: the wake-up may have been spent already
+        while not self.closing:  # asked first: the wake-up may have been spent already
             self.supervisor.collect()  # what came before it rang for nobody, or for the background
             if finished():
                 self.supervisor.sleep(soon=False)
@@ -169,6 +176,25 @@ class Engine:
                 self._pump(max(until - now, 0.0))
         raise ManagerClosedError("the manager was closed by another thread, or by a signal handler")
 
+    def await_rings(self, finished: Callable[[], bool]) -> bool:
+        """Wait as `wait_until` does, for what comes with rings alone; the lock is held.
+
+        What happens in nearly every step costs as little as it can here. The trainer sleeps
+        meanwhile, and runs with cold caches after it, as hosts do.
+
+        Returns:
+            Whether `finished` became true and nothing else has happened, as far as is known. If
+            not, `wait_until` goes on.
+        """
+        supervisor, transport = self.supervisor, self.transport
+        supervisor.sleep(soon=True)
+        while not (done := finished()):
+            seconds = min(supervisor.earliest_deadline - self._clock(), LOOK_EVERY_S)
+            if self.closing or seconds <= 0.0 or not transport.await_ring(seconds):
+                return False
+        supervisor.sleep(soon=False)
+        return done
+
     def spin_until(self, finished: Callable[[], bool]) -> bool:
         """Watch for something that is about to happen, without sleeping; for a short while only.
 
@@ -181,8 +207,6 @@ class Engine:
         if self.transport.runs_in_caller:
             self._pump(0.0)
             return finished()
-        if self._spin_s <= 0.0:
-            return False
         end = self._clock() + self._spin_s
         while self._clock() < end:
             for _ in range(_SPINS):
@@ -205,11 +229,11 @@ class Engine:
         try:
             arrivals = self.transport.poll(timeout_s, pivot=pivot)
         except (OSError, ValueError):  # a signal handler has closed it in the middle of this
-            if self._closing:
+            if self.closing:
                 return
             raise
         self._handle(arrivals)
-        if self._closing:
+        if self.closing:
             return
         if supervisor.earliest_deadline <= self._clock():
             self._handle(self.transport.poll(0.0))
@@ -272,7 +296,7 @@ class Engine:
         """
         if self._forks != len(_FORKS):
             return  # a fork: nothing here belongs to it
-        self._closing = True
+        self.closing = True
         self.transport.wake()
         with self._lock:
             if self._ended:
@@ -307,10 +331,11 @@ class _Call:
         self._call_lock = call_lock
         self._lock = lock
         self._background = background
+        self._forks = len(_FORKS)
 
     def __enter__(self) -> Supervisor:
         engine = self._engine
-        if engine.is_over:
+        if engine.closing or self._forks != len(_FORKS):
             engine.refuse_call()
         if not self._call_lock.acquire(False):  # a keyword costs as much again
             raise ConcurrentCallError(
@@ -322,7 +347,7 @@ class _Call:
         except BaseException:  # Ctrl-C while the background thread has it
             self._call_lock.release()
             raise
-        if engine.is_over:  # meanwhile
+        if engine.closing:  # meanwhile
             self._leave()
             engine.refuse_call()
         return engine.supervisor
@@ -339,8 +364,10 @@ class _Call:
     def _leave(self) -> None:
         self._lock.release()
         self._call_lock.release()
-        background = self._background
-        if background is not None and not self._engine.is_over:
+        background, engine = self._background, self._engine
+        if background is None or engine.is_over:
+            return
+        if background.thread is None or not background.dormant or engine.has_background_work():
             background.arm()
 
 
@@ -350,6 +377,10 @@ class _Background:
     It sleeps until there is such work (`dormant`) or a worker has died, then watches the hosts
     concerned and looks around at short intervals. The caller tells it of new work only after a
     quiet time: a thread that is woken in every call costs more than the call.
+
+    Attributes:
+        dormant: it sleeps until it is told of work, or a worker dies.
+        thread: once there was work.
     """
 
     def __init__(self, engine: Engine, lock: threading.RLock) -> None:
@@ -359,31 +390,31 @@ class _Background:
         for end in (self._doorbell, self._button):
             end.setblocking(False)
             keep_from_children(end.fileno())
-        self._dormant = True
+        self.dormant = True
         self._deaths: list[Any] = []
         self._interval_s = MIN_INTERVAL_S
         self._seen_changes = 0
         self._ending = False
-        self._thread: threading.Thread | None = None
+        self.thread: threading.Thread | None = None
 
     def arm(self) -> None:
         """Wake the thread if there is work that it would not see soon. Called without the lock."""
-        if self._dormant:
-            watches = self._thread is not None or not self._engine.transport.any_death()
+        if self.dormant:
+            watches = self.thread is not None or not self._engine.transport.any_death()
             if watches and not self._engine.has_background_work():
                 return
-            self._dormant = False
+            self.dormant = False
             try:
                 self._ring()
-                if self._thread is None:
+                if self.thread is None:
                     thread = threading.Thread(target=self._run, name=BACKGROUND_THREAD, daemon=True)
                     thread.start()
-                    self._thread = thread
+                    self.thread = thread
             except RuntimeError as error:  # no thread can be had: the next call tries again
-                self._dormant = True
+                self.dormant = True
                 logger.warning("resets and repairs wait for the next call: %s", error)
             except BaseException:  # Ctrl-C in the midst of this: the next call rings again
-                self._dormant = True
+                self.dormant = True
                 raise
         elif self._interval_s > MIN_INTERVAL_S and self._seen_changes != self._changes():
             self._ring()
@@ -420,7 +451,7 @@ class _Background:
             self._engine.collect()
             self._deaths = self._engine.transport.any_death()
             if not self._engine.has_background_work():
-                self._dormant = True
+                self.dormant = True
                 return False
             hosts, until = self._engine.background_work()
             objects = [*self._engine.transport.waitables(hosts), *self._deaths]
@@ -428,7 +459,7 @@ class _Background:
         except Exception as error:  # a defect of ours must not vanish with the thread
             logger.exception("the background thread of a manager failed")
             self._engine.supervisor.repair.raise_later(error)
-            self._dormant = True
+            self.dormant = True
             self._deaths = []  # what it failed at may still be there: wait for the next call
             return False
         finally:
@@ -453,11 +484,11 @@ class _Background:
         if self._wait(self._deaths, MIN_INTERVAL_S):
             self._wait([], DEATH_INTERVAL_S)  # a death that the caller has not seen yet
             return not self._ending  # a call may close the manager, and waits for this thread
-        self._dormant = True  # before the look at the lock: a caller that has it is still to `arm`
+        self.dormant = True  # before the look at the lock: a caller that has it is still to `arm`
         if self._ending or not self._lock.acquire(blocking=False):
             return False
         self._lock.release()
-        self._dormant = False
+        self.dormant = False
         return True
 
     def end(self) -> None:
@@ -467,8 +498,8 @@ class _Background:
 
     def join(self) -> None:
         """Wait for the thread, unless this is it, and release the doorbell."""
-        if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join()
+        if self.thread is not None and self.thread is not threading.current_thread():
+            self.thread.join()
         for end in (self._doorbell, self._button):
             forget_fd(end.fileno())
             end.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 
 from envmgr.engine import Engine
 from envmgr.errors import NothingReadyError
@@ -31,13 +32,20 @@ class Gather:
 
     # -- all of some ------------------------------------------------------------------------
 
-    def exactly(self, env_ids: Sequence[int]) -> Gathered:
-        """Wait for the timesteps of all of `env_ids`, and return these."""
+    def exactly(self, sent: Selection | Sequence[int]) -> Gathered:
+        """Wait for the timesteps of all envs that were sent an action just now.
+
+        Args:
+            sent: their env_ids; or what they were posted as, if they were.
+
+        Returns:
+            Their timesteps, or their env_ids.
+        """
         lanes = self._supervisor.lanes
+        env_ids = sent.ids if isinstance(sent, Selection) else sent
         if lanes is not None:
-            selection = lanes.select(env_ids)
-            if selection is not None and lanes.are_stepping(selection):
-                taken = self._exactly_in_lanes(lanes, selection)
+            if isinstance(sent, Selection):
+                taken = self._exactly_in_lanes(lanes, sent)
                 if taken is not None:
                     return taken
             self._supervisor.leave_lanes()
@@ -58,14 +66,14 @@ class Gather:
         return env_ids
 
     def _exactly_in_lanes(self, lanes: Lanes, selection: Selection) -> Taken | None:
-        repair = self._supervisor.repair
-        if not self._engine.spin_until(lambda: lanes.have_arrived(selection)):
-            self._engine.wait_until(
-                lambda: (
-                    lanes.have_arrived(selection)
-                    or repair.urgent
-                    or not lanes.are_stepping(selection)
-                ),
+        repair, engine = self._supervisor.repair, self._engine
+        arrived = partial(lanes.have_arrived, selection)
+        spun = engine.spins and engine.spin_until(arrived)
+        if not spun:
+            if engine.await_rings(arrived):
+                return lanes.take(selection)
+            engine.wait_until(
+                lambda: arrived() or repair.urgent or not lanes.are_stepping(selection),
                 doing="step",
             )
         if repair.urgent or not lanes.are_stepping(selection):
@@ -128,7 +136,7 @@ class Gather:
             return len(arrived) == outstanding or lanes.outstanding != outstanding
 
         look_every_s = _LOOK_EVERY_S if lanes.any_shared and needed < outstanding else math.inf
-        satisfying = engine.spin_until(satisfied) or engine.wait_until(
+        satisfying = (engine.spins and engine.spin_until(satisfied)) or engine.wait_until(
             satisfied, deadline=deadline, look_every_s=look_every_s, doing="step"
         )
         if satisfying and policy.step_wait_timeout_s > 0.0:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from time import monotonic
 from typing import Any
 
-from envmgr.block import NUMPY_VALUES, RING_EACH, RING_MASK, Block, fence, items
+from envmgr.block import FENCE, NUMPY_VALUES, RING_EACH, RING_MASK, Block, fence, items
 from envmgr.posted_env import Answer, PostedEnv
 
 _RING_AT_LEAST_S = 200e-6
@@ -25,6 +25,11 @@ Send = Callable[[Any], None]
 
 def _gone(token: int, action: Any) -> None:
     """Take no step, in place of an env that was closed in the midst of a batch."""
+
+
+def _there_is_more() -> bool:
+    """Return to whoever has called `run`, in place of sleeping."""
+    return False
 
 
 class PostedSteps:
@@ -74,7 +79,6 @@ class PostedSteps:
         rows = [each.row for each in self._envs]
         takes_any = all(each.takes_any_number for each in self._envs)
         self._actions = _ActionReader(block, rows, takes_any_number=takes_any)
-        self._is_lone = len(self._envs) == 1
         self._first, self._end = self._envs[0].row, self._envs[-1].row + 1
         self._dense = self._end - self._first == len(self._envs)
 
@@ -95,6 +99,11 @@ class PostedSteps:
         self._resets = deque((env, token) for env, token in self._resets if env.row != row)
 
     @property
+    def is_alone(self) -> bool:
+        """Whether there is one env, and nothing but its steps to do."""
+        return len(self._envs) == 1 and not self._resets
+
+    @property
     def is_due(self) -> bool:
         """Whether there is something to do."""
         return bool(self._envs) and (self._posting[self._index] != self._seen or bool(self._resets))
@@ -107,7 +116,7 @@ class PostedSteps:
         """
         if not self._envs:
             return False
-        if watches and self._spin_s > 0.0 and self._spin():
+        if watches and self._most_s > 0.0 and self._spin(self._seen):
             return True
         self._sleeping[self._index] = True
         fence()
@@ -118,12 +127,12 @@ class PostedSteps:
         if self._envs:
             self._sleeping[self._index] = False
 
-    def _spin(self) -> bool:
+    def _spin(self, seen: int) -> bool:
         """Watch for something to do, for a while; return whether there is.
 
         How long depends on how it went before: where the parent takes its time, it is not worth it.
         """
-        posting, index, seen = self._posting, self._index, self._seen
+        posting, index = self._posting, self._index
         end = monotonic() + self._spin_s
         while monotonic() < end:
             for _ in range(_SPINS):
@@ -144,8 +153,8 @@ class PostedSteps:
         """
         waiting = len(self._resets)
         if self._envs and self._posting[self._index] != self._seen:
-            if self._is_lone:
-                self._take_step(send)
+            if self.is_alone:
+                self.run_alone(send, _there_is_more)
             else:
                 self._take_steps(send)
         if asked:
@@ -165,31 +174,57 @@ class PostedSteps:
         self._rest()
         self._wake_parent()
 
-    def _take_step(self, send: Send) -> None:
-        """As `_take_steps`, for one env.
+    def run_alone(self, send: Send, await_bell: Callable[[], bool]) -> None:
+        """Take the steps of a host's only env, until there is something else to do.
 
-        A host of one env sleeps between its steps, and then runs with cold caches: what it need not
-        do is saved several times over.
+        Such a host sleeps between its steps, and then runs with cold caches, where each function
+        that is called costs a microsecond: so this is one loop, without any but the env's own.
+
+        Args:
+            send: sends a message.
+            await_bell: sleeps until this host is rung for; False if there is something else to do.
         """
-        env, index = self._envs[0], self._index
-        posting = self._posting[index]
-        token = self._requests[self._first]
-        action = self._actions.read()[0]
-        is_new = token != self._taken[0]
+        env, index, row = self._envs[0], self._index, self._first
+        posted, requests, finished = self._posting, self._requests, self._finished
+        sleeping, step, number, read = self._sleeping, env.step, *self._actions.readers
+        is_timed, watches = self._timed, self._most_s > 0.0
+        seen, taken = self._seen, self._taken[0]
         try:
-            self._seen, self._taken[0] = posting, token
-            if is_new:
-                if self._timed:
-                    self._begin(env)
-                answer = env.step(token, action)
-                if answer is not None:
-                    self._follow(env, token, answer, send)
+            while True:
+                posting = posted[index]
+                if posting == seen:
+                    if watches and self._spin(seen):
+                        continue
+                    sleeping[index] = True
+                    with FENCE:
+                        pass
+                    if posted[index] == seen and not await_bell():
+                        return
+                    sleeping[index] = False
+                    continue
+                seen, token = posting, requests[row]
+                if token != taken:
+                    taken = token
+                    if is_timed:
+                        self._begin(env)
+                    answer = step(token, read()[0] if number is None else number[0])
+                    if answer is not None:
+                        self._follow(env, token, answer, send)
+                    if is_timed:
+                        self._rest()
+                finished[index] = posting
+                with FENCE:
+                    pass
+                if sleeping[-1] and (posting & RING_MASK or self._is_last(posting)):
+                    self._ring()
+                if self._resets:
+                    return
         except BaseException:  # as in `_take_steps`
             self.interrupted = env.env_id
             raise
-        if self._timed:
-            self._rest()
-        self._finish(posting)
+        finally:
+            sleeping[index] = False
+            self._seen, self._taken[0] = seen, taken
 
     def _take_steps(self, send: Send) -> None:
         # Read before the requests: what is posted while these run is seen the next time.
@@ -293,6 +328,13 @@ class _ActionReader:
         self._kinds = None if takes_any_number else block.kinds[first:end]
         self._layout = layout
         self._is_number = type(layout.skeleton) is int and layout.leaves[0].is_number
+
+    @property
+    def readers(self) -> tuple[Any, Callable[[], list[Any]]]:
+        """The actions as Python's numbers, one by one, or None; and `read`, which always works."""
+        integers = self._is_number and self._columns[0].dtype.kind in "iu"
+        plain = integers and self._kinds is None and self._places is None
+        return items(self._columns[0]) if plain else None, self.read
 
     def read(self) -> list[Any]:
         """Return the action of each row."""

@@ -17,7 +17,7 @@ from envmgr.errors import (
 from envmgr.lifecycle import EnvState
 from envmgr.protocol import FrameError, Message, Op
 from envmgr.spaces import ActionCheck, ValueMismatchError, split_batch
-from envmgr.supervisor import EnvSlot, Supervisor, Work
+from envmgr.supervisor import EnvSlot, Lanes, Selection, Supervisor, Work
 
 NOT_CALLABLE = frozenset(("reset", "step", "seed", "close"))
 """Methods of envs that only the manager itself may call: its states depend on them."""
@@ -105,7 +105,7 @@ def prepared_steps(
         ) from error
 
 
-def post_actions(supervisor: Supervisor, actions: Any, ring: int) -> bool:
+def post_actions(supervisor: Supervisor, actions: Any, ring: int) -> Selection | None:
     """Post one action for each of several envs, if nothing about them needs a second look.
 
     Args:
@@ -114,37 +114,39 @@ def post_actions(supervisor: Supervisor, actions: Any, ring: int) -> bool:
         ring: see `Lanes.post`.
 
     Returns:
-        Whether they were posted. If not, nothing was changed: `prepared_steps` says why, or
+        The envs, if they were posted. If not, nothing was changed: `prepared_steps` says why, or
         prepares them.
     """
     lanes = supervisor.lanes
     if lanes is None or type(actions) is not dict:
-        return False
-    lanes.enter()
-    selection = lanes.select(actions)
-    if selection is None or not lanes.are_idle(selection):
-        return False
-    packed = lanes.actions.of_values(list(actions.values()))
-    if packed is None:
-        return False
-    lanes.post(selection, packed[0], python_numbers=packed[1], ring=ring)
-    return True
+        return None
+    selection = _idle(lanes, actions)
+    packed = None if selection is None else lanes.actions.of_values(list(actions.values()))
+    if selection is not None and packed is not None:
+        lanes.post(selection, packed[0], python_numbers=packed[1], ring=ring)
+        return selection
+    return None
 
 
-def post_batch(supervisor: Supervisor, env_ids: Any, batch: Any, ring: int) -> bool:
+def post_batch(supervisor: Supervisor, env_ids: Any, batch: Any, ring: int) -> Selection | None:
     """As `post_actions`, for a batch of actions with a row for each of `env_ids`."""
     lanes = supervisor.lanes
     if lanes is None:
-        return False
-    lanes.enter()
+        return None
+    selection = _idle(lanes, env_ids)
+    columns = None if selection is None else lanes.actions.of_batch(batch, selection.count)
+    if selection is not None and columns is not None:
+        lanes.post(selection, columns, python_numbers=False, ring=ring)
+        return selection
+    return None
+
+
+def _idle(lanes: Lanes, env_ids: Any) -> Selection | None:
+    """Return envs as a selection, if all of them are in their lanes and ready."""
+    if not lanes.are_all_idle:
+        lanes.enter()
     selection = lanes.select(env_ids)
-    if selection is None or not lanes.are_idle(selection):
-        return False
-    columns = lanes.actions.of_batch(batch, selection.count)
-    if columns is None:
-        return False
-    lanes.post(selection, columns, python_numbers=False, ring=ring)
-    return True
+    return selection if selection is not None and lanes.are_idle(selection) else None
 
 
 _PLAIN = frozenset((int, float, str, np.ndarray, np.int64, np.float32, np.float64))

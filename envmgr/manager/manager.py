@@ -21,7 +21,15 @@ from envmgr.lifecycle import EnvState
 from envmgr.manager.access import EnvAccess
 from envmgr.policy import GatherPolicy
 from envmgr.spaces import stack_values
-from envmgr.supervisor import ArrayBatch, Next, ReadyBatch, Supervisor, Taken, Work
+from envmgr.supervisor import (
+    ArrayBatch,
+    Next,
+    ReadyBatch,
+    Selection,
+    Supervisor,
+    Taken,
+    Work,
+)
 from envmgr.types import EnvTimestep, monotonic
 from envmgr.views import array_batch
 
@@ -64,7 +72,9 @@ class EnvManager(EnvAccess):
             FailuresExhaustedError: an env failed more often than allowed.
         """
         with self._calling() as supervisor:
-            self._running.collect()
+            lanes = supervisor.lanes
+            if lanes is None or not lanes.are_all_idle:  # else nothing is awaited of any env
+                self._running.collect()
             self._surface(supervisor)
             ready = self._ready_ids(supervisor)
             return self._view.ready(dict(zip(ready, supervisor.observations(ready), strict=True)))
@@ -148,12 +158,9 @@ class EnvManager(EnvAccess):
         """
         with self._calling() as supervisor:
             wants_all = self._policy.gathers_all
-            env_ids = self._send(supervisor, actions, LAST if wants_all else RING_EACH)
+            sent = self._send(supervisor, actions, LAST if wants_all else RING_EACH)
             gather = Gather(self._running, supervisor)
-            if env_ids and wants_all:
-                gathered = gather.exactly(env_ids)
-            else:
-                gathered = gather.some(self._policy)
+            gathered = gather.exactly(sent) if sent and wants_all else gather.some(self._policy)
             return self._view.timesteps(self._deliver(supervisor, gathered))
 
     def send(self, actions: Any) -> None:
@@ -196,14 +203,15 @@ class EnvManager(EnvAccess):
         gather = Gather(self._running, supervisor)
         return gather.some(policy, deadline=deadline, exactly=min_ready is not None)
 
-    def _send(self, supervisor: Supervisor, actions: Any, ring: int) -> Sequence[int]:
+    def _send(self, supervisor: Supervisor, actions: Any, ring: int) -> Selection | Sequence[int]:
         """Send actions; return whose they are."""
         by_id: Mapping[int, Any] = self._view.actions(actions, supervisor.ready_ids)
         if by_id or not isinstance(by_id, Mapping):
             self._surface(supervisor)
-            if requests.post_actions(supervisor, by_id, ring):
+            posted = requests.post_actions(supervisor, by_id, ring)
+            if posted is not None:
                 self._view.forget()
-                return list(by_id)
+                return posted
             prepared = requests.prepared_steps(supervisor, by_id, self._action_checks)
             supervisor.submit_steps(prepared)
             self._view.forget()
@@ -231,7 +239,8 @@ class EnvManager(EnvAccess):
         """
         with self._calling() as supervisor:
             self._surface(supervisor)
-            if requests.post_batch(supervisor, env_ids, actions, self._ring_when_sent):
+            ring = self._ring_when_sent
+            if requests.post_batch(supervisor, env_ids, actions, ring) is not None:
                 self._view.forget()
                 return
             ids = [requests.checked_env_id(i, self.env_num) for i in env_ids]

@@ -207,6 +207,11 @@ class Lanes:
         """Whether an env is in its lane and being reset."""
         return self._lane[env_id] == RESETTING
 
+    @property
+    def are_all_idle(self) -> bool:
+        """Whether all envs are in their lanes and ready: then nothing is awaited of any."""
+        return self._lane == self._all_idle
+
     def idle_ids(self) -> list[int]:
         """Return the envs in their lanes that are ready, ascending."""
         if self._lane == self._all_idle:
@@ -282,7 +287,7 @@ class Lanes:
 
     def _ask(self, index: int) -> None:
         """Have a host ring when it has done what was posted."""
-        self._hosts.transport.ring(self._groups[index].host_id or 0, asks=True)
+        self._ring((self._groups[index].host_id or 0,), asks=True)
 
     def have_all_ring(self) -> None:
         """Have every host ring that need not, because its steps were to be gathered together.
@@ -377,9 +382,8 @@ class Lanes:
         for index in hosts:
             posted[index] = posting
         fence()
-        for index in hosts:
-            if sleeping[index]:
-                self._ring(self._groups[index].host_id or 0)
+        groups = self._groups
+        self._ring([groups[index].host_id or 0 for index in hosts if sleeping[index]])
         self._unfinished = None
 
     def _move(self, selection: Selection, to: int) -> None:

@@ -173,6 +173,17 @@ class Transport(ABC):
         """Whether a host has not taken yet all that it was sent; `poll` sends on."""
         return False
 
+    def await_ring(self, timeout_s: float) -> bool:
+        """Sleep until a host rings, and do nothing else.
+
+        Args:
+            timeout_s: for so long at most.
+
+        Returns:
+            Whether a host has rung and nothing else has happened; if not, `poll` says what has.
+        """
+        return False
+
     @abstractmethod
     def wake(self) -> None:
         """Make a waiting `poll` return; from any thread."""
@@ -182,12 +193,12 @@ class Transport(ABC):
         """Whether steps may be posted in the memory that `place` gives."""
         return False
 
-    def ring(self, host_id: int, *, asks: bool = False) -> None:
-        """Have a host look at what was posted for it. Never blocks.
+    def ring(self, host_ids: Iterable[int], *, asks: bool = False) -> None:
+        """Have hosts look at what was posted for them. Never blocks.
 
         Args:
-            host_id: which.
-            asks: it is to ring back when it has done that.
+            host_ids: which; those that are gone are passed over.
+            asks: they are to ring back when they have done that.
 
         Raises:
             RuntimeError: this transport has no block.

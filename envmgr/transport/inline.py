@@ -203,7 +203,7 @@ class InlineTransport(Transport):
         """Whether steps may be posted: there are no time limits to keep for each of them."""
         return self._limits_s[Op.STEP] is None and self._limits_s[Op.RESET] is None
 
-    def ring(self, host_id: int, *, asks: bool = False) -> None:
+    def ring(self, host_ids: Iterable[int], *, asks: bool = False) -> None:
         """Do nothing: `poll` looks in any case."""
 
     def kill(self, host_id: int) -> None:

@@ -257,6 +257,16 @@ class ProcessTransport(Transport):
         self._arrivals = []
         return arrivals
 
+    def await_ring(self, timeout_s: float) -> bool:
+        """Wait for the doorbell alone."""
+        bell = self._bell
+        if bell is None or self._unsent or self._arrivals or self._spawner.has_deaths:
+            return False
+        if self._ready.only_ready(timeout_s) != bell:
+            return False
+        self._silence_bell()
+        return True
+
     def _watched(self, pivot: int | None) -> list[Any]:
         if pivot is None or pivot not in self._channels:
             return self._ready.waitables()
@@ -341,18 +351,21 @@ class ProcessTransport(Transport):
         """Whether steps may be posted in shared memory: there is a doorbell for the replies."""
         return self._bell is not None
 
-    def ring(self, host_id: int, *, asks: bool = False) -> None:
-        """Have a host look at the block."""
-        bell = self._host_bells.get(host_id)
-        if bell is not None:
+    def ring(self, host_ids: Iterable[int], *, asks: bool = False) -> None:
+        """Have hosts look at the block: all in one loop, for this runs for each batch."""
+        bells, write = self._host_bells, os.eventfd_write if self._host_bells else None
+        value = BELL_VALUE_ASKED if asks else BELL_VALUE
+        for host_id in host_ids:
+            bell = bells.get(host_id)
+            if bell is None or write is None:
+                channel = self._channels.get(host_id)
+                if channel is not None:
+                    channel.ring(BELL_ASKED if asks else BELL)
+                continue
             try:
-                os.eventfd_write(bell, BELL_VALUE_ASKED if asks else BELL_VALUE)
+                write(bell, value)
             except BlockingIOError:  # it has been rung for ever, and does not look
-                return
-            return
-        channel = self._channels.get(host_id)
-        if channel is not None:
-            channel.ring(BELL_ASKED if asks else BELL)
+                continue
 
     def _silence_bell(self) -> None:
         if self._bell is not None:

@@ -53,6 +53,13 @@ class ReadySet:
         objects = self._objects
         return [objects[fd] for fd, _ in self._epoll.poll(timeout_s) if fd in objects]
 
+    def only_ready(self, timeout_s: float) -> int:
+        """Wait for one of them; return its fd if it is the only one that is readable, else -1."""
+        if self._epoll is None:
+            return -1
+        found = self._epoll.poll(timeout_s)
+        return found[0][0] if len(found) == 1 else -1
+
     def close(self) -> None:
         """Release the epoll."""
         self._objects.clear()

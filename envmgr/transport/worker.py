@@ -249,6 +249,8 @@ def _serve(host: Host, posted: PostedSteps | None, inbox: _Inbox, channel: Chann
     """Run requests and posted steps until CLOSE."""
     postponed = host.postponed
     while True:
+        if posted is not None and posted.is_alone and inbox.is_rung:
+            posted.run_alone(channel.send, inbox.await_bell)
         if posted is not None and (posted.is_due or channel.asked):
             asked, channel.asked = channel.asked, False
             posted.run(channel.send, asked=asked)
@@ -307,7 +309,7 @@ class _Inbox:
         frames = self._frames
         while True:
             while not frames:
-                if self._bell is not None and self._await_bell(self._bell):
+                if self._bell is not None and (self.await_bell() or self._channel.asked):
                     return None
                 frames.extend(self._channel.receive())
                 if not frames and self._channel.rung:
@@ -320,18 +322,23 @@ class _Inbox:
                 failure = RemoteFailure(FailureKind.PROTOCOL, _during(frame.op), message=str(error))
                 self._channel.send(encode(Message(Op.FAILED, *frame[1:4], failure)))
 
-    def _await_bell(self, bell: int) -> bool:
-        """Wait for a bell or a message; return whether it is only a bell."""
+    @property
+    def is_rung(self) -> bool:
+        """Whether `await_bell` can be called: there is a bell, and nothing to do before that."""
+        return self._bell is not None and not self._frames and not self._channel.asked
+
+    def await_bell(self) -> bool:
+        """Sleep until rung for; False if there is more to it: a message, or an answer is asked."""
         ready = self._poll.poll()
-        alone = len(ready) == 1
-        if not (alone and ready[0][0] == bell) and all(fd != bell for fd, _ in ready):
+        if len(ready) != 1 or ready[0][0] != self._bell:
             return False
         try:  # not `suppress`: this runs for each step of a worker that sleeps between them
-            if os.eventfd_read(bell) >= BELL_VALUE_ASKED:
-                self._channel.asked = True
+            if os.eventfd_read(self._bell) < BELL_VALUE_ASKED:
+                return True
         except BlockingIOError:
-            return alone
-        return alone
+            return True
+        self._channel.asked = True
+        return False
 
 
 def _during(op: int) -> str:

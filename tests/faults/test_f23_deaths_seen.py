@@ -187,12 +187,12 @@ def test_f23_idle_managers_are_not_woken(world: World) -> None:
     ready_all(manager)
     step_all(manager, {0: 1, 1: 1})
     background = manager._engine._background
-    while not background._dormant:  # after the launch it looks around once more
+    while not background.dormant:  # after the launch it looks around once more
         manager.step({0: 1, 1: 1})
-    before = _switches(background._thread.native_id)
+    before = _switches(background.thread.native_id)
     for k in range(200):
         manager.step({0: k % 10, 1: k % 10})
-    assert _switches(background._thread.native_id) - before <= 2
+    assert _switches(background.thread.native_id) - before <= 2
 
 
 def _switches(thread_id: int) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -18,9 +18,9 @@ def sent_by(manager: Any) -> Iterator[list[tuple[Any, ...]]]:
         sent.append(("frame", host_id, prepared))
         send(host_id, prepared)
 
-    def noted_ring(host_id: int, **how: Any) -> None:
-        sent.append(("ring", host_id))
-        ring(host_id, **how)
+    def noted_ring(host_ids: Iterable[int], **how: Any) -> None:
+        sent.extend(("ring", host_id) for host_id in host_ids)
+        ring(host_ids, **how)
 
     transport.send, transport.ring = noted_send, noted_ring
     try:

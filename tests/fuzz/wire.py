@@ -12,7 +12,7 @@ import fcntl
 import mmap
 import os
 import pickle
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import gymnasium
@@ -271,10 +271,11 @@ class _WireTransport(ProcessTransport):
             self.wire.n_polls_in_vain = 0
         return arrivals
 
-    def ring(self, host_id: int, *, asks: bool = False) -> None:
-        worker = self.wire.spawner.workers.get(host_id)
-        if worker is not None:
-            worker.look()
+    def ring(self, host_ids: Iterable[int], *, asks: bool = False) -> None:
+        for host_id in host_ids:
+            worker = self.wire.spawner.workers.get(host_id)
+            if worker is not None:
+                worker.look()
 
 
 class Wire:

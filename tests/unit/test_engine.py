@@ -392,7 +392,7 @@ class Behind:
 
     @property
     def is_armed(self) -> bool:
-        return not self.background._dormant
+        return not self.background.dormant
 
     def call(self) -> None:
         """Make a public call that does nothing."""
@@ -493,7 +493,8 @@ def test_the_background_leaves_the_lock_to_the_caller(patched: pytest.MonkeyPatc
 
     real, it.background._lock = it.background._lock, Taken()  # type: ignore[assignment]
     polls = len(it.rig.transport.polls)
-    assert it.background._carry_on()
+    assert not it.background._carry_on()
+    assert it.background.dormant, "the caller tells it of what is left when it leaves"
     assert len(it.rig.transport.polls) == polls
     it.background._lock = real
     it.engine.close(0.0)
