@@ -281,10 +281,10 @@ class PostedSteps:
         host that was rung last is asked first, for it is the one most likely to be busy still.
         """
         posted, finished = self._posting, self._finished
-        return not any(
-            posted[index] == posting and finished[index] != posting
-            for index in range(len(posted) - 1, -1, -1)
-        )
+        for index in range(len(posted) - 1, -1, -1):
+            if posted[index] == posting and finished[index] != posting:
+                return False
+        return True
 
     def _wake_parent(self) -> None:
         fence()

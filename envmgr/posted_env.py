@@ -44,6 +44,7 @@ class Stepped(Protocol):
     env_id: int
     propagated: tuple[type[BaseException], ...]
     checks_rewards: bool
+    notices: list[str]
 
     @property
     def outcome(self) -> Callable[[Any], Outcome]:
@@ -188,18 +189,20 @@ class PostedEnv:
 
     def _answer(self, token: int, outcome: Outcome) -> Answer:
         _, reward, done, ending, info = outcome
-        env, message = self._env, self._message(token)
-        abnormal = env.abnormal(message, ending, info)
-        if abnormal is not None:
-            return [abnormal], False
+        env = self._env
+        if info:
+            abnormal = env.abnormal(self._message(token), ending, info)
+            if abnormal is not None:
+                return [abnormal], False
         slot, after = env.settle(outcome)
         kind, data = _reward_kind(reward), self._encoded(info)
         sent: list[Any] = []
         by_message = kind is None or data is None
         if by_message:
             payload = (slot, reward, done, info_of(ending, info), int(after))
-            sent = [env.reply(message, Op.STEPPED, payload)]
-        sent = [*env.take_notices(message), *sent]
+            sent = [env.reply(self._message(token), Op.STEPPED, payload)]
+        if env.notices:
+            sent = [*env.take_notices(self._message(token)), *sent]
         resets = after is AfterStep.RESETS
         if resets and env.resets_inplace and not by_message:  # the step counts when both are there
             sent += self.begin_episode(token)
@@ -217,16 +220,17 @@ class PostedEnv:
 
     def begin_episode(self, token: int) -> Sequence[Any]:
         """Run the automatic reset after a step and answer it; return messages to send."""
-        env, message = self._env, self._message(token)
+        env, sent = self._env, []
         try:
             observation, info = env.reset_again()
             slot = self._write(observation, of_reset=True)
             data = self._encoded(info)
-            sent = [] if data is not None else [env.reply(message, Op.RESET_DONE, (slot, info))]
+            if data is None:
+                sent = [env.reply(self._message(token), Op.RESET_DONE, (slot, info))]
         except env.propagated:
             raise
         except BaseException as error:  # as in `step`
-            return [env.failure(message, error, "reset")]
+            return [env.failure(self._message(token), error, "reset")]
         if data is not None:
             flags = slot
             if data:
@@ -234,7 +238,9 @@ class PostedEnv:
                 flags |= HAS_INFO
             self.block.reset_flags[self.row] = flags
             self.block.resets[self.row] = token
-        return [*env.take_notices(message), *sent]
+        if env.notices:
+            sent = [*env.take_notices(self._message(token)), *sent]
+        return sent
 
     def _encoded(self, info: Any) -> bytes | None:
         if type(info) is not dict:

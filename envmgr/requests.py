@@ -55,6 +55,8 @@ def checked_env_ids(env_ids: int | Iterable[int] | None, env_num: int) -> list[i
     """
     if env_ids is None:
         return list(range(env_num))
+    if isinstance(env_ids, np.ndarray) and env_ids.ndim == 1 and env_ids.dtype.kind == "i":
+        env_ids = env_ids.tolist()
     given = [env_ids] if isinstance(env_ids, (int, np.integer)) else list(env_ids)
     ids = [checked_env_id(env_id, env_num) for env_id in given]
     if len(set(ids)) != len(ids):

@@ -273,10 +273,11 @@ class EnvManager(EnvAccess):
         """
         wanted = None if env_ids is None else requests.checked_env_ids(env_ids, self.env_num)
         with self._calling() as supervisor:
-            self._running.collect()
+            if wanted is None or not supervisor.are_ready(wanted):
+                self._running.collect()
             self._surface(supervisor)
             ids = self._ready_ids(supervisor) if wanted is None else wanted
-            if wanted is not None and not all(map(supervisor.is_ready, wanted)):
+            if wanted is not None and not supervisor.are_ready(wanted):
                 self._await_all_ready(supervisor, wanted)
             obs = supervisor.batch_of(ids)
             if obs is None:
@@ -291,9 +292,7 @@ class EnvManager(EnvAccess):
             return not all(supervisor.is_resetting(s.env_id) or _is_coming(s) for s in slots)
 
         self._running.wait_until(
-            lambda: (
-                repair.fatal is not None or all(map(supervisor.is_ready, env_ids)) or hopeless()
-            ),
+            lambda: repair.fatal is not None or supervisor.are_ready(env_ids) or hopeless(),
             doing="ready_arrays",
         )
         self._surface(supervisor)

@@ -18,12 +18,15 @@ from typing import Any
 import numpy as np
 
 from envmgr.block import (
+    AFTER_SHIFT,
     DONE,
     HAS_INFO,
     LAST,
     NO_TOKEN,
     NUMPY_VALUES,
     ORDINARY_BITS,
+    PLAIN_END,
+    PLAIN_END_BITS,
     PYTHON_NUMBERS,
     RING_MASK,
     SLOT_BITS,
@@ -37,7 +40,7 @@ from envmgr.block import (
     token_of,
 )
 from envmgr.lifecycle import EnvState, StateTable
-from envmgr.protocol import Message, Op
+from envmgr.protocol import AfterStep, Message, Op
 from envmgr.spaces import ActionColumns, Array, ValueMismatchError
 from envmgr.supervisor.arrivals import Arrivals
 from envmgr.supervisor.episodes import Episodes
@@ -60,6 +63,11 @@ from envmgr.transport.base import Arrival
 
 _KNOWN_SELECTIONS = 256
 _ALL_IDLE, _ALL_STEPPING = {IDLE}, {STEPPING}
+
+
+def _awaits_nothing(env_id: int, flag: int) -> bool:
+    """Return whether a step is complete only with a reset, where none is."""
+    return False
 
 
 class Lanes:
@@ -197,6 +205,11 @@ class Lanes:
         if selection.is_slice:
             return bool(lane[selection.rows] == selection.stepping)
         return set(map(lane.__getitem__, selection.ids)) == _ALL_STEPPING
+
+    def hold_idle(self, env_ids: Sequence[int]) -> bool:
+        """As `are_idle`, for env_ids that are known to exist."""
+        lane = self._lane
+        return lane == self._all_idle or set(map(lane.__getitem__, env_ids)) == _ALL_IDLE
 
     @property
     def has_resets(self) -> bool:
@@ -412,6 +425,20 @@ class Lanes:
             return None
         return selection if self.are_stepping(selection) else None
 
+    def newest_batch(self, env_ids: Sequence[int]) -> Any:
+        """Return the newest observations of envs, if all of them are in their lanes and ready.
+
+        Returns:
+            Per leaf (k, *shape); None if they are not, or were handed out one by one.
+        """
+        if not self.hold_idle(env_ids):
+            return None
+        found = self.observed.newest_few(env_ids)
+        if found is not None:
+            return found
+        selection = self.select(env_ids)
+        return None if selection is None else self.observed.newest_batch(selection)
+
     def have_arrived(self, selection: Selection) -> bool:
         """Whether all of these envs, which take a step, have replied."""
         window = selection.window
@@ -454,11 +481,17 @@ class Lanes:
         slots = [flag & SLOT_BITS for flag in found]
         details: dict[int, Any] = {}
         specials: dict[int, int] = {}
+        awaits = self._awaits_reset if self._reset_inplace else _awaits_nothing
         for position, (flag, slot) in enumerate(zip(found, slots, strict=True)):
-            if flag - slot != usual or slot >= steps:
-                specials[position] = flag
-                if not self._is_sound(selection.ids[position], position, flag, details):
-                    return None
+            if flag - slot == usual and slot < steps:
+                continue
+            env_id = selection.ids[position]
+            is_plain = flag & PLAIN_END_BITS == PLAIN_END and slot < steps
+            if not (is_plain and not awaits(env_id, flag)) and not self._is_sound(
+                env_id, position, flag, details
+            ):
+                return None
+            specials[position] = flag
         one_slot = slots.count(slots[0]) == len(slots)
         where: Any = slots[0] if one_slot else slots
         return Taken(self, selection, self._block.rewards, where, usual, specials, details)
@@ -500,9 +533,9 @@ class Lanes:
             self._lane[selection.rows] = selection.idle
         self.outstanding -= selection.count
         self._statistics.timesteps += selection.count
-        if ended:
-            for env_id, flag, token in ended:
-                self._end_episode(env_id, flag, token)
+        for env_id, flag, token in ended:
+            self._end_episode(env_id, flag, token)
+        if self._awaited or self._strays.are_awaited:
             self.collect()
 
     def _awaits_reset(self, env_id: int, flag: int) -> bool:
@@ -511,14 +544,17 @@ class Lanes:
     def _end_episode(self, env_id: int, flag: int, token: int) -> None:
         """An env's episode ended with the step that has just been handed out."""
         slot = self._slots[env_id]
-        if resets_after(flag) and self._resets_in_lanes and self._episodes.goes_on(slot):
+        resets = flag >> AFTER_SHIFT & 3 == AfterStep.RESETS
+        if resets and self._resets_in_lanes and self._episodes.goes_on(slot):
             self._lane[env_id] = RESETTING
             self._awaited[env_id] = token
+            if self._reset_tokens[env_id] == token:
+                self._begin_episode(env_id)
             return
         self._lane[env_id] = OUT
         slot.request_id = request_of(token)[1]
         slot.work = Work.STEPPING
-        if resets_after(flag):
+        if resets:
             self._strays.await_reset(env_id, token)
         self._episodes.end(slot, after_of(flag))
 
@@ -540,10 +576,7 @@ class Lanes:
             self._strays.collect()
             return
         del self._awaited[env_id]
-        slot = self._slots[env_id]
-        self._episodes.count_reset(slot)
-        self._episodes.use_up_seed(slot)
-        self._episodes.begun(slot, {})
+        self._episodes.gone_on(self._slots[env_id])
         self.observed.began(env_id, place)
         self._lane[env_id] = IDLE
 

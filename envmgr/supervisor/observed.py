@@ -16,6 +16,7 @@ _LARGE_BYTES = 4096
 """Observations from this size on are copied one by one: who keeps one should not keep a batch."""
 
 _NO_SLOT = 255
+_FEW = 8
 
 Rows = Any
 """What indexes the rows of envs: a slice of neighbours, or an array of env_ids."""
@@ -77,6 +78,7 @@ class Observed:
         self.layout = layout
         self._arenas = arenas
         self._by_slot = [[arena[slot] for arena in arenas] for slot in range(rings.slots)]
+        self._flat = [arena.reshape(-1, *arena.shape[2:]) for arena in arenas]
         self._readers = readers
         self._copies = copies
         self._is_lone = type(layout.skeleton) is int
@@ -225,6 +227,20 @@ class Observed:
             return taken
         return arena[rows].copy() if self._copies else arena[rows]
 
+    def newest_few(self, env_ids: Sequence[int]) -> Any:
+        """Return the newest observations of a few envs as a batch of their own, as `batch` does.
+
+        None if some of them were handed out one by one, or views of neighbours are cheaper.
+        """
+        if not self._copies and len(env_ids) > _FEW:
+            return None
+        if not all(map(self._in_arena.__getitem__, env_ids)):
+            return None
+        env_num, slots = len(self._slot_bytes), self._slot_bytes
+        places = [slots[i] * env_num + i for i in env_ids]
+        leaves = [flat.take(places, axis=0) for flat in self._flat]
+        return leaves[0] if self._is_lone else self.layout.unflatten(leaves)
+
     def newest_batch(self, selection: Batch) -> Any:
         """Return the newest observations of envs as one batch, as `batch` does.
 
@@ -246,4 +262,5 @@ class Observed:
         """Let go of the shared memory, and of what was handed out of it."""
         self._arenas = []
         self._by_slot = []
+        self._flat = []
         self._kept = [None] * len(self._kept)

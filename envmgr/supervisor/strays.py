@@ -29,6 +29,11 @@ class Strays:
         self._steps: dict[int, int] = {}
         self._resets: dict[int, int] = {}
 
+    @property
+    def are_awaited(self) -> bool:
+        """Whether there is anything to `collect`."""
+        return bool(self._steps or self._resets)
+
     def bind(self, block: Block, replies: BlockReplies) -> None:
         """Look at this block from now on."""
         self._block = block

@@ -231,6 +231,11 @@ class Supervisor:
             return [i for i in self.states.ids_in(EnvState.RUN) if self.is_ready(i)]
         return [i for i in self.states.ids_in(EnvState.RUN) if not slots[i].owed]
 
+    def are_ready(self, env_ids: Sequence[int]) -> bool:
+        """Return whether all of these envs take an action now."""
+        lanes = self.lanes
+        return (lanes is not None and lanes.hold_idle(env_ids)) or all(map(self.is_ready, env_ids))
+
     def is_ready(self, env_id: int) -> bool:
         """Return whether an env takes an action now."""
         return is_ready(self.states[env_id], pending=self.owes(env_id))
@@ -256,11 +261,7 @@ class Supervisor:
 
         Per leaf (k, *shape); None if they have to be put together from those of each env.
         """
-        lanes = self.lanes
-        selection = None if lanes is None else lanes.select(env_ids)
-        if lanes is None or selection is None or not lanes.are_idle(selection):
-            return None
-        return lanes.observed.newest_batch(selection)
+        return None if self.lanes is None else self.lanes.newest_batch(env_ids)
 
     def observations(self, env_ids: Sequence[int]) -> list[Any]:
         """Return the newest observations of envs that are ready."""

@@ -41,7 +41,7 @@ class ArrayBatch(NamedTuple):
     @property
     def ended(self) -> npt.NDArray[np.int64]:
         """The envs whose episodes ended with these timesteps: (m,) int64."""
-        if type(self.infos) is OrdinaryInfos:
+        if type(self.infos) is BatchInfos and self.infos.are_ordinary:
             return _NONE
         return self.env_ids[self.terminated | self.truncated]
 
@@ -82,7 +82,7 @@ class Taken:
         slots: the slot that all observations are in, or a list with one for each.
         usual: the flags that a reply has if there is nothing to it.
         specials: the flags of the others, by position.
-        details: info and reward of those, by position.
+        details: info and reward of those, by position; without those of plain ends of episodes.
     """
 
     __slots__ = ("_details", "_lanes", "_rewards", "_selection", "_slots", "_specials", "_usual")
@@ -116,9 +116,10 @@ class Taken:
         if self._specials:
             dones = [False] * len(ids)
             for position, flag in self._specials.items():
-                info, rewards[position] = self._details[position]
-                infos[position] = info_of((flag & ENDING_BITS) >> ENDING_SHIFT, info.copy())
                 dones[position] = bool(flag & DONE)
+            for position, (_, reward) in self._details.items():
+                rewards[position] = reward
+            _put_in(infos, self._specials, self._details)
         steps = map(_make_timestep, zip(found, rewards, dones, infos, strict=False))
         timesteps = dict(zip(ids, steps, strict=True))
         observed.taken_as_rows(ids, selection.rows, self._slots, found)
@@ -133,26 +134,28 @@ class Taken:
         window = selection.window
         rewards = self._rewards[rows] if window is None else window.rewards.copy()
         ends = np.zeros((2, count), dtype=np.bool_)
-        infos: Sequence[Any] = OrdinaryInfos(self._usual, count)
-        if self._specials:
-            infos = self._special_infos(count, ends)
+        for position, flag in self._specials.items():
+            ends[:, position] = self._ends(position, flag)
+        infos = BatchInfos(self._usual, count, self._specials, self._details)
         observed.taken_as_batch(selection, self._slots)
         self._lanes.handed_out(selection, self._specials)
         return ArrayBatch(selection.array, obs, rewards, ends[0], ends[1], infos)
 
-    def _special_infos(self, count: int, ends: npt.NDArray[np.bool_]) -> Sequence[Any]:
-        """Return the infos, and fill in (2, k) which episodes were terminated and truncated."""
-        infos = _ordinary_infos(self._usual, count)
-        for position, flag in self._specials.items():
-            info, _ = self._details[position]
-            ending = (flag & ENDING_BITS) >> ENDING_SHIFT
-            infos[position] = info_of(ending, info.copy())
-            if ending:
-                ends[0, position] = bool(ending & TERMINATED)
-                ends[1, position] = bool(ending & TRUNCATED)
-            else:
-                ends[:, position] = ends_of(bool(flag & DONE), info)
-        return tuple(infos)
+    def _ends(self, position: int, flag: int) -> tuple[bool, bool]:
+        """Return whether an episode was terminated, and whether it was truncated."""
+        ending = (flag & ENDING_BITS) >> ENDING_SHIFT
+        if ending:
+            return bool(ending & TERMINATED), bool(ending & TRUNCATED)
+        return ends_of(bool(flag & DONE), self._details[position][0])
+
+
+def _put_in(
+    infos: list[Any], specials: Mapping[int, int], details: Mapping[int, tuple[Any, Any]]
+) -> None:
+    """Put the infos of replies with something to them in their places."""
+    for position, flag in specials.items():
+        info = details[position][0].copy() if position in details else {}
+        infos[position] = info_of((flag & ENDING_BITS) >> ENDING_SHIFT, info)
 
 
 def _ordinary_infos(flag: int, count: int) -> list[Any]:
@@ -178,15 +181,35 @@ def _flag_of(info: Any, name: str, default: bool) -> bool:
     return any(told) if told else default
 
 
-class OrdinaryInfos(Sequence[dict[str, Any]]):
-    """The infos of steps that have nothing to say; made when one of them is asked for."""
+class BatchInfos(Sequence[dict[str, Any]]):
+    """The infos of steps; made when one of them is asked for.
 
-    __slots__ = ("_count", "_flag", "_infos")
+    Args:
+        flag: of a reply with nothing to it.
+        count: how many steps.
+        specials: the flags of replies with something to them, by position.
+        details: their infos and rewards, as far as there are any.
+    """
 
-    def __init__(self, flag: int, count: int) -> None:
+    __slots__ = ("_count", "_details", "_flag", "_infos", "_specials")
+
+    def __init__(
+        self,
+        flag: int,
+        count: int,
+        specials: Mapping[int, int],
+        details: Mapping[int, tuple[Any, Any]],
+    ) -> None:
         self._flag = flag
         self._count = count
+        self._specials = specials
+        self._details = details
         self._infos: tuple[dict[str, Any], ...] | None = None
+
+    @property
+    def are_ordinary(self) -> bool:
+        """Whether none of the steps has anything to it."""
+        return not self._specials
 
     def __len__(self) -> int:
         return self._count
@@ -213,5 +236,7 @@ class OrdinaryInfos(Sequence[dict[str, Any]]):
 
     def _made(self) -> tuple[dict[str, Any], ...]:
         if self._infos is None:
-            self._infos = tuple(_ordinary_infos(self._flag, self._count))
+            infos = _ordinary_infos(self._flag, self._count)
+            _put_in(infos, self._specials, self._details)
+            self._infos = tuple(infos)
         return self._infos

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -37,15 +38,15 @@ def test_an_interrupted_gather_has_every_host_ring() -> None:
                 os.kill(pid, signal.SIGSTOP)
             # What `step` does before it waits; Ctrl-C would end it here.
             assert requests.post_actions(supervisor, dict.fromkeys(range(N), 0), LAST)
-            transport = supervisor.hosts.transport
-            ring = transport.ring
+            lanes = supervisor.lanes
+            ring = lanes._ring
 
-            def noted(host_id: int, *, asks: bool = False) -> None:
+            def noted(host_ids: Sequence[int], *, asks: bool = False) -> None:
                 if asks:
-                    asked.append(host_id)
-                ring(host_id, asks=asks)
+                    asked.extend(host_ids)
+                ring(host_ids, asks=asks)
 
-            transport.ring = noted
+            lanes._ring = noted
         assert manager.recv(min_ready=1, timeout_s=0.0) == {}
         assert len(asked) == len(set(asked)) == N
         for pid in pids:
