@@ -29,6 +29,7 @@ from envmgr.spaces import (
     ValueMismatchError,
     check_finite,
     check_free_form,
+    finite_test,
     layout_of,
     path_text,
 )
@@ -167,19 +168,21 @@ def slot_arrays(memory: Any, placement: Placement) -> list[Array]:
 
 
 class LoneLeaf(NamedTuple):
-    """What writing takes for envs whose observation is one array, checked in no other way.
+    """What writing takes for envs whose observation is one array.
 
     Attributes:
         dtype: of an observation that needs no second look.
         shape: likewise.
         targets: where it is written, by slot.
         after: the slot of the step after the one in each slot.
+        finite: equals 0 for one whose numbers are finite; None if they need not be.
     """
 
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
     targets: list[Array]
     after: list[int]
+    finite: Callable[[Array], Any] | None
 
 
 class ObservationWriter:
@@ -218,10 +221,12 @@ class ObservationWriter:
         self.step_slot, self._reset_slot = placement.step_slot, placement.reset_slot
         self.lone = None
         leaf = placement.layout.leaves[0]
-        if type(placement.layout.skeleton) is int and not self._rules.refuse_non_finite:
+        is_tested = self._rules.refuse_non_finite and leaf.dtype.kind in "fc"
+        finite = finite_test(leaf.dtype, leaf.shape) if is_tested else None
+        if type(placement.layout.skeleton) is int and is_tested == (finite is not None):
             targets = [target for (target,) in self._slots]
             after = [placement.rings.after(slot) for slot in range(placement.rings.steps)]
-            self.lone = LoneLeaf(leaf.dtype, leaf.shape, targets, after)
+            self.lone = LoneLeaf(leaf.dtype, leaf.shape, targets, after, finite)
 
     def write(self, observation: Any, *, of_reset: bool = False) -> Any:
         """Check an observation, commit it and return the reference that the reply carries.
@@ -239,6 +244,7 @@ class ObservationWriter:
             and type(observation) is np.ndarray
             and observation.dtype == lone.dtype
             and observation.shape == lone.shape
+            and (lone.finite is None or lone.finite(observation) == 0.0)
         ):
             return self._commit((observation,), of_reset)  # the ordinary case: nothing to check
         if self._layout is None:

@@ -7,6 +7,7 @@ message, exactly as the answer to a step that came by message.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -120,7 +121,7 @@ class PostedEnv:
         self.step: Callable[[int, Any], Answer] = self._general_step
         # Numbers inside of dicts and tuples are numpy's here; such envs expect Python's.
         converts = any(leaf.is_number and leaf.path for leaf in block.plan.actions.leaves)
-        plain = type(env) is GymnasiumEnv and not host_env.checks_rewards and not converts
+        plain = type(env) is GymnasiumEnv and not converts
         if plain and writer.lone is not None:
             self.step = self._shortcut(env, writer, writer.lone)
 
@@ -131,7 +132,8 @@ class PostedEnv:
         them, and leaves all others to `_answered`. Actions in the block are what the env expects.
         """
         row, rewards, flags, replies = self.row, self._rewards, self._flags, self._replies
-        dtype, shape, targets, after = lone
+        dtype, shape, targets, after, finite = lone
+        takes_any_reward, isfinite = not self._env.checks_rewards, math.isfinite
         codes = [slot | TOLD << ENDING_SHIFT for slot in range(len(after))]
         ndarray, answered = np.ndarray, self._answered
 
@@ -151,6 +153,8 @@ class PostedEnv:
                     and type(obs) is ndarray
                     and obs.dtype == dtype
                     and obs.shape == shape
+                    and (finite is None or finite(obs) == 0.0)
+                    and (takes_any_reward or isfinite(reward))
                 ):
                     slot = writer.step_slot
                     targets[slot][...] = obs

@@ -19,6 +19,7 @@ from envmgr.spaces.values import (
     OnCast,
     ValueMismatchError,
     check_finite,
+    finite_test,
     path_text,
     short_text,
 )
@@ -36,6 +37,7 @@ __all__ = [
     "action_columns",
     "check_finite",
     "check_free_form",
+    "finite_test",
     "layout_of",
     "path_text",
     "short_text",

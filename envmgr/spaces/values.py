@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,9 @@ import numpy.typing as npt
 Array = npt.NDArray[Any]
 Path = tuple[str | int, ...]
 OnCast = Callable[[str], None]
+
+_MOST_IN_ONE_THREAD = 8192
+"""Longer products may be given to several threads by the library that computes them."""
 
 
 class ValueMismatchError(ValueError):
@@ -44,6 +48,21 @@ def check_finite(value: Any, path: Path = ()) -> None:
             raise NonFiniteError(
                 f"value{path_text(path)} has NaN or infinite numbers (nan_policy is not allow)"
             )
+
+
+def finite_test(dtype: np.dtype[Any], shape: tuple[int, ...]) -> Callable[[Array], Any] | None:
+    """Return a function of an array of this kind that gives 0 if all its numbers are finite.
+
+    Zero times a number is zero, except of NaN and infinities: a product with a vector of zeros
+    costs half of looking at each number.
+
+    Returns:
+        None if there is nothing to test, or too much for a product of one thread.
+    """
+    n_numbers = int(np.prod(shape, dtype=np.int64))
+    if dtype.kind != "f" or n_numbers > _MOST_IN_ONE_THREAD:
+        return None
+    return partial(np.vdot, np.zeros(n_numbers, dtype))
 
 
 def structure_text(path: Path, value: Any, expected: str) -> str:

@@ -28,6 +28,7 @@ from envmgr.spaces import (
     ValueMismatchError,
     action_check,
     check_free_form,
+    finite_test,
     layout_of,
     path_text,
     split_batch,
@@ -569,3 +570,24 @@ def test_stacking_and_splitting_are_inverse() -> None:
         np.testing.assert_array_equal(row["a"], value["a"])
         assert row["b"][0] == value["b"][0]
         np.testing.assert_array_equal(row["b"][1], value["b"][1])
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+@pytest.mark.parametrize("shape", [(), (1,), (3, 4), (2, 0)])
+@pytest.mark.filterwarnings("error")
+def test_a_finite_test_finds_any_number_that_is_not(dtype: Any, shape: tuple[int, ...]) -> None:
+    test = finite_test(np.dtype(dtype), shape)
+    assert test is not None
+    for number in (0.0, -1.5, np.finfo(dtype).max, np.finfo(dtype).smallest_subnormal):
+        assert test(np.full(shape, number, dtype)) == 0.0
+    for number in (np.nan, np.inf, -np.inf):
+        for place in np.ndindex(shape):
+            array = np.full(shape, np.finfo(dtype).max, dtype)
+            array[place] = number
+            assert test(array) != 0.0
+
+
+def test_there_is_no_finite_test_of_what_is_always_finite_or_too_large() -> None:
+    assert finite_test(np.dtype(np.uint8), (3,)) is None
+    assert finite_test(np.dtype(np.float32), (1000, 1000)) is None
+    assert finite_test(np.dtype(np.complex64), (3,)) is None
