@@ -136,8 +136,13 @@ class Gather:
             return len(arrived) == outstanding or lanes.outstanding != outstanding
 
         look_every_s = _LOOK_EVERY_S if lanes.any_shared and needed < outstanding else math.inf
-        satisfying = (engine.spins and engine.spin_until(satisfied)) or engine.wait_until(
-            satisfied, deadline=deadline, look_every_s=look_every_s, doing="step"
+        rings_suffice = look_every_s == deadline == math.inf
+        satisfying = (
+            (engine.spins and engine.spin_until(satisfied))
+            or (rings_suffice and engine.await_rings(satisfied))
+            or engine.wait_until(
+                satisfied, deadline=deadline, look_every_s=look_every_s, doing="step"
+            )
         )
         if satisfying and policy.step_wait_timeout_s > 0.0:
             until = min(deadline, engine.now() + policy.step_wait_timeout_s)

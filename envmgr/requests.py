@@ -145,8 +145,7 @@ def post_batch(supervisor: Supervisor, env_ids: Any, batch: Any, ring: int) -> S
 
 def _idle(lanes: Lanes, env_ids: Any) -> Selection | None:
     """Return envs as a selection, if all of them are in their lanes and ready."""
-    if not lanes.are_all_idle:
-        lanes.enter()
+    lanes.enter()
     selection = lanes.select(env_ids)
     return selection if selection is not None and lanes.are_idle(selection) else None
 

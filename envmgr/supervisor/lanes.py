@@ -62,6 +62,7 @@ from envmgr.supervisor.taken import Taken
 from envmgr.transport.base import Arrival
 
 _KNOWN_SELECTIONS = 256
+_MANY = 4
 _ALL_IDLE, _ALL_STEPPING = {IDLE}, {STEPPING}
 
 
@@ -227,9 +228,17 @@ class Lanes:
 
     def idle_ids(self) -> list[int]:
         """Return the envs in their lanes that are ready, ascending."""
-        if self._lane == self._all_idle:
-            return list(range(len(self._lane)))
-        return [env_id for env_id, at in enumerate(self._lane) if at == IDLE]
+        lane = self._lane
+        count = lane.count(IDLE)
+        if count == len(lane):
+            return list(range(count))
+        if count * _MANY > len(lane):
+            return [env_id for env_id, at in enumerate(lane) if at == IDLE]
+        found, at = [], -1
+        for _ in range(count):
+            at = lane.find(IDLE, at + 1)
+            found.append(at)
+        return found
 
     @property
     def are_all_in(self) -> bool:
@@ -247,7 +256,7 @@ class Lanes:
     def enter(self) -> None:
         """Take every env that is ready into its lane."""
         lane = self._lane
-        if lane == self._all_idle:
+        if OUT not in lane:
             return
         for env_id, at in enumerate(lane):
             if at == OUT and self._may_enter(env_id):

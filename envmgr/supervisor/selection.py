@@ -73,8 +73,8 @@ class Selection:
         window: their rows of the columns, if they are and as soon as they were asked for.
         arenas: their rows of the arenas, by slot, as far as they were asked for; if they are.
         is_ascending: whether the env_ids ascend.
-        fresh: what says of all of them that the newest observation is in the arena.
-        idle: what says of all of them that they are ready.
+        fresh: of neighbours: what says of all that the newest observation is in the arena.
+        idle: likewise that they are ready.
         stepping: likewise that they take a step.
     """
 
@@ -98,13 +98,15 @@ class Selection:
         self.count = len(ids)
         self.array: npt.NDArray[np.int64] = np.array(ids, dtype=np.int64)
         self.array.flags.writeable = False
-        first = ids[0]
-        self.is_slice = ids == list(range(first, first + len(ids)))
-        self.rows: Any = slice(first, first + len(ids)) if self.is_slice else self.array
+        first, count = ids[0], len(ids)
         self.hosts = list(dict.fromkeys(map(host_index.__getitem__, ids)))
+        self.is_slice = ids[-1] - first == count - 1 and ids == list(range(first, first + count))
         self.is_ascending = self.is_slice or ids == sorted(ids)
-        self.fresh = bytes((1,)) * len(ids)
-        self.idle = bytes((IDLE,)) * len(ids)
-        self.stepping = bytes((STEPPING,)) * len(ids)
+        self.rows: Any = self.array
+        if self.is_slice:
+            self.rows = slice(first, first + count)
+            self.fresh = bytes((1,)) * count
+            self.idle = bytes((IDLE,)) * count
+            self.stepping = bytes((STEPPING,)) * count
         self.window: Window | None = None
         self.arenas: dict[int, list[Array]] = {}
