@@ -107,11 +107,6 @@ class Engine:
         """
         return self._call
 
-    @property
-    def is_over(self) -> bool:
-        """Whether there are no calls any more."""
-        return self.closing or self._forks != len(_FORKS)
-
     def refuse_call(self) -> None:
         """Say why there are no calls any more.
 
@@ -176,11 +171,15 @@ class Engine:
                 self._pump(max(until - now, 0.0))
         raise ManagerClosedError("the manager was closed by another thread, or by a signal handler")
 
-    def await_rings(self, finished: Callable[[], bool]) -> bool:
+    def await_rings(self, finished: Callable[[], bool], limit_s: float = LOOK_EVERY_S) -> bool:
         """Wait as `wait_until` does, for what comes with rings alone; the lock is held.
 
         What happens in nearly every step costs as little as it can here. The trainer sleeps
         meanwhile, and runs with cold caches after it, as hosts do.
+
+        Args:
+            finished: asked after each ring.
+            limit_s: wait so long for one ring at most.
 
         Returns:
             Whether `finished` became true and nothing else has happened, as far as is known. If
@@ -189,7 +188,7 @@ class Engine:
         supervisor, transport = self.supervisor, self.transport
         supervisor.sleep(soon=True)
         while not (done := finished()):
-            seconds = min(supervisor.earliest_deadline - self._clock(), LOOK_EVERY_S)
+            seconds = min(supervisor.earliest_deadline - self._clock(), limit_s, LOOK_EVERY_S)
             if self.closing or seconds <= 0.0 or not transport.await_ring(seconds):
                 return False
         supervisor.sleep(soon=False)
@@ -276,11 +275,9 @@ class Engine:
     def has_background_work(self) -> bool:
         """Return whether anything is under way that needs looking after behind the caller."""
         supervisor = self.supervisor
-        return bool(
-            supervisor.hosts.background
-            or supervisor.statistics.outstanding
-            or (supervisor.lanes is not None and supervisor.lanes.has_resets)
-        )
+        if supervisor.statistics.outstanding or supervisor.hosts.background:
+            return True
+        return supervisor.lanes is not None and supervisor.lanes.has_resets
 
     def seconds_until(self, moment: float) -> float | None:
         """Return how long it is to a moment on the clock; None for ever."""
@@ -365,7 +362,7 @@ class _Call:
         self._lock.release()
         self._call_lock.release()
         background, engine = self._background, self._engine
-        if background is None or engine.is_over:
+        if background is None or engine.closing or self._forks != len(_FORKS):
             return
         if background.thread is None or not background.dormant or engine.has_background_work():
             background.arm()

@@ -136,10 +136,9 @@ class Gather:
             return len(arrived) == outstanding or lanes.outstanding != outstanding
 
         look_every_s = _LOOK_EVERY_S if lanes.any_shared and needed < outstanding else math.inf
-        rings_suffice = look_every_s == deadline == math.inf
         satisfying = (
             (engine.spins and engine.spin_until(satisfied))
-            or (rings_suffice and engine.await_rings(satisfied))
+            or (deadline == math.inf and engine.await_rings(satisfied, look_every_s))
             or engine.wait_until(
                 satisfied, deadline=deadline, look_every_s=look_every_s, doing="step"
             )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -191,14 +192,15 @@ class EnvManager(EnvAccess):
     def _receive(
         self, supervisor: Supervisor, min_ready: int | None, timeout_s: float | None
     ) -> Gathered:
-        policy = self._policy
-        self._gathers_some = min_ready is not None  # most likely the next time, too
+        policy, outstanding = self._policy, supervisor.statistics.outstanding
         if min_ready is not None:
             if min_ready < 1:
                 raise ConfigError(f"min_ready is {min_ready}; it should be 1 or more")
-            policy = GatherPolicy(min_ready, 0.0)
+            policy = _exactly(min_ready)
+        # Most likely the next time, too:
+        self._gathers_some = min_ready is not None and min_ready < outstanding
         deadline = math.inf if timeout_s is None else monotonic() + max(timeout_s, 0.0)
-        if not supervisor.statistics.outstanding:
+        if not outstanding:
             self._surface(supervisor)
         gather = Gather(self._running, supervisor)
         return gather.some(policy, deadline=deadline, exactly=min_ready is not None)
@@ -343,6 +345,11 @@ class EnvManager(EnvAccess):
         if samplers is None:
             raise ManagerClosedError("the manager is closed; call launch() first")
         return {i: samplers.sample(i) for i in self.ready_obs_id}
+
+
+@functools.lru_cache(maxsize=64)
+def _exactly(min_ready: int) -> GatherPolicy:
+    return GatherPolicy(min_ready, 0.0)
 
 
 def _is_coming(slot: Any) -> bool:
