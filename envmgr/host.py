@@ -72,7 +72,7 @@ class Host:
         """Run one request and yield its encoded replies as they come."""
         env = self._envs.get(message.env_id)
         if env is None:
-            return self._unknown(message)
+            return self._adopt(message) if message.op == Op.ADOPT else self._unknown(message)
         if message.op in self._announced:
             return self._announce(message, env.handle(message))
         return env.handle(message)
@@ -93,6 +93,12 @@ class Host:
     def _announce(self, message: Message, replies: Iterator[Any]) -> Iterator[Any]:
         yield self._encode(message._replace(op=Op.BEGAN, payload=None))
         yield from replies
+
+    def _adopt(self, message: Message) -> Iterator[Any]:
+        """Have the one env of this host serve another env_id."""
+        (env,) = self._envs.values()
+        self._envs = {message.env_id: env}
+        return env.adopt(message)
 
     def _unknown(self, message: Message) -> Iterator[Any]:
         text = f"env {message.env_id} is not one of {list(self._envs)}, which this host runs"

@@ -23,6 +23,7 @@ from envmgr.observations import ObservationRules, ObservationWriter, Placement
 from envmgr.posted import PostedSteps
 from envmgr.posted_env import PostedEnv
 from envmgr.protocol import (
+    UNANSWERED,
     AfterStep,
     Attribute,
     EnvDescription,
@@ -38,6 +39,7 @@ from envmgr.spaces import NonFiniteError, ValueMismatchError, short_text
 from envmgr.trial import try_env
 from envmgr.types import EnvFactory, is_abnormal
 
+_NOTHING_KEPT = RemoteFailure(FailureKind.PROTOCOL, "reset", message="no reset was kept")
 _NO_PLAN = EpisodePlan(auto_reset=False, episodes_left=0, params={})
 _METHOD_TYPES = (MethodType, FunctionType, BuiltinMethodType)
 
@@ -120,6 +122,7 @@ class HostedEnv:
         self._env: Any = None
         self._writer: ObservationWriter | None = None
         self._plan = _NO_PLAN
+        self._kept: tuple[Any, dict[str, Any]] | RemoteFailure = _NOTHING_KEPT
         self.notices: list[str] = []
         self._told: set[str] = set()
         self._handlers: dict[int, Callable[[Message], Iterator[Any]]] = {
@@ -265,13 +268,58 @@ class HostedEnv:
         except self.propagated:
             raise
         except BaseException as error:  # as in _step
-            yield self.failure(message, error, "reset")
+            self._kept = RemoteFailure.from_exception(error, "reset", _kind_of(error))
+            yield self._failed(message, self._kept)
             return
-        yield from self._begin_episode(message, order.params)
+        if order.keeps:
+            yield self._keep_episode(message, order.params)
+        else:
+            yield from self._begin_episode(message, order.params)
+
+    def _keep_episode(self, message: Message, params: Mapping[str, Any]) -> Any:
+        """Reset the env, keep what came of it, and say whether that is an episode."""
+        try:
+            observation, info = adapt.reset_env(self._env, params)
+            self.write_observation(observation, of_reset=True)  # only checks: it is not attached
+            self._kept = observation, info
+            return self.reply(message, Op.RESET_DONE, None)
+        except self.propagated:
+            raise
+        except BaseException as error:  # as in _step
+            self._kept = RemoteFailure.from_exception(error, "reset", _kind_of(error))
+            return self._failed(message, self._kept)
+
+    def adopt(self, message: Message) -> Iterator[Any]:
+        """Serve another env_id, and answer with what came of the reset that was kept."""
+        if self._posted is not None:
+            self._posted.leave(self.env_id)
+        self.env_id = message.env_id
+        if message.payload is not None:
+            yield from self._attach(message)
+        elif self._writer is not None:
+            self._writer.detach()
+        kept, self._kept = self._kept, _NOTHING_KEPT
+        if message.request_id == UNANSWERED:
+            return
+        if isinstance(kept, RemoteFailure):
+            yield self._failed(message, kept)
+        else:
+            yield from self._reset_done(message, *kept)
 
     def _begin_episode(self, message: Message, params: Mapping[str, Any]) -> Iterator[Any]:
         try:
             observation, info = adapt.reset_env(self._env, params)
+        except self.propagated:
+            raise
+        except BaseException as error:  # as in _step
+            yield self.failure(message, error, "reset")
+            return
+        yield from self._reset_done(message, observation, info)
+
+    def _reset_done(
+        self, message: Message, observation: Any, info: dict[str, Any]
+    ) -> Iterator[Any]:
+        try:
             reference = self.write_observation(observation, of_reset=True)
             reply = self.reply(message, Op.RESET_DONE, (reference, info))
         except self.propagated:
@@ -295,6 +343,7 @@ class HostedEnv:
     def _renew(self, message: Message) -> Iterator[Any]:
         self.close()
         self._plan = _NO_PLAN
+        self._kept = _NOTHING_KEPT
         self.episodes = 0
         yield self._build(message)
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import cloudpickle
+
 from envmgr.calibration import Calibrator, usable_cores
 from envmgr.config import ManagerConfig, WorkerEnv
 from envmgr.engine import Engine
-from envmgr.errors import EnvFailure, LaunchError
+from envmgr.errors import ConfigError, EnvFailure, LaunchError
 from envmgr.host import HostSettings
 from envmgr.lifecycle import EnvState
 from envmgr.observations import ObservationRules
@@ -46,7 +49,9 @@ def spin_s_of(config: ManagerConfig) -> float:
     working.
     """
     n_hosts = n_hosts_of(config)
-    return _SPIN_S if n_hosts is not None and n_hosts < usable_cores(None) else 0.0
+    if n_hosts is None or n_hosts + config.spare_env_num >= usable_cores(None):
+        return 0.0
+    return _SPIN_S
 
 
 def _affinity_of(config: ManagerConfig) -> tuple[tuple[int, ...], ...] | None:
@@ -104,8 +109,18 @@ def build_engine(
     given_spaces: tuple[Any, Any],
     clock: Clock,
 ) -> Engine:
-    """Return an engine whose envs are all VOID."""
+    """Return an engine whose envs are all VOID.
+
+    Raises:
+        ConfigError: spares are asked for where envs run in the caller's thread.
+    """
+    if config.spare_env_num and transport.runs_in_caller:
+        raise ConfigError(
+            f"manager.spare_env_num is {config.spare_env_num}, but managers of this kind run envs "
+            "in the trainer's own thread, where no reset can be hidden. Leave it 0."
+        )
     settings = host_settings_of(config, given_spaces, in_caller=transport.runs_in_caller)
+    spare = spare_factory(factories) if config.spare_env_num else None
     rules = EpisodeRules(
         episode_num=config.episode_num,
         auto_reset=config.auto_reset,
@@ -113,6 +128,8 @@ def build_engine(
         copy_on_get=config.copy_on_get,
         check_actions=config.check_actions,
         raise_non_finite=config.nan_policy == "raise",
+        spare_takers=() if spare is None else _takers(factories, spare),
+        spares_in_order=math.isinf(config.wait_num),
     )
     policy = FailurePolicy(
         recover=config.on_failure == "recover",
@@ -125,15 +142,54 @@ def build_engine(
     )
     hosts = Hosts(
         transport,
-        factories,
+        all_factories(factories, config),
         settings,
         deadlines_of(config),
         clock,
-        num_workers=None if transport.runs_in_caller else n_hosts_of(config),
+        num_workers=None if transport.runs_in_caller or spare else n_hosts_of(config),
+        spare_num=config.spare_env_num,
     )
     supervisor = Supervisor(hosts, rules, policy)
     background = not transport.runs_in_caller
     return Engine(supervisor, transport, clock, background=background, spin_s=spin_s_of(config))
+
+
+def all_factories(factories: Sequence[EnvFactory], config: ManagerConfig) -> list[EnvFactory]:
+    """Return the factories of all envs, and then of the spares."""
+    if not config.spare_env_num:
+        return list(factories)
+    return [*factories, *[spare_factory(factories)] * config.spare_env_num]
+
+
+def spare_factory(factories: Sequence[EnvFactory]) -> EnvFactory:
+    """Return the factory that most envs have, the first of several: it builds the spares."""
+    kinds = _kinds_of(factories)
+    return factories[kinds.index(max(kinds, key=kinds.count))]
+
+
+def _takers(factories: Sequence[EnvFactory], spare: EnvFactory) -> tuple[bool, ...]:
+    """Return for each env whether spares are built as it is."""
+    kind, *kinds = _kinds_of([spare, *factories])
+    alone = [env_id for env_id, other in enumerate(kinds) if other != kind]
+    if alone:
+        logger.warning(
+            "envs %s take no spare: their env_fn is another than that of the spares. Give all envs "
+            "one function, as in env_fn=[make_env] * n",
+            alone,
+        )
+    return tuple(other == kind for other in kinds)
+
+
+def _kinds_of(factories: Sequence[EnvFactory]) -> list[Any]:
+    """Return what is equal for factories that build the same env: one object, or equal pickles."""
+    known: dict[int, Any] = {}
+    for factory in factories:
+        if id(factory) not in known:
+            try:
+                known[id(factory)] = cloudpickle.dumps(factory)
+            except Exception:  # whatever a __reduce__ may raise: with `fork` it need not be sent
+                known[id(factory)] = id(factory)
+    return [known[id(factory)] for factory in factories]
 
 
 def build_calibrator(
@@ -165,7 +221,7 @@ def launch_envs(engine: Engine, config: ManagerConfig, replay_paths: Sequence[st
         SpaceMismatchError, ConfigError: see `Supervisor`.
     """
     supervisor = engine.supervisor
-    slots = supervisor.slots
+    slots = supervisor.hosts.slots
     supervisor.start_hosts(slot.env_id for slot in slots)
     _wait(engine, lambda: all(s.work is not Work.STARTING for s in slots), "building")
     supervisor.place_observations(same_spaces=config.same_spaces)
@@ -176,7 +232,11 @@ def launch_envs(engine: Engine, config: ManagerConfig, replay_paths: Sequence[st
     failures = supervisor.repair.launch_failures
     _wait(
         engine,
-        lambda: all(states[s.env_id] is EnvState.RUN or s.env_id in failures for s in slots),
+        lambda: all(
+            s.env_id in failures
+            or (supervisor.is_spare_ready(s) if s.is_spare else states[s.env_id] is EnvState.RUN)
+            for s in slots
+        ),
         "the first reset",
     )
     supervisor.repair.launching = False
@@ -185,7 +245,7 @@ def launch_envs(engine: Engine, config: ManagerConfig, replay_paths: Sequence[st
 def _enable_replays(engine: Engine, paths: Sequence[str]) -> None:
     supervisor = engine.supervisor
     slots = supervisor.slots
-    payloads = [("enable_save_replay", (path,)) for path in paths]
+    payloads = replay_payloads(paths)
     supervisor.submit_calls([s.env_id for s in slots], Op.CALL, payloads)
     _wait(engine, lambda: all(s.work is not Work.CALLING for s in slots), "enable_save_replay")
     failed = {s.env_id: s.result for s in slots if isinstance(s.result, EnvFailure)}
@@ -194,6 +254,13 @@ def _enable_replays(engine: Engine, paths: Sequence[str]) -> None:
     for slot, payload in zip(slots, payloads, strict=True):
         slot.result = None
         supervisor.replay(slot.env_id, Op.CALL, payload)
+    supervisor.replay_on_spares(Op.CALL, payloads)
+
+
+def replay_payloads(paths: Sequence[str]) -> list[tuple[str, Any]]:
+    """Return the payloads of the calls that enable replays; one object for equal paths."""
+    payloads = {path: ("enable_save_replay", (path,)) for path in paths}
+    return [payloads[path] for path in paths]
 
 
 def _wait(engine: Engine, finished: Callable[[], bool], doing: str) -> None:
@@ -201,7 +268,7 @@ def _wait(engine: Engine, finished: Callable[[], bool], doing: str) -> None:
     engine.wait_until(lambda: bool(failures) or finished(), doing=f"launch ({doing})")
     if failures:
         engine.wait_for(finished, _OTHERS_S)
-        raise _launch_error(failures, len(engine.supervisor.slots))
+        raise _launch_error(failures, len(engine.supervisor.hosts.slots))
 
 
 def _launch_error(failures: dict[int, EnvFailure], env_num: int) -> LaunchError:

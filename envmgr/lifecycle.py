@@ -93,16 +93,19 @@ class StateTable:
 
     Args:
         env_num: number of envs; all begin in VOID.
+        spare_num: number of spares, whose ids follow; only asked for one by one. They never are in
+            RUN.
     """
 
-    def __init__(self, env_num: int) -> None:
-        self._states: list[EnvState] = [EnvState.VOID] * env_num
+    def __init__(self, env_num: int, spare_num: int = 0) -> None:
+        self._env_num = env_num
+        self._states: list[EnvState] = [EnvState.VOID] * (env_num + spare_num)
 
     def __getitem__(self, env_id: int) -> EnvState:
         return self._states[env_id]
 
     def __len__(self) -> int:
-        return len(self._states)
+        return self._env_num
 
     def apply(self, env_id: int, event: Event) -> EnvState:
         """Apply `event` to one env and return its new state.
@@ -127,7 +130,7 @@ class StateTable:
 
     def snapshot(self) -> tuple[EnvState, ...]:
         """Return the states of all envs, by env_id."""
-        return tuple(self._states)
+        return tuple(self._states[: self._env_num])
 
 
 def is_ready(state: EnvState, *, pending: bool) -> bool:

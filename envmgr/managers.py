@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from envmgr.launch import deadlines_of, n_hosts_of, worker_settings_of
+from envmgr.launch import all_factories, deadlines_of, n_hosts_of, worker_settings_of
 from envmgr.manager import EnvManager
 from envmgr.registry import ENV_MANAGER_REGISTRY
 from envmgr.transport.base import Transport
@@ -58,9 +58,10 @@ class AsyncSubprocessEnvManager(BaseEnvManager):
             refuse_unsafe_fork()
         # With `auto` one worker tries an env out first, and the number is known afterwards.
         n_workers = 1 if config.num_workers == "auto" else n_hosts_of(config) or self.env_num
+        n_workers += config.spare_env_num
         shared_memory = config.shared_memory
         refuse_too_many_workers(n_workers, config.context, shared_memory=shared_memory)
-        spawner = make_spawner(config.context, settings, self._env_fn)
+        spawner = make_spawner(config.context, settings, all_factories(self._env_fn, config))
         return ProcessTransport(spawner, settings, shared_memory=shared_memory)
 
 

@@ -228,6 +228,11 @@ class ObservationWriter:
             after = [placement.rings.after(slot) for slot in range(placement.rings.steps)]
             self.lone = LoneLeaf(leaf.dtype, leaf.shape, targets, after, finite)
 
+    def detach(self) -> None:
+        """Write nowhere any more: references carry the observations themselves."""
+        self._slots = None
+        self.lone = None
+
     def write(self, observation: Any, *, of_reset: bool = False) -> Any:
         """Check an observation, commit it and return the reference that the reply carries.
 

@@ -81,11 +81,15 @@ class FailureBudget:
     Args:
         policy: the limits.
         env_num: number of envs.
+        spare_num: number of spares, whose ids follow; what they fail counts for each alone.
     """
 
-    def __init__(self, policy: FailurePolicy, env_num: int) -> None:
+    def __init__(self, policy: FailurePolicy, env_num: int, spare_num: int = 0) -> None:
         self._policy = policy
-        self._of_env: list[deque[tuple[float, EnvFailure]]] = [deque() for _ in range(env_num)]
+        self._env_num = env_num
+        self._of_env: list[deque[tuple[float, EnvFailure]]] = [
+            deque() for _ in range(env_num + spare_num)
+        ]
         self._of_all: deque[tuple[float, EnvFailure]] = deque()
         self._limit_of_all = policy.max_failures_of_all(env_num)
 
@@ -96,17 +100,20 @@ class FailureBudget:
             None while the budget holds, else a clause that names the exceeded limit.
         """
         entry = (now, failure)
-        for window in (self._of_env[env_id], self._of_all):
+        is_spare = env_id >= self._env_num
+        own = self._of_env[env_id]
+        for window in (own,) if is_spare else (own, self._of_all):
             window.append(entry)
             while window[0][0] < now - self._policy.window_s:
                 window.popleft()
         window_s = self._policy.window_s
-        if len(self._of_env[env_id]) > self._policy.max_failures:
+        if len(own) > self._policy.max_failures:
             return (
-                f"env {env_id} failed {len(self._of_env[env_id])} times within {window_s:g} s "
+                f"{'spare ' if is_spare else ''}env {env_id} failed {len(own)} times within "
+                f"{window_s:g} s "
                 f"(max_failures is {self._policy.max_failures})"
             )
-        if len(self._of_all) > self._limit_of_all:
+        if not is_spare and len(self._of_all) > self._limit_of_all:
             return (
                 f"all envs together failed {len(self._of_all)} times within {window_s:g} s "
                 f"(the limit is max(10, env_num) = {self._limit_of_all})"

@@ -55,11 +55,16 @@ class Op(IntEnum):
     """Close one env of a host that goes on without it. Reply: RESULT (None), not awaited."""
     CALIBRATE = 10
     """Take random steps. Payload: for how many seconds. Reply: RESULT (`Trial`) or FAILED."""
+    ADOPT = 11
+    """Serve the env_id of this message from now on, in place of the one before; only hosts of one
+    env. Payload: `observations.Placement`, or None where observations go by message or nowhere.
+    Reply, if it is awaited: what came of the reset that was kept, as if that had been asked for
+    now: RESET_DONE or FAILED."""
 
     HELLO = 64
     """The env is built. Payload: `EnvDescription`."""
     RESET_DONE = 65
-    """Payload: (observation reference, reset info)."""
+    """Payload: (observation reference, reset info); None if they are kept: see `ResetOrder`."""
     STEPPED = 66
     """Payload: (observation reference, reward, done, info, `AfterStep`)."""
     RESULT = 67
@@ -118,12 +123,14 @@ class ResetOrder(NamedTuple):
         seed: seed to set before, or None.
         dynamic_seed: as in `BaseEnv.seed`.
         plan: what follows at the end of the episode that begins.
+        keeps: the host keeps what comes of it until it is told to ADOPT an env_id.
     """
 
     params: dict[str, Any]
     seed: int | None
     dynamic_seed: bool | None
     plan: EpisodePlan
+    keeps: bool = False
 
 
 class EnvDescription(NamedTuple):

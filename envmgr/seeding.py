@@ -50,6 +50,25 @@ def seeds_by_env(
     return {i: _checked_or_none(s, f"seed[{i}]") for i, s in enumerate(seed)}
 
 
+def seeds_of_spares(
+    seed: Any, seeds: Mapping[int, int | None], env_num: int, spare_num: int
+) -> list[int | None]:
+    """Return the seeds of the spares, whose ids follow those of the envs.
+
+    Args:
+        seed: as given to `seeds_by_env`. An int gives the spare with id i `seed + i`.
+        seeds: those of all envs now; from the first of them the seeds of spares are derived where
+            `seed` is no int.
+        env_num: number of envs.
+        spare_num: number of spares.
+    """
+    ids = range(env_num, env_num + spare_num)
+    if isinstance(seed, (int, np.integer)):
+        return [int(seed) + i for i in ids]
+    base = next((seeds[i] for i in sorted(seeds) if seeds[i] is not None), None)
+    return [None if base is None else derived_seed(base, i, 0, 0) for i in ids]
+
+
 def _checked_or_none(seed: Any, name: str) -> int | None:
     return None if seed is None else _checked(seed, name)
 

@@ -40,6 +40,7 @@ _HAS_REPLY = frozenset(
         Op.SET_ATTR,
         Op.CLOSE,
         Op.CALIBRATE,
+        Op.ADOPT,
     )
 )
 
@@ -98,6 +99,7 @@ class FakeHost:
         killed: `Transport.kill` was called.
         ended: it died; its last arrival is on its way.
         reported: its death was handed out by an earlier `poll` than the latest, and must be known.
+        adopted: the env_id that it was told to serve in place of the first one.
     """
 
     spec: HostSpec
@@ -106,6 +108,7 @@ class FakeHost:
     killed: bool = False
     ended: bool = False
     reported: bool = False
+    adopted: int | None = None
     latest_arrival: float = float("-inf")
 
     def __post_init__(self) -> None:
@@ -126,6 +129,8 @@ class FakeHost:
     @property
     def env_ids(self) -> list[int]:
         """The envs that it serves."""
+        if self.adopted is not None:
+            return [self.adopted]
         return [order.env_id for order in self.spec.envs]
 
     @property
@@ -136,7 +141,7 @@ class FakeHost:
     @property
     def env_id(self) -> int:
         """The first env that it runs."""
-        return self.spec.envs[0].env_id
+        return self.env_ids[0]
 
     def generation_of(self, env_id: int) -> int:
         """Return the generation at which it was told to build an env at first."""
@@ -145,6 +150,8 @@ class FakeHost:
     def take(self, message: Message) -> None:
         """Remember a request."""
         self.received.append(message)
+        if message.op == Op.ADOPT:
+            self.adopted = message.env_id
         if message.op in _HAS_REPLY and message.request_id != UNANSWERED:
             self.request = message
 
@@ -213,8 +220,9 @@ class FakeTransport(Transport):
     # -- what tests do ----------------------------------------------------------------------
 
     def host_of(self, env_id: int) -> FakeHost:
-        """Return the newest host that was started for an env, or for those that share it."""
-        return [host for host in self.hosts.values() if env_id in host.env_ids][-1]
+        """Return the newest host that serves an env, or those that share it."""
+        serving = [host for host in self.hosts.values() if env_id in host.env_ids]
+        return max(serving, key=lambda host: (not (host.ended or host.killed), host.host_id))
 
     def arrive(self, host_id: int, arrival: Arrival, after_s: float = 0.0) -> None:
         """Have something arrive from a host, after all that is on its way from it."""
@@ -451,8 +459,14 @@ class FakeEnvs:
     def _plain_reply(self, host: FakeHost, op: Op, message: Message) -> dict[str, Any]:
         if op in (Op.HELLO, Op.RENEW):
             return {"op": Op.HELLO, "payload": description(self.observation_space)}
+        if op is Op.ADOPT:
+            self._plans[host.host_id, message.env_id] = EpisodePlan(False, 0, {})
+            self._steps[host.host_id, message.env_id] = 0
+            return {"op": Op.RESET_DONE, "payload": (self._observe(message, "first"), {})}
         if op is Op.RESET:
             order: ResetOrder = message.payload
+            if order.keeps:
+                return {"op": Op.RESET_DONE, "payload": None}
             self._plans[host.host_id, message.env_id] = order.plan
             self._steps[host.host_id, message.env_id] = 0
             obs = self._observe(message, "first")

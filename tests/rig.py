@@ -28,6 +28,7 @@ class Rig:
         has_memory: whether the transport has memory.
         kill_takes_s: see `FakeTransport`.
         num_workers: hosts that share the envs; None: one for each.
+        spare_num: spares besides them.
         **rules: of episodes: fields of `EpisodeRules`.
     """
 
@@ -41,6 +42,7 @@ class Rig:
         has_memory: bool = False,
         kill_takes_s: float | None = 0.0,
         num_workers: int | None = None,
+        spare_num: int = 0,
         **rules: Any,
     ) -> None:
         self.clock = FakeClock()
@@ -49,11 +51,12 @@ class Rig:
         )
         self.hosts = Hosts(
             self.transport,
-            [lambda: None] * env_num,
+            [lambda: None] * (env_num + spare_num),
             NO_SETTINGS,
             deadlines or Deadlines(),
             self.clock,
             num_workers=num_workers,
+            spare_num=spare_num,
         )
         self.supervisor = Supervisor(self.hosts, EpisodeRules(**rules), policy or FailurePolicy())
         self.engine = Engine(self.supervisor, self.transport, self.clock, background=False)
@@ -102,6 +105,8 @@ class Rig:
         for slot in self.supervisor.slots:
             slot.base_seed = slot.new_seed = (seeds or {}).get(slot.env_id)
             slot.reset_params = dict((params or {}).get(slot.env_id, {}))
+        for spare in self.supervisor.spare_slots:
+            spare.base_seed = spare.new_seed = (seeds or {}).get(spare.env_id)
         self.start()
         self.supervisor.begin_episodes()
         self.pump()
@@ -111,7 +116,7 @@ class Rig:
 
     def start(self) -> None:
         """Start all hosts, which answer by themselves, and lay out the memory."""
-        self.supervisor.start_hosts(range(len(self.supervisor.slots)))
+        self.supervisor.start_hosts(range(len(self.hosts.slots)))
         self.pump()
         self.supervisor.place_observations(same_spaces=True)
 
@@ -184,8 +189,8 @@ class Rig:
     # -- what can be seen -------------------------------------------------------------------
 
     def slot(self, env_id: int = 0) -> EnvSlot:
-        """What the supervisor remembers of an env."""
-        return self.supervisor.slots[env_id]
+        """What the supervisor remembers of an env, or of a spare."""
+        return self.hosts.slots[env_id]
 
     def state(self, env_id: int = 0) -> EnvState:
         """The state of an env."""

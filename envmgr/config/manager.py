@@ -52,6 +52,9 @@ MAX_ENV_NUM = 65536
 Seed = int | tuple[int | None, ...] | Mapping[int, int | None] | None
 """One seed, one for each env_id, or some by env_id; None leaves an env unseeded."""
 
+_IN_CALLER = frozenset(("base", "base_v2"))
+"""Kinds that run envs in the trainer's own thread."""
+
 _timeout = or_null(number(above=0, unit="seconds"), "no limit")
 
 
@@ -145,7 +148,12 @@ class ManagerConfig:
         "found at launch by trying one env in a worker of its own; without effect where envs run "
         "in the trainer's own process (`base`)",
     )
-    spare_env_num: int = option(0, integer(0), "spare envs, kept reset and waiting")
+    spare_env_num: int = option(
+        0,
+        integer(0, MAX_ENV_NUM),
+        "spare envs, each in a worker of its own, that are kept reset and take the place of envs "
+        "whose episodes end or whose workers fail; not with `base` or shared workers",
+    )
     on_failure: Literal["recover", "raise"] = option(
         "recover",
         choice("recover", "raise"),
@@ -209,7 +217,8 @@ class ManagerConfig:
     def __post_init__(self) -> None:
         normalise_fields(self, "manager")
         _check_together(self)
-        refuse_unbuilt_features(self)
+        if self.spare_env_num:
+            _check_spares(self)
 
     @classmethod
     def from_mapping(
@@ -286,16 +295,25 @@ def _check_together(config: ManagerConfig) -> None:
             )
 
 
-def refuse_unbuilt_features(config: ManagerConfig) -> None:
-    """Refuse values of the schema that this version cannot serve.
-
-    Raises:
-        ConfigError: spares are asked for.
-    """
-    if config.spare_env_num != 0:
+def _check_spares(config: ManagerConfig) -> None:
+    """Refuse spares where they cannot take anybody's place."""
+    keeps = f"manager.spare_env_num is {config.spare_env_num}, but "
+    if config.type in _IN_CALLER:
         raise ConfigError(
-            f"manager.spare_env_num is {config.spare_env_num}, but this version keeps no spares. "
-            "Leave it 0."
+            f"{keeps}manager.type {config.type} runs its envs in the trainer's own thread, where "
+            "no reset can be hidden. Leave it 0, or use type: subprocess."
+        )
+    if not config.auto_reset:
+        raise ConfigError(
+            f"{keeps}manager.auto_reset is false, and spares stand in for automatic resets. Leave "
+            "it 0, or turn auto_reset on."
+        )
+    workers = config.num_workers
+    own = workers is None or (workers != "auto" and config.env_num in (None, workers))
+    if not own:
+        raise ConfigError(
+            f"{keeps}manager.num_workers is {workers}, and a spare can only take the place of an "
+            "env that has its worker to itself. Leave one of the two out."
         )
 
 

@@ -15,6 +15,7 @@ from envmgr.errors import (
     MethodAccessError,
     StateError,
 )
+from envmgr.launch import replay_payloads
 from envmgr.manager.lifetime import ManagerLifetime
 from envmgr.protocol import Attribute, Op, RemoteFailure
 from envmgr.supervisor import Supervisor, Work
@@ -101,6 +102,9 @@ class EnvAccess(ManagerLifetime):
     def set_attr(self, name: str, value: Any, env_ids: int | Iterable[int] | None = None) -> None:
         """Set an attribute of envs; repeated on envs that are renewed later.
 
+        One value for all envs is set in the spares, too. Envs whose attributes were set otherwise
+        take no spare.
+
         Args:
             name: of the attribute.
             value: one value for all, or a list with one for each of `env_ids`.
@@ -113,11 +117,15 @@ class EnvAccess(ManagerLifetime):
                 f"set_attr({name!r}) got a list of {len(values)} values for {len(ids)} envs; to "
                 "set one list everywhere, give a list of equal lists"
             )
-        payloads = [(name, one) for one in values]
+        if isinstance(value, list):
+            payloads = [(name, one) for one in values]
+        else:  # one object, which shows that it is the same for all
+            payloads = [(name, value)] * len(ids)
         with self._calling() as supervisor:
             self._request(supervisor, ids, Op.SET_ATTR, payloads, f"setting {name!r}")
             for env_id, payload in zip(ids, payloads, strict=True):
                 supervisor.replay(env_id, Op.SET_ATTR, payload)
+            supervisor.replay_on_spares(Op.SET_ATTR, payloads)
 
     def __getattr__(self, name: str) -> list[Any]:
         """Return the attribute `name` of every env, as DI-engine's managers do."""
@@ -200,12 +208,13 @@ class EnvAccess(ManagerLifetime):
             raise ConfigError(f"{len(paths)} replay paths for {self.env_num} envs")
         self._replay_paths = paths
         if self._launched:
-            payloads = [("enable_save_replay", (path,)) for path in paths]
+            payloads = replay_payloads(paths)
             ids = list(range(self.env_num))
             with self._calling() as supervisor:
                 self._request(supervisor, ids, Op.CALL, payloads, "enable_save_replay")
                 for env_id, payload in enumerate(payloads):
                     supervisor.replay(env_id, Op.CALL, payload)
+                supervisor.replay_on_spares(Op.CALL, payloads)
 
     def enable_save_figure(self, env_id: int, figure_path: str) -> None:
         """Have one env save figures in a folder."""

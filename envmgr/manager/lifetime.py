@@ -26,7 +26,7 @@ from envmgr.launch import build_calibrator, build_engine, launch_envs
 from envmgr.lifecycle import EnvState
 from envmgr.policy import GatherPolicy
 from envmgr.protocol import EnvDescription, EpisodePlan, ResetOrder
-from envmgr.seeding import Samplers, seeds_by_env
+from envmgr.seeding import Samplers, seeds_by_env, seeds_of_spares
 from envmgr.spaces import ActionCheck, Layout, action_check, layout_of
 from envmgr.supervisor import Supervisor
 from envmgr.supervisor.stats import Statistics
@@ -66,6 +66,7 @@ class ManagerLifetime:
         self._layout: Layout | None = None
         self._samplers: Samplers | None = None
         self._seeds: dict[int, int | None] = dict.fromkeys(range(self.env_num))
+        self._spare_seeds: list[int | None] = [None] * self._config.spare_env_num
         self._dynamic_seed: bool | None = None
         self._replay_paths: list[str] | None = None
         self._called: list[int] | None = None
@@ -293,6 +294,8 @@ class ManagerLifetime:
                 for slot in supervisor.slots:
                     slot.reset_params = params.get(slot.env_id) or {}
                     slot.base_seed = slot.new_seed = self._seeds[slot.env_id]
+                for slot, seed in zip(supervisor.spare_slots, self._spare_seeds, strict=True):
+                    slot.base_seed = slot.new_seed = seed
                 supervisor.rules.dynamic_seed = self._dynamic_seed
                 launch_envs(engine, self._config, self._replay_paths)
                 self._adopt(supervisor.descriptions)
@@ -363,6 +366,8 @@ class ManagerLifetime:
     ) -> None:
         """Seed the envs; takes effect at the next explicit reset or launch.
 
+        Spares get seeds, too: after an int those that follow the envs', else derived ones.
+
         Args:
             seed: an int gives env i exactly `seed + i`; a list one to each; a dict one to some.
             dynamic_seed: what automatic resets after that do: None passes no seed, True one
@@ -373,6 +378,9 @@ class ManagerLifetime:
         """
         seeds = seeds_by_env(seed, self.env_num)
         self._seeds.update(seeds)
+        self._spare_seeds = seeds_of_spares(
+            seed, self._seeds, self.env_num, self._config.spare_env_num
+        )
         self._dynamic_seed = dynamic_seed
         if self._samplers is not None:
             self._samplers.seed(seeds)
@@ -380,6 +388,8 @@ class ManagerLifetime:
             with self._calling() as supervisor:
                 for env_id, value in seeds.items():
                     supervisor.slots[env_id].new_seed = value
+                for slot, spare_seed in zip(supervisor.spare_slots, self._spare_seeds, strict=True):
+                    slot.new_seed = spare_seed
 
     # -- states and figures -----------------------------------------------------------------
 
@@ -414,6 +424,11 @@ class ManagerLifetime:
         `workers` has `{"pid": int, "env_ids": list}` for each worker process that is not known to
         be dead, and `moments` the latest (env_id, generation, event, time_s): when envs "failed"
         and were "ready" again, in seconds of `time.monotonic`.
+
+        With spares, `spare_env_num` is how many there are (those that failed for good are none any
+        more), `spares_ready` how many of them have been reset, `swaps` how often one took the place
+        of another env, and `spare_failures` counts what they failed; `failures` does not. A worker
+        without `env_ids` has a spare.
         """
         engine, statistics = self._engine, self._statistics
         stats: dict[str, Any] = {
@@ -426,6 +441,7 @@ class ManagerLifetime:
         if engine is not None:
             stats["generations"] = [slot.generation for slot in engine.supervisor.slots]
             stats["workers"] = _workers(engine)
+            stats.update(engine.supervisor.spare_figures())
             stats["moments"] = list(engine.supervisor.statistics.moments.copy())
         return stats
 
@@ -438,7 +454,7 @@ def _workers(engine: Engine) -> list[dict[str, Any]]:
     """Return the pid and the envs of each worker process; nothing where envs run in this one."""
     pids = engine.transport.pids
     return [
-        {"pid": pid, "env_ids": [slot.env_id for slot in group.slots]}
+        {"pid": pid, "env_ids": [slot.env_id for slot in group.slots if not slot.is_spare]}
         for group in engine.supervisor.hosts.groups
         if group.host_id is not None and (pid := pids.get(group.host_id)) is not None
     ]

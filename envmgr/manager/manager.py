@@ -329,6 +329,7 @@ class EnvManager(EnvAccess):
             self._view.forget()
             for env_id, given in params.items():
                 supervisor.begin_explicit_reset(env_id, given)
+            supervisor.begin_reseeded_spares()
             slots = [supervisor.slots[i] for i in params]
             repair = supervisor.repair
             self._running.wait_until(

@@ -25,6 +25,7 @@ from envmgr.supervisor.payloads import (
 )
 from envmgr.supervisor.repair import Repair
 from envmgr.supervisor.slots import EnvSlot, HostGroup, Lost, Work
+from envmgr.supervisor.spares import Spares
 from envmgr.supervisor.stats import Statistics
 from envmgr.transport.base import Arrival, Garbage, HostDied, TimedOut
 from envmgr.transport.last_words import warn_of_fault
@@ -57,6 +58,7 @@ class Arrivals:
         episodes: how they begin and end.
         repair: what follows failures.
         raise_non_finite: NaN or infinite values end the run.
+        spares: told when they have been reset; None if there are none.
 
     Attributes:
         take_out: has all that is known of the envs of a host written into their slots, before the
@@ -73,6 +75,7 @@ class Arrivals:
         repair: Repair,
         *,
         raise_non_finite: bool,
+        spares: Spares | None = None,
     ) -> None:
         self._hosts = hosts
         self._states = states
@@ -81,6 +84,7 @@ class Arrivals:
         self._episodes = episodes
         self._repair = repair
         self._raise_non_finite = raise_non_finite
+        self._spares = spares
         self._noticed: set[str] = set()
         self.take_out: Callable[[HostGroup], None] = _leave_them
         self._handlers: dict[int, Callable[[EnvSlot, Any], None]] = {
@@ -144,6 +148,10 @@ class Arrivals:
             self.break_off(slot, str(error))
 
     def _on_unexpected(self, culprit: EnvSlot, message: Message) -> None:
+        if message.request_id in culprit.group.superseded:  # asked of it before it changed places
+            if message.op == Op.NOTICE:
+                self._checked(self._notice, culprit, message.payload)
+            return
         self._statistics.dropped_replies += 1
         op, env_id, generation, request_id, _ = message
         self.break_off(
@@ -156,7 +164,7 @@ class Arrivals:
         text = notice_of(payload)
         if text not in self._noticed and len(self._noticed) < MAX_NOTICES:
             self._noticed.add(text)
-            logger.warning("observations of env %d: %s (reported once)", slot.env_id, text)
+            logger.warning("observations of %s: %s (reported once)", slot.name, text)
 
     def _on_unawaited(self, slot: EnvSlot, op: int, payload: Any) -> None:
         if op == Op.BEGAN:
@@ -172,6 +180,7 @@ class Arrivals:
             self._hosts.began(slot)
 
     def _on_hello(self, slot: EnvSlot, payload: Any) -> None:
+        slot.group.superseded.clear()
         description = description_of(payload)
         fits = self._orientation.fits(slot, description)
         if self._repair.launching and slot.generation == 0:
@@ -192,6 +201,10 @@ class Arrivals:
 
     def reset_done(self, slot: EnvSlot, payload: Any) -> None:
         """Apply the payload of RESET_DONE."""
+        slot.group.superseded.clear()
+        if slot.is_spare:
+            self._kept(slot, payload)
+            return
         reference, info = reset_fields(payload)
         obs = self._orientation.read(slot, reference)
         self._episodes.count_reset(slot)
@@ -208,6 +221,11 @@ class Arrivals:
         slot.obs = obs
         slot.held = False
         self._episodes.begun(slot, info)
+
+    def _kept(self, spare: EnvSlot, payload: Any) -> None:
+        if payload is not None or self._spares is None:
+            raise MalformedReplyError("it hands out what it was told to keep")
+        self._spares.kept(spare)
 
     def stepped(self, slot: EnvSlot, payload: Any) -> None:
         """Apply the payload of STEPPED."""
@@ -238,7 +256,9 @@ class Arrivals:
             self._repair.call_ended(slot)
             return
         failure = failures.reported(slot, remote)
-        if remote.kind is FailureKind.NON_FINITE and self._raise_non_finite:
+        slot.group.superseded.clear()
+        raises = self._raise_non_finite and not slot.is_spare
+        if remote.kind is FailureKind.NON_FINITE and raises:
             self._repair.raise_at_once(failure)
         lost = Lost.ENV if remote.kind is FailureKind.EXITED else Lost.NOTHING
         self._fail(slot, failure, lost, remote.info)

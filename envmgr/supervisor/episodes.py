@@ -10,6 +10,7 @@ from envmgr.seeding import derived_seed
 from envmgr.supervisor.hosts import Hosts
 from envmgr.supervisor.rules import EpisodeRules
 from envmgr.supervisor.slots import EnvSlot, HostGroup, Next, Work
+from envmgr.supervisor.spares import Spares
 from envmgr.supervisor.stats import Statistics
 
 
@@ -21,15 +22,24 @@ class Episodes:
         states: the states of all envs.
         rules: of episodes.
         statistics: where episodes are counted.
+        spares: what takes the place of envs whose episodes end; None if there is nothing.
     """
 
     def __init__(
-        self, hosts: Hosts, states: StateTable, rules: EpisodeRules, statistics: Statistics
+        self,
+        hosts: Hosts,
+        states: StateTable,
+        rules: EpisodeRules,
+        statistics: Statistics,
+        spares: Spares | None = None,
     ) -> None:
         self._hosts = hosts
         self._states = states
         self._rules = rules
         self._statistics = statistics
+        self._spares = spares
+        # With spares, which env is reset is decided here.
+        self._hosts_begin = rules.auto_reset and spares is None
 
     def begin(self, slot: EnvSlot) -> None:
         """Send the reset of an idle env."""
@@ -39,13 +49,18 @@ class Episodes:
         seed = slot.seed
         if seed is None and slot.new_generation and slot.base_seed is not None:
             seed = derived_seed(slot.base_seed, slot.env_id, slot.generation, slot.episode)
-        order = ResetOrder(slot.reset_params, seed, self._rules.dynamic_seed, self._plan(slot))
+        rules = self._rules
+        order = ResetOrder(
+            slot.reset_params, seed, rules.dynamic_seed, self._plan(slot), slot.is_spare
+        )
         self._hosts.request(slot, Op.RESET, order, Work.RESETTING)
+        if self._spares is not None:
+            self._spares.is_reset(slot)
 
     def _plan(self, slot: EnvSlot) -> EpisodePlan:
         left = self._rules.episode_num - slot.episodes_done - 1
-        rules = self._rules
-        return EpisodePlan(rules.auto_reset, left, slot.reset_params, rules.reset_inplace)
+        inplace = self._rules.reset_inplace
+        return EpisodePlan(self._hosts_begin, left, slot.reset_params, inplace)
 
     def end(self, slot: EnvSlot, after: int) -> None:
         """An episode ended with the step that has just been reported.
@@ -67,8 +82,11 @@ class Episodes:
         else:
             self._states.apply(slot.env_id, Event.EPISODE_ENDED_UNATTENDED)
         slot.attended = self._rules.auto_reset
-        if after == AfterStep.RESETS and self._rules.auto_reset:  # else nobody told it to
+        if after == AfterStep.RESETS and self._hosts_begin:  # else nobody told it to
             self._hosts.begin(slot, Work.RESETTING)
+        elif self._spares is not None and self._rules.auto_reset:
+            worn = after == AfterStep.WANTS_RECYCLING
+            self._spares.ended(slot, self._await_new_host if worn else self.begin)
         elif after == AfterStep.WANTS_RECYCLING:
             self._await_new_host(slot)
         elif self._rules.auto_reset:
@@ -77,12 +95,22 @@ class Episodes:
             self._hosts.settle(slot)
             self.replace_worn_host(slot.group)
 
+    @property
+    def keeps_spares(self) -> bool:
+        """Whether there are spares, so that no host begins an episode by itself."""
+        return self._spares is not None
+
+    def relieve(self) -> None:
+        """Steps that were taken together have been handed out: ended envs get their successors."""
+        if self._spares is not None:
+            self._spares.relieve()
+
     def goes_on(self, slot: EnvSlot) -> bool:
         """An episode ended and its host resets it: count that, unless it was the last.
 
         The short form of `end`, for an env about which there is nothing else to know.
         """
-        if not self._rules.auto_reset or slot.episodes_done + 1 >= self._rules.episode_num:
+        if not self._hosts_begin or slot.episodes_done + 1 >= self._rules.episode_num:
             return False
         slot.episodes_done += 1
         self._statistics.episodes += 1

@@ -24,7 +24,7 @@ from envmgr.types import EnvTimestep
 def reported(slot: EnvSlot, remote: RemoteFailure) -> EnvFailure:
     """Return the failure that a host reported."""
     env_id, generation, during = slot.env_id, slot.generation, remote.during
-    where = f"env {env_id} (generation {generation})"
+    where = f"{slot.name} (generation {generation})"
     if remote.kind is FailureKind.ABNORMAL:
         text = f"{where} reported its own step as abnormal (info['abnormal'])"
         return EnvReportedAbnormal(text, env_id=env_id, during=during, generation=generation)
@@ -66,7 +66,7 @@ def crash(slot: EnvSlot, died: HostDied) -> EnvCrash:
         how = f"exit code {status}"
     hint = " (out of memory?)" if status == -getattr(signal, "SIGKILL", 9) else ""
     text = (
-        f"the host of env {slot.env_id} (generation {slot.generation}) died during "
+        f"the host of {slot.name} (generation {slot.generation}) died during "
         f"{slot.work.value}: {how}{hint}"
     )
     if died.last_words:
@@ -85,7 +85,7 @@ def of_neighbour(slot: EnvSlot, failure: EnvFailure) -> EnvCrash:
     """Return the failure of an env whose host was lost by the failure of one that shared it."""
     first_line = str(failure).partition("\n")[0]
     text = (
-        f"the host of env {slot.env_id} (generation {slot.generation}) was lost during "
+        f"the host of {slot.name} (generation {slot.generation}) was lost during "
         f"{slot.work.value}, because it is shared with env {failure.env_id}: {first_line}"
     )
     crash = EnvCrash(
@@ -115,7 +115,7 @@ def timeout(slot: EnvSlot, limit_s: float) -> EnvTimeout:
     if slot.host_id is None:  # a shared host that let go of it
         key, during = "close_timeout", "close"
     text = (
-        f"env {slot.env_id} (generation {slot.generation}) exceeded the {limit_s:g} s of {key} "
+        f"{slot.name} (generation {slot.generation}) exceeded the {limit_s:g} s of {key} "
         f"in its {during}"
     )
     return EnvTimeout(
@@ -130,7 +130,7 @@ def timeout(slot: EnvSlot, limit_s: float) -> EnvTimeout:
 def protocol(slot: EnvSlot, reason: str) -> EnvProtocolError:
     """Return the failure of an env whose host sent something malformed."""
     text = (
-        f"the host of env {slot.env_id} (generation {slot.generation}) broke the protocol "
+        f"the host of {slot.name} (generation {slot.generation}) broke the protocol "
         f"during {slot.work.value}: {reason}"
     )
     return EnvProtocolError(

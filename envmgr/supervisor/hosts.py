@@ -27,14 +27,16 @@ class Hosts:
 
     Args:
         transport: carries the messages.
-        factories: by env_id.
+        factories: by env_id, those of the spares last.
         settings: for every host.
         deadlines: time limits.
         clock: monotonic seconds.
         num_workers: how many hosts share the envs; None: one for each.
+        spare_num: how many of the envs are spares.
 
     Attributes:
-        slots: what is known of each env_id.
+        env_num: envs that are seen, and are not spares.
+        slots: what is known of each env_id, those of the spares last.
         groups: which envs share a host.
         limits: how long hosts may take.
         background: the envs busy with something that no step waits for.
@@ -53,10 +55,12 @@ class Hosts:
         clock: Clock,
         *,
         num_workers: int | None = None,
+        spare_num: int = 0,
     ) -> None:
         self.transport = transport
         self.clock = clock
-        self.slots = [EnvSlot(i) for i in range(len(factories))]
+        self.env_num = len(factories) - spare_num
+        self.slots = [EnvSlot(i, is_spare=i >= self.env_num) for i in range(len(factories))]
         self.groups = host_groups(self.slots, num_workers or len(factories))
         self._factories = factories
         self._settings = settings
@@ -72,7 +76,8 @@ class Hosts:
         self.background: dict[int, EnvSlot] = {}
         self.background_changes = 0
         in_one_place = transport.runs_in_caller
-        self.index_of = [0 if in_one_place else slot.group.index for slot in self.slots]
+        seen = self.slots[: self.env_num]
+        self.index_of = [0 if in_one_place else slot.group.index for slot in seen]
         self.look: Callable[[HostGroup], None] | None = None
 
     # -- which host serves which envs ---------------------------------------------------------
@@ -232,6 +237,26 @@ class Hosts:
         slot.following = following
         self._set_deadline(slot, pause_s)
 
+    # -- spares -------------------------------------------------------------------------------
+
+    def exchange(self, slot: EnvSlot, spare: EnvSlot) -> None:
+        """Have an env and a spare, which have their hosts to themselves, change places.
+
+        Their hosts are to be told with ADOPT. What is under way in them is the caller's to settle.
+        """
+        ours, theirs = slot.group, spare.group
+        for group, before in ((ours, slot), (theirs, spare)):
+            group.superseded.update((before.request_id, UNANSWERED))
+        ours.serve((spare,))
+        theirs.serve((slot,))
+        slot.host_id, spare.host_id = spare.host_id, slot.host_id
+        self.index_of[slot.env_id] = theirs.index
+
+    def limit_until(self, slot: EnvSlot, deadline: float, limit_s: float) -> None:
+        """Have what an env does time out at another moment than its request would."""
+        slot.deadline, slot.limit_s = deadline, limit_s
+        self._remember(deadline)
+
     # -- the end of a host --------------------------------------------------------------------
 
     def leave(self, slot: EnvSlot, following: Next, pause_s: float = 0.0) -> None:
@@ -289,6 +314,7 @@ class Hosts:
             self._killed.discard(group.host_id)
         group.host_id = group.running = None
         group.is_ending = group.is_worn = False
+        group.superseded.clear()
         group.deadline = NEVER
 
     def forget_all(self) -> None:

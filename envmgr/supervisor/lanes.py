@@ -153,11 +153,20 @@ class Lanes:
         self._reset_tokens = items(block.resets)
         self._reset_flags = items(block.reset_flags)
 
-    def detach(self) -> None:
-        """Let go of the shared memory: who still looks at this looks at nothing."""
+    def forget_selections(self) -> None:
+        """Make all selections anew, since an env has another host now."""
+        self._let_go_of_memory()
+        self._selections.clear()
+        self._latest = self._latest_array = None
+
+    def _let_go_of_memory(self) -> None:
         for selection in self._selections.values():
             selection.window = None
             selection.arenas.clear()
+
+    def detach(self) -> None:
+        """Let go of the shared memory: who still looks at this looks at nothing."""
+        self._let_go_of_memory()
         plan = self._block.plan
         self._bind(Block(bytearray(plan.nbytes), plan))
 
@@ -544,10 +553,14 @@ class Lanes:
         self._statistics.timesteps += selection.count
         for env_id, flag, token in ended:
             self._end_episode(env_id, flag, token)
+        if ended:
+            self._episodes.relieve()
         if self._awaited or self._strays.are_awaited:
             self.collect()
 
     def _awaits_reset(self, env_id: int, flag: int) -> bool:
+        if self._episodes.keeps_spares:
+            return True
         return resets_after(flag) and bool(self._block.resets[env_id] != self._expected[env_id])
 
     def _end_episode(self, env_id: int, flag: int, token: int) -> None:
@@ -561,6 +574,8 @@ class Lanes:
                 self._begin_episode(env_id)
             return
         self._lane[env_id] = OUT
+        if self._episodes.keeps_spares:
+            self.observed.note(env_id)  # the env that comes next goes on behind it
         slot.request_id = request_of(token)[1]
         slot.work = Work.STEPPING
         if resets:
@@ -623,6 +638,8 @@ class Lanes:
 
     def _take_out(self, group: HostGroup) -> None:
         """Take all envs of a host out of their lanes, and apply what they have replied."""
+        if group.is_spare:
+            return
         out = [slot.env_id for slot in group.slots if self._lane[slot.env_id] != OUT]
         for env_id in out:
             self.leave(env_id)
@@ -635,7 +652,7 @@ class Lanes:
         What their host replied in the block before is applied first.
         """
         group = self._hosts.group_of(host_id)
-        if group is None:
+        if group is None or group.is_spare:
             return
         if type(arrival) is Message:
             if arrival.env_id in group.by_id and arrival.op != Op.NOTICE:

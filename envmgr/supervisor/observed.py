@@ -108,11 +108,15 @@ class Observed:
         self._slots[env_id] = slot
         self._in_arena[env_id] = 1
 
-    def newest(self, env_id: int) -> Any:
-        """Return the newest observation of an env that leaves its lane."""
+    def note(self, env_id: int) -> None:
+        """The newest observation of an env that leaves its lane is in use."""
         slot = int(self._slots[env_id])
         if slot != _NO_SLOT:
             self._readers[env_id].note(slot)
+
+    def newest(self, env_id: int) -> Any:
+        """Return the newest observation of an env that leaves its lane."""
+        self.note(env_id)
         return self.of([env_id])[0]
 
     def of(self, env_ids: Sequence[int]) -> list[Any]:

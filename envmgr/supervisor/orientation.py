@@ -22,7 +22,7 @@ from envmgr.protocol import EnvDescription, Op
 from envmgr.spaces import layout_of
 from envmgr.supervisor.hosts import Hosts
 from envmgr.supervisor.observed import Observed
-from envmgr.supervisor.slots import EnvSlot
+from envmgr.supervisor.slots import EnvSlot, Work
 
 
 class Orientation:
@@ -45,6 +45,7 @@ class Orientation:
         self._placements: list[Placement | None] = [None] * env_num
         self._observed: Observed | None = None
         self._repeated: dict[int, dict[tuple[Op, str], Any]] = {}
+        self._alike: dict[int, bool] = {}  # by env_id; spares are all alike
 
     def place_observations(
         self, *, same_spaces: bool, handed_out: CopyOnGet
@@ -61,7 +62,7 @@ class Orientation:
         """
         described = [self.descriptions[i] for i in range(len(self._placements))]
         if same_spaces:
-            _check_same_spaces(described)
+            _check_same_spaces([self.descriptions[s.env_id] for s in self._hosts.slots])
         in_caller = self._hosts.transport.runs_in_caller
         self._readers = [
             ObservationReader(d.observation_space, copy_free_form=in_caller) for d in described
@@ -133,10 +134,17 @@ class Orientation:
 
     def attach(self, slot: EnvSlot) -> None:
         """Tell a host where its observations go."""
-        placement = self._placements[slot.env_id]
+        placement = None if slot.is_spare else self.placement_of(slot)
         if placement is not None:
-            reader = self._readers[slot.env_id]
-            self._hosts.tell(slot, Op.ATTACH, reader.placed_anew(placement))
+            self._hosts.tell(slot, Op.ATTACH, placement)
+
+    def placement_of(self, slot: EnvSlot) -> Placement | None:
+        """Return where the observations of an env go from now on; None: by message."""
+        placement = self._placements[slot.env_id]
+        if placement is None:
+            return None
+        index = self._hosts.index_of[slot.env_id]
+        return replace(self._readers[slot.env_id].placed_anew(placement), host_index=index)
 
     def introduce(self, slot: EnvSlot) -> None:
         """Tell a renewed env all that the one before it was told."""
@@ -155,6 +163,24 @@ class Orientation:
         repeated = self._repeated.setdefault(env_id, {})
         repeated.pop((op, payload[0]), None)  # it comes last in the order, too
         repeated[op, payload[0]] = payload
+
+    def repeat_on_spares(self, op: Op, payload: tuple[str, Any]) -> None:
+        """Have a request repeated on every spare, the present ones included."""
+        for slot in self._hosts.slots[self._hosts.env_num :]:
+            self.repeat(slot.env_id, op, payload)
+            if slot.host_id is not None and slot.work in (Work.NONE, Work.RESETTING):
+                self._hosts.tell(slot, op, payload)
+
+    def are_alike(self, env_id: int, spare_id: int) -> bool:
+        """Whether an env and a spare have equal spaces, and were told the same."""
+        told, other = (self._repeated.get(i, {}) for i in (env_id, spare_id))
+        if told.keys() != other.keys() or any(told[k] is not other[k] for k in told):
+            return False
+        alike = self._alike.get(env_id)
+        if alike is None:
+            alike = _same_spaces(self.descriptions[env_id], self.descriptions[spare_id])
+            self._alike[env_id] = alike
+        return alike
 
     def detach(self) -> None:
         """Let go of the memory of observations."""

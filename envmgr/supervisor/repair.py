@@ -13,6 +13,7 @@ from envmgr.policy import FailureBudget, FailurePolicy
 from envmgr.supervisor import failures
 from envmgr.supervisor.hosts import Hosts
 from envmgr.supervisor.slots import EnvSlot, HostGroup, Lost, Next, Work
+from envmgr.supervisor.spares import Spares
 from envmgr.supervisor.stats import Statistics
 
 logger = logging.getLogger("envmgr")
@@ -29,6 +30,7 @@ class Repair:
         auto_reset: whether a repaired env begins an episode by itself.
         begin_reset: sends the reset of an env.
         replace_worn_host: replaces a host that wants it, if none of its envs is in an episode.
+        spares: what takes the place of envs that fail; None if there is nothing.
 
     Attributes:
         launching: while true, failures are collected in `launch_failures` and nothing is renewed
@@ -48,15 +50,17 @@ class Repair:
         auto_reset: bool,
         begin_reset: Callable[[EnvSlot], None],
         replace_worn_host: Callable[[HostGroup], None],
+        spares: Spares | None = None,
     ) -> None:
         self._hosts = hosts
         self._states = states
         self._policy = policy
-        self._budget = FailureBudget(policy, len(states))
+        self._budget = FailureBudget(policy, hosts.env_num, len(hosts.slots) - hosts.env_num)
         self._statistics = statistics
         self._auto_reset = auto_reset
         self._begin_reset = begin_reset
         self._replace_worn_host = replace_worn_host
+        self._spares = spares
         self.launching = True
         self.launch_failures: dict[int, EnvFailure] = {}
         self.fatal_errors: deque[Exception] = deque()
@@ -80,8 +84,9 @@ class Repair:
             if lost is Lost.NOTHING:  # the caller's own request raised: the env is well
                 self.call_ended(slot)
                 return
-        self._statistics.count_failure(failure)
-        self._statistics.note_failed(slot.env_id, slot.generation, self._hosts.clock())
+        self._count(slot, failure)
+        if self._spares is not None:
+            self._spares.failed(slot)
         logger.warning("%s", failure)
         if slot.host_id is not None:  # else the host let go of it before, and failed in doing so
             self._settle_and_answer(slot, failure, lost, env_info)
@@ -89,6 +94,13 @@ class Repair:
             self._lose_host(slot, failure)
         else:
             self._replace_worn_host(slot.group)
+
+    def _count(self, slot: EnvSlot, failure: EnvFailure) -> None:
+        if slot.is_spare:
+            self._statistics.count_spare_failure(failure)
+            return
+        self._statistics.count_failure(failure)
+        self._statistics.note_failed(slot.env_id, slot.generation, self._hosts.clock())
 
     def _settle_and_answer(
         self, slot: EnvSlot, failure: EnvFailure, lost: Lost, env_info: Any
@@ -103,7 +115,7 @@ class Repair:
             self._answer_in_launch(slot, failure, lost, retry=retry)
         elif retry:
             self._retry(slot)
-        elif not self._policy.recover:
+        elif not self._policy.recover and not slot.is_spare:
             self.raise_at_once(failure)
             self._give_up(slot, lost)
         else:
@@ -214,11 +226,16 @@ class Repair:
         elif slot.group.is_shared:
             self._hosts.pause(slot, pause_s, Next.RENEW_ENV)
         else:  # the attempts at a reset are used up, or a new env could not be built
+            group = slot.group
             self._hosts.leave(slot, Next.RENEW_HOST, pause_s)
-            self._hosts.end(slot.group, ask=True)
+            self._take_over(slot)
+            self._hosts.end(group, ask=True)
 
     def _repair_after_step(self, slot: EnvSlot) -> None:
-        if self._policy.renew_between_attempts:
+        renews = self._policy.renew_between_attempts
+        if self._spares is not None and slot.attended and slot.work is Work.STEPPING:
+            self._spares.ended(slot, self.renew_env if renews else self._begin_reset)
+        elif renews:
             self.renew_env(slot)
         elif slot.attended:
             self._begin_reset(slot)
@@ -242,6 +259,12 @@ class Repair:
             self._hosts.end(slot.group, ask=True)
         else:
             self._hosts.release(slot)
+
+    def _take_over(self, slot: EnvSlot) -> EnvSlot:
+        """Have a spare take the place of an env, if it can; return whose host is to be replaced."""
+        if self._spares is None or self.launching:
+            return slot
+        return self._spares.take_over(slot)
 
     # -- renewals ---------------------------------------------------------------------------
 
@@ -295,7 +318,8 @@ class Repair:
             slot.host_id = None
             if slot.following is Next.NOTHING:
                 self._hosts.settle(slot)
-        returning = [slot for slot in leaving if slot.following is Next.RENEW_HOST]
+        awaiting = [slot for slot in leaving if slot.following is Next.RENEW_HOST]
+        returning = [self._take_over(slot) for slot in awaiting]
         pause_s = max((slot.pause_s for slot in returning), default=0.0)
         if pause_s > 0.0:
             for slot in returning:
@@ -325,6 +349,10 @@ class Repair:
         if slot.doomed is None and self._states[slot.env_id] is not EnvState.ERROR:
             self._states.apply(slot.env_id, Event.FAILED)
         self._give_up(slot, Lost.ENV if lost is Lost.NOTHING else lost)
+        if slot.is_spare:
+            logger.error("%s: it is dropped, and the run goes on without it. %s", exceeded, cause)
+            slot.dropped = True
+            return
         if self._policy.drop_exhausted:
             logger.error("%s: env %d is dropped (on_exhausted: drop)", exceeded, slot.env_id)
             slot.dropped = True

@@ -20,6 +20,8 @@ class EpisodeRules:
         check_actions: as in the config.
         raise_non_finite: NaN or infinite values end the manager rather than the episode.
         dynamic_seed: as in `BaseEnv.seed`; goes with each explicit seed.
+        spare_takers: whether an env is built as spares are, by env_id; empty: all are.
+        spares_in_order: see `Spares`.
     """
 
     episode_num: float = float("inf")
@@ -29,3 +31,5 @@ class EpisodeRules:
     check_actions: Literal[True, False, "strict"] = True
     raise_non_finite: bool = False
     dynamic_seed: bool | None = None
+    spare_takers: tuple[bool, ...] = ()
+    spares_in_order: bool = True

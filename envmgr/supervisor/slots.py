@@ -90,6 +90,7 @@ class EnvSlot:
         doomed: its host died while it was ready: the next action gets an abnormal timestep.
         fresh: the observation and reset info that appear after that timestep.
         dropped: its failure budget is spent and it takes no more part.
+        is_spare: the id is that of a spare, which nobody sees: see `spares.Spares`.
         result: what came of a call: `protocol.Message.payload`, or the failure.
     """
 
@@ -126,6 +127,12 @@ class EnvSlot:
     fresh: tuple[Any, dict[str, Any]] | None = None
     dropped: bool = False
     result: Any = None
+    is_spare: bool = False
+
+    @property
+    def name(self) -> str:
+        """What it is called in messages."""
+        return f"{'spare ' if self.is_spare else ''}env {self.env_id}"
 
     @property
     def deliverable(self) -> bool:
@@ -138,7 +145,9 @@ _AWAITED = frozenset((Work.STARTING, Work.RESETTING, Work.STEPPING, Work.CANCELL
 
 @dataclass(slots=True, eq=False)
 class HostGroup:
-    """The envs that share a host. Who belongs to it never changes; its host may be replaced.
+    """The envs that share a host, which may be replaced.
+
+    Who belongs to it never changes, except where a spare takes the place of another env.
 
     Attributes:
         index: its place among the groups.
@@ -152,6 +161,9 @@ class HostGroup:
         deadline: of a shared host: when what it does now times out, or its silence does; a moment
             that is too early is allowed while nothing is running.
         quiet_since: of a shared host: when it was last known to be done with something.
+        is_spare: it serves a spare.
+        superseded: requests to its host under the id that it served before; what is still on its
+            way in reply to them is nobody's.
     """
 
     index: int
@@ -164,11 +176,19 @@ class HostGroup:
     running: EnvSlot | None = None
     deadline: float = NEVER
     quiet_since: float = 0.0
+    is_spare: bool = field(init=False)
+    superseded: set[int] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self.is_shared = len(self.slots) > 1
-        self.by_id = {slot.env_id: slot for slot in self.slots}
-        for slot in self.slots:
+        self.serve(self.slots)
+
+    def serve(self, slots: tuple[EnvSlot, ...]) -> None:
+        """Have these envs belong to it."""
+        self.slots = slots
+        self.is_spare = slots[0].is_spare
+        self.by_id = {slot.env_id: slot for slot in slots}
+        for slot in slots:
             slot.group = self
 
     def present(self) -> list[EnvSlot]:

@@ -43,6 +43,8 @@ class Statistics:
         reset_retries: attempts at resets that failed and were repeated.
         renewals: envs that were renewed.
         recycled: workers replaced at an episode's end because they reached a limit.
+        swaps: how often a spare has taken the place of another env.
+        spare_failures: failures of spares, which are not among those of the envs.
         dropped_replies: late or foreign replies that were dropped.
         failures_by_kind: failures by the name of their class.
         failures_by_env: failures by env_id.
@@ -62,6 +64,8 @@ class Statistics:
     reset_retries: int = 0
     renewals: int = 0
     recycled: int = 0
+    swaps: int = 0
+    spare_failures: int = 0
     dropped_replies: int = 0
     failures_by_kind: Counter[str] = field(default_factory=Counter)
     failures_by_env: Counter[int] = field(default_factory=Counter)
@@ -78,6 +82,11 @@ class Statistics:
         """Count a failure."""
         self.failures_by_kind[type(failure).__name__] += 1
         self.failures_by_env[failure.env_id] += 1
+        self.latest_failures.append(failure)
+
+    def count_spare_failure(self, failure: EnvFailure) -> None:
+        """Count a failure of a spare."""
+        self.spare_failures += 1
         self.latest_failures.append(failure)
 
     def note_failed(self, env_id: int, generation: int, time_s: float) -> None:
@@ -105,6 +114,8 @@ class Statistics:
             "reset_retries": self.reset_retries,
             "renewals": self.renewals,
             "recycled": self.recycled,
+            "swaps": self.swaps,
+            "spare_failures": self.spare_failures,
             "dropped_replies": self.dropped_replies,
             "failures": sum(self.failures_by_kind.values()),
             "failures_by_kind": dict(self.failures_by_kind),

@@ -23,6 +23,7 @@ from envmgr.supervisor.orientation import Orientation
 from envmgr.supervisor.repair import Repair
 from envmgr.supervisor.rules import EpisodeRules
 from envmgr.supervisor.slots import EnvSlot, Next, Work
+from envmgr.supervisor.spares import Spares
 from envmgr.supervisor.stats import Statistics
 from envmgr.transport.base import Arrival
 from envmgr.types import EnvTimestep, is_abnormal
@@ -38,7 +39,8 @@ class Supervisor:
 
     Attributes:
         states: the state of each env_id; changed only here and in `repair`.
-        slots: what is known of each env_id.
+        slots: what is known of each env_id; of spares, see `spares`.
+        spares: envs that wait to take the place of others; None if there are none.
         statistics: counters since launch.
         repair: what follows failures.
         lanes: the envs in their ordinary course; None where steps go by message.
@@ -47,13 +49,24 @@ class Supervisor:
     def __init__(self, hosts: Hosts, rules: EpisodeRules, policy: FailurePolicy) -> None:
         self.hosts = hosts
         self.rules = rules
-        self.slots = hosts.slots
-        env_num = len(self.slots)
-        self.states = StateTable(env_num)
-        self.statistics = Statistics(num_workers=len(hosts.groups))
+        env_num = hosts.env_num
+        self.slots = hosts.slots[:env_num]
+        spare_num = len(hosts.slots) - env_num
+        self.states = StateTable(env_num, spare_num)
+        self.statistics = Statistics(num_workers=len(hosts.groups) - spare_num)
         self.lanes: Lanes | None = None
         self._orientation = Orientation(hosts, env_num)
-        self._episodes = Episodes(hosts, self.states, rules, self.statistics)
+        self.spares: Spares | None = None
+        if spare_num:
+            self.spares = Spares(
+                hosts,
+                self.states,
+                self.statistics,
+                self._orientation,
+                rules.spare_takers or (True,) * env_num,
+                in_order=rules.spares_in_order,
+            )
+        self._episodes = Episodes(hosts, self.states, rules, self.statistics, self.spares)
         self.repair = Repair(
             hosts,
             self.states,
@@ -62,6 +75,7 @@ class Supervisor:
             auto_reset=rules.auto_reset,
             begin_reset=self._episodes.begin,
             replace_worn_host=self._episodes.replace_worn_host,
+            spares=self.spares,
         )
         self._arrivals = Arrivals(
             hosts,
@@ -71,12 +85,14 @@ class Supervisor:
             self._episodes,
             self.repair,
             raise_non_finite=rules.raise_non_finite,
+            spares=self.spares,
         )
 
     @property
     def descriptions(self) -> dict[int, EnvDescription]:
         """What each env said of itself, by env_id."""
-        return self._orientation.descriptions
+        known = self._orientation.descriptions
+        return {i: known[i] for i in sorted(known) if i < len(self.slots)}
 
     # -- lanes ------------------------------------------------------------------------------
 
@@ -102,6 +118,8 @@ class Supervisor:
         """Apply what has arrived by another way than by message."""
         if self.lanes is not None:
             self.lanes.collect()
+        if self.spares is not None and (self.lanes is None or not self.lanes.outstanding):
+            self.spares.look()
 
     def sleep(self, *, soon: bool) -> None:
         """Say whether the caller is about to sleep, and has to be woken."""
@@ -127,7 +145,7 @@ class Supervisor:
         Raises:
             ConfigError: a factory cannot be sent to a host; nothing was started.
         """
-        missing = [s for s in map(self.slots.__getitem__, env_ids) if s.host_id is None]
+        missing = [s for s in map(self.hosts.slots.__getitem__, env_ids) if s.host_id is None]
         self.hosts.start(missing)
         self.states.apply_all([slot.env_id for slot in missing], Event.LAUNCH)
 
@@ -158,10 +176,12 @@ class Supervisor:
                 self._arrivals,
                 reset_inplace=self.rules.reset_inplace,
             )
+            if self.spares is not None:
+                self.spares.has_moved = self.lanes.forget_selections
 
     def begin_episodes(self) -> None:
         """Have every env reset for the first time; its host has said HELLO."""
-        for slot in self.slots:
+        for slot in self.hosts.slots:
             self._orientation.attach(slot)  # what is repeated on later envs has been done on these
             slot.seed, slot.new_seed = slot.new_seed, None
             self._episodes.begin(slot)
@@ -169,6 +189,33 @@ class Supervisor:
     def replay(self, env_id: int, op: Op, payload: Any) -> None:
         """Have a request repeated on every later env of this env_id, before its first reset."""
         self._orientation.repeat(env_id, op, payload)
+
+    def replay_on_spares(self, op: Op, payloads: Sequence[Any]) -> None:
+        """Have a request that was sent to all envs repeated on the spares, if it was one for all.
+
+        An env that was not sent what the spares were sent takes no spare.
+
+        Args:
+            op: SET_ATTR or CALL.
+            payloads: of each env; one and the same object, or different ones.
+        """
+        if len(payloads) == len(self.slots) and all(p is payloads[0] for p in payloads):
+            self._orientation.repeat_on_spares(op, payloads[0])
+
+    @property
+    def spare_slots(self) -> Sequence[EnvSlot]:
+        """What is known of each spare."""
+        return self.hosts.slots[len(self.slots) :]
+
+    def spare_figures(self) -> dict[str, int]:
+        """Return how many spares there are, and how many of them are ready; from any thread."""
+        kept = [spare for spare in self.spare_slots if not spare.dropped]
+        ready = sum(map(self.is_spare_ready, kept))
+        return {"spare_env_num": len(kept), "spares_ready": ready}
+
+    def is_spare_ready(self, spare: EnvSlot) -> bool:
+        """Return whether a spare has been reset."""
+        return self.spares is not None and self.spares.is_ready(spare)
 
     # -- steps ------------------------------------------------------------------------------
 
@@ -284,6 +331,8 @@ class Supervisor:
                 slot.timestep = None
                 slot.owed = False
         self.statistics.timesteps += len(delivered)
+        if self.spares is not None:
+            self.spares.relieve()
         return delivered
 
     # -- resets -----------------------------------------------------------------------------
@@ -318,6 +367,11 @@ class Supervisor:
             slot.following = Next.RENEW_HOST
         elif slot.work in (Work.RESETTING, Work.CANCELLING):
             slot.again = slot.again or not joins
+
+    def begin_reseeded_spares(self) -> None:
+        """Reset the spares that were given a seed since their last reset."""
+        if self.spares is not None:
+            self.spares.reseed(self._episodes.begin)
 
     def _cancel(self, slot: EnvSlot) -> None:
         """Give up the timestep that is owed, if there is one."""
@@ -396,7 +450,7 @@ class Supervisor:
         self.hosts.forget_all()
         self.leave_lanes()
         self.statistics.cancelled += sum(slot.owed for slot in self.slots)
-        for slot in self.slots:
+        for slot in self.hosts.slots:
             slot.owed = False
             slot.timestep = slot.obs = slot.fresh = None  # they may be views of shared memory
             self.states.apply(slot.env_id, Event.CLOSE)

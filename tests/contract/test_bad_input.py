@@ -95,7 +95,7 @@ WRONG_CONFIGS = [
     Wrong({"import_names": ["no_such_module_anywhere"]}, ConfigError, ("no_such_module_anywhere",)),
     Wrong({"worker_env": {"denied": []}}, ConfigError, ("worker_env", "denied")),
     Wrong({"num_workers": 3}, ConfigError, ("manager.num_workers", "3", "2 envs")),
-    Wrong({"spare_env_num": 1}, ConfigError, ("manager.spare_env_num", "1")),
+    Wrong({"spare_env_num": 1, "num_workers": 1}, ConfigError, ("manager.spare_env_num", "1")),
 ]
 
 

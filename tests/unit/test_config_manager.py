@@ -362,9 +362,27 @@ def test_more_workers_than_envs_are_refused() -> None:
         ManagerConfig(num_workers=2, env_num=1)
 
 
-def test_what_this_version_cannot_do_is_refused() -> None:
-    with pytest.raises(ConfigError, match="this version keeps no spares"):
-        ManagerConfig(spare_env_num=1)
+@pytest.mark.parametrize(
+    ("key", "value", "advice"),
+    [
+        ("type", "base", "use type: subprocess"),
+        ("type", "base_v2", "use type: subprocess"),
+        ("auto_reset", False, "turn auto_reset on"),
+        ("num_workers", "auto", "Leave one of the two out"),
+        ("num_workers", 2, "Leave one of the two out"),
+    ],
+)
+def test_spares_are_refused_where_they_are_of_no_use(key: str, value: Any, advice: str) -> None:
+    cfg = {"type": "subprocess", "spare_env_num": 1, "env_num": 4, key: value}
+    with pytest.raises(ConfigError, match=rf"manager\.spare_env_num is 1, but .*{advice}"):
+        ManagerConfig.from_mapping(cfg)
+
+
+def test_spares_are_accepted_where_each_env_has_a_worker() -> None:
+    config = ManagerConfig(type="subprocess", spare_env_num=2, num_workers=4)
+    assert config.with_env_num(4).spare_env_num == 2
+    with pytest.raises(ConfigError, match=r"num_workers is 4"):
+        config.with_env_num(5)
 
 
 def test_markdown_table_has_a_row_for_every_key() -> None:
