@@ -81,7 +81,12 @@ class Spares:
 
     def kept(self, spare: EnvSlot) -> None:
         """The reset of a spare has succeeded."""
-        spare.attempts = spare.renewals_in_a_row = 0
+        spare.renewals_in_a_row = 0
+        self._use_up(spare)
+
+    def _use_up(self, spare: EnvSlot) -> None:
+        """The reset of a spare is over, or another env's: what was for it is not for the next."""
+        spare.attempts = 0
         spare.episode += 1
         spare.seed = None
         spare.new_generation = False
@@ -184,7 +189,8 @@ class Spares:
         under_way = spare.work is Work.RESETTING
         deadline, limit_s = spare.deadline, spare.limit_s
         self._hosts.exchange(slot, spare)
-        self._hosts.settle(spare)
+        if under_way:
+            self._use_up(spare)
         self._queue.remove(spare)
         self._waiting.pop(slot.env_id, None)
         self._statistics.swaps += 1

@@ -688,6 +688,114 @@ def test_attaching_where_nothing_was_built_does_nothing() -> None:
     assert harness.run(Op.ATTACH, placements[0]) == []
 
 
+# -- spares ---------------------------------------------------------------------------------------
+
+
+def kept_by(harness: Harness, *, seed: int | None = None) -> list[Message]:
+    """Reset the env of a spare."""
+    plan = EpisodePlan(False, 0, {})
+    return harness.run(Op.RESET, ResetOrder({}, seed, None, plan, keeps=True))
+
+
+def adopted(harness: Harness, env_id: int, placement: Any = None) -> list[Message]:
+    """Have a host serve another env_id, and await what came of the reset that it kept."""
+    return list(harness.host.handle(Message(Op.ADOPT, env_id, 4, 77, placement)))
+
+
+def test_what_a_reset_gave_is_kept_until_the_env_is_adopted() -> None:
+    placements, nbytes = plan_placements([layout_of(OBSERVATIONS)] * 2, COPIED)
+    memory = bytearray(nbytes)
+    env = ScriptedEnv(step(5.0))
+    env.resets, env.reset_info = [np.full(2, 7, np.float32)], {"level": 2}
+    harness = Harness(env, memory=memory)
+    harness.build()
+    assert only(kept_by(harness, seed=8), Op.RESET_DONE) is None
+    assert env.log == [("seed", 8, "not given"), ("reset", {})]
+    assert not any(memory)
+
+    (reply,) = adopted(harness, 1, placements[1])
+    assert reply == Message(Op.RESET_DONE, 1, 4, 77, (2, {"level": 2}))
+    rows = np.frombuffer(memory, np.float32).reshape(-1)[: 4 * 2 * 2].reshape(4, 2, 2)
+    assert rows[2, 1].tolist() == [7, 7]
+    (stepped,) = harness.host.handle(Message(Op.STEP, 1, 4, 78, 0))
+    assert stepped.payload[0] == 0
+    assert rows[0, 1].tolist() == [5, 5]
+    (failed,) = harness.host.handle(Message(Op.STEP, 3, 4, 79, 0))
+    assert failed.payload.kind is FailureKind.PROTOCOL
+    assert env.log[2:] == [("step", 0)]
+
+
+def test_what_was_kept_travels_in_the_reply_where_there_is_no_shared_memory() -> None:
+    env = ScriptedEnv()
+    env.resets = [np.full(2, 7, np.float32)]
+    harness = Harness(env)
+    harness.build()
+    kept_by(harness)
+    reference, info = only(adopted(harness, 0), Op.RESET_DONE)
+    assert reference[0].tolist() == [7, 7]
+    assert info == {}
+
+
+@pytest.mark.parametrize("bad", [ValueError("no"), np.zeros(3, np.float32), SystemExit(2)])
+def test_a_reset_that_failed_is_reported_at_once_and_again_when_the_env_is_adopted(
+    bad: Any,
+) -> None:
+    placements, nbytes = plan_placements([layout_of(OBSERVATIONS)], COPIED)
+    env = ScriptedEnv()
+    env.resets = [bad]
+    harness = Harness(env, memory=bytearray(nbytes))
+    harness.build()
+    failure = failure_of(kept_by(harness))
+    (reply,) = adopted(harness, 0, placements[0])
+    assert reply == Message(Op.FAILED, 0, 4, 77, failure)
+    again = ResetOrder({}, None, None, EpisodePlan(False, 0, {}))
+    (done,) = harness.host.handle(Message(Op.RESET, 0, 4, 78, again))
+    assert done.payload[0] == 2  # it has been attached all the same
+
+
+def test_a_seed_that_fails_is_the_failure_of_the_reset_that_is_kept() -> None:
+    env = ScriptedEnv()
+    env.seed = raising  # type: ignore[method-assign]
+    harness = Harness(env)
+    harness.build()
+    failure = failure_of(kept_by(harness, seed=1))
+    assert failure_of(adopted(harness, 0)) == failure
+
+
+def raising(*args: Any) -> None:
+    raise ValueError("inside")
+
+
+def test_who_is_adopted_without_a_reset_says_so() -> None:
+    harness = launched()
+    assert failure_of(adopted(harness, 0)).kind is FailureKind.PROTOCOL
+
+
+def test_an_env_that_becomes_a_spare_writes_into_shared_memory_no_more() -> None:
+    placements, nbytes = plan_placements([layout_of(OBSERVATIONS)], COPIED)
+    memory = bytearray(nbytes)
+    env = ScriptedEnv()
+    harness = Harness(env, memory=memory)
+    harness.build()
+    harness.run(Op.ATTACH, placements[0])
+    harness.reset()
+    env.resets = [np.full(2, 7, np.float32)]
+    assert list(harness.host.handle(Message(Op.ADOPT, 9, 1, 0, None))) == []
+    order = ResetOrder({}, None, None, EpisodePlan(False, 0, {}), keeps=True)
+    (reply,) = harness.host.handle(Message(Op.RESET, 9, 1, 5, order))
+    assert reply == Message(Op.RESET_DONE, 9, 1, 5, None)
+    assert not any(memory)
+
+
+def test_a_cast_in_a_reset_that_is_kept_is_noticed_when_the_env_is_adopted() -> None:
+    env = ScriptedEnv()
+    env.resets = [np.zeros(2, np.float64)]
+    harness = Harness(env)
+    harness.build()
+    assert [reply.op for reply in kept_by(harness)] == [Op.RESET_DONE]
+    assert [reply[:2] for reply in adopted(harness, 0)] == [(Op.NOTICE, 0), (Op.RESET_DONE, 0)]
+
+
 # -- what passes through --------------------------------------------------------------------------
 
 

@@ -136,6 +136,15 @@ def test_ids_in_a_state_are_ascending() -> None:
     assert table.ids_in(V) == []
 
 
+def test_spares_are_asked_for_one_by_one_and_not_listed() -> None:
+    states = StateTable(2, 1)
+    states.apply_all(range(3), Event.LAUNCH)
+    states.apply(2, Event.BEGIN_RESET)
+    assert states[2] is EnvState.RESET
+    assert len(states) == 2
+    assert states.snapshot() == (EnvState.INIT, EnvState.INIT)
+
+
 def test_a_snapshot_does_not_change_afterwards() -> None:
     table = table_in(I)
     snapshot = table.snapshot()

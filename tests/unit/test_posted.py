@@ -390,3 +390,25 @@ def test_it_says_whom_it_runs() -> None:
     assert seen == [1, 2]
     assert rig.block.running[0] == 0
     assert rig.block.since[0] > 0
+
+
+def test_an_env_that_changes_places_takes_no_step_that_is_for_the_one_in_its_place() -> None:
+    rig = Rig()
+    rig.step(step())
+    rig.sent.clear()
+    rig.sent += rig.host.handle(Message(Op.ADOPT, 5, 0, 0, None))  # it is a spare now
+    rig.ask(5, Op.RESET, ResetOrder({}, None, None, PLAN, keeps=True))
+    assert [(m.op, m.env_id) for m in rig.sent] == [(Op.RESET_DONE, 5)]
+    rig.post(0)
+    assert not rig.posted.is_due
+    assert not rig.posted.stays_awake(watches=False)
+    assert rig.run() == []
+    assert not rig.has_replied()
+
+    rig.ask(0, Op.ADOPT, rig.placements[0])
+    rig.run()
+    assert not rig.has_replied()  # that step was for the one before
+    rig.post(0)
+    rig.run()
+    assert rig.has_replied()
+    assert rig.envs[0].log == [7, "reset", 7]

@@ -280,6 +280,7 @@ def test_requests_and_replies_have_numbers_of_their_own() -> None:
         Op.CLOSE,
         Op.RELEASE,
         Op.CALIBRATE,
+        Op.ADOPT,
     }
     assert len({*Op}) == len(Op.__members__)
     assert len({*FailureKind}) == len(FailureKind.__members__)

@@ -10,7 +10,7 @@ import pytest
 from gymnasium.spaces import Box, Dict, Discrete
 
 from envmgr.errors import ConfigError, UnknownEnvError
-from envmgr.seeding import Samplers, derived_seed, seeds_by_env
+from envmgr.seeding import Samplers, derived_seed, seeds_by_env, seeds_of_spares
 
 
 @pytest.mark.parametrize(
@@ -133,6 +133,15 @@ def test_derived_seeds_are_those_of_a_seed_sequence() -> None:
         expected = int(np.random.SeedSequence(arguments).generate_state(1)[0])
         assert derived_seed(*arguments) == expected
         assert 0 <= derived_seed(*arguments) < 2**32
+
+
+def test_spares_get_the_seeds_behind_those_of_the_envs_or_derived_ones() -> None:
+    assert seeds_of_spares(10, {0: 10, 1: 11}, 2, 3) == [12, 13, 14]
+    derived = [derived_seed(4, 2, 0, 0), derived_seed(4, 3, 0, 0)]
+    assert seeds_of_spares([None, 4], {0: None, 1: 4}, 2, 2) == derived
+    assert seeds_of_spares({1: 4}, {0: None, 1: 4}, 2, 2) == derived
+    assert seeds_of_spares(None, {0: None, 1: None}, 2, 2) == [None, None]
+    assert seeds_of_spares(1, {0: 1}, 1, 0) == []
 
 
 def test_derived_seeds_differ_by_seed_env_generation_and_episode() -> None:

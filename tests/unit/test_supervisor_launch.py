@@ -2,14 +2,31 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
 from gymnasium.spaces import Discrete
 
 from envmgr.config import ManagerConfig
-from envmgr.errors import EnvCrash, EnvRaised, EnvTimeout, LaunchError, SpaceMismatchError
-from envmgr.launch import build_engine, deadlines_of, launch_envs, worker_settings_of
+from envmgr.errors import (
+    ConfigError,
+    EnvCrash,
+    EnvRaised,
+    EnvTimeout,
+    LaunchError,
+    SpaceMismatchError,
+)
+from envmgr.launch import (
+    all_factories,
+    build_engine,
+    deadlines_of,
+    launch_envs,
+    spare_factory,
+    spin_s_of,
+    worker_settings_of,
+)
 from envmgr.lifecycle import EnvState
 from envmgr.policy import Deadlines, FailurePolicy
 from envmgr.protocol import FailureKind, Message, Op, RemoteFailure
@@ -290,3 +307,46 @@ def test_workers_are_set_up_as_the_config_says(affinity: Any, expected: Any) -> 
     assert settings.threads == 3
     assert (settings.allow, settings.deny, dict(settings.set)) == (("A*",), ("AB",), {"X": "1"})
     assert settings.daemon is False
+
+
+def make_one() -> None: ...
+
+
+def make_another() -> None: ...
+
+
+def test_spares_are_built_by_the_function_that_most_envs_have() -> None:
+    many = partial(make_one), make_another, partial(make_one)
+    config = ManagerConfig(type="subprocess", spare_env_num=2).with_env_num(3)
+    assert all_factories(many, config)[3:] == [many[0]] * 2
+    supervisor = build_engine(many, config, FakeTransport(FakeClock()), (None, None), FakeClock())
+    assert supervisor.supervisor.rules.spare_takers == (True, False, True)
+    supervisor.close(0.0)
+
+
+def test_functions_that_cannot_be_sent_are_compared_as_objects() -> None:
+    class Unsendable:
+        def __call__(self) -> None: ...
+
+        def __reduce__(self) -> Any:
+            raise ValueError("not me")
+
+    one, other = Unsendable(), Unsendable()
+    assert spare_factory([one, other, other]) is other
+
+
+def test_spares_are_refused_where_envs_run_in_the_caller() -> None:
+    transport = FakeTransport(FakeClock())
+    transport.runs_in_caller = True
+    config = ManagerConfig(type="of_somebody_else", spare_env_num=1).with_env_num(1)
+    with pytest.raises(ConfigError, match=r"manager\.spare_env_num is 1"):
+        build_engine([make_one], config, transport, (None, None), FakeClock())
+
+
+def test_no_host_watches_the_block_where_spares_take_the_cores(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("envmgr.launch.usable_cores", lambda affinity: 4)
+    config = ManagerConfig(type="subprocess").with_env_num(3)
+    assert spin_s_of(config) > 0.0
+    assert spin_s_of(replace(config, spare_env_num=1)) == 0.0

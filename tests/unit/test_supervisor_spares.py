@@ -513,6 +513,26 @@ def test_new_seeds_have_spares_reset_anew_in_their_order() -> None:
     assert host(rig, 3) == second
 
 
+def test_the_seed_of_a_reset_that_was_taken_over_is_not_used_again() -> None:
+    rig = spared()
+    rig.slot(2).new_seed = 72
+    rig.supervisor.begin_reseeded_spares()
+    end_episode(rig, 0)  # the spare is at the reset with that seed
+    assert [order.seed for order in rig.orders(2)] == [None, 72, None]
+    assert rig.slot(2).base_seed == 72
+
+
+def test_the_derived_seed_of_a_renewed_spare_is_not_used_again() -> None:
+    rig = Rig(2, spare_num=1).launch(seeds={2: 7})
+    rig.die(2)
+    rig.hello(2)
+    end_episode(rig, 0)
+    first, derived, later = (order.seed for order in rig.orders(2))
+    assert first == 7
+    assert derived is not None
+    assert later is None
+
+
 # -- what envs were told --------------------------------------------------------------------------
 
 
