@@ -6,6 +6,7 @@ import pytest
 
 from envmgr import ENV_MANAGER_REGISTRY
 
+
 def test_f46_the_death_of_a_node_an_actor_or_its_owner() -> None:
     if "ray" not in ENV_MANAGER_REGISTRY:
         pytest.skip("waits for the transport over Ray")
