@@ -441,6 +441,20 @@ def test_the_death_of_an_env_that_waits_for_its_successor_leaves_one_successor()
     assert rig.ready() == [0, 1]
 
 
+def test_an_env_that_dies_while_it_waits_is_repaired_and_waits_no_more() -> None:
+    rig = spared(2, 1)
+    rig.die(2)  # there is no spare now
+    rig.send({0: "act", 1: "act"})
+    rig.stepped(0, done=True)
+    rig.die(0)
+    rig.stepped(1)
+    rig.deliver(0, 1)
+    assert rig.slot(0).work is Work.STARTING
+    rig.hello(0)
+    rig.reset_done(0)
+    assert rig.ready() == [0, 1]
+
+
 def test_the_death_of_an_adopted_host_is_a_failure_of_the_env() -> None:
     rig = spared()
     end_episode(rig, 0)
