@@ -9,6 +9,7 @@ import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from typing import Any
 
 import click
@@ -25,7 +26,7 @@ from envmgr.config import to_plain
 from envmgr.config_file import ResolvedConfig, resolve_config
 from envmgr.errors import ConfigError, EnvManagerError, MissingDependencyError
 from envmgr.manager import EnvManager
-from envmgr.testing import Ledger, Ledgered, LedgerReport, Saboteur, vulnerable
+from envmgr.testing import ANY_ENV, Ledger, Ledgered, LedgerReport, Saboteur, vulnerable
 from envmgr.testing.injuries import refuse_kinds
 from envmgr.types import EnvFactory
 
@@ -71,14 +72,22 @@ def execute(options: ChaosOptions, interruption: Interruption) -> int:
     )
     goal = goal_of(resolved)
     changes = _harden(resolved)
-    manager = manager_of(resolved, _wrapped)
+    moves = bool(resolved.values.manager.spare_env_num)
+    manager = manager_of(resolved, partial(_wrapped, moves=moves))
     _refuse_without_workers(manager, resolved)
     _try_to_write(options.json_file)
     return _ChaosRun(options, resolved, goal, manager, changes, interruption).execute()
 
 
-def _wrapped(factories: list[EnvFactory]) -> list[EnvFactory]:
-    return [*vulnerable(Ledgered(factory, i) for i, factory in enumerate(factories))]
+def _wrapped(factories: list[EnvFactory], *, moves: bool) -> list[EnvFactory]:
+    """Return factories of envs that sign, and can be hurt.
+
+    Args:
+        factories: of the envs.
+        moves: envs may take each other's places, and are built alike.
+    """
+    ids = [ANY_ENV] * len(factories) if moves else range(len(factories))
+    return [*vulnerable(Ledgered(factory, i) for factory, i in zip(factories, ids, strict=True))]
 
 
 def _harden(resolved: ResolvedConfig) -> dict[str, Any]:

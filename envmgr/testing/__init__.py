@@ -15,6 +15,7 @@ from envmgr.testing.faulty import Fault, FaultError, FaultyEnv
 from envmgr.testing.injuries import Vulnerable, vulnerable
 from envmgr.testing.ledger import Ledger, LedgerError, LedgerReport
 from envmgr.testing.ledger_env import (
+    ANY_ENV,
     Ledgered,
     LedgerEnv,
     LedgerWrapper,
@@ -25,6 +26,7 @@ from envmgr.testing.ledger_env import (
 )
 
 __all__ = [
+    "ANY_ENV",
     "EnvCheckError",
     "Fault",
     "FaultError",

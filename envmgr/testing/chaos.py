@@ -206,7 +206,7 @@ class Saboteur:
         self, workers: Sequence[Mapping[str, Any]], kind: str, env_id: int | None
     ) -> Mapping[str, Any] | None:
         self._hurt.intersection_update(worker["pid"] for worker in workers)
-        unhurt = [worker for worker in workers if worker["pid"] not in self._hurt]
+        unhurt = [w for w in workers if w["env_ids"] and w["pid"] not in self._hurt]  # no spares
         if kind not in AT_ONCE:
             unhurt = [w for w in unhurt if self._failing.isdisjoint(w["env_ids"])]
         if env_id is not None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from envmgr.errors import EnvManagerError
 from envmgr.testing.checksums import UNKNOWN, checksum_of, reward_checksum
-from envmgr.testing.ledger_env import N_ACTIONS, Mark, mark_of
+from envmgr.testing.ledger_env import ANY_ENV, N_ACTIONS, Mark, mark_of
 from envmgr.types import EnvTimestep, is_abnormal
 
 _KEPT_FINDINGS = 20
@@ -79,7 +79,7 @@ class _Account:
         obs: checksum of the newest observation; UNKNOWN between episodes.
         begins: the next timestep is the first of an episode.
         excused: steps that may have been executed without a normal timestep, since `latest`.
-        retired: instances that were replaced.
+        retired: instances that were replaced, and do not come back.
     """
 
     env_id: int
@@ -108,6 +108,10 @@ class Ledger:
         ...
         ledger.end(); ledger.check()
 
+    Envs that take each other's places, as spares do, sign with `ANY_ENV`: then an env_id has to be
+    served by one object throughout an episode, and nobody is given a step of an object twice, or
+    one that is not its next.
+
     It is no part of the manager and believes nothing that the manager says: what it knows comes
     from the marks. Each call costs a few microseconds per env.
 
@@ -125,6 +129,9 @@ class Ledger:
         self._failures = Counter[str]()
         self._findings: list[str] = []
         self._next_action = 0
+        # The newest mark of each env object, and steps of objects that move which may be missing.
+        self._latest_of: dict[int, Mark] = {}
+        self._excused = 0
 
     # -- what it is told --------------------------------------------------------------------
 
@@ -165,7 +172,7 @@ class Ledger:
                 account.obs = obs_sum
                 mark = mark_of((infos or {}).get(env_id))
                 if mark is not None and (
-                    mark.env_id != env_id or _differ(mark.obs, obs_sum) or mark.step
+                    not _is_of(mark, env_id) or _differ(mark.obs, obs_sum) or mark.step
                 ):
                     self._find(
                         "swapped", f"the first observation of env {env_id} is not that of {mark}"
@@ -200,7 +207,7 @@ class Ledger:
             account = self._accounts[env_id]
             if account.pending:
                 account.pending = False
-                account.excused += 1
+                self._excuse(account)
                 self._n["cancelled"] += 1
             account.begins = True
             account.obs = UNKNOWN
@@ -265,9 +272,14 @@ class Ledger:
                 "swapped",
                 f"the abnormal timestep of env {account.env_id} does not hold its last observation",
             )
-        account.excused += 1
+        self._excuse(account)
         account.begins = True
         account.obs = UNKNOWN
+
+    def _excuse(self, account: _Account) -> None:
+        """A step may have been executed whose timestep nobody is given."""
+        account.excused += 1
+        self._excused += 1
 
     def _take_normal(self, account: _Account, timestep: EnvTimestep) -> None:
         self._n["normal"] += 1
@@ -283,14 +295,14 @@ class Ledger:
 
     def _check_mark(self, account: _Account, mark: Mark, obs: int, reward: int) -> None:
         env_id, latest = account.env_id, account.latest
-        same = latest is not None and latest.instance == mark.instance
-        if mark.env_id != env_id:
+        before = self._latest_of.get(mark.instance)
+        if not _is_of(mark, env_id):
             self._find("swapped", f"env {env_id} was given a timestep of env {mark.env_id}: {mark}")
             return
         if mark.instance in account.retired or (
-            latest is not None and same and mark.sequence <= latest.sequence
+            before is not None and mark.sequence <= before.sequence
         ):
-            self._find("repeated", f"env {env_id}: {mark} comes after {latest}")
+            self._find("repeated", f"env {env_id}: {mark} comes after {before or latest}")
             return
         wrong = [
             name
@@ -304,19 +316,19 @@ class Ledger:
         if wrong:
             self._find("swapped", f"env {env_id}: {', '.join(wrong)} of another step than {mark}")
         else:
-            self._check_sequence(account, mark, latest if same else None)
-        if latest is not None and not same:
+            self._check_sequence(account, mark, before)
+        if latest is not None and latest.instance != mark.instance and mark.env_id != ANY_ENV:
             account.retired.add(latest.instance)
-        account.latest = mark
+        account.latest = self._latest_of[mark.instance] = mark
         account.excused = 0
 
     def _check_sequence(self, account: _Account, mark: Mark, before: Mark | None) -> None:
         """Compare a mark with the one before it of the same env object, if there was one."""
-        n_before = 0 if before is None else before.sequence
-        missing = mark.sequence - n_before - 1 - account.excused
+        missing = self._missing(account, mark, 0 if before is None else before.sequence)
         if missing > 0:
             self._find("lost", f"env {account.env_id}: {missing} steps before {mark}", missing)
-        if not account.begins and before is None:
+        goes_on = account.latest is not None and account.latest.instance == mark.instance
+        if not account.begins and not goes_on:
             text = f"env {account.env_id}: another object in the midst of an episode: {mark}"
             self._find("swapped", text)
             return
@@ -325,10 +337,23 @@ class Ledger:
             text = f"env {account.env_id}: step {expected} of its episode was due, not {mark}"
             self._find("swapped", text)
 
+    def _missing(self, account: _Account, mark: Mark, n_before: int) -> int:
+        """Return how many steps of an env object nobody was given, beyond those excused."""
+        missing = mark.sequence - n_before - 1
+        if mark.env_id != ANY_ENV:
+            return missing - account.excused
+        excused = min(missing, self._excused)  # by whomever: nobody can say whose steps they were
+        self._excused -= excused
+        return missing - excused
+
     def _find(self, what: str, text: str, n: int = 1) -> None:
         self._n[what] += n
         if len(self._findings) < _KEPT_FINDINGS:
             self._findings.append(f"{what}: {text}")
+
+
+def _is_of(mark: Mark, env_id: int) -> bool:
+    return mark.env_id in (env_id, ANY_ENV)
 
 
 def _differ(one: int, other: int) -> bool:

@@ -25,6 +25,9 @@ from envmgr.testing.checksums import UNKNOWN, Checksum, checksum_of, reward_chec
 MARK_KEY = "ledger"
 """The entry of an info that holds the mark."""
 
+ANY_ENV = -1
+"""The env_id in the marks of envs that may serve one env_id after the other, as spares do."""
+
 N_ACTIONS = 2**31
 """The actions of a `LedgerEnv`: tokens, so that each can be told from all others."""
 
@@ -33,7 +36,7 @@ class Mark(NamedTuple):
     """Who gave a timestep, and what belongs together in it.
 
     Attributes:
-        env_id: the env.
+        env_id: the env; `ANY_ENV` of one that may serve several, one after the other.
         instance: a random number of the env object, another one after each renewal.
         episode: how many resets the object has begun, less one.
         step: of the episode; 0 in the info of a reset.
@@ -138,7 +141,8 @@ class LedgerEnv(gymnasium.Env[npt.NDArray[Any], int]):
     The reward is the observation's checksum, as a float; the info holds the mark.
 
     Args:
-        env_id: the id that the env has in its manager.
+        env_id: the id that the env has in its manager; `ANY_ENV` where there are spares, so that
+            all envs are built alike.
         episode_length: steps after which an episode ends (terminated).
         n_draws: random numbers in each observation.
         step_s: seconds that each step sleeps.
@@ -249,7 +253,7 @@ class Ledgered:
 
     Attributes:
         factory: builds the env.
-        env_id: the id that it has in its manager.
+        env_id: the id that it has in its manager; `ANY_ENV` where there are spares.
     """
 
     factory: Callable[[], Any]

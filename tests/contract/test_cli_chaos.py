@@ -48,6 +48,18 @@ def test_workers_are_hurt_and_nothing_is_lost(
     assert figures["failures"] == sum(figures["failures_by_kind"].values()) >= 1
 
 
+def test_the_same_with_spares(
+    config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    figures_file = tmp_path / "figures.json"
+    how = ("--rate", "20", "--steps", "1000", "--kinds", "kill", "--json", str(figures_file))
+    assert chaos(config, *how, "--set", "manager.spare_env_num=2") == DONE
+    assert "nothing lost, repeated or swapped" in capsys.readouterr().out
+    figures: dict[str, Any] = json.loads(figures_file.read_text())
+    assert figures["is_clean"]
+    assert figures["injuries"]["all"]["detected"] >= 1
+
+
 @pytest.mark.v2
 def test_the_same_with_trees(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     kind = "manager.type=async_subprocess_v2"

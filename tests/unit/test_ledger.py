@@ -15,6 +15,7 @@ from envmgr import BaseEnv, EnvTimestep
 from envmgr.env import adapt
 from envmgr.errors import EnvCrash
 from envmgr.testing import (
+    ANY_ENV,
     Ledger,
     Ledgered,
     LedgerEnv,
@@ -352,3 +353,66 @@ def test_what_has_no_checksum() -> None:
     assert checksum_of(Dict({"a": Discrete(3)}))(None) == UNKNOWN
     assert reward_checksum("x") == UNKNOWN
     assert reward_checksum(np.float32(0.5)) == reward_checksum(0.5) == reward_checksum([0.5])
+
+
+class Moving(Loop):
+    """Envs that serve whoever needs one: each end of an episode brings the next of a queue."""
+
+    def __init__(self, n_spares: int = 1) -> None:
+        super().__init__(lambda i: LedgerEnv(ANY_ENV, episode_length=3))
+        self.spares = [adapt.as_base_env(self.make(0), 0) for _ in range(n_spares)]
+
+    def reset(self, env_id: int) -> None:
+        if hasattr(self, "spares"):
+            self.spares.append(self.envs[env_id])
+            self.envs[env_id] = self.spares.pop(0)
+        super().reset(env_id)
+
+
+def test_envs_that_take_turns_are_clean() -> None:
+    loop = Moving()
+    for _ in range(20):
+        loop.step(0, 1)
+        loop.step(1)
+        loop.ledger.observed(loop.obs)
+    loop.ledger.end()
+    assert loop.ledger.check().normal == 60
+
+
+def test_an_env_that_moves_in_the_midst_of_an_episode_is_swapped() -> None:
+    loop = Moving()
+    loop.step(0, 1)
+    loop.envs.reverse()
+    loop.step(0)
+    assert loop.found() == (0, 0, 1)
+
+
+def test_an_episode_that_goes_on_under_another_id_is_swapped() -> None:
+    loop = Moving()
+    loop.step(0)
+    loop.envs[1] = loop.envs[0]  # it has taken one step of its episode
+    loop.step(1)
+    assert loop.found() == (0, 0, 1)
+
+
+def test_a_timestep_of_an_env_that_moves_is_delivered_once() -> None:
+    loop = Moving()
+    for _ in range(3):
+        timesteps = loop.step(0)
+    loop.ledger.accepted(loop.ledger.fresh_actions([1]))
+    loop.ledger.delivered({1: timesteps[0]})
+    assert loop.found() == (0, 1, 0)
+
+
+def test_a_step_of_an_env_that_moves_is_lost_unless_something_answers_for_it() -> None:
+    loop = Moving()
+    loop.take(0)
+    loop.ledger.delivered({0: abnormal(loop.obs[0])})
+    loop.reset(0)
+    for _ in range(6):  # each of the three serves env 1 once
+        loop.step(1)
+    assert loop.found() == (0, 0, 0)
+    loop.envs[1].step(0)  # for nobody
+    loop.envs[1].reset()
+    loop.step(1)
+    assert loop.found()[0] == 1
