@@ -5,26 +5,25 @@ from __future__ import annotations
 import json
 import os
 import sys
-import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import datetime
 from functools import partial
 from typing import Any
 
 import click
 
 from envmgr.cli import DONE, FAILED, INTERRUPTED, discard_output
+from envmgr.cli.attempt import Attempt
 from envmgr.cli.interrupt import Interruption
 from envmgr.cli.prepare import RunOptions, goal_of, manager_of
-from envmgr.cli.progress import Goal, LogLines, Progress, logging_to, make_progress
-from envmgr.cli.report import counted, failures_text, paragraph, seconds, table, wide_console
+from envmgr.cli.progress import Goal, LogLines, Progress, make_progress
+from envmgr.cli.report import failures_text, seconds, table, wide_console
 from envmgr.cli.summary import Ending
 from envmgr.cli.versions import versions
-from envmgr.collect import Collector, make_policy, policy_seed
+from envmgr.collect import Collector, policy_seed
 from envmgr.config import to_plain
 from envmgr.config_file import ResolvedConfig, resolve_config
-from envmgr.errors import ConfigError, EnvManagerError, MissingDependencyError
+from envmgr.errors import ConfigError
 from envmgr.manager import EnvManager
 from envmgr.testing import ANY_ENV, Ledger, Ledgered, LedgerReport, Saboteur, vulnerable
 from envmgr.testing.injuries import refuse_kinds
@@ -136,7 +135,7 @@ def _try_to_write(path: str | None) -> None:
         ) from error
 
 
-class _ChaosRun:
+class _ChaosRun(Attempt):
     """One run, ready to be launched.
 
     Args:
@@ -157,41 +156,18 @@ class _ChaosRun:
         changes: Mapping[str, Any],
         interruption: Interruption,
     ) -> None:
+        super().__init__(resolved, manager, interruption)
         self._options = options
-        self._resolved = resolved
         self._goal = goal
-        self._manager = manager
         self._changes = changes
-        self._interruption = interruption
         self._ledger: Ledger | None = None
         self._saboteur: Saboteur | None = None
         self._chosen: Mapping[int, Any] = {}
-        self._ending = Ending.DONE
-        self._error: str | None = None
         self._elapsed_s = 0.0
-        self._began = datetime.now().astimezone()
-        env, cfg = resolved.values.env, resolved.values.manager
-        self.title = f"{counted(cfg.env_num, 'env')} of {env.id or env.entry} on {cfg.type}"
 
-    def execute(self) -> int:
-        """Launch, collect, hurt, close and report; return the exit code."""
+    def _shown(self) -> tuple[Progress, LogLines]:
         progress = make_progress(self._goal, self._figures)
-        logs = LogLines(progress, traceback=self._options.run.traceback, failures=False)
-        with logging_to(logs):
-            try:
-                self._announce()
-                with self._manager:
-                    logs.launching = False
-                    self._collect(progress)
-            except (KeyboardInterrupt, BrokenPipeError) as error:
-                self._interrupted(error)
-            except (ConfigError, MissingDependencyError):
-                raise
-            except Exception as error:
-                self._failed(error)
-            finally:
-                self._interruption.acknowledge()
-        return self._report()
+        return progress, LogLines(progress, traceback=self._options.run.traceback, failures=False)
 
     def _announce(self) -> None:
         kinds = ", ".join(self._options.kinds)
@@ -204,26 +180,22 @@ class _ChaosRun:
             flush=True,
         )
 
-    def _collect(self, progress: Progress) -> None:
+    def _work(self, progress: Progress) -> None:
         manager, values = self._manager, self._resolved.values
         if not manager.stats().get("workers"):
             raise ConfigError(
                 f"the kind {values.manager.type!r} says of no worker process (stats()['workers']), "
                 "so none can be hurt. Choose another kind."
             )
-        seed = policy_seed(values.manager.seed)
-        policy = make_policy(
-            values.collect.policy,
-            manager.observation_space,
-            manager.action_space,
-            seed,
-            allow=self._resolved.import_policy,
-        )
+        policy = self._make_policy()
         self._ledger = ledger = Ledger(
             manager.env_num, manager.observation_space, manager.action_space
         )
         self._saboteur = saboteur = Saboteur(
-            manager, rate_hz=self._options.rate_hz, kinds=self._options.kinds, seed=seed
+            manager,
+            rate_hz=self._options.rate_hz,
+            kinds=self._options.kinds,
+            seed=policy_seed(values.manager.seed),
         )
 
         def audited(observations: dict[int, Any]) -> Mapping[int, Any]:
@@ -259,21 +231,9 @@ class _ChaosRun:
 
     # -- the end ----------------------------------------------------------------------------
 
-    def _interrupted(self, error: BaseException) -> None:
-        if self._ledger is None and not isinstance(error, BrokenPipeError):
-            raise KeyboardInterrupt
-        self._ending = Ending.INTERRUPTED
-        self._error = f"interrupted by {self._interruption.name}"
-        if isinstance(error, BrokenPipeError):
-            self._error = "interrupted, because what read the output has gone"
-            discard_output()
-
-    def _failed(self, error: Exception) -> None:
-        self._ending = Ending.FAILED
-        self._error = paragraph(error)
-        if not isinstance(error, EnvManagerError):  # of the policy's code, or a defect of ours
-            self._error = f"{type(error).__name__}: {error}"
-            traceback.print_exception(error)
+    @property
+    def _has_begun(self) -> bool:
+        return self._ledger is not None
 
     def _report(self) -> int:
         """Print the figures, write them if asked to, and return the exit code."""

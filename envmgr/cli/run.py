@@ -5,23 +5,22 @@ from __future__ import annotations
 import math
 import os
 import sys
-import traceback
-from datetime import datetime
 from typing import Any
 
 import click
 
 from envmgr.cli import DONE, FAILED, INTERRUPTED, discard_output
+from envmgr.cli.attempt import Attempt
 from envmgr.cli.interrupt import Interruption
 from envmgr.cli.output import RunFolder
 from envmgr.cli.prepare import RunOptions, folder_of, goal_of, manager_of
-from envmgr.cli.progress import Goal, LogLines, Progress, logging_to, make_progress
-from envmgr.cli.report import counted, paragraph, raised_by_envs, wide_console
+from envmgr.cli.progress import Goal, LogLines, Progress, make_progress
+from envmgr.cli.report import counted, raised_by_envs, wide_console
 from envmgr.cli.summary import Ending, print_summary, summary_of
 from envmgr.cli.versions import versions
-from envmgr.collect import Collector, make_policy, policy_seed
+from envmgr.collect import Collector
 from envmgr.config_file import ResolvedConfig, resolve_config, to_yaml
-from envmgr.errors import ConfigError, EnvManagerError, MissingDependencyError
+from envmgr.errors import EnvManagerError
 from envmgr.manager import EnvManager
 
 _CODES = {Ending.DONE: DONE, Ending.FAILED: FAILED, Ending.INTERRUPTED: INTERRUPTED}
@@ -53,7 +52,7 @@ def execute(options: RunOptions, interruption: Interruption) -> int:
         raise
 
 
-class _Run:
+class _Run(Attempt):
     """One run, ready to be launched.
 
     Args:
@@ -74,50 +73,23 @@ class _Run:
         folder: RunFolder | None,
         interruption: Interruption,
     ) -> None:
+        super().__init__(resolved, manager, interruption)
         self._options = options
-        self._resolved = resolved
         self._goal = goal
-        self._manager = manager
         self._folder = folder
-        self._interruption = interruption
         self._collector: Collector | None = None
         self._states: dict[str, int] = {}
-        self._ending = Ending.DONE
-        self._error: str | None = None
-        self._began = datetime.now().astimezone()
-        env = resolved.values.env
-        cfg = resolved.values.manager
-        self.title = f"{counted(cfg.env_num, 'env')} of {env.id or env.entry} on {cfg.type}"
 
-    def execute(self) -> int:
-        """Launch, collect, close and report; return the exit code."""
+    def _shown(self) -> tuple[Progress, LogLines]:
         progress = make_progress(self._goal)
-        logs = LogLines(progress, traceback=self._options.traceback)
-        with logging_to(logs):
-            try:
-                print(f"envmgr run: launching {self.title}", flush=True)
-                with self._manager:
-                    logs.launching = False
-                    self._collect(progress)
-            except (KeyboardInterrupt, BrokenPipeError) as error:
-                self._interrupted(error)
-            except (ConfigError, MissingDependencyError):
-                raise
-            except Exception as error:
-                self._failed(error)
-            finally:
-                self._interruption.acknowledge()
-        return self._report()
+        return progress, LogLines(progress, traceback=self._options.traceback)
 
-    def _collect(self, progress: Progress) -> None:
+    def _announce(self) -> None:
+        print(f"envmgr run: launching {self.title}", flush=True)
+
+    def _work(self, progress: Progress) -> None:
         manager, values = self._manager, self._resolved.values
-        policy = make_policy(
-            values.collect.policy,
-            manager.observation_space,
-            manager.action_space,
-            policy_seed(values.manager.seed),
-            allow=self._resolved.import_policy,
-        )
+        policy = self._make_policy()
         if self._folder is not None:
             self._folder.begin(self._config_text())
         self._collector = collector = Collector(
@@ -165,28 +137,20 @@ class _Run:
 
     # -- the end ----------------------------------------------------------------------------
 
-    def _interrupted(self, error: BaseException) -> None:
-        if self._steps == 0 and not isinstance(error, BrokenPipeError):
-            raise KeyboardInterrupt
-        self._ending = Ending.INTERRUPTED
-        self._error = f"interrupted by {self._interruption.name}"
-        if isinstance(error, BrokenPipeError):
-            self._error = "interrupted, because what read the output has gone"
-            discard_output()
-
-    def _failed(self, error: Exception) -> None:
-        self._ending = Ending.FAILED
-        self._error = paragraph(error)
+    def _failure_text(self, error: Exception) -> str:
         if isinstance(error, OSError) and not isinstance(error, EnvManagerError):
-            self._error = f"the results cannot be written: {error}"
-        elif not isinstance(error, EnvManagerError):  # of the policy's code, or a defect of ours
-            self._error = f"{type(error).__name__}: {error}"
-            traceback.print_exception(error)
+            return f"the results cannot be written: {error}"
+        text = super()._failure_text(error)
         for raised in raised_by_envs(error)[:1]:
             if self._options.traceback:
                 click.echo(raised.remote_traceback, err=True)
             else:
-                self._error += " (--traceback shows where in the env's code.)"
+                text += " (--traceback shows where in the env's code.)"
+        return text
+
+    @property
+    def _has_begun(self) -> bool:
+        return self._steps > 0
 
     @property
     def _steps(self) -> int:
