@@ -7,48 +7,14 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from ding.envs import (
-    AsyncSubprocessEnvManager,
-    BaseEnv,
-    BaseEnvTimestep,
-    SyncSubprocessEnvManager,
-)
+from ding.envs import AsyncSubprocessEnvManager, SyncSubprocessEnvManager
 from easydict import EasyDict
 from spec import Runner, Spec
 
 from adapters.actions import array_batches
+from adapters.ding_env import DingEnv
 
 _KINDS = {"subprocess": SyncSubprocessEnvManager, "async_subprocess": AsyncSubprocessEnvManager}
-
-
-class DingEnv(BaseEnv):  # type: ignore[misc]
-    """A gymnasium env as DI-engine wants it."""
-
-    def __init__(self, factory: Callable[[], Any]) -> None:
-        self._env = factory()
-        self.observation_space = self._env.observation_space
-        self.action_space = self._env.action_space
-        self.reward_space = None
-
-    def reset(self) -> Any:
-        """Begin an episode."""
-        return self._env.reset()[0]
-
-    def step(self, action: Any) -> Any:
-        """Take a step."""
-        obs, reward, terminated, truncated, info = self._env.step(action)
-        return BaseEnvTimestep(obs, reward, terminated or truncated, info)
-
-    def seed(self, seed: int, dynamic_seed: bool = False) -> None:
-        """Seed the env's own generator."""
-        self._env.reset(seed=seed)
-
-    def close(self) -> None:
-        """Close."""
-        self._env.close()
-
-    def __repr__(self) -> str:
-        return "DingEnv"
 
 
 class DingManager:

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Mapping
 from functools import partial
+from pathlib import Path
 from typing import Any
 
-from ding.envs import BaseEnv, BaseEnvTimestep, SyncSubprocessEnvManager
+from ding.envs import SyncSubprocessEnvManager
 from easydict import EasyDict
 
 from peers import LIMIT_S, Factories, Outcome
+
+sys.path.append(str(Path(__file__).resolve().parents[2] / "benchmarks"))
+
+from adapters.ding_env import DingEnv
 
 # Its limits are whole seconds.
 OPTIONS = {
@@ -20,36 +26,6 @@ OPTIONS = {
     "max_retry": 3,
     "retry_type": "renew",
 }
-
-
-class DingEnv(BaseEnv):  # type: ignore[misc]
-    """A gymnasium env as DI-engine wants it."""
-
-    def __init__(self, factory: Callable[[], Any]) -> None:
-        self._env = factory()
-        self.observation_space = self._env.observation_space
-        self.action_space = self._env.action_space
-        self.reward_space = None
-
-    def reset(self) -> Any:
-        """Begin an episode."""
-        return self._env.reset()[0]
-
-    def step(self, action: Any) -> Any:
-        """Take a step."""
-        obs, reward, terminated, truncated, info = self._env.step(action)
-        return BaseEnvTimestep(obs, reward, terminated or truncated, info)
-
-    def seed(self, seed: int, dynamic_seed: bool = False) -> None:
-        """Seed the env's own generator."""
-        self._env.reset(seed=seed)
-
-    def close(self) -> None:
-        """Close."""
-        self._env.close()
-
-    def __repr__(self) -> str:
-        return "DingEnv"
 
 
 class DingManager:
