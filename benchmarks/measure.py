@@ -10,21 +10,33 @@ from collections.abc import Callable
 from typing import Any
 
 from envs import env_factory
-from memory import tree_pss_bytes
+from processes import cpu_s, tree, tree_pss_bytes
 from spec import RATE, Runner, Spec, UnavailableError
 
 _LIFETIME_STEPS = 20
 
 
 def rate(runner: Runner, warm_up_s: float, seconds: float) -> dict[str, float]:
-    """Return env steps per second, after a warm-up."""
+    """Return env steps per second, and the processor time of a step, after a warm-up."""
     runner.start()
     try:
         _steps_for(runner.step, warm_up_s)
+        trainer, *workers = tree(os.getpid())
+        parts = ([trainer], workers)
+        before = [cpu_s(pids) for pids in parts]
         steps, took_s = _steps_for(runner.step, seconds)
+        trainer_s, workers_s = (
+            cpu_s(pids) - then for pids, then in zip(parts, before, strict=True)
+        )
     finally:
         runner.close()
-    return {"steps_per_s": steps / took_s, "steps": steps, "wall_s": took_s}
+    return {
+        "steps_per_s": steps / took_s,
+        "steps": steps,
+        "wall_s": took_s,
+        "trainer_us": 1e6 * trainer_s / steps,
+        "workers_us": 1e6 * workers_s / steps,
+    }
 
 
 def _steps_for(step: Callable[[], int], seconds: float) -> tuple[int, float]:

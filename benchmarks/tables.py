@@ -145,7 +145,8 @@ def targets_table(results: Results) -> Table:
 
 def bounds_table(results: Results) -> Table:
     """Return how near envmgr comes to processes that do nothing but step and ring."""
-    table = [["case", "n", "envmgr", "rate", "without any library", "share of it"]]
+    head = ["case", "n", "envmgr", "rate", "without any library", "share of it"]
+    table = [[*head, "us of CPU per step", "without any library"]]
     for case in results.cases():
         for row in own_rows(results.rows(case)):
             for n in results.env_nums(case):
@@ -162,9 +163,18 @@ def bounds_table(results: Results) -> Table:
                         _with_share(results, case, n, row),
                         _with_share(results, case, n, bound),
                         NOTHING if share is None else f"{100 * share:.0f} %",
+                        _cpu_text(results, case, n, row),
+                        _cpu_text(results, case, n, bound),
                     ]
                 )
     return table
+
+
+def _cpu_text(results: Results, case: str, env_num: int, row: str) -> str:
+    """Return the processor time of a step: of the trainer, and of all workers together."""
+    figures = ("trainer_us", "workers_us")
+    parts = [results.median(case, env_num, row, figure) for figure in figures]
+    return NOTHING if None in parts else " + ".join(f"{part:.1f}" for part in parts)
 
 
 def _with_share(results: Results, case: str, env_num: int, row: str) -> str:
