@@ -249,7 +249,7 @@ def _serve(host: Host, posted: PostedSteps | None, inbox: _Inbox, channel: Chann
     """Run requests and posted steps until CLOSE."""
     postponed = host.postponed
     while True:
-        if posted is not None and posted.is_alone and inbox.is_rung:
+        if posted is not None and posted.is_alone and inbox.is_rung and not postponed:
             posted.run_alone(channel.send, inbox.await_bell)
         if posted is not None and (posted.is_due or channel.asked):
             asked, channel.asked = channel.asked, False

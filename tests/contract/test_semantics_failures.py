@@ -22,8 +22,11 @@ from envmgr.errors import (
 )
 from tests.contract.envs import Do, ScriptedEnv, ScriptedGymEnv, seen
 from tests.contract.harness import (
+    ASYNC_FORK,
     BASE,
     SYNC_FORK,
+    SYNC_PACKED,
+    SYNC_SERVER,
     Raises,
     Setup,
     World,
@@ -770,3 +773,16 @@ def test_recycling_with_auto_reset_off(world: World, setup: Setup) -> None:
     manager.reset({0: {"level": 1}})
     assert seen(manager.ready_obs[0])[:4] == (0, 1, 0, 0)
     assert world.noted(0, "reset")[-1][1] == {"level": 1}
+
+
+@over(SYNC_PACKED, SYNC_SERVER, ASYNC_FORK)
+def test_the_last_env_of_a_host_goes_on_by_message(world: World, setup: Setup) -> None:
+    """Its resets are put off behind the steps of others, also when there are none any more."""
+    manager = world.make(setup, 2, max_failures=0, on_exhausted="drop")
+    ready_all(manager)
+    step_all(manager, {0: Do.RAISE})
+    assert manager.env_states[0] is EnvState.DONE
+    for _ in range(20):
+        assert step_all(manager, {1: Do.END})[1].done  # an IntEnum is not packed: by message
+        ready_all(manager, [1])
+        assert not step_all(manager, {1: 1})[1].done
