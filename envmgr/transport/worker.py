@@ -194,8 +194,6 @@ def run_worker(
         if last_words_fd is not None:
             last_words.record(last_words_fd, orders.host_index)
         _set_up(orders.host_index, orders.worker)
-        if len(orders.envs) > 1:
-            _yield_to_who_wakes()
         try:
             settings: HostSettings = pickle.loads(orders.settings)  # noqa: S301 - from the parent
         except Exception as error:  # whatever a __setstate__ of a space may raise
@@ -363,17 +361,6 @@ def _set_up(index: int, settings: WorkerSettings) -> None:
     torch = sys.modules.get("torch")
     if torch is not None and settings.threads is not None:
         torch.set_num_threads(settings.threads)
-
-
-def _yield_to_who_wakes() -> None:
-    """Have the kernel not interrupt the trainer when it wakes this worker.
-
-    Else a worker with a batch of steps takes the trainer's processor in the midst of its ringing
-    for other workers, which then run one after the other.
-    """
-    if hasattr(os, "SCHED_BATCH"):
-        with contextlib.suppress(OSError):  # where it is not allowed
-            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 
 
 def _ring(bell: int) -> None:
