@@ -187,12 +187,17 @@ class Engine:
         """
         supervisor, transport = self.supervisor, self.transport
         supervisor.sleep(soon=True)
-        while not (done := finished()):
+        while not finished():
             seconds = min(supervisor.earliest_deadline - self._clock(), limit_s, LOOK_EVERY_S)
-            if self.closing or seconds <= 0.0 or not transport.await_ring(seconds):
-                return False
+            try:
+                if self.closing or seconds <= 0.0 or not transport.await_ring(seconds):
+                    return False
+            except (OSError, ValueError):  # as in `_pump`
+                if self.closing:
+                    return False
+                raise
         supervisor.sleep(soon=False)
-        return done
+        return True
 
     def spin_until(self, finished: Callable[[], bool]) -> bool:
         """Watch for something that is about to happen, without sleeping; for a short while only.

@@ -188,7 +188,8 @@ class PostedSteps:
         posted, requests, finished = self._posting, self._requests, self._finished
         sleeping, step, number, read = self._sleeping, env.step, *self._actions.readers
         is_timed, watches = self._timed, self._most_s > 0.0
-        seen, taken = self._seen, self._taken[0]
+        tokens = self._taken
+        seen, taken = self._seen, tokens[0]
         try:
             while True:
                 posting = posted[index]
@@ -207,9 +208,13 @@ class PostedSteps:
                     taken = token
                     if is_timed:
                         self._begin(env)
-                    answer = step(token, read()[0] if number is None else number[0])
-                    if answer is not None:
-                        self._follow(env, token, answer, send)
+                    try:
+                        answer = step(token, read()[0] if number is None else number[0])
+                        if answer is not None:
+                            self._follow(env, token, answer, send)
+                    except BaseException:  # as in `_take_steps`
+                        self.interrupted = env.env_id
+                        raise
                     if is_timed:
                         self._rest()
                 finished[index] = posting
@@ -219,12 +224,10 @@ class PostedSteps:
                     self._ring()
                 if self._resets:
                     return
-        except BaseException:  # as in `_take_steps`
-            self.interrupted = env.env_id
-            raise
         finally:
             sleeping[index] = False
-            self._seen, self._taken[0] = seen, taken
+            if self._taken is tokens:  # else the env was closed meanwhile
+                self._seen, tokens[0] = seen, taken
 
     def _take_steps(self, send: Send) -> None:
         # Read before the requests: what is posted while these run is seen the next time.

@@ -544,8 +544,12 @@ class Lanes:
             ]
         window = selection.window
         if window is None:
+            lane = bytearray(self._lane)
+            for env_id in selection.ids:
+                lane[env_id] = IDLE
+            # No function is called from here on: Ctrl-C comes before all of this, or after it.
             self._expected[selection.rows] = NO_TOKEN
-            self._move(selection, IDLE)
+            self._lane[:] = lane
         else:
             window.expected_bytes[:] = window.nothing
             self._lane[selection.rows] = selection.idle
@@ -568,8 +572,8 @@ class Lanes:
         slot = self._slots[env_id]
         resets = flag >> AFTER_SHIFT & 3 == AfterStep.RESETS
         if resets and self._resets_in_lanes and self._episodes.goes_on(slot):
-            self._lane[env_id] = RESETTING
             self._awaited[env_id] = token
+            self._lane[env_id] = RESETTING
             if self._reset_tokens[env_id] == token:
                 self._begin_episode(env_id)
             return

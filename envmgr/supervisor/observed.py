@@ -105,6 +105,7 @@ class Observed:
         before = int(self._slots[env_id])
         if before != _NO_SLOT:
             self._readers[env_id].note(before)  # its view may be in use
+        self._readers[env_id].note(slot)  # now: the next to be read may be that of a step
         self._slots[env_id] = slot
         self._in_arena[env_id] = 1
 

@@ -36,7 +36,7 @@ class Spares:
 
     Attributes:
         slots: of the spares.
-        has_moved: told that an env has another host than before.
+        has_moved: told that an env gets another host.
     """
 
     def __init__(
@@ -140,17 +140,19 @@ class Spares:
     def relieve(self) -> None:
         """Give ended envs their successors, by ascending env_id."""
         for env_id in sorted(self._waiting):
-            then = self._waiting.pop(env_id, None)
-            if then is None:
-                continue
+            then = self._waiting.get(env_id)  # and not `pop`: Ctrl-C may come before it is done
             slot = self._hosts.slots[env_id]
+            if then is None or slot.work is not Work.NONE:
+                self._waiting.pop(env_id, None)
+                continue
             spare = self._successor_of(slot)
             if spare is None:
                 then(slot)
-                continue
-            self._take_place(spare, slot)
-            self._hosts.tell(spare, Op.ADOPT, None)
-            then(spare)
+            else:
+                self._take_place(spare, slot)
+                self._hosts.tell(spare, Op.ADOPT, None)
+                then(spare)
+            self._waiting.pop(env_id, None)
 
     def take_over(self, slot: EnvSlot) -> EnvSlot:
         """Have a spare take the place of an env whose host is gone, or ends well.
@@ -188,13 +190,13 @@ class Spares:
         """Exchange the hosts of a spare and an env, and await the reset of the spare there."""
         under_way = spare.work is Work.RESETTING
         deadline, limit_s = spare.deadline, spare.limit_s
+        self.has_moved()  # before it does: Ctrl-C in between must not leave what is out of date
         self._hosts.exchange(slot, spare)
         if under_way:
             self._use_up(spare)
         self._queue.remove(spare)
         self._waiting.pop(slot.env_id, None)
         self._statistics.swaps += 1
-        self.has_moved()
         slot.again = slot.waits = False
         if slot.doomed is None:
             self._states.apply(slot.env_id, Event.BEGIN_RESET)

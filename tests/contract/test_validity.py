@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import random
+import signal
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 
-from envmgr import create_env_manager
+from envmgr import create_env_manager, make
 from tests.contract.family import ACTIONS, Family
 from tests.contract.harness import Setup
 from tests.contract.test_data_plane import action_of, config, leaves_of
@@ -132,3 +135,39 @@ def check_private(held: list[Any]) -> None:
     for k, array in enumerate(some):
         array[...] = 1 + k % 2
         assert not any(np.shares_memory(array, other) for other in some[k + 1 :])
+
+
+class Plain(gymnasium.Env[Any, Any]):
+    """Its resets and steps have nothing to them, so that all of it goes through the block."""
+
+    observation_space = gymnasium.spaces.Box(-99, 99, (2,), np.float32)
+    action_space: Any = gymnasium.spaces.Discrete(3)
+    episode = step_count = 0
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        self.episode, self.step_count = self.episode + 1, 0
+        return np.full(2, -self.episode, np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        if action == KILLS:
+            os.kill(os.getpid(), signal.SIGKILL)
+        self.step_count += 1
+        return np.full(2, self.step_count, np.float32), 0.0, action == ENDS, False, {}
+
+
+MOVES, ENDS, KILLS = range(3)
+
+
+@pytest.mark.parametrize("copy_on_get", [False, "checked"])
+def test_the_view_of_a_reset_outlives_the_death_of_its_worker(copy_on_get: Any) -> None:
+    with make(Plain, 2, type="subprocess", copy_on_get=copy_on_get) as manager:
+        manager.step({0: ENDS, 1: MOVES})
+        while 0 not in (ready := manager.ready_obs):
+            pass
+        view = ready[0]
+        contents = np.array(view)
+        manager.step({0: MOVES, 1: MOVES})
+        assert manager.step({0: KILLS, 1: MOVES})[0].info["abnormal"]
+        while 0 not in manager.ready_obs:
+            pass
+        assert np.array_equal(np.array(view), contents), "the next env was reset into its slot"

@@ -283,11 +283,16 @@ def test_f29_a_launch_ends_when_another_thread_closes(world: World, setup: Setup
     assert [*ready_all(manager)] == [0, 1]
 
 
+@pytest.mark.parametrize("hangs", [Do.HANG, int(Do.HANG)], ids=["by-message", "posted"])
+@pytest.mark.parametrize("env_num", [1, 2])
 @process_kinds
-def test_f29_a_signal_handler_may_close_in_the_middle_of_a_step(world: World, setup: Setup) -> None:
-    manager = world.make(setup, 2, close_timeout=GRACE_S)
+def test_f29_a_signal_handler_may_close_in_the_middle_of_a_step(
+    world: World, setup: Setup, env_num: int, hangs: int
+) -> None:
+    manager = world.make(setup, env_num, close_timeout=GRACE_S)
     gate = world.gate
     ready_all(manager)
+    step_all(manager, dict.fromkeys(range(env_num), 1))
     main = threading.get_ident()
     before = signal.signal(signal.SIGUSR1, lambda signum, frame: manager.close())
 
@@ -299,13 +304,13 @@ def test_f29_a_signal_handler_may_close_in_the_middle_of_a_step(world: World, se
     thread.start()
     try:
         with pytest.raises(ManagerClosedError):
-            manager.step({0: Do.HANG, 1: Do.HANG})
+            manager.step(dict.fromkeys(range(env_num), hangs))
     finally:
         thread.join()
         signal.signal(signal.SIGUSR1, before)
     assert manager.closed
     manager.launch()
-    assert [*ready_all(manager)] == [0, 1]
+    assert [*ready_all(manager)] == list(range(env_num))
 
 
 @over(BASE, SYNC_FORK, ASYNC_SERVER)
