@@ -256,7 +256,7 @@ def test_f08_in_a_construction_and_in_a_call_too(world: World, setup: Setup, fau
 def test_f18_a_construction_that_hangs_ends_the_launch_at_its_limit(
     world: World, setup: Setup
 ) -> None:
-    limit_s = 3.0 if setup.context == "spawn" else 1.0
+    limit_s = 3.0  # the other two are built in less, also on a machine that has much else to do
     scripts = {1: {"build_faults": {0: "sleep"}}}
     manager = world.make(setup, 3, launch=False, connect_timeout=limit_s, scripts=scripts)
     began = time.monotonic()

@@ -358,6 +358,10 @@ class _Fuzzer:
         return pieces
 
 
+_OF_PYTHON = {"_suggestions"}
+"""What formatting a traceback imports, from Python 3.13 on."""
+
+
 def fuzz_frames(n_mutated: int, seed: int = 0) -> FrameReport:
     """Have workers send mutated frames until there were so many.
 
@@ -378,7 +382,7 @@ def fuzz_frames(n_mutated: int, seed: int = 0) -> FrameReport:
             number += 1
     finally:
         logging.getLogger("envmgr").setLevel(level)
-    report.imported = frozenset(sys.modules) - modules
+    report.imported = frozenset(sys.modules) - modules - _OF_PYTHON
     return report
 
 
