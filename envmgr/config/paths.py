@@ -33,6 +33,8 @@ def check_confined(path: object, key: str, instead: str) -> None:
     try:
         home = Path.cwd().resolve()
         target = (home / Path(path).expanduser()).resolve()
+        if any(part.is_symlink() for part in (target, *target.parents)):
+            raise OSError("there is a loop of symbolic links")  # Python 3.13 does not say so
     except (OSError, RuntimeError, ValueError) as error:  # a loop of links, no home, a NUL in it
         raise ConfigError(f"{shown}, which cannot be looked up: {error}. Name another.") from error
     if ".." in Path(path).parts or not target.is_relative_to(home):
