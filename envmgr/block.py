@@ -44,14 +44,12 @@ ENDING_BITS = 0x0070
 DONE = 0x0080
 HAS_INFO = 0x0100
 AFTER_SHIFT = 9
+AFTER_BITS = 0x0600
 REWARD_SHIFT = 11
 REWARD_BITS = 0x3800
 TOLD_BIT = 0x0010
 ORDINARY_BITS = SLOT_BITS | TOLD_BIT
 """A reply without other flags than these is that of a step like any other."""
-
-PLAIN_END, PLAIN_END_BITS = 0x0290, 0x3F90
-"""So many bits say that an episode ended which the host goes on from, with nothing else to it."""
 
 REWARD_TYPES: tuple[type, ...] = (float, int, np.float64, np.float32, np.int64, bool)
 """Types of rewards that are exactly a float64, and are restored as what they were."""

@@ -67,6 +67,7 @@ class Engine:
         supervisor: the envs.
         transport: what they are reached through.
         closing: `close` was called, from whatever thread.
+        forks: forks of this process when it was made: in a fork there are more.
         spins: whether `spin_until` may find something.
     """
 
@@ -85,7 +86,7 @@ class Engine:
         self._spin_s = self._most_spin_s = spin_s
         self.spins = spin_s > 0.0 or transport.runs_in_caller
         self._call_lock = threading.Lock()
-        self._forks = len(_FORKS)
+        self.forks = len(_FORKS)
         self.closing = False
         # Reentrant, because a signal handler may close the manager inside one of its calls.
         self._lock = threading.RLock()
@@ -113,7 +114,7 @@ class Engine:
         Raises:
             ManagerClosedError: in any case.
         """
-        if self._forks != len(_FORKS):
+        if self.forks != len(_FORKS):
             raise ManagerClosedError(
                 "this process is a fork of the one that launched the manager; its envs belong to "
                 "that one. Launch a manager of its own here."
@@ -296,7 +297,7 @@ class Engine:
         Args:
             grace_s: seconds that hosts get to close their envs; 0 does not ask them.
         """
-        if self._forks != len(_FORKS):
+        if self.forks != len(_FORKS):
             return  # a fork: nothing here belongs to it
         self.closing = True
         self.transport.wake()
@@ -333,11 +334,10 @@ class _Call:
         self._call_lock = call_lock
         self._lock = lock
         self._background = background
-        self._forks = len(_FORKS)
 
     def __enter__(self) -> Supervisor:
         engine = self._engine
-        if engine.closing or self._forks != len(_FORKS):
+        if engine.closing or engine.forks != len(_FORKS):
             engine.refuse_call()
         if not self._call_lock.acquire(False):  # a keyword costs as much again
             raise ConcurrentCallError(
@@ -367,7 +367,7 @@ class _Call:
         self._lock.release()
         self._call_lock.release()
         background, engine = self._background, self._engine
-        if background is None or engine.closing or self._forks != len(_FORKS):
+        if background is None or engine.closing or engine.forks != len(_FORKS):
             return
         if background.thread is None or not background.dormant or engine.has_background_work():
             background.arm()

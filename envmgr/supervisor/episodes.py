@@ -121,8 +121,7 @@ class Episodes:
         """The episode after one that `goes_on` has begun, with no info to it."""
         self.count_reset(slot)
         self.use_up_seed(slot)
-        slot.reset_info = {}
-        self._states.apply(slot.env_id, Event.RESET_SUCCEEDED)
+        self.begun(slot, {})
 
     def begun(self, slot: EnvSlot, info: dict[str, Any]) -> None:
         """The reset of an env has succeeded, and its observation is ready."""

@@ -18,15 +18,12 @@ from typing import Any
 import numpy as np
 
 from envmgr.block import (
-    AFTER_SHIFT,
     DONE,
     HAS_INFO,
     LAST,
     NO_TOKEN,
     NUMPY_VALUES,
     ORDINARY_BITS,
-    PLAIN_END,
-    PLAIN_END_BITS,
     PYTHON_NUMBERS,
     RING_MASK,
     SLOT_BITS,
@@ -40,13 +37,19 @@ from envmgr.block import (
     token_of,
 )
 from envmgr.lifecycle import EnvState, StateTable
-from envmgr.protocol import AfterStep, Message, Op
+from envmgr.protocol import Message, Op
 from envmgr.spaces import ActionColumns, Array, ValueMismatchError
 from envmgr.supervisor.arrivals import Arrivals
 from envmgr.supervisor.episodes import Episodes
 from envmgr.supervisor.hosts import Hosts
 from envmgr.supervisor.observed import Observed
-from envmgr.supervisor.replies import BlockReplies, after_of, resets_after
+from envmgr.supervisor.replies import (
+    PLAIN_END,
+    PLAIN_END_BITS,
+    BlockReplies,
+    after_of,
+    resets_after,
+)
 from envmgr.supervisor.selection import (
     IDLE,
     OUT,
@@ -63,6 +66,7 @@ from envmgr.transport.base import Arrival
 
 _KNOWN_SELECTIONS = 256
 _MANY = 4
+"""Of so many envs at least one has to be ready for a look at each of them to cost less."""
 _ALL_IDLE, _ALL_STEPPING = {IDLE}, {STEPPING}
 
 
@@ -207,7 +211,7 @@ class Lanes:
         lane = self._lane
         if selection.is_slice:
             return bool(lane[selection.rows] == selection.idle)
-        return lane == self._all_idle or set(map(lane.__getitem__, selection.ids)) == _ALL_IDLE
+        return self.hold_idle(selection.ids)
 
     def are_stepping(self, selection: Selection) -> bool:
         """Whether all of these envs are in their lanes and take a step."""
@@ -400,7 +404,7 @@ class Lanes:
         if window is None:
             self._expected[selection.rows] = tokens
             self._block.requests[selection.rows] = tokens
-            self._move(selection, STEPPING)
+            self._lane[:] = self._moved(selection, STEPPING)
         else:
             window.expected_bytes[:] = tokens
             window.request_bytes[:] = tokens
@@ -417,9 +421,12 @@ class Lanes:
         self._ring([groups[index].host_id or 0 for index in hosts if sleeping[index]])
         self._unfinished = None
 
-    def _move(self, selection: Selection, to: int) -> None:
+    def _moved(self, selection: Selection, to: int) -> bytearray:
+        """Return where all envs are once these have moved."""
+        lane = bytearray(self._lane)
         for env_id in selection.ids:
-            self._lane[env_id] = to
+            lane[env_id] = to
+        return lane
 
     def _set_kinds(self, rows: Any, kind: int) -> None:
         self._block.kinds[rows] = kind
@@ -544,9 +551,7 @@ class Lanes:
             ]
         window = selection.window
         if window is None:
-            lane = bytearray(self._lane)
-            for env_id in selection.ids:
-                lane[env_id] = IDLE
+            lane = self._moved(selection, IDLE)
             # No function is called from here on: Ctrl-C comes before all of this, or after it.
             self._expected[selection.rows] = NO_TOKEN
             self._lane[:] = lane
@@ -570,7 +575,7 @@ class Lanes:
     def _end_episode(self, env_id: int, flag: int, token: int) -> None:
         """An env's episode ended with the step that has just been handed out."""
         slot = self._slots[env_id]
-        resets = flag >> AFTER_SHIFT & 3 == AfterStep.RESETS
+        resets = resets_after(flag)
         if resets and self._resets_in_lanes and self._episodes.goes_on(slot):
             self._awaited[env_id] = token
             self._lane[env_id] = RESETTING

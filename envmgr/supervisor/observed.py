@@ -17,6 +17,7 @@ _LARGE_BYTES = 4096
 
 _NO_SLOT = 255
 _FEW = 8
+"""So many observations are copied rather than looked for as a slice that could be a view."""
 
 Rows = Any
 """What indexes the rows of envs: a slice of neighbours, or an array of env_ids."""
@@ -224,7 +225,8 @@ class Observed:
     def _leaf_batch(self, j: int, rows: Rows, slots: Any) -> Array:
         if type(slots) is not int:
             ids = np.arange(rows.start, rows.stop) if isinstance(rows, slice) else rows
-            batch: Array = self._arenas[j][np.array(slots), ids]
+            places = np.array(slots) * len(self._slot_bytes) + ids
+            batch: Array = self._flat[j].take(places, axis=0)
             return batch
         arena: Array = self._by_slot[slots][j]
         if not isinstance(rows, slice):
@@ -241,9 +243,8 @@ class Observed:
             return None
         if not all(map(self._in_arena.__getitem__, env_ids)):
             return None
-        env_num, slots = len(self._slot_bytes), self._slot_bytes
-        places = [slots[i] * env_num + i for i in env_ids]
-        leaves = [flat.take(places, axis=0) for flat in self._flat]
+        rows, slots = np.array(env_ids), [self._slot_bytes[i] for i in env_ids]
+        leaves = [self._leaf_batch(j, rows, slots) for j in range(len(self._arenas))]
         return leaves[0] if self._is_lone else self.layout.unflatten(leaves)
 
     def newest_batch(self, selection: Batch) -> Any:

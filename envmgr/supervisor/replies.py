@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from envmgr.block import (
+    AFTER_BITS,
     AFTER_SHIFT,
     DONE,
     ENDING_BITS,
@@ -14,6 +15,7 @@ from envmgr.block import (
     REWARD_SHIFT,
     REWARD_TYPES,
     SLOT_BITS,
+    TOLD_BIT,
     Block,
 )
 from envmgr.env.contract import info_of
@@ -22,10 +24,15 @@ from envmgr.observations import Rings
 from envmgr.protocol import AfterStep
 from envmgr.spaces import ValueMismatchError
 
+PLAIN_END = DONE | TOLD_BIT | AfterStep.RESETS << AFTER_SHIFT
+PLAIN_END_BITS = DONE | TOLD_BIT | AFTER_BITS | HAS_INFO | REWARD_BITS
+"""An episode has ended, and its host begins the next one: with these bits and none of the others
+there is nothing else to the reply. The reward is a float, as kind 0 is."""
+
 
 def after_of(flag: int) -> int:
     """Return what a host does after the step with these flags: an `AfterStep`."""
-    return flag >> AFTER_SHIFT & 3
+    return (flag & AFTER_BITS) >> AFTER_SHIFT
 
 
 def resets_after(flag: int) -> bool:

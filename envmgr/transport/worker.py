@@ -247,7 +247,7 @@ def _serve(host: Host, posted: PostedSteps | None, inbox: _Inbox, channel: Chann
     """Run requests and posted steps until CLOSE."""
     postponed = host.postponed
     while True:
-        if posted is not None and posted.is_alone and inbox.is_rung and not postponed:
+        if posted is not None and posted.is_alone and inbox.has_bell and not postponed:
             posted.run_alone(channel.send, inbox.await_bell)
         if posted is not None and (posted.is_due or channel.asked):
             asked, channel.asked = channel.asked, False
@@ -321,8 +321,8 @@ class _Inbox:
                 self._channel.send(encode(Message(Op.FAILED, *frame[1:4], failure)))
 
     @property
-    def is_rung(self) -> bool:
-        """Whether `await_bell` can be called: there is a bell, and nothing to do before that."""
+    def has_bell(self) -> bool:
+        """Whether `await_bell` is to be called: there is a bell, and nothing that comes first."""
         return self._bell is not None and not self._frames and not self._channel.asked
 
     def await_bell(self) -> bool:

@@ -195,6 +195,26 @@ def test_with_reset_inplace_the_timestep_is_held_until_the_spare_is_there() -> N
     assert rig.ready() == [0, 1]
 
 
+def test_an_env_whose_relief_was_interrupted_gets_its_successor_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rig = spared()
+    spares = rig.supervisor.spares
+    assert spares is not None
+
+    def interrupt(slot: Any) -> Any:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(spares, "_successor_of", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            end_episode(rig)
+    assert rig.supervisor.statistics.swaps == 0
+    spares.relieve()
+    assert rig.supervisor.statistics.swaps == 1
+    assert rig.slot(0).work is Work.RESETTING
+
+
 def test_without_a_spare_that_can_come_an_env_is_reset_as_ever() -> None:
     rig = spared(2, 1)
     rig.die(2)  # it is being renewed
