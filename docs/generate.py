@@ -20,10 +20,10 @@ import envmgr
 from envmgr import collect, errors, lifecycle, testing
 from envmgr.config import CollectConfig, EnvConfig, ManagerConfig, schema_markdown
 from envmgr.config.schema import show_value
+from envmgr.core import ArrayBatch
 from envmgr.lifecycle import EnvState
 from envmgr.manager import EnvManager
 from envmgr.registry import ENV_MANAGER_REGISTRY, Registry
-from envmgr.supervisor import ArrayBatch
 from envmgr.testing import contract, faulty, injuries
 
 FOLDER = Path(__file__).resolve().parent / "reference"

@@ -10,19 +10,19 @@ from typing import Any
 
 import cloudpickle
 
-from envmgr.calibration import Calibrator, usable_cores
+from envmgr.calibrate import Calibrator, usable_cores
 from envmgr.config import ManagerConfig, WorkerEnv
-from envmgr.engine import Engine
+from envmgr.core import EpisodeRules, Hosts, Supervisor, Work
+from envmgr.core.engine import Engine
 from envmgr.errors import ConfigError, EnvFailure, LaunchError
-from envmgr.host import HostSettings
 from envmgr.lifecycle import EnvState
-from envmgr.observations import ObservationRules
 from envmgr.policy import Deadlines, FailurePolicy
-from envmgr.protocol import UNANSWERED, Op, ResetOrder
-from envmgr.supervisor import EpisodeRules, Hosts, Supervisor, Work
-from envmgr.transport.base import EnvOrder, HostSpec, Transport, WorkerSettings
+from envmgr.transport.base import Transport
 from envmgr.transport.inline import PROPAGATED
 from envmgr.types import Clock, EnvFactory
+from envmgr.wire.arenas import ObservationRules
+from envmgr.wire.hosts import EnvOrder, HostSettings, HostSpec, WorkerSettings
+from envmgr.wire.messages import UNANSWERED, Op, ResetOrder
 
 logger = logging.getLogger("envmgr")
 

@@ -15,10 +15,10 @@ from envmgr.manager import EnvManager
 from envmgr.registry import ENV_MANAGER_REGISTRY
 from envmgr.transport.base import Transport
 from envmgr.transport.inline import InlineTransport
-from envmgr.transport.preflight import refuse_too_many_workers
-from envmgr.transport.process import ProcessTransport
-from envmgr.transport.start_methods import make_spawner
-from envmgr.transport.threads import refuse_unsafe_fork
+from envmgr.transport.process.preflight import refuse_too_many_workers
+from envmgr.transport.process.start_methods import make_spawner
+from envmgr.transport.process.threads import refuse_unsafe_fork
+from envmgr.transport.process.transport import ProcessTransport
 from envmgr.views import DictView, TreeView
 
 

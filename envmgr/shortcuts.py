@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from envmgr.env.spec import env_factories
+from envmgr.config.env_factories import env_factories
 from envmgr.managers import BaseEnvManager
 from envmgr.registry import create_env_manager
 

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from envmgr.core import ArrayBatch, ends_of
 from envmgr.errors import ActionError, MissingDependencyError, NothingReadyError
 from envmgr.spaces import Layout, ValueMismatchError, split_batch, stack_values
-from envmgr.supervisor import ArrayBatch, ends_of
 from envmgr.types import EnvTimestep
 
 

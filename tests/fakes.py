@@ -12,8 +12,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from envmgr.host import HostSettings
-from envmgr.protocol import (
+from envmgr.transport.base import Arrival, Garbage, HostDied, Transport
+from envmgr.wire.hosts import HostSettings, HostSpec
+from envmgr.wire.messages import (
     UNANSWERED,
     AfterStep,
     EnvDescription,
@@ -24,7 +25,6 @@ from envmgr.protocol import (
     RemoteFailure,
     ResetOrder,
 )
-from envmgr.transport.base import Arrival, Garbage, HostDied, HostSpec, Transport
 
 KILLED = -9
 """Exit status of a process that SIGKILL ended."""

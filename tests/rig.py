@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from envmgr import requests
-from envmgr.engine import Engine
+from envmgr.core import EnvSlot, EpisodeRules, Hosts, Supervisor, requests
+from envmgr.core.engine import Engine
+from envmgr.core.gather import Gather
 from envmgr.errors import EnvFailure
-from envmgr.gather import Gather
 from envmgr.lifecycle import EnvState
 from envmgr.policy import Deadlines, FailurePolicy
-from envmgr.protocol import AfterStep, Message, Op, ResetOrder
-from envmgr.supervisor import EnvSlot, EpisodeRules, Hosts, Supervisor
 from envmgr.types import EnvTimestep
+from envmgr.wire.messages import AfterStep, Message, Op, ResetOrder
 from tests.fakes import NO_SETTINGS, Answer, FakeClock, FakeEnvs, FakeTransport, description
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from envmgr.cli.output import RunFolder, default_path
 from envmgr.cli.progress import Goal
+from envmgr.config.env_factories import env_factories
 from envmgr.config_file import ResolvedConfig, check_output
-from envmgr.env.spec import env_factories
 from envmgr.errors import ConfigError
 from envmgr.manager import EnvManager
 from envmgr.registry import create_env_manager

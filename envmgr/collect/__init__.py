@@ -8,10 +8,10 @@
 from __future__ import annotations
 
 from envmgr.collect.collector import Collector
-from envmgr.collect.loop import ManagerLoop
 from envmgr.collect.policies import Policy, PolicyFactory, RandomPolicy, make_policy, policy_seed
 from envmgr.collect.records import EpisodeRecord
 from envmgr.collect.statistics import CollectStatistics
+from envmgr.manager.loop import ManagerLoop
 
 __all__ = [
     "CollectStatistics",

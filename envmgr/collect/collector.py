@@ -7,12 +7,12 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from envmgr.collect.loop import ManagerLoop, failure_text
 from envmgr.collect.policies import Policy, RandomPolicy, checked_actions, policy_seed
 from envmgr.collect.records import EpisodeRecord, OpenEpisode, as_return, flag_of
 from envmgr.collect.statistics import CollectStatistics
 from envmgr.errors import ConfigError, NothingReadyError, StateError
 from envmgr.manager import EnvManager
+from envmgr.manager.loop import ManagerLoop, failure_text
 from envmgr.seeding import seeds_by_env
 from envmgr.types import Clock, EnvTimestep, monotonic
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from envmgr import requests
+from envmgr.core import Supervisor, Work, requests
 from envmgr.errors import (
     ConfigError,
     EnvAttributeError,
@@ -17,9 +17,8 @@ from envmgr.errors import (
 )
 from envmgr.launch import replay_payloads
 from envmgr.manager.lifetime import ManagerLifetime
-from envmgr.protocol import Attribute, Op, RemoteFailure
-from envmgr.supervisor import Supervisor, Work
 from envmgr.types import monotonic
+from envmgr.wire.messages import Attribute, Op, RemoteFailure
 
 
 class EnvAccess(ManagerLifetime):

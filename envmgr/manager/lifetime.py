@@ -11,10 +11,11 @@ from typing import Any, ClassVar
 from easydict import EasyDict
 from typing_extensions import Self
 
-from envmgr import requests
-from envmgr.calibration import Calibration, Calibrator
+from envmgr.calibrate import Calibration, Calibrator
 from envmgr.config import ManagerConfig, default_manager_config, to_easydict
-from envmgr.engine import Engine
+from envmgr.core import Supervisor, requests
+from envmgr.core.engine import Engine
+from envmgr.core.stats import Statistics
 from envmgr.env import adapt
 from envmgr.errors import (
     ConfigError,
@@ -25,14 +26,12 @@ from envmgr.errors import (
 from envmgr.launch import build_calibrator, build_engine, launch_envs
 from envmgr.lifecycle import EnvState
 from envmgr.policy import GatherPolicy
-from envmgr.protocol import EnvDescription, EpisodePlan, ResetOrder
 from envmgr.seeding import Samplers, seeds_by_env, seeds_of_spares
 from envmgr.spaces import ActionCheck, Layout, action_check, layout_of
-from envmgr.supervisor import Supervisor
-from envmgr.supervisor.stats import Statistics
 from envmgr.transport.base import Transport
 from envmgr.types import EnvFactory, monotonic
 from envmgr.views import DictView
+from envmgr.wire.messages import EnvDescription, EpisodePlan, ResetOrder
 
 
 class ManagerLifetime:

@@ -9,20 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from envmgr import requests
-from envmgr.block import LAST, RING, RING_EACH
-from envmgr.errors import (
-    AllEnvsFailedError,
-    ConfigError,
-    ManagerClosedError,
-    NothingReadyError,
-)
-from envmgr.gather import Gather, Gathered
-from envmgr.lifecycle import EnvState
-from envmgr.manager.access import EnvAccess
-from envmgr.policy import GatherPolicy
-from envmgr.spaces import stack_values
-from envmgr.supervisor import (
+from envmgr.core import (
     ArrayBatch,
     Next,
     ReadyBatch,
@@ -30,9 +17,22 @@ from envmgr.supervisor import (
     Supervisor,
     Taken,
     Work,
+    requests,
 )
+from envmgr.core.gather import Gather, Gathered
+from envmgr.errors import (
+    AllEnvsFailedError,
+    ConfigError,
+    ManagerClosedError,
+    NothingReadyError,
+)
+from envmgr.lifecycle import EnvState
+from envmgr.manager.access import EnvAccess
+from envmgr.policy import GatherPolicy
+from envmgr.spaces import stack_values
 from envmgr.types import EnvTimestep, monotonic
 from envmgr.views import array_batch
+from envmgr.wire.block import LAST, RING, RING_EACH
 
 _COMING = frozenset((Work.STARTING, Work.RESETTING, Work.PAUSING, Work.ENDING))
 

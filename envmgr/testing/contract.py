@@ -21,7 +21,6 @@ from typing import Any
 
 import numpy as np
 
-from envmgr.collect.loop import ManagerLoop
 from envmgr.errors import (
     EnvCrash,
     EnvManagerError,
@@ -33,6 +32,7 @@ from envmgr.errors import (
     StateError,
     UnknownEnvError,
 )
+from envmgr.manager.loop import ManagerLoop
 from envmgr.testing.env_check import env_problems
 from envmgr.testing.faulty import Fault, FaultyEnv
 from envmgr.testing.ledger import Ledger

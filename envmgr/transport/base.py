@@ -3,75 +3,11 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from envmgr.host import HostSettings
-from envmgr.protocol import Message
-from envmgr.types import EnvFactory
-
-
-@dataclass(frozen=True)
-class WorkerSettings:
-    """How worker processes are set up.
-
-    Attributes:
-        threads: math threads of each worker (OpenMP, MKL, OpenBLAS, torch); None leaves them.
-        affinity: the cores of each worker, by its index; None leaves them.
-        allow: glob patterns of the environment variables that workers keep.
-        deny: glob patterns of those that they do not.
-        set: variables set in them.
-        daemon: whether envs are refused child processes of multiprocessing.
-        spin_s: how long a worker watches the block before it sleeps; only where cores are free.
-    """
-
-    threads: int | None = 1
-    affinity: tuple[tuple[int, ...], ...] | None = None
-    allow: tuple[str, ...] = ("*",)
-    deny: tuple[str, ...] = ()
-    set: Mapping[str, str] = field(default_factory=dict)
-    daemon: bool = True
-    spin_s: float = 0.0
-
-
-class EnvOrder(NamedTuple):
-    """One env of a host to start.
-
-    Attributes:
-        env_id: the env.
-        generation: its generation.
-        request_id: request id of its HELLO. With UNANSWERED the host does not build it yet: RENEW
-            does.
-        factory: builds the env.
-    """
-
-    env_id: int
-    generation: int
-    request_id: int
-    factory: EnvFactory
-
-
-@dataclass(frozen=True)
-class HostSpec:
-    """A host to start.
-
-    Attributes:
-        host_id: unique for the life of the transport.
-        index: which of the manager's hosts it is; the same for the host that replaces it.
-        envs: the envs it serves, in the order in which it builds them.
-        settings: what the host needs to know.
-    """
-
-    host_id: int
-    index: int
-    envs: tuple[EnvOrder, ...]
-    settings: HostSettings
-
-    @property
-    def factories(self) -> dict[int, EnvFactory]:
-        """The factories of its envs, by env_id."""
-        return {order.env_id: order.factory for order in self.envs}
+from envmgr.wire.hosts import HostSpec
+from envmgr.wire.messages import Message
 
 
 class HostDied(NamedTuple):

@@ -12,11 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from envmgr.host import Host
 from envmgr.policy import Deadlines
-from envmgr.posted import PostedSteps
-from envmgr.protocol import Attribute, Message, Op
-from envmgr.transport.base import Arrival, HostDied, HostSpec, TimedOut, Transport
+from envmgr.transport.base import Arrival, HostDied, TimedOut, Transport
+from envmgr.wire.hosts import HostSpec
+from envmgr.wire.messages import Attribute, Message, Op
+from envmgr.worker.host import Host
+from envmgr.worker.posted import PostedSteps
 
 _LEAST_GRACE_S = 1.0
 """What envs get to close even without a grace: in line, nobody else can clean up after them."""

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from gymnasium.spaces import Box, Discrete
 
-from envmgr import calibration
+from envmgr import calibrate as calibration
 from envmgr.errors import LaunchError, ManagerClosedError
 from tests.contract.envs import Do
 from tests.contract.harness import PATIENCE_S, Setup, World, over, step_all

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from envmgr import make, requests
-from envmgr.block import LAST, block_is_possible
+from envmgr import make
+from envmgr.core import requests
 from envmgr.errors import EnvManagerError
+from envmgr.wire.block import LAST, block_is_possible
 
 N = 4
 

@@ -357,7 +357,7 @@ def test_long_waits_are_warned_of(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr("envmgr.engine.WARN_EVERY_S", 0.05)
+    monkeypatch.setattr("envmgr.core.engine.WARN_EVERY_S", 0.05)
     manager = world.make(setup, 3)
     gate = world.gate
     ready_all(manager)

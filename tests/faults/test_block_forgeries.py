@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from envmgr.block import (
+from envmgr.errors import EnvCrash, EnvProtocolError, EnvTimeout
+from envmgr.wire.block import (
     AFTER_SHIFT,
     DONE,
     ENDING_SHIFT,
@@ -28,9 +29,8 @@ from envmgr.block import (
     request_of,
     token_of,
 )
-from envmgr.errors import EnvCrash, EnvProtocolError, EnvTimeout
-from envmgr.posted import PostedSteps
-from envmgr.protocol import AfterStep
+from envmgr.wire.messages import AfterStep
+from envmgr.worker.posted import PostedSteps
 from tests.contract.envs import Do, ScriptedEnv, seen
 from tests.contract.harness import Setup, World, over, ready_all, step_all
 

@@ -181,7 +181,7 @@ def test_f34_memory_that_a_cgroup_does_not_grant_is_refused(
 ) -> None:
     manager = world.make(setup, 2, launch=False)
     group = (1000, "memory.max of the cgroup is 0.0 MiB")
-    monkeypatch.setattr("envmgr.transport.preflight.free_memory", lambda: group)
+    monkeypatch.setattr("envmgr.transport.process.preflight.free_memory", lambda: group)
     with Raises(LaunchError, "shared memory", os.strerror(errno.ENOMEM), "memory.max"):
         manager.launch()
     assert manager.closed
@@ -275,7 +275,7 @@ def test_f35_too_few_processes_are_refused_before_anything_starts(
     world: World, setup: Setup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "envmgr.transport.preflight.free_processes", lambda: (5, "RLIMIT_NPROC is 7")
+        "envmgr.transport.process.preflight.free_processes", lambda: (5, "RLIMIT_NPROC is 7")
     )
     manager = world.make(setup, 6, launch=False)
     with Raises(LaunchError, "6 workers", "RLIMIT_NPROC is 7", "num_workers"):

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from envmgr.errors import EnvCrash
-from envmgr.transport import multiprocessing_spawner
-from envmgr.transport.server_spawner import ServerSpawner
-from envmgr.transport.spawner import SIGKILL
+from envmgr.transport.process import multiprocessing_spawner
+from envmgr.transport.process.server_spawner import ServerSpawner
+from envmgr.transport.process.spawner import SIGKILL
 from tests.contract.envs import Do, seen
 from tests.contract.harness import (
     ASYNC_SERVER,
@@ -126,7 +126,7 @@ def test_a_worker_that_does_not_die_is_left_and_its_siblings_go_on(
     world: World, setup: Setup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As one in an uninterruptible sleep: SIGKILL has no effect yet."""
-    monkeypatch.setattr("envmgr.supervisor.hosts.KILL_PATIENCE_S", 0.2)
+    monkeypatch.setattr("envmgr.core.hosts.KILL_PATIENCE_S", 0.2)
     manager = world.make(setup, 3, step_timeout=0.2)
     gate = world.gate
     ready_all(manager)

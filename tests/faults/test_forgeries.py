@@ -19,9 +19,10 @@ import numpy as np
 import pytest
 
 from envmgr.errors import EnvProtocolError
-from envmgr.posted_env import PostedEnv
-from envmgr.protocol import HEADER_BYTES, MAX_PAYLOAD_BYTES, AfterStep, Message, Op, encode
 from envmgr.testing.faulty import worker_channel
+from envmgr.wire.frames import HEADER_BYTES, MAX_PAYLOAD_BYTES, encode
+from envmgr.wire.messages import AfterStep, Message, Op
+from envmgr.worker.posted_env import PostedEnv
 from tests.contract.envs import OBS_SPACE, ScriptedEnv, seen
 from tests.contract.harness import (
     Setup,

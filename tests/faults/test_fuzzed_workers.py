@@ -10,7 +10,7 @@ import os
 
 import pytest
 
-from envmgr.block import block_is_possible
+from envmgr.wire.block import block_is_possible
 from tests.fuzz.blocks import fuzz_block, fuzz_infos
 from tests.fuzz.frames import DAMAGE, FORGERIES, fuzz_frames
 

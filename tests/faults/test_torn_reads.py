@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from envmgr.block import block_is_possible
-from envmgr.posted_env import PostedEnv
+from envmgr.wire.block import block_is_possible
+from envmgr.worker.posted_env import PostedEnv
 from tests.fuzz.torn import contend, kill_writers
 
 pytestmark = pytest.mark.skipif(not block_is_possible(), reason="no block on this platform")

@@ -364,7 +364,7 @@ def test_f27_without_the_lifeline_workers_that_hold_the_gil_would_stay(
     try:
         process = script.start(
             """
-            from envmgr.transport import multiprocessing_spawner
+            from envmgr.transport.process import multiprocessing_spawner
             multiprocessing_spawner.MultiprocessingSpawner._own_lifeline = lambda self: ()
             """
             + textwrap.indent(WAITING.format(call="manager.step({0: Do.HANG_IN_C})"), " " * 12),

@@ -18,10 +18,10 @@ from typing import Any
 
 import numpy as np
 
-from envmgr.block import DONE, HAS_INFO, INFO_BYTES, Block
 from envmgr.errors import EnvFailure
-from envmgr.infos import InfoDecoder, InfoEncoder
 from envmgr.spaces import ValueMismatchError
+from envmgr.wire.block import DONE, HAS_INFO, INFO_BYTES, Block
+from envmgr.wire.infos import InfoDecoder, InfoEncoder
 from tests.fuzz.wire import WINDOW_S, Wire, Worker
 
 MUTATED_SHARE = 0.4

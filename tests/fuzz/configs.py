@@ -70,7 +70,11 @@ NAMES = (
     *("gymnasium:Env.__subclasses__", "gymnasium.core:np.f2py.main", "gymnasium:core.np.load"),
     *("gymnasium:error.__builtins__", "gymnasium:logger.warnings.sys.modules", "gymnasium:Env"),
     *("gymnasium.wrappers:RecordVideo", "gymnasium.wrappers:TimeLimit", "gymnasium:nothing"),
-    *("envmgr.env.spec:import_object", "envmgr.env.spec:ConfiguredEnv", "envmgr:launch.os.system"),
+    *(
+        "envmgr.config.env_factories:import_object",
+        "envmgr.config.env_factories:ConfiguredEnv",
+        "envmgr:launch.os.system",
+    ),
     *("envmgr.testing.chaos:send_signal", "envmgr.config.imports:importlib.import_module"),
     *("envmgr.env.figures:os.system", "envmgr.collect.policies:RandomPolicy", "random", "\u00aa:b"),
     *("gymnasium:" + "a." * 500 + "b", "a" * 5000 + ":b", "canary:run.__globals__", "canary:Env()"),

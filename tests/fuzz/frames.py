@@ -19,19 +19,10 @@ from typing import Any
 
 import numpy as np
 
-from envmgr import protocol
 from envmgr.errors import EnvFailure, EnvManagerError
-from envmgr.protocol import (
-    HEADER_BYTES,
-    MAX_PAYLOAD_BYTES,
-    Attribute,
-    EnvDescription,
-    Message,
-    Op,
-    RemoteFailure,
-    encode,
-    split_frame,
-)
+from envmgr.wire import frames
+from envmgr.wire.frames import HEADER_BYTES, MAX_PAYLOAD_BYTES, encode, split_frame
+from envmgr.wire.messages import Attribute, EnvDescription, Message, Op, RemoteFailure
 from tests.fuzz.wire import PIPE_BYTES, WINDOW_S, Wire, Worker
 
 MUTATED_SHARE = 0.3
@@ -293,9 +284,9 @@ _THINGS: tuple[Callable[[random.Random], Any], ...] = (
     lambda rng: EnvDescription(*[_thing(rng) for _ in range(6)]),
     lambda rng: _hollow(RemoteFailure),
     lambda rng: _failure(kind=_thing(rng), during="step", message=_thing(rng)),
-    lambda rng: _failure(kind=protocol.FailureKind(rng.randrange(6)), during=_thing(rng)),
+    lambda rng: _failure(kind=frames.FailureKind(rng.randrange(6)), during=_thing(rng)),
     lambda rng: RemoteFailure(
-        protocol.FailureKind(rng.randrange(6)), "step", "E", "m", "t", _thing(rng)
+        frames.FailureKind(rng.randrange(6)), "step", "E", "m", "t", _thing(rng)
     ),
     lambda rng: Attribute(rng.choice((True, "no")), _thing(rng)),
     lambda rng: EnvFailure("forged", env_id=0, during="step"),

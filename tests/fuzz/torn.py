@@ -27,7 +27,9 @@ import numpy as np
 from gymnasium import spaces
 
 from envmgr import create_env_manager
-from envmgr.block import (
+from envmgr.spaces import layout_of
+from envmgr.wire.arenas import Placement, arena_arrays, plan_placements, rings_of
+from envmgr.wire.block import (
     HAS_INFO,
     LAST,
     SLOT_BITS,
@@ -36,12 +38,11 @@ from envmgr.block import (
     posting_of,
     token_of,
 )
-from envmgr.host import Host, HostSettings
-from envmgr.infos import InfoDecoder
-from envmgr.observations import Placement, arena_arrays, plan_placements, rings_of
-from envmgr.posted import PostedSteps
-from envmgr.protocol import EpisodePlan, Message, Op, ResetOrder
-from envmgr.spaces import layout_of
+from envmgr.wire.hosts import HostSettings
+from envmgr.wire.infos import InfoDecoder
+from envmgr.wire.messages import EpisodePlan, Message, Op, ResetOrder
+from envmgr.worker.host import Host
+from envmgr.worker.posted import PostedSteps
 
 ENV_NUM = 64
 

@@ -19,22 +19,23 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from envmgr import requests
-from envmgr.block import RING, Block
-from envmgr.engine import Engine
-from envmgr.gather import Gather
-from envmgr.host import Host, HostSettings
+from envmgr.core import EnvSlot, EpisodeRules, Hosts, Supervisor, Work, requests
+from envmgr.core.engine import Engine
+from envmgr.core.gather import Gather
+from envmgr.core.taken import Taken
 from envmgr.lifecycle import EnvState
 from envmgr.policy import Deadlines, FailurePolicy, GatherPolicy
-from envmgr.posted import PostedSteps
-from envmgr.protocol import UNANSWERED, Message, Op, encode, split_frame
-from envmgr.supervisor import EnvSlot, EpisodeRules, Hosts, Supervisor, Work
-from envmgr.supervisor.taken import Taken
-from envmgr.transport.base import Arrival, HostDied, HostSpec, WorkerSettings
-from envmgr.transport.channel import BELL, BELL_ASKED, ChannelClosedError, FrameChannel
-from envmgr.transport.process import ProcessTransport
-from envmgr.transport.spawner import SIGKILL, Spawner
+from envmgr.transport.base import Arrival, HostDied
+from envmgr.transport.process.spawner import SIGKILL, Spawner
+from envmgr.transport.process.transport import ProcessTransport
 from envmgr.types import EnvTimestep
+from envmgr.wire.block import RING, Block
+from envmgr.wire.channel import BELL, BELL_ASKED, ChannelClosedError, FrameChannel
+from envmgr.wire.frames import encode, split_frame
+from envmgr.wire.hosts import HostSettings, HostSpec, WorkerSettings
+from envmgr.wire.messages import UNANSWERED, Message, Op
+from envmgr.worker.host import Host
+from envmgr.worker.posted import PostedSteps
 from tests.fakes import FakeClock
 
 PIPE_BYTES = 1 << 20

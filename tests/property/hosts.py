@@ -6,7 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from envmgr.protocol import (
+from envmgr.transport.base import Arrival, Garbage, HostDied
+from envmgr.wire.messages import (
     UNANSWERED,
     AfterStep,
     EpisodePlan,
@@ -16,7 +17,6 @@ from envmgr.protocol import (
     RemoteFailure,
     ResetOrder,
 )
-from envmgr.transport.base import Arrival, Garbage, HostDied
 from tests.fakes import FakeHost, FakeTransport, ObsTag, description
 
 OTHER_SPACES = description(None, "another space")

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from envmgr.policy import GatherPolicy
-from envmgr.protocol import Op
+from envmgr.wire.messages import Op
 from tests.property.profiles import PROFILE
 from tests.rig import Rig
 

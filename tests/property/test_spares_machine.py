@@ -24,11 +24,11 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from envmgr.core import Work
 from envmgr.lifecycle import EnvState
 from envmgr.policy import Deadlines, FailurePolicy
-from envmgr.protocol import UNANSWERED, AfterStep, FailureKind, Message, Op, RemoteFailure
-from envmgr.supervisor import Work
 from envmgr.transport.base import Arrival, HostDied
+from envmgr.wire.messages import UNANSWERED, AfterStep, FailureKind, Message, Op, RemoteFailure
 from tests.fakes import FakeHost, FakeTransport, description
 from tests.property.profiles import machine_settings
 from tests.rig import Rig

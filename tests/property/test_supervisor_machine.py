@@ -24,13 +24,13 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from envmgr.core import Next, Work
+from envmgr.core.slots import NEVER, EnvSlot
 from envmgr.errors import EnvFailure, FailuresExhaustedError, NothingReadyError
 from envmgr.lifecycle import EnvState, Event, edges, is_ready
 from envmgr.policy import Deadlines, FailurePolicy, GatherPolicy
-from envmgr.protocol import FailureKind, Message, Op
-from envmgr.supervisor import Next, Work
-from envmgr.supervisor.slots import NEVER, EnvSlot
 from envmgr.transport.base import TimedOut
+from envmgr.wire.messages import FailureKind, Message, Op
 from tests.fakes import ObsTag
 from tests.property.hosts import HostModel, Hosts
 from tests.property.profiles import PROFILE, machine_settings

@@ -9,7 +9,8 @@ from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, Tuple
 from hypothesis import given
 from hypothesis import strategies as st
 
-from envmgr.block import (
+from envmgr.spaces import layout_of
+from envmgr.wire.block import (
     MAX_REQUEST_ID,
     NO_TOKEN,
     Block,
@@ -19,7 +20,6 @@ from envmgr.block import (
     request_of,
     token_of,
 )
-from envmgr.spaces import layout_of
 
 SPACES = (
     Discrete(3),

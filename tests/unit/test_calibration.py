@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from envmgr.calibration import (
+from envmgr.calibrate import (
     COSTLY_STEP_S,
     PATIENCE_S,
     STEPPING_S,
@@ -20,17 +20,11 @@ from envmgr.calibration import (
 )
 from envmgr.errors import ManagerClosedError
 from envmgr.policy import Deadlines
-from envmgr.protocol import (
-    EpisodePlan,
-    FailureKind,
-    FrameError,
-    Message,
-    Op,
-    RemoteFailure,
-    ResetOrder,
-)
-from envmgr.transport.base import Arrival, EnvOrder, Garbage, HostDied, HostSpec
-from envmgr.trial import Trial
+from envmgr.transport.base import Arrival, Garbage, HostDied
+from envmgr.wire.frames import FrameError
+from envmgr.wire.hosts import EnvOrder, HostSpec
+from envmgr.wire.messages import EpisodePlan, FailureKind, Message, Op, RemoteFailure, ResetOrder
+from envmgr.worker.trial import Trial
 from tests.fakes import (
     KILLED,
     NO_SETTINGS,

@@ -12,8 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from envmgr.protocol import FrameError, Message, Op, encode, split_frame
-from envmgr.transport.channel import ChannelClosedError, FrameChannel, PipeChannel
+from envmgr.wire.channel import ChannelClosedError, FrameChannel, PipeChannel
+from envmgr.wire.frames import FrameError, encode, split_frame
+from envmgr.wire.messages import Message, Op
 
 GARBAGE = b"this is not a frame at all, it is text"
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from envmgr.checked_views import STEPS, CheckedView, ViewGuard
+from envmgr.core.checked_views import STEPS, CheckedView, ViewGuard
 from envmgr.errors import StaleViewError
 
 USES: dict[str, Callable[[Any], Any]] = {

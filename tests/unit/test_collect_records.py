@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from envmgr.collect.loop import failure_text
 from envmgr.collect.records import EpisodeRecord, OpenEpisode, as_return, flag_of
 from envmgr.collect.statistics import RECENT, CollectStatistics, Spread
 from envmgr.errors import EnvCrash, EnvProtocolError
+from envmgr.manager.loop import failure_text
 from tests.unit.collect_fakes import FakeManager
 
 FLOATS = st.floats(-1e6, 1e6)

@@ -181,14 +181,14 @@ def test_own_machinery_is_not_allowed_to_files() -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        "envmgr.env.spec:import_object",  # would import what its arguments name
-        "envmgr.env.spec:ConfiguredEnv",
+        "envmgr.config.env_factories:import_object",  # would import what its arguments name
+        "envmgr.config.env_factories:ConfiguredEnv",
         "envmgr.collect.policies:make_policy",
         "envmgr.testing.chaos:send_signal",
         "envmgr.testing.chaos:Saboteur",
         "envmgr.testing.faulty:segfault",
         "envmgr.env.figures:write_png",
-        "envmgr.env:spec.import_object",
+        "envmgr.env:gymnasium_env.importlib.import_module",
     ],
 )
 def test_of_envmgr_only_envs_and_policies_are_allowed_to_files(name: str) -> None:

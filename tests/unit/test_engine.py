@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from envmgr import engine as engine_module
-from envmgr.engine import LOOK_EVERY_S, NARROW_S, WARN_EVERY_S, Engine
+from envmgr.core import Work
+from envmgr.core import engine as engine_module
+from envmgr.core.engine import LOOK_EVERY_S, NARROW_S, WARN_EVERY_S, Engine
 from envmgr.errors import ConcurrentCallError, ManagerClosedError
 from envmgr.lifecycle import EnvState
 from envmgr.policy import Deadlines, FailurePolicy
-from envmgr.protocol import AfterStep, Op
-from envmgr.supervisor import Work
+from envmgr.wire.messages import AfterStep, Op
 from tests.fakes import FakeEnvs, Poll, WouldWaitForEverError
 from tests.rig import Rig
 

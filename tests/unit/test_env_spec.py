@@ -14,10 +14,10 @@ import pytest
 from easydict import EasyDict
 from gymnasium.spaces import Discrete
 
+from envmgr.config.env_factories import ConfiguredEnv, env_factories
 from envmgr.config.imports import ImportPolicy
 from envmgr.config.sections import EnvConfig
 from envmgr.env.adapt import as_base_env
-from envmgr.env.spec import ConfiguredEnv, env_factories
 from envmgr.errors import ConfigError, UnknownKeyError
 
 MODULE = """

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from envmgr.engine import NARROW_S
+from envmgr.core.engine import NARROW_S
 from envmgr.errors import NothingReadyError
 from envmgr.policy import Deadlines, FailurePolicy, GatherPolicy
-from envmgr.protocol import Op
+from envmgr.wire.messages import Op
 from tests.rig import Rig
 
 INF = float("inf")

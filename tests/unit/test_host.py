@@ -9,22 +9,22 @@ import numpy as np
 import pytest
 from gymnasium.spaces import Box, Discrete, Text
 
-from envmgr.host import Host, HostSettings
-from envmgr.observations import COPIED, ObservationRules, plan_placements
-from envmgr.protocol import (
+from envmgr.spaces import layout_of
+from envmgr.types import EnvTimestep
+from envmgr.wire.arenas import COPIED, ObservationRules, plan_placements
+from envmgr.wire.frames import FrameError, encode
+from envmgr.wire.hosts import HostSettings
+from envmgr.wire.messages import (
     AfterStep,
     Attribute,
     EpisodePlan,
     FailureKind,
-    FrameError,
     Message,
     Op,
     RemoteFailure,
     ResetOrder,
-    encode,
 )
-from envmgr.spaces import layout_of
-from envmgr.types import EnvTimestep
+from envmgr.worker.host import Host
 
 OBSERVATIONS = Box(-100, 100, (2,), np.float32)
 ACTIONS = Discrete(3)

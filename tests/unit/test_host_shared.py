@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from envmgr.host import Host, HostSettings
-from envmgr.protocol import (
+from envmgr.wire.hosts import HostSettings
+from envmgr.wire.messages import (
     UNANSWERED,
     AfterStep,
     EpisodePlan,
@@ -16,6 +16,7 @@ from envmgr.protocol import (
     Op,
     ResetOrder,
 )
+from envmgr.worker.host import Host
 from tests.unit.test_host import ScriptedEnv, step
 
 PLAN = EpisodePlan(True, float("inf"), {"later": 1})

@@ -15,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from envmgr.infos import InfoDecoder, InfoEncoder
 from envmgr.spaces import ValueMismatchError
+from envmgr.wire.infos import InfoDecoder, InfoEncoder
 
 ROOM = 248
 

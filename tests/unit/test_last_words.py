@@ -10,8 +10,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from envmgr.transport import last_words
-from envmgr.transport.last_words import LastWords, Recorder
+from envmgr.transport.process.last_words import LastWords
+from envmgr.worker import last_words
+from envmgr.worker.last_words import Recorder
 
 pytestmark = pytest.mark.skipif(not last_words.ARE_KEPT, reason="kept on Linux only")
 

@@ -12,17 +12,17 @@ from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Te
 from hypothesis import given
 from hypothesis import strategies as st
 
-from envmgr.observations import (
+from envmgr.core.observations import ObservationReader
+from envmgr.spaces import NonFiniteError, ValueMismatchError, layout_of
+from envmgr.wire.arenas import (
     COPIED,
     VIEWED,
-    ObservationReader,
     ObservationRules,
-    ObservationWriter,
     Placement,
     plan_placements,
     slot_arrays,
 )
-from envmgr.spaces import NonFiniteError, ValueMismatchError, layout_of
+from envmgr.worker.observations import ObservationWriter
 
 FLOATS = Box(-1, 1, (2,), np.float32)
 NESTED = Dict(

@@ -11,7 +11,9 @@ import pytest
 from gymnasium.spaces import Box, Discrete
 
 from envmgr import BaseEnv, EnvTimestep
-from envmgr.block import (
+from envmgr.spaces import layout_of
+from envmgr.wire.arenas import ObservationRules, arena_arrays, plan_placements, rings_of
+from envmgr.wire.block import (
     AFTER_SHIFT,
     DONE,
     HAS_INFO,
@@ -27,12 +29,11 @@ from envmgr.block import (
     posting_of,
     token_of,
 )
-from envmgr.host import Host, HostSettings
-from envmgr.infos import InfoDecoder
-from envmgr.observations import ObservationRules, arena_arrays, plan_placements, rings_of
-from envmgr.posted import PostedSteps
-from envmgr.protocol import AfterStep, EpisodePlan, FailureKind, Message, Op, ResetOrder
-from envmgr.spaces import layout_of
+from envmgr.wire.hosts import HostSettings
+from envmgr.wire.infos import InfoDecoder
+from envmgr.wire.messages import AfterStep, EpisodePlan, FailureKind, Message, Op, ResetOrder
+from envmgr.worker.host import Host
+from envmgr.worker.posted import PostedSteps
 
 OBS = Box(-9, 9, (2,), np.float32)
 PLAN = EpisodePlan(True, float("inf"), {})
@@ -368,7 +369,7 @@ def test_nobody_rings_for_a_parent_that_is_awake() -> None:
 @pytest.mark.parametrize("ring", [RING_EACH, RING_EACH | RING])
 def test_a_host_rings_for_each_env_in_good_time(monkeypatch: pytest.MonkeyPatch, ring: int) -> None:
     moments = iter(range(1000))
-    monkeypatch.setattr("envmgr.posted.monotonic", lambda: float(next(moments)))
+    monkeypatch.setattr("envmgr.worker.posted.monotonic", lambda: float(next(moments)))
     rig = Rig(3)
     heard: list[int] = []
     note: Callable[[], None] = lambda: heard.append(rig.rings)  # noqa: E731

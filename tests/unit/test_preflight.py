@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from envmgr.errors import LaunchError
-from envmgr.transport import preflight
+from envmgr.transport.process import preflight
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="there is no /proc elsewhere")
 

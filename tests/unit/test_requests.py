@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from gymnasium.spaces import Discrete
 
-from envmgr import requests
+from envmgr.core import Work, requests
 from envmgr.errors import (
     ActionError,
     ConfigError,
@@ -19,9 +19,9 @@ from envmgr.errors import (
 )
 from envmgr.lifecycle import EnvState
 from envmgr.policy import FailurePolicy
-from envmgr.protocol import FrameError, Op
 from envmgr.spaces import action_check
-from envmgr.supervisor import Work
+from envmgr.wire.frames import FrameError
+from envmgr.wire.messages import Op
 from tests.rig import Rig
 
 CHECK = action_check(Discrete(3), strict=False)

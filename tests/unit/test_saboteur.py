@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from envmgr.core.stats import Moment, Statistics
 from envmgr.errors import ConfigError
-from envmgr.supervisor.stats import Moment, Statistics
 from envmgr.testing import Saboteur
 from envmgr.testing.chaos import send_signal, spread
 from envmgr.testing.injuries import KINDS, signal_of

@@ -8,23 +8,23 @@ import numpy as np
 import pytest
 from gymnasium.spaces import Box, Discrete
 
+from envmgr.core import Work
+from envmgr.core.slots import NEVER
 from envmgr.errors import IllegalTransitionError, LaunchError, SpaceMismatchError
 from envmgr.lifecycle import EnvState
-from envmgr.observations import Placement, slot_arrays
-from envmgr.protocol import (
+from envmgr.seeding import derived_seed
+from envmgr.transport.base import HostDied
+from envmgr.wire.arenas import Placement, slot_arrays
+from envmgr.wire.frames import FrameError
+from envmgr.wire.messages import (
     AfterStep,
     Attribute,
     EpisodePlan,
     FailureKind,
-    FrameError,
     Message,
     Op,
     ResetOrder,
 )
-from envmgr.seeding import derived_seed
-from envmgr.supervisor import Work
-from envmgr.supervisor.slots import NEVER
-from envmgr.transport.base import HostDied
 from tests.fakes import FakeEnvs, description
 from tests.rig import Rig
 

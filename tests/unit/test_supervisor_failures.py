@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from gymnasium.spaces import Box, Discrete
 
+from envmgr.core import Next, Work
 from envmgr.errors import (
     EnvCrash,
     EnvFailure,
@@ -21,9 +22,8 @@ from envmgr.errors import (
 )
 from envmgr.lifecycle import EnvState
 from envmgr.policy import Deadlines, FailurePolicy
-from envmgr.protocol import AfterStep, FailureKind, Message, Op
-from envmgr.supervisor import Next, Work
 from envmgr.transport.base import Garbage, HostDied, TimedOut
+from envmgr.wire.messages import AfterStep, FailureKind, Message, Op
 from tests.rig import Rig
 
 FLOATS = Box(-1, 1, (2,), np.float32)
@@ -153,7 +153,7 @@ def test_a_failure_of_one_env_does_not_touch_the_others(
 def test_a_failure_says_all_that_the_host_said() -> None:
     rig = Rig().launch()
     rig.send(0)
-    from envmgr.protocol import RemoteFailure
+    from envmgr.wire.messages import RemoteFailure
 
     remote = RemoteFailure(
         FailureKind.RAISED, "step", "pkg.OddError", "boom", "Traceback\n  line\n"

@@ -29,8 +29,8 @@ from envmgr.launch import (
 )
 from envmgr.lifecycle import EnvState
 from envmgr.policy import Deadlines, FailurePolicy
-from envmgr.protocol import FailureKind, Message, Op, RemoteFailure
 from envmgr.transport.base import HostDied
+from envmgr.wire.messages import FailureKind, Message, Op, RemoteFailure
 from tests.fakes import FakeClock, FakeEnvs, FakeHost, FakeTransport, description
 from tests.rig import Rig
 

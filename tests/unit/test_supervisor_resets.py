@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from envmgr.core import Next, Work
 from envmgr.lifecycle import EnvState
 from envmgr.policy import Deadlines, FailurePolicy
-from envmgr.protocol import AfterStep, FailureKind, Op
-from envmgr.supervisor import Next, Work
+from envmgr.wire.messages import AfterStep, FailureKind, Op
 from tests.fakes import FakeEnvs, ObsTag
 from tests.rig import Rig
 

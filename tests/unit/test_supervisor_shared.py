@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 from gymnasium.spaces import Discrete
 
+from envmgr.core import Work
+from envmgr.core.slots import EnvSlot, host_groups
 from envmgr.errors import EnvCrash, EnvProtocolError, EnvRaised, FailuresExhaustedError
 from envmgr.lifecycle import EnvState
 from envmgr.policy import Deadlines, FailurePolicy
-from envmgr.protocol import UNANSWERED, AfterStep, FailureKind, Message, Op
-from envmgr.supervisor import Work
-from envmgr.supervisor.slots import EnvSlot, host_groups
+from envmgr.wire.messages import UNANSWERED, AfterStep, FailureKind, Message, Op
 from tests.fakes import FakeEnvs, description
 from tests.rig import Rig
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
+from envmgr.core import Work
 from envmgr.errors import EnvCrash, EnvTimeout
 from envmgr.lifecycle import EnvState
 from envmgr.policy import Deadlines, FailurePolicy
-from envmgr.protocol import UNANSWERED, AfterStep, FailureKind, Message, Op
-from envmgr.supervisor import Work
+from envmgr.wire.messages import UNANSWERED, AfterStep, FailureKind, Message, Op
 from tests.fakes import FakeEnvs
 from tests.rig import Rig
 

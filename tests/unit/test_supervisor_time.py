@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
+from envmgr.core import Work
+from envmgr.core.hosts import KILL_PATIENCE_S
+from envmgr.core.slots import NEVER
 from envmgr.errors import EnvTimeout
 from envmgr.lifecycle import EnvState
 from envmgr.policy import Deadlines, FailurePolicy
-from envmgr.protocol import AfterStep, Op
-from envmgr.supervisor import Work
-from envmgr.supervisor.hosts import KILL_PATIENCE_S
-from envmgr.supervisor.slots import NEVER
+from envmgr.wire.messages import AfterStep, Op
 from tests.fakes import description
 from tests.rig import Rig
 

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 from gymnasium.spaces import Box, Discrete
 
-from envmgr.host import Host, HostSettings
-from envmgr.protocol import EpisodePlan, Message, Op, RemoteFailure, ResetOrder
-from envmgr.trial import Trial, queued_s_of_this_thread, run_trial, try_env
+from envmgr.wire.hosts import HostSettings
+from envmgr.wire.messages import EpisodePlan, Message, Op, RemoteFailure, ResetOrder
+from envmgr.worker.host import Host
+from envmgr.worker.trial import Trial, queued_s_of_this_thread, run_trial, try_env
 
 
 class World:

@@ -1,0 +1,507 @@
+"""The engine: waits, and has the supervisor act on what comes, in the caller's thread or behind it.
+
+One lock guards the supervisor; whoever holds it is the only writer of states. Inside a public call
+the caller's thread holds it and does everything itself: a step is never handed to another thread.
+While the caller is away, a background thread carries resets, retries, renewals and deadlines on. It
+is armed only while such work is outstanding, tries the lock instead of waiting for it, and has a
+doorbell of its own. Deaths of workers wake it at any time, also while nothing is outstanding.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import os
+import socket
+import threading
+from collections import deque
+from collections.abc import Callable
+from multiprocessing.connection import wait
+from typing import Any
+
+from envmgr.core import Supervisor, Work
+from envmgr.errors import ConcurrentCallError, ManagerClosedError
+from envmgr.transport.base import Arrival, Transport
+from envmgr.transport.fds import forget_fd, keep_from_children
+from envmgr.transport.process.threads import BACKGROUND_THREAD
+from envmgr.types import Clock
+
+logger = logging.getLogger("envmgr")
+
+WARN_EVERY_S = 30.0
+LOOK_EVERY_S = 0.5
+"""How often the background thread looks after steps that are under way while the caller is away:
+ordinary replies do not wake it, but a reset that failed behind such a step has to be seen."""
+
+MIN_INTERVAL_S = 0.02
+"""How often it looks around at most, while the caller comes and goes."""
+
+DEATH_INTERVAL_S = 0.002
+"""How long a death may be left to a caller who is there, before it looks whether he has gone."""
+
+_FORKS: list[None] = []
+"""Grows in every fork of this process: asking for the pid in every call costs more."""
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=lambda: _FORKS.append(None))
+
+_SPINS = 8
+_LEAST_SHARE = 16
+
+NARROW_S = 0.005
+"""How long a wait may look at nothing but its pivot."""
+
+
+class Engine:
+    """Runs a supervisor.
+
+    Args:
+        supervisor: keeps the envs.
+        transport: what it speaks through.
+        clock: monotonic seconds.
+        background: whether a background thread may run (not for envs in the caller's thread).
+        spin_s: how long to watch for replies before sleeping; only where cores are free.
+
+    Attributes:
+        supervisor: the envs.
+        transport: what they are reached through.
+        closing: `close` was called, from whatever thread.
+        forks: forks of this process when it was made: in a fork there are more.
+        spins: whether `spin_until` may find something.
+    """
+
+    def __init__(
+        self,
+        supervisor: Supervisor,
+        transport: Transport,
+        clock: Clock,
+        *,
+        background: bool,
+        spin_s: float = 0.0,
+    ) -> None:
+        self.supervisor = supervisor
+        self.transport = transport
+        self._clock = clock
+        self._spin_s = self._most_spin_s = spin_s
+        self.spins = spin_s > 0.0 or transport.runs_in_caller
+        self._call_lock = threading.Lock()
+        self.forks = len(_FORKS)
+        self.closing = False
+        # Reentrant, because a signal handler may close the manager inside one of its calls.
+        self._lock = threading.RLock()
+        self._unhandled: deque[tuple[int, Arrival]] = deque()
+        self._ended = False
+        self._background = _Background(self, self._lock) if background else None
+        self._call = _Call(self, self._call_lock, self._lock, self._background)
+
+    # -- public calls -----------------------------------------------------------------------
+
+    def calling(self) -> _Call:
+        """Return a context that holds the engine for one public call.
+
+        Entering it gives the supervisor; leaving it hands what is outstanding to the background.
+
+        Raises, when entered:
+            ConcurrentCallError: another thread is inside a call.
+            ManagerClosedError: it was closed, or this process is a fork of the one it belongs to.
+        """
+        return self._call
+
+    def refuse_call(self) -> None:
+        """Say why there are no calls any more.
+
+        Raises:
+            ManagerClosedError: in any case.
+        """
+        if self.forks != len(_FORKS):
+            raise ManagerClosedError(
+                "this process is a fork of the one that launched the manager; its envs belong to "
+                "that one. Launch a manager of its own here."
+            )
+        raise ManagerClosedError("the manager is closed; call launch() first")
+
+    def collect(self) -> None:
+        """Apply everything that has arrived, without waiting. The lock is held."""
+        self._pump(0.0)
+
+    def wait_until(
+        self,
+        finished: Callable[[], bool],
+        *,
+        pivot: Callable[[], int | None] | None = None,
+        deadline: float = math.inf,
+        look_every_s: float = math.inf,
+        doing: str,
+    ) -> bool:
+        """Wait, applying what arrives, until `finished` or `deadline`. The lock is held.
+
+        Args:
+            finished: asked after each arrival.
+            pivot: a host whose reply is wanted in any case: waiting for it alone spares wake-ups.
+                When that takes long, whatever else goes on is looked after, too.
+            deadline: on the clock.
+            look_every_s: ask `finished` so often, whatever arrives.
+            doing: what this is, for the warning after a long wait.
+
+        Returns:
+            Whether `finished` became true.
+
+        Raises:
+            ManagerClosedError: another thread closed the manager.
+        """
+        began = self._clock()
+        warn_at, narrow_until = began + WARN_EVERY_S, began + NARROW_S
+        self.supervisor.sleep(soon=True)  # first of all: whatever comes after it rings
+        while not self.closing:  # asked first: the wake-up may have been spent already
+            self.supervisor.collect()  # what came before it rang for nobody, or for the background
+            if finished():
+                self.supervisor.sleep(soon=False)
+                return True
+            now = self._clock()
+            if now >= deadline:
+                self.supervisor.sleep(soon=False)
+                return False
+            if now >= warn_at:
+                self._warn(doing)
+                warn_at = now + WARN_EVERY_S
+            until = min(deadline, warn_at, self.supervisor.earliest_deadline, now + look_every_s)
+            if pivot is not None and now < narrow_until:
+                self._pump(max(min(until, narrow_until) - now, 0.0), pivot())
+            else:
+                self._pump(max(until - now, 0.0))
+        raise ManagerClosedError("the manager was closed by another thread, or by a signal handler")
+
+    def await_rings(self, finished: Callable[[], bool], limit_s: float = LOOK_EVERY_S) -> bool:
+        """Wait as `wait_until` does, for what comes with rings alone; the lock is held.
+
+        What happens in nearly every step costs as little as it can here. The trainer sleeps
+        meanwhile, and runs with cold caches after it, as hosts do.
+
+        Args:
+            finished: asked after each ring.
+            limit_s: wait so long for one ring at most.
+
+        Returns:
+            Whether `finished` became true and nothing else has happened, as far as is known. If
+            not, `wait_until` goes on.
+        """
+        supervisor, transport = self.supervisor, self.transport
+        supervisor.sleep(soon=True)
+        while not finished():
+            seconds = min(supervisor.earliest_deadline - self._clock(), limit_s, LOOK_EVERY_S)
+            try:
+                if self.closing or seconds <= 0.0 or not transport.await_ring(seconds):
+                    return False
+            except (OSError, ValueError):  # as in `_pump`
+                if self.closing:
+                    return False
+                raise
+        supervisor.sleep(soon=False)
+        return True
+
+    def spin_until(self, finished: Callable[[], bool]) -> bool:
+        """Watch for something that is about to happen, without sleeping; for a short while only.
+
+        How long depends on how it went before: for hosts that take their time it is not worth it.
+        Where envs run in the caller, it is made to happen.
+
+        Returns:
+            Whether it has happened.
+        """
+        if self.transport.runs_in_caller:
+            self._pump(0.0)
+            return finished()
+        end = self._clock() + self._spin_s
+        while self._clock() < end:
+            for _ in range(_SPINS):
+                if finished():
+                    self._spin_s = self._most_spin_s
+                    return True
+        self._spin_s = max(self._spin_s / 2, self._most_spin_s / _LEAST_SHARE)
+        return False
+
+    def now(self) -> float:
+        """Return the moment on the clock that deadlines are given on."""
+        return self._clock()
+
+    def wait_for(self, finished: Callable[[], bool], seconds: float) -> bool:
+        """As `wait_until`, for at most so many seconds from now."""
+        return self.wait_until(finished, deadline=self._clock() + seconds, doing="this")
+
+    def _pump(self, timeout_s: float | None, pivot: int | None = None) -> None:
+        supervisor = self.supervisor
+        try:
+            arrivals = self.transport.poll(timeout_s, pivot=pivot)
+        except (OSError, ValueError):  # a signal handler has closed it in the middle of this
+            if self.closing:
+                return
+            raise
+        self._handle(arrivals)
+        if self.closing:
+            return
+        if supervisor.earliest_deadline <= self._clock():
+            self._handle(self.transport.poll(0.0))
+            supervisor.expire()
+
+    def _handle(self, arrivals: list[tuple[int, Arrival]]) -> None:
+        unhandled = self._unhandled  # outlasts a Ctrl-C between two of them
+        unhandled.extend(arrivals)
+        while unhandled:
+            self.supervisor.handle(*unhandled.popleft())
+        self.supervisor.collect()
+
+    def _warn(self, doing: str) -> None:
+        busy: dict[str, list[int]] = {}
+        for slot in self.supervisor.slots:
+            if self.supervisor.is_stepping(slot.env_id):
+                busy.setdefault(Work.STEPPING.value, []).append(slot.env_id)
+            elif slot.work is not Work.NONE:
+                busy.setdefault(slot.work.value, []).append(slot.env_id)
+        text = "; ".join(f"{work}: envs {ids}" for work, ids in busy.items()) or "nothing is busy"
+        logger.warning(
+            "%s has been waiting for %g s more (%s). Without step_timeout and reset_timeout this "
+            "can last for ever; Ctrl-C or close() ends it.",
+            doing,
+            WARN_EVERY_S,
+            text,
+        )
+
+    # -- the background ---------------------------------------------------------------------
+
+    def background_work(self) -> tuple[list[int], float]:
+        """Return the hosts to watch while the caller is away, and when to look at the latest."""
+        hosts = self.supervisor.hosts
+        until = self.supervisor.earliest_deadline
+        if self.supervisor.statistics.outstanding:
+            until = min(until, self._clock() + LOOK_EVERY_S)
+        busy = [slot.host_id for slot in hosts.background.values()]
+        return [host_id for host_id in busy if host_id is not None], until
+
+    def has_background_work(self) -> bool:
+        """Return whether anything is under way that needs looking after behind the caller."""
+        supervisor = self.supervisor
+        if supervisor.statistics.outstanding or supervisor.hosts.background:
+            return True
+        return supervisor.lanes is not None and supervisor.lanes.has_resets
+
+    def seconds_until(self, moment: float) -> float | None:
+        """Return how long it is to a moment on the clock; None for ever."""
+        return None if math.isinf(moment) else max(moment - self._clock(), 0.0)
+
+    # -- the end ----------------------------------------------------------------------------
+
+    def close(self, grace_s: float) -> None:
+        """End everything; from any thread, at any time, any number of times.
+
+        Args:
+            grace_s: seconds that hosts get to close their envs; 0 does not ask them.
+        """
+        if self.forks != len(_FORKS):
+            return  # a fork: nothing here belongs to it
+        self.closing = True
+        self.transport.wake()
+        with self._lock:
+            if self._ended:
+                return
+            if self._background is not None:
+                self._background.end()
+            self.supervisor.stop()
+            self.transport.close(grace_s)
+            self._ended = True  # not before: what Ctrl-C interrupts here can be done again
+        if self._background is not None:
+            self._background.join()
+
+
+class _Call:
+    """The context of a public call. A class, because generators as contexts cost twice as much.
+
+    Args:
+        engine: what is called.
+        call_lock: held throughout the call, to find out about calls from two threads.
+        lock: the engine's.
+        background: told when the call is over.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        call_lock: threading.Lock,
+        lock: threading.RLock,
+        background: _Background | None,
+    ) -> None:
+        self._engine = engine
+        self._call_lock = call_lock
+        self._lock = lock
+        self._background = background
+
+    def __enter__(self) -> Supervisor:
+        engine = self._engine
+        if engine.closing or engine.forks != len(_FORKS):
+            engine.refuse_call()
+        if not self._call_lock.acquire(False):  # a keyword costs as much again
+            raise ConcurrentCallError(
+                "another thread is inside a call of this manager; a manager serves one thread at "
+                "a time (only close, stats and env_states may be called from others)"
+            )
+        try:
+            self._lock.acquire()
+        except BaseException:  # Ctrl-C while the background thread has it
+            self._call_lock.release()
+            raise
+        if engine.closing:  # meanwhile
+            self._leave()
+            engine.refuse_call()
+        return engine.supervisor
+
+    def __exit__(self, kind: object, *details: object) -> None:
+        if kind is None:
+            self._leave()
+            return
+        try:
+            self._engine.supervisor.finish_posting()  # Ctrl-C may have come in the midst of it
+        finally:
+            self._leave()
+
+    def _leave(self) -> None:
+        self._lock.release()
+        self._call_lock.release()
+        background, engine = self._background, self._engine
+        if background is None or engine.closing or engine.forks != len(_FORKS):
+            return
+        if background.thread is None or not background.dormant or engine.has_background_work():
+            background.arm()
+
+
+class _Background:
+    """The thread that carries work on while the caller is away.
+
+    It sleeps until there is such work (`dormant`) or a worker has died, then watches the hosts
+    concerned and looks around at short intervals. The caller tells it of new work only after a
+    quiet time: a thread that is woken in every call costs more than the call.
+
+    Attributes:
+        dormant: it sleeps until it is told of work, or a worker dies.
+        thread: once there was work.
+    """
+
+    def __init__(self, engine: Engine, lock: threading.RLock) -> None:
+        self._engine = engine
+        self._lock = lock
+        self._doorbell, self._button = socket.socketpair()
+        for end in (self._doorbell, self._button):
+            end.setblocking(False)
+            keep_from_children(end.fileno())
+        self.dormant = True
+        self._deaths: list[Any] = []
+        self._interval_s = MIN_INTERVAL_S
+        self._seen_changes = 0
+        self._ending = False
+        self.thread: threading.Thread | None = None
+
+    def arm(self) -> None:
+        """Wake the thread if there is work that it would not see soon. Called without the lock."""
+        if self.dormant:
+            watches = self.thread is not None or not self._engine.transport.any_death()
+            if watches and not self._engine.has_background_work():
+                return
+            self.dormant = False
+            try:
+                self._ring()
+                if self.thread is None:
+                    thread = threading.Thread(target=self._run, name=BACKGROUND_THREAD, daemon=True)
+                    thread.start()
+                    self.thread = thread
+            except RuntimeError as error:  # no thread can be had: the next call tries again
+                self.dormant = True
+                logger.warning("resets and repairs wait for the next call: %s", error)
+            except BaseException:  # Ctrl-C in the midst of this: the next call rings again
+                self.dormant = True
+                raise
+        elif self._interval_s > MIN_INTERVAL_S and self._seen_changes != self._changes():
+            self._ring()
+
+    def _changes(self) -> int:
+        return self._engine.supervisor.hosts.background_changes
+
+    def _ring(self) -> None:
+        with contextlib.suppress(OSError):  # full: it is ringing already; closed: it has ended
+            self._button.send(b"r")
+
+    def _run(self) -> None:
+        while not self._ending:
+            self._wait(self._deaths, None)
+            while self._carry_on():
+                pass
+
+    def _wait(self, objects: list[Any], timeout_s: float | None) -> bool:
+        """Wait for the doorbell or one of `objects`; return whether something has happened."""
+        happened = False
+        with contextlib.suppress(OSError, ValueError):  # an fd that the caller has just closed
+            happened = bool(wait([self._doorbell, *objects], timeout_s))
+        with contextlib.suppress(OSError):
+            self._doorbell.recv(4096)
+        return happened
+
+    def _carry_on(self) -> bool:
+        """Do what can be done now, then wait for more; False when there is nothing left to do."""
+        if not self._lock.acquire(blocking=False):
+            return self._stand_back()
+        try:
+            if self._ending:
+                return False
+            self._engine.collect()
+            self._deaths = self._engine.transport.any_death()
+            if not self._engine.has_background_work():
+                self.dormant = True
+                return False
+            hosts, until = self._engine.background_work()
+            objects = [*self._engine.transport.waitables(hosts), *self._deaths]
+            changes = self._changes()
+        except Exception as error:  # a defect of ours must not vanish with the thread
+            logger.exception("the background thread of a manager failed")
+            self._engine.supervisor.repair.raise_later(error)
+            self.dormant = True
+            self._deaths = []  # what it failed at may still be there: wait for the next call
+            return False
+        finally:
+            self._lock.release()
+        quiet = changes == self._seen_changes
+        self._interval_s = min(self._interval_s * 2, LOOK_EVERY_S) if quiet else MIN_INTERVAL_S
+        self._seen_changes = changes
+        if self._engine.transport.has_unsent:
+            self._interval_s = MIN_INTERVAL_S  # `poll` sends on
+        seconds = self._engine.seconds_until(until)
+        self._wait(objects, self._interval_s if seconds is None else min(seconds, self._interval_s))
+        return True
+
+    def _stand_back(self) -> bool:
+        """Leave it to the caller, who is in a call and does everything itself.
+
+        Returns:
+            Whether to look again; not if the caller stays: `arm` is called when it leaves.
+        """
+        self._interval_s = MIN_INTERVAL_S
+        self._deaths = self._engine.transport.any_death()
+        if self._wait(self._deaths, MIN_INTERVAL_S):
+            self._wait([], DEATH_INTERVAL_S)  # a death that the caller has not seen yet
+            return not self._ending  # a call may close the manager, and waits for this thread
+        self.dormant = True  # before the look at the lock: a caller that has it is still to `arm`
+        if self._ending or not self._lock.acquire(blocking=False):
+            return False
+        self._lock.release()
+        self.dormant = False
+        return True
+
+    def end(self) -> None:
+        """Have the thread end. Called with the lock."""
+        self._ending = True
+        self._ring()
+
+    def join(self) -> None:
+        """Wait for the thread, unless this is it, and release the doorbell."""
+        if self.thread is not None and self.thread is not threading.current_thread():
+            self.thread.join()
+        for end in (self._doorbell, self._button):
+            forget_fd(end.fileno())
+            end.close()

@@ -1,0 +1,175 @@
+"""How episodes begin and end."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from envmgr.core.hosts import Hosts
+from envmgr.core.rules import EpisodeRules
+from envmgr.core.slots import EnvSlot, HostGroup, Next, Work
+from envmgr.core.spares import Spares
+from envmgr.core.stats import Statistics
+from envmgr.lifecycle import EnvState, Event, StateTable
+from envmgr.seeding import derived_seed
+from envmgr.wire.messages import AfterStep, EpisodePlan, Op, ResetOrder
+
+
+class Episodes:
+    """Begins resets, with their seeds and plans, and ends episodes.
+
+    Args:
+        hosts: to send requests.
+        states: the states of all envs.
+        rules: of episodes.
+        statistics: where episodes are counted.
+        spares: what takes the place of envs whose episodes end; None if there is nothing.
+    """
+
+    def __init__(
+        self,
+        hosts: Hosts,
+        states: StateTable,
+        rules: EpisodeRules,
+        statistics: Statistics,
+        spares: Spares | None = None,
+    ) -> None:
+        self._hosts = hosts
+        self._states = states
+        self._rules = rules
+        self._statistics = statistics
+        self._spares = spares
+        # With spares, which env is reset is decided here.
+        self._hosts_begin = rules.auto_reset and spares is None
+
+    def begin(self, slot: EnvSlot) -> None:
+        """Send the reset of an idle env."""
+        slot.again = slot.waits = False  # whatever was new goes with this one
+        if slot.doomed is None:
+            self._states.apply(slot.env_id, Event.BEGIN_RESET)
+        seed = slot.seed
+        if seed is None and slot.new_generation and slot.base_seed is not None:
+            seed = derived_seed(slot.base_seed, slot.env_id, slot.generation, slot.episode)
+        rules = self._rules
+        order = ResetOrder(
+            slot.reset_params, seed, rules.dynamic_seed, self._plan(slot), slot.is_spare
+        )
+        self._hosts.request(slot, Op.RESET, order, Work.RESETTING)
+        if self._spares is not None:
+            self._spares.is_reset(slot)
+
+    def _plan(self, slot: EnvSlot) -> EpisodePlan:
+        left = self._rules.episode_num - slot.episodes_done - 1
+        inplace = self._rules.reset_inplace
+        return EpisodePlan(self._hosts_begin, left, slot.reset_params, inplace)
+
+    def end(self, slot: EnvSlot, after: int) -> None:
+        """An episode ended with the step that has just been reported.
+
+        Args:
+            slot: the env.
+            after: what its host does now by itself: an `AfterStep`.
+        """
+        slot.episodes_done += 1
+        self._statistics.episodes += 1
+        if slot.episodes_done >= self._rules.episode_num:
+            self._states.apply(slot.env_id, Event.BUDGET_SPENT)
+            self._hosts.settle(slot)
+            self.replace_worn_host(slot.group)
+            return
+        if self._rules.auto_reset:
+            self._states.apply(slot.env_id, Event.EPISODE_ENDED)
+            slot.held = self._rules.reset_inplace
+        else:
+            self._states.apply(slot.env_id, Event.EPISODE_ENDED_UNATTENDED)
+        slot.attended = self._rules.auto_reset
+        if after == AfterStep.RESETS and self._hosts_begin:  # else nobody told it to
+            self._hosts.begin(slot, Work.RESETTING)
+        elif self._spares is not None and self._rules.auto_reset:
+            worn = after == AfterStep.WANTS_RECYCLING
+            self._spares.ended(slot, self._await_new_host if worn else self.begin)
+        elif after == AfterStep.WANTS_RECYCLING:
+            self._await_new_host(slot)
+        elif self._rules.auto_reset:
+            self.begin(slot)
+        else:
+            self._hosts.settle(slot)
+            self.replace_worn_host(slot.group)
+
+    @property
+    def keeps_spares(self) -> bool:
+        """Whether there are spares, so that no host begins an episode by itself."""
+        return self._spares is not None
+
+    def relieve(self) -> None:
+        """Steps that were taken together have been handed out: ended envs get their successors."""
+        if self._spares is not None:
+            self._spares.relieve()
+
+    def goes_on(self, slot: EnvSlot) -> bool:
+        """An episode ended and its host resets it: count that, unless it was the last.
+
+        The short form of `end`, for an env about which there is nothing else to know.
+        """
+        if not self._hosts_begin or slot.episodes_done + 1 >= self._rules.episode_num:
+            return False
+        slot.episodes_done += 1
+        self._statistics.episodes += 1
+        self._states.apply(slot.env_id, Event.EPISODE_ENDED)
+        return True
+
+    def gone_on(self, slot: EnvSlot) -> None:
+        """The episode after one that `goes_on` has begun, with no info to it."""
+        self.count_reset(slot)
+        self.use_up_seed(slot)
+        self.begun(slot, {})
+
+    def begun(self, slot: EnvSlot, info: dict[str, Any]) -> None:
+        """The reset of an env has succeeded, and its observation is ready."""
+        slot.reset_info = info
+        self._states.apply(slot.env_id, Event.RESET_SUCCEEDED)
+
+    def count_reset(self, slot: EnvSlot) -> None:
+        """The reset of an env has succeeded, whatever comes of it."""
+        slot.attempts = 0
+        slot.renewals_in_a_row = 0
+        slot.episode += 1
+        self._statistics.resets += 1
+
+    def use_up_seed(self, slot: EnvSlot) -> None:
+        """The seed of the reset that has succeeded is not that of the next one."""
+        slot.seed = None
+        slot.new_generation = False
+
+    def abandon(self, slot: EnvSlot, after: int) -> None:
+        """A step is over that nobody wants any more, because the env is to be reset."""
+        if after == AfterStep.RESETS:  # the host has begun one by itself
+            self._hosts.begin(slot, Work.RESETTING)
+            return
+        self._hosts.settle(slot)
+        if after == AfterStep.WANTS_RECYCLING:
+            slot.group.is_worn = True
+            self.replace_worn_host(slot.group)
+        if not slot.group.is_ending:  # its user waits for this reset: it cannot wait for others
+            self.begin(slot)
+
+    def _await_new_host(self, slot: EnvSlot) -> None:
+        """Have the next episode of an env wait for the replacement of its host."""
+        slot.group.is_worn = True
+        slot.waits = True
+        self._hosts.settle(slot)
+        self.replace_worn_host(slot.group)
+        if slot.waits:
+            slot.held = False  # its neighbours' steps come first, and need a caller who has this
+
+    def replace_worn_host(self, group: HostGroup) -> None:
+        """Replace a host that wants it, if none of its envs is in an episode or busy."""
+        if not group.is_worn or group.is_ending:
+            return
+        present, states = group.present(), self._states
+        if any(s.work is not Work.NONE or states[s.env_id] is EnvState.RUN for s in present):
+            return
+        self._statistics.recycled += 1
+        for slot in present:
+            slot.attended = slot.attended and states[slot.env_id] is not EnvState.DONE
+            self._hosts.leave(slot, Next.RENEW_HOST)
+        self._hosts.end(group, ask=True)

@@ -1,0 +1,124 @@
+"""The parent's side of observations: what a reply refers to, as its user gets it."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+
+from envmgr.spaces import Array, Layout, Leaf, ValueMismatchError, layout_of, path_text
+from envmgr.wire.arenas import COPIED, Placement, slot_arrays
+
+Guard = Callable[[Array], Array]
+"""Wraps a view that is handed out."""
+
+
+class ObservationReader:
+    """The parent's side: turns the reference in a reply into a private, writable observation.
+
+    Args:
+        space: the observation space; None if unknown.
+        copy_free_form: copy observations without fixed layout too, because no process boundary
+            has copied them.
+    """
+
+    def __init__(self, space: spaces.Space[Any] | None, *, copy_free_form: bool = False) -> None:
+        self._layout = None if space is None else layout_of(space)
+        self._copy_free_form = copy_free_form
+        self._rings = COPIED
+        self._latest_step = self._latest_reset = -1
+        self._slots: list[tuple[Array, bool]] | None = None
+        self._copy = True
+        self._guard: Guard | None = None
+
+    @property
+    def layout(self) -> Layout | None:
+        """The fixed layout, if there is one."""
+        return self._layout
+
+    def attach(
+        self,
+        memory: Any,
+        placement: Placement,
+        *,
+        copy_on_get: bool,
+        guard: Guard | None = None,
+    ) -> None:
+        """Read from shared memory from now on.
+
+        Args:
+            memory: the buffer.
+            placement: where this env's slots are.
+            copy_on_get: copy; else hand out views, valid through the env's next two steps.
+            guard: what views are wrapped by; None leaves them as they are.
+        """
+        self._guard = guard
+        leaves = placement.layout.leaves if self._layout is None else self._layout.leaves
+        self._rings = placement.rings
+        slots = slot_arrays(memory, placement)
+        # Indexing by a slot alone makes a number, not an array, of what has shape ().
+        plain = [leaf.is_number or leaf.shape != () for leaf in leaves]
+        self._slots = list(zip(slots, plain, strict=True))
+        self._copy = copy_on_get
+
+    def read(self, reference: Any) -> Any:
+        """Return the observation that `reference` names.
+
+        Raises:
+            ValueMismatchError: the reference is not one that a writer makes.
+        """
+        layout = self._layout
+        if layout is None:
+            return copy.deepcopy(reference) if self._copy_free_form else reference
+        if self._slots is None:
+            if not isinstance(reference, list) or len(reference) != len(layout.leaves):
+                raise ValueMismatchError(f"{type(reference).__name__} is not a list of leaves")
+            return layout.unflatten(list(map(_own, layout.leaves, reference)))
+        if type(reference) is not int or not 0 <= reference < self._rings.slots:
+            shown = reference if type(reference) is int else f"a {type(reference).__name__}"
+            raise ValueMismatchError(f"{shown} is not a slot of 0..{self._rings.slots - 1}")
+        self.note(reference)
+        found = [
+            slots[reference] if plain else slots[reference, ...] for slots, plain in self._slots
+        ]
+        if self._copy:
+            found = [view.copy() for view in found]
+        elif self._guard is not None:
+            found = list(map(self._guard, found))
+        return layout.unflatten(found)
+
+    def note(self, slot: int) -> None:
+        """Remember that the newest observation of its kind is in `slot`."""
+        if slot < self._rings.steps:
+            self._latest_step = slot
+        else:
+            self._latest_reset = slot
+
+    def placed_anew(self, placement: Placement) -> Placement:
+        """Return the placement for a new env: it goes on after the slots that are in use."""
+        rings = placement.rings
+        step, reset = self._latest_step, self._latest_reset
+        return replace(
+            placement,
+            step_slot=placement.step_slot if step < 0 else rings.after(step),
+            reset_slot=placement.reset_slot if reset < 0 else rings.after(reset),
+        )
+
+    def detach(self) -> None:
+        """Let go of the shared memory."""
+        self._slots = None
+
+
+def _own(leaf: Leaf, array: Any) -> Any:
+    if not isinstance(array, np.ndarray) or array.shape != leaf.shape or array.dtype != leaf.dtype:
+        raise ValueMismatchError(
+            f"value{path_text(leaf.path)} of the reply is not an array of shape {leaf.shape} and "
+            f"dtype {leaf.dtype}, which the space says"
+        )
+    if leaf.is_number:
+        return array[()]
+    return array if array.flags.writeable else array.copy()

@@ -1,0 +1,202 @@
+"""What hosts say of their envs at first, and what they have to be told before the first reset."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from envmgr.core.checked_views import ViewGuard
+from envmgr.core.hosts import Hosts
+from envmgr.core.observations import ObservationReader
+from envmgr.core.observed import Observed
+from envmgr.core.slots import EnvSlot, Work
+from envmgr.errors import LaunchError, SpaceMismatchError
+from envmgr.spaces import layout_of
+from envmgr.wire.arenas import CopyOnGet, Placement, arena_arrays, plan_placements, rings_of
+from envmgr.wire.block import Block, BlockPlan
+from envmgr.wire.messages import EnvDescription, Op
+
+
+class Orientation:
+    """Spaces, places of observations, and requests that are repeated on every new env.
+
+    Args:
+        hosts: to tell hosts.
+        env_num: number of envs.
+
+    Attributes:
+        descriptions: what each env said of itself, by env_id.
+        guard: counts the steps of envs, if views of observations are to be checked.
+    """
+
+    def __init__(self, hosts: Hosts, env_num: int) -> None:
+        self.descriptions: dict[int, EnvDescription] = {}
+        self.guard: ViewGuard | None = None
+        self._hosts = hosts
+        self._readers: list[ObservationReader] = []
+        self._placements: list[Placement | None] = [None] * env_num
+        self._observed: Observed | None = None
+        self._repeated: dict[int, dict[tuple[Op, str], Any]] = {}
+        self._alike: dict[int, bool] = {}  # by env_id; spares are all alike
+
+    def place_observations(
+        self, *, same_spaces: bool, handed_out: CopyOnGet
+    ) -> tuple[Block, Observed] | None:
+        """Check the spaces of all envs and lay out the memory for their observations.
+
+        Returns:
+            The block that steps can be posted in, and the observations beside it; None where steps
+            go by message.
+
+        Raises:
+            SpaceMismatchError: they differ and `same_spaces` is on.
+            LaunchError: there is not enough memory.
+        """
+        described = [self.descriptions[i] for i in range(len(self._placements))]
+        if same_spaces:
+            _check_same_spaces([self.descriptions[s.env_id] for s in self._hosts.slots])
+        in_caller = self._hosts.transport.runs_in_caller
+        self._readers = [
+            ObservationReader(d.observation_space, copy_free_form=in_caller) for d in described
+        ]
+        plan = self._block_plan(described)
+        rings = rings_of(handed_out)
+        layouts = [reader.layout for reader in self._readers]
+        placements, nbytes = plan_placements(layouts, rings, plan.nbytes if plan else 0)
+        try:
+            memory = self._hosts.transport.place(nbytes)
+        except OSError as error:
+            raise LaunchError(
+                f"{nbytes / 2**20:.1f} MiB of shared memory for the observations of "
+                f"{len(described)} envs cannot be had: {error}. Free memory, use fewer envs, or "
+                "set shared_memory: false."
+            ) from error
+        if memory is None:
+            return None
+        copies = handed_out is True
+        if handed_out == "checked":
+            self.guard = ViewGuard(len(described))
+        index_of = self._hosts.index_of
+        for env_id, (reader, placement) in enumerate(zip(self._readers, placements, strict=True)):
+            if placement is not None:
+                placement = replace(placement, block=plan, host_index=index_of[env_id])
+                guard = None if self.guard is None else partial(self.guard.wrap, [env_id])
+                reader.attach(memory, placement, copy_on_get=copies, guard=guard)
+                self._placements[env_id] = placement
+        first = self._placements[0]
+        if plan is None or first is None:
+            return None
+        self._observed = Observed(
+            arena_arrays(memory, first),
+            first.layout,
+            rings,
+            self._readers,
+            copies=copies,
+            guard=self.guard,
+        )
+        return Block(memory, plan), self._observed
+
+    def _block_plan(self, described: Sequence[EnvDescription]) -> BlockPlan | None:
+        """Return the plan of the block; None if the envs differ, or their data has no layout."""
+        layouts = [reader.layout for reader in self._readers]
+        actions = [layout_of(d.action_space) for d in described]
+        possible = (
+            self._hosts.transport.has_block
+            and layouts[0] is not None
+            and actions[0] is not None
+            and all(layout == layouts[0] for layout in layouts)
+            and all(d.action_space == described[0].action_space for d in described)
+        )
+        if not possible or actions[0] is None:
+            return None
+        return BlockPlan(len(described), len(self._hosts.groups), actions[0])
+
+    def fits(self, slot: EnvSlot, description: EnvDescription) -> bool:
+        """Keep what an env says of itself; False if the one before it said something else."""
+        known = self.descriptions.setdefault(slot.env_id, description)
+        return _same_spaces(known, description)
+
+    def read(self, slot: EnvSlot, reference: Any) -> Any:
+        """Return the observation that a reply refers to.
+
+        Raises:
+            ValueMismatchError: it refers to none.
+        """
+        return self._readers[slot.env_id].read(reference)
+
+    def attach(self, slot: EnvSlot) -> None:
+        """Tell a host where its observations go."""
+        placement = None if slot.is_spare else self.placement_of(slot)
+        if placement is not None:
+            self._hosts.tell(slot, Op.ATTACH, placement)
+
+    def placement_of(self, slot: EnvSlot) -> Placement | None:
+        """Return where the observations of an env go from now on; None: by message."""
+        placement = self._placements[slot.env_id]
+        if placement is None:
+            return None
+        index = self._hosts.index_of[slot.env_id]
+        return replace(self._readers[slot.env_id].placed_anew(placement), host_index=index)
+
+    def introduce(self, slot: EnvSlot) -> None:
+        """Tell a renewed env all that the one before it was told."""
+        self.attach(slot)
+        for (op, _), payload in self._repeated.get(slot.env_id, {}).items():
+            self._hosts.tell(slot, op, payload)
+
+    def repeat(self, env_id: int, op: Op, payload: tuple[str, Any]) -> None:
+        """Have a request repeated on every later env of this env_id; the latest of a name counts.
+
+        Args:
+            env_id: which.
+            op: SET_ATTR or CALL.
+            payload: its payload, which begins with a name.
+        """
+        repeated = self._repeated.setdefault(env_id, {})
+        repeated.pop((op, payload[0]), None)  # it comes last in the order, too
+        repeated[op, payload[0]] = payload
+
+    def repeat_on_spares(self, op: Op, payload: tuple[str, Any]) -> None:
+        """Have a request repeated on every spare, the present ones included."""
+        for slot in self._hosts.slots[self._hosts.env_num :]:
+            self.repeat(slot.env_id, op, payload)
+            if slot.host_id is not None and slot.work in (Work.NONE, Work.RESETTING):
+                self._hosts.tell(slot, op, payload)
+
+    def are_alike(self, env_id: int, spare_id: int) -> bool:
+        """Whether an env and a spare have equal spaces, and were told the same."""
+        told, other = (self._repeated.get(i, {}) for i in (env_id, spare_id))
+        if told.keys() != other.keys() or any(told[k] is not other[k] for k in told):
+            return False
+        alike = self._alike.get(env_id)
+        if alike is None:
+            alike = _same_spaces(self.descriptions[env_id], self.descriptions[spare_id])
+            self._alike[env_id] = alike
+        return alike
+
+    def detach(self) -> None:
+        """Let go of the memory of observations."""
+        for reader in self._readers:
+            reader.detach()
+        if self._observed is not None:
+            self._observed.detach()
+
+
+def _same_spaces(one: EnvDescription, other: EnvDescription) -> bool:
+    return bool(
+        one.observation_space == other.observation_space and one.action_space == other.action_space
+    )
+
+
+def _check_same_spaces(described: Sequence[EnvDescription]) -> None:
+    first = described[0]
+    for env_id, description in enumerate(described):
+        for name in ("observation_space", "action_space"):
+            expected, found = getattr(first, name), getattr(description, name)
+            if expected != found:
+                raise SpaceMismatchError(
+                    f"env {env_id} has {name} {found}, env 0 has {expected}. All envs of a "
+                    "manager need equal spaces; set same_spaces: false if this is intended."
+                )

@@ -1,0 +1,374 @@
+"""What follows a failure: an abnormal timestep, a retry, a renewal, or the end of the budget."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from envmgr.core import failures
+from envmgr.core.hosts import Hosts
+from envmgr.core.slots import EnvSlot, HostGroup, Lost, Next, Work
+from envmgr.core.spares import Spares
+from envmgr.core.stats import Statistics
+from envmgr.errors import EnvFailure, FailuresExhaustedError
+from envmgr.lifecycle import EnvState, Event, StateTable
+from envmgr.policy import FailureBudget, FailurePolicy
+
+logger = logging.getLogger("envmgr")
+
+
+class Repair:
+    """Answers failures of envs by the failure policy.
+
+    Args:
+        hosts: to renew and end hosts.
+        states: the states of all envs.
+        policy: what to do.
+        statistics: where failures are counted.
+        auto_reset: whether a repaired env begins an episode by itself.
+        begin_reset: sends the reset of an env.
+        replace_worn_host: replaces a host that wants it, if none of its envs is in an episode.
+        spares: what takes the place of envs that fail; None if there is nothing.
+
+    Attributes:
+        launching: while true, failures are collected in `launch_failures` and nothing is renewed
+            beyond the attempts at one reset.
+        launch_failures: by env_id.
+        urgent: what is fatal has to be raised at once.
+        fatal_errors: what has to be raised, one by each public call.
+    """
+
+    def __init__(
+        self,
+        hosts: Hosts,
+        states: StateTable,
+        policy: FailurePolicy,
+        statistics: Statistics,
+        *,
+        auto_reset: bool,
+        begin_reset: Callable[[EnvSlot], None],
+        replace_worn_host: Callable[[HostGroup], None],
+        spares: Spares | None = None,
+    ) -> None:
+        self._hosts = hosts
+        self._states = states
+        self._policy = policy
+        self._budget = FailureBudget(policy, hosts.env_num, len(hosts.slots) - hosts.env_num)
+        self._statistics = statistics
+        self._auto_reset = auto_reset
+        self._begin_reset = begin_reset
+        self._replace_worn_host = replace_worn_host
+        self._spares = spares
+        self.launching = True
+        self.launch_failures: dict[int, EnvFailure] = {}
+        self.fatal_errors: deque[Exception] = deque()
+        self.urgent = False
+
+    # -- a failure --------------------------------------------------------------------------
+
+    def fail(self, slot: EnvSlot, failure: EnvFailure, lost: Lost, env_info: Any = None) -> None:
+        """An env failed: settle what it owed, and set its repair going.
+
+        Args:
+            slot: the env.
+            failure: what happened.
+            lost: what is not to be used again.
+            env_info: the info of a step that the env itself called abnormal.
+        """
+        if lost is Lost.ENV and not slot.group.is_shared:
+            lost = Lost.HOST
+        if slot.work is Work.CALLING:
+            slot.result = failure
+            if lost is Lost.NOTHING:  # the caller's own request raised: the env is well
+                self.call_ended(slot)
+                return
+        self._count(slot, failure)
+        if self._spares is not None:
+            self._spares.failed(slot)
+        logger.warning("%s", failure)
+        if slot.host_id is not None:  # else the host let go of it before, and failed in doing so
+            self._settle_and_answer(slot, failure, lost, env_info)
+        if lost is Lost.HOST:
+            self._lose_host(slot, failure)
+        else:
+            self._replace_worn_host(slot.group)
+
+    def _count(self, slot: EnvSlot, failure: EnvFailure) -> None:
+        if slot.is_spare:
+            self._statistics.count_spare_failure(failure)
+            return
+        self._statistics.count_failure(failure)
+        self._statistics.note_failed(slot.env_id, slot.generation, self._hosts.clock())
+
+    def _settle_and_answer(
+        self, slot: EnvSlot, failure: EnvFailure, lost: Lost, env_info: Any
+    ) -> None:
+        work = slot.work
+        retry = work is Work.RESETTING and self._may_retry(slot, lost)
+        if not retry:
+            self._settle_failed_work(slot, work, failure, env_info)
+        if self._states[slot.env_id] is EnvState.DONE:
+            self._give_up(slot, lost)  # renewed if its user resets it
+        elif self.launching:
+            self._answer_in_launch(slot, failure, lost, retry=retry)
+        elif retry:
+            self._retry(slot)
+        elif not self._policy.recover and not slot.is_spare:
+            self.raise_at_once(failure)
+            self._give_up(slot, lost)
+        else:
+            self._answer(slot, work, failure, lost)
+
+    def _lose_host(self, culprit: EnvSlot, failure: EnvFailure) -> None:
+        """End the host that an env has failed with, and settle what becomes of its neighbours."""
+        group = culprit.group
+        for slot in group.present():
+            if slot is not culprit:
+                self._involve(slot, culprit, failure)
+        if group.host_id is None:
+            self.host_ended(group)
+        else:
+            self._hosts.end(group, ask=False)
+
+    def _involve(self, slot: EnvSlot, culprit: EnvSlot, failure: EnvFailure) -> None:
+        """The host of an env is lost by the failure of a neighbour: nothing is charged to it."""
+        own = failures.of_neighbour(slot, failure)
+        self._statistics.note_failed(slot.env_id, slot.generation, self._hosts.clock())
+        if slot.work is Work.CALLING:
+            slot.result = own
+        self._settle_failed_work(slot, slot.work, own, None)
+        gives_up = self._states[slot.env_id] is EnvState.DONE or self.urgent
+        if self.launching and culprit.env_id in self.launch_failures:
+            self.launch_failures.setdefault(slot.env_id, own)
+            gives_up = True
+        pause_s = self._policy.renewal_delay_s(slot.renewals_in_a_row)
+        self._hosts.leave(slot, Next.NOTHING if gives_up else Next.RENEW_HOST, pause_s)
+
+    def raise_at_once(self, failure: Exception) -> None:
+        """Have the present or next public call raise `failure` before anything else."""
+        self.fatal_errors.append(failure)
+        self.urgent = True
+
+    def raise_later(self, error: Exception) -> None:
+        """Have the next public call raise `error` after what has arrived was delivered."""
+        self.fatal_errors.append(error)
+
+    @property
+    def fatal(self) -> Exception | None:
+        """What the next public call has to raise; each error is raised by a call of its own."""
+        return self.fatal_errors[0] if self.fatal_errors else None
+
+    def take_fatal(self) -> Exception | None:
+        """Return what is to be raised now, once."""
+        self.urgent = False
+        return self.fatal_errors.popleft() if self.fatal_errors else None
+
+    def _may_retry(self, slot: EnvSlot, lost: Lost) -> bool:
+        """Count a failed attempt at a reset, and say whether there is to be another one."""
+        slot.attempts += 1
+        left = slot.attempts < self._policy.max_retry
+        return left and (self.launching or lost is Lost.NOTHING)
+
+    def _settle_failed_work(
+        self, slot: EnvSlot, work: Work, failure: EnvFailure, env_info: Any
+    ) -> None:
+        state = self._states[slot.env_id]
+        if work in (Work.STEPPING, Work.CALLING, Work.NONE) and state is not EnvState.RESET:
+            slot.attended = self._auto_reset
+        if work is Work.STEPPING:
+            slot.timestep = failures.abnormal_timestep(slot, failure, env_info)
+            self._statistics.abnormal += 1
+            self._states.apply(slot.env_id, Event.FAILED)
+        elif work is Work.CANCELLING:
+            return  # it stays in RESET, which its user has called for
+        elif slot.doomed is not None:
+            slot.fresh = None  # the user still sees the observation that was ready
+        elif state is EnvState.RUN and not self.launching:
+            slot.doomed = failure
+        elif state in (EnvState.INIT, EnvState.RESET, EnvState.RUN):
+            self._states.apply(slot.env_id, Event.FAILED)
+
+    # -- the answer -------------------------------------------------------------------------
+
+    def _answer_in_launch(
+        self, slot: EnvSlot, failure: EnvFailure, lost: Lost, *, retry: bool
+    ) -> None:
+        pause_s = self._policy.retry_waiting_s
+        if not retry:
+            self.launch_failures[slot.env_id] = failure
+            self._give_up(slot, lost)
+        elif lost is Lost.NOTHING:
+            self._retry(slot)
+        else:
+            self._states.apply(slot.env_id, Event.FAILED)
+            if lost is Lost.HOST:
+                self._hosts.leave(slot, Next.RENEW_HOST, pause_s)
+            else:
+                self._hosts.pause(slot, pause_s, Next.RENEW_ENV)
+
+    def _retry(self, slot: EnvSlot) -> None:
+        self._statistics.reset_retries += 1
+        following = Next.RENEW_ENV if self._policy.renew_between_attempts else Next.RESET
+        self._hosts.pause(slot, self._policy.retry_waiting_s, following)
+
+    def _answer(self, slot: EnvSlot, work: Work, failure: EnvFailure, lost: Lost) -> None:
+        slot.attempts = 0
+        exceeded = self._budget.charge(slot.env_id, failure, self._hosts.clock())
+        pause_s = self._policy.renewal_delay_s(slot.renewals_in_a_row)
+        if exceeded is not None:
+            self._exhaust(slot, exceeded, lost)
+        elif lost is Lost.HOST:
+            self._hosts.leave(slot, Next.RENEW_HOST, pause_s)
+        elif lost is Lost.NOTHING and work in (Work.STEPPING, Work.CANCELLING):
+            self._repair_after_step(slot)
+        elif slot.group.is_shared:
+            self._hosts.pause(slot, pause_s, Next.RENEW_ENV)
+        else:  # the attempts at a reset are used up, or a new env could not be built
+            group = slot.group
+            self._hosts.leave(slot, Next.RENEW_HOST, pause_s)
+            self._take_over(slot)
+            self._hosts.end(group, ask=True)
+
+    def _repair_after_step(self, slot: EnvSlot) -> None:
+        renews = self._policy.renew_between_attempts
+        if self._spares is not None and slot.attended and slot.work is Work.STEPPING:
+            self._spares.ended(slot, self.renew_env if renews else self._begin_reset)
+        elif renews:
+            self.renew_env(slot)
+        elif slot.attended:
+            self._begin_reset(slot)
+        else:
+            self._hosts.settle(slot)
+            self._states.apply(slot.env_id, Event.REPAIRED_UNATTENDED)
+
+    def _give_up(self, slot: EnvSlot, lost: Lost) -> None:
+        """Leave an env as it is, without what is lost."""
+        if lost is Lost.HOST:
+            self._hosts.leave(slot, Next.NOTHING)
+        elif lost is Lost.ENV:
+            self._release(slot)
+        else:
+            self._hosts.settle(slot)
+
+    def _release(self, slot: EnvSlot) -> None:
+        """Have a healthy host let go of an env; the last one takes the host with it."""
+        if slot.group.present() == [slot]:
+            self._hosts.leave(slot, Next.NOTHING)
+            self._hosts.end(slot.group, ask=True)
+        else:
+            self._hosts.release(slot)
+
+    def _take_over(self, slot: EnvSlot) -> EnvSlot:
+        """Have a spare take the place of an env, if it can; return whose host is to be replaced."""
+        if self._spares is None or self.launching:
+            return slot
+        return self._spares.take_over(slot)
+
+    # -- renewals ---------------------------------------------------------------------------
+
+    def renew_env(self, slot: EnvSlot) -> None:
+        """Begin a new generation of an env in the host of its group."""
+        self._begin_generation(slot)
+        self._hosts.build(slot)
+
+    def _renew_hosts(self, slots: Sequence[EnvSlot]) -> None:
+        """Begin a new generation of envs whose host is gone, in a new one for all of them."""
+        for slot in slots:
+            slot.following = Next.NOTHING
+            self._begin_generation(slot)
+        self._hosts.start(slots)
+
+    def _begin_generation(self, slot: EnvSlot) -> None:
+        slot.generation += 1
+        slot.renewals_in_a_row += 1
+        slot.new_generation = True
+        self._statistics.renewals += 1
+        if self._states[slot.env_id] is EnvState.ERROR:
+            self._states.apply(slot.env_id, Event.RENEW)
+
+    def bring_back(self, slot: EnvSlot) -> None:
+        """Renew an env that takes part in no host, because its user repairs it by hand."""
+        self.forgive(slot)
+        group = slot.group
+        awaiting = [s for s in group.slots if s.work is Work.ENDING or _awaits_host(s)]
+        if awaiting:
+            self._hosts.join(slot, awaiting[0])
+        elif group.host_id is None:
+            self._renew_hosts([slot])
+        else:
+            self.renew_env(slot)
+
+    def proceed(self, slot: EnvSlot) -> None:
+        """Begin what was to follow a pause."""
+        if _awaits_host(slot):
+            self._renew_hosts([s for s in slot.group.slots if _awaits_host(s)])
+            return
+        following, slot.following = slot.following, Next.NOTHING
+        if following is Next.RESET:
+            self._begin_reset(slot)
+        else:
+            self.renew_env(slot)
+
+    def host_ended(self, group: HostGroup) -> None:
+        """The host of these envs is gone: go on with what follows, for all of them together."""
+        leaving = [slot for slot in group.slots if slot.work is Work.ENDING]
+        for slot in leaving:
+            slot.host_id = None
+            if slot.following is Next.NOTHING:
+                self._hosts.settle(slot)
+        awaiting = [slot for slot in leaving if slot.following is Next.RENEW_HOST]
+        returning = [self._take_over(slot) for slot in awaiting]
+        pause_s = max((slot.pause_s for slot in returning), default=0.0)
+        if pause_s > 0.0:
+            for slot in returning:
+                self._hosts.pause(slot, pause_s, Next.RENEW_HOST)
+        elif returning:
+            self._renew_hosts(returning)
+
+    def forgive(self, slot: EnvSlot) -> None:
+        """Forget an env's failures: its user repairs it by hand."""
+        self._budget.forgive(slot.env_id)
+        slot.renewals_in_a_row = 0
+        slot.attempts = 0
+
+    def call_ended(self, slot: EnvSlot) -> None:
+        """A call is over; a reset that was asked for meanwhile begins."""
+        self._hosts.settle(slot)
+        if self._states[slot.env_id] is EnvState.RESET and not slot.waits:
+            self._begin_reset(slot)
+        else:
+            self._replace_worn_host(slot.group)
+
+    # -- the end of the budget --------------------------------------------------------------
+
+    def _exhaust(self, slot: EnvSlot, exceeded: str, lost: Lost) -> None:
+        cause = self._budget.first_cause(slot.env_id)
+        slot.held = False
+        if slot.doomed is None and self._states[slot.env_id] is not EnvState.ERROR:
+            self._states.apply(slot.env_id, Event.FAILED)
+        self._give_up(slot, Lost.ENV if lost is Lost.NOTHING else lost)
+        if slot.is_spare:
+            logger.error("%s: it is dropped, and the run goes on without it. %s", exceeded, cause)
+            slot.dropped = True
+            return
+        if self._policy.drop_exhausted:
+            logger.error("%s: env %d is dropped (on_exhausted: drop)", exceeded, slot.env_id)
+            slot.dropped = True
+            if slot.doomed is None:
+                self._states.apply(slot.env_id, Event.DROP)
+            return
+        error = FailuresExhaustedError(
+            f"{exceeded}. It is not repaired any more; the other envs are as they were. Look at "
+            f"the first failure below, and then: raise max_failures or failure_window_s, set "
+            f"on_exhausted: drop to go on without it, or call reset({{{slot.env_id}: None}}) to "
+            f"have it repaired once more. First failure: {cause}",
+            cause,
+        )
+        logger.error("%s", error)
+        self.raise_later(error)
+
+
+def _awaits_host(slot: EnvSlot) -> bool:
+    return slot.work is Work.PAUSING and slot.following is Next.RENEW_HOST

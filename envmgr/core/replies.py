@@ -1,0 +1,101 @@
+"""Replies of single envs, read from the shared block. What a worker wrote there is not trusted."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from envmgr.env.contract import info_of
+from envmgr.spaces import ValueMismatchError
+from envmgr.wire.arenas import Rings
+from envmgr.wire.block import (
+    AFTER_BITS,
+    AFTER_SHIFT,
+    DONE,
+    ENDING_BITS,
+    ENDING_SHIFT,
+    HAS_INFO,
+    REWARD_BITS,
+    REWARD_SHIFT,
+    REWARD_TYPES,
+    SLOT_BITS,
+    TOLD_BIT,
+    Block,
+)
+from envmgr.wire.infos import InfoDecoder
+from envmgr.wire.messages import AfterStep
+
+PLAIN_END = DONE | TOLD_BIT | AfterStep.RESETS << AFTER_SHIFT
+PLAIN_END_BITS = DONE | TOLD_BIT | AFTER_BITS | HAS_INFO | REWARD_BITS
+"""An episode has ended, and its host begins the next one: with these bits and none of the others
+there is nothing else to the reply. The reward is a float, as kind 0 is."""
+
+
+def after_of(flag: int) -> int:
+    """Return what a host does after the step with these flags: an `AfterStep`."""
+    return (flag & AFTER_BITS) >> AFTER_SHIFT
+
+
+def resets_after(flag: int) -> bool:
+    """Return whether a host resets the env after the step with these flags."""
+    return after_of(flag) == AfterStep.RESETS
+
+
+class BlockReplies:
+    """Reads what messages would carry out of the block.
+
+    Args:
+        block: the columns.
+        rings: the slots of observations.
+    """
+
+    def __init__(self, block: Block, rings: Rings) -> None:
+        self._block = block
+        self._rings = rings
+        self._decoder = InfoDecoder()
+
+    def detail(self, env_id: int, flag: int) -> tuple[Any, Any]:
+        """Return the info of a step's reply and its reward.
+
+        Raises:
+            ValueMismatchError: the reply is malformed.
+        """
+        if flag & SLOT_BITS >= self._rings.steps:
+            raise ValueMismatchError(f"there is no slot {flag & SLOT_BITS} for steps")
+        if after_of(flag) > max(AfterStep):
+            raise ValueMismatchError("it says something unknown of what follows a step")
+        info: dict[str, Any] = {}
+        if flag & HAS_INFO:
+            info = self._decoder.decode(self._block.infos[env_id].tobytes())
+        kind = (flag & REWARD_BITS) >> REWARD_SHIFT
+        if kind >= len(REWARD_TYPES):
+            raise ValueMismatchError(f"there is no kind {kind} of rewards")
+        number = float(self._block.rewards[env_id])
+        try:
+            return info, REWARD_TYPES[kind](number)
+        except (ValueError, OverflowError) as error:  # no integer is NaN or infinite
+            raise ValueMismatchError(f"its reward cannot be {number}") from error
+
+    def step(self, env_id: int) -> tuple[int, Any, bool, Any, int]:
+        """Return the reply to a step as the payload of STEPPED.
+
+        Raises:
+            ValueMismatchError: the reply is malformed.
+        """
+        flag = int(self._block.flags[env_id])
+        info, reward = self.detail(env_id, flag)
+        info = info_of((flag & ENDING_BITS) >> ENDING_SHIFT, info)
+        return flag & SLOT_BITS, reward, bool(flag & DONE), info, after_of(flag)
+
+    def reset(self, env_id: int) -> tuple[int, dict[str, Any]]:
+        """Return the reply to a reset as the payload of RESET_DONE.
+
+        Raises:
+            ValueMismatchError: the reply is malformed.
+        """
+        flag = int(self._block.reset_flags[env_id])
+        slot = flag & SLOT_BITS
+        if not self._rings.steps <= slot < self._rings.slots:
+            raise ValueMismatchError(f"there is no slot {slot} for resets")
+        if not flag & HAS_INFO:
+            return slot, {}
+        return slot, self._decoder.decode(self._block.reset_infos[env_id].tobytes())

@@ -1,0 +1,210 @@
+"""Spares: envs that are kept reset, and take the place of those whose episodes end or hosts die.
+
+A spare is an env like any other, in a host of its own, behind an id that nobody sees: env_num and
+those that follow. Its host keeps what comes of its reset. When it takes the place of an env, the
+two exchange their hosts: the spare's host is told to ADOPT the env_id, which it answers with the
+reset that it has kept, or as soon as that is done; the other one is told to ADOPT the spare's id,
+and is reset there. So for everybody else the env is being reset, only not for long.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from envmgr.core.hosts import Hosts
+from envmgr.core.orientation import Orientation
+from envmgr.core.slots import NEVER, EnvSlot, Next, Work
+from envmgr.core.stats import Statistics
+from envmgr.lifecycle import EnvState, Event, StateTable
+from envmgr.wire.messages import Op
+
+
+class Spares:
+    """The spares of a manager, and whose turn is next.
+
+    Their order is that of their latest resets, whether these are over or not: which of them takes
+    the place of which env does not depend on how long a reset takes.
+
+    Args:
+        hosts: to exchange hosts.
+        states: the states of all envs.
+        statistics: where they are counted.
+        orientation: what envs were told, and where their observations go.
+        takers: whether an env was built by the function that spares are built by, by env_id.
+        in_order: envs whose steps are under way together are given their successors together, by
+            ascending env_id, when all these steps are over; else each as soon as its episode ends.
+
+    Attributes:
+        slots: of the spares.
+        has_moved: told that an env gets another host.
+    """
+
+    def __init__(
+        self,
+        hosts: Hosts,
+        states: StateTable,
+        statistics: Statistics,
+        orientation: Orientation,
+        takers: tuple[bool, ...],
+        *,
+        in_order: bool,
+    ) -> None:
+        self.slots = hosts.slots[hosts.env_num :]
+        self.has_moved: Callable[[], None] = _nobody
+        self._hosts = hosts
+        self._states = states
+        self._statistics = statistics
+        self._orientation = orientation
+        self._takers = takers
+        self._in_order = in_order
+        self._queue: list[EnvSlot] = []
+        # By env_id: what becomes of the env, in its own place or in that of its successor.
+        self._waiting: dict[int, Callable[[EnvSlot], None]] = {}
+
+    # -- spares -----------------------------------------------------------------------------
+
+    def is_ready(self, spare: EnvSlot) -> bool:
+        """Whether a spare has been reset."""
+        return (
+            spare.work is Work.NONE
+            and spare.host_id is not None
+            and self._states[spare.env_id] is EnvState.RESET
+        )
+
+    def is_reset(self, slot: EnvSlot) -> None:
+        """The reset of an env, or of a spare, begins."""
+        self._waiting.pop(slot.env_id, None)
+        if slot.is_spare:
+            if slot in self._queue:
+                self._queue.remove(slot)
+            self._queue.append(slot)
+
+    def kept(self, spare: EnvSlot) -> None:
+        """The reset of a spare has succeeded."""
+        spare.renewals_in_a_row = 0
+        self._use_up(spare)
+
+    def _use_up(self, spare: EnvSlot) -> None:
+        """The reset of a spare is over, or another env's: what was for it is not for the next."""
+        spare.attempts = 0
+        spare.episode += 1
+        spare.seed = None
+        spare.new_generation = False
+        self._hosts.settle(spare)
+
+    def reseed(self, begin: Callable[[EnvSlot], None]) -> None:
+        """Reset the spares that were given a seed which has not been used yet."""
+        for spare in self.slots:
+            if spare.new_seed is None or spare.dropped:
+                continue
+            spare.seed, spare.new_seed = spare.new_seed, None
+            spare.base_seed = spare.seed
+            if self.is_ready(spare):
+                begin(spare)
+            elif spare.work is Work.RESETTING:
+                self._reset_again(spare, begin)
+
+    def _reset_again(self, spare: EnvSlot, begin: Callable[[EnvSlot], None]) -> None:
+        """Have a spare reset once more after the reset that is under way."""
+        spare.group.superseded.add(spare.request_id)
+        before, limit_s = spare.deadline, spare.limit_s
+        begin(spare)
+        if limit_s != NEVER:  # its limit counts from the end of that reset's
+            self._hosts.limit_until(spare, before + limit_s, limit_s)
+
+    # -- who takes whose place --------------------------------------------------------------
+
+    def ended(self, slot: EnvSlot, then: Callable[[EnvSlot], None]) -> None:
+        """The episode of an env is over: a spare takes its place, if one can.
+
+        Args:
+            slot: the env, whose host is well.
+            then: what becomes of it: given its slot, or that of the spare.
+        """
+        self._hosts.settle(slot)
+        self._waiting[slot.env_id] = then
+        if not self._in_order:
+            self.relieve()
+
+    def failed(self, slot: EnvSlot) -> None:
+        """An env has failed: if it waits for a successor, it is repaired instead."""
+        self._waiting.pop(slot.env_id, None)
+
+    def look(self) -> None:
+        """Give ended envs their successors, if no step is under way any more."""
+        if self._waiting and not any(
+            slot.owed and slot.timestep is None for slot in self._hosts.slots[: self._hosts.env_num]
+        ):
+            self.relieve()
+
+    def relieve(self) -> None:
+        """Give ended envs their successors, by ascending env_id."""
+        for env_id in sorted(self._waiting):
+            then = self._waiting.get(env_id)  # and not `pop`: Ctrl-C may come before it is done
+            slot = self._hosts.slots[env_id]
+            if then is None or slot.work is not Work.NONE:
+                self._waiting.pop(env_id, None)
+                continue
+            spare = self._successor_of(slot)
+            if spare is None:
+                then(slot)
+            else:
+                self._take_place(spare, slot)
+                self._hosts.tell(spare, Op.ADOPT, None)
+                then(spare)
+            self._waiting.pop(env_id, None)
+
+    def take_over(self, slot: EnvSlot) -> EnvSlot:
+        """Have a spare take the place of an env whose host is gone, or ends well.
+
+        Returns:
+            Whose host that one is now, and is to be replaced: the spare, or the env itself if there
+            is no spare for it.
+        """
+        spare = None if slot.is_spare or not slot.attended else self._successor_of(slot)
+        if spare is None:
+            return slot
+        pause_s = slot.pause_s
+        slot.generation += 1
+        slot.renewals_in_a_row += 1
+        slot.following = Next.NOTHING
+        self._take_place(spare, slot)
+        self._hosts.leave(spare, Next.RENEW_HOST, pause_s)
+        return spare
+
+    def _successor_of(self, slot: EnvSlot) -> EnvSlot | None:
+        """Return the spare whose turn it is, if it may take the place of an env."""
+        if slot.reset_params or slot.seed is not None or not self._takers[slot.env_id]:
+            return None
+        spare = next((spare for spare in self._queue if self._can_come(spare)), None)
+        if spare is None or not self._orientation.are_alike(slot.env_id, spare.env_id):
+            return None
+        return spare
+
+    def _can_come(self, spare: EnvSlot) -> bool:
+        if spare.host_id is None or spare.group.is_ending:
+            return False
+        return spare.work is Work.RESETTING or self.is_ready(spare)
+
+    def _take_place(self, spare: EnvSlot, slot: EnvSlot) -> None:
+        """Exchange the hosts of a spare and an env, and await the reset of the spare there."""
+        under_way = spare.work is Work.RESETTING
+        deadline, limit_s = spare.deadline, spare.limit_s
+        self.has_moved()  # before it does: Ctrl-C in between must not leave what is out of date
+        self._hosts.exchange(slot, spare)
+        if under_way:
+            self._use_up(spare)
+        self._queue.remove(spare)
+        self._waiting.pop(slot.env_id, None)
+        self._statistics.swaps += 1
+        slot.again = slot.waits = False
+        if slot.doomed is None:
+            self._states.apply(slot.env_id, Event.BEGIN_RESET)
+        placement = self._orientation.placement_of(slot)
+        self._hosts.request(slot, Op.ADOPT, placement, Work.RESETTING)
+        if under_way:
+            self._hosts.limit_until(slot, deadline, limit_s)
+
+
+def _nobody() -> None:
+    """There is nobody to be told."""

@@ -1,0 +1,242 @@
+"""Replies of envs that were taken together: as timesteps by env_id, or as arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import repeat
+from typing import Any, NamedTuple, Protocol, overload
+
+import numpy as np
+import numpy.typing as npt
+
+from envmgr.core.observed import Observed
+from envmgr.env.contract import TERMINATED, TOLD, TRUNCATED, info_of
+from envmgr.types import EnvTimestep
+from envmgr.wire.block import DONE, ENDING_BITS, ENDING_SHIFT
+
+_make_timestep = partial(tuple.__new__, EnvTimestep)
+
+
+class ArrayBatch(NamedTuple):
+    """Timesteps of k envs as arrays.
+
+    Attributes:
+        env_ids: (k,) int64.
+        obs: (k, *shape), or a dict or tuple of such; without fixed layout an object array (k,).
+        reward: (k,) float64, or (k, *shape) if rewards are arrays; an object array (k,) if they are
+            neither, or of different shapes.
+        terminated: (k,) bool.
+        truncated: (k,) bool.
+        infos: k infos, as they are in timesteps.
+    """
+
+    env_ids: npt.NDArray[np.int64]
+    obs: Any
+    reward: npt.NDArray[Any]
+    terminated: npt.NDArray[np.bool_]
+    truncated: npt.NDArray[np.bool_]
+    infos: Sequence[Any]
+
+    @property
+    def ended(self) -> npt.NDArray[np.int64]:
+        """The envs whose episodes ended with these timesteps: (m,) int64."""
+        if type(self.infos) is BatchInfos and self.infos.are_ordinary:
+            return _NONE
+        return self.env_ids[self.terminated | self.truncated]
+
+
+_NONE = np.empty(0, dtype=np.int64)
+_NONE.flags.writeable = False
+
+
+class ReadyBatch(NamedTuple):
+    """Observations of k envs that take an action now, as arrays.
+
+    Attributes:
+        env_ids: (k,) int64.
+        obs: (k, *shape), or a dict or tuple of such; without fixed layout an object array (k,).
+    """
+
+    env_ids: npt.NDArray[np.int64]
+    obs: Any
+
+
+class TakenBy(Protocol):
+    """What `Taken` needs of the lanes that made it."""
+
+    observed: Observed
+
+    def handed_out(self, selection: Any, specials: Mapping[int, int]) -> None:
+        """Go on with envs whose replies were read."""
+        ...
+
+
+class Taken:
+    """Replies that were just taken; to be read once, before anything is sent to these envs again.
+
+    Args:
+        lanes: told when they have been read.
+        selection: the envs.
+        rewards: the column of rewards.
+        slots: the slot that all observations are in, or a list with one for each.
+        usual: the flags that a reply has if there is nothing to it.
+        specials: the flags of the others, by position.
+        details: info and reward of those, by position; without those of plain ends of episodes.
+    """
+
+    __slots__ = ("_details", "_lanes", "_rewards", "_selection", "_slots", "_specials", "_usual")
+
+    def __init__(
+        self,
+        lanes: TakenBy,
+        selection: Any,
+        rewards: npt.NDArray[np.float64],
+        slots: Any,
+        usual: int,
+        specials: dict[int, int],
+        details: dict[int, tuple[Any, Any]],
+    ) -> None:
+        self._lanes = lanes
+        self._selection = selection
+        self._rewards = rewards
+        self._slots = slots
+        self._usual = usual
+        self._specials = specials
+        self._details = details
+
+    def timesteps(self) -> dict[int, EnvTimestep]:
+        """Hand them out as timesteps by env_id."""
+        selection, observed = self._selection, self._lanes.observed
+        ids = selection.ids
+        found = observed.rows(ids, selection.rows, self._slots)
+        rewards = self._rewards[selection.rows].tolist()
+        infos = _ordinary_infos(self._usual, len(ids))
+        dones: Iterable[bool] = repeat(False)
+        if self._specials:
+            dones = [False] * len(ids)
+            for position, flag in self._specials.items():
+                dones[position] = bool(flag & DONE)
+            for position, (_, reward) in self._details.items():
+                rewards[position] = reward
+            _put_in(infos, self._specials, self._details)
+        steps = map(_make_timestep, zip(found, rewards, dones, infos, strict=False))
+        timesteps = dict(zip(ids, steps, strict=True))
+        observed.taken_as_rows(ids, selection.rows, self._slots, found)
+        self._lanes.handed_out(selection, self._specials)
+        return timesteps
+
+    def arrays(self) -> ArrayBatch:
+        """Hand them out as arrays."""
+        selection, observed = self._selection, self._lanes.observed
+        rows, count = selection.rows, selection.count
+        obs = observed.batch(selection, self._slots)
+        window = selection.window
+        rewards = self._rewards[rows] if window is None else window.rewards.copy()
+        ends = np.zeros((2, count), dtype=np.bool_)
+        for position, flag in self._specials.items():
+            ends[:, position] = self._ends(position, flag)
+        infos = BatchInfos(self._usual, count, self._specials, self._details)
+        observed.taken_as_batch(selection, self._slots)
+        self._lanes.handed_out(selection, self._specials)
+        return ArrayBatch(selection.array, obs, rewards, ends[0], ends[1], infos)
+
+    def _ends(self, position: int, flag: int) -> tuple[bool, bool]:
+        """Return whether an episode was terminated, and whether it was truncated."""
+        ending = (flag & ENDING_BITS) >> ENDING_SHIFT
+        if ending:
+            return bool(ending & TERMINATED), bool(ending & TRUNCATED)
+        return ends_of(bool(flag & DONE), self._details[position][0])
+
+
+def _put_in(
+    infos: list[Any], specials: Mapping[int, int], details: Mapping[int, tuple[Any, Any]]
+) -> None:
+    """Put the infos of replies with something to them in their places."""
+    for position, flag in specials.items():
+        info = details[position][0].copy() if position in details else {}
+        infos[position] = info_of((flag & ENDING_BITS) >> ENDING_SHIFT, info)
+
+
+def _ordinary_infos(flag: int, count: int) -> list[Any]:
+    if flag >> ENDING_SHIFT & TOLD:
+        return [{"terminated": False, "truncated": False} for _ in range(count)]
+    return [{} for _ in range(count)]
+
+
+def ends_of(done: bool, info: Any) -> tuple[bool, bool]:
+    """Return (terminated, truncated) of a timestep whose env need not have said.
+
+    An env that does not say why its episode ended counts as terminated. Where the info is a list
+    or tuple of infos, one of them is enough.
+    """
+    truncated = _flag_of(info, "truncated", False)
+    return _flag_of(info, "terminated", done and not truncated), truncated
+
+
+def _flag_of(info: Any, name: str, default: bool) -> bool:
+    if isinstance(info, dict):
+        return bool(info.get(name, default))
+    told = [part[name] for part in info if name in part] if isinstance(info, (list, tuple)) else []
+    return any(told) if told else default
+
+
+class BatchInfos(Sequence[dict[str, Any]]):
+    """The infos of steps; made when one of them is asked for.
+
+    Args:
+        flag: of a reply with nothing to it.
+        count: how many steps.
+        specials: the flags of replies with something to them, by position.
+        details: their infos and rewards, as far as there are any.
+    """
+
+    __slots__ = ("_count", "_details", "_flag", "_infos", "_specials")
+
+    def __init__(
+        self,
+        flag: int,
+        count: int,
+        specials: Mapping[int, int],
+        details: Mapping[int, tuple[Any, Any]],
+    ) -> None:
+        self._flag = flag
+        self._count = count
+        self._specials = specials
+        self._details = details
+        self._infos: tuple[dict[str, Any], ...] | None = None
+
+    @property
+    def are_ordinary(self) -> bool:
+        """Whether none of the steps has anything to it."""
+        return not self._specials
+
+    def __len__(self) -> int:
+        return self._count
+
+    @overload
+    def __getitem__(self, index: int) -> dict[str, Any]: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[dict[str, Any]]: ...
+
+    def __getitem__(self, index: int | slice) -> Any:
+        return self._made()[index]
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        return iter(self._made())
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and self._made() == tuple(other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return repr(self._made())
+
+    def _made(self) -> tuple[dict[str, Any], ...]:
+        if self._infos is None:
+            infos = _ordinary_infos(self._flag, self._count)
+            _put_in(infos, self._specials, self._details)
+            self._infos = tuple(infos)
+        return self._infos

@@ -1,0 +1,1 @@
+"""Hosts in worker processes: how they are started, reached and ended."""

@@ -1,0 +1,70 @@
+"""What the parent reads of the last words of a worker; see `worker.last_words`."""
+
+from __future__ import annotations
+
+import logging
+import mmap
+import os
+import signal
+
+from envmgr.transport.base import HostDied
+from envmgr.worker.last_words import PLACE_BYTES, REPORT_BYTES, STDERR_AT, STDERR_BYTES
+
+logger = logging.getLogger("envmgr")
+
+_MOST_LINES = 40
+
+_FAULTS = frozenset(
+    -int(getattr(signal, name))
+    for name in ("SIGSEGV", "SIGFPE", "SIGABRT", "SIGBUS", "SIGILL")
+    if hasattr(signal, name)
+)
+
+
+class LastWords:
+    """The parent's side: the file, and what is read of it.
+
+    Attributes:
+        fd: of the file; workers get it.
+    """
+
+    def __init__(self) -> None:
+        self.fd = os.memfd_create("envmgr-last-words", os.MFD_CLOEXEC)
+
+    def prepare(self, index: int) -> None:
+        """Make room for what a host writes that serves the envs of group `index`.
+
+        Raises:
+            OSError: there is not enough memory.
+        """
+        os.posix_fallocate(self.fd, index * PLACE_BYTES + STDERR_AT, mmap.PAGESIZE)
+
+    def take(self, index: int) -> str:
+        """Return what the dead host of group `index` has left, and make room for the next one."""
+        place = index * PLACE_BYTES
+        stderr = self._take(place + STDERR_AT, STDERR_BYTES)
+        lines = stderr.splitlines()
+        if len(lines) > 1 and len(stderr.encode()) >= STDERR_BYTES:
+            del lines[0]  # its beginning is lost
+        report = self._take(place, REPORT_BYTES).splitlines()
+        return "\n".join([*lines[-_MOST_LINES:], *report[:_MOST_LINES]]).rstrip()
+
+    def _take(self, offset: int, most_bytes: int) -> str:
+        data = os.pread(self.fd, most_bytes, offset)
+        if data.strip(b"\0"):
+            os.pwrite(self.fd, bytes(len(data)), offset)
+        return data.rstrip(b"\0").decode(errors="replace")
+
+    def close(self) -> None:
+        """Let go of the file."""
+        os.close(self.fd)
+
+
+def warn_of_fault(died: HostDied) -> None:
+    """Log the end of a worker that was ending anyway, if it had a fault: no failure reports it."""
+    if died.exit_status in _FAULTS and died.last_words:
+        logger.warning(
+            "a worker that was to end was killed by %s\n\nThe end of its stderr:\n%s",
+            signal.Signals(-died.exit_status).name,
+            died.last_words,
+        )

@@ -1,0 +1,248 @@
+"""The worker server: a small single-threaded process that forks clean workers in milliseconds.
+
+It has imported what workers need and nothing else, has one thread, and no fd but the ones it is
+sent; so forking it is safe whatever the trainer does with threads, GPUs or MPI. It runs no code of
+the user: factories reach the workers over their own connections. It reaps its workers, reports how
+they ended, and kills them and ends when the trainer closes the control socket or dies.
+
+Control messages are records of a SEQPACKET socket. To the server: START (with the worker's ends of
+its connection and, perhaps, the shared memory as file descriptors), SIGNAL, and GIVE_UP for a
+worker that was killed long ago. From it: STARTED, NOT_STARTED, ENDED, and LEFT, which answers
+GIVE_UP: that worker is still in the kernel, and is reaped whenever that lets go of it.
+
+With `context: fork` the server is no fresh interpreter but a fork of the trainer, made while that
+has a single thread. Workers inherit their factories then, and it holds whatever the trainer held.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import os
+import select
+import signal
+import socket
+import struct
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping
+
+from envmgr.types import EnvFactory
+from envmgr.wire.channel import FrameChannel
+from envmgr.worker import process as worker
+from envmgr.worker.lifeline import Lifeline, hold_on_to
+
+RECORD = struct.Struct("<Bqq")
+"""Kind, host_id, and a number: a signal, a pid, an errno or an exit status."""
+
+START, SIGNAL, NOT_STARTED, ENDED, STARTED, GIVE_UP, LEFT = range(7)
+MAX_FDS = 6
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+_PATIENCE_S = 0.2
+"""How long to wait, at the end, for the next of the processes that were killed to be gone."""
+
+
+class WorkerServer:
+    """Forks, signals and reaps workers.
+
+    Args:
+        control: the SEQPACKET socket to the trainer.
+        trainer_pid: its pid.
+        factories: of envs, by env_id, if workers inherit them.
+    """
+
+    def __init__(
+        self,
+        control: socket.socket,
+        trainer_pid: int,
+        factories: Mapping[int, EnvFactory] | None = None,
+    ) -> None:
+        self._control = control
+        self._factories = factories
+        self._pid = os.getpid()
+        self._untold: deque[bytes] = deque()
+        self._host_of: dict[int, int | None] = {}  # by pid; None for those that were given up
+        self._pid_of: dict[int, int] = {}
+        self._prctl: Callable[..., int] = ctypes.CDLL(None, use_errno=True).prctl
+        # What workers leave behind comes to this process and is reaped, not left to pid 1, which in
+        # containers often reaps nothing.
+        self._prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        self._lifeline = Lifeline()
+        self._child_ended, self._wakeup = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.set_wakeup_fd(self._wakeup, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda signum, frame: None)
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
+        self._poll = select.poll()
+        for fd in (control.fileno(), self._child_ended):
+            self._poll.register(fd, select.POLLIN)
+        # The control socket may have been inherited by other children of the trainer: its end
+        # alone does not prove that the trainer lives.
+        self._trainer = os.pidfd_open(trainer_pid)
+        self._poll.register(self._trainer, select.POLLIN)
+
+    def serve(self) -> None:
+        """Work until the trainer is gone; then kill what is left."""
+        try:
+            while True:
+                events = dict(self._poll.poll())
+                ready = {fd for fd, event in events.items() if event & ~select.POLLOUT}
+                if self._untold:
+                    self._send_untold()
+                if self._child_ended in ready:
+                    self._reap()
+                if self._trainer in ready:
+                    return
+                if self._control.fileno() in ready and not self._serve_one():
+                    return
+        except ConnectionError:
+            return
+        finally:
+            self._kill_all()
+
+    def _serve_one(self) -> bool:
+        record, fds, _, _ = socket.recv_fds(self._control, RECORD.size, MAX_FDS)
+        if not record:
+            return False
+        kind, host_id, number = RECORD.unpack(record)
+        if kind == START:
+            self._start(host_id, fds)
+        elif host_id not in self._pid_of:
+            return True  # its end has been reported
+        elif kind == GIVE_UP:
+            self._host_of[self._pid_of.pop(host_id)] = None
+            self._tell(LEFT, host_id, 0)
+        else:
+            _signal_group(self._pid_of[host_id], number)
+        return True
+
+    def _start(self, host_id: int, fds: list[int]) -> None:
+        try:
+            pid = os.fork()
+        except OSError as error:
+            self._tell(NOT_STARTED, host_id, error.errno or 0)
+        else:
+            if pid == 0:
+                self._become_worker(fds)
+            self._host_of[pid] = host_id
+            self._pid_of[host_id] = pid
+            self._tell(STARTED, host_id, pid)
+        finally:
+            for fd in fds:
+                os.close(fd)
+
+    def _become_worker(self, fds: list[int]) -> None:
+        code = 1
+        try:
+            self._prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+            if os.getppid() != self._pid:  # it died before the kernel knew that we care
+                os._exit(1)
+            worker.isolate_process()
+            hold_on_to(self._lifeline.read_fd)
+            self._lifeline.close()
+            for fd in (self._child_ended, self._wakeup, self._trainer):
+                os.close(fd)
+            self._control.close()
+            channel = FrameChannel(fds[0], fds[1], blocking=True)
+            code = worker.run_worker(channel, tuple(fds[2:]), self._factories)
+        except BaseException:
+            sys.excepthook(*sys.exc_info())
+        finally:
+            worker.flush_streams()
+            os._exit(code)
+
+    def _reap(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.read(self._child_ended, 4096)
+        with contextlib.suppress(ChildProcessError):  # there are none left
+            while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+                self._on_end(*ended)
+
+    def _on_end(self, pid: int, status: int) -> None:
+        if pid not in self._host_of:
+            return  # what a worker has left behind
+        host_id = self._host_of.pop(pid)
+        _signal_group(pid, signal.SIGKILL)  # what it started and left behind
+        if host_id is not None:
+            del self._pid_of[host_id]
+            self._tell(ENDED, host_id, os.waitstatus_to_exitcode(status))
+
+    def _kill_all(self) -> None:
+        """Kill and reap all there are; but not wait for those that the kernel holds on to."""
+        for pid in self._host_of:
+            _signal_group(pid, signal.SIGKILL)
+        with contextlib.suppress(ChildProcessError):  # there are none left
+            while True:
+                pid, _ = os.waitpid(-1, os.WNOHANG)
+                if pid:
+                    self._host_of.pop(pid, None)
+                    continue
+                if not self._host_of:
+                    _kill_children()  # those that left their worker's group
+                if select.select([self._child_ended], [], [], _PATIENCE_S)[0]:
+                    with contextlib.suppress(BlockingIOError):
+                        os.read(self._child_ended, 4096)
+                elif self._host_of:
+                    self._host_of.clear()
+                else:
+                    return
+
+    def _tell(self, kind: int, host_id: int, number: int) -> None:
+        self._untold.append(RECORD.pack(kind, host_id, number))
+        self._send_untold()
+
+    def _send_untold(self) -> None:
+        """Send what the trainer takes now: waiting for it here could make it wait for us."""
+        try:
+            while self._untold:
+                self._control.send(self._untold[0], socket.MSG_DONTWAIT)
+                self._untold.popleft()
+        except BlockingIOError:
+            events = select.POLLIN | select.POLLOUT
+        else:
+            events = select.POLLIN
+        self._poll.modify(self._control.fileno(), events)
+
+
+def _kill_children() -> None:
+    with contextlib.suppress(OSError):  # a kernel that does not list children
+        path = f"/proc/self/task/{threading.get_native_id()}/children"
+        with open(path) as file:
+            for pid in file.read().split():
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(int(pid), signal.SIGKILL)
+
+
+def _signal_group(pid: int, number: int) -> None:
+    # A worker leads its own group from its first moments; before that, only the pid is right.
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, number)
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.kill(pid, number)
+
+
+def main(control_fd: int, trainer_pid: int) -> None:
+    """Run a server; called in a fresh interpreter."""
+    import gymnasium  # noqa: F401 - so that workers need not import it each by itself
+
+    run_server(socket.socket(fileno=control_fd), trainer_pid)
+
+
+def run_server(
+    control: socket.socket, trainer_pid: int, factories: Mapping[int, EnvFactory] | None = None
+) -> None:
+    """Serve until the trainer is gone."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    with open(os.devnull) as devnull:
+        os.dup2(devnull.fileno(), 0)
+    with control:
+        try:
+            server = WorkerServer(control, trainer_pid, factories)
+        except ProcessLookupError:
+            return  # the trainer is gone already
+        gc.collect()
+        gc.freeze()  # a collection in a worker would copy every page that it touches
+        server.serve()

@@ -1,0 +1,85 @@
+"""What starts worker processes, and the connections to them."""
+
+from __future__ import annotations
+
+import signal
+from abc import ABC, abstractmethod
+from typing import Any
+
+from envmgr.transport.base import HostDied
+from envmgr.transport.process.ready import ReadySet
+from envmgr.wire.channel import Channel
+from envmgr.wire.hosts import HostSpec
+
+SIGKILL: int = getattr(signal, "SIGKILL", signal.SIGTERM)
+"""What ends a process for certain; Windows knows only one signal."""
+
+
+class Spawner(ABC):
+    """Starts worker processes, sees them die, signals and reaps them."""
+
+    @abstractmethod
+    def start(self, spec: HostSpec, shared_fds: tuple[int, ...]) -> Channel:
+        """Start a worker and return the parent's end of the connection to it.
+
+        Args:
+            spec: what it serves.
+            shared_fds: the shared memory, the parent's doorbell, and the worker's own; or the first
+                of these, or nothing.
+
+        Raises:
+            OSError: no process or fd could be had.
+        """
+
+    @property
+    def inherits_factories(self) -> bool:
+        """Whether workers get their factories without pickling."""
+        return False
+
+    @property
+    def pids(self) -> dict[int, int]:
+        """The pids of the workers that are not reported dead, by host_id; from any thread."""
+        return {}
+
+    def report_to(self, ready: ReadySet) -> None:
+        """Keep in `ready` what becomes readable when a worker dies."""
+        self._ready = ready
+
+    @abstractmethod
+    def any_death(self) -> list[Any]:
+        """Return what becomes readable when any worker dies, for all times; none where not known.
+
+        What is returned once also stands for workers that are started later.
+        """
+
+    @abstractmethod
+    def death_of(self, host_id: int) -> Any:
+        """Return what becomes readable when this worker dies; perhaps when others do, too."""
+
+    @property
+    def has_deaths(self) -> bool:
+        """Whether `deaths` has something to return that nothing has become readable for."""
+        return False
+
+    @abstractmethod
+    def deaths(self) -> list[tuple[int, HostDied]]:
+        """Return the workers that have died since the last call, reaped; does not wait."""
+
+    @abstractmethod
+    def signal(self, host_id: int, number: int) -> None:
+        """Send a signal to a worker and its children; nothing happens if it is gone."""
+
+    @abstractmethod
+    def give_up(self, host_id: int) -> None:
+        """Have a worker reported dead that was killed long ago and is not: the kernel holds it.
+
+        It is reaped whenever it ends. Others are not touched.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Kill and reap what is left, and release everything; takes a second at most."""
+
+
+LEFT_BEHIND = "it was killed, but the kernel has not let go of it (a device, a file system?)"
+"""Detail of the death of a worker that was given up."""

@@ -1,0 +1,149 @@
+"""How observations get from a host to the parent.
+
+With a fixed layout they are written into an arena: per leaf one array `(slots, env_num, *shape)`.
+An env's observations take its slots in turn, those of steps and those of resets each a ring of
+their own, and the reply names the slot. So envs that are stepped together are in the same slot, and
+their batch is one slice, whatever episodes have ended. The rings are as long as a view that was
+handed out has to stay valid: see `Rings`. Without an arena, or without a fixed layout, the reply
+carries the observation itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from envmgr.spaces import Array, Layout
+from envmgr.wire.block import BlockPlan, aligned
+
+
+@dataclass(frozen=True)
+class Rings:
+    """How many observations of an env are kept.
+
+    Attributes:
+        steps: of its steps; their slots are 0 to `steps - 1`.
+        resets: of its resets; their slots follow.
+    """
+
+    steps: int
+    resets: int
+
+    @property
+    def slots(self) -> int:
+        """All of them together."""
+        return self.steps + self.resets
+
+    def after(self, slot: int) -> int:
+        """Return the slot that comes after this one in its ring."""
+        if slot < self.steps:
+            return (slot + 1) % self.steps
+        return self.steps + (slot + 1 - self.steps) % self.resets
+
+
+CopyOnGet = Literal[True, False, "until_send", "checked"]
+"""Whether observations are copied out of shared memory, or how long views of it stay valid."""
+
+COPIED = Rings(2, 2)
+"""The newest observation stays while the next one is written, which may fail half-way."""
+
+VIEWED = Rings(3, 3)
+"""A view stays valid through two more steps of its env, both of which may end an episode."""
+
+
+def rings_of(copy_on_get: CopyOnGet) -> Rings:
+    """Return how many observations are kept."""
+    return COPIED if copy_on_get in (True, "until_send") else VIEWED
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where the observations of one env are written: payload of ATTACH.
+
+    Attributes:
+        layout: the leaves.
+        rings: the slots.
+        offset: first byte of the arena in the shared memory.
+        nbytes: size of the whole memory.
+        rows: envs in the arena.
+        row: this env's row.
+        step_slot: the slot that its next step takes: not one whose view is in use.
+        reset_slot: likewise for its next reset.
+        block: the columns that its steps may be posted in; None if they go by message.
+        host_index: which of the manager's hosts serves it.
+    """
+
+    layout: Layout
+    rings: Rings
+    offset: int
+    nbytes: int
+    rows: int
+    row: int
+    step_slot: int
+    reset_slot: int
+    block: BlockPlan | None = None
+    host_index: int = 0
+
+
+@dataclass(frozen=True)
+class ObservationRules:
+    """How observations are checked, on the side of the env.
+
+    Attributes:
+        strict_dtype: refuse casts.
+        refuse_non_finite: refuse NaN and infinities in float leaves.
+    """
+
+    strict_dtype: bool = False
+    refuse_non_finite: bool = False
+
+
+def plan_placements(
+    layouts: Sequence[Layout | None], rings: Rings, offset: int = 0
+) -> tuple[list[Placement | None], int]:
+    """Lay out one memory for all envs: one arena for each distinct layout.
+
+    Args:
+        layouts: the layout of each env_id; None takes no room.
+        rings: how many observations are kept.
+        offset: bytes of the memory that something else takes before the first arena.
+
+    Returns:
+        The placement of each env_id, and the size of the memory in bytes.
+    """
+    members: dict[Layout, list[int]] = {}
+    for env_id, layout in enumerate(layouts):
+        if layout is not None:
+            members.setdefault(layout, []).append(env_id)
+    starts: dict[Layout, int] = {}
+    nbytes = aligned(offset)
+    for layout, env_ids in members.items():
+        starts[layout] = nbytes
+        nbytes += sum(aligned(rings.slots * len(env_ids) * leaf.nbytes) for leaf in layout.leaves)
+    placements: list[Placement | None] = [None] * len(layouts)
+    for layout, env_ids in members.items():
+        start, rows = starts[layout], len(env_ids)
+        for row, env_id in enumerate(env_ids):
+            placements[env_id] = Placement(
+                layout, rings, start, nbytes, rows, row, step_slot=0, reset_slot=rings.steps
+            )
+    return placements, nbytes
+
+
+def arena_arrays(memory: Any, placement: Placement) -> list[Array]:
+    """Return the arena that an env has a row in, per leaf: `(slots, rows, *shape)`."""
+    arrays: list[Array] = []
+    offset = placement.offset
+    for leaf in placement.layout.leaves:
+        shape = (placement.rings.slots, placement.rows, *leaf.shape)
+        arrays.append(np.ndarray(shape, dtype=leaf.dtype, buffer=memory, offset=offset))
+        offset += aligned(placement.rings.slots * placement.rows * leaf.nbytes)
+    return arrays
+
+
+def slot_arrays(memory: Any, placement: Placement) -> list[Array]:
+    """Return the slots of one env in shared memory, per leaf: `(slots, *shape)`."""
+    return [array[:, placement.row] for array in arena_arrays(memory, placement)]

@@ -1,0 +1,119 @@
+"""The form of messages on the wire.
+
+A frame is a fixed header and a pickled payload. The header carries env_id, generation and request
+id, so that a late or foreign reply is recognised without looking at the payload; magic, version and
+a cap on the length make garbage visible at once. Two checksums, of the header and of the payload,
+show damage before a wrong length is waited for or anything is unpickled: one flipped bit can have a
+pickle import another module or take 64 GiB of memory. They are no protection from who means harm
+(see docs/security.md).
+"""
+
+from __future__ import annotations
+
+import pickle
+import struct
+import zlib
+from typing import Any, NamedTuple
+
+import cloudpickle
+
+from envmgr.wire.messages import Message, text_of
+
+MAX_PAYLOAD_BYTES = 1 << 30
+
+_MAGIC = 0xE17A
+
+_VERSION = 1
+
+_HEADER = struct.Struct("<HBBIIQI")
+
+_CHECKSUMS = struct.Struct("<II")
+
+_BODY_AT = _HEADER.size + _CHECKSUMS.size
+
+HEADER_BYTES = _BODY_AT
+
+
+class FrameError(ValueError):
+    """Bytes that are not a frame of this protocol, or a message that cannot become one."""
+
+
+def encode(message: Message) -> bytes:
+    """Return a message as one frame.
+
+    Objects that plain pickle refuses (lambdas, classes of `__main__`) go through cloudpickle.
+
+    Raises:
+        FrameError: the payload cannot be pickled, or is larger than `MAX_PAYLOAD_BYTES`.
+    """
+    op, env_id, generation, request_id, payload = message
+    body = b"" if payload is None else _dumps(payload)
+    if len(body) > MAX_PAYLOAD_BYTES:
+        raise FrameError(f"{len(body)} bytes exceed the limit of {MAX_PAYLOAD_BYTES}")
+    header = _HEADER.pack(_MAGIC, _VERSION, op, env_id, generation, request_id, len(body))
+    return header + _CHECKSUMS.pack(zlib.crc32(header), zlib.crc32(body)) + body
+
+
+def _dumps(payload: Any) -> bytes:
+    try:
+        return pickle.dumps(payload, protocol=5)
+    except Exception:  # any error of an object's own __reduce__; cloudpickle has the last word
+        try:
+            return bytes(cloudpickle.dumps(payload, protocol=5))
+        except Exception as error:
+            raise FrameError(f"{type(error).__name__}: {text_of(error)}") from error
+
+
+class Frame(NamedTuple):
+    """A frame whose payload has not been looked at.
+
+    Attributes:
+        header: op, env_id, generation, request_id.
+        body: the pickled payload.
+    """
+
+    op: int
+    env_id: int
+    generation: int
+    request_id: int
+    body: bytes | memoryview
+
+    def message(self) -> Message:
+        """Unpickle the payload.
+
+        Raises:
+            FrameError: the payload cannot be unpickled, or would end this process.
+        """
+        op, env_id, generation, request_id, body = self
+        if not body:
+            return Message(op, env_id, generation, request_id, None)
+        try:
+            return Message(op, env_id, generation, request_id, pickle.loads(body))  # noqa: S301
+        except KeyboardInterrupt:
+            raise  # the user's, as far as anybody can tell
+        except BaseException as error:  # whatever a __setstate__ may raise, SystemExit included
+            raise FrameError(
+                f"the payload cannot be unpickled: {type(error).__name__}: {text_of(error)}"
+            ) from error
+
+
+def split_frame(data: bytes | bytearray | memoryview) -> tuple[Frame, int] | None:
+    """Return the first frame in `data` and its length in bytes, or None if it is not complete.
+
+    Raises:
+        FrameError: `data` does not begin with a frame.
+    """
+    if len(data) < _BODY_AT:
+        return None
+    magic, version, op, env_id, generation, request_id, length = _HEADER.unpack_from(data)
+    of_header, of_body = _CHECKSUMS.unpack_from(data, _HEADER.size)
+    is_whole = zlib.crc32(data[: _HEADER.size]) == of_header
+    if magic != _MAGIC or version != _VERSION or length > MAX_PAYLOAD_BYTES or not is_whole:
+        raise FrameError(f"not a frame: it begins with {bytes(data[:_BODY_AT]).hex()}")
+    end = _BODY_AT + length
+    if len(data) < end:
+        return None
+    body = bytes(data[_BODY_AT:end])
+    if zlib.crc32(body) != of_body:
+        raise FrameError(f"a damaged frame: it begins with {bytes(data[:_BODY_AT]).hex()}")
+    return Frame(op, env_id, generation, request_id, body), end

@@ -1,0 +1,117 @@
+"""What a host is told before it starts: its envs, its settings, and those of its process."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from envmgr.types import EnvFactory
+from envmgr.wire.arenas import ObservationRules
+
+
+@dataclass(frozen=True)
+class HostSettings:
+    """What a host needs to know besides its envs.
+
+    Attributes:
+        rules: how observations are checked.
+        refuse_non_finite_rewards: treat NaN and infinite rewards as malformed.
+        observation_space: given by the user, in place of the env's own; None keeps the env's.
+        action_space: likewise.
+        max_episodes: episodes of all envs of the host after which the worker asks to be replaced;
+            None never.
+        max_rss_bytes: resident memory at which it asks; None never.
+        propagate: exceptions that are not the env's and pass through (in line: Ctrl-C).
+        announced: operations that the host says BEGAN of before it runs one.
+    """
+
+    rules: ObservationRules = field(default_factory=ObservationRules)
+    refuse_non_finite_rewards: bool = False
+    observation_space: Any = None
+    action_space: Any = None
+    max_episodes: int | None = None
+    max_rss_bytes: int | None = None
+    propagate: tuple[type[BaseException], ...] = ()
+    announced: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True)
+class WorkerSettings:
+    """How worker processes are set up.
+
+    Attributes:
+        threads: math threads of each worker (OpenMP, MKL, OpenBLAS, torch); None leaves them.
+        affinity: the cores of each worker, by its index; None leaves them.
+        allow: glob patterns of the environment variables that workers keep.
+        deny: glob patterns of those that they do not.
+        set: variables set in them.
+        daemon: whether envs are refused child processes of multiprocessing.
+        spin_s: how long a worker watches the block before it sleeps; only where cores are free.
+    """
+
+    threads: int | None = 1
+    affinity: tuple[tuple[int, ...], ...] | None = None
+    allow: tuple[str, ...] = ("*",)
+    deny: tuple[str, ...] = ()
+    set: Mapping[str, str] = field(default_factory=dict)
+    daemon: bool = True
+    spin_s: float = 0.0
+
+
+class EnvOrder(NamedTuple):
+    """One env of a host to start.
+
+    Attributes:
+        env_id: the env.
+        generation: its generation.
+        request_id: request id of its HELLO. With UNANSWERED the host does not build it yet: RENEW
+            does.
+        factory: builds the env.
+    """
+
+    env_id: int
+    generation: int
+    request_id: int
+    factory: EnvFactory
+
+
+@dataclass(frozen=True)
+class HostSpec:
+    """A host to start.
+
+    Attributes:
+        host_id: unique for the life of the transport.
+        index: which of the manager's hosts it is; the same for the host that replaces it.
+        envs: the envs it serves, in the order in which it builds them.
+        settings: what the host needs to know.
+    """
+
+    host_id: int
+    index: int
+    envs: tuple[EnvOrder, ...]
+    settings: HostSettings
+
+    @property
+    def factories(self) -> dict[int, EnvFactory]:
+        """The factories of its envs, by env_id."""
+        return {order.env_id: order.factory for order in self.envs}
+
+
+class Orders(NamedTuple):
+    """The first message to a worker.
+
+    Attributes:
+        envs: (env_id, generation, request id of its HELLO, place of its factory in `factories`) of
+            each env, in the order in which they are built.
+        factories: pickled, each once; not used by a process that was given them otherwise.
+        host_index: which of the manager's hosts it is.
+        settings: for the host, pickled.
+        worker: for the process.
+    """
+
+    envs: tuple[tuple[int, int, int, int], ...]
+    factories: tuple[bytes, ...]
+    host_index: int
+    settings: bytes
+    worker: WorkerSettings

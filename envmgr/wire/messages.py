@@ -1,0 +1,189 @@
+"""What the parent and a host say to each other: operations, replies, and their payloads."""
+
+from __future__ import annotations
+
+import traceback
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any, NamedTuple
+
+UNANSWERED = 0
+"""Request id of messages whose replies are not awaited."""
+
+
+class Op(IntEnum):
+    """Requests (parent to host), and below 64; replies (host to parent) from 64 on."""
+
+    ATTACH = 1
+    """Where observations go. Payload: `observations.Placement`. No reply."""
+    RESET = 2
+    """Payload: `ResetOrder`. Reply: RESET_DONE or FAILED."""
+    STEP = 3
+    """Payload: the action. Reply: STEPPED (then perhaps RESET_DONE) or FAILED."""
+    RENEW = 4
+    """Close the env, if there is one, and build a new one. Reply: HELLO or FAILED."""
+    CALL = 5
+    """Payload: (name, args). Reply: RESULT or FAILED."""
+    GET_ATTR = 6
+    """Payload: the name. Reply: RESULT (`Attribute`) or FAILED."""
+    SET_ATTR = 7
+    """Payload: (name, value). Reply: RESULT (None) or FAILED."""
+    CLOSE = 8
+    """Close every env of the host and end. Reply: CLOSED."""
+    RELEASE = 9
+    """Close one env of a host that goes on without it. Reply: RESULT (None), not awaited."""
+    CALIBRATE = 10
+    """Take random steps. Payload: for how many seconds. Reply: RESULT (`Trial`) or FAILED."""
+    ADOPT = 11
+    """Serve the env_id of this message from now on, in place of the one before; only hosts of one
+    env. Payload: `observations.Placement`, or None where observations go by message or nowhere.
+    Reply, if it is awaited: what came of the reset that was kept, as if that had been asked for
+    now: RESET_DONE or FAILED."""
+
+    HELLO = 64
+    """The env is built. Payload: `EnvDescription`."""
+    RESET_DONE = 65
+    """Payload: (observation reference, reset info); None if they are kept: see `ResetOrder`."""
+    STEPPED = 66
+    """Payload: (observation reference, reward, done, info, `AfterStep`)."""
+    RESULT = 67
+    """Payload: whatever was asked for."""
+    FAILED = 68
+    """Payload: `RemoteFailure`. The host itself is healthy unless the failure says otherwise."""
+    NOTICE = 69
+    """Something to log once. Payload: text."""
+    CLOSED = 70
+    """The host has closed its envs and ends now."""
+    BEGAN = 71
+    """A host of several envs begins with this request now; its reply follows when it is done."""
+
+
+class AfterStep(IntEnum):
+    """What the host does by itself after the step that it reports."""
+
+    NOTHING = 0
+    RESETS = 1
+    """The episode ended and the host has begun the next one: RESET_DONE or FAILED follows."""
+    WANTS_RECYCLING = 2
+    """The episode ended and the worker has reached a limit: replace it before the next reset."""
+
+
+class Message(NamedTuple):
+    """One request or reply."""
+
+    op: int
+    env_id: int
+    generation: int
+    request_id: int
+    payload: Any
+
+
+class EpisodePlan(NamedTuple):
+    """What a host does by itself when an episode ends.
+
+    Attributes:
+        auto_reset: begin the next episode at once.
+        episodes_left: how many more episodes may be begun so; `inf` for no limit.
+        params: keyword arguments of those resets.
+        inplace: a step that ends an episode is complete when the next one has begun.
+    """
+
+    auto_reset: bool
+    episodes_left: float
+    params: dict[str, Any]
+    inplace: bool = False
+
+
+class ResetOrder(NamedTuple):
+    """Payload of RESET.
+
+    Attributes:
+        params: keyword arguments of the env's reset.
+        seed: seed to set before, or None.
+        dynamic_seed: as in `BaseEnv.seed`.
+        plan: what follows at the end of the episode that begins.
+        keeps: the host keeps what comes of it until it is told to ADOPT an env_id.
+    """
+
+    params: dict[str, Any]
+    seed: int | None
+    dynamic_seed: bool | None
+    plan: EpisodePlan
+    keeps: bool = False
+
+
+class EnvDescription(NamedTuple):
+    """Payload of HELLO."""
+
+    observation_space: Any
+    action_space: Any
+    reward_space: Any
+    metadata: Any
+    spec: Any
+    render_mode: Any
+
+
+class Attribute(NamedTuple):
+    """Payload of the reply to GET_ATTR: methods are named, not sent."""
+
+    is_method: bool
+    value: Any
+
+
+class FailureKind(IntEnum):
+    """Why a host reports FAILED."""
+
+    RAISED = 0
+    """The env's code raised."""
+    PROTOCOL = 1
+    """What the env returned does not fit its spaces, or cannot be sent."""
+    ABNORMAL = 2
+    """The env marked its step with `info["abnormal"]`."""
+    EXITED = 3
+    """The env's code called `sys.exit` or raised KeyboardInterrupt: it is not to be used again."""
+    NON_FINITE = 5
+    """It returned NaN or infinite values, and `nan_policy` is not `allow`."""
+    NO_ATTRIBUTE = 4
+    """There is no attribute of that name."""
+
+
+@dataclass(frozen=True)
+class RemoteFailure:
+    """A failure in a host, as text: exceptions are never rebuilt by class in the parent.
+
+    Attributes:
+        kind: why.
+        during: "construction", "reset", "step", "call" or "close".
+        type_name: qualified name of the exception's class; empty if there was none.
+        message: its text.
+        traceback_text: the formatted traceback, with causes; empty if there was none.
+        info: the env's own info, for ABNORMAL.
+    """
+
+    kind: FailureKind
+    during: str
+    type_name: str = ""
+    message: str = ""
+    traceback_text: str = ""
+    info: Any = None
+
+    @classmethod
+    def from_exception(
+        cls, error: BaseException, during: str, kind: FailureKind = FailureKind.RAISED
+    ) -> RemoteFailure:
+        """Describe an exception, whatever its class does when printed or pickled."""
+        message = text_of(error)
+        try:
+            text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+        except Exception:  # the same, inside the formatter
+            text = "".join(traceback.format_tb(error.__traceback__))
+        name = f"{type(error).__module__}.{type(error).__qualname__}".removeprefix("builtins.")
+        return cls(kind, during, name, message, text)
+
+
+def text_of(error: BaseException) -> str:
+    """Return the text of an exception, whatever its class does when printed."""
+    try:
+        return str(error)
+    except Exception as second:
+        return f"<its text cannot be shown: {type(second).__name__}>"

@@ -1,0 +1,90 @@
+"""What a worker that died has left behind: the end of its stderr, and faulthandler's report.
+
+Both are written into one anonymous, sparse file of the manager, in which each host has a place. So
+a worker never waits for somebody to read, the trainer needs one fd for all of them, and the file is
+read only after a death. Why not pipes, or a file each: docs/decisions/0015.
+
+What goes through `sys.stderr` goes to the trainer's stderr as ever, and a copy of its end is kept.
+Fatal signals are reported by faulthandler from inside of a signal handler, into one fd: the report
+is kept here, and the trainer's log has it with the failure. What libraries in C write to fd 2 goes
+to the trainer's stderr and is not kept.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import mmap
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+ARE_KEPT = sys.platform == "linux" and hasattr(os, "memfd_create")
+"""Whether there are such files; a constant of the platform, on which parent and workers agree."""
+
+PLACE_BYTES = 1 << 20
+
+STDERR_AT = 1 << 19
+"""Where the stderr of a host is in its place; in front of it is room for faulthandler's report."""
+
+STDERR_BYTES = 2048
+
+REPORT_BYTES = 16384
+
+
+class Recorder:
+    """The worker's side: has the end of its stderr and reports of fatal signals written down.
+
+    Args:
+        fd: of the file; closed here.
+        index: of the worker's group of envs.
+    """
+
+    def __init__(self, fd: int, index: int) -> None:
+        place = index * PLACE_BYTES
+        self._kept = bytearray()
+        self._area = mmap.mmap(fd, mmap.PAGESIZE, offset=place + STDERR_AT)
+        # Opened anew, for a position of its own in the file, which all workers write into.
+        self._report = os.open(f"/proc/self/fd/{fd}", os.O_WRONLY | os.O_CLOEXEC)
+        os.close(fd)
+        os.lseek(self._report, place, os.SEEK_SET)
+        faulthandler.enable(self._report)
+        self._writes = True
+        os.register_at_fork(after_in_child=self._leave_to_parent)
+        if sys.stderr is not None:
+            self._listen(sys.stderr)
+
+    def _listen(self, stream: Any) -> None:
+        """Keep a copy of what is written to a stream, which stays the object that it is.
+
+        Logging handlers and others hold on to the stream itself.
+        """
+        write: Callable[[str], int] = stream.write
+
+        def write_and_keep(text: str, /) -> int:
+            if self._writes and isinstance(text, str):
+                self._keep(text)
+            return write(text)
+
+        with contextlib.suppress(AttributeError):  # a stream that does not let itself be changed
+            stream.write = write_and_keep
+
+    def _keep(self, text: str) -> None:
+        # Without a lock, which a signal handler or a fork could find taken: at worst two threads
+        # that write at once lose some of what is kept.
+        kept = self._kept + text[-STDERR_BYTES:].encode(errors="backslashreplace")
+        self._kept = kept = kept[-STDERR_BYTES:]
+        self._area[: len(kept)] = bytes(kept)
+
+    def _leave_to_parent(self) -> None:
+        """What the env forks has a stderr, and no last words."""
+        self._writes = False
+        with contextlib.suppress(Exception):  # a stderr without an fd
+            faulthandler.enable()
+
+
+def record(fd: int, index: int) -> None:
+    """Have the last words of this worker written down, as far as that can be done."""
+    with contextlib.suppress(OSError, ValueError):  # no /proc, or no memory: stderr is as it was
+        Recorder(fd, index)

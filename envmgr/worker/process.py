@@ -1,0 +1,358 @@
+"""What a worker process does: sets itself up, reads its orders, runs requests until told to end."""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import fnmatch
+import functools
+import mmap
+import os
+import pickle
+import random
+import select
+import signal
+import sys
+import threading
+from collections import deque
+from collections.abc import Mapping, MutableMapping
+from multiprocessing import current_process
+from multiprocessing.connection import wait
+from typing import Any
+
+import numpy as np
+
+from envmgr.types import EnvFactory
+from envmgr.wire.channel import BELL_VALUE_ASKED, Channel, ChannelClosedError
+from envmgr.wire.frames import Frame, FrameError, encode
+from envmgr.wire.hosts import HostSettings, Orders, WorkerSettings
+from envmgr.wire.messages import UNANSWERED, FailureKind, Message, Op, RemoteFailure
+from envmgr.worker import last_words
+from envmgr.worker.host import Host
+from envmgr.worker.posted import PostedSteps
+
+_THREAD_VARIABLES = (
+    "OMP_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "NUMEXPR_NUM_THREADS",
+    "VECLIB_MAXIMUM_THREADS",
+)
+_MPI_PATTERNS = (
+    "OMPI_*",
+    "PMI_*",
+    "PMIX_*",
+    "MPI_*",
+    "I_MPI_*",
+    "MPICH_*",
+    "HYDRA_*",
+    "SLURM_MPI*",
+)
+_ALWAYS_ALLOWED = (
+    "PATH",
+    "HOME",
+    "LANG",
+    "LC_*",
+    "PYTHON*",
+    "VIRTUAL_ENV",
+    "TMP*",
+    "TEMP",
+    "SYSTEMROOT",
+)
+
+
+def worker_environment(environment: Mapping[str, str], settings: WorkerSettings) -> dict[str, str]:
+    """Return the environment variables of a worker.
+
+    MPI's are left out (an env that initialises MPI would join the trainer's job); math threads are
+    capped; then `allow`, `deny` and `set` of the settings apply. What Python itself needs stays.
+    """
+    allowed = (*_ALWAYS_ALLOWED, *settings.allow)
+    denied = (*_MPI_PATTERNS, *settings.deny)
+    result = {
+        name: value
+        for name, value in environment.items()
+        if _matches(name, allowed) and not _matches(name, denied)
+    }
+    if settings.threads is not None:
+        result.update(dict.fromkeys(_THREAD_VARIABLES, str(settings.threads)))
+    return {**result, **settings.set}
+
+
+def _matches(name: str, patterns: tuple[str, ...]) -> bool:
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def replace_environment(target: MutableMapping[str, str], source: Mapping[str, str]) -> None:
+    """Make `target` equal to `source`, touching only what differs."""
+    for name in [name for name in target if name not in source]:
+        del target[name]
+    for name, value in source.items():
+        if target.get(name) != value:
+            target[name] = value
+
+
+def isolate_process() -> None:
+    """Leave the reach of the trainer's terminal, and get randomness of one's own."""
+    if hasattr(os, "setsid"):
+        with contextlib.suppress(PermissionError):  # already the leader of its session
+            os.setsid()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    if sys.platform != "win32":
+        # Envs have processes of their own to wait for, whatever the trainer does with its children.
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
+        signal.set_wakeup_fd(-1)
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # the trainer has none; its envs may print all the same
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 - for good
+    random.seed()
+    np.random.seed()
+    with contextlib.suppress(Exception):  # a stderr without an fd
+        faulthandler.enable()
+
+
+def end_with_parent(parent_waitable: Any) -> None:
+    """End this process and its children when the parent is gone, also while env code hangs.
+
+    Args:
+        parent_waitable: becomes readable when the parent has exited.
+    """
+
+    def watch() -> None:
+        wait([parent_waitable])
+        kill_own_group()
+
+    threading.Thread(target=watch, name="envmgr-parent-watch", daemon=True).start()
+
+
+def flush_streams() -> None:
+    """Write out what was printed, to streams that may be closed, broken or not there."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):
+            stream.flush()
+
+
+def kill_own_group() -> None:
+    """Kill this process and those of its session; never returns."""
+    if hasattr(os, "killpg") and os.getpgrp() == os.getpid():
+        os.killpg(os.getpid(), signal.SIGKILL)
+    os._exit(1)
+
+
+def run_worker(
+    channel: Channel,
+    fds: tuple[int, ...],
+    factories: Mapping[int, EnvFactory] | None = None,
+) -> int:
+    """Read the orders, then run requests until CLOSE or the end of the connection.
+
+    Args:
+        channel: the blocking end of the connection to the parent.
+        fds: the file for last words, where they are kept; then the shared memory, the parent's
+            doorbell, and this worker's own; or the first of these, or nothing.
+        factories: of its envs, by env_id, where the process inherited them.
+
+    Returns:
+        The exit code.
+    """
+    last_words_fd, shared_fds = (fds[0], fds[1:]) if last_words.ARE_KEPT else (None, fds)
+    inbox = _Inbox(channel, shared_fds[2] if len(shared_fds) > 2 else None)
+    try:
+        first = inbox.next()
+        if first is None or first.op != Op.HELLO:
+            return 0  # the launch has failed before it began
+        orders: Orders = first.payload
+        if last_words_fd is not None:
+            last_words.record(last_words_fd, orders.host_index)
+        _set_up(orders.host_index, orders.worker)
+        try:
+            settings: HostSettings = pickle.loads(orders.settings)  # noqa: S301 - from the parent
+        except Exception as error:  # whatever a __setstate__ of a space may raise
+            _refuse(orders, error, channel)
+            settings, factories, orders = HostSettings(), {}, orders._replace(envs=())
+        if factories is None:
+            made = [_Factory(pickled) for pickled in orders.factories]
+            factories = {env_id: made[place] for env_id, _, _, place in orders.envs}
+        else:
+            factories = {env_id: factories[env_id] for env_id, _, _, _ in orders.envs}
+        posted = None
+        if len(shared_fds) > 1:
+            ring = functools.partial(_ring, shared_fds[1])
+            spin_s = orders.worker.spin_s
+            posted = PostedSteps(
+                orders.host_index, ring, timed=bool(settings.announced), spin_s=spin_s
+            )
+        host = Host(
+            factories,
+            settings,
+            encode=encode,
+            memory=functools.cache(lambda nbytes: _open_memory(shared_fds, nbytes)),
+            rss_bytes=resident_bytes,
+            posted=posted,
+        )
+        if factories:
+            _build(orders, host, channel)
+        _serve(host, posted, inbox, channel)
+    except ChannelClosedError:  # the parent is gone, or has let go of this worker
+        flush_streams()
+        kill_own_group()  # nobody may be there any more who ends what it has started
+    return 0
+
+
+def _refuse(orders: Orders, error: Exception, channel: Channel) -> None:
+    """Report that no env can be built."""
+    text = f"the settings cannot be unpickled: {type(error).__name__}: {error}"
+    failure = RemoteFailure(FailureKind.PROTOCOL, "construction", message=text)
+    for env_id, generation, request_id, _ in orders.envs:
+        channel.send(encode(Message(Op.FAILED, env_id, generation, request_id, failure)))
+
+
+def _build(orders: Orders, host: Host, channel: Channel) -> None:
+    for env_id, generation, request_id, _ in orders.envs:
+        if request_id != UNANSWERED:
+            for reply in host.handle(Message(Op.HELLO, env_id, generation, request_id, None)):
+                channel.send(reply)
+
+
+def _serve(host: Host, posted: PostedSteps | None, inbox: _Inbox, channel: Channel) -> None:
+    """Run requests and posted steps until CLOSE."""
+    postponed = host.postponed
+    while True:
+        if posted is not None and posted.is_alone and inbox.has_bell and not postponed:
+            posted.run_alone(channel.send, inbox.await_bell)
+        if posted is not None and (posted.is_due or channel.asked):
+            asked, channel.asked = channel.asked, False
+            posted.run(channel.send, asked=asked)
+            continue
+        if postponed and inbox.is_empty():
+            replies = host.next_postponed()
+        else:
+            if posted is not None and posted.stays_awake(watches=inbox.has_none):
+                continue
+            message = inbox.next()
+            if posted is not None:
+                posted.wake()
+            if message is None:
+                continue  # a bell: there may be something in the block
+            if message.op == Op.CLOSE:
+                host.close()
+                channel.send(encode(message._replace(op=Op.CLOSED, payload=None)))
+                return
+            replies = host.handle(message)
+        for reply in replies:
+            channel.send(reply)
+
+
+class _Inbox:
+    """The messages that come over a connection, one at a time, and bells.
+
+    Args:
+        channel: the connection.
+        bell: an eventfd that is rung; None if bells come over the connection.
+    """
+
+    def __init__(self, channel: Channel, bell: int | None = None) -> None:
+        self._channel = channel
+        self._bell = bell
+        self._frames: deque[Frame] = deque()
+        if bell is not None:
+            self._poll = select.poll()
+            self._poll.register(bell, select.POLLIN)
+            self._poll.register(channel.fileno(), select.POLLIN)
+
+    def is_empty(self) -> bool:
+        """Whether nothing has arrived yet."""
+        return not self._frames and not self._channel.has_arrived()
+
+    @property
+    def has_none(self) -> bool:
+        """Whether no message has been read and not been run yet."""
+        return not self._frames
+
+    def next(self) -> Message | None:
+        """Wait for a message and return it; None for a bell.
+
+        Raises:
+            ChannelClosedError: the other end is closed.
+        """
+        frames = self._frames
+        while True:
+            while not frames:
+                if self._bell is not None and (self.await_bell() or self._channel.asked):
+                    return None
+                frames.extend(self._channel.receive())
+                if not frames and self._channel.rung:
+                    self._channel.rung = False
+                    return None
+            frame = frames.popleft()
+            try:
+                return frame.message()
+            except FrameError as error:
+                failure = RemoteFailure(FailureKind.PROTOCOL, _during(frame.op), message=str(error))
+                self._channel.send(encode(Message(Op.FAILED, *frame[1:4], failure)))
+
+    @property
+    def has_bell(self) -> bool:
+        """Whether `await_bell` is to be called: there is a bell, and nothing that comes first."""
+        return self._bell is not None and not self._frames and not self._channel.asked
+
+    def await_bell(self) -> bool:
+        """Sleep until rung for; False if there is more to it: a message, or an answer is asked."""
+        ready = self._poll.poll()
+        if len(ready) != 1 or ready[0][0] != self._bell:
+            return False
+        try:  # not `suppress`: this runs for each step of a worker that sleeps between them
+            if os.eventfd_read(self._bell) < BELL_VALUE_ASKED:
+                return True
+        except BlockingIOError:
+            return True
+        self._channel.asked = True
+        return False
+
+
+def _during(op: int) -> str:
+    return {Op.STEP: "step", Op.RESET: "reset", Op.HELLO: "construction"}.get(Op(op), "call")
+
+
+class _Factory:
+    """Unpickles a factory when it is called, so that failures count as construction."""
+
+    def __init__(self, pickled: bytes) -> None:
+        self._pickled = pickled
+
+    def __call__(self) -> Any:
+        return pickle.loads(self._pickled)()  # noqa: S301 - from the parent, over its own socket
+
+
+def _set_up(index: int, settings: WorkerSettings) -> None:
+    replace_environment(os.environ, worker_environment(os.environ, settings))
+    current_process()._config["daemon"] = settings.daemon  # type: ignore[attr-defined]
+    if settings.affinity is not None and hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, settings.affinity[index % len(settings.affinity)])
+    torch = sys.modules.get("torch")
+    if torch is not None and settings.threads is not None:
+        torch.set_num_threads(settings.threads)
+
+
+def _ring(bell: int) -> None:
+    try:
+        os.eventfd_write(bell, 1)
+    except BlockingIOError:
+        return  # it has been rung often enough
+
+
+def _open_memory(shared_fds: tuple[int, ...], nbytes: int) -> mmap.mmap:
+    if not shared_fds:
+        raise FrameError("observations are placed in shared memory, but there is none")
+    return mmap.mmap(shared_fds[0], nbytes)
+
+
+def resident_bytes() -> int:
+    """Return the resident memory of this process; 0 where that cannot be read."""
+    try:
+        with open("/proc/self/statm") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError, AttributeError):
+        return 0
