@@ -7,14 +7,21 @@ may be left out.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from easydict import EasyDict
 
-from envmgr.config import CollectConfig, EnvConfig, ManagerConfig, to_easydict, to_plain
+from envmgr.config import (
+    CollectConfig,
+    EnvConfig,
+    ManagerConfig,
+    check_kind,
+    to_easydict,
+    to_plain,
+)
 from envmgr.config.imports import (
     ImportPolicy,
     check_env_id,
@@ -102,8 +109,11 @@ def resolve_config(
 
     env = EnvConfig.from_mapping(given.get("env"))
     collect = CollectConfig.from_mapping(given.get("collect"))
-    kind, preset = _kind_and_preset(given.get("manager"), policy)
+    kind, manager_cls = _kind_of(given.get("manager"), policy)
+    preset = default_config_of(manager_cls, kind)
     manager = ManagerConfig.from_mapping(given.get("manager"), preset)
+    transport_cls = getattr(manager_cls, "_transport_cls", None)  # not in classes of others
+    check_kind(manager, hides_resets=transport_cls is None or transport_cls.works_alone)
     if policy is not None:
         _check_imports(env, collect, policy)
         if origins.get(("collect", "output")) == origin:
@@ -180,15 +190,14 @@ def _check_sections(given: Mapping[Any, Any]) -> None:
         raise unknown_key(name, SECTIONS, "the config")
 
 
-def _kind_and_preset(
+def _kind_of(
     section: Mapping[str, Any] | None, policy: ImportPolicy | None
-) -> tuple[str, EasyDict]:
-    """Return the registry key of a manager section and that kind's whole default config."""
+) -> tuple[str, Callable[..., Any]]:
+    """Return the registry key of a manager section and what is registered under it."""
     named = {k: v for k, v in (section or {}).items() if k in ("type", "import_names")}
     checked = ManagerConfig.from_mapping(named)
     import_modules(checked.import_names, policy=policy)
-    manager_cls = ENV_MANAGER_REGISTRY.get(checked.type)
-    return checked.type, default_config_of(manager_cls, checked.type)
+    return checked.type, ENV_MANAGER_REGISTRY.get(checked.type)
 
 
 def check_output(path: str | None) -> None:

@@ -11,14 +11,13 @@ from typing import Any
 import cloudpickle
 
 from envmgr.calibrate import Calibrator, usable_cores
-from envmgr.config import ManagerConfig, WorkerEnv
+from envmgr.config import ManagerConfig, WorkerEnv, check_kind
 from envmgr.core import EpisodeRules, Hosts, Supervisor, Work
 from envmgr.core.engine import Engine
-from envmgr.errors import ConfigError, EnvFailure, LaunchError
+from envmgr.errors import EnvFailure, LaunchError
 from envmgr.lifecycle import EnvState
 from envmgr.policy import Deadlines, FailurePolicy
 from envmgr.transport.base import Transport
-from envmgr.transport.inline import PROPAGATED
 from envmgr.types import Clock, EnvFactory
 from envmgr.wire.arenas import ObservationRules
 from envmgr.wire.hosts import EnvOrder, HostSettings, HostSpec, WorkerSettings
@@ -86,9 +85,9 @@ def worker_settings_of(config: ManagerConfig) -> WorkerSettings:
 
 
 def host_settings_of(
-    config: ManagerConfig, given_spaces: tuple[Any, Any], *, in_caller: bool
+    config: ManagerConfig, given_spaces: tuple[Any, Any], transport: Transport
 ) -> HostSettings:
-    """Return what hosts need to know of a config, and of the spaces given with it."""
+    """Return what hosts of a transport need to know of a config and of the spaces given with it."""
     finite = config.nan_policy != "allow"
     rss_mb = config.max_worker_rss_mb
     return HostSettings(
@@ -98,7 +97,7 @@ def host_settings_of(
         action_space=given_spaces[1],
         max_episodes=config.max_episodes_per_worker,
         max_rss_bytes=None if rss_mb is None else int(rss_mb * 1e6),
-        propagate=PROPAGATED if in_caller else (),
+        propagate=transport.propagated,
     )
 
 
@@ -112,14 +111,10 @@ def build_engine(
     """Return an engine whose envs are all VOID.
 
     Raises:
-        ConfigError: spares are asked for where envs run in the caller's thread.
+        ConfigError: spares are asked for where no reset can be hidden.
     """
-    if config.spare_env_num and transport.runs_in_caller:
-        raise ConfigError(
-            f"manager.spare_env_num is {config.spare_env_num}, but managers of this kind run envs "
-            "in the trainer's own thread, where no reset can be hidden. Leave it 0."
-        )
-    settings = host_settings_of(config, given_spaces, in_caller=transport.runs_in_caller)
+    check_kind(config, hides_resets=transport.works_alone)
+    settings = host_settings_of(config, given_spaces, transport)
     spare = spare_factory(factories) if config.spare_env_num else None
     rules = EpisodeRules(
         episode_num=config.episode_num,
@@ -146,12 +141,12 @@ def build_engine(
         settings,
         deadlines_of(config),
         clock,
-        num_workers=None if transport.runs_in_caller or spare else n_hosts_of(config),
+        num_workers=n_hosts_of(config) if transport.packs_envs and not spare else None,
         spare_num=config.spare_env_num,
     )
     supervisor = Supervisor(hosts, rules, policy)
-    background = not transport.runs_in_caller
-    return Engine(supervisor, transport, clock, background=background, spin_s=spin_s_of(config))
+    alone = transport.works_alone
+    return Engine(supervisor, transport, clock, background=alone, spin_s=spin_s_of(config))
 
 
 def all_factories(factories: Sequence[EnvFactory], config: ManagerConfig) -> list[EnvFactory]:
@@ -201,7 +196,7 @@ def build_calibrator(
     clock: Clock,
 ) -> Calibrator:
     """Return what finds `num_workers: auto` out, with env 0 in place of all."""
-    settings = host_settings_of(config, given_spaces, in_caller=transport.runs_in_caller)
+    settings = host_settings_of(config, given_spaces, transport)
     spec = HostSpec(1, 0, (EnvOrder(0, 0, UNANSWERED + 1, factories[0]),), settings)
     cores = usable_cores(worker_settings_of(config).affinity)
     deadlines = deadlines_of(config)

@@ -30,6 +30,7 @@ class BaseEnvManager(EnvManager):
     """
 
     preset: ClassVar[Mapping[str, Any]] = {"type": "base", "wait_num": math.inf}
+    _transport_cls: ClassVar[type[Transport]] = InlineTransport
 
     def _make_transport(self) -> Transport:
         return InlineTransport(deadlines_of(self._config))
@@ -50,6 +51,7 @@ class AsyncSubprocessEnvManager(BaseEnvManager):
     """Each env in a worker process; a step gathers `wait_num` timesteps of what is outstanding."""
 
     preset: ClassVar[Mapping[str, Any]] = {"type": "async_subprocess", "wait_num": 2}
+    _transport_cls: ClassVar[type[Transport]] = ProcessTransport
 
     def _make_transport(self) -> Transport:
         config = self._config

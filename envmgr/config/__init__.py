@@ -6,6 +6,7 @@ from envmgr.config.field_checks import WorkerEnv
 from envmgr.config.manager import (
     MAX_ENV_NUM,
     ManagerConfig,
+    check_kind,
     default_manager_config,
     schema_markdown,
 )
@@ -18,6 +19,7 @@ __all__ = [
     "EnvConfig",
     "ManagerConfig",
     "WorkerEnv",
+    "check_kind",
     "deep_merge",
     "default_manager_config",
     "schema_markdown",

@@ -52,9 +52,6 @@ MAX_ENV_NUM = 65536
 Seed = int | tuple[int | None, ...] | Mapping[int, int | None] | None
 """One seed, one for each env_id, or some by env_id; None leaves an env unseeded."""
 
-_IN_CALLER = frozenset(("base", "base_v2"))
-"""Kinds that run envs in the trainer's own thread."""
-
 _timeout = or_null(number(above=0, unit="seconds"), "no limit")
 
 
@@ -298,11 +295,6 @@ def _check_together(config: ManagerConfig) -> None:
 def _check_spares(config: ManagerConfig) -> None:
     """Refuse spares where they cannot take anybody's place."""
     keeps = f"manager.spare_env_num is {config.spare_env_num}, but "
-    if config.type in _IN_CALLER:
-        raise ConfigError(
-            f"{keeps}manager.type {config.type} runs its envs in the trainer's own thread, where "
-            "no reset can be hidden. Leave it 0, or use type: subprocess."
-        )
     if not config.auto_reset:
         raise ConfigError(
             f"{keeps}manager.auto_reset is false, and spares stand in for automatic resets. Leave "
@@ -314,6 +306,24 @@ def _check_spares(config: ManagerConfig) -> None:
         raise ConfigError(
             f"{keeps}manager.num_workers is {workers}, and a spare can only take the place of an "
             "env that has its worker to itself. Leave one of the two out."
+        )
+
+
+def check_kind(config: ManagerConfig, *, hides_resets: bool) -> None:
+    """Refuse what a kind of manager cannot do.
+
+    Args:
+        config: the config.
+        hides_resets: whether its envs can be reset while the trainer does something else.
+
+    Raises:
+        ConfigError: the config asks for more.
+    """
+    if config.spare_env_num and not hides_resets:
+        raise ConfigError(
+            f"manager.spare_env_num is {config.spare_env_num}, but manager.type {config.type} runs "
+            "its envs in the trainer's own thread, where no reset can be hidden. Leave it 0, or "
+            "use type: subprocess."
         )
 
 

@@ -84,7 +84,7 @@ class Engine:
         self.transport = transport
         self._clock = clock
         self._spin_s = self._most_spin_s = spin_s
-        self.spins = spin_s > 0.0 or transport.runs_in_caller
+        self.spins = spin_s > 0.0 or not transport.works_alone
         self._call_lock = threading.Lock()
         self.forks = len(_FORKS)
         self.closing = False
@@ -204,12 +204,12 @@ class Engine:
         """Watch for something that is about to happen, without sleeping; for a short while only.
 
         How long depends on how it went before: for hosts that take their time it is not worth it.
-        Where envs run in the caller, it is made to happen.
+        Where hosts do not work alone, it is made to happen.
 
         Returns:
             Whether it has happened.
         """
-        if self.transport.runs_in_caller:
+        if not self.transport.works_alone:
             self._pump(0.0)
             return finished()
         end = self._clock() + self._spin_s

@@ -75,9 +75,8 @@ class Hosts:
         self._earliest = NEVER
         self.background: dict[int, EnvSlot] = {}
         self.background_changes = 0
-        in_one_place = transport.runs_in_caller
-        seen = self.slots[: self.env_num]
-        self.index_of = [0 if in_one_place else slot.group.index for slot in seen]
+        together, seen = transport.posts_together, self.slots[: self.env_num]
+        self.index_of = [0 if together else slot.group.index for slot in seen]
         self.look: Callable[[HostGroup], None] | None = None
 
     # -- which host serves which envs ---------------------------------------------------------

@@ -57,9 +57,9 @@ class Orientation:
         described = [self.descriptions[i] for i in range(len(self._placements))]
         if same_spaces:
             _check_same_spaces([self.descriptions[s.env_id] for s in self._hosts.slots])
-        in_caller = self._hosts.transport.runs_in_caller
+        shared = self._hosts.transport.shares_objects
         self._readers = [
-            ObservationReader(d.observation_space, copy_free_form=in_caller) for d in described
+            ObservationReader(d.observation_space, copy_free_form=shared) for d in described
         ]
         plan = self._block_plan(described)
         rings = rings_of(handed_out)

@@ -12,7 +12,7 @@ from easydict import EasyDict
 from typing_extensions import Self
 
 from envmgr.calibrate import Calibration, Calibrator
-from envmgr.config import ManagerConfig, default_manager_config, to_easydict
+from envmgr.config import ManagerConfig, check_kind, default_manager_config, to_easydict
 from envmgr.core import Supervisor, requests
 from envmgr.core.engine import Engine
 from envmgr.core.stats import Statistics
@@ -40,6 +40,9 @@ class ManagerLifetime:
     preset: ClassVar[Mapping[str, Any]] = {}
     """Defaults of this kind that differ from those of the schema."""
 
+    _transport_cls: ClassVar[type[Transport]] = Transport  # type: ignore[type-abstract]
+    """What hosts of this kind run on; its properties say what this kind can do."""
+
     def __init__(
         self,
         env_fn: Sequence[EnvFactory],
@@ -53,6 +56,7 @@ class ManagerLifetime:
         self._launched = False
         self._env_fn = _checked_factories(env_fn)
         config = ManagerConfig.from_mapping(cfg, self.preset)
+        check_kind(config, hides_resets=self._transport_cls.works_alone)
         self._config = self._asked_config = config.with_env_num(len(self._env_fn))
         self._calibration: Calibration | None = None
         self._calibrator: Calibrator | None = None
@@ -240,13 +244,11 @@ class ManagerLifetime:
             params: keyword arguments of the resets of env 0.
         """
         found = self._calibration is not None and self._calibration.trial is not None
-        if self._asked_config.num_workers != "auto" or found or self.env_num == 1:
+        asked = self._asked_config.num_workers == "auto" and self._transport_cls.packs_envs
+        if not asked or found or self.env_num == 1:
             return
         self._config = config = self._asked_config
         transport = self._make_transport()
-        if transport.runs_in_caller:
-            transport.close(0.0)
-            return
         plan = EpisodePlan(auto_reset=False, episodes_left=0, params=params)
         order = ResetOrder(params, self._seeds[0], self._dynamic_seed, plan)
         self._calibrator = build_calibrator(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from envmgr.wire.hosts import HostSpec
 from envmgr.wire.messages import Message
@@ -47,8 +47,20 @@ class Transport(ABC):
     Only the supervisor calls it, under the engine's lock, except for `wake`.
     """
 
-    runs_in_caller: bool = False
-    """Whether env code runs inside `poll`, in the thread that calls it."""
+    works_alone: ClassVar[bool] = True
+    """Whether hosts work on while nobody polls; else no reset is hidden, and nothing ever waits."""
+
+    packs_envs: ClassVar[bool] = True
+    """Whether one host may serve several envs."""
+
+    posts_together: ClassVar[bool] = False
+    """Whether the steps of all hosts are posted in one place."""
+
+    shares_objects: ClassVar[bool] = False
+    """Whether replies hold the env's own objects, which nothing on the way has copied."""
+
+    propagated: ClassVar[tuple[type[BaseException], ...]] = ()
+    """What env code may raise that is no failure of its own, and leaves through `poll`."""
 
     @abstractmethod
     def start(self, specs: Sequence[HostSpec]) -> None:

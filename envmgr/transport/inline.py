@@ -72,7 +72,11 @@ class InlineTransport(Transport):
         deadlines: time limits.
     """
 
-    runs_in_caller = True
+    works_alone = False
+    packs_envs = False
+    posts_together = True
+    shares_objects = True
+    propagated = (KeyboardInterrupt, _Interrupted)
 
     def __init__(self, deadlines: Deadlines) -> None:
         self._hosts: dict[int, _InlineHost] = {}
@@ -256,10 +260,6 @@ def _alarm(limit_s: float | None) -> Iterator[None]:
         if remaining_s > 0.0:
             left_s = max(remaining_s - (time.monotonic() - began), 1e-3)
             signal.setitimer(signal.ITIMER_REAL, left_s, interval_s)
-
-
-PROPAGATED: tuple[type[BaseException], ...] = (KeyboardInterrupt, _Interrupted)
-"""What passes through the host when env code runs in the caller's thread."""
 
 
 def _private(message: Message) -> Message:

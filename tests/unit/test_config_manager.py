@@ -365,8 +365,6 @@ def test_more_workers_than_envs_are_refused() -> None:
 @pytest.mark.parametrize(
     ("key", "value", "advice"),
     [
-        ("type", "base", "use type: subprocess"),
-        ("type", "base_v2", "use type: subprocess"),
         ("auto_reset", False, "turn auto_reset on"),
         ("num_workers", "auto", "Leave one of the two out"),
         ("num_workers", 2, "Leave one of the two out"),

@@ -14,6 +14,7 @@ from easydict import EasyDict
 
 from envmgr import registry as registry_module
 from envmgr.config import default_manager_config
+from envmgr.config_file import load_config
 from envmgr.errors import ConfigError, UnknownKeyError
 from envmgr.registry import (
     Registry,
@@ -317,3 +318,12 @@ def test_builtin_kinds_are_there_under_their_keys() -> None:
         assert registry.source(key) == "envmgr"
         assert default_config_of(registry.get(key), key).type == key
     assert default_config_of(registry.get("async_subprocess"), "async_subprocess").wait_num == 2
+
+
+@pytest.mark.parametrize("key", ["base", "base_v2"])
+def test_kinds_that_hide_no_resets_refuse_spares(key: str) -> None:
+    cfg = {"type": key, "spare_env_num": 1}
+    with pytest.raises(ConfigError, match=r"spare_env_num is 1, but .*use type: subprocess"):
+        create_env_manager(cfg, env_fn=[object])
+    with pytest.raises(ConfigError, match=r"spare_env_num is 1, but .*use type: subprocess"):
+        load_config({"env": {"id": "CartPole-v1"}, "manager": cfg})

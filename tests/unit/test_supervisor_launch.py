@@ -336,8 +336,10 @@ def test_functions_that_cannot_be_sent_are_compared_as_objects() -> None:
 
 
 def test_spares_are_refused_where_envs_run_in_the_caller() -> None:
-    transport = FakeTransport(FakeClock())
-    transport.runs_in_caller = True
+    class IdleTransport(FakeTransport):
+        works_alone = False
+
+    transport = IdleTransport(FakeClock())
     config = ManagerConfig(type="of_somebody_else", spare_env_num=1).with_env_num(1)
     with pytest.raises(ConfigError, match=r"manager\.spare_env_num is 1"):
         build_engine([make_one], config, transport, (None, None), FakeClock())
