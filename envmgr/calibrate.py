@@ -8,19 +8,15 @@ from __future__ import annotations
 
 import logging
 import math
-import os
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, TypeGuard
 
-from envmgr.core import EnvSlot, Work, failures
-from envmgr.core.payloads import MalformedReplyError, failure_of
-from envmgr.errors import ManagerClosedError
-from envmgr.policy import Deadlines
-from envmgr.transport.base import Arrival, Garbage, HostDied, Transport
-from envmgr.types import Clock
-from envmgr.wire.frames import FrameError
-from envmgr.wire.hosts import HostSpec
-from envmgr.wire.messages import Message, Op, RemoteFailure, ResetOrder
+from envmgr.config import ManagerConfig
+from envmgr.core import Work
+from envmgr.core.engine import Engine
+from envmgr.errors import EnvFailure, LaunchError
+from envmgr.launch import await_all, build_all, reset_all, usable_cores, worker_settings_of
+from envmgr.wire.messages import Op
 from envmgr.worker.trial import Trial
 
 logger = logging.getLogger("envmgr")
@@ -134,163 +130,75 @@ def choose(env_num: int, usable_cores: int, trial: Trial) -> Choice:
     return Choice(n, f"its steps are cheap and need a core: {saved}")
 
 
-def usable_cores(affinity: tuple[tuple[int, ...], ...] | None) -> int:
-    """Return on how many cores workers may run.
+def trial_config_of(config: ManagerConfig) -> ManagerConfig:
+    """Return the config of an engine whose one env is tried out; `try_out` keeps the time."""
+    return replace(
+        config,
+        env_num=1,
+        num_workers=None,
+        seed=None,
+        max_retry=1,
+        step_timeout=None,
+        reset_timeout=None,
+        max_worker_rss_mb=None,
+        max_episodes_per_worker=None,
+    )
+
+
+def try_out(engine: Engine, config: ManagerConfig, env_num: int) -> Calibration:
+    """Try the one env of an engine out, decide how many workers share the envs, and log it.
+
+    An env that fails is not reported here: each gets a worker of its own, and the launch that
+    follows says what is wrong. The engine's lock is held; it is of no other use afterwards.
 
     Args:
-        affinity: the cores of each worker, by its index; None: those of this process.
+        engine: see `trial_config_of`.
+        config: that of the manager.
+        env_num: number of its envs.
+
+    Raises:
+        ConfigError: the factory cannot be sent to a worker.
+        ManagerClosedError: the engine was closed.
     """
-    if affinity is not None:
-        return len({core for cores in affinity for core in cores})
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    cores = usable_cores(worker_settings_of(config).affinity)
+    construction_s = trial = None
+    engine.supervisor.repair.quiet = True
+    began = engine.now()
+    try:
+        build_all(engine)
+        construction_s = engine.now() - began
+        engine.supervisor.place_observations(same_spaces=True)
+        trial = _measure(engine, config)
+    except LaunchError as error:
+        reason, *_ = str(error.failures.get(0, error)).splitlines()
+        choice = Choice(env_num, f"an env could not be tried out: {reason}")
+    else:
+        choice = choose(env_num, cores, trial)
+    calibration = Calibration(env_num, cores, choice, construction_s, trial)
+    logger.info("%s", calibration)
+    return calibration
 
 
-class Calibrator:
-    """Tries an env out in a worker of its own.
-
-    Args:
-        transport: starts the worker; closed at the end of `run`.
-        spec: the worker, with one env.
-        order: the env's first reset.
-        deadlines: time limits.
-        clock: monotonic seconds.
-        env_num: number of envs.
-        usable_cores: cores that workers may run on.
-    """
-
-    def __init__(
-        self,
-        transport: Transport,
-        spec: HostSpec,
-        order: ResetOrder,
-        deadlines: Deadlines,
-        clock: Clock,
-        env_num: int,
-        usable_cores: int,
-    ) -> None:
-        self._transport = transport
-        self._spec = spec
-        self._order = order
-        self._deadlines = deadlines
-        self._clock = clock
-        self._env_num = env_num
-        self._usable_cores = usable_cores
-        self._cancelled = False
-        self._slot = EnvSlot(spec.envs[0].env_id)
-        self._slot.host_id = spec.host_id
-        self._slot.request_id = spec.envs[0].request_id
-
-    def run(self) -> Calibration:
-        """Try the env, end its worker, decide, and log it.
-
-        An env that fails is not reported here: each gets a worker of its own, and the launch that
-        follows says what is wrong.
-
-        Raises:
-            ConfigError: the factory cannot be sent to a worker.
-            ManagerClosedError: `cancel` was called.
-        """
-        env_num, cores = self._env_num, self._usable_cores
-        construction_s = trial = None
-        grace_s = 0.0
-        try:
-            construction_s = self._build()
-            trial = self._measure()
-            grace_s = self._deadlines.close_s
-        except _TrialFailedError as error:
-            choice = Choice(env_num, f"an env could not be tried out: {error}")
-        else:
-            choice = choose(env_num, cores, trial)
-        finally:
-            self._transport.close(grace_s)
-        calibration = Calibration(env_num, cores, choice, construction_s, trial)
-        logger.info("%s", calibration)
-        return calibration
-
-    def cancel(self) -> None:
-        """Have `run` raise ManagerClosedError soon; from any thread, or a signal handler."""
-        self._cancelled = True
-        self._transport.wake()
-
-    def _build(self) -> float:
-        """Start the worker; return how long it took until the env was built."""
-        began = self._clock()
-        self._slot.work = Work.STARTING
-        self._transport.start([self._spec])
-        self._await(Op.HELLO, self._deadlines.connect_s)
-        return self._clock() - began
-
-    def _measure(self) -> Trial:
-        limits = (self._deadlines.step_s, self._deadlines.reset_s)
-        step_s, reset_s = (PATIENCE_S if limit is None else limit for limit in limits)
-        self._ask(Op.RESET, self._order, Work.RESETTING)
-        self._await(Op.RESET_DONE, min(reset_s, PATIENCE_S))
-        self._ask(Op.CALIBRATE, STEPPING_S, Work.STEPPING)
-        # The first step and its reset, the last ones, and the time between them.
-        trial = self._await(
-            Op.RESULT, min(STEPPING_S + 2.0 * (step_s + reset_s), STEPPING_S + PATIENCE_S)
-        )
-        if not isinstance(trial, Trial) or not _is_sound(trial):
-            raise _TrialFailedError("its worker answered with something else than a trial")
-        return trial
-
-    def _ask(self, op: Op, payload: Any, work: Work) -> None:
-        slot = self._slot
-        slot.work = work
-        slot.request_id += 1
-        host_id = self._spec.host_id
-        message = Message(op, slot.env_id, slot.generation, slot.request_id, payload)
-        try:
-            self._transport.send(host_id, self._transport.prepare(host_id, message))
-        except FrameError as error:
-            raise _TrialFailedError(f"what its reset is given cannot be sent: {error}") from error
-
-    def _await(self, op: Op, limit_s: float) -> Any:
-        """Return the payload of the reply to the latest request."""
-        end = self._clock() + limit_s
-        while True:
-            if self._cancelled:
-                raise ManagerClosedError("the manager was closed during this call")
-            remaining_s = end - self._clock()
-            if remaining_s <= 0.0:
-                raise _TrialFailedError(f"it has not answered {limit_s:g} s into {self._doing}")
-            for _, arrival in self._transport.poll(remaining_s):
-                if isinstance(arrival, Message):
-                    if arrival.request_id != self._slot.request_id:
-                        continue
-                    if arrival.op == op:
-                        return arrival.payload
-                self._refuse_failure(arrival)
-
-    @property
-    def _doing(self) -> str:
-        return "its steps" if self._slot.work is Work.STEPPING else f"its {self._slot.work.value}"
-
-    def _refuse_failure(self, arrival: Arrival) -> None:
-        """Raise if an arrival says that the env or its worker has failed."""
-        slot = self._slot
-        if isinstance(arrival, HostDied):
-            error: Exception = failures.crash(slot, arrival)
-        elif isinstance(arrival, Garbage):
-            error = failures.protocol(slot, arrival.reason)
-        elif isinstance(arrival, Message) and isinstance(arrival.payload, RemoteFailure):
-            try:
-                error = failures.reported(slot, failure_of(arrival.payload))
-            except MalformedReplyError as malformed:
-                error = failures.protocol(slot, str(malformed))
-        else:
-            return
-        raise _TrialFailedError(str(error).partition("\n")[0])
+def _measure(engine: Engine, config: ManagerConfig) -> Trial:
+    limits = (config.step_timeout, config.reset_timeout)
+    step_s, reset_s = (PATIENCE_S if limit is None else limit for limit in limits)
+    reset_all(engine, min(reset_s, PATIENCE_S))
+    (slot,) = engine.supervisor.slots
+    engine.supervisor.submit_calls([0], Op.CALIBRATE, [STEPPING_S])
+    # The first step and its reset, the last ones, and the time between them.
+    limit_s = STEPPING_S + min(2.0 * (step_s + reset_s), PATIENCE_S)
+    await_all(engine, lambda: slot.work is not Work.CALLING, "its steps", limit_s)
+    if isinstance(slot.result, EnvFailure):
+        raise LaunchError(str(slot.result))
+    if not _is_sound(slot.result):
+        raise LaunchError("its worker answered with something else than a trial")
+    return slot.result
 
 
-class _TrialFailedError(Exception):
-    """An env could not be tried out. The text says why."""
-
-
-def _is_sound(trial: Trial) -> bool:
-    """Whether a worker's trial can be one: counts of something, and times."""
+def _is_sound(trial: Any) -> TypeGuard[Trial]:
+    """Return whether what a worker answered is a trial: counts of something, and times."""
+    if not isinstance(trial, Trial):
+        return False
     counts: tuple[Any, ...] = (trial.n_steps, trial.n_resets)
     times: tuple[Any, ...] = (trial.steps_s, trial.steps_wait_s, trial.resets_s)
     return all(type(n) is int and n > 0 for n in counts) and all(

@@ -10,7 +10,6 @@ from typing import Any
 
 import cloudpickle
 
-from envmgr.calibrate import Calibrator, usable_cores
 from envmgr.config import ManagerConfig, WorkerEnv, check_kind
 from envmgr.core import EpisodeRules, Hosts, Supervisor, Work
 from envmgr.core.engine import Engine
@@ -20,8 +19,8 @@ from envmgr.policy import Deadlines, FailurePolicy
 from envmgr.transport.base import Transport
 from envmgr.types import Clock, EnvFactory
 from envmgr.wire.arenas import ObservationRules
-from envmgr.wire.hosts import EnvOrder, HostSettings, HostSpec, WorkerSettings
-from envmgr.wire.messages import UNANSWERED, Op, ResetOrder
+from envmgr.wire.hosts import HostSettings, WorkerSettings
+from envmgr.wire.messages import Op
 
 logger = logging.getLogger("envmgr")
 
@@ -39,6 +38,19 @@ def deadlines_of(config: ManagerConfig) -> Deadlines:
         connect_s=config.connect_timeout,
         close_s=config.close_timeout,
     )
+
+
+def usable_cores(affinity: tuple[tuple[int, ...], ...] | None) -> int:
+    """Return on how many cores workers may run.
+
+    Args:
+        affinity: the cores of each worker, by its index; None: those of this process.
+    """
+    if affinity is not None:
+        return len({core for cores in affinity for core in cores})
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def spin_s_of(config: ManagerConfig) -> float:
@@ -187,22 +199,6 @@ def _kinds_of(factories: Sequence[EnvFactory]) -> list[Any]:
     return [known[id(factory)] for factory in factories]
 
 
-def build_calibrator(
-    factories: Sequence[EnvFactory],
-    config: ManagerConfig,
-    transport: Transport,
-    given_spaces: tuple[Any, Any],
-    order: ResetOrder,
-    clock: Clock,
-) -> Calibrator:
-    """Return what finds `num_workers: auto` out, with env 0 in place of all."""
-    settings = host_settings_of(config, given_spaces, transport)
-    spec = HostSpec(1, 0, (EnvOrder(0, 0, UNANSWERED + 1, factories[0]),), settings)
-    cores = usable_cores(worker_settings_of(config).affinity)
-    deadlines = deadlines_of(config)
-    return Calibrator(transport, spec, order, deadlines, clock, len(factories), cores)
-
-
 def n_hosts_of(config: ManagerConfig) -> int | None:
     """Return how many hosts a config asks for."""
     return config.num_workers if isinstance(config.num_workers, int) else config.env_num
@@ -216,25 +212,45 @@ def launch_envs(engine: Engine, config: ManagerConfig, replay_paths: Sequence[st
         SpaceMismatchError, ConfigError: see `Supervisor`.
     """
     supervisor = engine.supervisor
-    slots = supervisor.hosts.slots
-    supervisor.start_hosts(slot.env_id for slot in slots)
-    _wait(engine, lambda: all(s.work is not Work.STARTING for s in slots), "building")
+    build_all(engine)
     supervisor.place_observations(same_spaces=config.same_spaces)
     if replay_paths is not None:
         _enable_replays(engine, replay_paths)
+    reset_all(engine)
+    supervisor.repair.launching = False
+
+
+def build_all(engine: Engine) -> None:
+    """Start all hosts of an engine and wait until their envs are built.
+
+    Raises:
+        LaunchError: with all failures.
+        ConfigError: a factory cannot be sent to a host; nothing was started.
+    """
+    slots = engine.supervisor.hosts.slots
+    engine.supervisor.start_hosts(slot.env_id for slot in slots)
+    await_all(engine, lambda: all(s.work is not Work.STARTING for s in slots), "building")
+
+
+def reset_all(engine: Engine, limit_s: float = math.inf) -> None:
+    """Have all envs reset for the first time, and wait for it.
+
+    Raises:
+        LaunchError: with all failures; or it takes longer than `limit_s`.
+    """
+    supervisor = engine.supervisor
+    states, failures = supervisor.states, supervisor.repair.launch_failures
     supervisor.begin_episodes()
-    states = supervisor.states
-    failures = supervisor.repair.launch_failures
-    _wait(
+    await_all(
         engine,
         lambda: all(
             s.env_id in failures
             or (supervisor.is_spare_ready(s) if s.is_spare else states[s.env_id] is EnvState.RUN)
-            for s in slots
+            for s in supervisor.hosts.slots
         ),
         "the first reset",
+        limit_s,
     )
-    supervisor.repair.launching = False
 
 
 def _enable_replays(engine: Engine, paths: Sequence[str]) -> None:
@@ -242,7 +258,7 @@ def _enable_replays(engine: Engine, paths: Sequence[str]) -> None:
     slots = supervisor.slots
     payloads = replay_payloads(paths)
     supervisor.submit_calls([s.env_id for s in slots], Op.CALL, payloads)
-    _wait(engine, lambda: all(s.work is not Work.CALLING for s in slots), "enable_save_replay")
+    await_all(engine, lambda: all(s.work is not Work.CALLING for s in slots), "enable_save_replay")
     failed = {s.env_id: s.result for s in slots if isinstance(s.result, EnvFailure)}
     if failed:
         raise _launch_error(failed, len(slots))
@@ -258,12 +274,25 @@ def replay_payloads(paths: Sequence[str]) -> list[tuple[str, Any]]:
     return [payloads[path] for path in paths]
 
 
-def _wait(engine: Engine, finished: Callable[[], bool], doing: str) -> None:
+def await_all(
+    engine: Engine, finished: Callable[[], bool], doing: str, limit_s: float = math.inf
+) -> None:
+    """Wait for envs that are being launched.
+
+    Raises:
+        LaunchError: with all failures; or it takes longer than `limit_s`.
+    """
     failures = engine.supervisor.repair.launch_failures
-    engine.wait_until(lambda: bool(failures) or finished(), doing=f"launch ({doing})")
+    in_time = engine.wait_until(
+        lambda: bool(failures) or finished(),
+        deadline=engine.now() + limit_s,
+        doing=f"launch ({doing})",
+    )
     if failures:
         engine.wait_for(finished, _OTHERS_S)
         raise _launch_error(failures, len(engine.supervisor.hosts.slots))
+    if not in_time:
+        raise LaunchError(f"it has not answered {limit_s:g} s into {doing}")
 
 
 def _launch_error(failures: dict[int, EnvFailure], env_num: int) -> LaunchError:

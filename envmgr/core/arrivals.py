@@ -162,6 +162,8 @@ class Arrivals:
 
     def _notice(self, slot: EnvSlot, payload: Any) -> None:
         text = notice_of(payload)
+        if self._repair.quiet:
+            return
         if text not in self._noticed and len(self._noticed) < MAX_NOTICES:
             self._noticed.add(text)
             logger.warning("observations of %s: %s (reported once)", slot.name, text)

@@ -36,6 +36,7 @@ class Repair:
         launching: while true, failures are collected in `launch_failures` and nothing is renewed
             beyond the attempts at one reset.
         launch_failures: by env_id.
+        quiet: neither failures nor notices are logged: they will come again.
         urgent: what is fatal has to be raised at once.
         fatal_errors: what has to be raised, one by each public call.
     """
@@ -62,6 +63,7 @@ class Repair:
         self._replace_worn_host = replace_worn_host
         self._spares = spares
         self.launching = True
+        self.quiet = False
         self.launch_failures: dict[int, EnvFailure] = {}
         self.fatal_errors: deque[Exception] = deque()
         self.urgent = False
@@ -87,7 +89,8 @@ class Repair:
         self._count(slot, failure)
         if self._spares is not None:
             self._spares.failed(slot)
-        logger.warning("%s", failure)
+        if not self.quiet:
+            logger.warning("%s", failure)
         if slot.host_id is not None:  # else the host let go of it before, and failed in doing so
             self._settle_and_answer(slot, failure, lost, env_info)
         if lost is Lost.HOST:

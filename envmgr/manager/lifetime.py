@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 from easydict import EasyDict
 from typing_extensions import Self
 
-from envmgr.calibrate import Calibration, Calibrator
+from envmgr.calibrate import Calibration, trial_config_of, try_out
 from envmgr.config import ManagerConfig, check_kind, default_manager_config, to_easydict
 from envmgr.core import Supervisor, requests
 from envmgr.core.engine import Engine
@@ -23,7 +23,7 @@ from envmgr.errors import (
     ManagerClosedError,
     StateError,
 )
-from envmgr.launch import build_calibrator, build_engine, launch_envs
+from envmgr.launch import build_engine, launch_envs
 from envmgr.lifecycle import EnvState
 from envmgr.policy import GatherPolicy
 from envmgr.seeding import Samplers, seeds_by_env, seeds_of_spares
@@ -31,7 +31,7 @@ from envmgr.spaces import ActionCheck, Layout, action_check, layout_of
 from envmgr.transport.base import Transport
 from envmgr.types import EnvFactory, monotonic
 from envmgr.views import DictView
-from envmgr.wire.messages import EnvDescription, EpisodePlan, ResetOrder
+from envmgr.wire.messages import EnvDescription
 
 
 class ManagerLifetime:
@@ -59,7 +59,7 @@ class ManagerLifetime:
         check_kind(config, hides_resets=self._transport_cls.works_alone)
         self._config = self._asked_config = config.with_env_num(len(self._env_fn))
         self._calibration: Calibration | None = None
-        self._calibrator: Calibrator | None = None
+        self._trial: Engine | None = None
         self._view = self._make_view()
         self._policy = GatherPolicy(self._config.wait_num, self._config.step_wait_timeout)
         self._given = (observation_space, action_space, reward_space)
@@ -214,51 +214,55 @@ class ManagerLifetime:
 
     def _ensure_engine(self, params: Mapping[int, dict[str, Any] | None] | None = None) -> Engine:
         if self._engine is None:
-            self._resolve_num_workers((params or {}).get(0) or {})
-            self._engine = self._build_engine()
+            self._resolve_num_workers(params or {})
+            self._engine = self._build_engine(self._env_fn, self._config)
             self._statistics = self._engine.supervisor.statistics
             # Not of the manager itself: what is dropped without close() ends with its finalizer.
             self._finalizer = weakref.finalize(self, self._engine.close, 0.0)
         return self._engine
 
-    def _build_engine(self) -> Engine:
+    def _build_engine(self, env_fn: Sequence[EnvFactory], config: ManagerConfig) -> Engine:
         try:
             transport = self._make_transport()
             try:
-                return build_engine(
-                    self._env_fn, self._config, transport, self._given[:2], monotonic
-                )
+                return build_engine(env_fn, config, transport, self._given[:2], monotonic)
             except BaseException:
                 transport.close(0.0)
                 raise
         except OSError as error:
             raise LaunchError(f"nothing was started: {error}") from error
 
-    def _resolve_num_workers(self, params: dict[str, Any]) -> None:
+    def _resolve_num_workers(self, params: Mapping[int, dict[str, Any] | None]) -> None:
         """Have `num_workers: auto` be a number, from here on.
 
         What is found holds for later launches, too; if env 0 could not be tried out, the next one
         tries again.
-
-        Args:
-            params: keyword arguments of the resets of env 0.
         """
-        found = self._calibration is not None and self._calibration.trial is not None
-        asked = self._asked_config.num_workers == "auto" and self._transport_cls.packs_envs
-        if not asked or found or self.env_num == 1:
+        config, known = self._asked_config, self._calibration
+        asked = config.num_workers == "auto" and self._transport_cls.packs_envs
+        if not asked or self.env_num == 1 or (known is not None and known.trial is not None):
             return
-        self._config = config = self._asked_config
-        transport = self._make_transport()
-        plan = EpisodePlan(auto_reset=False, episodes_left=0, params=params)
-        order = ResetOrder(params, self._seeds[0], self._dynamic_seed, plan)
-        self._calibrator = build_calibrator(
-            self._env_fn, config, transport, self._given[:2], order, monotonic
-        )
+        self._config = config
+        self._trial = engine = self._build_engine(self._env_fn[:1], trial_config_of(config))
         try:
-            self._calibration = self._calibrator.run()
+            with engine.calling() as supervisor:
+                self._prepare(supervisor, params)
+                self._calibration = found = try_out(engine, config, self.env_num)
+                engine.close(0.0 if found.trial is None else config.close_timeout)
         finally:
-            self._calibrator = None
-        self._config = replace(config, num_workers=self._calibration.choice.num_workers)
+            engine.close(0.0)
+            self._trial = None
+        self._config = replace(config, num_workers=found.choice.num_workers)
+
+    def _prepare(self, supervisor: Supervisor, params: Mapping[int, dict[str, Any] | None]) -> None:
+        """Give envs that are not launched yet their reset params and seeds."""
+        requests.refuse_unsendable_params(supervisor, params)
+        for slot in supervisor.slots:
+            slot.reset_params = params.get(slot.env_id) or {}
+            slot.base_seed = slot.new_seed = self._seeds[slot.env_id]
+        for slot, seed in zip(supervisor.spare_slots, self._spare_seeds, strict=True):
+            slot.base_seed = slot.new_seed = seed
+        supervisor.rules.dynamic_seed = self._dynamic_seed
 
     def _discard_engine(self, grace_s: float) -> None:
         engine, finalizer = self._engine, self._finalizer
@@ -291,13 +295,7 @@ class ManagerLifetime:
         engine = self._ensure_engine(params)
         try:
             with engine.calling() as supervisor:
-                requests.refuse_unsendable_params(supervisor, params)
-                for slot in supervisor.slots:
-                    slot.reset_params = params.get(slot.env_id) or {}
-                    slot.base_seed = slot.new_seed = self._seeds[slot.env_id]
-                for slot, seed in zip(supervisor.spare_slots, self._spare_seeds, strict=True):
-                    slot.base_seed = slot.new_seed = seed
-                supervisor.rules.dynamic_seed = self._dynamic_seed
+                self._prepare(supervisor, params)
                 launch_envs(engine, self._config, self._replay_paths)
                 self._adopt(supervisor.descriptions)
         except BaseException as error:
@@ -317,9 +315,9 @@ class ManagerLifetime:
             terminate: do not ask the envs; terminate their hosts at once.
         """
         grace_s = self._config.close_timeout if timeout_s is None else max(timeout_s, 0.0)
-        calibrator = self._calibrator
-        if calibrator is not None:  # another thread is inside launch()
-            calibrator.cancel()
+        trial = self._trial
+        if trial is not None:  # another thread is inside launch()
+            trial.close(0.0)
         self._discard_engine(0.0 if terminate else grace_s)
         env_ref, self._env_ref = self._env_ref, None
         if env_ref is not None:

@@ -31,7 +31,8 @@ setups = over(
 @pytest.fixture(autouse=True)
 def _two_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have the same decided on every machine."""
-    monkeypatch.setattr("envmgr.launch.usable_cores", lambda affinity: 2)
+    for module in ("launch", "calibrate"):
+        monkeypatch.setattr(f"envmgr.{module}.usable_cores", lambda affinity: 2)
 
 
 class PlainEnv(gymnasium.Env[Any, Any]):
@@ -102,7 +103,7 @@ def test_envs_that_wait_are_kept_apart(world: World) -> None:
     [
         (Do.RAISE, "ScriptedError"),
         (Do.SYS_EXIT, "sys.exit"),
-        (Do.OS_EXIT, "died during step: exit code"),
+        (Do.OS_EXIT, "died during call: exit code"),
         (Do.KILL, "killed by SIGKILL"),
         (Do.HANG_DEAF, "it has not answered 2.3 s into its steps"),
         (Do.GARBAGE, "broke the protocol"),
@@ -221,7 +222,7 @@ def test_close_ends_it(world: World) -> None:
     closer = threading.Thread(target=lambda: (gate.await_visit(0), manager.close()))
     closer.start()
     try:
-        with pytest.raises(ManagerClosedError, match="closed during this call"):
+        with pytest.raises(ManagerClosedError, match="closed by another thread"):
             manager.launch()
     finally:
         closer.join(PATIENCE_S)

@@ -13,25 +13,23 @@ from envmgr.calibrate import (
     PATIENCE_S,
     STEPPING_S,
     Calibration,
-    Calibrator,
     Choice,
     choose,
-    usable_cores,
+    trial_config_of,
+    try_out,
 )
+from envmgr.config import ManagerConfig
+from envmgr.core.engine import Engine
 from envmgr.errors import ManagerClosedError
-from envmgr.policy import Deadlines
+from envmgr.launch import build_engine, usable_cores
 from envmgr.transport.base import Arrival, Garbage, HostDied
-from envmgr.wire.frames import FrameError
-from envmgr.wire.hosts import EnvOrder, HostSpec
-from envmgr.wire.messages import EpisodePlan, FailureKind, Message, Op, RemoteFailure, ResetOrder
+from envmgr.wire.messages import FailureKind, Message, Op, RemoteFailure
 from envmgr.worker.trial import Trial
 from tests.fakes import (
     KILLED,
-    NO_SETTINGS,
     FakeClock,
     FakeHost,
     FakeTransport,
-    WouldWaitForEverError,
     description,
 )
 
@@ -150,12 +148,18 @@ class Worker:
         fault_in: what is not answered well.
         fault: what comes instead; None for nothing.
         seconds: how long everything takes.
+        measured: what the trial gives.
     """
 
     def __init__(
-        self, fault_in: Op | None = None, fault: Any = None, seconds: float = 0.125
+        self,
+        fault_in: Op | None = None,
+        fault: Any = None,
+        seconds: float = 0.125,
+        measured: Any = None,
     ) -> None:
         self._fault_in, self._fault, self._seconds = fault_in, fault, seconds
+        self._measured = trial(100) if measured is None else measured
 
     def __call__(self, host: FakeHost, message: Message) -> Iterable[tuple[float, Arrival]]:
         def reply(op: Op, payload: Any) -> tuple[float, Arrival]:
@@ -170,36 +174,50 @@ class Worker:
         if message.op == Op.RESET:
             return [reply(Op.NOTICE, "a cast"), reply(Op.RESET_DONE, (None, {}))]
         if message.op == Op.CALIBRATE:
-            late = message._replace(op=Op.RESULT, request_id=message.request_id - 1, payload="old")
-            return [(0.0, late), reply(Op.RESULT, trial(100))]
+            return [reply(Op.RESULT, self._measured)]
         return []
 
 
-ORDER = ResetOrder({"level": 3}, 7, True, EpisodePlan(False, 0, {"level": 3}))
+def config(**keys: Any) -> ManagerConfig:
+    return ManagerConfig(type="subprocess", num_workers="auto", **keys).with_env_num(8)
 
 
-def calibrator(answer: Worker, **deadlines: float) -> tuple[Calibrator, FakeTransport, FakeClock]:
+def launched(answer: Worker, wanted: ManagerConfig) -> tuple[Engine, FakeTransport, FakeClock]:
+    """Return an engine whose env is to be tried out."""
     clock = FakeClock()
     transport = FakeTransport(clock, answer=answer)
-    spec = HostSpec(1, 0, (EnvOrder(0, 0, 1, lambda: None),), NO_SETTINGS)
-    made = Calibrator(transport, spec, ORDER, Deadlines(**deadlines), clock, 8, 2)
+    made = build_engine([make_one], trial_config_of(wanted), transport, (None, None), clock)
+    (slot,) = made.supervisor.slots
+    slot.reset_params, slot.new_seed, slot.base_seed = {"level": 3}, 7, 7
     return made, transport, clock
 
 
-def test_an_env_is_built_reset_and_stepped_then_asked_to_end(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    it, transport, _ = calibrator(Worker(), close_s=3.0)
+def make_one() -> None: ...
+
+
+def tried(engine: Engine, wanted: ManagerConfig) -> Calibration:
+    try:
+        with engine.calling():
+            return try_out(engine, wanted, 8)
+    finally:
+        engine.close(0.0)
+
+
+@pytest.fixture(autouse=True)
+def _two_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("envmgr.calibrate.usable_cores", lambda affinity: 2)
+
+
+def test_an_env_is_built_reset_and_stepped(caplog: pytest.LogCaptureFixture) -> None:
+    engine, transport, _ = launched(Worker(), config())
     with caplog.at_level(logging.INFO, "envmgr"):
-        found = it.run()
+        found = tried(engine, config())
     assert found == Calibration(8, 2, choose(8, 2, trial(100)), 0.125, trial(100))
     assert found.choice.num_workers == 2
     (host,) = transport.hosts.values()
-    assert [(m.op, m.payload) for m in host.received[1:]] == [
-        (Op.RESET, ORDER),
-        (Op.CALIBRATE, STEPPING_S),
-    ]
-    assert transport.closed_with_s == 3.0
+    (_, reset, calibrate) = host.received
+    assert (reset.op, reset.payload.params, reset.payload.seed) == (Op.RESET, {"level": 3}, 7)
+    assert (calibrate.op, calibrate.payload) == (Op.CALIBRATE, STEPPING_S)
     assert [(r.levelname, r.message) for r in caplog.records] == [("INFO", str(found))]
 
 
@@ -211,78 +229,70 @@ def test_an_env_is_built_reset_and_stepped_then_asked_to_end(
         (RemoteFailure(FailureKind.EXITED, "step", "SystemExit", "3"), "called sys.exit(3)"),
         (HostDied(KILLED), "killed by SIGKILL"),
         (Garbage("these bytes"), "these bytes"),
-        (None, "it has not answered"),
+        (None, " s "),
     ],
     ids=["raises", "exits", "dies", "garbage", "hangs"],
 )
 def test_an_env_that_fails_means_one_worker_each(
     during: Op, fault: Any, text: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    it, transport, _ = calibrator(Worker(during, fault))
+    wanted = config(max_retry=3, connect_timeout=20.0)
+    engine, transport, _ = launched(Worker(during, fault), wanted)
     with caplog.at_level(logging.INFO, "envmgr"):
-        found = it.run()
+        found = tried(engine, wanted)
     assert found.choice.num_workers == 8
     assert found.choice.reason.startswith("an env could not be tried out: ")
     assert text in found.choice.reason
     assert "\n" not in str(found)
     assert found.trial is None
     assert (found.construction_s is None) is (during is Op.HELLO)
-    assert transport.closed_with_s == 0.0
+    assert len(transport.hosts) == 1
     assert [r.message for r in caplog.records] == [str(found)]
 
 
 @pytest.mark.parametrize(
-    ("during", "deadlines", "limit_s"),
+    ("during", "limits", "limit_s", "text"),
     [
-        (Op.HELLO, {"connect_s": 20.0}, 20.0),
-        (Op.RESET, {}, PATIENCE_S),
-        (Op.RESET, {"reset_s": 0.5}, 0.5),
-        (Op.RESET, {"reset_s": 100.0}, PATIENCE_S),
-        (Op.CALIBRATE, {}, STEPPING_S + PATIENCE_S),
-        (Op.CALIBRATE, {"step_s": 0.25, "reset_s": 0.5}, STEPPING_S + 1.5),
-        (Op.CALIBRATE, {"step_s": 100.0, "reset_s": 0.5}, STEPPING_S + PATIENCE_S),
+        (Op.HELLO, {"connect_timeout": 20.0}, 20.0, "the 20 s of connect_timeout"),
+        (Op.RESET, {}, PATIENCE_S, "not answered 5 s into the first reset"),
+        (Op.RESET, {"reset_timeout": 0.5}, 0.5, "not answered 0.5 s into the first reset"),
+        (Op.RESET, {"reset_timeout": 100.0}, PATIENCE_S, "not answered 5 s into the first reset"),
+        (Op.CALIBRATE, {}, STEPPING_S + PATIENCE_S, "not answered 5.3 s into its steps"),
+        (Op.CALIBRATE, {"step_timeout": 0.25, "reset_timeout": 0.5}, STEPPING_S + 1.5, "1.8 s"),
+        (Op.CALIBRATE, {"step_timeout": 100.0, "reset_timeout": 0.5}, STEPPING_S + 5.0, "5.3 s"),
     ],
 )
-def test_patience_has_an_end(during: Op, deadlines: dict[str, float], limit_s: float) -> None:
-    it, _, clock = calibrator(Worker(during, seconds=0.0), **deadlines)
+def test_patience_has_an_end(
+    during: Op, limits: dict[str, float], limit_s: float, text: str
+) -> None:
+    engine, _, clock = launched(Worker(during, seconds=0.0), config(**limits))
     began = clock()
-    found = it.run()
+    found = tried(engine, config(**limits))
     assert clock() - began == pytest.approx(limit_s)
-    assert f"it has not answered {limit_s:g} s into its " in found.choice.reason
+    assert text in found.choice.reason
 
 
-def test_params_that_cannot_be_sent() -> None:
-    it, transport, _ = calibrator(Worker())
-    transport.refused[0] = FrameError("a lambda")
-    assert "what its reset is given cannot be sent: a lambda" in it.run().choice.reason
+@pytest.mark.parametrize(
+    "answer", ["not a trial", trial(100)._replace(n_steps=0), trial(100)._replace(resets_s=-1.0)]
+)
+def test_an_answer_that_is_no_trial(answer: Any) -> None:
+    engine, _, _ = launched(Worker(measured=answer), config())
+    found = tried(engine, config())
+    assert found.choice.reason.endswith("something else than a trial")
+    assert found.choice.num_workers == 8
 
 
 def test_it_is_given_up_when_the_manager_is_closed(caplog: pytest.LogCaptureFixture) -> None:
-    it, transport, clock = calibrator(Worker(Op.CALIBRATE))
+    engine, transport, clock = launched(Worker(Op.CALIBRATE), config())
     began = clock()
-    transport.call_after(1.0, it.cancel)
-    with pytest.raises(ManagerClosedError, match="closed during this call"):
-        it.run()
+    transport.call_after(1.0, lambda: engine.close(0.0))
+    with pytest.raises(ManagerClosedError, match="closed by another thread"):
+        tried(engine, config())
     assert clock() - began == 1.0
-    assert transport.closed_with_s == 0.0
     assert not caplog.records
 
 
-def test_whatever_comes_through_closes_the_worker() -> None:
-    it, transport, _ = calibrator(Worker())
-
-    def interrupt() -> None:
-        raise KeyboardInterrupt
-
-    transport.call_after(0.0625, interrupt)
-    with pytest.raises(KeyboardInterrupt):
-        it.run()
-    assert transport.closed_with_s == 0.0
-
-
 def test_a_wait_is_never_without_end() -> None:
-    it, transport, _ = calibrator(Worker(Op.HELLO))
-    it.run()
+    engine, transport, _ = launched(Worker(Op.HELLO), config())
+    tried(engine, config())
     assert all(poll.timeout_s is not None for poll in transport.polls)
-    with pytest.raises(WouldWaitForEverError):
-        transport.poll(None)
