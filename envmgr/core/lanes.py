@@ -635,6 +635,13 @@ class Lanes:
         if not since <= self._hosts.clock():  # NaN too: nobody may put off a deadline
             since = group.quiet_since
         slot = group.by_id.get(running - 1)
+        if slot is None or self._steps(slot):
+            posted, finished = self._posting[group.index], int(self._block.finished[group.index])
+            if self._hosts.limits.is_passed_over(group, posted, finished, self._hosts.clock()):
+                group.running = None
+                return
+            if slot is not None and self._limit_s is None:  # it may be at that for ever
+                slot, since = None, self._hosts.clock()
         if slot is None:
             group.running = None
             group.quiet_since = max(group.quiet_since, since)
@@ -642,6 +649,9 @@ class Lanes:
         self.leave(slot.env_id)
         group.running = slot
         group.deadline = since + self._hosts.limit_of(slot)
+
+    def _steps(self, slot: EnvSlot) -> bool:
+        return self._lane[slot.env_id] == STEPPING or slot.work in (Work.STEPPING, Work.CANCELLING)
 
     # -- arrivals ---------------------------------------------------------------------------
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from envmgr.core.slots import NEVER, EnvSlot, HostGroup, Work
 from envmgr.policy import Deadlines
+from envmgr.wire.block import RING_MASK
+
+_PASSED = float("inf")
 
 
 class HostLimits:
@@ -55,6 +58,33 @@ class HostLimits:
             return None
         late.limit_s = self.of(late)
         return late
+
+    def is_passed_over(self, group: HostGroup, posted: int, finished: int, now: float) -> bool:
+        """Whether a shared host goes on with steps although a request should have come first.
+
+        Steps that are posted for it keep a host busy. Those that it takes before it looks at its
+        messages were posted before it was first found too late with one: after these, it counts
+        that it does not begin with the request.
+
+        Args:
+            group: the envs.
+            posted: what was posted for the host last.
+            finished: what of that it was done with last.
+            now: the moment.
+        """
+        late = self._first_limited(group)
+        if late is None:
+            return False
+        order, first_posted = group.overdue
+        if order != max(late.request_id, late.order):
+            group.overdue = (max(late.request_id, late.order), posted | RING_MASK)
+        elif first_posted == _PASSED:
+            return True
+        elif finished > first_posted:
+            group.overdue = (order, _PASSED)
+            group.quiet_since = now
+            return True
+        return False
 
     def _first_limited(self, group: HostGroup) -> EnvSlot | None:
         awaited = group.awaited()

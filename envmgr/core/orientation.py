@@ -96,7 +96,9 @@ class Orientation:
             copies=copies,
             guard=self.guard,
         )
-        return Block(memory, plan), self._observed
+        block = Block(memory, plan)
+        self._hosts.transport.count_mail(block.mail)
+        return block, self._observed
 
     def _block_plan(self, described: Sequence[EnvDescription]) -> BlockPlan | None:
         """Return the plan of the block; None if the envs differ, or their data has no layout."""

@@ -161,6 +161,8 @@ class HostGroup:
         deadline: of a shared host: when what it does now times out, or its silence does; a moment
             that is too early is allowed while nothing is running.
         quiet_since: of a shared host: when it was last known to be done with something.
+        overdue: of a shared host: the order of the request that it should have begun with, as far
+            as could be told, and what had been posted for it when that was first looked at.
         is_spare: it serves a spare.
         superseded: requests to its host under the id that it served before; what is still on its
             way in reply to them is nobody's.
@@ -176,6 +178,7 @@ class HostGroup:
     running: EnvSlot | None = None
     deadline: float = NEVER
     quiet_since: float = 0.0
+    overdue: tuple[int, float] = (0, 0.0)
     is_spare: bool = field(init=False)
     superseded: set[int] = field(default_factory=set)
 

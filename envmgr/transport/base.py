@@ -164,6 +164,14 @@ class Transport(ABC):
             OSError: there is not enough of it.
         """
 
+    def count_mail(self, mail: Any) -> None:
+        """Have hosts see that something was sent to them while they take posted steps.
+
+        Args:
+            mail: `Block.mail`; a host's item gets another value once it can read the message.
+        """
+        return
+
     @abstractmethod
     def kill(self, host_id: int) -> None:
         """End a host at once, without asking. The only arrival that still comes is HostDied."""

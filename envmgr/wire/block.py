@@ -24,7 +24,7 @@ from envmgr.spaces import Array, Layout
 
 _ALIGNMENT_BYTES = 64
 _WORDS = 8
-_BY_HOST = frozenset(("posted", "finished", "running", "since", "sleeping"))
+_BY_HOST = frozenset(("posted", "finished", "mail", "running", "since", "sleeping"))
 """Columns whose items have a cache line each: who writes into one makes others wait for it."""
 
 
@@ -108,6 +108,7 @@ class BlockPlan:
         columns: list[tuple[str, tuple[int, ...], Any]] = [
             ("posted", (self.n_hosts, _WORDS), np.uint64),
             ("finished", (self.n_hosts, _WORDS), np.uint64),
+            ("mail", (self.n_hosts, _WORDS), np.uint64),
             ("running", (self.n_hosts, _WORDS), np.int64),
             ("since", (self.n_hosts, _WORDS), np.float64),
             ("sleeping", (self.n_hosts + 1, _WORDS), np.uint64),
@@ -166,6 +167,8 @@ class Block:
         posted: (n_hosts,) counts what was posted for a host, and says when it is to ring: see
             `posting_of`.
         finished: (n_hosts,) what of `posted` a host was done with last.
+        mail: (n_hosts,) another number each time a message has been sent to a host: who takes steps
+            all the time sees from it that there is something to read, without a system call.
         running: (n_hosts,) the env that a host runs, plus one; 0 while it runs none.
         since: (n_hosts,) when that began or ended, on the monotonic clock.
         sleeping: (n_hosts + 1,) whether a host, or the parent (the last), has to be rung for: see
@@ -184,6 +187,7 @@ class Block:
 
     posted: npt.NDArray[np.uint64]
     finished: npt.NDArray[np.uint64]
+    mail: npt.NDArray[np.uint64]
     running: npt.NDArray[np.int64]
     since: npt.NDArray[np.float64]
     sleeping: npt.NDArray[np.uint64]

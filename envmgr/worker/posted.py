@@ -58,6 +58,8 @@ class PostedSteps:
         self._resets: deque[tuple[PostedEnv, int]] = deque()
         self._batch: tuple[list[PostedEnv], list[Callable[[int, Any], Answer]]] = ([], [])
         self._seen = 0
+        self._mail: Any = (0,) * (index + 1)
+        self._read = _NOTHING_SEEN
         self.interrupted: int | None = None
 
     def seat(self, env: PostedEnv) -> None:
@@ -69,6 +71,7 @@ class PostedSteps:
         block = env.block
         self._posting = items(block.posted)
         self._finished = items(block.finished)
+        self._mail = items(block.mail)
         self._requests = items(block.requests)
         self._running = items(block.running)
         self._since = items(block.since)
@@ -121,6 +124,11 @@ class PostedSteps:
         self._sleeping[self._index] = True
         fence()
         return self.is_due
+
+    def has_mail(self) -> bool:
+        """Return whether messages were sent to this host since this was asked last."""
+        read, self._read = self._read, self._mail[self._index]
+        return bool(read != self._read)
 
     def wake(self) -> None:
         """This host is awake."""
@@ -187,6 +195,7 @@ class PostedSteps:
         env, index, row = self._envs[0], self._index, self._first
         posted, requests, finished = self._posting, self._requests, self._finished
         sleeping, step, number, read = self._sleeping, env.step, *self._actions.readers
+        mail, mail_read = self._mail, self._read
         is_timed, watches = self._timed, self._most_s > 0.0
         tokens = self._taken
         seen, taken = self._seen, tokens[0]
@@ -222,7 +231,7 @@ class PostedSteps:
                     pass
                 if sleeping[-1] and (posting & RING_MASK or self._is_last(posting)):
                     self._ring()
-                if self._resets:
+                if self._resets or mail[index] != mail_read:
                     return
         finally:
             sleeping[index] = False

@@ -15,7 +15,7 @@ import signal
 import sys
 import threading
 from collections import deque
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Iterator, Mapping, MutableMapping
 from multiprocessing import current_process
 from multiprocessing.connection import wait
 from typing import Any
@@ -160,6 +160,7 @@ def run_worker(
     last_words_fd, shared_fds = (fds[0], fds[1:]) if last_words.ARE_KEPT else (None, fds)
     inbox = _Inbox(channel, shared_fds[2] if len(shared_fds) > 2 else None)
     try:
+        inbox.wait()
         first = inbox.next()
         if first is None or first.op != Op.HELLO:
             return 0  # the launch has failed before it began
@@ -225,24 +226,30 @@ def _serve(host: Host, posted: PostedSteps | None, inbox: _Inbox, channel: Chann
         if posted is not None and (posted.is_due or channel.asked):
             asked, channel.asked = channel.asked, False
             posted.run(channel.send, asked=asked)
-            continue
-        if postponed and inbox.is_empty():
-            replies = host.next_postponed()
-        else:
-            if posted is not None and posted.stays_awake(watches=inbox.has_none):
+            if posted.has_mail():
+                inbox.read()
+            if inbox.has_none:
                 continue
-            message = inbox.next()
+        elif postponed and inbox.is_empty():
+            _send_all(channel, host.next_postponed())
+            continue
+        elif inbox.has_none:
+            if posted is not None and posted.stays_awake(watches=True):
+                continue
+            inbox.wait()
             if posted is not None:
                 posted.wake()
-            if message is None:
-                continue  # a bell: there may be something in the block
+        while (message := inbox.next()) is not None:
             if message.op == Op.CLOSE:
                 host.close()
                 channel.send(encode(message._replace(op=Op.CLOSED, payload=None)))
                 return
-            replies = host.handle(message)
-        for reply in replies:
-            channel.send(reply)
+            _send_all(channel, host.handle(message))
+
+
+def _send_all(channel: Channel, replies: Iterator[Any]) -> None:
+    for reply in replies:
+        channel.send(reply)
 
 
 class _Inbox:
@@ -264,34 +271,53 @@ class _Inbox:
 
     def is_empty(self) -> bool:
         """Whether nothing has arrived yet."""
-        return not self._frames and not self._channel.has_arrived()
+        return not self._frames and not self.read()
 
     @property
     def has_none(self) -> bool:
         """Whether no message has been read and not been run yet."""
         return not self._frames
 
-    def next(self) -> Message | None:
-        """Wait for a message and return it; None for a bell.
+    def read(self) -> bool:
+        """Read what has arrived, without waiting; return whether there is a message.
+
+        Raises:
+            ChannelClosedError: the other end is closed.
+        """
+        try:
+            while self._channel.has_arrived():
+                self._frames.extend(self._channel.receive())
+        except (ChannelClosedError, FrameError):
+            if not self._frames:  # else it is raised again when these have been run
+                raise
+        return bool(self._frames)
+
+    def wait(self) -> None:
+        """Wait for a message or a bell.
 
         Raises:
             ChannelClosedError: the other end is closed.
         """
         frames = self._frames
-        while True:
-            while not frames:
-                if self._bell is not None and (self.await_bell() or self._channel.asked):
-                    return None
-                frames.extend(self._channel.receive())
-                if not frames and self._channel.rung:
-                    self._channel.rung = False
-                    return None
+        while not frames:
+            if self._bell is not None and (self.await_bell() or self._channel.asked):
+                return
+            frames.extend(self._channel.receive())
+            if self._channel.rung:
+                self._channel.rung = False
+                return
+
+    def next(self) -> Message | None:
+        """Return the next of the messages that were read; None if there is none."""
+        frames = self._frames
+        while frames:
             frame = frames.popleft()
             try:
                 return frame.message()
             except FrameError as error:
                 failure = RemoteFailure(FailureKind.PROTOCOL, _during(frame.op), message=str(error))
                 self._channel.send(encode(Message(Op.FAILED, *frame[1:4], failure)))
+        return None
 
     @property
     def has_bell(self) -> bool:

@@ -31,6 +31,7 @@ ENTRIES = {
     "close": "how long `close` takes with hung workers",
     "orphans": "what is left of a trainer that is killed",
     "leaks": "what renewals leave behind",
+    "starvation": "how soon an env is ready again while its neighbours are stepped without a pause",
     "crash-loop": "what an env costs that dies again and again",
     "long-tests": "the long forms of property tests, fuzzing and torn reads",
     "modes": "the tests under other modes of the interpreter and low limits",

@@ -8,6 +8,7 @@ through anonymous shared memory, everything else through the connections.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import mmap
 import os
 import selectors
@@ -29,7 +30,7 @@ from envmgr.transport.process.last_words import LastWords, warn_of_fault
 from envmgr.transport.process.preflight import refuse_more_than_there_is
 from envmgr.transport.process.ready import ReadySet
 from envmgr.transport.process.spawner import SIGKILL, Spawner
-from envmgr.wire.block import block_is_possible
+from envmgr.wire.block import block_is_possible, items
 from envmgr.wire.channel import (
     BELL,
     BELL_ASKED,
@@ -73,6 +74,8 @@ class ProcessTransport(Transport):
         self._closed = False
         self._memory: mmap.mmap | None = None
         self._index_of: dict[int, int] = {}
+        self._mail: Any = None
+        self._mail_numbers = itertools.count(1)
         fill_standard_fds()
         with contextlib.ExitStack() as opened:  # closed again if there is not enough for all
             self._wake_end, self._wake_signal = map(opened.enter_context, socket.socketpair())
@@ -221,6 +224,8 @@ class ProcessTransport(Transport):
         else:
             if channel.has_unsent:
                 self._unsent[host_id] = channel
+            if self._mail is not None:
+                self._mail[self._index_of[host_id]] = next(self._mail_numbers)
 
     def poll(
         self, timeout_s: float | None, *, pivot: int | None = None
@@ -314,6 +319,8 @@ class ProcessTransport(Transport):
                 self._end_deaf(host_id)
             if not channel.has_unsent:
                 self._unsent.pop(host_id, None)
+                if self._mail is not None:
+                    self._mail[self._index_of[host_id]] = next(self._mail_numbers)
 
     def _end_deaf(self, host_id: int) -> None:
         """Kill a worker that takes nothing any more; what it has sent before still counts."""
@@ -391,6 +398,10 @@ class ProcessTransport(Transport):
         self._memory = mmap.mmap(self._memory_fd, nbytes)
         return memoryview(self._memory)
 
+    def count_mail(self, mail: Any) -> None:
+        """Write there what counts the messages."""
+        self._mail = items(mail)
+
     # -- the end ----------------------------------------------------------------------------
 
     def close(self, grace_s: float) -> None:
@@ -438,7 +449,7 @@ class ProcessTransport(Transport):
         self._ready.close()
         # Not closed: arrays that were handed out do not keep it open, they keep it alive, and it is
         # unmapped with the last of them.
-        self._memory = None
+        self._memory = self._mail = None
         for fd in self._shared_fds:
             forget_fd(fd)
             os.close(fd)
