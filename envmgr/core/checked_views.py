@@ -6,7 +6,7 @@ observation. These raise instead. They cost time: they are for finding such a mi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -66,7 +66,7 @@ def _plain(value: Any) -> Any:
     """Return a value with its checked views checked, as ordinary arrays."""
     if isinstance(value, CheckedView):
         value.check()
-        return value.view(np.ndarray)
+        return np.ndarray.view(value, np.ndarray)
     if isinstance(value, (list, tuple)):
         return type(value)(map(_plain, value))
     return value
@@ -99,48 +99,6 @@ class CheckedView(np.ndarray[Any, Any]):
         self.check()
         return super().__getitem__(key)
 
-    def __setitem__(self, key: Any, value: Any) -> None:
-        self.check()
-        super().__setitem__(key, value)
-
-    def __iter__(self) -> Iterator[Any]:
-        self.check()
-        return super().__iter__()
-
-    def __repr__(self) -> str:
-        return repr(_plain(self))
-
-    def __str__(self) -> str:
-        return str(_plain(self))
-
-    def __reduce__(self) -> Any:
-        return _plain(self).__reduce__()
-
-    def __array__(self, *args: Any, **kwargs: Any) -> Any:
-        """Return an ordinary array."""
-        return _plain(self).__array__(*args, **kwargs)
-
-    def copy(self, *args: Any, **kwargs: Any) -> Any:
-        """Return an ordinary array of its own."""
-        return _plain(self).copy(*args, **kwargs)
-
-    def astype(self, *args: Any, **kwargs: Any) -> Any:
-        """Return an ordinary array of another dtype."""
-        return _plain(self).astype(*args, **kwargs)
-
-    def tolist(self) -> Any:
-        """Return nested lists of Python's numbers."""
-        return _plain(self).tolist()
-
-    def tobytes(self, *args: Any, **kwargs: Any) -> bytes:
-        """Return the bytes."""
-        result: bytes = _plain(self).tobytes(*args, **kwargs)
-        return result
-
-    def item(self, *args: Any) -> Any:
-        """Return one element as a Python number."""
-        return _plain(self).item(*args)
-
 
 def _of_plain(name: str) -> Callable[..., Any]:
     """Return a method that is that of an ordinary array."""
@@ -153,6 +111,18 @@ def _of_plain(name: str) -> Callable[..., Any]:
     return method
 
 
-# numpy's own go on to __array_ufunc__, and keep the array alive for ever when that raises.
-for _name in ("sum", "mean", "std", "var", "prod", "min", "max", "any", "all", "argmin", "argmax"):
-    setattr(CheckedView, _name, _of_plain(_name))
+_GIVE_VIEWS = frozenset(
+    ("view", "reshape", "ravel", "transpose", "swapaxes", "squeeze", "diagonal", "getfield")
+)
+"""Methods whose results are checked when they are used, as they share the memory."""
+
+# numpy's own methods go on to __array_ufunc__, and keep the array alive for ever when that raises;
+# or they read the memory without a question.
+for _name in (
+    *(name for name in dir(np.ndarray) if name[0] != "_" and callable(getattr(np.ndarray, name))),
+    *("__setitem__", "__contains__", "__repr__", "__str__", "__format__"),
+    *("__float__", "__int__", "__index__", "__bool__", "__complex__"),
+    *("__reduce__", "__copy__", "__deepcopy__", "__array__"),
+):
+    if _name not in _GIVE_VIEWS:
+        setattr(CheckedView, _name, _of_plain(_name))

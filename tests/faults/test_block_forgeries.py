@@ -7,12 +7,12 @@ awaited is as if it were not there, and what answers it and makes no sense fails
 
 from __future__ import annotations
 
-import json
 import struct
 import sys
 from functools import partial
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -57,9 +57,10 @@ def reached() -> tuple[Block, PostedSteps]:
     return posted._envs[0].block, posted
 
 
-def info_bytes(description: Any, values: bytes = b"") -> bytes:
-    header = json.dumps(description).encode()
-    return struct.pack("<HH", len(header), len(values)) + header + values
+def info_bytes(value: Any, n_missing: int = 0) -> bytes:
+    packed = msgspec.msgpack.encode(value)
+    packed = packed[: len(packed) - n_missing]
+    return struct.pack("<H", len(packed)) + packed
 
 
 RESETS = int(AfterStep.RESETS) << AFTER_SHIFT
@@ -71,11 +72,14 @@ MALFORMED: dict[str, dict[str, Any]] = {
     "another kind of rewards that is none": {"flags": 6 << REWARD_SHIFT},
     "an info of zeros": {"flags": HAS_INFO, "info": bytes(32)},
     "an info of ones": {"flags": HAS_INFO, "info": b"\xff" * 248},
-    "an info too short": {"flags": HAS_INFO, "info": info_bytes([[["forged"], "d"]])},
-    "an info with objects": {"flags": HAS_INFO, "info": info_bytes([[["forged"], "a|O8;1"]])},
+    "an info too short": {"flags": HAS_INFO, "info": info_bytes({"forged": 1.5}, 1)},
+    "an info with objects": {
+        "flags": HAS_INFO,
+        "info": info_bytes({"forged": msgspec.msgpack.Ext(1, b"|O8;1;12345678")}),
+    },
     "an info of many things": {
         "flags": HAS_INFO,
-        "info": info_bytes([[["forged"], "a<f8;99999999999999999999"]]),
+        "info": info_bytes({"forged": msgspec.msgpack.Ext(1, b"<f8;99999999999999999999;")}),
     },
     "an end in no slot": {"flags": DONE | RESETS | SLOT_BITS},
     "an end with a strange info": {"flags": DONE | HAS_INFO | RESETS, "info": b"\xff" * 248},

@@ -5,7 +5,6 @@ python -m tests.fuzz.blocks 100000
 
 from __future__ import annotations
 
-import json
 import logging
 import random
 import struct
@@ -17,6 +16,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from msgspec import msgpack
+from msgspec.msgpack import Ext
 
 from envmgr.errors import EnvFailure
 from envmgr.spaces import ValueMismatchError
@@ -109,16 +110,38 @@ class _Scribbler:
         return np.frombuffer((changed % (1 << bits)).to_bytes(bits // 8, "little"), dtype)[0]
 
 
-_CODES = (
-    *("d", "q", "?", "n", "{}", "u3", "u0", "u-1", "u99999999999", "", "x", "u", "a", "g"),
-    *("g<f8", "g<f4", "gO", "g<f99", "a<f8;2", "a<f8;-1", "a<f8;99999999", "a<f8;;;", "a|O8;1"),
-    *("a<f8;4294967296,4294967296", "a<U9;1", "a|V8;1", "a<f8;0,99999999999999", "a>i2;2,2"),
-    *("a<f8;9223372036854775807,2", "g<M8", "a<f1;1", "a<i3;1"),
+_DTYPES = (
+    b"<f8",
+    b"<f4",
+    b"|O8",
+    b"<f99",
+    b"<U9",
+    b"|V8",
+    b">i2",
+    b"<M8",
+    b"<f1",
+    b"<i3",
+    b"",
+    b"\xff",
 )
-_PATHS: tuple[Any, ...] = (
-    *(["a"], ["b"], ["a", "b"], ["a", "b", "c"], [], "a", None, [1], [None], [["a"]], 3, {"a": 1}),
-    *(["abnormal"], ["terminated"], ["error"], ["\ud800"], ["x" * 50]),
+_SHAPES = (
+    *(b"", b"2", b"-1", b"2,2", b"99999999", b";;", b"x", b"4294967296,4294967296"),
+    *(b"99999999999999999999", b"0,99999999999999", b"9223372036854775807,2"),
 )
+_KEYS: tuple[Any, ...] = ("a", "b", "", "abnormal", "terminated", "error", "x" * 50, 1, None, (1,))
+
+
+def _made_up(rng: random.Random, depth: int = 0) -> Any:
+    """Return a value that MessagePack holds, whether or not it could be (part of) an info."""
+    sort = rng.randrange(5)
+    if sort == 0 and depth < 3:
+        return {rng.choice(_KEYS): _made_up(rng, depth + 1) for _ in range(rng.randrange(4))}
+    if sort == 1 and depth < 3:
+        return [_made_up(rng, depth + 1) for _ in range(rng.randrange(4))]
+    if sort == 2:
+        return rng.choice((None, True, 3, -1, 1 << 63, 1.5, "x", b"x"))
+    parts = rng.choice(_DTYPES), rng.choice(_SHAPES), rng.randbytes(8 * rng.randrange(4))
+    return Ext(rng.choice((1, 1, 2, 2, 0, 3, -1)), b";".join(parts))
 
 
 def info_bytes(rng: random.Random) -> bytes:
@@ -134,20 +157,16 @@ def info_bytes(rng: random.Random) -> bytes:
             data[rng.randrange(len(data))] = rng.getrandbits(8)
         return bytes(data)
     if sort == 2:
-        depth = rng.choice((10, 100))
-        return _framed(b"[" * depth + b"]" * depth, b"", rng)
-    entries = [[rng.choice(_PATHS), rng.choice(_CODES)] for _ in range(rng.randrange(4))]
-    header: Any = entries
-    if sort == 3 and rng.random() < 0.5:
-        header = rng.choice((None, 3, "x", {"a": 1}, [1, 2], [[]], [["a"]], [["a", "d", 3]]))
-    return _framed(json.dumps(header).encode(), rng.randbytes(rng.randrange(60)), rng)
+        return _framed(rng.choice((b"\x91", b"\x81\xa1x")) * rng.choice((10, 100)), rng)
+    value = _made_up(rng) if sort == 3 else {"a": _made_up(rng), "b": {"c": _made_up(rng)}}
+    return _framed(msgpack.encode(value), rng)
 
 
-def _framed(header: bytes, values: bytes, rng: random.Random) -> bytes:
-    lengths = [len(header), len(values)]
+def _framed(packed: bytes, rng: random.Random) -> bytes:
+    length = len(packed)
     if rng.random() < 0.2:
-        lengths[rng.randrange(2)] = rng.choice((0, 1, 0xFFFF, len(header) + 1))
-    return (struct.pack("<HH", *lengths) + header + values)[:INFO_BYTES]
+        length = rng.choice((0, 1, 0xFFFF, length + 1, max(length - 1, 0)))
+    return (struct.pack("<H", length) + packed)[:INFO_BYTES]
 
 
 def fuzz_infos(n: int, seed: int = 0) -> Counter[str]:

@@ -20,9 +20,8 @@ from typing import Any
 import numpy as np
 
 from envmgr.errors import EnvFailure, EnvManagerError
-from envmgr.wire import frames
 from envmgr.wire.frames import HEADER_BYTES, MAX_PAYLOAD_BYTES, encode, split_frame
-from envmgr.wire.messages import Attribute, EnvDescription, Message, Op, RemoteFailure
+from envmgr.wire.messages import Attribute, EnvDescription, FailureKind, Message, Op, RemoteFailure
 from tests.fuzz.wire import PIPE_BYTES, WINDOW_S, Wire, Worker
 
 MUTATED_SHARE = 0.3
@@ -284,10 +283,8 @@ _THINGS: tuple[Callable[[random.Random], Any], ...] = (
     lambda rng: EnvDescription(*[_thing(rng) for _ in range(6)]),
     lambda rng: _hollow(RemoteFailure),
     lambda rng: _failure(kind=_thing(rng), during="step", message=_thing(rng)),
-    lambda rng: _failure(kind=frames.FailureKind(rng.randrange(6)), during=_thing(rng)),
-    lambda rng: RemoteFailure(
-        frames.FailureKind(rng.randrange(6)), "step", "E", "m", "t", _thing(rng)
-    ),
+    lambda rng: _failure(kind=FailureKind(rng.randrange(6)), during=_thing(rng)),
+    lambda rng: RemoteFailure(FailureKind(rng.randrange(6)), "step", "E", "m", "t", _thing(rng)),
     lambda rng: Attribute(rng.choice((True, "no")), _thing(rng)),
     lambda rng: EnvFailure("forged", env_id=0, during="step"),
     lambda rng: Message(Op.STEP, 0, 0, 1, None),

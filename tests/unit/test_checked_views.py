@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import pickle
 from collections.abc import Callable
 from typing import Any
@@ -23,6 +24,19 @@ USES: dict[str, Callable[[Any], Any]] = {
     "np.sum": np.sum,
     "mean": lambda view: view.mean(),
     "max": lambda view: view.max(),
+    "a product": lambda view: view.dot(view),
+    "cumsum": lambda view: view.cumsum(),
+    "flatten": lambda view: view.flatten(),
+    "ravel": lambda view: view.ravel() + 1,
+    "another shape": lambda view: view.reshape(-1)[0],
+    "transposed": lambda view: view.T[0],
+    "sort in place": lambda view: view.sort(),
+    "fill": lambda view: view.fill(1.0),
+    "a number of it": lambda view: float(view[:1].reshape(())),
+    "truth": lambda view: bool(view[:1]),
+    "contains": lambda view: 3.0 in view,
+    "format": lambda view: f"{view}",
+    "deep copy": copy.deepcopy,
     "stack": lambda view: np.stack([view, view]),
     "concatenate": lambda view: np.concatenate((view, np.zeros(1))),
     "copy": lambda view: view.copy(),
@@ -79,6 +93,9 @@ def test_what_is_computed_is_an_ordinary_array() -> None:
         view + 1,
         view.copy(),
         view.astype(int),
+        view.flatten(),
+        view.cumsum(),
+        copy.deepcopy(view),
         np.stack([view]),
         pickle.loads(pickle.dumps(view)),
     ]
