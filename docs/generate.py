@@ -19,7 +19,7 @@ from typing import Any
 import envmgr
 from envmgr import collect, errors, lifecycle, testing
 from envmgr.config import CollectConfig, EnvConfig, ManagerConfig, schema_markdown
-from envmgr.config.schema import show_value
+from envmgr.config.checks import show_value
 from envmgr.core import ArrayBatch
 from envmgr.lifecycle import EnvState
 from envmgr.manager import EnvManager

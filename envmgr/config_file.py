@@ -7,7 +7,7 @@ may be left out.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,20 +22,16 @@ from envmgr.config import (
     to_easydict,
     to_plain,
 )
-from envmgr.config.imports import (
-    ImportPolicy,
-    check_env_id,
-    file_policy,
-    import_modules,
-    import_object,
-)
-from envmgr.config.paths import check_confined, check_wrapper_paths
-from envmgr.config.schema import as_mapping, check_keys, checks_of, show_value, unknown_key
+from envmgr.config.checks import show_value
+from envmgr.config.env_factories import check_imports
+from envmgr.config.imports import ImportPolicy, file_policy, import_object
+from envmgr.config.paths import check_confined
+from envmgr.config.schema import Section, as_mapping, check_keys, checks_of, unknown_key
 from envmgr.config.yaml_text import MAX_BYTES, dump_yaml, load_yaml
 from envmgr.errors import ConfigError, UnknownKeyError
-from envmgr.registry import ENV_MANAGER_REGISTRY, default_config_of
+from envmgr.registry import ENV_MANAGER_REGISTRY, default_config_of, kind_of
 
-SECTIONS: Mapping[str, type[EnvConfig] | type[ManagerConfig] | type[CollectConfig]] = {
+SECTIONS: Mapping[str, type[Section]] = {
     "env": EnvConfig,
     "manager": ManagerConfig,
     "collect": CollectConfig,
@@ -109,13 +105,16 @@ def resolve_config(
 
     env = EnvConfig.from_mapping(given.get("env"))
     collect = CollectConfig.from_mapping(given.get("collect"))
-    kind, manager_cls = _kind_of(given.get("manager"), policy)
+    kind = kind_of({"type": "base", **as_mapping(given.get("manager"), "manager")}, policy)
+    manager_cls = ENV_MANAGER_REGISTRY.get(kind)
     preset = default_config_of(manager_cls, kind)
     manager = ManagerConfig.from_mapping(given.get("manager"), preset)
     transport_cls = getattr(manager_cls, "_transport_cls", None)  # not in classes of others
     check_kind(manager, hides_resets=transport_cls is None or transport_cls.works_alone)
     if policy is not None:
-        _check_imports(env, collect, policy)
+        check_imports(env, policy)
+        if collect.policy != "random":
+            import_object(collect.policy, allow=policy, key="collect.policy")
         if origins.get(("collect", "output")) == origin:
             check_output(collect.output)
     values = {"env": env.to_dict(), "manager": manager.to_dict(), "collect": collect.to_dict()}
@@ -190,16 +189,6 @@ def _check_sections(given: Mapping[Any, Any]) -> None:
         raise unknown_key(name, SECTIONS, "the config")
 
 
-def _kind_of(
-    section: Mapping[str, Any] | None, policy: ImportPolicy | None
-) -> tuple[str, Callable[..., Any]]:
-    """Return the registry key of a manager section and what is registered under it."""
-    named = {k: v for k, v in (section or {}).items() if k in ("type", "import_names")}
-    checked = ManagerConfig.from_mapping(named)
-    import_modules(checked.import_names, policy=policy)
-    return checked.type, ENV_MANAGER_REGISTRY.get(checked.type)
-
-
 def check_output(path: str | None) -> None:
     """Refuse a `collect.output` of a config file that leads out of the working directory.
 
@@ -209,20 +198,6 @@ def check_output(path: str | None) -> None:
     if path is not None:
         instead = "Name that folder with --output on the command line."
         check_confined(path, "collect.output", instead)
-
-
-def _check_imports(env: EnvConfig, collect: CollectConfig, policy: ImportPolicy) -> None:
-    """Import what a file names, so that what is not allowed or missing is found before the run."""
-    if env.id is not None:
-        check_env_id(env.id, policy)
-    if env.entry is not None:
-        import_object(env.entry, allow=policy, key="env.entry")
-    for index, wrapper in enumerate(env.wrappers):
-        key = f"env.wrappers[{index}]"
-        found = import_object(wrapper["path"], allow=policy, key=key)
-        check_wrapper_paths(found, wrapper["kwargs"], key)
-    if collect.policy != "random":
-        import_object(collect.policy, allow=policy, key="collect.policy")
 
 
 def _apply_override(given: dict[str, Any], override: str, origins: dict[_Path, str]) -> None:

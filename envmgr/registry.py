@@ -11,9 +11,9 @@ from typing import Any, TypeVar
 from easydict import EasyDict
 
 from envmgr.config import ManagerConfig, deep_merge, default_manager_config, to_easydict, to_plain
-from envmgr.config.checks import text
-from envmgr.config.imports import import_modules
-from envmgr.config.schema import as_mapping, check_keys, check_value, nearest, show_value
+from envmgr.config.checks import check_value, nearest, show_value, text
+from envmgr.config.imports import ImportPolicy, import_modules
+from envmgr.config.schema import as_mapping, check_keys
 from envmgr.errors import ConfigError, UnknownKeyError
 from envmgr.types import EnvFactory
 
@@ -210,7 +210,7 @@ def get_env_manager_cls(cfg: Mapping[str, Any]) -> Any:
         UnknownKeyError: no kind of that name; the known ones are named.
         ConfigError: `type` is missing, or a module of `import_names` cannot be imported.
     """
-    return ENV_MANAGER_REGISTRY.get(_kind_of(cfg))
+    return ENV_MANAGER_REGISTRY.get(kind_of(cfg))
 
 
 def create_env_manager(cfg: Mapping[str, Any], env_fn: Sequence[EnvFactory], **kwargs: Any) -> Any:
@@ -226,7 +226,7 @@ def create_env_manager(cfg: Mapping[str, Any], env_fn: Sequence[EnvFactory], **k
         UnknownKeyError: no such kind or config key.
         ConfigError: a value is not allowed.
     """
-    key = _kind_of(cfg)
+    key = kind_of(cfg)
     manager_cls = ENV_MANAGER_REGISTRY.get(key)
     check_keys(cfg, ManagerConfig, "manager")
     merged = deep_merge(default_config_of(manager_cls, key), cfg, "manager")
@@ -234,7 +234,16 @@ def create_env_manager(cfg: Mapping[str, Any], env_fn: Sequence[EnvFactory], **k
     return manager_cls(env_fn=env_fn, cfg=to_easydict(merged), **kwargs)
 
 
-def _kind_of(cfg: Mapping[str, Any]) -> str:
+def kind_of(cfg: Mapping[str, Any], policy: ImportPolicy | None = None) -> str:
+    """Return the registry key that a manager section names, after importing its `import_names`.
+
+    Args:
+        cfg: the section.
+        policy: what may be imported; None is everything.
+
+    Raises:
+        ConfigError: `type` is missing, or a module cannot be imported.
+    """
     section = as_mapping(cfg, "manager")
     if "type" not in section:
         raise ConfigError(
@@ -242,5 +251,5 @@ def _kind_of(cfg: Mapping[str, Any]) -> str:
             f"{', '.join(ENV_MANAGER_REGISTRY.keys())}."
         )
     checked = ManagerConfig(type=section["type"], import_names=section.get("import_names") or ())
-    import_modules(checked.import_names)
+    import_modules(checked.import_names, policy=policy)
     return checked.type

@@ -2,13 +2,79 @@
 
 from __future__ import annotations
 
+import difflib
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from envmgr.config.schema import Check, Refused, nearest, show_value
+from envmgr.errors import ConfigError
+
+
+class Refused(Exception):
+    """A value that a check does not accept; the text says what is wrong in it, and may be empty."""
+
+
+@dataclass(frozen=True)
+class Check:
+    """What a key accepts.
+
+    Attributes:
+        allowed: the accepted values, in words, to follow "must be".
+        convert: returns the value in its one normal form, or raises `Refused`.
+    """
+
+    allowed: str
+    convert: Callable[[Any], Any]
+
+
+def show_value(value: object, limit: int = 80) -> str:
+    """Return `value` as users write it in YAML, cut at `limit` characters, for a message."""
+    if value is None or isinstance(value, (bool, np.bool_)):
+        text = {None: "null", True: "true", False: "false"}[None if value is None else bool(value)]
+    elif isinstance(value, (float, np.floating)) and not math.isfinite(value):
+        text = ".nan" if math.isnan(value) else (".inf" if value > 0 else "-.inf")
+    elif isinstance(value, np.generic):
+        text = repr(value.item())
+    else:
+        text = _repr(value)
+    return text if len(text) <= limit else text[: limit - 3] + "..."
+
+
+def _repr(value: object) -> str:
+    try:
+        return " ".join(repr(value).splitlines())
+    except Exception:  # a broken __repr__, or an int of more digits than Python converts
+        return f"<{type(value).__name__}>"
+
+
+def nearest(name: object, known: Iterable[str]) -> str | None:
+    """Return the known name most like `name`, or None if none is alike."""
+    if not isinstance(name, str):
+        return None
+    by_lower_case = {word.lower(): word for word in known}
+    found = difflib.get_close_matches(name.lower(), by_lower_case, n=1, cutoff=0.6)
+    return by_lower_case[found[0]] if found else None
+
+
+def check_value(check: Check, value: object, path: str) -> Any:
+    """Return `value` in its normal form.
+
+    Raises:
+        ConfigError: the value is not allowed; the message names the key's path, the value found
+            and what is allowed.
+    """
+    try:
+        return check.convert(value)
+    except Refused as refusal:
+        detail = f" ({refusal})" if str(refusal) else ""
+        raise ConfigError(
+            f"{path} is {show_value(value)} ({type(value).__name__}){detail}, but must be "
+            f"{check.allowed}. Correct the value, or leave the key out to get its default."
+        ) from None
+
 
 MAX_SECONDS = 1e6
 """Longest time limit; what is meant to be without limit is null. (`poll` overflows at 2**31 ms.)"""
@@ -90,6 +156,17 @@ MAX_TEXT = 1000
 """Most characters of a string that names something; messages repeat it."""
 
 
+def named(allowed: str, fits: Callable[[str], bool]) -> Check:
+    """A string of some form."""
+
+    def convert(value: Any) -> str:
+        if not isinstance(value, str) or not fits(value):
+            raise Refused
+        return value
+
+    return Check(allowed, convert)
+
+
 def text() -> Check:
     """A string that is not empty."""
 
@@ -153,8 +230,8 @@ def as_items(value: object) -> Sequence[Any]:
     return value
 
 
-def list_of(check: Check, *, at_least: int = 0) -> Check:
-    """A list (kept as a tuple) of what `check` accepts."""
+def list_of(check: Check, *, at_least: int = 0, allowed: str = "") -> Check:
+    """A list (kept as a tuple) of what `check` accepts; `allowed` may say that in other words."""
 
     def convert(value: Any) -> tuple[Any, ...]:
         items = as_items(value)
@@ -164,8 +241,9 @@ def list_of(check: Check, *, at_least: int = 0) -> Check:
         for index, item in enumerate(items):
             try:
                 result.append(check.convert(item))
-            except Refused:
-                raise Refused(f"entry {index} is {show_value(item)}") from None
+            except Refused as refusal:
+                detail = f": {refusal}" if str(refusal) else f" is {show_value(item)}"
+                raise Refused(f"entry {index}{detail}") from None
         return tuple(result)
 
-    return Check(f"a list of entries that are {check.allowed}", convert)
+    return Check(allowed or f"a list of entries that are {check.allowed}", convert)

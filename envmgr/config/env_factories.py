@@ -17,10 +17,10 @@ import gymnasium
 from gymnasium.envs import registration
 from gymnasium.envs.registration import EnvSpec
 
+from envmgr.config.checks import show_value
 from envmgr.config.imports import ImportPolicy, check_env_id, import_modules, import_object
 from envmgr.config.merge import to_plain
 from envmgr.config.paths import check_wrapper_paths
-from envmgr.config.schema import show_value
 from envmgr.config.sections import EnvConfig
 from envmgr.errors import ConfigError
 from envmgr.types import EnvFactory
@@ -92,31 +92,45 @@ def env_factories(
     if type(env_num) is not int or env_num < 1:
         raise ConfigError(f"env_num is {show_value(env_num)}, but must be an integer >= 1")
     config = env_cfg if isinstance(env_cfg, EnvConfig) else EnvConfig.from_mapping(env_cfg)
+    check_imports(config, policy)
     module = None
     source: EnvSpec | str
     if config.id is not None:
-        source, module = _registration(config.id, policy)
+        source, module = _registration(config.id)
     elif config.entry is not None:
         source = config.entry
-        import_object(source, allow=policy, key="env.entry")
     else:
         raise ConfigError(
             "the config does not say which env to build; give env.id (a gymnasium id such as "
             "CartPole-v1) or env.entry (package.module:callable)"
         )
+    wrappers = tuple(ConfiguredWrapper(w["path"], to_plain(w["kwargs"])) for w in config.wrappers)
+    return [ConfiguredEnv(source, to_plain(config.kwargs), wrappers, module)] * env_num
+
+
+def check_imports(config: EnvConfig, policy: ImportPolicy | None) -> None:
+    """Import what a section names, so that what is missing or not allowed is found before the run.
+
+    Args:
+        config: the section.
+        policy: what may be imported; None is everything.
+
+    Raises:
+        ConfigError: a name is not allowed, or names something that does not exist.
+    """
+    if config.id is not None and policy is not None:
+        check_env_id(config.id, policy)
+    if config.entry is not None:
+        import_object(config.entry, allow=policy, key="env.entry")
     for index, wrapper in enumerate(config.wrappers):
         key = f"env.wrappers[{index}]"
         found = import_object(wrapper["path"], allow=policy, key=key)
         if policy is not None:
             check_wrapper_paths(found, wrapper["kwargs"], key)
-    wrappers = tuple(ConfiguredWrapper(w["path"], to_plain(w["kwargs"])) for w in config.wrappers)
-    return [ConfiguredEnv(source, to_plain(config.kwargs), wrappers, module)] * env_num
 
 
-def _registration(env_id: str, policy: ImportPolicy | None) -> tuple[EnvSpec, str | None]:
+def _registration(env_id: str) -> tuple[EnvSpec, str | None]:
     """Return what gymnasium knows of an id, and the module to import for it."""
-    if policy is not None:
-        check_env_id(env_id, policy)
     module, colon, name = env_id.partition(":")
     if colon:
         import_modules([module], key="env.id")

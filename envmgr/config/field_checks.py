@@ -2,42 +2,31 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
-from envmgr.config.checks import MAX_TEXT, as_items, integer, list_of, or_null, text
+from envmgr.config.checks import (
+    MAX_TEXT,
+    Check,
+    Refused,
+    as_items,
+    integer,
+    list_of,
+    named,
+    or_null,
+    show_value,
+    text,
+)
 from envmgr.config.merge import to_plain
-from envmgr.config.schema import Check, Refused, show_value, unknown_key
-
-ENV_VARIABLE_KEYS = ("allow", "deny", "set")
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerEnv:
-    """Which environment variables a worker gets.
-
-    Attributes:
-        allow: glob patterns (`OMP_*`); variables of the parent that match one are passed on.
-        deny: glob patterns; variables that match one are not passed on, whatever `allow` says.
-        set: variables set in the worker, after `allow` and `deny`.
-    """
-
-    allow: tuple[str, ...] = ("*",)
-    deny: tuple[str, ...] = ()
-    set: Mapping[str, str] = dataclasses.field(default_factory=dict)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the form that a config holds."""
-        return {"allow": list(self.allow), "deny": list(self.deny), "set": dict(self.set)}
+from envmgr.config.schema import Section, check_keys, checks_of, option
 
 
 def seed_list() -> Check:
     """A seed for each env, kept as a tuple."""
-    entries = list_of(or_null(integer(0)), at_least=1)
-    return Check("a list of integers >= 0 or null, one for each env", entries.convert)
+    allowed = "a list of integers >= 0 or null, one for each env"
+    return list_of(or_null(integer(0)), at_least=1, allowed=allowed)
 
 
 def seed_mapping() -> Check:
@@ -80,11 +69,10 @@ def affinity() -> Check:
     return Check("a list of core numbers, or one such list for each worker", convert)
 
 
-def worker_env() -> Check:
-    """Rules for environment variables, kept as a `WorkerEnv`."""
-    patterns = list_of(text())
+def variables() -> Check:
+    """Environment variables by name; null is none."""
 
-    def variables(value: Any) -> dict[str, str]:
+    def convert(value: Any) -> dict[str, str]:
         if not isinstance(value, Mapping):
             raise Refused("`set` is not a mapping")
         for name, content in value.items():
@@ -97,21 +85,7 @@ def worker_env() -> Check:
                 )
         return dict(value)
 
-    def convert(value: Any) -> WorkerEnv:
-        if isinstance(value, WorkerEnv):
-            value = value.to_dict()
-        if not isinstance(value, Mapping):
-            raise Refused
-        for key in value:
-            if key not in ENV_VARIABLE_KEYS:
-                raise unknown_key(key, ENV_VARIABLE_KEYS, "manager.worker_env")
-        lists = {k: patterns.convert(value[k]) for k in ("allow", "deny") if k in value}
-        return WorkerEnv(**lists, set=variables(value.get("set") or {}))
-
-    return Check(
-        "a mapping with `allow` and `deny` (lists of name patterns) and `set` (name: string)",
-        convert,
-    )
+    return or_null(Check("a mapping of names to strings", convert), null_is={})
 
 
 def _is_variable(text: object) -> bool:
@@ -125,49 +99,68 @@ def _is_variable(text: object) -> bool:
     return True
 
 
-def module_name() -> Check:
-    """The dotted name of a module."""
+@dataclass(frozen=True, slots=True)
+class WorkerEnv(Section):
+    """Which environment variables a worker gets.
 
-    def convert(value: Any) -> str:
-        if not isinstance(value, str) or not _is_dotted(value):
-            raise Refused
-        return value
+    Attributes:
+        allow: glob patterns (`OMP_*`); variables of the parent that match one are passed on.
+        deny: glob patterns; variables that match one are not passed on, whatever `allow` says.
+        set: variables set in the worker, after `allow` and `deny`.
+    """
 
-    return Check("a dotted module name", convert)
+    PATH: ClassVar[str] = "manager.worker_env"
 
-
-def object_name() -> Check:
-    """`package.module:callable`; the part after the colon may be dotted."""
-
-    def convert(value: Any) -> str:
-        if not isinstance(value, str) or value.count(":") != 1:
-            raise Refused
-        if not all(_is_dotted(part) for part in value.split(":")):
-            raise Refused
-        return value
-
-    return Check("a name of the form `package.module:callable`", convert)
+    allow: tuple[str, ...] = option(("*",), list_of(text()), "patterns of what is passed on")
+    deny: tuple[str, ...] = option((), list_of(text()), "patterns of what is not")
+    set: Mapping[str, str] = option(None, variables(), "what is set besides")
 
 
-def object_path() -> Check:
-    """`package.module:Name` or `package.module.Name`."""
-    with_colon = object_name()
+def worker_env() -> Check:
+    """Rules for environment variables, kept as a `WorkerEnv`."""
 
-    def convert(value: Any) -> str:
-        if isinstance(value, str) and "." in value and _is_dotted(value):
+    def convert(value: Any) -> WorkerEnv:
+        if isinstance(value, WorkerEnv):
             return value
-        return cast(str, with_colon.convert(value))
+        if not isinstance(value, Mapping):
+            raise Refused
+        check_keys(value, WorkerEnv, WorkerEnv.PATH)
+        checks = checks_of(WorkerEnv)
+        return WorkerEnv(**{name: checks[name].convert(part) for name, part in value.items()})
 
-    return Check("a name of the form `package.module:callable` or `package.module.Name`", convert)
-
-
-def policy_name() -> Check:
-    """`random`, or the name of a callable."""
-    named = object_name()
     return Check(
-        f"`random`, or {named.allowed}",
-        lambda value: value if value == "random" else named.convert(value),
+        "a mapping with `allow` and `deny` (lists of name patterns) and `set` (name: string)",
+        convert,
     )
+
+
+def _is_dotted(name: str) -> bool:
+    return len(name) <= MAX_TEXT and all(part.isidentifier() for part in name.split("."))
+
+
+def _has_colon(name: str) -> bool:
+    return name.count(":") == 1 and all(map(_is_dotted, name.split(":")))
+
+
+def _is_path(name: str) -> bool:
+    return _has_colon(name) or ("." in name and _is_dotted(name))
+
+
+MODULE_NAME = named("a dotted module name", _is_dotted)
+"""The dotted name of a module."""
+
+OBJECT_NAME = named("a name of the form `package.module:callable`", _has_colon)
+"""`package.module:callable`; the part after the colon may be dotted."""
+
+OBJECT_PATH = named(
+    "a name of the form `package.module:callable` or `package.module.Name`", _is_path
+)
+"""`package.module:Name` or `package.module.Name`."""
+
+POLICY_NAME = named(
+    f"`random`, or {OBJECT_NAME.allowed}", lambda name: name == "random" or _has_colon(name)
+)
+"""`random`, or the name of a callable."""
 
 
 def free_mapping() -> Check:
@@ -198,28 +191,14 @@ def wrapper_list() -> Check:
             raise Refused("exactly one of `path` and its other name `entry` is needed")
         path = given.get("path", given.get("entry"))
         try:
-            named = object_path().convert(path)
+            path = OBJECT_PATH.convert(path)
         except Refused:
             raise Refused(f"{show_value(path)} is no dotted path") from None
-        return {"path": named, "kwargs": arguments.convert(given.get("kwargs"))}
+        return {"path": path, "kwargs": arguments.convert(given.get("kwargs"))}
 
-    def convert(value: Any) -> tuple[dict[str, Any], ...]:
-        if value is None:
-            return ()
-        checked = []
-        for index, item in enumerate(as_items(value)):
-            try:
-                checked.append(one(item))
-            except Refused as refusal:
-                raise Refused(f"entry {index}: {refusal}") from None
-        return tuple(checked)
-
-    return Check(
+    allowed = (
         "a list of dotted paths (`package.module.Wrapper`) or of mappings with `path` and, if "
-        "wanted, `kwargs`",
-        convert,
+        "wanted, `kwargs`"
     )
-
-
-def _is_dotted(name: str) -> bool:
-    return len(name) <= MAX_TEXT and all(part.isidentifier() for part in name.split("."))
+    wrappers = or_null(list_of(Check("a wrapper", one), allowed=allowed), null_is=())
+    return Check(allowed, wrappers.convert)

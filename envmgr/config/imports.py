@@ -32,9 +32,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, cast
 
-from envmgr.config.checks import list_of
-from envmgr.config.field_checks import module_name, object_path
-from envmgr.config.schema import check_value, nearest
+from envmgr.config.checks import check_value, list_of, nearest
+from envmgr.config.field_checks import MODULE_NAME, OBJECT_PATH
 from envmgr.errors import ConfigError
 
 OWN_MODULES = ("envmgr.testing", "envmgr.env", "envmgr.collect")
@@ -127,7 +126,7 @@ def checked_prefixes(allow_imports: Sequence[str] | None) -> tuple[str, ...]:
         ConfigError: it is not a list of dotted module names.
     """
     given = () if allow_imports is None else allow_imports
-    prefixes: tuple[str, ...] = check_value(list_of(module_name()), given, "allow_imports")
+    prefixes: tuple[str, ...] = check_value(list_of(MODULE_NAME), given, "allow_imports")
     return prefixes
 
 
@@ -145,7 +144,7 @@ def import_object(
         ConfigError: the name is malformed, not allowed, not found (the message says where it was
             looked for, and names the nearest attribute), not callable, or its module fails.
     """
-    module, attributes = _split(check_value(object_path(), name, key))
+    module, attributes = _split(check_value(OBJECT_PATH, name, key))
     policy = allow
     if policy is not None and not isinstance(policy, ImportPolicy):
         policy = ImportPolicy(checked_prefixes(policy))
@@ -184,7 +183,7 @@ def check_env_id(env_id: str, policy: ImportPolicy) -> None:
     """
     module, colon, _ = env_id.partition(":")
     if colon:
-        policy.admit_module(check_value(module_name(), module, "env.id"), env_id, "env.id")
+        policy.admit_module(check_value(MODULE_NAME, module, "env.id"), env_id, "env.id")
 
 
 def _split(path: str) -> tuple[str, list[str]]:

@@ -11,7 +11,7 @@ import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from easydict import EasyDict
 
@@ -24,26 +24,20 @@ from envmgr.config.checks import (
     list_of,
     number,
     or_null,
+    show_value,
     text,
     word,
 )
 from envmgr.config.field_checks import (
+    MODULE_NAME,
     WorkerEnv,
     affinity,
-    module_name,
     seed_list,
     seed_mapping,
     worker_env,
 )
-from envmgr.config.merge import deep_merge, to_easydict
-from envmgr.config.schema import (
-    as_mapping,
-    check_keys,
-    normalise_fields,
-    option,
-    schema_table,
-    show_value,
-)
+from envmgr.config.merge import to_easydict
+from envmgr.config.schema import Section, option, schema_table
 from envmgr.errors import ConfigError
 
 MAX_ENV_NUM = 65536
@@ -56,7 +50,7 @@ _timeout = or_null(number(above=0, unit="seconds"), "no limit")
 
 
 @dataclass(frozen=True, slots=True)
-class ManagerConfig:
+class ManagerConfig(Section):
     """Everything a manager can be told, checked. One field for each key of the config.
 
     Making one checks every field and stores the normal form: whole numbers as int (`inf` for
@@ -67,9 +61,12 @@ class ManagerConfig:
             other; the message names the key path, the value found and what is allowed.
     """
 
+    PATH: ClassVar[str] = "manager"
+    PASSED_OVER: ClassVar[frozenset[str]] = frozenset(("cfg_type",))  # of DI-engine's configs
+
     type: str = option("base", text(), "registry key of the kind of manager")
     import_names: tuple[str, ...] = option(
-        (), list_of(module_name()), "modules to import first, such as those that register kinds"
+        (), list_of(MODULE_NAME), "modules to import first, such as those that register kinds"
     )
     env_num: int | None = option(
         None,
@@ -211,32 +208,49 @@ class ManagerConfig:
     )
     daemon: bool = option(True, boolean(), "false: envs may start processes of their own")
 
-    def __post_init__(self) -> None:
-        normalise_fields(self, "manager")
-        _check_together(self)
+    def _check_together(self) -> None:
         if self.spare_env_num:
-            _check_spares(self)
+            self._check_spares()
+        if self.reset_inplace and not self.auto_reset:
+            raise ConfigError(
+                "manager.reset_inplace is true while manager.auto_reset is false, but an env that "
+                "waits for reset() cannot reset inside its step. Turn one of the two off or on."
+            )
+        if self.env_num is None:
+            return
+        if isinstance(self.num_workers, int) and self.num_workers > self.env_num:
+            raise ConfigError(
+                f"manager.num_workers is {self.num_workers}, but there are {self.env_num} envs to "
+                f"run in them. Give 1 to {self.env_num}, or null for one worker per env."
+            )
+        if isinstance(self.seed, tuple) and len(self.seed) != self.env_num:
+            raise ConfigError(
+                f"manager.seed is a list of {len(self.seed)} seeds for {self.env_num} envs. Give "
+                "one seed (or null) for each env, one integer for all, or a mapping by env_id."
+            )
+        if isinstance(self.seed, Mapping):
+            unknown = sorted(i for i in self.seed if i >= self.env_num)
+            if unknown:
+                raise ConfigError(
+                    f"manager.seed names env_ids {show_value(unknown)}, but the {self.env_num} "
+                    f"envs are 0 to {self.env_num - 1}. Leave them out, or raise manager.env_num."
+                )
 
-    @classmethod
-    def from_mapping(
-        cls, cfg: Mapping[str, Any] | None, preset: Mapping[str, Any] | None = None
-    ) -> ManagerConfig:
-        """Return the checked config of `cfg` on top of `preset` on top of the defaults.
-
-        Args:
-            cfg: the user's keys; a dict or an EasyDict, not changed. None is the empty one.
-                `cfg_type`, which the configs of DI-engine carry along, is passed over.
-            preset: a kind's own defaults, such as `{"wait_num": 2}`; not changed.
-
-        Raises:
-            UnknownKeyError: a key that the schema does not have; the nearest one is named.
-            ConfigError: a value that is not allowed.
-        """
-        user = {k: v for k, v in as_mapping(cfg, "manager").items() if k != "cfg_type"}
-        layers = (as_mapping(preset, "the manager's preset"), user)
-        for layer in layers:
-            check_keys(layer, cls, "manager")
-        return cls(**deep_merge(*layers, path="manager"))
+    def _check_spares(self) -> None:
+        """Refuse spares where they cannot take anybody's place."""
+        keeps = f"manager.spare_env_num is {self.spare_env_num}, but "
+        if not self.auto_reset:
+            raise ConfigError(
+                f"{keeps}manager.auto_reset is false, and spares stand in for automatic resets. "
+                "Leave it 0, or turn auto_reset on."
+            )
+        workers = self.num_workers
+        own = workers is None or (workers != "auto" and self.env_num in (None, workers))
+        if not own:
+            raise ConfigError(
+                f"{keeps}manager.num_workers is {workers}, and a spare can only take the place of "
+                "an env that has its worker to itself. Leave one of the two out."
+            )
 
     def with_env_num(self, n: int) -> ManagerConfig:
         """Return this config for `n` envs, which is `len(env_fn)`.
@@ -250,63 +264,6 @@ class ManagerConfig:
                 f"one factory for each env, or leave manager.env_num null to take their number."
             )
         return dataclasses.replace(self, env_num=n)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return every key with its value as a plain dict of fresh dicts and lists."""
-        return {f.name: _plain(getattr(self, f.name)) for f in dataclasses.fields(self)}
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, WorkerEnv):
-        return value.to_dict()
-    if isinstance(value, Mapping):
-        return dict(value)
-    return [_plain(item) for item in value] if isinstance(value, tuple) else value
-
-
-def _check_together(config: ManagerConfig) -> None:
-    """Refuse keys that contradict each other."""
-    if config.reset_inplace and not config.auto_reset:
-        raise ConfigError(
-            "manager.reset_inplace is true while manager.auto_reset is false, but an env that "
-            "waits for reset() cannot reset inside its step. Turn one of the two off or on."
-        )
-    if config.env_num is None:
-        return
-    if isinstance(config.num_workers, int) and config.num_workers > config.env_num:
-        raise ConfigError(
-            f"manager.num_workers is {config.num_workers}, but there are {config.env_num} envs to "
-            f"run in them. Give 1 to {config.env_num}, or null for one worker per env."
-        )
-    if isinstance(config.seed, tuple) and len(config.seed) != config.env_num:
-        raise ConfigError(
-            f"manager.seed is a list of {len(config.seed)} seeds for {config.env_num} envs. Give "
-            "one seed (or null) for each env, one integer for all, or a mapping by env_id."
-        )
-    if isinstance(config.seed, Mapping):
-        unknown = sorted(i for i in config.seed if i >= config.env_num)
-        if unknown:
-            raise ConfigError(
-                f"manager.seed names env_ids {show_value(unknown)}, but the {config.env_num} "
-                f"envs are 0 to {config.env_num - 1}. Leave them out, or raise manager.env_num."
-            )
-
-
-def _check_spares(config: ManagerConfig) -> None:
-    """Refuse spares where they cannot take anybody's place."""
-    keeps = f"manager.spare_env_num is {config.spare_env_num}, but "
-    if not config.auto_reset:
-        raise ConfigError(
-            f"{keeps}manager.auto_reset is false, and spares stand in for automatic resets. Leave "
-            "it 0, or turn auto_reset on."
-        )
-    workers = config.num_workers
-    own = workers is None or (workers != "auto" and config.env_num in (None, workers))
-    if not own:
-        raise ConfigError(
-            f"{keeps}manager.num_workers is {workers}, and a spare can only take the place of an "
-            "env that has its worker to itself. Leave one of the two out."
-        )
 
 
 def check_kind(config: ManagerConfig, *, hides_resets: bool) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from easydict import EasyDict
 
-from envmgr.config.schema import show_value
+from envmgr.config.checks import show_value
 from envmgr.errors import ConfigError
 
 REPLACED_WHOLE = frozenset({"manager.seed"})

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from envmgr.config.schema import show_value
+from envmgr.config.checks import show_value
 from envmgr.errors import ConfigError
 
 

@@ -1,38 +1,20 @@
 """The schema mechanism: dataclass fields whose metadata hold the check and the text of a key.
 
-A section of a config is a frozen dataclass whose fields are made by `option`. Defaults, checks, the
-names suggested for unknown keys and the generated reference table all come from these fields.
+A section of a config is a `Section`, whose fields are made by `option`. Defaults, checks, the names
+suggested for unknown keys and the generated reference table all come from these fields.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import difflib
-import math
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterable, Mapping
+from typing import Any, ClassVar
 
-import numpy as np
+from typing_extensions import Self
 
+from envmgr.config.checks import Check, check_value, nearest, show_value
+from envmgr.config.merge import deep_merge, to_plain
 from envmgr.errors import ConfigError, UnknownKeyError
-
-
-class Refused(Exception):
-    """A value that a check does not accept; the text says what is wrong in it, and may be empty."""
-
-
-@dataclass(frozen=True)
-class Check:
-    """What a key accepts.
-
-    Attributes:
-        allowed: the accepted values, in words, to follow "must be".
-        convert: returns the value in its one normal form, or raises `Refused`.
-    """
-
-    allowed: str
-    convert: Callable[[Any], Any]
 
 
 def option(default: Any, check: Check, doc: str, default_text: str | None = None) -> Any:
@@ -49,33 +31,62 @@ def option(default: Any, check: Check, doc: str, default_text: str | None = None
     )
 
 
-def show_value(value: object, limit: int = 80) -> str:
-    """Return `value` as users write it in YAML, cut at `limit` characters, for a message."""
-    if value is None or isinstance(value, (bool, np.bool_)):
-        text = {None: "null", True: "true", False: "false"}[None if value is None else bool(value)]
-    elif isinstance(value, (float, np.floating)) and not math.isfinite(value):
-        text = ".nan" if math.isnan(value) else (".inf" if value > 0 else "-.inf")
-    elif isinstance(value, np.generic):
-        text = repr(value.item())
-    else:
-        text = _repr(value)
-    return text if len(text) <= limit else text[: limit - 3] + "..."
+class Section:
+    """A section of a config, checked: a frozen dataclass with one field for each key.
+
+    Making one checks every field and stores its normal form. `dataclasses.replace` checks again.
+
+    Raises:
+        ConfigError: a value is not allowed, or two keys contradict each other; the message names
+            the key's path, the value found and what is allowed.
+    """
+
+    __slots__ = ()
+
+    PATH: ClassVar[str]
+    """Where the section is in a config."""
+
+    PASSED_OVER: ClassVar[frozenset[str]] = frozenset()
+    """Keys that may be there and mean nothing."""
+
+    def __post_init__(self) -> None:
+        for name, check in checks_of(type(self)).items():
+            value = check_value(check, getattr(self, name), f"{self.PATH}.{name}")
+            object.__setattr__(self, name, value)
+        self._check_together()
+
+    def _check_together(self) -> None:
+        """Refuse keys that contradict each other."""
+
+    @classmethod
+    def from_mapping(
+        cls, cfg: Mapping[str, Any] | None, preset: Mapping[str, Any] | None = None
+    ) -> Self:
+        """Return the checked section of `cfg` on top of `preset` on top of the defaults.
+
+        Args:
+            cfg: the user's keys; a dict or an EasyDict, not changed. None is the empty one.
+            preset: a kind's own defaults, such as `{"wait_num": 2}`; not changed.
+
+        Raises:
+            UnknownKeyError: a key that the schema does not have; the nearest one is named.
+            ConfigError: a value that is not allowed.
+        """
+        user = as_mapping(cfg, cls.PATH)
+        user = {key: value for key, value in user.items() if key not in cls.PASSED_OVER}
+        below = as_mapping(preset, f"the preset of {cls.PATH}")
+        check_keys([*below, *user], cls, cls.PATH)
+        return cls(**deep_merge(below, user, cls.PATH))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return every key with its value as a plain dict of fresh dicts and lists."""
+        return {name: _as_given(getattr(self, name)) for name in checks_of(type(self))}
 
 
-def _repr(value: object) -> str:
-    try:
-        return " ".join(repr(value).splitlines())
-    except Exception:  # a broken __repr__, or an int of more digits than Python converts
-        return f"<{type(value).__name__}>"
-
-
-def nearest(name: object, known: Iterable[str]) -> str | None:
-    """Return the known name most like `name`, or None if none is alike."""
-    if not isinstance(name, str):
-        return None
-    by_lower_case = {word.lower(): word for word in known}
-    found = difflib.get_close_matches(name.lower(), by_lower_case, n=1, cutoff=0.6)
-    return by_lower_case[found[0]] if found else None
+def _as_given(value: Any) -> Any:
+    if isinstance(value, Section):
+        return value.to_dict()
+    return list(map(_as_given, value)) if isinstance(value, tuple) else to_plain(value)
 
 
 def unknown_key(name: object, known: Iterable[str], where: str) -> UnknownKeyError:
@@ -86,23 +97,6 @@ def unknown_key(name: object, known: Iterable[str], where: str) -> UnknownKeyErr
     return UnknownKeyError(
         f"unknown key {show_value(name)} in {where}: {hint}Known keys: {', '.join(names)}."
     )
-
-
-def check_value(check: Check, value: object, path: str) -> Any:
-    """Return `value` in its normal form.
-
-    Raises:
-        ConfigError: the value is not allowed; the message names the key's path, the value found
-            and what is allowed.
-    """
-    try:
-        return check.convert(value)
-    except Refused as refusal:
-        detail = f" ({refusal})" if str(refusal) else ""
-        raise ConfigError(
-            f"{path} is {show_value(value)} ({type(value).__name__}){detail}, but must be "
-            f"{check.allowed}. Correct the value, or leave the key out to get its default."
-        ) from None
 
 
 def checks_of(schema: type) -> dict[str, Check]:
@@ -120,13 +114,6 @@ def check_keys(given: Iterable[object], schema: type, path: str) -> None:
     for name in given:
         if name not in known:
             raise unknown_key(name, known, path)
-
-
-def normalise_fields(section: Any, path: str) -> None:
-    """Check all fields of a frozen section just made and store their normal forms."""
-    for name, check in checks_of(type(section)).items():
-        value = check_value(check, getattr(section, name), f"{path}.{name}")
-        object.__setattr__(section, name, value)
 
 
 def default_text(field: dataclasses.Field[Any]) -> str:

@@ -4,22 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from envmgr.config.checks import integer, or_null, text
-from envmgr.config.field_checks import (
-    free_mapping,
-    object_name,
-    policy_name,
-    wrapper_list,
-)
-from envmgr.config.merge import to_plain
-from envmgr.config.schema import as_mapping, check_keys, normalise_fields, option
+from envmgr.config.field_checks import OBJECT_NAME, POLICY_NAME, free_mapping, wrapper_list
+from envmgr.config.schema import Section, option
 from envmgr.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
-class EnvConfig:
+class EnvConfig(Section):
     """The `env` section: which env to build. At most one of `id` and `entry` is given.
 
     Attributes:
@@ -29,17 +23,18 @@ class EnvConfig:
         wrappers: `{"path": dotted path, "kwargs": {...}}` for each wrapper, innermost first.
     """
 
+    PATH: ClassVar[str] = "env"
+
     id: str | None = option(None, or_null(text()), "id for `gymnasium.make`")
     entry: str | None = option(
-        None, or_null(object_name()), "`package.module:callable` that builds the env"
+        None, or_null(OBJECT_NAME), "`package.module:callable` that builds the env"
     )
     kwargs: Mapping[str, Any] = option(None, free_mapping(), "keyword arguments for it", "{}")
     wrappers: tuple[Mapping[str, Any], ...] = option(
         (), wrapper_list(), "wrappers, the innermost first: a dotted path, or `{path, kwargs}`"
     )
 
-    def __post_init__(self) -> None:
-        normalise_fields(self, "env")
+    def _check_together(self) -> None:
         if self.id is not None and self.entry is not None:
             raise ConfigError(
                 f"env.id is {self.id!r} and env.entry is {self.entry!r}, but an env is built from "
@@ -56,30 +51,9 @@ class EnvConfig:
         """Whether the config says which env to build."""
         return self.id is not None or self.entry is not None
 
-    @classmethod
-    def from_mapping(cls, cfg: Mapping[str, Any] | None) -> EnvConfig:
-        """Return the checked section; `cfg` is not changed.
-
-        Raises:
-            UnknownKeyError: a key that the schema does not have.
-            ConfigError: a value that is not allowed, or both `id` and `entry`.
-        """
-        section = as_mapping(cfg, "env")
-        check_keys(section, cls, "env")
-        return cls(**to_plain(section))
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return every key with its value as a plain dict of fresh dicts and lists."""
-        return {
-            "id": self.id,
-            "entry": self.entry,
-            "kwargs": to_plain(self.kwargs),
-            "wrappers": [to_plain(wrapper) for wrapper in self.wrappers],
-        }
-
 
 @dataclass(frozen=True, slots=True)
-class CollectConfig:
+class CollectConfig(Section):
     """The `collect` section: what `envmgr run` does. At most one of `steps` and `episodes`.
 
     Attributes:
@@ -89,36 +63,16 @@ class CollectConfig:
         output: folder for the results.
     """
 
-    policy: str = option("random", policy_name(), "`random`, or `package.module:callable`")
+    PATH: ClassVar[str] = "collect"
+
+    policy: str = option("random", POLICY_NAME, "`random`, or `package.module:callable`")
     steps: int | None = option(None, or_null(integer(1)), "timesteps to collect, over all envs")
     episodes: int | None = option(None, or_null(integer(1)), "episodes to collect, over all envs")
     output: str | None = option(None, or_null(text()), "folder for the results")
 
-    def __post_init__(self) -> None:
-        normalise_fields(self, "collect")
+    def _check_together(self) -> None:
         if self.steps is not None and self.episodes is not None:
             raise ConfigError(
                 f"collect.steps is {self.steps} and collect.episodes is {self.episodes}, but a run "
                 "ends with one of the two. Set the other to null."
             )
-
-    @classmethod
-    def from_mapping(cls, cfg: Mapping[str, Any] | None) -> CollectConfig:
-        """Return the checked section; `cfg` is not changed.
-
-        Raises:
-            UnknownKeyError: a key that the schema does not have.
-            ConfigError: a value that is not allowed, or both `steps` and `episodes`.
-        """
-        section = as_mapping(cfg, "collect")
-        check_keys(section, cls, "collect")
-        return cls(**to_plain(section))
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return every key with its value."""
-        return {
-            "policy": self.policy,
-            "steps": self.steps,
-            "episodes": self.episodes,
-            "output": self.output,
-        }

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import yaml
 
-from envmgr.config.schema import show_value
+from envmgr.config.checks import show_value
 from envmgr.errors import ConfigError
 
 MAX_BYTES = 1 << 20
@@ -56,10 +56,7 @@ def load_yaml(text: str, name: str) -> Any:
     try:
         loader = _Loader(text)
         node = loader.get_single_node()
-        if node is None:
-            return None
-        _Survey(loader).of(node)
-        return loader.construct_document(node)
+        return None if node is None else loader.construct_document(node)
     except yaml.reader.ReaderError as error:
         raise ConfigError(
             f"{name}, {_position(text, error.position)}: {error.reason}. Save the file as UTF-8 "
@@ -83,23 +80,79 @@ def dump_yaml(values: Mapping[str, Any]) -> str:
     )
 
 
-class _Loader(yaml.SafeLoader):
-    """PyYAML's safe loader with limits while reading, and errors that say where they are."""
+class _Size(NamedTuple):
+    """How large a node is, with every alias in it expanded."""
 
-    _depth = 0
-    _n_nodes = 0
+    n_nodes: int
+    n_characters: int
+    depth: int
+
+
+class _Loader(yaml.SafeLoader):
+    """PyYAML's safe loader with limits while reading, and errors that say where they are.
+
+    Documents are counted as they are composed, each alias as all that it stands for: nested aliases
+    grow exponentially.
+    """
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self._depth = 0
+        self._n_nodes = 0
+        self._sizes: dict[yaml.Node, _Size] = {}
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
+        event = self.peek_event()  # type: ignore[no-untyped-call]
         self._depth += 1
         self._n_nodes += 1
-        if self._depth > MAX_DEPTH:
-            raise _too_deep(mark)
-        if self._n_nodes > MAX_NODES:
-            raise _too_large(mark)
+        self._check_size(_Size(self._n_nodes, 0, self._depth), event.start_mark)
         node = super().compose_node(parent, index)
         self._depth -= 1
+        if node is not None and node not in self._sizes:
+            if isinstance(event, yaml.AliasEvent):
+                raise _refusal("an anchor that contains itself", node.start_mark)
+            self._sizes[node] = size = self._size_of(node)
+            self._check_size(size, node.start_mark)
         return node
+
+    def _size_of(self, node: yaml.Node) -> _Size:
+        if isinstance(node, yaml.ScalarNode):
+            return _Size(1, len(node.value), 1)
+        children = list(node.value)
+        if isinstance(node, yaml.MappingNode):
+            self._refuse_duplicates(node)
+            children = [child for pair in node.value for child in pair]
+        sizes = [self._sizes[child] for child in children]
+        return _Size(
+            1 + sum(size.n_nodes for size in sizes),
+            sum(size.n_characters for size in sizes),
+            1 + max((size.depth for size in sizes), default=0),
+        )
+
+    def _check_size(self, size: _Size, mark: Any) -> None:
+        if size.depth > MAX_DEPTH:
+            raise _refusal(f"nested more than {MAX_DEPTH} levels deep", mark)
+        if size.n_nodes > MAX_NODES or size.n_characters > MAX_CHARACTERS:
+            raise _refusal(
+                f"too large with its aliases expanded (at most {MAX_NODES} values and "
+                f"{MAX_CHARACTERS} characters are allowed)",
+                mark,
+            )
+
+    def _refuse_duplicates(self, node: yaml.MappingNode) -> None:
+        # Before construction, because merging (`<<`) rewrites the pairs, and there an own key may
+        # stand beside the merged one.
+        seen = set()
+        for key_node, _ in node.value:
+            if not isinstance(key_node, yaml.ScalarNode):
+                continue
+            is_merge = key_node.tag == _MERGE_TAG
+            key = _MERGE_TAG if is_merge else self.construct_object(key_node)
+            if not isinstance(key, Hashable):
+                raise _refusal("found unhashable key", key_node.start_mark)
+            if key in seen:
+                raise _refusal(f"the key {key_node.value!r} occurs twice", key_node.start_mark)
+            seen.add(key)
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
         if node.tag in _NUMBER_TAGS and len(node.value) > MAX_DIGITS:
@@ -136,82 +189,8 @@ _Loader.add_implicit_resolver(_FLOAT_TAG, _EXPONENT_FLOAT, list("-+.0123456789")
 _Dumper.add_implicit_resolver(_FLOAT_TAG, _EXPONENT_FLOAT, list("-+.0123456789"))
 
 
-class _Size(NamedTuple):
-    n_nodes: int
-    n_characters: int
-    depth: int
-
-
-class _Survey:
-    """Walks a composed document before anything is made of it.
-
-    Counts it with every alias expanded (nested aliases grow exponentially; counting each anchor
-    once and adding up does not), and finds duplicate keys.
-    """
-
-    def __init__(self, loader: _Loader) -> None:
-        self._loader = loader
-        self._sizes: dict[int, _Size | None] = {}
-
-    def of(self, node: yaml.Node) -> _Size:
-        if id(node) in self._sizes:
-            known = self._sizes[id(node)]
-            if known is None:
-                raise _refusal("an anchor that contains itself", node.start_mark)
-            return known
-        self._sizes[id(node)] = None
-        size = self._measure(node)
-        if size.depth > MAX_DEPTH:
-            raise _too_deep(node.start_mark)
-        if size.n_nodes > MAX_NODES or size.n_characters > MAX_CHARACTERS:
-            raise _too_large(node.start_mark)
-        self._sizes[id(node)] = size
-        return size
-
-    def _measure(self, node: yaml.Node) -> _Size:
-        if isinstance(node, yaml.ScalarNode):
-            return _Size(1, len(node.value), 1)
-        children = list(node.value)
-        if isinstance(node, yaml.MappingNode):
-            self._refuse_duplicates(node)
-            children = [child for pair in node.value for child in pair]
-        sizes = [self.of(child) for child in children]
-        return _Size(
-            1 + sum(size.n_nodes for size in sizes),
-            sum(size.n_characters for size in sizes),
-            1 + max((size.depth for size in sizes), default=0),
-        )
-
-    def _refuse_duplicates(self, node: yaml.MappingNode) -> None:
-        # Before construction, because merging (`<<`) rewrites the pairs, and there an own key may
-        # stand beside the merged one.
-        seen = set()
-        for key_node, _ in node.value:
-            if not isinstance(key_node, yaml.ScalarNode):
-                continue
-            is_merge = key_node.tag == _MERGE_TAG
-            key = _MERGE_TAG if is_merge else self._loader.construct_object(key_node)
-            if not isinstance(key, Hashable):
-                raise _refusal("found unhashable key", key_node.start_mark)
-            if key in seen:
-                raise _refusal(f"the key {key_node.value!r} occurs twice", key_node.start_mark)
-            seen.add(key)
-
-
 def _refusal(problem: str, mark: Any) -> yaml.MarkedYAMLError:
     return yaml.constructor.ConstructorError(None, None, problem, mark)
-
-
-def _too_deep(mark: Any) -> yaml.MarkedYAMLError:
-    return _refusal(f"nested more than {MAX_DEPTH} levels deep", mark)
-
-
-def _too_large(mark: Any) -> yaml.MarkedYAMLError:
-    return _refusal(
-        f"too large with its aliases expanded (at most {MAX_NODES} values and {MAX_CHARACTERS} "
-        "characters are allowed)",
-        mark,
-    )
 
 
 def _describe(error: yaml.MarkedYAMLError) -> str:
