@@ -2,39 +2,66 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import traceback
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from datetime import datetime
+from typing import TYPE_CHECKING, Any
 
-from envmgr.cli import discard_output
+from envmgr.cli import DONE, FAILED, INTERRUPTED, discard_output
 from envmgr.cli.interrupt import Interruption
-from envmgr.cli.progress import LogLines, Progress, logging_to
-from envmgr.cli.report import counted, paragraph
+from envmgr.cli.prepare import RunOptions, goal_of
+from envmgr.cli.progress import LogLines, Progress, logging_to, make_progress
+from envmgr.cli.report import counted, paragraph, wide_console
 from envmgr.cli.summary import Ending
-from envmgr.collect import Policy, make_policy, policy_seed
+from envmgr.cli.versions import versions
+from envmgr.collect import Collector, Policy, make_policy, policy_seed
+from envmgr.config import to_plain
 from envmgr.config_file import ResolvedConfig
 from envmgr.errors import ConfigError, EnvManagerError, MissingDependencyError
 from envmgr.manager import EnvManager
+from envmgr.types import EnvTimestep
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+CODES = {Ending.DONE: DONE, Ending.FAILED: FAILED, Ending.INTERRUPTED: INTERRUPTED}
 
 
 class Attempt(ABC):
     """One run of envs, ready to be launched.
 
     Args:
+        options: what the command was told.
         resolved: the config.
         manager: not launched.
         interruption: says when to end early.
 
     Attributes:
         title: what is run, in a few words.
+
+    Raises:
+        ConfigError: nothing says when the run ends.
     """
 
+    shows_failures = True
+    """Whether failures of envs are worth a line each."""
+
     def __init__(
-        self, resolved: ResolvedConfig, manager: EnvManager, interruption: Interruption
+        self,
+        options: RunOptions,
+        resolved: ResolvedConfig,
+        manager: EnvManager,
+        interruption: Interruption,
     ) -> None:
+        self._run_options = options
         self._resolved = resolved
+        self._goal = goal_of(resolved)
         self._manager = manager
         self._interruption = interruption
+        self._collector: Collector | None = None
         self._ending = Ending.DONE
         self._error: str | None = None
         self._began = datetime.now().astimezone()
@@ -48,7 +75,10 @@ class Attempt(ABC):
             ConfigError, MissingDependencyError: nothing was run.
             KeyboardInterrupt: interrupted before there was anything to report.
         """
-        progress, logs = self._shown()
+        progress = make_progress(self._goal, self._figures)
+        logs = LogLines(
+            progress, traceback=self._run_options.traceback, failures=self.shows_failures
+        )
         with logging_to(logs):
             try:
                 self._announce()
@@ -66,9 +96,9 @@ class Attempt(ABC):
                 self._interruption.acknowledge()
         return self._report()
 
-    @abstractmethod
-    def _shown(self) -> tuple[Progress, LogLines]:
-        """Return what shows the progress, and what is logged meanwhile."""
+    def _figures(self) -> list[str]:
+        """Return what the progress shows besides the figures of the collection."""
+        return []
 
     @abstractmethod
     def _announce(self) -> None:
@@ -97,6 +127,61 @@ class Attempt(ABC):
             policy_seed(values.manager.seed),
             allow=self._resolved.import_policy,
         )
+
+    def _collect(
+        self,
+        collector: Collector,
+        progress: Progress,
+        take: Callable[[dict[int, EnvTimestep]], None] = lambda timesteps: None,
+    ) -> None:
+        """Collect what the config says, or until a signal asks for the end.
+
+        Args:
+            collector: of the launched manager.
+            progress: shows how it gets on.
+            take: gets the timesteps of each gather.
+
+        Raises:
+            KeyboardInterrupt: a signal did.
+        """
+        self._collector, goal = collector, self._resolved.values.collect
+        progress.start(collector)
+        try:
+            for timesteps in collector.iterate(steps=goal.steps, episodes=goal.episodes):
+                take(timesteps)
+                progress.tick()
+                if self._interruption.requested:
+                    raise KeyboardInterrupt
+        finally:
+            self._interruption.acknowledge()
+            progress.stop()
+
+    def _about(self) -> dict[str, Any]:
+        """Return what was run, as values that JSON holds."""
+        values = self._resolved.values
+        return {
+            "config": os.path.abspath(self._run_options.config),
+            "env": values.env.id or values.env.entry,
+            "manager": values.manager.type,
+            "env_num": values.manager.env_num,
+            "seed": to_plain(values.manager.seed),
+            "policy": values.collect.policy,
+            "began_at": self._began.isoformat(timespec="seconds"),
+            "versions": versions(),
+        }
+
+    def _show(self, show: Callable[[Console], None]) -> None:
+        """Print figures, if anybody reads them."""
+        try:
+            show(wide_console())
+            sys.stdout.flush()
+        except (BrokenPipeError, SystemExit):  # rich exits where nobody reads any more
+            discard_output()
+
+    def _not_written(self, what: str, error: OSError) -> None:
+        """Take note that the run failed at its end, if it had not before."""
+        self._ending = Ending.FAILED
+        self._error = self._error or f"{what} cannot be written: {error}"
 
     def _interrupted(self, error: BaseException) -> None:
         if not self._has_begun and not isinstance(error, BrokenPipeError):

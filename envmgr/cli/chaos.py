@@ -3,31 +3,30 @@
 from __future__ import annotations
 
 import json
-import os
-import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from envmgr.cli import DONE, FAILED, INTERRUPTED, discard_output
-from envmgr.cli.attempt import Attempt
+from envmgr.cli import FAILED
+from envmgr.cli.attempt import CODES, Attempt
 from envmgr.cli.interrupt import Interruption
-from envmgr.cli.prepare import RunOptions, goal_of, manager_of
-from envmgr.cli.progress import Goal, LogLines, Progress, make_progress
-from envmgr.cli.report import failures_text, seconds, table, wide_console
+from envmgr.cli.prepare import RunOptions, manager_of
+from envmgr.cli.progress import Progress
+from envmgr.cli.report import failures_text, seconds, table
 from envmgr.cli.summary import Ending
-from envmgr.cli.versions import versions
 from envmgr.collect import Collector, policy_seed
-from envmgr.config import to_plain
-from envmgr.config_file import ResolvedConfig, resolve_config
+from envmgr.config_file import ResolvedConfig
 from envmgr.errors import ConfigError
 from envmgr.manager import EnvManager
 from envmgr.testing import ANY_ENV, Ledger, Ledgered, LedgerReport, Saboteur, vulnerable
 from envmgr.testing.injuries import refuse_kinds
-from envmgr.types import EnvFactory
+from envmgr.types import EnvFactory, EnvTimestep
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 LIMITS: Mapping[str, float] = {"step_timeout": 1.0, "reset_timeout": 5.0, "connect_timeout": 20.0}
 """Time limits in seconds where the config gives none: what hangs is found out by them only."""
@@ -42,17 +41,15 @@ BUDGET: Mapping[str, Any] = {
 
 
 @dataclass(frozen=True)
-class ChaosOptions:
-    """What `envmgr chaos` was told, besides what `envmgr run` is told.
+class ChaosOptions(RunOptions):
+    """What `envmgr chaos` was told.
 
     Attributes:
-        run: config, overrides, steps and seed.
         rate_hz: injuries per second.
         kinds: of injuries.
         json_file: where the figures go; None writes none.
     """
 
-    run: RunOptions
     rate_hz: float = 1.0
     kinds: tuple[str, ...] = ("kill", "stop", "hang", "corrupt")
     json_file: str | None = None
@@ -66,16 +63,13 @@ def execute(options: ChaosOptions, interruption: Interruption) -> int:
         KeyboardInterrupt: interrupted before anything was collected.
     """
     refuse_kinds(options.kinds)
-    resolved = resolve_config(
-        options.run.config, set=options.run.all_overrides(), allow_imports=options.run.allow_import
-    )
-    goal = goal_of(resolved)
+    resolved = options.resolve()
     changes = _harden(resolved)
     moves = bool(resolved.values.manager.spare_env_num)
     manager = manager_of(resolved, partial(_wrapped, moves=moves))
     _refuse_without_workers(manager, resolved)
     _try_to_write(options.json_file)
-    return _ChaosRun(options, resolved, goal, manager, changes, interruption).execute()
+    return _ChaosRun(options, resolved, manager, changes, interruption).execute()
 
 
 def _wrapped(factories: list[EnvFactory], *, moves: bool) -> list[EnvFactory]:
@@ -141,33 +135,27 @@ class _ChaosRun(Attempt):
     Args:
         options: what the command was told.
         resolved: the config, with limits and budget.
-        goal: what to collect.
         manager: not launched.
         changes: what of the config was changed.
         interruption: says when to end early.
     """
 
+    shows_failures = False
+
     def __init__(
         self,
         options: ChaosOptions,
         resolved: ResolvedConfig,
-        goal: Goal,
         manager: EnvManager,
         changes: Mapping[str, Any],
         interruption: Interruption,
     ) -> None:
-        super().__init__(resolved, manager, interruption)
+        super().__init__(options, resolved, manager, interruption)
         self._options = options
-        self._goal = goal
         self._changes = changes
         self._ledger: Ledger | None = None
         self._saboteur: Saboteur | None = None
         self._chosen: Mapping[int, Any] = {}
-        self._elapsed_s = 0.0
-
-    def _shown(self) -> tuple[Progress, LogLines]:
-        progress = make_progress(self._goal, self._figures)
-        return progress, LogLines(progress, traceback=self._options.run.traceback, failures=False)
 
     def _announce(self) -> None:
         kinds = ", ".join(self._options.kinds)
@@ -204,23 +192,16 @@ class _ChaosRun(Attempt):
             self._chosen = policy(observations)
             return self._chosen
 
-        collector = Collector(manager, audited, keep_episodes=False)
-        progress.start(collector)
+        def take(timesteps: dict[int, EnvTimestep]) -> None:
+            chosen, self._chosen = self._chosen, {}
+            ledger.accepted(chosen)
+            ledger.delivered(timesteps)
+
         try:
             with saboteur:
-                goal = values.collect
-                for timesteps in collector.iterate(steps=goal.steps, episodes=goal.episodes):
-                    chosen, self._chosen = self._chosen, {}
-                    ledger.accepted(chosen)
-                    ledger.delivered(timesteps)
-                    progress.tick()
-                    if self._interruption.requested:
-                        raise KeyboardInterrupt
+                self._collect(Collector(manager, audited, keep_episodes=False), progress, take)
         finally:
-            self._interruption.acknowledge()
-            self._elapsed_s = collector.statistics.elapsed_s
             saboteur.collect()
-            progress.stop()
 
     def _figures(self) -> list[str]:
         if self._ledger is None or self._saboteur is None:
@@ -240,22 +221,16 @@ class _ChaosRun(Attempt):
         if self._ledger is None or self._saboteur is None:
             click.echo(f"envmgr: error: {self._error}", err=True)
             return FAILED
-        report = self._end_accounts(self._ledger)
-        figures = self._summary(report, self._saboteur)
-        try:
-            self._print(report, self._saboteur)
-            sys.stdout.flush()
-        except (BrokenPipeError, SystemExit):  # rich exits where nobody reads any more
-            discard_output()
+        report, saboteur = self._end_accounts(self._ledger), self._saboteur
+        figures = self._summary(report, saboteur)
+        self._show(lambda console: self._print(console, report, saboteur))
         self._write(figures)
         for finding in report.findings:
             click.echo(f"envmgr: {finding}", err=True)
         if self._error is not None:
             prefix = "error: " if self._ending is Ending.FAILED else ""
             click.echo(f"envmgr: {prefix}{self._error}; the figures are those until then", err=True)
-        if not report.is_clean or self._ending is Ending.FAILED:
-            return FAILED
-        return INTERRUPTED if self._ending is Ending.INTERRUPTED else DONE
+        return CODES[self._ending] if report.is_clean else FAILED
 
     def _end_accounts(self, ledger: Ledger) -> LedgerReport:
         """Settle what was under way at the end; the manager is closed."""
@@ -266,26 +241,16 @@ class _ChaosRun(Attempt):
         return ledger.report()
 
     def _summary(self, report: LedgerReport, saboteur: Saboteur) -> dict[str, Any]:
-        values, stats = self._resolved.values, self._manager.stats()
-        accounts = {
-            name: value
-            for name in report.__dataclass_fields__
-            if isinstance(value := getattr(report, name), int)
-        }
+        stats = self._manager.stats()
+        accounts = {field.name: getattr(report, field.name) for field in fields(report)}
         return {
             "ending": self._ending.value,
             "error": self._error,
             "is_clean": report.is_clean,
-            "config": os.path.abspath(self._options.run.config),
-            "manager": values.manager.type,
-            "env": values.env.id or values.env.entry,
-            "env_num": values.manager.env_num,
-            "seed": to_plain(values.manager.seed),
+            **self._about(),
             "changed": dict(self._changes),
-            "began_at": self._began.isoformat(timespec="seconds"),
             "elapsed_s": self._elapsed_s,
-            "versions": versions(),
-            "accounts": accounts,
+            "accounts": {name: n for name, n in accounts.items() if isinstance(n, int)},
             "failures": stats["failures"],
             "failures_by_kind": stats["failures_by_kind"],
             "rate_hz": self._options.rate_hz,
@@ -293,6 +258,10 @@ class _ChaosRun(Attempt):
             "skipped_injuries": saboteur.n_skipped,
             "injuries": saboteur.summary(),
         }
+
+    @property
+    def _elapsed_s(self) -> float:
+        return 0.0 if self._collector is None else self._collector.statistics.elapsed_s
 
     def _write(self, figures: Mapping[str, Any]) -> None:
         path = self._options.json_file
@@ -303,11 +272,9 @@ class _ChaosRun(Attempt):
                 json.dump(figures, file, indent=2)
                 file.write("\n")
         except OSError as error:
-            self._ending = Ending.FAILED
-            self._error = self._error or f"the figures cannot be written: {error}"
+            self._not_written("the figures", error)
 
-    def _print(self, report: LedgerReport, saboteur: Saboteur) -> None:
-        console = wide_console()
+    def _print(self, console: Console, report: LedgerReport, saboteur: Saboteur) -> None:
         verdict = "nothing lost, repeated or swapped" if report.is_clean else "NOT in order"
         title = f"{self.title}: {self._ending.value}, {verdict}"
         console.print(title, style="bold", markup=False, highlight=False)

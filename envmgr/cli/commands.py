@@ -19,28 +19,38 @@ def _version(context: click.Context, _: click.Parameter, wanted: bool) -> None:
         context.exit()
 
 
-def _config_options(command: _Command) -> _Command:
-    """Add what all commands that read a config have in common."""
-    for decorate in (
-        click.option(
-            "--allow-import",
-            "allow_import",
-            multiple=True,
-            metavar="MODULE",
-            help="Let the config import this module and those below it. Repeatable. Without it, "
-            "modules of gymnasium, and those beside the config or in the working directory.",
-        ),
-        click.option(
-            "--set",
-            "overrides",
-            multiple=True,
-            metavar="KEY=VALUE",
-            help="Override a key, as in --set manager.env_num=16; the value is YAML. Repeatable.",
-        ),
-        click.argument("config", metavar="CONFIG", type=click.Path()),
-    ):
-        command = decorate(command)
-    return command
+def _with(*options: Callable[[_Command], _Command]) -> Callable[[_Command], _Command]:
+    """Return a decorator that adds options to a command; they are shown in this order."""
+
+    def decorate(command: _Command) -> _Command:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return decorate
+
+
+_reads_config = _with(
+    click.argument("config", metavar="CONFIG", type=click.Path()),
+    click.option(
+        "--set",
+        "overrides",
+        multiple=True,
+        metavar="KEY=VALUE",
+        help="Override a key, as in --set manager.env_num=16; the value is YAML. Repeatable.",
+    ),
+    click.option(
+        "--allow-import",
+        "allow_import",
+        multiple=True,
+        metavar="MODULE",
+        help="Let the config import this module and those below it. Repeatable. Without it, "
+        "modules of gymnasium, and those beside the config or in the working directory.",
+    ),
+)
+_steps = click.option(
+    "--steps", type=click.IntRange(min=1), help="Collect exactly so many timesteps."
+)
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -57,8 +67,8 @@ def envmgr() -> None:
 
 
 @envmgr.command(short_help="Collect timesteps as a config says.")
-@_config_options
-@click.option("--steps", type=click.IntRange(min=1), help="Collect exactly so many timesteps.")
+@_reads_config
+@_steps
 @click.option(
     "--episodes",
     type=click.IntRange(min=1),
@@ -82,19 +92,7 @@ def envmgr() -> None:
     help="Print the tracebacks of envs that raise (they are in the written files in any case).",
 )
 @click.pass_obj
-def run(
-    process: dict[str, bool],
-    config: str,
-    overrides: tuple[str, ...],
-    allow_import: tuple[str, ...],
-    steps: int | None,
-    episodes: int | None,
-    seed: int | None,
-    output: str | None,
-    force: bool,
-    no_output: bool,
-    traceback: bool,
-) -> int:
+def run(process: dict[str, bool], /, no_output: bool, **options: Any) -> int:
     """Collect timesteps with the manager, the envs and the policy that CONFIG names.
 
     Ends after --steps, --episodes, or when every env has run manager.episode_num episodes. Ctrl-C
@@ -102,9 +100,9 @@ def run(
 
     Exit codes: 0 done, 1 the run failed, 2 bad input, 130 interrupted.
     """
-    if steps is not None and episodes is not None:
+    if options["steps"] is not None and options["episodes"] is not None:
         raise click.UsageError("give --steps or --episodes, not both: a run ends with one of them")
-    if no_output and (output is not None or force):
+    if no_output and (options["output"] is not None or options["force"]):
         raise click.UsageError("--no-output goes neither with --output nor with --force")
     from envmgr.cli.interrupt import Interruption
 
@@ -112,32 +110,21 @@ def run(
         from envmgr.cli.prepare import RunOptions
         from envmgr.cli.run import execute
 
-        options = RunOptions(
-            config=config,
-            overrides=overrides,
-            allow_import=allow_import,
-            steps=steps,
-            episodes=episodes,
-            seed=seed,
-            output=output,
-            force=force,
-            write=not no_output,
-            traceback=traceback,
-        )
-        return execute(options, interruption)
+        return execute(RunOptions(write=not no_output, **options), interruption)
 
 
 @envmgr.command(short_help="Run a config while hurting its workers.")
-@_config_options
+@_reads_config
 @click.option(
     "--rate",
+    "rate_hz",
     type=click.FloatRange(min=0, min_open=True, max=1000),
     default=1.0,
     show_default=True,
     metavar="HZ",
     help="Injuries per second.",
 )
-@click.option("--steps", type=click.IntRange(min=1), help="Collect exactly so many timesteps.")
+@_steps
 @click.option(
     "--kinds",
     default="kill,stop,hang,corrupt",
@@ -155,18 +142,7 @@ def run(
     "--traceback", is_flag=True, help="Print what envmgr logs with the tracebacks of envs."
 )
 @click.pass_obj
-def chaos(
-    process: dict[str, bool],
-    config: str,
-    overrides: tuple[str, ...],
-    allow_import: tuple[str, ...],
-    rate: float,
-    steps: int | None,
-    kinds: str,
-    seed: int | None,
-    json_file: str | None,
-    traceback: bool,
-) -> int:
+def chaos(process: dict[str, bool], /, kinds: str, **options: Any) -> int:
     """Run CONFIG as `envmgr run` does, while killing, stopping, hanging and corrupting workers.
 
     Reports whether every accepted action gave exactly one timestep, the right one, and how long
@@ -179,23 +155,9 @@ def chaos(
 
     with Interruption(last=process["exits"]) as interruption:
         from envmgr.cli.chaos import ChaosOptions, execute
-        from envmgr.cli.prepare import RunOptions
 
-        options = ChaosOptions(
-            run=RunOptions(
-                config=config,
-                overrides=overrides,
-                allow_import=allow_import,
-                steps=steps,
-                seed=seed,
-                write=False,
-                traceback=traceback,
-            ),
-            rate_hz=rate,
-            kinds=tuple(kind.strip() for kind in kinds.split(",") if kind.strip()),
-            json_file=json_file,
-        )
-        return execute(options, interruption)
+        named = tuple(kind.strip() for kind in kinds.split(",") if kind.strip())
+        return execute(ChaosOptions(kinds=named, **options), interruption)
 
 
 @envmgr.command("list", short_help="List the kinds of managers.")
@@ -207,7 +169,7 @@ def list_managers() -> None:
 
 
 @envmgr.command(short_help="Print a config with every key and its origin.")
-@_config_options
+@_reads_config
 def show(config: str, overrides: tuple[str, ...], allow_import: tuple[str, ...]) -> None:
     """Print CONFIG with every key filled in, and where each value came from.
 

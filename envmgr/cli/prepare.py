@@ -11,7 +11,7 @@ from pathlib import Path
 from envmgr.cli.output import RunFolder, default_path
 from envmgr.cli.progress import Goal
 from envmgr.config.env_factories import env_factories
-from envmgr.config_file import ResolvedConfig, check_output
+from envmgr.config_file import ResolvedConfig, check_output, resolve_config
 from envmgr.errors import ConfigError
 from envmgr.manager import EnvManager
 from envmgr.registry import create_env_manager
@@ -46,8 +46,12 @@ class RunOptions:
     write: bool = True
     traceback: bool = False
 
-    def all_overrides(self) -> list[str]:
-        """Return the overrides, those with options of their own last."""
+    def resolve(self) -> ResolvedConfig:
+        """Return the config, with the overrides, those with options of their own last.
+
+        Raises:
+            ConfigError: it cannot be read, or something in it is wrong.
+        """
         overrides = list(self.overrides)
         if self.steps is not None:
             overrides += ["collect.episodes=null", f"collect.steps={self.steps}"]
@@ -55,7 +59,7 @@ class RunOptions:
             overrides += ["collect.steps=null", f"collect.episodes={self.episodes}"]
         if self.seed is not None:
             overrides.append(f"manager.seed={self.seed}")
-        return overrides
+        return resolve_config(self.config, set=overrides, allow_imports=self.allow_import)
 
 
 def goal_of(resolved: ResolvedConfig) -> Goal:

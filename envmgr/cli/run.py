@@ -3,27 +3,23 @@
 from __future__ import annotations
 
 import math
-import os
-import sys
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import click
 
-from envmgr.cli import DONE, FAILED, INTERRUPTED, discard_output
-from envmgr.cli.attempt import Attempt
+from envmgr.cli.attempt import CODES, Attempt
 from envmgr.cli.interrupt import Interruption
 from envmgr.cli.output import RunFolder
-from envmgr.cli.prepare import RunOptions, folder_of, goal_of, manager_of
-from envmgr.cli.progress import Goal, LogLines, Progress, make_progress
-from envmgr.cli.report import counted, raised_by_envs, wide_console
+from envmgr.cli.prepare import RunOptions, folder_of, manager_of
+from envmgr.cli.progress import Progress
+from envmgr.cli.report import counted, raised_by_envs
 from envmgr.cli.summary import Ending, print_summary, summary_of
 from envmgr.cli.versions import versions
 from envmgr.collect import Collector
-from envmgr.config_file import ResolvedConfig, resolve_config, to_yaml
+from envmgr.config_file import to_yaml
 from envmgr.errors import EnvManagerError
-from envmgr.manager import EnvManager
-
-_CODES = {Ending.DONE: DONE, Ending.FAILED: FAILED, Ending.INTERRUPTED: INTERRUPTED}
 
 
 def execute(options: RunOptions, interruption: Interruption) -> int:
@@ -37,13 +33,9 @@ def execute(options: RunOptions, interruption: Interruption) -> int:
         ConfigError, MissingDependencyError: nothing was run.
         KeyboardInterrupt: interrupted before anything was collected.
     """
-    resolved = resolve_config(
-        options.config, set=options.all_overrides(), allow_imports=options.allow_import
-    )
-    goal = goal_of(resolved)
-    manager = manager_of(resolved)
-    folder = folder_of(options, resolved)
-    run = _Run(options, resolved, goal, manager, folder, interruption)
+    resolved = options.resolve()
+    run = _Run(options, resolved, manager_of(resolved), interruption)
+    run.folder = folder = folder_of(options, resolved)
     try:
         return run.execute()
     except BaseException:
@@ -55,34 +47,12 @@ def execute(options: RunOptions, interruption: Interruption) -> int:
 class _Run(Attempt):
     """One run, ready to be launched.
 
-    Args:
-        options: what the command was told.
-        resolved: the config.
-        goal: what to collect.
-        manager: not launched.
-        folder: prepared; None writes nothing.
-        interruption: says when to end early.
+    Attributes:
+        folder: of the results, prepared; None writes nothing.
     """
 
-    def __init__(
-        self,
-        options: RunOptions,
-        resolved: ResolvedConfig,
-        goal: Goal,
-        manager: EnvManager,
-        folder: RunFolder | None,
-        interruption: Interruption,
-    ) -> None:
-        super().__init__(resolved, manager, interruption)
-        self._options = options
-        self._goal = goal
-        self._folder = folder
-        self._collector: Collector | None = None
-        self._states: dict[str, int] = {}
-
-    def _shown(self) -> tuple[Progress, LogLines]:
-        progress = make_progress(self._goal)
-        return progress, LogLines(progress, traceback=self._options.traceback)
+    folder: RunFolder | None = None
+    _states: Mapping[str, int] = MappingProxyType({})
 
     def _announce(self) -> None:
         print(f"envmgr run: launching {self.title}", flush=True)
@@ -90,26 +60,15 @@ class _Run(Attempt):
     def _work(self, progress: Progress) -> None:
         manager, values = self._manager, self._resolved.values
         policy = self._make_policy()
-        if self._folder is not None:
-            self._folder.begin(self._config_text())
-        self._collector = collector = Collector(
-            manager,
-            policy,
-            on_episode=None if self._folder is None else self._folder.add,
-            keep_episodes=False,
-        )
-        progress.start(collector)
+        if self.folder is not None:
+            self.folder.begin(self._config_text())
+        on_episode = None if self.folder is None else self.folder.add
+        collector = Collector(manager, policy, on_episode=on_episode, keep_episodes=False)
         try:
-            goal = values.collect
-            for _ in collector.iterate(steps=goal.steps, episodes=goal.episodes):
-                progress.tick()
-                if self._interruption.requested:
-                    raise KeyboardInterrupt
+            self._collect(collector, progress)
             self._check_goal(collector)
         finally:
-            self._interruption.acknowledge()
             self._states = manager.stats()["states"]  # before they are closed
-            progress.stop()
             if self._interruption.requested:
                 limit_s = values.manager.close_timeout
                 progress.log(
@@ -142,7 +101,7 @@ class _Run(Attempt):
             return f"the results cannot be written: {error}"
         text = super()._failure_text(error)
         for raised in raised_by_envs(error)[:1]:
-            if self._options.traceback:
+            if self._run_options.traceback:
                 click.echo(raised.remote_traceback, err=True)
             else:
                 text += " (--traceback shows where in the env's code.)"
@@ -163,34 +122,21 @@ class _Run(Attempt):
             ending=self._ending,
             error=self._error,
             states=self._states,
-            about={
-                "config": os.path.abspath(self._options.config),
-                "env": self._resolved.values.env.id or self._resolved.values.env.entry,
-                "manager": self._resolved.values.manager.type,
-                "env_num": self._resolved.values.manager.env_num,
-                "seed": self._resolved.values.manager.seed,
-                "policy": self._resolved.values.collect.policy,
-                "began_at": self._began.isoformat(timespec="seconds"),
-                "versions": versions(),
-            },
+            about=self._about(),
         )
         where = self._write(summary)
         if self._steps:
-            try:
-                print_summary(wide_console(), summary, title=self.title, where=where)
-                sys.stdout.flush()
-            except (BrokenPipeError, SystemExit):  # rich exits where nobody reads any more
-                discard_output()
+            self._show(lambda to: print_summary(to, summary, title=self.title, where=where))
         if self._ending is Ending.INTERRUPTED:
             click.echo(f"envmgr: {self._error}; {self._kept(where)}", err=True)
         elif self._ending is Ending.FAILED:
             click.echo(f"envmgr: error: {self._error}", err=True)
             click.echo(f"envmgr: the run failed; {self._kept(where)}", err=True)
-        return _CODES[self._ending]
+        return CODES[self._ending]
 
     def _write(self, summary: dict[str, Any]) -> str | None:
         """Write the summary and return where the results are; None if nowhere."""
-        folder = self._folder
+        folder = self.folder
         if folder is None:
             return None
         try:
@@ -198,8 +144,7 @@ class _Run(Attempt):
                 folder.begin(self._config_text())
             folder.end(summary)
         except OSError as error:
-            self._ending = Ending.FAILED
-            self._error = self._error or f"the summary cannot be written: {error}"
+            self._not_written("the summary", error)
         finally:
             folder.close()
         return str(folder.path)
