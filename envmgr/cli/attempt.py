@@ -22,7 +22,6 @@ from envmgr.config import to_plain
 from envmgr.config_file import ResolvedConfig
 from envmgr.errors import ConfigError, EnvManagerError, MissingDependencyError
 from envmgr.manager import EnvManager
-from envmgr.types import EnvTimestep
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -128,18 +127,12 @@ class Attempt(ABC):
             allow=self._resolved.import_policy,
         )
 
-    def _collect(
-        self,
-        collector: Collector,
-        progress: Progress,
-        take: Callable[[dict[int, EnvTimestep]], None] = lambda timesteps: None,
-    ) -> None:
+    def _collect(self, collector: Collector, progress: Progress) -> None:
         """Collect what the config says, or until a signal asks for the end.
 
         Args:
             collector: of the launched manager.
             progress: shows how it gets on.
-            take: gets the timesteps of each gather.
 
         Raises:
             KeyboardInterrupt: a signal did.
@@ -147,8 +140,7 @@ class Attempt(ABC):
         self._collector, goal = collector, self._resolved.values.collect
         progress.start(collector)
         try:
-            for timesteps in collector.iterate(steps=goal.steps, episodes=goal.episodes):
-                take(timesteps)
+            for _ in collector.iterate(steps=goal.steps, episodes=goal.episodes):
                 progress.tick()
                 if self._interruption.requested:
                     raise KeyboardInterrupt

@@ -21,9 +21,9 @@ from envmgr.collect import Collector, policy_seed
 from envmgr.config_file import ResolvedConfig
 from envmgr.errors import ConfigError
 from envmgr.manager import EnvManager
-from envmgr.testing import ANY_ENV, Ledger, Ledgered, LedgerReport, Saboteur, vulnerable
+from envmgr.testing import ANY_ENV, AuditedLoop, Ledgered, LedgerReport, Saboteur, vulnerable
 from envmgr.testing.injuries import refuse_kinds
-from envmgr.types import EnvFactory, EnvTimestep
+from envmgr.types import EnvFactory
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -153,9 +153,8 @@ class _ChaosRun(Attempt):
         super().__init__(options, resolved, manager, interruption)
         self._options = options
         self._changes = changes
-        self._ledger: Ledger | None = None
+        self._loop: AuditedLoop | None = None
         self._saboteur: Saboteur | None = None
-        self._chosen: Mapping[int, Any] = {}
 
     def _announce(self) -> None:
         kinds = ", ".join(self._options.kinds)
@@ -176,37 +175,24 @@ class _ChaosRun(Attempt):
                 "so none can be hurt. Choose another kind."
             )
         policy = self._make_policy()
-        self._ledger = ledger = Ledger(
-            manager.env_num, manager.observation_space, manager.action_space
-        )
+        self._loop = loop = AuditedLoop(manager)
         self._saboteur = saboteur = Saboteur(
             manager,
             rate_hz=self._options.rate_hz,
             kinds=self._options.kinds,
             seed=policy_seed(values.manager.seed),
         )
-
-        def audited(observations: dict[int, Any]) -> Mapping[int, Any]:
-            begin = any(map(ledger.begins_episode, observations))
-            ledger.observed(observations, manager.ready_info if begin else None)
-            self._chosen = policy(observations)
-            return self._chosen
-
-        def take(timesteps: dict[int, EnvTimestep]) -> None:
-            chosen, self._chosen = self._chosen, {}
-            ledger.accepted(chosen)
-            ledger.delivered(timesteps)
-
+        collector = Collector(manager, policy, keep_episodes=False, loop=loop)
         try:
             with saboteur:
-                self._collect(Collector(manager, audited, keep_episodes=False), progress, take)
+                self._collect(collector, progress)
         finally:
             saboteur.collect()
 
     def _figures(self) -> list[str]:
-        if self._ledger is None or self._saboteur is None:
+        if self._loop is None or self._saboteur is None:
             return []
-        report = self._ledger.report()
+        report = self._loop.ledger.report()
         wrong = f"{report.lost} lost, {report.repeated} repeated, {report.swapped} swapped"
         return [f"{len(self._saboteur.injuries)} injuries", wrong]
 
@@ -214,14 +200,14 @@ class _ChaosRun(Attempt):
 
     @property
     def _has_begun(self) -> bool:
-        return self._ledger is not None
+        return self._loop is not None
 
     def _report(self) -> int:
         """Print the figures, write them if asked to, and return the exit code."""
-        if self._ledger is None or self._saboteur is None:
+        if self._loop is None or self._saboteur is None:
             click.echo(f"envmgr: error: {self._error}", err=True)
             return FAILED
-        report, saboteur = self._end_accounts(self._ledger), self._saboteur
+        report, saboteur = self._loop.settle(), self._saboteur
         figures = self._summary(report, saboteur)
         self._show(lambda console: self._print(console, report, saboteur))
         self._write(figures)
@@ -231,14 +217,6 @@ class _ChaosRun(Attempt):
             prefix = "error: " if self._ending is Ending.FAILED else ""
             click.echo(f"envmgr: {prefix}{self._error}; the figures are those until then", err=True)
         return CODES[self._ending] if report.is_clean else FAILED
-
-    def _end_accounts(self, ledger: Ledger) -> LedgerReport:
-        """Settle what was under way at the end; the manager is closed."""
-        stats = self._manager.stats()
-        if stats["actions"] == ledger.n_accepted + len(self._chosen):
-            ledger.accepted(self._chosen)  # by a step that was interrupted
-        ledger.end(stats["cancelled"])
-        return ledger.report()
 
     def _summary(self, report: LedgerReport, saboteur: Saboteur) -> dict[str, Any]:
         stats = self._manager.stats()

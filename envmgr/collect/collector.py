@@ -25,6 +25,13 @@ class Collector:
     collection, an exception too, `statistics` and `episodes` hold what was collected before, and
     the next `iterate` or `collect` goes on from there.
 
+    `steps` of a collection is exact: no more actions are sent than that. So is `episodes`: they are
+    the first ones to begin, not the first ones to end, since those would be the short ones, and
+    their mean return would be biased. The price is that envs idle while the last episodes end, also
+    in the middle of an episode that an earlier collection has begun. An abnormal episode is
+    replaced by another one. Only steps that an interrupted collection has left under way may end
+    more episodes than that.
+
     A collector expects every episode to begin and go on through it: after a `reset` of the manager
     by hand, make a new one.
 
@@ -35,6 +42,7 @@ class Collector:
         on_episode: called with the record of each episode that ended, in order.
         keep_episodes: whether `episodes` keeps all records; off for runs without end.
         clock: monotonic seconds.
+        loop: reads observations and steps; None for a `ManagerLoop` of the manager.
     """
 
     def __init__(
@@ -45,6 +53,7 @@ class Collector:
         on_episode: Callable[[EpisodeRecord], None] | None = None,
         keep_episodes: bool = True,
         clock: Clock = monotonic,
+        loop: ManagerLoop | None = None,
     ) -> None:
         seed = getattr(getattr(manager, "cfg", None), "seed", None)
         if policy is None:
@@ -56,7 +65,7 @@ class Collector:
         self._on_episode = on_episode
         self._keep_episodes = keep_episodes
         self._clock = clock
-        self._loop = ManagerLoop(manager)
+        self._loop = loop or ManagerLoop(manager)
         self._seeds = seeds_by_env(seed, manager.env_num)
         self._n_ended = dict.fromkeys(range(manager.env_num), 0)
         self._open: dict[int, OpenEpisode] = {}
@@ -93,14 +102,8 @@ class Collector:
         when the episode budgets of all envs are spent (`manager.done`); without either it ends
         with the budgets only.
 
-        `steps` is exact: no more actions are sent than that. So is `episodes`: they are the first
-        ones to begin, not the first ones to end, since those would be the short ones, and their
-        mean return would be biased. The price is that envs idle while the last episodes end, also
-        in the middle of an episode that an earlier collection has begun. An abnormal episode is
-        replaced by another one. Only steps that an interrupted collection has left under way may
-        end more episodes than that.
-
-        With `auto_reset` off, the ended envs are reset together when no other env can go on.
+        Both are exact: see the class. With `auto_reset` off, the ended envs are reset together when
+        no other env can go on.
 
         Args:
             steps: how many timesteps.

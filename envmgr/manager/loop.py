@@ -51,9 +51,11 @@ class ManagerLoop:
         """Send actions and return the timesteps that the kind gathers."""
         return self._by_id(self.manager.step(dict(actions)))
 
-    def gather(self) -> dict[int, EnvTimestep]:
-        """Return timesteps of what is outstanding, as many as the kind gathers in one step."""
-        return self._by_id(self.manager.recv())
+    def gather(
+        self, min_ready: int | None = None, timeout_s: float | None = None
+    ) -> dict[int, EnvTimestep]:
+        """Return timesteps of what is outstanding; the arguments are those of `recv`."""
+        return self._by_id(self.manager.recv(min_ready=min_ready, timeout_s=timeout_s))
 
     def waiting_for_reset(self) -> list[int]:
         """Return the envs whose episode has ended with `auto_reset` off, ascending."""
@@ -87,7 +89,7 @@ def failure_text(info: Any, env_id: int, manager: EnvManager) -> str | None:
     """
     if not is_abnormal(info):
         return None
-    error = _error_of(info)
+    error = error_of(info)
     if error is not None:
         return str(error)
     latest = manager.stats().get("latest_failures", ())
@@ -95,7 +97,8 @@ def failure_text(info: Any, env_id: int, manager: EnvManager) -> str | None:
     return next(mine, "abnormal timestep")
 
 
-def _error_of(info: Any) -> Any:
+def error_of(info: Any) -> Any:
+    """Return the failure in an info, or in the first of a list of infos that has one, or None."""
     parts = info if isinstance(info, (list, tuple)) else [info]
     errors = (part.get("error") for part in parts if isinstance(part, Mapping))
     return next((error for error in errors if error is not None), None)

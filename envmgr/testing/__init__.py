@@ -1,6 +1,7 @@
 """For tests of what runs on managers: envs that sign, envs that fail, and a saboteur.
 
-- `LedgerEnv`, `LedgerWrapper`, `ledgered`: envs that sign every timestep; `Ledger` checks them.
+- `LedgerEnv`, `LedgerWrapper`, `ledgered`: envs that sign every timestep; `Ledger` checks them,
+  and an `AuditedLoop` tells it of everything.
 - `FaultyEnv` and `Fault`: an env that fails where its plan says so.
 - `Saboteur` and `vulnerable`: hurt random workers of a manager, and measure what comes of it.
 - `check_env`: everything about an env that a manager would stumble over.
@@ -9,6 +10,7 @@
 
 from __future__ import annotations
 
+from envmgr.testing.audited import AuditedLoop
 from envmgr.testing.chaos import Injury, Saboteur
 from envmgr.testing.env_check import EnvCheckError, Problem, check_env, env_problems
 from envmgr.testing.faulty import Fault, FaultError, FaultyEnv
@@ -27,6 +29,7 @@ from envmgr.testing.ledger_env import (
 
 __all__ = [
     "ANY_ENV",
+    "AuditedLoop",
     "EnvCheckError",
     "Fault",
     "FaultError",

@@ -21,36 +21,16 @@ from typing import Any
 
 import numpy as np
 
-from envmgr.errors import (
-    EnvCrash,
-    EnvManagerError,
-    EnvNotReadyError,
-    EnvRaised,
-    EnvTimeout,
-    LaunchError,
-    ManagerClosedError,
-    StateError,
-    UnknownEnvError,
-)
-from envmgr.manager.loop import ManagerLoop
-from envmgr.testing.env_check import env_problems
+from envmgr import errors
+from envmgr.testing.audited import AuditedLoop
+from envmgr.testing.env_check import EnvContract as EnvContract
+from envmgr.testing.env_check import require as require
 from envmgr.testing.faulty import Fault, FaultyEnv
-from envmgr.testing.ledger import Ledger
 from envmgr.testing.ledger_env import without_instance
 from envmgr.types import EnvTimestep, is_abnormal
 
 PATIENCE_S = 20.0
 """How long a suite waits for what has to happen."""
-
-
-def require(condition: object, message: str) -> None:
-    """Fail unless a condition holds.
-
-    Raises:
-        AssertionError: with the message.
-    """
-    if not condition:
-        raise AssertionError(message)
 
 
 @contextmanager
@@ -70,63 +50,13 @@ def refused(*kinds: type[Exception]) -> Iterator[None]:
     raise AssertionError(f"{names} should be raised, and nothing was")
 
 
-class EnvContract:
-    """What managers expect of envs; see `env_problems` for all that is checked.
-
-    Attributes:
-        n_steps: random steps to take.
-        seed: to reset with.
-    """
-
-    n_steps = 50
-    seed = 0
-
-    def make_env(self) -> Any:
-        """Return a new env."""
-        raise TypeError(f"{type(self).__name__} should define make_env(self), which builds an env")
-
-    def _expect_none(self, *kinds: str) -> None:
-        problems = env_problems(self.make_env, n_steps=self.n_steps, seed=self.seed)
-        mine = [problem for problem in problems if problem.kind in kinds]
-        require(not mine, "\n".join(map(str, mine)))
-
-    def test_the_factory_builds_envs_and_can_be_sent_to_workers(self) -> None:
-        """It can be pickled, and what it returns is an env."""
-        self._expect_none("factory")
-
-    def test_the_spaces_are_there_and_can_be_laid_out(self) -> None:
-        """Also before the first reset, or after one."""
-        self._expect_none("spaces")
-
-    def test_resets_and_steps_give_what_they_should(self) -> None:
-        """In the right types."""
-        self._expect_none("reset", "step")
-
-    def test_observations_have_the_structure_and_shape_of_their_space(self) -> None:
-        """In resets and steps."""
-        self._expect_none("observation")
-
-    def test_the_same_seed_gives_the_same_trajectory(self) -> None:
-        """If the env takes seeds."""
-        self._expect_none("seed")
-
-    def test_it_can_be_closed(self) -> None:
-        """Also without a reset."""
-        self._expect_none("close")
-
-
 class _Run:
-    """A manager of faulty envs that sign, with a loop and a ledger.
-
-    Args:
-        manager: launched.
-        is_checked: whether `end` checks the accounts.
-    """
+    """A launched manager of faulty envs that sign, and the loop over it that keeps the accounts."""
 
     def __init__(self, manager: Any) -> None:
         self.manager = manager
-        self.loop = ManagerLoop(manager)
-        self.ledger = Ledger(manager.env_num, manager.observation_space, manager.action_space)
+        self.loop = AuditedLoop(manager)
+        self.ledger = self.loop.ledger
 
     def ready(self, env_ids: Sequence[int] | None = None) -> dict[int, Any]:
         """Return observations of ready envs, once these (None: at least one) are among them."""
@@ -134,44 +64,29 @@ class _Run:
         while True:
             obs = self.loop.ready()
             if env_ids is None or set(env_ids) <= obs.keys():
-                begin = any(map(self.ledger.begins_episode, obs))
-                self.ledger.observed(obs, self.manager.ready_info if begin else None)
                 return obs
             require(time.monotonic() < end, f"envs {env_ids} do not become ready: only {[*obs]}")
             self.manager.get_attr("action_space", env_ids=env_ids)  # waits for these
 
-    def send(self, env_ids: Sequence[int]) -> dict[int, int]:
-        """Send actions to these envs, and have them entered."""
-        actions = self.ledger.fresh_actions(env_ids)
-        self.manager.send(actions)
-        self.ledger.accepted(actions)
-        return actions
-
-    def gather(self) -> dict[int, EnvTimestep]:
-        """Receive some timesteps, and have them entered."""
-        timesteps = self.loop.gather()
-        self.ledger.delivered(timesteps)
-        return timesteps
+    def send(self, env_ids: Sequence[int]) -> None:
+        """Send actions to these envs."""
+        self.loop.send(self.ledger.fresh_actions(env_ids))
 
     def step(self, env_ids: Sequence[int]) -> dict[int, EnvTimestep]:
-        """Step these envs, and have everything entered."""
-        actions = self.ledger.fresh_actions(env_ids)
-        timesteps = self.loop.step(actions)
-        self.ledger.accepted(actions)
-        self.ledger.delivered(timesteps)
-        return timesteps
+        """Step these envs."""
+        return self.loop.step(self.ledger.fresh_actions(env_ids))
 
     def step_all(self, env_ids: Sequence[int]) -> dict[int, EnvTimestep]:
         """Step these envs, and gather until nothing is under way."""
         timesteps = self.step(env_ids)
         while self.ledger.pending:
-            timesteps |= self.gather()
+            timesteps |= self.loop.gather()
         return timesteps
 
     def end(self) -> None:
         """Gather what is under way, and check the accounts."""
         while self.ledger.pending:
-            require(self.gather(), "recv returned nothing, though steps are under way")
+            require(self.loop.gather(), "recv returned nothing, though steps are under way")
         self.ledger.end()
         self.ledger.check()
 
@@ -207,12 +122,14 @@ class ManagerContract:
     def run(
         self, env_num: int = 3, plan: Sequence[Fault] = (), *, length: int = 5, **cfg: Any
     ) -> Iterator[_Run]:
-        """Yield a launched manager of `env_num` envs; it is closed in the end."""
+        """Yield a launched manager of `env_num` envs; in the end the accounts are checked."""
         make = functools.partial(FaultyEnv, plan=tuple(plan), episode_length=length)
         manager = self.make_manager([functools.partial(make, i) for i in range(env_num)], **cfg)
         try:
             manager.launch()
-            yield _Run(manager)
+            run = _Run(manager)
+            yield run
+            run.end()
         finally:
             manager.close()
 
@@ -223,7 +140,6 @@ class ManagerContract:
         with self.run(4) as run:
             for _ in range(30):
                 run.step([*run.ready()])
-            run.end()
 
     def test_timesteps_come_in_order(self) -> None:
         """The order of the actions for sync kinds, that of the env_ids for async ones."""
@@ -237,8 +153,7 @@ class ManagerContract:
                     require(found == sorted(found), f"step({env_ids}) returned {found}")
                     require(set(found) <= set(env_ids), f"step({env_ids}) returned {found}")
                 while run.ledger.pending:
-                    run.gather()
-            run.end()
+                    run.loop.gather()
 
     def test_send_and_recv_gather_in_parts(self) -> None:
         """`recv(min_ready=1)` returns what there is, and the rest comes later."""
@@ -248,18 +163,15 @@ class ManagerContract:
             run.send([1])
             n_recv = 0
             while run.ledger.pending:
-                found = run.loop._by_id(run.manager.recv(min_ready=1))
-                require(found, "recv(min_ready=1) returned nothing")
-                run.ledger.delivered(found)
+                require(run.loop.gather(min_ready=1), "recv(min_ready=1) returned nothing")
                 n_recv += 1
             require(n_recv <= 3, "recv returned a timestep twice")
-            run.end()
 
     def test_nothing_comes_of_nothing(self) -> None:
         """`recv` without anything under way raises instead of waiting."""
         with self.run(2) as run:
             run.ready()
-            with refused(StateError):
+            with refused(errors.StateError):
                 run.manager.recv()
 
     # -- refusals -----------------------------------------------------------------------------
@@ -269,22 +181,22 @@ class ManagerContract:
         with self.run(3) as run:
             run.ready(range(3))
             for actions, error in (
-                ({0: 1, 3: 1}, UnknownEnvError),
-                ({0: 1, -1: 1}, UnknownEnvError),
-                ({0: 1, 1: -5}, EnvManagerError),
-                ({0: 1, 1: "left"}, EnvManagerError),
-                ({0: 1, 1: np.zeros(3)}, EnvManagerError),
+                ({0: 1, 3: 1}, errors.UnknownEnvError),
+                ({0: 1, -1: 1}, errors.UnknownEnvError),
+                ({0: 1, 1: -5}, errors.EnvManagerError),
+                ({0: 1, 1: "left"}, errors.EnvManagerError),
+                ({0: 1, 1: np.zeros(3)}, errors.EnvManagerError),
             ):
                 with refused(error):
                     run.manager.send(actions)
             run.send([1])
-            with refused(EnvNotReadyError):
+            with refused(errors.EnvNotReadyError):
                 run.manager.send({0: 1, 1: 1})
             run.ready()
             run.end()
             run.ready(range(3))
             run.step_all([0, 1, 2])
-            run.end()  # what had been sent all the same would be a step that nobody was given
+            # At the end: what had been sent all the same would be a step that nobody was given.
 
     # -- observations -------------------------------------------------------------------------
 
@@ -305,7 +217,6 @@ class ManagerContract:
             kept[-1][0][...] = -1
             for (one, _), copied in zip(kept[:-2], before[:-2], strict=True):
                 require(np.array_equal(one, copied), "two observations share their memory")
-            run.end()
 
     def test_the_end_of_an_episode_and_the_beginning_of_the_next_are_both_seen(self) -> None:
         """The last timestep has the terminal observation, `ready_obs` the first of the next."""
@@ -319,15 +230,14 @@ class ManagerContract:
                 for env_id, obs in run.ready(range(2)).items():
                     text = f"env {env_id} does not show the first observation of its next episode"
                     require(_part(obs, 3) == 0, text)
-            run.end()
 
     # -- failures and ends --------------------------------------------------------------------
 
     def test_an_env_that_raises_gives_an_abnormal_timestep_and_goes_on(self) -> None:
         """With its last observation and a typed failure; the other envs feel nothing."""
-        self._check_fault(Fault("raise", env_id=1, episode=1, step=1), EnvRaised)
+        self._check_fault(Fault("raise", env_id=1, episode=1, step=1), errors.EnvRaised)
 
-    def _check_fault(self, fault: Fault, kind: type[EnvManagerError], **cfg: Any) -> None:
+    def _check_fault(self, fault: Fault, kind: type[errors.EnvManagerError], **cfg: Any) -> None:
         """Compare a run with a fault to one without: all envs but the victim are the same."""
         with self.run(3, seed=5, **cfg) as run:
             right = self._trajectories(run, [fault.env_id])
@@ -349,7 +259,7 @@ class ManagerContract:
             for env_id, step in run.step_all([*ids]).items():
                 if is_abnormal(step.info):
                     require(step.done, "an abnormal timestep ends its episode")
-                    require(_as_float(step.reward) == 0.0, "its reward is 0.0")
+                    require(np.asarray(step.reward).item() == 0.0, "its reward is 0.0")
                 if env_id in given:
                     obs = without_instance(np.asarray(step.obs))
                     given[env_id].append((obs.tobytes(), step.done))
@@ -371,7 +281,7 @@ class ManagerContract:
         make = functools.partial(FaultyEnv, plan=plan)
         manager = self.make_manager([functools.partial(make, i) for i in range(3)])
         try:
-            with refused(LaunchError):
+            with refused(errors.LaunchError):
                 manager.launch()
             require(manager.closed, "the manager is not closed after a launch that failed")
         finally:
@@ -385,18 +295,17 @@ class ManagerContract:
             for _ in range(2):
                 run.manager.close()
             require(run.manager.closed, "closed is false after close()")
-            with refused(ManagerClosedError):
+            with refused(errors.ManagerClosedError):
                 run.manager.step({0: 1})
-            with refused(ManagerClosedError):
+            with refused(errors.ManagerClosedError):
                 run.loop.ready()
             stats = run.manager.stats()
             accounted = stats["timesteps"] + stats["cancelled"]
             require(stats["actions"] == accounted, f"close lost an action: {stats}")
+            run.ledger.reset([0, 1])
             run.manager.launch()
-            again = _Run(run.manager)
-            again.ready(range(2))
-            again.step_all([0, 1])
-            again.end()
+            run.ready(range(2))
+            run.step_all([0, 1])
 
     def test_a_reset_begins_a_new_episode_and_gives_up_what_is_under_way(self) -> None:
         """The timestep counts as cancelled."""
@@ -405,12 +314,10 @@ class ManagerContract:
             run.step_all([0, 1])
             run.ready(range(2))
             run.send([0])
-            run.ledger.reset([0])
-            run.manager.reset({0: None})
+            run.loop.reset([0])
             require(_part(run.ready([0])[0], 3) == 0, "the reset began no episode")
             run.step_all([0])
             require(run.manager.stats()["cancelled"] == 1, "a timestep should be cancelled")
-            run.end()
 
 
 class WorkerManagerContract(ManagerContract):
@@ -425,21 +332,19 @@ class WorkerManagerContract(ManagerContract):
 
     def test_a_worker_that_is_killed_is_replaced(self) -> None:
         """`kill -9` costs one timestep of that env; the other envs feel nothing."""
-        self._check_fault(Fault("kill", env_id=1, episode=1, step=1), EnvCrash)
+        self._check_fault(Fault("kill", env_id=1, episode=1, step=1), errors.EnvCrash)
 
     def test_a_worker_that_ends_itself_is_replaced(self) -> None:
         """`os._exit` likewise."""
-        self._check_fault(Fault("os_exit", env_id=1, episode=1, step=1, argument=0), EnvCrash)
+        self._check_fault(
+            Fault("os_exit", env_id=1, episode=1, step=1, argument=0), errors.EnvCrash
+        )
 
     def test_a_worker_that_hangs_is_replaced(self) -> None:
         """In C, holding the GIL, deaf to signals."""
         fault = Fault("hang_holding_gil", env_id=1, episode=1, step=1)
-        self._check_fault(fault, EnvTimeout, step_timeout=0.3)
+        self._check_fault(fault, errors.EnvTimeout, step_timeout=0.3)
 
 
 def _part(obs: Any, place: int) -> int:
     return int(np.asarray(obs)[place])
-
-
-def _as_float(value: Any) -> float:
-    return float(np.asarray(value).item())

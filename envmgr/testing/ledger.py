@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from envmgr.errors import EnvManagerError
+from envmgr.manager.loop import error_of
 from envmgr.testing.checksums import UNKNOWN, checksum_of, reward_checksum
 from envmgr.testing.ledger_env import ANY_ENV, N_ACTIONS, Mark, mark_of
 from envmgr.types import EnvTimestep, is_abnormal
@@ -19,7 +21,7 @@ class LedgerError(EnvManagerError, AssertionError):
     """The accounts do not balance: a timestep was lost, repeated or swapped."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class LedgerReport:
     """What a ledger found.
 
@@ -40,18 +42,18 @@ class LedgerReport:
         findings: the first of what is wrong, in words.
     """
 
-    accepted: int
-    normal: int
-    abnormal: int
-    cancelled: int
-    outstanding: int
-    unanswered: int
-    lost: int
-    repeated: int
-    swapped: int
-    unchecked: int
-    failures: Mapping[str, int]
-    findings: tuple[str, ...]
+    accepted: int = 0
+    normal: int = 0
+    abnormal: int = 0
+    cancelled: int = 0
+    outstanding: int = 0
+    unanswered: int = 0
+    lost: int = 0
+    repeated: int = 0
+    swapped: int = 0
+    unchecked: int = 0
+    failures: Counter[str] = field(default_factory=Counter)
+    findings: list[str] = field(default_factory=list)
 
     @property
     def is_clean(self) -> bool:
@@ -91,22 +93,17 @@ class _Account:
     excused: int = 0
     retired: set[int] = field(default_factory=set)
 
+    def end_episode(self) -> None:
+        """What comes next is the first of an episode."""
+        self.begins, self.obs = True, UNKNOWN
+
 
 class Ledger:
     """Detects lost, repeated, swapped and mis-joined timesteps of envs that sign them.
 
-    The envs are `LedgerEnv`s, or any envs in a `LedgerWrapper` (`ledgered`, `Ledgered`). The loop
-    tells the ledger what happens:
-
-        ledger = Ledger(manager.env_num, manager.observation_space, manager.action_space)
-        observations = manager.ready_obs
-        ledger.observed(observations)
-        actions = ...
-        timesteps = manager.step(actions)
-        ledger.accepted(actions)
-        ledger.delivered(timesteps)
-        ...
-        ledger.end(); ledger.check()
+    The envs are `LedgerEnv`s, or any envs in a `LedgerWrapper` (`ledgered`, `Ledgered`). An
+    `AuditedLoop` tells the ledger what happens, or a loop of your own does, with `observed`,
+    `accepted`, `delivered` and, when nothing more will come, `end`.
 
     Envs that take each other's places, as spares do, sign with `ANY_ENV`: then an env_id has to be
     served by one object throughout an episode, and nobody is given a step of an object twice, or
@@ -125,9 +122,7 @@ class Ledger:
         self._accounts = [_Account(env_id) for env_id in range(env_num)]
         self._obs_checksum = checksum_of(observation_space)
         self._action_checksum = checksum_of(action_space)
-        self._n = Counter[str]()
-        self._failures = Counter[str]()
-        self._findings: list[str] = []
+        self._so_far = LedgerReport()
         self._next_action = 0
         # The newest mark of each env object, and steps of objects that move which may be missing.
         self._latest_of: dict[int, Mark] = {}
@@ -149,10 +144,10 @@ class Ledger:
             account = self._accounts[env_id]
             if account.pending:
                 self._find("lost", f"env {env_id} took an action while another one was under way")
-                self._n["unanswered"] += 1
+                self._so_far.unanswered += 1
             account.pending = True
             account.action = checksum(action)
-        self._n["accepted"] += len(actions)
+        self._so_far.accepted += len(actions)
 
     def observed(
         self, observations: Mapping[int, Any], infos: Mapping[int, Any] | None = None
@@ -208,9 +203,8 @@ class Ledger:
             if account.pending:
                 account.pending = False
                 self._excuse(account)
-                self._n["cancelled"] += 1
-            account.begins = True
-            account.obs = UNKNOWN
+                self._so_far.cancelled += 1
+            account.end_episode()
 
     def end(self, n_cancelled: int = 0) -> None:
         """Nothing more will be delivered: the manager is closed, or has nothing outstanding.
@@ -221,9 +215,9 @@ class Ledger:
         left = [account for account in self._accounts if account.pending]
         for account in left:
             account.pending = False
-        self._n["cancelled"] += min(n_cancelled, len(left))
+        self._so_far.cancelled += min(n_cancelled, len(left))
         for account in left[n_cancelled:]:
-            self._n["unanswered"] += 1
+            self._so_far.unanswered += 1
             self._find("lost", f"the action of env {account.env_id} was never answered")
 
     # -- what it says -----------------------------------------------------------------------
@@ -236,20 +230,13 @@ class Ledger:
     @property
     def n_accepted(self) -> int:
         """How many actions were accepted."""
-        return self._n["accepted"]
+        return self._so_far.accepted
 
     def report(self) -> LedgerReport:
         """Return the accounts as they are now."""
-        names = ("accepted", "normal", "abnormal", "cancelled", "unanswered")
-        counted = {name: self._n[name] for name in names}
-        found = {name: self._n[name] for name in ("lost", "repeated", "swapped", "unchecked")}
-        return LedgerReport(
-            **counted,
-            **found,
-            outstanding=len(self.pending),
-            failures=dict(self._failures),
-            findings=tuple(self._findings),
-        )
+        report = copy.deepcopy(self._so_far)
+        report.outstanding = len(self.pending)
+        return report
 
     def check(self) -> LedgerReport:
         """Return the report if nothing was lost, repeated or swapped.
@@ -265,16 +252,16 @@ class Ledger:
     # -- one timestep -----------------------------------------------------------------------
 
     def _take_abnormal(self, account: _Account, timestep: EnvTimestep) -> None:
-        self._n["abnormal"] += 1
-        self._failures[_error_name(timestep.info)] += 1
+        self._so_far.abnormal += 1
+        error = error_of(timestep.info)
+        self._so_far.failures["unknown" if error is None else type(error).__name__] += 1
         if _differ(account.obs, self._obs_checksum(timestep.obs)):
             self._find(
                 "swapped",
                 f"the abnormal timestep of env {account.env_id} does not hold its last observation",
             )
         self._excuse(account)
-        account.begins = True
-        account.obs = UNKNOWN
+        account.end_episode()
 
     def _excuse(self, account: _Account) -> None:
         """A step may have been executed whose timestep nobody is given."""
@@ -282,14 +269,14 @@ class Ledger:
         self._excused += 1
 
     def _take_normal(self, account: _Account, timestep: EnvTimestep) -> None:
-        self._n["normal"] += 1
+        self._so_far.normal += 1
         obs_sum = self._obs_checksum(timestep.obs)
         mark = mark_of(timestep.info)
         if mark is None:
             self._find("swapped", f"a timestep of env {account.env_id} without a mark")
         else:
             self._check_mark(account, mark, obs_sum, reward_checksum(timestep.reward))
-        self._n["unchecked"] += obs_sum == UNKNOWN
+        self._so_far.unchecked += obs_sum == UNKNOWN
         account.begins = timestep.done
         account.obs = UNKNOWN if timestep.done else obs_sum
 
@@ -347,9 +334,10 @@ class Ledger:
         return missing - excused
 
     def _find(self, what: str, text: str, n: int = 1) -> None:
-        self._n[what] += n
-        if len(self._findings) < _KEPT_FINDINGS:
-            self._findings.append(f"{what}: {text}")
+        so_far = self._so_far
+        setattr(so_far, what, getattr(so_far, what) + n)
+        if len(so_far.findings) < _KEPT_FINDINGS:
+            so_far.findings.append(f"{what}: {text}")
 
 
 def _is_of(mark: Mark, env_id: int) -> bool:
@@ -358,12 +346,3 @@ def _is_of(mark: Mark, env_id: int) -> bool:
 
 def _differ(one: int, other: int) -> bool:
     return one != other and one != UNKNOWN and other != UNKNOWN
-
-
-def _error_name(info: Any) -> str:
-    parts = info if isinstance(info, (list, tuple)) else (info,)
-    for part in parts:
-        error = part.get("error") if isinstance(part, Mapping) else None
-        if error is not None:
-            return type(error).__name__
-    return "unknown"

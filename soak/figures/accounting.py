@@ -13,8 +13,8 @@ import zlib
 from collections.abc import Sequence
 from typing import Any
 
-from envmgr.testing import Ledger, LedgerEnv, Saboteur, mark_of, without_instance
-from envmgr.types import is_abnormal
+from envmgr.testing import AuditedLoop, LedgerEnv, Saboteur, mark_of, without_instance
+from envmgr.types import EnvTimestep, is_abnormal
 from figures import Figure
 from figures.loop import ledger_manager, own_actions
 
@@ -83,23 +83,22 @@ def run(title: str, n_steps: int, cfg: dict[str, Any]) -> list[Figure]:
         **cfg,
     )
     try:
-        ledger = Ledger(ENV_NUM, manager.observation_space, manager.action_space)
+        loop = AuditedLoop(manager)
         bystanders = {env_id: Bystander() for env_id in range(HURT, ENV_NUM)}
         saboteur = Saboteur(manager, rate_hz=1 / EVERY_S, kinds=KINDS, seed=_SEED)
         began = time.monotonic()
-        _step(manager, ledger, saboteur, bystanders, n_steps)
+        _step(loop, saboteur, bystanders, n_steps)
         seconds = time.monotonic() - began
         saboteur.collect()
         stats = manager.stats()
     finally:
         manager.close()
-    ledger.end()
-    return _figures(title, ledger.report(), saboteur, bystanders, stats, seconds)
+    loop.ledger.end()
+    return _figures(title, loop.ledger.report(), saboteur, bystanders, stats, seconds)
 
 
 def _step(
-    manager: Any,
-    ledger: Ledger,
+    loop: AuditedLoop,
     saboteur: Saboteur,
     bystanders: dict[int, Bystander],
     n_steps: int,
@@ -112,25 +111,14 @@ def _step(
         if now >= due_s:
             due_s = max(due_s + EVERY_S, now)
             saboteur.injure(env_id=chosen.randrange(HURT))
-        observations = manager.ready_obs
-        ledger.observed(observations, _first_infos(manager, ledger, observations))
-        actions = next_actions(observations)
-        timesteps = manager.step(actions)
-        ledger.accepted(actions)
-        arrived += _take(ledger, bystanders, timesteps)
+        timesteps = loop.step(next_actions(loop.ready()))
+        arrived += _take(bystanders, timesteps)
     deadline = time.monotonic() + SETTLE_S
-    while manager.stats()["outstanding"] and time.monotonic() < deadline:
-        _take(ledger, bystanders, manager.recv(timeout_s=1.0))
+    while loop.ledger.pending and time.monotonic() < deadline:
+        _take(bystanders, loop.gather(timeout_s=1.0))
 
 
-def _first_infos(manager: Any, ledger: Ledger, observations: dict[int, Any]) -> dict[int, Any]:
-    if any(map(ledger.begins_episode, observations)):
-        return dict(manager.ready_info)
-    return {}
-
-
-def _take(ledger: Ledger, bystanders: dict[int, Bystander], timesteps: Any) -> int:
-    ledger.delivered(timesteps)
+def _take(bystanders: dict[int, Bystander], timesteps: dict[int, EnvTimestep]) -> int:
     for env_id, timestep in timesteps.items():
         if env_id in bystanders:
             bystanders[env_id].take(timestep.obs, timestep.done, timestep.info)

@@ -11,7 +11,7 @@ import pytest
 
 from envmgr import create_env_manager
 from envmgr.errors import EnvCrash, EnvFailure, EnvProtocolError, EnvRaised, EnvTimeout
-from envmgr.testing import Fault, FaultError, FaultyEnv, Ledger
+from envmgr.testing import AuditedLoop, Fault, FaultError, FaultyEnv
 from envmgr.testing.faulty import KINDS, worker_channel, write_garbage
 
 EXPECTED: dict[str, type[EnvFailure] | None] = {
@@ -40,19 +40,13 @@ def run(kinds: list[str], folder: Path) -> tuple[list[Any], Any]:
     budget = {"max_failures": 100, "failure_window_s": 0.001}
     errors: list[Any] = [None] * len(kinds)
     with create_env_manager({**cfg, **budget}, env_fn=env_fn) as manager:
-        ledger = Ledger(len(kinds), manager.observation_space, manager.action_space)
+        loop = AuditedLoop(manager)
         for _ in range(2):
             manager.get_attr("action_space")
-            obs = manager.ready_obs
-            ledger.observed(obs)
-            actions = ledger.fresh_actions(obs)
-            timesteps = manager.step(actions)
-            ledger.accepted(actions)
-            ledger.delivered(timesteps)
-            for i, step in timesteps.items():
+            for i, step in loop.step(loop.ledger.fresh_actions(loop.ready())).items():
                 errors[i] = step.info.get("error")
-    ledger.end()
-    return errors, ledger.check()
+    loop.ledger.end()
+    return errors, loop.ledger.check()
 
 
 def test_every_fault_of_a_step_is_the_failure_that_it_should_be(tmp_path: Path) -> None:

@@ -87,7 +87,7 @@ class FakeManager:
         self._pending.update(actions)
         return self.recv()
 
-    def recv(self) -> dict[int, EnvTimestep]:
+    def recv(self, min_ready: Any = None, timeout_s: Any = None) -> dict[int, EnvTimestep]:
         if not self._pending:
             raise NothingReadyError("nothing is outstanding")
         return {i: self._deliver(i) for i in self._take(sorted(self._pending))}
