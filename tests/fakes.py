@@ -1,7 +1,8 @@
 """Fakes for tests of the core: a clock that is moved by hand, and a transport without hosts.
 
 With them the supervisor and the engine run without processes, threads and real time: a wait moves
-the clock to the moment at which the next thing happens, or by its timeout.
+the clock to the moment at which the next thing happens, or by its timeout. The transport may have a
+block: then its hosts find the steps that are posted there, and answer in it as workers do.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import heapq
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple
 
 from envmgr.transport.base import Arrival, Garbage, HostDied, Transport
@@ -25,6 +27,7 @@ from envmgr.wire.messages import (
     RemoteFailure,
     ResetOrder,
 )
+from tests.fake_block import ACTIONS, NUMBERED, FakeBlock, HostInBlock
 
 KILLED = -9
 """Exit status of a process that SIGKILL ended."""
@@ -54,6 +57,8 @@ class FakeClock:
 
     def __init__(self, now: float = 1000.0) -> None:
         self._now = now
+        self.watchers: list[Callable[[], None]] = []
+        """Called whenever time has passed."""
 
     def __call__(self) -> float:
         return self._now
@@ -71,6 +76,8 @@ class FakeClock:
         if moment < self._now:
             raise ValueError(f"the clock is at {self._now} and cannot go back to {moment}")
         self._now = moment
+        for watcher in self.watchers:
+            watcher()
 
 
 class WouldWaitForEverError(AssertionError):
@@ -100,9 +107,12 @@ class FakeHost:
         ended: it died; its last arrival is on its way.
         reported: its death was handed out by an earlier `poll` than the latest, and must be known.
         adopted: the env_id that it was told to serve in place of the first one.
+        in_block: what it knows of the block.
+        has_block: whether there is one: then observations are numbers.
     """
 
     spec: HostSpec
+    has_block: bool = False
     received: list[Message] = field(default_factory=list)
     newest: dict[int, Message] = field(default_factory=dict)
     killed: bool = False
@@ -110,8 +120,10 @@ class FakeHost:
     reported: bool = False
     adopted: int | None = None
     latest_arrival: float = float("-inf")
+    in_block: HostInBlock = field(init=False)
 
     def __post_init__(self) -> None:
+        self.in_block = HostInBlock(self.spec.index)
         for order in self.spec.envs:
             if order.request_id != UNANSWERED:
                 self.take(Message(Op.HELLO, *order[:3], None))
@@ -139,6 +151,11 @@ class FakeHost:
         return self.spec.host_id
 
     @property
+    def description(self) -> EnvDescription:
+        """What it says of its envs."""
+        return description(NUMBERED, ACTIONS) if self.has_block else description()
+
+    @property
     def env_id(self) -> int:
         """The first env that it runs."""
         return self.env_ids[0]
@@ -159,6 +176,12 @@ class FakeHost:
         """Return the requests of one operation, in order."""
         return [message for message in self.received if message.op == op]
 
+    @property
+    def told(self) -> list[tuple[Op, Any]]:
+        """What it was told after HELLO, besides where observations go: operations and payloads."""
+        told = [m for m in self.received if m.op not in (Op.HELLO, Op.ATTACH)]
+        return [(Op(message.op), message.payload) for message in told]
+
 
 Answer = Callable[[FakeHost, Message], Iterable[tuple[float, Arrival]]]
 """What a host answers to a request: arrivals, each so many seconds after the one before it."""
@@ -174,20 +197,28 @@ class FakeTransport(Transport):
     It keeps the promises of `Transport` (the order of each host, deaths last and always reported,
     nothing but the death of a killed host) and raises BrokenContractError when its user does not.
 
+    With a block, steps that are posted there are requests as all others: `answer` is asked for
+    their replies, and whatever is to arrive in answer to one of them (its timestep, the automatic
+    reset after it, BEGAN) is written into the block in its moment, unless it is a failure or too
+    odd: then it comes by message. The parent is rung for as a worker does.
+
     Args:
         clock: moved by `poll`.
         answer: replies of all hosts to all requests; None leaves them to the test. May be set at
             any time.
         has_memory: whether `place` gives memory.
+        has_block: whether steps may be posted in it. Then observations have to be `NUMBERED`.
         kill_takes_s: seconds from `kill` to the death; None leaves the death to the test.
 
     Attributes:
         hosts: every host that was ever started, by host_id.
-        sent: (host_id, request) of everything sent, in order.
+        sent: (host_id, request) of everything sent or posted, in order.
         killed: host_ids in the order of `kill`.
         given_up: host_ids in the order of `give_up`.
         polls: every call of `poll`.
         memory: what `place` gave.
+        shared: what hosts do in it; None without a block.
+        rings: how often the parent was rung for.
         closed_with_s: the grace that `close` was given; None until then.
         refused: env_ids whose requests `prepare` refuses, with the error it raises.
     """
@@ -198,11 +229,15 @@ class FakeTransport(Transport):
         *,
         answer: Answer | None = None,
         has_memory: bool = False,
+        has_block: bool = False,
         kill_takes_s: float | None = 0.0,
     ) -> None:
         self.clock = clock
         self.answer = answer
-        self.has_memory = has_memory
+        self.has_memory = has_memory or has_block
+        self._has_block = has_block
+        self.shared: FakeBlock | None = None
+        self.rings = 0
         self.kill_takes_s = kill_takes_s
         self.hosts: dict[int, FakeHost] = {}
         self.sent: list[tuple[int, Message]] = []
@@ -214,8 +249,11 @@ class FakeTransport(Transport):
         self.refused: dict[int, Exception] = {}
         self._events: list[tuple[float, int, int | None, Any]] = []
         self._count = itertools.count()
+        self._effects: list[tuple[float, int, int, Callable[[], None]]] = []
         self._woken = False
+        self._rung = False
         self._dead: list[FakeHost] = []
+        clock.watchers.append(self._take_effect)
 
     # -- what tests do ----------------------------------------------------------------------
 
@@ -224,21 +262,46 @@ class FakeTransport(Transport):
         serving = [host for host in self.hosts.values() if env_id in host.env_ids]
         return max(serving, key=lambda host: (not (host.ended or host.killed), host.host_id))
 
-    def arrive(self, host_id: int, arrival: Arrival, after_s: float = 0.0) -> None:
-        """Have something arrive from a host, after all that is on its way from it."""
+    def arrive(
+        self, host_id: int, arrival: Arrival, after_s: float = 0.0, *, foreign: bool = False
+    ) -> None:
+        """Have something arrive from a host, after all that is on its way from it.
+
+        Args:
+            host_id: the host.
+            arrival: what.
+            after_s: when.
+            foreign: it answers nothing; a message arrives as it is, whatever it says.
+        """
         host = self.hosts[host_id]
         if host.ended:
             raise BrokenContractError(f"nothing comes from host {host_id}: it is dead")
         if host.killed and not isinstance(arrival, HostDied):
             raise BrokenContractError(f"host {host_id} was killed: only its death still comes")
         host.ended = isinstance(arrival, HostDied)
-        host.latest_arrival = max(host.latest_arrival, self.clock() + after_s)
-        self._schedule(host.latest_arrival, host_id, arrival)
+        moment = host.latest_arrival = max(host.latest_arrival, self.clock() + after_s)
+        shared, in_block = self.shared, host.in_block
+        if shared is None or foreign or not isinstance(arrival, Message):
+            self._schedule(moment, host_id, arrival)
+        elif shared.has_room_for(in_block, arrival):
+            self._effect(moment, host_id, partial(shared.write, in_block, arrival, moment))
+        else:
+            self._schedule(moment, host_id, partial(shared.placed, in_block, arrival))
+            self._effect(moment, host_id, partial(shared.sent, in_block, arrival))
 
-    def reply(self, env_id: int, op: Op, payload: Any = None, after_s: float = 0.0) -> None:
-        """Have the newest host of an env reply to the newest request for it."""
+    def reply(
+        self,
+        env_id: int,
+        op: Op,
+        payload: Any = None,
+        after_s: float = 0.0,
+        *,
+        foreign: bool = False,
+    ) -> None:
+        """Have the newest host of an env reply to the newest request for it; see `arrive`."""
         host = self.host_of(env_id)
-        self.arrive(host.host_id, host.newest[env_id]._replace(op=op, payload=payload), after_s)
+        reply = host.newest[env_id]._replace(op=op, payload=payload)
+        self.arrive(host.host_id, reply, after_s, foreign=foreign)
 
     def fail(
         self,
@@ -269,7 +332,24 @@ class FakeTransport(Transport):
     @property
     def next_event(self) -> float | None:
         """The moment at which something happens next by itself; None for never."""
-        return self._events[0][0] if self._events else None
+        return min((heap[0][0] for heap in (self._events, self._effects) if heap), default=None)
+
+    def seen(self, obs: Any) -> Any:
+        """Return what the parent was given as observation, as the host had it."""
+        return obs if self.shared is None or obs is None else self.shared.observations[int(obs)]
+
+    def _effect(self, moment: float, host_id: int, what: Callable[[], None]) -> None:
+        heapq.heappush(self._effects, (moment, next(self._count), host_id, what))
+        self._take_effect()
+
+    def _take_effect(self) -> None:
+        """Have happen in the block what is due."""
+        while self._effects and self._effects[0][0] <= self.clock():
+            heapq.heappop(self._effects)[3]()
+
+    def _ring_parent(self) -> None:
+        self.rings += not self._rung
+        self._rung = True
 
     def _schedule(self, moment: float, host_id: int | None, what: Any) -> None:
         heapq.heappush(self._events, (moment, next(self._count), host_id, what))
@@ -281,7 +361,7 @@ class FakeTransport(Transport):
         for spec in specs:
             if spec.host_id in self.hosts:
                 raise BrokenContractError(f"host_id {spec.host_id} is used twice")
-            host = self.hosts[spec.host_id] = FakeHost(spec)
+            host = self.hosts[spec.host_id] = FakeHost(spec, self._has_block)
             for request in list(host.newest.values()):
                 self._answer(host, request)
 
@@ -299,8 +379,52 @@ class FakeTransport(Transport):
         self.sent.append((host_id, prepared))
         if host.killed or host.ended:
             return  # its death is on its way
+        self._change_seats(host, prepared)
         host.take(prepared)
         self._answer(host, prepared)
+
+    def _change_seats(self, host: FakeHost, message: Message) -> None:
+        """Have envs take their rows of the block, and leave them."""
+        shared, in_block = self.shared, host.in_block
+        if shared is None:
+            return
+        if message.op in (Op.RENEW, Op.RELEASE, Op.ADOPT):
+            for env_id in host.env_ids if message.op == Op.ADOPT else [message.env_id]:
+                shared.leave(in_block, env_id)
+        if message.op in (Op.ATTACH, Op.ADOPT) and message.payload is not None:
+            shared.seat(in_block, message.env_id, message.payload)
+
+    @property
+    def has_block(self) -> bool:
+        """Whether steps may be posted."""
+        return self._has_block
+
+    def ring(self, host_ids: Iterable[int], *, asks: bool = False) -> None:
+        """Have hosts find what was posted for them, and answer it if they do so by themselves."""
+        if self.shared is None:
+            raise BrokenContractError("there is no block to look at")
+        for host_id in host_ids:
+            host = self.hosts[host_id]
+            if host.killed or host.ended:
+                continue
+            for message in list(self.shared.look(host.in_block, asks=asks)):
+                self.sent.append((host_id, message))
+                host.take(message)
+                self._answer(host, message)
+
+    def await_ring(self, timeout_s: float) -> bool:
+        """Move the clock on until the parent is rung for, or something else happens."""
+        limit = self.clock() + timeout_s
+        while not self._woken and not (self._events and self._events[0][0] <= self.clock()):
+            if self._rung:
+                self._rung = False
+                return True
+            event = self.next_event
+            if event is None or event > limit:
+                self.clock.advance_to(limit)
+                return False
+            self.clock.advance_to(event)
+        return False
 
     def _answer(self, host: FakeHost, message: Message) -> None:
         if self.answer is None:
@@ -322,7 +446,7 @@ class FakeTransport(Transport):
         if not arrivals and timeout_s != 0.0:
             self._wait(timeout_s, pivot)
             arrivals = self._take()
-        self._woken = False
+        self._woken = self._rung = False
         return arrivals
 
     def _take(self) -> list[tuple[int, Arrival]]:
@@ -332,15 +456,20 @@ class FakeTransport(Transport):
             if host_id is None:
                 what()
             else:
-                arrivals.append((host_id, what))
+                host = self.hosts[host_id]
                 if isinstance(what, HostDied):
-                    self._dead.append(self.hosts[host_id])
+                    self._dead.append(host)
+                arrivals.append((host_id, what() if isinstance(what, partial) else what))
         return arrivals
 
     def _wait(self, timeout_s: float | None, pivot: int | None) -> None:
         limit = float("inf") if timeout_s is None else self.clock() + timeout_s
-        while not self._woken:
+        while not self._woken and (pivot is not None or not self._rung):
             event = min((e for e in self._events if _ends_wait(e, pivot)), default=None)
+            effect = self._effects[0][0] if self._effects else None
+            if effect is not None and effect <= limit and (event is None or effect <= event[0]):
+                self.clock.advance_to(effect)
+                continue
             if event is None or event[0] > limit:
                 if timeout_s is None:
                     raise WouldWaitForEverError("poll without timeout, and nothing is on its way")
@@ -367,6 +496,8 @@ class FakeTransport(Transport):
             raise BrokenContractError("place is called once for each launch")
         if self.has_memory:
             self.memory = memoryview(bytearray(nbytes))
+            if self._has_block:
+                self.shared = FakeBlock(self.memory, self._ring_parent)
         return self.memory
 
     def kill(self, host_id: int) -> None:
@@ -379,7 +510,9 @@ class FakeTransport(Transport):
             return
         host.killed = True
         self._events = [event for event in self._events if event[2] != host_id]
+        self._effects = [effect for effect in self._effects if effect[2] != host_id]
         heapq.heapify(self._events)
+        heapq.heapify(self._effects)
         if self.kill_takes_s is not None:
             self.arrive(host_id, HostDied(KILLED), self.kill_takes_s)
 
@@ -395,6 +528,7 @@ class FakeTransport(Transport):
         if self.closed_with_s is None:
             self.closed_with_s = grace_s
         self._events.clear()
+        self._effects.clear()
 
 
 def _ends_wait(event: tuple[float, int, int | None, Any], pivot: int | None) -> bool:
@@ -418,7 +552,8 @@ class FakeEnvs:
     Args:
         episode_length: steps per episode; None for endless ones.
         seconds: how long a request takes, by operation; 0.0 for those not named.
-        observation_space: what HELLO says. None has no layout: observations travel as they are.
+        observation_space: what HELLO says. None has no layout: observations travel as they are, or
+            are numbered where there is a block.
         observe: returns what a reply carries as observation, in place of an `ObsTag`.
     """
 
@@ -458,7 +593,8 @@ class FakeEnvs:
 
     def _plain_reply(self, host: FakeHost, op: Op, message: Message) -> dict[str, Any]:
         if op in (Op.HELLO, Op.RENEW):
-            return {"op": Op.HELLO, "payload": description(self.observation_space)}
+            space = self.observation_space
+            return {"op": Op.HELLO, "payload": description(space) if space else host.description}
         if op is Op.ADOPT:
             self._plans[host.host_id, message.env_id] = EpisodePlan(False, 0, {})
             self._steps[host.host_id, message.env_id] = 0

@@ -1,19 +1,41 @@
-"""A supervisor and its engine over fakes, with short words for what managers do with them."""
+"""A supervisor and its engine over fakes, with short words for what managers do with them.
+
+Steps travel by message, or through the block: `over_routes` runs a module's tests over both.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from envmgr.core import EnvSlot, EpisodeRules, Hosts, Supervisor, requests
+import pytest
+
+from envmgr.core import EnvSlot, EpisodeRules, Hosts, Selection, Supervisor, Taken, Work, requests
 from envmgr.core.engine import Engine
-from envmgr.core.gather import Gather
+from envmgr.core.gather import Gather, Gathered
 from envmgr.errors import EnvFailure
 from envmgr.lifecycle import EnvState
 from envmgr.policy import Deadlines, FailurePolicy
 from envmgr.types import EnvTimestep
+from envmgr.wire.block import RING_EACH
 from envmgr.wire.messages import AfterStep, Message, Op, ResetOrder
 from tests.fakes import NO_SETTINGS, Answer, FakeClock, FakeEnvs, FakeTransport, description
+
+ROUTES = ("message", "block")
+_route = "message"
+
+
+over_routes = pytest.mark.parametrize("route", ROUTES, indirect=True)
+"""Run a test over each route: rigs take the present one if they are not told another."""
+
+
+@pytest.fixture(autouse=True)
+def route(request: pytest.FixtureRequest) -> Iterator[str]:
+    """The present route."""
+    global _route
+    before, _route = _route, getattr(request, "param", "message")
+    yield _route
+    _route = before
 
 
 class Rig:
@@ -25,6 +47,7 @@ class Rig:
         policy: of failures.
         deadlines: time limits.
         has_memory: whether the transport has memory.
+        has_block: whether steps are posted in it; None: as `over_routes` says.
         kill_takes_s: see `FakeTransport`.
         num_workers: hosts that share the envs; None: one for each.
         spare_num: spares besides them.
@@ -39,14 +62,21 @@ class Rig:
         policy: FailurePolicy | None = None,
         deadlines: Deadlines | None = None,
         has_memory: bool = False,
+        has_block: bool | None = None,
         kill_takes_s: float | None = 0.0,
         num_workers: int | None = None,
         spare_num: int = 0,
         **rules: Any,
     ) -> None:
         self.clock = FakeClock()
+        if has_block is None:
+            has_block = _route == "block" and not has_memory
         self.transport = FakeTransport(
-            self.clock, answer=answer, has_memory=has_memory, kill_takes_s=kill_takes_s
+            self.clock,
+            answer=answer,
+            has_memory=has_memory,
+            has_block=has_block,
+            kill_takes_s=kill_takes_s,
         )
         self.hosts = Hosts(
             self.transport,
@@ -68,9 +98,15 @@ class Rig:
         while self._happens_now():
             self.engine.collect()
 
+    def settle(self, env_id: int) -> None:
+        """As `pump`, and write what has come of an env into its slot."""
+        self.pump()
+        self.slot(env_id)
+        self.pump()
+
     def _happens_now(self) -> bool:
         event = self.transport.next_event
-        moments = (self.hosts.earliest_deadline, float("inf") if event is None else event)
+        moments = (self.supervisor.earliest_deadline, float("inf") if event is None else event)
         return min(moments) <= self.clock()
 
     def advance(self, seconds: float) -> None:
@@ -121,15 +157,39 @@ class Rig:
 
     # -- what users do ----------------------------------------------------------------------
 
-    def send(self, actions: Mapping[int, Any] | int) -> None:
-        """Send actions, as a manager does; an int stands for one action of that env."""
-        by_id = {actions: "act"} if isinstance(actions, int) else actions
+    def send(
+        self, actions: Mapping[int, Any] | int, ring: int = RING_EACH
+    ) -> Selection | Sequence[int]:
+        """Send actions, as a manager does; an int stands for one action of that env.
+
+        Args:
+            actions: by env_id.
+            ring: see `Lanes.post`.
+
+        Returns:
+            Whose they are: what was posted, or env_ids.
+        """
+        by_id = {actions: 1} if isinstance(actions, int) else actions
         supervisor = self.supervisor
+        posted = requests.post_actions(supervisor, by_id, ring)
+        if posted is not None:
+            return posted
         supervisor.submit_steps(requests.prepared_steps(supervisor, by_id, None))
+        return list(by_id)
 
     def deliver(self, *env_ids: int) -> dict[int, EnvTimestep]:
         """Hand out what has arrived of these envs (of all if none is named)."""
-        return self.supervisor.deliver(env_ids or range(len(self.supervisor.slots)))
+        self.supervisor.leave_lanes()
+        return self.hand_out(env_ids or range(len(self.supervisor.slots)))
+
+    def hand_out(self, gathered: Gathered) -> dict[int, EnvTimestep]:
+        """Hand out what was gathered, with observations as the hosts had them."""
+        if isinstance(gathered, Taken):
+            timesteps = gathered.timesteps()
+        else:
+            timesteps = self.supervisor.deliver(gathered)
+        seen = self.transport.seen
+        return {i: t._replace(obs=seen(t.obs)) for i, t in timesteps.items()}
 
     def reset(self, env_id: int = 0, params: dict[str, Any] | None = None) -> None:
         """Begin an explicit reset."""
@@ -138,6 +198,14 @@ class Rig:
     def call(self, env_id: int = 0, name: str = "method") -> None:
         """Begin a call."""
         self.supervisor.submit_calls([env_id], Op.CALL, [(name, ())])
+
+    def exactly(self, *env_ids: int) -> dict[int, EnvTimestep]:
+        """Wait for the timesteps of envs that were sent actions, and hand them out."""
+        lanes = self.supervisor.lanes
+        posted = None if lanes is None else lanes.select(env_ids)
+        if lanes is not None and posted is not None and lanes.are_stepping(posted):
+            return self.hand_out(self.gather.exactly(posted))
+        return self.hand_out(self.gather.exactly(env_ids))
 
     @property
     def gather(self) -> Gather:
@@ -148,13 +216,15 @@ class Rig:
 
     def hello(self, env_id: int = 0, space: Any = None) -> None:
         """The env is built."""
-        self.transport.reply(env_id, Op.HELLO, description(space))
-        self.pump()
+        host = self.transport.host_of(env_id)
+        described = host.description if space is None else description(space)
+        self.transport.reply(env_id, Op.HELLO, described)
+        self.settle(env_id)
 
     def reset_done(self, env_id: int = 0, obs: Any = "first", **info: Any) -> None:
         """The env has been reset."""
         self.transport.reply(env_id, Op.RESET_DONE, (obs, info))
-        self.pump()
+        self.settle(env_id)
 
     def stepped(
         self,
@@ -168,31 +238,47 @@ class Rig:
     ) -> None:
         """The env has executed its step."""
         self.transport.reply(env_id, Op.STEPPED, (obs, reward, done, info, after))
-        self.pump()
+        self.settle(env_id)
 
     def began(self, env_id: int = 0) -> None:
         """The env's host, which others share, begins with what it was asked for this one."""
         self.transport.reply(env_id, Op.BEGAN)
-        self.pump()
+        self.settle(env_id)
 
     def fail(self, env_id: int = 0, during: str = "step", **how: Any) -> None:
         """The env reports a failure."""
         self.transport.fail(env_id, during, **how)
-        self.pump()
+        self.settle(env_id)
 
     def die(self, env_id: int = 0, exit_status: int | None = -9) -> None:
         """The env's host dies."""
         self.transport.die(env_id, exit_status)
-        self.pump()
+        self.settle(env_id)
 
     # -- what can be seen -------------------------------------------------------------------
 
     def slot(self, env_id: int = 0) -> EnvSlot:
-        """What the supervisor remembers of an env, or of a spare."""
+        """What the supervisor remembers of an env, which leaves its lane, or of a spare."""
+        if env_id < len(self.supervisor.slots) and self.supervisor.lanes is not None:
+            self.supervisor.slot_of(env_id)
+            self.supervisor.lanes.collect()
         return self.hosts.slots[env_id]
 
+    def work(self, env_id: int = 0) -> Work:
+        """What an env's host is busy with; the env stays where it is."""
+        if self.supervisor.is_stepping(env_id):
+            return Work.STEPPING
+        if self.supervisor.is_resetting(env_id):
+            return Work.RESETTING
+        return self.hosts.slots[env_id].work
+
+    def obs(self, env_id: int = 0) -> Any:
+        """The newest observation of an env, as its host had it."""
+        return self.transport.seen(self.supervisor.observations([env_id])[0])
+
     def state(self, env_id: int = 0) -> EnvState:
-        """The state of an env."""
+        """The state of an env, which leaves its lane."""
+        self.slot(env_id)
         return self.supervisor.states[env_id]
 
     def requests(self, op: Op, env_id: int = 0) -> list[Message]:

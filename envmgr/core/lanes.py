@@ -42,7 +42,7 @@ from envmgr.core.strays import Strays
 from envmgr.core.taken import Taken
 from envmgr.lifecycle import EnvState, StateTable
 from envmgr.spaces import ActionColumns, Array, ValueMismatchError
-from envmgr.transport.base import Arrival
+from envmgr.transport.base import Arrival, HostDied
 from envmgr.wire.block import (
     DONE,
     HAS_INFO,
@@ -682,3 +682,5 @@ class Lanes:
         self.collect()
         if group.is_shared and group.running is None:
             group.running = group.by_id.get(int(self._block.running[group.index]) - 1)
+        if type(arrival) is HostDied:
+            self._block.running[group.index] = 0  # the host that replaces it runs nothing yet

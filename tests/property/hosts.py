@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -68,7 +68,9 @@ class HostModel:
 
     @property
     def is_announced(self) -> bool:
-        """Whether the host has to say that it begins with this."""
+        """Whether the host has to say that it begins with this; in the block it always does."""
+        if self.request is not None and self.fake.in_block.answers_posted(self.request):
+            return True
         return self.does in self.fake.spec.settings.announced
 
     def forget(self) -> None:
@@ -156,17 +158,23 @@ class Hosts:
             self._arrive(model, model.request._replace(op=Op.BEGAN, payload=None), after_s)
 
     def reply(
-        self, model: HostModel, *, done: bool = False, recycle: bool = False, after_s: float = 0.0
+        self,
+        model: HostModel,
+        *,
+        done: bool = False,
+        recycle: bool = False,
+        info: Mapping[str, Any] | None = None,
+        after_s: float = 0.0,
     ) -> None:
-        """Answer what a host was asked, as it should."""
+        """Answer what a host was asked, as it should; `info` is what a step says."""
         request = model.request
         assert request is not None
         op = model.does
         self.begin(model, after_s)
         if op in (Op.HELLO, Op.RENEW):
-            self._answer(model, Op.HELLO, description(), after_s)
+            self._answer(model, Op.HELLO, model.fake.description, after_s)
         elif op is Op.STEP:
-            self._step(model, request, done, recycle, after_s)
+            self._step(model, request, done, recycle, dict(info or {}), after_s)
         elif op is Op.RESET:
             self._reset_done(model, request, after_s)
         elif op is Op.CLOSE:
@@ -178,7 +186,13 @@ class Hosts:
             self._answer(model, Op.RESULT, None, after_s)
 
     def _step(
-        self, model: HostModel, request: Message, done: bool, recycle: bool, after_s: float
+        self,
+        model: HostModel,
+        request: Message,
+        done: bool,
+        recycle: bool,
+        info: dict[str, Any],
+        after_s: float,
     ) -> None:
         plan = model.plan
         assert plan is not None
@@ -189,7 +203,7 @@ class Hosts:
         elif done and plan.auto_reset and plan.episodes_left > 0:
             after = AfterStep.RESETS
             model.plan = plan._replace(episodes_left=plan.episodes_left - 1)
-        payload = (_tag(request, "terminal" if done else "next"), 1.0, done, {}, int(after))
+        payload = (_tag(request, "terminal" if done else "next"), 1.0, done, info, int(after))
         if after is AfterStep.RESETS:
             model.resetting = True
             model.has_begun = False
@@ -243,7 +257,7 @@ class Hosts:
 
     def foreign(self, model: HostModel, message: Message, after_s: float = 0.0) -> None:
         """Send a message that answers nothing that was asked."""
-        self._arrive(model, message, after_s)
+        self.transport.arrive(model.fake.host_id, message, after_s, foreign=True)
 
     def _answer(self, model: HostModel, op: Op, payload: Any, after_s: float) -> None:
         request = model.request

@@ -24,12 +24,15 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from envmgr.core import Next, Work
+from envmgr.core import Next, Taken, Work
+from envmgr.core.gather import Gathered
 from envmgr.core.slots import NEVER, EnvSlot
 from envmgr.errors import EnvFailure, FailuresExhaustedError, NothingReadyError
 from envmgr.lifecycle import EnvState, Event, edges, is_ready
 from envmgr.policy import Deadlines, FailurePolicy, GatherPolicy
 from envmgr.transport.base import TimedOut
+from envmgr.types import EnvTimestep
+from envmgr.wire.block import LAST, RING, RING_EACH
 from envmgr.wire.messages import FailureKind, Message, Op
 from tests.fakes import ObsTag
 from tests.property.hosts import HostModel, Hosts
@@ -66,6 +69,7 @@ class Config:
     deadlines: Deadlines
     kill_takes_s: float | None
     num_workers: int | None
+    has_block: bool
 
 
 @st.composite
@@ -90,7 +94,17 @@ def configs(draw: st.DrawFn) -> Config:
     kill_takes_s = draw(st.sampled_from([0.0, 0.5, None]))
     env_num = draw(st.integers(1, 4))
     num_workers = draw(st.none() | st.integers(1, env_num))
-    return Config(env_num, rules, policy, deadlines, kill_takes_s, num_workers)
+    has_block = draw(st.booleans())
+    return Config(env_num, rules, policy, deadlines, kill_takes_s, num_workers, has_block)
+
+
+INFOS: dict[str, dict[str, Any]] = {
+    "none": {},
+    "told": {"terminated": False, "truncated": False},
+    "some": {"score": 0.5},
+    "odd": {"list": [1]},  # the block has no room for it
+}
+"""What the info of a step may be."""
 
 
 @dataclass
@@ -139,6 +153,7 @@ class SupervisorMachine(RuleBasedStateMachine):
             deadlines=config.deadlines,
             kill_takes_s=config.kill_takes_s,
             num_workers=config.num_workers,
+            has_block=config.has_block,
             **config.rules,
         )
         self.rig = rig
@@ -230,32 +245,51 @@ class SupervisorMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def act(self, data: st.DataObject) -> None:
         ready = self.rig.ready()
-        takes = [i for i in ready if self.rig.slot(i).work is not Work.CALLING]
+        takes = [i for i in ready if self.rig.work(i) is not Work.CALLING]
         if not takes:
             return
         ids = data.draw(st.lists(st.sampled_from(takes), unique=True, min_size=1), label="envs")
-        self._act(ids)
+        ring = data.draw(st.sampled_from([LAST, RING, RING_EACH]), label="ring")
+        self._act(ids, ring)
 
-    def _act(self, ids: list[int]) -> None:
+    def _act(self, ids: list[int], ring: int = RING_EACH) -> None:
         actions = {}
         for env_id in ids:
-            slot = self.rig.slot(env_id)
-            actions[env_id] = f"action {self.n_actions}"
+            actions[env_id] = self.n_actions
             self.n_actions += 1
-            self.owed[env_id] = Owed(None, slot.generation, slot.obs)
-        self.rig.send(actions)
-        for env_id in ids:
-            slot = self.rig.slot(env_id)
-            if slot.work is Work.STEPPING:
-                self.owed[env_id].request_id = slot.request_id
+            generation = self.remembered(env_id).generation
+            self.owed[env_id] = Owed(None, generation, self.rig.obs(env_id))
+        n_sent = len(self.rig.transport.sent)
+        self.rig.send(actions, ring)
+        for _, message in self.rig.transport.sent[n_sent:]:
+            if message.op == Op.STEP:
+                self.owed[message.env_id].request_id = message.request_id
         self._after_move()
+
+    def remembered(self, env_id: int) -> EnvSlot:
+        """Return what is remembered of an env; of one in its lane only what never changes there."""
+        return self.rig.hosts.slots[env_id]
+
+    def is_in_lane(self, env_id: int) -> bool:
+        """Whether the columns alone say what there is to say of an env."""
+        lanes = self.rig.supervisor.lanes
+        return lanes is not None and lanes.is_in(env_id)
 
     @precondition(lambda self: self.phase == "running" and self.owed)
     @rule(data=st.data())
     def deliver(self, data: st.DataObject) -> None:
         ids = data.draw(st.lists(st.integers(0, self.config.env_num - 1), unique=True))
-        self._deliver(ids)
+        if any(map(self.is_in_lane, self.owed)):
+            self._deliver_what_is_there()
+        else:
+            self._deliver(ids)
         self._after_move()
+
+    def _deliver_what_is_there(self) -> None:
+        now = self.rig.clock()
+        if self.owed:
+            self._deliver(self.rig.gather.some(GatherPolicy(1, 0.0), deadline=now, exactly=True))
+        assert self.rig.clock() == now
 
     @precondition(lambda self: self.phase == "running")
     @rule(wait_num=st.sampled_from([1, 2, float("inf")]), seconds=SECONDS, stragglers=st.booleans())
@@ -267,22 +301,22 @@ class SupervisorMachine(RuleBasedStateMachine):
         if not outstanding:
             with pytest.raises(NothingReadyError):
                 rig.gather.some(policy, deadline=deadline)
+            self._after_move()
             return
-        env_ids = rig.gather.some(policy, deadline=deadline)
-        assert env_ids == outstanding
+        gathered = rig.gather.some(policy, deadline=deadline)
+        assert isinstance(gathered, Taken) or list(gathered) in (outstanding, [])
         assert rig.clock() <= deadline
-        if rig.clock() < deadline and not rig.supervisor.repair.urgent:
-            arrived = [i for i in env_ids if rig.slot(i).deliverable]
-            assert len(arrived) >= policy.needed(len(outstanding))
-            timesteps = [rig.slot(i).timestep for i in arrived]
-            assert arrived == outstanding or not all(t is None or t.done for t in timesteps)
-        self._deliver(env_ids)
+        early = rig.clock() < deadline and not rig.supervisor.repair.urgent
+        delivered = self._deliver(gathered)
+        assert list(delivered) == sorted(delivered)
+        if early:
+            assert len(delivered) >= policy.needed(len(outstanding))
+            dones = [timestep.done for timestep in delivered.values()]
+            assert list(delivered) == outstanding or not all(dones)
         self._after_move()
 
-    def _deliver(self, env_ids: list[int]) -> None:
-        may_come = [i for i in env_ids if self.rig.slot(i).deliverable]
-        delivered = self.rig.supervisor.deliver(env_ids)
-        assert list(delivered) == may_come
+    def _deliver(self, gathered: Gathered) -> dict[int, EnvTimestep]:
+        delivered = self._hand_out(gathered)
         for env_id, timestep in delivered.items():
             owed = self.owed.pop(env_id)  # KeyError: nothing was owed, or it came twice
             self.n_delivered += 1
@@ -296,20 +330,28 @@ class SupervisorMachine(RuleBasedStateMachine):
                 kind = "terminal" if timestep.done else "next"
                 assert owed.request_id is not None
                 assert obs == ObsTag(env_id, owed.generation, owed.request_id, kind)
+        return delivered
+
+    def _hand_out(self, gathered: Gathered) -> dict[int, EnvTimestep]:
+        if isinstance(gathered, Taken):
+            return self.rig.hand_out(gathered)
+        may_come = [i for i in gathered if self.remembered(i).deliverable]
+        delivered = self.rig.hand_out(gathered)
+        assert list(delivered) == may_come
+        return delivered
 
     @precondition(lambda self: self.phase == "running")
     @rule(data=st.data(), new_params=st.booleans(), new_seed=st.booleans())
     def reset(self, data: st.DataObject, new_params: bool, new_seed: bool) -> None:
         env_id = data.draw(st.integers(0, self.config.env_num - 1), label="env")
-        slot = self.rig.slot(env_id)
-        MET[self.rig.state(env_id), slot.work] += 1
+        MET[self.rig.state(env_id), self.rig.work(env_id)] += 1
         params = None
         if new_params:
             self.n_params += 1
             self.params[env_id] = params = {"number": self.n_params}
         if new_seed:
             self.n_params += 1
-            self.seeds[env_id] = slot.new_seed = self.n_params
+            self.seeds[env_id] = self.remembered(env_id).new_seed = self.n_params
         if self.owed.pop(env_id, None) is not None:
             self.n_cancelled += 1
         self.given_up.discard(env_id)
@@ -321,11 +363,13 @@ class SupervisorMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def set_attr(self, data: st.DataObject) -> None:
         supervisor = self.rig.supervisor
-        ids = [i for i in range(self.config.env_num) if supervisor.is_callable(i)]
+        ids = [i for i in range(self.config.env_num) if self.rig.work(i) is Work.NONE]
         ids = [i for i in ids if i not in self.owed and i not in self.painting]
         if not ids:
             return
         env_id = data.draw(st.sampled_from(ids), label="env")
+        if not supervisor.is_callable(env_id):
+            return
         colour = f"colour {self.n_actions}.{len(self.colours)}.{self.n_params}"
         self.painting[env_id] = colour
         supervisor.submit_calls([env_id], Op.SET_ATTR, [("colour", colour)])
@@ -350,14 +394,15 @@ class SupervisorMachine(RuleBasedStateMachine):
         data=st.data(),
         done=st.booleans(),
         recycle=st.sampled_from([False, False, True]),
+        info=st.sampled_from(list(INFOS)),
         lag=LAGS,
         look=st.booleans() | st.just(True),
     )
     def host_replies(
-        self, data: st.DataObject, done: bool, recycle: bool, lag: float, look: bool
+        self, data: st.DataObject, done: bool, recycle: bool, info: str, lag: float, look: bool
     ) -> None:
         model = self._draw(data, self._busy())
-        self.hosts.reply(model, done=done, recycle=recycle, after_s=lag)
+        self.hosts.reply(model, done=done, recycle=recycle, info=INFOS[info], after_s=lag)
         self._look(look)
 
     @precondition(lambda self: any(model.is_announced for model in self._busy()))
@@ -377,7 +422,7 @@ class SupervisorMachine(RuleBasedStateMachine):
     @rule()
     def all_episodes_end(self) -> None:
         """What few random moves lead to: a step of every env that can, and its episode is over."""
-        takes = [i for i in self.rig.ready() if self.rig.slot(i).work is not Work.CALLING]
+        takes = [i for i in self.rig.ready() if self.rig.work(i) is not Work.CALLING]
         self._act(takes)
         for model in self._busy(Op.STEP):
             if model in self._busy(Op.STEP):
@@ -388,7 +433,7 @@ class SupervisorMachine(RuleBasedStateMachine):
         """Return the hosts of envs that wait for their user to reset them."""
         if self.phase != "running":
             return []
-        slots = [s for s in self.rig.supervisor.slots if s.work is Work.NONE]
+        slots = [s for s in self.rig.supervisor.slots if self.rig.work(s.env_id) is Work.NONE]
         slots = [s for s in slots if self.rig.state(s.env_id) is EnvState.NEED_RESET]
         models = [self.hosts_of(slot) for slot in slots]
         return [model for model in models if model is not None and model.is_alive]
@@ -403,7 +448,7 @@ class SupervisorMachine(RuleBasedStateMachine):
         """Return the hosts of envs that are ready, and have a host that lives."""
         if self.phase != "running":
             return []
-        slots = [self.rig.slot(env_id) for env_id in self.rig.ready()]
+        slots = [self.remembered(env_id) for env_id in self.rig.ready()]
         models = [self.hosts_of(s) for s in slots if s.work is Work.NONE and s.doomed is None]
         return [model for model in models if model is not None and model.is_alive]
 
@@ -422,7 +467,7 @@ class SupervisorMachine(RuleBasedStateMachine):
             if model in self._busy(Op.HELLO, Op.RENEW):
                 self.hosts.reply(model)
         self._after_move()
-        calling = self.rig.slot(victim.env_id).work is Work.CALLING
+        calling = self.rig.work(victim.env_id) is Work.CALLING
         if self.phase == "running" and victim.env_id in self.rig.ready() and not calling:
             self._act([victim.env_id])
 
@@ -556,7 +601,7 @@ class SupervisorMachine(RuleBasedStateMachine):
 
     def _take_results(self) -> None:
         for env_id in list(self.painting):
-            slot = self.rig.slot(env_id)
+            slot = self.remembered(env_id)
             if slot.work is Work.CALLING:
                 continue
             colour = self.painting.pop(env_id)
@@ -610,7 +655,7 @@ class SupervisorMachine(RuleBasedStateMachine):
         assert ready.isdisjoint(self.owed)
         for slot in supervisor.slots:
             state = supervisor.states[slot.env_id]
-            assert (slot.env_id in ready) is is_ready(state, pending=slot.owed)
+            assert (slot.env_id in ready) is is_ready(state, pending=supervisor.owes(slot.env_id))
 
     def _check_no_step_is_executed_twice(self) -> None:
         sent = [m.payload for _, m in self.rig.transport.sent if m.op == Op.STEP]
@@ -639,6 +684,10 @@ class SupervisorMachine(RuleBasedStateMachine):
                 assert state is EnvState.RESET or slot.doomed is not None, where
             assert slot.generation >= self.generations[slot.env_id], where
             self.generations[slot.env_id] = slot.generation
+            if self.is_in_lane(slot.env_id):
+                assert not slot.owed, where
+                assert slot.work is Work.NONE, where
+                assert slot.doomed is None, where
 
     def _check_work_and_hosts_fit(self) -> None:
         if self.phase not in ("resetting", "running"):
@@ -688,6 +737,21 @@ class SupervisorMachine(RuleBasedStateMachine):
                 continue
             assert model.request is not None, where
             assert model.request.request_id == slot.request_id, where
+        self._check_what_lanes_await()
+
+    def _check_what_lanes_await(self) -> None:
+        supervisor, lanes = self.rig.supervisor, self.rig.supervisor.lanes
+        arrived = [] if lanes is None else lanes.arrived_ids()
+        for slot in supervisor.slots:
+            does = self.rig.work(slot.env_id)
+            if not self.is_in_lane(slot.env_id) or does is Work.NONE or slot.env_id in arrived:
+                continue
+            where = f"{does} {slot}"
+            model = self.hosts_of(slot)
+            assert model is not None, where
+            assert model.does is (Op.STEP if does is Work.STEPPING else Op.RESET), where
+            limit_s = supervisor.hosts.limits.by_work.get(does)
+            assert limit_s is None or supervisor.earliest_deadline < NEVER, where
 
     def _check_limits_are_set(self) -> None:
         """Whatever has a limit and runs, or could run, times out some time."""
@@ -723,7 +787,8 @@ class SupervisorMachine(RuleBasedStateMachine):
             state = self.rig.state(slot.env_id)
             where = f"{state!r} {slot}"
             ends = slot.work in (Work.ENDING, Work.PAUSING) and slot.following is Next.NOTHING
-            goes_on = (slot.work is not Work.NONE and not ends) or self._waits_for_others(slot)
+            works = self.rig.work(slot.env_id) is not Work.NONE
+            goes_on = (works and not ends) or self._waits_for_others(slot)
             if slot.owed and not slot.deliverable:
                 assert slot.held or slot.work is Work.STEPPING, where
                 assert goes_on, where
@@ -735,20 +800,20 @@ class SupervisorMachine(RuleBasedStateMachine):
                 unattended = not slot.attended and slot.host_id is not None
                 gone = slot.dropped or slot.env_id in self.given_up
                 assert slot.fresh is not None or unattended or gone, where
-            if state is EnvState.RUN and slot.doomed is None and slot.work is Work.NONE:
+            if state is EnvState.RUN and slot.doomed is None and not works:
                 assert slot.host_id is not None, where
 
     def _check_what_is_ready_is_of_the_env_that_will_take_the_action(self) -> None:
         if self.phase != "running":
             return
         for env_id in self.rig.ready():
-            slot = self.rig.slot(env_id)
-            assert isinstance(slot.obs, ObsTag)
-            assert slot.obs.env_id == env_id
-            assert slot.obs.kind in ("first", "next")
+            slot, obs = self.remembered(env_id), self.rig.obs(env_id)
+            assert isinstance(obs, ObsTag)
+            assert obs.env_id == env_id
+            assert obs.kind in ("first", "next")
             if slot.doomed is not None:
                 continue
-            assert slot.obs.generation == slot.generation
+            assert obs.generation == slot.generation
             model = self.hosts_of(slot)
             assert model is not None
             if model.is_alive:
@@ -760,7 +825,7 @@ class SupervisorMachine(RuleBasedStateMachine):
         if self.phase != "running":
             return
         for env_id in list(self.seeds):
-            slot = self.rig.slot(env_id)
+            slot = self.remembered(env_id)
             if slot.seed is None and slot.new_seed is None:  # it counts as used
                 seed = self.seeds.pop(env_id)
                 models = self.hosts.models.values()
@@ -780,7 +845,7 @@ class SupervisorMachine(RuleBasedStateMachine):
         for _ in range(200):
             goes_on = self._let_all_go_well()
             if self.phase == "running":
-                self._deliver(list(range(self.config.env_num)))
+                self._deliver_what_is_there()
             if not goes_on:
                 break
         if self.phase == "closed":
@@ -790,8 +855,8 @@ class SupervisorMachine(RuleBasedStateMachine):
             where = f"{state!r} {slot}"
             note(where)
             note(self.rig.supervisor.statistics.as_dict()["latest_failures"][-3:])
-            assert not slot.owed, where
-            assert slot.work is Work.NONE, where
+            assert not self.rig.supervisor.owes(slot.env_id), where
+            assert self.rig.work(slot.env_id) is Work.NONE, where
             waits = state in (EnvState.RUN, EnvState.NEED_RESET, EnvState.DONE)
             waits = waits or self._waits_for_others(slot)
             assert waits or slot.env_id in self.given_up, where
@@ -813,7 +878,7 @@ class SupervisorMachine(RuleBasedStateMachine):
             return False
         if killed or busy or self.hosts.killed() or self._busy():
             return True
-        moment = min(rig.hosts.earliest_deadline, rig.transport.next_event or NEVER)
+        moment = min(rig.supervisor.earliest_deadline, rig.transport.next_event or NEVER)
         if moment == NEVER:
             return False
         rig.advance(moment - rig.clock())

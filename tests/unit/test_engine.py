@@ -18,7 +18,9 @@ from envmgr.lifecycle import EnvState
 from envmgr.policy import Deadlines, FailurePolicy
 from envmgr.wire.messages import AfterStep, Op
 from tests.fakes import FakeEnvs, Poll, WouldWaitForEverError
-from tests.rig import Rig
+from tests.rig import Rig, over_routes
+
+pytestmark = over_routes
 
 
 def never() -> bool:
@@ -133,7 +135,7 @@ def test_a_wait_without_end_has_the_transport_wait_for_the_next_warning_at_most(
 
 
 def test_the_pivot_is_waited_for_alone_at_first_and_not_for_long() -> None:
-    rig = Rig(3).launch()
+    rig = Rig(3, has_block=False).launch()
     rig.send({0: 1, 1: 1, 2: 1})
     rig.transport.reply(0, Op.STEPPED, ("next", 1.0, False, {}, 0), after_s=NARROW_S / 4)
     rig.transport.reply(1, Op.STEPPED, ("next", 1.0, False, {}, 0), after_s=NARROW_S / 2)
@@ -269,7 +271,7 @@ def test_closing_between_two_arrivals_leaves_the_second_one_alone() -> None:
     rig = Rig(2).launch()
     rig.send({0: 1, 1: 1})
     for env_id in (0, 1):
-        rig.transport.reply(env_id, Op.STEPPED, ("next", 1.0, False, {}, 0))
+        rig.transport.fail(env_id)
     handle = rig.supervisor.handle
 
     def handle_and_close(host_id: int, arrival: Any) -> None:
@@ -447,7 +449,7 @@ def test_resets_retries_and_renewals_go_on_behind_the_caller(patched: pytest.Mon
     it.call()
     it.carry_on(1.2)
     rig.transport.answer = FakeEnvs(seconds={Op.HELLO: 1.0, Op.RESET: 1.0})
-    rig.transport.reply(1, Op.HELLO, FakeEnvs()._plain_reply(None, Op.HELLO, None)["payload"])  # type: ignore[arg-type]
+    rig.transport.reply(1, Op.HELLO, rig.transport.host_of(1).description)
     it.carry_on(10.0)
     assert rig.ready() == [1]  # the timestep of 0 has not been delivered yet
     assert rig.deliver(0)[0].obs == "terminal"

@@ -7,11 +7,15 @@ from typing import Any
 
 import pytest
 
+from envmgr.core import Selection
 from envmgr.core.engine import NARROW_S
 from envmgr.errors import NothingReadyError
 from envmgr.policy import Deadlines, FailurePolicy, GatherPolicy
-from envmgr.wire.messages import Op
-from tests.rig import Rig
+from envmgr.wire.block import LAST, RING
+from envmgr.wire.messages import AfterStep, Op
+from tests.rig import Rig, over_routes
+
+pytestmark = over_routes
 
 INF = float("inf")
 
@@ -25,10 +29,11 @@ def outstanding(after_s: Mapping[int, float], *, done: tuple[int, ...] = (), **o
         **options: of the rig.
     """
     rig = Rig(len(after_s), **options).launch()
-    rig.send(dict.fromkeys(after_s, "act"))
+    rig.send(dict.fromkeys(after_s, 1))
     for env_id, seconds in after_s.items():
         if seconds < INF:
-            payload = (f"next of {env_id}", 1.0, env_id in done, {}, 0)
+            after = AfterStep.RESETS if env_id in done else AfterStep.NOTHING
+            payload = (f"next of {env_id}", 1.0, env_id in done, {}, after)
             rig.transport.reply(env_id, Op.STEPPED, payload, after_s=seconds)
     return rig
 
@@ -36,9 +41,9 @@ def outstanding(after_s: Mapping[int, float], *, done: tuple[int, ...] = (), **o
 def some(rig: Rig, wait_num: float, timeout_s: float = 0.0, **how: Any) -> tuple[list[int], float]:
     """Gather, deliver, and return the env_ids delivered with the seconds that it took."""
     began = rig.clock()
-    env_ids = rig.gather.some(GatherPolicy(wait_num, timeout_s), **how)
+    gathered = rig.gather.some(GatherPolicy(wait_num, timeout_s), **how)
     took = rig.clock() - began
-    return list(rig.supervisor.deliver(env_ids)), took
+    return list(rig.hand_out(gathered)), took
 
 
 # -- exactly these --------------------------------------------------------------------------------
@@ -47,27 +52,27 @@ def some(rig: Rig, wait_num: float, timeout_s: float = 0.0, **how: Any) -> tuple
 def test_all_that_were_asked_for_are_awaited_and_returned_in_their_order() -> None:
     rig = outstanding({0: 3.0, 1: 1.0, 2: 2.0})
     began = rig.clock()
-    assert rig.gather.exactly([2, 0, 1]) == [2, 0, 1]
+    assert list(rig.exactly(2, 0, 1)) == [2, 0, 1]
     assert rig.clock() == began + 3.0
-    assert list(rig.supervisor.deliver([2, 0, 1])) == [2, 0, 1]
 
 
 def test_others_are_not_awaited() -> None:
     rig = outstanding({0: INF, 1: 1.0})
-    assert rig.gather.exactly([1]) == [1]
-    assert list(rig.deliver()) == [1]
+    assert list(rig.exactly(1)) == [1]
+    assert rig.deliver() == {}
 
 
 def test_what_is_there_already_is_not_awaited() -> None:
     rig = outstanding({0: 0.0, 1: 0.0})
     rig.pump()
     polls = len(rig.transport.polls)
-    rig.gather.exactly([0, 1])
+    rig.exactly(0, 1)
     assert len(rig.transport.polls) == polls
 
 
 def test_the_pivot_is_one_of_those_that_are_missing() -> None:
-    rig = outstanding({env_id: NARROW_S * (env_id + 1) / 5 for env_id in range(4)})
+    after_s = {env_id: NARROW_S * (env_id + 1) / 5 for env_id in range(4)}
+    rig = outstanding(after_s, has_block=False)
     del rig.transport.polls[:]
     rig.gather.exactly([0, 1, 2, 3])
     hosts = [slot.host_id for slot in rig.supervisor.slots]
@@ -75,13 +80,38 @@ def test_the_pivot_is_one_of_those_that_are_missing() -> None:
     assert all(poll.pivot in hosts[2:] for poll in rig.transport.polls)
 
 
+@pytest.mark.parametrize(("num_workers", "ring"), [(None, LAST), (2, LAST), (1, RING)])
+def test_one_ring_says_that_all_have_replied(num_workers: int | None, ring: int) -> None:
+    rig = Rig(4, num_workers=num_workers, has_block=True).launch()
+    sent = rig.send(dict.fromkeys(range(4), 1), ring)
+    for env_id in range(4):
+        rig.transport.reply(env_id, Op.STEPPED, ("next", 1.0, False, {}, 0), after_s=env_id + 1.0)
+    rings, polls = rig.transport.rings, len(rig.transport.polls)
+    began = rig.clock()
+    assert isinstance(sent, Selection)
+    assert list(rig.hand_out(rig.gather.exactly(sent))) == [0, 1, 2, 3]
+    assert (rig.clock() - began, rig.transport.rings - rings) == (4.0, 1)
+
+
+@pytest.mark.parametrize("num_workers", [None, 1])
+def test_hosts_that_need_not_ring_are_asked_to_when_some_of_all_are_awaited(
+    num_workers: int | None,
+) -> None:
+    rig = Rig(3, num_workers=num_workers, has_block=True).launch()
+    rig.send({0: 1}, LAST)
+    rig.send({1: 1, 2: 1}, LAST)
+    for env_id in range(3):
+        rig.transport.reply(env_id, Op.STEPPED, ("next", 1.0, False, {}, 0), after_s=env_id + 1.0)
+    assert some(rig, 1, deadline=rig.clock() + 60.0) == ([0], 1.0)
+    assert some(rig, 2) == ([1, 2], 2.0)
+
+
 def test_an_env_that_fails_is_no_longer_missing() -> None:
     rig = outstanding({0: 5.0, 1: INF, 2: INF}, deadlines=Deadlines(step_s=8.0))
     rig.transport.die(1, after_s=1.0)
     began = rig.clock()
-    rig.gather.exactly([0, 1, 2])
+    delivered = rig.exactly(0, 1, 2)
     assert rig.clock() == began + 8.0
-    delivered = rig.deliver()
     assert ["abnormal" in delivered[i].info for i in (0, 1, 2)] == [False, True, True]
 
 
@@ -89,9 +119,8 @@ def test_a_timestep_held_for_its_reset_is_missing_still() -> None:
     rig = outstanding({0: 1.0}, done=(0,), reset_inplace=True)
     began = rig.clock()
     rig.transport.call_after(2.0, lambda: rig.transport.reply(0, Op.RESET_DONE, ("first", {})))
-    rig.gather.exactly([0])
+    assert rig.exactly(0)[0].obs == "next of 0"
     assert rig.clock() == began + 2.0
-    assert rig.deliver(0)[0].obs == "next of 0"
     assert rig.ready() == [0]
 
 
@@ -99,7 +128,7 @@ def test_a_failure_that_is_to_be_raised_at_once_ends_the_wait() -> None:
     rig = outstanding({0: 100.0, 1: INF}, policy=FailurePolicy(recover=False))
     rig.transport.die(1, after_s=1.0)
     began = rig.clock()
-    rig.gather.exactly([0, 1])
+    rig.exactly(0, 1)
     assert rig.clock() == began + 1.0
     assert rig.supervisor.repair.urgent
 

@@ -17,6 +17,7 @@ from envmgr.transport.base import HostDied
 from envmgr.wire.arenas import Placement, slot_arrays
 from envmgr.wire.frames import FrameError
 from envmgr.wire.messages import (
+    UNANSWERED,
     AfterStep,
     Attribute,
     EpisodePlan,
@@ -26,7 +27,9 @@ from envmgr.wire.messages import (
     ResetOrder,
 )
 from tests.fakes import FakeEnvs, description
-from tests.rig import Rig
+from tests.rig import Rig, over_routes
+
+pytestmark = over_routes
 
 FLOATS = Box(-1, 1, (2,), np.float32)
 INF = float("inf")
@@ -51,7 +54,7 @@ def test_launching_starts_a_host_for_each_env_and_resets_all() -> None:
     assert rig.supervisor.states.snapshot() == (EnvState.RESET,) * 3
     rig.reset_done(1, "first of 1", level=3)
     assert rig.ready() == [1]
-    assert rig.slot(1).obs == "first of 1"
+    assert rig.obs(1) == "first of 1"
     assert rig.slot(1).reset_info == {"level": 3}
     rig.reset_done(0)
     rig.reset_done(2)
@@ -109,8 +112,8 @@ def test_envs_may_have_other_spaces_where_the_user_says_so() -> None:
     assert placements[0].layout != placements[1].layout
     rig.reset_done(0, 0)
     rig.reset_done(1, 0)
-    assert rig.slot(0).obs.shape == (2,)
-    assert rig.slot(1).obs == 0
+    assert rig.obs(0).shape == (2,)
+    assert rig.obs(1) == 0
 
 
 def test_memory_that_cannot_be_had_fails_the_launch(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,8 +157,8 @@ def test_every_env_learns_its_place_before_its_first_reset() -> None:
     for env_id in (0, 1):
         ops = [m.op for _, m in rig.transport.sent if m.env_id == env_id]
         assert ops[:2] == [Op.ATTACH, Op.RESET]
-    assert rig.slot(0).obs.tolist() == [0, 0.5]
-    assert rig.slot(1).obs.tolist() == [1, 0.5]
+    assert rig.obs(0).tolist() == [0, 0.5]
+    assert rig.obs(1).tolist() == [1, 0.5]
 
 
 def test_observations_are_read_from_the_slot_that_the_reply_names() -> None:
@@ -165,7 +168,7 @@ def test_observations_are_read_from_the_slot_that_the_reply_names() -> None:
     rig.stepped(1, 1)
     assert rig.deliver(1)[1].obs.tolist() == [7, 8]
     write(rig, 1, 1, [0, 0])
-    assert rig.slot(1).obs.tolist() == [7, 8]  # it was copied
+    assert rig.obs(1).tolist() == [7, 8]  # it was copied
 
 
 def test_views_are_handed_out_where_the_user_wants_no_copies() -> None:
@@ -236,7 +239,7 @@ def test_a_step_is_sent_answered_and_delivered_once() -> None:
     assert rig.ready() == [0, 1]
     assert rig.supervisor.owed_ids() == []
     assert rig.deliver() == {}
-    assert slot.obs == "next"
+    assert rig.obs(slot.env_id) == "next"
     assert rig.identity_holds()
     assert rig.supervisor.statistics.timesteps == 1
 
@@ -252,11 +255,11 @@ def test_timesteps_are_delivered_in_the_order_that_was_asked_for() -> None:
 
 
 def test_the_timesteps_observation_is_the_one_that_is_ready() -> None:
-    rig = Rig().launch()
+    rig = Rig(has_block=False).launch()
     obs = np.zeros(2)
     rig.send(0)
     rig.stepped(0, obs)
-    assert rig.deliver(0)[0].obs is rig.slot().obs is obs
+    assert rig.deliver(0)[0].obs is rig.obs() is obs
 
 
 def test_requests_have_rising_ids_of_their_own() -> None:
@@ -266,8 +269,10 @@ def test_requests_have_rising_ids_of_their_own() -> None:
         rig.stepped(0)
         rig.stepped(1)
         rig.deliver()
-    ids = [m.request_id for _, m in rig.transport.sent]
-    assert ids == sorted(set(ids))
+    ids = [m.request_id for _, m in rig.transport.sent if m.request_id != UNANSWERED]
+    assert ids == sorted(ids)
+    named = [(m.env_id, m.request_id) for _, m in rig.transport.sent if m.op == Op.STEP]
+    assert len(named) == len(set(named)) == 6
 
 
 def test_a_batch_that_cannot_be_prepared_whole_sends_nothing() -> None:
@@ -275,7 +280,7 @@ def test_a_batch_that_cannot_be_prepared_whole_sends_nothing() -> None:
     rig.transport.refused[1] = FrameError("no")
     sent = len(rig.transport.sent)
     with pytest.raises(FrameError):
-        [rig.supervisor.prepare_step(rig.slot(i), "act") for i in (0, 1)]
+        [rig.supervisor.prepare_step(rig.slot(i), 1) for i in (0, 1)]
     assert len(rig.transport.sent) == sent
     assert rig.ready() == [0, 1]
 
@@ -293,7 +298,7 @@ def test_the_host_begins_the_next_episode_by_itself() -> None:
     assert rig.ready() == []
     rig.reset_done(0, "first", level=2)
     assert rig.ready() == [0]
-    assert rig.slot().obs == "first"
+    assert rig.obs() == "first"
     assert rig.slot().reset_info == {"level": 2}
     assert rig.supervisor.statistics.episodes == 1
     assert rig.supervisor.statistics.resets == 2
@@ -307,7 +312,7 @@ def test_a_first_observation_never_replaces_a_terminal_one_that_waits() -> None:
     assert rig.ready() == []  # pending still
     assert rig.deliver(0)[0].obs == "terminal"
     assert rig.ready() == [0]
-    assert rig.slot().obs == "first"
+    assert rig.obs() == "first"
 
 
 def test_a_host_that_does_not_reset_by_itself_is_told_to() -> None:
@@ -330,7 +335,7 @@ def test_in_place_the_timestep_waits_for_the_reset() -> None:
     rig.reset_done(0, "first")
     assert rig.deliver(0)[0].obs == "terminal"
     assert rig.ready() == [0]
-    assert rig.slot().obs == "first"
+    assert rig.obs() == "first"
 
 
 def test_in_place_only_the_end_of_an_episode_waits() -> None:
@@ -463,7 +468,7 @@ def test_in_place_the_terminal_timestep_waits_for_the_new_worker_too() -> None:
     assert rig.deliver(0) == {}
     rig.reset_done(0, "first")
     assert rig.deliver(0)[0].obs == "terminal"
-    assert rig.slot().obs == "first"
+    assert rig.obs() == "first"
 
 
 def test_a_done_env_is_not_recycled() -> None:
@@ -594,12 +599,12 @@ def test_a_call_keeps_its_result_for_the_caller() -> None:
 
 def test_a_call_that_raises_leaves_the_env_as_it_was() -> None:
     rig = Rig().launch()
-    obs = rig.slot().obs
+    obs = rig.obs()
     rig.call()
     rig.fail(0, "call")
     assert "boom" in str(rig.slot().result)
     assert rig.ready() == [0]
-    assert rig.slot().obs is obs
+    assert rig.obs() is obs
     assert rig.supervisor.statistics.failures_by_env == {}
 
 
@@ -647,10 +652,10 @@ def test_set_attr_is_repeated_on_renewed_envs_before_their_first_reset() -> None
     rig.die(1)
     rig.hello(0)
     rig.hello(1)
-    received = [(m.op, m.payload) for m in rig.transport.host_of(0).received[1:]]
+    received = rig.transport.host_of(0).told
     assert [op for op, _ in received] == [Op.SET_ATTR, Op.SET_ATTR, Op.RESET]
     assert [payload for _, payload in received[:2]] == [("colour", "red"), ("size", 3)]
-    assert [m.op for m in rig.transport.host_of(1).received[1:]] == [Op.RESET]
+    assert [op for op, _ in rig.transport.host_of(1).told] == [Op.RESET]
 
 
 def test_of_requests_with_one_name_the_latest_is_repeated_and_comes_last() -> None:
@@ -662,8 +667,7 @@ def test_of_requests_with_one_name_the_latest_is_repeated_and_comes_last() -> No
     repeat(0, Op.SET_ATTR, ("colour", "blue"))
     rig.die()
     rig.hello()
-    received = [(m.op, m.payload) for m in rig.transport.host_of(0).received[1:-1]]
-    assert received == [
+    assert rig.transport.host_of(0).told[:-1] == [
         (Op.CALL, ("colour", ())),
         (Op.SET_ATTR, ("size", 3)),
         (Op.SET_ATTR, ("colour", "blue")),

@@ -24,7 +24,9 @@ from envmgr.lifecycle import EnvState
 from envmgr.policy import Deadlines, FailurePolicy
 from envmgr.transport.base import Garbage, HostDied, TimedOut
 from envmgr.wire.messages import AfterStep, FailureKind, Message, Op
-from tests.rig import Rig
+from tests.rig import Rig, over_routes
+
+pytestmark = over_routes
 
 FLOATS = Box(-1, 1, (2,), np.float32)
 
@@ -65,7 +67,7 @@ def test_an_action_whose_env_fails_gets_one_abnormal_timestep() -> None:
 
 
 def test_the_abnormal_observation_is_a_copy_of_the_last_good_one() -> None:
-    rig = Rig().launch()
+    rig = Rig(has_block=False).launch()
     rig.send(0)
     rig.stepped(0, {"a": np.array([1.0, 2.0])})
     seen = rig.deliver(0)[0].obs
@@ -92,7 +94,10 @@ FAILURES = {
         True,
     ),
     "foreign": (
-        lambda rig: (rig.transport.reply(0, Op.RESET_DONE, ("first", {})), rig.pump()),
+        lambda rig: (
+            rig.transport.reply(0, Op.RESET_DONE, ("first", {}), foreign=True),
+            rig.pump(),
+        ),
         EnvProtocolError,
         True,
     ),
@@ -113,7 +118,7 @@ def test_whatever_happens_in_a_step_is_one_typed_failure(
     happens: Any, error: type[EnvFailure], host_lost: bool
 ) -> None:
     rig = Rig(2, deadlines=STEP_LIMIT).launch()
-    obs = rig.slot().obs
+    obs = rig.obs()
     host = rig.transport.host_of(0)
     rig.send(0)
     happens(rig)
@@ -144,7 +149,7 @@ def test_a_failure_of_one_env_does_not_touch_the_others(
     rig.send({0: 1, 1: 1})
     rig.stepped(1, "next of 1")
     happens(rig)
-    assert [m.op for m in rig.transport.host_of(2).received] == [Op.HELLO, Op.RESET]
+    assert [op for op, _ in rig.transport.host_of(2).told] == [Op.RESET]
     assert rig.deliver(1)[1].obs == "next of 1"
     assert rig.ready() == [1, 2]
     assert rig.slot(2).generation == rig.slot(1).generation == 0
@@ -246,7 +251,7 @@ def test_a_healthy_host_is_asked_to_reset() -> None:
     assert rig.ready() == []  # the abnormal timestep comes first
     rig.deliver(0)
     assert rig.ready() == [0]
-    assert rig.slot().obs == "first"
+    assert rig.obs() == "first"
     assert len(rig.transport.hosts) == 1
 
 
@@ -349,7 +354,7 @@ def test_messages_of_a_killed_host_are_dropped() -> None:
     handle(host_id, HostDied(0))
     assert rig.slot().work is Work.STARTING
     recover(rig, obs="of the new one")
-    assert rig.slot().obs == "of the new one"
+    assert rig.obs() == "of the new one"
     assert rig.supervisor.statistics.failures_by_env == {0: 1}
 
 
@@ -391,12 +396,12 @@ def test_a_reply_that_comes_twice_costs_its_host() -> None:
     rig.send(0)
     rig.stepped(0, "once")
     reply = host.request._replace(op=Op.STEPPED, payload=("twice", 1.0, False, {}, 0))
-    rig.transport.arrive(host.host_id, reply)
+    rig.transport.arrive(host.host_id, reply, foreign=True)
     rig.pump()
     assert rig.deliver(0)[0].obs == "once"
     assert host.killed
     assert rig.slot().doomed is not None
-    assert rig.slot().obs == "once"
+    assert rig.obs() == "once"
 
 
 @pytest.mark.parametrize(
@@ -410,7 +415,7 @@ def test_a_malformed_timestep_is_never_delivered(payload: Any) -> None:
     rig.transport.reply(0, Op.STEPPED, payload)
     rig.pump()
     assert isinstance(rig.error(), EnvProtocolError)
-    assert rig.deliver(0)[0].obs.tolist() == rig.slot().obs.tolist()
+    assert rig.deliver(0)[0].obs.tolist() == rig.obs().tolist()
 
 
 @pytest.mark.parametrize("payload", [None, (1,), "ab", (9, {})], ids=str)
@@ -661,10 +666,10 @@ def test_a_reset_of_its_user_outlives_an_env_with_other_spaces() -> None:
 
 def test_an_env_that_dies_idle_stays_ready_until_its_next_action() -> None:
     rig = Rig(2).launch()
-    obs = rig.slot().obs
+    obs = rig.obs()
     rig.die()
     assert rig.ready() == [0, 1]
-    assert rig.slot().obs is obs
+    assert rig.obs() is obs
     assert rig.slot().work is Work.STARTING  # the repair goes on behind it
     sent = len(rig.requests(Op.STEP))
     rig.send(0)
@@ -679,24 +684,24 @@ def test_an_env_that_dies_idle_stays_ready_until_its_next_action() -> None:
     rig.hello()
     rig.reset_done(0, "new first")
     assert rig.ready() == [0, 1]
-    assert rig.slot().obs == "new first"
+    assert rig.obs() == "new first"
     assert rig.identity_holds()
 
 
 def test_a_repair_that_ends_before_the_next_action_shows_its_observation_after_it() -> None:
     rig = Rig().launch()
-    obs = rig.slot().obs
+    obs = rig.obs()
     rig.die()
     rig.hello()
     rig.reset_done(0, "new first", level=2)
     assert rig.ready() == [0]
-    assert rig.slot().obs is obs  # the user may hold it already
+    assert rig.obs() is obs  # the user may hold it already
     assert rig.slot().reset_info != {"level": 2}
     rig.send(0)
     assert rig.state() is EnvState.RUN
     assert rig.deliver(0)[0].obs == obs
     assert rig.ready() == [0]
-    assert rig.slot().obs == "new first"
+    assert rig.obs() == "new first"
     assert rig.slot().reset_info == {"level": 2}
     rig.send(0)
     assert len(rig.requests(Op.STEP)) == 1  # this one is executed
@@ -740,12 +745,12 @@ def test_whatever_the_repair_is_at_the_next_action_gets_its_timestep_at_once(
         rig.hello()
     rig.reset_done(0, "new first")
     assert rig.ready() == [0]
-    assert rig.slot().obs == "new first"
+    assert rig.obs() == "new first"
 
 
 def test_a_doomed_env_whose_new_host_dies_too_does_not_show_a_dead_envs_observation() -> None:
     rig = Rig(policy=FailurePolicy(retry_waiting_s=0.5)).launch()
-    obs = rig.slot().obs
+    obs = rig.obs()
     rig.die()
     recover(rig, obs="of generation 1")
     rig.die()
@@ -755,7 +760,7 @@ def test_a_doomed_env_whose_new_host_dies_too_does_not_show_a_dead_envs_observat
     assert rig.ready() == []
     recover(rig, obs="of generation 2")
     assert rig.ready() == [0]
-    assert rig.slot().obs == "of generation 2"
+    assert rig.obs() == "of generation 2"
 
 
 def test_the_first_failure_is_the_one_that_a_doomed_env_reports() -> None:
@@ -783,7 +788,7 @@ def test_without_auto_reset_a_doomed_env_waits_for_its_user_after_its_timestep()
         assert rig.slot().work is Work.NONE
         rig.reset()
         rig.reset_done(0, "new first")
-        assert rig.slot().obs == "new first"
+        assert rig.obs() == "new first"
 
 
 def test_a_timestep_that_waits_is_delivered_before_an_idle_death_shows() -> None:

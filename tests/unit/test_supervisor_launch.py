@@ -32,7 +32,9 @@ from envmgr.policy import Deadlines, FailurePolicy
 from envmgr.transport.base import HostDied
 from envmgr.wire.messages import FailureKind, Message, Op, RemoteFailure
 from tests.fakes import FakeClock, FakeEnvs, FakeHost, FakeTransport, description
-from tests.rig import Rig
+from tests.rig import Rig, over_routes
+
+pytestmark = over_routes
 
 
 class Faulty(FakeEnvs):
@@ -204,15 +206,15 @@ def test_replays_are_enabled_before_the_first_reset_and_on_later_generations() -
     rig = Rig(2, answer=FakeEnvs())
     launch(rig, ["a", "b"])
     for env_id, path in ((0, "a"), (1, "b")):
-        received = rig.transport.host_of(env_id).received[1:]
-        assert [m.op for m in received] == [Op.CALL, Op.RESET]
-        assert received[0].payload == ("enable_save_replay", (path,))
+        received = rig.transport.host_of(env_id).told
+        assert [op for op, _ in received] == [Op.CALL, Op.RESET]
+        assert received[0][1] == ("enable_save_replay", (path,))
         assert rig.slot(env_id).result is None
     rig.transport.die(1)
     rig.run(1.0)
-    received = rig.transport.host_of(1).received[1:]
-    assert [m.op for m in received] == [Op.CALL, Op.RESET]
-    assert received[0].payload == ("enable_save_replay", ("b",))
+    received = rig.transport.host_of(1).told
+    assert [op for op, _ in received] == [Op.CALL, Op.RESET]
+    assert received[0][1] == ("enable_save_replay", ("b",))
 
 
 @pytest.mark.parametrize("fault", ["no moviepy", HostDied(3)])

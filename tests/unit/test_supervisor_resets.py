@@ -17,7 +17,9 @@ from envmgr.lifecycle import EnvState
 from envmgr.policy import Deadlines, FailurePolicy
 from envmgr.wire.messages import AfterStep, FailureKind, Op
 from tests.fakes import FakeEnvs, ObsTag
-from tests.rig import Rig
+from tests.rig import Rig, over_routes
+
+pytestmark = over_routes
 
 RETRIES = FailurePolicy(max_retry=2, retry_waiting_s=0.5, max_failures=10)
 RENEWS = FailurePolicy(
@@ -450,7 +452,7 @@ def test_the_env_goes_on_as_any_other_afterwards(name: str) -> None:
     rig = situation(name)
     rig.reset(0, {"level": "new"})
     let_everybody_answer(rig)
-    first = rig.slot().obs
+    first = rig.obs()
     assert isinstance(first, ObsTag)
     assert first.generation == rig.slot().generation
     rig.transport.answer = FakeEnvs(episode_length=2)
@@ -458,11 +460,11 @@ def test_the_env_goes_on_as_any_other_afterwards(name: str) -> None:
     for _ in range(3):
         if rig.ready() != [0, 1]:
             break
-        rig.send({0: "act"})
+        rig.send({0: 1})
         rig.pump()
         timestep = rig.deliver(0)[0]
         assert "abnormal" not in timestep.info
-        assert timestep.info["action"] == "act"
+        assert timestep.info["action"] == 1
         rig.run(1.0)
     assert rig.slot(1).generation == 0  # and nobody else noticed anything
     assert len(rig.orders(1)) == 1
@@ -511,7 +513,7 @@ def test_the_reset_waits_for_the_reply_of_a_cancelled_step() -> None:
     assert len(rig.orders()) == 2
     assert rig.deliver(0) == {}
     rig.reset_done(0, "first")
-    assert rig.slot().obs == "first"
+    assert rig.obs() == "first"
 
 
 @pytest.mark.parametrize("params", [None, {"level": "new"}])
@@ -524,13 +526,13 @@ def test_an_episode_that_ends_in_a_cancelled_step_counts_for_nothing(params: Any
     rig.reset_done(0, "its own")
     if params is None:
         assert rig.ready() == [0]
-        assert rig.slot().obs == "its own"
+        assert rig.obs() == "its own"
     else:
         assert rig.ready() == []  # with the old params: once more
         assert rig.orders()[-1].params == params
         rig.reset_done(0, "first")
         assert rig.ready() == [0]
-        assert rig.slot().obs == "first"
+        assert rig.obs() == "first"
 
 
 def test_a_worker_may_want_to_be_replaced_after_a_cancelled_step() -> None:

@@ -14,7 +14,9 @@ from envmgr.lifecycle import EnvState
 from envmgr.policy import Deadlines, FailurePolicy
 from envmgr.wire.messages import UNANSWERED, AfterStep, FailureKind, Message, Op
 from tests.fakes import FakeEnvs, description
-from tests.rig import Rig
+from tests.rig import Rig, over_routes
+
+pytestmark = over_routes
 
 DROP = FailurePolicy(max_failures=0, drop_exhausted=True)
 
@@ -366,7 +368,7 @@ def test_an_idle_death_is_charged_to_the_first_and_dooms_all() -> None:
     assert rig.supervisor.statistics.failures_by_env == {0: 1}
     assert rig.ready() == [0, 1, 2]
     recover(rig, 0, 1, 2)
-    rig.send(dict.fromkeys(range(3), "act"))
+    rig.send(dict.fromkeys(range(3), 1))
     timesteps = rig.deliver()
     assert [t.info["abnormal"] for t in timesteps.values()] == [True] * 3
     assert rig.requests(Op.STEP) == []
@@ -604,6 +606,8 @@ def test_without_limits_nothing_passes_while_an_env_is_renewed() -> None:
     rig.send(0)
     rig.fail(0, kind=FailureKind.EXITED)  # renewed behind a step that has no limit
     rig.send(1)
+    if rig.transport.has_block:  # where hosts always say what they run
+        rig.began(1)
     rig.advance(1000.0)
     assert not rig.transport.killed
     rig.stepped(1)
@@ -636,10 +640,28 @@ def test_each_construction_has_its_limit_and_the_first_counts_from_the_start() -
     assert "env 0" in str(rig.supervisor.repair.launch_failures[0])
 
 
+def test_what_a_dead_host_ran_is_not_held_against_the_host_that_replaces_it() -> None:
+    policy = FailurePolicy(max_failures=0, drop_exhausted=True, retry_waiting_s=0.0)
+    rig = shared(2, policy=policy, deadlines=Deadlines(step_s=2.0, reset_s=2.0, close_s=1.0))
+    rig.send({0: 1})
+    rig.began(0)
+    rig.die(0)
+    assert isinstance(rig.error(0), EnvCrash)
+    assert rig.state(0) is EnvState.DONE
+    rig.advance(4.0)
+    rig.hello(1)
+    assert [op for op, _ in rig.transport.host_of(1).told] == [Op.RESET]
+    rig.advance(1.5)
+    assert not rig.transport.killed
+    rig.advance(0.5)
+    assert "exceeded the 2 s of reset_timeout" in str(rig.supervisor.statistics.latest_failures[-1])
+    assert "env 1" in str(rig.supervisor.statistics.latest_failures[-1])
+
+
 def test_an_env_that_hangs_as_its_host_lets_go_of_it_costs_the_host() -> None:
     policy = FailurePolicy(max_failures=0, drop_exhausted=True, retry_waiting_s=0.0)
     deadlines = Deadlines(step_s=2.0, close_s=1.0)
-    rig = shared(3, policy=policy, deadlines=deadlines)
+    rig = shared(3, policy=policy, deadlines=deadlines, has_block=False)
     rig.send(0)
     rig.fail(0)
     rig.deliver(0)

@@ -13,7 +13,9 @@ from envmgr.lifecycle import EnvState
 from envmgr.policy import Deadlines, FailurePolicy
 from envmgr.wire.messages import UNANSWERED, AfterStep, FailureKind, Message, Op
 from tests.fakes import FakeEnvs
-from tests.rig import Rig
+from tests.rig import Rig, over_routes
+
+pytestmark = over_routes
 
 
 def spared(env_num: int = 2, spare_num: int = 1, **how: Any) -> Rig:
@@ -88,7 +90,7 @@ def test_a_ready_spare_takes_the_place_of_an_env_whose_episode_ends() -> None:
     assert to_ended[1].payload.keeps
     rig.reset_done(0, "first of the spare", level=3)
     assert rig.ready() == [0, 1]
-    assert rig.slot(0).obs == "first of the spare"
+    assert rig.obs(0) == "first of the spare"
     assert rig.slot(0).reset_info == {"level": 3}
     assert rig.supervisor.statistics.swaps == 1
     assert rig.slot(0).generation == rig.slot(2).generation == 0
@@ -127,7 +129,7 @@ def test_a_spare_that_is_being_reset_takes_the_place_as_well() -> None:
     assert rig.state(1) is EnvState.RESET
     assert rig.supervisor.statistics.dropped_replies == 0
     rig.reset_done(1, "kept")
-    assert rig.slot(1).obs == "kept"
+    assert rig.obs(1) == "kept"
     assert not rig.slot(1).group.superseded
     assert rig.transport.killed == []
 
@@ -158,7 +160,7 @@ def test_spares_take_turns_in_the_order_of_their_resets_whatever_these_last() ->
 def test_envs_that_end_together_get_their_successors_by_env_id_and_not_as_they_arrive() -> None:
     rig = spared(2, 2)
     first, second = host(rig, 2), host(rig, 3)
-    rig.send({0: "act", 1: "act"})
+    rig.send({0: 1, 1: 1})
     rig.stepped(1, done=True)
     assert rig.requests(Op.ADOPT, 1) == []
     rig.stepped(0, done=True)
@@ -169,14 +171,14 @@ def test_envs_that_end_together_get_their_successors_by_env_id_and_not_as_they_a
 def test_envs_of_async_kinds_do_not_wait_for_each_other() -> None:
     rig = spared(2, 1, spares_in_order=False)
     spare = host(rig, 2)
-    rig.send({0: "act", 1: "act"})
+    rig.send({0: 1, 1: 1})
     rig.stepped(1, done=True)
     assert host(rig, 1) == spare
 
 
 def test_what_was_delivered_is_relieved_while_other_steps_are_under_way() -> None:
     rig = spared()
-    rig.send({0: "act", 1: "act"})
+    rig.send({0: 1, 1: 1})
     rig.stepped(1, done=True)
     assert rig.requests(Op.ADOPT, 1) == []
     assert rig.deliver(1).keys() == {1}
@@ -185,7 +187,7 @@ def test_what_was_delivered_is_relieved_while_other_steps_are_under_way() -> Non
 
 def test_with_reset_inplace_the_timestep_is_held_until_the_spare_is_there() -> None:
     rig = spared(2, 2, reset_inplace=True)
-    rig.send({0: "act", 1: "act"})
+    rig.send({0: 1, 1: 1})
     rig.stepped(1, done=True)
     rig.stepped(0)
     assert rig.requests(Op.ADOPT, 1) != []
@@ -385,16 +387,16 @@ def test_a_spare_takes_the_place_of_an_env_that_dies_in_a_step() -> None:
 
 def test_a_spare_takes_the_place_of_an_env_that_dies_while_it_is_ready() -> None:
     rig = spared()
-    before = rig.slot(0).obs
+    before = rig.obs(0)
     rig.die(0)
     assert rig.ready() == [0, 1]
     rig.reset_done(0, "of the spare")
-    assert rig.slot(0).obs == before
+    assert rig.obs(0) == before
     rig.send(0)
     assert isinstance(rig.error(0), EnvCrash)
     rig.deliver(0)
     assert rig.ready() == [0, 1]
-    assert rig.slot(0).obs == "of the spare"
+    assert rig.obs(0) == "of the spare"
 
 
 def test_the_place_of_a_host_that_hangs_is_taken_when_it_is_gone_and_not_before() -> None:
@@ -450,7 +452,7 @@ def test_an_env_that_cannot_be_reset_gets_a_spare_while_its_host_ends() -> None:
 
 def test_the_death_of_an_env_that_waits_for_its_successor_leaves_one_successor() -> None:
     rig = spared(2, 2)
-    rig.send({0: "act", 1: "act"})
+    rig.send({0: 1, 1: 1})
     rig.stepped(0, done=True)
     rig.die(0)
     assert len(rig.requests(Op.ADOPT, 0)) == 1
@@ -464,7 +466,7 @@ def test_the_death_of_an_env_that_waits_for_its_successor_leaves_one_successor()
 def test_an_env_that_dies_while_it_waits_is_repaired_and_waits_no_more() -> None:
     rig = spared(2, 1)
     rig.die(2)  # there is no spare now
-    rig.send({0: "act", 1: "act"})
+    rig.send({0: 1, 1: 1})
     rig.stepped(0, done=True)
     rig.die(0)
     rig.stepped(1)
@@ -506,7 +508,7 @@ def test_an_explicit_reset_resets_the_env_that_is_there() -> None:
 def test_an_explicit_reset_of_an_env_that_waits_for_its_successor_resets_it() -> None:
     rig = spared()
     before = host(rig, 0)
-    rig.send({0: "act", 1: "act"})
+    rig.send({0: 1, 1: 1})
     rig.stepped(0, done=True)
     rig.reset(0)
     rig.stepped(1)

@@ -14,8 +14,9 @@ from envmgr.errors import EnvTimeout
 from envmgr.lifecycle import EnvState
 from envmgr.policy import Deadlines, FailurePolicy
 from envmgr.wire.messages import AfterStep, Op
-from tests.fakes import description
-from tests.rig import Rig
+from tests.rig import Rig, over_routes
+
+pytestmark = over_routes
 
 LIMITS = Deadlines(step_s=2.0, reset_s=4.0, connect_s=8.0, close_s=1.0)
 TICK = 1 / 64
@@ -91,7 +92,7 @@ def test_what_arrived_by_then_counts(work: Work, limit_s: float, key: str, durin
         Work.CANCELLING: (Op.STEPPED, ("next", 1.0, False, {}, 0)),
         Work.RESETTING: (Op.RESET_DONE, ("first", {})),
         Work.CALLING: (Op.RESULT, 1),
-        Work.STARTING: (Op.HELLO, description()),
+        Work.STARTING: (Op.HELLO, host.description),
     }
     rig.transport.reply(0, *reply[work], after_s=limit_s)
     rig.advance(limit_s)
@@ -177,7 +178,7 @@ def test_an_answered_request_never_times_out() -> None:
 
 
 def test_the_earliest_deadline_is_never_too_late() -> None:
-    rig = Rig(3, deadlines=LIMITS).launch()
+    rig = Rig(3, deadlines=LIMITS, has_block=False).launch()
     for env_id in (0, 1, 2):
         rig.send(env_id)
         rig.clock.advance(0.5)

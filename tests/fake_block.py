@@ -1,0 +1,303 @@
+"""What the hosts of a `FakeTransport` do in the shared block: they read steps and write replies.
+
+It follows what a worker does, without running anything: which replies fit into the block, in which
+order its columns are written, and when the parent is rung for. Observations are numbers there, so
+that tests may observe whatever they like: see `FakeBlock.observations`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from gymnasium.spaces import Discrete
+
+from envmgr.env.contract import TERMINATED, TOLD, TRUNCATED
+from envmgr.wire.arenas import Placement, slot_arrays
+from envmgr.wire.block import (
+    AFTER_SHIFT,
+    DONE,
+    ENDING_SHIFT,
+    HAS_INFO,
+    INFO_BYTES,
+    REWARD_SHIFT,
+    REWARD_TYPES,
+    RING_EACH,
+    RING_MASK,
+    Block,
+    request_of,
+)
+from envmgr.wire.infos import InfoEncoder
+from envmgr.wire.messages import Message, Op
+
+NUMBERED = Discrete(1 << 62)
+"""The observation space of envs whose observations are numbered."""
+
+ACTIONS = Discrete(1 << 31)
+"""Their action space."""
+
+_MOST_EXACT = 1 << 53
+
+
+@dataclass
+class Batch:
+    """Steps of one host that it found posted together, as far as they were not answered.
+
+    Attributes:
+        posting: what it was rung with.
+        requests: of each env.
+    """
+
+    posting: int
+    requests: dict[int, Message]
+
+
+@dataclass
+class Seat:
+    """One env's row of the block.
+
+    Attributes:
+        placement: where its observations go.
+        slots: those of its observations.
+        taken: the token of the step that it has taken last.
+        step_slot: where its next observation of a step goes.
+        reset_slot: likewise, of a reset.
+    """
+
+    placement: Placement
+    slots: Any
+    taken: int
+    step_slot: int
+    reset_slot: int
+
+    @property
+    def row(self) -> int:
+        """Its row."""
+        return self.placement.row
+
+    def next_slot(self, *, of_reset: bool) -> int:
+        """Return the slot that an observation takes."""
+        slot = self.reset_slot if of_reset else self.step_slot
+        if of_reset:
+            self.reset_slot = self.placement.rings.after(slot)
+        else:
+            self.step_slot = self.placement.rings.after(slot)
+        return slot
+
+
+@dataclass
+class HostInBlock:
+    """What one host knows of the block.
+
+    Attributes:
+        index: which of the manager's hosts it is.
+        seats: by env_id.
+        batches: steps that it has not answered.
+        posted: the step that an env was posted last, by env_id: an automatic reset answers it too.
+        asked: it is to ring when it has done what was posted.
+    """
+
+    index: int
+    seats: dict[int, Seat] = field(default_factory=dict)
+    batches: list[Batch] = field(default_factory=list)
+    posted: dict[int, Message] = field(default_factory=dict)
+    asked: bool = False
+
+    def answers_posted(self, message: Message) -> bool:
+        """Whether a reply answers a step that was posted."""
+        posted = self.posted.get(message.env_id)
+        return posted is not None and posted[1:4] == message[1:4]
+
+
+class FakeBlock:
+    """The memory of one launch, as its hosts see it.
+
+    Args:
+        memory: what the parent was given.
+        ring: rings for the parent.
+
+    Attributes:
+        block: the columns; None until the first host is told of them.
+        observations: what the numbers in the arena stand for.
+    """
+
+    def __init__(self, memory: memoryview, ring: Callable[[], None]) -> None:
+        self.block: Block | None = None
+        self.observations: list[Any] = []
+        self._memory = memory
+        self._ring = ring
+        self._encoder = InfoEncoder(INFO_BYTES)
+
+    # -- who is where -----------------------------------------------------------------------
+
+    def seat(self, host: HostInBlock, env_id: int, placement: Placement) -> None:
+        """An env is told where its row is."""
+        plan = placement.block
+        (slots,) = slot_arrays(self._memory, placement)
+        taken = 0
+        if plan is not None:
+            if self.block is None:
+                self.block = Block(self._memory, plan)
+            self.block.sleeping[host.index] = 1  # for good: it looks when it is rung
+            taken = int(self.block.requests[placement.row])
+        seat = Seat(placement, slots, taken, placement.step_slot, placement.reset_slot)
+        host.seats[env_id] = seat
+
+    def leave(self, host: HostInBlock, env_id: int) -> None:
+        """An env is closed, and answers nothing any more."""
+        host.seats.pop(env_id, None)
+        host.posted.pop(env_id, None)
+        for batch in list(host.batches):
+            self._answered(host, batch, env_id)
+
+    # -- steps ------------------------------------------------------------------------------
+
+    def look(self, host: HostInBlock, *, asks: bool) -> Iterator[Message]:
+        """A host is rung: return the steps that it finds, as requests."""
+        block = self.block
+        if block is None:
+            return
+        batch = Batch(int(block.posted[host.index]), {})
+        for env_id, seat in sorted(host.seats.items()):
+            token = int(block.requests[seat.row])
+            if seat.placement.block is not None and token != seat.taken:
+                seat.taken = token
+                action = [leaf[seat.row].tolist() for leaf in block.actions]
+                batch.requests[env_id] = Message(
+                    Op.STEP, env_id, *request_of(token), block.plan.actions.unflatten(action)
+                )
+        host.posted.update(batch.requests)
+        requests = list(batch.requests.values())
+        if requests:
+            host.batches.append(batch)
+        host.asked = host.asked or asks
+        if host.asked and not host.batches:
+            host.asked = False
+            self._ring()
+        yield from requests
+
+    # -- replies ----------------------------------------------------------------------------
+
+    def has_room_for(self, host: HostInBlock, message: Message) -> bool:
+        """Whether a reply goes into the block: it answers a posted step, and is not odd."""
+        if not host.answers_posted(message):
+            return False
+        if message.op == Op.BEGAN:
+            return True
+        payload = message.payload
+        if message.op == Op.STEPPED and type(payload) is tuple and len(payload) == 5:
+            _, reward, _, info, _ = payload
+            return _reward_kind(reward) is not None and self._encoded(_told(info)[1]) is not None
+        if message.op == Op.RESET_DONE and type(payload) is tuple and len(payload) == 2:
+            return self._encoded(payload[1]) is not None
+        return False
+
+    def write(self, host: HostInBlock, message: Message, now: float) -> None:
+        """Write a reply that the block has room for; the env may have been closed meanwhile."""
+        block, seat = self.block, host.seats.get(message.env_id)
+        if block is None or seat is None or not host.answers_posted(message):
+            return
+        block.since[host.index] = now
+        block.running[host.index] = seat.row + 1 if message.op == Op.BEGAN else 0
+        if message.op == Op.STEPPED:
+            self._write_step(block, seat, message.payload)
+            block.replies[seat.row] = seat.taken
+            self.sent(host, message)
+        elif message.op == Op.RESET_DONE:
+            obs, info = message.payload
+            flags = self._write_info(block.reset_infos, seat, info)
+            block.reset_flags[seat.row] = flags | self._observe(seat, obs, of_reset=True)
+            block.resets[seat.row] = seat.taken
+            self._wake_parent()
+
+    def _write_step(self, block: Block, seat: Seat, payload: Any) -> None:
+        obs, reward, done, info, after = payload
+        ending, info = _told(info)
+        kind = _reward_kind(reward)
+        flags = self._observe(seat, obs, of_reset=False) | ending << ENDING_SHIFT
+        flags |= int(after) << AFTER_SHIFT | (kind or 0) << REWARD_SHIFT | (DONE if done else 0)
+        block.rewards[seat.row] = float(reward)
+        block.flags[seat.row] = flags | self._write_info(block.infos, seat, info)
+
+    def _write_info(self, column: Any, seat: Seat, info: Any) -> int:
+        data = self._encoded(info)
+        if not data:
+            return 0
+        column[seat.row, : len(data)] = memoryview(data)
+        return HAS_INFO
+
+    def _encoded(self, info: Any) -> bytes | None:
+        if type(info) is not dict:
+            return None
+        return self._encoder.encode(info) if info else b""
+
+    def _observe(self, seat: Seat, obs: Any, *, of_reset: bool) -> int:
+        """Put an observation into the arena; return its slot."""
+        slot = seat.next_slot(of_reset=of_reset)
+        self.observations.append(obs)
+        seat.slots[slot] = len(self.observations) - 1
+        return slot
+
+    def placed(self, host: HostInBlock, message: Message) -> Message:
+        """Return a reply by message as it arrives: its observation is in the arena."""
+        seat, payload = host.seats.get(message.env_id), message.payload
+        lengths: dict[int, int] = {Op.STEPPED: 5, Op.RESET_DONE: 2}
+        length = lengths.get(message.op)
+        if seat is None or type(payload) is not tuple or len(payload) != length:
+            return message
+        slot = self._observe(seat, payload[0], of_reset=message.op == Op.RESET_DONE)
+        return message._replace(payload=(slot, *payload[1:]))
+
+    # -- rings ------------------------------------------------------------------------------
+
+    def sent(self, host: HostInBlock, message: Message) -> None:
+        """A reply to a step is there, in the block or by message."""
+        if message.op == Op.BEGAN or not host.answers_posted(message):
+            return
+        for batch in list(host.batches):
+            request = batch.requests.get(message.env_id)
+            if request is not None and request[1:4] == message[1:4]:
+                self._answered(host, batch, message.env_id)
+
+    def _answered(self, host: HostInBlock, batch: Batch, env_id: int) -> None:
+        block = self.block
+        if block is None or batch.requests.pop(env_id, None) is None:
+            return
+        if batch.posting & RING_EACH:
+            self._wake_parent()
+        if batch.requests:
+            return
+        host.batches.remove(batch)
+        block.finished[host.index] = batch.posting
+        if batch.posting & RING_MASK or self._is_last(block, batch.posting):
+            self._wake_parent()
+        if host.asked and not host.batches:
+            host.asked = False
+            self._ring()
+
+    def _is_last(self, block: Block, posting: int) -> bool:
+        return not bool(((block.posted == posting) & (block.finished != posting)).any())
+
+    def _wake_parent(self) -> None:
+        if self.block is not None and self.block.sleeping[-1]:
+            self._ring()
+
+
+def _told(info: Any) -> tuple[int, Any]:
+    """Return how an info says that the episode ended, and what else is in it."""
+    if type(info) is not dict or not {"terminated", "truncated"} <= info.keys():
+        return 0, info
+    ending = TOLD | (TERMINATED if info["terminated"] else 0)
+    ending |= TRUNCATED if info["truncated"] else 0
+    left = {key: value for key, value in info.items() if key not in ("terminated", "truncated")}
+    return ending, left
+
+
+def _reward_kind(reward: Any) -> int | None:
+    """Return which of `REWARD_TYPES` a reward is; None if it does not fit into the column."""
+    if type(reward) not in REWARD_TYPES:
+        return None
+    if type(reward) is not float and not -_MOST_EXACT < reward < _MOST_EXACT:
+        return None
+    return REWARD_TYPES.index(type(reward))

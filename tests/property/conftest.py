@@ -1,0 +1,5 @@
+from __future__ import annotations
+
+from tests.rig import route
+
+__all__ = ["route"]
