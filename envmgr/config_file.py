@@ -22,7 +22,7 @@ from envmgr.config import (
     to_easydict,
     to_plain,
 )
-from envmgr.config.checks import show_value
+from envmgr.config.checks import check_value, show_value, text
 from envmgr.config.env_factories import check_imports
 from envmgr.config.imports import ImportPolicy, file_policy, import_object
 from envmgr.config.paths import check_confined
@@ -30,6 +30,7 @@ from envmgr.config.schema import Section, as_mapping, check_keys, checks_of, unk
 from envmgr.config.yaml_text import MAX_BYTES, dump_yaml, load_yaml
 from envmgr.errors import ConfigError, UnknownKeyError
 from envmgr.registry import ENV_MANAGER_REGISTRY, default_config_of, kind_of
+from envmgr.types import Unreadable, read_list, short_text
 
 SECTIONS: Mapping[str, type[Section]] = {
     "env": EnvConfig,
@@ -96,10 +97,11 @@ def resolve_config(
     if isinstance(source, Mapping):
         given, origin = to_plain(source), "argument"
     else:
-        given, origin = to_plain(read_config_file(source)), f"file {os.fspath(source)}"
+        source = _checked_path(source)
+        given, origin = to_plain(read_config_file(source)), f"file {source}"
         policy = file_policy(allow_imports, Path(source))
     origins: dict[_Path, str] = dict.fromkeys(_leaves(given), origin)
-    for override in set:
+    for override in _checked_overrides(set):
         _apply_override(given, override, origins)
     _check_sections(given)
 
@@ -123,6 +125,34 @@ def resolve_config(
         origins=_origins_of(values, origins, kind, preset),
         import_policy=policy,
     )
+
+
+def _checked_overrides(given: Any) -> list[str]:
+    try:
+        overrides = read_list(given)
+    except Unreadable as error:
+        raise ConfigError(f"`set` should be a list of section.key=value, but {error}") from error
+    wrong = [override for override in overrides if not isinstance(override, str)]
+    if wrong:
+        raise ConfigError(
+            f"`set` has {show_value(wrong[0])} in it, but must be a list of strings of the form "
+            "section.key=value"
+        )
+    return overrides
+
+
+def _checked_path(source: Any) -> str:
+    try:
+        path = os.fspath(source)
+    except Exception:  # no path, or one of the caller's own that raises: said below
+        path = None
+    if not isinstance(path, str):
+        raise ConfigError(
+            f"a config is {show_value(source)} ({type(source).__name__}), but must be the path of "
+            "a YAML file, or a mapping"
+        )
+    checked: str = check_value(text(), str.__str__(path), "the path of a config file")
+    return checked
 
 
 def read_config_file(file: str | os.PathLike[str]) -> dict[str, Any]:
@@ -150,14 +180,14 @@ def read_config_file(file: str | os.PathLike[str]) -> dict[str, Any]:
             f"the config file {name!r} is larger than {MAX_BYTES} bytes. Is it a config?"
         )
     try:
-        text = content.decode("utf-8")
+        decoded = content.decode("utf-8")
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
         column = error.start - content.rfind(b"\n", 0, error.start)
         raise ConfigError(
             f"{name}, line {line}, column {column}: not UTF-8. Save the file as UTF-8."
         ) from None
-    values = load_yaml(text, name)
+    values = load_yaml(decoded, name)
     if values is None:
         raise ConfigError(
             f"the config file {name!r} is empty. Write at least one of the sections "
@@ -231,14 +261,18 @@ def _apply_override(given: dict[str, Any], override: str, origins: dict[_Path, s
 
 def _key_like(part: str, node: Mapping[Any, Any]) -> Any:
     """Return the key of `node` that reads like `part`, which may be a number; else `part`."""
-    return next((key for key in node if str(key) == part), part)
+    return next((key for key in node if _name_of(key) == part), part)
+
+
+def _name_of(key: Any) -> str:
+    return key if isinstance(key, str) else short_text(key)
 
 
 def _leaves(value: Any, path: _Path = ()) -> Iterator[_Path]:
     """Yield the paths of all values that are not filled mappings."""
     if isinstance(value, Mapping) and value:
         for key, item in value.items():
-            yield from _leaves(item, (*path, str(key)))
+            yield from _leaves(item, (*path, _name_of(key)))
     else:
         yield path
 

@@ -62,6 +62,11 @@ class Registry:
         check_value(text(), key, "the registry key")
 
         def decorate(build: _C) -> _C:
+            if not callable(build):
+                raise ConfigError(
+                    f"register({key!r}) got {show_value(build)}; it should decorate a class, or "
+                    "another callable, that makes what the key stands for"
+                )
             self._load_builtins()
             self._add(key, build, self._source_of(build), override=override)
             return build
@@ -226,6 +231,7 @@ def create_env_manager(cfg: Mapping[str, Any], env_fn: Sequence[EnvFactory], **k
         UnknownKeyError: no such kind or config key.
         ConfigError: a value is not allowed.
     """
+    cfg = as_mapping(cfg, "manager")
     key = kind_of(cfg)
     manager_cls = ENV_MANAGER_REGISTRY.get(key)
     check_keys(cfg, ManagerConfig, "manager")
@@ -250,6 +256,8 @@ def kind_of(cfg: Mapping[str, Any], policy: ImportPolicy | None = None) -> str:
             "manager.type is missing, which says what kind of manager to build. Known keys: "
             f"{', '.join(ENV_MANAGER_REGISTRY.keys())}."
         )
-    checked = ManagerConfig(type=section["type"], import_names=section.get("import_names") or ())
+    names = section.get("import_names")
+    names = () if names is None else names
+    checked = ManagerConfig(type=section["type"], import_names=names)
     import_modules(checked.import_names, policy=policy)
     return checked.type

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from envmgr.errors import ConfigError, UnknownEnvError
+from envmgr.types import Unreadable, read_dict, read_list, short_text
 
 
 def seeds_by_env(
@@ -28,26 +29,32 @@ def seeds_by_env(
     if seed is None:
         return dict.fromkeys(range(env_num))
     if isinstance(seed, Mapping):
-        for env_id in seed:
-            if not isinstance(env_id, (int, np.integer)) or not 0 <= env_id < env_num:
-                raise UnknownEnvError(
-                    f"seed names env {env_id!r}, but the envs are 0 to {env_num - 1}"
-                )
-        return {int(i): _checked_or_none(s, f"the seed of env {i}") for i, s in seed.items()}
+        try:
+            by_key = read_dict(seed)
+        except Unreadable as error:
+            raise ConfigError(f"the seeds by env_id {error}") from error
+        ids = [_checked_env_id(key, env_num) for key in by_key]
+        values = zip(ids, by_key.values(), strict=True)
+        return {i: _checked_or_none(s, f"the seed of env {i}") for i, s in values}
     if isinstance(seed, (int, np.integer)):
         first = _checked(seed, "seed")
         return {i: first + i for i in range(env_num)}
-    if isinstance(seed, (str, bytes)) or not isinstance(seed, Sequence):
+    given: Any = seed
+    try:
+        seeds = read_list(seed) if isinstance(given, Sequence) else None
+    except Unreadable:
+        seeds = None
+    if seeds is None:
         raise ConfigError(
-            f"seed is {seed!r}; it should be an integer, a list with one for each env, or a "
-            "mapping of env_id to integer"
+            f"seed is {short_text(seed)}; it should be an integer, a list with one for each env, "
+            "or a mapping of env_id to integer"
         )
-    if len(seed) != env_num:
+    if len(seeds) != env_num:
         raise ConfigError(
-            f"seed has {len(seed)} entries for {env_num} envs; give one for each, one integer for "
+            f"seed has {len(seeds)} entries for {env_num} envs; give one for each, one integer for "
             "all, or a mapping by env_id"
         )
-    return {i: _checked_or_none(s, f"seed[{i}]") for i, s in enumerate(seed)}
+    return {i: _checked_or_none(s, f"seed[{i}]") for i, s in enumerate(seeds)}
 
 
 def seeds_of_spares(
@@ -74,9 +81,21 @@ def _checked_or_none(seed: Any, name: str) -> int | None:
 
 
 def _checked(seed: Any, name: str) -> int:
-    if not isinstance(seed, (int, np.integer)) or isinstance(seed, bool) or seed < 0:
-        raise ConfigError(f"{name} is {seed!r}; it should be an integer of 0 or more, or None")
-    return int(seed)
+    if isinstance(seed, (int, np.integer)) and not isinstance(seed, bool):
+        number = int(seed)
+        if number >= 0:
+            return number
+    raise ConfigError(
+        f"{name} is {short_text(seed)}; it should be an integer of 0 or more, or None"
+    )
+
+
+def _checked_env_id(key: Any, env_num: int) -> int:
+    if isinstance(key, (int, np.integer)) and not isinstance(key, bool):
+        number = int(key)
+        if 0 <= number < env_num:
+            return number
+    raise UnknownEnvError(f"seed names env {short_text(key)}, but the envs are 0 to {env_num - 1}")
 
 
 def derived_seed(base_seed: int, env_id: int, generation: int, episode: int) -> int:

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from envmgr.config.env_factories import env_factories
+from envmgr.config import EnvConfig
+from envmgr.config.checks import check_value, text
+from envmgr.config.env_factories import checked_env_num, env_factories
+from envmgr.errors import ConfigError
 from envmgr.managers import BaseEnvManager
 from envmgr.registry import create_env_manager
 
@@ -37,13 +40,18 @@ def make(
     Raises:
         ConfigError: something of this does not exist or does not fit.
     """
-    if callable(env):
-        if env_kwargs or wrappers:
-            raise TypeError("env_kwargs and wrappers go with an id; let the function apply them")
-        env_fn: list[Callable[[], Any]] = [env] * env_num
+    count = checked_env_num(env_num)
+    if not callable(env):
+        path: str = check_value(text(), env, "env")
+        is_id = "/" in path or ":" not in path or "-v" in path.rpartition(":")[2]
+        section = {"id" if is_id else "entry": path, "kwargs": env_kwargs, "wrappers": wrappers}
+        env_fn = env_factories(section, count)
     else:
-        name = "id" if "/" in env or ":" not in env or "-v" in env.rpartition(":")[2] else "entry"
-        section = {name: env, "kwargs": dict(env_kwargs or {}), "wrappers": list(wrappers)}
-        env_fn = env_factories(section, env_num)
+        given = EnvConfig.from_mapping({"kwargs": env_kwargs, "wrappers": wrappers})
+        if given.kwargs or given.wrappers:
+            raise ConfigError(
+                "env_kwargs and wrappers go with an id, but env is a function: let it apply them"
+            )
+        env_fn = [env] * count
     manager: BaseEnvManager = create_env_manager({"type": type, **cfg}, env_fn=env_fn)
     return manager

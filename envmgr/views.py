@@ -13,9 +13,11 @@ import numpy as np
 import numpy.typing as npt
 
 from envmgr.core import ArrayBatch, ends_of
+from envmgr.core.arguments import actions_by_id
+from envmgr.core.requests import rows_by_id
 from envmgr.errors import ActionError, MissingDependencyError, NothingReadyError
-from envmgr.spaces import Layout, ValueMismatchError, split_batch, stack_values
-from envmgr.types import EnvTimestep
+from envmgr.spaces import Layout, stack_values
+from envmgr.types import EnvTimestep, error_text, short_text
 
 
 def array_batch(timesteps: Mapping[int, EnvTimestep], layout: Layout | None) -> ArrayBatch:
@@ -56,8 +58,12 @@ class DictView:
         return ready_ids
 
     def actions(self, actions: Any, ready_ids: Callable[[], list[int]]) -> Any:
-        """Return the user's actions by env_id."""
-        return actions
+        """Return the user's actions by env_id.
+
+        Raises:
+            ActionError: they are no mapping, or it cannot be read.
+        """
+        return actions if type(actions) is dict else actions_by_id(actions)
 
     def timesteps(self, timesteps: dict[int, EnvTimestep]) -> Any:
         """Return what `step` gives."""
@@ -108,17 +114,14 @@ class TreeView(DictView):
         Raises:
             ActionError: there is not one action for each row.
         """
-        if isinstance(actions, Mapping) and all(isinstance(k, (int, np.integer)) for k in actions):
-            return {env_id: _untree(action) for env_id, action in actions.items()}
+        if isinstance(actions, Mapping):
+            actions = actions_by_id(actions)
+            if all(isinstance(key, (int, np.integer)) for key in actions):
+                return {env_id: _untree(action) for env_id, action in actions.items()}
         env_ids = ready_ids() if self._read is None else self._read
-        try:
-            rows = split_batch(_untree(actions), len(env_ids))
-        except (ValueMismatchError, TypeError) as error:
-            raise ActionError(
-                f"one action for each row of the last ready_obs is needed, which is that of envs "
-                f"{env_ids}: {error}. Nothing was sent to any env."
-            ) from error
-        return dict(zip(env_ids, map(_untree, rows), strict=True))
+        each = f"each row of the last ready_obs, which is that of envs {short_text(env_ids)},"
+        by_id = rows_by_id(env_ids, _untree(actions), each)
+        return {env_id: _untree(action) for env_id, action in by_id.items()}
 
     def timesteps(self, timesteps: dict[int, EnvTimestep]) -> list[Any]:
         """Return a treetensor with `obs reward done info env_id` for each timestep."""
@@ -169,8 +172,14 @@ def _tree(value: Any) -> Any:
 
 def _untree(actions: Any) -> Any:
     """Return a tree of arrays as nested dicts; leave all else alone."""
-    as_dict = getattr(actions, "json", None)
-    return as_dict() if callable(as_dict) else actions
+    try:
+        as_dict = getattr(actions, "json", None)
+        return as_dict() if callable(as_dict) else actions
+    except Exception as error:  # what odd objects raise when they are looked at
+        raise ActionError(
+            f"the actions {short_text(actions)} cannot be read: {error_text(error)}. Nothing "
+            "was sent to any env."
+        ) from error
 
 
 def _with_identifiers(info: Any) -> Any:

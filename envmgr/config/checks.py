@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from envmgr.errors import ConfigError
+from envmgr.types import Unreadable, error_text, read_list, short_text
 
 
 class Refused(Exception):
@@ -39,15 +40,8 @@ def show_value(value: object, limit: int = 80) -> str:
     elif isinstance(value, np.generic):
         text = repr(value.item())
     else:
-        text = _repr(value)
+        text = short_text(value, limit)
     return text if len(text) <= limit else text[: limit - 3] + "..."
-
-
-def _repr(value: object) -> str:
-    try:
-        return " ".join(repr(value).splitlines())
-    except Exception:  # a broken __repr__, or an int of more digits than Python converts
-        return f"<{type(value).__name__}>"
 
 
 def nearest(name: object, known: Iterable[str]) -> str | None:
@@ -74,6 +68,13 @@ def check_value(check: Check, value: object, path: str) -> Any:
             f"{path} is {show_value(value)} ({type(value).__name__}){detail}, but must be "
             f"{check.allowed}. Correct the value, or leave the key out to get its default."
         ) from None
+    except ConfigError:  # of a key below
+        raise
+    except Exception as error:  # what objects raise that do not want to be looked at
+        raise ConfigError(
+            f"{path} is {show_value(value)} ({type(value).__name__}), which cannot be read: "
+            f"{error_text(error)}. It must be {check.allowed}."
+        ) from error
 
 
 MAX_SECONDS = 1e6
@@ -223,11 +224,12 @@ def either(*checks: Check) -> Check:
 
 def as_items(value: object) -> Sequence[Any]:
     """Return the entries of a list, tuple, range or 1-d array; refuse all else, also strings."""
-    if isinstance(value, np.ndarray) and value.ndim == 1:
-        return list(value)
-    if not isinstance(value, (list, tuple, range)):
+    if not isinstance(value, (list, tuple, range, np.ndarray)):
         raise Refused
-    return value
+    try:
+        return read_list(value)
+    except Unreadable as error:
+        raise Refused(str(error)) from error
 
 
 def list_of(check: Check, *, at_least: int = 0, allowed: str = "") -> Check:

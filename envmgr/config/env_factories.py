@@ -17,8 +17,9 @@ import gymnasium
 from gymnasium.envs import registration
 from gymnasium.envs.registration import EnvSpec
 
-from envmgr.config.checks import show_value
+from envmgr.config.checks import check_value, integer
 from envmgr.config.imports import ImportPolicy, check_env_id, import_modules, import_object
+from envmgr.config.manager import MAX_ENV_NUM
 from envmgr.config.merge import to_plain
 from envmgr.config.paths import check_wrapper_paths
 from envmgr.config.sections import EnvConfig
@@ -72,6 +73,16 @@ class ConfiguredEnv:
         return env
 
 
+def checked_env_num(env_num: Any) -> int:
+    """Return a number of envs.
+
+    Raises:
+        ConfigError: it is no integer from 1 on, or more than a manager takes.
+    """
+    count: int = check_value(integer(1, MAX_ENV_NUM), env_num, "env_num")
+    return count
+
+
 def env_factories(
     env_cfg: Mapping[str, Any] | EnvConfig, env_num: int, *, policy: ImportPolicy | None = None
 ) -> list[EnvFactory]:
@@ -89,8 +100,7 @@ def env_factories(
         UnknownKeyError: the section has a key that does not exist.
         ConfigError: a value is not allowed, or names something that does not exist.
     """
-    if type(env_num) is not int or env_num < 1:
-        raise ConfigError(f"env_num is {show_value(env_num)}, but must be an integer >= 1")
+    count = checked_env_num(env_num)
     config = env_cfg if isinstance(env_cfg, EnvConfig) else EnvConfig.from_mapping(env_cfg)
     check_imports(config, policy)
     module = None
@@ -105,7 +115,7 @@ def env_factories(
             "CartPole-v1) or env.entry (package.module:callable)"
         )
     wrappers = tuple(ConfiguredWrapper(w["path"], to_plain(w["kwargs"])) for w in config.wrappers)
-    return [ConfiguredEnv(source, to_plain(config.kwargs), wrappers, module)] * env_num
+    return [ConfiguredEnv(source, to_plain(config.kwargs), wrappers, module)] * count
 
 
 def check_imports(config: EnvConfig, policy: ImportPolicy | None) -> None:

@@ -9,6 +9,7 @@ from easydict import EasyDict
 
 from envmgr.config.checks import show_value
 from envmgr.errors import ConfigError
+from envmgr.types import Unreadable, error_text, read_dict
 
 REPLACED_WHOLE = frozenset({"manager.seed"})
 """Keys whose mappings are one value: an update replaces them, and may change their form."""
@@ -53,12 +54,25 @@ def _held(value: Any) -> Any:
 
 
 def to_plain(value: Any) -> Any:
-    """Return a deep copy with dicts for mappings of any class, lists and tuples kept as such."""
+    """Return a deep copy with dicts for mappings of any class, lists and tuples kept as such.
+
+    Raises:
+        ConfigError: a mapping in it cannot be read, or it contains itself.
+    """
+    try:
+        return _plain(value)
+    except (Unreadable, RecursionError) as error:
+        raise ConfigError(
+            f"the config {show_value(value)} cannot be copied: {error_text(error)}. Give "
+            "plain dicts, lists and values."
+        ) from error
+
+
+def _plain(value: Any) -> Any:
     if isinstance(value, Mapping):
-        # Through `dict`, as an EasyDict with a key `items` has no such method any more.
-        return {key: to_plain(item) for key, item in dict(value).items()}
+        return {key: _plain(item) for key, item in read_dict(value).items()}
     if type(value) in (list, tuple):
-        return type(value)(to_plain(item) for item in value)
+        return type(value)([_plain(item) for item in value])
     return value
 
 

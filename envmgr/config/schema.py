@@ -15,6 +15,7 @@ from typing_extensions import Self
 from envmgr.config.checks import Check, check_value, nearest, show_value
 from envmgr.config.merge import deep_merge, to_plain
 from envmgr.errors import ConfigError, UnknownKeyError
+from envmgr.types import Unreadable, read_dict
 
 
 def option(default: Any, check: Check, doc: str, default_text: str | None = None) -> Any:
@@ -140,11 +141,11 @@ def schema_table(schema: type) -> str:
     return "\n".join(lines) + "\n"
 
 
-def as_mapping(value: object, path: str) -> Mapping[Any, Any]:
-    """Return `value` as a mapping; null is the empty one.
+def as_mapping(value: object, path: str) -> dict[Any, Any]:
+    """Return `value` as a dict of its own; null is the empty one.
 
     Raises:
-        ConfigError: it is something else.
+        ConfigError: it is something else than a mapping, or cannot be read.
     """
     if value is None:
         return {}
@@ -153,4 +154,7 @@ def as_mapping(value: object, path: str) -> Mapping[Any, Any]:
             f"{path} is {show_value(value)} ({type(value).__name__}), but must be a mapping of "
             "keys to values. Write it as `key: value` lines, or leave it out."
         )
-    return value
+    try:
+        return read_dict(value)
+    except Unreadable as error:
+        raise ConfigError(f"{path} should be a mapping of keys to values, but {error}") from error

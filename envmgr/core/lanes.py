@@ -75,6 +75,9 @@ def _awaits_nothing(env_id: int, flag: int) -> bool:
     return False
 
 
+_PLAIN_SEQUENCES = frozenset((dict, list, tuple))
+
+
 class Lanes:
     """The envs that are in their lanes.
 
@@ -187,7 +190,13 @@ class Lanes:
         """
         if env_ids is self._latest_array:
             return self._latest
-        key = tuple(env_ids.tolist() if isinstance(env_ids, np.ndarray) else env_ids)
+        kind = type(env_ids)
+        if kind is np.ndarray and env_ids.ndim == 1:
+            key = tuple(env_ids.tolist())
+        elif kind in _PLAIN_SEQUENCES:  # what others do when they are read is up to them
+            key = tuple(env_ids)
+        else:
+            return None
         if set(map(type, key)) != {int}:  # asked first: True and 1.0 are found as 1 is
             return None
         selection = self._selections.get(key)

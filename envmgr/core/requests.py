@@ -8,20 +8,17 @@ from typing import Any
 import numpy as np
 
 from envmgr.core import EnvSlot, Lanes, Selection, Supervisor, Work
+from envmgr.core.arguments import actions_by_id, checked_env_id
 from envmgr.errors import (
     ActionError,
     ConfigError,
     EnvNotReadyError,
-    MethodAccessError,
-    UnknownEnvError,
 )
 from envmgr.lifecycle import EnvState
 from envmgr.spaces import ActionCheck, ValueMismatchError, split_batch
+from envmgr.types import error_text, short_text
 from envmgr.wire.frames import FrameError
 from envmgr.wire.messages import Message, Op
-
-NOT_CALLABLE = frozenset(("reset", "step", "seed", "close"))
-"""Methods of envs that only the manager itself may call: its states depend on them."""
 
 _ADVICE = {
     EnvState.VOID: "call launch() first",
@@ -31,38 +28,6 @@ _ADVICE = {
     EnvState.DONE: "its episode budget is spent: call reset({ID: None}) for a new one",
     EnvState.ERROR: "it failed; it is being repaired, or reset({ID: None}) repairs it",
 }
-
-
-def checked_env_id(env_id: Any, env_num: int) -> int:
-    """Return an env_id as int.
-
-    Raises:
-        UnknownEnvError: there is no such env.
-    """
-    if type(env_id) is int and 0 <= env_id < env_num:
-        return env_id
-    if isinstance(env_id, (int, np.integer)) and not isinstance(env_id, bool):
-        number = int(env_id)
-        if 0 <= number < env_num:
-            return number
-    raise UnknownEnvError(f"there is no env {env_id!r}; the env_ids are 0 to {env_num - 1}")
-
-
-def checked_env_ids(env_ids: int | Iterable[int] | None, env_num: int) -> list[int]:
-    """Return env_ids as a list; None means all of them.
-
-    Raises:
-        UnknownEnvError: one does not exist, or occurs twice.
-    """
-    if env_ids is None:
-        return list(range(env_num))
-    if isinstance(env_ids, np.ndarray) and env_ids.ndim == 1 and env_ids.dtype.kind == "i":
-        env_ids = env_ids.tolist()
-    given = [env_ids] if isinstance(env_ids, (int, np.integer)) else list(env_ids)
-    ids = [checked_env_id(env_id, env_num) for env_id in given]
-    if len(set(ids)) != len(ids):
-        raise UnknownEnvError(f"env_ids {ids} name an env twice")
-    return ids
 
 
 def prepared_steps(
@@ -80,10 +45,7 @@ def prepared_steps(
         UnknownEnvError: an env_id that does not exist.
         EnvNotReadyError: an env that cannot take an action now.
     """
-    if not isinstance(actions, Mapping):
-        raise ActionError(
-            f"actions should be a dict {{env_id: action}}, found {type(actions).__name__}"
-        )
+    actions = actions_by_id(actions)
     env_num, states, run = len(supervisor.slots), supervisor.states, EnvState.RUN
     checked: list[tuple[EnvSlot, Any]] = []
     for key, action in actions.items():
@@ -93,19 +55,27 @@ def prepared_steps(
             raise _not_ready(supervisor, env_id)
         if type(action) not in _PLAIN:
             action = _plain_action(env_id, action)
-        if checks is not None and (reason := checks[env_id](action)) is not None:
+        if checks is not None and (reason := _refusal(checks[env_id], action)) is not None:
             raise ActionError(
                 f"the action of env {env_id} is refused: {reason}. Nothing was sent to any env."
             )
         checked.append((slot, action))
     if len({slot.env_id for slot, _ in checked}) != len(checked):  # 1 and True, say
-        raise ActionError(f"the actions name an env twice: {list(actions)}")
+        raise ActionError(f"the actions name an env twice: {short_text([*actions])}")
     try:
         return [(slot, supervisor.prepare_step(slot, action)) for slot, action in checked]
     except FrameError as error:
         raise ActionError(
             f"an action cannot be sent to its env: {error}. Nothing was sent to any env."
         ) from error
+
+
+def _refusal(check: ActionCheck, action: Any) -> str | None:
+    """Return why an action is refused, or None."""
+    try:
+        return check(action)
+    except Exception as error:  # what odd objects raise when they are looked at
+        return f"{short_text(action)} cannot be checked: {error_text(error)}"
 
 
 def post_actions(supervisor: Supervisor, actions: Any, ring: int) -> Selection | None:
@@ -124,7 +94,10 @@ def post_actions(supervisor: Supervisor, actions: Any, ring: int) -> Selection |
     if lanes is None or type(actions) is not dict:
         return None
     selection = _idle(lanes, actions)
-    packed = None if selection is None else lanes.actions.of_values(list(actions.values()))
+    try:
+        packed = None if selection is None else lanes.actions.of_values(list(actions.values()))
+    except Exception:  # of odd objects among the actions; `prepared_steps` says which
+        return None
     if selection is not None and packed is not None:
         lanes.post(selection, packed[0], python_numbers=packed[1], ring=ring)
         return selection
@@ -137,7 +110,10 @@ def post_batch(supervisor: Supervisor, env_ids: Any, batch: Any, ring: int) -> S
     if lanes is None:
         return None
     selection = _idle(lanes, env_ids)
-    columns = None if selection is None else lanes.actions.of_batch(batch, selection.count)
+    try:
+        columns = None if selection is None else lanes.actions.of_batch(batch, selection.count)
+    except Exception:  # as above
+        return None
     if selection is not None and columns is not None:
         lanes.post(selection, columns, python_numbers=False, ring=ring)
         return selection
@@ -160,7 +136,7 @@ def _plain_action(env_id: int, action: Any) -> Any:
     except Exception as error:  # what tensors raise that need gradients, or are on a device
         raise ActionError(
             f"the action of env {env_id} ({type(action).__name__}) cannot be made an array: "
-            f"{type(error).__name__}: {error}. Nothing was sent to any env."
+            f"{error_text(error)}. Nothing was sent to any env."
         ) from error
 
 
@@ -236,61 +212,29 @@ def submit_calls(
         ) from error
 
 
-def rows_by_id(env_ids: Sequence[int], actions: Any) -> dict[int, Any]:
+def rows_by_id(env_ids: Sequence[int], actions: Any, each: str = "") -> dict[int, Any]:
     """Pair the rows of a batch of actions with env_ids.
+
+    Args:
+        env_ids: k env_ids.
+        actions: k rows: see `split_batch`.
+        each: what the rows are for, if not just for these envs.
 
     Raises:
         ActionError: there is not one row for each, or an env is named twice.
     """
     try:
         rows = split_batch(actions, len(env_ids))
-    except (ValueMismatchError, TypeError) as error:
-        raise ActionError(f"one action for each of envs {[*env_ids]} is needed: {error}") from error
+    except Exception as error:  # no rows; or what odd objects raise when they are read
+        reason = error if isinstance(error, ValueMismatchError) else error_text(error)
+        raise ActionError(
+            f"one action for {each or f'each of envs {short_text([*env_ids])}'} is needed: "
+            f"{reason}. Nothing was sent to any env."
+        ) from error
     by_id = dict(zip(env_ids, rows, strict=True))
     if len(by_id) != len(env_ids):
-        raise ActionError(f"env_ids {[*env_ids]} name an env twice")
+        raise ActionError(f"env_ids {short_text([*env_ids])} name an env twice")
     return by_id
-
-
-def check_method_name(name: Any) -> None:
-    """Refuse methods that `call` must not run.
-
-    Raises:
-        MethodAccessError: it is one of `reset`, `step`, `seed`, `close`, or private.
-    """
-    if not isinstance(name, str) or name in NOT_CALLABLE or name.startswith("_"):
-        raise MethodAccessError(
-            f"call({name!r}) is refused: reset, step, seed and close would go past the states of "
-            "the manager (use its own methods), and private methods are the env's own business"
-        )
-
-
-def checked_params(reset_param: Any, env_num: int) -> dict[int, dict[str, Any] | None]:
-    """Return reset params by env_id; None means all envs with None.
-
-    Raises:
-        UnknownEnvError: an env_id that does not exist.
-        ConfigError: not a mapping of env_id to a dict or None.
-    """
-    if reset_param is None:
-        return dict.fromkeys(range(env_num))
-    if not isinstance(reset_param, Mapping):
-        raise ConfigError(
-            "reset takes {env_id: params or None}, or nothing for all envs; found "
-            f"{type(reset_param).__name__}"
-        )
-    checked: dict[int, dict[str, Any] | None] = {}
-    for key, params in reset_param.items():
-        env_id = checked_env_id(key, env_num)
-        if params is not None and not (
-            isinstance(params, Mapping) and all(isinstance(name, str) for name in params)
-        ):
-            raise ConfigError(
-                f"the reset params of env {env_id} should be a dict of keyword arguments or None, "
-                f"found {params!r}"
-            )
-        checked[env_id] = None if params is None else dict(params)
-    return checked
 
 
 def refuse_unsendable_params(

@@ -6,9 +6,8 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from envmgr.core import Supervisor, Work, requests
+from envmgr.core import Supervisor, Work, arguments, requests
 from envmgr.errors import (
-    ConfigError,
     EnvAttributeError,
     EnvFailure,
     EnvProtocolError,
@@ -47,8 +46,8 @@ class EnvAccess(ManagerLifetime):
 
     def call_async(self, name: str, *args: Any, env_ids: int | Iterable[int] | None = None) -> None:
         """Begin a `call`; `call_wait` returns its results."""
-        requests.check_method_name(name)
-        ids = requests.checked_env_ids(env_ids, self.env_num)
+        name = arguments.checked_method(name)
+        ids = arguments.checked_env_ids(env_ids, self.env_num)
         with self._calling() as supervisor:
             self._submit(supervisor, ids, Op.CALL, [(name, args)] * len(ids), f"call({name!r})")
             self._called = ids
@@ -62,10 +61,11 @@ class EnvAccess(ManagerLifetime):
         ids = self._called
         if ids is None:
             raise StateError("there is no call under way: use call_async first")
-        deadline = math.inf if timeout_s is None else monotonic() + timeout_s
+        limit_s = arguments.checked_seconds(timeout_s)
+        deadline = monotonic() + limit_s
         with self._running.calling() as supervisor:
             if not self._await_results(supervisor, ids, deadline):
-                raise TimeoutError(f"the call has not ended after {timeout_s:g} s")
+                raise TimeoutError(f"the call has not ended after {limit_s:g} s")
             self._called = None
             return self._results(supervisor, ids)
 
@@ -77,7 +77,8 @@ class EnvAccess(ManagerLifetime):
             MethodAccessError: it is a method; use `call`.
             EnvNotReadyError: an env has an action under way.
         """
-        ids = requests.checked_env_ids(env_ids, self.env_num)
+        name = arguments.checked_attribute(name)
+        ids = arguments.checked_env_ids(env_ids, self.env_num)
         with self._calling() as supervisor:
             what = f"reading {name!r}"
             values = self._request(supervisor, ids, Op.GET_ATTR, [name] * len(ids), what)
@@ -109,13 +110,9 @@ class EnvAccess(ManagerLifetime):
             value: one value for all, or a list with one for each of `env_ids`.
             env_ids: which envs; None for all.
         """
-        ids = requests.checked_env_ids(env_ids, self.env_num)
-        values = value if isinstance(value, list) else [value] * len(ids)
-        if len(values) != len(ids):
-            raise ConfigError(
-                f"set_attr({name!r}) got a list of {len(values)} values for {len(ids)} envs; to "
-                "set one list everywhere, give a list of equal lists"
-            )
+        name = arguments.checked_attribute(name)
+        ids = arguments.checked_env_ids(env_ids, self.env_num)
+        values = arguments.values_for_each(name, value, len(ids))
         if isinstance(value, list):
             payloads = [(name, one) for one in values]
         else:  # one object, which shows that it is the same for all
@@ -188,8 +185,9 @@ class EnvAccess(ManagerLifetime):
             env_ids: which envs.
             mode: such as "rgb_array"; None for the mode the env was built with.
         """
-        ids = requests.checked_env_ids(env_ids, self.env_num)
-        return dict(zip(ids, self.call("render", mode, env_ids=ids), strict=True))
+        ids = arguments.checked_env_ids(env_ids, self.env_num)
+        frames = self.call("render", arguments.checked_mode(mode), env_ids=ids)
+        return dict(zip(ids, frames, strict=True))
 
     @property
     def ready_imgs(self) -> dict[int, Any]:
@@ -202,9 +200,7 @@ class EnvAccess(ManagerLifetime):
         Args:
             replay_path: a folder for all envs, or one for each.
         """
-        paths = [replay_path] * self.env_num if isinstance(replay_path, str) else [*replay_path]
-        if len(paths) != self.env_num:
-            raise ConfigError(f"{len(paths)} replay paths for {self.env_num} envs")
+        paths = arguments.checked_folders(replay_path, self.env_num, "replay_path")
         self._replay_paths = paths
         if self._launched:
             payloads = replay_payloads(paths)
@@ -217,8 +213,12 @@ class EnvAccess(ManagerLifetime):
 
     def enable_save_figure(self, env_id: int, figure_path: str) -> None:
         """Have one env save figures in a folder."""
-        self.call("enable_save_figure", figure_path, env_ids=env_id)
+        folder = arguments.checked_folder(figure_path, "figure_path")
+        env_id = arguments.checked_env_id(env_id, self.env_num)
+        self.call("enable_save_figure", folder, env_ids=env_id)
 
     def reward_shaping(self, env_id: int, transitions: list[Any]) -> Any:
         """Return the transitions of one env's episode with their rewards shaped by the env."""
+        transitions = arguments.checked_transitions(transitions)
+        env_id = arguments.checked_env_id(env_id, self.env_num)
         return self.call("reward_shaping", transitions, env_ids=env_id)[0]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any, ClassVar
@@ -13,7 +13,7 @@ from typing_extensions import Self
 
 from envmgr.calibrate import Calibration, trial_config_of, try_out
 from envmgr.config import ManagerConfig, check_kind, default_manager_config, to_easydict
-from envmgr.core import Supervisor, requests
+from envmgr.core import Supervisor, arguments, requests
 from envmgr.core.engine import Engine
 from envmgr.core.stats import Statistics
 from envmgr.env import adapt
@@ -29,7 +29,7 @@ from envmgr.policy import GatherPolicy
 from envmgr.seeding import Samplers, seeds_by_env, seeds_of_spares
 from envmgr.spaces import ActionCheck, Layout, action_check, layout_of
 from envmgr.transport.base import Transport
-from envmgr.types import EnvFactory, monotonic
+from envmgr.types import EnvFactory, Unreadable, monotonic, read_list, short_text
 from envmgr.views import DictView
 from envmgr.wire.messages import EnvDescription
 
@@ -62,7 +62,11 @@ class ManagerLifetime:
         self._trial: Engine | None = None
         self._view = self._make_view()
         self._policy = GatherPolicy(self._config.wait_num, self._config.step_wait_timeout)
-        self._given = (observation_space, action_space, reward_space)
+        self._given = (
+            arguments.checked_space(observation_space, "observation_space"),
+            arguments.checked_space(action_space, "action_space"),
+            arguments.checked_space(reward_space, "reward_space"),
+        )
         self._gathers_some = False
         self._description: EnvDescription | None = None
         self._action_checks: list[ActionCheck] | None = None
@@ -291,7 +295,7 @@ class ManagerLifetime:
         """
         if self._launched:
             raise StateError("the manager is launched already; close() it before launching again")
-        params = requests.checked_params(reset_param, self.env_num)
+        params = arguments.checked_params(reset_param, self.env_num)
         engine = self._ensure_engine(params)
         try:
             with engine.calling() as supervisor:
@@ -314,7 +318,8 @@ class ManagerLifetime:
             timeout_s: seconds that the envs get to close, all together; None: `close_timeout`.
             terminate: do not ask the envs; terminate their hosts at once.
         """
-        grace_s = self._config.close_timeout if timeout_s is None else max(timeout_s, 0.0)
+        grace_s = arguments.checked_grace(timeout_s, self._config.close_timeout)
+        terminate = arguments.checked_flag(terminate, "terminate")
         trial = self._trial
         if trial is not None:  # another thread is inside launch()
             trial.close(0.0)
@@ -376,6 +381,8 @@ class ManagerLifetime:
             ConfigError, UnknownEnvError: refused.
         """
         seeds = seeds_by_env(seed, self.env_num)
+        if dynamic_seed is not None:
+            dynamic_seed = arguments.checked_flag(dynamic_seed, "dynamic_seed")
         self._seeds.update(seeds)
         self._spare_seeds = seeds_of_spares(
             seed, self._seeds, self.env_num, self._config.spare_env_num
@@ -402,7 +409,7 @@ class ManagerLifetime:
 
     def env_state_done(self, env_id: int) -> bool:
         """Return whether an env's episode budget is spent."""
-        return self.env_states[requests.checked_env_id(env_id, self.env_num)] is EnvState.DONE
+        return self.env_states[arguments.checked_env_id(env_id, self.env_num)] is EnvState.DONE
 
     @property
     def done(self) -> bool:
@@ -460,14 +467,15 @@ def _workers(engine: Engine) -> list[dict[str, Any]]:
 
 
 def _checked_factories(env_fn: Any) -> list[EnvFactory]:
-    if callable(env_fn) or not isinstance(env_fn, Iterable):
+    try:
+        factories = read_list(env_fn)
+    except Unreadable as error:
         raise ConfigError(
-            f"env_fn should be a list of functions, one for each env; found {env_fn!r}. For n "
-            "equal envs: env_fn=[make_env] * n"
-        )
-    factories = list(env_fn)
+            f"env_fn should be a list of functions, one for each env, but {error}. For n equal "
+            "envs: env_fn=[make_env] * n"
+        ) from error
     wrong = [i for i, factory in enumerate(factories) if not callable(factory)]
     if not factories or wrong:
-        found = f"entry {wrong[0]} is {factories[wrong[0]]!r}" if wrong else "it is empty"
+        found = f"entry {wrong[0]} is {short_text(factories[wrong[0]])}" if wrong else "it is empty"
         raise ConfigError(f"env_fn should be a list of functions, one for each env; {found}")
     return factories

@@ -17,12 +17,12 @@ from envmgr.core import (
     Supervisor,
     Taken,
     Work,
+    arguments,
     requests,
 )
 from envmgr.core.gather import Gather, Gathered
 from envmgr.errors import (
     AllEnvsFailedError,
-    ConfigError,
     ManagerClosedError,
     NothingReadyError,
 )
@@ -194,21 +194,20 @@ class EnvManager(EnvAccess):
     ) -> Gathered:
         policy, outstanding = self._policy, supervisor.statistics.outstanding
         if min_ready is not None:
-            if min_ready < 1:
-                raise ConfigError(f"min_ready is {min_ready}; it should be 1 or more")
+            min_ready = arguments.checked_min_ready(min_ready)
             policy = _exactly(min_ready)
+        limit_s = math.inf if timeout_s is None else arguments.checked_seconds(timeout_s)
         # Most likely the next time, too:
         self._gathers_some = min_ready is not None and min_ready < outstanding
-        deadline = math.inf if timeout_s is None else monotonic() + max(timeout_s, 0.0)
         if not outstanding:
             self._surface(supervisor)
         gather = Gather(self._running, supervisor)
-        return gather.some(policy, deadline=deadline, exactly=min_ready is not None)
+        return gather.some(policy, deadline=monotonic() + limit_s, exactly=min_ready is not None)
 
     def _send(self, supervisor: Supervisor, actions: Any, ring: int) -> Selection | Sequence[int]:
         """Send actions; return whose they are."""
-        by_id: Mapping[int, Any] = self._view.actions(actions, supervisor.ready_ids)
-        if by_id or not isinstance(by_id, Mapping):
+        by_id: dict[int, Any] = self._view.actions(actions, supervisor.ready_ids)
+        if by_id:
             self._surface(supervisor)
             posted = requests.post_actions(supervisor, by_id, ring)
             if posted is not None:
@@ -245,7 +244,7 @@ class EnvManager(EnvAccess):
             if requests.post_batch(supervisor, env_ids, actions, ring) is not None:
                 self._view.forget()
                 return
-            ids = [requests.checked_env_id(i, self.env_num) for i in env_ids]
+            ids = arguments.listed_env_ids(env_ids, self.env_num)
             by_id = requests.rows_by_id(ids, actions)
             self._view.forget()
             supervisor.submit_steps(requests.prepared_steps(supervisor, by_id, self._action_checks))
@@ -273,7 +272,7 @@ class EnvManager(EnvAccess):
             NothingReadyError: as `ready_obs`; or one of `env_ids` does not become ready.
             UnknownEnvError: there is no such env.
         """
-        wanted = None if env_ids is None else requests.checked_env_ids(env_ids, self.env_num)
+        wanted = None if env_ids is None else arguments.checked_env_ids(env_ids, self.env_num)
         with self._calling() as supervisor:
             if wanted is None or not supervisor.are_ready(wanted):
                 self._running.collect()
@@ -281,7 +280,7 @@ class EnvManager(EnvAccess):
             ids = self._ready_ids(supervisor) if wanted is None else wanted
             if wanted is not None and not supervisor.are_ready(wanted):
                 self._await_all_ready(supervisor, wanted)
-            obs = supervisor.batch_of(ids)
+            obs = supervisor.batch_of(ids) if ids else None
             if obs is None:
                 obs = stack_values(self._layout, supervisor.observations(ids))
             return ReadyBatch(np.array(ids, dtype=np.int64), obs)
@@ -322,7 +321,7 @@ class EnvManager(EnvAccess):
             UnknownEnvError, ConfigError: refused; nothing was reset.
             FailuresExhaustedError: an env failed more often than allowed.
         """
-        params = requests.checked_params(reset_param, self.env_num)
+        params = arguments.checked_params(reset_param, self.env_num)
         with self._calling() as supervisor:
             requests.refuse_unsendable_params(supervisor, params)
             supervisor.rules.dynamic_seed = self._dynamic_seed

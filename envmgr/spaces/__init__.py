@@ -21,7 +21,6 @@ from envmgr.spaces.values import (
     check_finite,
     finite_test,
     path_text,
-    short_text,
 )
 
 __all__ = [
@@ -40,7 +39,6 @@ __all__ = [
     "finite_test",
     "layout_of",
     "path_text",
-    "short_text",
     "split_batch",
     "stack_values",
 ]

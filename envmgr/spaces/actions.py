@@ -11,9 +11,9 @@ from gymnasium import spaces
 
 from envmgr.spaces.values import (
     Array,
-    short_text,
     structure_text,
 )
+from envmgr.types import short_text
 
 ActionCheck = Callable[[Any], str | None]
 """Returns why an action is refused, or None."""
@@ -54,7 +54,7 @@ def _action_check(space: Any, strict: bool) -> ActionCheck:
 def _action_array(action: Any) -> Array | None:
     try:
         return np.asarray(action)
-    except (ValueError, TypeError):  # ragged lists, odd objects
+    except Exception:  # ragged lists, odd objects, tensors that are elsewhere
         return None
 
 

@@ -11,6 +11,7 @@ from envmgr.spaces.layouts import Layout
 from envmgr.spaces.values import (
     ValueMismatchError,
 )
+from envmgr.types import Unreadable, read_list
 
 
 def stack_values(layout: Layout | None, values: Sequence[Any]) -> Any:
@@ -43,7 +44,12 @@ def split_batch(batch: Any, count: int) -> list[Any]:
     if isinstance(batch, tuple):
         parts = [split_batch(part, count) for part in batch]
         return [tuple(part[i] for part in parts) for i in range(count)]
-    rows = list(batch)
+    if isinstance(batch, (set, frozenset)):
+        raise ValueMismatchError("a set has no order; give a list")
+    try:
+        rows = read_list(batch)
+    except Unreadable as error:
+        raise ValueMismatchError(str(error)) from error
     if len(rows) != count:
         raise ValueMismatchError(f"{len(rows)} rows for {count} envs")
     return rows

@@ -16,9 +16,9 @@ from envmgr.spaces.values import (
     Path,
     ValueMismatchError,
     path_text,
-    short_text,
     structure_text,
 )
+from envmgr.types import short_text
 
 
 @dataclass(frozen=True)

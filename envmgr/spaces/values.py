@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from envmgr.types import short_text
+
 Array = npt.NDArray[Any]
 Path = tuple[str | int, ...]
 OnCast = Callable[[str], None]
@@ -68,15 +70,9 @@ def finite_test(dtype: np.dtype[Any], shape: tuple[int, ...]) -> Callable[[Array
 def structure_text(path: Path, value: Any, expected: str) -> str:
     """Return what is wrong with the structure of a value."""
     if isinstance(value, Mapping):
-        found = f"a dict of {[*value]}"
+        found = f"a dict of {short_text([*value])}"
     elif isinstance(value, (tuple, list)):
         found = f"{len(value)} items"
     else:
         found = type(value).__name__
     return f"value{path_text(path)} should be {expected}, found {found}"
-
-
-def short_text(value: Any, limit: int = 80) -> str:
-    """Return a value's repr, cut short."""
-    text = repr(value)
-    return text if len(text) <= limit else f"{text[:limit]}..."

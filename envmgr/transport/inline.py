@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import signal
 import threading
 import time
@@ -273,12 +274,19 @@ def _private(message: Message) -> Message:
 
 
 def _own(value: Any) -> Any:
+    try:
+        return _copied(value)
+    except RecursionError:  # a container that contains itself
+        return copy.deepcopy(value)
+
+
+def _copied(value: Any) -> Any:
     if isinstance(value, np.ndarray):
         return value.copy()
     if type(value) is dict:
-        return {key: _own(part) for key, part in value.items()}
+        return {key: _copied(part) for key, part in value.items()}
     if type(value) in (list, tuple):
-        return type(value)(map(_own, value))
+        return type(value)(map(_copied, value))
     if type(value) is Attribute:
-        return value._replace(value=_own(value.value))
+        return value._replace(value=_copied(value.value))
     return value

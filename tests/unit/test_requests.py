@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from gymnasium.spaces import Discrete
 
-from envmgr.core import Work, requests
+from envmgr.core import Work, arguments, requests
 from envmgr.errors import (
     ActionError,
     ConfigError,
@@ -47,7 +47,7 @@ def refused(rig: Rig, error: type[Exception], actions: Any) -> str:
 
 @pytest.mark.parametrize("env_id", [0, 2, np.int64(2), np.uint8(0)])
 def test_known_env_ids_become_ints(env_id: Any) -> None:
-    found = requests.checked_env_id(env_id, 3)
+    found = arguments.checked_env_id(env_id, 3)
     assert found == env_id
     assert type(found) is int
 
@@ -55,7 +55,7 @@ def test_known_env_ids_become_ints(env_id: Any) -> None:
 @pytest.mark.parametrize("env_id", [3, -1, np.int64(3), 1.0, np.float64(1), "1", None, True, [0]])
 def test_unknown_env_ids_are_refused(env_id: Any) -> None:
     with pytest.raises(UnknownEnvError, match=r"there is no env .*; the env_ids are 0 to 2"):
-        requests.checked_env_id(env_id, 3)
+        arguments.checked_env_id(env_id, 3)
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_unknown_env_ids_are_refused(env_id: Any) -> None:
     ids=str,
 )
 def test_several_env_ids(env_ids: Any, expected: list[int]) -> None:
-    found = requests.checked_env_ids(env_ids, 3)
+    found = arguments.checked_env_ids(env_ids, 3)
     assert found == expected
     assert all(type(i) is int for i in found)
 
@@ -82,7 +82,7 @@ def test_several_env_ids(env_ids: Any, expected: list[int]) -> None:
 @pytest.mark.parametrize("env_ids", [[0, 3], [0, "1"], -1, [1, 1], [1, np.int64(1)], True])
 def test_several_env_ids_with_a_bad_one(env_ids: Any) -> None:
     with pytest.raises(UnknownEnvError):
-        requests.checked_env_ids(env_ids, 3)
+        arguments.checked_env_ids(env_ids, 3)
 
 
 # -- actions --------------------------------------------------------------------------------------
@@ -143,7 +143,7 @@ class Twice(Mapping[Any, Any]):
 
 
 def test_an_env_takes_one_action_only() -> None:
-    assert "name an env twice" in refused(Rig(3).launch(), ActionError, Twice())
+    assert "has a key twice" in refused(Rig(3).launch(), ActionError, Twice())
 
 
 def bring_to(state: EnvState) -> Rig:
@@ -315,12 +315,12 @@ def test_calls_are_sent_to_all_or_to_none() -> None:
 )
 def test_methods_that_go_past_the_manager_are_refused(name: Any) -> None:
     with pytest.raises(MethodAccessError, match="is refused"):
-        requests.check_method_name(name)
+        arguments.checked_method(name)
 
 
 @pytest.mark.parametrize("name", ["render", "reset_task", "stepper", "closed"])
 def test_other_methods_are_not(name: str) -> None:
-    requests.check_method_name(name)
+    arguments.checked_method(name)
 
 
 # -- batches of actions ---------------------------------------------------------------------------
@@ -360,12 +360,12 @@ def test_a_batch_that_names_an_env_twice_is_refused() -> None:
     ids=str,
 )
 def test_reset_params_by_env_id(given: Any, expected: Any) -> None:
-    assert requests.checked_params(given, 3) == expected
+    assert arguments.checked_params(given, 3) == expected
 
 
 def test_reset_params_are_copied() -> None:
     params = {"level": 3}
-    checked = requests.checked_params({0: params}, 1)
+    checked = arguments.checked_params({0: params}, 1)
     params["level"] = 4
     assert checked == {0: {"level": 3}}
 
@@ -385,7 +385,7 @@ def test_reset_params_are_copied() -> None:
 )
 def test_bad_reset_params_are_refused(given: Any, error: type[Exception]) -> None:
     with pytest.raises(error):
-        requests.checked_params(given, 3)
+        arguments.checked_params(given, 3)
 
 
 def test_reset_params_that_cannot_be_sent_are_refused_before_any_env_is_reset() -> None:

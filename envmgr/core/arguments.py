@@ -1,0 +1,333 @@
+"""Checks of the arguments of public calls: what comes out is of its one plain type.
+
+Whatever a caller gives, also objects that raise when they are looked at, is refused with an error
+of `envmgr.errors` that says what was found, what is expected and what to do.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from envmgr.config.checks import MAX_SECONDS, MAX_TEXT, boolean, check_value, or_null, text
+from envmgr.env.contract import EnvContractError
+from envmgr.env.gym_spaces import convert_space
+from envmgr.errors import (
+    ActionError,
+    ConfigError,
+    EnvAttributeError,
+    MethodAccessError,
+    UnknownEnvError,
+)
+from envmgr.types import Unreadable, error_text, read_dict, read_list, short_text
+
+_NUMBERS = (int, float, np.integer, np.floating)
+
+NOT_CALLABLE = frozenset(("reset", "step", "seed", "close"))
+"""Methods of envs that only the manager itself may call: its states depend on them."""
+
+
+def checked_env_id(env_id: Any, env_num: int) -> int:
+    """Return an env_id as int.
+
+    Raises:
+        UnknownEnvError: there is no such env.
+    """
+    if type(env_id) is int and 0 <= env_id < env_num:
+        return env_id
+    if isinstance(env_id, (int, np.integer)) and not isinstance(env_id, bool):
+        number = int(env_id)
+        if 0 <= number < env_num:
+            return number
+    raise UnknownEnvError(
+        f"there is no env {short_text(env_id)}; the env_ids are 0 to {env_num - 1}"
+    )
+
+
+def checked_env_ids(env_ids: int | Iterable[int] | None, env_num: int) -> list[int]:
+    """Return env_ids as a list; None means all of them.
+
+    Raises:
+        UnknownEnvError: one does not exist, or occurs twice.
+    """
+    if env_ids is None:
+        return list(range(env_num))
+    if isinstance(env_ids, (int, np.integer)):
+        return [checked_env_id(env_ids, env_num)]
+    ids = listed_env_ids(env_ids, env_num)
+    if len(set(ids)) != len(ids):
+        raise UnknownEnvError(f"env_ids {short_text(ids)} name an env twice")
+    return ids
+
+
+def listed_env_ids(env_ids: Any, env_num: int) -> list[int]:
+    """Return several env_ids as a list; an env may be in it twice.
+
+    Raises:
+        UnknownEnvError: there is no list of them, or one does not exist.
+    """
+    try:
+        given = read_list(env_ids)
+    except Unreadable as error:
+        raise UnknownEnvError(
+            f"env_ids should be a list of the env_ids 0 to {env_num - 1}, but {error}"
+        ) from error
+    return [checked_env_id(env_id, env_num) for env_id in given]
+
+
+def actions_by_id(actions: Any) -> dict[Any, Any]:
+    """Return actions as a dict; its keys are not checked.
+
+    Raises:
+        ActionError: they are no mapping, or it cannot be read.
+    """
+    if isinstance(actions, Mapping):
+        try:
+            return read_dict(actions)
+        except Unreadable as error:
+            raise ActionError(f"the actions {error}. Nothing was sent to any env.") from error
+    raise ActionError(
+        f"actions should be a dict {{env_id: action}}, found {type(actions).__name__} "
+        f"({short_text(actions)}). For arrays there is send_arrays(env_ids, actions)."
+    )
+
+
+def checked_min_ready(min_ready: Any) -> int:
+    """Return a number of timesteps to wait for.
+
+    Raises:
+        ConfigError: it is no integer of 1 or more.
+    """
+    if isinstance(min_ready, (int, np.integer)) and not isinstance(min_ready, bool):
+        number = int(min_ready)
+        if number >= 1:
+            return number
+    raise ConfigError(
+        f"min_ready is {short_text(min_ready)}; it should be 1 or more, an integer, or None to "
+        "gather as step() of this kind does"
+    )
+
+
+def checked_seconds(timeout_s: Any) -> float:
+    """Return a time limit; None and infinity are none, what is below 0 is 0.
+
+    Raises:
+        ConfigError: it is no number.
+    """
+    if timeout_s is None:
+        return math.inf
+    number = math.nan
+    if isinstance(timeout_s, _NUMBERS) and not isinstance(timeout_s, bool):
+        try:
+            number = float(timeout_s)
+        except Exception:  # an int beyond all floats, or a class of the caller's own
+            number = math.nan
+    if math.isnan(number):
+        raise ConfigError(
+            f"timeout_s is {short_text(timeout_s)}; it should be a number of seconds, or None for "
+            "the default"
+        )
+    return max(number, 0.0)
+
+
+def checked_grace(timeout_s: Any, default_s: float) -> float:
+    """Return the seconds that envs get to close; None is `default_s`.
+
+    Raises:
+        ConfigError: it is no number.
+    """
+    return default_s if timeout_s is None else min(checked_seconds(timeout_s), MAX_SECONDS)
+
+
+def checked_flag(flag: Any, name: str) -> bool:
+    """Return a bool.
+
+    Raises:
+        ConfigError: it is something else.
+    """
+    checked: bool = check_value(boolean(), flag, name)
+    return checked
+
+
+def checked_attribute(name: Any) -> str:
+    """Return the name of an attribute.
+
+    Raises:
+        EnvAttributeError: no attribute can have it.
+    """
+    plain = _identifier(name)
+    if plain is None:
+        raise EnvAttributeError(
+            f"no env has an attribute {short_text(name)}: the name of an attribute is a string "
+            "such as 'spec'. Nothing was sent."
+        )
+    return plain
+
+
+def checked_method(name: Any) -> str:
+    """Return the name of a method that `call` may run.
+
+    Raises:
+        MethodAccessError: it is one of `reset`, `step`, `seed`, `close`, is private, or no name.
+    """
+    plain = _identifier(name)
+    if plain is None:
+        raise MethodAccessError(
+            f"call({short_text(name)}) is refused: no method can have that name. Give the name of "
+            "one as a string, such as 'render'."
+        )
+    if plain in NOT_CALLABLE or plain.startswith("_"):
+        raise MethodAccessError(
+            f"call({plain!r}) is refused: reset, step, seed and close would go past the states of "
+            "the manager (use its own methods), and private methods are the env's own business"
+        )
+    return plain
+
+
+def _identifier(name: Any) -> str | None:
+    plain = str.__str__(name) if isinstance(name, str) else ""  # without its class's own methods
+    return plain if plain.isidentifier() and len(plain) <= MAX_TEXT else None
+
+
+def checked_mode(mode: Any) -> str | None:
+    """Return a render mode.
+
+    Raises:
+        ConfigError: it is neither a string nor None.
+    """
+    checked: str | None = check_value(or_null(text()), mode, "mode")
+    return checked
+
+
+def checked_folder(folder: Any, name: str) -> str:
+    """Return a path as a string.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    try:
+        folder = os.fspath(folder)
+    except Exception:  # what it is then is said below
+        folder = None if isinstance(folder, str) else folder
+    checked: str = check_value(text(), folder, name)
+    return checked
+
+
+def checked_folders(folders: Any, env_num: int, name: str) -> list[str]:
+    """Return one path for each env: several, or one for all.
+
+    Raises:
+        ConfigError: they are none, or another number.
+    """
+    if isinstance(folders, (str, bytes, os.PathLike)):
+        return [checked_folder(folders, name)] * env_num
+    try:
+        given = read_list(folders)
+    except Unreadable as error:
+        raise ConfigError(
+            f"{name} should be one folder, or a list with one for each env, but {error}"
+        ) from error
+    if len(given) != env_num:
+        raise ConfigError(f"{name}: {len(given)} paths for {env_num} envs; give one for each")
+    return [checked_folder(folder, f"{name}[{i}]") for i, folder in enumerate(given)]
+
+
+def checked_transitions(transitions: Any) -> Any:
+    """Return the transitions of an episode.
+
+    Raises:
+        ConfigError: they are no sequence.
+    """
+    if isinstance(transitions, Sequence) and not isinstance(transitions, (str, bytes, bytearray)):
+        return transitions
+    raise ConfigError(
+        f"transitions is {short_text(transitions)}; it should be a list of the transitions of one "
+        "episode. Nothing was sent."
+    )
+
+
+def values_for_each(name: str, value: Any, count: int) -> list[Any]:
+    """Return the value of an attribute for each of `count` envs.
+
+    Args:
+        name: of the attribute.
+        value: one for all, or a list with one for each.
+        count: number of envs.
+
+    Raises:
+        ConfigError: a list of another length.
+    """
+    if not isinstance(value, list):
+        return [value] * count
+    try:
+        values = read_list(value)
+    except Unreadable as error:
+        raise ConfigError(f"set_attr({name!r}) got a list, but {error}") from error
+    if len(values) != count:
+        raise ConfigError(
+            f"set_attr({name!r}) got a list of {len(values)} values for {count} envs; to set one "
+            "list everywhere, give a list of equal lists"
+        )
+    return values
+
+
+def checked_params(reset_param: Any, env_num: int) -> dict[int, dict[str, Any] | None]:
+    """Return reset params by env_id; None means all envs with None.
+
+    Raises:
+        UnknownEnvError: an env_id that does not exist.
+        ConfigError: not a mapping of env_id to a dict or None.
+    """
+    if reset_param is None:
+        return dict.fromkeys(range(env_num))
+    by_key = _dict_of(reset_param)
+    if by_key is None:
+        raise ConfigError(
+            "reset takes {env_id: params or None}, or nothing for all envs; found "
+            f"{type(reset_param).__name__} ({short_text(reset_param)})"
+        )
+    return {
+        (env_id := checked_env_id(key, env_num)): _checked_keywords(env_id, params)
+        for key, params in by_key.items()
+    }
+
+
+def _checked_keywords(env_id: int, params: Any) -> dict[str, Any] | None:
+    if params is None:
+        return None
+    keywords = _dict_of(params)
+    if keywords is None or not all(isinstance(name, str) for name in keywords):
+        raise ConfigError(
+            f"the reset params of env {env_id} should be a dict of keyword arguments or None, "
+            f"found {short_text(params)}"
+        )
+    return {str.__str__(name): value for name, value in keywords.items()}
+
+
+def _dict_of(value: Any) -> dict[Any, Any] | None:
+    """Return a mapping as a dict; None if it is none, or cannot be read."""
+    try:
+        return read_dict(value) if isinstance(value, Mapping) else None
+    except Unreadable:
+        return None
+
+
+def checked_space(space: Any, name: str) -> Any:
+    """Return a space as one of gymnasium; None stays None.
+
+    Raises:
+        ConfigError: it is none, nor one of the old gym package.
+    """
+    if space is None:
+        return None
+    try:
+        return convert_space(space)
+    except Exception as error:  # also what a space of the old package raises that is broken
+        reason = error if isinstance(error, EnvContractError) else error_text(error)
+        raise ConfigError(
+            f"{name} is {short_text(space)}, which cannot be used: {reason}. Nothing was built."
+        ) from error

@@ -1,0 +1,348 @@
+"""Every public call with every odd value: refused by a typed error, before anything happens.
+
+The table says which odd values a call takes, as they are what it asks for. All others have to raise
+an error of ours whose text can be read, and to leave the manager as it was.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import pytest
+
+from envmgr import (
+    ENV_MANAGER_REGISTRY,
+    BaseEnvManager,
+    create_env_manager,
+    get_env_manager_cls,
+    load_config,
+    make,
+)
+from envmgr.errors import EnvFailure, EnvManagerError, LaunchError
+from tests.contract.envs import journal_path
+from tests.contract.family import Family
+from tests.contract.harness import Setup, World, over, ready_all
+from tests.contract.odd_values import ODD, OddMapping
+
+_MOST_CHARACTERS = 1500
+
+
+class Call(NamedTuple):
+    """A public call with one argument left open.
+
+    Attributes:
+        run: calls it; of a manager of two envs and the argument.
+        takes: names of the odd values that it takes.
+    """
+
+    run: Callable[[Any, Any], Any]
+    takes: frozenset[str] = frozenset()
+
+
+def takes(*names: str | frozenset[str]) -> frozenset[str]:
+    return frozenset().union(*({name} if isinstance(name, str) else name for name in names))
+
+
+NOTHING = takes("empty list", "empty tuple", "empty array")
+EMPTY = takes("empty dict", "empty mapping")
+ONE_ENV = takes("zero", "one", "np.int64", "np.uint8", "raising int")
+BY_ENV = takes("dict", "dict of lists", "mapping", "lying mapping", "negative length")
+ENVS = takes(
+    *(ONE_ENV, BY_ENV, NOTHING, EMPTY, "None", "list", "short list", "tuple", "range", "set"),
+    *("generator", "dict of None values", "raising mapping", "array", "short array", "uint array"),
+)
+SECONDS = takes(
+    *("None", "zero", "one", "minus one", "2**63", "half", "1.0", "inf", "-inf"),
+    *("np.int64", "np.uint8", "np.float64", "raising int"),
+)
+COUNT = takes("None", "one", "2**63", "huge", "np.int64", "np.uint8", "raising int")
+FLAG = takes("None", "True", "np.bool")
+NAME = takes("text", "np.str")
+FOLDER = takes("text", "digits", "surrogate", "path", "np.str")
+SEEDS = takes("None", "zero", "one", "huge", "2**63", "np.int64", "np.uint8", "raising int")
+NUMBER = takes(ONE_ENV, "short list", "short array", "0-d array", "0-d tensor")
+EACH_SEED = BY_ENV - {"dict of lists"} | takes(
+    "list", "list twice", "list of None", "tuple", "range", "dict of None values"
+)
+ROWS = takes(
+    *("list", "list twice", "range", "generator", "array", "2-d array", "uint array", "tensor"),
+)
+
+CALLS = {
+    "step": Call(lambda m, v: m.step(v), BY_ENV),
+    "step, action": Call(lambda m, v: m.step({0: v}), NUMBER),
+    "step, actions": Call(lambda m, v: m.step({0: v, 1: v}), NUMBER),
+    "step, env_id": Call(lambda m, v: m.step(OddMapping((v, 1))), ONE_ENV),
+    "send": Call(lambda m, v: m.send(v), takes(BY_ENV, EMPTY)),
+    "recv, min_ready": Call(lambda m, v: m.recv(min_ready=v), COUNT),
+    "recv, timeout_s": Call(lambda m, v: m.recv(timeout_s=v), SECONDS),
+    "recv_arrays, min_ready": Call(lambda m, v: m.recv_arrays(min_ready=v), COUNT),
+    "recv_arrays, timeout_s": Call(lambda m, v: m.recv_arrays(timeout_s=v), SECONDS),
+    "send_arrays, env_ids": Call(lambda m, v: m.send_arrays(v, [99, 99])),
+    "send_arrays, env_id": Call(
+        lambda m, v: m.send_arrays([0, v], [1, 1]), takes("one", "np.int64", "np.uint8")
+    ),
+    "send_arrays, actions": Call(lambda m, v: m.send_arrays([0, 1], v), ROWS),
+    "send_arrays, action": Call(lambda m, v: m.send_arrays([0, 1], [v, v]), NUMBER),
+    "ready_arrays": Call(lambda m, v: m.ready_arrays(v), ENVS),
+    "reset": Call(lambda m, v: m.reset(v), takes(EMPTY, "None", "dict of None values")),
+    "reset, env_id": Call(lambda m, v: m.reset(OddMapping((v, None))), ONE_ENV),
+    "reset, params": Call(lambda m, v: m.reset({0: v}), takes(EMPTY, "None", "dict of text")),
+    "reset, name": Call(
+        lambda m, v: m.reset({0: OddMapping((v, 1))}),
+        takes(FOLDER - {"path"}, "empty text", "long text"),
+    ),
+    "seed": Call(lambda m, v: m.seed(v), takes(SEEDS, EMPTY, EACH_SEED)),
+    "seed, env_id": Call(lambda m, v: m.seed(OddMapping((v, 1))), ONE_ENV),
+    "seed, of one": Call(lambda m, v: m.seed({0: v}), SEEDS),
+    "seed, of each": Call(lambda m, v: m.seed([v, v]), SEEDS),
+    "seed, dynamic_seed": Call(lambda m, v: m.seed(0, dynamic_seed=v), FLAG),
+    "call": Call(lambda m, v: m.call(v), NAME),
+    "call, env_ids": Call(lambda m, v: m.call("scaled", 1, env_ids=v), ENVS),
+    "call_async": Call(lambda m, v: m.call_async(v), NAME),
+    "call_async, env_ids": Call(lambda m, v: m.call_async("scaled", 1, env_ids=v), ENVS),
+    "get_attr": Call(lambda m, v: m.get_attr(v), NAME),
+    "get_attr, env_ids": Call(lambda m, v: m.get_attr("knob", v), ENVS),
+    "set_attr": Call(lambda m, v: m.set_attr(v, 1), NAME),
+    "set_attr, list": Call(
+        lambda m, v: m.set_attr("knob", v) if isinstance(v, list) else m.set_attr(v, 1),
+        takes(NAME, "list", "list twice", "ragged", "list of None", "list of text")
+        | takes("list of hostile", "list of tensors"),
+    ),
+    "set_attr, env_ids": Call(lambda m, v: m.set_attr("knob", 1, v), ENVS),
+    "render": Call(lambda m, v: m.render(v), ENVS),
+    "render, mode": Call(lambda m, v: m.render(None, v), takes(FOLDER - {"path"}, "None")),
+    "env_state_done": Call(lambda m, v: m.env_state_done(v), ONE_ENV),
+    "enable_save_replay": Call(
+        lambda m, v: m.enable_save_replay(v), takes(FOLDER, "list of text", "text array")
+    ),
+    "enable_save_replay, one": Call(lambda m, v: m.enable_save_replay([v, v]), FOLDER),
+    "enable_save_figure, env_id": Call(lambda m, v: m.enable_save_figure(v, "x"), ONE_ENV),
+    "enable_save_figure": Call(lambda m, v: m.enable_save_figure(0, v), FOLDER),
+    "reward_shaping, env_id": Call(lambda m, v: m.reward_shaping(v, []), ONE_ENV),
+    "reward_shaping": Call(
+        lambda m, v: m.reward_shaping(0, v),
+        takes("memoryview", "range", "endless range", "tuple", "empty tuple")
+        | {name for name, odd in ODD.items() if isinstance(odd(), list)},
+    ),
+    "launch": Call(lambda m, v: m.launch(v)),
+    "close": Call(lambda m, v: m.close(v), SECONDS),
+    "close, terminate": Call(lambda m, v: m.close(terminate=v), FLAG - {"None"}),
+}
+
+# Of the V2 kinds: `step` and `send` take a row of a batch for each env that was read.
+ROW_CALLS = {
+    **CALLS,
+    "step": Call(lambda m, v: m.step(v), takes(ROWS, BY_ENV)),
+    "send": Call(lambda m, v: m.send(v), takes(ROWS, BY_ENV, EMPTY)),
+    "step, env_id": Call(lambda m, v: m.step(OddMapping((v, 1))), ONE_ENV),
+}
+
+
+_TAKEN = "was taken"
+
+
+def refused(call: Callable[[], Any]) -> str | None:
+    """Return what is wrong with how a call is refused; None if it is as it should be."""
+    try:
+        call()
+    except EnvManagerError as error:
+        if isinstance(error, (EnvFailure, LaunchError)):
+            return f"went as far as an env: {error}"
+        text = str(error)
+        return None if 20 < len(text) <= _MOST_CHARACTERS else f"says {text[:200]!r}"
+    except Exception as error:
+        return f"raised {type(error).__name__}: {str(error)[:200]}"
+    return _TAKEN
+
+
+def problems_of(
+    calls: dict[str, Call],
+    manager: Any,
+    state: Callable[[], Any],
+    settle: Callable[[], Any] | None = None,
+) -> list[str]:
+    """Return what is wrong when all calls get all odd values that they do not take.
+
+    With `settle` they may take any; it is called then, and the state may have changed.
+    """
+    problems = []
+    before = state()
+    for call_name, call in calls.items():
+        assert call.takes <= ODD.keys() | _OF_TORCH, call_name
+        for name, odd in ODD.items():
+            if name in call.takes:
+                continue
+            value = odd()
+            wrong = refused(lambda call=call, value=value: call.run(manager, value))
+            if wrong == _TAKEN and settle is not None:
+                settle()
+                wrong, before = None, state()
+            if wrong is None and state() != before:
+                wrong = "changed something"
+            if wrong is not None:
+                problems.append(f"{call_name}({name}): {wrong}")
+                before = state()
+    return problems
+
+
+_OF_TORCH = {"0-d tensor", "tensor", "list of tensors"}
+
+KINDS = over(Setup("base"), Setup("subprocess"))
+V2_KINDS = over(Setup("base_v2"), Setup("subprocess_v2"))
+
+
+def check_a_running_manager(world: World, setup: Setup, calls: dict[str, Call]) -> None:
+    manager = world.make(setup, 2)
+    first = manager.ready_obs
+
+    def state() -> Any:
+        written = [os.stat(journal_path(world.folder, i)).st_size for i in range(2)]
+        return manager.stats(), manager.env_states, manager.ready_obs_id, written
+
+    assert problems_of(calls, manager, state) == []
+    assert first is not None
+    manager.step({0: 1, 1: 2})
+    assert [world.actions(i) for i in range(2)] == [[1], [2]]
+    manager.close()
+
+
+@KINDS
+def test_odd_arguments_are_refused(world: World, setup: Setup) -> None:
+    check_a_running_manager(world, setup, CALLS)
+
+
+@pytest.mark.v2
+@V2_KINDS
+def test_odd_arguments_are_refused_by_v2_kinds(world: World, setup: Setup) -> None:
+    check_a_running_manager(world, setup, ROW_CALLS)
+
+
+@KINDS
+def test_odd_arguments_while_an_action_is_under_way(world: World, setup: Setup) -> None:
+    manager = world.make(setup, 2)
+    ready_all(manager)
+    manager.send({1: 3})
+
+    def state() -> Any:
+        return manager.stats()["outstanding"], manager.stats()["timesteps"], manager.env_states
+
+    receiving = {name: call for name, call in CALLS.items() if name.startswith("recv")}
+    assert problems_of(receiving, manager, state) == []
+    assert [*manager.recv()] == [1]
+    manager.call_async("scaled", 2)
+    waiting = {"call_wait": Call(lambda m, v: m.call_wait(v), SECONDS)}
+    assert problems_of(waiting, manager, state) == []
+    assert len(manager.call_wait()) == 2
+
+
+@pytest.mark.parametrize("action", ["dict", "tuple", "box"])
+@KINDS
+def test_odd_actions_of_other_spaces_are_refused(world: World, setup: Setup, action: str) -> None:
+    manager = world.make(setup, env_fn=[Family("vector", action, "base")] * 2)
+    ready_all(manager)
+    parts = ("turn", "push")
+    calls = {
+        "step": Call(lambda m, v: m.step({0: v})),
+        "step, parts": Call(lambda m, v: m.step({0: dict.fromkeys(parts, v)})),
+        "step, keys": Call(lambda m, v: m.step({0: OddMapping((v, 0), ("push", v))})),
+        "step, tuple": Call(lambda m, v: m.step({0: (v, v)})),
+        "send_arrays": Call(lambda m, v: m.send_arrays([0, 1], v)),
+        "send_arrays, parts": Call(lambda m, v: m.send_arrays([0, 1], dict.fromkeys(parts, v))),
+        "send_arrays, tuple": Call(lambda m, v: m.send_arrays([0, 1], (v, v))),
+    }
+
+    def state() -> Any:
+        return manager.stats(), manager.env_states
+
+    def settle() -> None:
+        while manager.stats()["outstanding"]:
+            manager.recv()
+        ready_all(manager)  # episodes end now and then
+
+    assert problems_of(calls, manager, state, settle) == []
+    manager.step(manager.random_action())
+
+
+# -- before there is a manager --------------------------------------------------------------------
+
+UNUSED = BaseEnvManager([int])
+
+
+def created(**arguments: Any) -> Any:
+    return create_env_manager(**{"cfg": {"type": "base"}, "env_fn": [int], **arguments})
+
+
+CALLABLE = takes("class", "function")
+NO_LIST = takes("empty list", "empty tuple", "empty array", "None")
+FREE_CALLS = {
+    "launch": Call(lambda m, v: UNUSED.launch(v), takes(EMPTY, "None", "dict of None values")),
+    "create_env_manager": Call(lambda m, v: created(cfg=v)),
+    "create_env_manager, type": Call(lambda m, v: created(cfg={"type": v})),
+    "create_env_manager, key": Call(lambda m, v: created(cfg=OddMapping(("type", "base"), (v, 1)))),
+    "create_env_manager, env_fn": Call(lambda m, v: created(env_fn=v)),
+    "create_env_manager, env_fn of one": Call(lambda m, v: created(env_fn=[v]), CALLABLE),
+    "create_env_manager, observation_space": Call(
+        lambda m, v: created(observation_space=v), takes("None")
+    ),
+    "create_env_manager, action_space": Call(lambda m, v: created(action_space=v), takes("None")),
+    "create_env_manager, reward_space": Call(lambda m, v: created(reward_space=v), takes("None")),
+    "BaseEnvManager": Call(lambda m, v: BaseEnvManager(v)),
+    "BaseEnvManager, cfg": Call(lambda m, v: BaseEnvManager([int], v), takes(EMPTY, "None")),
+    "get_env_manager_cls": Call(lambda m, v: get_env_manager_cls(v)),
+    "get_env_manager_cls, type": Call(lambda m, v: get_env_manager_cls({"type": v})),
+    "get_env_manager_cls, import_names": Call(
+        lambda m, v: get_env_manager_cls({"type": "base", "import_names": v}), NO_LIST
+    ),
+    "make": Call(lambda m, v: make(v, 2, "base"), CALLABLE),
+    "make, env_num": Call(
+        lambda m, v: make(int, v, "base"), takes("one", "1.0", "np.int64", "np.uint8")
+    ),
+    "make, env_num of an id": Call(
+        lambda m, v: make("CartPole-v1", v, "base"), takes("one", "1.0", "np.int64", "np.uint8")
+    ),
+    "make, type": Call(lambda m, v: make(int, 2, v)),
+    "make, env_kwargs": Call(
+        lambda m, v: make("CartPole-v1", 2, "base", env_kwargs=v), takes(EMPTY, "None")
+    ),
+    "make, env_kwargs of a function": Call(
+        lambda m, v: make(int, 2, "base", env_kwargs=v), takes(EMPTY, "None")
+    ),
+    "make, wrappers": Call(lambda m, v: make("CartPole-v1", 2, "base", wrappers=v), NO_LIST),
+    "make, wrapper": Call(lambda m, v: make("CartPole-v1", 2, "base", wrappers=[v])),
+    "make, wrappers of a function": Call(lambda m, v: make(int, 2, "base", wrappers=v), NO_LIST),
+    "load_config": Call(lambda m, v: load_config(v), EMPTY),
+    "load_config, section": Call(lambda m, v: load_config(OddMapping((v, {})))),
+    "load_config, manager": Call(lambda m, v: load_config({"manager": v}), takes(EMPTY, "None")),
+    "load_config, env": Call(lambda m, v: load_config({"env": v}), takes(EMPTY, "None")),
+    "load_config, collect": Call(lambda m, v: load_config({"collect": v}), takes(EMPTY, "None")),
+    "load_config, set": Call(lambda m, v: load_config({}, set=v), takes(NOTHING, EMPTY)),
+    "load_config, set one": Call(lambda m, v: load_config({}, set=[v])),
+    "load_config, allow_imports": Call(
+        lambda m, v: load_config("configs/base.yaml", allow_imports=v), NO_LIST
+    ),
+    "load_config, allow_imports one": Call(
+        lambda m, v: load_config("configs/base.yaml", allow_imports=[v]), NAME
+    ),
+    "register": Call(lambda m, v: ENV_MANAGER_REGISTRY.register(v), FOLDER - {"path"}),
+    "register, what": Call(lambda m, v: ENV_MANAGER_REGISTRY.register("base")(v)),
+    "registry, get": Call(lambda m, v: ENV_MANAGER_REGISTRY.get(v)),
+    "registry, build": Call(lambda m, v: ENV_MANAGER_REGISTRY.build(v)),
+    "registry, source": Call(lambda m, v: ENV_MANAGER_REGISTRY.source(v)),
+}
+
+
+def test_odd_arguments_of_what_makes_managers_are_refused() -> None:
+    def state() -> Any:
+        return ENV_MANAGER_REGISTRY.keys(), UNUSED.stats(), UNUSED.closed
+
+    assert problems_of(FREE_CALLS, None, state) == []
+
+
+@pytest.mark.parametrize("key", [*BaseEnvManager.default_config()])
+def test_odd_values_of_config_keys_are_refused_or_taken(key: str) -> None:
+    for name, odd in ODD.items():
+        wrong = refused(lambda odd=odd: created(cfg={"type": "base", key: odd()}, env_fn=[int] * 2))
+        assert wrong in (None, _TAKEN), name
