@@ -17,7 +17,7 @@ import gymnasium
 from gymnasium.envs import registration
 from gymnasium.envs.registration import EnvSpec
 
-from envmgr.config.checks import check_value, integer
+from envmgr.config.checks import check_value, integer, show_value
 from envmgr.config.imports import ImportPolicy, check_env_id, import_modules, import_object
 from envmgr.config.manager import MAX_ENV_NUM
 from envmgr.config.merge import to_plain
@@ -79,7 +79,10 @@ def checked_env_num(env_num: Any) -> int:
     Raises:
         ConfigError: it is no integer from 1 on, or more than a manager takes.
     """
-    count: int = check_value(integer(1, MAX_ENV_NUM), env_num, "env_num")
+    whole = integer(1, MAX_ENV_NUM)
+    if isinstance(env_num, float):  # as 4.0 in a config file may be
+        raise ConfigError(f"env_num is {show_value(env_num)}, but must be {whole.allowed}")
+    count: int = check_value(whole, env_num, "env_num")
     return count
 
 

@@ -297,11 +297,9 @@ FREE_CALLS = {
         lambda m, v: get_env_manager_cls({"type": "base", "import_names": v}), NO_LIST
     ),
     "make": Call(lambda m, v: make(v, 2, "base"), CALLABLE),
-    "make, env_num": Call(
-        lambda m, v: make(int, v, "base"), takes("one", "1.0", "np.int64", "np.uint8")
-    ),
+    "make, env_num": Call(lambda m, v: make(int, v, "base"), takes("one", "np.int64", "np.uint8")),
     "make, env_num of an id": Call(
-        lambda m, v: make("CartPole-v1", v, "base"), takes("one", "1.0", "np.int64", "np.uint8")
+        lambda m, v: make("CartPole-v1", v, "base"), takes("one", "np.int64", "np.uint8")
     ),
     "make, type": Call(lambda m, v: make(int, 2, v)),
     "make, env_kwargs": Call(
@@ -341,8 +339,9 @@ def test_odd_arguments_of_what_makes_managers_are_refused() -> None:
     assert problems_of(FREE_CALLS, None, state) == []
 
 
-@pytest.mark.parametrize("key", [*BaseEnvManager.default_config()])
-def test_odd_values_of_config_keys_are_refused_or_taken(key: str) -> None:
-    for name, odd in ODD.items():
-        wrong = refused(lambda odd=odd: created(cfg={"type": "base", key: odd()}, env_fn=[int] * 2))
-        assert wrong in (None, _TAKEN), name
+def test_odd_values_of_config_keys_are_refused_or_taken() -> None:
+    calls = {
+        key: Call(lambda m, v, key=key: created(cfg={"type": "base", key: v}, env_fn=[int] * 2))
+        for key in BaseEnvManager.default_config()
+    }
+    assert problems_of(calls, None, lambda: None, lambda: None) == []
