@@ -16,18 +16,18 @@ from envmgr.core import ArrayBatch, ends_of
 from envmgr.core.arguments import actions_by_id
 from envmgr.core.requests import rows_by_id
 from envmgr.errors import ActionError, MissingDependencyError, NothingReadyError
-from envmgr.spaces import Layout, stack_values
+from envmgr.spaces import Codec, codec_of
 from envmgr.types import EnvTimestep, error_text, short_text
 
 
-def array_batch(timesteps: Mapping[int, EnvTimestep], layout: Layout | None) -> ArrayBatch:
-    """Stack timesteps into arrays."""
+def array_batch(timesteps: Mapping[int, EnvTimestep], codec: Codec) -> ArrayBatch:
+    """Stack timesteps, whose observations are of a codec's space, into arrays."""
     steps = list(timesteps.values())
     ends = np.array([ends_of(step.done, step.info) for step in steps], dtype=np.bool_)
     terminated, truncated = ends.reshape(-1, 2).T.copy()
     return ArrayBatch(
         np.fromiter(timesteps.keys(), dtype=np.int64, count=len(steps)),
-        stack_values(layout, [step.obs for step in steps]),
+        codec.stack([step.obs for step in steps]),
         _stacked_rewards([step.reward for step in steps]),
         terminated,
         truncated,
@@ -40,7 +40,7 @@ def _stacked_rewards(rewards: Sequence[Any]) -> npt.NDArray[Any]:
         arrays = [np.asarray(reward, dtype=np.float64) for reward in rewards]
         shape = np.broadcast_shapes(*(array.shape for array in arrays))
     except (ValueError, TypeError):  # dicts, or arrays of different shapes
-        return stack_values(None, rewards)  # type: ignore[no-any-return]
+        return codec_of(None).stack(rewards)  # type: ignore[no-any-return]
     if all(array.size == 1 for array in arrays):  # abnormal timesteps have 0.0 beside (1,) rewards
         return np.array([array.item() for array in arrays], dtype=np.float64)
     return np.stack([np.broadcast_to(array, shape) for array in arrays])

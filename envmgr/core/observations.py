@@ -8,9 +8,8 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from gymnasium import spaces
 
-from envmgr.spaces import Array, Layout, Leaf, ValueMismatchError, layout_of, path_text
+from envmgr.spaces import Array, Layout, Leaf, ValueMismatchError, codec_of, path_text
 from envmgr.wire.arenas import COPIED, Placement, slot_arrays
 
 Guard = Callable[[Array], Array]
@@ -26,8 +25,8 @@ class ObservationReader:
             has copied them.
     """
 
-    def __init__(self, space: spaces.Space[Any] | None, *, copy_free_form: bool = False) -> None:
-        self._layout = None if space is None else layout_of(space)
+    def __init__(self, space: Any, *, copy_free_form: bool = False) -> None:
+        self._layout = codec_of(space).layout
         self._copy_free_form = copy_free_form
         self._rings = COPIED
         self._latest_step = self._latest_reset = -1

@@ -13,7 +13,7 @@ from envmgr.core.observations import ObservationReader
 from envmgr.core.observed import Observed
 from envmgr.core.slots import EnvSlot, Work
 from envmgr.errors import LaunchError, SpaceMismatchError
-from envmgr.spaces import layout_of
+from envmgr.spaces import codec_of
 from envmgr.wire.arenas import CopyOnGet, Placement, arena_arrays, plan_placements, rings_of
 from envmgr.wire.block import Block, BlockPlan
 from envmgr.wire.messages import EnvDescription, Op
@@ -103,17 +103,17 @@ class Orientation:
     def _block_plan(self, described: Sequence[EnvDescription]) -> BlockPlan | None:
         """Return the plan of the block; None if the envs differ, or their data has no layout."""
         layouts = [reader.layout for reader in self._readers]
-        actions = [layout_of(d.action_space) for d in described]
+        actions = codec_of(described[0].action_space).layout
         possible = (
             self._hosts.transport.has_block
             and layouts[0] is not None
-            and actions[0] is not None
+            and actions is not None
             and all(layout == layouts[0] for layout in layouts)
             and all(d.action_space == described[0].action_space for d in described)
         )
-        if not possible or actions[0] is None:
+        if not possible or actions is None:
             return None
-        return BlockPlan(len(described), len(self._hosts.groups), actions[0])
+        return BlockPlan(len(described), len(self._hosts.groups), actions)
 
     def fits(self, slot: EnvSlot, description: EnvDescription) -> bool:
         """Keep what an env says of itself; False if the one before it said something else."""

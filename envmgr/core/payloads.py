@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from envmgr.spaces import layout_of
+from envmgr.spaces import codec_of
 from envmgr.wire.messages import AfterStep, EnvDescription, FailureKind, RemoteFailure
 
 MAX_NOTICES = 100
@@ -68,8 +68,8 @@ def description_of(payload: Any) -> EnvDescription:
     for name in ("observation_space", "action_space"):
         space = getattr(payload, name)
         try:
-            layout_of(space)
-            bool(space == space)  # whether they can be compared at all
+            bool(codec_of(space).layout)  # whether they can be laid out at all
+            bool(space == space)  # and compared
         except Exception as error:  # a space of the env's own, or half of one
             raise MalformedReplyError(
                 f"its {name} cannot be looked at: {type(error).__name__}"

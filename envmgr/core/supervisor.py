@@ -23,7 +23,7 @@ from envmgr.core.spares import Spares
 from envmgr.core.stats import Statistics
 from envmgr.lifecycle import EnvState, Event, StateTable, is_ready
 from envmgr.policy import FailurePolicy
-from envmgr.spaces import action_columns
+from envmgr.spaces import codec_of
 from envmgr.transport.base import Arrival
 from envmgr.types import EnvTimestep, is_abnormal
 from envmgr.wire.messages import EnvDescription, Op
@@ -162,7 +162,9 @@ class Supervisor:
         if shared is None:
             return
         block, observed = shared
-        actions = action_columns(self.descriptions[0].action_space, self.rules.check_actions)
+        check = self.rules.check_actions
+        codec = codec_of(self.descriptions[0].action_space, strict=check == "strict")
+        actions = codec.action_columns(checked=check is not False)
         if actions is not None:
             self.lanes = Lanes(
                 block,

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 from gymnasium.spaces import Box, Space
 
-from envmgr.env.actions import action_converter
 from envmgr.env.base import BaseEnv
 from envmgr.env.contract import EnvContractError, env_name
 from envmgr.env.gym_spaces import convert_space
 from envmgr.env.seeds import EpisodeSeeds
+from envmgr.spaces import codec_of
 
 
 class WrappedEnv(BaseEnv):
@@ -35,7 +35,7 @@ class WrappedEnv(BaseEnv):
         self.action_space = self._space("action_space")
         self.reward_space = self._reward_space()
         self.reset_info = {}
-        self._convert_action = action_converter(self.action_space)
+        self._convert_action = codec_of(self.action_space).for_env
         self._seeds = EpisodeSeeds()
 
     def seed(self, seed: int | None, dynamic_seed: bool | None = None) -> None:

@@ -27,7 +27,7 @@ from envmgr.launch import build_engine, launch_envs
 from envmgr.lifecycle import EnvState
 from envmgr.policy import GatherPolicy
 from envmgr.seeding import Samplers, seeds_by_env, seeds_of_spares
-from envmgr.spaces import ActionCheck, Layout, action_check, layout_of
+from envmgr.spaces import ActionCheck, codec_of
 from envmgr.transport.base import Transport
 from envmgr.types import EnvFactory, Unreadable, monotonic, read_list, short_text
 from envmgr.views import DictView
@@ -70,7 +70,7 @@ class ManagerLifetime:
         self._gathers_some = False
         self._description: EnvDescription | None = None
         self._action_checks: list[ActionCheck] | None = None
-        self._layout: Layout | None = None
+        self._codec = codec_of(None)
         self._samplers: Samplers | None = None
         self._seeds: dict[int, int | None] = dict.fromkeys(range(self.env_num))
         self._spare_seeds: list[int | None] = [None] * self._config.spare_env_num
@@ -176,15 +176,16 @@ class ManagerLifetime:
         """Take over what env 0, or each of several different envs, said of itself."""
         ours = [self._with_given_spaces(descriptions[i]) for i in sorted(descriptions)]
         self._description = ours[0]
-        layouts = [layout_of(d.observation_space) for d in ours]
-        self._layout = layouts[0] if all(layout == layouts[0] for layout in layouts) else None
+        codecs = [codec_of(d.observation_space) for d in ours]
+        alike = all(codec.layout == codecs[0].layout for codec in codecs)
+        self._codec = codecs[0] if alike else codec_of(None)
         action_spaces = [d.action_space for d in ours]
         if all(space == action_spaces[0] for space in action_spaces):
             action_spaces = [action_spaces[0]] * self.env_num
         wanted = self._config.check_actions
         if wanted:
-            check_of = {id(s): action_check(s, strict=wanted == "strict") for s in action_spaces}
-            self._action_checks = [check_of[id(space)] for space in action_spaces]
+            codec = {id(s): codec_of(s, strict=wanted == "strict") for s in action_spaces}
+            self._action_checks = [codec[id(space)].refusal for space in action_spaces]
         self._samplers = Samplers(action_spaces)
         self._samplers.seed(self._seeds)
 

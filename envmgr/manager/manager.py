@@ -29,7 +29,6 @@ from envmgr.errors import (
 from envmgr.lifecycle import EnvState
 from envmgr.manager.access import EnvAccess
 from envmgr.policy import GatherPolicy
-from envmgr.spaces import stack_values
 from envmgr.types import EnvTimestep, monotonic
 from envmgr.views import array_batch
 from envmgr.wire.block import LAST, RING, RING_EACH
@@ -257,7 +256,7 @@ class EnvManager(EnvAccess):
             gathered = self._receive(supervisor, min_ready, timeout_s)
             if isinstance(gathered, Taken):
                 return gathered.arrays()
-            return array_batch(self._deliver(supervisor, gathered), self._layout)
+            return array_batch(self._deliver(supervisor, gathered), self._codec)
 
     def ready_arrays(self, env_ids: Sequence[int] | None = None) -> ReadyBatch:
         """As `ready_obs`, with the observations of k envs as arrays: see `ReadyBatch`.
@@ -282,7 +281,7 @@ class EnvManager(EnvAccess):
                 self._await_all_ready(supervisor, wanted)
             obs = supervisor.batch_of(ids) if ids else None
             if obs is None:
-                obs = stack_values(self._layout, supervisor.observations(ids))
+                obs = self._codec.stack(supervisor.observations(ids))
             return ReadyBatch(np.array(ids, dtype=np.int64), obs)
 
     def _await_all_ready(self, supervisor: Supervisor, env_ids: Sequence[int]) -> None:

@@ -9,10 +9,9 @@ they are.
 
 from __future__ import annotations
 
-from envmgr.spaces.actions import ActionCheck, action_check
-from envmgr.spaces.batches import split_batch, stack_values
-from envmgr.spaces.columns import ActionColumns, action_columns
-from envmgr.spaces.layouts import Layout, Leaf, check_free_form, layout_of
+from envmgr.spaces.codecs import ActionCheck, Codec, codec_of
+from envmgr.spaces.columns import ActionColumns, split_batch
+from envmgr.spaces.layouts import Layout, Leaf
 from envmgr.spaces.values import (
     Array,
     NonFiniteError,
@@ -27,18 +26,15 @@ __all__ = [
     "ActionCheck",
     "ActionColumns",
     "Array",
+    "Codec",
     "Layout",
     "Leaf",
     "NonFiniteError",
     "OnCast",
     "ValueMismatchError",
-    "action_check",
-    "action_columns",
     "check_finite",
-    "check_free_form",
+    "codec_of",
     "finite_test",
-    "layout_of",
     "path_text",
     "split_batch",
-    "stack_values",
 ]

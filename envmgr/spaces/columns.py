@@ -8,14 +8,13 @@ the actions one by one, and to say what is wrong with which of them, if anything
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import singledispatch
 from typing import Any
 
 import numpy as np
-from gymnasium import spaces
 
-from envmgr.spaces.layouts import Layout, layout_of
-from envmgr.spaces.values import Array
+from envmgr.spaces.layouts import Layout
+from envmgr.spaces.values import Array, ValueMismatchError
+from envmgr.types import Unreadable, read_list
 
 Bounds = tuple[Any, Any] | None
 """Smallest and largest value that a leaf may have (numbers or arrays); None has no bounds."""
@@ -29,27 +28,19 @@ class ActionColumns:
     """Packs actions of one space into one array `(k, *shape)` per leaf.
 
     Args:
-        space: the action space; of fixed layout.
-        layout: its layout.
-        check: as the config's `check_actions`.
+        layout: of the actions.
+        bounds: of each leaf; None where actions are not checked.
     """
 
-    def __init__(self, space: Any, layout: Layout, check: Any) -> None:
+    def __init__(self, layout: Layout, bounds: list[Bounds] | None) -> None:
         self._layout = layout
-        self._bounds: list[Bounds] = [None] * len(layout.leaves)
-        if check:
-            self._bounds = _bounds(space, check == "strict")
+        self._bounds = bounds or [None] * len(layout.leaves)
         lone = layout.leaves[0] if not layout.leaves[0].path and len(layout.leaves) == 1 else None
         self._lone = lone
         self._is_number = lone is not None and lone.is_number
         self._choices = _choices(self._bounds[0]) if self._is_number else None
         self._dtype = layout.leaves[0].dtype
         self._number_type = self._dtype.type
-
-    @property
-    def is_number(self) -> bool:
-        """Whether an action is one number."""
-        return self._is_number
 
     def of_values(self, values: Sequence[Any]) -> tuple[list[Array], bool] | None:
         """Pack one action for each env.
@@ -193,48 +184,24 @@ def _inside(column: Array, bounds: Bounds) -> bool:
     return bool((column >= low).all() and (column <= high).all())
 
 
-@singledispatch
-def _bounds(space: Any, strict: bool) -> list[Bounds]:
-    """Return the bounds of every leaf, in the order of `layout_of`."""
-    raise TypeError(f"{space} has no fixed layout")
+def split_batch(batch: Any, count: int) -> list[Any]:
+    """Return the rows of a batch: of an array, of a dict or tuple of arrays, or of a list.
 
-
-@_bounds.register(spaces.Box)
-def _box_bounds(space: Any, strict: bool) -> list[Bounds]:
-    return [(space.low, space.high) if strict else None]
-
-
-@_bounds.register(spaces.Discrete)
-def _discrete_bounds(space: Any, strict: bool) -> list[Bounds]:
-    return [(int(space.start), int(space.start + space.n - 1))]
-
-
-@_bounds.register(spaces.MultiDiscrete)
-def _multi_discrete_bounds(space: Any, strict: bool) -> list[Bounds]:
-    return [(space.start, space.start + space.nvec - 1)]
-
-
-@_bounds.register(spaces.MultiBinary)
-def _multi_binary_bounds(space: Any, strict: bool) -> list[Bounds]:
-    return [(np.zeros(space.shape), np.ones(space.shape))]
-
-
-@_bounds.register(spaces.Dict)
-def _dict_bounds(space: Any, strict: bool) -> list[Bounds]:
-    return [bounds for part in space.spaces.values() for bounds in _bounds(part, strict)]
-
-
-@_bounds.register(spaces.Tuple)
-def _tuple_bounds(space: Any, strict: bool) -> list[Bounds]:
-    return [bounds for part in space.spaces for bounds in _bounds(part, strict)]
-
-
-def action_columns(space: Any, check: Any) -> ActionColumns | None:
-    """Return what packs actions of a space; None if they have no fixed layout.
-
-    Args:
-        space: the action space.
-        check: as the config's `check_actions`.
+    Raises:
+        ValueMismatchError: it does not have exactly `count` rows.
     """
-    layout = layout_of(space)
-    return None if layout is None else ActionColumns(space, layout, check)
+    if isinstance(batch, Mapping):
+        columns = {key: split_batch(part, count) for key, part in batch.items()}
+        return [{key: column[i] for key, column in columns.items()} for i in range(count)]
+    if isinstance(batch, tuple):
+        parts = [split_batch(part, count) for part in batch]
+        return [tuple(part[i] for part in parts) for i in range(count)]
+    if isinstance(batch, (set, frozenset)):
+        raise ValueMismatchError("a set has no order; give a list")
+    try:
+        rows = read_list(batch)
+    except Unreadable as error:
+        raise ValueMismatchError(str(error)) from error
+    if len(rows) != count:
+        raise ValueMismatchError(f"{len(rows)} rows for {count} envs")
+    return rows

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import singledispatch
 from typing import Any
 
 import numpy as np
-from gymnasium import spaces
 
 from envmgr.spaces.values import (
     Array,
@@ -18,7 +16,6 @@ from envmgr.spaces.values import (
     path_text,
     structure_text,
 )
-from envmgr.types import short_text
 
 
 @dataclass(frozen=True)
@@ -93,6 +90,13 @@ class Layout:
         """Return the nested value made of `leaves`, given in the layout's order."""
         return leaves[0] if type(self.skeleton) is int else _rebuild(self.skeleton, leaves)
 
+    def stack(self, values: Sequence[Any]) -> Any:
+        """Return k values as one batch: arrays `(k, *shape)` per leaf."""
+        if not values:
+            return self.unflatten([np.empty((0, *leaf.shape), leaf.dtype) for leaf in self.leaves])
+        columns = zip(*map(self.flatten, values), strict=True)
+        return self.unflatten([np.stack(column) for column in columns])
+
 
 def _rebuild(skeleton: Any, leaves: Sequence[Any]) -> Any:
     if type(skeleton) is int:
@@ -147,61 +151,3 @@ def _dtype_text(leaf: Leaf, array: Array, what: str) -> str:
     return (
         f"value{path_text(leaf.path)} has dtype {array.dtype}, the space says {leaf.dtype}: {what}"
     )
-
-
-def layout_of(space: spaces.Space[Any]) -> Layout | None:
-    """Return the fixed layout of a space, or None if its values have no fixed layout."""
-    leaves: list[Leaf] = []
-    skeleton = _skeleton(space, (), leaves)
-    return None if skeleton is None else Layout(tuple(leaves), skeleton)
-
-
-@singledispatch
-def _skeleton(space: Any, path: Path, leaves: list[Leaf]) -> Any:
-    return None
-
-
-@_skeleton.register(spaces.Box)
-@_skeleton.register(spaces.Discrete)
-@_skeleton.register(spaces.MultiDiscrete)
-@_skeleton.register(spaces.MultiBinary)
-def _leaf_skeleton(space: Any, path: Path, leaves: list[Leaf]) -> Any:
-    dtype = np.dtype(space.dtype)
-    if dtype.hasobject:
-        return None
-    is_number = isinstance(space, spaces.Discrete)
-    leaves.append(Leaf(path, tuple(space.shape), dtype, is_number))
-    return len(leaves) - 1
-
-
-@_skeleton.register(spaces.Dict)
-def _dict_skeleton(space: Any, path: Path, leaves: list[Leaf]) -> Any:
-    parts = {key: _skeleton(sub, (*path, key), leaves) for key, sub in space.spaces.items()}
-    return None if None in parts.values() or not parts else parts
-
-
-@_skeleton.register(spaces.Tuple)
-def _tuple_skeleton(space: Any, path: Path, leaves: list[Leaf]) -> Any:
-    parts = tuple(_skeleton(sub, (*path, i), leaves) for i, sub in enumerate(space.spaces))
-    return None if None in parts or not parts else parts
-
-
-def check_free_form(space: spaces.Space[Any] | None, value: Any) -> None:
-    """Check a value of a space without fixed layout.
-
-    Raises:
-        ValueMismatchError: the space does not contain it.
-    """
-    if value is None:
-        raise ValueMismatchError("value is None")
-    if space is None:
-        return
-    try:
-        contained = space.contains(value)
-    except Exception as error:  # a custom space's own code
-        raise ValueMismatchError(
-            f"value ({type(value).__name__}) cannot be checked by {space}: "
-            f"{type(error).__name__}: {error}"
-        ) from error
-    if not contained:
-        raise ValueMismatchError(f"value {short_text(value)} is not in {space}")

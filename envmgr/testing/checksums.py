@@ -10,13 +10,13 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Text, Tuple
+
+from envmgr.spaces import codec_of
 
 UNKNOWN = 0
 """The checksum of what has none: a value of a space without fixed layout, or of no space at all."""
 
 Checksum = Callable[[Any], int]
-_Parts = list[tuple[Any, Callable[[Any, int], int]]]
 
 
 def checksum_of(space: Any) -> Checksum:
@@ -25,23 +25,11 @@ def checksum_of(space: Any) -> Checksum:
     For spaces that are not made of Box, Discrete, MultiBinary, MultiDiscrete, Text, Dict and Tuple,
     and for values that do not fit their space, it returns `UNKNOWN`.
     """
-    if isinstance(space, Box):  # what most envs have, in as few calls as can be
-        dtype = np.dtype(space.dtype)
-
-        def of_array(value: Any) -> int:
-            if type(value) is not np.ndarray or value.dtype != dtype:
-                try:
-                    value = np.asarray(value, dtype)
-                except (TypeError, ValueError):
-                    return UNKNOWN
-            return zlib.crc32(value.tobytes()) or 1
-
-        return of_array
-    add = _adder(space)
+    as_bytes = codec_of(space).as_bytes
 
     def of_value(value: Any) -> int:
         try:
-            return add(value, 0) or 1
+            return zlib.crc32(as_bytes(value)) or 1
         except (TypeError, ValueError, KeyError, IndexError, AttributeError, OverflowError):
             return UNKNOWN
 
@@ -54,37 +42,3 @@ def reward_checksum(reward: Any) -> int:
         return zlib.crc32(np.asarray(reward, np.float64).tobytes()) or 1
     except (TypeError, ValueError):
         return UNKNOWN
-
-
-def _adder(space: Any) -> Callable[[Any, int], int]:
-    """Return what goes on with a checksum by a value of a space."""
-    if isinstance(space, Dict):
-        parts: _Parts = [
-            (key, _adder(part)) for key, part in sorted(space.spaces.items(), key=_by_text)
-        ]
-        return lambda value, so_far: _add_entries(parts, value, so_far)
-    if isinstance(space, Tuple):
-        parts = [(place, _adder(part)) for place, part in enumerate(space.spaces)]
-        return lambda value, so_far: _add_entries(parts, value, so_far)
-    if isinstance(space, Discrete):
-        return lambda value, so_far: zlib.crc32(b"%d," % int(np.asarray(value).item()), so_far)
-    if isinstance(space, Text):
-        return lambda value, so_far: zlib.crc32(str(value).encode("utf-8", "replace"), so_far)
-    if isinstance(space, (Box, MultiBinary, MultiDiscrete)):
-        dtype = np.dtype(space.dtype)
-        return lambda value, so_far: zlib.crc32(np.asarray(value, dtype).tobytes(), so_far)
-    return _refuse
-
-
-def _add_entries(parts: _Parts, value: Any, so_far: int) -> int:
-    for key, add in parts:
-        so_far = add(value[key], so_far)
-    return so_far
-
-
-def _refuse(value: Any, so_far: int) -> int:
-    raise TypeError("a space without fixed layout")
-
-
-def _by_text(entry: tuple[Any, Any]) -> str:
-    return str(entry[0])

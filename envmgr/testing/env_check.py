@@ -11,7 +11,7 @@ import numpy as np
 
 from envmgr.env import adapt
 from envmgr.errors import EnvManagerError
-from envmgr.spaces import layout_of
+from envmgr.spaces import codec_of
 from envmgr.testing.checksums import UNKNOWN, checksum_of, reward_checksum
 from envmgr.types import is_abnormal
 
@@ -134,8 +134,7 @@ class _Trial:
     def _run(self, env: Any, n_steps: int, seed: int) -> None:
         self._doing = "spaces"
         observation_space, action_space, _ = adapt.spaces_of(env)
-        layout = layout_of(observation_space)
-        if layout is None:
+        if codec_of(observation_space).layout is None:
             self._note(
                 "spaces",
                 f"observations of {observation_space} have no fixed layout, so they are pickled in "

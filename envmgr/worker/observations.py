@@ -6,9 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from gymnasium import spaces
 
-from envmgr.spaces import Array, OnCast, check_finite, check_free_form, finite_test, layout_of
+from envmgr.spaces import Array, OnCast, check_finite, codec_of, finite_test
 from envmgr.wire.arenas import COPIED, ObservationRules, Placement, slot_arrays
 
 
@@ -43,13 +42,11 @@ class ObservationWriter:
         step_slot: the slot that the next step takes.
     """
 
-    def __init__(
-        self, space: spaces.Space[Any] | None, rules: ObservationRules, on_cast: OnCast
-    ) -> None:
-        self._space = space
+    def __init__(self, space: Any, rules: ObservationRules, on_cast: OnCast) -> None:
+        self._codec = codec_of(space)
         self._rules = rules
         self._on_cast = on_cast
-        self._layout = None if space is None else layout_of(space)
+        self._layout = self._codec.layout
         self._slots: list[tuple[Array, ...]] | None = None
         self._rings = COPIED
         self.step_slot = self._reset_slot = 0
@@ -100,7 +97,7 @@ class ObservationWriter:
         if self._layout is None:
             if self._rules.refuse_non_finite:
                 check_finite(observation)
-            check_free_form(self._space, observation)
+            self._codec.check_value(observation)
             return observation
         leaves = self._layout.flatten(
             observation, strict_dtype=self._rules.strict_dtype, on_cast=self._on_cast

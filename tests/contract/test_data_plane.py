@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from envmgr import create_env_manager
-from envmgr.spaces import layout_of
+from envmgr.spaces import codec_of
 from envmgr.views import array_batch
 from tests.contract.family import ACTIONS, OBSERVATIONS, Family, fill
 from tests.contract.harness import Setup
@@ -86,7 +86,7 @@ class Player:
     def __init__(self, manager: Any, family: Family, chance: random.Random) -> None:
         self.manager = manager
         self.space = ACTIONS[family.action]
-        self.layout = layout_of(OBSERVATIONS[family.observation])
+        self.layout = codec_of(OBSERVATIONS[family.observation]).layout
         self.chance = chance
         self.style = family.style
         cfg = manager.cfg
@@ -195,7 +195,7 @@ class Player:
         self.took(env_ids)
 
     def batch(self, actions: dict[int, Any]) -> tuple[Any, Any]:
-        layout = layout_of(self.space)
+        layout = codec_of(self.space).layout
         assert layout is not None
         leaves = [layout.flatten(action) for action in actions.values()]
         columns = [
@@ -332,7 +332,7 @@ def unlike(family: Family, env_id: int, one: Any, other: Any) -> str | None:
     if other[0] != "step":
         return f"a timestep is not {other[0]}"
     _, obs, reward, ends, info = one
-    wanted = array_batch({env_id: other[1]}, layout_of(OBSERVATIONS[family.observation]))
+    wanted = array_batch({env_id: other[1]}, codec_of(OBSERVATIONS[family.observation]))
     rows = [leaf[0] for leaf in leaves_of(wanted.obs)]
     if (found := difference(obs, rows, "obs")) is not None:
         return found

@@ -27,7 +27,7 @@ import numpy as np
 from gymnasium import spaces
 
 from envmgr import create_env_manager
-from envmgr.spaces import layout_of
+from envmgr.spaces import codec_of
 from envmgr.wire.arenas import Placement, arena_arrays, plan_placements, rings_of
 from envmgr.wire.block import (
     HAS_INFO,
@@ -98,8 +98,8 @@ def contend(n_reads: int, *, n: int = 64) -> TornReport:
         n_reads: how many, while the writer had others to write.
         n: numbers in an observation.
     """
-    layouts = [layout_of(Filled(n).observation_space)] * ENV_NUM
-    actions = layout_of(Filled.action_space)
+    layouts = [codec_of(Filled(n).observation_space).layout] * ENV_NUM
+    actions = codec_of(Filled.action_space).layout
     assert actions is not None
     plan = BlockPlan(ENV_NUM, 1, actions)
     placements, nbytes = plan_placements(layouts, rings_of(True), plan.nbytes)

@@ -9,7 +9,7 @@ from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, Tuple
 from hypothesis import given
 from hypothesis import strategies as st
 
-from envmgr.spaces import layout_of
+from envmgr.spaces import codec_of
 from envmgr.wire.block import (
     MAX_REQUEST_ID,
     NO_TOKEN,
@@ -28,7 +28,7 @@ SPACES = (
     Dict({"a": MultiBinary(5), "b": Tuple((Discrete(2), Box(0, 1, (3, 7), np.float64)))}),
 )
 plans = st.builds(
-    lambda n, n_hosts, space: BlockPlan(n, n_hosts, layout_of(space)),
+    lambda n, n_hosts, space: BlockPlan(n, n_hosts, codec_of(space).layout),
     st.integers(1, 40),
     st.integers(1, 40),
     st.sampled_from(SPACES),

@@ -11,7 +11,7 @@ from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Te
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from envmgr.spaces import action_check, action_columns, layout_of
+from envmgr.spaces import codec_of
 
 SPACES: dict[str, Any] = {
     "discrete": Discrete(5),
@@ -53,21 +53,21 @@ NUMBERS: list[Any] = [
 
 def columns_of(space: Any, check: Any) -> Any:
     """Return what packs actions of a space."""
-    columns = action_columns(space, check)
+    columns = codec_of(space, strict=check == "strict").action_columns(checked=bool(check))
     assert columns is not None
     return columns
 
 
 def rows_of(space: Any, columns: Any, k: int) -> Any:
     """Return the k-th action that is in columns."""
-    layout = layout_of(space)
+    layout = codec_of(space).layout
     assert layout is not None
     return layout.unflatten([column[k, ...] for column in columns])
 
 
 def means(space: Any, packed: Any, action: Any) -> bool:
     """Whether a packed action has the leaves of an action, cast to the space's dtypes."""
-    layout = layout_of(space)
+    layout = codec_of(space).layout
     assert layout is not None
 
     def leaves(value: Any, skeleton: Any) -> Any:
@@ -163,7 +163,7 @@ class TestOfValues:
         if packed is None:
             return
         columns, python_numbers = packed
-        accepts = action_check(space, strict=check == "strict")
+        accepts = codec_of(space, strict=check == "strict").refusal
         for k, action in enumerate(actions):
             if check:
                 assert accepts(action) is None
@@ -237,7 +237,7 @@ class TestOfBatch:
         space = SPACES[name]
         count = data.draw(st.integers(1, 3))
         samples = [space.sample() for _ in range(count)]
-        layout = layout_of(space)
+        layout = codec_of(space).layout
         assert layout is not None
         leaves = [layout.flatten(sample) for sample in samples]
         stacked = layout.unflatten(
@@ -249,7 +249,7 @@ class TestOfBatch:
         if columns is None:
             return
         assert len(columns) == len(layout.leaves)
-        accepts = action_check(space, strict=check == "strict")
+        accepts = codec_of(space, strict=check == "strict").refusal
         for k in range(count):
             row = row_of(batch, layout.skeleton, k)
             if check:
@@ -259,7 +259,7 @@ class TestOfBatch:
     @given(some_space, some_check, st.integers(1, 5))
     def test_stacked_samples_are_taken(self, name: str, check: Any, count: int) -> None:
         space = SPACES[name]
-        layout = layout_of(space)
+        layout = codec_of(space).layout
         assert layout is not None
         rows = [layout.flatten(space.sample()) for _ in range(count)]
         columns = [np.stack([row[j] for row in rows]) for j in range(len(layout.leaves))]
@@ -303,7 +303,7 @@ class TestOfBatch:
 
     def test_bounds_are_those_of_what_was_given_not_of_its_cast(self) -> None:
         batch = np.array([[0.0, 1.0 + 1e-9]])
-        assert action_check(SPACES["box"], strict=True)(batch[0]) is not None
+        assert codec_of(SPACES["box"], strict=True).refusal(batch[0]) is not None
         assert columns_of(SPACES["box"], "strict").of_batch(batch, 1) is None
         assert columns_of(SPACES["box"], True).of_batch(batch, 1) is not None
 
@@ -329,8 +329,8 @@ def row_of(batch: Any, skeleton: Any, k: int) -> Any:
 
 
 def test_spaces_without_fixed_layout_have_no_columns() -> None:
-    assert action_columns(Text(3), True) is None
-    assert action_columns(Dict({"a": Discrete(2), "b": Text(3)}), True) is None
+    assert codec_of(Text(3)).action_columns(checked=True) is None
+    assert codec_of(Dict({"a": Discrete(2), "b": Text(3)})).action_columns(checked=True) is None
 
 
 @given(some_space, st.data())
@@ -338,7 +338,7 @@ def test_actions_that_are_refused_are_not_taken(name: str, data: st.DataObject) 
     space = SPACES[name]
     with np.errstate(all="ignore"):
         action = oddly(data.draw, space.sample())
-    if action_check(space, strict=False)(action) is None:
+    if codec_of(space, strict=False).refusal(action) is None:
         return
     columns = columns_of(space, True)
     assert columns.of_values([action]) is None

@@ -12,9 +12,8 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
-from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete, Tuple
+from gymnasium.spaces import Box, Discrete
 
-from envmgr.env.actions import action_converter
 from envmgr.env.contract import EnvContractError, as_flag, scalar_reward
 from envmgr.env.figures import write_png
 from envmgr.env.gymnasium_env import GymnasiumEnv
@@ -316,52 +315,6 @@ def test_one_integer_in_any_form_becomes_an_int(action: Any) -> None:
     GymnasiumEnv(inner).step(action)
     assert type(inner.actions[0]) is int
     assert inner.actions[0] == 1
-
-
-@pytest.mark.parametrize("action", [1.0, np.array([1.0]), np.array([0, 1]), True, "up", None])
-def test_what_is_not_one_integer_reaches_the_env_unchanged(action: Any) -> None:
-    assert action_converter(Discrete(3))(action) is action
-
-
-@pytest.mark.parametrize("action", [[0.5, 1], (0.5, 1), np.array([0.5, 1.0]), np.array([0, 1])])
-def test_box_actions_become_arrays_of_its_dtype(action: Any) -> None:
-    converted = action_converter(Box(-1, 1, (2,), np.float32))(action)
-    assert type(converted) is np.ndarray
-    assert converted.dtype == np.float32
-    np.testing.assert_allclose(converted, np.asarray(action))
-
-
-def test_box_actions_that_fit_are_handed_on_without_a_copy() -> None:
-    action = np.zeros(2, np.float32)
-    assert action_converter(Box(-1, 1, (2,), np.float32))(action) is action
-
-
-def test_box_actions_that_would_lose_information_are_handed_on() -> None:
-    convert = action_converter(Box(0, 255, (2,), np.uint8))
-    for action in (np.array([0.5, 1.0]), np.array([0, 256]), np.array([-1, 0]), "up", None):
-        assert convert(action) is action
-    assert convert(np.array([0, 255])).dtype == np.uint8
-
-
-def test_nested_actions_are_converted_part_by_part() -> None:
-    space = Dict(
-        move=Discrete(3),
-        aim=Tuple((Box(-1, 1, (1,), np.float32), Discrete(2))),
-        multi=MultiDiscrete([2, 2]),
-    )
-    multi = np.array([0, 1])
-    action = {"move": np.array([2]), "aim": [np.array([0.5]), np.int64(1)], "multi": multi}
-    converted = action_converter(space)(action)
-    assert type(converted["move"]) is int
-    assert converted["aim"][0].dtype == np.float32
-    assert type(converted["aim"]) is tuple
-    assert type(converted["aim"][1]) is int
-    assert converted["multi"] is multi
-    assert space.contains(converted)
-    assert type(action["move"]) is np.ndarray
-    for wrong in (5, {"move": 1}, {"other": 2}):
-        assert action_converter(space)(wrong) == wrong
-    assert action_converter(space["aim"])([1]) == [1]
 
 
 # -- spaces and attributes --------------------------------------------------------------------

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from gymnasium.spaces import Box, Discrete, Text
 
-from envmgr.spaces import layout_of
+from envmgr.spaces import codec_of
 from envmgr.types import EnvTimestep
 from envmgr.wire.arenas import COPIED, ObservationRules, plan_placements
 from envmgr.wire.frames import FrameError, encode
@@ -655,7 +655,7 @@ def test_observations_without_layout_travel_as_they_are() -> None:
 
 
 def test_after_attach_replies_name_slots() -> None:
-    layout = layout_of(OBSERVATIONS)
+    layout = codec_of(OBSERVATIONS).layout
     placements, nbytes = plan_placements([layout] * 2, COPIED)
     memory = bytearray(nbytes)
     harness = Harness(ScriptedEnv(*[step(n) for n in range(1, 4)]), memory=memory)
@@ -670,7 +670,7 @@ def test_after_attach_replies_name_slots() -> None:
 
 
 def test_a_renewed_env_writes_into_the_reply_until_it_is_attached_again() -> None:
-    placements, nbytes = plan_placements([layout_of(OBSERVATIONS)], COPIED)
+    placements, nbytes = plan_placements([codec_of(OBSERVATIONS).layout], COPIED)
     harness = Harness(ScriptedEnv(), memory=bytearray(nbytes))
     harness.build()
     harness.run(Op.ATTACH, placements[0])
@@ -682,7 +682,7 @@ def test_a_renewed_env_writes_into_the_reply_until_it_is_attached_again() -> Non
 
 
 def test_attaching_where_nothing_was_built_does_nothing() -> None:
-    placements, nbytes = plan_placements([layout_of(OBSERVATIONS)], COPIED)
+    placements, nbytes = plan_placements([codec_of(OBSERVATIONS).layout], COPIED)
     harness = Harness(RuntimeError("no"), memory=bytearray(nbytes))
     harness.build()
     assert harness.run(Op.ATTACH, placements[0]) == []
@@ -703,7 +703,7 @@ def adopted(harness: Harness, env_id: int, placement: Any = None) -> list[Messag
 
 
 def test_what_a_reset_gave_is_kept_until_the_env_is_adopted() -> None:
-    placements, nbytes = plan_placements([layout_of(OBSERVATIONS)] * 2, COPIED)
+    placements, nbytes = plan_placements([codec_of(OBSERVATIONS).layout] * 2, COPIED)
     memory = bytearray(nbytes)
     env = ScriptedEnv(step(5.0))
     env.resets, env.reset_info = [np.full(2, 7, np.float32)], {"level": 2}
@@ -740,7 +740,7 @@ def test_what_was_kept_travels_in_the_reply_where_there_is_no_shared_memory() ->
 def test_a_reset_that_failed_is_reported_at_once_and_again_when_the_env_is_adopted(
     bad: Any,
 ) -> None:
-    placements, nbytes = plan_placements([layout_of(OBSERVATIONS)], COPIED)
+    placements, nbytes = plan_placements([codec_of(OBSERVATIONS).layout], COPIED)
     env = ScriptedEnv()
     env.resets = [bad]
     harness = Harness(env, memory=bytearray(nbytes))
@@ -772,7 +772,7 @@ def test_who_is_adopted_without_a_reset_says_so() -> None:
 
 
 def test_an_env_that_becomes_a_spare_writes_into_shared_memory_no_more() -> None:
-    placements, nbytes = plan_placements([layout_of(OBSERVATIONS)], COPIED)
+    placements, nbytes = plan_placements([codec_of(OBSERVATIONS).layout], COPIED)
     memory = bytearray(nbytes)
     env = ScriptedEnv()
     harness = Harness(env, memory=memory)

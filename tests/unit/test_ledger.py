@@ -350,6 +350,7 @@ def test_what_has_no_checksum() -> None:
     assert checksum_of(graph)(graph.sample()) == UNKNOWN
     assert checksum_of(Box(-1, 1, (2,)))(None) != checksum_of(Box(-1, 1, (2,)))([0, 0])
     assert checksum_of(Discrete(3))("x") == UNKNOWN
+    assert checksum_of(Box(0, 255, (2,), np.uint8))(1 << 70) == UNKNOWN
     assert checksum_of(Dict({"a": Discrete(3)}))(None) == UNKNOWN
     assert reward_checksum("x") == UNKNOWN
     assert reward_checksum(np.float32(0.5)) == reward_checksum(0.5) == reward_checksum([0.5])

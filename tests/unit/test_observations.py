@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from envmgr.core.observations import ObservationReader
-from envmgr.spaces import NonFiniteError, ValueMismatchError, layout_of
+from envmgr.spaces import NonFiniteError, ValueMismatchError, codec_of
 from envmgr.wire.arenas import (
     COPIED,
     VIEWED,
@@ -45,7 +45,7 @@ def pair(
     space: Any, *, copy_on_get: bool = True, rows: int = 3, row: int = 1
 ) -> tuple[ObservationWriter, ObservationReader, bytearray]:
     """Return a writer and a reader of one env in the same memory."""
-    layout = layout_of(space)
+    layout = codec_of(space).layout
     placements, nbytes = plan_placements([layout] * rows, COPIED if copy_on_get else VIEWED)
     memory = bytearray(nbytes)
     write, read = writer(space), ObservationReader(space)
@@ -332,7 +332,7 @@ def test_copies_stay_as_they_are_for_ever() -> None:
 
 def test_a_new_env_spares_the_slots_that_were_read_last() -> None:
     write, read, memory = pair(FLOATS, rows=1, row=0, copy_on_get=False)
-    placement = plan_placements([layout_of(FLOATS)], VIEWED)[0][0]
+    placement = plan_placements([codec_of(FLOATS).layout], VIEWED)[0][0]
     assert placement is not None
     assert read.placed_anew(placement) == placement
     first = read.read(write.write(np.array([1, 2], np.float32), of_reset=True))
@@ -357,7 +357,7 @@ def test_detaching_lets_go_of_the_memory() -> None:
 
 
 def test_envs_of_one_layout_share_a_block_and_have_rows_of_their_own() -> None:
-    floats, nested = layout_of(FLOATS), layout_of(NESTED)
+    floats, nested = codec_of(FLOATS).layout, codec_of(NESTED).layout
     placements, nbytes = plan_placements([floats, nested, None, floats], COPIED)
     assert placements[2] is None
     first, second, third = placements[0], placements[1], placements[3]
@@ -377,7 +377,7 @@ def test_nothing_to_place() -> None:
 
 
 def test_what_comes_before_the_arenas_is_left_alone() -> None:
-    placements, nbytes = plan_placements([layout_of(FLOATS)], COPIED, offset=65)
+    placements, nbytes = plan_placements([codec_of(FLOATS).layout], COPIED, offset=65)
     assert placements[0] is not None
     assert (placements[0].offset, nbytes) == (128, 192)
 
@@ -391,7 +391,7 @@ def test_only_empty_arrays_need_no_memory() -> None:
 
 @given(st.lists(st.one_of(st.none(), fixed_spaces()), min_size=1, max_size=5))
 def test_no_two_arrays_of_any_two_envs_share_a_byte(given_spaces: list[Any]) -> None:
-    layouts = [None if space is None else layout_of(space) for space in given_spaces]
+    layouts = [None if space is None else codec_of(space).layout for space in given_spaces]
     placements, nbytes = plan_placements(layouts, VIEWED)
     memory = bytearray(nbytes)
     arrays = [a for p in placements if p is not None for a in slot_arrays(memory, p)]
@@ -403,7 +403,7 @@ def test_no_two_arrays_of_any_two_envs_share_a_byte(given_spaces: list[Any]) -> 
 
 def test_blocks_and_leaves_are_aligned() -> None:
     space = Dict({"a": Box(0, 1, (3,), np.uint8), "b": Box(0, 1, (1,), np.float64)})
-    placements, nbytes = plan_placements([layout_of(space), layout_of(FLOATS)], COPIED)
+    placements, nbytes = plan_placements([codec_of(space).layout, codec_of(FLOATS).layout], COPIED)
     assert nbytes % 64 == 0
     offsets = [p.offset for p in placements if p is not None]
     assert all(offset % 64 == 0 for offset in offsets)
@@ -415,7 +415,7 @@ def test_blocks_and_leaves_are_aligned() -> None:
 
 
 def test_memory_that_is_too_small_is_refused() -> None:
-    layout = layout_of(FLOATS)
+    layout = codec_of(FLOATS).layout
     assert layout is not None
     placement = Placement(layout, COPIED, 0, nbytes=8, rows=1, row=0, step_slot=0, reset_slot=2)
     with pytest.raises((TypeError, ValueError)):
@@ -425,7 +425,7 @@ def test_memory_that_is_too_small_is_refused() -> None:
 def test_spaces_of_values_need_not_be_the_same_objects_on_both_sides() -> None:
     write, _, memory = pair(NESTED)
     read = ObservationReader(spaces.Dict(dict(NESTED.spaces)))
-    assert read.layout == layout_of(NESTED)
+    assert read.layout == codec_of(NESTED).layout
     placement = plan_placements([read.layout] * 3, COPIED)[0][1]
     assert placement is not None
     read.attach(memory, placement, copy_on_get=True)

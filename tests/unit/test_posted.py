@@ -11,7 +11,7 @@ import pytest
 from gymnasium.spaces import Box, Discrete
 
 from envmgr import BaseEnv, EnvTimestep
-from envmgr.spaces import layout_of
+from envmgr.spaces import codec_of
 from envmgr.wire.arenas import ObservationRules, arena_arrays, plan_placements, rings_of
 from envmgr.wire.block import (
     AFTER_SHIFT,
@@ -90,8 +90,8 @@ class Rig:
         n_hosts: int = 1,
         **settings: Any,
     ) -> None:
-        layouts: list[Any] = [layout_of(OBS)] * n
-        actions = layout_of(Env.action_space)
+        layouts: list[Any] = [codec_of(OBS).layout] * n
+        actions = codec_of(Env.action_space).layout
         assert actions is not None
         block_plan = BlockPlan(n, n_hosts, actions)
         placements, nbytes = plan_placements(layouts, rings_of(True), block_plan.nbytes)

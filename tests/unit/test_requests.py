@@ -19,12 +19,12 @@ from envmgr.errors import (
 )
 from envmgr.lifecycle import EnvState
 from envmgr.policy import FailurePolicy
-from envmgr.spaces import action_check
+from envmgr.spaces import codec_of
 from envmgr.wire.frames import FrameError
 from envmgr.wire.messages import Op
 from tests.rig import Rig
 
-CHECK = action_check(Discrete(3), strict=False)
+CHECK = codec_of(Discrete(3), strict=False).refusal
 
 
 def prepare(rig: Rig, actions: Any, check: Any = CHECK) -> Any:

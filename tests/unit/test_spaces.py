@@ -26,13 +26,10 @@ from gymnasium.spaces import (
 from envmgr.spaces import (
     Leaf,
     ValueMismatchError,
-    action_check,
-    check_free_form,
+    codec_of,
     finite_test,
-    layout_of,
     path_text,
     split_batch,
-    stack_values,
 )
 
 FLOATS = Box(-1, 1, (2,), np.float32)
@@ -89,7 +86,7 @@ class OwnBox(Box):
     ids=str,
 )
 def test_simple_spaces_have_one_leaf(space: Any, shape: tuple[int, ...], dtype: str) -> None:
-    layout = layout_of(space)
+    layout = codec_of(space).layout
     assert layout is not None
     assert layout.leaves == (Leaf((), shape, np.dtype(dtype)),)
     assert layout.leaves[0].nbytes == np.empty(shape, dtype).nbytes
@@ -116,11 +113,11 @@ def test_simple_spaces_have_one_leaf(space: Any, shape: tuple[int, ...], dtype: 
     ids=str,
 )
 def test_other_spaces_have_no_layout(space: Any) -> None:
-    assert layout_of(space) is None
+    assert codec_of(space).layout is None
 
 
 def test_nested_layouts_have_a_leaf_for_each_array_in_the_order_of_the_space() -> None:
-    layout = layout_of(NESTED)
+    layout = codec_of(NESTED).layout
     assert layout is not None
     assert [leaf.path for leaf in layout.leaves] == [
         ("image",),
@@ -143,16 +140,16 @@ def test_nested_layouts_have_a_leaf_for_each_array_in_the_order_of_the_space() -
 
 
 def test_equal_spaces_have_equal_layouts_and_others_do_not() -> None:
-    assert layout_of(NESTED) == layout_of(NESTED)
-    assert hash(layout_of(NESTED)) == hash(layout_of(NESTED))
-    assert layout_of(FLOATS) != layout_of(Box(-1, 1, (2,), np.float64))
-    assert layout_of(FLOATS) != layout_of(Box(-1, 1, (2,), ">f4"))
-    assert layout_of(Dict({"a": FLOATS})) != layout_of(Dict({"b": FLOATS}))
-    assert layout_of(Dict({"0": FLOATS})) != layout_of(Tuple((FLOATS,)))
+    assert codec_of(NESTED).layout == codec_of(NESTED).layout
+    assert hash(codec_of(NESTED).layout) == hash(codec_of(NESTED).layout)
+    assert codec_of(FLOATS).layout != codec_of(Box(-1, 1, (2,), np.float64)).layout
+    assert codec_of(FLOATS).layout != codec_of(Box(-1, 1, (2,), ">f4")).layout
+    assert codec_of(Dict({"a": FLOATS})).layout != codec_of(Dict({"b": FLOATS})).layout
+    assert codec_of(Dict({"0": FLOATS})).layout != codec_of(Tuple((FLOATS,))).layout
 
 
 def test_keys_of_dicts_need_not_be_text() -> None:
-    layout = layout_of(Dict({1: Discrete(2), 0: FLOATS}))
+    layout = codec_of(Dict({1: Discrete(2), 0: FLOATS})).layout
     assert layout is not None
     value = {0: np.zeros(2, np.float32), 1: 1}
     assert layout.unflatten(layout.flatten(value)).keys() == value.keys()
@@ -162,7 +159,7 @@ def test_keys_of_dicts_need_not_be_text() -> None:
 
 
 def flatten(space: Any, value: Any, **options: Any) -> Any:
-    layout = layout_of(space)
+    layout = codec_of(space).layout
     assert layout is not None
     return layout.flatten(value, **options)
 
@@ -343,25 +340,25 @@ def test_subclasses_of_arrays_and_views_are_taken() -> None:
 
 
 def test_the_space_itself_checks_what_has_no_layout() -> None:
-    check_free_form(Text(5), "abc")
-    check_free_form(None, object())
+    codec_of(Text(5)).check_value("abc")
+    codec_of(None).check_value(object())
     with pytest.raises(ValueMismatchError, match="value 'abcdef' is not in Text"):
-        check_free_form(Text(5), "abcdef")
+        codec_of(Text(5)).check_value("abcdef")
     with pytest.raises(ValueMismatchError, match="value is None"):
-        check_free_form(None, None)
+        codec_of(None).check_value(None)
 
 
 def test_an_error_in_the_check_of_a_custom_space_is_a_mismatch() -> None:
-    check_free_form(OddSpace(), 4)
+    codec_of(OddSpace()).check_value(4)
     with pytest.raises(ValueMismatchError, match=r"is not in OddSpace\(\)"):
-        check_free_form(OddSpace(), 3)
-    with pytest.raises(ValueMismatchError, match=r"\(dict\) cannot be checked by OddSpace.*Type"):
-        check_free_form(OddSpace(), {})
+        codec_of(OddSpace()).check_value(3)
+    with pytest.raises(ValueMismatchError, match=r"value \{\} cannot be checked by OddSpace.*Type"):
+        codec_of(OddSpace()).check_value({})
 
 
 def test_long_values_are_shown_short() -> None:
     with pytest.raises(ValueMismatchError) as caught:
-        check_free_form(Text(5), "a" * 1000)
+        codec_of(Text(5)).check_value("a" * 1000)
     assert len(str(caught.value)) < 200
 
 
@@ -411,7 +408,7 @@ def tree_action(move: Any = 1, aim: Any = (0.0, 0.5), flags: Any = (0, 1)) -> di
     ids=str,
 )
 def test_good_actions_pass(space: Any, action: Any, strict: bool) -> None:
-    assert action_check(space, strict=strict)(action) is None
+    assert codec_of(space, strict=strict).refusal(action) is None
 
 
 @pytest.mark.parametrize("strict", [False, True])
@@ -463,7 +460,7 @@ def test_good_actions_pass(space: Any, action: Any, strict: bool) -> None:
 def test_bad_actions_are_refused_with_a_reason(
     space: Any, action: Any, reason: str, strict: bool
 ) -> None:
-    found = action_check(space, strict=strict)(action)
+    found = codec_of(space, strict=strict).refusal(action)
     assert found is not None
     assert reason in found
 
@@ -485,8 +482,8 @@ def test_bad_actions_are_refused_with_a_reason(
 def test_bounds_of_boxes_and_custom_spaces_count_only_when_strict(
     space: Any, action: Any, reason: str
 ) -> None:
-    assert action_check(space, strict=False)(action) is None
-    found = action_check(space, strict=True)(action)
+    assert codec_of(space, strict=False).refusal(action) is None
+    found = codec_of(space, strict=True).refusal(action)
     assert found is not None
     assert reason in found
 
@@ -498,7 +495,7 @@ def test_bounds_of_boxes_and_custom_spaces_count_only_when_strict(
 )
 @pytest.mark.parametrize("strict", [False, True])
 def test_samples_of_a_space_pass_its_check(space: Any, strict: bool) -> None:
-    check = action_check(space, strict=strict)
+    check = codec_of(space, strict=strict).refusal
     space.seed(7)
     for _ in range(20):
         assert check(space.sample()) is None
@@ -507,14 +504,63 @@ def test_samples_of_a_space_pass_its_check(space: Any, strict: bool) -> None:
 def test_the_action_that_is_checked_is_not_changed() -> None:
     action = np.array([0.25, 0.5])
     action.flags.writeable = False
-    assert action_check(FLOATS, strict=True)(action) is None
+    assert codec_of(FLOATS, strict=True).refusal(action) is None
+
+
+# -- actions as envs get them ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("action", [1.0, np.array([1.0]), np.array([0, 1]), True, "up", None])
+def test_what_is_not_one_integer_reaches_the_env_unchanged(action: Any) -> None:
+    assert codec_of(Discrete(3)).for_env(action) is action
+
+
+@pytest.mark.parametrize("action", [[0.5, 1], (0.5, 1), np.array([0.5, 1.0]), np.array([0, 1])])
+def test_box_actions_become_arrays_of_its_dtype(action: Any) -> None:
+    converted = codec_of(Box(-1, 1, (2,), np.float32)).for_env(action)
+    assert type(converted) is np.ndarray
+    assert converted.dtype == np.float32
+    np.testing.assert_allclose(converted, np.asarray(action))
+
+
+def test_box_actions_that_fit_are_handed_on_without_a_copy() -> None:
+    action = np.zeros(2, np.float32)
+    assert codec_of(Box(-1, 1, (2,), np.float32)).for_env(action) is action
+
+
+def test_box_actions_that_would_lose_information_are_handed_on() -> None:
+    convert = codec_of(Box(0, 255, (2,), np.uint8)).for_env
+    for action in (np.array([0.5, 1.0]), np.array([0, 256]), np.array([-1, 0]), "up", None):
+        assert convert(action) is action
+    assert convert(np.array([0, 255])).dtype == np.uint8
+
+
+def test_nested_actions_are_converted_part_by_part() -> None:
+    space = Dict(
+        move=Discrete(3),
+        aim=Tuple((Box(-1, 1, (1,), np.float32), Discrete(2))),
+        multi=MultiDiscrete([2, 2]),
+    )
+    multi = np.array([0, 1])
+    action = {"move": np.array([2]), "aim": [np.array([0.5]), np.int64(1)], "multi": multi}
+    converted = codec_of(space).for_env(action)
+    assert type(converted["move"]) is int
+    assert converted["aim"][0].dtype == np.float32
+    assert type(converted["aim"]) is tuple
+    assert type(converted["aim"][1]) is int
+    assert converted["multi"] is multi
+    assert space.contains(converted)
+    assert type(action["move"]) is np.ndarray
+    for wrong in (5, {"move": 1}, {"other": 2}):
+        assert codec_of(space).for_env(wrong) == wrong
+    assert codec_of(space["aim"]).for_env([1]) == [1]
 
 
 # -- batches --------------------------------------------------------------------------------------
 
 
 def test_values_with_a_layout_are_stacked_leaf_by_leaf() -> None:
-    batch = stack_values(layout_of(NESTED), [nested_value(), nested_value()])
+    batch = codec_of(NESTED).stack([nested_value(), nested_value()])
     assert batch["image"].shape == (2, 2, 3)
     assert batch["image"].dtype == np.uint8
     assert batch["parts"][0].tolist() == [3, 3]
@@ -522,15 +568,15 @@ def test_values_with_a_layout_are_stacked_leaf_by_leaf() -> None:
 
 
 def test_no_values_make_an_empty_batch_of_the_right_shape() -> None:
-    batch = stack_values(layout_of(NESTED), [])
+    batch = codec_of(NESTED).stack([])
     assert batch["image"].shape == (0, 2, 3)
     assert batch["parts"][0].dtype == np.int64
-    assert stack_values(None, []).shape == (0,)
+    assert codec_of(None).stack([]).shape == (0,)
 
 
 def test_values_without_layout_become_an_object_array() -> None:
     values = [[1, 2], "text", {"a": 1}]
-    batch = stack_values(None, values)
+    batch = codec_of(None).stack(values)
     assert batch.dtype == object
     assert batch.shape == (3,)
     assert list(batch) == values
@@ -538,7 +584,7 @@ def test_values_without_layout_become_an_object_array() -> None:
 
 def test_a_batch_can_be_written_without_changing_the_values() -> None:
     value = np.zeros(2, np.float32)
-    stack_values(layout_of(FLOATS), [value])[0] = 7
+    codec_of(FLOATS).stack([value])[0] = 7
     assert value.tolist() == [0, 0]
 
 
@@ -565,7 +611,7 @@ def test_stacking_and_splitting_are_inverse() -> None:
     space = gymnasium.spaces.Dict({"a": FLOATS, "b": Tuple((Discrete(3), MultiBinary(2)))})
     space.seed(3)
     values = [space.sample() for _ in range(5)]
-    rows = split_batch(stack_values(layout_of(space), values), 5)
+    rows = split_batch(codec_of(space).stack(values), 5)
     for value, row in zip(values, rows, strict=True):
         np.testing.assert_array_equal(row["a"], value["a"])
         assert row["b"][0] == value["b"][0]

@@ -10,7 +10,7 @@ import pytest
 from gymnasium.spaces import Box, Dict, Discrete, Text
 
 from envmgr.errors import ActionError, MissingDependencyError, NothingReadyError
-from envmgr.spaces import layout_of
+from envmgr.spaces import codec_of
 from envmgr.types import EnvTimestep
 from envmgr.views import DictView, TreeView, array_batch, import_treetensor
 
@@ -36,7 +36,7 @@ def test_timesteps_as_arrays() -> None:
             {"truncated": True, "terminated": False},
         ),
     }
-    batch = array_batch(timesteps, layout_of(FLOATS))
+    batch = array_batch(timesteps, codec_of(FLOATS))
     assert batch.env_ids.tolist() == [3, 1, 2]
     assert batch.env_ids.dtype == np.int64
     assert batch.obs.tolist() == [[1, 2], [3, 4], [5, 6]]
@@ -53,19 +53,19 @@ def test_timesteps_as_arrays() -> None:
 def test_observations_of_dicts_become_a_dict_of_arrays() -> None:
     space = Dict({"a": FLOATS, "n": Discrete(3)})
     obs = {"a": np.ones(2, np.float32), "n": np.int64(2)}
-    batch = array_batch({0: step(obs), 1: step(obs)}, layout_of(space))
+    batch = array_batch({0: step(obs), 1: step(obs)}, codec_of(space))
     assert batch.obs["a"].shape == (2, 2)
     assert batch.obs["n"].tolist() == [2, 2]
 
 
 def test_observations_without_layout_become_objects() -> None:
-    batch = array_batch({0: step("abc"), 1: step("d")}, layout_of(Text(5)))
+    batch = array_batch({0: step("abc"), 1: step("d")}, codec_of(Text(5)))
     assert batch.obs.dtype == object
     assert list(batch.obs) == ["abc", "d"]
 
 
 def test_an_empty_batch() -> None:
-    batch = array_batch({}, layout_of(FLOATS))
+    batch = array_batch({}, codec_of(FLOATS))
     assert batch.env_ids.shape == (0,)
     assert batch.obs.shape == (0, 2)
     assert batch.reward.shape == batch.terminated.shape == batch.truncated.shape == (0,)
@@ -88,7 +88,7 @@ def test_an_empty_batch() -> None:
     ],
 )
 def test_why_an_episode_ended(done: bool, info: Any, terminated: bool, truncated: bool) -> None:
-    batch = array_batch({0: step(done=done, info=info)}, layout_of(FLOATS))
+    batch = array_batch({0: step(done=done, info=info)}, codec_of(FLOATS))
     assert batch.terminated.tolist() == [terminated]
     assert batch.truncated.tolist() == [truncated]
 
@@ -110,7 +110,7 @@ def test_why_an_episode_ended(done: bool, info: Any, terminated: bool, truncated
 )
 def test_rewards_are_numbers_or_arrays_of_one_shape(rewards: Any, expected: Any) -> None:
     timesteps = {i: step(reward=reward) for i, reward in enumerate(rewards)}
-    found = array_batch(timesteps, layout_of(FLOATS)).reward
+    found = array_batch(timesteps, codec_of(FLOATS)).reward
     assert found.tolist() == expected
     assert found.dtype == np.float64
 
@@ -127,7 +127,7 @@ def test_rewards_are_numbers_or_arrays_of_one_shape(rewards: Any, expected: Any)
 )
 def test_rewards_of_other_kinds_become_objects(rewards: Any) -> None:
     timesteps = {i: step(reward=reward) for i, reward in enumerate(rewards)}
-    found = array_batch(timesteps, layout_of(FLOATS)).reward
+    found = array_batch(timesteps, codec_of(FLOATS)).reward
     assert found.shape == (2,)
     assert all(one is other for one, other in zip(found, rewards, strict=True))
 

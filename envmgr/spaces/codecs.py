@@ -1,0 +1,324 @@
+"""One codec for each class of spaces: the only place that switches on classes of spaces."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+
+from envmgr.spaces.columns import ActionColumns, Bounds
+from envmgr.spaces.layouts import Layout, Leaf
+from envmgr.spaces.values import Array, Path, ValueMismatchError, structure_text
+from envmgr.types import short_text
+
+ActionCheck = Callable[[Any], str | None]
+"""Returns why an action is refused, or None."""
+
+
+class Codec:
+    """What a space means for the values that are moved. This one knows nothing of its space.
+
+    Args:
+        space: the space; None has any value.
+        strict: actions are checked for the bounds of Box, too, and by spaces of unknown classes.
+    """
+
+    def __init__(self, space: spaces.Space[Any] | None, strict: bool) -> None:
+        self._space = space
+        self._is_asked = strict
+
+    @cached_property
+    def layout(self) -> Layout | None:
+        """The fixed layout of the values, which takes them apart; None if they have none."""
+        leaves: list[Leaf] = []
+        skeleton = self.skeleton((), leaves)
+        return None if skeleton is None else Layout(tuple(leaves), skeleton)
+
+    def skeleton(self, path: Path, leaves: list[Leaf]) -> Any:
+        """Add the leaves of the layout to `leaves` and return its skeleton; None if it has none."""
+        return None
+
+    def bounds(self) -> list[Bounds]:
+        """Return the bounds of actions, for each leaf of the layout."""
+        return []
+
+    def check_value(self, value: Any) -> None:
+        """Check a value that has no layout.
+
+        Raises:
+            ValueMismatchError: it is not in the space.
+        """
+        reason = "is None" if value is None else self._doubt(value)
+        if reason is not None:
+            raise ValueMismatchError(f"value {reason}")
+
+    def refusal(self, action: Any) -> str | None:
+        """Return what is wrong with the kind, shape or bounds of an action; None if nothing is."""
+        return self._doubt(action) if self._is_asked else None
+
+    def for_env(self, action: Any) -> Any:
+        """Return an action in the form that gymnasium envs expect.
+
+        One integer in whatever form (int, numpy integer, array of one element) becomes an int for
+        Discrete; what can become an array of Box's dtype without losing information in kind does
+        so; Dict and Tuple convert their parts. Everything else is handed on unchanged: whether an
+        action is legal is the caller's check, and in the end the env's.
+        """
+        return action
+
+    def action_columns(self, *, checked: bool) -> ActionColumns | None:
+        """Return what packs actions of many envs; None if they have no fixed layout.
+
+        Args:
+            checked: it takes no actions that are out of bounds.
+        """
+        if self.layout is None:
+            return None
+        return ActionColumns(self.layout, self.bounds() if checked else None)
+
+    def stack(self, values: Sequence[Any]) -> Any:
+        """Return k values as one batch: arrays `(k, *shape)` per leaf, else an object array."""
+        if self.layout is not None:
+            return self.layout.stack(values)
+        batch = np.empty(len(values), dtype=object)
+        for i, value in enumerate(values):
+            batch[i] = value
+        return batch
+
+    def as_bytes(self, value: Any) -> bytes:
+        """Return a value as bytes, cast as it is on its way: the same on both sides of a manager.
+
+        Raises:
+            TypeError: values of this space have no such form.
+            Exception: it does not fit the space.
+        """
+        raise TypeError(f"values of {self._space} have no fixed form")
+
+    def _doubt(self, value: Any) -> str | None:
+        if self._space is None:
+            return None
+        try:
+            contained = self._space.contains(value)
+        except Exception as error:  # a custom space's own code
+            reason = f"{type(error).__name__}: {error}"
+            return f"{short_text(value)} cannot be checked by {self._space}: {reason}"
+        return None if contained else f"{short_text(value)} is not in {self._space}"
+
+
+class _OneOfCodec(Codec):
+    def __init__(self, space: Any, strict: bool) -> None:
+        super().__init__(space, strict=True)
+
+
+class _TextCodec(_OneOfCodec):
+    def as_bytes(self, value: Any) -> bytes:
+        return str(value).encode("utf-8", "replace")
+
+
+class _ArrayCodec(Codec):
+    """Values that are one array, whose numbers may have bounds."""
+
+    kinds = "biu"
+    """Kinds of dtypes that actions may have."""
+
+    is_number = False
+
+    def __init__(self, space: Any, strict: bool, bounds: Bounds) -> None:
+        super().__init__(space, strict)
+        self._shape = tuple(space.shape)
+        self._dtype = np.dtype(space.dtype)
+        self._bounds = bounds
+
+    def skeleton(self, path: Path, leaves: list[Leaf]) -> Any:
+        if self._dtype.hasobject:
+            return None
+        leaves.append(Leaf(path, self._shape, self._dtype, self.is_number))
+        return len(leaves) - 1
+
+    def bounds(self) -> list[Bounds]:
+        return [self._bounds]
+
+    def refusal(self, action: Any) -> str | None:
+        array = _action_array(action)
+        if array is None:
+            return f"{short_text(action)} is not an array, which {self._space} needs"
+        if array.shape != self._shape:
+            return f"shape {array.shape} is not the {self._shape} of {self._space}"
+        if array.dtype.kind not in self.kinds:
+            return f"dtype {array.dtype} does not fit {self._space}"
+        bounds = self._bounds
+        if bounds is not None and not (np.all(array >= bounds[0]) and np.all(array <= bounds[1])):
+            return f"{short_text(action)} is outside the bounds of {self._space}"
+        return None
+
+    def as_bytes(self, value: Any) -> bytes:
+        return np.asarray(value, self._dtype).tobytes()
+
+
+class _BoxCodec(_ArrayCodec):
+    def __init__(self, space: spaces.Box, strict: bool) -> None:
+        super().__init__(space, strict, (space.low, space.high) if strict else None)
+        self._is_float = self._dtype.kind == "f"
+        self.kinds = "biuf" if self._is_float else "biu"
+
+    def for_env(self, action: Any) -> Any:
+        dtype = self._dtype
+        if type(action) is np.ndarray and action.dtype == dtype:
+            return action
+        array: Array = np.asarray(action)
+        if array.dtype == dtype:
+            return array
+        if self._is_float and array.dtype.kind in "biuf":
+            return array.astype(dtype)
+        if dtype.kind in "iu" and array.dtype.kind in "iu":
+            converted = array.astype(dtype)
+            return converted if np.array_equal(converted, array) else action
+        return action
+
+
+class _MultiDiscreteCodec(_ArrayCodec):
+    def __init__(self, space: spaces.MultiDiscrete, strict: bool) -> None:
+        last = space.start + (space.nvec - 1)  # in this order it fits the space's dtype
+        super().__init__(space, strict, (space.start, last))
+
+
+class _MultiBinaryCodec(_ArrayCodec):
+    def __init__(self, space: spaces.MultiBinary, strict: bool) -> None:
+        super().__init__(space, strict, (np.int8(0), np.int8(1)))
+
+
+class _DiscreteCodec(_ArrayCodec):
+    is_number = True
+
+    def __init__(self, space: spaces.Discrete, strict: bool) -> None:
+        self._low, self._high = int(space.start), int(space.start) + int(space.n) - 1
+        super().__init__(space, strict, (self._low, self._high))
+
+    def refusal(self, action: Any) -> str | None:
+        if type(action) is not int:
+            array = _action_array(action)
+            if array is None or array.size != 1 or array.dtype.kind not in "iu":
+                return f"{short_text(action)} is not one integer, which {self._space} needs"
+            action = array.item()
+        if self._low <= action <= self._high:
+            return None
+        return f"{action} is outside {self._space}: {self._low}..{self._high}"
+
+    def for_env(self, action: Any) -> Any:
+        if type(action) is int:
+            return action
+        if isinstance(action, np.integer):
+            return int(action)
+        array = np.asarray(action)
+        return array.item() if array.size == 1 and array.dtype.kind in "iu" else action
+
+    def as_bytes(self, value: Any) -> bytes:
+        return b"%d," % int(np.asarray(value).item())
+
+
+class _NestedCodec(Codec, ABC):
+    """Values that have parts, by key or index."""
+
+    def __init__(self, space: Any, strict: bool, parts: Mapping[Any, Any]) -> None:
+        super().__init__(space, strict)
+        self._parts = {key: codec_of(part, strict=strict) for key, part in parts.items()}
+
+    def skeleton(self, path: Path, leaves: list[Leaf]) -> Any:
+        parts = {key: part.skeleton((*path, key), leaves) for key, part in self._parts.items()}
+        return None if None in parts.values() or not parts else self.put_together(parts)
+
+    def bounds(self) -> list[Bounds]:
+        return [bounds for part in self._parts.values() for bounds in part.bounds()]
+
+    @abstractmethod
+    def put_together(self, parts: dict[Any, Any]) -> Any:
+        """Return the value that has these parts, by key or index in their order."""
+
+    @abstractmethod
+    def misfit(self, value: Any) -> str | None:
+        """Return what is wrong with the structure of a value."""
+
+    def refusal(self, action: Any) -> str | None:
+        reason = self.misfit(action)
+        if reason is not None:
+            return reason
+        for key, part in self._parts.items():
+            reason = part.refusal(action[key])
+            if reason is not None:
+                return f"at [{key!r}]: {reason}"
+        return None
+
+    def as_bytes(self, value: Any) -> bytes:
+        in_order = sorted(self._parts.items(), key=lambda entry: str(entry[0]))
+        return b"".join([part.as_bytes(value[key]) for key, part in in_order])
+
+
+class _DictCodec(_NestedCodec):
+    def __init__(self, space: spaces.Dict, strict: bool) -> None:
+        super().__init__(space, strict, space.spaces)
+
+    def put_together(self, parts: dict[Any, Any]) -> Any:
+        return parts
+
+    def misfit(self, value: Any) -> str | None:
+        if isinstance(value, Mapping) and value.keys() == self._parts.keys():
+            return None
+        return structure_text((), value, f"a dict of {[*self._parts]}")
+
+    def for_env(self, action: Any) -> Any:
+        if not isinstance(action, Mapping):
+            return action
+        parts = self._parts
+        return {k: parts[k].for_env(part) if k in parts else part for k, part in action.items()}
+
+
+class _TupleCodec(_NestedCodec):
+    def __init__(self, space: Any, strict: bool) -> None:
+        super().__init__(space, strict, dict(enumerate(space.spaces)))
+
+    def put_together(self, parts: dict[Any, Any]) -> Any:
+        return tuple(parts.values())
+
+    def misfit(self, value: Any) -> str | None:
+        if isinstance(value, (tuple, list)) and len(value) == len(self._parts):
+            return None
+        return structure_text((), value, f"{len(self._parts)} items")
+
+    def for_env(self, action: Any) -> Any:
+        if self.misfit(action) is not None:
+            return action
+        return tuple(part.for_env(action[index]) for index, part in self._parts.items())
+
+
+_CODECS: dict[type[Any], Callable[[Any, bool], Codec]] = {
+    spaces.Box: _BoxCodec,
+    spaces.Discrete: _DiscreteCodec,
+    spaces.MultiDiscrete: _MultiDiscreteCodec,
+    spaces.MultiBinary: _MultiBinaryCodec,
+    spaces.Dict: _DictCodec,
+    spaces.Tuple: _TupleCodec,
+    spaces.Text: _TextCodec,
+    spaces.OneOf: _OneOfCodec,
+}
+
+
+def codec_of(space: spaces.Space[Any] | None, *, strict: bool = False) -> Codec:
+    """Return the codec of a space: that of its class, else of the nearest one it derives from.
+
+    Args:
+        space: the space; None has any value.
+        strict: see `Codec`.
+    """
+    found = (_CODECS[cls] for cls in type(space).__mro__ if cls in _CODECS)
+    return next(found, Codec)(space, strict)
+
+
+def _action_array(action: Any) -> Array | None:
+    try:
+        return np.asarray(action)
+    except Exception:  # ragged lists, odd objects, tensors that are elsewhere
+        return None
