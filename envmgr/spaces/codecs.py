@@ -13,7 +13,7 @@ from gymnasium import spaces
 from envmgr.spaces.columns import ActionColumns, Bounds
 from envmgr.spaces.layouts import Layout, Leaf
 from envmgr.spaces.values import Array, Path, ValueMismatchError, structure_text
-from envmgr.types import short_text
+from envmgr.types import error_text, short_text
 
 ActionCheck = Callable[[Any], str | None]
 """Returns why an action is refused, or None."""
@@ -104,7 +104,7 @@ class Codec:
         try:
             contained = self._space.contains(value)
         except Exception as error:  # a custom space's own code
-            reason = f"{type(error).__name__}: {error}"
+            reason = error_text(error)
             return f"{short_text(value)} cannot be checked by {self._space}: {reason}"
         return None if contained else f"{short_text(value)} is not in {self._space}"
 
