@@ -30,7 +30,7 @@ from envmgr.config.schema import Section, as_mapping, check_keys, checks_of, unk
 from envmgr.config.yaml_text import MAX_BYTES, dump_yaml, load_yaml
 from envmgr.errors import ConfigError, UnknownKeyError
 from envmgr.registry import ENV_MANAGER_REGISTRY, default_config_of, kind_of
-from envmgr.types import Unreadable, read_list, short_text
+from envmgr.spaces.reading import Unreadable, read_list, short_text
 
 SECTIONS: Mapping[str, type[Section]] = {
     "env": EnvConfig,

@@ -9,6 +9,7 @@ EnvManagerError
 │   ├── EnvNotReadyError                an env_id cannot take this call in its state
 │   ├── NothingReadyError               `ready_obs` cannot become non-empty
 │   │   └── AllEnvsFailedError          ... ever: every env that is not done has failed for good
+│   ├── StaleViewError                  a view was used after its time (`copy_on_get: checked`)
 │   ├── ConcurrentCallError             two threads called at once
 │   └── IllegalTransitionError          a lifecycle event that the table does not know
 ├── UnknownEnvError (KeyError)          an env_id outside 0..env_num-1

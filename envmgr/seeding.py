@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from envmgr.errors import ConfigError, UnknownEnvError
-from envmgr.types import Unreadable, read_dict, read_list, short_text
+from envmgr.spaces.reading import Unreadable, read_dict, read_list, short_text
 
 
 def seeds_by_env(

@@ -17,7 +17,8 @@ from envmgr.core.arguments import actions_by_id
 from envmgr.core.requests import rows_by_id
 from envmgr.errors import ActionError, MissingDependencyError, NothingReadyError
 from envmgr.spaces import Codec, codec_of
-from envmgr.types import EnvTimestep, error_text, short_text
+from envmgr.spaces.reading import error_text, short_text
+from envmgr.types import EnvTimestep
 
 
 def array_batch(timesteps: Mapping[int, EnvTimestep], codec: Codec) -> ArrayBatch:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from envmgr.errors import ConfigError
-from envmgr.types import Unreadable, error_text, read_list, short_text
+from envmgr.spaces.reading import Unreadable, error_text, read_list, short_text
 
 
 class Refused(Exception):

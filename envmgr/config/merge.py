@@ -9,7 +9,7 @@ from easydict import EasyDict
 
 from envmgr.config.checks import show_value
 from envmgr.errors import ConfigError
-from envmgr.types import Unreadable, error_text, read_dict
+from envmgr.spaces.reading import Unreadable, error_text, read_dict
 
 REPLACED_WHOLE = frozenset({"manager.seed"})
 """Keys whose mappings are one value: an update replaces them, and may change their form."""

@@ -15,7 +15,7 @@ from typing_extensions import Self
 from envmgr.config.checks import Check, check_value, nearest, show_value
 from envmgr.config.merge import deep_merge, to_plain
 from envmgr.errors import ConfigError, UnknownKeyError
-from envmgr.types import Unreadable, read_dict
+from envmgr.spaces.reading import Unreadable, read_dict
 
 
 def option(default: Any, check: Check, doc: str, default_text: str | None = None) -> Any:

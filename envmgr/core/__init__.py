@@ -1,4 +1,8 @@
-"""Supervision of hosts: states, deadlines, retries, renewals. Without waiting and without I/O."""
+"""The parent's side: states, deadlines, retries, renewals, and the checks of what is asked.
+
+`engine` and `gather` wait. All else here neither waits nor does I/O: it is told what arrived and
+what time it is, and sends through a `Transport`.
+"""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ from envmgr.errors import (
     MethodAccessError,
     UnknownEnvError,
 )
-from envmgr.types import Unreadable, error_text, read_dict, read_list, short_text
+from envmgr.spaces.reading import Unreadable, error_text, read_dict, read_list, short_text
 
 _NUMBERS = (int, float, np.integer, np.floating)
 

@@ -75,7 +75,8 @@ def _awaits_nothing(env_id: int, flag: int) -> bool:
     return False
 
 
-_PLAIN_SEQUENCES = frozenset((dict, list, tuple))
+_PLAIN_SEQUENCES = frozenset((dict, list, tuple, type({}.keys())))
+"""What can be read without running code of its own, and comes to an end."""
 
 
 class Lanes:
@@ -83,7 +84,7 @@ class Lanes:
 
     Args:
         block: the columns.
-        actions: packs actions; None if their space has no fixed layout (then nothing is posted).
+        actions: packs actions, whose space has a fixed layout.
         observed: the arenas of observations, and what of them is handed out.
         slots: of all envs.
         states: of all envs.
@@ -193,7 +194,7 @@ class Lanes:
         kind = type(env_ids)
         if kind is np.ndarray and env_ids.ndim == 1:
             key = tuple(env_ids.tolist())
-        elif kind in _PLAIN_SEQUENCES:  # what others do when they are read is up to them
+        elif kind in _PLAIN_SEQUENCES or (kind is range and self._spans(env_ids)):
             key = tuple(env_ids)
         else:
             return None
@@ -214,6 +215,11 @@ class Lanes:
                 selection.window = Window(self._block, rows, self._bases, self._expected)
         self._latest, self._latest_array = selection, selection.array
         return selection
+
+    def _spans(self, env_ids: range) -> bool:
+        """Whether a range lies within the env_ids; others may be too long to be read."""
+        n = len(self._lane)
+        return 0 <= env_ids.start <= n and -1 <= env_ids.stop <= n
 
     def are_idle(self, selection: Selection) -> bool:
         """Whether all of these envs are in their lanes and ready."""

@@ -16,7 +16,7 @@ from envmgr.errors import (
 )
 from envmgr.lifecycle import EnvState
 from envmgr.spaces import ActionCheck, ValueMismatchError, split_batch
-from envmgr.types import error_text, short_text
+from envmgr.spaces.reading import error_text, short_text
 from envmgr.wire.frames import FrameError
 from envmgr.wire.messages import Message, Op
 

@@ -28,8 +28,9 @@ from envmgr.lifecycle import EnvState
 from envmgr.policy import GatherPolicy
 from envmgr.seeding import Samplers, seeds_by_env, seeds_of_spares
 from envmgr.spaces import ActionCheck, codec_of
+from envmgr.spaces.reading import Unreadable, read_list, short_text
 from envmgr.transport.base import Transport
-from envmgr.types import EnvFactory, Unreadable, monotonic, read_list, short_text
+from envmgr.types import EnvFactory, monotonic
 from envmgr.views import DictView
 from envmgr.wire.messages import EnvDescription
 

@@ -12,8 +12,8 @@ from gymnasium import spaces
 
 from envmgr.spaces.columns import ActionColumns, Bounds
 from envmgr.spaces.layouts import Layout, Leaf
+from envmgr.spaces.reading import error_text, short_text
 from envmgr.spaces.values import Array, Path, ValueMismatchError, structure_text
-from envmgr.types import error_text, short_text
 
 ActionCheck = Callable[[Any], str | None]
 """Returns why an action is refused, or None."""

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from envmgr.spaces.layouts import Layout
+from envmgr.spaces.reading import Unreadable, read_list
 from envmgr.spaces.values import Array, ValueMismatchError
-from envmgr.types import Unreadable, read_list
 
 Bounds = tuple[Any, Any] | None
 """Smallest and largest value that a leaf may have (numbers or arrays); None has no bounds."""

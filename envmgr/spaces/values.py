@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from envmgr.types import short_text
+from envmgr.spaces.reading import short_text
 
 Array = npt.NDArray[Any]
 Path = tuple[str | int, ...]

@@ -18,7 +18,8 @@ import numpy as np
 from envmgr.env import adapt
 from envmgr.env.contract import Outcome, info_of
 from envmgr.spaces import NonFiniteError, ValueMismatchError
-from envmgr.types import EnvFactory, is_abnormal, short_text
+from envmgr.spaces.reading import short_text
+from envmgr.types import EnvFactory, is_abnormal
 from envmgr.wire.arenas import Placement
 from envmgr.wire.block import Block
 from envmgr.wire.frames import FrameError
