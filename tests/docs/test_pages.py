@@ -109,6 +109,16 @@ def test_errors_that_the_pages_name_exist() -> None:
             assert known, f"{page.name}: there is no {name}"
 
 
+_PATH = re.compile(r"(?:envmgr|tests|docs|configs|benchmarks|soak|examples)/[\w./-]*")
+
+
+@pytest.mark.parametrize("page", _page_params())
+def test_paths_that_the_pages_name_exist(page: Path) -> None:
+    for word in _CODE_WORD.findall(_prose(page)):
+        if _PATH.fullmatch(word):
+            assert (ROOT / word).exists(), f"there is no {word}"
+
+
 def _generator() -> ModuleType:
     spec = importlib.util.spec_from_file_location("docs_generate", ROOT / "docs" / "generate.py")
     assert spec is not None
