@@ -1,7 +1,7 @@
 """The env side: the `BaseEnv` protocol, and what makes other kinds of envs follow it.
 
 Everything here may run inside workers, which stay small: of other packages it imports gymnasium and
-numpy only, and of this one what stands below `env`. An env's own package is imported when it is built.
+numpy only, and of this one what stands below `env`. An env imports its package when it is built.
 """
 
 from __future__ import annotations
