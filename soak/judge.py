@@ -76,7 +76,8 @@ def judge(library: str, fault: str, facts: dict[str, Any]) -> Cell:
     left = facts.get("left_after_close")
     checks["clean"] = "process" not in [*(left or ()), *facts["left_after_end"]]
     checks["reaped"] = None if left is None else "zombie" not in left
-    return Cell(_text(line, facts, steps, checks, error), checks, error)
+    verdict = _verdict(line, facts, steps, checks, error)
+    return Cell(_text(verdict, facts, checks), checks, error)
 
 
 def _first_error(line: Fault, calls: list[dict[str, Any]]) -> dict[str, Any] | None:
@@ -121,14 +122,8 @@ def _closes(facts: dict[str, Any]) -> bool | None:
     return not hung and all(call["error"] is None for call in calls)
 
 
-def _text(
-    line: Fault,
-    facts: dict[str, Any],
-    steps: list[dict[str, Any]],
-    checks: dict[str, bool | None],
-    error: dict[str, Any] | None,
-) -> str:
-    parts = [_verdict(line, facts, steps, checks, error)]
+def _text(verdict: str, facts: dict[str, Any], checks: dict[str, bool | None]) -> str:
+    parts = [verdict]
     if checks["right_data"] is False:
         parts.append("wrong data")
     parts += _close_words(facts)

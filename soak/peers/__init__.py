@@ -51,6 +51,35 @@ class Peer(Protocol):
         """Close, in the way that is best protected against envs that hang."""
 
 
+class DictManager:
+    """The loop over managers that show dicts by env_id: act on what is ready, step, reset.
+
+    Args:
+        manager: not launched.
+    """
+
+    def __init__(self, manager: Any) -> None:
+        self._manager = manager
+
+    def start(self) -> dict[int, Any]:
+        """Launch."""
+        self._manager.launch()
+        return dict(self._manager.ready_obs)
+
+    def ready(self) -> list[int]:
+        """Return the keys of `ready_obs`."""
+        return sorted(self._manager.ready_obs)
+
+    def reset(self) -> dict[int, Any]:
+        """Reset all envs."""
+        self._manager.reset()
+        return dict(self._manager.ready_obs)
+
+    def close(self) -> None:
+        """Close."""
+        self._manager.close()
+
+
 _MODULES = {
     "envmgr": "envmgr_manager",
     "gymnasium": "gymnasium_vector",

@@ -12,7 +12,7 @@ from typing import Any
 from ding.envs import SyncSubprocessEnvManager
 from easydict import EasyDict
 
-from peers import LIMIT_S, Factories, Outcome
+from peers import LIMIT_S, DictManager, Factories, Outcome
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
@@ -28,24 +28,14 @@ OPTIONS = {
 }
 
 
-class DingManager:
+class DingManager(DictManager):
     """The loop of DI-engine's collectors: act on what is ready, get timesteps by env_id."""
-
-    def __init__(self, factories: Factories) -> None:
-        cfg = EasyDict({**SyncSubprocessEnvManager.default_config(), **OPTIONS})
-        fns = [partial(DingEnv, factory) for factory in factories]
-        self._manager = SyncSubprocessEnvManager(env_fn=fns, cfg=cfg)
-
-    def start(self) -> dict[int, Any]:
-        """Launch."""
-        self._manager.launch()
-        return dict(self._manager.ready_obs)
 
     def ready(self) -> list[int]:
         """Return the keys of `ready_obs`, which would wait for ever if the manager is closed."""
         if self._manager._closed:
             raise RuntimeError("the manager has closed itself")
-        return sorted(self._manager.ready_obs)
+        return super().ready()
 
     def step(self, actions: Mapping[int, int]) -> dict[int, Outcome]:
         """Step; a timestep may say that it is abnormal."""
@@ -60,17 +50,11 @@ class DingManager:
 
     def reset(self) -> dict[int, Any]:
         """Reset all envs; a manager that has closed itself is launched again."""
-        if self._manager._closed:
-            self._manager.launch()
-        else:
-            self._manager.reset()
-        return dict(self._manager.ready_obs)
-
-    def close(self) -> None:
-        """Close."""
-        self._manager.close()
+        return self.start() if self._manager._closed else super().reset()
 
 
 def open_peer(factories: Factories) -> DingManager:
     """Return a manager that is not launched."""
-    return DingManager(factories)
+    cfg = EasyDict({**SyncSubprocessEnvManager.default_config(), **OPTIONS})
+    fns = [partial(DingEnv, factory) for factory in factories]
+    return DingManager(SyncSubprocessEnvManager(env_fn=fns, cfg=cfg))

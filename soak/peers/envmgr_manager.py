@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from envmgr import create_env_manager
-from peers import LIMIT_S, Factories, Outcome
+from peers import LIMIT_S, DictManager, Factories, Outcome
 
 OPTIONS = {
     "type": "subprocess",
@@ -18,20 +17,8 @@ OPTIONS = {
 }
 
 
-class EnvmgrManager:
+class EnvmgrManager(DictManager):
     """The loop of the README."""
-
-    def __init__(self, factories: Factories) -> None:
-        self._manager = create_env_manager(OPTIONS, env_fn=list(factories))
-
-    def start(self) -> dict[int, Any]:
-        """Launch."""
-        self._manager.launch()
-        return dict(self._manager.ready_obs)
-
-    def ready(self) -> list[int]:
-        """Return the keys of `ready_obs`."""
-        return sorted(self._manager.ready_obs)
 
     def step(self, actions: Mapping[int, int]) -> dict[int, Outcome]:
         """Step."""
@@ -40,16 +27,7 @@ class EnvmgrManager:
             for env_id, t in self._manager.step(dict(actions)).items()
         }
 
-    def reset(self) -> dict[int, Any]:
-        """Reset all envs."""
-        self._manager.reset()
-        return dict(self._manager.ready_obs)
-
-    def close(self) -> None:
-        """Close."""
-        self._manager.close()
-
 
 def open_peer(factories: Factories) -> EnvmgrManager:
     """Return a manager that is not launched."""
-    return EnvmgrManager(factories)
+    return EnvmgrManager(create_env_manager(OPTIONS, env_fn=list(factories)))
