@@ -26,7 +26,6 @@ from envmgr.env.contract import (
 from envmgr.env.gym_spaces import convert_space
 from envmgr.env.gymnasium_env import GymnasiumEnv
 from envmgr.env.old_gym import OldGymEnv, is_old_gym, is_seeded_by_reset, split_reset
-from envmgr.env.wrapped import WrappedEnv
 from envmgr.types import EnvTimestep
 
 __all__ = [
@@ -69,11 +68,9 @@ def as_base_env(obj: Any, env_id: int) -> Any:
         raise EnvContractError(f"the factory of env {env_id} returned {problem}")
     if isinstance(obj, BaseEnv) or _follows_ding(obj):
         return obj
-    if isinstance(obj, gymnasium.Env):
-        return GymnasiumEnv(obj, env_id)
-    if is_old_gym(obj) or is_seeded_by_reset(obj):
-        return OldGymEnv(obj)
-    return obj
+    if not isinstance(obj, gymnasium.Env) and (is_old_gym(obj) or is_seeded_by_reset(obj)):
+        obj = OldGymEnv(obj)
+    return GymnasiumEnv(obj, env_id) if isinstance(obj, gymnasium.Env) else obj
 
 
 def _follows_ding(obj: Any) -> bool:
@@ -280,7 +277,7 @@ def env_attribute(env: Any, name: str) -> Any:
     Raises:
         AttributeError: there is none of this name.
     """
-    if isinstance(env, WrappedEnv) and name not in PROTOCOL_NAMES:
+    if isinstance(env, GymnasiumEnv) and name not in PROTOCOL_NAMES:
         return env.inner_attribute(name)
     if name == "random_action":
         return lambda: random_action_of(env)
@@ -295,7 +292,7 @@ def set_env_attribute(env: Any, name: str, value: Any) -> None:
     Raises:
         AttributeError: it cannot be set, or belongs to the protocol of a wrapped env.
     """
-    if not isinstance(env, WrappedEnv):
+    if not isinstance(env, GymnasiumEnv):
         setattr(env, name, value)
     elif name in PROTOCOL_NAMES:
         raise AttributeError(

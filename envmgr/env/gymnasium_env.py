@@ -1,4 +1,4 @@
-"""Any `gymnasium.Env` as a `BaseEnv`."""
+"""Any `gymnasium.Env` as a `BaseEnv`; an env of the old gym is one inside of an `OldGymEnv`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from typing import Any
 
 import gymnasium
 import numpy as np
+from gymnasium.spaces import Box, Space
 
+from envmgr.env.base import BaseEnv
 from envmgr.env.contract import (
     EnvContractError,
     Outcome,
@@ -20,12 +22,15 @@ from envmgr.env.contract import (
     timestep_of,
 )
 from envmgr.env.figures import write_png
-from envmgr.env.wrapped import WrappedEnv
+from envmgr.env.gym_spaces import convert_space
+from envmgr.env.old_gym import OldGymEnv
+from envmgr.env.seeds import EpisodeSeeds
 from envmgr.errors import ConfigError, MissingDependencyError
+from envmgr.spaces import codec_of
 from envmgr.types import EnvTimestep
 
 
-class GymnasiumEnv(WrappedEnv):
+class GymnasiumEnv(BaseEnv):
     """Wraps a `gymnasium.Env`.
 
     Timesteps have `done = terminated or truncated`, and both bools in a new info dict. Rewards that
@@ -36,18 +41,54 @@ class GymnasiumEnv(WrappedEnv):
         env: the env, with its wrappers.
         env_id: the manager's id for it; in the names of the files that it saves.
 
+    Attributes:
+        env: the env inside.
+        reset_info: the info of the last reset; `{}` before.
+
     Raises:
         EnvContractError: it has no observation space or no action space.
     """
 
     def __init__(self, env: gymnasium.Env[Any, Any], env_id: int = 0) -> None:
-        super().__init__(env)
+        self.env: Any = env
+        self.observation_space = self._space("observation_space")
+        self.action_space = self._space("action_space")
+        self.reward_space = self._reward_space()
+        self.reset_info = {}
+        self._convert_action = codec_of(self.action_space).for_env
+        self._seeds = EpisodeSeeds()
         self._env_id = env_id
         # Renewed envs of the same id save into the same folder and must not overwrite anything.
         self._file_prefix = f"env_{env_id}-{uuid.uuid4().hex[:8]}"
         self._recorder: gymnasium.wrappers.RecordVideo[Any, Any] | None = None
         self._figure_folder: str | None = None
         self._n_figures = 0
+
+    def seed(self, seed: int | None, dynamic_seed: bool | None = None) -> None:
+        """Seed the env at its next reset, and the action space (for `random_action`) now.
+
+        Args:
+            seed: used exactly by the next reset; None takes a seed back that was not used yet.
+            dynamic_seed: what later resets do: None passes no seed, True one derived from
+                `SeedSequence((seed, episode))`, False the same seed each time.
+
+        Raises:
+            TypeError: the seed is not an integer.
+            ValueError: it is negative.
+        """
+        self._seeds.begin(seed, dynamic_seed)
+        if seed is not None:
+            self.action_space.seed(int(seed))
+
+    def random_action(self) -> Any:
+        """Return the random action of the env inside if it has such a method, else a sample."""
+        own = self._optional("random_action")
+        return own() if callable(own) else self.action_space.sample()
+
+    def reward_shaping(self, transitions: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Return the transitions, shaped by the env inside if it has such a method."""
+        own = self._optional("reward_shaping")
+        return own(transitions) if callable(own) else transitions
 
     def reset(self, **params: Any) -> Any:
         """Start an episode and return its first observation; the info is kept in `reset_info`.
@@ -105,13 +146,45 @@ class GymnasiumEnv(WrappedEnv):
         layer = self.env
         while isinstance(layer, gymnasium.Wrapper) and not hasattr(layer, name):
             layer = layer.env
-        setattr(layer if hasattr(layer, name) else self.env, name, value)
+        if isinstance(layer, OldGymEnv):
+            layer.set_wrapper_attr(name, value)
+        else:
+            setattr(layer if hasattr(layer, name) else self.env, name, value)
+
+    @property
+    def spec(self) -> Any:
+        """The env's registration, or None."""
+        return getattr(self.env, "spec", None)
+
+    @property
+    def metadata(self) -> Any:
+        """The env's metadata, a dict by convention."""
+        return getattr(self.env, "metadata", {})
+
+    @property
+    def render_mode(self) -> str | None:
+        """The render mode that the env was built with."""
+        mode: str | None = getattr(self.env, "render_mode", None)
+        return mode
+
+    @property
+    def unwrapped(self) -> Any:
+        """The env without any wrapper."""
+        return getattr(self.env, "unwrapped", self.env)
+
+    def close(self) -> None:
+        """Close the env inside."""
+        self.env.close()
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.env})"
 
     def render(self, mode: str | None = None) -> Any:
         """Return what the env renders: in the render mode that it was built with.
 
         Args:
-            mode: None, or the mode that the caller relies on.
+            mode: None, or the mode that the caller relies on. Envs of the old gym that were built
+                without a mode take any.
 
         Returns:
             For "rgb_array", an array `(height, width, 3)` of uint8.
@@ -121,6 +194,8 @@ class GymnasiumEnv(WrappedEnv):
             EnvContractError: in mode "rgb_array" it returned something else than an array.
         """
         own = self.render_mode
+        if isinstance(self.env, OldGymEnv):
+            return self.env.render(mode)
         if own is None or mode not in (None, own):
             wanted = mode or "rgb_array"
             built = "without a render mode" if own is None else f"with render_mode={own!r}"
@@ -188,6 +263,31 @@ class GymnasiumEnv(WrappedEnv):
                 f"{self.env} cannot {what}: its render_mode is {self.render_mode!r}; build it with "
                 "render_mode='rgb_array' (in YAML: env.kwargs.render_mode: rgb_array)"
             )
+
+    def _space(self, name: str) -> Space[Any]:
+        space = getattr(self.env, name, None)
+        if space is None:
+            raise EnvContractError(
+                f"{env_name(self.env)} has no {name}; it should set one when it is constructed"
+            )
+        return convert_space(space)
+
+    def _reward_space(self) -> Space[Any]:
+        """The env's own reward_space; else a scalar within its reward_range, if it has one."""
+        own = self._optional("reward_space")
+        if own is not None:
+            return convert_space(own)
+        low, high = -np.inf, np.inf
+        reward_range = self._optional("reward_range")
+        if isinstance(reward_range, (tuple, list)) and len(reward_range) == 2:
+            low, high = (float(bound) for bound in reward_range)
+        return Box(low, high, shape=(), dtype=np.float64)
+
+    def _optional(self, name: str) -> Any:
+        try:
+            return self.inner_attribute(name)
+        except AttributeError:
+            return None
 
 
 def _every_episode(episode: int) -> bool:

@@ -11,9 +11,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from envmgr.env.contract import gymnasium_timestep
-from envmgr.env.wrapped import WrappedEnv
-from envmgr.types import EnvTimestep
+import gymnasium
 
 
 def is_old_gym(obj: object) -> bool:
@@ -44,60 +42,44 @@ def split_reset(result: Any, observation_space: Any) -> tuple[Any, dict[str, Any
     return result[0], dict(result[1])
 
 
-class OldGymEnv(WrappedEnv):
-    """Wraps an env of the old `gym` package, or a plain class written like one.
+class OldGymEnv(gymnasium.Env[Any, Any]):
+    """An env of the old `gym` package, or a plain class written like one, as a `gymnasium.Env`.
 
-    Timesteps have both `terminated` and `truncated` in a new info dict; where the env returns only
-    `done`, truncated is what gym's TimeLimit says (`info["TimeLimit.truncated"]`).
+    Where the env returns only `done`, truncated is what gym's TimeLimit says
+    (`info["TimeLimit.truncated"]`). The spaces stay as they are.
 
     Args:
         env: the env, with its wrappers.
-
-    Raises:
-        EnvContractError: it has no spaces, or some that cannot be converted.
     """
 
     def __init__(self, env: Any) -> None:
+        self.env = env
+        for name in ("observation_space", "action_space", "metadata", "render_mode", "spec"):
+            if hasattr(env, name):
+                setattr(self, name, getattr(env, name))
         self._layers = _layers(env)
-        super().__init__(env)
         self._reset_takes_seed = self._reset_takes("seed")
         self._reset_takes_options = self._reset_takes("options")
 
-    def reset(self, **params: Any) -> Any:
-        """Start an episode and return its first observation; an info is kept in `reset_info`.
-
-        Args:
-            **params: become `options` where the env's `reset` has them, else its arguments.
-        """
-        arguments = dict(params)
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        """Reset the env; the options become its arguments where it does not know `options`."""
+        arguments = dict(options or {})
         if self._reset_takes_options:
             arguments = {"options": arguments} if arguments else {}
-        seed = self._seeds.due()
         if seed is not None and self._reset_takes_seed:
             arguments["seed"] = seed
         elif seed is not None and callable(getattr(self.env, "seed", None)):
             self.env.seed(seed)
-        obs, info = split_reset(self.env.reset(**arguments), self.observation_space)
-        self._seeds.reset_done()
-        self.reset_info = info
-        return obs
+        return split_reset(self.env.reset(**arguments), self.observation_space)
 
-    def step(self, action: Any) -> EnvTimestep:
-        """Take one action; see the class for what the timestep holds.
-
-        Raises:
-            EnvContractError: the env returned neither four nor five values.
-        """
-        result = self.env.step(self._convert_action(action))
-        if isinstance(result, (tuple, list)) and len(result) == 4:
-            obs, reward, done, info = result
-            truncated = (
-                bool(done)
-                and isinstance(info, dict)
-                and bool(info.get("TimeLimit.truncated", False))
-            )
-            result = (obs, reward, bool(done) and not truncated, truncated, info)
-        return gymnasium_timestep(result, self.env)
+    def step(self, action: Any) -> Any:
+        """Take one action and return gymnasium's five values; what is malformed stays as it is."""
+        result = self.env.step(action)
+        if not isinstance(result, (tuple, list)) or len(result) != 4:
+            return result
+        obs, reward, done, info = result
+        cut = bool(done) and isinstance(info, dict) and bool(info.get("TimeLimit.truncated", False))
+        return obs, reward, bool(done) and not cut, cut, info
 
     def render(self, mode: str | None = None) -> Any:
         """Return what the env renders; `mode` counts only for envs built without a render mode."""
@@ -105,20 +87,27 @@ class OldGymEnv(WrappedEnv):
             return self.env.render()
         return self.env.render(mode=mode or "rgb_array")
 
-    def inner_attribute(self, name: str) -> Any:
+    def close(self) -> None:
+        """Close the env."""
+        self.env.close()
+
+    @property
+    def unwrapped(self) -> Any:
+        """The env without any wrapper."""
+        return getattr(self.env, "unwrapped", self.env)
+
+    def get_wrapper_attr(self, name: str) -> Any:
         """Return an attribute from the outermost wrapper that has it, or from the env itself."""
         for layer in self._layers[:-1]:
             if _defines(layer, name):
                 return getattr(layer, name)
         return getattr(self._layers[-1], name)
 
-    def set_inner_attribute(self, name: str, value: Any) -> None:
+    def set_wrapper_attr(self, name: str, value: Any, *, force: bool = True) -> bool:
         """Set an attribute where it is defined, else on the outermost wrapper."""
-        for layer in self._layers:
-            if _defines(layer, name):
-                setattr(layer, name, value)
-                return
-        setattr(self.env, name, value)
+        layer = next((one for one in self._layers if _defines(one, name)), self.env)
+        setattr(layer, name, value)
+        return True
 
     def _reset_takes(self, name: str) -> bool:
         # Wrappers hand keywords through; only the env itself shows whether it knows this one.

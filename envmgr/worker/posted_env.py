@@ -15,7 +15,6 @@ import numpy as np
 
 from envmgr.env.contract import TOLD, Outcome, info_of
 from envmgr.env.gymnasium_env import GymnasiumEnv
-from envmgr.env.wrapped import WrappedEnv
 from envmgr.wire.block import (
     AFTER_SHIFT,
     DONE,
@@ -110,7 +109,7 @@ class PostedEnv:
         self.row = row
         self.env_id = host_env.env_id
         self.first_token = int(block.requests[row])
-        self.takes_any_number = isinstance(env, WrappedEnv)
+        self.takes_any_number = isinstance(env, GymnasiumEnv)
         self._env = host_env
         self._outcome = host_env.outcome
         self._write = host_env.write_observation

@@ -150,7 +150,7 @@ class SeededByReset(Plain):
 def test_plain_classes_in_gymnasiums_style_get_their_seeds_and_options() -> None:
     inner = SeededByReset((OBS, 1, False, True, {}))
     env = as_base_env(inner, 0)
-    assert type(env) is OldGymEnv
+    assert type(env.env) is OldGymEnv
     assert seed_env(env, 4, None)
     obs, info = reset_env(env, {"level": 1})
     assert obs is OBS

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -119,7 +120,7 @@ class Gym26(Gym21):
 def test_envs_of_gym_21(wrap: Any) -> None:
     inner = Gym21((2, 1, True, {"TimeLimit.truncated": True}))
     env = as_base_env(wrap(inner), 0)
-    assert type(env) is OldGymEnv
+    assert type(env.env) is OldGymEnv
     assert seed_env(env, 5, None)
     assert reset_env(env, {"start": 2}) == (2, {})
     assert reset_env(env, {}) == (0, {})
@@ -165,6 +166,20 @@ def test_envs_of_gym_26(wrap: Any) -> None:
     expected = {"x": 1, "terminated": False, "truncated": True}
     assert step_env(env, 1) == (2, 1.0, True, expected)
     assert env.render("rgb_array") == "rendered"
+
+
+def test_figures_of_episodes_are_saved_as_those_of_gymnasium(tmp_path: Path) -> None:
+    class Drawn(Gym26):
+        render_mode = "rgb_array"
+
+        def render(self) -> Any:  # type: ignore[override]
+            return np.zeros((4, 6, 3), np.uint8)
+
+    env = as_base_env(Wrapper(Drawn((2, 1.0, True, False, {}))), 3)
+    env.enable_save_figure(str(tmp_path))
+    step_env(env, 1)
+    (figure,) = tmp_path.iterdir()
+    assert figure.name.startswith("env_3-")
 
 
 def test_a_wrapper_whose_reset_takes_nothing_hides_the_seed_argument() -> None:
@@ -225,7 +240,7 @@ def test_attributes_are_found_and_set_where_they_are_defined() -> None:
     assert inner.level == 5
     assert outer.color == "blue"
     assert "color" not in vars(inner)
-    assert vars(env.env)["fresh"] == 1
+    assert vars(env.env.env)["fresh"] == 1
     with pytest.raises(AttributeError):
         env_attribute(env, "nothing")
 
