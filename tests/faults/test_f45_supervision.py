@@ -152,7 +152,7 @@ def test_a_worker_that_does_not_die_is_left_and_its_siblings_go_on(
 
 
 def _make_immortal(monkeypatch: pytest.MonkeyPatch, pid: int) -> None:
-    tell, kill_group = ServerSpawner.signal, multiprocessing_spawner._kill_group
+    tell, kill_group = ServerSpawner.signal, multiprocessing_spawner.signal_group
 
     def signal_others(self: Any, host_id: int, number: int) -> None:
         if self.pids.get(host_id) != pid:
@@ -163,7 +163,7 @@ def _make_immortal(monkeypatch: pytest.MonkeyPatch, pid: int) -> None:
             kill_group(group, number)
 
     monkeypatch.setattr(ServerSpawner, "signal", signal_others)
-    monkeypatch.setattr(multiprocessing_spawner, "_kill_group", kill_other_groups)
+    monkeypatch.setattr(multiprocessing_spawner, "signal_group", kill_other_groups)
 
 
 # -- fds ------------------------------------------------------------------------------------------

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
-import select
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -25,6 +24,8 @@ from envmgr.transport.fds import (
     pipe_pairs,
 )
 from envmgr.transport.process.fork_spawner import keep_from_exit_handler, quiet_fork
+from envmgr.transport.process.ready import ReadySet
+from envmgr.transport.process.server import signal_group
 from envmgr.transport.process.spawner import LEFT_BEHIND, SIGKILL, Spawner
 from envmgr.types import EnvFactory
 from envmgr.wire.channel import Channel, FrameChannel, PipeChannel
@@ -44,6 +45,7 @@ class MultiprocessingSpawner(Spawner):
     """
 
     def __init__(self, method: str, settings: WorkerSettings) -> None:
+        super().__init__(settings)
         if method not in multiprocessing.get_all_start_methods():
             known = ", ".join(multiprocessing.get_all_start_methods())
             raise ConfigError(f"context: {method} does not exist on this platform; it has {known}")
@@ -51,24 +53,14 @@ class MultiprocessingSpawner(Spawner):
             _refuse_main_that_cannot_be_imported(method)
         self._method = method
         self._context: BaseContext = multiprocessing.get_context(method)
-        self._settings = settings
         self._processes: dict[int, BaseProcess] = {}
         self._pidfds: dict[int, int] = {}
-        self._left: set[int] = set()
-        self._left_now: list[int] = []
         self._lifeline: Lifeline | None = None
-        self._any_death: select.epoll | None = None
-        self._pids: dict[int, int] = {}
 
     @property
     def inherits_factories(self) -> bool:
         """Whether workers get their factories without pickling: by fork."""
         return self._method == "fork"
-
-    @property
-    def pids(self) -> dict[int, int]:
-        """The pids of the processes, by host_id."""
-        return dict(self._pids)
 
     def start(self, spec: HostSpec, shared_fds: tuple[int, ...]) -> Channel:
         """Start a process that ends with this one."""
@@ -100,7 +92,7 @@ class MultiprocessingSpawner(Spawner):
             try:
                 self._watch(spec.host_id, process)
             except OSError:
-                _kill_group(process.pid, SIGKILL)
+                signal_group(process.pid, SIGKILL)
                 _reap(process)
                 raise
         except BaseException:
@@ -119,12 +111,10 @@ class MultiprocessingSpawner(Spawner):
 
     def _prepare(self) -> None:
         """Make what all workers share, when the first one is started."""
-        if self._lifeline is None and hasattr(os, "pidfd_open"):
+        if self._endings is None and hasattr(os, "pidfd_open"):
+            self._endings = ReadySet()
             self._lifeline = Lifeline()
             self._lifeline.keep_to_this_process()
-        if self._any_death is None and hasattr(os, "pidfd_open"):
-            self._any_death = select.epoll()
-            keep_from_children(self._any_death.fileno())
 
     def _own_lifeline(self) -> tuple[int, ...]:
         """Return a read end of the lifeline for one worker, if there is such a thing here."""
@@ -135,10 +125,10 @@ class MultiprocessingSpawner(Spawner):
 
     def _watch(self, host_id: int, process: BaseProcess) -> None:
         """Keep a process, and have its death noticed."""
-        if self._any_death is not None and process.pid is not None:
+        if self._endings is not None and process.pid is not None:
             pidfd = os.pidfd_open(process.pid)
             try:
-                self._any_death.register(pidfd, select.EPOLLIN)
+                self._endings.add(pidfd)
             except OSError:
                 os.close(pidfd)
                 raise
@@ -190,10 +180,6 @@ class MultiprocessingSpawner(Spawner):
                 if before.get(name) != during.get(name) == os.environ.get(name):
                     _set_or_delete(name, before.get(name))
 
-    def any_death(self) -> list[Any]:
-        """Return an epoll of all pidfds; nothing where there are none."""
-        return [] if self._any_death is None else [self._any_death]
-
     def death_of(self, host_id: int) -> Any:
         """Return a pidfd of the process, or its sentinel where there are no pidfds.
 
@@ -202,21 +188,15 @@ class MultiprocessingSpawner(Spawner):
         pidfd = self._pidfds.get(host_id)
         return self._processes[host_id].sentinel if pidfd is None else pidfd
 
-    @property
-    def has_deaths(self) -> bool:
-        """Whether a worker was given up since `deaths` was asked."""
-        return bool(self._left_now)
-
     def deaths(self) -> list[tuple[int, HostDied]]:
         """Reap what has ended."""
-        died = [(host_id, HostDied(None, LEFT_BEHIND)) for host_id in self._left_now]
-        self._left_now.clear()
+        died, self._died = self._died, []
         for host_id in self._ended():
             self._ready.discard(self.death_of(host_id))
             process = self._processes.pop(host_id)
             self._pids.pop(host_id, None)
             pid, status = process.pid, _reap(process)
-            _kill_group(pid, SIGKILL)  # what it started and left behind
+            signal_group(pid, SIGKILL)  # what it started and left behind
             if host_id in self._left:
                 self._left.discard(host_id)  # reported before
             else:
@@ -226,15 +206,15 @@ class MultiprocessingSpawner(Spawner):
         return died
 
     def _forget_pidfd(self, pidfd: int) -> None:
-        if self._any_death is not None:
-            self._any_death.unregister(pidfd)  # closing it is not enough if a fork has it, too
+        if self._endings is not None:
+            self._endings.discard(pidfd)  # closing it is not enough if a fork has it, too
         forget_fd(pidfd)
         os.close(pidfd)
 
     def _ended(self) -> list[int]:
-        if self._any_death is None:
+        if self._endings is None:
             return [i for i, process in self._processes.items() if not process.is_alive()]
-        ended = {fd for fd, _ in self._any_death.poll(0.0, len(self._pidfds) + 1)}
+        ended = self._endings.ready()
         return [host_id for host_id, fd in self._pidfds.items() if fd in ended]
 
     def signal(self, host_id: int, number: int) -> None:
@@ -245,13 +225,13 @@ class MultiprocessingSpawner(Spawner):
         if sys.platform == "win32":
             process.terminate()
         else:
-            _kill_group(process.pid, number)
+            signal_group(process.pid, number)
 
     def give_up(self, host_id: int) -> None:
         """Report the worker dead, and reap it when it ends."""
         if host_id in self._processes and host_id not in self._left:
             self._left.add(host_id)
-            self._left_now.append(host_id)
+            self._died.append((host_id, HostDied(None, LEFT_BEHIND)))
 
     def close(self) -> None:
         """Kill and reap what is left, side by side."""
@@ -269,10 +249,9 @@ class MultiprocessingSpawner(Spawner):
         self._pidfds.clear()
         self._pids.clear()
         self._left.clear()
-        if self._any_death is not None:
-            forget_fd(self._any_death.fileno())
-            self._any_death.close()
-            self._any_death = None
+        if self._endings is not None:
+            self._endings.close()
+            self._endings = None
         if self._lifeline is not None:
             self._lifeline.close()
             self._lifeline = None
@@ -331,15 +310,6 @@ class _SharedFd:
 def _receive_fd(duplicate: Any) -> int:
     fd: int = duplicate.detach()
     return fd
-
-
-def _kill_group(pid: int | None, number: int) -> None:
-    if pid is None:
-        return
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(pid, number)
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.kill(pid, number)
 
 
 def _run_process(

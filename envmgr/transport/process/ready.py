@@ -27,9 +27,9 @@ class ReadySet:
     def add(self, item: Any) -> None:
         """Watch an object, or an fd."""
         fd = _fd_of(item)
-        self._objects[fd] = item
         if self._epoll is not None:
             self._epoll.register(fd, select.EPOLLIN)
+        self._objects[fd] = item
 
     def discard(self, item: Any) -> None:
         """Watch it no longer; to be called before it is closed."""

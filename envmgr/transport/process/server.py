@@ -115,7 +115,7 @@ class WorkerServer:
             self._host_of[self._pid_of.pop(host_id)] = None
             self._tell(LEFT, host_id, 0)
         else:
-            _signal_group(self._pid_of[host_id], number)
+            signal_group(self._pid_of[host_id], number)
         return True
 
     def _start(self, host_id: int, fds: list[int]) -> None:
@@ -164,7 +164,7 @@ class WorkerServer:
         if pid not in self._host_of:
             return  # what a worker has left behind
         host_id = self._host_of.pop(pid)
-        _signal_group(pid, signal.SIGKILL)  # what it started and left behind
+        signal_group(pid, signal.SIGKILL)  # what it started and left behind
         if host_id is not None:
             del self._pid_of[host_id]
             self._tell(ENDED, host_id, os.waitstatus_to_exitcode(status))
@@ -172,7 +172,7 @@ class WorkerServer:
     def _kill_all(self) -> None:
         """Kill and reap all there are; but not wait for those that the kernel holds on to."""
         for pid in self._host_of:
-            _signal_group(pid, signal.SIGKILL)
+            signal_group(pid, signal.SIGKILL)
         with contextlib.suppress(ChildProcessError):  # there are none left
             while True:
                 pid, _ = os.waitpid(-1, os.WNOHANG)
@@ -215,7 +215,10 @@ def _kill_children() -> None:
                     os.kill(int(pid), signal.SIGKILL)
 
 
-def _signal_group(pid: int, number: int) -> None:
+def signal_group(pid: int | None, number: int) -> None:
+    """Signal a worker and the processes that it has started; nothing happens if it is gone."""
+    if pid is None:
+        return
     # A worker leads its own group from its first moments; before that, only the pid is right.
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, number)

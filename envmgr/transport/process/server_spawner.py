@@ -14,6 +14,7 @@ from typing import Any, Protocol
 from envmgr.transport.base import HostDied
 from envmgr.transport.fds import close_all, forget_fd, keep_from_children, pipe_pairs
 from envmgr.transport.process import server
+from envmgr.transport.process.ready import ReadySet
 from envmgr.transport.process.spawner import LEFT_BEHIND, Spawner
 from envmgr.wire.channel import Channel, FrameChannel
 from envmgr.wire.hosts import HostSpec, WorkerSettings
@@ -41,14 +42,10 @@ class ServerSpawner(Spawner):
     """Has workers forked by a server process of its own (see `envmgr.transport.process.server`)."""
 
     def __init__(self, settings: WorkerSettings) -> None:
-        self._settings = settings
+        super().__init__(settings)
         self._process: ServerProcess | None = None
         self._control: socket.socket | None = None
         self._alive: set[int] = set()
-        self._pids: dict[int, int] = {}
-        self._left: set[int] = set()
-        self._any_death: select.epoll | None = None
-        self._died: list[tuple[int, HostDied]] = []
 
     def start(self, spec: HostSpec, shared_fds: tuple[int, ...]) -> Channel:
         """Have the server fork a worker."""
@@ -70,9 +67,8 @@ class ServerSpawner(Spawner):
     def _ensure_server(self) -> socket.socket:
         if self._control is not None:
             return self._control
-        if self._any_death is None:
-            self._any_death = select.epoll()
-            keep_from_children(self._any_death.fileno())
+        if self._endings is None:
+            self._endings = ReadySet()  # stays the same for a new server
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             with theirs:
@@ -84,7 +80,7 @@ class ServerSpawner(Spawner):
         self._control = ours
         keep_from_children(ours.fileno())
         self._ready.add(ours)
-        self._any_death.register(ours, select.EPOLLIN)
+        self._endings.add(ours)
         return ours
 
     def _start_server(self, theirs: socket.socket, ours: socket.socket) -> ServerProcess:
@@ -99,23 +95,9 @@ class ServerSpawner(Spawner):
             start_new_session=True,
         )
 
-    @property
-    def pids(self) -> dict[int, int]:
-        """The pids that the server has reported, by host_id."""
-        return dict(self._pids)
-
-    def any_death(self) -> list[Any]:
-        """Return an epoll of the control socket, which stays the same for a new server."""
-        return [] if self._any_death is None else [self._any_death]
-
     def death_of(self, host_id: int) -> Any:
         """Return the control socket; all deaths are reported there."""
         return self._control
-
-    @property
-    def has_deaths(self) -> bool:
-        """Whether the server was given up, and so its workers."""
-        return bool(self._died)
 
     def deaths(self) -> list[tuple[int, HostDied]]:
         """Read what the server reports."""
@@ -182,8 +164,8 @@ class ServerSpawner(Spawner):
     def _close_control(self) -> None:
         if self._control is not None:
             self._ready.discard(self._control)
-            if self._any_death is not None:
-                self._any_death.unregister(self._control)
+            if self._endings is not None:
+                self._endings.discard(self._control)
             forget_fd(self._control.fileno())
             self._control.close()
             self._control = None
@@ -196,10 +178,9 @@ class ServerSpawner(Spawner):
                 self._process.wait(_CLOSE_S)
         self._drop_server()
         self._died.clear()
-        if self._any_death is not None:
-            forget_fd(self._any_death.fileno())
-            self._any_death.close()
-            self._any_death = None
+        if self._endings is not None:
+            self._endings.close()
+            self._endings = None
 
 
 def _await_writable(control: socket.socket) -> None:

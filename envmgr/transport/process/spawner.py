@@ -9,14 +9,25 @@ from typing import Any
 from envmgr.transport.base import HostDied
 from envmgr.transport.process.ready import ReadySet
 from envmgr.wire.channel import Channel
-from envmgr.wire.hosts import HostSpec
+from envmgr.wire.hosts import HostSpec, WorkerSettings
 
 SIGKILL: int = getattr(signal, "SIGKILL", signal.SIGTERM)
 """What ends a process for certain; Windows knows only one signal."""
 
 
 class Spawner(ABC):
-    """Starts worker processes, sees them die, signals and reaps them."""
+    """Starts worker processes, sees them die, signals and reaps them.
+
+    Args:
+        settings: of the workers.
+    """
+
+    def __init__(self, settings: WorkerSettings) -> None:
+        self._settings = settings
+        self._pids: dict[int, int] = {}
+        self._left: set[int] = set()
+        self._died: list[tuple[int, HostDied]] = []
+        self._endings: ReadySet | None = None
 
     @abstractmethod
     def start(self, spec: HostSpec, shared_fds: tuple[int, ...]) -> Channel:
@@ -39,18 +50,18 @@ class Spawner(ABC):
     @property
     def pids(self) -> dict[int, int]:
         """The pids of the workers that are not reported dead, by host_id; from any thread."""
-        return {}
+        return dict(self._pids)
 
     def report_to(self, ready: ReadySet) -> None:
         """Keep in `ready` what becomes readable when a worker dies."""
         self._ready = ready
 
-    @abstractmethod
     def any_death(self) -> list[Any]:
         """Return what becomes readable when any worker dies, for all times; none where not known.
 
         What is returned once also stands for workers that are started later.
         """
+        return [] if self._endings is None else self._endings.waitables()
 
     @abstractmethod
     def death_of(self, host_id: int) -> Any:
@@ -59,7 +70,7 @@ class Spawner(ABC):
     @property
     def has_deaths(self) -> bool:
         """Whether `deaths` has something to return that nothing has become readable for."""
-        return False
+        return bool(self._died)
 
     @abstractmethod
     def deaths(self) -> list[tuple[int, HostDied]]:
