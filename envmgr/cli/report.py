@@ -55,19 +55,10 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
     from rich.table import Table
     from rich.text import Text
 
-    made = Table(
-        box=box.SIMPLE_HEAD,
-        show_header=bool(header),
-        safe_box=True,
-    )
-    n_columns = len(header)
     rows = list(rows)
-    if not header and rows:
-        n_columns = len(rows[0])
-    for index in range(n_columns):
-        made.add_column(
-            header[index] if header else "", style="bold" if index == 0 else "", overflow="fold"
-        )
+    made = Table(box=box.SIMPLE_HEAD, show_header=bool(header), safe_box=True)
+    for index, title in enumerate(header or [""] * max(map(len, rows), default=0)):
+        made.add_column(title, style="" if index else "bold", overflow="fold")
     for row in rows:
         made.add_row(*(Text(cell) for cell in row))
     return made
