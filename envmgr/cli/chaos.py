@@ -67,6 +67,7 @@ def execute(options: ChaosOptions, interruption: Interruption) -> int:
     changes = _harden(resolved)
     moves = bool(resolved.values.manager.spare_env_num)
     manager = manager_of(resolved, partial(_wrapped, moves=moves))
+    _refuse_without_workers(manager, resolved)
     _try_to_write(options.json_file)
     return _ChaosRun(options, resolved, manager, changes, interruption).execute()
 
@@ -93,6 +94,22 @@ def _harden(resolved: ResolvedConfig) -> dict[str, Any]:
     changes.update({key: value for key, value in BUDGET.items() if section[key] != value})
     section.update(changes)
     return changes
+
+
+def _refuse_without_workers(manager: EnvManager, resolved: ResolvedConfig) -> None:
+    """Refuse kinds that run their envs in this process.
+
+    Raises:
+        ConfigError: there would be no worker to hurt.
+    """
+    from envmgr.managers import AsyncSubprocessEnvManager, BaseEnvManager
+
+    if isinstance(manager, BaseEnvManager) and not isinstance(manager, AsyncSubprocessEnvManager):
+        raise ConfigError(
+            f"manager.type is {resolved.values.manager.type!r}, which runs its envs in this very "
+            "process: there is no worker to hurt. Choose a kind with worker processes, as in --set "
+            "manager.type=subprocess."
+        )
 
 
 def _try_to_write(path: str | None) -> None:
@@ -154,9 +171,8 @@ class _ChaosRun(Attempt):
         manager, values = self._manager, self._resolved.values
         if not manager.stats().get("workers"):
             raise ConfigError(
-                f"manager.type is {values.manager.type!r}, which says of no worker process "
-                "(stats()['workers']): there is no worker to hurt. Choose a kind with worker "
-                "processes, as in --set manager.type=subprocess."
+                f"the kind {values.manager.type!r} says of no worker process (stats()['workers']), "
+                "so none can be hurt. Choose another kind."
             )
         policy = self._make_policy()
         self._loop = loop = AuditedLoop(manager)

@@ -34,14 +34,15 @@ def test_workers_are_hurt_and_nothing_is_lost(
 ) -> None:
     figures_file = tmp_path / "figures.json"
     kinds = "kill,exit,corrupt"
-    how = ("--rate", "20", "--steps", "2000", "--kinds", kinds)  # long enough for an injury or two
+    # Long enough for an injury or two, and not more of them than a busy machine repairs meanwhile.
+    how = ("--rate", "4", "--steps", "4000", "--kinds", kinds)
     assert chaos(config, *how, "--json", str(figures_file)) == DONE
     out = capsys.readouterr().out
     assert "for this run, manager has connect_timeout: 20.0, max_failures: 1000000" in out
     assert "done, nothing lost, repeated or swapped" in out
     figures: dict[str, Any] = json.loads(figures_file.read_text())
     accounts = figures["accounts"]
-    assert accounts["accepted"] >= 2000
+    assert accounts["accepted"] >= 4000
     assert accounts["accepted"] == accounts["normal"] + accounts["abnormal"]
     assert figures["is_clean"]
     assert figures["injuries"]["all"]["detected"] >= 1
@@ -52,7 +53,7 @@ def test_the_same_with_spares(
     config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     figures_file = tmp_path / "figures.json"
-    how = ("--rate", "20", "--steps", "1000", "--kinds", "kill", "--json", str(figures_file))
+    how = ("--rate", "4", "--steps", "4000", "--kinds", "kill", "--json", str(figures_file))
     assert chaos(config, *how, "--set", "manager.spare_env_num=2") == DONE
     assert "nothing lost, repeated or swapped" in capsys.readouterr().out
     figures: dict[str, Any] = json.loads(figures_file.read_text())
