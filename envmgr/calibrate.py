@@ -17,7 +17,7 @@ from envmgr.core.engine import Engine
 from envmgr.errors import EnvFailure, LaunchError
 from envmgr.launch import await_all, build_all, reset_all, usable_cores, worker_settings_of
 from envmgr.wire.messages import Op
-from envmgr.worker.trial import Trial
+from envmgr.worker.trial import Trial, try_env
 
 logger = logging.getLogger("envmgr")
 
@@ -184,7 +184,7 @@ def _measure(engine: Engine, config: ManagerConfig) -> Trial:
     step_s, reset_s = (PATIENCE_S if limit is None else limit for limit in limits)
     reset_all(engine, min(reset_s, PATIENCE_S))
     (slot,) = engine.supervisor.slots
-    engine.supervisor.submit_calls([0], Op.CALIBRATE, [STEPPING_S])
+    engine.supervisor.submit_calls([0], Op.APPLY, [(try_env, (STEPPING_S,))])
     # The first step and its reset, the last ones, and the time between them.
     limit_s = STEPPING_S + min(2.0 * (step_s + reset_s), PATIENCE_S)
     await_all(engine, lambda: slot.work is not Work.CALLING, "its steps", limit_s)

@@ -42,7 +42,7 @@ _HAS_REPLY = frozenset(
         Op.GET_ATTR,
         Op.SET_ATTR,
         Op.CLOSE,
-        Op.CALIBRATE,
+        Op.APPLY,
         Op.ADOPT,
     )
 )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from envmgr.core.slots import NEVER, EnvSlot, HostGroup, Work
 from envmgr.policy import Deadlines
-from envmgr.wire.block import RING_MASK
 
 _PASSED = float("inf")
 
@@ -77,7 +76,7 @@ class HostLimits:
             return False
         order, first_posted = group.overdue
         if order != max(late.request_id, late.order):
-            group.overdue = (max(late.request_id, late.order), posted | RING_MASK)
+            group.overdue = (max(late.request_id, late.order), posted)
         elif first_posted == _PASSED:
             return True
         elif finished > first_posted:

@@ -9,6 +9,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -31,31 +32,32 @@ class _Interrupted(BaseException):
 class _InlineHost:
     """One host and the work it has been given."""
 
-    def __init__(self, spec: HostSpec, host: Host) -> None:
-        self.spec = spec
+    def __init__(self, host: Host) -> None:
         self.host = host
         self.inbox: deque[Message] = deque()
-        self.replies: Iterator[Any] | None = None
         self.request_id = 0
-        self.doing = 0
 
     def has_work(self) -> bool:
-        """Whether a request is being run, beginning the next one if there is one."""
-        if self.replies is None and self.inbox:
-            message = self.inbox.popleft()
-            self.replies = self.host.handle(message)
-            self.request_id = message.request_id
-            self.doing = message.op
-        return self.replies is not None
+        """Whether there is a request, or a reset that waits."""
+        return bool(self.inbox or self.host.resets)
 
-    def next_reply(self) -> Message | None:
-        """Run the request up to its next reply; None when it is over."""
-        reply = next(self.replies, None) if self.replies is not None else None
-        if reply is None:
-            self.replies = None
-        elif reply.op == Op.STEPPED:
-            self.doing = Op.RESET  # what may still follow is the next episode's reset
-        return reply
+    def next_op(self) -> int:
+        """Return the operation of what is run next."""
+        return self.inbox[0].op if self.inbox else Op.RESET
+
+    def run_next(self) -> None:
+        """Run one request, or one reset that waits: part of the request that was run last."""
+        if self.inbox:
+            message = self.inbox.popleft()
+            self.request_id = message.request_id
+            self.host.handle(message)
+        else:
+            self.host.run_resets(1)
+
+    def give_up(self) -> None:
+        """Forget what has not been run."""
+        self.inbox.clear()
+        self.host.resets.clear()
 
 
 class InlineTransport(Transport):
@@ -104,11 +106,12 @@ class InlineTransport(Transport):
                 spec.factories,
                 spec.settings,
                 encode=_private,
+                send=partial(self._take, spec.host_id),
                 memory=self._open_memory,
                 posted=self._posted,
             )
             self._host_of[order.env_id] = spec.host_id
-            entry = _InlineHost(spec, host)
+            entry = _InlineHost(host)
             entry.inbox.append(
                 Message(Op.HELLO, order.env_id, order.generation, order.request_id, None)
             )
@@ -137,9 +140,8 @@ class InlineTransport(Transport):
         ran = self._run_posted()
         for host_id, entry in list(self._hosts.items()):
             while entry.has_work():
-                arrival = self._advance(host_id, entry)
-                if arrival is not None:
-                    self._arrivals.append((host_id, arrival))
+                ran = True
+                self._advance(host_id, entry)
         if not ran and not self._arrivals and timeout_s != 0.0:
             self._woken.wait(timeout_s)
         self._woken.clear()
@@ -147,20 +149,20 @@ class InlineTransport(Transport):
         return arrivals
 
     def _run_posted(self) -> bool:
-        """Take the steps that were posted, and begin the episodes after them; whether any were."""
-        posted, ran = self._posted, False
-        while posted.is_due:
-            ran = True
-            try:
-                posted.run(self._answer, asked=False)
-            except BaseException as error:  # as in `_advance`
-                if posted.interrupted is not None:
-                    self._abandon(self._host_of[posted.interrupted], error)
-                raise
-        return ran
+        """Take the steps that were posted; return whether any were."""
+        posted = self._posted
+        if not posted.is_due:
+            return False
+        try:
+            posted.run(None)
+        except BaseException as error:  # as in `_advance`
+            if posted.interrupted is not None:
+                self._abandon(self._host_of[posted.interrupted], error)
+            raise
+        return True
 
-    def _answer(self, message: Message) -> None:
-        self._arrivals.append((self._host_of[message.env_id], message))
+    def _take(self, host_id: int, message: Message) -> None:
+        self._arrivals.append((host_id, message))
 
     def _abandon(self, host_id: int, error: BaseException) -> None:
         """Give up an env that was interrupted: nobody can tell what it had done of its request."""
@@ -170,23 +172,20 @@ class InlineTransport(Transport):
             died = HostDied(None, f"interrupted by {type(error).__name__}")
             self._arrivals.append((host_id, died))
 
-    def _advance(self, host_id: int, entry: _InlineHost) -> Arrival | None:
-        limit_s = self._limits_s.get(entry.doing)
-        began = time.monotonic()
-        reply = None
+    def _advance(self, host_id: int, entry: _InlineHost) -> None:
+        limit_s = self._limits_s.get(entry.next_op())
+        began, n_before = time.monotonic(), len(self._arrivals)
         try:
             with _alarm(limit_s):
-                reply = entry.next_reply()
+                entry.run_next()
         except _Interrupted:
-            entry.replies = None
+            pass
         except BaseException as error:  # Ctrl-C
             self._abandon(host_id, error)
             raise
         if limit_s is not None and time.monotonic() - began > limit_s:
-            entry.replies = None
-            entry.inbox.clear()
-            return TimedOut(entry.request_id, limit_s)
-        return reply
+            entry.give_up()
+            self._arrivals[n_before:] = [(host_id, TimedOut(entry.request_id, limit_s))]
 
     def waitables(self, hosts: Iterable[int]) -> list[Any]:
         """Return nothing: in line nothing happens by itself."""

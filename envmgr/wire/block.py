@@ -68,15 +68,24 @@ def request_of(token: int) -> tuple[int, int]:
     return token >> _REQUEST_BITS, token & MAX_REQUEST_ID
 
 
+# Bits of what is posted: when a host rings, and whether there is more than steps.
 RING_MASK = 3
 LAST, RING, RING_EACH = 0, 1, 2
 """When a host rings for what was posted: at the end if it is the last of those that the same was
 posted for, at the end in any case, or for each env in good time."""
+ORDERS = 4
+"""There are new tokens in `orders`."""
+_POSTING_BITS = 3
 
 
-def posting_of(request_id: int, ring: int) -> int:
-    """Return what is written into `posted`: different each time."""
-    return request_id << 2 | ring
+def posting_of(request_id: int, bits: int) -> int:
+    """Return what is written into `posted`: different each time, and larger.
+
+    Args:
+        request_id: of what is posted, which grows.
+        bits: LAST, RING or RING_EACH, with ORDERS or without.
+    """
+    return request_id << _POSTING_BITS | bits
 
 
 def block_is_possible() -> bool:
@@ -113,6 +122,7 @@ class BlockPlan:
             ("since", (self.n_hosts, _WORDS), np.float64),
             ("sleeping", (self.n_hosts + 1, _WORDS), np.uint64),
             ("requests", (n,), np.uint64),
+            ("orders", (n,), np.uint64),
             ("replies", (n,), np.uint64),
             ("resets", (n,), np.uint64),
             ("rewards", (n,), np.float64),
@@ -174,8 +184,11 @@ class Block:
         sleeping: (n_hosts + 1,) whether a host, or the parent (the last), has to be rung for: see
             `fence`.
         requests: (env_num,) token of the step to be taken.
+        orders: (env_num,) token of the reset that is asked for: without a seed, with the params of
+            the env's present plan, which stays. It is run after the steps of the same batch.
         replies: (env_num,) token of the step that was taken.
-        resets: (env_num,) token of the step after which an episode was begun.
+        resets: (env_num,) token of the reset that was asked for and has been run, or of the step
+            after which an episode was begun.
         rewards: (env_num,) float64.
         flags: (env_num,) of replies.
         reset_flags: (env_num,) slot of the first observation, and whether there is an info.
@@ -192,6 +205,7 @@ class Block:
     since: npt.NDArray[np.float64]
     sleeping: npt.NDArray[np.uint64]
     requests: npt.NDArray[np.uint64]
+    orders: npt.NDArray[np.uint64]
     replies: npt.NDArray[np.uint64]
     resets: npt.NDArray[np.uint64]
     rewards: npt.NDArray[np.float64]

@@ -41,12 +41,10 @@ class FrameChannel:
     Attributes:
         host_id: the host at the other end, for whoever waits for several channels.
         write_fd: becomes writable when `flush` can go on.
-        rung: a bell has come since this was set to False; the owner does that.
-        asked: likewise for a bell that wants an answer.
+        asked: a bell that wants an answer has come since the owner has set this to False.
     """
 
     host_id = 0
-    rung = False
     asked = False
 
     def __init__(self, read_fd: int, write_fd: int, *, blocking: bool) -> None:
@@ -168,7 +166,6 @@ class FrameChannel:
 
     def _without_bells(self, data: bytes) -> bytes:
         rest = data.lstrip(_BELLS)
-        self.rung = True
         self.asked = self.asked or BELL_ASKED in data[: len(data) - len(rest)]
         return rest
 
@@ -192,14 +189,12 @@ class PipeChannel:
     Attributes:
         host_id: the host at the other end.
         has_unsent: always False: `send` keeps nothing back.
-        rung: always False: there is no block where there are no pipes.
-        asked: likewise.
+        asked: always False: there is no block where there are no pipes.
     """
 
     host_id = 0
     has_unsent = False
     is_broken = False
-    rung = False
     asked = False
 
     def __init__(self, connection: Connection, *, blocking: bool) -> None:

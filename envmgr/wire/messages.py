@@ -32,8 +32,9 @@ class Op(IntEnum):
     """Close every env of the host and end. Reply: CLOSED."""
     RELEASE = 9
     """Close one env of a host that goes on without it. Reply: RESULT (None), not awaited."""
-    CALIBRATE = 10
-    """Take random steps. Payload: for how many seconds. Reply: RESULT (`Trial`) or FAILED."""
+    APPLY = 10
+    """Run a function on the env in its host. Payload: (function, args); the function gets an
+    `worker.applied.AppliedEnv` and these. Reply: RESULT (what it returned) or FAILED."""
     ADOPT = 11
     """Serve the env_id of this message from now on, in place of the one before; only hosts of one
     env. Payload: `observations.Placement`, or None where observations go by message or nowhere.

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Sequence
 from time import monotonic
 from typing import Any
 
-from envmgr.wire.block import FENCE, NUMPY_VALUES, RING_EACH, RING_MASK, Block, fence, items
-from envmgr.worker.posted_env import Answer, PostedEnv
+from envmgr.wire.block import (
+    FENCE,
+    NUMPY_VALUES,
+    ORDERS,
+    RING_EACH,
+    RING_MASK,
+    Block,
+    fence,
+    items,
+)
+from envmgr.worker.seats import Seat, Step
 
 _RING_AT_LEAST_S = 200e-6
 """How often a host rings at most for each env: a parent that is woken for every cheap step of many
@@ -20,16 +28,9 @@ _NOTHING_SEEN = -1
 _SPINS = 16
 _LEAST_SHARE = 16
 
-Send = Callable[[Any], None]
-
 
 def _gone(token: int, action: Any) -> None:
     """Take no step, in place of an env that was closed in the midst of a batch."""
-
-
-def _there_is_more() -> bool:
-    """Return to whoever has called `run`, in place of sleeping."""
-    return False
 
 
 class PostedSteps:
@@ -37,11 +38,12 @@ class PostedSteps:
 
     Args:
         index: which of the manager's hosts it is.
-        ring: rings the parent's doorbell.
+        ring: rings the parent's bell.
         timed: say when each step began, because there are time limits.
         spin_s: how long to watch the block before sleeping; 0 never does.
 
     Attributes:
+        ring: rings the parent's bell.
         interrupted: the env_id of the env whose code `run` was running when something went through
             it (Ctrl-C, where envs run in the caller); None if that was no env's code.
     """
@@ -50,90 +52,93 @@ class PostedSteps:
         self, index: int, ring: Callable[[], None], *, timed: bool, spin_s: float = 0.0
     ) -> None:
         self._index = index
-        self._ring = ring
+        self.ring = ring
         self._timed = timed
         self._spin_s = self._most_s = spin_s
-        self._envs: list[PostedEnv] = []
+        self._seats: list[Seat] = []
+        self._steps: list[Step] = []
         self._taken: list[int] = []
-        self._resets: deque[tuple[PostedEnv, int]] = deque()
-        self._batch: tuple[list[PostedEnv], list[Callable[[int, Any], Answer]]] = ([], [])
+        self._ordered: list[int] = []
+        self._batch: tuple[list[Seat], list[Step]] = ([], [])
         self._seen = 0
         self._mail: Any = (0,) * (index + 1)
         self._read = _NOTHING_SEEN
         self.interrupted: int | None = None
 
-    def seat(self, env: PostedEnv) -> None:
+    # -- who takes part ---------------------------------------------------------------------
+
+    @property
+    def has_seats(self) -> bool:
+        """Whether an env takes part."""
+        return bool(self._seats)
+
+    def seat(self, seat: Seat) -> None:
         """An env takes its row, in place of the one that had it before."""
-        tokens = dict(zip(self._envs, self._taken, strict=True))
-        others = [other for other in self._envs if other.row != env.row]
-        self._envs = sorted([*others, env], key=lambda each: each.row)
-        self._forget_resets(env.row)
-        block = env.block
+        row, block = seat.row, seat.sink.block
+        self.leave(row)
+        self._seats = [*self._seats, seat]
+        # What was posted there before is not for this env.
+        self._taken = [*self._taken, int(block.requests[row])]
+        self._ordered = [*self._ordered, int(block.orders[row])]
         self._posting = items(block.posted)
         self._finished = items(block.finished)
         self._mail = items(block.mail)
         self._requests = items(block.requests)
+        self._orders = items(block.orders)
         self._running = items(block.running)
         self._since = items(block.since)
         self._sleeping = items(block.sleeping)
-        self._rows = [each.row + 1 for each in self._envs]
-        self._steps = [each.step for each in self._envs]
-        self._taken = [tokens.get(each, each.first_token) for each in self._envs]
-        rows = [each.row for each in self._envs]
-        takes_any = all(each.takes_any_number for each in self._envs)
-        self._actions = _ActionReader(block, rows, takes_any_number=takes_any)
-        self._first, self._end = self._envs[0].row, self._envs[-1].row + 1
-        self._dense = self._end - self._first == len(self._envs)
+        self._arrange(sorted(range(len(self._seats)), key=lambda k: self._seats[k].row))
 
     def leave(self, row: int) -> None:
         """An env is closed, and takes no steps any more."""
-        envs, steps = self._batch
-        for place, env in enumerate(envs):
-            if env.row == row:
-                steps[place] = _gone
-        left = [place for place, env in enumerate(self._envs) if env.row != row]
-        self._envs = [self._envs[place] for place in left]
-        self._taken = [self._taken[place] for place in left]
-        self._forget_resets(row)
-        if self._envs:
-            self.seat(self._envs[-1])
+        seats, steps = self._batch
+        for position, seat in enumerate(seats):
+            if seat.row == row:
+                steps[position] = _gone
+        left = [k for k, seat in enumerate(self._seats) if seat.row != row]
+        if len(left) < len(self._seats):
+            self._arrange(left)
 
-    def _forget_resets(self, row: int) -> None:
-        self._resets = deque((env, token) for env, token in self._resets if env.row != row)
+    def _arrange(self, order: Sequence[int]) -> None:
+        """Have these of the seats take part, in this order."""
+        self._seats = seats = [self._seats[k] for k in order]
+        self._taken = [self._taken[k] for k in order]
+        self._ordered = [self._ordered[k] for k in order]
+        self._steps = [self._telling(seat) if self._timed else seat.step for seat in seats]
+        if not seats:
+            return
+        self._rows = [seat.row for seat in seats]
+        self._shown = [row + 1 for row in self._rows]
+        self._first, self._end = self._rows[0], self._rows[-1] + 1
+        self._is_dense = self._end - self._first == len(seats)
+        takes_any = all(seat.takes_any_number for seat in seats)
+        self._actions = _ActionReader(seats[0].sink.block, self._rows, takes_any_number=takes_any)
+        self._readers = self._actions.readers
 
-    @property
-    def is_alone(self) -> bool:
-        """Whether there is one env, and nothing but its steps to do."""
-        return len(self._envs) == 1 and not self._resets
+    def _telling(self, seat: Seat) -> Step:
+        """Return the `step` of a seat, which says when it begins and ends."""
+        row, take = seat.row, seat.step
+
+        def step(token: int, action: Any) -> bool | None:
+            self.begin(row)
+            follows = take(token, action)
+            self.rest()
+            return follows
+
+        return step
+
+    # -- what there is to do ----------------------------------------------------------------
 
     @property
     def is_due(self) -> bool:
-        """Whether there is something to do."""
-        return bool(self._envs) and (self._posting[self._index] != self._seen or bool(self._resets))
-
-    def stays_awake(self, *, watches: bool) -> bool:
-        """Return whether there is something to do, after all; if not, this host may sleep.
-
-        Args:
-            watches: look for a while first.
-        """
-        if not self._envs:
-            return False
-        if watches and self._most_s > 0.0 and self._spin(self._seen):
-            return True
-        self._sleeping[self._index] = True
-        fence()
-        return self.is_due
+        """Whether something is posted that has not been looked at."""
+        return bool(self._seats) and self._posting[self._index] != self._seen
 
     def has_mail(self) -> bool:
         """Return whether messages were sent to this host since this was asked last."""
         read, self._read = self._read, self._mail[self._index]
         return bool(read != self._read)
-
-    def wake(self) -> None:
-        """This host is awake."""
-        if self._envs:
-            self._sleeping[self._index] = False
 
     def _spin(self, seen: int) -> bool:
         """Watch for something to do, for a while; return whether there is.
@@ -150,141 +155,119 @@ class PostedSteps:
         self._spin_s = max(self._spin_s / 2, self._most_s / _LEAST_SHARE)
         return False
 
-    def run(self, send: Send, *, asked: bool) -> None:
-        """Take the steps that are posted now, then begin the episodes that waited before.
+    # -- steps ------------------------------------------------------------------------------
 
-        So resets wait for one more batch of steps at most.
+    def run(self, await_bell: Callable[[], bool] | None) -> None:
+        """Take the steps that are posted, batch after batch, until there is something else to do.
 
-        Args:
-            send: sends a message.
-            asked: the parent wants a ring when the steps are taken, whatever they came with.
+        That is a reset, a message, or what ends `await_bell`, which sleeps until this host is rung
+        for and returns False if there is more to it. With None one batch is taken, if there is one.
+
+        A host that sleeps between its batches runs with cold caches, where each function called
+        costs a microsecond: so for a lone env this calls none but the env's own.
         """
-        waiting = len(self._resets)
-        if self._envs and self._posting[self._index] != self._seen:
-            if self.is_alone:
-                self.run_alone(send, _there_is_more)
-            else:
-                self._take_steps(send)
-        if asked:
-            self._ring()
-        if not waiting:
+        if not self._seats:
             return
-        for _ in range(min(waiting, len(self._resets))):
-            env, token = self._resets.popleft()
-            self._begin(env)
-            try:
-                messages = env.begin_episode(token)
-            except BaseException:  # as in `_take_steps`
-                self.interrupted = env.env_id
-                raise
-            for message in messages:
-                send(message)
-        self._rest()
-        self._wake_parent()
-
-    def run_alone(self, send: Send, await_bell: Callable[[], bool]) -> None:
-        """Take the steps of a host's only env, until there is something else to do.
-
-        Such a host sleeps between its steps, and then runs with cold caches, where each function
-        that is called costs a microsecond: so this is one loop, without any but the env's own.
-
-        Args:
-            send: sends a message.
-            await_bell: sleeps until this host is rung for; False if there is something else to do.
-        """
-        env, index, row = self._envs[0], self._index, self._first
-        posted, requests, finished = self._posting, self._requests, self._finished
-        sleeping, step, number, read = self._sleeping, env.step, *self._actions.readers
-        mail, mail_read = self._mail, self._read
-        is_timed, watches = self._timed, self._most_s > 0.0
-        tokens = self._taken
-        seen, taken = self._seen, tokens[0]
-        try:
-            while True:
-                posting = posted[index]
-                if posting == seen:
-                    if watches and self._spin(seen):
-                        continue
-                    sleeping[index] = True
-                    with FENCE:
-                        pass
-                    if posted[index] == seen and not await_bell():
-                        return
-                    sleeping[index] = False
+        index, posted, finished = self._index, self._posting, self._finished
+        sleeping, mail, mail_read = self._sleeping, self._mail, self._read
+        watches, is_lone = self._most_s > 0.0, len(self._seats) == 1
+        requests, row, taken, step = self._requests, self._first, self._taken, self._steps[0]
+        number, read = self._readers
+        while True:
+            posting = posted[index]
+            if posting == self._seen:
+                if await_bell is None:
+                    return
+                if watches and self._spin(posting):
                     continue
-                seen, token = posting, requests[row]
-                if token != taken:
-                    taken = token
-                    if is_timed:
-                        self._begin(env)
-                    try:
-                        answer = step(token, read()[0] if number is None else number[0])
-                        if answer is not None:
-                            self._follow(env, token, answer, send)
-                    except BaseException:  # as in `_take_steps`
-                        self.interrupted = env.env_id
-                        raise
-                    if is_timed:
-                        self._rest()
-                finished[index] = posting
+                sleeping[index] = True
                 with FENCE:
                     pass
-                if sleeping[-1] and (posting & RING_MASK or self._is_last(posting)):
-                    self._ring()
-                if self._resets or mail[index] != mail_read:
-                    return
-        finally:
-            sleeping[index] = False
-            if self._taken is tokens:  # else the env was closed meanwhile
-                self._seen, tokens[0] = seen, taken
+                is_rung = posted[index] != posting or await_bell()
+                sleeping[index] = False
+                if is_rung:
+                    continue
+                return
+            follows: bool | None = False
+            if not is_lone:
+                follows = self._take_batch(posting)
+            elif (token := requests[row]) != taken[0]:
+                self._seen, taken[0] = posting, token
+                try:
+                    follows = step(token, read()[0] if number is None else number[0])
+                except BaseException:  # as in `_take_batch`
+                    self.interrupted = self._seats[0].sink.env_id
+                    raise
+            self._seen = posting
+            if posting & ORDERS:
+                follows = self._take_orders() or follows
+            finished[index] = posting
+            with FENCE:
+                pass
+            if sleeping[-1] and (posting & RING_MASK or self._is_last(posting)):
+                self.ring()
+            if follows or await_bell is None or mail[index] != mail_read:
+                return
 
-    def _take_steps(self, send: Send) -> None:
-        # Read before the requests: what is posted while these run is seen the next time.
-        posting = self._posting[self._index]
+    def _take_batch(self, posting: int) -> bool:
+        """Take the steps of a batch; return whether resets follow."""
         each = bool(posting & RING_EACH)  # also where it was to ring at the end anyhow
-        requests = self._requests[self._first : self._end].tolist()
-        if not self._dense:
-            requests = [requests[env.row - self._first] for env in self._envs]
+        requests = self._in_rows(self._requests)
         actions = self._actions.read()
-        taken = self._taken
-        tells = self._timed or len(requests) > 1
-        rung = monotonic() if each else 0.0
-        running, index, rows = self._running, self._index, self._rows
-        self._batch = envs, steps = self._envs, self._steps
-        place = -1
+        taken, rung, follows = self._taken, monotonic() if each else 0.0, False
+        running, index, shown = self._running, self._index, self._shown
+        self._batch = seats, steps = self._seats, self._steps
+        position = -1
         try:
             self._seen, self._taken = posting, requests
-            for place, (step, token, action) in enumerate(
+            for position, (step, token, action) in enumerate(
                 zip(steps, requests, actions, strict=True)
             ):
-                if token == taken[place]:
+                if token == taken[position]:
                     continue
-                if tells:
-                    if self._timed:
-                        self._since[index] = monotonic()
-                    running[index] = rows[place]
-                answer = step(token, action)
-                if answer is not None:
-                    self._follow(envs[place], token, answer, send)
+                running[index] = shown[position]
+                if step(token, action):
+                    follows = True
                 if each and (now := monotonic()) - rung >= _RING_AT_LEAST_S:
-                    self._wake_parent()
+                    self.wake_parent()
                     rung = now
         except BaseException:  # Ctrl-C, where envs run in the caller: the others are not lost
-            self.interrupted = None if place < 0 else envs[place].env_id
-            if envs is self._envs:
-                self._taken = [*requests[: place + 1], *taken[place + 1 :]]
+            self.interrupted = None if position < 0 else seats[position].sink.env_id
+            if seats is self._seats:
+                self._taken = [*requests[: position + 1], *taken[position + 1 :]]
             self._seen = _NOTHING_SEEN
             raise
-        if tells:
-            self._rest()
-        self._finish(posting)
+        self.rest()
+        return follows
 
-    def _finish(self, posting: int) -> None:
-        """Ring for a batch of steps, if this host has to."""
-        self._finished[self._index] = posting
-        fence()
-        if self._sleeping[-1] and (posting & RING_MASK or self._is_last(posting)):
-            self._ring()
+    def _take_orders(self) -> bool:
+        """Have the envs reset for which that was asked anew; return whether there are any."""
+        orders, before = self._in_rows(self._orders), self._ordered
+        self._ordered = orders
+        for seat, token, known in zip(self._seats, orders, before, strict=True):
+            if token != known:
+                seat.order_reset(seat.sink, token)
+        return orders != before
+
+    def _in_rows(self, column: Any) -> list[int]:
+        """Return the items of a column that belong to the envs."""
+        items: list[int] = column[self._first : self._end].tolist()
+        return items if self._is_dense else [items[row - self._first] for row in self._rows]
+
+    def begin(self, row: int) -> None:
+        """Say which env is run from now on."""
+        if self._timed:
+            self._since[self._index] = monotonic()
+        self._running[self._index] = row + 1
+
+    def rest(self) -> None:
+        """Say that none is."""
+        if self._seats:
+            self._running[self._index] = 0
+            if self._timed:
+                self._since[self._index] = monotonic()
+
+    # -- the parent's bell ------------------------------------------------------------------
 
     def _is_last(self, posting: int) -> bool:
         """Return whether all hosts that the same was posted for have finished.
@@ -298,29 +281,12 @@ class PostedSteps:
                 return False
         return True
 
-    def _wake_parent(self) -> None:
-        fence()
-        if self._sleeping[-1]:
-            self._ring()
-
-    def _follow(
-        self, env: PostedEnv, token: int, answer: tuple[Sequence[Any], bool], send: Send
-    ) -> None:
-        messages, resets = answer
-        for message in messages:
-            send(message)
-        if resets:
-            self._resets.append((env, token))
-
-    def _begin(self, env: PostedEnv) -> None:
-        if self._timed:
-            self._since[self._index] = monotonic()
-        self._running[self._index] = env.row + 1
-
-    def _rest(self) -> None:
-        self._running[self._index] = 0
-        if self._timed:
-            self._since[self._index] = monotonic()
+    def wake_parent(self) -> None:
+        """Ring for the parent, if it sleeps."""
+        if self._seats:
+            fence()
+            if self._sleeping[-1]:
+                self.ring()
 
 
 class _ActionReader:

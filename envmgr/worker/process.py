@@ -10,12 +10,10 @@ import mmap
 import os
 import pickle
 import random
-import select
 import signal
 import sys
 import threading
-from collections import deque
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Mapping, MutableMapping
 from multiprocessing import current_process
 from multiprocessing.connection import wait
 from typing import Any
@@ -23,13 +21,14 @@ from typing import Any
 import numpy as np
 
 from envmgr.types import EnvFactory
-from envmgr.wire.channel import BELL_VALUE_ASKED, Channel, ChannelClosedError
-from envmgr.wire.frames import Frame, FrameError, encode
+from envmgr.wire.channel import Channel, ChannelClosedError
+from envmgr.wire.frames import FrameError, encode
 from envmgr.wire.hosts import HostSettings, Orders, WorkerSettings
 from envmgr.wire.messages import UNANSWERED, FailureKind, Message, Op, RemoteFailure
 from envmgr.worker import last_words
 from envmgr.worker.host import Host
 from envmgr.worker.posted import PostedSteps
+from envmgr.worker.serving import Inbox, serve
 
 _THREAD_VARIABLES = (
     "OMP_NUM_THREADS",
@@ -158,9 +157,8 @@ def run_worker(
         The exit code.
     """
     last_words_fd, shared_fds = (fds[0], fds[1:]) if last_words.ARE_KEPT else (None, fds)
-    inbox = _Inbox(channel, shared_fds[2] if len(shared_fds) > 2 else None)
+    inbox = Inbox(channel, shared_fds[2] if len(shared_fds) > 2 else None)
     try:
-        inbox.wait()
         first = inbox.next()
         if first is None or first.op != Op.HELLO:
             return 0  # the launch has failed before it began
@@ -173,29 +171,22 @@ def run_worker(
         except Exception as error:  # whatever a __setstate__ of a space may raise
             _refuse(orders, error, channel)
             settings, factories, orders = HostSettings(), {}, orders._replace(envs=())
-        if factories is None:
-            made = [_Factory(pickled) for pickled in orders.factories]
-            factories = {env_id: made[place] for env_id, _, _, place in orders.envs}
-        else:
-            factories = {env_id: factories[env_id] for env_id, _, _, _ in orders.envs}
         posted = None
         if len(shared_fds) > 1:
-            ring = functools.partial(_ring, shared_fds[1])
+            ring, timed = functools.partial(_ring, shared_fds[1]), bool(settings.announced)
             spin_s = orders.worker.spin_s
-            posted = PostedSteps(
-                orders.host_index, ring, timed=bool(settings.announced), spin_s=spin_s
-            )
+            posted = PostedSteps(orders.host_index, ring, timed=timed, spin_s=spin_s)
         host = Host(
-            factories,
+            _factories(orders, factories),
             settings,
             encode=encode,
+            send=channel.send,
             memory=functools.cache(lambda nbytes: _open_memory(shared_fds, nbytes)),
             rss_bytes=resident_bytes,
             posted=posted,
         )
-        if factories:
-            _build(orders, host, channel)
-        _serve(host, posted, inbox, channel)
+        _build(orders, host)
+        serve(host, posted, inbox)
     except ChannelClosedError:  # the parent is gone, or has let go of this worker
         flush_streams()
         kill_own_group()  # nobody may be there any more who ends what it has started
@@ -210,136 +201,20 @@ def _refuse(orders: Orders, error: Exception, channel: Channel) -> None:
         channel.send(encode(Message(Op.FAILED, env_id, generation, request_id, failure)))
 
 
-def _build(orders: Orders, host: Host, channel: Channel) -> None:
+def _factories(
+    orders: Orders, inherited: Mapping[int, EnvFactory] | None
+) -> Mapping[int, EnvFactory]:
+    """Return the factories of the envs, by env_id."""
+    if inherited is not None:
+        return {env_id: inherited[env_id] for env_id, _, _, _ in orders.envs}
+    made = [_Factory(pickled) for pickled in orders.factories]
+    return {env_id: made[place] for env_id, _, _, place in orders.envs}
+
+
+def _build(orders: Orders, host: Host) -> None:
     for env_id, generation, request_id, _ in orders.envs:
         if request_id != UNANSWERED:
-            for reply in host.handle(Message(Op.HELLO, env_id, generation, request_id, None)):
-                channel.send(reply)
-
-
-def _serve(host: Host, posted: PostedSteps | None, inbox: _Inbox, channel: Channel) -> None:
-    """Run requests and posted steps until CLOSE."""
-    postponed = host.postponed
-    while True:
-        if posted is not None and posted.is_alone and inbox.has_bell and not postponed:
-            posted.run_alone(channel.send, inbox.await_bell)
-        if posted is not None and (posted.is_due or channel.asked):
-            asked, channel.asked = channel.asked, False
-            posted.run(channel.send, asked=asked)
-            if posted.has_mail():
-                inbox.read()
-            if inbox.has_none:
-                continue
-        elif postponed and inbox.is_empty():
-            _send_all(channel, host.next_postponed())
-            continue
-        elif inbox.has_none:
-            if posted is not None and posted.stays_awake(watches=True):
-                continue
-            inbox.wait()
-            if posted is not None:
-                posted.wake()
-        while (message := inbox.next()) is not None:
-            if message.op == Op.CLOSE:
-                host.close()
-                channel.send(encode(message._replace(op=Op.CLOSED, payload=None)))
-                return
-            _send_all(channel, host.handle(message))
-
-
-def _send_all(channel: Channel, replies: Iterator[Any]) -> None:
-    for reply in replies:
-        channel.send(reply)
-
-
-class _Inbox:
-    """The messages that come over a connection, one at a time, and bells.
-
-    Args:
-        channel: the connection.
-        bell: an eventfd that is rung; None if bells come over the connection.
-    """
-
-    def __init__(self, channel: Channel, bell: int | None = None) -> None:
-        self._channel = channel
-        self._bell = bell
-        self._frames: deque[Frame] = deque()
-        if bell is not None:
-            self._poll = select.poll()
-            self._poll.register(bell, select.POLLIN)
-            self._poll.register(channel.fileno(), select.POLLIN)
-
-    def is_empty(self) -> bool:
-        """Whether nothing has arrived yet."""
-        return not self._frames and not self.read()
-
-    @property
-    def has_none(self) -> bool:
-        """Whether no message has been read and not been run yet."""
-        return not self._frames
-
-    def read(self) -> bool:
-        """Read what has arrived, without waiting; return whether there is a message.
-
-        Raises:
-            ChannelClosedError: the other end is closed.
-        """
-        try:
-            while self._channel.has_arrived():
-                self._frames.extend(self._channel.receive())
-        except (ChannelClosedError, FrameError):
-            if not self._frames:  # else it is raised again when these have been run
-                raise
-        return bool(self._frames)
-
-    def wait(self) -> None:
-        """Wait for a message or a bell.
-
-        Raises:
-            ChannelClosedError: the other end is closed.
-        """
-        frames = self._frames
-        while not frames:
-            if self._bell is not None and (self.await_bell() or self._channel.asked):
-                return
-            frames.extend(self._channel.receive())
-            if self._channel.rung:
-                self._channel.rung = False
-                return
-
-    def next(self) -> Message | None:
-        """Return the next of the messages that were read; None if there is none."""
-        frames = self._frames
-        while frames:
-            frame = frames.popleft()
-            try:
-                return frame.message()
-            except FrameError as error:
-                failure = RemoteFailure(FailureKind.PROTOCOL, _during(frame.op), message=str(error))
-                self._channel.send(encode(Message(Op.FAILED, *frame[1:4], failure)))
-        return None
-
-    @property
-    def has_bell(self) -> bool:
-        """Whether `await_bell` is to be called: there is a bell, and nothing that comes first."""
-        return self._bell is not None and not self._frames and not self._channel.asked
-
-    def await_bell(self) -> bool:
-        """Sleep until rung for; False if there is more to it: a message, or an answer is asked."""
-        ready = self._poll.poll()
-        if len(ready) != 1 or ready[0][0] != self._bell:
-            return False
-        try:  # not `suppress`: this runs for each step of a worker that sleeps between them
-            if os.eventfd_read(self._bell) < BELL_VALUE_ASKED:
-                return True
-        except BlockingIOError:
-            return True
-        self._channel.asked = True
-        return False
-
-
-def _during(op: int) -> str:
-    return {Op.STEP: "step", Op.RESET: "reset", Op.HELLO: "construction"}.get(Op(op), "call")
+            host.handle(Message(Op.HELLO, env_id, generation, request_id, None))
 
 
 class _Factory:

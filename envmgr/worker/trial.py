@@ -6,13 +6,13 @@ This module imports nothing of managers, torch or treetensor.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any, NamedTuple
 
 from envmgr.env import adapt
-from envmgr.env.contract import Outcome
 from envmgr.types import is_abnormal
+from envmgr.worker.applied import AppliedEnv
 
 _CHUNK = 64
 """Actions sampled at a time, so that sampling is not measured."""
@@ -62,27 +62,19 @@ class Trial(NamedTuple):
         return self.reset_s * max(self.n_episodes, 1) / self.n_steps
 
 
-def try_env(
-    env: Any,
-    outcome: Callable[[Any], Outcome],
-    action_space: Any,
-    params: Mapping[str, Any],
-    seconds: float,
-) -> Trial:
+def try_env(applied: AppliedEnv, seconds: float) -> Trial:
     """Take random steps in an env that has been reset, and reset it when an episode ends.
 
     At least one step and one reset are measured, however long they take.
 
     Args:
-        env: as `adapt.as_base_env` returned it.
-        outcome: takes one action in it.
-        action_space: where actions come from.
-        params: keyword arguments of its resets.
+        applied: the env.
         seconds: when to stop.
 
     Raises:
         Exception: whatever the env raises.
     """
+    env, outcome, action_space, params = applied
 
     def take(action: Any) -> bool:
         _, _, done, _, info = outcome(action)

@@ -54,7 +54,7 @@ def reached() -> tuple[Block, PostedSteps]:
         assert frame.f_back is not None, "this is not a worker process"
         frame = frame.f_back
     posted = frame.f_locals["posted"]
-    return posted._envs[0].block, posted
+    return posted._seats[0].sink.block, posted
 
 
 def info_bytes(value: Any, n_missing: int = 0) -> bytes:
@@ -143,7 +143,7 @@ class Forger(ScriptedEnv):
         block.rewards[row] = FORGED
         block.flags[row] = forgery["flags"]
         block.replies[row] = token % (1 << 64)
-        posted._ring()
+        posted.ring()
 
     def forge_reset(self) -> None:
         (block, posted), row = reached(), self.script.env_id
@@ -155,7 +155,7 @@ class Forger(ScriptedEnv):
         block.reset_infos[row, : len(info)] = info
         block.reset_flags[row] = forgery["flags"]
         block.resets[row] = token % (1 << 64)
-        posted._ring()
+        posted.ring()
 
 
 def forgers(world: World, setup: Setup, forgery: str, where: str = "step", **cfg: Any) -> Any:

@@ -22,7 +22,7 @@ from envmgr.errors import EnvProtocolError
 from envmgr.testing.faulty import worker_channel
 from envmgr.wire.frames import HEADER_BYTES, MAX_PAYLOAD_BYTES, encode
 from envmgr.wire.messages import AfterStep, Message, Op
-from envmgr.worker.posted_env import PostedEnv
+from envmgr.worker.sinks import BlockSink
 from tests.contract.envs import OBS_SPACE, ScriptedEnv, seen
 from tests.contract.harness import (
     Setup,
@@ -172,9 +172,9 @@ def _request_in_progress() -> Message:
         message = frame.f_locals.get("message")
         if isinstance(message, Message):
             return message
-        posted = frame.f_locals.get("self")
-        if isinstance(posted, PostedEnv) and "token" in frame.f_locals:
-            return posted._message(frame.f_locals["token"])  # it came through the block
+        sink = frame.f_locals.get("sink")
+        if isinstance(sink, BlockSink):  # it came through the block
+            return sink.request(frame.f_locals["key"])
         frame = frame.f_back
     raise AssertionError("no request is in progress")
 

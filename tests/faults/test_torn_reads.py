@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from envmgr.wire.block import block_is_possible
-from envmgr.worker.posted_env import PostedEnv
+from envmgr.worker.running import RunningEnv
+from envmgr.worker.sinks import BlockSink
 from tests.fuzz.torn import contend, kill_writers
 
 pytestmark = pytest.mark.skipif(not block_is_possible(), reason="no block on this platform")
@@ -24,16 +25,14 @@ def test_contended_reads_are_whole() -> None:
 
 def test_a_token_before_its_observation_is_seen_to_be_torn(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the test above would see if the order of writes were wrong."""
-    answer = PostedEnv._answered
+    take_step = RunningEnv.take_step
 
-    def too_early(self: PostedEnv, env: Any, writer: Any, lone: Any) -> Any:
-        def step(token: int, action: Any) -> Any:
-            self._replies[self.row] = token
-            return answer(self, token, self._outcome, action)
+    def too_early(running: RunningEnv, sink: BlockSink, token: int, *step: Any) -> Any:
+        sink.replies[sink.row] = token
+        return take_step(running, sink, token, *step)
 
-        return step
-
-    monkeypatch.setattr(PostedEnv, "_shortcut", too_early)
+    monkeypatch.setattr(RunningEnv, "take_step", too_early)
+    monkeypatch.setattr("envmgr.worker.seats._shortcut", lambda *_: None)
     assert contend(2_000).n_torn > 0
 
 

@@ -128,6 +128,7 @@ def _write(memory: Any, placements: Sequence[Placement], n: int, seated: Any) ->
         factories,
         HostSettings(),
         encode=lambda message: message,
+        send=lambda message: None,
         memory=lambda nbytes: memory,
         posted=posted,
     )
@@ -140,13 +141,13 @@ def _write(memory: Any, placements: Sequence[Placement], n: int, seated: Any) ->
     for env_id in range(ENV_NUM):
         for number, (op, payload) in enumerate(requests):
             placed = placements[env_id] if op is Op.ATTACH else payload
-            list(host.handle(Message(op, env_id, 0, number + 1, placed)))
+            host.handle(Message(op, env_id, 0, number + 1, placed))
     seated.set()
     trainer = os.getppid()
     while os.getppid() == trainer:
         for _ in range(1000):
             if posted.is_due:
-                posted.run(lambda message: None, asked=False)
+                posted.run(None)
 
 
 def _read(memory: Any, plan: BlockPlan, placements: Sequence[Placement], n: int) -> TornReport:

@@ -122,11 +122,9 @@ class Worker:
             self.send(encode(message._replace(op=Op.CLOSED, payload=None)))
             self.die(0)
         else:
-            for reply in self._host.handle(message):
-                self.send(reply)
-            while self._host.postponed:
-                for reply in self._host.next_postponed():
-                    self.send(reply)
+            self._host.handle(message)
+            while self._host.resets:
+                self._host.run_resets(1)
             if message.op == Op.ATTACH:
                 self._attach(message)
 
@@ -140,6 +138,7 @@ class Worker:
             self.spec.factories,
             settings,
             encode=encode,
+            send=self.send,
             memory=self._wire.memory,
             posted=self._posted,
         )
@@ -158,11 +157,12 @@ class Worker:
 
     def look(self) -> None:
         """Take the steps that are posted, and the resets after them."""
-        if self._posted is not None and self.is_alive:
+        if self._posted is not None and self._host is not None and self.is_alive:
             for _ in range(MOST_LOOKS):  # somebody may scribble over what says so
-                if not self._posted.is_due:
+                if not self._posted.is_due and not self._host.resets:
                     break
-                self._posted.run(self.send, asked=False)
+                self._posted.run(None)
+                self._host.run_resets(len(self._host.resets))
             if self.block is not None:
                 self._wire.scribble(self.block)
                 self.block.sleeping[:] = 1

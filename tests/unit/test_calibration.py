@@ -24,7 +24,7 @@ from envmgr.errors import ManagerClosedError
 from envmgr.launch import build_engine, usable_cores
 from envmgr.transport.base import Arrival, Garbage, HostDied
 from envmgr.wire.messages import FailureKind, Message, Op, RemoteFailure
-from envmgr.worker.trial import Trial
+from envmgr.worker.trial import Trial, try_env
 from tests.fakes import (
     KILLED,
     FakeClock,
@@ -173,7 +173,7 @@ class Worker:
             return [reply(Op.HELLO, description())]
         if message.op == Op.RESET:
             return [reply(Op.NOTICE, "a cast"), reply(Op.RESET_DONE, (None, {}))]
-        if message.op == Op.CALIBRATE:
+        if message.op == Op.APPLY:
             return [reply(Op.RESULT, self._measured)]
         return []
 
@@ -217,11 +217,11 @@ def test_an_env_is_built_reset_and_stepped(caplog: pytest.LogCaptureFixture) -> 
     (host,) = transport.hosts.values()
     (_, reset, calibrate) = host.received
     assert (reset.op, reset.payload.params, reset.payload.seed) == (Op.RESET, {"level": 3}, 7)
-    assert (calibrate.op, calibrate.payload) == (Op.CALIBRATE, STEPPING_S)
+    assert (calibrate.op, calibrate.payload) == (Op.APPLY, (try_env, (STEPPING_S,)))
     assert [(r.levelname, r.message) for r in caplog.records] == [("INFO", str(found))]
 
 
-@pytest.mark.parametrize("during", [Op.HELLO, Op.RESET, Op.CALIBRATE])
+@pytest.mark.parametrize("during", [Op.HELLO, Op.RESET, Op.APPLY])
 @pytest.mark.parametrize(
     ("fault", "text"),
     [
@@ -257,9 +257,9 @@ def test_an_env_that_fails_means_one_worker_each(
         (Op.RESET, {}, PATIENCE_S, "not answered 5 s into the first reset"),
         (Op.RESET, {"reset_timeout": 0.5}, 0.5, "not answered 0.5 s into the first reset"),
         (Op.RESET, {"reset_timeout": 100.0}, PATIENCE_S, "not answered 5 s into the first reset"),
-        (Op.CALIBRATE, {}, STEPPING_S + PATIENCE_S, "not answered 5.3 s into its steps"),
-        (Op.CALIBRATE, {"step_timeout": 0.25, "reset_timeout": 0.5}, STEPPING_S + 1.5, "1.8 s"),
-        (Op.CALIBRATE, {"step_timeout": 100.0, "reset_timeout": 0.5}, STEPPING_S + 5.0, "5.3 s"),
+        (Op.APPLY, {}, STEPPING_S + PATIENCE_S, "not answered 5.3 s into its steps"),
+        (Op.APPLY, {"step_timeout": 0.25, "reset_timeout": 0.5}, STEPPING_S + 1.5, "1.8 s"),
+        (Op.APPLY, {"step_timeout": 100.0, "reset_timeout": 0.5}, STEPPING_S + 5.0, "5.3 s"),
     ],
 )
 def test_patience_has_an_end(
@@ -283,7 +283,7 @@ def test_an_answer_that_is_no_trial(answer: Any) -> None:
 
 
 def test_it_is_given_up_when_the_manager_is_closed(caplog: pytest.LogCaptureFixture) -> None:
-    engine, transport, clock = launched(Worker(Op.CALIBRATE), config())
+    engine, transport, clock = launched(Worker(Op.APPLY), config())
     began = clock()
     transport.call_after(1.0, lambda: engine.close(0.0))
     with pytest.raises(ManagerClosedError, match="closed by another thread"):

@@ -103,10 +103,12 @@ class Harness:
     ) -> None:
         self.env = env
         self.built = 0
+        self.sent: list[Message] = []
         self.host = Host(
             {3: self._build},
             HostSettings(**settings),
             encode=encode,
+            send=self.sent.append,
             memory=lambda nbytes: memory,
             rss_bytes=rss_bytes,
         )
@@ -123,11 +125,18 @@ class Harness:
         return Message(op, 3, 1, self._request_id, payload)
 
     def build(self) -> Any:
-        return list(self.host.handle(self.message(Op.HELLO)))
+        return self.handle(self.message(Op.HELLO))
+
+    def handle(self, message: Message) -> list[Any]:
+        """Run a request, and the reset that may follow it, and return what was sent."""
+        self.sent.clear()
+        self.host.handle(message)
+        self.host.run_resets(1)
+        return list(self.sent)
 
     def run(self, op: Op, payload: Any = None) -> list[Message]:
         request = self.message(op, payload)
-        replies = list(self.host.handle(request))
+        replies = self.handle(request)
         for reply in replies:  # every reply says what it answers
             assert reply[1:4] == request[1:4]
         return replies
@@ -342,7 +351,7 @@ def test_a_step_before_anything_was_built_is_reported() -> None:
 
 def test_an_unknown_operation_is_reported() -> None:
     request = Message(42, 3, 1, 9, None)
-    (reply,) = launched().host.handle(request)
+    (reply,) = launched().handle(request)
     assert reply[:4] == (Op.FAILED, 3, 1, 9)
     assert reply.payload.kind is FailureKind.PROTOCOL
     assert "unknown operation 42" in reply.payload.message
@@ -353,12 +362,14 @@ def test_an_unknown_operation_is_reported() -> None:
 
 def test_the_reply_to_a_step_is_out_before_the_next_reset_runs() -> None:
     harness = launched(step(9, done=True))
-    replies = harness.host.handle(harness.message(Op.STEP, 0))
-    assert next(replies).op == Op.STEPPED
+    harness.sent.clear()
+    harness.host.handle(harness.message(Op.STEP, 0))
+    assert [reply.op for reply in harness.sent] == [Op.STEPPED]
     assert harness.env.log == [("step", 0)]  # nothing has been reset yet
-    assert next(replies).op == Op.RESET_DONE
+    harness.host.run_resets(1)
+    assert [reply.op for reply in harness.sent] == [Op.STEPPED, Op.RESET_DONE]
     assert harness.env.log == [("step", 0), ("reset", {})]
-    assert next(replies, None) is None
+    assert not harness.host.resets
 
 
 def test_an_episodes_end_resets_with_the_plans_params_and_answers_the_same_request() -> None:
@@ -699,7 +710,7 @@ def kept_by(harness: Harness, *, seed: int | None = None) -> list[Message]:
 
 def adopted(harness: Harness, env_id: int, placement: Any = None) -> list[Message]:
     """Have a host serve another env_id, and await what came of the reset that it kept."""
-    return list(harness.host.handle(Message(Op.ADOPT, env_id, 4, 77, placement)))
+    return harness.handle(Message(Op.ADOPT, env_id, 4, 77, placement))
 
 
 def test_what_a_reset_gave_is_kept_until_the_env_is_adopted() -> None:
@@ -717,10 +728,10 @@ def test_what_a_reset_gave_is_kept_until_the_env_is_adopted() -> None:
     assert reply == Message(Op.RESET_DONE, 1, 4, 77, (2, {"level": 2}))
     rows = np.frombuffer(memory, np.float32).reshape(-1)[: 4 * 2 * 2].reshape(4, 2, 2)
     assert rows[2, 1].tolist() == [7, 7]
-    (stepped,) = harness.host.handle(Message(Op.STEP, 1, 4, 78, 0))
+    (stepped,) = harness.handle(Message(Op.STEP, 1, 4, 78, 0))
     assert stepped.payload[0] == 0
     assert rows[0, 1].tolist() == [5, 5]
-    (failed,) = harness.host.handle(Message(Op.STEP, 3, 4, 79, 0))
+    (failed,) = harness.handle(Message(Op.STEP, 3, 4, 79, 0))
     assert failed.payload.kind is FailureKind.PROTOCOL
     assert env.log[2:] == [("step", 0)]
 
@@ -749,7 +760,7 @@ def test_a_reset_that_failed_is_reported_at_once_and_again_when_the_env_is_adopt
     (reply,) = adopted(harness, 0, placements[0])
     assert reply == Message(Op.FAILED, 0, 4, 77, failure)
     again = ResetOrder({}, None, None, EpisodePlan(False, 0, {}))
-    (done,) = harness.host.handle(Message(Op.RESET, 0, 4, 78, again))
+    (done,) = harness.handle(Message(Op.RESET, 0, 4, 78, again))
     assert done.payload[0] == 2  # it has been attached all the same
 
 
@@ -780,9 +791,9 @@ def test_an_env_that_becomes_a_spare_writes_into_shared_memory_no_more() -> None
     harness.run(Op.ATTACH, placements[0])
     harness.reset()
     env.resets = [np.full(2, 7, np.float32)]
-    assert list(harness.host.handle(Message(Op.ADOPT, 9, 1, 0, None))) == []
+    assert harness.handle(Message(Op.ADOPT, 9, 1, 0, None)) == []
     order = ResetOrder({}, None, None, EpisodePlan(False, 0, {}), keeps=True)
-    (reply,) = harness.host.handle(Message(Op.RESET, 9, 1, 5, order))
+    (reply,) = harness.handle(Message(Op.RESET, 9, 1, 5, order))
     assert reply == Message(Op.RESET_DONE, 9, 1, 5, None)
     assert not any(memory)
 

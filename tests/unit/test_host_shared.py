@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -33,10 +34,12 @@ class SharedHost:
     def __init__(self, *envs: Any, **settings: Any) -> None:
         self.envs = list(envs)
         factories = {i: lambda i=i: self._build(i) for i in range(len(envs))}
+        self.replies: list[Message] = []
         self.host = Host(
             factories,
             HostSettings(**settings),
             encode=lambda message: message,
+            send=lambda message: self.replies.append(message),
             memory=lambda n: None,
         )
         self._request_id = 0
@@ -55,7 +58,8 @@ class SharedHost:
         """Run a request, and return the operations of its replies, which all answer it."""
         self._request_id += 1
         request_id = self._request_id if answered else UNANSWERED
-        self.replies = list(self.host.handle(Message(op, env_id, 0, request_id, payload)))
+        self.replies = []
+        self.host.handle(Message(op, env_id, 0, request_id, payload))
         assert all(reply[1:4] == (env_id, 0, request_id) for reply in self.replies)
         return [Op(reply.op) for reply in self.replies]
 
@@ -67,7 +71,9 @@ class SharedHost:
 
     def postponed(self) -> list[tuple[int, int, Op]]:
         """Run the oldest postponed reset: env_id, request id and operation of each reply."""
-        return [(r.env_id, r.request_id, Op(r.op)) for r in self.host.next_postponed()]
+        self.replies = []
+        self.host.run_resets(1)
+        return [(r.env_id, r.request_id, Op(r.op)) for r in self.replies]
 
 
 def test_requests_go_to_the_env_they_are_for() -> None:
@@ -103,13 +109,13 @@ def test_automatic_resets_wait_for_what_has_arrived_for_the_others() -> None:
     assert first.payload[4] == AfterStep.RESETS
     assert host.step(0) == [Op.STEPPED]
     assert host.step(2) == [Op.STEPPED]
-    assert len(host.host.postponed) == 2
+    assert len(host.host.resets) == 2
     assert host.envs[1].log == [("step", 0)]
     assert host.postponed() == [(1, first.request_id, Op.RESET_DONE)]
     assert host.envs[1].log == [("step", 0), ("reset", {"later": 1})]
     assert host.envs[0].log == [("step", 0)]
     assert [env_id for env_id, _, _ in host.postponed()] == [0]
-    assert not host.host.postponed
+    assert not host.host.resets
 
 
 def test_a_postponed_reset_that_fails_is_reported_for_its_env() -> None:
@@ -119,10 +125,13 @@ def test_a_postponed_reset_that_fails_is_reported_for_its_env() -> None:
     assert [op for _, _, op in host.postponed()] == [Op.FAILED]
 
 
-def test_an_env_that_has_its_host_to_itself_is_reset_at_once() -> None:
-    host = SharedHost(ScriptedEnv(step(done=True)))
-    assert host.step(0) == [Op.STEPPED, Op.RESET_DONE]
-    assert not host.host.postponed
+def test_a_renewed_env_is_not_reset_for_the_one_before_it() -> None:
+    host = SharedHost(ScriptedEnv(step(done=True)), ScriptedEnv())
+    host.step(0)
+    host.run(0, Op.RENEW)
+    host.envs[0].log.clear()
+    assert host.postponed() == []
+    assert host.envs[0].log == []
 
 
 def test_one_env_is_let_go_of_and_may_be_built_again() -> None:
@@ -141,7 +150,7 @@ def test_closing_closes_all_and_forgets_what_was_postponed() -> None:
     host.envs[0].close = _raise
     host.host.close()
     assert host.envs[1].closed == 1
-    assert not host.host.postponed
+    assert not host.host.resets
 
 
 def _raise() -> None:
@@ -158,7 +167,7 @@ def test_episodes_are_counted_over_all_envs_and_a_worn_host_stays_so() -> None:
     for env_id in (0, 1, 0, 1):
         host.step(env_id)
         afters.append(host.replies[0].payload[4])
-        while host.host.postponed:
+        while host.host.resets:
             host.postponed()
     wants = AfterStep.WANTS_RECYCLING
     assert afters == [AfterStep.RESETS, AfterStep.RESETS, wants, wants]
@@ -166,6 +175,14 @@ def test_episodes_are_counted_over_all_envs_and_a_worn_host_stays_so() -> None:
     host.reset(0)
     host.step(1)
     assert host.replies[0].payload[4] == wants
+
+
+class _Calls(list[Message]):
+    """Calls a function with what is appended."""
+
+    def __init__(self, function: Callable[[Message], None]) -> None:
+        super().__init__()
+        self.append = function  # type: ignore[method-assign, assignment]
 
 
 # -- announcements --------------------------------------------------------------------------------
@@ -183,13 +200,18 @@ def test_episodes_are_counted_over_all_envs_and_a_worn_host_stays_so() -> None:
 )
 def test_work_is_announced_before_it_begins(op: Op, payload: Any, answer: Op) -> None:
     host = SharedHost(ScriptedEnv(step()), ScriptedEnv(), announced=frozenset((op,)))
-    replies = host.host.handle(Message(op, 0, 0, 99, payload))
     env = host.envs[0]
     env.log.clear()
-    env.closed = 0
-    assert next(replies) == Message(Op.BEGAN, 0, 0, 99, None)
-    assert (env.log, env.closed) == ([], 0)
-    assert next(replies).op == answer
+    done: list[Any] = []
+
+    def send(message: Message) -> None:
+        done.append((message.op, list(env.log), env.closed))
+
+    host.replies = _Calls(send)
+    host.host.handle(Message(op, 0, 0, 99, payload))
+    (began, *before), (answered, *_) = done
+    assert (began, *before) == (Op.BEGAN, [], 0)
+    assert answered == answer
 
 
 def test_a_postponed_reset_is_announced() -> None:

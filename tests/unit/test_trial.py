@@ -11,6 +11,7 @@ from gymnasium.spaces import Box, Discrete
 
 from envmgr.wire.hosts import HostSettings
 from envmgr.wire.messages import EpisodePlan, Message, Op, RemoteFailure, ResetOrder
+from envmgr.worker.applied import AppliedEnv
 from envmgr.worker.host import Host
 from envmgr.worker.trial import Trial, queued_s_of_this_thread, run_trial, try_env
 
@@ -182,12 +183,19 @@ class ShortEnv:
 def calibrated(env: Any, seconds: float = 0.0) -> Message:
     """Build, reset and try an env in a host; return the last reply."""
     settings = HostSettings()
-    host = Host({0: lambda: env}, settings, encode=lambda m: m, memory=lambda nbytes: None)
+    sent: list[Message] = []
+    host = Host(
+        {0: lambda: env},
+        settings,
+        encode=lambda m: m,
+        send=sent.append,
+        memory=lambda nbytes: None,
+    )
     order = ResetOrder({"level": 3}, None, None, EpisodePlan(False, 0, {"level": 3}))
-    list(host.handle(Message(Op.HELLO, 0, 0, 1, None)))
-    list(host.handle(Message(Op.RESET, 0, 0, 2, order)))
-    *_, reply = host.handle(Message(Op.CALIBRATE, 0, 0, 3, seconds))
-    return reply
+    host.handle(Message(Op.HELLO, 0, 0, 1, None))
+    host.handle(Message(Op.RESET, 0, 0, 2, order))
+    host.handle(Message(Op.APPLY, 0, 0, 3, (try_env, (seconds,))))
+    return sent[-1]
 
 
 def test_a_host_tries_its_env() -> None:
@@ -215,7 +223,7 @@ def test_what_an_env_raises_is_reported(error: BaseException) -> None:
     reply = calibrated(ShortEnv(fail))
     assert reply.op == Op.FAILED
     assert isinstance(reply.payload, RemoteFailure)
-    assert (reply.payload.during, reply.payload.type_name) == ("calibration", type(error).__name__)
+    assert (reply.payload.during, reply.payload.type_name) == ("call", type(error).__name__)
 
 
 def test_an_action_is_taken_before_the_clock_runs() -> None:
@@ -234,6 +242,6 @@ def test_an_action_is_taken_before_the_clock_runs() -> None:
         order.append("step")
         return 0, 1.0, True, 0, {}
 
-    found = try_env(Env(), outcome, Space(), {}, 0.0)
+    found = try_env(AppliedEnv(Env(), outcome, Space(), {}), 0.0)
     assert order == ["step", "reset", "step", "reset"]
     assert (found.n_steps, found.n_episodes, found.n_resets) == (1, 1, 1)

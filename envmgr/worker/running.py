@@ -1,0 +1,250 @@
+"""An env that is built: takes steps, is reset, and has both answered.
+
+This module imports nothing of managers, torch or treetensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from envmgr.env import adapt
+from envmgr.env.contract import Outcome, info_of
+from envmgr.types import is_abnormal
+from envmgr.wire.hosts import HostSettings
+from envmgr.wire.messages import (
+    UNANSWERED,
+    AfterStep,
+    EpisodePlan,
+    FailureKind,
+    Message,
+    Op,
+    RemoteFailure,
+    ResetOrder,
+)
+from envmgr.worker.checks import check_reward, kind_of
+from envmgr.worker.observations import ObservationWriter
+from envmgr.worker.sinks import MessageSink
+
+Postpone = Callable[[Callable[[], None]], None]
+"""Takes what runs a reset, to have it run later."""
+
+_NOTHING_KEPT = RemoteFailure(FailureKind.PROTOCOL, "reset", message="no reset was kept")
+_NO_PLAN = EpisodePlan(auto_reset=False, episodes_left=0, params={})
+
+
+class RunningEnv:
+    """One env, from its construction until it is closed.
+
+    Args:
+        env: the env, as `adapt.as_base_env` returned it.
+        settings: see `HostSettings`.
+        messages: answers by message.
+        is_worn: asked at each episode's end whether the worker has reached a limit.
+        postpone: takes the resets that the host begins by itself.
+
+    Attributes:
+        env: the env.
+        spaces: those of observations, actions and rewards.
+        outcome: takes one action in the env.
+        writer: writes its observations.
+        plan: what the host does by itself when an episode ends.
+        episodes: how many have ended.
+        refuses_non_finite: rewards have to be finite.
+
+    Raises:
+        Exception: what the env raises when it is asked for its spaces.
+    """
+
+    def __init__(
+        self,
+        env: Any,
+        settings: HostSettings,
+        *,
+        messages: MessageSink,
+        is_worn: Callable[[], bool],
+        postpone: Postpone,
+    ) -> None:
+        self.env = env
+        self.plan = _NO_PLAN
+        self.episodes = 0
+        self._episodes_left = 0.0
+        self.refuses_non_finite = settings.refuse_non_finite_rewards
+        self._propagated = settings.propagate
+        self._messages = messages
+        self._is_worn = is_worn
+        self._postpone = postpone
+        self._kept: tuple[Any, dict[str, Any]] | RemoteFailure = _NOTHING_KEPT
+        self._notices: list[str] = []
+        self._told: set[str] = set()
+        self._is_closed = False
+        try:
+            self.spaces = adapt.spaces_of(env, settings.observation_space, settings.action_space)
+        except BaseException:  # whatever the env's code may raise, SystemExit included
+            self.close()
+            raise
+        self.outcome = adapt.outcome_function(env)
+        self.writer = ObservationWriter(self.spaces[0], settings.rules, self._notice_cast)
+
+    def close(self) -> None:
+        """Close the env; errors of its own `close` are not ours to raise."""
+        self._is_closed = True
+        try:
+            adapt.close_env(self.env)
+        except self._propagated:
+            raise
+        except BaseException:  # noqa: S110 - the env is gone either way
+            pass
+
+    # -- steps ------------------------------------------------------------------------------
+
+    def take_step(
+        self, sink: MessageSink, key: Any, outcome_of: Callable[[Any], Outcome], argument: Any
+    ) -> bool:
+        """Take a step, answer it, and see to the reset that follows it.
+
+        Args:
+            sink: answers.
+            key: the request, as the sink knows it.
+            outcome_of: gives what the step came to; runs the env's code.
+            argument: of that.
+
+        Returns:
+            Whether a reset is to be run later.
+        """
+        after, completed = AfterStep.NOTHING, False
+        try:
+            outcome = outcome_of(argument)
+            obs, reward, done, ending, info = outcome
+            if info and is_abnormal(info):
+                return self._fail_abnormal(sink, key, info_of(ending, info))
+            if type(reward) is not float or self.refuses_non_finite:
+                check_reward(reward, refuse_non_finite=self.refuses_non_finite)
+            if done:
+                after = self._after_step()
+            reference = self.writer.write(obs)
+            complete = self._end_episode(sink, key, after) if done else None
+            sent, completed = sink.stepped(key, reference, outcome, after, complete)
+        except self._propagated:
+            raise
+        except BaseException as error:  # as above
+            return self.fail_step(sink, key, error)
+        self._answer(sink, key, sent)
+        if after is not AfterStep.RESETS or completed:
+            return False
+        self.order_reset(sink, key)
+        return True
+
+    def fail_step(self, sink: MessageSink, key: Any, error: BaseException) -> bool:
+        """Report that a step has raised; as `take_step`."""
+        if isinstance(error, self._propagated):
+            raise error
+        self._messages.send(sink.raised(key, error, "step"))
+        return False
+
+    def _fail_abnormal(self, sink: MessageSink, key: Any, info: Any) -> bool:
+        failure = RemoteFailure(FailureKind.ABNORMAL, "step", info=info)
+        self._messages.send(sink.failed(key, failure))
+        return False
+
+    def _after_step(self) -> AfterStep:
+        self.episodes += 1
+        if self._is_worn():
+            return AfterStep.WANTS_RECYCLING
+        if self.plan.auto_reset and self._episodes_left > 0:
+            return AfterStep.RESETS
+        return AfterStep.NOTHING
+
+    def _end_episode(
+        self, sink: MessageSink, key: Any, after: AfterStep
+    ) -> Callable[[], Sequence[Any]] | None:
+        """Count an episode; return what completes its last step, if that takes another one."""
+        self._episodes_left -= 1
+        if after is AfterStep.RESETS and self.plan.inplace:
+            return partial(self._begin, sink, key)
+        return None
+
+    # -- resets -----------------------------------------------------------------------------
+
+    def order_reset(self, sink: MessageSink, key: Any) -> None:
+        """Have the env reset later, as its plan says.
+
+        Args:
+            sink: answers.
+            key: the request that this is the reply to, or a part of it.
+        """
+        self._postpone(partial(self._begin_episode, sink, key))
+
+    def _begin_episode(self, sink: MessageSink, key: Any) -> None:
+        if not self._is_closed:
+            sink.announce(key)
+            self._answer(sink, key, self._begin(sink, key))
+
+    def reset(self, message: Message) -> None:
+        """Run RESET and answer it."""
+        order: ResetOrder = message.payload
+        self.plan, self._episodes_left = order.plan, order.plan.episodes_left
+        try:
+            if order.seed is not None:
+                adapt.seed_env(self.env, order.seed, order.dynamic_seed)
+            observation, info = adapt.reset_env(self.env, order.params)
+            if order.keeps:
+                self.writer.write(observation, of_reset=True)  # only checks: it is not attached
+        except self._propagated:
+            raise
+        except BaseException as error:  # as in `take_step`
+            self._kept = RemoteFailure.from_exception(error, "reset", kind_of(error))
+            self._messages.send(self._messages.failed(message, self._kept))
+            return
+        if order.keeps:
+            self._kept = observation, info
+            self._messages.send(self._messages.reply(message, Op.RESET_DONE, None))
+        else:
+            replies = self._begun(self._messages, message, observation, info)
+            self._answer(self._messages, message, replies)
+
+    def _begin(self, sink: MessageSink, key: Any) -> Sequence[Any]:
+        try:
+            observation, info = adapt.reset_env(self.env, self.plan.params)
+        except self._propagated:
+            raise
+        except BaseException as error:  # as in `take_step`
+            return (sink.raised(key, error, "reset"),)
+        return self._begun(sink, key, observation, info)
+
+    def _begun(
+        self, sink: MessageSink, key: Any, observation: Any, info: dict[str, Any]
+    ) -> Sequence[Any]:
+        try:
+            return sink.begun(key, self.writer.write(observation, of_reset=True), info)
+        except self._propagated:
+            raise
+        except BaseException as error:  # as in `take_step`
+            return (sink.raised(key, error, "reset"),)
+
+    def hand_over(self, message: Message) -> None:
+        """Answer with what came of the reset that was kept; nobody may want an answer."""
+        kept, self._kept = self._kept, _NOTHING_KEPT
+        if message.request_id == UNANSWERED:
+            return
+        if isinstance(kept, RemoteFailure):
+            self._messages.send(self._messages.failed(message, kept))
+        else:
+            self._answer(self._messages, message, self._begun(self._messages, message, *kept))
+
+    # -- parts ------------------------------------------------------------------------------
+
+    def _notice_cast(self, text: str) -> None:
+        if text not in self._told:
+            self._told.add(text)
+            self._notices.append(text)
+
+    def _answer(self, sink: MessageSink, key: Any, replies: Sequence[Any]) -> None:
+        """Send replies to a request; before them, once, what is to be logged in the parent."""
+        if self._notices:
+            notices, self._notices = self._notices, []
+            for text in notices:
+                sink.send(sink.reply(key, Op.NOTICE, text))
+        for reply in replies:
+            sink.send(reply)

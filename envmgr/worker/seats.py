@@ -1,0 +1,103 @@
+"""An env's seat at the shared block: what is posted in its row reaches the env through it.
+
+This module imports nothing of managers, torch or treetensor.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from envmgr.env.contract import TOLD
+from envmgr.env.gymnasium_env import GymnasiumEnv
+from envmgr.env.wrapped import WrappedEnv
+from envmgr.wire.block import ENDING_SHIFT
+from envmgr.worker.running import RunningEnv
+from envmgr.worker.sinks import BlockSink
+
+Step = Callable[[int, Any], bool | None]
+"""Takes a step and answers it, given its token and the action; true if a reset follows later."""
+
+
+@dataclass(frozen=True, eq=False)
+class Seat:
+    """One env's row of the block.
+
+    Attributes:
+        sink: answers there.
+        step: takes a step.
+        order_reset: has the env reset after the steps of this batch, and the token answered.
+        takes_any_number: an action that is a number is converted by the env in any case.
+    """
+
+    sink: BlockSink
+    step: Step
+    order_reset: Callable[[BlockSink, int], None]
+    takes_any_number: bool
+
+    @property
+    def row(self) -> int:
+        """Where it is."""
+        return self.sink.row
+
+
+def seat_of(running: RunningEnv, sink: BlockSink) -> Seat:
+    """Return the seat of an env, whose writer is attached."""
+    take_step, outcome = running.take_step, running.outcome
+    step = _shortcut(running, sink) or (
+        lambda token, action: take_step(sink, token, outcome, action)
+    )
+    return Seat(sink, step, running.order_reset, isinstance(running.env, WrappedEnv))
+
+
+def _shortcut(running: RunningEnv, sink: BlockSink) -> Step | None:
+    """Return a short `step` for gymnasium envs whose observation is one array; None for others.
+
+    It does in one function what `take_step` does in several, for steps without anything to them,
+    and leaves all others to that. Actions in the block are what the env expects.
+    """
+    env, writer = running.env, running.writer
+    # Numbers inside of dicts and tuples are numpy's here; such envs expect Python's.
+    converts = any(leaf.is_number and leaf.path for leaf in sink.block.plan.actions.leaves)
+    if type(env) is not GymnasiumEnv or converts or writer.lone is None:
+        return None
+    take_step, fail_step = running.take_step, running.fail_step
+    takes_any_reward = not running.refuses_non_finite
+    row, rewards, flags, replies = sink.row, sink.rewards, sink.flags, sink.replies
+    dtype, shape, targets, after, finite = writer.lone
+    codes = [place | TOLD << ENDING_SHIFT for place in range(len(after))]
+    ndarray, isfinite, outcome_of = np.ndarray, math.isfinite, env.outcome_of
+
+    def step(token: int, action: Any) -> bool | None:
+        try:
+            result = env.env.step(action)
+        except BaseException as error:  # whatever the env's code may raise, SystemExit included
+            return fail_step(sink, token, error)
+        if type(result) is tuple and len(result) == 5:
+            obs, reward, terminated, truncated, info = result
+            if (
+                terminated is False
+                and truncated is False
+                and type(reward) is float
+                and type(info) is dict
+                and not info
+                and type(obs) is ndarray
+                and obs.dtype == dtype
+                and obs.shape == shape
+                and (finite is None or finite(obs) == 0.0)
+                and (takes_any_reward or isfinite(reward))
+            ):
+                place = writer.step_slot
+                targets[place][...] = obs
+                writer.step_slot = after[place]
+                rewards[row] = reward
+                flags[row] = codes[place]
+                replies[row] = token  # last: from now on the reply counts
+                return None
+        return take_step(sink, token, outcome_of, result)
+
+    return step

@@ -1,0 +1,205 @@
+"""Where the answers of envs go: into messages, or into the env's row of the shared block.
+
+What the block has no room for (failures, large or odd infos, unusual rewards) goes by message,
+exactly as the answer to a request that came by message.
+
+This module imports nothing of managers, torch or treetensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from envmgr.env.contract import Outcome, info_of
+from envmgr.wire.block import (
+    AFTER_SHIFT,
+    DONE,
+    ENDING_SHIFT,
+    HAS_INFO,
+    INFO_BYTES,
+    REWARD_SHIFT,
+    REWARD_TYPES,
+    Block,
+    items,
+    request_of,
+)
+from envmgr.wire.frames import FrameError
+from envmgr.wire.infos import InfoEncoder
+from envmgr.wire.messages import AfterStep, Message, Op, RemoteFailure
+from envmgr.worker.checks import kind_of
+
+_REWARD_KINDS = {kind: number for number, kind in enumerate(REWARD_TYPES)}
+_MOST_EXACT = 1 << 53
+
+Send = Callable[[Any], None]
+
+
+class MessageSink:
+    """Answers requests by message. What its methods return is to be sent.
+
+    Each request is known by a key: here the message that it came with.
+
+    Args:
+        encode: turns a reply into what is sent; raises FrameError for what cannot be sent.
+        send: sends it.
+        announced: operations of which BEGAN is sent before one is run.
+    """
+
+    def __init__(
+        self, encode: Callable[[Message], Any], send: Send, announced: frozenset[int]
+    ) -> None:
+        self.encode = encode
+        self.send = send
+        self.announced = announced
+
+    def request(self, key: Any) -> Message:
+        """Return the request, for replies by message."""
+        request: Message = key
+        return request
+
+    def announce(self, key: Any, op: int = Op.RESET) -> None:
+        """Say that a request is run from now on, if anybody wants to know."""
+        if op in self.announced:
+            self.send(self.encode(key._replace(op=Op.BEGAN, payload=None)))
+
+    def reply(self, key: Any, op: Op, payload: Any) -> Any:
+        """Return an encoded reply.
+
+        Raises:
+            FrameError: it cannot be sent.
+        """
+        _, env_id, generation, request_id, _ = self.request(key)
+        return self.encode(Message(op, env_id, generation, request_id, payload))
+
+    def failed(self, key: Any, failure: RemoteFailure) -> Any:
+        """Return an encoded FAILED."""
+        try:
+            return self.reply(key, Op.FAILED, failure)
+        except FrameError as error:  # an info that cannot be sent
+            text = f"its info cannot be sent: {error}"
+            failure = RemoteFailure(failure.kind, failure.during, message=text)
+            return self.reply(key, Op.FAILED, failure)
+
+    def raised(self, key: Any, error: BaseException, during: str) -> Any:
+        """Return an encoded FAILED that reports an exception."""
+        return self.failed(key, RemoteFailure.from_exception(error, during, kind_of(error)))
+
+    def stepped(
+        self,
+        key: Any,
+        reference: Any,
+        outcome: Outcome,
+        after: AfterStep,
+        complete: Callable[[], Sequence[Any]] | None,
+    ) -> tuple[Sequence[Any], bool]:
+        """Answer a step whose observation has been committed.
+
+        Args:
+            key: the request.
+            reference: to the observation.
+            outcome: what else the step gave.
+            after: what this host does by itself after it.
+            complete: begins the next episode, without which the step is not complete; None if it
+                is. By message it is left to be run later: the reply to it tells.
+
+        Returns:
+            The replies, and whether `complete` was run.
+        """
+        _, reward, done, ending, info = outcome
+        payload = (reference, reward, done, info_of(ending, info), int(after))
+        return (self.reply(key, Op.STEPPED, payload),), False
+
+    def begun(self, key: Any, reference: Any, info: Any) -> Sequence[Any]:
+        """Answer a reset whose observation has been committed; return the replies."""
+        return (self.reply(key, Op.RESET_DONE, (reference, info)),)
+
+
+class BlockSink(MessageSink):
+    """Answers in a row of the block, where there is room; the key of a request is its token.
+
+    Args:
+        block: the columns.
+        row: which.
+        env_id: the env.
+        messages: how what there is no room for is sent.
+        announce: told that the env of the row begins with a reset.
+    """
+
+    def __init__(
+        self,
+        block: Block,
+        row: int,
+        env_id: int,
+        messages: MessageSink,
+        announce: Callable[[int], None],
+    ) -> None:
+        super().__init__(messages.encode, messages.send, messages.announced)
+        self.block = block
+        self.row = row
+        self.env_id = env_id
+        self._begin = announce
+        self._encoder = InfoEncoder(INFO_BYTES)
+        self.rewards = items(block.rewards)
+        self.flags = items(block.flags)
+        self.replies = items(block.replies)
+
+    def request(self, key: Any) -> Message:
+        """Return the request of a token."""
+        generation, request_id = request_of(key)
+        return Message(Op.STEP, self.env_id, generation, request_id, None)
+
+    def announce(self, key: Any, op: int = Op.RESET) -> None:
+        """Say so in the block."""
+        self._begin(self.row)
+
+    def stepped(
+        self,
+        key: Any,
+        reference: Any,
+        outcome: Outcome,
+        after: AfterStep,
+        complete: Callable[[], Sequence[Any]] | None,
+    ) -> tuple[Sequence[Any], bool]:
+        """Write the answer; it counts when it is complete."""
+        _, reward, done, ending, info = outcome
+        kind, data = _reward_kind(reward), self._encoded(info)
+        if kind is None or data is None:
+            return super().stepped(key, reference, outcome, after, complete)
+        replies = () if complete is None else complete()
+        flags = reference | ending << ENDING_SHIFT | int(after) << AFTER_SHIFT
+        flags |= kind << REWARD_SHIFT | (DONE if done else 0)
+        row = self.row
+        if data:
+            self.block.infos[row, : len(data)] = memoryview(data)
+            flags |= HAS_INFO
+        self.rewards[row] = float(reward)
+        self.flags[row] = flags
+        self.replies[row] = key  # last: from now on the answer counts
+        return replies, complete is not None
+
+    def begun(self, key: Any, reference: Any, info: Any) -> Sequence[Any]:
+        """Write the answer."""
+        data = self._encoded(info)
+        if data is None:
+            return super().begun(key, reference, info)
+        flags, row = reference, self.row
+        if data:
+            self.block.reset_infos[row, : len(data)] = memoryview(data)
+            flags |= HAS_INFO
+        self.block.reset_flags[row] = flags
+        self.block.resets[row] = key
+        return ()
+
+    def _encoded(self, info: Any) -> bytes | None:
+        if type(info) is not dict:
+            return None
+        return self._encoder.encode(info) if info else b""
+
+
+def _reward_kind(reward: Any) -> int | None:
+    """Return which of `REWARD_TYPES` a reward is; None if it is no number that is kept exactly."""
+    kind = _REWARD_KINDS.get(type(reward))
+    if kind is None or (type(reward) is not float and not -_MOST_EXACT < reward < _MOST_EXACT):
+        return None
+    return kind
