@@ -23,6 +23,7 @@ ASYNC_TWO = Setup("async_subprocess", "server", True, num_workers=2)
 RAISE, SYS_EXIT, GATE = int(Do.RAISE), int(Do.SYS_EXIT), int(Do.GATE)
 """Plain ints, which can be posted in the block."""
 
+LARGE = 1 << 18
 FAILURES = 20
 AT_MOST = 8
 """Steps of one neighbour between a failure and the next episode's beginning: one in the batch in
@@ -49,6 +50,30 @@ def test_f48_a_reset_begins_although_there_is_always_another_step_to_take(
     reset.release()
     gate.await_visit(2, "step").release()
     assert set(manager.recv(min_ready=2)) == {1, 2}
+    assert seen(ready_all(manager)[0])[2:4] == (1, 0)
+
+
+def test_f48_a_message_that_no_pipe_holds_arrives_although_there_is_always_another_step(
+    world: World,
+) -> None:
+    scripts = {0: {"reset_faults": {1: "gate"}}}
+    params = {0: {"blob": bytes(LARGE)}}
+    manager = world.make(ASYNC_ONE, 3, scripts=scripts, env=ScriptedGymEnv, reset_param=params)
+    gate = world.gate
+    ready_all(manager)
+    manager.send({0: RAISE, 1: GATE})
+    visit = gate.await_visit(1, "step")
+    assert manager.recv(min_ready=1)[0].info["abnormal"]  # from now on parts of it are in the pipe
+    rounds = 0
+    while visit.env_id != 0:
+        manager.send({3 - visit.env_id: GATE})
+        visit.release()
+        assert set(manager.recv(min_ready=1)) == {visit.env_id}
+        visit, rounds = gate.await_visit(), rounds + 1
+        assert rounds <= LARGE >> 10, "the rest of it is never sent"
+    visit.release()
+    gate.await_visit(where="step").release()
+    manager.recv(min_ready=1)
     assert seen(ready_all(manager)[0])[2:4] == (1, 0)
 
 

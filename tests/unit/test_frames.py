@@ -281,7 +281,7 @@ def test_requests_and_replies_have_numbers_of_their_own() -> None:
         Op.SET_ATTR,
         Op.CLOSE,
         Op.RELEASE,
-        Op.CALIBRATE,
+        Op.APPLY,
         Op.ADOPT,
     }
     assert len({*Op}) == len(Op.__members__)

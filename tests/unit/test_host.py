@@ -24,6 +24,7 @@ from envmgr.wire.messages import (
     RemoteFailure,
     ResetOrder,
 )
+from envmgr.worker.applied import AppliedEnv
 from envmgr.worker.host import Host
 
 OBSERVATIONS = Box(-100, 100, (2,), np.float32)
@@ -347,6 +348,29 @@ def test_a_step_before_anything_was_built_is_reported() -> None:
     harness.build()
     assert failure_of(harness.run(Op.STEP, 0)).during == "step"
     assert failure_of(harness.reset()).during == "reset"
+
+
+def test_a_function_is_applied_to_the_env_and_what_is_known_of_it() -> None:
+    harness = launched(step(4))
+    harness.reset(later_params={"level": 2})
+
+    def look(applied: AppliedEnv, number: int) -> Any:
+        obs, *_ = applied.outcome(1)
+        same = applied.env is harness.env
+        return same, applied.action_space, dict(applied.reset_params), obs[0] + number
+
+    (reply,) = harness.run(Op.APPLY, (look, (3,)))
+    assert reply.op == Op.RESULT
+    assert reply.payload == (True, ACTIONS, {"level": 2}, 7)
+
+
+@pytest.mark.parametrize("error", [ValueError("no"), AttributeError("no"), SystemExit(3)])
+def test_what_an_applied_function_raises_is_reported(error: BaseException) -> None:
+    def fail(applied: AppliedEnv) -> None:
+        raise error
+
+    failure = failure_of(launched().run(Op.APPLY, (fail, ())))
+    assert (failure.during, failure.type_name) == ("call", type(error).__name__)
 
 
 def test_an_unknown_operation_is_reported() -> None:

@@ -18,6 +18,7 @@ from envmgr.wire.block import (
     DONE,
     HAS_INFO,
     LAST,
+    ORDERS,
     REWARD_BITS,
     REWARD_SHIFT,
     REWARD_TYPES,
@@ -27,6 +28,7 @@ from envmgr.wire.block import (
     Block,
     BlockPlan,
     posting_of,
+    request_of,
     token_of,
 )
 from envmgr.wire.hosts import HostSettings
@@ -55,6 +57,7 @@ class Env(BaseEnv):
 
     def reset(self, **params: Any) -> Any:
         self.log.append("reset")
+        self.params = params
         given = self.resets.pop(0) if self.resets else np.zeros(2, np.float32)
         if isinstance(given, BaseException):
             raise given
@@ -141,6 +144,14 @@ class Rig:
             self.block.actions[0][i] = action
             self.block.requests[i] = token_of(generation, self.request_id)
         self.block.posted[0] = posting_of(self.request_id, ring)
+
+    def order(self, *env_ids: int, also: tuple[int, ...] = (), generation: int = 0) -> int:
+        """Order resets, and post steps together with them; return the token of the resets."""
+        self.request_id += 1
+        token = token_of(generation, self.request_id)
+        self.block.orders[list(env_ids)] = token
+        self.post(*also, ring=RING | ORDERS, generation=generation)
+        return token
 
     def run(self, *, asked: bool = False) -> list[tuple[int, Op]]:
         """Run what is due; return who was told what by message."""
@@ -387,14 +398,15 @@ def test_a_host_rings_for_each_env_in_good_time(monkeypatch: pytest.MonkeyPatch,
     assert rig.rings >= 3
 
 
-def test_it_says_whom_it_runs() -> None:
-    rig = Rig(2, timed=True)
+@pytest.mark.parametrize("n", [1, 2])
+def test_it_says_whom_it_runs(n: int) -> None:
+    rig = Rig(n, timed=True)
     seen: list[int] = []
     for env in rig.envs.values():
         env.gives.append(lambda: seen.append(int(rig.block.running[0])))
-    rig.post(0, 1)
+    rig.post(*range(n))
     rig.run()
-    assert seen == [1, 2]
+    assert seen == [1, 2][:n]
     assert rig.block.running[0] == 0
     assert rig.block.since[0] > 0
 
@@ -418,3 +430,98 @@ def test_an_env_that_changes_places_takes_no_step_that_is_for_the_one_in_its_pla
     rig.run()
     assert rig.has_replied()
     assert rig.envs[0].log == [7, "reset", 7]
+
+
+# -- resets that are ordered through the block ----------------------------------------------------
+
+
+@pytest.mark.parametrize("n", [1, 3])
+def test_an_ordered_reset_is_answered_with_its_own_token(n: int) -> None:
+    rig = Rig(n, plan=PLAN._replace(auto_reset=False, params={"level": 2}))
+    rig.envs[0].resets.append(np.array([5, 6], np.float32))
+    token = rig.order(0)
+    assert rig.run() == []
+    assert rig.run() == []
+    assert rig.block.resets[0] == token
+    assert rig.arena[int(rig.block.reset_flags[0]) & SLOT_BITS, 0].tolist() == [5, 6]
+    assert rig.envs[0].log == ["reset"]
+    assert rig.envs[0].params == {"level": 2}, "those of the present plan"
+    assert rig.rings == 2, "once for what was posted, once for the reset"
+    rig.run()
+    assert rig.envs[0].log == ["reset"], "an order is carried out once"
+
+
+def test_the_steps_of_a_batch_come_before_the_resets_ordered_with_it() -> None:
+    rig = Rig(3)
+    order: list[str] = []
+    for env in rig.envs.values():
+        env.gives.append(lambda: order.append("step"))
+    rig.envs[1].reset = lambda **_: (order.append("reset"), np.zeros(2, np.float32))[1]  # type: ignore[method-assign]
+    rig.order(1, also=(0, 2))
+    rig.run()
+    rig.run()
+    assert order == ["step", "step", "reset"]
+
+
+def test_orders_are_not_looked_at_unless_it_says_so() -> None:
+    rig = Rig(2)
+    rig.block.orders[:] = token_of(0, 99)
+    rig.post(0)
+    rig.run()
+    rig.run()
+    assert [env.log for env in rig.envs.values()] == [[7], []]
+
+
+def test_an_ordered_reset_that_fails_or_has_an_odd_info_is_answered_by_message() -> None:
+    rig = Rig()
+    rig.envs[0].resets.append(ValueError("no"))
+    generation, request_id = request_of(rig.order(0))
+    rig.run()
+    assert rig.run() == [(0, Op.FAILED)]
+    assert rig.sent[0][1:4] == (0, generation, request_id)
+    assert rig.sent[0].payload.during == "reset"
+    rig.envs[0].reset_info = {"odd": [1]}
+    rig.order(0)
+    rig.run()
+    assert rig.run() == [(0, Op.RESET_DONE)]
+
+
+def test_an_order_for_the_env_before_is_not_for_the_one_that_takes_its_place() -> None:
+    rig = Rig(2)
+    rig.order(0)
+    rig.ask(0, Op.RENEW, generation=1)
+    rig.ask(0, Op.ATTACH, rig.placements[0], generation=1)
+    rig.run()
+    rig.run()
+    assert rig.envs[0].log == []
+    token = rig.order(0, generation=1)
+    rig.run()
+    rig.run()
+    assert rig.block.resets[0] == token
+
+
+def test_an_ordered_reset_begins_an_episode_of_the_same_budget() -> None:
+    """As with a new plan: only episodes that have ended count."""
+    rig = Rig(plan=PLAN._replace(episodes_left=2))
+    after = []
+    for _ in range(3):
+        rig.order(0)
+        rig.run()
+        rig.run()
+        rig.step(step(done=True))
+        after.append(int(rig.block.flags[0]) >> AFTER_SHIFT & 3)
+        rig.run()
+    assert after == [AfterStep.RESETS, AfterStep.RESETS, AfterStep.NOTHING]
+
+
+def test_an_ordered_reset_says_whom_it_runs() -> None:
+    rig = Rig(2, timed=True)
+    seen: list[int] = []
+    rig.envs[1].reset = lambda **_: (  # type: ignore[method-assign]
+        seen.append(int(rig.block.running[0])),
+        np.zeros(2, np.float32),
+    )[1]
+    rig.order(1)
+    rig.run()
+    rig.run()
+    assert (seen, int(rig.block.running[0])) == ([2], 0)

@@ -224,8 +224,12 @@ class ProcessTransport(Transport):
         else:
             if channel.has_unsent:
                 self._unsent[host_id] = channel
-            if self._mail is not None:
-                self._mail[self._index_of[host_id]] = next(self._mail_numbers)
+            self._count(host_id)
+
+    def _count(self, host_id: int) -> None:
+        """Have a host that takes posted steps see that there is something to read."""
+        if self._mail is not None:
+            self._mail[self._index_of[host_id]] = next(self._mail_numbers)
 
     def poll(
         self, timeout_s: float | None, *, pivot: int | None = None
@@ -317,10 +321,9 @@ class ProcessTransport(Transport):
                 channel.flush()
             except ChannelClosedError:
                 self._end_deaf(host_id)
+            self._count(host_id)  # also of a part: the rest waits until the host has read it
             if not channel.has_unsent:
                 self._unsent.pop(host_id, None)
-                if self._mail is not None:
-                    self._mail[self._index_of[host_id]] = next(self._mail_numbers)
 
     def _end_deaf(self, host_id: int) -> None:
         """Kill a worker that takes nothing any more; what it has sent before still counts."""

@@ -1,0 +1,157 @@
+"""What a worker does in which order, by message; `test_posted.py` is about the block."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from gymnasium.spaces import Box, Discrete
+
+from envmgr import BaseEnv, EnvTimestep
+from envmgr.wire.channel import ChannelClosedError, FrameChannel
+from envmgr.wire.frames import encode
+from envmgr.wire.hosts import HostSettings
+from envmgr.wire.messages import EpisodePlan, Message, Op, ResetOrder
+from envmgr.worker.host import Host
+from envmgr.worker.serving import Inbox, serve
+
+N = 3
+
+
+class Logging(BaseEnv):
+    """Notes what it does; an episode ends with action 1."""
+
+    observation_space, action_space = Box(-9, 9, (2,), np.float32), Discrete(3)
+    reward_space = Box(-1, 1, (1,), np.float64)
+
+    def __init__(self, env_id: int, world: World) -> None:
+        self._env_id = env_id
+        self._world = world
+
+    def seed(self, seed: int, dynamic_seed: bool | None = None) -> None: ...
+
+    def reset(self, **params: Any) -> Any:
+        self._world.note((self._env_id, "reset"))
+        return np.zeros(2, np.float32)
+
+    def step(self, action: Any) -> EnvTimestep:
+        self._world.note((self._env_id, "step"))
+        return EnvTimestep(np.zeros(2, np.float32), 0.0, action == 1, {})
+
+    def close(self) -> None:
+        self._world.note((self._env_id, "close"))
+
+
+class World:
+    """A host over pipes; `then` says what the parent does when the env has done something."""
+
+    def __init__(self) -> None:
+        requests, replies = os.pipe(), os.pipe()
+        self._parent = FrameChannel(replies[0], requests[1], blocking=False)
+        self.channel = FrameChannel(requests[0], replies[1], blocking=True)
+        self.log: list[tuple[int, str]] = []
+        self.then: list[Callable[[], None]] = []
+        self._request_id = 0
+
+    def note(self, entry: tuple[int, str]) -> None:
+        self.log.append(entry)
+        if self.then:
+            self.then.pop(0)()
+
+    def send(self, env_id: int, op: Op, payload: Any = None) -> None:
+        self._request_id += 1
+        self._parent.send(encode(Message(op, env_id, 0, self._request_id, payload)))
+
+    def step(self, env_id: int, action: int = 0) -> None:
+        self.send(env_id, Op.STEP, action)
+
+    def serve(self) -> list[tuple[int, str]]:
+        """Run what was sent, up to CLOSE; return what the envs have done."""
+        host = Host(
+            {i: lambda i=i: Logging(i, self) for i in range(N)},
+            HostSettings(),
+            encode=encode,
+            send=self.channel.send,
+            memory=lambda nbytes: None,
+        )
+        serve(host, None, Inbox(self.channel))
+        return [entry for entry in self.log if entry[1] != "close"]
+
+    def end(self) -> None:
+        """Send no more."""
+        os.close(self._parent.write_fd)
+        self._parent.write_fd = -1
+
+    def close(self) -> None:
+        self._parent.close()
+        self.channel.close()
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    world = World()
+    for env_id in range(N):
+        world.send(env_id, Op.HELLO)
+        plan = EpisodePlan(True, float("inf"), {})
+        world.send(env_id, Op.RESET, ResetOrder({}, None, None, plan))
+    try:
+        yield world
+    finally:
+        world.close()
+
+
+def test_automatic_resets_wait_for_the_steps_that_have_come(world: World) -> None:
+    def ask_for_more() -> None:
+        world.step(1)
+        world.step(2)
+        world.send(0, Op.CLOSE)
+
+    world.then = [lambda: None] * N + [ask_for_more]
+    world.step(0, 1)
+    assert world.serve()[N:] == [(0, "step"), (1, "step"), (2, "step")]
+
+
+def test_an_automatic_reset_begins_however_eagerly_the_others_are_stepped(world: World) -> None:
+    """By message, too: there is always another step in the pipe."""
+
+    def go_on() -> None:
+        world.step(1)
+        if world.log[-1] == (0, "reset") or len(world.log) > 50:
+            world.send(0, Op.CLOSE)
+
+    world.then = [lambda: None] * N + [go_on] * 100
+    world.step(0, 1)
+    assert world.serve()[N : N + 3] == [(0, "step"), (1, "step"), (0, "reset")]
+
+
+def test_what_came_before_the_end_of_the_connection_is_run(world: World) -> None:
+    world.step(0)
+    world.end()
+    with pytest.raises(ChannelClosedError):
+        world.serve()
+    assert (0, "step") in world.log
+
+
+def test_a_message_that_cannot_be_read_is_answered_and_the_others_are_run(world: World) -> None:
+    world.send(0, Op.CALL, Unreadable())
+    world.step(1)
+    world.send(0, Op.CLOSE)
+    assert world.serve()[N:] == [(1, "step")]
+    replies = [frame.message() for frame in world._parent.receive()]
+    (failed,) = (reply for reply in replies if reply.op == Op.FAILED)
+    assert failed.env_id == 0
+    assert "cannot be unpickled" in failed.payload.message
+
+
+class Unreadable:
+    """Refuses to be unpickled."""
+
+    def __reduce__(self) -> Any:
+        return _refuse, ()
+
+
+def _refuse() -> None:
+    raise ValueError("no")
