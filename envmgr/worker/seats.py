@@ -14,7 +14,6 @@ import numpy as np
 
 from envmgr.env.contract import TOLD
 from envmgr.env.gymnasium_env import GymnasiumEnv
-from envmgr.env.wrapped import WrappedEnv
 from envmgr.wire.block import ENDING_SHIFT
 from envmgr.worker.running import RunningEnv
 from envmgr.worker.sinks import BlockSink
@@ -51,7 +50,7 @@ def seat_of(running: RunningEnv, sink: BlockSink) -> Seat:
     step = _shortcut(running, sink) or (
         lambda token, action: take_step(sink, token, outcome, action)
     )
-    return Seat(sink, step, running.order_reset, isinstance(running.env, WrappedEnv))
+    return Seat(sink, step, running.order_reset, isinstance(running.env, GymnasiumEnv))
 
 
 def _shortcut(running: RunningEnv, sink: BlockSink) -> Step | None:
