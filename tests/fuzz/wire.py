@@ -144,10 +144,7 @@ class Worker:
         )
         for env_id, generation, request_id, _ in orders.envs:
             if request_id != UNANSWERED:
-                for reply in self._host.handle(
-                    Message(Op.HELLO, env_id, generation, request_id, None)
-                ):
-                    self.send(reply)
+                self._host.handle(Message(Op.HELLO, env_id, generation, request_id, None))
 
     def _attach(self, message: Message) -> None:
         if message.payload.block is not None:
