@@ -26,9 +26,11 @@ PATIENCE_S = 20.0
 
 
 class Setup(NamedTuple):
-    """A kind of manager, how its workers start, whether observations go by shared memory.
+    """A kind of manager, how its workers start, whether it has shared memory, its packing.
 
-    With `num_workers` its envs share hosts; None gives each its own.
+    What matters is named by four axes: the place (in line, or processes), the gather (`step` waits
+    for all that it sent, or for some), the route of steps (the block, or messages), and the packing
+    (a host for each env, or shared ones). With `num_workers` envs share hosts.
     """
 
     kind: str
@@ -38,9 +40,13 @@ class Setup(NamedTuple):
 
     def __str__(self) -> str:
         if self.context is None:
-            return self.kind
-        hosts = "" if self.num_workers is None else f"-{self.num_workers}-hosts"
-        return f"{self.kind}-{self.context}-{'shm' if self.shared_memory else 'pipes'}{hosts}"
+            return "in_line" if self.kind == "base" else self.kind
+        gather = "all" if self.gathers_all else "some"
+        route = "block" if self.shared_memory else "message"
+        hosts = "" if self.num_workers is None else f"-{self.num_workers}_hosts"
+        start = "" if self.context == "fork" else f"-{self.context}"
+        kind = "" if self.kind in _KINDS else f"{self.kind}-"
+        return f"{kind}{gather}-{route}{hosts}{start}"
 
     @property
     def cfg(self) -> dict[str, Any]:
@@ -58,30 +64,32 @@ class Setup(NamedTuple):
         return not self.kind.startswith("base")
 
 
-BASE = Setup("base")
-SYNC_SERVER = Setup("subprocess", "server", True)
-SYNC_FORK = Setup("subprocess", "fork", False)
-ASYNC_FORK = Setup("async_subprocess", "fork", True)
-ASYNC_SERVER = Setup("async_subprocess", "server", False)
+_KINDS = ("subprocess", "async_subprocess")
 
-SYNC_PACKED = Setup("subprocess", "server", True, num_workers=1)
-ASYNC_PACKED = Setup("async_subprocess", "fork", False, num_workers=1)
+IN_LINE = Setup("base")
+DEFAULT = Setup("subprocess", "server")
+"""What users get who choose nothing but processes: all, by the block, a host each.
 
-SETUPS = (BASE, SYNC_SERVER, SYNC_FORK, ASYNC_FORK, SYNC_PACKED)
-"""Each kind, start method, shared memory or not, one host for all or each; not each with each."""
-ALL_SETUPS = (
-    BASE,
-    *(
-        Setup(kind, context, shared_memory)
-        for kind in ("subprocess", "async_subprocess")
-        for context in ("server", "fork", "spawn", "forkserver")
-        for shared_memory in (True, False)
-    ),
-    SYNC_PACKED,
-    ASYNC_PACKED,
-    Setup("subprocess", "fork", True, num_workers=3),
-    Setup("async_subprocess", "spawn", True, num_workers=2),
+All others here are started by fork, which takes a third of the time; where a start method matters
+there are tests over start methods, and `test_start_methods.py` has what holds for all of them.
+"""
+ALL_BLOCK = Setup("subprocess", "fork")
+ALL_MESSAGE = Setup("subprocess", "fork", False)
+SOME_BLOCK = Setup("async_subprocess", "fork")
+SOME_MESSAGE = Setup("async_subprocess", "fork", False)
+ALL_BLOCK_SHARED, ALL_MESSAGE_SHARED, SOME_BLOCK_SHARED, SOME_MESSAGE_SHARED = (
+    setup._replace(num_workers=1) for setup in (ALL_BLOCK, ALL_MESSAGE, SOME_BLOCK, SOME_MESSAGE)
 )
+
+AXES = (
+    IN_LINE,
+    DEFAULT,
+    *(ALL_MESSAGE, SOME_BLOCK, SOME_MESSAGE),
+    *(ALL_BLOCK_SHARED, ALL_MESSAGE_SHARED, SOME_BLOCK_SHARED, SOME_MESSAGE_SHARED),
+)
+"""Each with each."""
+SETUPS = (IN_LINE, DEFAULT, SOME_MESSAGE, ALL_MESSAGE_SHARED, SOME_BLOCK_SHARED)
+"""Each pair of route, packing and gather once: for tests where all of them may matter."""
 
 
 def over(*setups: Setup) -> pytest.MarkDecorator:
@@ -90,13 +98,13 @@ def over(*setups: Setup) -> pytest.MarkDecorator:
 
 
 every_setup = over(*SETUPS)
-every_kind = over(BASE, SYNC_FORK, ASYNC_FORK)
-"""Where start method and shared memory cannot matter: the quick ones."""
-sync_kinds = over(BASE, SYNC_SERVER, SYNC_FORK)
-async_kinds = over(ASYNC_FORK, ASYNC_SERVER)
-process_kinds = over(SYNC_FORK, ASYNC_FORK)
-packed_setups = over(SYNC_PACKED, ASYNC_PACKED)
-process_setups = over(SYNC_SERVER, SYNC_FORK, ASYNC_FORK)
+every_kind = over(IN_LINE, ALL_BLOCK, SOME_MESSAGE)
+"""Where the packing cannot matter: one that has none of the axes in common with the default."""
+sync_kinds = over(IN_LINE, DEFAULT, ALL_MESSAGE)
+async_kinds = over(SOME_BLOCK, SOME_MESSAGE)
+process_kinds = over(ALL_BLOCK, SOME_MESSAGE)
+packed_setups = over(ALL_BLOCK_SHARED, SOME_MESSAGE_SHARED)
+process_setups = over(DEFAULT, ALL_MESSAGE, SOME_BLOCK)
 
 
 class Visit:

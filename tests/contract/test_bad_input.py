@@ -35,10 +35,10 @@ from envmgr.errors import (
 )
 from tests.contract.envs import Do, ScriptedEnv, seen
 from tests.contract.harness import (
-    ASYNC_FORK,
-    BASE,
-    SYNC_FORK,
-    SYNC_SERVER,
+    ALL_BLOCK,
+    DEFAULT,
+    IN_LINE,
+    SOME_BLOCK,
     Setup,
     World,
     every_setup,
@@ -185,7 +185,7 @@ BAD_CALLS = {
 }
 
 
-@over(SYNC_SERVER, ASYNC_FORK)
+@over(DEFAULT, SOME_BLOCK)
 def test_bad_calls_are_refused_and_change_nothing(world: World, setup: Setup) -> None:
     manager = world.make(setup, 4, auto_reset=False, episode_num=2)
     gate = world.gate
@@ -224,7 +224,7 @@ CALLS_OF_A_RUNNING_MANAGER: dict[str, Callable[[Any], Any]] = {
 
 
 @pytest.mark.parametrize("name", CALLS_OF_A_RUNNING_MANAGER)
-@over(BASE, SYNC_FORK)
+@over(IN_LINE, ALL_BLOCK)
 def test_calls_before_launch_and_after_close_are_refused(
     world: World, setup: Setup, name: str
 ) -> None:
@@ -315,7 +315,7 @@ def test_a_wrong_shaped_observation_costs_its_own_step_only(world: World, setup:
     assert seen(ready_all(manager)[0])[2:4] == (1, 0)
 
 
-@over(BASE, SYNC_FORK)
+@over(IN_LINE, ALL_BLOCK)
 def test_nothing_ready_names_the_way_out(world: World, setup: Setup) -> None:
     manager = world.make(setup, 1, auto_reset=False)
     ready_all(manager)

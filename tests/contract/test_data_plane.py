@@ -39,25 +39,25 @@ FAMILIES = (
 WAYS: dict[str, tuple[Setup, dict[str, Any]]] = {
     "sync, a host each": (Setup("subprocess", "server"), {}),
     "sync, one host, in place": (
-        Setup("subprocess", "server", num_workers=1),
+        Setup("subprocess", "fork", num_workers=1),
         {"reset_inplace": True},
     ),
     "sync, two hosts, views": (Setup("subprocess", "fork", num_workers=2), {"copy_on_get": False}),
     "sync, pipes": (Setup("subprocess", "fork", False, num_workers=2), {}),
     "async, a host each, wait for one": (Setup("async_subprocess", "fork"), {"wait_num": 1}),
     "async, one host, wait for two": (
-        Setup("async_subprocess", "server", num_workers=1),
+        Setup("async_subprocess", "fork", num_workers=1),
         {"wait_num": 2, "step_timeout": 60.0, "reset_timeout": 60.0},
     ),
     "async, two hosts, wait for all, in place": (
-        Setup("async_subprocess", "server", num_workers=2),
+        Setup("async_subprocess", "fork", num_workers=2),
         {"wait_num": float("inf"), "reset_inplace": True, "copy_on_get": False},
     ),
     "async, two hosts, stragglers": (
-        Setup("async_subprocess", "server", num_workers=2),
+        Setup("async_subprocess", "fork", num_workers=2),
         {"wait_num": 3, "step_wait_timeout": 0.001, "copy_on_get": "until_send"},
     ),
-    "async, pipes": (Setup("async_subprocess", "server", False), {"wait_num": 1}),
+    "async, pipes": (Setup("async_subprocess", "fork", False), {"wait_num": 1}),
 }
 
 

@@ -71,10 +71,10 @@ from envmgr import BaseEnv, EnvState, EnvTimestep
 from envmgr.errors import EnvTimeout, FailuresExhaustedError
 from tests.contract.envs import Script, seen
 from tests.contract.harness import (
-    ASYNC_FORK,
-    BASE,
-    SYNC_FORK,
-    SYNC_SERVER,
+    ALL_MESSAGE,
+    DEFAULT,
+    IN_LINE,
+    SOME_BLOCK,
     Raises,
     Setup,
     World,
@@ -87,9 +87,9 @@ from tests.contract.harness import (
 LIMIT_S = 0.4
 SLOW_S = 0.1
 N_ENVS = 3
-every_manager = over(BASE, SYNC_SERVER, SYNC_FORK, ASYNC_FORK)
-sync_managers = over(BASE, SYNC_SERVER, SYNC_FORK)
-quick_managers = over(BASE, SYNC_FORK, ASYNC_FORK)
+every_manager = over(IN_LINE, DEFAULT, ALL_MESSAGE, SOME_BLOCK)
+sync_managers = over(IN_LINE, DEFAULT, ALL_MESSAGE)
+quick_managers = over(IN_LINE, ALL_MESSAGE, SOME_BLOCK)
 
 
 class Machine(BaseEnv):

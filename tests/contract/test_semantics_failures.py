@@ -22,11 +22,11 @@ from envmgr.errors import (
 )
 from tests.contract.envs import Do, ScriptedEnv, ScriptedGymEnv, seen
 from tests.contract.harness import (
-    ASYNC_FORK,
-    BASE,
-    SYNC_FORK,
-    SYNC_PACKED,
-    SYNC_SERVER,
+    ALL_BLOCK,
+    ALL_BLOCK_SHARED,
+    DEFAULT,
+    IN_LINE,
+    SOME_BLOCK,
     Raises,
     Setup,
     World,
@@ -149,7 +149,7 @@ def test_env_code_that_exits_costs_its_host(world: World, setup: Setup) -> None:
     assert manager.stats()["renewals"] == 3
 
 
-@over(BASE)
+@over(IN_LINE)
 def test_in_line_sys_exit_costs_the_env_and_ctrl_c_reaches_the_caller(
     world: World, setup: Setup
 ) -> None:
@@ -452,7 +452,7 @@ def test_with_retry_type_renew_a_failed_step_renews_the_env_in_its_host(
     ]  # fmt: skip
 
 
-@over(BASE, SYNC_FORK)
+@over(IN_LINE, ALL_BLOCK)
 def test_attempts_wait_retry_waiting_time(world: World, setup: Setup) -> None:
     manager = world.make(
         setup,
@@ -775,7 +775,7 @@ def test_recycling_with_auto_reset_off(world: World, setup: Setup) -> None:
     assert world.noted(0, "reset")[-1][1] == {"level": 1}
 
 
-@over(SYNC_PACKED, SYNC_SERVER, ASYNC_FORK)
+@over(ALL_BLOCK_SHARED, DEFAULT, SOME_BLOCK)
 def test_the_last_env_of_a_host_goes_on_by_message(world: World, setup: Setup) -> None:
     """Its resets are put off behind the steps of others, also when there are none any more."""
     manager = world.make(setup, 2, max_failures=0, on_exhausted="drop")

@@ -30,10 +30,10 @@ from envmgr.errors import (
 )
 from tests.contract.envs import Do, ScriptedEnv, ScriptedGymEnv, seen
 from tests.contract.harness import (
-    ASYNC_FORK,
-    BASE,
-    SYNC_FORK,
-    SYNC_SERVER,
+    ALL_MESSAGE,
+    DEFAULT,
+    IN_LINE,
+    SOME_BLOCK,
     Raises,
     Setup,
     World,
@@ -186,7 +186,7 @@ def test_a_factory_that_gives_no_env_says_so(world: World, setup: Setup) -> None
         assert manager.closed
 
 
-@over(SYNC_SERVER, Setup("async_subprocess", "spawn"))
+@over(DEFAULT, Setup("async_subprocess", "spawn"))
 def test_a_factory_that_cannot_be_sent_is_refused_before_any_process_starts(
     world: World, setup: Setup
 ) -> None:
@@ -249,7 +249,7 @@ def test_construction_is_bounded_by_connect_timeout(world: World, setup: Setup) 
     assert manager.closed
 
 
-@over(SYNC_FORK)
+@over(ALL_MESSAGE)
 def test_f31_fork_is_refused_with_threads_of_others(world: World, setup: Setup) -> None:
     done = threading.Event()
     thread = threading.Thread(target=done.wait, name="somebody-else")
@@ -264,7 +264,7 @@ def test_f31_fork_is_refused_with_threads_of_others(world: World, setup: Setup) 
         thread.join()
 
 
-@over(SYNC_FORK, ASYNC_FORK)
+@over(ALL_MESSAGE, SOME_BLOCK)
 def test_f31_threads_that_come_later_do_not_stand_in_the_way_of_renewals(
     world: World, setup: Setup
 ) -> None:
@@ -282,7 +282,7 @@ def test_f31_threads_that_come_later_do_not_stand_in_the_way_of_renewals(
         thread.join()
 
 
-@over(SYNC_FORK)
+@over(ALL_MESSAGE)
 def test_f31_a_lost_fork_server_is_not_replaced_beside_threads_of_others(
     world: World, setup: Setup
 ) -> None:
@@ -304,7 +304,7 @@ def test_f31_a_lost_fork_server_is_not_replaced_beside_threads_of_others(
     assert len(world.noted(0, "build")) == 2
 
 
-@over(BASE, SYNC_SERVER, ASYNC_FORK)
+@over(IN_LINE, DEFAULT, SOME_BLOCK)
 def test_two_managers_at_a_time_do_not_feel_each_other(world: World, setup: Setup) -> None:
     one = world.make(setup, 2)
     two = world.make(setup, 3)
@@ -721,7 +721,7 @@ def test_envs_may_start_processes_only_without_daemon(world: World, setup: Setup
 # -- dropping a manager ---------------------------------------------------------------------------
 
 
-@over(SYNC_SERVER, ASYNC_FORK)
+@over(DEFAULT, SOME_BLOCK)
 def test_a_manager_that_is_dropped_without_close_leaves_nothing(
     tmp_path: Any, setup: Setup
 ) -> None:

@@ -11,7 +11,7 @@ from envmgr import EnvState
 from envmgr.errors import ConfigError, EnvNotReadyError, StateError, UnknownEnvError
 from tests.contract.envs import Do, ScriptedEnv, ScriptedGymEnv, seen
 from tests.contract.harness import (
-    SYNC_FORK,
+    ALL_MESSAGE,
     Raises,
     Setup,
     World,
@@ -413,7 +413,7 @@ def test_with_auto_reset_off_a_dead_env_is_renewed_but_not_reset(
     assert seen(manager.ready_obs[0])[:4] == (0, 1, 0, 0)
 
 
-@over(SYNC_FORK)
+@over(ALL_MESSAGE)
 def test_reset_inplace_needs_auto_reset(world: World, setup: Setup) -> None:
     with Raises(ConfigError, "reset_inplace", "auto_reset"):
         world.make(setup, 1, auto_reset=False, reset_inplace=True)

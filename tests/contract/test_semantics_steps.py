@@ -20,9 +20,9 @@ from envmgr.errors import (
 )
 from tests.contract.envs import Do, expected_reward, seen
 from tests.contract.harness import (
-    ASYNC_FORK,
-    BASE,
-    SYNC_FORK,
+    ALL_MESSAGE,
+    IN_LINE,
+    SOME_BLOCK,
     Raises,
     Setup,
     World,
@@ -49,7 +49,7 @@ def test_a_sync_step_returns_exactly_the_ids_it_was_given_in_their_order(
         assert [*manager.step(dict.fromkeys(ids, Do.JITTER))] == ids
 
 
-@over(SYNC_FORK)
+@over(ALL_MESSAGE)
 def test_a_sync_step_waits_for_all_of_its_own_and_leaves_earlier_sends_alone(
     world: World, setup: Setup
 ) -> None:
@@ -63,7 +63,7 @@ def test_a_sync_step_waits_for_all_of_its_own_and_leaves_earlier_sends_alone(
     assert [*manager.step({})] == [0]
 
 
-@over(SYNC_FORK)
+@over(ALL_MESSAGE)
 def test_a_sync_recv_gathers_all_that_is_outstanding_in_ascending_order(
     world: World, setup: Setup
 ) -> None:
@@ -594,7 +594,7 @@ def test_every_accepted_action_is_delivered_cancelled_or_outstanding(
     assert closed["states"] == {"VOID": 4}
 
 
-@over(BASE, ASYNC_FORK)
+@over(IN_LINE, SOME_BLOCK)
 def test_figures_start_over_with_each_launch(world: World, setup: Setup) -> None:
     manager = world.make(setup, 1)
     assert manager.stats()["actions"] == 0

@@ -22,10 +22,11 @@ from envmgr.errors import (
 )
 from tests.contract.envs import OBS_SPACE, Do, SampleEnv, ScriptedEnv, seen
 from tests.contract.harness import (
-    ASYNC_FORK,
-    BASE,
-    SYNC_FORK,
-    SYNC_SERVER,
+    ALL_BLOCK,
+    ALL_MESSAGE,
+    DEFAULT,
+    IN_LINE,
+    SOME_BLOCK,
     Raises,
     Setup,
     World,
@@ -232,7 +233,7 @@ def test_strict_dtype_refuses_casts(world: World, setup: Setup) -> None:
     ],
     ids=str,
 )
-@over(BASE, SYNC_FORK, ASYNC_FORK)
+@over(IN_LINE, ALL_MESSAGE, SOME_BLOCK)
 def test_first_observations_that_do_not_fit_fail_the_launch_and_say_where(
     world: World, setup: Setup, space: Any, obs: Any, says: str
 ) -> None:
@@ -293,7 +294,7 @@ def make_with_actions(world: World, setup: Setup, name: str, **cfg: Any) -> Any:
 
 
 @every_action_space
-@over(BASE, SYNC_FORK)
+@over(IN_LINE, ALL_BLOCK)
 def test_actions_are_checked_for_kind_and_shape_and_discrete_ones_for_bounds(
     world: World, setup: Setup, name: str
 ) -> None:
@@ -310,7 +311,7 @@ def test_actions_are_checked_for_kind_and_shape_and_discrete_ones_for_bounds(
 
 
 @every_action_space
-@over(BASE)
+@over(IN_LINE)
 def test_strict_checks_the_bounds_of_boxes_too(world: World, setup: Setup, name: str) -> None:
     manager = make_with_actions(world, setup, name, check_actions="strict")
     _, accepted, refused, loose = ACTIONS[name]
@@ -321,14 +322,14 @@ def test_strict_checks_the_bounds_of_boxes_too(world: World, setup: Setup, name:
         assert [*step_all(manager, {1: action})] == [1]
 
 
-@over(BASE, SYNC_FORK)
+@over(IN_LINE, ALL_BLOCK)
 def test_without_checks_any_action_reaches_the_env(world: World, setup: Setup) -> None:
     manager = make_with_actions(world, setup, "discrete", check_actions=False)
     for action in (99, -1, "left", 2.5):
         assert step_all(manager, {0: action})[0].info["action"] == action
 
 
-@over(BASE, SYNC_SERVER)
+@over(IN_LINE, DEFAULT)
 def test_actions_reach_gymnasium_envs_in_the_form_of_their_space(
     world: World, setup: Setup
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -22,9 +23,12 @@ from gymnasium.spaces import (
 
 from tests.contract.envs import Do, SampleEnv, ScriptedGymEnv
 from tests.contract.harness import (
-    ALL_SETUPS,
+    ALL_BLOCK,
+    ALL_MESSAGE,
+    AXES,
+    IN_LINE,
     SETUPS,
-    SYNC_FORK,
+    SOME_MESSAGE,
     Setup,
     World,
     over,
@@ -54,6 +58,8 @@ SPACES: dict[str, Any] = {
     "one of": OneOf((Discrete(3), Box(0, 1, (2,), np.float32))),
     "dict with text": Dict({"words": Text(4), "x": Box(0, 1, (2,), np.float32)}),
 }
+FIXED = {name: SPACES[name] for name in list(SPACES)[: list(SPACES).index("text")]}
+"""Those with a fixed layout."""
 N_STEPS = 11
 EPISODE_LENGTH = 4
 
@@ -126,27 +132,50 @@ def difference(one: Any, other: Any, path: str = "") -> str | None:
     return None
 
 
-@pytest.mark.parametrize(
-    ("setup", "mode"),
-    [
-        *((setup, {}) for setup in ALL_SETUPS),
-        *((setup, {"reset_inplace": True}) for setup in SETUPS),
-    ],
-    ids=lambda value: str(value) if isinstance(value, Setup) else next(iter(value), "background"),
-)
-def test_trajectories_are_those_of_envs_that_nobody_manages(
-    world: World, setup: Setup, mode: dict[str, Any]
-) -> None:
-    spaces = list(SPACES.values())
-    env_fn = [
-        partial(SampleEnv, space, episode_length=EPISODE_LENGTH, jitter_s=0.001) for space in spaces
-    ]
-    manager = world.make(setup, env_fn=env_fn, same_spaces=False, seed=100, **mode)
-    for i, (name, trajectory) in enumerate(zip(SPACES, managed_run(manager), strict=True)):
-        expected = plain_run(spaces[i], i, 100 + i)
+def check_trajectories(manager: Any, spaces: Mapping[str, Any]) -> None:
+    """Run envs with these spaces, seeded 100 and on, and compare with what they give unmanaged."""
+    for i, (name, trajectory) in enumerate(zip(spaces, managed_run(manager), strict=True)):
+        expected = plain_run(spaces[name], i, 100 + i)
         assert len(trajectory) == len(expected)
         for k, (got, wanted) in enumerate(zip(trajectory, expected, strict=True)):
             assert difference(got, wanted) is None, f"{name}, item {k}: {difference(got, wanted)}"
+
+
+def sampled(spaces: Mapping[str, Any]) -> list[Any]:
+    """Return factories of envs that take a random short time."""
+    return [
+        partial(SampleEnv, space, episode_length=EPISODE_LENGTH, jitter_s=0.001)
+        for space in spaces.values()
+    ]
+
+
+in_both_modes = pytest.mark.parametrize(
+    "mode", [{}, {"reset_inplace": True}], ids=["background", "in_place"]
+)
+
+
+@in_both_modes
+@pytest.mark.parametrize("name", ["vector", "everything"])
+@over(*AXES)
+def test_trajectories_are_those_of_envs_that_nobody_manages(
+    world: World, setup: Setup, name: str, mode: dict[str, Any]
+) -> None:
+    """All envs have the same space, as steps by the block need."""
+    space = SPACES["vector"] if name == "vector" else Dict(FIXED)
+    spaces = {f"{name} {i}": space for i in range(3)}
+    manager = world.make(setup, env_fn=sampled(spaces), seed=100, **mode)
+    by_block = setup.shared_memory or not setup.has_processes
+    assert (manager._running.supervisor.lanes is not None) is by_block
+    check_trajectories(manager, spaces)
+
+
+@in_both_modes
+@over(IN_LINE, ALL_BLOCK._replace(num_workers=2), SOME_MESSAGE._replace(num_workers=2))
+def test_trajectories_of_envs_with_different_spaces(
+    world: World, setup: Setup, mode: dict[str, Any]
+) -> None:
+    manager = world.make(setup, env_fn=sampled(SPACES), same_spaces=False, seed=100, **mode)
+    check_trajectories(manager, SPACES)
 
 
 def scripted_run(manager: Any) -> list[list[Any]]:
@@ -183,7 +212,7 @@ def test_failures_and_renewals_repeat_too_under_every_kind(tmp_path: Any) -> Non
             assert manager.stats()["failures"] == 4
         finally:
             world.close()
-    expected = runs["base"]
+    expected = runs["in_line"]
     for name, run in runs.items():
         for i in range(3):
             assert difference(run[i], expected[i]) is None, (
@@ -191,7 +220,7 @@ def test_failures_and_renewals_repeat_too_under_every_kind(tmp_path: Any) -> Non
             )
 
 
-@over(SYNC_FORK)
+@over(ALL_MESSAGE)
 def test_the_number_of_envs_has_no_part_in_what_one_of_them_does(
     world: World, setup: Setup
 ) -> None:

@@ -23,13 +23,13 @@ from envmgr.errors import (
 from tests.contract.envs import Do, ScriptedGymEnv, expected_reward, seen
 from tests.contract.harness import Raises, Setup, World, over
 
-BASE_V2 = Setup("base_v2")
-SYNC_V2 = Setup("subprocess_v2", "fork", True)
-SYNC_SERVER_V2 = Setup("subprocess_v2", "server", False)
-ASYNC_V2 = Setup("async_subprocess_v2", "fork", False)
-ASYNC_SERVER_V2 = Setup("async_subprocess_v2", "server", True)
-every_v2_setup = over(BASE_V2, SYNC_V2, SYNC_SERVER_V2, ASYNC_V2, ASYNC_SERVER_V2)
-every_v2_kind = over(BASE_V2, SYNC_V2, ASYNC_V2)
+IN_LINE_V2 = Setup("base_v2")
+ALL_BLOCK_V2 = Setup("subprocess_v2", "fork", True)
+ALL_MESSAGE_V2 = Setup("subprocess_v2", "fork", False)
+SOME_MESSAGE_V2 = Setup("async_subprocess_v2", "fork", False)
+SOME_BLOCK_V2 = Setup("async_subprocess_v2", "fork", True)
+every_v2_setup = over(IN_LINE_V2, ALL_BLOCK_V2, ALL_MESSAGE_V2, SOME_MESSAGE_V2, SOME_BLOCK_V2)
+every_v2_kind = over(IN_LINE_V2, ALL_BLOCK_V2, SOME_MESSAGE_V2)
 
 needs_treetensor = pytest.mark.v2
 
@@ -95,7 +95,7 @@ def test_a_step_takes_a_dict_by_env_id_too(world: World, setup: Setup) -> None:
 
 
 @needs_treetensor
-@over(SYNC_V2, SYNC_SERVER_V2, BASE_V2)
+@over(ALL_BLOCK_V2, ALL_MESSAGE_V2, IN_LINE_V2)
 def test_a_sync_step_keeps_the_order_of_the_rows(world: World, setup: Setup) -> None:
     manager = world.make(setup, 3)
     assert len(manager.ready_obs) == 3
@@ -104,7 +104,7 @@ def test_a_sync_step_keeps_the_order_of_the_rows(world: World, setup: Setup) -> 
 
 
 @needs_treetensor
-@over(SYNC_V2, ASYNC_V2, ASYNC_SERVER_V2)
+@over(ALL_BLOCK_V2, SOME_MESSAGE_V2, SOME_BLOCK_V2)
 def test_row_i_belongs_to_action_i_also_when_another_env_becomes_ready_meanwhile(
     world: World, setup: Setup
 ) -> None:
@@ -124,7 +124,7 @@ def test_row_i_belongs_to_action_i_also_when_another_env_becomes_ready_meanwhile
 
 
 @needs_treetensor
-@over(SYNC_V2)
+@over(ALL_BLOCK_V2)
 def test_row_i_belongs_to_action_i_also_when_an_env_dies_meanwhile(
     world: World, setup: Setup
 ) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tests.contract.envs import Do, ScriptedEnv
-from tests.contract.harness import BASE, Setup, World, ready_all, step_all
+from tests.contract.harness import IN_LINE, Setup, World, ready_all, step_all
 
 N_STEPS = 8
 EPISODE_LENGTH = 3
@@ -117,7 +117,7 @@ def _entry(ready: Any, timestep: Any) -> Entry:
 def untroubled(env_num: int, env: Callable[..., Any] = ScriptedEnv) -> dict[int, list[Entry]]:
     """Return what envs give that run in line and without faults."""
     with tempfile.TemporaryDirectory() as folder:
-        return run(Path(folder), BASE, env_num=env_num, env=env).given
+        return run(Path(folder), IN_LINE, env_num=env_num, env=env).given
 
 
 def check_others(

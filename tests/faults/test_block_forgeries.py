@@ -41,7 +41,7 @@ FORGED = 7.5
 """What forged rewards and infos are full of."""
 
 ALONE = Setup("subprocess", "fork", True)
-ALONE_ASYNC = Setup("async_subprocess", "server", True)
+ALONE_ASYNC = Setup("async_subprocess", "fork", True)
 PACKED = Setup("subprocess", "fork", True, num_workers=1)
 sync_blocks = over(ALONE, PACKED)
 async_blocks = over(ALONE_ASYNC, PACKED)

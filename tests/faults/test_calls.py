@@ -20,11 +20,11 @@ from envmgr.errors import (
 )
 from tests.contract.envs import Do, ScriptedGymEnv, seen
 from tests.contract.harness import (
-    ASYNC_FORK,
-    ASYNC_SERVER,
-    BASE,
-    SYNC_PACKED,
-    SYNC_SERVER,
+    ALL_BLOCK,
+    ALL_BLOCK_SHARED,
+    IN_LINE,
+    SOME_BLOCK,
+    SOME_MESSAGE,
     Setup,
     World,
     over,
@@ -37,7 +37,7 @@ from tests.faults.traffic import sent_by
 
 
 @pytest.mark.parametrize("when", ["before launch", "after close"])
-@over(BASE, SYNC_SERVER, ASYNC_FORK)
+@over(IN_LINE, ALL_BLOCK, SOME_BLOCK)
 def test_f37_a_manager_that_is_not_launched_takes_no_calls(
     world: World, setup: Setup, when: str
 ) -> None:
@@ -79,7 +79,7 @@ REFUSED: dict[str, tuple[Any, type[EnvManagerError]]] = {
 }
 
 
-@over(SYNC_SERVER, ASYNC_SERVER, ASYNC_FORK)
+@over(ALL_BLOCK, SOME_MESSAGE, SOME_BLOCK)
 def test_f37_what_is_refused_sends_nothing(world: World, setup: Setup) -> None:
     manager = world.make(setup, 4, auto_reset=False, episode_num=1, wait_num=1)
     gate = world.gate
@@ -101,7 +101,7 @@ def test_f37_what_is_refused_sends_nothing(world: World, setup: Setup) -> None:
     assert seen(step_all(manager, {0: 5})[0].obs)[:5] == (0, 0, 0, 1, 5)
 
 
-@over(BASE, SYNC_SERVER, ASYNC_FORK)
+@over(IN_LINE, ALL_BLOCK, SOME_BLOCK)
 def test_f37_an_empty_step_gathers_what_is_outstanding_or_is_refused(
     world: World, setup: Setup
 ) -> None:
@@ -118,7 +118,7 @@ def test_f37_an_empty_step_gathers_what_is_outstanding_or_is_refused(
 # -- F39: what happens between reading and acting -------------------------------------------------
 
 
-@over(SYNC_SERVER, ASYNC_SERVER, ASYNC_FORK)
+@over(ALL_BLOCK, SOME_MESSAGE, SOME_BLOCK)
 def test_f39_an_action_goes_to_the_env_that_it_names(world: World, setup: Setup) -> None:
     """Also when other envs have become ready, and its own host has died, since it was read."""
     manager = world.make(setup, 3, wait_num=1, scripts={0: {"reset_faults": {1: "gate"}}})
@@ -141,7 +141,7 @@ def test_f39_an_action_goes_to_the_env_that_it_names(world: World, setup: Setup)
 
 @pytest.mark.v2
 @over(
-    Setup("async_subprocess_v2", "server", True),
+    Setup("async_subprocess_v2", "fork", True),
     Setup("async_subprocess_v2", "fork", False),
 )
 def test_f39_row_i_of_what_was_read_takes_action_i(world: World, setup: Setup) -> None:
@@ -168,7 +168,7 @@ def test_f39_row_i_of_what_was_read_takes_action_i(world: World, setup: Setup) -
 # -- F40: calls during a reset --------------------------------------------------------------------
 
 
-@over(SYNC_SERVER, ASYNC_SERVER, ASYNC_FORK, SYNC_PACKED)
+@over(ALL_BLOCK, SOME_MESSAGE, SOME_BLOCK, ALL_BLOCK_SHARED)
 def test_f40_a_call_during_a_reset_waits_and_takes_no_reply_of_it(
     world: World, setup: Setup
 ) -> None:
@@ -191,7 +191,7 @@ def test_f40_a_call_during_a_reset_waits_and_takes_no_reply_of_it(
     assert manager.stats()["dropped_replies"] == 0
 
 
-@over(SYNC_SERVER, ASYNC_FORK)
+@over(ALL_BLOCK, SOME_BLOCK)
 def test_f40_a_call_during_a_step_is_refused(world: World, setup: Setup) -> None:
     manager = world.make(setup, 2, wait_num=2)
     gate = world.gate
@@ -215,7 +215,7 @@ def test_f40_a_call_during_a_step_is_refused(world: World, setup: Setup) -> None
 # -- F41: views -----------------------------------------------------------------------------------
 
 
-@over(SYNC_SERVER, ASYNC_FORK, SYNC_PACKED, BASE)
+@over(ALL_BLOCK, SOME_BLOCK, ALL_BLOCK_SHARED, IN_LINE)
 def test_f41_a_view_stays_as_it_was_for_two_steps_and_over_an_end(
     world: World, setup: Setup
 ) -> None:
@@ -231,7 +231,7 @@ def test_f41_a_view_stays_as_it_was_for_two_steps_and_over_an_end(
             assert view.tobytes() == before, "a view has changed within two steps of its env"
 
 
-@over(SYNC_SERVER, ASYNC_FORK, SYNC_PACKED)
+@over(ALL_BLOCK, SOME_BLOCK, ALL_BLOCK_SHARED)
 def test_f41_a_view_that_is_used_too_late_is_told_in_checked_mode(
     world: World, setup: Setup
 ) -> None:

@@ -15,12 +15,12 @@ from envmgr import EnvState, create_env_manager
 from envmgr.errors import ManagerClosedError
 from tests.contract.envs import Do, seen
 from tests.contract.harness import (
-    ASYNC_FORK,
-    ASYNC_SERVER,
-    BASE,
-    SYNC_FORK,
-    SYNC_PACKED,
-    SYNC_SERVER,
+    ALL_BLOCK_SHARED,
+    ALL_MESSAGE,
+    DEFAULT,
+    IN_LINE,
+    SOME_BLOCK,
+    SOME_MESSAGE,
     Raises,
     Setup,
     World,
@@ -37,7 +37,7 @@ GRACE_S = 0.3
 BOUND_S = GRACE_S + 3.0
 """What closing may take: the grace, one second more, and what a busy machine adds."""
 
-some_setups = over(SYNC_SERVER, SYNC_FORK, ASYNC_FORK, Setup("subprocess", "spawn"))
+some_setups = over(DEFAULT, ALL_MESSAGE, SOME_BLOCK, Setup("subprocess", "spawn"))
 
 
 def close_in_time(manager: Any, *args: Any, **kwargs: Any) -> None:
@@ -64,7 +64,7 @@ def test_f17_with_envs_that_hang_in_a_step(world: World, setup: Setup, action: D
 
 
 @pytest.mark.parametrize("env_num", [1, 16])
-@over(SYNC_SERVER, SYNC_FORK, Setup("subprocess", "forkserver"))
+@over(DEFAULT, ALL_MESSAGE, Setup("subprocess", "forkserver"))
 def test_f17_within_the_grace_and_a_second_with_the_gil_held(
     world: World, setup: Setup, env_num: int
 ) -> None:
@@ -200,7 +200,7 @@ def test_f29_twice_and_from_many_threads_at_once(world: World, setup: Setup) -> 
 
 
 @pytest.mark.parametrize("moment", ["build", "reset"])
-@over(SYNC_SERVER, SYNC_FORK, SYNC_PACKED, Setup("subprocess", "spawn"))
+@over(DEFAULT, ALL_MESSAGE, ALL_BLOCK_SHARED, Setup("subprocess", "spawn"))
 def test_f29_during_a_renewal_no_process_is_born_afterwards(
     world: World, setup: Setup, moment: str
 ) -> None:
@@ -262,7 +262,7 @@ def test_f29_a_waiting_call_ends_when_another_thread_closes(
     assert manager.closed
 
 
-@over(SYNC_SERVER, Setup("async_subprocess", "spawn"))
+@over(DEFAULT, Setup("async_subprocess", "spawn"))
 def test_f29_a_launch_ends_when_another_thread_closes(world: World, setup: Setup) -> None:
     manager = world.make(
         setup, 2, launch=False, close_timeout=GRACE_S, scripts={1: {"build_faults": {0: "hang"}}}
@@ -313,7 +313,7 @@ def test_f29_a_signal_handler_may_close_in_the_middle_of_a_step(
     assert [*ready_all(manager)] == list(range(env_num))
 
 
-@over(BASE, SYNC_FORK, ASYNC_SERVER)
+@over(IN_LINE, ALL_MESSAGE, SOME_MESSAGE)
 def test_stats_and_states_may_be_read_from_other_threads_while_it_works_and_closes(
     world: World, setup: Setup
 ) -> None:
@@ -348,10 +348,10 @@ def test_stats_and_states_may_be_read_from_other_threads_while_it_works_and_clos
 
 @pytest.mark.parametrize("how", ["del", "cycle"])
 @over(
-    BASE,
-    SYNC_SERVER,
-    SYNC_FORK,
-    ASYNC_SERVER,
+    IN_LINE,
+    DEFAULT,
+    ALL_MESSAGE,
+    SOME_MESSAGE,
     Setup("subprocess", "spawn"),
     Setup("subprocess", "forkserver"),
 )
@@ -373,7 +373,7 @@ def test_f28_a_manager_that_is_dropped_leaves_nothing(
             assert not os.path.exists(f"/proc/{pid}"), "it is not reaped"
 
 
-@over(SYNC_FORK, SYNC_SERVER)
+@over(ALL_MESSAGE, DEFAULT)
 def test_observations_outlive_the_manager(world: World, setup: Setup) -> None:
     manager = world.make(setup, 2, copy_on_get=False, shared_memory=True)
     obs = dict(ready_all(manager))

@@ -22,13 +22,14 @@ from envmgr.errors import (
 )
 from tests.contract.envs import Do, seen
 from tests.contract.harness import (
-    ASYNC_FORK,
-    ASYNC_PACKED,
-    ASYNC_SERVER,
-    BASE,
-    SYNC_FORK,
-    SYNC_PACKED,
-    SYNC_SERVER,
+    ALL_BLOCK,
+    ALL_BLOCK_SHARED,
+    ALL_MESSAGE,
+    IN_LINE,
+    SETUPS,
+    SOME_BLOCK,
+    SOME_MESSAGE,
+    SOME_MESSAGE_SHARED,
     Setup,
     World,
     every_kind,
@@ -43,8 +44,8 @@ from tests.faults.others import check_others
 LIMIT_S = 0.3
 SPAWNED = Setup("subprocess", "spawn")
 # Exceptions take the same way whatever has started the process: spawn, which is slow, runs few.
-everywhere = over(BASE, SYNC_SERVER, ASYNC_SERVER, SYNC_FORK, ASYNC_FORK, SYNC_PACKED, ASYNC_PACKED)
-everywhere_quick = over(BASE, SYNC_SERVER, ASYNC_FORK, ASYNC_PACKED)
+everywhere = over(*SETUPS)
+everywhere_quick = over(IN_LINE, ALL_BLOCK, SOME_BLOCK, SOME_MESSAGE_SHARED)
 
 
 # -- F5: in a step --------------------------------------------------------------------------------
@@ -60,7 +61,7 @@ def test_f05_an_exception_in_a_step_costs_one_timestep(tmp_path: Path, setup: Se
     assert error.remote_traceback.rstrip() in str(error)
 
 
-@over(SYNC_SERVER, ASYNC_FORK)
+@over(ALL_BLOCK, SOME_BLOCK)
 def test_f05_with_retry_type_renew_the_env_is_built_anew(world: World, setup: Setup) -> None:
     manager = world.make(setup, 2, retry_type="renew")
     ready_all(manager)
@@ -144,7 +145,7 @@ def test_f06_a_faulty_automatic_reset_is_repaired(world: World, setup: Setup, fa
 
 
 @every_reset_fault
-@over(SYNC_FORK)
+@over(ALL_MESSAGE)
 def test_f06_a_faulty_explicit_reset_is_repaired_before_reset_returns(
     world: World, setup: Setup, fault: str
 ) -> None:
@@ -157,7 +158,7 @@ def test_f06_a_faulty_explicit_reset_is_repaired_before_reset_returns(
 # -- F7: at launch --------------------------------------------------------------------------------
 
 
-@over(BASE, SYNC_SERVER, ASYNC_SERVER, ASYNC_FORK, SYNC_PACKED, SPAWNED)
+@over(IN_LINE, ALL_BLOCK, SOME_MESSAGE, SOME_BLOCK, ALL_BLOCK_SHARED, SPAWNED)
 def test_f07_envs_that_cannot_be_built_fail_the_launch_together(world: World, setup: Setup) -> None:
     faulty = {"build_faults": {0: "raise"}}
     manager = world.make(setup, 4, launch=False, scripts={1: faulty, 3: faulty})
@@ -181,7 +182,7 @@ def test_f07_envs_that_cannot_be_built_fail_the_launch_together(world: World, se
 
 
 @every_reset_fault
-@over(SYNC_FORK)
+@over(ALL_MESSAGE)
 def test_f07_a_faulty_first_reset_fails_the_launch(world: World, setup: Setup, fault: str) -> None:
     manager = world.make(
         setup,
@@ -238,7 +239,7 @@ def test_f08_exceptions_that_cannot_be_sent_are_told_as_text(
 
 
 @pytest.mark.parametrize("fault", ["strange_error", "two_argument_error", "local_error"])
-@over(SYNC_SERVER)
+@over(ALL_BLOCK)
 def test_f08_in_a_construction_and_in_a_call_too(world: World, setup: Setup, fault: str) -> None:
     manager = world.make(setup, 1, launch=False, scripts={0: {"build_faults": {0: fault}}})
     with pytest.raises(LaunchError, match="env 0"):
@@ -252,7 +253,7 @@ def test_f08_in_a_construction_and_in_a_call_too(world: World, setup: Setup, fau
 # -- F18: hanging at launch -----------------------------------------------------------------------
 
 
-@over(SYNC_SERVER, ASYNC_SERVER, SYNC_FORK, SPAWNED)
+@over(ALL_BLOCK, SOME_MESSAGE, ALL_MESSAGE, SPAWNED)
 def test_f18_a_construction_that_hangs_ends_the_launch_at_its_limit(
     world: World, setup: Setup
 ) -> None:
@@ -276,7 +277,7 @@ def test_f18_a_construction_that_hangs_ends_the_launch_at_its_limit(
 
 
 @pytest.mark.parametrize("on_exhausted", ["raise", "drop"])
-@over(SYNC_SERVER, ASYNC_SERVER, ASYNC_FORK, Setup("subprocess", "server", True, num_workers=2))
+@over(ALL_BLOCK, SOME_MESSAGE, SOME_BLOCK, ALL_BLOCK._replace(num_workers=2))
 def test_f19_a_crash_loop_keeps_within_its_budget(
     world: World, setup: Setup, on_exhausted: str
 ) -> None:

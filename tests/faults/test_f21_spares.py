@@ -15,10 +15,10 @@ from envmgr.errors import EnvCrash, EnvTimeout, LaunchError
 from envmgr.lifecycle import EnvState
 from tests.contract.envs import Do, ScriptedEnv, Seen, expected_reward, seen
 from tests.contract.harness import (
-    ASYNC_FORK,
-    ASYNC_SERVER,
-    SYNC_FORK,
-    SYNC_SERVER,
+    ALL_BLOCK,
+    ALL_MESSAGE,
+    SOME_BLOCK,
+    SOME_MESSAGE,
     Setup,
     World,
     over,
@@ -29,8 +29,8 @@ from tests.contract.harness import (
 SYNC_SPAWN = Setup("subprocess", "forkserver", True)
 ASYNC_PIPES = Setup("async_subprocess", "fork", False)
 
-with_spares = over(SYNC_SERVER, SYNC_FORK, ASYNC_FORK, ASYNC_SERVER)
-sync_only = over(SYNC_SERVER, SYNC_FORK)
+with_spares = over(ALL_BLOCK, ALL_MESSAGE, SOME_BLOCK, SOME_MESSAGE)
+sync_only = over(ALL_BLOCK, ALL_MESSAGE)
 
 
 def numbered(
@@ -125,7 +125,7 @@ def test_f21_nothing_is_lost_repeated_or_mixed_up(
     assert episodes["swaps"] > 10
 
 
-@over(ASYNC_FORK, ASYNC_SERVER, ASYNC_PIPES)
+@over(SOME_BLOCK, SOME_MESSAGE, ASYNC_PIPES)
 @pytest.mark.parametrize("copy_on_get", [True, False])
 def test_f21_nothing_is_lost_repeated_or_mixed_up_in_async_kinds(
     world: World, setup: Setup, copy_on_get: bool
@@ -134,7 +134,7 @@ def test_f21_nothing_is_lost_repeated_or_mixed_up_in_async_kinds(
     assert stats["swaps"] > 10
 
 
-@over(SYNC_SERVER)
+@over(ALL_BLOCK)
 def test_f21_views_stay_valid_over_a_change_of_place(world: World, setup: Setup) -> None:
     run_and_check(world, setup, copy_on_get=False)
 
@@ -190,7 +190,7 @@ def test_f21_accounts_are_those_of_a_run_without_spares(world: World) -> None:
     keys = ("actions", "timesteps", "episodes", "abnormal", "cancelled", "states", "num_workers")
     found = []
     for spare_num in (0, 2):
-        manager = spared(world, SYNC_SERVER, 2, spare_num, episode_num=4)
+        manager = spared(world, ALL_BLOCK, 2, spare_num, episode_num=4)
         for action in (1, Do.END, 2, Do.RAISE, Do.END, 3, Do.END):
             step_all(manager, {0: action, 1: 1})
             ready_all(manager)
@@ -237,7 +237,7 @@ def test_f21_in_sync_a_seeded_run_repeats_whatever_its_timing(
     assert len({draw for each in runs[0] for _, draw, *_ in each.values()}) > 30
 
 
-@over(SYNC_SERVER)
+@over(ALL_BLOCK)
 def test_f21_seed_and_reset_repeat_a_run_as_a_launch_does(world: World, setup: Setup) -> None:
     manager = spared(world, setup, 3, 2, seed=11)
     actions = choices(Do.END_LATE)
@@ -249,7 +249,7 @@ def test_f21_seed_and_reset_repeat_a_run_as_a_launch_does(world: World, setup: S
 
 
 def test_f21_spares_are_seeded_behind_the_envs(world: World) -> None:
-    manager = spared(world, SYNC_SERVER, 2, 2, seed=5)
+    manager = spared(world, ALL_BLOCK, 2, 2, seed=5)
     assert sorted(world.noted(i, "seed")[0][0] for i in range(4)) == [5, 6, 7, 8]
     manager.seed([1, 2])
     manager.reset()
@@ -336,7 +336,7 @@ def test_f21_a_spare_that_is_killed_is_renewed_and_no_failure_of_an_env(
     assert stats["abnormal"] == 0
 
 
-@over(SYNC_SERVER, ASYNC_SERVER)
+@over(ALL_BLOCK, SOME_MESSAGE)
 def test_f21_a_spare_whose_reset_hangs_is_renewed(world: World, setup: Setup) -> None:
     gate = world.gate
     scripts = {3: {"reset_faults": {0: "gate"}}}
@@ -352,7 +352,7 @@ def test_f21_a_spare_whose_reset_hangs_is_renewed(world: World, setup: Setup) ->
     assert (stats["failures"], stats["spare_failures"]) == (0, 1)
 
 
-@over(SYNC_FORK, ASYNC_FORK)
+@over(ALL_MESSAGE, SOME_BLOCK)
 def test_f21_a_hanging_reset_that_was_taken_over_is_a_failure_of_the_env(
     world: World, setup: Setup
 ) -> None:
@@ -387,7 +387,7 @@ def test_f21_a_spare_whose_reset_raises_is_repaired(world: World, setup: Setup) 
     assert numbers(ready_all(manager))[1] == before[0]
 
 
-@over(SYNC_SERVER)
+@over(ALL_BLOCK)
 def test_f21_a_spare_that_cannot_be_kept_is_given_up_and_the_run_goes_on(
     world: World, setup: Setup, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -404,7 +404,7 @@ def test_f21_a_spare_that_cannot_be_kept_is_given_up_and_the_run_goes_on(
     assert (stats["spare_env_num"], stats["failures"], stats["spare_failures"]) == (0, 0, 2)
 
 
-@over(SYNC_SERVER, SYNC_FORK)
+@over(ALL_BLOCK, ALL_MESSAGE)
 def test_f21_a_spare_that_cannot_be_launched_fails_the_launch(world: World, setup: Setup) -> None:
     with pytest.raises(LaunchError, match=r"1 of 3 envs could not be launched"):
         spared(world, setup, scripts={1: {"reset_faults": {0: "raise"}}})
@@ -437,7 +437,7 @@ def test_f21_attributes_are_set_in_spares_too(world: World, setup: Setup) -> Non
     assert manager.stats()["swaps"] == 1
 
 
-@over(SYNC_SERVER, ASYNC_FORK)
+@over(ALL_BLOCK, SOME_BLOCK)
 def test_f21_workers_are_recycled_behind_their_spares(world: World, setup: Setup) -> None:
     manager = spared(world, setup, max_episodes_per_worker=1)
     for _ in range(4):
@@ -451,7 +451,7 @@ def test_f21_workers_are_recycled_behind_their_spares(world: World, setup: Setup
     assert stats["recycled"] >= 3
 
 
-@over(SYNC_SERVER, SYNC_FORK)
+@over(ALL_BLOCK, ALL_MESSAGE)
 def test_f21_envs_of_other_functions_and_with_params_take_no_spare(
     world: World, setup: Setup, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -9,10 +9,10 @@ import pytest
 
 from tests.contract.envs import ScriptedEnv
 from tests.contract.harness import (
-    ASYNC_SERVER,
-    SYNC_FORK,
-    SYNC_PACKED,
-    SYNC_SERVER,
+    ALL_BLOCK,
+    ALL_BLOCK_SHARED,
+    ALL_MESSAGE,
+    SOME_MESSAGE,
     Setup,
     World,
     over,
@@ -39,7 +39,7 @@ class Leaking(ScriptedEnv):
 
 
 @pytest.mark.parametrize("reset_inplace", [False, True])
-@over(SYNC_SERVER, SYNC_FORK, ASYNC_SERVER, SYNC_PACKED)
+@over(ALL_BLOCK, ALL_MESSAGE, SOME_MESSAGE, ALL_BLOCK_SHARED)
 def test_f22_a_worker_that_grows_is_replaced_at_an_episodes_end(
     world: World, setup: Setup, reset_inplace: bool
 ) -> None:

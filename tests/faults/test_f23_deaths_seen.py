@@ -18,11 +18,11 @@ from envmgr.core.engine import LOOK_EVERY_S
 from envmgr.errors import EnvCrash
 from tests.contract.envs import Do, ScriptedEnv, seen
 from tests.contract.harness import (
-    ASYNC_SERVER,
+    ALL_BLOCK_SHARED,
+    ALL_MESSAGE,
+    DEFAULT,
     PATIENCE_S,
-    SYNC_FORK,
-    SYNC_PACKED,
-    SYNC_SERVER,
+    SOME_MESSAGE,
     Setup,
     World,
     over,
@@ -35,7 +35,7 @@ from tests.contract.harness import (
 # on a machine that does nothing else: a figure of speed is no test.
 SEEN_WITHIN_S = LOOK_EVERY_S / 5
 contexts = over(
-    SYNC_SERVER, SYNC_FORK, Setup("subprocess", "spawn"), Setup("subprocess", "forkserver")
+    DEFAULT, ALL_MESSAGE, Setup("subprocess", "spawn"), Setup("subprocess", "forkserver")
 )
 
 
@@ -99,7 +99,7 @@ def test_f23_a_death_while_idle_is_repaired_without_the_caller(
     assert world.actions(1) == [3, 4]
 
 
-@over(SYNC_SERVER, ASYNC_SERVER, SYNC_FORK, SYNC_PACKED, Setup("subprocess", "spawn"))
+@over(DEFAULT, SOME_MESSAGE, ALL_MESSAGE, ALL_BLOCK_SHARED, Setup("subprocess", "spawn"))
 def test_f23_a_death_in_a_step_is_repaired_without_the_caller(
     world: World, setup: Setup, failures: Failures
 ) -> None:
@@ -115,7 +115,7 @@ def test_f23_a_death_in_a_step_is_repaired_without_the_caller(
     assert seen(ready_all(manager)[0]).build == 1
 
 
-@over(SYNC_SERVER, SYNC_FORK, Setup("subprocess", "spawn"))
+@over(DEFAULT, ALL_MESSAGE, Setup("subprocess", "spawn"))
 @pytest.mark.parametrize("when", ["idle", "stepping"])
 def test_f23_deaths_are_seen_by_being_told(
     world: World, setup: Setup, failures: Failures, when: str
@@ -152,7 +152,7 @@ def test_f23_children_with_all_its_fds_do_not_hide_a_death(
     ready_all(manager)
 
 
-@over(SYNC_SERVER, SYNC_FORK)
+@over(DEFAULT, ALL_MESSAGE)
 def test_f23_daemons_of_envs_end_with_the_manager(world: World, setup: Setup) -> None:
     manager = world.make(setup, 1, env=Forking, daemon=False)
     ready_all(manager)
@@ -183,7 +183,7 @@ def test_f23_a_death_nobody_asked_about_costs_nothing_at_the_end(
 
 def test_f23_idle_managers_are_not_woken(world: World) -> None:
     """The thread that sees deaths sleeps while there are none: no look now and then."""
-    manager: Any = world.make(SYNC_SERVER, 2)
+    manager: Any = world.make(DEFAULT, 2)
     ready_all(manager)
     step_all(manager, {0: 1, 1: 1})
     background = manager._engine._background

@@ -19,10 +19,10 @@ import pytest
 
 from envmgr.errors import EnvCrash, LaunchError
 from tests.contract.harness import (
-    ASYNC_SERVER,
+    ALL_MESSAGE,
+    DEFAULT,
     PATIENCE_S,
-    SYNC_FORK,
-    SYNC_SERVER,
+    SOME_MESSAGE,
     Raises,
     Setup,
     World,
@@ -33,9 +33,9 @@ from tests.contract.harness import (
 from tests.faults.test_trainers import ROOT
 
 setups = over(
-    SYNC_SERVER,
-    ASYNC_SERVER,
-    SYNC_FORK,
+    DEFAULT,
+    SOME_MESSAGE,
+    ALL_MESSAGE,
     Setup("subprocess", "fork", True),
     Setup("subprocess", "spawn"),
     Setup("subprocess", "forkserver"),
@@ -82,7 +82,7 @@ def test_f33_too_few_fds_are_refused_before_anything_starts(world: World, setup:
 
 
 @pytest.mark.parametrize("count", range(0, 20, 2))
-@over(SYNC_SERVER, SYNC_FORK)
+@over(DEFAULT, ALL_MESSAGE)
 def test_f33_fds_that_run_out_during_launch_leave_nothing(
     world: World, setup: Setup, count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -98,7 +98,7 @@ def test_f33_fds_that_run_out_during_launch_leave_nothing(
     assert [*ready_all(manager)] == [0, 1, 2, 3]
 
 
-@over(SYNC_SERVER, SYNC_FORK, Setup("subprocess", "spawn"))
+@over(DEFAULT, ALL_MESSAGE, Setup("subprocess", "spawn"))
 def test_f33_without_fds_a_renewal_fails_and_is_tried_again(world: World, setup: Setup) -> None:
     manager = world.make(setup, 2, max_failures=50, retry_waiting_time=0.05)
     ready_all(manager)
@@ -175,7 +175,7 @@ def test_f34_memory_that_cannot_be_had_is_an_error_at_launch(tmp_path: Path) -> 
     assert done.stderr == ""
 
 
-@over(SYNC_SERVER, SYNC_FORK._replace(shared_memory=True))
+@over(DEFAULT, ALL_MESSAGE._replace(shared_memory=True))
 def test_f34_memory_that_a_cgroup_does_not_grant_is_refused(
     world: World, setup: Setup, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -16,9 +16,9 @@ from envmgr.transport.process.server_spawner import ServerSpawner
 from envmgr.transport.process.spawner import SIGKILL
 from tests.contract.envs import Do, seen
 from tests.contract.harness import (
-    ASYNC_SERVER,
-    SYNC_FORK,
-    SYNC_SERVER,
+    ALL_MESSAGE,
+    DEFAULT,
+    SOME_MESSAGE,
     Setup,
     World,
     over,
@@ -29,7 +29,7 @@ from tests.contract.harness import (
 
 SPAWN = Setup("subprocess", "spawn")
 FORKSERVER = Setup("subprocess", "forkserver")
-contexts = over(SYNC_SERVER, SYNC_FORK, SPAWN, FORKSERVER)
+contexts = over(DEFAULT, ALL_MESSAGE, SPAWN, FORKSERVER)
 
 
 # -- F45 ------------------------------------------------------------------------------------------
@@ -87,7 +87,7 @@ def test_f45_envs_wait_for_their_own_children_whatever_the_trainer_does(
 # -- F47 ------------------------------------------------------------------------------------------
 
 
-@over(ASYNC_SERVER, Setup("async_subprocess", "fork"), Setup("async_subprocess", "spawn"))
+@over(SOME_MESSAGE, Setup("async_subprocess", "fork"), Setup("async_subprocess", "spawn"))
 def test_f47_workers_that_stop_hold_nothing_that_others_need(world: World, setup: Setup) -> None:
     """There are no permits, locks or semaphores between workers: one of four goes on alone."""
     manager = world.make(setup, 4, wait_num=1, step_timeout=None)
@@ -121,7 +121,7 @@ def test_f47_workers_have_no_semaphores(world: World, setup: Setup) -> None:
 # -- workers that the kernel does not let go of ---------------------------------------------------
 
 
-@over(SYNC_SERVER, SYNC_FORK, SPAWN)
+@over(DEFAULT, ALL_MESSAGE, SPAWN)
 def test_a_worker_that_does_not_die_is_left_and_its_siblings_go_on(
     world: World, setup: Setup, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -16,10 +16,10 @@ import pytest
 from envmgr.errors import StateError
 from tests.contract.envs import Do, seen
 from tests.contract.harness import (
-    ASYNC_FORK,
-    BASE,
-    SYNC_FORK,
-    SYNC_SERVER,
+    ALL_MESSAGE,
+    DEFAULT,
+    IN_LINE,
+    SOME_BLOCK,
     Setup,
     Visit,
     World,
@@ -30,7 +30,7 @@ from tests.contract.harness import (
     wait_ended,
 )
 
-some_setups = over(SYNC_SERVER, SYNC_FORK, ASYNC_FORK)
+some_setups = over(DEFAULT, ALL_MESSAGE, SOME_BLOCK)
 
 
 @contextmanager
@@ -157,7 +157,7 @@ def test_f25_an_interrupted_call_wait_can_be_repeated(world: World, setup: Setup
     assert len(step_all(manager, {0: 1, 1: 1})) == 2
 
 
-@over(SYNC_SERVER, Setup("async_subprocess", "spawn"))
+@over(DEFAULT, Setup("async_subprocess", "spawn"))
 def test_f25_an_interrupted_launch_leaves_nothing(world: World, setup: Setup) -> None:
     manager = world.make(setup, 2, launch=False, scripts={0: {"build_faults": {0: "hang"}}})
     with interrupted(world) as visits:
@@ -187,7 +187,7 @@ def test_f25_an_interrupted_close_can_be_repeated(world: World, setup: Setup) ->
     manager.close(terminate=True)
 
 
-@over(BASE)
+@over(IN_LINE)
 def test_f25_in_line_an_interrupted_step_costs_the_env_that_was_in_it(
     world: World, setup: Setup
 ) -> None:

@@ -10,11 +10,11 @@ import pytest
 
 from tests.contract.envs import Do
 from tests.contract.harness import (
-    ASYNC_FORK,
-    ASYNC_PACKED,
-    ASYNC_SERVER,
-    BASE,
-    SYNC_SERVER,
+    ALL_BLOCK,
+    IN_LINE,
+    SOME_BLOCK,
+    SOME_MESSAGE,
+    SOME_MESSAGE_SHARED,
     Setup,
     World,
     over,
@@ -67,7 +67,7 @@ def live(folder: Path, setup: Setup, faults: dict[int, Do], **cfg: Any) -> Life:
         world.close()
 
 
-@over(BASE, SYNC_SERVER, ASYNC_SERVER, ASYNC_FORK, ASYNC_PACKED, SPAWNED)
+@over(IN_LINE, ALL_BLOCK, SOME_MESSAGE, SOME_BLOCK, SOME_MESSAGE_SHARED, SPAWNED)
 def test_f42_a_renewed_env_gets_a_seed_that_follows_from_generation_and_episode(
     tmp_path: Path, setup: Setup
 ) -> None:
@@ -76,15 +76,15 @@ def test_f42_a_renewed_env_gets_a_seed_that_follows_from_generation_and_episode(
     assert life.seeds == [[SEED], [SEED + 1, derived(1, 1), derived(2, 2)], [SEED + 2]]
     again = live(tmp_path / "two", setup, FAULTS)
     assert again == life, "the run does not repeat"
-    in_line = live(tmp_path / "three", BASE, FAULTS)
+    in_line = live(tmp_path / "three", IN_LINE, FAULTS)
     assert in_line == life, "the run depends on what runs the envs"
-    untroubled = live(tmp_path / "four", BASE, {})
+    untroubled = live(tmp_path / "four", IN_LINE, {})
     for sibling in (0, 2):
         assert untroubled.given[sibling] == life.given[sibling]
 
 
 @pytest.mark.parametrize("action", [Do.KILL, Do.HANG, Do.RAISE], ids=lambda action: action.name)
-@over(SYNC_SERVER, ASYNC_FORK)
+@over(ALL_BLOCK, SOME_BLOCK)
 def test_f42_whatever_the_failure_was(tmp_path: Path, setup: Setup, action: Do) -> None:
     cfg = {"step_timeout": 0.3, "retry_type": "renew"}
     life = live(tmp_path / "one", setup, {2: action}, **cfg)
@@ -93,7 +93,7 @@ def test_f42_whatever_the_failure_was(tmp_path: Path, setup: Setup, action: Do) 
     assert exited == life
 
 
-@over(SYNC_SERVER, ASYNC_FORK)
+@over(ALL_BLOCK, SOME_BLOCK)
 def test_f42_a_later_seed_is_the_base_from_its_reset_on(world: World, setup: Setup) -> None:
     manager = world.make(setup, 2, seed=1)
     ready_all(manager)

@@ -12,8 +12,8 @@ import pytest
 from envmgr.errors import EnvCrash, EnvTimeout
 from tests.contract.envs import Do, ScriptedGymEnv, seen
 from tests.contract.harness import (
-    ASYNC_PACKED,
-    SYNC_PACKED,
+    ALL_BLOCK_SHARED,
+    SOME_MESSAGE_SHARED,
     Setup,
     World,
     over,
@@ -24,7 +24,7 @@ from tests.contract.harness import (
 )
 from tests.faults.others import run, untroubled
 
-TWO_HOSTS = Setup("subprocess", "server", True, num_workers=2)
+TWO_HOSTS = Setup("subprocess", "fork", num_workers=2)
 
 
 def gather(manager: Any, count: int) -> dict[int, Any]:
@@ -120,7 +120,7 @@ def test_a_step_that_hangs_is_charged_to_its_env_alone(world: World, setup: Setu
     assert [seen(ready[i])[1:4] for i in (1, 2)] == [(1, 0, 0)] * 2
 
 
-@over(SYNC_PACKED)
+@over(ALL_BLOCK_SHARED)
 def test_a_host_that_is_stopped_times_out(world: World, setup: Setup) -> None:
     manager = world.make(setup, 2, step_timeout=0.3)
     ready_all(manager)
@@ -179,7 +179,7 @@ def test_a_worker_is_replaced_when_all_of_its_episodes_have_ended(
     assert (stats["recycled"], stats["abnormal"], stats["num_workers"]) == (1, 0, 1)
 
 
-@over(ASYNC_PACKED)
+@over(SOME_MESSAGE_SHARED)
 def test_a_dropped_env_leaves_the_others_to_their_host(world: World, setup: Setup) -> None:
     manager = world.make(setup, 3, max_failures=0, on_exhausted="drop")
     ready_all(manager)

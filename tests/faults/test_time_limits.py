@@ -19,12 +19,12 @@ import envmgr
 from envmgr.errors import EnvTimeout
 from tests.contract.envs import Do, ScriptedGymEnv, seen
 from tests.contract.harness import (
-    ASYNC_FORK,
-    ASYNC_SERVER,
-    BASE,
-    SYNC_FORK,
-    SYNC_PACKED,
-    SYNC_SERVER,
+    ALL_BLOCK,
+    ALL_BLOCK_SHARED,
+    ALL_MESSAGE,
+    IN_LINE,
+    SOME_BLOCK,
+    SOME_MESSAGE,
     Setup,
     World,
     over,
@@ -41,7 +41,7 @@ SLACK_S = 2.0
 PACKED = Setup("subprocess", "server", True, num_workers=2)
 SPAWNED = Setup("subprocess", "spawn", False)
 # A limit is kept by the trainer, whatever has started the worker: one case of spawn.
-limited = over(SYNC_SERVER, ASYNC_SERVER, SYNC_FORK, ASYNC_FORK, PACKED, SPAWNED)
+limited = over(ALL_BLOCK, SOME_MESSAGE, ALL_MESSAGE, SOME_BLOCK, PACKED, SPAWNED)
 
 
 # -- F13, F14: hanging in a step ------------------------------------------------------------------
@@ -58,7 +58,7 @@ def test_f13_a_step_that_hangs_ends_at_its_limit(tmp_path: Path, setup: Setup) -
 @pytest.mark.parametrize(
     "action", [Do.HANG, Do.HANG_DEAF, Do.HANG_IN_C], ids=lambda action: action.name
 )
-@over(SYNC_SERVER, ASYNC_FORK, ASYNC_SERVER)
+@over(ALL_BLOCK, SOME_BLOCK, SOME_MESSAGE)
 def test_f13_the_outcome_comes_neither_before_the_limit_nor_long_after(
     world: World, setup: Setup, action: Do
 ) -> None:
@@ -83,7 +83,7 @@ def test_f14_a_hang_in_c_that_holds_the_gil_and_blocks_sigterm(
     assert type(timestep.info["error"]) is EnvTimeout
 
 
-@over(ASYNC_FORK)
+@over(SOME_BLOCK)
 def test_f13_limits_count_while_the_caller_waits_for_others(world: World, setup: Setup) -> None:
     manager = world.make(setup, 2, wait_num=1, step_timeout=LIMIT_S)
     ready_all(manager)
@@ -97,7 +97,7 @@ def test_f13_limits_count_while_the_caller_waits_for_others(world: World, setup:
     assert ended[0].info["error"].limit_s == LIMIT_S
 
 
-@over(BASE)
+@over(IN_LINE)
 def test_f13_in_line_a_hung_step_reset_and_build_end_at_their_limits(
     world: World, setup: Setup
 ) -> None:
@@ -123,7 +123,7 @@ def test_f13_in_line_a_hung_step_reset_and_build_end_at_their_limits(
 
 
 @pytest.mark.parametrize("fault", ["sleep", "hang_in_c"])
-@over(SYNC_SERVER, ASYNC_SERVER, ASYNC_FORK, SYNC_PACKED)
+@over(ALL_BLOCK, SOME_MESSAGE, SOME_BLOCK, ALL_BLOCK_SHARED)
 def test_f15_a_reset_that_hangs_behind_the_caller_is_begun_in_a_new_process(
     world: World, setup: Setup, fault: str
 ) -> None:
@@ -141,7 +141,7 @@ def test_f15_a_reset_that_hangs_behind_the_caller_is_begun_in_a_new_process(
     assert (stats["failures_by_kind"], stats["abnormal"]) == ({"EnvTimeout": 1}, 0)
 
 
-@over(SYNC_SERVER, ASYNC_SERVER, ASYNC_FORK, SYNC_PACKED, SPAWNED)
+@over(ALL_BLOCK, SOME_MESSAGE, SOME_BLOCK, ALL_BLOCK_SHARED, SPAWNED)
 def test_f15_a_reset_that_hangs_before_the_caller_is_too(world: World, setup: Setup) -> None:
     scripts = {0: {"reset_faults": {1: "sleep"}}}
     manager = world.make(setup, 2, reset_timeout=LIMIT_S, scripts=scripts)
@@ -155,7 +155,7 @@ def test_f15_a_reset_that_hangs_before_the_caller_is_too(world: World, setup: Se
 # -- F16: in the nick of time ---------------------------------------------------------------------
 
 
-@over(SYNC_SERVER, ASYNC_SERVER, ASYNC_FORK, SYNC_PACKED, BASE)
+@over(ALL_BLOCK, SOME_MESSAGE, SOME_BLOCK, ALL_BLOCK_SHARED, IN_LINE)
 def test_f16_a_step_that_ends_at_its_limit_has_one_outcome(world: World, setup: Setup) -> None:
     limit_s = 0.05
     manager = world.make(
@@ -202,7 +202,7 @@ class LargeActions(gymnasium.Env[Any, Any]):
         return np.array([float(action[0])]), float(action[-1]), False, False, {}
 
 
-@over(SYNC_SERVER, ASYNC_SERVER, SYNC_FORK, ASYNC_FORK, SPAWNED)
+@over(ALL_BLOCK, SOME_MESSAGE, ALL_MESSAGE, SOME_BLOCK, SPAWNED)
 def test_f30_the_limit_holds_for_an_action_that_nobody_takes(world: World, setup: Setup) -> None:
     manager = world.make(setup, env_fn=[LargeActions] * 2, step_timeout=1.0)
     pid = int(ready_all(manager)[0][0])

@@ -24,12 +24,12 @@ from envmgr.errors import (
 )
 from tests.contract.envs import Do, ScriptedEnv, seen
 from tests.contract.harness import (
-    ASYNC_FORK,
-    ASYNC_PACKED,
-    ASYNC_SERVER,
-    BASE,
-    SYNC_PACKED,
-    SYNC_SERVER,
+    ALL_BLOCK,
+    ALL_BLOCK_SHARED,
+    IN_LINE,
+    SOME_BLOCK,
+    SOME_MESSAGE,
+    SOME_MESSAGE_SHARED,
     Setup,
     World,
     over,
@@ -39,13 +39,13 @@ from tests.contract.harness import (
 from tests.faults.others import check_others
 from tests.faults.traffic import sent_by
 
-PACKED = Setup("subprocess", "server", True, num_workers=2)
-processes = over(SYNC_SERVER, ASYNC_SERVER, ASYNC_FORK, PACKED)
-everywhere = over(BASE, SYNC_SERVER, ASYNC_FORK, ASYNC_PACKED)
+PACKED = ALL_BLOCK._replace(num_workers=2)
+processes = over(ALL_BLOCK, SOME_MESSAGE, SOME_BLOCK, PACKED)
+everywhere = over(IN_LINE, ALL_BLOCK, SOME_BLOCK, SOME_MESSAGE_SHARED)
 # In line, through the shared block, and by messages: these take ways of their own in the code.
 # By fork, which starts fastest: what started a worker has no part in this.
 each_way = over(
-    BASE,
+    IN_LINE,
     Setup("subprocess", "fork", True),
     Setup("async_subprocess", "fork", False),
     Setup("subprocess", "fork", True, num_workers=1),
@@ -64,7 +64,7 @@ PICKLES: dict[Do, tuple[type[EnvFailure], bool, str]] = {
 
 
 @pytest.mark.parametrize("action", PICKLES, ids=lambda action: action.name)
-@over(SYNC_SERVER, ASYNC_SERVER, ASYNC_FORK)
+@over(ALL_BLOCK, SOME_MESSAGE, SOME_BLOCK)
 def test_f09_an_info_that_does_harm_on_its_way_costs_its_env(
     tmp_path: Path, setup: Setup, action: Do
 ) -> None:
@@ -104,7 +104,7 @@ def _fail() -> Any:
 
 
 @pytest.mark.parametrize("what", ["pickle", "unpickle"])
-@over(SYNC_SERVER, ASYNC_SERVER)
+@over(ALL_BLOCK, SOME_MESSAGE)
 def test_f09_a_space_that_cannot_be_sent_fails_the_launch(
     world: World, setup: Setup, what: str
 ) -> None:
@@ -276,7 +276,7 @@ def test_f10_on_every_way_to_the_trainer(world: World, setup: Setup, way: str) -
 
 
 @pytest.mark.parametrize("action", MALFORMED, ids=lambda action: action.name)
-@over(SYNC_SERVER, ASYNC_FORK, SYNC_PACKED)
+@over(ALL_BLOCK, SOME_BLOCK, ALL_BLOCK_SHARED)
 def test_f10_nothing_of_it_reaches_the_shared_memory(
     world: World, setup: Setup, action: Do
 ) -> None:
@@ -332,7 +332,7 @@ def test_f11_non_finite_numbers_are_failures_of_their_env(
 
 
 @non_finite
-@over(BASE, ASYNC_FORK, SYNC_PACKED)
+@over(IN_LINE, SOME_BLOCK, ALL_BLOCK_SHARED)
 def test_f11_non_finite_numbers_are_raised(world: World, setup: Setup, action: Do) -> None:
     manager = world.make(setup, 2, nan_policy="raise")
     ready_all(manager)
@@ -374,7 +374,7 @@ def test_f11_in_observations_of_any_space_of_steps_and_resets(
 
 @pytest.mark.parametrize("where", ["step", "reset"])
 @pytest.mark.parametrize("way", ["plain", "arrays", "inplace"])
-@over(BASE, ASYNC_FORK)
+@over(IN_LINE, SOME_BLOCK)
 def test_f11_raised_where_it_is_noticed(world: World, setup: Setup, way: str, where: str) -> None:
     env_fn = [partial(Odd, SPACES["scalar"], np.array(NAN), each) for each in (where, "nowhere")]
     manager = world.make(setup, env_fn=env_fn, nan_policy="raise", **WAYS.get(way, {}))
@@ -383,7 +383,7 @@ def test_f11_raised_where_it_is_noticed(world: World, setup: Setup, way: str, wh
     assert not manager.closed
 
 
-@over(BASE, SYNC_SERVER, ASYNC_SERVER)
+@over(IN_LINE, ALL_BLOCK, SOME_MESSAGE)
 def test_f11_a_first_observation_that_is_not_finite_fails_the_launch(
     world: World, setup: Setup
 ) -> None:
@@ -433,7 +433,7 @@ def test_f11_an_info_of_a_reset_that_is_no_dict(world: World, setup: Setup) -> N
     check_failures(manager, failures_with(manager), ["reset", "nowhere"])
 
 
-@over(BASE, SYNC_SERVER)
+@over(IN_LINE, ALL_BLOCK)
 def test_f11_an_env_that_never_gives_numbers_ends_as_the_budget_says(
     world: World, setup: Setup
 ) -> None:
@@ -486,7 +486,7 @@ STRICT: dict[str, tuple[Any, Any, Any]] = {
     [*((case, True) for case in ACTIONS), *((case, "strict") for case in STRICT)],
     ids=str,
 )
-@over(BASE, SYNC_SERVER)
+@over(IN_LINE, ALL_BLOCK)
 def test_f38_an_action_that_does_not_fit_is_refused_before_any_is_sent(
     world: World, setup: Setup, case: str, check: Any
 ) -> None:
@@ -506,7 +506,7 @@ def test_f38_an_action_that_does_not_fit_is_refused_before_any_is_sent(
     assert len(step_all(manager, {0: good, 1: good})) == 2
 
 
-@over(BASE, SYNC_SERVER)
+@over(IN_LINE, ALL_BLOCK)
 def test_f38_a_wrong_count_of_actions_is_refused(world: World, setup: Setup) -> None:
     manager = world.make(setup, env_fn=[partial(TakesAnything, PUSH)] * 3)
     ready_all(manager)

@@ -15,11 +15,11 @@ import pytest
 from envmgr.errors import EnvCrash, EnvTimeout, LaunchError
 from tests.contract.envs import Do, ScriptedEnv, seen
 from tests.contract.harness import (
-    ASYNC_FORK,
-    ASYNC_SERVER,
-    BASE,
-    SYNC_FORK,
-    SYNC_SERVER,
+    ALL_MESSAGE,
+    DEFAULT,
+    IN_LINE,
+    SOME_BLOCK,
+    SOME_MESSAGE,
     Gate,
     Setup,
     World,
@@ -33,9 +33,9 @@ from tests.contract.harness import (
 from tests.faults.others import FAULTY, check_others, run, untroubled
 
 some_setups = over(
-    SYNC_SERVER,
-    SYNC_FORK,
-    ASYNC_FORK,
+    DEFAULT,
+    ALL_MESSAGE,
+    SOME_BLOCK,
     Setup("subprocess", "spawn"),
     Setup("subprocess", "forkserver"),
 )
@@ -48,8 +48,8 @@ SPAWNED = Setup("async_subprocess", "spawn", False)
 FORKSERVED = Setup("subprocess", "forkserver", False)
 # A start method matters to a death only by how it is seen: spawn and forkserver, which are slow,
 # run one death from outside, one signal and one exit.
-deaths = over(SYNC_SERVER, ASYNC_SERVER, SYNC_FORK, ASYNC_FORK, PACKED)
-all_starts = over(SYNC_SERVER, ASYNC_SERVER, SYNC_FORK, ASYNC_FORK, PACKED, SPAWNED, FORKSERVED)
+deaths = over(DEFAULT, SOME_MESSAGE, ALL_MESSAGE, SOME_BLOCK, PACKED)
+all_starts = over(DEFAULT, SOME_MESSAGE, ALL_MESSAGE, SOME_BLOCK, PACKED, SPAWNED, FORKSERVED)
 
 
 @deaths
@@ -105,7 +105,7 @@ class Talker(ScriptedEnv):
 
 
 @pytest.mark.parametrize("action", [Do.KILL, Do.SEGV, Do.OS_EXIT], ids=lambda action: action.name)
-@over(SYNC_SERVER, SYNC_FORK, ASYNC_SERVER, SPAWNED)
+@over(DEFAULT, ALL_MESSAGE, SOME_MESSAGE, SPAWNED)
 def test_f02_a_crash_comes_with_the_end_of_stderr_which_goes_where_it_went(
     world: World, setup: Setup, action: Do, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -123,7 +123,7 @@ def test_f02_a_crash_comes_with_the_end_of_stderr_which_goes_where_it_went(
     assert printed.count("env 1 takes 4") == 2
 
 
-@over(SYNC_SERVER, ASYNC_FORK)
+@over(DEFAULT, SOME_BLOCK)
 def test_f02_children_of_the_env_report_to_stderr_and_not_for_it(
     world: World, setup: Setup, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -136,7 +136,7 @@ def test_f02_children_of_the_env_report_to_stderr_and_not_for_it(
     assert "Fatal Python error: Aborted" in capfd.readouterr().err
 
 
-@over(SYNC_SERVER, ASYNC_SERVER)
+@over(DEFAULT, SOME_MESSAGE)
 def test_f02_a_fault_of_a_worker_that_is_closed_is_logged(
     world: World, setup: Setup, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -169,7 +169,7 @@ EXITS = {Do.SYS_EXIT: "called sys.exit(3)", Do.KEYBOARD_INTERRUPT: "raised Keybo
 
 
 @pytest.mark.parametrize("action", EXITS, ids=lambda action: action.name)
-@over(SYNC_SERVER, ASYNC_SERVER, SYNC_FORK, ASYNC_FORK)
+@over(DEFAULT, SOME_MESSAGE, ALL_MESSAGE, SOME_BLOCK)
 def test_f04_what_ends_a_script_ends_no_trainer(tmp_path: Path, setup: Setup, action: Do) -> None:
     error = check_others(tmp_path, setup, action, host_lost=True).info["error"]
     assert (type(error), error.during) == (EnvCrash, "step")
@@ -187,7 +187,7 @@ def test_f04_neighbours_keep_their_host(tmp_path: Path, setup: Setup, action: Do
     assert all(troubled.given[i] == expected[i] for i in (0, 2, 3, 4))
 
 
-@over(BASE)
+@over(IN_LINE)
 def test_f04_in_line_sys_exit_is_the_envs_and_ctrl_c_the_users(world: World, setup: Setup) -> None:
     manager = world.make(setup, 2)
     ready_all(manager)
@@ -271,7 +271,7 @@ def test_f01_killed_in_the_middle_of_its_construction(world: World, setup: Setup
     killer.join()
 
 
-@over(SYNC_SERVER, Setup("async_subprocess", "spawn"))
+@over(DEFAULT, Setup("async_subprocess", "spawn"))
 def test_f01_killed_during_launch(world: World, setup: Setup) -> None:
     manager = world.make(setup, 3, launch=False, scripts={1: {"build_faults": {0: "gate"}}})
     gate = world.gate
@@ -347,7 +347,7 @@ def test_f01_killed_again_and_again(world: World, setup: Setup) -> None:
     assert stats["renewals"] == stats["failures"] == 6
 
 
-@over(SYNC_SERVER)
+@over(DEFAULT)
 def test_f01_a_killed_worker_server_costs_its_workers_only(world: World, setup: Setup) -> None:
     manager = world.make(setup, 2)
     ready_all(manager)
@@ -366,7 +366,7 @@ def _status_of(pid: int) -> dict[str, str]:
         return dict(line.rstrip("\n").split(":\t", 1) for line in file if ":\t" in line)
 
 
-@over(SYNC_SERVER, ASYNC_SERVER, SYNC_FORK, ASYNC_FORK, SPAWNED)
+@over(DEFAULT, SOME_MESSAGE, ALL_MESSAGE, SOME_BLOCK, SPAWNED)
 def test_f44_a_stopped_worker_ends_at_the_limit(world: World, setup: Setup) -> None:
     manager = world.make(setup, 2, step_timeout=0.3)
     ready_all(manager)
@@ -380,7 +380,7 @@ def test_f44_a_stopped_worker_ends_at_the_limit(world: World, setup: Setup) -> N
     assert manager.stats()["failures"] == 1
 
 
-@over(SYNC_SERVER, ASYNC_SERVER, SYNC_FORK, ASYNC_FORK)
+@over(DEFAULT, SOME_MESSAGE, ALL_MESSAGE, SOME_BLOCK)
 def test_f44_a_worker_that_goes_on_at_its_limit_gives_one_outcome(
     world: World, setup: Setup
 ) -> None:
@@ -411,7 +411,7 @@ def _continue(pid: int) -> None:
         os.kill(pid, signal.SIGCONT)
 
 
-@over(SYNC_SERVER, ASYNC_FORK)
+@over(DEFAULT, SOME_BLOCK)
 def test_f44_a_worker_that_goes_on_in_time_is_as_before(world: World, setup: Setup) -> None:
     manager = world.make(setup, 2, step_timeout=20.0)
     ready_all(manager)
