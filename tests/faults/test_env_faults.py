@@ -23,7 +23,6 @@ from envmgr.errors import (
 from tests.contract.envs import Do, seen
 from tests.contract.harness import (
     ALL_BLOCK,
-    ALL_BLOCK_SHARED,
     ALL_MESSAGE,
     IN_LINE,
     SETUPS,
@@ -158,7 +157,7 @@ def test_f06_a_faulty_explicit_reset_is_repaired_before_reset_returns(
 # -- F7: at launch --------------------------------------------------------------------------------
 
 
-@over(IN_LINE, ALL_BLOCK, SOME_MESSAGE, SOME_BLOCK, ALL_BLOCK_SHARED, SPAWNED)
+@over(*SETUPS)
 def test_f07_envs_that_cannot_be_built_fail_the_launch_together(world: World, setup: Setup) -> None:
     faulty = {"build_faults": {0: "raise"}}
     manager = world.make(setup, 4, launch=False, scripts={1: faulty, 3: faulty})
@@ -253,7 +252,7 @@ def test_f08_in_a_construction_and_in_a_call_too(world: World, setup: Setup, fau
 # -- F18: hanging at launch -----------------------------------------------------------------------
 
 
-@over(ALL_BLOCK, SOME_MESSAGE, ALL_MESSAGE, SPAWNED)
+@over(ALL_BLOCK, SOME_MESSAGE)
 def test_f18_a_construction_that_hangs_ends_the_launch_at_its_limit(
     world: World, setup: Setup
 ) -> None:
@@ -262,7 +261,7 @@ def test_f18_a_construction_that_hangs_ends_the_launch_at_its_limit(
     manager = world.make(setup, 3, launch=False, connect_timeout=limit_s, scripts=scripts)
     began = time.monotonic()
     with pytest.raises(LaunchError) as raised:
-        (manager.launch(),)
+        manager.launch()
     assert limit_s <= time.monotonic() - began < limit_s + 5.0
     [failure] = raised.value.failures.values()
     assert (type(failure), failure.env_id, failure.during) == (EnvTimeout, 1, "construction")
