@@ -22,6 +22,7 @@ from tests.contract.harness import (
     ALL_BLOCK,
     ALL_BLOCK_SHARED,
     ALL_MESSAGE,
+    DEFAULT,
     IN_LINE,
     SOME_BLOCK,
     SOME_MESSAGE,
@@ -38,16 +39,16 @@ LIMIT_S = 0.3
 SLACK_S = 2.0
 """For a busy machine. `make soak` measures what is promised: the limit + 50 ms."""
 
-PACKED = Setup("subprocess", "server", True, num_workers=2)
+PACKED = ALL_BLOCK._replace(num_workers=2)
 SPAWNED = Setup("subprocess", "spawn", False)
-# A limit is kept by the trainer, whatever has started the worker: one case of spawn.
-limited = over(ALL_BLOCK, SOME_MESSAGE, ALL_MESSAGE, SOME_BLOCK, PACKED, SPAWNED)
+# A limit is kept by the trainer, whatever has started the worker: one test has other starts, too.
+limited = over(ALL_BLOCK, SOME_MESSAGE, ALL_MESSAGE, SOME_BLOCK, PACKED)
 
 
 # -- F13, F14: hanging in a step ------------------------------------------------------------------
 
 
-@limited
+@over(ALL_BLOCK, SOME_MESSAGE, ALL_MESSAGE, SOME_BLOCK, PACKED, DEFAULT, SPAWNED)
 def test_f13_a_step_that_hangs_ends_at_its_limit(tmp_path: Path, setup: Setup) -> None:
     timestep = check_others(tmp_path, setup, Do.HANG, host_lost=True, step_timeout=LIMIT_S)
     error = timestep.info["error"]
@@ -141,7 +142,7 @@ def test_f15_a_reset_that_hangs_behind_the_caller_is_begun_in_a_new_process(
     assert (stats["failures_by_kind"], stats["abnormal"]) == ({"EnvTimeout": 1}, 0)
 
 
-@over(ALL_BLOCK, SOME_MESSAGE, SOME_BLOCK, ALL_BLOCK_SHARED, SPAWNED)
+@over(ALL_BLOCK, SOME_MESSAGE, SOME_BLOCK, ALL_BLOCK_SHARED)
 def test_f15_a_reset_that_hangs_before_the_caller_is_too(world: World, setup: Setup) -> None:
     scripts = {0: {"reset_faults": {1: "sleep"}}}
     manager = world.make(setup, 2, reset_timeout=LIMIT_S, scripts=scripts)
@@ -202,7 +203,7 @@ class LargeActions(gymnasium.Env[Any, Any]):
         return np.array([float(action[0])]), float(action[-1]), False, False, {}
 
 
-@over(ALL_BLOCK, SOME_MESSAGE, ALL_MESSAGE, SOME_BLOCK, SPAWNED)
+@over(ALL_BLOCK, SOME_MESSAGE, ALL_MESSAGE, SOME_BLOCK)
 def test_f30_the_limit_holds_for_an_action_that_nobody_takes(world: World, setup: Setup) -> None:
     manager = world.make(setup, env_fn=[LargeActions] * 2, step_timeout=1.0)
     pid = int(ready_all(manager)[0][0])

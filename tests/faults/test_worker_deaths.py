@@ -32,16 +32,9 @@ from tests.contract.harness import (
 )
 from tests.faults.others import FAULTY, check_others, run, untroubled
 
-some_setups = over(
-    DEFAULT,
-    ALL_MESSAGE,
-    SOME_BLOCK,
-    Setup("subprocess", "spawn"),
-    Setup("subprocess", "forkserver"),
-)
+some_setups = over(DEFAULT, ALL_MESSAGE, SOME_BLOCK)
 
-
-PACKED = Setup("subprocess", "server", True, num_workers=2)
+PACKED = Setup("subprocess", "fork", num_workers=2)
 """The faulty env and two others in one host, two in another."""
 
 SPAWNED = Setup("async_subprocess", "spawn", False)
@@ -105,7 +98,7 @@ class Talker(ScriptedEnv):
 
 
 @pytest.mark.parametrize("action", [Do.KILL, Do.SEGV, Do.OS_EXIT], ids=lambda action: action.name)
-@over(DEFAULT, ALL_MESSAGE, SOME_MESSAGE, SPAWNED)
+@over(DEFAULT, ALL_MESSAGE, SOME_MESSAGE)
 def test_f02_a_crash_comes_with_the_end_of_stderr_which_goes_where_it_went(
     world: World, setup: Setup, action: Do, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -169,7 +162,7 @@ EXITS = {Do.SYS_EXIT: "called sys.exit(3)", Do.KEYBOARD_INTERRUPT: "raised Keybo
 
 
 @pytest.mark.parametrize("action", EXITS, ids=lambda action: action.name)
-@over(DEFAULT, SOME_MESSAGE, ALL_MESSAGE, SOME_BLOCK)
+@over(DEFAULT, SOME_MESSAGE)
 def test_f04_what_ends_a_script_ends_no_trainer(tmp_path: Path, setup: Setup, action: Do) -> None:
     error = check_others(tmp_path, setup, action, host_lost=True).info["error"]
     assert (type(error), error.during) == (EnvCrash, "step")
@@ -366,7 +359,7 @@ def _status_of(pid: int) -> dict[str, str]:
         return dict(line.rstrip("\n").split(":\t", 1) for line in file if ":\t" in line)
 
 
-@over(DEFAULT, SOME_MESSAGE, ALL_MESSAGE, SOME_BLOCK, SPAWNED)
+@over(DEFAULT, SOME_MESSAGE, ALL_MESSAGE, SOME_BLOCK)
 def test_f44_a_stopped_worker_ends_at_the_limit(world: World, setup: Setup) -> None:
     manager = world.make(setup, 2, step_timeout=0.3)
     ready_all(manager)
