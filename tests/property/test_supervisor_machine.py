@@ -32,7 +32,7 @@ from envmgr.lifecycle import EnvState, Event, edges, is_ready
 from envmgr.policy import Deadlines, FailurePolicy, GatherPolicy
 from envmgr.transport.base import TimedOut
 from envmgr.types import EnvTimestep
-from envmgr.wire.block import LAST, RING, RING_EACH
+from envmgr.wire.block import LAST, RING, RING_EACH, token_of
 from envmgr.wire.messages import FailureKind, Message, Op
 from tests.fakes import ObsTag
 from tests.property.hosts import HostModel, Hosts
@@ -344,7 +344,7 @@ class SupervisorMachine(RuleBasedStateMachine):
     @rule(data=st.data(), new_params=st.booleans(), new_seed=st.booleans())
     def reset(self, data: st.DataObject, new_params: bool, new_seed: bool) -> None:
         env_id = data.draw(st.integers(0, self.config.env_num - 1), label="env")
-        MET[self.rig.state(env_id), self.rig.work(env_id)] += 1
+        MET[self.rig.supervisor.states[env_id], self.rig.work(env_id)] += 1
         params = None
         if new_params:
             self.n_params += 1
@@ -356,7 +356,7 @@ class SupervisorMachine(RuleBasedStateMachine):
             self.n_cancelled += 1
         self.given_up.discard(env_id)
         self.rig.reset(env_id, params)
-        assert self.rig.state(env_id) is EnvState.RESET
+        assert self.rig.supervisor.states[env_id] is EnvState.RESET
         self._after_move()
 
     @precondition(lambda self: self.phase == "running")
@@ -434,7 +434,7 @@ class SupervisorMachine(RuleBasedStateMachine):
         if self.phase != "running":
             return []
         slots = [s for s in self.rig.supervisor.slots if self.rig.work(s.env_id) is Work.NONE]
-        slots = [s for s in slots if self.rig.state(s.env_id) is EnvState.NEED_RESET]
+        slots = [s for s in slots if self.rig.supervisor.states[s.env_id] is EnvState.NEED_RESET]
         models = [self.hosts_of(slot) for slot in slots]
         return [model for model in models if model is not None and model.is_alive]
 
@@ -665,7 +665,7 @@ class SupervisorMachine(RuleBasedStateMachine):
         if self.phase != "running":
             return
         for slot in self.rig.supervisor.slots:
-            state = self.rig.state(slot.env_id)
+            state = self.rig.supervisor.states[slot.env_id]
             where = f"{state!r} {slot}"
             if slot.timestep is not None:
                 assert slot.owed, where
@@ -694,7 +694,7 @@ class SupervisorMachine(RuleBasedStateMachine):
             return
         supervisor = self.rig.supervisor
         for slot in supervisor.slots:
-            where = f"{self.rig.state(slot.env_id)!r} {slot}"
+            where = f"{self.rig.supervisor.states[slot.env_id]!r} {slot}"
             model = self.hosts_of(slot)
             if slot.work is Work.NONE:
                 assert slot.deadline == NEVER, where
@@ -724,7 +724,7 @@ class SupervisorMachine(RuleBasedStateMachine):
         if self.phase != "running" or self.rig.transport.next_event is not None:
             return
         for slot in self.rig.supervisor.slots:
-            where = f"{self.rig.state(slot.env_id)!r} {slot}"
+            where = f"{self.rig.supervisor.states[slot.env_id]!r} {slot}"
             if slot.work not in AWAITED:
                 continue
             model = self.hosts_of(slot)
@@ -735,9 +735,20 @@ class SupervisorMachine(RuleBasedStateMachine):
                 assert slot.deadline < NEVER, where
                 assert model.fake.received[-1].request_id == slot.request_id, where
                 continue
+            if model.request is None and self._is_answered_in_block(slot):
+                continue  # nobody has looked yet
             assert model.request is not None, where
             assert model.request.request_id == slot.request_id, where
         self._check_what_lanes_await()
+
+    def _is_answered_in_block(self, slot: EnvSlot) -> bool:
+        shared = self.rig.transport.shared
+        block = None if shared is None else shared.block
+        token = token_of(slot.generation, slot.request_id)
+        if block is None:
+            return False
+        column = block.resets if slot.work is Work.RESETTING else block.replies
+        return bool(column[slot.env_id] == token)
 
     def _check_what_lanes_await(self) -> None:
         supervisor, lanes = self.rig.supervisor, self.rig.supervisor.lanes
@@ -776,7 +787,8 @@ class SupervisorMachine(RuleBasedStateMachine):
         """Whether its next episode waits for the end of those of its neighbours."""
         others = [s for s in slot.group.present() if s is not slot]
         goes_on = [
-            s.work is not Work.NONE or self.rig.state(s.env_id) is EnvState.RUN for s in others
+            s.work is not Work.NONE or self.rig.supervisor.states[s.env_id] is EnvState.RUN
+            for s in others
         ]
         return slot.waits and slot.group.is_worn and any(goes_on)
 
@@ -784,7 +796,7 @@ class SupervisorMachine(RuleBasedStateMachine):
         if self.phase != "running":
             return
         for slot in self.rig.supervisor.slots:
-            state = self.rig.state(slot.env_id)
+            state = self.rig.supervisor.states[slot.env_id]
             where = f"{state!r} {slot}"
             ends = slot.work in (Work.ENDING, Work.PAUSING) and slot.following is Next.NOTHING
             works = self.rig.work(slot.env_id) is not Work.NONE
@@ -851,7 +863,7 @@ class SupervisorMachine(RuleBasedStateMachine):
         if self.phase == "closed":
             return
         for slot in self.rig.supervisor.slots if self.phase == "running" else ():
-            state = self.rig.state(slot.env_id)
+            state = self.rig.supervisor.states[slot.env_id]
             where = f"{state!r} {slot}"
             note(where)
             note(self.rig.supervisor.statistics.as_dict()["latest_failures"][-3:])
