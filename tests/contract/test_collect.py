@@ -14,7 +14,10 @@ from envmgr.collect import Collector, EpisodeRecord
 from tests.contract.envs import Do
 from tests.contract.harness import IN_LINE, Setup, World, every_setup, over
 
-V2 = tuple(Setup(kind) for kind in ("base_v2", "subprocess_v2", "async_subprocess_v2"))
+V2 = (
+    Setup("base_v2"),
+    *(Setup(kind, "fork") for kind in ("subprocess_v2", "async_subprocess_v2")),
+)
 KINDS = ("base", "subprocess", "async_subprocess")
 every_kind_and_v2 = pytest.mark.parametrize(
     "setup",

@@ -71,10 +71,10 @@ from envmgr import BaseEnv, EnvState, EnvTimestep
 from envmgr.errors import EnvTimeout, FailuresExhaustedError
 from tests.contract.envs import Script, seen
 from tests.contract.harness import (
+    ALL_BLOCK,
     ALL_MESSAGE,
-    DEFAULT,
     IN_LINE,
-    SOME_BLOCK,
+    SOME_MESSAGE,
     Raises,
     Setup,
     World,
@@ -87,9 +87,8 @@ from tests.contract.harness import (
 LIMIT_S = 0.4
 SLOW_S = 0.1
 N_ENVS = 3
-every_manager = over(IN_LINE, DEFAULT, ALL_MESSAGE, SOME_BLOCK)
-sync_managers = over(IN_LINE, DEFAULT, ALL_MESSAGE)
-quick_managers = over(IN_LINE, ALL_MESSAGE, SOME_BLOCK)
+every_manager = over(IN_LINE, ALL_BLOCK, SOME_MESSAGE)
+sync_managers = over(IN_LINE, ALL_BLOCK, ALL_MESSAGE)
 
 
 class Machine(BaseEnv):
@@ -191,7 +190,7 @@ def test_launch_with_reset_params(world: World, setup: Setup) -> None:
     assert manager.task == ["drill"] * N_ENVS
 
 
-@quick_managers
+@every_manager
 def test_config_is_in_force(world: World, setup: Setup) -> None:
     cfg = {"max_retry": 5, "reset_timeout": 10, "step_timeout": 8, "connect_timeout": 9.5}
     manager = make(world, setup, **cfg)
@@ -207,7 +206,7 @@ def test_attributes_are_lists(world: World, setup: Setup) -> None:
         _ = manager._name
 
 
-@quick_managers
+@every_manager
 def test_unknown_names_and_methods(world: World, setup: Setup) -> None:
     manager = make(world, setup, launch=True)
     with pytest.raises(AttributeError):
@@ -259,7 +258,7 @@ def test_close(world: World, setup: Setup) -> None:
             refused()
 
 
-@quick_managers
+@every_manager
 def test_close_with_a_limit(world: World, setup: Setup) -> None:
     manager = make(world, setup, launch=True)
     manager.close(1)
@@ -358,7 +357,7 @@ def test_step_error_raised(world: World, setup: Setup) -> None:
 # -- envs that block ------------------------------------------------------------------------------
 
 
-@quick_managers
+@every_manager
 def test_block_in_launch(world: World, setup: Setup) -> None:
     manager = make(world, setup, max_retry=1, reset_timeout=LIMIT_S)
     began = time.monotonic()
@@ -373,7 +372,7 @@ def test_block_in_launch(world: World, setup: Setup) -> None:
     assert manager.stats()["failures"] == 0
 
 
-@quick_managers
+@every_manager
 def test_block_in_reset(world: World, setup: Setup) -> None:
     manager = make(world, setup, launch=True, reset_timeout=LIMIT_S, max_failures=1)
     with Raises(FailuresExhaustedError, "env 0", "reset_timeout") as raised:
@@ -386,7 +385,7 @@ def test_block_in_reset(world: World, setup: Setup) -> None:
     assert len(step_all(manager, work())) == N_ENVS
 
 
-@quick_managers
+@every_manager
 def test_block_in_step(world: World, setup: Setup) -> None:
     manager = make(world, setup, step_timeout=LIMIT_S, auto_reset=False, launch=True)
     timesteps = step_all(manager, {**work(), 0: "block"})
@@ -403,7 +402,7 @@ def test_block_in_step(world: World, setup: Setup) -> None:
     assert len(step_all(manager, work())) == N_ENVS
 
 
-@quick_managers
+@every_manager
 def test_block_in_step_raised(world: World, setup: Setup) -> None:
     manager = make(world, setup, launch=True, step_timeout=LIMIT_S, on_failure="raise")
     with pytest.raises(TimeoutError):
@@ -414,7 +413,7 @@ def test_block_in_step_raised(world: World, setup: Setup) -> None:
     assert len(timesteps) == N_ENVS
 
 
-@quick_managers
+@every_manager
 def test_block_in_step_and_in_reset(world: World, setup: Setup) -> None:
     limits = {"step_timeout": LIMIT_S, "reset_timeout": LIMIT_S, "max_failures": 1}
     manager = make(world, setup, **limits)
@@ -474,7 +473,7 @@ def test_auto_reset_brings_all_back(world: World, setup: Setup) -> None:
 # -- the rest -------------------------------------------------------------------------------------
 
 
-@quick_managers
+@every_manager
 def test_spaces_and_metadata(world: World, setup: Setup) -> None:
     manager = make(world, setup, launch=True)
     assert isinstance(manager.observation_space, Space)
@@ -517,7 +516,7 @@ def test_views_and_copies(world: World, setup: Setup) -> None:
         manager.close()
 
 
-@quick_managers
+@every_manager
 def test_actions_of_any_kind(world: World, setup: Setup) -> None:
     loose = make(world, setup, launch=True)
     for action in ("anything", np.zeros(7), {"a": 1}, None):

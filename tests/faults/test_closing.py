@@ -200,7 +200,7 @@ def test_f29_twice_and_from_many_threads_at_once(world: World, setup: Setup) -> 
 
 
 @pytest.mark.parametrize("moment", ["build", "reset"])
-@over(DEFAULT, ALL_MESSAGE, ALL_BLOCK_SHARED, Setup("subprocess", "spawn"))
+@over(DEFAULT, ALL_MESSAGE, ALL_BLOCK_SHARED)
 def test_f29_during_a_renewal_no_process_is_born_afterwards(
     world: World, setup: Setup, moment: str
 ) -> None:

@@ -22,7 +22,6 @@ from tests.contract.harness import (
     step_all,
 )
 
-SPAWNED = Setup("subprocess", "spawn", False)
 SEED = 40
 FAULTS = {2: Do.SYS_EXIT, 5: Do.SYS_EXIT, 6: Do.END}
 """What env 1 of three does, by step; SYS_EXIT costs an env of any kind its object, not more."""
@@ -67,7 +66,7 @@ def live(folder: Path, setup: Setup, faults: dict[int, Do], **cfg: Any) -> Life:
         world.close()
 
 
-@over(IN_LINE, ALL_BLOCK, SOME_MESSAGE, SOME_BLOCK, SOME_MESSAGE_SHARED, SPAWNED)
+@over(IN_LINE, ALL_BLOCK, SOME_MESSAGE, SOME_BLOCK, SOME_MESSAGE_SHARED)
 def test_f42_a_renewed_env_gets_a_seed_that_follows_from_generation_and_episode(
     tmp_path: Path, setup: Setup
 ) -> None:
