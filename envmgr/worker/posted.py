@@ -163,16 +163,15 @@ class PostedSteps:
         That is a reset, a message, or what ends `await_bell`, which sleeps until this host is rung
         for and returns False if there is more to it. With None one batch is taken, if there is one.
 
-        A host that sleeps between its batches runs with cold caches, where each function called
-        costs a microsecond: so for a lone env this calls none but the env's own.
+        Who has slept runs with cold caches, where each call costs a microsecond: so with a lone env
+        nothing is called but the env.
         """
         if not self._seats:
             return
         index, posted, finished = self._index, self._posting, self._finished
         sleeping, mail, mail_read = self._sleeping, self._mail, self._read
-        watches, is_lone = self._most_s > 0.0, len(self._seats) == 1
+        watches, is_lone, (number, read) = self._most_s > 0.0, len(self._seats) == 1, self._readers
         requests, row, taken, step = self._requests, self._first, self._taken, self._steps[0]
-        number, read = self._readers
         while True:
             posting = posted[index]
             if posting == self._seen:

@@ -148,7 +148,7 @@ def run_worker(
     """Read the orders, then run requests until CLOSE or the end of the connection.
 
     Args:
-        channel: the blocking end of the connection to the parent.
+        channel: to the parent; the end that blocks.
         fds: the file for last words, where they are kept; then the shared memory, the parent's
             doorbell, and this worker's own; or the first of these, or nothing.
         factories: of its envs, by env_id, where the process inherited them.
@@ -159,8 +159,7 @@ def run_worker(
     last_words_fd, shared_fds = (fds[0], fds[1:]) if last_words.ARE_KEPT else (None, fds)
     inbox = Inbox(channel, shared_fds[2] if len(shared_fds) > 2 else None)
     try:
-        first = inbox.next()
-        if first is None or first.op != Op.HELLO:
+        if (first := inbox.next()) is None or first.op != Op.HELLO:
             return 0  # the launch has failed before it began
         orders: Orders = first.payload
         if last_words_fd is not None:
@@ -174,8 +173,8 @@ def run_worker(
         posted = None
         if len(shared_fds) > 1:
             ring, timed = functools.partial(_ring, shared_fds[1]), bool(settings.announced)
-            spin_s = orders.worker.spin_s
-            posted = PostedSteps(orders.host_index, ring, timed=timed, spin_s=spin_s)
+            index, spin_s = orders.host_index, orders.worker.spin_s
+            posted = PostedSteps(index, ring, timed=timed, spin_s=spin_s)
         host = Host(
             _factories(orders, factories),
             settings,
