@@ -196,7 +196,7 @@ def lines_run(out: Path, selection: str) -> Lines:
     """Return the contract tests that run each line; from `out`, or after a run under a tracer."""
     if not out.is_dir():
         out.mkdir(parents=True)
-        tests = ["tests/contract", "-p", "lines", "-p", "no:faulthandler", "--timeout=600"]
+        tests = ["tests/contract", "-p", "lines", "-o", "faulthandler_timeout=0", "--timeout=600"]
         paths = os.pathsep.join((str(ROOT), str(HERE)))
         chosen = ["-k", selection] if selection else []
         subprocess.run(
