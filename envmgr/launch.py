@@ -158,7 +158,9 @@ def build_engine(
     )
     supervisor = Supervisor(hosts, rules, policy)
     alone = transport.works_alone
-    return Engine(supervisor, transport, clock, background=alone, spin_s=spin_s_of(config))
+    return Engine(
+        supervisor, transport, clock, background=alone, sheltered=True, spin_s=spin_s_of(config)
+    )
 
 
 def all_factories(factories: Sequence[EnvFactory], config: ManagerConfig) -> list[EnvFactory]:
@@ -262,10 +264,9 @@ def _enable_replays(engine: Engine, paths: Sequence[str]) -> None:
     failed = {s.env_id: s.result for s in slots if isinstance(s.result, EnvFailure)}
     if failed:
         raise _launch_error(failed, len(slots))
-    for slot, payload in zip(slots, payloads, strict=True):
+    for slot in slots:
         slot.result = None
-        supervisor.replay(slot.env_id, Op.CALL, payload)
-    supervisor.replay_on_spares(Op.CALL, payloads)
+    supervisor.repeat([slot.env_id for slot in slots], Op.CALL, payloads)
 
 
 def replay_payloads(paths: Sequence[str]) -> list[tuple[str, Any]]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -232,6 +233,7 @@ class FakeTransport(Transport):
         has_block: bool = False,
         kill_takes_s: float | None = 0.0,
     ) -> None:
+        self.arrivals = deque()
         self.clock = clock
         self.answer = answer
         self.has_memory = has_memory or has_block
@@ -434,20 +436,18 @@ class FakeTransport(Transport):
             after_s += pause_s
             self.arrive(host.host_id, arrival, after_s)
 
-    def poll(
-        self, timeout_s: float | None, *, pivot: int | None = None
-    ) -> list[tuple[int, Arrival]]:
-        """Return what has arrived; if nothing has, move the clock on instead of waiting."""
+    def poll(self, timeout_s: float | None, *, pivot: int | None = None) -> None:
+        """Take what has arrived; if nothing has, move the clock on instead of waiting."""
         self.polls.append(Poll(timeout_s, pivot))
         for host in self._dead:
             host.reported = True
         self._dead.clear()
-        arrivals = self._take()
-        if not arrivals and timeout_s != 0.0:
+        arrived = self._take()
+        if not arrived and timeout_s != 0.0:
             self._wait(timeout_s, pivot)
-            arrivals = self._take()
+            arrived = self._take()
         self._woken = self._rung = False
-        return arrivals
+        self.arrivals.extend(arrived)
 
     def _take(self) -> list[tuple[int, Arrival]]:
         arrivals: list[tuple[int, Arrival]] = []

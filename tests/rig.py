@@ -175,6 +175,7 @@ class Rig:
         if posted is not None:
             return posted
         supervisor.submit_steps(requests.prepared_steps(supervisor, by_id, None))
+        supervisor.settle_doomed()
         return list(by_id)
 
     def deliver(self, *env_ids: int) -> dict[int, EnvTimestep]:
@@ -188,6 +189,8 @@ class Rig:
             timesteps = gathered.timesteps()
         else:
             timesteps = self.supervisor.deliver(gathered)
+        self.supervisor.follow_up()
+        self.supervisor.delivery.in_hand = None  # its caller gets it
         seen = self.transport.seen
         return {i: t._replace(obs=seen(t.obs)) for i, t in timesteps.items()}
 

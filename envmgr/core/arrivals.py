@@ -20,7 +20,7 @@ from envmgr.core.payloads import (
     step_fields,
 )
 from envmgr.core.repair import Repair
-from envmgr.core.slots import EnvSlot, HostGroup, Lost, Work
+from envmgr.core.slots import NEVER, EnvSlot, HostGroup, Lost, Work
 from envmgr.core.spares import Spares
 from envmgr.core.stats import Statistics
 from envmgr.errors import EnvFailure
@@ -244,6 +244,31 @@ class Arrivals:
         else:
             self._episodes.end(slot, after)
 
+    def stepped_on(self, slot: EnvSlot, message: Message) -> bool:
+        """Apply a step after which an episode goes on; False if that is not all there is to it.
+
+        Can be interrupted anywhere: until the last of this it counts as not applied.
+        """
+        _, _, generation, request_id, payload = message
+        if (
+            slot.work is not Work.STEPPING
+            or request_id != slot.request_id
+            or generation != slot.generation
+        ):
+            return False
+        try:
+            reference, reward, done, info, _ = step_fields(payload)
+            if done:
+                return False
+            obs = self._orientation.read(slot, reference)
+        except (ValueMismatchError, MalformedReplyError):
+            return False
+        slot.obs = obs
+        slot.timestep = EnvTimestep(obs, reward, done, info)
+        slot.deadline = NEVER
+        slot.work = Work.NONE
+        return True
+
     def _on_result(self, slot: EnvSlot, payload: Any) -> None:
         slot.result = payload
         self._repair.call_ended(slot)
@@ -273,7 +298,9 @@ class Arrivals:
             warn_of_fault(died)
             self._repair.host_ended(group)
         else:
-            self._fail(culprit, failures.crash(culprit, died), Lost.HOST)
+            self._fail(
+                culprit, failures.crash(culprit, died), Lost.HOST, charged=not died.is_interrupt
+            )
 
     def break_off(self, slot: EnvSlot, reason: str) -> None:
         """The host of an env has broken the protocol."""
@@ -284,11 +311,19 @@ class Arrivals:
         """An env has exceeded the limit of what it is doing."""
         self._fail(slot, failures.timeout(slot, slot.limit_s), Lost.HOST)
 
-    def _fail(self, slot: EnvSlot, failure: EnvFailure, lost: Lost, env_info: Any = None) -> None:
+    def _fail(
+        self,
+        slot: EnvSlot,
+        failure: EnvFailure,
+        lost: Lost,
+        env_info: Any = None,
+        *,
+        charged: bool = True,
+    ) -> None:
         if not slot.group.is_ending:  # else it has failed already, and its host is being replaced
             if lost is not Lost.NOTHING:
                 self.take_out(slot.group)
-            self._repair.fail(slot, failure, lost, env_info)
+            self._repair.fail(slot, failure, lost, env_info, charged=charged)
 
 
 def _leave_them(group: HostGroup) -> None:

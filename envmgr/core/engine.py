@@ -14,20 +14,26 @@ import logging
 import math
 import os
 import socket
+import sys
 import threading
-from collections import deque
 from collections.abc import Callable
 from multiprocessing.connection import wait
-from typing import Any
+from types import FrameType
+from typing import Any, TypeVar
 
 from envmgr.core import Supervisor, Work
+from envmgr.core.shelter import Shelter
 from envmgr.errors import ConcurrentCallError, ManagerClosedError
-from envmgr.transport.base import Arrival, Transport
+from envmgr.transport.base import Transport
 from envmgr.transport.fds import forget_fd, keep_from_children
 from envmgr.transport.process.threads import BACKGROUND_THREAD
 from envmgr.types import Clock
 
 logger = logging.getLogger("envmgr")
+
+T = TypeVar("T")
+
+_frame = sys._getframe
 
 WARN_EVERY_S = 30.0
 LOOK_EVERY_S = 0.5
@@ -61,12 +67,15 @@ class Engine:
         transport: what it speaks through.
         clock: monotonic seconds.
         background: whether a background thread may run (not for envs in the caller's thread).
+        sheltered: whether what must not be half done is kept from signal handlers: see `Shelter`.
         spin_s: how long to watch for replies before sleeping; only where cores are free.
 
     Attributes:
         supervisor: the envs.
         transport: what they are reached through.
         closing: `close` was called, from whatever thread.
+        caller: the frame of the public call under way; it stays after one that an interrupt has
+            kept from ending as it should.
         forks: forks of this process when it was made: in a fork there are more.
         spins: whether `spin_until` may find something.
     """
@@ -78,6 +87,7 @@ class Engine:
         clock: Clock,
         *,
         background: bool,
+        sheltered: bool = False,
         spin_s: float = 0.0,
     ) -> None:
         self.supervisor = supervisor
@@ -85,15 +95,16 @@ class Engine:
         self._clock = clock
         self._spin_s = self._most_spin_s = spin_s
         self.spins = spin_s > 0.0 or not transport.works_alone
-        self._call_lock = threading.Lock()
         self.forks = len(_FORKS)
         self.closing = False
+        self.caller: FrameType | None = None
         # Reentrant, because a signal handler may close the manager inside one of its calls.
         self._lock = threading.RLock()
-        self._unhandled: deque[tuple[int, Arrival]] = deque()
+        self._shelter = Shelter() if sheltered else None
+        self._leaving = False
         self._ended = False
         self._background = _Background(self, self._lock) if background else None
-        self._call = _Call(self, self._call_lock, self._lock, self._background)
+        self._call = _Call(self, self._lock, self._background)
 
     # -- public calls -----------------------------------------------------------------------
 
@@ -125,6 +136,23 @@ class Engine:
         """Apply everything that has arrived, without waiting. The lock is held."""
         self._pump(0.0)
 
+    def undisturbed(self, job: Callable[[], T]) -> T:
+        """Do something that must not be half done: to its end, whatever signal handlers raise."""
+        return job() if self._shelter is None else self._shelter.run(job)
+
+    def recover(self) -> None:
+        """Make up for an interrupt: what was begun is done, and what was not delivered is kept.
+
+        Can be interrupted itself, and called again.
+        """
+        if self._shelter is not None:
+            self._leaving = True
+            self.transport.wake()  # a launch waits there
+            self._shelter.settle()
+            self._leaving = False
+        if not self.closing:
+            self.supervisor.recover(self.undisturbed)
+
     def wait_until(
         self,
         finished: Callable[[], bool],
@@ -153,8 +181,8 @@ class Engine:
         began = self._clock()
         warn_at, narrow_until = began + WARN_EVERY_S, began + NARROW_S
         self.supervisor.sleep(soon=True)  # first of all: whatever comes after it rings
-        while not self.closing:  # asked first: the wake-up may have been spent already
-            self.supervisor.collect()  # what came before it rang for nobody, or for the background
+        while not (self.closing or self._leaving):  # asked first: the wake-up may be spent already
+            self._collect()  # what came before it rang for nobody, or for the background
             if finished():
                 self.supervisor.sleep(soon=False)
                 return True
@@ -230,26 +258,43 @@ class Engine:
         return self.wait_until(finished, deadline=self._clock() + seconds, doing="this")
 
     def _pump(self, timeout_s: float | None, pivot: int | None = None) -> None:
-        supervisor = self.supervisor
+        supervisor, transport = self.supervisor, self.transport
         try:
-            arrivals = self.transport.poll(timeout_s, pivot=pivot)
+            transport.poll(timeout_s, pivot=pivot)
         except (OSError, ValueError):  # a signal handler has closed it in the middle of this
             if self.closing:
                 return
             raise
-        self._handle(arrivals)
+        self._apply()
         if self.closing:
             return
         if supervisor.earliest_deadline <= self._clock():
-            self._handle(self.transport.poll(0.0))
-            supervisor.expire()
+            transport.poll(0.0)
+            self._apply()
+            self.undisturbed(supervisor.expire)
 
-    def _handle(self, arrivals: list[tuple[int, Arrival]]) -> None:
-        unhandled = self._unhandled  # outlasts a Ctrl-C between two of them
-        unhandled.extend(arrivals)
-        while unhandled:
-            self.supervisor.handle(*unhandled.popleft())
-        self.supervisor.collect()
+    def _apply(self) -> None:
+        """Apply what has come; an arrival is taken out of their queue when that was done."""
+        arrivals, supervisor = self.transport.arrivals, self.supervisor
+        while arrivals and not self.closing and supervisor.handle_step(arrivals[0]):
+            arrivals.popleft()
+        if self.closing:
+            return
+        if arrivals or self.transport.needs_attention:
+            self.undisturbed(self._apply_all)
+        self._collect()
+
+    def _apply_all(self) -> None:
+        arrivals, handle = self.transport.arrivals, self.supervisor.handle
+        if self.transport.needs_attention:
+            self.transport.attend()
+        while arrivals and not self.closing:
+            handle(*arrivals.popleft())
+
+    def _collect(self) -> None:
+        """Apply what has arrived in the block besides replies of envs in their lanes."""
+        if self.supervisor.collect():
+            self.undisturbed(self.supervisor.collect_strays)
 
     def _warn(self, doing: str) -> None:
         busy: dict[str, list[int]] = {}
@@ -302,75 +347,107 @@ class Engine:
         self.closing = True
         self.transport.wake()
         with self._lock:
-            if self._ended:
-                return
-            if self._background is not None:
-                self._background.end()
-            self.supervisor.stop()
-            self.transport.close(grace_s)
-            self._ended = True  # not before: what Ctrl-C interrupts here can be done again
+            if not self._ended:
+                self.undisturbed(self._stop)
+                if self.transport.works_alone:
+                    self.undisturbed(lambda: self.transport.close(grace_s))
+                else:  # its envs are closed in the thread that they ran in
+                    self.transport.close(grace_s)
+                self._ended = True  # not before: what is interrupted here can be done again
+        for thread in (self._background, self._shelter):
+            if thread is not None:
+                thread.end()
+
+    def _stop(self) -> None:
         if self._background is not None:
-            self._background.join()
+            self._background.stop()
+        self.supervisor.stop()
 
 
 class _Call:
     """The context of a public call. A class, because generators as contexts cost twice as much.
 
+    The frame of the caller says that a call is under way. Of a call that was interrupted in its
+    first or last moments it may stay behind, and the lock with it: the next call finds that the
+    frame is not among those that called it, and makes up for what was left.
+
     Args:
         engine: what is called.
-        call_lock: held throughout the call, to find out about calls from two threads.
-        lock: the engine's.
+        lock: the engine's; held throughout the call.
         background: told when the call is over.
     """
 
     def __init__(
-        self,
-        engine: Engine,
-        call_lock: threading.Lock,
-        lock: threading.RLock,
-        background: _Background | None,
+        self, engine: Engine, lock: threading.RLock, background: _Background | None
     ) -> None:
         self._engine = engine
-        self._call_lock = call_lock
         self._lock = lock
         self._background = background
 
     def __enter__(self) -> Supervisor:
-        engine = self._engine
+        engine, lock = self._engine, self._lock
         if engine.closing or engine.forks != len(_FORKS):
             engine.refuse_call()
-        if not self._call_lock.acquire(False):  # a keyword costs as much again
-            raise ConcurrentCallError(
-                "another thread is inside a call of this manager; a manager serves one thread at "
-                "a time (only close, stats and env_states may be called from others)"
-            )
-        try:
-            self._lock.acquire()
-        except BaseException:  # Ctrl-C while the background thread has it
-            self._call_lock.release()
-            raise
-        if engine.closing:  # meanwhile
-            self._leave()
-            engine.refuse_call()
-        return engine.supervisor
+        if not lock.acquire(False):  # a keyword costs as much again
+            if engine.caller is not None:
+                raise ConcurrentCallError(_ONE_CALLER)
+            lock.acquire()  # the background thread has it
+            if engine.closing:  # meanwhile
+                lock.release()
+                engine.refuse_call()
+        frame = _frame(1)
+        if engine.caller is not None:
+            if _is_called_by(frame, engine.caller):
+                lock.release()
+                raise ConcurrentCallError(_ONE_CALLER)
+            engine.recover()
+        engine.caller = frame
+        supervisor = engine.supervisor
+        if supervisor.delivery.in_hand is not None:  # of a call that did not return
+            engine.recover()
+        return supervisor
 
     def __exit__(self, kind: object, *details: object) -> None:
-        if kind is None:
-            self._leave()
-            return
+        engine, background = self._engine, self._background
         try:
-            self._engine.supervisor.finish_posting()  # Ctrl-C may have come in the midst of it
+            if kind is not None:
+                self._recover()
+            engine.caller = None  # not if that was interrupted, too: the next call goes on with it
         finally:
-            self._leave()
-
-    def _leave(self) -> None:
-        self._lock.release()
-        self._call_lock.release()
-        background, engine = self._background, self._engine
+            self._lock._release_save()  # type: ignore[attr-defined] # what was left, too
         if background is None or engine.closing or engine.forks != len(_FORKS):
             return
         if background.thread is None or not background.dormant or engine.has_background_work():
             background.arm()
+
+    def _recover(self) -> None:
+        """Make up for an interrupt, also if more of them come."""
+        for _ in range(_PATIENCE):
+            try:
+                if not self._engine.closing:
+                    self._engine.recover()
+                return
+            except BaseException as error:
+                again = error
+        raise again
+
+
+_PATIENCE = 10
+"""So many interrupts may come in a row."""
+
+_ONE_CALLER = (
+    "another thread is inside a call of this manager, or a signal handler has come into one; a "
+    "manager serves one thread at a time (only close, stats and env_states may be called from "
+    "others, and from handlers)"
+)
+
+
+def _is_called_by(frame: FrameType | None, caller: FrameType) -> bool:
+    while frame is not None:
+        if frame is caller:
+            return True
+        frame = frame.f_back
+    return False
 
 
 class _Background:
@@ -493,15 +570,16 @@ class _Background:
         self.dormant = False
         return True
 
-    def end(self) -> None:
+    def stop(self) -> None:
         """Have the thread end. Called with the lock."""
         self._ending = True
         self._ring()
 
-    def join(self) -> None:
+    def end(self) -> None:
         """Wait for the thread, unless this is it, and release the doorbell."""
         if self.thread is not None and self.thread is not threading.current_thread():
             self.thread.join()
         for end in (self._doorbell, self._button):
-            forget_fd(end.fileno())
-            end.close()
+            if end.fileno() >= 0:  # else it was interrupted the last time
+                forget_fd(end.fileno())
+                end.close()

@@ -105,23 +105,27 @@ class Episodes:
         if self._spares is not None:
             self._spares.relieve()
 
-    def goes_on(self, slot: EnvSlot) -> bool:
-        """An episode ended and its host resets it: count that, unless it was the last.
+    def goes_on(self, slot: EnvSlot, episodes_done: int) -> bool:
+        """An episode ended and its host resets it: note that, unless it was the last.
 
-        The short form of `end`, for an env about which there is nothing else to know.
+        The short form of `end`, for an env about which there is nothing else to know. Here, and in
+        `gone_on`, what is noted may have been noted already, before an interrupt.
         """
-        if not self._hosts_begin or slot.episodes_done + 1 >= self._rules.episode_num:
+        if not self._hosts_begin or episodes_done >= self._rules.episode_num:
             return False
-        slot.episodes_done += 1
-        self._statistics.episodes += 1
-        self._states.apply(slot.env_id, Event.EPISODE_ENDED)
+        slot.episodes_done = episodes_done
+        if self._states[slot.env_id] is EnvState.RUN:
+            self._states.apply(slot.env_id, Event.EPISODE_ENDED)
         return True
 
-    def gone_on(self, slot: EnvSlot) -> None:
+    def gone_on(self, slot: EnvSlot, episode: int) -> None:
         """The episode after one that `goes_on` has begun, with no info to it."""
-        self.count_reset(slot)
+        slot.attempts = slot.renewals_in_a_row = 0
+        slot.episode = episode
         self.use_up_seed(slot)
-        self.begun(slot, {})
+        slot.reset_info = {}
+        if self._states[slot.env_id] is EnvState.RESET:
+            self._states.apply(slot.env_id, Event.RESET_SUCCEEDED)
 
     def begun(self, slot: EnvSlot, info: dict[str, Any]) -> None:
         """The reset of an env has succeeded, and its observation is ready."""
@@ -133,7 +137,6 @@ class Episodes:
         slot.attempts = 0
         slot.renewals_in_a_row = 0
         slot.episode += 1
-        self._statistics.resets += 1
 
     def use_up_seed(self, slot: EnvSlot) -> None:
         """The seed of the reset that has succeeded is not that of the next one."""

@@ -48,7 +48,7 @@ class Gather:
                 taken = self._exactly_in_lanes(lanes, sent)
                 if taken is not None:
                     return taken
-            self._supervisor.leave_lanes()
+            self._engine.undisturbed(self._supervisor.leave_lanes)
         missing = [self._supervisor.slots[i] for i in env_ids]
         repair = self._supervisor.repair
 
@@ -71,14 +71,14 @@ class Gather:
         spun = engine.spins and engine.spin_until(arrived)
         if not spun:
             if engine.await_rings(arrived):
-                return lanes.take(selection)
+                return self._take(lanes, selection)
             engine.wait_until(
                 lambda: arrived() or repair.urgent or not lanes.are_stepping(selection),
                 doing="step",
             )
         if repair.urgent or not lanes.are_stepping(selection):
             return None
-        return lanes.take(selection)
+        return self._take(lanes, selection)
 
     # -- some of all ------------------------------------------------------------------------
 
@@ -107,7 +107,7 @@ class Gather:
                 gathered = self._some_in_lanes(lanes, policy, deadline, exactly=exactly)
                 if gathered is not None:
                     return gathered
-            supervisor.leave_lanes()
+            self._engine.undisturbed(supervisor.leave_lanes)
         return self._some_of_slots(policy, deadline, exactly=exactly)
 
     def _some_in_lanes(
@@ -149,7 +149,13 @@ class Gather:
         if repair.urgent or lanes.outstanding != outstanding:
             return None
         selection = lanes.select(arrived)
-        return [] if selection is None else lanes.take(selection)
+        return [] if selection is None else self._take(lanes, selection)
+
+    def _take(self, lanes: Lanes, selection: Selection) -> Taken | None:
+        taken = lanes.take(selection)
+        if taken is None:
+            self._engine.undisturbed(lanes.set_aside)
+        return taken
 
     def _some_of_slots(
         self, policy: GatherPolicy, deadline: float, *, exactly: bool

@@ -168,12 +168,18 @@ class Hosts:
         self.transport.send(_host_of(slot), frame)
 
     def submit_step(self, slot: EnvSlot, prepared: tuple[int, Any]) -> None:
-        """As `submit`, for an idle env and a step: what happens most."""
-        slot.request_id, frame = prepared
+        """As `submit`, for an idle env and a step: what happens most.
+
+        Can be interrupted, and called again: until the last of this it counts as not sent.
+        """
+        request_id, frame = prepared
         slot.work = Work.STEPPING
         if self._step_limit_s is not None:
             self._limit(slot, self._step_limit_s)
-        self.transport.send(_host_of(slot), frame)
+        host_id, transport = _host_of(slot), self.transport
+        if not transport.has_sent(host_id, frame):
+            transport.send(host_id, frame)
+        slot.request_id = request_id
 
     @property
     def step_limit_s(self) -> float | None:

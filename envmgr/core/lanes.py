@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from envmgr.core.arrivals import Arrivals
+from envmgr.core.delivery import Delivery, Ending, Hand
 from envmgr.core.episodes import Episodes
 from envmgr.core.hosts import Hosts
 from envmgr.core.observed import Observed
@@ -92,10 +93,10 @@ class Lanes:
         statistics: where steps are counted.
         episodes: ends them.
         arrivals: applies what is out of the ordinary.
+        delivery: keeps what is handed out.
         reset_inplace: a step that ends an episode is complete with the next one's beginning.
 
     Attributes:
-        outstanding: steps under way, or arrived and not taken.
         any_shared: whether a host serves several envs.
     """
 
@@ -110,18 +111,19 @@ class Lanes:
         statistics: Statistics,
         episodes: Episodes,
         arrivals: Arrivals,
+        delivery: Delivery,
         *,
         reset_inplace: bool,
     ) -> None:
         n = len(slots)
         self.actions = actions
         self.observed = observed
-        self.outstanding = 0
         self._slots = slots
         self._states = states
         self._hosts = hosts
         self._statistics = statistics
         self._episodes = episodes
+        self._delivery = delivery
         self._reset_inplace = reset_inplace
         self._lane = bytearray(n)
         self._all_idle = bytes([IDLE]) * n
@@ -133,7 +135,9 @@ class Lanes:
         self._base: int | None = token_of(0, 0)
         self._expected = np.full(n, NO_TOKEN, dtype=np.uint64)
         # What is to be the case when a batch has been posted, also if Ctrl-C comes in between.
-        self._unfinished: tuple[Selection, Any, int, int, int] | None = None
+        self._unfinished: tuple[Selection, Any, int, int] | None = None
+        # The env whose reply `take` has found and left, and what is wrong with it, if anything is.
+        self._left: tuple[int, str | None] | None = None
         self._posted_last: Selection | None = None
         self._posted_for_last = False
         self._groups = hosts.groups
@@ -146,8 +150,9 @@ class Lanes:
         self._latest: Selection | None = None
         self._latest_array: Any = None
         self._strays = Strays(slots, arrivals)
-        # Envs in their lanes that their hosts reset, by the token of the step before that.
-        self._awaited: dict[int, int] = {}
+        # Envs in their lanes that their hosts reset: the token of the step before that, and how
+        # many resets the env has had with this one.
+        self._awaited: dict[int, tuple[int, int]] = {}
         self._resets_in_lanes = hosts.resets_need_no_looking_after
 
         self._bind(block)
@@ -174,6 +179,8 @@ class Lanes:
 
     def detach(self) -> None:
         """Let go of the shared memory: who still looks at this looks at nothing."""
+        self._lane[:] = bytes(len(self._lane))
+        self._awaited.clear()
         self._let_go_of_memory()
         plan = self._block.plan
         self._bind(Block(bytearray(plan.nbytes), plan))
@@ -241,6 +248,11 @@ class Lanes:
         return lane == self._all_idle or set(map(lane.__getitem__, env_ids)) == _ALL_IDLE
 
     @property
+    def outstanding(self) -> int:
+        """Steps of envs in their lanes that are under way, or have arrived and were not taken."""
+        return self._lane.count(STEPPING)
+
+    @property
     def has_resets(self) -> bool:
         """Whether envs in their lanes are being reset."""
         return bool(self._awaited)
@@ -289,12 +301,13 @@ class Lanes:
         for env_id, at in enumerate(lane):
             if at == OUT and self._may_enter(env_id):
                 slot = self._slots[env_id]
-                lane[env_id] = IDLE
                 base = token_of(slot.generation, 0)
                 self._bases[env_id] = base
                 if base != self._base:
                     self._base = None
+                self._expected[env_id] = NO_TOKEN
                 self.observed.keep(env_id, slot.obs)
+                lane[env_id] = IDLE  # last: who comes here after an interrupt does it all again
 
     def _may_enter(self, env_id: int) -> bool:
         slot = self._slots[env_id]
@@ -314,7 +327,7 @@ class Lanes:
         slot = self._slots[env_id]
         slot.obs = self.observed.newest(env_id)
         if at == RESETTING:
-            token = self._awaited.pop(env_id)
+            token, _ = self._awaited.pop(env_id)
             self._strays.await_reset(env_id, token)
             slot.request_id = request_of(token)[1]
             slot.attended = True
@@ -323,7 +336,6 @@ class Lanes:
             token = int(self._expected[env_id])
             self._expected[env_id] = NO_TOKEN
             self._strays.await_step(env_id, token)
-            self.outstanding -= 1
             slot.owed = True
             self._hosts.take_over_step(slot, request_of(token)[1], float(self._posted_at[env_id]))
             if self._may_stay_silent(env_id, token):
@@ -391,6 +403,7 @@ class Lanes:
             self._set_kinds(rows, kind)
         if self._limit_s is not None:
             self._set_deadline(rows, self._limit_s)
+        self.observed.counted(selection.ids)
         request_id = self._hosts.next_request_id()
         tokens: Any
         if window is None:
@@ -404,7 +417,6 @@ class Lanes:
             selection,
             tokens,
             posting_of(request_id, ring),
-            self.outstanding + selection.count,
             self._statistics.actions + selection.count,
         )
         self.finish_posting()
@@ -414,7 +426,7 @@ class Lanes:
         unfinished = self._unfinished
         if unfinished is None:
             return
-        selection, tokens, posting, self.outstanding, self._statistics.actions = unfinished
+        selection, tokens, posting, self._statistics.actions = unfinished
         window = selection.window
         if window is None:
             self._expected[selection.rows] = tokens
@@ -425,7 +437,6 @@ class Lanes:
             window.request_bytes[:] = tokens
             self._lane[selection.rows] = selection.stepping
         self._posted_last = selection
-        self.observed.counted(selection.ids)
         if posting & RING_MASK == LAST:
             self._posted_for_last = True
         hosts, posted, sleeping = selection.hosts, self._posting, self._sleeping
@@ -503,8 +514,8 @@ class Lanes:
 
         Returns:
             What they hold; reading it makes the envs idle. None if one of them is out of the
-            ordinary in such a way that it has left its lane: then what it replied is looked after
-            there, and nothing was taken.
+            ordinary in such a way that it has to leave its lane: then nothing was taken, and
+            `set_aside` is to be called.
         """
         window = selection.window
         flags = self._block.flags[selection.rows] if window is None else window.flags
@@ -537,96 +548,159 @@ class Lanes:
         return Taken(self, selection, self._block.rewards, where, usual, specials, details)
 
     def _is_sound(self, env_id: int, position: int, flag: int, details: dict[int, Any]) -> bool:
-        """Look at a reply with something to it; False if the env has left its lane for it."""
+        """Look at a reply with something to it; False if the env has to leave its lane for it."""
         try:
             details[position] = self._replies.detail(env_id, flag)
         except ValueMismatchError as error:
-            self.leave(env_id)
-            self._strays.break_off(env_id, str(error))
+            self._left = env_id, str(error)
             return False
         if flag & DONE and self._reset_inplace and self._awaits_reset(env_id, flag):
-            self.leave(env_id)
-            self.collect()
+            self._left = env_id, None
             return False
         return True
 
-    def handed_out(self, selection: Selection, specials: Mapping[int, int]) -> None:
+    def set_aside(self) -> None:
+        """Take the env out of its lane whose reply `take` has found and left."""
+        left, self._left = self._left, None
+        if left is None:
+            return
+        env_id, reason = left
+        self.leave(env_id)
+        if reason is None:
+            self.collect()
+        else:
+            self._strays.break_off(env_id, reason)
+
+    def hand_out(self, selection: Selection, specials: Mapping[int, int], result: Any) -> None:
         """Go on with envs whose replies were taken and read.
 
         Args:
             selection: which.
             specials: the flags of replies with something to them, by position.
+            result: what was made of the replies.
         """
-        ended: Sequence[tuple[int, int, int]] = ()
-        if specials:
-            ended = [
-                (selection.ids[position], flag, int(self._expected[selection.ids[position]]))
-                for position, flag in specials.items()
-                if flag & DONE
-            ]
+        statistics, endings = self._statistics, []
+        for position, flag in specials.items():
+            if flag & DONE:
+                env_id = selection.ids[position]
+                done = self._slots[env_id].episodes_done + 1
+                endings.append(Ending(env_id, flag, int(self._expected[env_id]), done))
+        self._delivery.in_hand = hand = Hand(
+            result,
+            selection,
+            endings,
+            statistics.timesteps + selection.count,
+            statistics.episodes + len(endings),
+        )
+        self.move_on(hand)
+        if self._awaited:
+            self.begin_episodes()
+
+    def move_on(self, hand: Hand) -> None:
+        """Have the envs whose timesteps were handed out be ready, or at the end of their episodes.
+
+        Can be interrupted anywhere, and called again.
+        """
+        selection = hand.selection
+        if hand.is_done or selection is None:
+            return
         window = selection.window
         if window is None:
-            lane = self._moved(selection, IDLE)
-            # No function is called from here on: Ctrl-C comes before all of this, or after it.
             self._expected[selection.rows] = NO_TOKEN
-            self._lane[:] = lane
+            self._lane[:] = self._moved(selection, IDLE)
         else:
             window.expected_bytes[:] = window.nothing
             self._lane[selection.rows] = selection.idle
-        self.outstanding -= selection.count
-        self._statistics.timesteps += selection.count
-        for env_id, flag, token in ended:
-            self._end_episode(env_id, flag, token)
-        if ended:
+        self._statistics.timesteps = hand.n_delivered
+        odd = [ending for ending in hand.endings if not self._end_plainly(ending)]
+        self._statistics.episodes = hand.n_episodes - len(odd)
+        hand.endings = odd  # what is left is not to be interrupted
+        hand.is_done = True
+
+    def follow_up(self, hand: Hand) -> None:
+        """Go on with the episodes that ended otherwise than most; not to be interrupted."""
+        endings, hand.endings = hand.endings, ()
+        for ending in endings:
+            self._end_episode(ending)
+        if endings:
             self._episodes.relieve()
-        if self._awaited or self._strays.are_awaited:
-            self.collect()
 
     def _awaits_reset(self, env_id: int, flag: int) -> bool:
         if self._episodes.keeps_spares:
             return True
         return resets_after(flag) and bool(self._block.resets[env_id] != self._expected[env_id])
 
-    def _end_episode(self, env_id: int, flag: int, token: int) -> None:
-        """An env's episode ended with the step that has just been handed out."""
+    def _end_plainly(self, ending: Ending) -> bool:
+        """End an episode whose host begins the next one in the block; False if it does not."""
+        env_id, flag, token, episodes_done = ending
         slot = self._slots[env_id]
-        resets = resets_after(flag)
-        if resets and self._resets_in_lanes and self._episodes.goes_on(slot):
-            self._awaited[env_id] = token
-            self._lane[env_id] = RESETTING
-            if self._reset_tokens[env_id] == token:
-                self._begin_episode(env_id)
-            return
+        if not (resets_after(flag) and self._resets_in_lanes):
+            return False
+        if not self._episodes.goes_on(slot, episodes_done):
+            return False
+        self._awaited[env_id] = (token, slot.episode + 1)
+        self._lane[env_id] = RESETTING
+        return True
+
+    def _end_episode(self, ending: Ending) -> None:
+        env_id, flag, token, _ = ending
+        slot = self._slots[env_id]
         self._lane[env_id] = OUT
+        slot.obs = self.observed.newest(env_id)
         if self._episodes.keeps_spares:
             self.observed.note(env_id)  # the env that comes next goes on behind it
         slot.request_id = request_of(token)[1]
         slot.work = Work.STEPPING
-        if resets:
+        if resets_after(flag):
             self._strays.await_reset(env_id, token)
         self._episodes.end(slot, after_of(flag))
 
     def collect(self) -> None:
         """Apply what has arrived in the block besides replies of envs in their lanes."""
-        if self._awaited:
-            for env_id, token in list(self._awaited.items()):
-                if self._reset_tokens[env_id] == token and self._awaited.get(env_id) == token:
-                    self._begin_episode(env_id)
+        while not self.begin_episodes():
+            self.leave_odd_resets()
         self._strays.collect()
 
-    def _begin_episode(self, env_id: int) -> None:
+    @property
+    def strays_have_arrived(self) -> bool:
+        """Whether envs out of their lanes have replied in the block."""
+        return self._strays.are_awaited and self._strays.have_arrived
+
+    def begin_episodes(self) -> bool:
+        """Have envs in their lanes be ready whose hosts have reset them.
+
+        Can be interrupted anywhere, and called again.
+
+        Returns:
+            Whether all is said; if not, one of the resets has more to it: `collect` looks at it.
+        """
+        if not self._awaited:
+            return True
+        begun = [
+            self._begin_episode(env_id, episode)
+            for env_id, (token, episode) in list(self._awaited.items())
+            if self._reset_tokens[env_id] == token
+        ]
+        return all(begun)
+
+    def _begin_episode(self, env_id: int, episode: int) -> bool:
         """The host has reset an env in its lane."""
         flag = self._reset_flags[env_id]
         place = flag & SLOT_BITS
         rings = self.observed.rings
         if flag & HAS_INFO or not rings.steps <= place < rings.slots:
-            self.leave(env_id)  # it is looked at there
-            self._strays.collect()
-            return
-        del self._awaited[env_id]
-        self._episodes.gone_on(self._slots[env_id])
+            return False
+        self._episodes.gone_on(self._slots[env_id], episode)
         self.observed.began(env_id, place)
         self._lane[env_id] = IDLE
+        del self._awaited[env_id]  # last, as in `enter`
+        return True
+
+    def leave_odd_resets(self) -> None:
+        """Take the envs out of their lanes whose resets have more to them."""
+        for env_id, (token, _) in list(self._awaited.items()):
+            if self._reset_tokens[env_id] == token:
+                self.leave(env_id)
 
     # -- time -------------------------------------------------------------------------------
 

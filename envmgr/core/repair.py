@@ -70,7 +70,15 @@ class Repair:
 
     # -- a failure --------------------------------------------------------------------------
 
-    def fail(self, slot: EnvSlot, failure: EnvFailure, lost: Lost, env_info: Any = None) -> None:
+    def fail(
+        self,
+        slot: EnvSlot,
+        failure: EnvFailure,
+        lost: Lost,
+        env_info: Any = None,
+        *,
+        charged: bool = True,
+    ) -> None:
         """An env failed: settle what it owed, and set its repair going.
 
         Args:
@@ -78,6 +86,7 @@ class Repair:
             failure: what happened.
             lost: what is not to be used again.
             env_info: the info of a step that the env itself called abnormal.
+            charged: it counts against the budget; not what its user has interrupted.
         """
         if lost is Lost.ENV and not slot.group.is_shared:
             lost = Lost.HOST
@@ -92,7 +101,7 @@ class Repair:
         if not self.quiet:
             logger.warning("%s", failure)
         if slot.host_id is not None:  # else the host let go of it before, and failed in doing so
-            self._settle_and_answer(slot, failure, lost, env_info)
+            self._settle_and_answer(slot, failure, lost, env_info, charged=charged)
         if lost is Lost.HOST:
             self._lose_host(slot, failure)
         else:
@@ -106,7 +115,7 @@ class Repair:
         self._statistics.note_failed(slot.env_id, slot.generation, self._hosts.clock())
 
     def _settle_and_answer(
-        self, slot: EnvSlot, failure: EnvFailure, lost: Lost, env_info: Any
+        self, slot: EnvSlot, failure: EnvFailure, lost: Lost, env_info: Any, *, charged: bool
     ) -> None:
         work = slot.work
         retry = work is Work.RESETTING and self._may_retry(slot, lost)
@@ -122,7 +131,7 @@ class Repair:
             self.raise_at_once(failure)
             self._give_up(slot, lost)
         else:
-            self._answer(slot, work, failure, lost)
+            self._answer(slot, work, failure, lost, charged=charged)
 
     def _lose_host(self, culprit: EnvSlot, failure: EnvFailure) -> None:
         """End the host that an env has failed with, and settle what becomes of its neighbours."""
@@ -216,9 +225,13 @@ class Repair:
         following = Next.RENEW_ENV if self._policy.renew_between_attempts else Next.RESET
         self._hosts.pause(slot, self._policy.retry_waiting_s, following)
 
-    def _answer(self, slot: EnvSlot, work: Work, failure: EnvFailure, lost: Lost) -> None:
+    def _answer(
+        self, slot: EnvSlot, work: Work, failure: EnvFailure, lost: Lost, *, charged: bool
+    ) -> None:
         slot.attempts = 0
-        exceeded = self._budget.charge(slot.env_id, failure, self._hosts.clock())
+        exceeded = None
+        if charged:
+            exceeded = self._budget.charge(slot.env_id, failure, self._hosts.clock())
         pause_s = self._policy.renewal_delay_s(slot.renewals_in_a_row)
         if exceeded is not None:
             self._exhaust(slot, exceeded, lost)

@@ -50,8 +50,10 @@ def prepared_steps(
     checked: list[tuple[EnvSlot, Any]] = []
     for key, action in actions.items():
         env_id = checked_env_id(key, env_num)
-        slot = supervisor.slot_of(env_id)
-        if slot.owed or states[env_id] is not run or slot.work is Work.CALLING:
+        if supervisor.owes(env_id) or states[env_id] is not run:
+            raise _not_ready(supervisor, env_id)
+        slot = supervisor.slot_of(env_id)  # from its lane it was ready in
+        if slot.work is Work.CALLING:
             raise _not_ready(supervisor, env_id)
         if type(action) not in _PLAIN:
             action = _plain_action(env_id, action)
@@ -76,6 +78,14 @@ def _refusal(check: ActionCheck, action: Any) -> str | None:
         return check(action)
     except Exception as error:  # what odd objects raise when they are looked at
         return f"{short_text(action)} cannot be checked: {error_text(error)}"
+
+
+def envs_in_calls(supervisor: Supervisor, env_ids: Any) -> list[int]:
+    """Return which of these envs run a call; what does not list any is left to be refused."""
+    busy = [slot.env_id for slot in supervisor.slots if slot.work is Work.CALLING]
+    if not busy or not isinstance(env_ids, (Mapping, list)):
+        return []
+    return [env_id for env_id in busy if env_id in env_ids]
 
 
 def post_actions(supervisor: Supervisor, actions: Any, ring: int) -> Selection | None:

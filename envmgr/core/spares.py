@@ -130,6 +130,11 @@ class Spares:
         """An env has failed: if it waits for a successor, it is repaired instead."""
         self._waiting.pop(slot.env_id, None)
 
+    @property
+    def are_wanted(self) -> bool:
+        """Whether an env waits for its successor."""
+        return bool(self._waiting)
+
     def look(self) -> None:
         """Give ended envs their successors, if no step is under way any more."""
         if self._waiting and not any(

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter, deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from envmgr.core.slots import EnvSlot
 from envmgr.errors import EnvFailure
 
 _KEPT_FAILURES = 100
@@ -39,7 +41,6 @@ class Statistics:
         abnormal: abnormal timesteps delivered or still to be delivered.
         cancelled: accepted actions whose timestep was discarded by `reset` or `close`.
         episodes: episodes that ended, abnormal ones not counted.
-        resets: resets that succeeded.
         reset_retries: attempts at resets that failed and were repeated.
         renewals: envs that were renewed.
         recycled: workers replaced at an episode's end because they reached a limit.
@@ -52,6 +53,7 @@ class Statistics:
         moments: the latest failures and recoveries; those that lost their host by a neighbour's
             failure fail, too.
         failing: envs that have failed and are not ready again.
+        slots: of the envs, each of which counts its own resets.
     """
 
     num_workers: int = 0
@@ -60,7 +62,6 @@ class Statistics:
     abnormal: int = 0
     cancelled: int = 0
     episodes: int = 0
-    resets: int = 0
     reset_retries: int = 0
     renewals: int = 0
     recycled: int = 0
@@ -72,11 +73,17 @@ class Statistics:
     latest_failures: deque[EnvFailure] = field(default_factory=lambda: deque(maxlen=_KEPT_FAILURES))
     moments: deque[Moment] = field(default_factory=lambda: deque(maxlen=_KEPT_MOMENTS))
     failing: set[int] = field(default_factory=set)
+    slots: Sequence[EnvSlot] = ()
 
     @property
     def outstanding(self) -> int:
         """Actions whose timestep was neither delivered nor cancelled."""
         return self.actions - self.timesteps - self.cancelled
+
+    @property
+    def resets(self) -> int:
+        """Resets that succeeded."""
+        return sum(slot.episode for slot in self.slots)
 
     def count_failure(self, failure: EnvFailure) -> None:
         """Count a failure."""

@@ -34,6 +34,14 @@ class Strays:
         """Whether there is anything to `collect`."""
         return bool(self._steps or self._resets)
 
+    @property
+    def have_arrived(self) -> bool:
+        """Whether `collect` has something to apply."""
+        block = self._block
+        return any(block.replies[i] == token for i, token in self._steps.items()) or any(
+            block.resets[i] == token for i, token in self._resets.items()
+        )
+
     def bind(self, block: Block, replies: BlockReplies) -> None:
         """Look at this block from now on."""
         self._block = block

@@ -7,11 +7,12 @@ a fake transport and a clock they move by hand.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from envmgr.core import failures
 from envmgr.core.arrivals import Arrivals
+from envmgr.core.delivery import Delivery, Hand
 from envmgr.core.episodes import Episodes
 from envmgr.core.hosts import Hosts
 from envmgr.core.lanes import Lanes
@@ -21,12 +22,16 @@ from envmgr.core.rules import EpisodeRules
 from envmgr.core.slots import EnvSlot, Next, Work
 from envmgr.core.spares import Spares
 from envmgr.core.stats import Statistics
+from envmgr.core.taken import by_env_id
 from envmgr.lifecycle import EnvState, Event, StateTable, is_ready
 from envmgr.policy import FailurePolicy
 from envmgr.spaces import codec_of
 from envmgr.transport.base import Arrival
 from envmgr.types import EnvTimestep, is_abnormal
-from envmgr.wire.messages import EnvDescription, Op
+from envmgr.wire.messages import EnvDescription, Message, Op
+
+Submitted = tuple[EnvSlot, tuple[int, Any] | None]
+"""An env and its encoded action; None for one whose host is gone: it will not be executed."""
 
 
 class Supervisor:
@@ -44,6 +49,7 @@ class Supervisor:
         statistics: counters since launch.
         repair: what follows failures.
         lanes: the envs in their ordinary course; None where steps go by message.
+        delivery: what the call under way is about to return.
     """
 
     def __init__(self, hosts: Hosts, rules: EpisodeRules, policy: FailurePolicy) -> None:
@@ -53,7 +59,11 @@ class Supervisor:
         self.slots = hosts.slots[:env_num]
         spare_num = len(hosts.slots) - env_num
         self.states = StateTable(env_num, spare_num)
-        self.statistics = Statistics(num_workers=len(hosts.groups) - spare_num)
+        self.statistics = Statistics(num_workers=len(hosts.groups) - spare_num, slots=self.slots)
+        self.delivery = Delivery()
+        # What is to be the case when steps have been sent, also if an interrupt comes in between.
+        self._submission: tuple[Sequence[Submitted], int] | None = None
+        self._applying: object = None
         self.lanes: Lanes | None = None
         self._orientation = Orientation(hosts, env_num)
         self.spares: Spares | None = None
@@ -114,8 +124,19 @@ class Supervisor:
         earliest = self.hosts.earliest_deadline
         return earliest if self.lanes is None else min(earliest, self.lanes.earliest_deadline)
 
-    def collect(self) -> None:
-        """Apply what has arrived by another way than by message."""
+    def collect(self) -> bool:
+        """Apply what has arrived by another way than by message, as far as that is ordinary.
+
+        Returns:
+            Whether there is more: `collect_strays` applies it, which is not to be interrupted.
+        """
+        lanes, spares = self.lanes, self.spares
+        if lanes is not None and (not lanes.begin_episodes() or lanes.strays_have_arrived):
+            return True
+        return spares is not None and spares.are_wanted and not (lanes and lanes.outstanding)
+
+    def collect_strays(self) -> None:
+        """Apply all that has arrived by another way than by message; not to be interrupted."""
         if self.lanes is not None:
             self.lanes.collect()
         if self.spares is not None and (self.lanes is None or not self.lanes.outstanding):
@@ -126,10 +147,37 @@ class Supervisor:
         if self.lanes is not None:
             self.lanes.sleep(soon=soon)
 
-    def finish_posting(self) -> None:
-        """Do what is left of a posting of steps that was interrupted."""
+    def recover(self, undisturbed: Callable[[Callable[[], None]], None]) -> None:
+        """Make up for an interrupt: can be interrupted itself, and called again.
+
+        Args:
+            undisturbed: does something that is not to be interrupted.
+        """
+        lanes, hand = self.lanes, self.delivery.in_hand
+        if lanes is not None:
+            lanes.finish_posting()
+            if hand is not None:
+                lanes.move_on(hand)
+            lanes.begin_episodes()
+        self._finish_submission()
+        if self.doomed:
+            undisturbed(self.settle_doomed)
+        if hand is not None:
+            undisturbed(self._take_back)
+
+    def _take_back(self) -> None:
+        """Have envs owe the timesteps that were handed out by a call that has not returned."""
+        hand, self.delivery.in_hand = self.delivery.in_hand, None
+        if hand is None:
+            return
         if self.lanes is not None:
-            self.lanes.finish_posting()
+            self.lanes.follow_up(hand)
+        timesteps = by_env_id(hand.result)
+        for env_id, timestep in timesteps.items():
+            slot = self.slot_of(env_id)
+            slot.timestep = timestep
+            slot.owed = True
+        self.statistics.timesteps = hand.n_delivered - len(timesteps)
 
     def leave_lanes(self) -> None:
         """Take every env out of its lane, and apply what it has replied: slots are right now."""
@@ -176,6 +224,7 @@ class Supervisor:
                 self.statistics,
                 self._episodes,
                 self._arrivals,
+                self.delivery,
                 reset_inplace=self.rules.reset_inplace,
             )
             if self.spares is not None:
@@ -188,19 +237,19 @@ class Supervisor:
             slot.seed, slot.new_seed = slot.new_seed, None
             self._episodes.begin(slot)
 
-    def replay(self, env_id: int, op: Op, payload: Any) -> None:
-        """Have a request repeated on every later env of this env_id, before its first reset."""
-        self._orientation.repeat(env_id, op, payload)
+    def repeat(self, env_ids: Sequence[int], op: Op, payloads: Sequence[Any]) -> None:
+        """Have a request that was sent to envs repeated on every later env of these env_ids.
 
-    def replay_on_spares(self, op: Op, payloads: Sequence[Any]) -> None:
-        """Have a request that was sent to all envs repeated on the spares, if it was one for all.
-
-        An env that was not sent what the spares were sent takes no spare.
+        One that was sent to all envs is repeated on the spares, too, if it was one for all: an env
+        that was not sent what the spares were sent takes no spare.
 
         Args:
+            env_ids: whom it was sent to.
             op: SET_ATTR or CALL.
             payloads: of each env; one and the same object, or different ones.
         """
+        for env_id, payload in zip(env_ids, payloads, strict=True):
+            self._orientation.repeat(env_id, op, payload)
         if len(payloads) == len(self.slots) and all(p is payloads[0] for p in payloads):
             self._orientation.repeat_on_spares(op, payloads[0])
 
@@ -221,21 +270,39 @@ class Supervisor:
 
     # -- steps ------------------------------------------------------------------------------
 
-    def submit_steps(self, prepared: Sequence[tuple[EnvSlot, tuple[int, Any] | None]]) -> None:
+    def submit_steps(self, prepared: Sequence[Submitted]) -> None:
         """Send actions to ready envs; every one of them is owed a timestep from now on.
+
+        Can be interrupted; `recover` does what is left.
 
         Args:
             prepared: envs with their encoded actions, from `prepare_step`.
         """
-        for slot, frame in prepared:
-            slot.owed = True
-            if slot.doomed is None and frame is not None:
-                self.hosts.submit_step(slot, frame)
-            else:
-                self._settle_doomed(slot)
-        self.statistics.actions += len(prepared)
         if self._orientation.guard is not None:
             self._orientation.guard.count(slot.env_id for slot, _ in prepared)
+        self._submission = prepared, self.statistics.actions + len(prepared)
+        self._finish_submission()
+
+    def _finish_submission(self) -> None:
+        """Do what is left of sending actions; nothing if there is none."""
+        if self._submission is None:
+            return
+        prepared, self.statistics.actions = self._submission
+        for slot, frame in prepared:
+            if frame is not None and slot.request_id != frame[0]:
+                self.hosts.submit_step(slot, frame)
+            slot.owed = True
+        self._submission = None
+
+    @property
+    def doomed(self) -> list[EnvSlot]:
+        """The envs that died while idle, and were sent an action since."""
+        return [s for s in self.slots if s.doomed is not None and s.owed and s.timestep is None]
+
+    def settle_doomed(self) -> None:
+        """Give these envs their abnormal timesteps; not to be interrupted."""
+        for slot in self.doomed:
+            self._settle_doomed(slot)
 
     def prepare_step(self, slot: EnvSlot, action: Any) -> tuple[int, Any] | None:
         """Encode an action; None for an env whose host is gone (it will not be executed).
@@ -323,19 +390,37 @@ class Supervisor:
 
     def deliver(self, env_ids: Iterable[int]) -> dict[int, EnvTimestep]:
         """Hand out the timesteps that have arrived, in the order of `env_ids`."""
-        delivered: dict[int, EnvTimestep] = {}
-        slots = self.slots
-        for env_id in env_ids:
-            slot = slots[env_id]
-            timestep = slot.timestep
-            if timestep is not None and not slot.held:
-                delivered[env_id] = timestep
-                slot.timestep = None
-                slot.owed = False
-        self.statistics.timesteps += len(delivered)
+        slots, statistics = self.slots, self.statistics
+        delivered = {
+            i: timestep
+            for i in env_ids
+            if (timestep := slots[i].timestep) is not None and not slots[i].held
+        }
+        self.delivery.in_hand = hand = Hand(
+            delivered, None, (), statistics.timesteps + len(delivered), 0
+        )
+        for env_id in delivered:
+            slots[env_id].timestep = None
+            slots[env_id].owed = False
+        statistics.timesteps = hand.n_delivered
+        hand.is_done = True
+        return delivered
+
+    def follow_up(self) -> None:
+        """Do what follows what was handed out; not to be interrupted."""
+        hand = self.delivery.in_hand
+        if hand is not None and self.lanes is not None:
+            self.lanes.follow_up(hand)
         if self.spares is not None:
             self.spares.relieve()
-        return delivered
+
+    @property
+    def must_follow_up(self) -> bool:
+        """Whether `follow_up` has anything to do."""
+        hand = self.delivery.in_hand
+        if hand is not None and hand.endings:
+            return True
+        return self.spares is not None and self.spares.are_wanted
 
     # -- resets -----------------------------------------------------------------------------
 
@@ -370,6 +455,13 @@ class Supervisor:
         elif slot.work in (Work.RESETTING, Work.CANCELLING):
             slot.again = slot.again or not joins
 
+    def seed(self, seeds: Mapping[int, int | None], of_spares: Sequence[int | None]) -> None:
+        """Have the next explicit resets, and those of spares, use these seeds."""
+        for env_id, seed in seeds.items():
+            self.slots[env_id].new_seed = seed
+        for spare, seed in zip(self.spare_slots, of_spares, strict=True):
+            spare.new_seed = seed
+
     def begin_reseeded_spares(self) -> None:
         """Reset the spares that were given a seed since their last reset."""
         if self.spares is not None:
@@ -401,7 +493,9 @@ class Supervisor:
 
     def is_callable(self, env_id: int) -> bool:
         """Return whether an env's host can take a call now."""
-        slot = self.slot_of(env_id)
+        if self.lanes is not None and self.lanes.is_in(env_id):
+            return self.lanes.hold_idle((env_id,))
+        slot = self.slots[env_id]
         return slot.work is Work.NONE and slot.host_id is not None
 
     def is_gone(self, env_id: int) -> bool:
@@ -423,6 +517,11 @@ class Supervisor:
             slot.result = None
             self.hosts.submit(slot, Work.CALLING, frame)
 
+    def forget_results(self, env_ids: Iterable[int]) -> None:
+        """Let go of what came of calls."""
+        for env_id in env_ids:
+            self.slots[env_id].result = None
+
     # -- arrivals ---------------------------------------------------------------------------
 
     def handle(self, host_id: int, arrival: Arrival) -> None:
@@ -430,6 +529,27 @@ class Supervisor:
         if self.lanes is not None:
             self.lanes.make_way(host_id, arrival)
         self._arrivals.handle(host_id, arrival)
+
+    def handle_step(self, item: tuple[int, Arrival]) -> bool:
+        """Apply an ordinary step that came by message; False if it is something else.
+
+        Can be interrupted anywhere, and called again with the same item.
+        """
+        host_id, arrival = item
+        group = self.hosts.group_of(host_id)
+        if type(arrival) is not Message or arrival.op != Op.STEPPED or group is None:
+            return False
+        slot = group.by_id.get(arrival.env_id)
+        if slot is None or group.is_shared or group.is_ending or self.is_in_lane(slot.env_id):
+            return False
+        if item is self._applying and slot.work is Work.NONE:
+            return True  # it was applied before the interrupt
+        self._applying = item
+        return self._arrivals.stepped_on(slot, arrival)
+
+    def is_in_lane(self, env_id: int) -> bool:
+        """Return whether an env is in its lane."""
+        return self.lanes is not None and env_id < len(self.slots) and self.lanes.is_in(env_id)
 
     # -- time -------------------------------------------------------------------------------
 
@@ -450,8 +570,8 @@ class Supervisor:
     def stop(self) -> None:
         """All envs are VOID from now on; what was owed is cancelled."""
         self.hosts.forget_all()
-        self.leave_lanes()
-        self.statistics.cancelled += sum(slot.owed for slot in self.slots)
+        self.statistics.cancelled += self.statistics.outstanding
+        self.delivery.in_hand = self._submission = None
         for slot in self.hosts.slots:
             slot.owed = False
             slot.timestep = slot.obs = slot.fresh = None  # they may be views of shared memory

@@ -46,6 +46,33 @@ class ArrayBatch(NamedTuple):
         return self.env_ids[self.terminated | self.truncated]
 
 
+def by_env_id(result: Mapping[int, EnvTimestep] | ArrayBatch) -> dict[int, EnvTimestep]:
+    """Return timesteps that were handed out by env_id, in whatever form that was."""
+    if not isinstance(result, ArrayBatch):
+        return dict(result)
+    return {
+        env_id: EnvTimestep(row_of(result.obs, k), reward, bool(ended), info)
+        for k, (env_id, reward, ended, info) in enumerate(
+            zip(
+                result.env_ids.tolist(),
+                result.reward.tolist(),
+                result.terminated | result.truncated,
+                result.infos,
+                strict=True,
+            )
+        )
+    }
+
+
+def row_of(batch: Any, k: int) -> Any:
+    """Return one row of a batch of observations: an array, or dicts and tuples of such."""
+    if isinstance(batch, Mapping):
+        return {key: row_of(part, k) for key, part in batch.items()}
+    if isinstance(batch, tuple):
+        return tuple(row_of(part, k) for part in batch)
+    return batch[k]
+
+
 _NONE = np.empty(0, dtype=np.int64)
 _NONE.flags.writeable = False
 
@@ -67,7 +94,7 @@ class TakenBy(Protocol):
 
     observed: Observed
 
-    def handed_out(self, selection: Any, specials: Mapping[int, int]) -> None:
+    def hand_out(self, selection: Any, specials: Mapping[int, int], result: Any) -> None:
         """Go on with envs whose replies were read."""
         ...
 
@@ -123,7 +150,7 @@ class Taken:
         steps = map(_make_timestep, zip(found, rewards, dones, infos, strict=False))
         timesteps = dict(zip(ids, steps, strict=True))
         observed.taken_as_rows(ids, selection.rows, self._slots, found)
-        self._lanes.handed_out(selection, self._specials)
+        self._lanes.hand_out(selection, self._specials, timesteps)
         return timesteps
 
     def arrays(self) -> ArrayBatch:
@@ -138,8 +165,9 @@ class Taken:
             ends[:, position] = self._ends(position, flag)
         infos = BatchInfos(self._usual, count, self._specials, self._details)
         observed.taken_as_batch(selection, self._slots)
-        self._lanes.handed_out(selection, self._specials)
-        return ArrayBatch(selection.array, obs, rewards, ends[0], ends[1], infos)
+        result = ArrayBatch(selection.array, obs, rewards, ends[0], ends[1], infos)
+        self._lanes.hand_out(selection, self._specials, result)
+        return result
 
     def _ends(self, position: int, flag: int) -> tuple[bool, bool]:
         """Return whether an episode was terminated, and whether it was truncated."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -15,7 +16,7 @@ from envmgr.errors import (
     StateError,
 )
 from envmgr.launch import replay_payloads
-from envmgr.manager.lifetime import ManagerLifetime
+from envmgr.manager.lifetime import Called, ManagerLifetime
 from envmgr.types import monotonic
 from envmgr.wire.messages import Attribute, Op, RemoteFailure
 
@@ -50,7 +51,7 @@ class EnvAccess(ManagerLifetime):
         ids = arguments.checked_env_ids(env_ids, self.env_num)
         with self._calling() as supervisor:
             self._submit(supervisor, ids, Op.CALL, [(name, args)] * len(ids), f"call({name!r})")
-            self._called = ids
+            self._called = Called(ids)
 
     def call_wait(self, timeout_s: float | None = None) -> list[Any]:
         """Return the results of the last `call_async`.
@@ -58,16 +59,20 @@ class EnvAccess(ManagerLifetime):
         Args:
             timeout_s: raise TimeoutError after so many seconds; the call goes on.
         """
-        ids = self._called
-        if ids is None:
+        called = self._called
+        if called is None:
             raise StateError("there is no call under way: use call_async first")
         limit_s = arguments.checked_seconds(timeout_s)
         deadline = monotonic() + limit_s
         with self._running.calling() as supervisor:
-            if not self._await_results(supervisor, ids, deadline):
+            if not self._await_results(supervisor, called.env_ids, deadline):
                 raise TimeoutError(f"the call has not ended after {limit_s:g} s")
-            self._called = None
-            return self._results(supervisor, ids)
+            if called.results is None:  # else this was interrupted after they were taken
+                called.results = [supervisor.slots[i].result for i in called.env_ids]
+            supervisor.forget_results(called.env_ids)
+        results = called.results
+        self._called = None  # the last that is done: from now on they are delivered
+        return _or_raised(results)
 
     def get_attr(self, name: str, env_ids: int | Iterable[int] | None = None) -> list[Any]:
         """Return an attribute of envs, in the order of `env_ids` (None for all).
@@ -119,9 +124,8 @@ class EnvAccess(ManagerLifetime):
             payloads = [(name, value)] * len(ids)
         with self._calling() as supervisor:
             self._request(supervisor, ids, Op.SET_ATTR, payloads, f"setting {name!r}")
-            for env_id, payload in zip(ids, payloads, strict=True):
-                supervisor.replay(env_id, Op.SET_ATTR, payload)
-            supervisor.replay_on_spares(Op.SET_ATTR, payloads)
+            repeat = functools.partial(supervisor.repeat, ids, Op.SET_ATTR, payloads)
+            self._running.undisturbed(repeat)
 
     def __getattr__(self, name: str) -> list[Any]:
         """Return the attribute `name` of every env, as DI-engine's managers do."""
@@ -139,7 +143,9 @@ class EnvAccess(ManagerLifetime):
     ) -> list[Any]:
         self._submit(supervisor, ids, op, payloads, what)
         self._await_results(supervisor, ids, math.inf)
-        return self._results(supervisor, ids)
+        results = [supervisor.slots[i].result for i in ids]
+        supervisor.forget_results(ids)
+        return _or_raised(results)
 
     def _submit(
         self, supervisor: Supervisor, ids: list[int], op: Op, payloads: list[Any], what: str
@@ -155,7 +161,8 @@ class EnvAccess(ManagerLifetime):
         self._running.wait_until(settled, doing=what)
         self._surface(supervisor)
         requests.refuse_gone(supervisor, ids, what)
-        requests.submit_calls(supervisor, ids, op, payloads, what)
+        submit = functools.partial(requests.submit_calls, supervisor, ids, op, payloads, what)
+        self._running.undisturbed(submit)
 
     def _await_results(self, supervisor: Supervisor, ids: list[int], deadline: float) -> bool:
         slots = [supervisor.slots[i] for i in ids]
@@ -164,15 +171,6 @@ class EnvAccess(ManagerLifetime):
             deadline=deadline,
             doing="a call",
         )
-
-    def _results(self, supervisor: Supervisor, ids: list[int]) -> list[Any]:
-        results = [supervisor.slots[i].result for i in ids]
-        for env_id in ids:
-            supervisor.slots[env_id].result = None
-        for result in results:
-            if isinstance(result, EnvFailure):
-                raise result
-        return results
 
     # -- pictures, replays, rewards ---------------------------------------------------------
 
@@ -207,9 +205,8 @@ class EnvAccess(ManagerLifetime):
             ids = list(range(self.env_num))
             with self._calling() as supervisor:
                 self._request(supervisor, ids, Op.CALL, payloads, "enable_save_replay")
-                for env_id, payload in enumerate(payloads):
-                    supervisor.replay(env_id, Op.CALL, payload)
-                supervisor.replay_on_spares(Op.CALL, payloads)
+                repeat = functools.partial(supervisor.repeat, ids, Op.CALL, payloads)
+                self._running.undisturbed(repeat)
 
     def enable_save_figure(self, env_id: int, figure_path: str) -> None:
         """Have one env save figures in a folder."""
@@ -222,3 +219,11 @@ class EnvAccess(ManagerLifetime):
         transitions = arguments.checked_transitions(transitions)
         env_id = arguments.checked_env_id(env_id, self.env_num)
         return self.call("reward_shaping", transitions, env_ids=env_id)[0]
+
+
+def _or_raised(results: list[Any]) -> list[Any]:
+    """Return the results of a call; raise the first of them that is a failure."""
+    for result in results:
+        if isinstance(result, EnvFailure):
+            raise result
+    return results

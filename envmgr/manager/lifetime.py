@@ -34,6 +34,24 @@ from envmgr.types import EnvFactory, monotonic
 from envmgr.views import DictView
 from envmgr.wire.messages import EnvDescription
 
+_MOST_INTERRUPTS = 10
+"""So many of them may come while a manager is closed."""
+
+
+class Called:
+    """A call that is under way.
+
+    Args:
+        env_ids: whose.
+
+    Attributes:
+        results: once they are there.
+    """
+
+    def __init__(self, env_ids: list[int]) -> None:
+        self.env_ids = env_ids
+        self.results: list[Any] | None = None
+
 
 class ManagerLifetime:
     """What a manager is, when it runs, and the states of its envs; see `EnvManager`."""
@@ -77,7 +95,7 @@ class ManagerLifetime:
         self._spare_seeds: list[int | None] = [None] * self._config.spare_env_num
         self._dynamic_seed: bool | None = None
         self._replay_paths: list[str] | None = None
-        self._called: list[int] | None = None
+        self._called: Called | None = None
         self._statistics = Statistics()
         self._env_ref: Any = None
         self._finalizer: Callable[[], Any] | None = None
@@ -158,8 +176,8 @@ class ManagerLifetime:
 
     def _describe_early(self) -> None:
         """Start the host of env 0 now; `launch` goes on with it."""
-        engine = self._ensure_engine()
         try:
+            engine = self._ensure_engine()
             with engine.calling() as supervisor:
                 supervisor.start_hosts([0])
                 failures = supervisor.repair.launch_failures
@@ -298,8 +316,8 @@ class ManagerLifetime:
         if self._launched:
             raise StateError("the manager is launched already; close() it before launching again")
         params = arguments.checked_params(reset_param, self.env_num)
-        engine = self._ensure_engine(params)
         try:
+            engine = self._ensure_engine(params)
             with engine.calling() as supervisor:
                 self._prepare(supervisor, params)
                 launch_envs(engine, self._config, self._replay_paths)
@@ -314,18 +332,34 @@ class ManagerLifetime:
         """Close all envs and end all hosts. Idempotent; from any thread.
 
         Takes at most the grace plus about one second, however many envs hang. Timesteps that have
-        not been delivered are lost and counted as cancelled.
+        not been delivered are lost and counted as cancelled. Ctrl-C, and whatever else a signal
+        handler raises in it, ends the grace, and is raised when everything is released.
 
         Args:
             timeout_s: seconds that the envs get to close, all together; None: `close_timeout`.
             terminate: do not ask the envs; terminate their hosts at once.
         """
         grace_s = arguments.checked_grace(timeout_s, self._config.close_timeout)
-        terminate = arguments.checked_flag(terminate, "terminate")
+        if arguments.checked_flag(terminate, "terminate"):
+            grace_s = 0.0
+        interrupt: BaseException | None = None
+        for _ in range(_MOST_INTERRUPTS):
+            try:
+                self._close(grace_s)
+                break
+            except BaseException as error:  # Ctrl-C: no more patience, but everything is released
+                interrupt, grace_s = error, 0.0
+                if self._engine is not None:
+                    self._engine.transport.hurry()
+        if interrupt is not None:
+            raise interrupt
+
+    def _close(self, grace_s: float) -> None:
+        """Do what is left of closing; can be interrupted, and called again."""
         trial = self._trial
         if trial is not None:  # another thread is inside launch()
             trial.close(0.0)
-        self._discard_engine(0.0 if terminate else grace_s)
+        self._discard_engine(grace_s)
         env_ref, self._env_ref = self._env_ref, None
         if env_ref is not None:
             adapt.close_env(env_ref)
@@ -385,19 +419,21 @@ class ManagerLifetime:
         seeds = seeds_by_env(seed, self.env_num)
         if dynamic_seed is not None:
             dynamic_seed = arguments.checked_flag(dynamic_seed, "dynamic_seed")
-        self._seeds.update(seeds)
-        self._spare_seeds = seeds_of_spares(
-            seed, self._seeds, self.env_num, self._config.spare_env_num
-        )
-        self._dynamic_seed = dynamic_seed
-        if self._samplers is not None:
-            self._samplers.seed(seeds)
-        if self._launched:
-            with self._calling() as supervisor:
-                for env_id, value in seeds.items():
-                    supervisor.slots[env_id].new_seed = value
-                for slot, spare_seed in zip(supervisor.spare_slots, self._spare_seeds, strict=True):
-                    slot.new_seed = spare_seed
+        of_all = {**self._seeds, **seeds}
+        of_spares = seeds_of_spares(seed, of_all, self.env_num, self._config.spare_env_num)
+
+        def apply(supervisor: Supervisor | None) -> None:
+            self._seeds, self._spare_seeds, self._dynamic_seed = of_all, of_spares, dynamic_seed
+            if self._samplers is not None:
+                self._samplers.seed(seeds)
+            if supervisor is not None:
+                supervisor.seed(seeds, of_spares)
+
+        if not self._launched:
+            apply(None)
+            return
+        with self._calling() as supervisor:
+            self._running.undisturbed(lambda: apply(supervisor))
 
     # -- states and figures -----------------------------------------------------------------
 
@@ -420,8 +456,10 @@ class ManagerLifetime:
         if engine is None or not self._launched:
             return False
         supervisor = engine.supervisor
-        return all(s is EnvState.DONE for s in supervisor.states.snapshot()) and not (
-            supervisor.owed_ids()
+        return (
+            all(s is EnvState.DONE for s in supervisor.states.snapshot())
+            and not supervisor.owed_ids()
+            and not supervisor.delivery.count
         )
 
     def stats(self) -> dict[str, Any]:
@@ -444,6 +482,10 @@ class ManagerLifetime:
             "states": self._states_by_name(),
             "outstanding": statistics.outstanding,
         }
+        if engine is not None:  # what no call has returned yet is not delivered
+            in_hand = engine.supervisor.delivery.count
+            stats["timesteps"] -= in_hand
+            stats["outstanding"] += in_hand
         if self._calibration is not None:
             stats["calibration"] = self._calibration.as_dict()
         if engine is not None:

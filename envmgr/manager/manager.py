@@ -161,7 +161,10 @@ class EnvManager(EnvAccess):
             sent = self._send(supervisor, actions, LAST if wants_all else RING_EACH)
             gather = Gather(self._running, supervisor)
             gathered = gather.exactly(sent) if sent and wants_all else gather.some(self._policy)
-            return self._view.timesteps(self._deliver(supervisor, gathered))
+            timesteps = self._view.timesteps(self._deliver(supervisor, gathered))
+            delivery = supervisor.delivery
+        delivery.in_hand = None  # the last that is done: from now on they are delivered
+        return timesteps
 
     def send(self, actions: Any) -> None:
         """Send actions and return at once; `recv` gathers the timesteps."""
@@ -180,7 +183,10 @@ class EnvManager(EnvAccess):
         """
         with self._calling() as supervisor:
             gathered = self._receive(supervisor, min_ready, timeout_s)
-            return self._view.timesteps(self._deliver(supervisor, gathered))
+            timesteps = self._view.timesteps(self._deliver(supervisor, gathered))
+            delivery = supervisor.delivery
+        delivery.in_hand = None  # as in `step`
+        return timesteps
 
     @property
     def _ring_when_sent(self) -> int:
@@ -212,20 +218,33 @@ class EnvManager(EnvAccess):
             if posted is not None:
                 self._view.forget()
                 return posted
-            prepared = requests.prepared_steps(supervisor, by_id, self._action_checks)
-            supervisor.submit_steps(prepared)
-            self._view.forget()
+            self._submit_steps(supervisor, by_id)
         elif not supervisor.statistics.outstanding:
             self._surface(supervisor)
         return list(by_id)
 
+    def _submit_steps(self, supervisor: Supervisor, actions: Mapping[int, Any]) -> None:
+        called = requests.envs_in_calls(supervisor, actions)
+        if called:  # which an interrupt has left under way
+            self._running.wait_until(
+                lambda: not requests.envs_in_calls(supervisor, called), doing="step"
+            )
+        prepared = requests.prepared_steps(supervisor, actions, self._action_checks)
+        self._view.forget()
+        supervisor.submit_steps(prepared)
+        if not all(frame for _, frame in prepared):
+            self._running.undisturbed(supervisor.settle_doomed)
+
     def _deliver(self, supervisor: Supervisor, gathered: Gathered) -> dict[int, EnvTimestep]:
         """Hand out what was gathered; a failure that is urgent comes first."""
         if isinstance(gathered, Taken):
-            return gathered.timesteps()
-        if supervisor.repair.urgent:
-            self._surface(supervisor)
-        timesteps = supervisor.deliver(gathered)
+            timesteps = gathered.timesteps()
+        else:
+            if supervisor.repair.urgent:
+                self._surface(supervisor)
+            timesteps = supervisor.deliver(gathered)
+        if supervisor.must_follow_up:
+            self._running.undisturbed(supervisor.follow_up)
         if not timesteps:
             self._surface(supervisor)
         return timesteps
@@ -244,9 +263,7 @@ class EnvManager(EnvAccess):
                 self._view.forget()
                 return
             ids = arguments.listed_env_ids(env_ids, self.env_num)
-            by_id = requests.rows_by_id(ids, actions)
-            self._view.forget()
-            supervisor.submit_steps(requests.prepared_steps(supervisor, by_id, self._action_checks))
+            self._submit_steps(supervisor, requests.rows_by_id(ids, actions))
 
     def recv_arrays(
         self, min_ready: int | None = None, timeout_s: float | None = None
@@ -255,8 +272,14 @@ class EnvManager(EnvAccess):
         with self._calling() as supervisor:
             gathered = self._receive(supervisor, min_ready, timeout_s)
             if isinstance(gathered, Taken):
-                return gathered.arrays()
-            return array_batch(self._deliver(supervisor, gathered), self._codec)
+                batch = gathered.arrays()
+                if supervisor.must_follow_up:
+                    self._running.undisturbed(supervisor.follow_up)
+            else:
+                batch = array_batch(self._deliver(supervisor, gathered), self._codec)
+            delivery = supervisor.delivery
+        delivery.in_hand = None  # as in `step`
+        return batch
 
     def ready_arrays(self, env_ids: Sequence[int] | None = None) -> ReadyBatch:
         """As `ready_obs`, with the observations of k envs as arrays: see `ReadyBatch`.
@@ -323,11 +346,8 @@ class EnvManager(EnvAccess):
         params = arguments.checked_params(reset_param, self.env_num)
         with self._calling() as supervisor:
             requests.refuse_unsendable_params(supervisor, params)
-            supervisor.rules.dynamic_seed = self._dynamic_seed
             self._view.forget()
-            for env_id, given in params.items():
-                supervisor.begin_explicit_reset(env_id, given)
-            supervisor.begin_reseeded_spares()
+            self._running.undisturbed(functools.partial(self._begin_resets, supervisor, params))
             slots = [supervisor.slots[i] for i in params]
             repair = supervisor.repair
             self._running.wait_until(
@@ -337,6 +357,14 @@ class EnvManager(EnvAccess):
                 doing="reset",
             )
             self._surface(supervisor)
+
+    def _begin_resets(
+        self, supervisor: Supervisor, params: Mapping[int, dict[str, Any] | None]
+    ) -> None:
+        supervisor.rules.dynamic_seed = self._dynamic_seed
+        for env_id, given in params.items():
+            supervisor.begin_explicit_reset(env_id, given)
+        supervisor.begin_reseeded_spares()
 
     def random_action(self) -> dict[int, Any]:
         """Return a random action for each ready env, from a seeded stream of each env."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar, NamedTuple
 
@@ -17,11 +18,13 @@ class HostDied(NamedTuple):
         exit_status: exit code, or minus the number of the signal; None if nobody could tell.
         detail: more, in words; may be empty.
         last_words: the end of what it wrote to stderr, and where a fatal signal found it.
+        is_interrupt: it was given up because the trainer was interrupted in the midst of it.
     """
 
     exit_status: int | None
     detail: str = ""
     last_words: str = ""
+    is_interrupt: bool = False
 
 
 class Garbage(NamedTuple):
@@ -86,19 +89,37 @@ class Transport(ABC):
             prepared: what `prepare` returned.
         """
 
+    arrivals: deque[tuple[int, Arrival]]
+    """What has come, and from which host; in the order of each host. Who applies it takes it out.
+
+    An interrupt in `poll` loses nothing: what is not here yet is found by the next `poll`.
+    """
+
     @abstractmethod
-    def poll(
-        self, timeout_s: float | None, *, pivot: int | None = None
-    ) -> list[tuple[int, Arrival]]:
-        """Wait for arrivals and return all there are.
+    def poll(self, timeout_s: float | None, *, pivot: int | None = None) -> None:
+        """Wait for arrivals and append them to `arrivals`.
 
         Args:
             timeout_s: 0 does not wait; None waits until something arrives or `wake` is called.
             pivot: wait for this host rather than for any of them, which spares wake-ups.
-
-        Returns:
-            (host_id, arrival) pairs, in the order of each host; empty on timeout or `wake`.
         """
+
+    @property
+    def needs_attention(self) -> bool:
+        """Whether `poll` has found something that `attend` is to look after."""
+        return False
+
+    def attend(self) -> None:
+        """Do what `poll` leaves since it must not be interrupted: reap, and end what is broken."""
+        return
+
+    def hurry(self) -> None:
+        """Have a `close` that is under way wait no longer for envs to close; from any thread."""
+        return
+
+    def has_sent(self, host_id: int, prepared: Any) -> bool:
+        """Return whether a `send` that was interrupted, the latest to a host, came to be."""
+        return False
 
     @abstractmethod
     def waitables(self, hosts: Iterable[int]) -> list[Any]:

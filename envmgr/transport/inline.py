@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import queue
 import signal
 import threading
 import time
@@ -91,12 +92,14 @@ class InlineTransport(Transport):
             Op.RENEW: deadlines.connect_s,
         }
         self._close_s = deadlines.close_s
-        self._arrivals: list[tuple[int, Arrival]] = []  # outlasts a Ctrl-C inside `poll`
+        self.arrivals: deque[tuple[int, Arrival]] = deque()
         self._abandoned: list[Host] = []
+        self._to_close: deque[Host] = deque()
         self._memory: memoryview | None = None
         self._posted = PostedSteps(0, _silent, timed=False)
         self._host_of: dict[int, int] = {}
-        self._woken = threading.Event()
+        # Not an Event: who is interrupted in setting one leaves it locked.
+        self._woken: queue.SimpleQueue[None] = queue.SimpleQueue()
 
     def start(self, specs: Sequence[HostSpec]) -> None:
         """Queue the building of envs; it happens in `poll`."""
@@ -133,20 +136,30 @@ class InlineTransport(Transport):
         else:
             entry.inbox.append(prepared)
 
-    def poll(
-        self, timeout_s: float | None, *, pivot: int | None = None
-    ) -> list[tuple[int, Arrival]]:
+    def has_sent(self, host_id: int, prepared: Any) -> bool:
+        """Look for it among what is to be run."""
+        entry = self._hosts.get(host_id)
+        return entry is not None and any(message is prepared for message in entry.inbox)
+
+    def poll(self, timeout_s: float | None, *, pivot: int | None = None) -> None:
         """Run all queued and posted work, or sleep for `timeout_s` if there is none."""
+        self._close_killed()
         ran = self._run_posted()
         for host_id, entry in list(self._hosts.items()):
-            while entry.has_work():
+            while self._advance(host_id, entry):
                 ran = True
-                self._advance(host_id, entry)
-        if not ran and not self._arrivals and timeout_s != 0.0:
-            self._woken.wait(timeout_s)
-        self._woken.clear()
-        arrivals, self._arrivals = self._arrivals, []
-        return arrivals
+        if not ran and not self.arrivals and timeout_s != 0.0:
+            with contextlib.suppress(queue.Empty):
+                self._woken.get(timeout=timeout_s)
+        while not self._woken.empty():
+            with contextlib.suppress(queue.Empty):
+                self._woken.get_nowait()
+
+    def _close_killed(self) -> None:
+        while self._to_close:
+            host = self._to_close.popleft()  # first: env code that was interrupted is not run again
+            with contextlib.suppress(_Interrupted), _alarm(self._close_s):
+                host.close()
 
     def _run_posted(self) -> bool:
         """Take the steps that were posted; return whether any were."""
@@ -162,30 +175,34 @@ class InlineTransport(Transport):
         return True
 
     def _take(self, host_id: int, message: Message) -> None:
-        self._arrivals.append((host_id, message))
+        self.arrivals.append((host_id, message))
 
     def _abandon(self, host_id: int, error: BaseException) -> None:
         """Give up an env that was interrupted: nobody can tell what it had done of its request."""
         entry = self._hosts.pop(host_id, None)
         if entry is not None:
             self._abandoned.append(entry.host)
-            died = HostDied(None, f"interrupted by {type(error).__name__}")
-            self._arrivals.append((host_id, died))
+            died = HostDied(None, f"interrupted by {type(error).__name__}", is_interrupt=True)
+            self.arrivals.append((host_id, died))
 
-    def _advance(self, host_id: int, entry: _InlineHost) -> None:
-        limit_s = self._limits_s.get(entry.next_op())
-        began, n_before = time.monotonic(), len(self._arrivals)
+    def _advance(self, host_id: int, entry: _InlineHost) -> bool:
+        """Run one request of a host, or a reset that waits; False if there is none."""
         try:
-            with _alarm(limit_s):
+            if not entry.has_work():
+                return False
+            limit_s = self._limits_s.get(entry.next_op())
+            began, n_before = time.monotonic(), len(self.arrivals)
+            with contextlib.suppress(_Interrupted), _alarm(limit_s):
                 entry.run_next()
-        except _Interrupted:
-            pass
+            if limit_s is not None and time.monotonic() - began > limit_s:
+                entry.give_up()
+                while len(self.arrivals) > n_before:
+                    self.arrivals.pop()
+                self.arrivals.append((host_id, TimedOut(entry.request_id, limit_s)))
         except BaseException as error:  # Ctrl-C
             self._abandon(host_id, error)
             raise
-        if limit_s is not None and time.monotonic() - began > limit_s:
-            entry.give_up()
-            self._arrivals[n_before:] = [(host_id, TimedOut(entry.request_id, limit_s))]
+        return True
 
     def waitables(self, hosts: Iterable[int]) -> list[Any]:
         """Return nothing: in line nothing happens by itself."""
@@ -193,7 +210,7 @@ class InlineTransport(Transport):
 
     def wake(self) -> None:
         """End a sleeping `poll`."""
-        self._woken.set()
+        self._woken.put(None)
 
     def place(self, nbytes: int) -> memoryview | None:
         """Allocate private memory."""
@@ -212,22 +229,23 @@ class InlineTransport(Transport):
         """Do nothing: `poll` looks in any case."""
 
     def kill(self, host_id: int) -> None:
-        """Close the env, since there is no process to end."""
+        """Have the env be closed by the next `poll`, since there is no process to end."""
         entry = self._hosts.pop(host_id, None)
         if entry is not None:
-            self._arrivals.append((host_id, HostDied(None)))
-            with contextlib.suppress(_Interrupted), _alarm(self._close_s):
-                entry.host.close()
+            self.arrivals.append((host_id, HostDied(None)))
+            self._to_close.append(entry.host)
 
     def close(self, grace_s: float) -> None:
         """Close the envs one after another; an alarm bounds them as it does in `poll`."""
         end = time.monotonic() + max(grace_s, _LEAST_GRACE_S)
-        for host in (*(entry.host for entry in self._hosts.values()), *self._abandoned):
+        self._abandoned += [*self._to_close, *(entry.host for entry in self._hosts.values())]
+        self._to_close.clear()
+        self._hosts.clear()
+        while self._abandoned:
+            host = self._abandoned.pop()
             with contextlib.suppress(_Interrupted), _alarm(max(end - time.monotonic(), 0.01)):
                 host.close()
-        self._hosts.clear()
-        self._abandoned.clear()
-        self._arrivals.clear()
+        self.arrivals = deque()
         self._memory = None
 
 

@@ -155,10 +155,14 @@ def fence() -> None:
     Who goes to sleep says so in `sleeping`, and then looks once more whether there is something to
     do; who has something for another writes it, and then looks whether that one sleeps and has to
     be rung for. Either sees the other's word, but only if no processor lets a read overtake the
-    write before it: as x86-64 does, except at a locked instruction. Taking a free lock is one.
+    write before it: as x86-64 does, except at a locked instruction. Taking a free lock is one, and
+    so is giving one back: who is interrupted in between leaves it for the next one to do.
     """
-    with FENCE:
-        pass
+    try:
+        FENCE.acquire(False)
+        FENCE.release()
+    except RuntimeError:  # another thread was here at the same time, and its fence was ours
+        return
 
 
 def items(column: Array) -> Any:

@@ -8,10 +8,12 @@ duplex pipe of `multiprocessing`.
 from __future__ import annotations
 
 import os
+from collections import deque
 from collections.abc import Sequence
 from multiprocessing.connection import Connection, wait
+from typing import Any
 
-from envmgr.wire.frames import Frame, FrameError, split_frame
+from envmgr.wire.frames import Frame, FrameError, needed_for, split_frame
 
 _READ_BYTES = 1 << 16  # what a pipe holds; larger buffers cost more to allocate
 
@@ -30,6 +32,35 @@ class ChannelClosedError(ConnectionError):
     """The other end is gone."""
 
 
+class _Incoming:
+    """What has been read.
+
+    Args:
+        frames: whole frames that were not taken.
+        parts: the beginning of one that is not whole.
+        n_bytes: size of that.
+        needed: bytes that it takes at least.
+
+    Attributes:
+        read: bytes that were read and are not in the others.
+    """
+
+    __slots__ = ("frames", "n_bytes", "needed", "parts", "read")
+
+    def __init__(
+        self,
+        frames: deque[Frame] | None = None,
+        parts: Sequence[bytes] = (),
+        n_bytes: int = 0,
+        needed: int = 0,
+    ) -> None:
+        self.frames: deque[Frame] = deque() if frames is None else frames
+        self.parts = parts
+        self.n_bytes = n_bytes
+        self.needed = needed
+        self.read: list[bytes] = []
+
+
 class FrameChannel:
     """Frames over two pipes: the parent's ends never block, the host's do.
 
@@ -42,6 +73,7 @@ class FrameChannel:
         host_id: the host at the other end, for whoever waits for several channels.
         write_fd: becomes writable when `flush` can go on.
         asked: a bell that wants an answer has come since the owner has set this to False.
+        first: one of them and what it was made, for whoever takes them one by one.
     """
 
     host_id = 0
@@ -52,8 +84,11 @@ class FrameChannel:
             os.set_blocking(fd, blocking)
         self._read_fd = read_fd
         self.write_fd = write_fd
-        self._unsent = bytearray()
-        self._unread = bytearray()
+        # Each of these is replaced as a whole, so that an interrupt finds the one or the other.
+        self._sending: tuple[list[bytes], list[int]] = ([], [])
+        self._latest: bytes | None = None
+        self._incoming = _Incoming()
+        self.first: tuple[Frame | None, Any] = (None, None)
         self._broken: Exception | None = None
 
     def fileno(self) -> int:
@@ -68,12 +103,7 @@ class FrameChannel:
     @property
     def has_unsent(self) -> bool:
         """Whether the other end has not taken everything yet; call `flush` when it can."""
-        return bool(self._unsent)
-
-    @property
-    def is_broken(self) -> bool:
-        """Whether garbage arrived after the frames that were returned: `receive` raises now."""
-        return self._broken is not None
+        return bool(self._sending[0])
 
     def send(self, frame: bytes) -> None:
         """Send a frame; without blocking, keep for `flush` what is not taken now.
@@ -81,18 +111,14 @@ class FrameChannel:
         Raises:
             ChannelClosedError: the other end is closed.
         """
-        if not self._unsent:
-            try:
-                sent = os.write(self.write_fd, frame)
-            except BlockingIOError:
-                sent = 0
-            except OSError as error:
-                raise ChannelClosedError(str(error)) from error
-            if sent == len(frame):
-                return  # the ordinary case
-            frame = frame[sent:]
-        self._unsent += frame
+        self._sending[0].append(frame)
+        self._latest = frame
         self.flush()
+
+    def has_sent(self, frame: bytes) -> bool:
+        """Return whether this very object was given to `send` last, if that was interrupted."""
+        frames = self._sending[0]
+        return frame is self._latest or (bool(frames) and frames[-1] is frame)
 
     def ring(self, bell: bytes) -> None:
         """Have the other end look at the block; nothing happens if it is gone.
@@ -100,8 +126,9 @@ class FrameChannel:
         A bell that finds no room in the pipe is not needed: the other end looks at the block before
         it waits for more, and there is something for it to read.
         """
-        if self._unsent:
-            self._unsent += bell
+        frames = self._sending[0]
+        if frames:
+            frames.append(bell)
             return
         try:
             os.write(self.write_fd, bell)
@@ -115,9 +142,15 @@ class FrameChannel:
             ChannelClosedError: the other end is closed.
         """
         try:
-            while self._unsent:
-                sent = os.write(self.write_fd, self._unsent)
-                del self._unsent[:sent]
+            while self._sending[0]:
+                frames, taken = self._sending
+                data: Any = frames[0]
+                if taken or len(frames) > 1:
+                    data = memoryview(b"".join(frames))[sum(taken) :]
+                # In one go: no signal handler comes between the writing and the note of it.
+                taken.extend(map(os.write, (self.write_fd,), (data,)))
+                if taken[-1] == len(data):
+                    self._sending = ([], [])
         except BlockingIOError:
             return
         except OSError as error:
@@ -134,35 +167,67 @@ class FrameChannel:
             ChannelClosedError: the other end is closed, and all frames before that were returned.
             FrameError: garbage arrived, and all frames before that were returned.
         """
+        try:
+            self.fill()
+        except FrameError:
+            if not self.frames:
+                raise
+        frames = list(self.frames)
+        self.frames.clear()
+        return frames
+
+    def fill(self) -> None:
+        """Put the whole frames that have arrived into `frames`; else as `receive`.
+
+        Raises:
+            ChannelClosedError: the other end is closed.
+            FrameError: garbage arrived after what is in `frames`.
+        """
         if self._broken is not None:
             raise self._broken
+        incoming = self._incoming
+        read = incoming.read
         try:
-            data = os.read(self._read_fd, _READ_BYTES)
+            if not read:  # else an interrupt has come since
+                # In one go, as in `flush`.
+                read.extend(map(os.read, (self._read_fd,), (_READ_BYTES,)))
         except BlockingIOError:
-            return ()
+            return
         except OSError as error:
             raise ChannelClosedError(str(error)) from error
+        data = read[0]
         if not data:
             raise ChannelClosedError("end of stream")
-        frames: list[Frame] = []
+        parts, n_bytes = incoming.parts, incoming.n_bytes + len(data)
+        if not parts and data[0] in _BELLS:
+            data = self._without_bells(data)
+        if n_bytes < incoming.needed:
+            self._incoming = _Incoming(incoming.frames, [*parts, data], n_bytes, incoming.needed)
+            return
+        found, rest = self._split(b"".join([*parts, data]) if parts else data)
+        self._incoming = _Incoming(
+            deque([*incoming.frames, *found]), [rest] if rest else [], len(rest), needed_for(rest)
+        )
+        if self._broken is not None:
+            raise self._broken
+
+    @property
+    def frames(self) -> deque[Frame]:
+        """What has arrived and was not taken."""
+        return self._incoming.frames
+
+    def _split(self, data: bytes) -> tuple[list[Frame], bytes]:
+        """Return the frames in some bytes, and what is left."""
+        found: list[Frame] = []
         try:
-            if not self._unread:
-                if data[0] in _BELLS and not (data := self._without_bells(data)):
-                    return ()  # the ordinary case for steps in the block
-                parsed = split_frame(data)
-                if parsed is not None and parsed[1] == len(data):
-                    return (parsed[0],)  # the ordinary case for messages: one frame, whole
-            self._unread += data
-            while (parsed := split_frame(self._unread)) is not None:
-                del self._unread[: parsed[1]]
-                frames.append(parsed[0])
-                if self._unread and self._unread[0] in _BELLS:
-                    self._unread[:] = self._without_bells(bytes(self._unread))
+            while data and (parsed := split_frame(data)) is not None:
+                found.append(parsed[0])
+                data = data[parsed[1] :]
+                if data and data[0] in _BELLS:
+                    data = self._without_bells(data)
         except FrameError as error:
             self._broken = error
-            if not frames:
-                raise
-        return frames
+        return found, data
 
     def _without_bells(self, data: bytes) -> bytes:
         rest = data.lstrip(_BELLS)
@@ -194,12 +259,13 @@ class PipeChannel:
 
     host_id = 0
     has_unsent = False
-    is_broken = False
     asked = False
 
     def __init__(self, connection: Connection, *, blocking: bool) -> None:
         self._connection = connection
         self._blocking = blocking
+        self.frames: deque[Frame] = deque()
+        self.first: tuple[Frame | None, Any] = (None, None)
 
     @property
     def fds(self) -> tuple[int, ...]:
@@ -225,6 +291,10 @@ class PipeChannel:
             self._connection.send_bytes(frame)
         except OSError as error:
             raise ChannelClosedError(str(error)) from error
+
+    def has_sent(self, frame: bytes) -> bool:
+        """Return False: it cannot be told."""
+        return False
 
     def ring(self, bell: bytes) -> None:
         """Do nothing: there is no block."""
@@ -253,6 +323,10 @@ class PipeChannel:
         if parsed is None or parsed[1] != len(data):
             raise FrameError(f"a message of {len(data)} bytes is not one frame")
         return (parsed[0],)
+
+    def fill(self) -> None:
+        """As `receive`, into `frames`."""
+        self.frames.extend(self.receive())
 
     def close(self) -> None:
         """Close the pipe."""

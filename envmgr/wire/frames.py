@@ -117,3 +117,8 @@ def split_frame(data: bytes | bytearray | memoryview) -> tuple[Frame, int] | Non
     if zlib.crc32(body) != of_body:
         raise FrameError(f"a damaged frame: it begins with {bytes(data[:_BODY_AT]).hex()}")
     return Frame(op, env_id, generation, request_id, body), end
+
+
+def needed_for(data: bytes) -> int:
+    """Return how many bytes the frame takes at least that begins with `data`, found to be sound."""
+    return _BODY_AT + _HEADER.unpack_from(data)[6] if len(data) >= _BODY_AT else _BODY_AT

@@ -25,6 +25,7 @@ from envmgr.wire.messages import (
     RemoteFailure,
 )
 from envmgr.worker.applied import AppliedEnv
+from envmgr.worker.interrupts import pass_on
 from envmgr.worker.posted import PostedSteps
 from envmgr.worker.running import Postpone, RunningEnv
 from envmgr.worker.seats import seat_of
@@ -116,9 +117,8 @@ class HostedEnv:
                 postpone=self._postpone,
             )
             return self._hello(message, running)
-        except self._settings.propagate:
-            raise
         except BaseException as error:  # whatever the env's code may raise, SystemExit included
+            pass_on(error, self._settings)
             return self._messages.raised(message, error, "construction")
 
     def _hello(self, message: Message, running: RunningEnv) -> Any:
@@ -168,13 +168,13 @@ class HostedEnv:
             return self._messages.reply(
                 message, Op.RESULT, _CALLS[message.op](running, message.payload)
             )
-        except self._settings.propagate:
-            raise
         except AttributeError as error:
+            pass_on(error, self._settings)
             missing = message.op == Op.GET_ATTR
             kind = FailureKind.NO_ATTRIBUTE if missing else FailureKind.RAISED
             return self._messages.failed(message, RemoteFailure.from_exception(error, "call", kind))
         except BaseException as error:  # as in `_renew`
+            pass_on(error, self._settings)
             return self._messages.raised(message, error, "call")
 
 

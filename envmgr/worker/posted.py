@@ -191,8 +191,8 @@ class PostedSteps:
             if not is_lone:
                 follows = self._take_batch(posting)
             elif (token := requests[row]) != taken[0]:
-                self._seen, taken[0] = posting, token
                 try:
+                    self._seen, taken[0] = posting, token
                     follows = step(token, read()[0] if number is None else number[0])
                 except BaseException:  # as in `_take_batch`
                     self.interrupted = self._seats[0].sink.env_id

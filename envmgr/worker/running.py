@@ -24,6 +24,7 @@ from envmgr.wire.messages import (
     ResetOrder,
 )
 from envmgr.worker.checks import check_reward, kind_of
+from envmgr.worker.interrupts import pass_on
 from envmgr.worker.observations import ObservationWriter
 from envmgr.worker.sinks import MessageSink
 
@@ -71,7 +72,7 @@ class RunningEnv:
         self.episodes = 0
         self._episodes_left = 0.0
         self.refuses_non_finite = settings.refuse_non_finite_rewards
-        self._propagated = settings.propagate
+        self._settings = settings
         self._messages = messages
         self._is_worn = is_worn
         self._postpone = postpone
@@ -92,10 +93,8 @@ class RunningEnv:
         self._is_closed = True
         try:
             adapt.close_env(self.env)
-        except self._propagated:
-            raise
-        except BaseException:  # noqa: S110 - the env is gone either way
-            pass
+        except BaseException as error:  # the env is gone either way
+            pass_on(error, self._settings)
 
     # -- steps ------------------------------------------------------------------------------
 
@@ -126,8 +125,6 @@ class RunningEnv:
             reference = self.writer.write(obs)
             complete = self._end_episode(sink, key, after) if done else None
             sent, completed = sink.stepped(key, reference, outcome, after, complete)
-        except self._propagated:
-            raise
         except BaseException as error:  # as above
             return self.fail_step(sink, key, error)
         self._answer(sink, key, sent)
@@ -138,8 +135,7 @@ class RunningEnv:
 
     def fail_step(self, sink: MessageSink, key: Any, error: BaseException) -> bool:
         """Report that a step has raised; as `take_step`."""
-        if isinstance(error, self._propagated):
-            raise error
+        pass_on(error, self._settings)
         self._messages.send(sink.raised(key, error, "step"))
         return False
 
@@ -191,9 +187,8 @@ class RunningEnv:
             observation, info = adapt.reset_env(self.env, order.params)
             if order.keeps:
                 self.writer.write(observation, of_reset=True)  # only checks: it is not attached
-        except self._propagated:
-            raise
         except BaseException as error:  # as in `take_step`
+            pass_on(error, self._settings)
             self._kept = RemoteFailure.from_exception(error, "reset", kind_of(error))
             self._messages.send(self._messages.failed(message, self._kept))
             return
@@ -207,9 +202,8 @@ class RunningEnv:
     def _begin(self, sink: MessageSink, key: Any) -> Sequence[Any]:
         try:
             observation, info = adapt.reset_env(self.env, self.plan.params)
-        except self._propagated:
-            raise
         except BaseException as error:  # as in `take_step`
+            pass_on(error, self._settings)
             return (sink.raised(key, error, "reset"),)
         return self._begun(sink, key, observation, info)
 
@@ -218,9 +212,8 @@ class RunningEnv:
     ) -> Sequence[Any]:
         try:
             return sink.begun(key, self.writer.write(observation, of_reset=True), info)
-        except self._propagated:
-            raise
         except BaseException as error:  # as in `take_step`
+            pass_on(error, self._settings)
             return (sink.raised(key, error, "reset"),)
 
     def hand_over(self, message: Message) -> None:

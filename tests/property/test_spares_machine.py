@@ -232,7 +232,7 @@ class SparesMachine(RuleBasedStateMachine):
     def deliver(self, data: st.DataObject) -> None:
         everybody = range(len(self.rig.supervisor.slots))
         ids = data.draw(st.lists(st.sampled_from(list(everybody)), unique=True))
-        for env_id, timestep in self.rig.supervisor.deliver(ids).items():
+        for env_id, timestep in self.rig.hand_out(ids).items():
             before = self.latest.pop(env_id)
             if timestep.info.get("abnormal"):
                 assert timestep.obs == before
@@ -361,7 +361,7 @@ class SparesMachine(RuleBasedStateMachine):
         supervisor = self.rig.supervisor
         for _ in range(1000):  # limits are 1 s and more; a pause may be long
             self._all_well()
-            supervisor.deliver(range(len(supervisor.slots)))
+            self.rig.deliver()
             if not self.hosts.busy and all(s.work is Work.NONE for s in self.rig.hosts.slots):
                 break
             self.rig.run(0.5)

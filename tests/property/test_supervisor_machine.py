@@ -607,7 +607,7 @@ class SupervisorMachine(RuleBasedStateMachine):
             colour = self.painting.pop(env_id)
             if slot.result is None:  # it succeeded: repeated from now on
                 self.colours[env_id] = colour
-                self.rig.supervisor.replay(env_id, Op.SET_ATTR, ("colour", colour))
+                self.rig.supervisor.repeat([env_id], Op.SET_ATTR, [("colour", colour)])
             elif self.phase == "running" and self.hosts_of(slot) is not None:
                 self.colours.pop(env_id, None)  # whether it was set, nobody can tell
 

@@ -304,7 +304,8 @@ def test_closing_wakes_a_poll_that_waits() -> None:
     rig = Rig().launch()
     rig.engine.close(0.0)
     began = rig.clock()
-    assert rig.transport.poll(10.0) == []
+    rig.transport.poll(10.0)
+    assert not rig.transport.arrivals
     assert rig.clock() == began
 
 

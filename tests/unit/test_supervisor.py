@@ -646,8 +646,8 @@ def test_an_env_without_host_or_with_work_is_not_callable() -> None:
 
 def test_set_attr_is_repeated_on_renewed_envs_before_their_first_reset() -> None:
     rig = Rig(2).launch()
-    rig.supervisor.replay(0, Op.SET_ATTR, ("colour", "red"))
-    rig.supervisor.replay(0, Op.SET_ATTR, ("size", 3))
+    rig.supervisor.repeat([0], Op.SET_ATTR, [("colour", "red")])
+    rig.supervisor.repeat([0], Op.SET_ATTR, [("size", 3)])
     rig.die(0)
     rig.die(1)
     rig.hello(0)
@@ -660,11 +660,11 @@ def test_set_attr_is_repeated_on_renewed_envs_before_their_first_reset() -> None
 
 def test_of_requests_with_one_name_the_latest_is_repeated_and_comes_last() -> None:
     rig = Rig().launch()
-    repeat = rig.supervisor.replay
-    repeat(0, Op.SET_ATTR, ("colour", "red"))
-    repeat(0, Op.CALL, ("colour", ()))
-    repeat(0, Op.SET_ATTR, ("size", 3))
-    repeat(0, Op.SET_ATTR, ("colour", "blue"))
+    repeat = rig.supervisor.repeat
+    repeat([0], Op.SET_ATTR, [("colour", "red")])
+    repeat([0], Op.CALL, [("colour", ())])
+    repeat([0], Op.SET_ATTR, [("size", 3)])
+    repeat([0], Op.SET_ATTR, [("colour", "blue")])
     rig.die()
     rig.hello()
     assert rig.transport.host_of(0).told[:-1] == [
@@ -676,7 +676,7 @@ def test_of_requests_with_one_name_the_latest_is_repeated_and_comes_last() -> No
 
 def test_replies_to_what_is_repeated_are_not_taken_for_others() -> None:
     rig = Rig().launch()
-    rig.supervisor.replay(0, Op.SET_ATTR, ("colour", "red"))
+    rig.supervisor.repeat([0], Op.SET_ATTR, [("colour", "red")])
     rig.die()
     rig.hello()
     host = rig.transport.host_of(0)
@@ -694,7 +694,7 @@ def test_a_repeated_request_that_fails_is_logged_and_goes_no_further(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     rig = Rig().launch()
-    rig.supervisor.replay(0, Op.SET_ATTR, ("colour", "red"))
+    rig.supervisor.repeat([0], Op.SET_ATTR, [("colour", "red")])
     rig.die()
     rig.hello()
     host = rig.transport.host_of(0)
@@ -711,7 +711,7 @@ def test_a_repeated_request_that_fails_is_logged_and_goes_no_further(
 
 def test_a_renewed_env_is_attached_again_before_anything_is_repeated() -> None:
     rig = launched_with_memory()
-    rig.supervisor.replay(0, Op.SET_ATTR, ("colour", "red"))
+    rig.supervisor.repeat([0], Op.SET_ATTR, [("colour", "red")])
     rig.die()
     rig.hello(0, FLOATS)
     ops = [m.op for m in rig.transport.host_of(0).received[1:]]

@@ -681,7 +681,7 @@ def test_an_env_that_hangs_as_its_host_lets_go_of_it_costs_the_host() -> None:
 
 def test_a_repeated_request_is_limited_too() -> None:
     rig = shared(2, deadlines=LIMITS)
-    rig.supervisor.replay(0, Op.SET_ATTR, ("colour", "red"))
+    rig.supervisor.repeat([0], Op.SET_ATTR, [("colour", "red")])
     rig.send(0)
     rig.fail(0, kind=FailureKind.EXITED)
     rig.hello(0)

@@ -576,12 +576,9 @@ def test_attributes_set_in_all_envs_are_set_in_spares_and_others_keep_spares_awa
     rig = spared(2, 1)
     supervisor = rig.supervisor
     shared = ("speed", 2)
-    for env_id in (0, 1):
-        supervisor.replay(env_id, Op.SET_ATTR, shared)
-    supervisor.replay_on_spares(Op.SET_ATTR, [shared, shared])
+    supervisor.repeat([0, 1], Op.SET_ATTR, [shared, shared])
     assert [m.payload for m in rig.requests(Op.SET_ATTR, 2)] == [shared]
-    supervisor.replay(0, Op.SET_ATTR, ("speed", 3))
-    supervisor.replay_on_spares(Op.SET_ATTR, [("speed", 3)])
+    supervisor.repeat([0], Op.SET_ATTR, [("speed", 3)])
     end_episode(rig, 0)
     assert rig.requests(Op.ADOPT, 0) == []
     end_episode(rig, 1)

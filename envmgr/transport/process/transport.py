@@ -17,6 +17,7 @@ import socket
 import sys
 import tempfile
 import time
+from collections import deque
 from collections.abc import Iterable, Sequence
 from multiprocessing.connection import wait
 from typing import Any
@@ -70,7 +71,13 @@ class ProcessTransport(Transport):
         self._alive: set[int] = set()
         self._host_bells: dict[int, int] = {}
         self._pickled: dict[int, tuple[Any, bytes]] = {}
-        self._arrivals: list[tuple[int, Arrival]] = []
+        self.arrivals: deque[tuple[int, Arrival]] = deque()
+        # For `attend`: hosts that are to be ended, and what is to be said of them, if anything.
+        self._ruined: dict[int, Garbage | None] = {}
+        self._deaf: set[int] = set()
+        self._any_died = False
+        self._reading: Channel | None = None
+        self._hurried = False
         self._closed = False
         self._memory: mmap.mmap | None = None
         self._index_of: dict[int, int] = {}
@@ -116,7 +123,7 @@ class ProcessTransport(Transport):
             try:
                 channel = self._start(spec)
             except (OSError, LaunchError) as error:
-                self._arrivals.append((spec.host_id, HostDied(None, f"not started: {error}")))
+                self.arrivals.append((spec.host_id, HostDied(None, f"not started: {error}")))
                 continue
             for fd in channel.fds:
                 keep_from_children(fd)
@@ -217,53 +224,74 @@ class ProcessTransport(Transport):
         channel = self._channels.get(host_id)
         if channel is None:
             return  # killed, or its death has been seen; HostDied comes or has come
+        self._unsent[host_id] = channel  # before: an interrupt may keep it from being sent
         try:
             channel.send(prepared)
         except ChannelClosedError:
-            self._end_deaf(host_id)
+            self._deaf.add(host_id)
         else:
-            if channel.has_unsent:
-                self._unsent[host_id] = channel
             self._count(host_id)
+        if not channel.has_unsent or host_id in self._deaf:
+            self._unsent.pop(host_id, None)
 
     def _count(self, host_id: int) -> None:
         """Have a host that takes posted steps see that there is something to read."""
         if self._mail is not None:
             self._mail[self._index_of[host_id]] = next(self._mail_numbers)
 
-    def poll(
-        self, timeout_s: float | None, *, pivot: int | None = None
-    ) -> list[tuple[int, Arrival]]:
+    def has_sent(self, host_id: int, prepared: Any) -> bool:
+        """Ask the connection."""
+        channel = self._channels.get(host_id)
+        return channel is not None and channel.has_sent(prepared)
+
+    def poll(self, timeout_s: float | None, *, pivot: int | None = None) -> None:
         """Wait, then read what has come."""
+        if self._reading is not None:
+            self._read(self._reading)  # what an interrupt has left
         if self._unsent:
             self._flush()
-        arrivals = self._arrivals  # kept, so that a Ctrl-C in here loses none of them
-        if timeout_s == 0.0 or arrivals or self._spawner.has_deaths:
+        if timeout_s == 0.0 or self.arrivals or self.needs_attention:
             ready = self._ready.ready()
         elif self._bell is not None and pivot is None and not self._unsent:
             ready = self._ready.ready(timeout_s)
         else:
             self._wait(self._watched(pivot), timeout_s)
             ready = self._ready.ready()
-        deaths = self._spawner.has_deaths
         for item in ready:
             if item is self._bell:
                 self._silence_bell()
             elif isinstance(item, _CHANNELS):
-                self._read(item.host_id, arrivals)
+                self._read(item)
             elif item is self._wake_end:
                 self._silence_wake()
             else:
-                deaths = True
-        if deaths:
-            self._collect_deaths(arrivals)
-        self._arrivals = []
-        return arrivals
+                self._any_died = True
+
+    @property
+    def needs_attention(self) -> bool:
+        """Whether workers have died, or are to be ended."""
+        return bool(self._any_died or self._ruined or self._deaf or self._spawner.has_deaths)
+
+    def attend(self) -> None:
+        """End workers that are of no use any more, and reap those that have died."""
+        for host_id, garbage in self._ruined.items():
+            if garbage is not None:
+                self.arrivals.append((host_id, garbage))
+            self.kill(host_id)
+        self._ruined.clear()
+        for host_id in self._deaf:  # it takes nothing any more; what it has sent still counts
+            self._unsent.pop(host_id, None)
+            if host_id in self._alive:
+                self._spawner.signal(host_id, SIGKILL)
+        self._deaf.clear()
+        if self._any_died or self._spawner.has_deaths:
+            self._any_died = False
+            self._collect_deaths()
 
     def await_ring(self, timeout_s: float) -> bool:
         """Wait for the doorbell alone."""
         bell = self._bell
-        if bell is None or self._unsent or self._arrivals or self._spawner.has_deaths:
+        if bell is None or self._unsent or self.arrivals or self.needs_attention:
             return False
         if self._ready.only_ready(timeout_s) != bell:
             return False
@@ -275,16 +303,20 @@ class ProcessTransport(Transport):
             return self._ready.waitables()
         return [*self.waitables([pivot]), self._wake_end]
 
-    def _collect_deaths(self, arrivals: list[tuple[int, Arrival]]) -> None:
+    def _collect_deaths(self) -> None:
         for host_id, died in self._spawner.deaths():
-            while self._read(host_id, arrivals):
+            channel = self._channels.get(host_id)
+            while channel is not None and self._read(channel) and host_id not in self._ruined:
                 pass  # what it sent before it died
+            garbage = self._ruined.pop(host_id, None)
+            if garbage is not None:
+                self.arrivals.append((host_id, garbage))
             self._drop_channel(host_id)
             self._alive.discard(host_id)
             index = self._index_of.pop(host_id, None)
             if self._last_words is not None and index is not None:
                 died = died._replace(last_words=self._last_words.take(index))
-            arrivals.append((host_id, died))
+            self.arrivals.append((host_id, died))
 
     def waitables(self, hosts: Iterable[int]) -> list[Any]:
         """Return connections, and what reports the deaths of their hosts."""
@@ -320,35 +352,46 @@ class ProcessTransport(Transport):
             try:
                 channel.flush()
             except ChannelClosedError:
-                self._end_deaf(host_id)
+                self._unsent.pop(host_id, None)
+                self._deaf.add(host_id)
             self._count(host_id)  # also of a part: the rest waits until the host has read it
             if not channel.has_unsent:
                 self._unsent.pop(host_id, None)
 
-    def _end_deaf(self, host_id: int) -> None:
-        """Kill a worker that takes nothing any more; what it has sent before still counts."""
-        self._unsent.pop(host_id, None)
-        if host_id in self._alive:
-            self._spawner.signal(host_id, SIGKILL)
+    def _read(self, channel: Channel) -> bool:
+        """Append what a host has sent to `arrivals`; False if that is nothing.
 
-    def _read(self, host_id: int, arrivals: list[tuple[int, Arrival]]) -> bool:
-        """Append what one host has sent; False if that is nothing."""
-        channel = self._channels.get(host_id)
-        if channel is None:
-            return False
+        After an interrupt at any point of it, it goes on where it was: see `FrameChannel.frames`.
+        """
+        host_id, arrivals = channel.host_id, self.arrivals
+        self._reading = channel
+        found = False
         try:
-            frames = channel.receive()
-            for frame in frames:
-                arrivals.append((host_id, frame.message()))  # noqa: PERF401 - kept if one fails
-            if channel.is_broken:
-                channel.receive()  # raises; nothing may ever make it readable again
-            return bool(frames)
+            channel.fill()
         except FrameError as error:
-            arrivals.append((host_id, Garbage(str(error))))
-            self.kill(host_id)
-        except ChannelClosedError:
-            self.kill(host_id)  # a worker that has let go of its connection is of no use
-        return False
+            broken: FrameError | ChannelClosedError | None = error
+        except ChannelClosedError as error:
+            broken = error  # a worker that has let go of its connection is of no use
+        else:
+            broken = None
+        frames = channel.frames
+        try:
+            while frames:
+                frame, item = channel.first
+                if frame is not frames[0]:
+                    item = (host_id, frames[0].message())
+                    channel.first = (frames[0], item)
+                if not arrivals or arrivals[-1] is not item:
+                    arrivals.append(item)
+                frames.popleft()
+                found = True
+        except FrameError as error:
+            frames.clear()
+            broken = error
+        if broken is not None:
+            self._ruined[host_id] = Garbage(str(broken)) if isinstance(broken, FrameError) else None
+        self._reading = None
+        return found
 
     @property
     def has_block(self) -> bool:
@@ -429,21 +472,31 @@ class ProcessTransport(Transport):
                 self.send(host_id, encode(Message(Op.CLOSE, 0, 0, 0, None)))
             else:
                 self._spawner.signal(host_id, signal.SIGTERM)
-        if not self._await_deaths(grace_s):
+        if not self._await_deaths(grace_s, patiently=True):
             for host_id in list(self._alive):
                 self._spawner.signal(host_id, signal.SIGTERM)
             self._await_deaths(_TERMINATE_S)
 
-    def _await_deaths(self, limit_s: float) -> bool:
+    def _await_deaths(self, limit_s: float, *, patiently: bool = False) -> bool:
         end = time.monotonic() + limit_s
         while self._alive:
+            if patiently and self._hurried:
+                return False
             remaining_s = end - time.monotonic()
             if remaining_s <= 0.0:
                 return False
-            for _, arrival in self.poll(remaining_s):
+            self.poll(remaining_s)
+            self.attend()
+            arrived, self.arrivals = self.arrivals, deque()
+            for _, arrival in arrived:
                 if isinstance(arrival, HostDied):
                     warn_of_fault(arrival)
         return True
+
+    def hurry(self) -> None:
+        """Give workers that are asked to end no more time."""
+        self._hurried = True
+        self.wake()
 
     def _release(self) -> None:
         for end in (self._wake_end, self._wake_signal):

@@ -1,0 +1,81 @@
+"""What a call is about to return, kept until it has returned."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from envmgr.core.selection import Selection
+
+
+class Ending(NamedTuple):
+    """An episode that ended with a timestep that is handed out.
+
+    Attributes:
+        env_id: the env.
+        flag: of the reply.
+        token: of the step.
+        episodes_done: how many episodes the env has ended with it.
+    """
+
+    env_id: int
+    flag: int
+    token: int
+    episodes_done: int
+
+
+class Hand:
+    """Timesteps that were handed out.
+
+    Attributes:
+        result: `{env_id: EnvTimestep}`, or an `ArrayBatch`.
+        selection: whose they are, if they were taken in their lanes; else None.
+        endings: of episodes, as far as they have not been followed up.
+        n_delivered: timesteps delivered since launch, these included.
+        n_episodes: episodes ended since launch, these included.
+        is_done: the envs were moved on.
+    """
+
+    __slots__ = ("endings", "is_done", "n_delivered", "n_episodes", "result", "selection")
+
+    def __init__(
+        self,
+        result: Any,
+        selection: Selection | None,
+        endings: Sequence[Ending],
+        n_delivered: int,
+        n_episodes: int,
+    ) -> None:
+        self.result = result
+        self.selection = selection
+        self.endings = endings
+        self.n_delivered = n_delivered
+        self.n_episodes = n_episodes
+        self.is_done = False
+
+    @property
+    def count(self) -> int:
+        """How many timesteps there are."""
+        return len(self.result) if self.selection is None else self.selection.count
+
+
+class Delivery:
+    """What is in the hands of the call that is under way.
+
+    The last thing that a public call does before it returns is to let go of it. So a call that an
+    interrupt has ended has delivered nothing: what it had is found here, and given back.
+
+    Attributes:
+        in_hand: the timesteps; None if there are none.
+    """
+
+    __slots__ = ("in_hand",)
+
+    def __init__(self) -> None:
+        self.in_hand: Hand | None = None
+
+    @property
+    def count(self) -> int:
+        """How many timesteps that are."""
+        hand = self.in_hand
+        return 0 if hand is None else hand.count

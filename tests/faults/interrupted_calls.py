@@ -1,0 +1,298 @@
+"""Public calls that are interrupted at one of their points, and what has to hold after each."""
+
+from __future__ import annotations
+
+import random
+import signal
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+import gymnasium as gym
+import numpy as np
+
+from envmgr import create_env_manager
+from envmgr.errors import EnvFailure
+from tests.faults.interrupting import Interrupted, Point, handlers, interrupt_at, points_of
+
+EPISODE_STEPS = 3
+ENV_NUM = 3
+_PATIENCE_S = 20.0
+
+
+class Echo(gym.Env[Any, Any]):
+    """Its observation is the latest action: what was executed can be told from what comes back."""
+
+    observation_space = gym.spaces.Box(-1.0, 2.0**31, (2,), np.float64)
+    action_space = gym.spaces.Discrete(2**31 - 1)
+    label = "echo"
+
+    def __init__(self) -> None:
+        self._steps = 0
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        """Begin an episode."""
+        self._steps = 0
+        return np.array([-1.0, 0.0]), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        """Say what was asked for."""
+        self._steps += 1
+        obs = np.array([float(action), self._steps])
+        return obs, 1.0, self._steps >= EPISODE_STEPS, False, {}
+
+    def double(self, number: int) -> int:
+        """Return a result."""
+        return 2 * number
+
+
+class Account:
+    """A manager, and which actions it still owes an answer to.
+
+    Args:
+        config: of the manager.
+    """
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        self._config = {"max_failures": 10**6, **config}
+        self.manager: Any = None
+        self.owed: dict[int, int] = {}
+        self.abnormal = 0
+        self._action = 0
+        self.renew()
+
+    def renew(self) -> None:
+        """Launch a manager in place of one that was closed."""
+        self.manager = create_env_manager(self._config, env_fn=[Echo] * ENV_NUM)
+        self.owed = {}
+        self.manager.launch()
+
+    def actions(self) -> dict[int, int]:
+        """Return a new action for each ready env."""
+        found = {}
+        for env_id in self.manager.ready_env:
+            self._action += 1
+            found[env_id] = self._action
+        return found
+
+    def send(self) -> None:
+        """Have every env take a step, and do not gather it."""
+        self.all_ready()
+        actions = self.actions()
+        self.manager.send(actions)
+        self.owed.update(actions)
+
+    def all_ready(self) -> None:
+        """Wait until every env takes an action."""
+        self.manager.ready_arrays(list(range(ENV_NUM)))
+
+    def take(self, result: Any) -> None:
+        """Check off what was delivered, in whatever form."""
+        if isinstance(result, dict):
+            pairs = [(i, step.obs, step.info) for i, step in result.items()]
+        else:
+            pairs = list(zip(result.env_ids.tolist(), result.obs, result.infos, strict=True))
+        for env_id, obs, info in pairs:
+            action = self.owed.pop(env_id, None)
+            assert action is not None, f"env {env_id}: a timestep for no action"
+            if info.get("abnormal"):
+                self.abnormal += 1
+            else:
+                assert int(obs[0]) == action, f"env {env_id}: {obs} answers {action}"
+
+    def goes_on(self) -> None:
+        """Check that nothing is lost, repeated or wedged, and take two more steps."""
+        while self.manager.stats()["outstanding"]:
+            found = self.manager.recv(timeout_s=_PATIENCE_S)
+            assert found, f"nothing comes: {self.manager.stats()}"
+            self.take(found)
+        assert not self.owed, f"lost: {self.owed}"
+        for _ in range(2):
+            self.send()
+            while self.owed:
+                self.take(self.manager.recv(timeout_s=_PATIENCE_S))
+        stats = self.manager.stats()
+        assert stats["actions"] == stats["timesteps"] + stats["cancelled"]
+        assert not stats["outstanding"]
+
+
+class Scenario(NamedTuple):
+    """A public call.
+
+    Attributes:
+        call: makes it.
+        sends: whether it sends actions.
+        prepare: comes before it; all envs are ready then.
+        delivers: whether it returns timesteps.
+    """
+
+    call: Callable[[Account, dict[int, int]], Any]
+    sends: bool = False
+    prepare: Callable[[Account], None] = lambda account: None
+    delivers: bool = False
+
+
+def _stepped(account: Account, times: int) -> None:
+    for _ in range(times):
+        account.send()
+        while account.owed:
+            account.take(account.manager.recv())
+
+
+def _called(account: Account) -> None:
+    account.manager.call_async("double", 4)
+
+
+def _ended(account: Account) -> None:
+    _stepped(account, EPISODE_STEPS)
+
+
+def _sent(account: Account) -> None:
+    account.send()
+
+
+def _sent_last(account: Account) -> None:
+    _stepped(account, EPISODE_STEPS - 1)
+    account.send()
+
+
+SCENARIOS: dict[str, Scenario] = {
+    "ready_obs": Scenario(lambda a, _: a.manager.ready_obs, prepare=_ended),
+    "ready_arrays": Scenario(lambda a, _: a.manager.ready_arrays(), prepare=_ended),
+    "ready_info": Scenario(lambda a, _: a.manager.ready_info),
+    "step": Scenario(lambda a, actions: a.manager.step(actions), sends=True, delivers=True),
+    "step to the end": Scenario(
+        lambda a, actions: a.manager.step(actions),
+        sends=True,
+        delivers=True,
+        prepare=lambda a: _stepped(a, EPISODE_STEPS - 1),
+    ),
+    "send": Scenario(lambda a, actions: a.manager.send(actions), sends=True),
+    "send_arrays": Scenario(
+        lambda a, actions: a.manager.send_arrays(list(actions), np.array(list(actions.values()))),
+        sends=True,
+    ),
+    "recv": Scenario(lambda a, _: a.manager.recv(), prepare=_sent, delivers=True),
+    "recv one": Scenario(
+        lambda a, _: a.manager.recv(min_ready=1), prepare=_sent_last, delivers=True
+    ),
+    "recv_arrays": Scenario(lambda a, _: a.manager.recv_arrays(), prepare=_sent, delivers=True),
+    "recv_arrays at the end": Scenario(
+        lambda a, _: a.manager.recv_arrays(), prepare=_sent_last, delivers=True
+    ),
+    "reset": Scenario(lambda a, _: a.manager.reset({0: None, 1: {}})),
+    "reset of what is stepped": Scenario(lambda a, _: a.manager.reset({0: None}), prepare=_sent),
+    "seed": Scenario(lambda a, _: a.manager.seed(5)),
+    "call": Scenario(lambda a, _: a.manager.call("double", 2)),
+    "call_wait": Scenario(lambda a, _: a.manager.call_wait(), prepare=_called),
+    "get_attr": Scenario(lambda a, _: a.manager.get_attr("label")),
+    "set_attr": Scenario(lambda a, _: a.manager.set_attr("label", "other")),
+    "random_action": Scenario(lambda a, _: a.manager.random_action()),
+    "close": Scenario(lambda a, _: a.manager.close()),
+    "launch": Scenario(lambda a, _: a.manager.launch(), prepare=lambda a: a.manager.close()),
+}
+
+SIGNALS = (signal.SIGINT, signal.SIGALRM, signal.SIGTERM)
+
+
+def attack(
+    account: Account, scenario: Scenario, point: Point | None, number: int
+) -> list[Point] | BaseException | None:
+    """Make a call, interrupted at a point, and check what has to hold after it.
+
+    Args:
+        account: of the manager, which goes on or is replaced.
+        scenario: the call.
+        point: where; None returns the points there are.
+        number: of the signal.
+
+    Returns:
+        The points, or what the call has raised.
+    """
+    if account.manager.closed:
+        account.renew()
+    account.all_ready()
+    scenario.prepare(account)
+    manager = account.manager
+    actions = account.actions() if scenario.sends else {}
+    before = manager.stats()
+    results: list[Any] = []
+
+    def call() -> None:
+        results.append(scenario.call(account, actions))
+
+    if point is None:
+        points = points_of(call)
+        _settle(account, scenario, actions, before, results)
+        return points
+    raised: BaseException | None = None
+    with handlers(manager.close) as raises:
+        try:
+            interrupt_at(point, call, number)
+        except (KeyboardInterrupt, Interrupted, SystemExit) as error:
+            raised = error
+    assert raised is None or isinstance(raised, raises[number]), f"{raised!r} came of {number}"
+    _settle(account, scenario, actions, before, results)
+    return raised
+
+
+def _settle(
+    account: Account,
+    scenario: Scenario,
+    actions: dict[int, int],
+    before: Mapping[str, Any],
+    results: list[Any],
+) -> None:
+    manager = account.manager
+    if manager.closed:
+        account.owed.clear()
+        return
+    stats = manager.stats()
+    if scenario.sends:
+        accepted = stats["actions"] - before["actions"]
+        assert accepted in (0, len(actions)), "some of the actions were accepted"
+        if accepted:
+            account.owed.update(actions)
+    if scenario.delivers and results:
+        account.take(results[0])
+    for env_id in list(account.owed)[: stats["cancelled"] - before["cancelled"]]:
+        del account.owed[env_id]  # those of `reset`, which names the first
+    if manager._called is not None:
+        with suppress(EnvFailure):  # in line, the env that was interrupted in it
+            assert manager.call_wait()[0] in (4, 8)
+    account.goes_on()
+
+
+def drawn(
+    config: Mapping[str, Any], count: int | None, seed: int
+) -> Iterator[tuple[str, Point, int]]:
+    """Return points of all scenarios with the signals to raise there: all of them, or some."""
+    account = Account(config)
+    found: list[tuple[str, Point, int]] = []
+    for name, scenario in SCENARIOS.items():
+        points = attack(account, scenario, None, 0)
+        assert isinstance(points, list)
+        found += [(name, point, number) for point in points for number in SIGNALS]
+    account.manager.close()
+    rng = random.Random(seed)
+    yield from found if count is None else rng.sample(found, min(count, len(found)))
+
+
+def run(config: Mapping[str, Any], count: int | None = None, seed: int = 0) -> dict[str, int]:
+    """Attack a manager at points of its calls; return what came of it.
+
+    Raises:
+        AssertionError: something was lost, repeated or wedged; it says where.
+    """
+    account = Account(config)
+    figures = {"points": 0, "raised": 0}
+    for name, point, number in drawn(config, count, seed):
+        where = f"{name}, {signal.Signals(number).name} at {point}"
+        try:
+            raised = attack(account, SCENARIOS[name], point, number)
+        except BaseException as error:
+            raise AssertionError(f"after an interrupt in {where}: {error!r}") from error
+        figures["points"] += 1
+        figures["raised"] += raised is not None
+    account.manager.close()
+    return {**figures, "abnormal": account.abnormal}

@@ -1,0 +1,141 @@
+"""Interrupts at chosen points of public calls, and accounts of what becomes of the actions.
+
+A point is a line of envmgr that a call runs, or an opcode of the public function itself, and which
+time it is run. The signal is raised there for real (`signal.raise_signal`), from a trace function,
+so that its handler runs between that bytecode and the next one, as it does for users.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any, NamedTuple
+
+import envmgr
+
+_PACKAGE = str(Path(envmgr.__file__).parent)
+_PUBLIC = str(Path(_PACKAGE, "manager"))
+_LEFT_OUT = frozenset(("__getattr__",))
+
+
+class Point(NamedTuple):
+    """Where a signal is raised.
+
+    Attributes:
+        code: the function.
+        at: the line, or the offset of the opcode.
+        is_opcode: which of them.
+        hit: which time, from 1.
+    """
+
+    code: CodeType
+    at: int
+    is_opcode: bool
+    hit: int
+
+    def __str__(self) -> str:
+        kind = "opcode" if self.is_opcode else "line"
+        name = Path(self.code.co_filename).relative_to(_PACKAGE)
+        return f"{name}:{self.code.co_name} {kind} {self.at} hit {self.hit}"
+
+
+class _Tracer:
+    """Counts the points that are passed, and does something at one of them."""
+
+    def __init__(self, target: Point | None, act: Callable[[], None]) -> None:
+        self.hits: dict[tuple[CodeType, int, bool], int] = {}
+        self._target = target
+        self._act = act
+        self.acted = False
+
+    def __call__(self, frame: FrameType, event: str, arg: Any) -> Any:
+        code = frame.f_code
+        if not code.co_filename.startswith(_PACKAGE) or code.co_name in _LEFT_OUT:
+            return None
+        if code.co_filename.startswith(_PUBLIC):
+            frame.f_trace_opcodes = True
+        return self._local
+
+    def _local(self, frame: FrameType, event: str, arg: Any) -> Any:
+        if event not in ("line", "opcode"):
+            return self._local
+        is_opcode = event == "opcode"
+        at = frame.f_lasti if is_opcode else frame.f_lineno
+        key = (frame.f_code, at, is_opcode)
+        self.hits[key] = hit = self.hits.get(key, 0) + 1
+        if not self.acted and self._target == (*key, hit):
+            self.acted = True
+            sys.settrace(None)
+            self._act()
+        return self._local
+
+
+def points_of(call: Callable[[], Any]) -> list[Point]:
+    """Return the points that a call passes, each the first and the last time."""
+    tracer = _Tracer(None, lambda: None)
+    before = sys.gettrace()
+    sys.settrace(tracer)
+    try:
+        call()
+    finally:
+        sys.settrace(before)
+    points = []
+    for (code, at, is_opcode), hits in tracer.hits.items():
+        points += [Point(code, at, is_opcode, hit) for hit in sorted({1, hits})]
+    return points
+
+
+def interrupt_at(point: Point, call: Callable[[], Any], number: int) -> tuple[bool, Any]:
+    """Run a call, with a signal raised at a point.
+
+    Returns:
+        Whether the point was reached, and what the call returned; whatever the handler raised
+        comes through.
+    """
+    tracer = _Tracer(point, lambda: signal.raise_signal(number))
+    before = sys.gettrace()
+    sys.settrace(tracer)
+    try:
+        return tracer.acted, call()
+    finally:
+        sys.settrace(before)
+
+
+class Interrupted(Exception):
+    """What a user's own handler raises."""
+
+
+@contextmanager
+def handlers(close: Callable[[], None]) -> Iterator[dict[int, type[BaseException]]]:
+    """Install what users install; yield which signal raises what.
+
+    Args:
+        close: what the handler of SIGTERM calls before it has the process exit.
+    """
+
+    def raise_own(number: int, frame: object) -> None:
+        raise Interrupted
+
+    def close_and_exit(number: int, frame: object) -> None:
+        close()
+        sys.exit(3)
+
+    wanted: dict[int, Any] = {
+        signal.SIGINT: signal.default_int_handler,
+        signal.SIGALRM: raise_own,
+        signal.SIGTERM: close_and_exit,
+    }
+    before = {number: signal.signal(number, handler) for number, handler in wanted.items()}
+    try:
+        yield {
+            signal.SIGINT: KeyboardInterrupt,
+            signal.SIGALRM: Interrupted,
+            signal.SIGTERM: SystemExit,
+        }
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
