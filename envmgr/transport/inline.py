@@ -11,6 +11,7 @@ import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -264,12 +265,17 @@ def _alarm(limit_s: float | None) -> Iterator[None]:
         yield
         return
 
-    def interrupt(signum: int, frame: object) -> None:
-        raise _Interrupted
-
-    before = signal.signal(signal.SIGALRM, interrupt)
-    remaining_s, interval_s = signal.setitimer(signal.ITIMER_REAL, limit_s)
+    before = signal.getsignal(signal.SIGALRM)
     began = time.monotonic()
+
+    def interrupt(signum: int, frame: FrameType | None) -> None:
+        if callable(before) and time.monotonic() - began < limit_s:
+            before(signum, frame)  # the user's own alarm
+        else:
+            raise _Interrupted
+
+    signal.signal(signal.SIGALRM, interrupt)
+    remaining_s, interval_s = signal.setitimer(signal.ITIMER_REAL, limit_s)
     try:
         yield
     finally:

@@ -201,8 +201,11 @@ class PostedSteps:
             if posting & ORDERS:
                 follows = self._take_orders() or follows
             finished[index] = posting
-            with FENCE:
-                pass
+            if await_bell is None:
+                fence()  # which may be interrupted, where envs run in line
+            else:
+                with FENCE:
+                    pass
             if sleeping[-1] and (posting & RING_MASK or self._is_last(posting)):
                 self.ring()
             if follows or await_bell is None or mail[index] != mail_read:

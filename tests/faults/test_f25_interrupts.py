@@ -1,0 +1,37 @@
+"""F25: a signal at any point of any public call loses, repeats, hangs and wedges nothing.
+
+Here the kind that runs envs in line is attacked at many points, and those with processes at some;
+`make soak` attacks all of them, and at random moments.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.faults.interrupted_calls import run
+
+PROCESS_KINDS: dict[str, dict[str, Any]] = {
+    "a worker each, in the block": {"type": "subprocess"},
+    "shared workers, some at a time": {"type": "async_subprocess", "num_workers": 2},
+    "by message": {"type": "subprocess", "shared_memory": False},
+    "by message, shared, some at a time": {
+        "type": "async_subprocess",
+        "shared_memory": False,
+        "num_workers": 2,
+    },
+}
+
+
+def test_f25_in_line_an_interrupt_costs_no_more_than_the_env_that_was_in_it() -> None:
+    figures = run({"type": "base"}, 400, seed=25)
+    assert figures["points"] == 400
+    assert figures["raised"] > 300
+
+
+@pytest.mark.parametrize("kind", PROCESS_KINDS)
+def test_f25_an_interrupt_anywhere_loses_and_repeats_nothing(kind: str) -> None:
+    figures = run(PROCESS_KINDS[kind], 75, seed=25)
+    assert figures == {"points": 75, "raised": figures["raised"], "abnormal": 0}
+    assert figures["raised"] > 50
