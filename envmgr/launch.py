@@ -6,6 +6,7 @@ import logging
 import math
 import os
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import cloudpickle
@@ -13,6 +14,7 @@ import cloudpickle
 from envmgr.config import ManagerConfig, WorkerEnv, check_kind
 from envmgr.core import EpisodeRules, Hosts, Supervisor, Work
 from envmgr.core.engine import Engine
+from envmgr.core.shelter import Shelter
 from envmgr.errors import EnvFailure, LaunchError
 from envmgr.lifecycle import EnvState
 from envmgr.policy import Deadlines, FailurePolicy
@@ -119,8 +121,17 @@ def build_engine(
     transport: Transport,
     given_spaces: tuple[Any, Any],
     clock: Clock,
+    shelter: Shelter | None = None,
 ) -> Engine:
     """Return an engine whose envs are all VOID.
+
+    Args:
+        factories: of the envs.
+        config: of the manager.
+        transport: how hosts are reached.
+        given_spaces: of observations and actions, in place of the envs' own.
+        clock: monotonic seconds.
+        shelter: see `Engine`.
 
     Raises:
         ConfigError: spares are asked for where no reset can be hidden.
@@ -159,7 +170,7 @@ def build_engine(
     supervisor = Supervisor(hosts, rules, policy)
     alone = transport.works_alone
     return Engine(
-        supervisor, transport, clock, background=alone, sheltered=True, spin_s=spin_s_of(config)
+        supervisor, transport, clock, background=alone, shelter=shelter, spin_s=spin_s_of(config)
     )
 
 
@@ -215,7 +226,7 @@ def launch_envs(engine: Engine, config: ManagerConfig, replay_paths: Sequence[st
     """
     supervisor = engine.supervisor
     build_all(engine)
-    supervisor.place_observations(same_spaces=config.same_spaces)
+    engine.undisturbed(partial(supervisor.place_observations, same_spaces=config.same_spaces))
     if replay_paths is not None:
         _enable_replays(engine, replay_paths)
     reset_all(engine)
@@ -230,7 +241,7 @@ def build_all(engine: Engine) -> None:
         ConfigError: a factory cannot be sent to a host; nothing was started.
     """
     slots = engine.supervisor.hosts.slots
-    engine.supervisor.start_hosts(slot.env_id for slot in slots)
+    engine.undisturbed(partial(engine.supervisor.start_hosts, [s.env_id for s in slots]))
     await_all(engine, lambda: all(s.work is not Work.STARTING for s in slots), "building")
 
 
@@ -242,7 +253,7 @@ def reset_all(engine: Engine, limit_s: float = math.inf) -> None:
     """
     supervisor = engine.supervisor
     states, failures = supervisor.states, supervisor.repair.launch_failures
-    supervisor.begin_episodes()
+    engine.undisturbed(supervisor.begin_episodes)
     await_all(
         engine,
         lambda: all(

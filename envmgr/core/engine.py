@@ -67,7 +67,7 @@ class Engine:
         transport: what it speaks through.
         clock: monotonic seconds.
         background: whether a background thread may run (not for envs in the caller's thread).
-        sheltered: whether what must not be half done is kept from signal handlers: see `Shelter`.
+        shelter: where what must not be half done is done; None: in the caller's thread.
         spin_s: how long to watch for replies before sleeping; only where cores are free.
 
     Attributes:
@@ -87,7 +87,7 @@ class Engine:
         clock: Clock,
         *,
         background: bool,
-        sheltered: bool = False,
+        shelter: Shelter | None = None,
         spin_s: float = 0.0,
     ) -> None:
         self.supervisor = supervisor
@@ -100,7 +100,7 @@ class Engine:
         self.caller: FrameType | None = None
         # Reentrant, because a signal handler may close the manager inside one of its calls.
         self._lock = threading.RLock()
-        self._shelter = Shelter() if sheltered else None
+        self._shelter = shelter
         self._leaving = False
         self._ended = False
         self._background = _Background(self, self._lock) if background else None

@@ -15,6 +15,7 @@ from envmgr.calibrate import Calibration, trial_config_of, try_out
 from envmgr.config import ManagerConfig, check_kind, default_manager_config, to_easydict
 from envmgr.core import Supervisor, arguments, requests
 from envmgr.core.engine import Engine
+from envmgr.core.shelter import Shelter
 from envmgr.core.stats import Statistics
 from envmgr.env import adapt
 from envmgr.errors import (
@@ -239,22 +240,41 @@ class ManagerLifetime:
     def _ensure_engine(self, params: Mapping[int, dict[str, Any] | None] | None = None) -> Engine:
         if self._engine is None:
             self._resolve_num_workers(params or {})
-            self._engine = self._build_engine(self._env_fn, self._config)
-            self._statistics = self._engine.supervisor.statistics
-            # Not of the manager itself: what is dropped without close() ends with its finalizer.
-            self._finalizer = weakref.finalize(self, self._engine.close, 0.0)
-        return self._engine
+            self._build_engine(self._env_fn, self._config, self._keep_engine)
+        return self._running
 
-    def _build_engine(self, env_fn: Sequence[EnvFactory], config: ManagerConfig) -> Engine:
+    def _keep_engine(self, engine: Engine) -> None:
+        self._engine = engine
+        self._statistics = engine.supervisor.statistics
+        # Not of the manager itself: what is dropped without close() ends with its finalizer.
+        self._finalizer = weakref.finalize(self, engine.close, 0.0)
+
+    def _build_engine(
+        self, env_fn: Sequence[EnvFactory], config: ManagerConfig, keep: Callable[[Engine], None]
+    ) -> None:
+        """Build an engine and keep it: either both are done, or nothing is."""
+        shelter = Shelter()
+        try:
+            shelter.run(lambda: keep(self._open_engine(env_fn, config, shelter)))
+        except Exception:
+            shelter.end()
+            raise
+
+    def _open_engine(
+        self, env_fn: Sequence[EnvFactory], config: ManagerConfig, shelter: Shelter
+    ) -> Engine:
         try:
             transport = self._make_transport()
             try:
-                return build_engine(env_fn, config, transport, self._given[:2], monotonic)
+                return build_engine(env_fn, config, transport, self._given[:2], monotonic, shelter)
             except BaseException:
                 transport.close(0.0)
                 raise
         except OSError as error:
             raise LaunchError(f"nothing was started: {error}") from error
+
+    def _keep_trial(self, engine: Engine) -> None:
+        self._trial = engine
 
     def _resolve_num_workers(self, params: Mapping[int, dict[str, Any] | None]) -> None:
         """Have `num_workers: auto` be a number, from here on.
@@ -267,7 +287,10 @@ class ManagerLifetime:
         if not asked or self.env_num == 1 or (known is not None and known.trial is not None):
             return
         self._config = config
-        self._trial = engine = self._build_engine(self._env_fn[:1], trial_config_of(config))
+        self._build_engine(self._env_fn[:1], trial_config_of(config), self._keep_trial)
+        engine = self._trial
+        if engine is None:
+            raise ManagerClosedError("the manager was closed during this call")
         try:
             with engine.calling() as supervisor:
                 self._prepare(supervisor, params)
