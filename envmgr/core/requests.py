@@ -18,6 +18,7 @@ from envmgr.lifecycle import EnvState
 from envmgr.spaces import ActionCheck, ValueMismatchError, split_batch
 from envmgr.spaces.reading import error_text, short_text
 from envmgr.wire.frames import FrameError
+from envmgr.wire.interrupts import came_through_a_handler
 from envmgr.wire.messages import Message, Op
 
 _ADVICE = {
@@ -106,7 +107,9 @@ def post_actions(supervisor: Supervisor, actions: Any, ring: int) -> Selection |
     selection = _idle(lanes, actions)
     try:
         packed = None if selection is None else lanes.actions.of_values(list(actions.values()))
-    except Exception:  # of odd objects among the actions; `prepared_steps` says which
+    except Exception as error:  # of odd objects among the actions; `prepared_steps` says which
+        if came_through_a_handler(error):
+            raise
         return None
     if selection is not None and packed is not None:
         lanes.post(selection, packed[0], python_numbers=packed[1], ring=ring)
@@ -122,7 +125,9 @@ def post_batch(supervisor: Supervisor, env_ids: Any, batch: Any, ring: int) -> S
     selection = _idle(lanes, env_ids)
     try:
         columns = None if selection is None else lanes.actions.of_batch(batch, selection.count)
-    except Exception:  # as above
+    except Exception as error:  # as above
+        if came_through_a_handler(error):
+            raise
         return None
     if selection is not None and columns is not None:
         lanes.post(selection, columns, python_numbers=False, ring=ring)

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import cloudpickle
 
+from envmgr.wire.interrupts import came_through_a_handler
 from envmgr.wire.messages import Message, text_of
 
 MAX_PAYLOAD_BYTES = 1 << 30
@@ -57,10 +58,14 @@ def encode(message: Message) -> bytes:
 def _dumps(payload: Any) -> bytes:
     try:
         return pickle.dumps(payload, protocol=5)
-    except Exception:  # any error of an object's own __reduce__; cloudpickle has the last word
+    except Exception as first:  # any error of an object's own __reduce__; cloudpickle comes last
+        if came_through_a_handler(first):
+            raise
         try:
             return bytes(cloudpickle.dumps(payload, protocol=5))
         except Exception as error:
+            if came_through_a_handler(error):
+                raise
             raise FrameError(f"{type(error).__name__}: {text_of(error)}") from error
 
 
@@ -92,6 +97,8 @@ class Frame(NamedTuple):
         except KeyboardInterrupt:
             raise  # the user's, as far as anybody can tell
         except BaseException as error:  # whatever a __setstate__ may raise, SystemExit included
+            if came_through_a_handler(error):
+                raise
             raise FrameError(
                 f"the payload cannot be unpickled: {type(error).__name__}: {text_of(error)}"
             ) from error

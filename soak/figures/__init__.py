@@ -32,6 +32,7 @@ ENTRIES = {
     "orphans": "what is left of a trainer that is killed",
     "leaks": "what renewals leave behind",
     "starvation": "how soon an env is ready again while its neighbours are stepped without a pause",
+    "interrupts": "what signals at any point of a call leave behind",
     "crash-loop": "what an env costs that dies again and again",
     "long-tests": "the long forms of property tests, fuzzing and torn reads",
     "modes": "the tests under other modes of the interpreter and low limits",

@@ -18,6 +18,7 @@ from tests.faults.interrupting import Interrupted, Point, handlers, interrupt_at
 EPISODE_STEPS = 3
 ENV_NUM = 3
 _PATIENCE_S = 20.0
+_SOON_S, _LATE_S = 5e-6, 1e-3
 
 
 class Echo(gym.Env[Any, Any]):
@@ -195,49 +196,93 @@ SCENARIOS: dict[str, Scenario] = {
 SIGNALS = (signal.SIGINT, signal.SIGALRM, signal.SIGTERM)
 
 
-def attack(
-    account: Account, scenario: Scenario, point: Point | None, number: int
-) -> list[Point] | BaseException | None:
-    """Make a call, interrupted at a point, and check what has to hold after it.
+class Strike(NamedTuple):
+    """How a call is interrupted.
 
-    Args:
-        account: of the manager, which goes on or is replaced.
-        scenario: the call.
-        point: where; None returns the points there are.
-        number: of the signal.
-
-    Returns:
-        The points, or what the call has raised.
+    Attributes:
+        number: the signal.
+        run: runs the call, and has the signal come into it.
+        is_past: whether what came of that was raised when the call had done all it does.
     """
+
+    number: int
+    run: Callable[[Callable[[], None]], Any]
+    is_past: Callable[[BaseException], bool]
+
+
+def at_point(point: Point, number: int) -> Strike:
+    """Return a strike at a point of the call."""
+    is_public = point.is_opcode and point.code.co_name in ("step", "recv", "recv_arrays")
+    return Strike(number, lambda call: interrupt_at(point, call, number), lambda error: is_public)
+
+
+def after(seconds: float, manager: Any) -> Strike:
+    """Return a strike by an alarm, which may come too late."""
+
+    def run(call: Callable[[], None]) -> None:
+        signal.setitimer(signal.ITIMER_REAL, seconds)
+        try:
+            call()
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0.0)
+
+    def is_past(error: BaseException) -> bool:
+        traceback = error.__traceback__
+        while traceback is not None:
+            if traceback.tb_frame.f_locals.get("self") is manager:
+                return False
+            traceback = traceback.tb_next
+        return True
+
+    return Strike(signal.SIGALRM, run, is_past)
+
+
+def prepared(account: Account, scenario: Scenario) -> tuple[dict[int, int], Mapping[str, Any]]:
+    """Have all be as a scenario wants it; return the actions to send, and the figures before."""
     if account.manager.closed:
         account.renew()
     account.all_ready()
     scenario.prepare(account)
-    manager = account.manager
     actions = account.actions() if scenario.sends else {}
-    before = manager.stats()
+    return actions, account.manager.stats()
+
+
+def points_in(account: Account, scenario: Scenario) -> list[Point]:
+    """Return the points of a call."""
+    actions, before = prepared(account, scenario)
     results: list[Any] = []
+    points = points_of(lambda: results.append(scenario.call(account, actions)))
+    _settle(account, scenario, actions, before, results)
+    return points
 
-    def call() -> None:
-        results.append(scenario.call(account, actions))
 
-    if point is None:
-        points = points_of(call)
-        _settle(account, scenario, actions, before, results)
-        return points
-    raised: BaseException | None = None
+def attack(account: Account, scenario: Scenario, strike: Strike) -> BaseException | None:
+    """Make a call that is interrupted, and check what has to hold after it.
+
+    Args:
+        account: of the manager, which goes on or is replaced.
+        scenario: the call.
+        strike: what comes into it.
+
+    Returns:
+        What the call has raised.
+    """
+    actions, before = prepared(account, scenario)
+    manager, raised = account.manager, None
+    results: list[Any] = []
     with handlers(manager.close) as raises:
         try:
-            interrupt_at(point, call, number)
+            strike.run(lambda: results.append(scenario.call(account, actions)))
         except (KeyboardInterrupt, Interrupted, SystemExit) as error:
             raised = error
         except ConfigError as error:  # reading an argument, whatever that raises, refuses it
             raised = _root_of(error)
-    assert raised is None or isinstance(raised, raises[number]), f"{raised!r} came of {number}"
-    is_over = raised and scenario.delivers and _is_public(point) and not manager.closed
-    if is_over and not manager.stats()["outstanding"]:  # past its last store: it is delivered
-        account.owed.clear()
-        actions = {}
+    if raised is not None:
+        assert isinstance(raised, raises[strike.number]), f"{raised!r} came of {strike.number}"
+        is_past = scenario.delivers and strike.is_past(raised) and not manager.closed
+        if is_past and not manager.stats()["outstanding"]:
+            account.owed.clear()
+            actions = {}
     _settle(account, scenario, actions, before, results)
     return raised
 
@@ -246,10 +291,6 @@ def _root_of(error: BaseException) -> BaseException:
     while (before := error.__cause__ or error.__context__) is not None:
         error = before
     return error
-
-
-def _is_public(point: Point) -> bool:
-    return point.is_opcode and point.code.co_name in ("step", "recv", "recv_arrays")
 
 
 def _settle(
@@ -286,8 +327,7 @@ def drawn(
     account = Account(config)
     found: list[tuple[str, Point, int]] = []
     for name, scenario in SCENARIOS.items():
-        points = attack(account, scenario, None, 0)
-        assert isinstance(points, list)
+        points = points_in(account, scenario)
         found += [(name, point, number) for point in points for number in SIGNALS]
     account.manager.close()
     rng = random.Random(seed)
@@ -305,10 +345,31 @@ def run(config: Mapping[str, Any], count: int | None = None, seed: int = 0) -> d
     for name, point, number in drawn(config, count, seed):
         where = f"{name}, {signal.Signals(number).name} at {point}"
         try:
-            raised = attack(account, SCENARIOS[name], point, number)
+            raised = attack(account, SCENARIOS[name], at_point(point, number))
         except BaseException as error:
             raise AssertionError(f"after an interrupt in {where}: {error!r}") from error
         figures["points"] += 1
         figures["raised"] += raised is not None
     account.manager.close()
     return {**figures, "abnormal": account.abnormal}
+
+
+def run_at_random(config: Mapping[str, Any], count: int, seed: int = 0) -> int:
+    """Attack a manager at random moments of its calls; return how many calls were ended by it.
+
+    Raises:
+        AssertionError: as `run`.
+    """
+    account, rng = Account(config), random.Random(seed)
+    names = [name for name in SCENARIOS if name not in ("close", "launch")]
+    n_raised = 0
+    for _ in range(count):
+        name, seconds = rng.choice(names), rng.uniform(_SOON_S, _LATE_S)
+        try:
+            raised = attack(account, SCENARIOS[name], after(seconds, account.manager))
+        except BaseException as error:
+            where = f"{name}, {seconds * 1e6:.0f} us after its beginning"
+            raise AssertionError(f"after an interrupt in {where}: {error!r}") from error
+        n_raised += raised is not None
+    account.manager.close()
+    return n_raised
