@@ -172,7 +172,7 @@ def _not_ready(supervisor: Supervisor, env_id: int) -> EnvNotReadyError:
     state = supervisor.states[env_id]
     if supervisor.slots[env_id].work is Work.CALLING:
         advice = "a call of it has not ended: try again when it has, or reset it"
-    elif supervisor.slots[env_id].owed:
+    elif supervisor.owes(env_id):
         advice = "an action of it is under way: gather its timestep with recv() or step({}) first"
     else:
         advice = _ADVICE.get(state, "it takes no action now").replace("ID", str(env_id))
