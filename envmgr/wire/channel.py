@@ -198,15 +198,19 @@ class FrameChannel:
         data = read[0]
         if not data:
             raise ChannelClosedError("end of stream")
-        parts, n_bytes = incoming.parts, incoming.n_bytes + len(data)
+        parts = incoming.parts
         if not parts and data[0] in _BELLS:
             data = self._without_bells(data)
+        n_bytes = incoming.n_bytes + len(data)
         if n_bytes < incoming.needed:
             self._incoming = _Incoming(incoming.frames, [*parts, data], n_bytes, incoming.needed)
             return
         found, rest = self._split(b"".join([*parts, data]) if parts else data)
         self._incoming = _Incoming(
-            deque([*incoming.frames, *found]), [rest] if rest else [], len(rest), needed_for(rest)
+            deque([*incoming.frames, *found]),
+            [rest] if rest else [],
+            len(rest),
+            needed_for(rest) if rest else 0,
         )
         if self._broken is not None:
             raise self._broken

@@ -127,5 +127,11 @@ def split_frame(data: bytes | bytearray | memoryview) -> tuple[Frame, int] | Non
 
 
 def needed_for(data: bytes) -> int:
-    """Return how many bytes the frame takes at least that begins with `data`, found to be sound."""
-    return _BODY_AT + _HEADER.unpack_from(data)[6] if len(data) >= _BODY_AT else _BODY_AT
+    """Return how many bytes the frame takes at least that begins with `data`, found to be sound.
+
+    Nothing begins no frame, and needs none.
+    """
+    if len(data) < _BODY_AT:
+        return _BODY_AT if data else 0
+    length: int = _HEADER.unpack_from(data)[6]
+    return _BODY_AT + length

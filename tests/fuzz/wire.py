@@ -25,7 +25,7 @@ from envmgr.core.gather import Gather
 from envmgr.core.taken import Taken
 from envmgr.lifecycle import EnvState
 from envmgr.policy import Deadlines, FailurePolicy, GatherPolicy
-from envmgr.transport.base import Arrival, HostDied
+from envmgr.transport.base import HostDied
 from envmgr.transport.process.spawner import SIGKILL, Spawner
 from envmgr.transport.process.transport import ProcessTransport
 from envmgr.types import EnvTimestep
@@ -256,18 +256,16 @@ class _WireTransport(ProcessTransport):
 
     wire: Wire
 
-    def poll(
-        self, timeout_s: float | None, *, pivot: int | None = None
-    ) -> list[tuple[int, Arrival]]:
-        arrivals = super().poll(0.0)
-        self.wire.n_polls_in_vain += not arrivals
-        if not arrivals and timeout_s:
+    def poll(self, timeout_s: float | None, *, pivot: int | None = None) -> None:
+        super().poll(0.0)
+        has_come = bool(self.arrivals or self.needs_attention)
+        self.wire.n_polls_in_vain += not has_come
+        if not has_come and timeout_s:
             self.wire.clock.advance(timeout_s)
         if self.wire.n_polls_in_vain > 10_000:
             raise AssertionError("the trainer waits for something that never comes")
-        if arrivals:
+        if has_come:
             self.wire.n_polls_in_vain = 0
-        return arrivals
 
     def ring(self, host_ids: Iterable[int], *, asks: bool = False) -> None:
         for host_id in host_ids:
@@ -379,11 +377,14 @@ class Wire:
         supervisor = self.supervisor
         if not requests.post_actions(supervisor, actions, RING):
             supervisor.submit_steps(requests.prepared_steps(supervisor, actions, None))
+            supervisor.settle_doomed()
         timesteps: dict[int, EnvTimestep] = {}
         gather, policy = Gather(self.engine, supervisor), GatherPolicy(float("inf"), 0.0)
         while supervisor.statistics.outstanding:
             found = gather.some(policy, exactly=True)
             got = found.timesteps() if isinstance(found, Taken) else supervisor.deliver(found)
+            supervisor.follow_up()
+            supervisor.delivery.in_hand = None
             assert not set(got) & set(timesteps), "a timestep was delivered twice"
             timesteps.update(got)
         return timesteps
