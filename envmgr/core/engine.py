@@ -101,7 +101,6 @@ class Engine:
         # Reentrant, because a signal handler may close the manager inside one of its calls.
         self._lock = threading.RLock()
         self._shelter = shelter
-        self._leaving = False
         self._ended = False
         self._background = _Background(self, self._lock) if background else None
         self._call = _Call(self, self._lock, self._background)
@@ -146,10 +145,7 @@ class Engine:
         Can be interrupted itself, and called again.
         """
         if self._shelter is not None:
-            self._leaving = True
-            self.transport.wake()  # a launch waits there
             self._shelter.settle()
-            self._leaving = False
         if not self.closing:
             self.supervisor.recover(self.undisturbed)
 
@@ -181,7 +177,7 @@ class Engine:
         began = self._clock()
         warn_at, narrow_until = began + WARN_EVERY_S, began + NARROW_S
         self.supervisor.sleep(soon=True)  # first of all: whatever comes after it rings
-        while not (self.closing or self._leaving):  # asked first: the wake-up may be spent already
+        while not self.closing:  # asked first: the wake-up may have been spent already
             self._collect()  # what came before it rang for nobody, or for the background
             if finished():
                 self.supervisor.sleep(soon=False)

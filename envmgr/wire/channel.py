@@ -206,12 +206,11 @@ class FrameChannel:
             self._incoming = _Incoming(incoming.frames, [*parts, data], n_bytes, incoming.needed)
             return
         found, rest = self._split(b"".join([*parts, data]) if parts else data)
-        self._incoming = _Incoming(
-            deque([*incoming.frames, *found]),
-            [rest] if rest else [],
-            len(rest),
-            needed_for(rest) if rest else 0,
-        )
+        frames = deque([*incoming.frames, *found]) if incoming.frames else deque(found)
+        if rest:
+            self._incoming = _Incoming(frames, [rest], len(rest), needed_for(rest))
+        else:
+            self._incoming = _Incoming(frames)
         if self._broken is not None:
             raise self._broken
 

@@ -127,11 +127,8 @@ def split_frame(data: bytes | bytearray | memoryview) -> tuple[Frame, int] | Non
 
 
 def needed_for(data: bytes) -> int:
-    """Return how many bytes the frame takes at least that begins with `data`, found to be sound.
-
-    Nothing begins no frame, and needs none.
-    """
+    """Return how many bytes the frame takes at least that begins with `data`, found to be sound."""
     if len(data) < _BODY_AT:
-        return _BODY_AT if data else 0
+        return _BODY_AT
     length: int = _HEADER.unpack_from(data)[6]
     return _BODY_AT + length

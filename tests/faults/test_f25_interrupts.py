@@ -30,8 +30,9 @@ def test_f25_in_line_an_interrupt_costs_no_more_than_the_env_that_was_in_it() ->
     assert figures["raised"] > 300
 
 
+@pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("kind", PROCESS_KINDS)
-def test_f25_an_interrupt_anywhere_loses_and_repeats_nothing(kind: str) -> None:
-    figures = run(PROCESS_KINDS[kind], 75, seed=25)
-    assert figures == {"points": 75, "raised": figures["raised"], "abnormal": 0}
-    assert figures["raised"] > 50
+def test_f25_an_interrupt_anywhere_loses_and_repeats_nothing(kind: str, seed: int) -> None:
+    figures = run(PROCESS_KINDS[kind], 25, seed)
+    assert figures == {"points": 25, "raised": figures["raised"], "abnormal": 0}
+    assert figures["raised"] > 10

@@ -329,3 +329,45 @@ def test_frames_are_bytes_of_their_own() -> None:
     assert parsed is not None
     data[:] = bytes(len(data))
     assert parsed[0].message() == message(1, "x")
+
+
+# -- what an interrupt leaves ---------------------------------------------------------------------
+
+
+def test_a_frame_that_comes_in_many_pieces_with_bells_before_it_is_one_frame(ends: Any) -> None:
+    parent, host = ends
+    frame = encode(message(1, b"b" * 300_000))
+    os.write(parent.write_fd, b"\0\0")
+    assert list(host.receive()) == []
+    os.write(parent.write_fd, b"\0" + frame[:5])
+    found = list(host.receive())
+    for start in range(5, len(frame), 4096):
+        os.write(parent.write_fd, frame[start : start + 4096])
+        found += host.receive()
+    assert [one.message().payload for one in found] == [b"b" * 300_000]
+
+
+def test_the_frame_that_was_sent_last_is_known_by_identity(ends: Any) -> None:
+    parent, _ = ends
+    frame = encode(message(1, b"b"))
+    assert not parent.has_sent(frame)
+    parent.send(frame)
+    assert parent.has_sent(frame)
+    assert not parent.has_sent(encode(message(1, b"b")))
+
+
+def test_what_was_read_before_an_interrupt_is_not_read_again(
+    ends: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parent, host = ends
+    host.send(encode(message(1, b"b")))
+
+    def interrupt(data: bytes) -> Any:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(parent, "_split", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            parent.fill()
+    parent.fill()
+    assert [frame.message().payload for frame in parent.frames] == [b"b"]

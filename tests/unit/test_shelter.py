@@ -1,0 +1,120 @@
+"""A thread for what must not be half done, and what signal handlers raise meanwhile."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from envmgr.core.shelter import Shelter
+from envmgr.wire.interrupts import came_through_a_handler
+
+
+class Alarm(Exception):
+    """What a handler raises."""
+
+
+def raise_alarm(number: int, frame: object) -> None:
+    raise Alarm
+
+
+@pytest.fixture
+def shelter() -> Iterator[Shelter]:
+    shelter = Shelter()
+    yield shelter
+    shelter.end()
+
+
+@pytest.fixture
+def _handled() -> Iterator[None]:
+    before = signal.signal(signal.SIGUSR1, raise_alarm)
+    yield
+    signal.signal(signal.SIGUSR1, before)
+
+
+def test_jobs_run_on_another_thread_and_give_what_they_return(shelter: Shelter) -> None:
+    assert shelter.run(threading.current_thread) is not threading.current_thread()
+    assert shelter.run(lambda: 5) == 5
+
+
+def test_what_a_job_raises_is_raised_where_it_was_asked_for(shelter: Shelter) -> None:
+    with pytest.raises(KeyError, match="here"):
+        shelter.run(lambda: {}["here"])
+    assert shelter.run(lambda: 5) == 5
+
+
+def test_a_job_within_a_job_runs_at_once(shelter: Shelter) -> None:
+    assert shelter.run(lambda: shelter.run(lambda: 5)) == 5
+
+
+def test_in_other_threads_jobs_run_where_they_are(shelter: Shelter) -> None:
+    found: list[threading.Thread] = []
+    thread = threading.Thread(target=lambda: found.append(shelter.run(threading.current_thread)))
+    thread.start()
+    thread.join()
+    assert found == [thread]
+
+
+@pytest.mark.usefixtures("_handled")
+def test_an_interrupt_ends_the_waiting_and_not_the_job(shelter: Shelter) -> None:
+    done: list[int] = []
+    goes_on = threading.Event()
+
+    def job() -> None:
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
+        goes_on.wait(10.0)
+        done.append(1)
+
+    with pytest.raises(Alarm):
+        shelter.run(job)
+    assert done == []
+    goes_on.set()
+    shelter.settle()
+    assert done == [1]
+
+
+def test_after_its_end_jobs_run_in_the_callers_thread() -> None:
+    shelter = Shelter()
+    shelter.run(lambda: None)
+    shelter.end()
+    shelter.end()
+    assert shelter.run(threading.current_thread) is threading.current_thread()
+    shelter.settle()
+
+
+def test_a_shelter_that_was_given_nothing_has_no_thread() -> None:
+    before = threading.active_count()
+    shelter = Shelter()
+    shelter.settle()
+    assert threading.active_count() == before
+    shelter.end()
+
+
+@pytest.mark.usefixtures("_handled")
+def test_what_a_handler_raises_is_told_from_the_same_raised_by_others() -> None:
+    with pytest.raises(Alarm) as caught:
+        signal.raise_signal(signal.SIGUSR1)
+    assert came_through_a_handler(caught.value)
+    with pytest.raises(Alarm) as caught:
+        raise Alarm
+    assert not came_through_a_handler(caught.value)
+
+
+def test_methods_and_objects_are_handlers_too() -> None:
+    class Handlers:
+        def method(self, number: int, frame: object) -> None:
+            raise Alarm
+
+        def __call__(self, number: int, frame: object) -> None:
+            raise Alarm
+
+    for handler in (Handlers().method, Handlers()):
+        before = signal.signal(signal.SIGUSR1, handler)
+        try:
+            with pytest.raises(Alarm) as caught:
+                signal.raise_signal(signal.SIGUSR1)
+            assert came_through_a_handler(caught.value)
+        finally:
+            signal.signal(signal.SIGUSR1, before)
