@@ -16,9 +16,9 @@ from envmgr.errors import (
 )
 from envmgr.lifecycle import EnvState
 from envmgr.spaces import ActionCheck, ValueMismatchError, split_batch
+from envmgr.spaces.interrupts import came_through_a_handler
 from envmgr.spaces.reading import error_text, short_text
 from envmgr.wire.frames import FrameError
-from envmgr.wire.interrupts import came_through_a_handler
 from envmgr.wire.messages import Message, Op
 
 _ADVICE = {

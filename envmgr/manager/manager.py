@@ -33,7 +33,7 @@ from envmgr.types import EnvTimestep, monotonic
 from envmgr.views import array_batch
 from envmgr.wire.block import LAST, RING, RING_EACH
 
-_COMING = frozenset((Work.STARTING, Work.RESETTING, Work.PAUSING, Work.ENDING))
+_COMING = frozenset((Work.STARTING, Work.RESETTING, Work.CANCELLING, Work.PAUSING, Work.ENDING))
 
 
 class EnvManager(EnvAccess):

@@ -6,6 +6,8 @@ import itertools
 from collections.abc import Mapping
 from typing import Any
 
+from envmgr.spaces.interrupts import came_through_a_handler
+
 _MOST_ITEMS = 100_000
 """More than anybody has envs; what has no end is given up there."""
 
@@ -24,7 +26,13 @@ def short_text(value: object, limit: int = 80) -> str:
 
 
 def error_text(error: BaseException, limit: int = 200) -> str:
-    """Return the class and the text of an exception on one line, cut at `limit` characters."""
+    """Return the class and the text of an exception on one line, cut at `limit` characters.
+
+    What a signal handler of the user's has raised is no failure of a value: it is raised again, as
+    an interrupt of whoever has read that.
+    """
+    if came_through_a_handler(error):
+        raise error
     try:
         text = " ".join(str(error).splitlines())
     except Exception:  # a broken __str__

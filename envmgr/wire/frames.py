@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import cloudpickle
 
-from envmgr.wire.interrupts import came_through_a_handler
+from envmgr.spaces.interrupts import came_through_a_handler
 from envmgr.wire.messages import Message, text_of
 
 MAX_PAYLOAD_BYTES = 1 << 30

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from envmgr.spaces.interrupts import came_through_a_handler
 from envmgr.wire.hosts import HostSettings
-from envmgr.wire.interrupts import came_through_a_handler
 
 
 def pass_on(error: BaseException, settings: HostSettings) -> None:

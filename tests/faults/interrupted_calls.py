@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dis
 import random
 import signal
 from collections.abc import Callable, Iterator, Mapping
@@ -212,8 +213,20 @@ class Strike(NamedTuple):
 
 def at_point(point: Point, number: int) -> Strike:
     """Return a strike at a point of the call."""
-    is_public = point.is_opcode and point.code.co_name in ("step", "recv", "recv_arrays")
-    return Strike(number, lambda call: interrupt_at(point, call, number), lambda error: is_public)
+    is_past = _is_past_delivery(point)
+    return Strike(number, lambda call: interrupt_at(point, call, number), lambda error: is_past)
+
+
+def _is_past_delivery(point: Point) -> bool:
+    """Whether a point comes after the store by which a public function has delivered."""
+    instructions = dis.get_instructions(point.code)
+    stores = [i.offset for i in instructions if i.opname == "STORE_ATTR" and i.argval == "in_hand"]
+    if point.code.co_name not in ("step", "recv", "recv_arrays") or not stores:
+        return False
+    at = point.at
+    if not point.is_opcode:
+        at = next(start for start, _, line in point.code.co_lines() if line == point.at)
+    return at > max(stores)
 
 
 def after(seconds: float, manager: Any) -> Strike:
@@ -280,7 +293,9 @@ def attack(account: Account, scenario: Scenario, strike: Strike) -> BaseExceptio
     if raised is not None:
         assert isinstance(raised, raises[strike.number]), f"{raised!r} came of {strike.number}"
         is_past = scenario.delivers and strike.is_past(raised) and not manager.closed
-        if is_past and not manager.stats()["outstanding"]:
+        if is_past and not results:  # what was delivered is lost on its way to us
+            while manager.stats()["outstanding"] and manager.recv(timeout_s=_PATIENCE_S):
+                pass
             account.owed.clear()
             actions = {}
     _settle(account, scenario, actions, before, results)

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from envmgr.core.shelter import Shelter
-from envmgr.wire.interrupts import came_through_a_handler
+from envmgr.spaces.interrupts import came_through_a_handler
 
 
 class Alarm(Exception):
