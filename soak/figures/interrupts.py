@@ -6,19 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from figures import Figure
-from tests.faults.interrupted_calls import run, run_at_random
+from tests.faults.interrupted_calls import PROCESS_KINDS, run, run_at_random
 
-KINDS: dict[str, dict[str, Any]] = {
-    "in line": {"type": "base"},
-    "in the block": {"type": "subprocess"},
-    "in the block, shared workers, some at a time": {"type": "async_subprocess", "num_workers": 2},
-    "by message": {"type": "subprocess", "shared_memory": False},
-    "by message, shared workers, some at a time": {
-        "type": "async_subprocess",
-        "shared_memory": False,
-        "num_workers": 2,
-    },
-}
+KINDS: dict[str, dict[str, Any]] = {"in line": {"type": "base"}, **PROCESS_KINDS}
 AT_RANDOM, QUICK_AT_RANDOM = 2000, 100
 QUICK_POINTS = 100
 TARGET = "0 lost, repeated, hung or wedged"

@@ -21,6 +21,18 @@ ENV_NUM = 3
 _PATIENCE_S = 20.0
 _SOON_S, _LATE_S = 5e-6, 1e-3
 
+PROCESS_KINDS: dict[str, dict[str, Any]] = {
+    "a worker each, in the block": {"type": "subprocess"},
+    "shared workers, some at a time": {"type": "async_subprocess", "num_workers": 2},
+    "by message": {"type": "subprocess", "shared_memory": False},
+    "by message, shared, some at a time": {
+        "type": "async_subprocess",
+        "shared_memory": False,
+        "num_workers": 2,
+    },
+}
+"""Kinds with worker processes, by how steps reach them and are gathered."""
+
 
 class Echo(gym.Env[Any, Any]):
     """Its observation is the latest action: what was executed can be told from what comes back."""

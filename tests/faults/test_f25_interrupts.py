@@ -6,22 +6,9 @@ Here the kind that runs envs in line is attacked at many points, and those with 
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
-from tests.faults.interrupted_calls import run
-
-PROCESS_KINDS: dict[str, dict[str, Any]] = {
-    "a worker each, in the block": {"type": "subprocess"},
-    "shared workers, some at a time": {"type": "async_subprocess", "num_workers": 2},
-    "by message": {"type": "subprocess", "shared_memory": False},
-    "by message, shared, some at a time": {
-        "type": "async_subprocess",
-        "shared_memory": False,
-        "num_workers": 2,
-    },
-}
+from tests.faults.interrupted_calls import PROCESS_KINDS, run
 
 
 def test_f25_in_line_an_interrupt_costs_no_more_than_the_env_that_was_in_it() -> None:
