@@ -14,7 +14,7 @@ from typing import Any
 from gymnasium.spaces import Discrete
 
 from envmgr.env.contract import TERMINATED, TOLD, TRUNCATED
-from envmgr.wire.arenas import Placement, slot_arrays
+from envmgr.wire.arenas import Placement, place_arrays
 from envmgr.wire.block import (
     AFTER_SHIFT,
     DONE,
@@ -59,31 +59,31 @@ class Seat:
 
     Attributes:
         placement: where its observations go.
-        slots: those of its observations.
+        places: those of its observations.
         taken: the token of the step that it has taken last.
-        step_slot: where its next observation of a step goes.
-        reset_slot: likewise, of a reset.
+        step_place: where its next observation of a step goes.
+        reset_place: likewise, of a reset.
     """
 
     placement: Placement
-    slots: Any
+    places: Any
     taken: int
-    step_slot: int
-    reset_slot: int
+    step_place: int
+    reset_place: int
 
     @property
     def row(self) -> int:
         """Its row."""
         return self.placement.row
 
-    def next_slot(self, *, of_reset: bool) -> int:
-        """Return the slot that an observation takes."""
-        slot = self.reset_slot if of_reset else self.step_slot
+    def next_place(self, *, of_reset: bool) -> int:
+        """Return the place that an observation takes."""
+        place = self.reset_place if of_reset else self.step_place
         if of_reset:
-            self.reset_slot = self.placement.rings.after(slot)
+            self.reset_place = self.placement.places.after(place)
         else:
-            self.step_slot = self.placement.rings.after(slot)
-        return slot
+            self.step_place = self.placement.places.after(place)
+        return place
 
 
 @dataclass
@@ -134,14 +134,14 @@ class FakeBlock:
     def seat(self, host: HostInBlock, env_id: int, placement: Placement) -> None:
         """An env is told where its row is."""
         plan = placement.block
-        (slots,) = slot_arrays(self._memory, placement)
+        (places,) = place_arrays(self._memory, placement)
         taken = 0
         if plan is not None:
             if self.block is None:
                 self.block = Block(self._memory, plan)
             self.block.sleeping[host.index] = 1  # for good: it looks when it is rung
             taken = int(self.block.requests[placement.row])
-        seat = Seat(placement, slots, taken, placement.step_slot, placement.reset_slot)
+        seat = Seat(placement, places, taken, placement.step_place, placement.reset_place)
         host.seats[env_id] = seat
 
     def leave(self, host: HostInBlock, env_id: int) -> None:
@@ -233,11 +233,11 @@ class FakeBlock:
         return self._encoder.encode(info) if info else b""
 
     def _observe(self, seat: Seat, obs: Any, *, of_reset: bool) -> int:
-        """Put an observation into the arena; return its slot."""
-        slot = seat.next_slot(of_reset=of_reset)
+        """Put an observation into the arena; return its place."""
+        place = seat.next_place(of_reset=of_reset)
         self.observations.append(obs)
-        seat.slots[slot] = len(self.observations) - 1
-        return slot
+        seat.places[place] = len(self.observations) - 1
+        return place
 
     def placed(self, host: HostInBlock, message: Message) -> Message:
         """Return a reply by message as it arrives: its observation is in the arena."""
@@ -246,8 +246,8 @@ class FakeBlock:
         length = lengths.get(message.op)
         if seat is None or type(payload) is not tuple or len(payload) != length:
             return message
-        slot = self._observe(seat, payload[0], of_reset=message.op == Op.RESET_DONE)
-        return message._replace(payload=(slot, *payload[1:]))
+        place = self._observe(seat, payload[0], of_reset=message.op == Op.RESET_DONE)
+        return message._replace(payload=(place, *payload[1:]))
 
     # -- rings ------------------------------------------------------------------------------
 

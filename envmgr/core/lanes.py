@@ -47,13 +47,13 @@ from envmgr.transport.base import Arrival, HostDied
 from envmgr.wire.block import (
     DONE,
     HAS_INFO,
-    LAST,
     NO_TOKEN,
     NUMPY_VALUES,
     ORDINARY_BITS,
+    PLACE_BITS,
     PYTHON_NUMBERS,
+    RING_LAST,
     RING_MASK,
-    SLOT_BITS,
     TOKEN_BYTES,
     TOLD_BIT,
     Block,
@@ -159,7 +159,7 @@ class Lanes:
 
     def _bind(self, block: Block) -> None:
         self._block = block
-        self._replies = BlockReplies(block, self.observed.rings)
+        self._replies = BlockReplies(block, self.observed.places)
         self._strays.bind(block, self._replies)
         self._posting = items(block.posted)
         self._sleeping = items(block.sleeping)
@@ -345,7 +345,7 @@ class Lanes:
     def _may_stay_silent(self, env_id: int, token: int) -> bool:
         """Return whether an env's host may not ring for its step, which has not replied."""
         posting = self._posting[self._hosts.index_of[env_id]]
-        return posting & RING_MASK == LAST and bool(self._block.replies[env_id] != token)
+        return posting & RING_MASK == RING_LAST and bool(self._block.replies[env_id] != token)
 
     def _ask(self, index: int) -> None:
         """Have a host ring when it has done what was posted."""
@@ -388,8 +388,8 @@ class Lanes:
             selection: which.
             actions: per leaf (k, *shape).
             python_numbers: the envs are to get Python's own numbers, not numpy's.
-            ring: when their hosts ring: see `block.RING`. With LAST somebody does when all have
-                replied; who waits for some of them has to call `have_all_ring`.
+            ring: when their hosts ring: see `block.RING_LAST`. With that, somebody does when all
+                have replied; who waits for some of them has to call `have_all_ring`.
         """
         rows, window = selection.rows, selection.window
         if window is None:
@@ -437,7 +437,7 @@ class Lanes:
             window.request_bytes[:] = tokens
             self._lane[selection.rows] = selection.stepping
         self._posted_last = selection
-        if posting & RING_MASK == LAST:
+        if posting & RING_MASK == RING_LAST:
             self._posted_for_last = True
         hosts, posted, sleeping = selection.hosts, self._posting, self._sleeping
         for index in hosts:
@@ -522,14 +522,14 @@ class Lanes:
         raw = flags.tobytes()
         first = raw[0] | raw[1] << 8
         ordinary = not first & ~ORDINARY_BITS and raw == raw[:2] * selection.count
-        if ordinary and first & SLOT_BITS < self.observed.rings.steps:
-            return Taken(self, selection, self._block.rewards, first & SLOT_BITS, first, {}, {})
+        if ordinary and first & PLACE_BITS < self.observed.places.steps:
+            return Taken(self, selection, self._block.rewards, first & PLACE_BITS, first, {}, {})
         return self._take_mixed(selection, np.frombuffer(raw, dtype=np.uint16))
 
     def _take_mixed(self, selection: Selection, flags: Array) -> Taken | None:
         found: list[int] = flags.tolist()
-        usual, steps = found[0] & TOLD_BIT, self.observed.rings.steps
-        slots = [flag & SLOT_BITS for flag in found]
+        usual, steps = found[0] & TOLD_BIT, self.observed.places.steps
+        slots = [flag & PLACE_BITS for flag in found]
         details: dict[int, Any] = {}
         specials: dict[int, int] = {}
         awaits = self._awaits_reset if self._reset_inplace else _awaits_nothing
@@ -686,9 +686,9 @@ class Lanes:
     def _begin_episode(self, env_id: int, episode: int) -> bool:
         """The host has reset an env in its lane."""
         flag = self._reset_flags[env_id]
-        place = flag & SLOT_BITS
-        rings = self.observed.rings
-        if flag & HAS_INFO or not rings.steps <= place < rings.slots:
+        place = flag & PLACE_BITS
+        places = self.observed.places
+        if flag & HAS_INFO or not places.steps <= place < places.count:
             return False
         self._episodes.gone_on(self._slots[env_id], episode)
         self.observed.began(env_id, place)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from envmgr.spaces import Array, Layout, Leaf, ValueMismatchError, codec_of, path_text
-from envmgr.wire.arenas import COPIED, Placement, slot_arrays
+from envmgr.wire.arenas import COPIED, Placement, place_arrays
 
 Guard = Callable[[Array], Array]
 """Wraps a view that is handed out."""
@@ -28,7 +28,7 @@ class ObservationReader:
     def __init__(self, space: Any, *, copy_free_form: bool = False) -> None:
         self._layout = codec_of(space).layout
         self._copy_free_form = copy_free_form
-        self._rings = COPIED
+        self._places = COPIED
         self._latest_step = self._latest_reset = -1
         self._slots: list[tuple[Array, bool]] | None = None
         self._copy = True
@@ -57,8 +57,8 @@ class ObservationReader:
         """
         self._guard = guard
         leaves = placement.layout.leaves if self._layout is None else self._layout.leaves
-        self._rings = placement.rings
-        slots = slot_arrays(memory, placement)
+        self._places = placement.places
+        slots = place_arrays(memory, placement)
         # Indexing by a slot alone makes a number, not an array, of what has shape ().
         plain = [leaf.is_number or leaf.shape != () for leaf in leaves]
         self._slots = list(zip(slots, plain, strict=True))
@@ -77,9 +77,9 @@ class ObservationReader:
             if not isinstance(reference, list) or len(reference) != len(layout.leaves):
                 raise ValueMismatchError(f"{type(reference).__name__} is not a list of leaves")
             return layout.unflatten(list(map(_own, layout.leaves, reference)))
-        if type(reference) is not int or not 0 <= reference < self._rings.slots:
+        if type(reference) is not int or not 0 <= reference < self._places.count:
             shown = reference if type(reference) is int else f"a {type(reference).__name__}"
-            raise ValueMismatchError(f"{shown} is not a slot of 0..{self._rings.slots - 1}")
+            raise ValueMismatchError(f"{shown} is not a slot of 0..{self._places.count - 1}")
         self.note(reference)
         found = [
             slots[reference] if plain else slots[reference, ...] for slots, plain in self._slots
@@ -92,19 +92,19 @@ class ObservationReader:
 
     def note(self, slot: int) -> None:
         """Remember that the newest observation of its kind is in `slot`."""
-        if slot < self._rings.steps:
+        if slot < self._places.steps:
             self._latest_step = slot
         else:
             self._latest_reset = slot
 
     def placed_anew(self, placement: Placement) -> Placement:
         """Return the placement for a new env: it goes on after the slots that are in use."""
-        rings = placement.rings
+        places = placement.places
         step, reset = self._latest_step, self._latest_reset
         return replace(
             placement,
-            step_slot=placement.step_slot if step < 0 else rings.after(step),
-            reset_slot=placement.reset_slot if reset < 0 else rings.after(reset),
+            step_place=placement.step_place if step < 0 else places.after(step),
+            reset_place=placement.reset_place if reset < 0 else places.after(reset),
         )
 
     def detach(self) -> None:

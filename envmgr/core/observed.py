@@ -11,7 +11,7 @@ import numpy.typing as npt
 from envmgr.core.checked_views import ViewGuard
 from envmgr.core.observations import ObservationReader
 from envmgr.spaces import Array, Layout
-from envmgr.wire.arenas import Rings
+from envmgr.wire.arenas import Places
 
 _LARGE_BYTES = 4096
 """Observations from this size on are copied one by one: who keeps one should not keep a batch."""
@@ -59,7 +59,7 @@ class Observed:
     Args:
         arenas: per leaf (slots, env_num, *shape).
         layout: of one observation.
-        rings: of the slots.
+        places: of the slots.
         readers: of each env_id; they have to know which slots are in use.
         copies: whether observations are copied out of the arenas.
         guard: wraps views that are handed out; None leaves them.
@@ -69,17 +69,17 @@ class Observed:
         self,
         arenas: Sequence[Array],
         layout: Layout,
-        rings: Rings,
+        places: Places,
         readers: Sequence[ObservationReader],
         *,
         copies: bool,
         guard: ViewGuard | None = None,
     ) -> None:
         env_num = len(readers)
-        self.rings = rings
+        self.places = places
         self.layout = layout
         self._arenas = arenas
-        self._by_slot = [[arena[slot] for arena in arenas] for slot in range(rings.slots)]
+        self._by_slot = [[arena[slot] for arena in arenas] for slot in range(places.count)]
         self._flat = [arena.reshape(-1, *arena.shape[2:]) for arena in arenas]
         self._readers = readers
         self._copies = copies

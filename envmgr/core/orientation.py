@@ -14,7 +14,7 @@ from envmgr.core.observed import Observed
 from envmgr.core.slots import EnvSlot, Work
 from envmgr.errors import LaunchError, SpaceMismatchError
 from envmgr.spaces import codec_of
-from envmgr.wire.arenas import CopyOnGet, Placement, arena_arrays, plan_placements, rings_of
+from envmgr.wire.arenas import CopyOnGet, Placement, arena_arrays, places_for, plan_placements
 from envmgr.wire.block import Block, BlockPlan
 from envmgr.wire.messages import EnvDescription, Op
 
@@ -62,9 +62,9 @@ class Orientation:
             ObservationReader(d.observation_space, copy_free_form=shared) for d in described
         ]
         plan = self._block_plan(described)
-        rings = rings_of(handed_out)
+        places = places_for(handed_out)
         layouts = [reader.layout for reader in self._readers]
-        placements, nbytes = plan_placements(layouts, rings, plan.nbytes if plan else 0)
+        placements, nbytes = plan_placements(layouts, places, plan.nbytes if plan else 0)
         try:
             memory = self._hosts.transport.place(nbytes)
         except OSError as error:
@@ -91,7 +91,7 @@ class Orientation:
         self._observed = Observed(
             arena_arrays(memory, first),
             first.layout,
-            rings,
+            places,
             self._readers,
             copies=copies,
             guard=self.guard,

@@ -6,7 +6,7 @@ from typing import Any
 
 from envmgr.env.contract import info_of
 from envmgr.spaces import ValueMismatchError
-from envmgr.wire.arenas import Rings
+from envmgr.wire.arenas import Places
 from envmgr.wire.block import (
     AFTER_BITS,
     AFTER_SHIFT,
@@ -14,10 +14,10 @@ from envmgr.wire.block import (
     ENDING_BITS,
     ENDING_SHIFT,
     HAS_INFO,
+    PLACE_BITS,
     REWARD_BITS,
     REWARD_SHIFT,
     REWARD_TYPES,
-    SLOT_BITS,
     TOLD_BIT,
     Block,
 )
@@ -45,12 +45,12 @@ class BlockReplies:
 
     Args:
         block: the columns.
-        rings: the slots of observations.
+        places: the slots of observations.
     """
 
-    def __init__(self, block: Block, rings: Rings) -> None:
+    def __init__(self, block: Block, places: Places) -> None:
         self._block = block
-        self._rings = rings
+        self._places = places
         self._decoder = InfoDecoder()
 
     def detail(self, env_id: int, flag: int) -> tuple[Any, Any]:
@@ -59,8 +59,8 @@ class BlockReplies:
         Raises:
             ValueMismatchError: the reply is malformed.
         """
-        if flag & SLOT_BITS >= self._rings.steps:
-            raise ValueMismatchError(f"there is no slot {flag & SLOT_BITS} for steps")
+        if flag & PLACE_BITS >= self._places.steps:
+            raise ValueMismatchError(f"there is no slot {flag & PLACE_BITS} for steps")
         if after_of(flag) > max(AfterStep):
             raise ValueMismatchError("it says something unknown of what follows a step")
         info: dict[str, Any] = {}
@@ -84,7 +84,7 @@ class BlockReplies:
         flag = int(self._block.flags[env_id])
         info, reward = self.detail(env_id, flag)
         info = info_of((flag & ENDING_BITS) >> ENDING_SHIFT, info)
-        return flag & SLOT_BITS, reward, bool(flag & DONE), info, after_of(flag)
+        return flag & PLACE_BITS, reward, bool(flag & DONE), info, after_of(flag)
 
     def reset(self, env_id: int) -> tuple[int, dict[str, Any]]:
         """Return the reply to a reset as the payload of RESET_DONE.
@@ -93,8 +93,8 @@ class BlockReplies:
             ValueMismatchError: the reply is malformed.
         """
         flag = int(self._block.reset_flags[env_id])
-        slot = flag & SLOT_BITS
-        if not self._rings.steps <= slot < self._rings.slots:
+        slot = flag & PLACE_BITS
+        if not self._places.steps <= slot < self._places.count:
             raise ValueMismatchError(f"there is no slot {slot} for resets")
         if not flag & HAS_INFO:
             return slot, {}

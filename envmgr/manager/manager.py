@@ -31,7 +31,7 @@ from envmgr.manager.access import EnvAccess
 from envmgr.policy import GatherPolicy
 from envmgr.types import EnvTimestep, monotonic
 from envmgr.views import array_batch
-from envmgr.wire.block import LAST, RING, RING_EACH
+from envmgr.wire.block import RING_EACH, RING_LAST, RING_ONCE
 
 _COMING = frozenset((Work.STARTING, Work.RESETTING, Work.CANCELLING, Work.PAUSING, Work.ENDING))
 
@@ -158,7 +158,7 @@ class EnvManager(EnvAccess):
         """
         with self._calling() as supervisor:
             wants_all = self._policy.gathers_all
-            sent = self._send(supervisor, actions, LAST if wants_all else RING_EACH)
+            sent = self._send(supervisor, actions, RING_LAST if wants_all else RING_EACH)
             gather = Gather(self._running, supervisor)
             gathered = gather.exactly(sent) if sent and wants_all else gather.some(self._policy)
             timesteps = self._view.timesteps(self._deliver(supervisor, gathered))
@@ -192,7 +192,7 @@ class EnvManager(EnvAccess):
     def _ring_when_sent(self) -> int:
         if not self._policy.gathers_all:
             return RING_EACH
-        return RING if self._gathers_some else LAST
+        return RING_ONCE if self._gathers_some else RING_LAST
 
     def _receive(
         self, supervisor: Supervisor, min_ready: int | None, timeout_s: float | None

@@ -1,10 +1,10 @@
 """How observations get from a host to the parent.
 
-With a fixed layout they are written into an arena: per leaf one array `(slots, env_num, *shape)`.
-An env's observations take its slots in turn, those of steps and those of resets each a ring of
-their own, and the reply names the slot. So envs that are stepped together are in the same slot, and
-their batch is one slice, whatever episodes have ended. The rings are as long as a view that was
-handed out has to stay valid: see `Rings`. Without an arena, or without a fixed layout, the reply
+With a fixed layout they are written into an arena: per leaf one array `(places, env_num, *shape)`.
+An env's observations take its places in turn, those of steps and those of resets each in a cycle of
+their own, and the reply names the place. So envs that are stepped together are at the same place,
+and their batch is one slice, whatever episodes have ended. There are as many as a view that was
+handed out has to stay valid: see `Places`. Without an arena, or without a fixed layout, the reply
 carries the observation itself.
 """
 
@@ -21,40 +21,40 @@ from envmgr.wire.block import BlockPlan, aligned
 
 
 @dataclass(frozen=True)
-class Rings:
-    """How many observations of an env are kept.
+class Places:
+    """How many observations of an env are kept, each at a place of its own.
 
     Attributes:
-        steps: of its steps; their slots are 0 to `steps - 1`.
-        resets: of its resets; their slots follow.
+        steps: of its steps; they are at the places 0 to `steps - 1`.
+        resets: of its resets; their places follow.
     """
 
     steps: int
     resets: int
 
     @property
-    def slots(self) -> int:
+    def count(self) -> int:
         """All of them together."""
         return self.steps + self.resets
 
-    def after(self, slot: int) -> int:
-        """Return the slot that comes after this one in its ring."""
-        if slot < self.steps:
-            return (slot + 1) % self.steps
-        return self.steps + (slot + 1 - self.steps) % self.resets
+    def after(self, place: int) -> int:
+        """Return the place that its next observation of the same kind takes."""
+        if place < self.steps:
+            return (place + 1) % self.steps
+        return self.steps + (place + 1 - self.steps) % self.resets
 
 
 CopyOnGet = Literal[True, False, "until_send", "checked"]
 """Whether observations are copied out of shared memory, or how long views of it stay valid."""
 
-COPIED = Rings(2, 2)
+COPIED = Places(2, 2)
 """The newest observation stays while the next one is written, which may fail half-way."""
 
-VIEWED = Rings(3, 3)
+VIEWED = Places(3, 3)
 """A view stays valid through two more steps of its env, both of which may end an episode."""
 
 
-def rings_of(copy_on_get: CopyOnGet) -> Rings:
+def places_for(copy_on_get: CopyOnGet) -> Places:
     """Return how many observations are kept."""
     return COPIED if copy_on_get in (True, "until_send") else VIEWED
 
@@ -65,25 +65,25 @@ class Placement:
 
     Attributes:
         layout: the leaves.
-        rings: the slots.
+        places: how many places it has.
         offset: first byte of the arena in the shared memory.
         nbytes: size of the whole memory.
         rows: envs in the arena.
         row: this env's row.
-        step_slot: the slot that its next step takes: not one whose view is in use.
-        reset_slot: likewise for its next reset.
+        step_place: the place that its next step takes: not one whose view is in use.
+        reset_place: likewise for its next reset.
         block: the columns that its steps may be posted in; None if they go by message.
         host_index: which of the manager's hosts serves it.
     """
 
     layout: Layout
-    rings: Rings
+    places: Places
     offset: int
     nbytes: int
     rows: int
     row: int
-    step_slot: int
-    reset_slot: int
+    step_place: int
+    reset_place: int
     block: BlockPlan | None = None
     host_index: int = 0
 
@@ -102,13 +102,13 @@ class ObservationRules:
 
 
 def plan_placements(
-    layouts: Sequence[Layout | None], rings: Rings, offset: int = 0
+    layouts: Sequence[Layout | None], places: Places, offset: int = 0
 ) -> tuple[list[Placement | None], int]:
     """Lay out one memory for all envs: one arena for each distinct layout.
 
     Args:
         layouts: the layout of each env_id; None takes no room.
-        rings: how many observations are kept.
+        places: how many observations are kept.
         offset: bytes of the memory that something else takes before the first arena.
 
     Returns:
@@ -122,28 +122,28 @@ def plan_placements(
     nbytes = aligned(offset)
     for layout, env_ids in members.items():
         starts[layout] = nbytes
-        nbytes += sum(aligned(rings.slots * len(env_ids) * leaf.nbytes) for leaf in layout.leaves)
+        nbytes += sum(aligned(places.count * len(env_ids) * leaf.nbytes) for leaf in layout.leaves)
     placements: list[Placement | None] = [None] * len(layouts)
     for layout, env_ids in members.items():
         start, rows = starts[layout], len(env_ids)
         for row, env_id in enumerate(env_ids):
             placements[env_id] = Placement(
-                layout, rings, start, nbytes, rows, row, step_slot=0, reset_slot=rings.steps
+                layout, places, start, nbytes, rows, row, step_place=0, reset_place=places.steps
             )
     return placements, nbytes
 
 
 def arena_arrays(memory: Any, placement: Placement) -> list[Array]:
-    """Return the arena that an env has a row in, per leaf: `(slots, rows, *shape)`."""
+    """Return the arena that an env has a row in, per leaf: `(places, rows, *shape)`."""
     arrays: list[Array] = []
     offset = placement.offset
     for leaf in placement.layout.leaves:
-        shape = (placement.rings.slots, placement.rows, *leaf.shape)
+        shape = (placement.places.count, placement.rows, *leaf.shape)
         arrays.append(np.ndarray(shape, dtype=leaf.dtype, buffer=memory, offset=offset))
-        offset += aligned(placement.rings.slots * placement.rows * leaf.nbytes)
+        offset += aligned(placement.places.count * placement.rows * leaf.nbytes)
     return arrays
 
 
-def slot_arrays(memory: Any, placement: Placement) -> list[Array]:
-    """Return the slots of one env in shared memory, per leaf: `(slots, *shape)`."""
+def place_arrays(memory: Any, placement: Placement) -> list[Array]:
+    """Return the places of one env in shared memory, per leaf: `(places, *shape)`."""
     return [array[:, placement.row] for array in arena_arrays(memory, placement)]

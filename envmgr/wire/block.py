@@ -37,8 +37,8 @@ NO_TOKEN = (1 << 64) - 1
 """Equal to no token."""
 TOKEN_BYTES = 8
 
-# Flags of a reply: which slot its observation is in, and what else there is to know.
-SLOT_BITS = 0x000F
+# Flags of a reply: at which place its observation is in, and what else there is to know.
+PLACE_BITS = 0x000F
 ENDING_SHIFT = 4
 ENDING_BITS = 0x0070
 DONE = 0x0080
@@ -48,7 +48,7 @@ AFTER_BITS = 0x0600
 REWARD_SHIFT = 11
 REWARD_BITS = 0x3800
 TOLD_BIT = 0x0010
-ORDINARY_BITS = SLOT_BITS | TOLD_BIT
+ORDINARY_BITS = PLACE_BITS | TOLD_BIT
 """A reply without other flags than these is that of a step like any other."""
 
 REWARD_TYPES: tuple[type, ...] = (float, int, np.float64, np.float32, np.int64, bool)
@@ -70,7 +70,7 @@ def request_of(token: int) -> tuple[int, int]:
 
 # Bits of what is posted: when a host rings, and whether there is more than steps.
 RING_MASK = 3
-LAST, RING, RING_EACH = 0, 1, 2
+RING_LAST, RING_ONCE, RING_EACH = 0, 1, 2
 """When a host rings for what was posted: at the end if it is the last of those that the same was
 posted for, at the end in any case, or for each env in good time."""
 ORDERS = 4
@@ -83,7 +83,7 @@ def posting_of(request_id: int, bits: int) -> int:
 
     Args:
         request_id: of what is posted, which grows.
-        bits: LAST, RING or RING_EACH, with ORDERS or without.
+        bits: RING_LAST, RING_ONCE or RING_EACH, with ORDERS or without.
     """
     return request_id << _POSTING_BITS | bits
 
@@ -195,7 +195,7 @@ class Block:
             after which an episode was begun.
         rewards: (env_num,) float64.
         flags: (env_num,) of replies.
-        reset_flags: (env_num,) slot of the first observation, and whether there is an info.
+        reset_flags: (env_num,) place of the first observation, and whether there is an info.
         kinds: (env_num,) kinds of actions.
         infos: (env_num, INFO_BYTES) what `infos.InfoEncoder` made.
         reset_infos: likewise.

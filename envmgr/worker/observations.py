@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from envmgr.spaces import Array, OnCast, check_finite, codec_of, finite_test
-from envmgr.wire.arenas import COPIED, ObservationRules, Placement, slot_arrays
+from envmgr.wire.arenas import COPIED, ObservationRules, Placement, place_arrays
 
 
 class LoneLeaf(NamedTuple):
@@ -17,8 +17,8 @@ class LoneLeaf(NamedTuple):
     Attributes:
         dtype: of an observation that needs no second look.
         shape: likewise.
-        targets: where it is written, by slot.
-        after: the slot of the step after the one in each slot.
+        targets: where it is written, by place.
+        after: the place of the step after the one at each place.
         finite: equals 0 for one whose numbers are finite; None if they need not be.
     """
 
@@ -39,7 +39,7 @@ class ObservationWriter:
 
     Attributes:
         lone: for those who write the observations of steps themselves; None if that cannot be.
-        step_slot: the slot that the next step takes.
+        step_place: the place that the next step takes.
     """
 
     def __init__(self, space: Any, rules: ObservationRules, on_cast: OnCast) -> None:
@@ -47,32 +47,32 @@ class ObservationWriter:
         self._rules = rules
         self._on_cast = on_cast
         self._layout = self._codec.layout
-        self._slots: list[tuple[Array, ...]] | None = None
-        self._rings = COPIED
-        self.step_slot = self._reset_slot = 0
+        self._targets: list[tuple[Array, ...]] | None = None
+        self._places = COPIED
+        self.step_place = self._reset_place = 0
         self.lone: LoneLeaf | None = None
 
     def attach(self, memory: Any, placement: Placement) -> None:
         """Write into shared memory from now on."""
         self._layout = placement.layout
-        self._rings = placement.rings
-        arrays = slot_arrays(memory, placement)
-        self._slots = [
-            tuple(array[slot, ...] for array in arrays) for slot in range(placement.rings.slots)
+        self._places = placement.places
+        arrays = place_arrays(memory, placement)
+        self._targets = [
+            tuple(array[place, ...] for array in arrays) for place in range(placement.places.count)
         ]
-        self.step_slot, self._reset_slot = placement.step_slot, placement.reset_slot
+        self.step_place, self._reset_place = placement.step_place, placement.reset_place
         self.lone = None
         leaf = placement.layout.leaves[0]
         is_tested = self._rules.refuse_non_finite and leaf.dtype.kind in "fc"
         finite = finite_test(leaf.dtype, leaf.shape) if is_tested else None
         if type(placement.layout.skeleton) is int and is_tested == (finite is not None):
-            targets = [target for (target,) in self._slots]
-            after = [placement.rings.after(slot) for slot in range(placement.rings.steps)]
+            targets = [target for (target,) in self._targets]
+            after = [placement.places.after(place) for place in range(placement.places.steps)]
             self.lone = LoneLeaf(leaf.dtype, leaf.shape, targets, after, finite)
 
     def detach(self) -> None:
         """Write nowhere any more: references carry the observations themselves."""
-        self._slots = None
+        self._targets = None
         self.lone = None
 
     def write(self, observation: Any, *, of_reset: bool = False) -> Any:
@@ -104,7 +104,7 @@ class ObservationWriter:
         )
         if self._rules.refuse_non_finite:
             self._check_finite(leaves)
-        if self._slots is None:
+        if self._targets is None:
             return [
                 np.array(value, dtype=leaf.dtype)
                 for leaf, value in zip(self._layout.leaves, leaves, strict=True)
@@ -112,15 +112,17 @@ class ObservationWriter:
         return self._commit(leaves, of_reset)
 
     def _commit(self, leaves: Sequence[Array], of_reset: bool) -> int:
-        """Write checked leaves into the next slot of a ring and return its number."""
-        slot = self._reset_slot if of_reset else self.step_slot
-        for target, value in zip(self._slots[slot] if self._slots else (), leaves, strict=True):
+        """Write checked leaves at the next place and return its number."""
+        place = self._reset_place if of_reset else self.step_place
+        for target, value in zip(
+            self._targets[place] if self._targets else (), leaves, strict=True
+        ):
             target[...] = value
         if of_reset:
-            self._reset_slot = self._rings.after(slot)
+            self._reset_place = self._places.after(place)
         else:
-            self.step_slot = self._rings.after(slot)
-        return slot
+            self.step_place = self._places.after(place)
+        return place
 
     def _check_finite(self, leaves: Sequence[Array]) -> None:
         layout = self._layout

@@ -303,7 +303,7 @@ class _ActionReader:
     def __init__(self, block: Block, rows: list[int], *, takes_any_number: bool) -> None:
         layout = block.plan.actions
         first, end = rows[0], rows[-1] + 1
-        self._places = None if end - first == len(rows) else [row - first for row in rows]
+        self._positions = None if end - first == len(rows) else [row - first for row in rows]
         self._columns = [column[first:end] for column in block.actions]
         self._kinds = None if takes_any_number else block.kinds[first:end]
         self._layout = layout
@@ -313,7 +313,7 @@ class _ActionReader:
     def readers(self) -> tuple[Any, Callable[[], list[Any]]]:
         """The actions as Python's numbers, one by one, or None; and `read`, which always works."""
         integers = self._is_number and self._columns[0].dtype.kind in "iu"
-        plain = integers and self._kinds is None and self._places is None
+        plain = integers and self._kinds is None and self._positions is None
         return items(self._columns[0]) if plain else None, self.read
 
     def read(self) -> list[Any]:
@@ -327,7 +327,7 @@ class _ActionReader:
             ]
             unflatten = self._layout.unflatten
             actions = [unflatten(parts) for parts in zip(*leaves, strict=True)]
-        return actions if self._places is None else [actions[place] for place in self._places]
+        return actions if self._positions is None else [actions[k] for k in self._positions]
 
     def _numbers(self) -> list[Any]:
         (column,) = self._columns

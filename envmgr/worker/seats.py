@@ -90,9 +90,9 @@ def _shortcut(running: RunningEnv, sink: BlockSink) -> Step | None:
                 and (finite is None or finite(obs) == 0.0)
                 and (takes_any_reward or isfinite(reward))
             ):
-                place = writer.step_slot
+                place = writer.step_place
                 targets[place][...] = obs
-                writer.step_slot = after[place]
+                writer.step_place = after[place]
                 rewards[row] = reward
                 flags[row] = codes[place]
                 replies[row] = token  # last: from now on the reply counts

@@ -12,7 +12,7 @@ import pytest
 from envmgr import make
 from envmgr.core import requests
 from envmgr.errors import EnvManagerError
-from envmgr.wire.block import LAST, block_is_possible
+from envmgr.wire.block import RING_LAST, block_is_possible
 
 N = 4
 
@@ -38,7 +38,7 @@ def test_an_interrupted_gather_has_every_host_ring() -> None:
             for pid in pids:
                 os.kill(pid, signal.SIGSTOP)
             # What `step` does before it waits; Ctrl-C would end it here.
-            assert requests.post_actions(supervisor, dict.fromkeys(range(N), 0), LAST)
+            assert requests.post_actions(supervisor, dict.fromkeys(range(N), 0), RING_LAST)
             lanes = supervisor.lanes
             ring = lanes._ring
 

@@ -22,8 +22,8 @@ from envmgr.wire.block import (
     DONE,
     ENDING_SHIFT,
     HAS_INFO,
+    PLACE_BITS,
     REWARD_SHIFT,
-    SLOT_BITS,
     Block,
     block_is_possible,
     request_of,
@@ -65,7 +65,7 @@ def info_bytes(value: Any, n_missing: int = 0) -> bytes:
 
 RESETS = int(AfterStep.RESETS) << AFTER_SHIFT
 MALFORMED: dict[str, dict[str, Any]] = {
-    "a slot that is none": {"flags": SLOT_BITS},
+    "a slot that is none": {"flags": PLACE_BITS},
     "a slot after the last": {"flags": 4},
     "a slot of resets": {"flags": 2},
     "a kind of rewards that is none": {"flags": 7 << REWARD_SHIFT},
@@ -81,7 +81,7 @@ MALFORMED: dict[str, dict[str, Any]] = {
         "flags": HAS_INFO,
         "info": info_bytes({"forged": msgspec.msgpack.Ext(1, b"<f8;99999999999999999999;")}),
     },
-    "an end in no slot": {"flags": DONE | RESETS | SLOT_BITS},
+    "an end in no slot": {"flags": DONE | RESETS | PLACE_BITS},
     "an end with a strange info": {"flags": DONE | HAS_INFO | RESETS, "info": b"\xff" * 248},
     "all bits": {"flags": 0xFFFF, "info": b"\xff" * 248},
 }

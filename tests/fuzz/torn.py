@@ -28,11 +28,11 @@ from gymnasium import spaces
 
 from envmgr import create_env_manager
 from envmgr.spaces import codec_of
-from envmgr.wire.arenas import Placement, arena_arrays, plan_placements, rings_of
+from envmgr.wire.arenas import Placement, arena_arrays, places_for, plan_placements
 from envmgr.wire.block import (
     HAS_INFO,
-    LAST,
-    SLOT_BITS,
+    PLACE_BITS,
+    RING_LAST,
     Block,
     BlockPlan,
     posting_of,
@@ -102,7 +102,7 @@ def contend(n_reads: int, *, n: int = 64) -> TornReport:
     actions = codec_of(Filled.action_space).layout
     assert actions is not None
     plan = BlockPlan(ENV_NUM, 1, actions)
-    placements, nbytes = plan_placements(layouts, rings_of(True), plan.nbytes)
+    placements, nbytes = plan_placements(layouts, places_for(True), plan.nbytes)
     placed = [replace(p, block=plan) for p in placements if p is not None]
     memory = mmap.mmap(-1, nbytes)
     context = multiprocessing.get_context("fork")
@@ -161,7 +161,7 @@ def _read(memory: Any, plan: BlockPlan, placements: Sequence[Placement], n: int)
         wanted = request_id * ENV_NUM + rows
         block.actions[0][...] = wanted
         block.requests[...] = tokens
-        block.posted[0] = posting_of(request_id, LAST)
+        block.posted[0] = posting_of(request_id, RING_LAST)
         missing = rows
         while len(missing):
             there = block.replies[missing] == tokens[missing]
@@ -169,7 +169,7 @@ def _read(memory: Any, plan: BlockPlan, placements: Sequence[Placement], n: int)
             if not len(arrived):
                 continue
             flags = block.flags[arrived]
-            obs = arena[flags & SLOT_BITS, arrived]
+            obs = arena[flags & PLACE_BITS, arrived]
             right = wanted[arrived].astype(np.float64)
             wrong = (obs != right[:, None]).any(axis=1) | (block.rewards[arrived] != right)
             for position in np.flatnonzero(flags & HAS_INFO).tolist():

@@ -29,7 +29,7 @@ from envmgr.transport.base import HostDied
 from envmgr.transport.process.spawner import SIGKILL, Spawner
 from envmgr.transport.process.transport import ProcessTransport
 from envmgr.types import EnvTimestep
-from envmgr.wire.block import RING, Block
+from envmgr.wire.block import RING_ONCE, Block
 from envmgr.wire.channel import BELL, BELL_ASKED, ChannelClosedError, FrameChannel
 from envmgr.wire.frames import encode, split_frame
 from envmgr.wire.hosts import HostSettings, HostSpec, WorkerSettings
@@ -375,7 +375,7 @@ class Wire:
     def step(self, actions: dict[int, int]) -> dict[int, EnvTimestep]:
         """Send actions and gather all of their timesteps."""
         supervisor = self.supervisor
-        if not requests.post_actions(supervisor, actions, RING):
+        if not requests.post_actions(supervisor, actions, RING_ONCE):
             supervisor.submit_steps(requests.prepared_steps(supervisor, actions, None))
             supervisor.settle_doomed()
         timesteps: dict[int, EnvTimestep] = {}

@@ -32,7 +32,7 @@ from envmgr.lifecycle import EnvState, Event, edges, is_ready
 from envmgr.policy import Deadlines, FailurePolicy, GatherPolicy
 from envmgr.transport.base import TimedOut
 from envmgr.types import EnvTimestep
-from envmgr.wire.block import LAST, RING, RING_EACH, token_of
+from envmgr.wire.block import RING_EACH, RING_LAST, RING_ONCE, token_of
 from envmgr.wire.messages import FailureKind, Message, Op
 from tests.fakes import ObsTag
 from tests.property.hosts import HostModel, Hosts
@@ -249,7 +249,7 @@ class SupervisorMachine(RuleBasedStateMachine):
         if not takes:
             return
         ids = data.draw(st.lists(st.sampled_from(takes), unique=True, min_size=1), label="envs")
-        ring = data.draw(st.sampled_from([LAST, RING, RING_EACH]), label="ring")
+        ring = data.draw(st.sampled_from([RING_LAST, RING_ONCE, RING_EACH]), label="ring")
         self._act(ids, ring)
 
     def _act(self, ids: list[int], ring: int = RING_EACH) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from envmgr.env.contract import info_of
-from envmgr.wire.block import INFO_BYTES, SLOT_BITS, TOLD_BIT
+from envmgr.wire.block import INFO_BYTES, PLACE_BITS, TOLD_BIT
 from envmgr.wire.messages import AfterStep, Op
 from tests.rig import Rig
 from tests.unit import test_posted as worker
@@ -52,7 +52,7 @@ def test_replies_are_those_of_a_worker(name: str) -> None:
         assert block.infos[0].tobytes() == real.block.infos[0].tobytes()
         np.testing.assert_equal(block.rewards[0], real.block.rewards[0])
     if done:
-        slots = [int(b.reset_flags[0]) & SLOT_BITS for b in (block, real.block)]
+        slots = [int(b.reset_flags[0]) & PLACE_BITS for b in (block, real.block)]
         assert slots == [3, 3]
     assert block.finished[host.in_block.index] == block.posted[host.in_block.index]
 

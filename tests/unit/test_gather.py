@@ -11,7 +11,7 @@ from envmgr.core import Selection
 from envmgr.core.engine import NARROW_S
 from envmgr.errors import NothingReadyError
 from envmgr.policy import Deadlines, FailurePolicy, GatherPolicy
-from envmgr.wire.block import LAST, RING
+from envmgr.wire.block import RING_LAST, RING_ONCE
 from envmgr.wire.messages import AfterStep, Op
 from tests.rig import Rig, over_routes
 
@@ -80,7 +80,9 @@ def test_the_pivot_is_one_of_those_that_are_missing() -> None:
     assert all(poll.pivot in hosts[2:] for poll in rig.transport.polls)
 
 
-@pytest.mark.parametrize(("num_workers", "ring"), [(None, LAST), (2, LAST), (1, RING)])
+@pytest.mark.parametrize(
+    ("num_workers", "ring"), [(None, RING_LAST), (2, RING_LAST), (1, RING_ONCE)]
+)
 def test_one_ring_says_that_all_have_replied(num_workers: int | None, ring: int) -> None:
     rig = Rig(4, num_workers=num_workers, has_block=True).launch()
     sent = rig.send(dict.fromkeys(range(4), 1), ring)
@@ -95,7 +97,7 @@ def test_one_ring_says_that_all_have_replied(num_workers: int | None, ring: int)
 
 def test_hosts_that_need_not_ring_are_asked_to_when_some_of_all_are_awaited() -> None:
     rig = Rig(3, has_block=True).launch()
-    rig.send(dict.fromkeys(range(3), 1), LAST)
+    rig.send(dict.fromkeys(range(3), 1), RING_LAST)
     for env_id in range(3):
         rig.transport.reply(env_id, Op.STEPPED, ("next", 1.0, False, {}, 0), after_s=env_id + 1.0)
     assert some(rig, 1) == ([0], 1.0)

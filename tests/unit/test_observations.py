@@ -19,8 +19,8 @@ from envmgr.wire.arenas import (
     VIEWED,
     ObservationRules,
     Placement,
+    place_arrays,
     plan_placements,
-    slot_arrays,
 )
 from envmgr.worker.observations import ObservationWriter
 
@@ -284,7 +284,7 @@ def test_leaves_that_a_writer_does_not_send_are_refused(reference: Any) -> None:
 # -- slots ----------------------------------------------------------------------------------------
 
 
-def test_steps_and_resets_take_the_slots_of_two_rings() -> None:
+def test_steps_and_resets_take_places_of_their_own() -> None:
     write, _, _ = pair(FLOATS, copy_on_get=False)
     value = np.zeros(2, np.float32)
     assert [write.write(value) for _ in range(4)] == [0, 1, 2, 0]
@@ -338,7 +338,7 @@ def test_a_new_env_spares_the_slots_that_were_read_last() -> None:
     first = read.read(write.write(np.array([1, 2], np.float32), of_reset=True))
     view = read.read(write.write(np.array([3, 4], np.float32)))
     anew = read.placed_anew(placement)
-    assert (anew.step_slot, anew.reset_slot) == (1, 4)
+    assert (anew.step_place, anew.reset_place) == (1, 4)
     write.attach(memory, anew)
     assert write.write(np.array([5, 6], np.float32), of_reset=True) == 4
     assert write.write(np.array([7, 8], np.float32)) == 1
@@ -394,8 +394,8 @@ def test_no_two_arrays_of_any_two_envs_share_a_byte(given_spaces: list[Any]) -> 
     layouts = [None if space is None else codec_of(space).layout for space in given_spaces]
     placements, nbytes = plan_placements(layouts, VIEWED)
     memory = bytearray(nbytes)
-    arrays = [a for p in placements if p is not None for a in slot_arrays(memory, p)]
-    assert all(array.shape[0] == VIEWED.slots for array in arrays)
+    arrays = [a for p in placements if p is not None for a in place_arrays(memory, p)]
+    assert all(array.shape[0] == VIEWED.count for array in arrays)
     assert sum(array.nbytes for array in arrays) <= nbytes
     for one, other in itertools.combinations(arrays, 2):
         assert not np.shares_memory(one, other)
@@ -410,16 +410,16 @@ def test_blocks_and_leaves_are_aligned() -> None:
     base = np.zeros(nbytes, np.uint8)
     placement = placements[0]
     assert placement is not None
-    _, floats = slot_arrays(base.data, placement)
+    _, floats = place_arrays(base.data, placement)
     assert (floats.ctypes.data - base.ctypes.data) % 64 == 0
 
 
 def test_memory_that_is_too_small_is_refused() -> None:
     layout = codec_of(FLOATS).layout
     assert layout is not None
-    placement = Placement(layout, COPIED, 0, nbytes=8, rows=1, row=0, step_slot=0, reset_slot=2)
+    placement = Placement(layout, COPIED, 0, nbytes=8, rows=1, row=0, step_place=0, reset_place=2)
     with pytest.raises((TypeError, ValueError)):
-        slot_arrays(bytearray(8), placement)
+        place_arrays(bytearray(8), placement)
 
 
 def test_spaces_of_values_need_not_be_the_same_objects_on_both_sides() -> None:

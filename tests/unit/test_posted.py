@@ -12,19 +12,19 @@ from gymnasium.spaces import Box, Discrete
 
 from envmgr import BaseEnv, EnvTimestep
 from envmgr.spaces import codec_of
-from envmgr.wire.arenas import ObservationRules, arena_arrays, plan_placements, rings_of
+from envmgr.wire.arenas import ObservationRules, arena_arrays, places_for, plan_placements
 from envmgr.wire.block import (
     AFTER_SHIFT,
     DONE,
     HAS_INFO,
-    LAST,
     ORDERS,
+    PLACE_BITS,
     REWARD_BITS,
     REWARD_SHIFT,
     REWARD_TYPES,
-    RING,
     RING_EACH,
-    SLOT_BITS,
+    RING_LAST,
+    RING_ONCE,
     Block,
     BlockPlan,
     posting_of,
@@ -97,7 +97,7 @@ class Rig:
         actions = codec_of(Env.action_space).layout
         assert actions is not None
         block_plan = BlockPlan(n, n_hosts, actions)
-        placements, nbytes = plan_placements(layouts, rings_of(True), block_plan.nbytes)
+        placements, nbytes = plan_placements(layouts, places_for(True), block_plan.nbytes)
         self.memory = bytearray(nbytes)
         self.block = Block(self.memory, block_plan)
         self.block.sleeping[-1] = 1
@@ -138,7 +138,9 @@ class Rig:
         message = Message(op, env_id, generation, self.request_id, payload)
         self.host.handle(message)
 
-    def post(self, *env_ids: int, action: int = 7, ring: int = RING, generation: int = 0) -> None:
+    def post(
+        self, *env_ids: int, action: int = 7, ring: int = RING_ONCE, generation: int = 0
+    ) -> None:
         self.request_id += 1
         for i in env_ids:
             self.block.actions[0][i] = action
@@ -150,7 +152,7 @@ class Rig:
         self.request_id += 1
         token = token_of(generation, self.request_id)
         self.block.orders[list(env_ids)] = token
-        self.post(*also, ring=RING | ORDERS, generation=generation)
+        self.post(*also, ring=RING_ONCE | ORDERS, generation=generation)
         return token
 
     def run(self, *, asked: bool = False) -> list[tuple[int, Op]]:
@@ -185,7 +187,7 @@ class Rig:
         return InfoDecoder().decode(self.block.infos[0].tobytes())
 
     def obs(self) -> Any:
-        return self.arena[int(self.block.flags[0]) & SLOT_BITS, 0].tolist()
+        return self.arena[int(self.block.flags[0]) & PLACE_BITS, 0].tolist()
 
 
 def test_an_ordinary_step_is_answered_in_the_block_alone() -> None:
@@ -295,7 +297,7 @@ def test_the_next_episode_begins_after_one_more_batch_at_most() -> None:
     rig.run()
     assert rig.has_reset()
     assert rig.envs[0].log == [7, "reset"]
-    assert rig.block.reset_flags[0] & SLOT_BITS >= 2
+    assert rig.block.reset_flags[0] & PLACE_BITS >= 2
     assert rig.envs[2].log == [7]
     rig.run()
     assert rig.envs[2].log == [7, "reset"]
@@ -352,7 +354,7 @@ def test_an_env_that_is_gone_takes_no_steps() -> None:
 
 
 @pytest.mark.parametrize(
-    ("ring", "asked", "rings"), [(LAST, False, 0), (RING, False, 1), (LAST, True, 1)]
+    ("ring", "asked", "rings"), [(RING_LAST, False, 0), (RING_ONCE, False, 1), (RING_LAST, True, 1)]
 )
 def test_when_a_host_rings(ring: int, asked: bool, rings: int) -> None:
     rig = Rig(2, n_hosts=2)
@@ -365,7 +367,7 @@ def test_when_a_host_rings(ring: int, asked: bool, rings: int) -> None:
 @pytest.mark.parametrize("n", [1, 2])
 def test_the_last_host_of_a_batch_rings(n: int) -> None:
     rig = Rig(n, n_hosts=3)
-    rig.post(*range(n), ring=LAST)
+    rig.post(*range(n), ring=RING_LAST)
     posting = rig.block.posted[0]
     rig.block.posted[1] = rig.block.finished[1] = posting
     rig.block.posted[2] = posting - 8  # something else was posted for this one
@@ -383,7 +385,7 @@ def test_nobody_rings_for_a_parent_that_is_awake() -> None:
     assert rig.rings == 0
 
 
-@pytest.mark.parametrize("ring", [RING_EACH, RING_EACH | RING])
+@pytest.mark.parametrize("ring", [RING_EACH, RING_EACH | RING_ONCE])
 def test_a_host_rings_for_each_env_in_good_time(monkeypatch: pytest.MonkeyPatch, ring: int) -> None:
     moments = iter(range(1000))
     monkeypatch.setattr("envmgr.worker.posted.monotonic", lambda: float(next(moments)))
@@ -443,7 +445,7 @@ def test_an_ordered_reset_is_answered_with_its_own_token(n: int) -> None:
     assert rig.run() == []
     assert rig.run() == []
     assert rig.block.resets[0] == token
-    assert rig.arena[int(rig.block.reset_flags[0]) & SLOT_BITS, 0].tolist() == [5, 6]
+    assert rig.arena[int(rig.block.reset_flags[0]) & PLACE_BITS, 0].tolist() == [5, 6]
     assert rig.envs[0].log == ["reset"]
     assert rig.envs[0].params == {"level": 2}, "those of the present plan"
     assert rig.rings == 2, "once for what was posted, once for the reset"

@@ -14,7 +14,7 @@ from envmgr.errors import IllegalTransitionError, LaunchError, SpaceMismatchErro
 from envmgr.lifecycle import EnvState
 from envmgr.seeding import derived_seed
 from envmgr.transport.base import HostDied
-from envmgr.wire.arenas import Placement, slot_arrays
+from envmgr.wire.arenas import Placement, place_arrays
 from envmgr.wire.frames import FrameError
 from envmgr.wire.messages import (
     UNANSWERED,
@@ -135,7 +135,7 @@ def test_memory_that_cannot_be_had_fails_the_launch(monkeypatch: pytest.MonkeyPa
 def write(rig: Rig, env_id: int, slot: int, values: Any) -> None:
     """Write an observation as the host of an env does."""
     placement: Placement = rig.requests(Op.ATTACH, env_id)[-1].payload
-    slot_arrays(rig.transport.memory, placement)[0][slot] = values
+    place_arrays(rig.transport.memory, placement)[0][slot] = values
 
 
 def launched_with_memory(**rules: Any) -> Rig:
@@ -145,7 +145,7 @@ def launched_with_memory(**rules: Any) -> Rig:
     rig.transport.answer = None
     rig.supervisor.begin_episodes()
     for env_id in (0, 1):
-        slot = rig.requests(Op.ATTACH, env_id)[-1].payload.reset_slot
+        slot = rig.requests(Op.ATTACH, env_id)[-1].payload.reset_place
         write(rig, env_id, slot, [env_id, 0.5])
         rig.reset_done(env_id, slot)
     rig.supervisor.repair.launching = False
@@ -184,7 +184,7 @@ def test_views_are_handed_out_where_the_user_wants_no_copies() -> None:
 def test_a_renewed_env_goes_on_with_the_slot_after_the_last_one_that_was_read() -> None:
     rig = launched_with_memory(copy_on_get=False)
     first = rig.requests(Op.ATTACH, 1)[0].payload
-    assert (first.step_slot, first.reset_slot) == (0, 3)
+    assert (first.step_place, first.reset_place) == (0, 3)
     for step in range(5):  # round the slots, to slot 1
         write(rig, 1, step % 3, [step, 0])
         rig.send(1)
@@ -193,8 +193,8 @@ def test_a_renewed_env_goes_on_with_the_slot_after_the_last_one_that_was_read() 
     rig.die(1)
     rig.hello(1, FLOATS)
     placement = rig.requests(Op.ATTACH, 1)[-1].payload
-    assert (placement.step_slot, placement.reset_slot) == (2, 4)
-    write(rig, 1, placement.step_slot, [99, 99])
+    assert (placement.step_place, placement.reset_place) == (2, 4)
+    write(rig, 1, placement.step_place, [99, 99])
     assert view.tolist() == [4, 0]
 
 
