@@ -16,7 +16,8 @@ from envmgr.errors import (
     StateError,
 )
 from envmgr.launch import replay_payloads
-from envmgr.manager.lifetime import Called, ManagerLifetime
+from envmgr.manager.engine_owner import Called
+from envmgr.manager.lifetime import ManagerLifetime
 from envmgr.types import monotonic
 from envmgr.wire.messages import Attribute, Op, RemoteFailure
 

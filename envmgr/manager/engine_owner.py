@@ -1,0 +1,283 @@
+"""The engine of a manager, and what it is built from: factories, config and seeds."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from typing import Any, ClassVar
+
+from easydict import EasyDict
+
+from envmgr.calibrate import Calibration, trial_config_of, try_out
+from envmgr.config import ManagerConfig, check_kind, default_manager_config, to_easydict
+from envmgr.core import Supervisor, arguments, requests
+from envmgr.core.engine import Engine
+from envmgr.core.shelter import Shelter
+from envmgr.core.stats import Statistics
+from envmgr.errors import ConfigError, LaunchError, ManagerClosedError, StateError
+from envmgr.launch import build_engine
+from envmgr.policy import GatherPolicy
+from envmgr.seeding import Samplers, seeds_by_env, seeds_of_spares
+from envmgr.spaces import ActionCheck, codec_of
+from envmgr.spaces.reading import Unreadable, read_list, short_text
+from envmgr.transport.base import Transport
+from envmgr.types import EnvFactory, monotonic
+from envmgr.views import DictView
+from envmgr.wire.messages import EnvDescription
+
+
+class Called:
+    """A call that is under way.
+
+    Args:
+        env_ids: whose.
+
+    Attributes:
+        results: once they are there.
+    """
+
+    def __init__(self, env_ids: list[int]) -> None:
+        self.env_ids = env_ids
+        self.results: list[Any] | None = None
+
+
+class EngineOwner:
+    """Builds the engine of a manager, lets calls in, and ends it; see `EnvManager`."""
+
+    preset: ClassVar[Mapping[str, Any]] = {}
+    """Defaults of this kind that differ from those of the schema."""
+
+    _transport_cls: ClassVar[type[Transport]] = Transport  # type: ignore[type-abstract]
+    """What hosts of this kind run on; its properties say what this kind can do."""
+
+    def __init__(
+        self,
+        env_fn: Sequence[EnvFactory],
+        cfg: Mapping[str, Any] | None = None,
+        *,
+        observation_space: Any = None,
+        action_space: Any = None,
+        reward_space: Any = None,
+    ) -> None:
+        self._engine: Engine | None = None
+        self._launched = False
+        self._env_fn = _checked_factories(env_fn)
+        config = ManagerConfig.from_mapping(cfg, self.preset)
+        check_kind(config, hides_resets=self._transport_cls.works_alone)
+        self._config = self._asked_config = config.with_env_num(len(self._env_fn))
+        self._calibration: Calibration | None = None
+        self._trial: Engine | None = None
+        self._view = self._make_view()
+        self._policy = GatherPolicy(self._config.wait_num, self._config.step_wait_timeout)
+        self._given = (
+            arguments.checked_space(observation_space, "observation_space"),
+            arguments.checked_space(action_space, "action_space"),
+            arguments.checked_space(reward_space, "reward_space"),
+        )
+        self._gathers_some = False
+        self._description: EnvDescription | None = None
+        self._action_checks: list[ActionCheck] | None = None
+        self._codec = codec_of(None)
+        self._samplers: Samplers | None = None
+        self._seeds: dict[int, int | None] = dict.fromkeys(range(self.env_num))
+        self._spare_seeds: list[int | None] = [None] * self._config.spare_env_num
+        self._dynamic_seed: bool | None = None
+        self._replay_paths: list[str] | None = None
+        self._called: Called | None = None
+        self._statistics = Statistics()
+        self._env_ref: Any = None
+        self._finalizer: weakref.finalize[..., Any] | None = None
+        if self._config.seed is not None:
+            self.seed(self._config.seed)
+
+    # -- what a kind chooses ----------------------------------------------------------------
+
+    def _make_transport(self) -> Transport:
+        """Return a new transport for one launch."""
+        raise TypeError(f"{type(self).__name__} has no transport; use a kind of envmgr.managers")
+
+    def _make_view(self) -> DictView:
+        """Return the form in which this kind shows batches."""
+        return DictView()
+
+    @classmethod
+    def default_config(cls) -> EasyDict:
+        """Return every key of this kind's config with its default, as a deep copy."""
+        return default_manager_config(cls.preset)
+
+    @property
+    def env_num(self) -> int:
+        """Number of envs."""
+        return len(self._env_fn)
+
+    @property
+    def cfg(self) -> EasyDict:
+        """The config in force, as a copy."""
+        return to_easydict(self._config.to_dict())
+
+    # -- the engine -------------------------------------------------------------------------
+
+    def _ensure_engine(self, params: Mapping[int, dict[str, Any] | None] | None = None) -> Engine:
+        if self._engine is None:
+            self._resolve_num_workers(params or {})
+            self._build_engine(self._env_fn, self._config, self._keep_engine)
+        return self._running
+
+    def _keep_engine(self, engine: Engine) -> None:
+        self._engine = engine
+        self._statistics = engine.supervisor.statistics
+        # Not of the manager itself: what is dropped without close() ends with its finalizer.
+        self._finalizer = weakref.finalize(self, engine.close, 0.0)
+
+    def _build_engine(
+        self, env_fn: Sequence[EnvFactory], config: ManagerConfig, keep: Callable[[Engine], None]
+    ) -> None:
+        """Build an engine and keep it: either both are done, or nothing is."""
+        shelter = Shelter()
+        try:
+            shelter.run(lambda: keep(self._open_engine(env_fn, config, shelter)))
+        except Exception:
+            shelter.end()
+            raise
+
+    def _open_engine(
+        self, env_fn: Sequence[EnvFactory], config: ManagerConfig, shelter: Shelter
+    ) -> Engine:
+        try:
+            transport = self._make_transport()
+            try:
+                return build_engine(env_fn, config, transport, self._given[:2], monotonic, shelter)
+            except BaseException:
+                transport.close(0.0)
+                raise
+        except OSError as error:
+            raise LaunchError(f"nothing was started: {error}") from error
+
+    def _keep_trial(self, engine: Engine) -> None:
+        self._trial = engine
+
+    def _resolve_num_workers(self, params: Mapping[int, dict[str, Any] | None]) -> None:
+        """Have `num_workers: auto` be a number, from here on.
+
+        What is found holds for later launches, too; if env 0 could not be tried out, the next one
+        tries again.
+        """
+        config, known = self._asked_config, self._calibration
+        asked = config.num_workers == "auto" and self._transport_cls.packs_envs
+        if not asked or self.env_num == 1 or (known is not None and known.trial is not None):
+            return
+        self._config = config
+        self._build_engine(self._env_fn[:1], trial_config_of(config), self._keep_trial)
+        engine = self._trial
+        if engine is None:
+            raise ManagerClosedError("the manager was closed during this call")
+        try:
+            with engine.calling() as supervisor:
+                self._prepare(supervisor, params)
+                self._calibration = found = try_out(engine, config, self.env_num)
+                engine.close(0.0 if found.trial is None else config.close_timeout)
+        finally:
+            engine.close(0.0)
+            self._trial = None
+        self._config = replace(config, num_workers=found.choice.num_workers)
+
+    def _prepare(self, supervisor: Supervisor, params: Mapping[int, dict[str, Any] | None]) -> None:
+        """Give envs that are not launched yet their reset params and seeds."""
+        requests.refuse_unsendable_params(supervisor, params)
+        for slot in supervisor.slots:
+            slot.reset_params = params.get(slot.env_id) or {}
+            slot.base_seed = slot.new_seed = self._seeds[slot.env_id]
+        for slot, seed in zip(supervisor.spare_slots, self._spare_seeds, strict=True):
+            slot.base_seed = slot.new_seed = seed
+        supervisor.rules.dynamic_seed = self._dynamic_seed
+
+    def _discard_engine(self, grace_s: float) -> None:
+        engine, finalizer = self._engine, self._finalizer
+        self._launched = False
+        self._called = None
+        self._view.forget()
+        if engine is None:
+            return
+        engine.close(grace_s)
+        if self._engine is engine:  # kept until here: what Ctrl-C interrupts can be done again
+            self._engine = None
+        if finalizer is not None:
+            finalizer.detach()
+
+    def _calling(self) -> AbstractContextManager[Supervisor]:
+        if self._engine is None or not self._launched:
+            raise ManagerClosedError("the manager is closed; call launch() first")
+        if self._called is not None:
+            raise StateError("a call_async is under way; take its result with call_wait() first")
+        return self._engine.calling()
+
+    @property
+    def _running(self) -> Engine:
+        if self._engine is None:
+            raise ManagerClosedError("the manager was closed during this call")
+        return self._engine
+
+    def _surface(self, supervisor: Supervisor) -> None:
+        """Raise what failed for good, once; with `on_failure: raise`, close first."""
+        repair = supervisor.repair
+        fatal = repair.take_fatal() if repair.fatal_errors or repair.urgent else None
+        if fatal is None:
+            return
+        if self._config.on_failure == "raise":
+            self._discard_engine(self._config.close_timeout)
+        raise fatal
+
+    # -- seeds ------------------------------------------------------------------------------
+
+    def seed(
+        self,
+        seed: int | Sequence[int | None] | Mapping[int, int | None] | None,
+        dynamic_seed: bool | None = None,
+    ) -> None:
+        """Seed the envs; takes effect at the next explicit reset or launch.
+
+        Spares get seeds, too: after an int those that follow the envs', else derived ones.
+
+        Args:
+            seed: an int gives env i exactly `seed + i`; a list one to each; a dict one to some.
+            dynamic_seed: what automatic resets after that do: None passes no seed, True one
+                derived per episode, False the same again.
+
+        Raises:
+            ConfigError, UnknownEnvError: refused.
+        """
+        seeds = seeds_by_env(seed, self.env_num)
+        if dynamic_seed is not None:
+            dynamic_seed = arguments.checked_flag(dynamic_seed, "dynamic_seed")
+        of_all = {**self._seeds, **seeds}
+        of_spares = seeds_of_spares(seed, of_all, self.env_num, self._config.spare_env_num)
+
+        def apply(supervisor: Supervisor | None) -> None:
+            self._seeds, self._spare_seeds, self._dynamic_seed = of_all, of_spares, dynamic_seed
+            if self._samplers is not None:
+                self._samplers.seed(seeds)
+            if supervisor is not None:
+                supervisor.seed(seeds, of_spares)
+
+        if not self._launched:
+            apply(None)
+            return
+        with self._calling() as supervisor:
+            self._running.undisturbed(lambda: apply(supervisor))
+
+
+def _checked_factories(env_fn: Any) -> list[EnvFactory]:
+    try:
+        factories = read_list(env_fn)
+    except Unreadable as error:
+        raise ConfigError(
+            f"env_fn should be a list of functions, one for each env, but {error}. For n equal "
+            "envs: env_fn=[make_env] * n"
+        ) from error
+    wrong = [i for i, factory in enumerate(factories) if not callable(factory)]
+    if not factories or wrong:
+        found = f"entry {wrong[0]} is {short_text(factories[wrong[0]])}" if wrong else "it is empty"
+        raise ConfigError(f"env_fn should be a list of functions, one for each env; {found}")
+    return factories
