@@ -71,12 +71,13 @@ class FrameChannel:
 
     Attributes:
         host_id: the host at the other end, for whoever waits for several channels.
+        index: which of the manager's hosts that is.
         write_fd: becomes writable when `flush` can go on.
         asked: a bell that wants an answer has come since the owner has set this to False.
         first: one of them and what it was made, for whoever takes them one by one.
     """
 
-    host_id = 0
+    host_id = index = 0
     asked = False
 
     def __init__(self, read_fd: int, write_fd: int, *, blocking: bool) -> None:
@@ -256,11 +257,12 @@ class PipeChannel:
 
     Attributes:
         host_id: the host at the other end.
+        index: which of the manager's hosts that is.
         has_unsent: always False: `send` keeps nothing back.
         asked: always False: there is no block where there are no pipes.
     """
 
-    host_id = 0
+    host_id = index = 0
     has_unsent = False
     asked = False
 

@@ -198,7 +198,7 @@ def _hosts_of(manager: Any) -> list[int]:
 
 
 def _pipes(manager: Any, host_id: int) -> set[str]:
-    fds = manager._engine.transport._channels[host_id].fds
+    fds = manager._engine.transport._connections.by_host[host_id].fds
     return {os.readlink(f"/proc/self/fd/{fd}") for fd in fds}
 
 

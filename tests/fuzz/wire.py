@@ -326,7 +326,7 @@ class Wire:
 
     def memory(self, nbytes: int) -> mmap.mmap:
         """Return the shared memory, as workers have it."""
-        fd = self.transport._memory_fd
+        fd = self.transport._shared._memory_fd
         assert fd is not None
         if not self._mapped:
             self._mapped.append(mmap.mmap(fd, nbytes))

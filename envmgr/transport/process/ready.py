@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import select
+import socket
 from multiprocessing.connection import wait
 from typing import Any
 
@@ -66,6 +67,36 @@ class ReadySet:
         if self._epoll is not None and not self._epoll.closed:
             forget_fd(self._epoll.fileno())
             self._epoll.close()
+
+
+class Waker:
+    """Becomes readable when it is woken, from any thread."""
+
+    def __init__(self) -> None:
+        self._ends = socket.socketpair()
+        for end in self._ends:
+            end.setblocking(False)
+            keep_from_children(end.fileno())
+
+    def fileno(self) -> int:
+        """Return the fd that becomes readable."""
+        return self._ends[0].fileno()
+
+    def wake(self) -> None:
+        """Have it be readable."""
+        with contextlib.suppress(OSError):  # full: a wake-up is on its way; closed: no one waits
+            self._ends[1].send(b"w")
+
+    def silence(self) -> None:
+        """Have it be so no longer."""
+        with contextlib.suppress(BlockingIOError):
+            self._ends[0].recv(4096)
+
+    def close(self) -> None:
+        """Release it."""
+        for end in self._ends:
+            forget_fd(end.fileno())
+            end.close()
 
 
 def _fd_of(item: Any) -> int:

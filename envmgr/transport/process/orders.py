@@ -1,0 +1,54 @@
+"""What workers are told first: their envs, and how to set themselves up."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import cloudpickle
+
+from envmgr.errors import ConfigError
+from envmgr.wire.hosts import EnvOrder, HostSpec, Orders, WorkerSettings
+
+
+class OrderWriter:
+    """Writes the orders of workers; each object is pickled once for all of them.
+
+    Args:
+        settings: of the workers.
+        with_factories: they get the factories of their envs with it.
+    """
+
+    def __init__(self, settings: WorkerSettings, *, with_factories: bool) -> None:
+        self._settings = settings
+        self._with_factories = with_factories
+        self._pickled: dict[int, tuple[Any, bytes]] = {}
+
+    def orders_of(self, spec: HostSpec) -> Orders:
+        """Return the orders of one worker.
+
+        Raises:
+            ConfigError: a factory cannot be pickled.
+        """
+        pickled: dict[bytes, int] = {}  # equal factories travel once
+        envs: list[tuple[int, int, int, int]] = []
+        for order in spec.envs:
+            factory = self._pickle(order.factory, order) if self._with_factories else b""
+            place = pickled.setdefault(factory, len(pickled))
+            envs.append((order.env_id, order.generation, order.request_id, place))
+        settings = self._pickle(spec.settings, spec.envs[0])
+        return Orders(tuple(envs), tuple(pickled), spec.index, settings, self._settings)
+
+    def _pickle(self, value: Any, order: EnvOrder) -> bytes:
+        known = self._pickled.get(id(value))
+        if known is None:
+            try:
+                known = (value, cloudpickle.dumps(value))
+            except Exception as error:  # whatever a __reduce__ may raise
+                raise ConfigError(
+                    f"the env_fn of env {order.env_id} ({order.factory!r}), or a space that was "
+                    f"given with it, cannot be sent to a worker process: {type(error).__name__}: "
+                    f"{error}. Build such objects inside the function, or use context: fork or "
+                    "type: base."
+                ) from error
+            self._pickled[id(value)] = known
+        return known[1]
