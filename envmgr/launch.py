@@ -155,6 +155,7 @@ def build_engine(
         renew_between_attempts=config.retry_type == "renew",
         retry_waiting_s=config.retry_waiting_time,
         max_failures=config.max_failures,
+        max_failures_total=config.max_failures_total,
         window_s=config.failure_window_s,
         drop_exhausted=config.on_exhausted == "drop",
     )

@@ -52,6 +52,8 @@ class FailurePolicy:
         renew_between_attempts: make a new env between attempts, while the host is healthy.
         retry_waiting_s: seconds between attempts; doubles with each renewal in a row.
         max_failures: failures of one env allowed in the window.
+        max_failures_total: failures of all envs together allowed in it; None: 10, or as many as
+            there are envs.
         window_s: length of the window.
         drop_exhausted: an env whose budget is spent is dropped instead of raising.
     """
@@ -61,12 +63,14 @@ class FailurePolicy:
     renew_between_attempts: bool = False
     retry_waiting_s: float = 0.1
     max_failures: int = 3
+    max_failures_total: int | None = None
     window_s: float = 60.0
     drop_exhausted: bool = False
 
     def max_failures_of_all(self, env_num: int) -> int:
         """Return how many failures of all envs together the window allows."""
-        return max(10, env_num)
+        given = self.max_failures_total
+        return max(10, env_num) if given is None else given
 
     def renewal_delay_s(self, renewals_in_a_row: int) -> float:
         """Return the pause before a renewal: none before the first in a row, then doubling."""
@@ -92,6 +96,7 @@ class FailureBudget:
         ]
         self._of_all: deque[tuple[float, EnvFailure]] = deque()
         self._limit_of_all = policy.max_failures_of_all(env_num)
+        self._where_from = ", max(10, env_num)" if policy.max_failures_total is None else ""
 
     def charge(self, env_id: int, failure: EnvFailure, now: float) -> str | None:
         """Count one failure and say which limit it exceeded, if any.
@@ -116,7 +121,7 @@ class FailureBudget:
         if not is_spare and len(self._of_all) > self._limit_of_all:
             return (
                 f"all envs together failed {len(self._of_all)} times within {window_s:g} s "
-                f"(the limit is max(10, env_num) = {self._limit_of_all})"
+                f"(max_failures_total is {self._limit_of_all}{self._where_from})"
             )
         return None
 

@@ -84,7 +84,7 @@ class _Run(Attempt):
             raise EnvManagerError(
                 f"no env is left after {found} of {wanted} {self._goal.noun}: each failed more "
                 "often than allowed and was taken out (on_exhausted: drop). Look at the failures; "
-                "raise max_failures or lower failure_window_s to go on in spite of them."
+                "raise max_failures or max_failures_total to go on in spite of them."
             )
 
     def _config_text(self) -> str:

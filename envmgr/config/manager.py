@@ -156,7 +156,12 @@ class ManagerConfig(Section):
     max_failures: int = option(
         3,
         integer(0),
-        "failures allowed per env_id in the window (and `max(10, env_num)` over all)",
+        "failures allowed per env_id in the window",
+    )
+    max_failures_total: int | None = option(
+        None,
+        or_null(integer(0), "`max(10, env_num)`"),
+        "failures allowed of all env_ids together in the window",
     )
     failure_window_s: float = option(
         60.0, number(above=0, unit="seconds"), "length of the window of failures"

@@ -12,7 +12,7 @@ from envmgr.core.hosts import Hosts
 from envmgr.core.slots import EnvSlot, HostGroup, Lost, Next, Work
 from envmgr.core.spares import Spares
 from envmgr.core.stats import Statistics
-from envmgr.errors import EnvFailure, FailuresExhaustedError
+from envmgr.errors import EnvFailure, EnvReportedAbnormal, FailuresExhaustedError
 from envmgr.lifecycle import EnvState, Event, StateTable
 from envmgr.policy import FailureBudget, FailurePolicy
 
@@ -230,7 +230,7 @@ class Repair:
     ) -> None:
         slot.attempts = 0
         exceeded = None
-        if charged:
+        if charged and not isinstance(failure, EnvReportedAbnormal):  # nothing had to be repaired
             exceeded = self._budget.charge(slot.env_id, failure, self._hosts.clock())
         pause_s = self._policy.renewal_delay_s(slot.renewals_in_a_row)
         if exceeded is not None:
@@ -377,7 +377,7 @@ class Repair:
             return
         error = FailuresExhaustedError(
             f"{exceeded}. It is not repaired any more; the other envs are as they were. Look at "
-            f"the first failure below, and then: raise max_failures or failure_window_s, set "
+            f"the first failure below, and then: raise that limit or lower failure_window_s, set "
             f"on_exhausted: drop to go on without it, or call reset({{{slot.env_id}: None}}) to "
             f"have it repaired once more. First failure: {cause}",
             cause,

@@ -111,9 +111,9 @@ class Saboteur:
     Processes that do not descend from this one are never touched.
 
     What the manager's config needs: hung and stopped workers are only found out by `step_timeout`
-    and `reset_timeout`, while they start by `connect_timeout`. `max_failures` has to be large and
-    `failure_window_s` small, as all envs together may fail `max(10, env_num)` times in it.
-    `retry_waiting_time: 0` renews at once also after several failures in a row.
+    and `reset_timeout`, while they start by `connect_timeout`. `max_failures` and
+    `max_failures_total` have to be large. `retry_waiting_time: 0` renews at once also after several
+    failures in a row.
 
     Args:
         manager: launched, of a kind with worker processes.

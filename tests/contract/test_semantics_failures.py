@@ -189,6 +189,30 @@ def test_an_env_may_say_itself_that_a_step_was_abnormal(
 
 
 @every_kind
+def test_what_an_env_calls_abnormal_is_not_charged_to_its_budget(
+    world: World, setup: Setup
+) -> None:
+    manager = world.make(setup, 2, max_failures=0, max_failures_total=0)
+    for k in range(1, 4):
+        ready_all(manager)
+        timesteps = step_all(manager, {0: Do.ABNORMAL, 1: 1})
+        assert isinstance(timesteps[0].info["error"], EnvReportedAbnormal)
+        assert seen(timesteps[1].obs).step == k
+    it = seen(ready_all(manager)[0])
+    assert (it.build, it.episode, it.step) == (0, 3, 0)
+    assert manager.stats()["failures_by_env"] == {0: 3}
+
+
+@every_kind
+def test_on_failure_raise_holds_for_what_an_env_calls_abnormal(world: World, setup: Setup) -> None:
+    manager = world.make(setup, 1, on_failure="raise")
+    ready_all(manager)
+    with Raises(EnvReportedAbnormal, "env 0", "info['abnormal']"):
+        step_all(manager, {0: Do.ABNORMAL})
+    assert manager.closed
+
+
+@every_kind
 def test_an_abnormal_step_needs_neither_observation_nor_reward(world: World, setup: Setup) -> None:
     manager = world.make(setup, 1)
     first = ready_all(manager)[0]
@@ -680,6 +704,21 @@ def test_all_envs_together_may_fail_so_often_too(world: World, setup: Setup) -> 
     assert step_all(manager, {2: Do.RAISE})[2].info["abnormal"]
     with Raises(FailuresExhaustedError, "all envs together", "10"):
         _ = manager.ready_obs
+
+
+@every_kind
+def test_how_often_all_envs_together_may_fail_can_be_said(world: World, setup: Setup) -> None:
+    manager = world.make(setup, 4, max_failures=100, max_failures_total=2)
+    for i in range(2):
+        ready_all(manager)
+        step_all(manager, {i: Do.RAISE})
+    assert [*ready_all(manager)] == [0, 1, 2, 3]
+    assert step_all(manager, {2: Do.RAISE})[2].info["abnormal"]
+    with Raises(
+        FailuresExhaustedError, "all envs together failed 3 times", "max_failures_total is 2"
+    ):
+        _ = manager.ready_obs
+    ready_all(manager, [0, 1, 3])
 
 
 @every_kind

@@ -41,6 +41,7 @@ DEFAULTS = {
     "spare_env_num": 0,
     "on_failure": "recover",
     "max_failures": 3,
+    "max_failures_total": None,
     "failure_window_s": 60,
     "on_exhausted": "raise",
     "max_worker_rss_mb": None,
@@ -77,6 +78,9 @@ def accepted() -> list[tuple[str, Any, Any]]:
         ("env_num", None, None),
         ("retry_type", "renew", "renew"),
         ("max_failures", 0, 0),
+        ("max_failures_total", 0, 0),
+        ("max_failures_total", 10**6, 10**6),
+        ("max_failures_total", None, None),
         ("max_worker_rss_mb", 512, 512.0),
         ("max_worker_rss_mb", 0.5, 0.5),
         ("max_episodes_per_worker", 1, 1),
@@ -131,6 +135,7 @@ def refused() -> list[tuple[str, Any]]:
         rows += [(key, value) for value in [*NOT_COUNTS, None, "inf", ".inf"]]
     for key in ("max_failures", "spare_env_num"):
         rows += [(key, value) for value in [*NOT_NUMBERS, -1, 0.5, math.inf, None]]
+    rows += [("max_failures_total", value) for value in [*NOT_NUMBERS, -1, 0.5, math.inf]]
     for key in ("step_timeout", "reset_timeout", "connect_timeout", "failure_window_s"):
         rows += [(key, value) for value in [*NOT_SECONDS, 0]]
     for key in ("retry_waiting_time", "close_timeout", "step_wait_timeout"):

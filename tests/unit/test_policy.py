@@ -130,7 +130,19 @@ def test_the_limit_of_all_envs_is_ten_or_their_number(env_num: int, limit: int) 
     assert exceeded[:-1] == [None] * limit
     assert exceeded[-1] == (
         f"all envs together failed {limit + 1} times within 60 s "
-        f"(the limit is max(10, env_num) = {limit})"
+        f"(max_failures_total is {limit}, max(10, env_num))"
+    )
+
+
+@pytest.mark.parametrize("limit", [0, 2, 25])
+def test_the_limit_of_all_envs_can_be_given(limit: int) -> None:
+    policy = FailurePolicy(max_failures=1000, max_failures_total=limit)
+    assert policy.max_failures_of_all(4) == limit
+    budget = FailureBudget(policy, env_num=4)
+    exceeded = [budget.charge(i % 4, failure(), 0.0) for i in range(limit + 1)]
+    assert exceeded[:-1] == [None] * limit
+    assert exceeded[-1] == (
+        f"all envs together failed {limit + 1} times within 60 s (max_failures_total is {limit})"
     )
 
 

@@ -969,17 +969,46 @@ def test_a_user_may_reset_an_exhausted_env_while_its_host_still_ends() -> None:
     assert rig.ready() == [0]
 
 
-def test_failures_of_all_envs_together_are_limited_too() -> None:
-    rig = Rig(4, policy=FailurePolicy(max_failures=100)).launch()
-    for number in range(11):
+@pytest.mark.parametrize(("given", "limit"), [(None, 10), (0, 0), (3, 3), (15, 15)])
+def test_failures_of_all_envs_together_are_limited_too(given: int | None, limit: int) -> None:
+    rig = Rig(4, policy=FailurePolicy(max_failures=100, max_failures_total=given)).launch()
+    for number in range(limit + 1):
         env_id = number % 4
+        assert rig.supervisor.repair.fatal is None
         rig.send(env_id)
         rig.die(env_id)
         rig.deliver(env_id)
-        if number < 10:
+        if number < limit:
             recover(rig, env_id)
     fatal = rig.supervisor.repair.take_fatal()
-    assert "all envs together failed 11 times" in str(fatal)
+    assert f"all envs together failed {limit + 1} times" in str(fatal)
+    assert f"max_failures_total is {limit}" in str(fatal)
+
+
+def test_a_step_that_the_env_calls_abnormal_is_counted_and_not_charged() -> None:
+    rig = Rig(2, policy=FailurePolicy(max_failures=0, max_failures_total=0)).launch()
+    for _ in range(3):
+        rig.send(0)
+        rig.fail(kind=FailureKind.ABNORMAL)
+        timestep = rig.deliver(0)[0]
+        assert isinstance(timestep.info["error"], EnvReportedAbnormal)
+        assert rig.slot().work is Work.RESETTING
+        rig.reset_done()
+    assert rig.supervisor.repair.fatal is None
+    assert rig.ready() == [0, 1]
+    statistics = rig.supervisor.statistics
+    assert statistics.failures_by_kind == {"EnvReportedAbnormal": 3}
+    assert (statistics.abnormal, statistics.renewals) == (3, 0)
+    rig.send(0)
+    rig.fail()
+    assert rig.state() is EnvState.ERROR  # what did fail is charged
+
+
+def test_a_step_that_the_env_calls_abnormal_ends_what_is_not_to_go_on_after_failures() -> None:
+    rig = Rig(policy=FailurePolicy(recover=False)).launch()
+    rig.send(0)
+    rig.fail(kind=FailureKind.ABNORMAL)
+    assert isinstance(rig.supervisor.repair.take_fatal(), EnvReportedAbnormal)
 
 
 def test_a_host_s_death_is_one_failure() -> None:
