@@ -92,7 +92,10 @@ class ActionError(EnvManagerError, ValueError):
 
 
 class SpaceMismatchError(EnvManagerError, ValueError):
-    """The envs of one manager have different spaces and `same_spaces` is on."""
+    """The envs of one manager have different spaces and `same_spaces` is on.
+
+    Also: a V2 kind cannot make one batch of observations that have no fixed layout.
+    """
 
 
 class EnvAttributeError(EnvManagerError, AttributeError):

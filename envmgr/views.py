@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import keyword
 import re
@@ -15,8 +16,8 @@ import numpy.typing as npt
 from envmgr.core import ArrayBatch, ends_of
 from envmgr.core.arguments import actions_by_id
 from envmgr.core.requests import rows_by_id
-from envmgr.errors import ActionError, MissingDependencyError, NothingReadyError
-from envmgr.spaces import Codec, codec_of
+from envmgr.errors import ActionError, MissingDependencyError, NothingReadyError, SpaceMismatchError
+from envmgr.spaces import Codec, ValueMismatchError, codec_of
 from envmgr.spaces.reading import error_text, short_text
 from envmgr.types import EnvTimestep
 
@@ -81,7 +82,7 @@ class TreeView(DictView):
     """
 
     def __init__(self) -> None:
-        self._tnp = import_treetensor()
+        self._trees = Trees()
         self._read: list[int] | None = None
 
     def ready(self, observations: dict[int, Any]) -> Any:
@@ -89,6 +90,7 @@ class TreeView(DictView):
 
         Raises:
             NothingReadyError: no env is ready any more.
+            SpaceMismatchError: observations without fixed layout differ in keys or shapes.
         """
         if not observations:
             raise NothingReadyError(
@@ -96,10 +98,15 @@ class TreeView(DictView):
                 "treetensor cannot be stacked. Check manager.done before reading it."
             )
         self._read = list(observations)
-        values = list(observations.values())
-        if isinstance(values[0], Mapping):
-            return self._tnp.stack([self._tnp.array(_tree(value)) for value in values])
-        return self._tnp.stack([self._tnp.array(value) for value in values])
+        try:
+            stacked = self._trees.stacked(list(observations.values()))
+        except ValueError as error:
+            raise SpaceMismatchError(
+                f"the observations of envs {short_text(self._read)} are no batch: {error}. Envs of "
+                "V2 kinds have to give observations of one structure and shape; the other kinds "
+                "give them one by one."
+            ) from error
+        return self._trees.tree(stacked) if isinstance(stacked, dict) else stacked
 
     def rows(self, ready_ids: list[int]) -> list[int]:
         """Return the env_ids of the last `ready_obs`, or those that are ready if none was read."""
@@ -125,20 +132,23 @@ class TreeView(DictView):
         return {env_id: _untree(action) for env_id, action in by_id.items()}
 
     def timesteps(self, timesteps: dict[int, EnvTimestep]) -> list[Any]:
-        """Return a treetensor with `obs reward done info env_id` for each timestep."""
-        return [self._timestep(env_id, step) for env_id, step in timesteps.items()]
+        """Return a treetensor with `obs reward done info env_id` for each timestep.
 
-    def _timestep(self, env_id: int, step: EnvTimestep) -> Any:
-        obs = _tree(step.obs) if isinstance(step.obs, Mapping) else step.obs
-        return self._tnp.array(
-            {
-                "obs": obs,
-                "reward": step.reward,
-                "done": step.done,
-                "info": _convertible(_with_identifiers(step.info)),
-                "env_id": env_id,
-            }
-        )
+        Their arrays are nobody else's: who changes them changes neither `ready_obs` nor the block.
+        """
+        tree, arrays, info_arrays = self._trees.tree, self._trees.arrays, self._trees.info_arrays
+        return [
+            tree(
+                {
+                    "obs": arrays(obs),
+                    "reward": arrays(reward),
+                    "done": np.array(done),
+                    "info": info_arrays(info),
+                    "env_id": np.array(env_id),
+                }
+            )
+            for env_id, (obs, reward, done, info) in timesteps.items()
+        ]
 
     def forget(self) -> None:
         """Pair the next actions with a newer `ready_obs`."""
@@ -164,13 +174,6 @@ def import_treetensor() -> Any:
         ) from error
 
 
-def _tree(value: Any) -> Any:
-    """Return nested mappings as plain dicts with string keys, as trees need them."""
-    if isinstance(value, Mapping):
-        return {str(key): _tree(part) for key, part in value.items()}
-    return value
-
-
 def _untree(actions: Any) -> Any:
     """Return a tree of arrays as nested dicts; leave all else alone."""
     try:
@@ -183,34 +186,93 @@ def _untree(actions: Any) -> Any:
         ) from error
 
 
-def _with_identifiers(info: Any) -> Any:
-    """Return an info whose keys can be read as attributes: `TimeLimit.truncated` too.
+_NUMBERS = frozenset((float, int, bool, np.float64, np.float32, np.int64, np.bool_))
+_PLAIN = _NUMBERS | {np.ndarray}
+"""What becomes an array without being looked at."""
 
-    Follows what DI-engine's V2 managers do: what an identifier cannot hold becomes `_`.
+
+class Trees:
+    """Makes treetensors of numpy arrays, straight from the storage of treevalue.
+
+    `treetensor.numpy.array` makes the same of a dict, but has every array in it formatted as text
+    on the way, which takes twenty times as long.
     """
-    if isinstance(info, Mapping):
-        return {_identifier(str(key)): _with_identifiers(part) for key, part in info.items()}
-    return info
+
+    def __init__(self) -> None:
+        self._tree = import_treetensor().ndarray
+        self._create_storage = importlib.import_module("treevalue.tree.common").create_storage
+        self._any_tree = importlib.import_module("treevalue").TreeValue
+
+    def tree(self, arrays: dict[str, Any]) -> Any:
+        """Return nested dicts of arrays as a tree, which keeps the arrays themselves."""
+        return self._tree(self._create_storage(arrays))
+
+    def arrays(self, value: Any) -> Any:
+        """Return a value as an array of its own; mappings and trees as dicts of such."""
+        if type(value) in _PLAIN:
+            return np.array(value)
+        value = self._opened(value)
+        if isinstance(value, Mapping):
+            return {str(key): self.arrays(part) for key, part in value.items()}
+        return np.array(value)
+
+    def stacked(self, values: Sequence[Any]) -> Any:
+        """Return k values as one array (k, *shape); mappings and trees as dicts of such.
+
+        Raises:
+            ValueMismatchError: mappings have different keys.
+        """
+        if _PLAIN.issuperset(map(type, values)):
+            return np.array(values)
+        values = list(map(self._opened, values))
+        keys = _keys_of(values[0])
+        for value in values:
+            if _keys_of(value) != keys:
+                raise ValueMismatchError(
+                    f"{short_text(value)} has not the keys of {short_text(values[0])}"
+                )
+        if keys is None:
+            return np.stack(values)
+        return {str(key): self.stacked([value[key] for value in values]) for key in keys}
+
+    def info_arrays(self, info: Any) -> dict[str, Any]:
+        """Return an info as nested dicts of arrays, whose keys can be read as attributes.
+
+        Follows what DI-engine's V2 managers do: what an identifier cannot hold becomes `_` in keys
+        (`TimeLimit.truncated`), and what cannot become an array is left out.
+        """
+        arrays: dict[str, Any] = {}
+        if type(info) is not dict:
+            info = self._opened(info)
+            if not isinstance(info, Mapping):
+                return arrays
+        for key, value in info.items():
+            name = _identifier(str(key))
+            if type(value) in _NUMBERS:
+                arrays[name] = np.array(value)
+                continue
+            value = self._opened(value)
+            if isinstance(value, Mapping):
+                arrays[name] = self.info_arrays(value)
+            elif _is_arraylike(value):
+                arrays[name] = np.array(value)
+        return arrays
+
+    def _opened(self, value: Any) -> Any:
+        """Return a tree as nested dicts; leave all else alone."""
+        return value.json() if isinstance(value, self._any_tree) else value
 
 
+def _keys_of(value: Any) -> Any:
+    return value.keys() if isinstance(value, Mapping) else None
+
+
+@functools.lru_cache(maxsize=4096)
 def _identifier(key: str) -> str:
     name = re.sub(r"\W", "_", key)
     if not name or name[0].isdigit() or keyword.iskeyword(name):
         name = f"_{name}"
     return name
-
-
-def _convertible(info: Any) -> Any:
-    """Return an info without what cannot become an array, as DI-engine's V2 managers do."""
-    if not isinstance(info, Mapping):
-        return {}
-    kept = {}
-    for key, value in info.items():
-        if isinstance(value, Mapping):
-            kept[key] = _convertible(value)
-        elif _is_arraylike(value):
-            kept[key] = value
-    return kept
 
 
 def _is_arraylike(value: Any) -> bool:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from gymnasium.spaces import Box, Dict, Discrete
 
-from envmgr import create_env_manager
+from envmgr import BaseEnv, EnvTimestep, create_env_manager
 from envmgr.errors import (
     ActionError,
     EnvNotReadyError,
@@ -20,6 +20,7 @@ from envmgr.errors import (
     MissingDependencyError,
     NothingReadyError,
 )
+from tests import di_engine_v2
 from tests.contract.envs import Do, ScriptedGymEnv, expected_reward, seen
 from tests.contract.harness import Raises, Setup, World, over
 
@@ -274,6 +275,76 @@ def test_dict_observations_and_actions_are_trees(world: World, setup: Setup) -> 
         assert np.array_equal([t.info.turn for t in timesteps], turns)
     with Raises(ActionError, "rows"):
         manager.step({"move": np.array([1, 2]), "turn": turns})
+
+
+class TellingEnv(BaseEnv):
+    """Gives what DI-engine's envs give: arrays as rewards, numbers and arrays in infos."""
+
+    def __init__(self, env_id: int) -> None:
+        self.env_id = env_id
+        self.count = 0
+        deep = Dict({"n": Discrete(100), "point": Box(-1.0, 1.0, (), np.float64)})
+        self.observation_space = Dict({"image": Box(0, 255, (2, 3), np.uint8), "deep": deep})
+        self.action_space = Discrete(9)
+        self.reward_space = Box(-9.0, 9.0, (1,), np.float32)
+
+    def _obs(self) -> Any:
+        image = np.full((2, 3), self.env_id, np.uint8)
+        return {"image": image, "deep": {"n": np.int64(self.count), "point": np.array(0.5)}}
+
+    def reset(self) -> Any:
+        self.count = 0
+        return self._obs()
+
+    def step(self, action: Any) -> EnvTimestep:
+        self.count += 1
+        rewards = (0.25, np.array([0.5], np.float32), np.float32(0.1), self.count, np.arange(2.0))
+        infos: list[dict[str, Any]] = [
+            {},
+            {"TimeLimit.truncated": True, "0th": int(action), "text": "left out"},
+            {"array": np.arange(3), "list": [1, 2], "deep": {"x": 1.5, "none": {}}},
+        ]
+        info = infos[(self.count + self.env_id) % 3]
+        return EnvTimestep(self._obs(), rewards[self.env_id % 5], self.count == 4, info)
+
+    def seed(self, seed: int, dynamic_seed: bool | None = None) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+@needs_treetensor
+@over(IN_LINE_V2, ALL_BLOCK_V2, ALL_MESSAGE_V2, ALL_BLOCK_V2._replace(num_workers=2))
+def test_everything_is_key_by_key_what_di_engine_makes_of_it(world: World, setup: Setup) -> None:
+    env_fn = [partial(TellingEnv, i) for i in range(5)]
+    v2 = world.make(setup, env_fn=env_fn)
+    plain = world.make(setup._replace(kind=setup.kind.removesuffix("_v2")), env_fn=env_fn)
+    for k in range(10):
+        wait_ready(v2)
+        wait_ready(plain)
+        di_engine_v2.assert_same(v2.ready_obs, di_engine_v2.ready_obs_of(plain.ready_obs))
+        actions = [(k + i) % 9 for i in range(5)]
+        found, given = v2.step(actions), plain.step(dict(enumerate(actions)))
+        for tree, (env_id, timestep) in zip(found, given.items(), strict=True):
+            expected = di_engine_v2.timestep_of(env_id, timestep)
+            di_engine_v2.assert_same(tree, expected)
+            di_engine_v2.assert_same_tensors(tree.tensor(), expected.tensor())
+
+
+@needs_treetensor
+@every_v2_kind
+def test_who_changes_a_timestep_changes_no_observation(world: World, setup: Setup) -> None:
+    manager = world.make(setup, 2)
+    assert len(manager.ready_obs) == 2
+    for timestep in gather(manager, [1, 2], 2):
+        timestep.obs[...] = -1.0
+    rows = manager.ready_obs
+    assert [seen(row).action for row in rows] == [1, 2]
+    rows[...] = -1.0
+    timesteps = gather(manager, [Do.RAISE, 3], 2)
+    assert seen(timesteps[0].obs).action == 1, "the last good observation"
+    assert seen(timesteps[1].obs).action == 3
 
 
 @needs_treetensor

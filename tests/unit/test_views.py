@@ -9,10 +9,16 @@ import numpy as np
 import pytest
 from gymnasium.spaces import Box, Dict, Discrete, Text
 
-from envmgr.errors import ActionError, MissingDependencyError, NothingReadyError
+from envmgr.errors import (
+    ActionError,
+    MissingDependencyError,
+    NothingReadyError,
+    SpaceMismatchError,
+)
 from envmgr.spaces import codec_of
 from envmgr.types import EnvTimestep
 from envmgr.views import DictView, TreeView, array_batch, import_treetensor
+from tests import di_engine_v2
 
 FLOATS = Box(-1, 1, (2,), np.float32)
 
@@ -265,3 +271,135 @@ class TestTreeView:
     def test_infos_that_are_lists_leave_an_empty_tree(self, info: Any) -> None:
         (found,) = TreeView().timesteps({0: step(info=info)})
         assert list(found.info.keys()) == []
+
+    def test_trees_in_infos_stay_trees(self) -> None:
+        tree = import_treetensor().array({"a.b": [1, 2], "text": "abc"})
+        (found,) = TreeView().timesteps({0: step(info={"deep": tree})})
+        assert list(found.info.deep.keys()) == ["a_b"]
+        assert found.info.deep.a_b.tolist() == [1, 2]
+
+    @pytest.mark.parametrize("number", [2, 1.5, np.float32(2), np.int64(3), True], ids=repr)
+    def test_arrays_of_timesteps_are_nobody_else_s(self, number: Any) -> None:
+        obs, reward = np.zeros(2, np.float32), np.ones(1, np.float32)
+        view, timesteps = TreeView(), {0: step(obs, reward, info={"n": number, "a": obs})}
+        first, second = view.timesteps(timesteps)[0], view.timesteps(timesteps)[0]
+        for array in (first.obs, first.reward, first.done, first.info.n, first.info.a):
+            array[...] = 7
+        first.info.more = np.array(1)
+        assert obs.tolist() == [0, 0]
+        assert reward.tolist() == [1]
+        di_engine_v2.assert_same(second, di_engine_v2.timestep_of(0, timesteps[0]))
+        assert "more" not in view.timesteps(timesteps)[0].info
+
+    def test_rows_of_ready_observations_are_nobody_else_s(self) -> None:
+        obs = np.zeros(2, np.float32)
+        TreeView().ready({0: obs})[:] = 7
+        TreeView().ready({0: {"a": obs}}).a[:] = 7
+        assert obs.tolist() == [0, 0]
+
+    def test_no_array_is_formatted_as_text(self) -> None:
+        def formats(value: Any) -> str:
+            raise AssertionError("which takes longer than all the rest")
+
+        obs = {"a": np.zeros(3), "deep": {"n": np.int64(3)}}
+        view, info = TreeView(), {"x": 1.0, "a": np.zeros(3)}
+        with np.printoptions(formatter={"all": formats}):
+            with pytest.raises(AssertionError):
+                str(np.zeros(3))
+            view.ready({0: obs, 1: obs})
+            view.timesteps({0: step(obs, np.zeros(1), info=info), 1: step(info=info)})
+
+
+OBSERVATIONS: dict[str, Any] = {
+    "vector": np.array([1, -2], np.float32),
+    "image": np.arange(24, dtype=np.uint8).reshape(2, 3, 4),
+    "columns first": np.asfortranarray(np.arange(6.0).reshape(2, 3)),
+    "point": np.array(2.5),
+    "number": np.int64(3),
+    "float": 0.25,
+    "list": [1.0, 2.0],
+    "dict": {"x": np.ones((2, 2)), "n": np.int64(3), "deep": {"b": np.array([True, False])}},
+    "dict of nothing": {"x": np.zeros(2), "none": {}},
+    "empty": np.zeros((0, 2)),
+}
+REWARDS: dict[str, Any] = {
+    "float": 1.5,
+    "int": -2,
+    "bool": True,
+    "float32": np.float32(0.1),
+    "float64": np.float64(0.1),
+    "int64": np.int64(3),
+    "float16": np.float16(1.5),
+    "(1,)": np.array([0.1], np.float32),
+    "(1,) float64": np.array([0.1]),
+    "()": np.array(0.1, np.float32),
+    "(3,)": np.array([1, 2, 3], np.float32),
+    "(2, 2) of int": np.ones((2, 2), np.int32),
+    "by agent": {"a": 1.0, "b": np.array([2.0])},
+}
+INFOS: dict[str, Any] = {
+    "nothing": {},
+    "told": {"terminated": False, "truncated": True},
+    "dots and digits": {"TimeLimit.truncated": True, "0th": 1, "12.5": 2.0, "a.b.c": 3},
+    "numbers": {"n": 1, "x": 1.5, "c": 1 + 2j, "f": np.float32(0.1), "i": np.int16(3)},
+    "arrays": {"a": np.zeros((2, 3), np.float32), "p": np.array(1), "i1": np.ones(3, np.int8)},
+    "sequences": {"list": [1, 2], "tuple": (1.0, 2.0), "rows": [[1, 2], [3, 4]], "none": []},
+    "nested": {"deep": {"x": 1.0, "deeper": {"a": np.zeros(2)}}, "empty": {}},
+    "text": {"text": "left out", "n": 1},
+}
+
+
+@pytest.mark.v2
+class TestAsInDIEngine:
+    """Key by key what DI-engine's own V2 managers make of the same."""
+
+    @pytest.mark.parametrize("done", [False, True, np.bool_(True)], ids=repr)
+    @pytest.mark.parametrize("reward", REWARDS.values(), ids=REWARDS)
+    def test_rewards(self, reward: Any, done: Any) -> None:
+        self.check(step(reward=reward, done=done))
+
+    @pytest.mark.parametrize("obs", OBSERVATIONS.values(), ids=OBSERVATIONS)
+    def test_observations(self, obs: Any) -> None:
+        self.check(step(obs))
+
+    @pytest.mark.parametrize("info", INFOS.values(), ids=INFOS)
+    def test_infos(self, info: Any) -> None:
+        self.check(step(info=info))
+
+    def check(self, timestep: EnvTimestep) -> None:
+        timesteps = {3: timestep, 1: step(reward=-1.0), 8: timestep}
+        found = TreeView().timesteps(timesteps)
+        assert type(found) is list
+        for tree, (env_id, one) in zip(found, timesteps.items(), strict=True):
+            expected = di_engine_v2.timestep_of(env_id, one)
+            di_engine_v2.assert_same(tree, expected)
+            di_engine_v2.assert_same_tensors(tree.tensor(), expected.tensor())
+
+    @pytest.mark.parametrize("k", [1, 3])
+    @pytest.mark.parametrize("obs", OBSERVATIONS.values(), ids=OBSERVATIONS)
+    def test_ready_observations(self, obs: Any, k: int) -> None:
+        found = TreeView().ready(dict.fromkeys(range(k), obs))
+        di_engine_v2.assert_same(found, di_engine_v2.ready_obs_of(dict.fromkeys(range(k), obs)))
+
+    def test_trees_as_observations(self) -> None:
+        obs = import_treetensor().array({"a": [1.0, 2.0], "b": {"c": 3}})
+        self.check(step(obs))
+        expected = di_engine_v2.ready_obs_of({0: obs, 1: obs})
+        di_engine_v2.assert_same(TreeView().ready({0: obs, 1: obs}), expected)
+
+    @pytest.mark.parametrize(
+        ("one", "other"),
+        [
+            (np.zeros(2), np.zeros(3)),
+            ({"a": np.zeros(2)}, {"a": np.zeros(3)}),
+            ({"a": 1.0}, {"b": 1.0}),
+            ({"a": 1.0}, {"a": 1.0, "b": 1.0}),
+            ({"a": 1.0}, 1.0),
+            (1.0, {"a": 1.0}),
+            ([1.0], [1.0, 2.0]),
+        ],
+        ids=str,
+    )
+    def test_what_is_no_batch_is_refused(self, one: Any, other: Any) -> None:
+        with pytest.raises(SpaceMismatchError, match=r"envs \[2, 5\] are no batch"):
+            TreeView().ready({2: one, 5: other})
