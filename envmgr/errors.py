@@ -92,10 +92,7 @@ class ActionError(EnvManagerError, ValueError):
 
 
 class SpaceMismatchError(EnvManagerError, ValueError):
-    """The envs of one manager have different spaces and `same_spaces` is on.
-
-    Also: a V2 kind cannot make one batch of observations that have no fixed layout.
-    """
+    """Spaces of the envs differ and `same_spaces` is on, or observations that V2 is to stack do."""
 
 
 class EnvAttributeError(EnvManagerError, AttributeError):
