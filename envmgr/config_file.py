@@ -24,7 +24,7 @@ from envmgr.config import (
 )
 from envmgr.config.checks import check_value, show_value, text
 from envmgr.config.env_factories import check_imports
-from envmgr.config.imports import ImportPolicy, file_policy, import_object
+from envmgr.config.imports import ImportPolicy, check_preload, file_policy, import_object
 from envmgr.config.paths import check_confined
 from envmgr.config.schema import Section, as_mapping, check_keys, checks_of, unknown_key
 from envmgr.config.yaml_text import MAX_BYTES, dump_yaml, load_yaml
@@ -115,6 +115,7 @@ def resolve_config(
     check_kind(manager, hides_resets=transport_cls is None or transport_cls.works_alone)
     if policy is not None:
         check_imports(env, policy)
+        check_preload(manager.preload or (), policy)
         if collect.policy != "random":
             import_object(collect.policy, allow=policy, key="collect.policy")
         if origins.get(("collect", "output")) == origin:

@@ -16,6 +16,7 @@ from envmgr.registry import ENV_MANAGER_REGISTRY
 from envmgr.transport.base import Transport
 from envmgr.transport.inline import InlineTransport
 from envmgr.transport.process.preflight import refuse_too_many_workers
+from envmgr.transport.process.preloading import PreloadRules, say_that_nothing_is_preloaded
 from envmgr.transport.process.start_methods import make_spawner
 from envmgr.transport.process.threads import refuse_unsafe_fork
 from envmgr.transport.process.transport import ProcessTransport
@@ -33,6 +34,8 @@ class BaseEnvManager(EnvManager):
     _transport_cls: ClassVar[type[Transport]] = InlineTransport
 
     def _make_transport(self) -> Transport:
+        if self._config.preload:
+            say_that_nothing_is_preloaded(f"type: {self._config.type}")
         return InlineTransport(deadlines_of(self._config))
 
 
@@ -63,7 +66,13 @@ class AsyncSubprocessEnvManager(BaseEnvManager):
         n_workers += config.spare_env_num
         shared_memory = config.shared_memory
         refuse_too_many_workers(n_workers, config.context, shared_memory=shared_memory)
-        spawner = make_spawner(config.context, settings, all_factories(self._env_fn, config))
+        rules = PreloadRules(
+            () if config.preload is False else config.preload, config.connect_timeout
+        )
+        factories = all_factories(self._env_fn, config)
+        spawner = make_spawner(config.context, settings, factories, rules)
+        if config.preload and not spawner.preloads:
+            say_that_nothing_is_preloaded(f"context: {config.context}")
         return ProcessTransport(spawner, settings, shared_memory=shared_memory)
 
 

@@ -92,6 +92,17 @@ def boolean() -> Check:
     return Check("true or false", convert)
 
 
+def nothing() -> Check:
+    """False, where something can be left out altogether."""
+
+    def convert(value: Any) -> bool:
+        if boolean().convert(value):
+            raise Refused
+        return False
+
+    return Check("false", convert)
+
+
 def _as_int(value: Any) -> int:
     """Return an int for an int, a numpy integer or a float without a fraction."""
     if isinstance(value, (bool, np.bool_)):

@@ -10,7 +10,8 @@ module runs its code. What a file names is imported only when its module is
   config runs his own code without further ado. Such a folder is appended to `sys.path`, once, and
   stays there, because workers import the module as well and get the `sys.path` of their parent.
   Appended, it shadows nothing: where Python would find another module of that name first, the
-  import is refused. (For `import_names` the folders do not count: list those modules.)
+  import is refused. (For `import_names` and `preload` the folders do not count: list those
+  modules.)
 
 The module is checked before it is imported, and the object it gave afterwards: `logging:os.system`
 names a function of `os`, whatever module it was reached through. Of gymnasium and of envmgr only
@@ -173,6 +174,16 @@ def import_modules(
         if policy is not None:
             ImportPolicy(policy.allow).admit_module(name, name, key)
         _import_module(name, key)
+
+
+def check_preload(names: Iterable[str], policy: ImportPolicy) -> None:
+    """Refuse modules that are not in the allow-list: workers are to import them. None is imported.
+
+    Raises:
+        ConfigError: a module is not allowed.
+    """
+    for name in names:
+        ImportPolicy(policy.allow).admit_module(name, name, "manager.preload")
 
 
 def check_env_id(env_id: str, policy: ImportPolicy) -> None:

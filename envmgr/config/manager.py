@@ -22,6 +22,7 @@ from envmgr.config.checks import (
     either,
     integer,
     list_of,
+    nothing,
     number,
     or_null,
     show_value,
@@ -200,6 +201,12 @@ class ManagerConfig(Section):
         None,
         or_null(either(integer(0), seed_list(), seed_mapping()), "unseeded"),
         "as `manager.seed(...)`",
+    )
+    preload: tuple[str, ...] | Literal[False] | None = option(
+        None,
+        or_null(either(list_of(MODULE_NAME), nothing()), "found out"),
+        "modules that the worker server imports once for all workers (`context: server`); null: "
+        "what the envs need of installed distributions is found out; false: none",
     )
     worker_threads: int = option(1, integer(1), "math threads per worker")
     worker_affinity: tuple[int, ...] | tuple[tuple[int, ...], ...] | None = option(

@@ -27,6 +27,9 @@ from envmgr.types import EnvFactory, monotonic
 from envmgr.views import DictView
 from envmgr.wire.messages import EnvDescription
 
+_LOOK_EVERY_S = 0.1
+"""How often to look whether an import takes too long."""
+
 
 class Called:
     """A call that is under way.
@@ -182,6 +185,13 @@ class EngineOwner:
             engine.close(0.0)
             self._trial = None
         self._config = replace(config, num_workers=found.choice.num_workers)
+
+    def _preload(self, engine: Engine) -> None:
+        """Have done what can be done once for all hosts, before the first of them is started."""
+        transport = engine.transport
+        engine.undisturbed(lambda: transport.preload(self._env_fn))
+        doing = "launch (importing what envs need)"
+        engine.wait_until(lambda: transport.is_prepared, look_every_s=_LOOK_EVERY_S, doing=doing)
 
     def _prepare(self, supervisor: Supervisor, params: Mapping[int, dict[str, Any] | None]) -> None:
         """Give envs that are not launched yet their reset params and seeds."""

@@ -80,6 +80,7 @@ class ManagerLifetime(EngineOwner):
         try:
             engine = self._ensure_engine()
             with engine.calling() as supervisor:
+                self._preload(engine)
                 supervisor.start_hosts([0])
                 failures = supervisor.repair.launch_failures
                 engine.wait_until(
@@ -156,6 +157,7 @@ class ManagerLifetime(EngineOwner):
             engine = self._ensure_engine(params)
             with engine.calling() as supervisor:
                 self._prepare(supervisor, params)
+                self._preload(engine)
                 launch_envs(engine, self._config, self._replay_paths)
                 self._adopt(supervisor.descriptions)
         except BaseException as error:

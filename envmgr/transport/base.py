@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar, NamedTuple
 
+from envmgr.types import EnvFactory
 from envmgr.wire.hosts import HostSpec
 from envmgr.wire.messages import Message
 
@@ -64,6 +65,20 @@ class Transport(ABC):
 
     propagated: ClassVar[tuple[type[BaseException], ...]] = ()
     """What env code may raise that is no failure of its own, and leaves through `poll`."""
+
+    def preload(self, factories: Sequence[EnvFactory]) -> None:
+        """Begin with what can be done once for all hosts before the first is started.
+
+        Raises:
+            ConfigError: a factory, or something that the config names, is of no use; nothing was
+                started.
+        """
+        return
+
+    @property
+    def is_prepared(self) -> bool:
+        """Whether that is done; `poll` and `attend` go on with it."""
+        return True
 
     @abstractmethod
     def start(self, specs: Sequence[HostSpec]) -> None:

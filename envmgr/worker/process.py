@@ -27,6 +27,7 @@ from envmgr.wire.hosts import HostSettings, Orders, WorkerSettings
 from envmgr.wire.messages import UNANSWERED, FailureKind, Message, Op, RemoteFailure
 from envmgr.worker import last_words
 from envmgr.worker.host import Host
+from envmgr.worker.imported import report_imports
 from envmgr.worker.posted import PostedSteps
 from envmgr.worker.serving import Inbox, serve
 
@@ -108,6 +109,8 @@ def isolate_process() -> None:
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 - for good
     random.seed()
     np.random.seed()
+    if (torch := sys.modules.get("torch")) is not None:
+        torch.default_generator.seed()
     with contextlib.suppress(Exception):  # a stderr without an fd
         faulthandler.enable()
 
@@ -144,6 +147,7 @@ def run_worker(
     channel: Channel,
     fds: tuple[int, ...],
     factories: Mapping[int, EnvFactory] | None = None,
+    report_fd: int | None = None,
 ) -> int:
     """Read the orders, then run requests until CLOSE or the end of the connection.
 
@@ -152,10 +156,12 @@ def run_worker(
         fds: the file for last words, where they are kept; then the shared memory, the parent's
             doorbell, and this worker's own; or the first of these, or nothing.
         factories: of its envs, by env_id, where the process inherited them.
+        report_fd: where to say which modules were imported to build the envs, if that is wanted.
 
     Returns:
         The exit code.
     """
+    known = frozenset(sys.modules)
     last_words_fd, shared_fds = (fds[0], fds[1:]) if last_words.ARE_KEPT else (None, fds)
     inbox = Inbox(channel, shared_fds[2] if len(shared_fds) > 2 else None)
     try:
@@ -185,6 +191,8 @@ def run_worker(
             posted=posted,
         )
         _build(orders, host)
+        if report_fd is not None:
+            report_imports(report_fd, known)
         serve(host, posted, inbox)
     except ChannelClosedError:  # the parent is gone, or has let go of this worker
         flush_streams()

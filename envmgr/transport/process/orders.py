@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import cloudpickle
 
 from envmgr.errors import ConfigError
+from envmgr.types import EnvFactory
 from envmgr.wire.hosts import EnvOrder, HostSpec, Orders, WorkerSettings
+from envmgr.wire.messages import UNANSWERED
 
 
 class OrderWriter:
@@ -37,6 +40,15 @@ class OrderWriter:
             envs.append((order.env_id, order.generation, order.request_id, place))
         settings = self._pickle(spec.settings, spec.envs[0])
         return Orders(tuple(envs), tuple(pickled), spec.index, settings, self._settings)
+
+    def pickles_of(self, factories: Sequence[EnvFactory]) -> list[bytes]:
+        """Return the pickles of factories, equal ones once.
+
+        Raises:
+            ConfigError: a factory cannot be pickled.
+        """
+        orders = (EnvOrder(i, 0, UNANSWERED, made) for i, made in enumerate(factories))
+        return list(dict.fromkeys(self._pickle(order.factory, order) for order in orders))
 
     def _pickle(self, value: Any, order: EnvOrder) -> bytes:
         known = self._pickled.get(id(value))

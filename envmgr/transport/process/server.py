@@ -1,14 +1,19 @@
 """The worker server: a small single-threaded process that forks clean workers in milliseconds.
 
 It has imported what workers need and nothing else, has one thread, and no fd but the ones it is
-sent; so forking it is safe whatever the trainer does with threads, GPUs or MPI. It runs no code of
-the user: factories reach the workers over their own connections. It reaps its workers, reports how
-they ended, and kills them and ends when the trainer closes the control socket or dies.
+sent; so forking it is safe whatever the trainer does with threads, GPUs or MPI. It runs no env:
+factories reach the workers over their own connections. It reaps its workers, reports how they
+ended, and kills them and ends when the trainer closes the control socket or dies.
 
 Control messages are records of a SEQPACKET socket. To the server: START (with the worker's ends of
 its connection and, perhaps, the shared memory as file descriptors), SIGNAL, and GIVE_UP for a
 worker that was killed long ago. From it: STARTED, NOT_STARTED, ENDED, and LEFT, which answers
 GIVE_UP: that worker is still in the kernel, and is reaped whenever that lets go of it.
+
+BRANCH has it fork a server like itself, with a control socket of its own, which imports modules
+before it serves: see `preload`. The branch says IMPORTING of each, then READY, or why it is of no
+use (SPOILT). To the server that forked it, it is a worker with a negative host_id: code that hangs,
+crashes or leaves threads behind when it is imported costs a branch, never a server with workers.
 
 With `context: fork` the server is no fresh interpreter but a fork of the trainer, made while that
 has a single thread. Workers inherit their factories then, and it holds whatever the trainer held.
@@ -28,7 +33,9 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping
+from typing import NoReturn
 
+from envmgr.transport.process import preload
 from envmgr.types import EnvFactory
 from envmgr.wire.channel import FrameChannel
 from envmgr.worker import process as worker
@@ -38,7 +45,12 @@ RECORD = struct.Struct("<Bqq")
 """Kind, host_id, and a number: a signal, a pid, an errno or an exit status."""
 
 START, SIGNAL, NOT_STARTED, ENDED, STARTED, GIVE_UP, LEFT = range(7)
+BRANCH, IMPORTING, READY, SPOILT, LATE = range(7, 12)
+"""BRANCH, SPOILT and LATE are followed by data. The number of IMPORTING is a place in a list."""
+
+OF_PRELOADING = (IMPORTING, READY, SPOILT, LATE)
 MAX_FDS = 6
+MAX_RECORD = 1 << 16
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _PATIENCE_S = 0.2
@@ -50,20 +62,21 @@ class WorkerServer:
 
     Args:
         control: the SEQPACKET socket to the trainer.
-        trainer_pid: its pid.
+        trainer: a pidfd of it.
         factories: of envs, by env_id, if workers inherit them.
     """
 
     def __init__(
         self,
         control: socket.socket,
-        trainer_pid: int,
+        trainer: int,
         factories: Mapping[int, EnvFactory] | None = None,
     ) -> None:
         self._control = control
         self._factories = factories
         self._pid = os.getpid()
         self._untold: deque[bytes] = deque()
+        self._reports: dict[int, int] = {}  # host_ids, by the fd that their worker reports to
         self._host_of: dict[int, int | None] = {}  # by pid; None for those that were given up
         self._pid_of: dict[int, int] = {}
         self._prctl: Callable[..., int] = ctypes.CDLL(None, use_errno=True).prctl
@@ -78,9 +91,7 @@ class WorkerServer:
         self._poll = select.poll()
         for fd in (control.fileno(), self._child_ended):
             self._poll.register(fd, select.POLLIN)
-        # The control socket may have been inherited by other children of the trainer: its end
-        # alone does not prove that the trainer lives.
-        self._trainer = os.pidfd_open(trainer_pid)
+        self._trainer = trainer
         self._poll.register(self._trainer, select.POLLIN)
 
     def serve(self) -> None:
@@ -93,6 +104,8 @@ class WorkerServer:
                     self._send_untold()
                 if self._child_ended in ready:
                     self._reap()
+                for fd in ready & self._reports.keys():
+                    self._take_report(fd)
                 if self._trainer in ready:
                     return
                 if self._control.fileno() in ready and not self._serve_one():
@@ -103,12 +116,15 @@ class WorkerServer:
             self._kill_all()
 
     def _serve_one(self) -> bool:
-        record, fds, _, _ = socket.recv_fds(self._control, RECORD.size, MAX_FDS)
+        record, fds, _, _ = socket.recv_fds(self._control, MAX_RECORD, MAX_FDS)
         if not record:
             return False
-        kind, host_id, number = RECORD.unpack(record)
+        kind, host_id, number = RECORD.unpack_from(record)
         if kind == START:
-            self._start(host_id, fds)
+            self._start_worker(host_id, fds, reports=bool(number))
+        elif kind == BRANCH:
+            wanted = preload.Preloads.from_bytes(record[RECORD.size :])
+            self._fork(host_id, fds, lambda: self._run_branch(fds[0], wanted))
         elif host_id not in self._pid_of:
             return True  # its end has been reported
         elif kind == GIVE_UP:
@@ -118,14 +134,25 @@ class WorkerServer:
             signal_group(self._pid_of[host_id], number)
         return True
 
-    def _start(self, host_id: int, fds: list[int]) -> None:
+    def _start_worker(self, host_id: int, fds: list[int], *, reports: bool) -> None:
+        report = None
+        if reports:
+            with contextlib.suppress(OSError):  # no more fds: no report
+                read_end, report = os.pipe()
+                self._reports[read_end] = host_id
+                self._poll.register(read_end, select.POLLIN)
+        self._fork(host_id, fds, lambda: self._run_worker(fds, report))
+        if report is not None:
+            os.close(report)
+
+    def _fork(self, host_id: int, fds: list[int], run: Callable[[], int]) -> None:
         try:
             pid = os.fork()
         except OSError as error:
             self._tell(NOT_STARTED, host_id, error.errno or 0)
         else:
             if pid == 0:
-                self._become_worker(fds)
+                self._become_child(run)
             self._host_of[pid] = host_id
             self._pid_of[host_id] = pid
             self._tell(STARTED, host_id, pid)
@@ -133,25 +160,57 @@ class WorkerServer:
             for fd in fds:
                 os.close(fd)
 
-    def _become_worker(self, fds: list[int]) -> None:
+    def _become_child(self, run: Callable[[], int]) -> NoReturn:
         code = 1
         try:
             self._prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
             if os.getppid() != self._pid:  # it died before the kernel knew that we care
                 os._exit(1)
             worker.isolate_process()
-            hold_on_to(self._lifeline.read_fd)
-            self._lifeline.close()
-            for fd in (self._child_ended, self._wakeup, self._trainer):
+            for fd in (self._child_ended, self._wakeup, *self._reports):
                 os.close(fd)
             self._control.close()
-            channel = FrameChannel(fds[0], fds[1], blocking=True)
-            code = worker.run_worker(channel, tuple(fds[2:]), self._factories)
+            code = run()
         except BaseException:
             sys.excepthook(*sys.exc_info())
         finally:
             worker.flush_streams()
             os._exit(code)
+
+    def _run_worker(self, fds: list[int], report: int | None) -> int:
+        hold_on_to(self._lifeline.read_fd)
+        self._lifeline.close()
+        os.close(self._trainer)
+        channel = FrameChannel(fds[0], fds[1], blocking=True)
+        return worker.run_worker(channel, tuple(fds[2:]), self._factories, report)
+
+    def _run_branch(self, control_fd: int, wanted: preload.Preloads) -> int:
+        self._lifeline.close()
+
+        def tell(kind: int, number: int, data: bytes = b"") -> None:
+            control.send(RECORD.pack(kind, 0, number) + data)
+
+        with socket.socket(fileno=control_fd) as control:
+            # What imports leave behind becomes its child and is seen; nobody else adopts it.
+            self._prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+            try:
+                preload.import_all(wanted, lambda place: tell(IMPORTING, place))
+            except ConnectionError:  # nobody wants to know
+                return 0
+            except (preload.SpoiltError, OSError) as error:  # or it cannot look at itself
+                tell(SPOILT, 0, str(error).encode(errors="replace"))
+                return 0
+            tell(READY, 0)
+            _serve(control, self._trainer, self._factories)
+        return 0
+
+    def _take_report(self, fd: int) -> None:
+        """Pass on what a worker says of the modules that it has imported."""
+        host_id = self._reports.pop(fd)
+        self._poll.unregister(fd)
+        report = os.read(fd, MAX_RECORD - RECORD.size)
+        os.close(fd)
+        self._tell(LATE, host_id, 0, report)
 
     def _reap(self) -> None:
         with contextlib.suppress(BlockingIOError):
@@ -189,8 +248,8 @@ class WorkerServer:
                 else:
                     return
 
-    def _tell(self, kind: int, host_id: int, number: int) -> None:
-        self._untold.append(RECORD.pack(kind, host_id, number))
+    def _tell(self, kind: int, host_id: int, number: int, data: bytes = b"") -> None:
+        self._untold.append(RECORD.pack(kind, host_id, number) + data)
         self._send_untold()
 
     def _send_untold(self) -> None:
@@ -243,9 +302,18 @@ def run_server(
         os.dup2(devnull.fileno(), 0)
     with control:
         try:
-            server = WorkerServer(control, trainer_pid, factories)
+            # The control socket may have been inherited by other children of the trainer: its end
+            # alone does not prove that the trainer lives.
+            trainer = os.pidfd_open(trainer_pid)
         except ProcessLookupError:
             return  # the trainer is gone already
-        gc.collect()
-        gc.freeze()  # a collection in a worker would copy every page that it touches
-        server.serve()
+        _serve(control, trainer, factories)
+
+
+def _serve(
+    control: socket.socket, trainer: int, factories: Mapping[int, EnvFactory] | None
+) -> None:
+    server = WorkerServer(control, trainer, factories)
+    gc.collect()
+    gc.freeze()  # a collection in a worker would copy every page that it touches
+    server.serve()

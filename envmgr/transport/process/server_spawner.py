@@ -1,20 +1,26 @@
-"""`context: server`: workers forked by a server process of our own."""
+"""`context: server`: workers forked by a server process of our own.
+
+What envs need is imported in a branch of the server first (see `preloading`), and that forks the
+workers then; where there is nothing to import, or nothing that can be, the server does.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import os
-import select
 import socket
 import subprocess
 import sys
+from collections.abc import Iterable
 from typing import Any, Protocol
 
 from envmgr.transport.base import HostDied
 from envmgr.transport.fds import close_all, forget_fd, keep_from_children, pipe_pairs
 from envmgr.transport.process import server
+from envmgr.transport.process.preloading import Preloading, PreloadRules
 from envmgr.transport.process.ready import ReadySet
+from envmgr.transport.process.server_link import ServerLink
 from envmgr.transport.process.spawner import LEFT_BEHIND, Spawner
 from envmgr.wire.channel import Channel, FrameChannel
 from envmgr.wire.hosts import HostSpec, WorkerSettings
@@ -39,34 +45,61 @@ class ServerProcess(Protocol):
 
 
 class ServerSpawner(Spawner):
-    """Has workers forked by a server process of its own (see `envmgr.transport.process.server`)."""
+    """Has workers forked by a server process of its own (see `envmgr.transport.process.server`).
 
-    def __init__(self, settings: WorkerSettings) -> None:
+    Args:
+        settings: of the workers.
+        rules: what to import before; None: nothing.
+    """
+
+    def __init__(self, settings: WorkerSettings, rules: PreloadRules | None = None) -> None:
         super().__init__(settings)
         self._process: ServerProcess | None = None
-        self._control: socket.socket | None = None
-        self._alive: set[int] = set()
+        self._links: list[ServerLink] = []  # the server's own, then those of its branches
+        self._link_of: dict[int, ServerLink] = {}  # of the workers that are alive, by host_id
+        self._preloading = Preloading(rules or PreloadRules(), self._watch, self._close_link)
+
+    @property
+    def preloads(self) -> bool:
+        """Whether what envs need may have to be imported before the first worker is started."""
+        return self._preloading.is_on
+
+    def preload(self, pickles: Iterable[bytes]) -> None:
+        """Begin to import what envs need, unless that was begun before.
+
+        Raises:
+            ConfigError: a module that was asked for is not there; nothing was started.
+            OSError: no process or fd could be had.
+        """
+        if self._process is None:
+            self._preloading.choose(pickles)
+            self._ensure_server()
+
+    @property
+    def is_prepared(self) -> bool:
+        """Whether that is done, as far as it can be."""
+        return self._preloading.opening is None
 
     def start(self, spec: HostSpec, shared_fds: tuple[int, ...]) -> Channel:
         """Have the server fork a worker."""
-        control = self._ensure_server()
+        link = self._preloading.server_for_worker(self._ensure_server())
         ours, theirs = pipe_pairs()
         try:
-            fds = [*theirs, *shared_fds]
-            _await_writable(control)
-            socket.send_fds(control, [server.RECORD.pack(server.START, spec.host_id, 0)], fds)
+            report = int(self._preloading.takes_report())
+            link.send(server.START, spec.host_id, report, fds=[*theirs, *shared_fds])
         except OSError:
             close_all(ours)
             self._drop_server()
             raise
         finally:
             close_all(theirs)
-        self._alive.add(spec.host_id)
+        link.hosts.add(spec.host_id)
+        self._link_of[spec.host_id] = link
         return FrameChannel(*ours, blocking=False)
 
-    def _ensure_server(self) -> socket.socket:
-        if self._control is not None:
-            return self._control
+    def _ensure_server(self) -> ServerLink:
+        if self._links:
+            return self._links[0]
         if self._endings is None:
             self._endings = ReadySet()  # stays the same for a new server
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -76,12 +109,17 @@ class ServerSpawner(Spawner):
         except BaseException:
             ours.close()
             raise
-        ours.setblocking(False)
-        self._control = ours
-        keep_from_children(ours.fileno())
-        self._ready.add(ours)
-        self._endings.add(ours)
-        return ours
+        first = ServerLink(ours)
+        self._watch(first)
+        self._preloading.begin(first)
+        return first
+
+    def _watch(self, link: ServerLink) -> None:
+        self._links.append(link)
+        keep_from_children(link.control.fileno())
+        self._ready.add(link.control)
+        if self._endings is not None:
+            self._endings.add(link.control)
 
     def _start_server(self, theirs: socket.socket, ours: socket.socket) -> ServerProcess:
         """Start a server with one end of the control socket; the other one is not for it."""
@@ -97,51 +135,86 @@ class ServerSpawner(Spawner):
 
     def death_of(self, host_id: int) -> Any:
         """Return the control socket; all deaths are reported there."""
-        return self._control
+        link = self._link_of.get(host_id)
+        return None if link is None else link.control
+
+    @property
+    def has_deaths(self) -> bool:
+        """Whether there are some to return, or a branch of the server has to be given up."""
+        return bool(self._died) or self._preloading.is_overdue
 
     def deaths(self) -> list[tuple[int, HostDied]]:
-        """Read what the server reports."""
-        while self._control is not None:
-            try:
-                record = self._control.recv(server.RECORD.size)
-            except BlockingIOError:
-                break
-            except OSError:
-                record = b""
-            if not record:
-                self._drop_server()
-                break
-            kind, host_id, number = server.RECORD.unpack(record)
-            if kind == server.STARTED:
-                self._pids[host_id] = number
-                continue
-            if kind == server.NOT_STARTED:
-                self._died.append((host_id, HostDied(None, f"fork: {os.strerror(number)}")))
-            elif kind == server.ENDED:
-                self._died.append((host_id, HostDied(number)))
-            elif kind == server.LEFT:
-                self._died.append((host_id, HostDied(None, LEFT_BEHIND)))
-            self._alive.discard(host_id)
-            self._left.discard(host_id)
-            self._pids.pop(host_id, None)
+        """Read what the servers report."""
+        for link in list(self._links):
+            while link.is_open and self._read_one(link):
+                pass
+        self._preloading.expire()
         died, self._died = self._died, []
         return died
+
+    def _read_one(self, link: ServerLink) -> bool:
+        """Take note of what a server says next; False if there is nothing now."""
+        try:
+            record = link.receive()
+        except BlockingIOError:
+            return False
+        if record is None:
+            self._on_end(link)
+            return False
+        kind, host_id, number, data = record
+        if kind in server.OF_PRELOADING:
+            self._preloading.on_record(link, kind, number, data)
+        elif host_id < 0:
+            if kind in (server.ENDED, server.NOT_STARTED):
+                self._on_branch_end(host_id)
+        elif kind == server.STARTED:
+            self._pids[host_id] = number
+        elif kind == server.NOT_STARTED:
+            self._on_death(host_id, HostDied(None, f"fork: {os.strerror(number)}"))
+        elif kind == server.ENDED:
+            self._on_death(host_id, HostDied(number))
+        elif kind == server.LEFT:
+            self._on_death(host_id, HostDied(None, LEFT_BEHIND))
+        return True
+
+    def _on_death(self, host_id: int, died: HostDied) -> None:
+        self._died.append((host_id, died))
+        link = self._link_of.pop(host_id, None)
+        if link is not None:
+            link.hosts.discard(host_id)
+        self._left.discard(host_id)
+        self._pids.pop(host_id, None)
+
+    def _on_branch_end(self, number: int) -> None:
+        for link in [link for link in self._links if link.number == number]:
+            while link.is_open and self._read_one(link):  # what it said before
+                pass
+            if link.is_open:
+                self._on_end(link)
+
+    def _on_end(self, link: ServerLink) -> None:
+        """A server is gone; with the first one, all are."""
+        if link.parent is None:
+            self._drop_server()
+            return
+        self._close_link(link)
+        self._preloading.on_end(link)
 
     def signal(self, host_id: int, number: int) -> None:
         """Have the server signal the worker's process group."""
         self._tell(server.SIGNAL, host_id, number)
 
     def _tell(self, kind: int, host_id: int, number: int) -> None:
-        if self._control is None or host_id not in self._alive:
+        link = self._link_of.get(host_id)
+        if link is None:
             return
         try:
-            _await_writable(self._control)
-            self._control.send(server.RECORD.pack(kind, host_id, number))
+            link.send(kind, host_id, number)
         except OSError:
             self._drop_server()
 
     def give_up(self, host_id: int) -> None:
-        """Have the server leave the worker; the second time, give the server itself up."""
+        """Have the server leave the worker; the second time, give the servers themselves up."""
         if host_id in self._left:
             self._drop_server()
         else:
@@ -149,30 +222,34 @@ class ServerSpawner(Spawner):
             self._tell(server.GIVE_UP, host_id, 0)
 
     def _drop_server(self) -> None:
-        """Let the kernel kill the workers of a server that is gone or does not answer."""
-        self._died += [(i, HostDied(None, "the worker server ended")) for i in self._alive]
-        self._alive.clear()
-        self._left.clear()
-        self._pids.clear()
-        self._close_control()
+        """Let the kernel kill the workers of servers that are gone or do not answer."""
+        links = list(self._links)
+        for link in links:
+            self._close_link(link)
+        for link in links:
+            self._preloading.on_end(link)
         if self._process is not None:
             self._process.kill()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(_SERVER_PATIENCE_S)
             self._process = None
 
-    def _close_control(self) -> None:
-        if self._control is not None:
-            self._ready.discard(self._control)
+    def _close_link(self, link: ServerLink) -> None:
+        """Let go of a server; it ends then, and its workers with it."""
+        for host_id in list(link.hosts):
+            self._on_death(host_id, HostDied(None, "the worker server ended"))
+        if link in self._links:
+            self._links.remove(link)
+            self._ready.discard(link.control)
             if self._endings is not None:
-                self._endings.discard(self._control)
-            forget_fd(self._control.fileno())
-            self._control.close()
-            self._control = None
+                self._endings.discard(link.control)
+            forget_fd(link.control.fileno())
+            link.control.close()
 
     def close(self) -> None:
-        """Let the server kill its workers and end; kill it if it does not soon."""
-        self._close_control()
+        """Let the servers kill their workers and end; kill them if they do not soon."""
+        for link in list(self._links):
+            self._close_link(link)
         if self._process is not None:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(_CLOSE_S)
@@ -181,15 +258,3 @@ class ServerSpawner(Spawner):
         if self._endings is not None:
             self._endings.close()
             self._endings = None
-
-
-def _await_writable(control: socket.socket) -> None:
-    """Wait for a server that is behind with its records, but not for one that is stopped.
-
-    Raises:
-        TimeoutError: it is.
-    """
-    poll = select.poll()
-    poll.register(control, select.POLLOUT)
-    if not poll.poll(_SERVER_PATIENCE_S * 1000):
-        raise TimeoutError("the worker server does not answer")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from typing import Any
 
 from envmgr.transport.base import HostDied
@@ -46,6 +47,25 @@ class Spawner(ABC):
     def inherits_factories(self) -> bool:
         """Whether workers get their factories without pickling."""
         return False
+
+    @property
+    def preloads(self) -> bool:
+        """Whether `preload` has something to do before the first worker is started."""
+        return False
+
+    def preload(self, pickles: Iterable[bytes]) -> None:
+        """Begin to import once, for all workers, what pickled factories need.
+
+        Raises:
+            ConfigError: a module that was asked for is not there; nothing was started.
+            OSError: no process or fd could be had.
+        """
+        return
+
+    @property
+    def is_prepared(self) -> bool:
+        """Whether that is done, as far as it can be; `deaths` goes on with it."""
+        return True
 
     @property
     def pids(self) -> dict[int, int]:

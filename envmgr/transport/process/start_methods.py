@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from envmgr.transport.process.fork_spawner import ForkSpawner
 from envmgr.transport.process.multiprocessing_spawner import MultiprocessingSpawner
+from envmgr.transport.process.preloading import PreloadRules
 from envmgr.transport.process.server_spawner import ServerSpawner
 from envmgr.transport.process.spawner import Spawner
 from envmgr.types import EnvFactory
@@ -15,7 +16,10 @@ from envmgr.wire.hosts import WorkerSettings
 
 
 def make_spawner(
-    context: str, settings: WorkerSettings, factories: Sequence[EnvFactory]
+    context: str,
+    settings: WorkerSettings,
+    factories: Sequence[EnvFactory],
+    rules: PreloadRules | None = None,
 ) -> Spawner:
     """Return the spawner for a `context` of the config.
 
@@ -26,10 +30,11 @@ def make_spawner(
         context: "server", "fork", "spawn" or "forkserver".
         settings: of the workers.
         factories: of all envs, in the order of their env_ids.
+        rules: what is imported once for all workers, where that can be; None: nothing.
     """
     if sys.platform == "linux" and hasattr(os, "pidfd_open"):
         if context == "server":
-            return ServerSpawner(settings)
+            return ServerSpawner(settings, rules)
         if context == "fork":
             return ForkSpawner(settings, dict(enumerate(factories)))
     return MultiprocessingSpawner("spawn" if context == "server" else context, settings)

@@ -25,6 +25,7 @@ from envmgr.transport.process.orders import OrderWriter
 from envmgr.transport.process.ready import ReadySet, Waker
 from envmgr.transport.process.shared import SharedFiles
 from envmgr.transport.process.spawner import SIGKILL, Spawner
+from envmgr.types import EnvFactory
 from envmgr.wire.channel import (
     BELL,
     BELL_ASKED,
@@ -76,6 +77,23 @@ class ProcessTransport(Transport):
         spawner.report_to(self._ready)
 
     # -- hosts ------------------------------------------------------------------------------
+
+    def preload(self, factories: Sequence[EnvFactory]) -> None:
+        """Begin to have workers' imports done once for all, where their start method can do that.
+
+        Raises:
+            ConfigError: a factory cannot be pickled, or a module that was asked for is not there;
+                no process was started.
+        """
+        if self._spawner.preloads:
+            pickles = self._orders.pickles_of(factories)
+            with contextlib.suppress(OSError):  # `start` will say so
+                self._spawner.preload(pickles)
+
+    @property
+    def is_prepared(self) -> bool:
+        """Whether the spawner is."""
+        return self._spawner.is_prepared
 
     def start(self, specs: Sequence[HostSpec]) -> None:
         """Pickle all factories, then start the workers.

@@ -1,0 +1,210 @@
+"""The trainer's side of preloading: which modules, in which branch of the worker server.
+
+A branch that fails, hangs, dies or does not stay clean is given up, and the next one goes without
+the module that it was at. The modules of a branch that has come to be ready are proven.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import logging
+import math
+import socket
+from collections.abc import Callable, Iterable
+from time import monotonic
+from typing import NamedTuple
+
+from envmgr.transport.process import server
+from envmgr.transport.process.needed import (
+    installed_among,
+    listed_modules,
+    needed_modules,
+)
+from envmgr.transport.process.preload import Preloads
+from envmgr.transport.process.server_link import ServerLink
+from envmgr.transport.process.spawner import SIGKILL
+
+logger = logging.getLogger("envmgr")
+
+
+class PreloadRules(NamedTuple):
+    """What the server imports before it forks workers.
+
+    Attributes:
+        modules: their names; None: those that are found out.
+        limit_s: seconds that one import may take.
+    """
+
+    modules: tuple[str, ...] | None = ()
+    limit_s: float = math.inf
+
+
+def say_that_nothing_is_preloaded(setting: str) -> None:
+    """Log that modules were listed for a setting with which nothing is preloaded."""
+    logger.warning(
+        "manager.preload does not apply to %s, so nothing is preloaded: only the server of "
+        "`context: server` (on Linux) imports for all workers",
+        setting,
+    )
+
+
+class Preloading:
+    """Opens branches until one is ready.
+
+    Args:
+        rules: what to import.
+        watch: called with each new branch.
+        let_go: called with each branch that is given up.
+
+    Attributes:
+        opening: the branch that imports modules now.
+    """
+
+    def __init__(
+        self,
+        rules: PreloadRules,
+        watch: Callable[[ServerLink], None],
+        let_go: Callable[[ServerLink], None],
+    ) -> None:
+        self._rules = rules
+        self._watch = watch
+        self._let_go = let_go
+        self._numbers = itertools.count(-1, -1)
+        self._wanted: tuple[str, ...] = ()
+        self._proven: tuple[str, ...] = ()
+        self._left_out: dict[str, str] = {}  # with the reason
+        self._untold: list[str] = []  # left out, and not logged yet
+        self._latest: ServerLink | None = None
+        self.opening: ServerLink | None = None
+        self._wants_report = rules.modules is None
+
+    @property
+    def is_on(self) -> bool:
+        """Whether anything may have to be imported."""
+        return self._rules.modules != ()
+
+    def choose(self, pickles: Iterable[bytes]) -> None:
+        """Find out what to import.
+
+        Raises:
+            ConfigError: a module that was asked for is not there.
+        """
+        listed = self._rules.modules
+        self._wanted = needed_modules(pickles) if listed is None else listed_modules(listed)
+
+    def begin(self, first: ServerLink) -> None:
+        """Have a server that has just been started import what is needed, in a branch."""
+        self._open(first, self._proven or self._wanted)
+
+    def server_for_worker(self, first: ServerLink) -> ServerLink:
+        """Return the server that is to fork the next worker."""
+        latest, opening = self._latest or first, self.opening
+        if opening is None:
+            self._open(latest, self._wanted)  # what a worker has reported
+        elif set(opening.wanted.modules) <= set(self._proven):
+            return opening  # it takes the place of one that was ready, and will be so itself
+        return latest
+
+    def takes_report(self) -> bool:
+        """Return whether the next worker is to say what it has imported: the first one alone."""
+        takes, self._wants_report = self._wants_report, False
+        return takes
+
+    def on_record(self, link: ServerLink, kind: int, number: int, data: bytes) -> None:
+        """Take note of what a server says of imports."""
+        if kind == server.LATE:
+            self._on_report(data)
+        elif link is not self.opening:
+            return
+        elif kind == server.IMPORTING:
+            link.begin(number, self._rules.limit_s)
+        elif kind == server.SPOILT:
+            self.give_up(data.decode(errors="replace"))
+        elif kind == server.READY:
+            self._on_ready(link)
+
+    def _on_report(self, data: bytes) -> None:
+        """Note what a worker has imported; the next one that is started begins a branch with it."""
+        with contextlib.suppress(ValueError, RecursionError):  # a worker may write anything
+            names = json.loads(data or b"[]")
+            if isinstance(names, list) and all(isinstance(name, str) for name in names):
+                known = {*self._proven, *self._wanted}
+                fresh = self._without(tuple(name for name in names if name not in known))
+                self._wanted += installed_among(fresh)
+
+    def _on_ready(self, link: ServerLink) -> None:
+        self.opening, self._latest, link.due = None, link, math.inf
+        modules = link.wanted.modules
+        logger.info("preloaded: %s", ", ".join(modules))
+        self._proven += tuple(name for name in modules if name not in self._proven)
+        self._wanted = tuple(name for name in self._wanted if name not in modules)
+        self._tell()
+
+    def _open(self, parent: ServerLink, modules: tuple[str, ...]) -> None:
+        if not modules:
+            return
+        wanted = Preloads(modules, tuple(self._left_out))
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.opening = link = ServerLink(ours, parent, next(self._numbers), wanted)
+        link.begin(-1, self._rules.limit_s)
+        with theirs:
+            self._watch(link)
+            try:
+                data = wanted.to_bytes()
+                parent.send(server.BRANCH, link.number, 0, data, [theirs.fileno()])
+            except OSError as error:
+                self.give_up(str(error))
+
+    @property
+    def is_overdue(self) -> bool:
+        """Whether a module takes too long."""
+        return self.opening is not None and self.opening.due <= monotonic()
+
+    def expire(self) -> None:
+        """Give up a branch that has not come further in time."""
+        if self.is_overdue:
+            self.give_up(f"its import takes more than {self._rules.limit_s:g} s (connect_timeout)")
+
+    def on_end(self, link: ServerLink) -> None:
+        """A branch is gone, or the server that has forked it."""
+        if link is self.opening:
+            self.give_up("its import ended the process")
+        elif link is self._latest:
+            self._latest = None
+
+    def give_up(self, why: str) -> None:
+        """Kill the branch that is being opened, and open another without what it has failed at."""
+        link, self.opening = self.opening, None
+        if link is None or link.parent is None:
+            return
+        if link.parent.is_open:
+            with contextlib.suppress(OSError):  # it is gone
+                link.parent.send(server.SIGNAL, link.number, SIGKILL)
+        self._let_go(link)
+        modules = link.wanted.modules
+        failed = modules if link.place < 0 else modules[link.place : link.place + 1]
+        self._left_out.update(dict.fromkeys(failed, why))
+        self._untold += failed
+        self._proven = self._without(self._proven)
+        self._wanted = self._without(self._wanted)
+        rest = self._without(modules)
+        if rest and link.parent.is_open:
+            self._open(link.parent, rest)
+        else:
+            self._tell()
+
+    def _without(self, names: tuple[str, ...]) -> tuple[str, ...]:
+        """Return which of these neither are left out nor are in a package that is."""
+        packages = tuple(f"{name}." for name in self._left_out)
+        return tuple(n for n in names if n not in self._left_out and not n.startswith(packages))
+
+    def _tell(self) -> None:
+        if self._untold:
+            texts = [f"{name} ({self._left_out[name]})" for name in self._untold]
+            self._untold.clear()
+            logger.warning(
+                "left to each worker to import, since the worker server cannot preload it: %s",
+                "; ".join(texts),
+            )

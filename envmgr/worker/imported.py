@@ -1,0 +1,58 @@
+"""Modules of installed distributions, and which of them a worker has imported to build its envs."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import os
+import site
+import sys
+import sysconfig
+from collections.abc import Set
+
+_MOST_BYTES = 4096
+"""What a pipe takes in one piece."""
+
+
+def is_installed(path: str) -> bool:
+    """Return whether a file or folder belongs to an installed distribution, or to envmgr."""
+    real = os.path.realpath(path)
+    return any(real.startswith(folder + os.sep) for folder in _folders())
+
+
+@functools.cache
+def _folders() -> tuple[str, ...]:
+    paths = [*site.getsitepackages(), *map(sysconfig.get_path, ("purelib", "platlib"))]
+    with contextlib.suppress(Exception):  # a user without a home
+        paths.append(site.getusersitepackages())
+    own = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    return tuple(dict.fromkeys(os.path.realpath(path) for path in (*paths, own)))
+
+
+def report_imports(fd: int, known: Set[str]) -> None:
+    """Write the installed modules that were imported lately as a list of names, and close `fd`.
+
+    Of a package that is new, only the package itself is named.
+
+    Args:
+        fd: of a pipe.
+        known: the modules that were there before.
+    """
+    found: list[str] = []
+    for name, module in list(sys.modules.items()):
+        if name in known or name == "__main__" or _has_new_parent(name, known):
+            continue
+        origin = getattr(getattr(module, "__spec__", None), "origin", None)
+        if isinstance(origin, str) and is_installed(origin):
+            found.append(name)
+    while len(data := json.dumps(found).encode()) > _MOST_BYTES:
+        found.pop()
+    with contextlib.suppress(OSError):  # nobody reads it any more
+        os.write(fd, data)
+    os.close(fd)
+
+
+def _has_new_parent(name: str, known: Set[str]) -> bool:
+    parent = name.rpartition(".")[0]
+    return parent in sys.modules and parent not in known
