@@ -186,10 +186,10 @@ class EngineOwner:
             self._trial = None
         self._config = replace(config, num_workers=found.choice.num_workers)
 
-    def _preload(self, engine: Engine) -> None:
+    def _preload(self, engine: Engine, env_fn: Sequence[EnvFactory]) -> None:
         """Have done what can be done once for all hosts, before the first of them is started."""
         transport = engine.transport
-        engine.undisturbed(lambda: transport.preload(self._env_fn))
+        engine.undisturbed(lambda: transport.preload(env_fn))
         doing = "launch (importing what envs need)"
         engine.wait_until(lambda: transport.is_prepared, look_every_s=_LOOK_EVERY_S, doing=doing)
 

@@ -80,7 +80,7 @@ class ManagerLifetime(EngineOwner):
         try:
             engine = self._ensure_engine()
             with engine.calling() as supervisor:
-                self._preload(engine)
+                self._preload(engine, self._env_fn[:1])
                 supervisor.start_hosts([0])
                 failures = supervisor.repair.launch_failures
                 engine.wait_until(
@@ -157,7 +157,7 @@ class ManagerLifetime(EngineOwner):
             engine = self._ensure_engine(params)
             with engine.calling() as supervisor:
                 self._prepare(supervisor, params)
-                self._preload(engine)
+                self._preload(engine, self._env_fn)
                 launch_envs(engine, self._config, self._replay_paths)
                 self._adopt(supervisor.descriptions)
         except BaseException as error:

@@ -161,7 +161,7 @@ def run_worker(
     Returns:
         The exit code.
     """
-    known = frozenset(sys.modules)
+    known = frozenset(() if report_fd is None else sys.modules)
     last_words_fd, shared_fds = (fds[0], fds[1:]) if last_words.ARE_KEPT else (None, fds)
     inbox = Inbox(channel, shared_fds[2] if len(shared_fds) > 2 else None)
     try:

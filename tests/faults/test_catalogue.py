@@ -10,7 +10,7 @@ import pytest
 
 FOLDER = Path(__file__).parent
 PAGE = FOLDER.parents[1] / "docs" / "faults.md"
-NUMBERS = range(1, 49)
+NUMBERS = range(1, 50)
 
 _TEST = re.compile(r"test_f(\d\d)_\w+")
 _ROW = re.compile(r"\| F(\d+) \| (.+) \| (.+) \| (.+) \|")

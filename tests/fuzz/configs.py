@@ -92,7 +92,7 @@ PATHS = ("/etc/cron.d", "../x", "~root/x", "a/../../x", "link/x", "out", "\0", "
 KEYS = ("env", "manager", "collect", "type", "id", "entry", "kwargs", "wrappers", "path", "output")
 KEYS += ("env_num", "seed", "import_names", "worker_env", "allow", "deny", "set", "policy", "steps")
 KEYS += ("num_workers", "worker_affinity", "episode_num", "items", "__class__", "__dict__", "keys")
-KEYS += ("update", "__init__", "<<", "", "a b", "\u00e9", "x" * 2000, "self", "0")
+KEYS += ("preload", "update", "__init__", "<<", "", "a b", "\u00e9", "x" * 2000, "self", "0")
 
 
 def _number(rng: random.Random) -> Any:
@@ -177,7 +177,8 @@ def _name_something(rng: random.Random, tree: Any) -> None:
         tree["collect"] = {"output": rng.choice(PATHS), "steps": 10}
     elif where == 5:
         names = [rng.choice(NAMES).partition(":")[0] for _ in range(2)]
-        tree["manager"] = {"type": "base", "env_num": 2, "import_names": names}
+        key = rng.choice(("import_names", "preload"))
+        tree["manager"] = {"type": "base", "env_num": 2, key: names}
     else:
         variables = {rng.choice((*KEYS, "A=B")): rng.choice((*PATHS, "\ud800", 3))}
         tree["manager"] = {"type": "base", "env_num": 2, "worker_env": {"set": variables}}

@@ -394,6 +394,7 @@ def test_file_runs_what_lies_beside_it(tmp_path: Path, monkeypatch: pytest.Monke
         ("env: {id: X, wrappers: [gymnasium.wrappers.TimeLimit, cfgtest_lib.Wrapper]}", "wrappers"),
         ("collect: {policy: 'cfgtest_lib:policy'}", r"collect\.policy"),
         ("manager: {import_names: [cfgtest_lib]}", r"manager\.import_names"),
+        ("manager: {preload: [cfgtest_lib]}", r"manager\.preload"),
     ],
 )
 def test_file_imports_others_only_when_they_are_listed(tmp_path: Path, text: str, key: str) -> None:

@@ -51,6 +51,7 @@ DEFAULTS = {
     "strict_dtype": False,
     "same_spaces": True,
     "seed": None,
+    "preload": None,
     "worker_threads": 1,
     "worker_affinity": None,
     "worker_env": None,
@@ -71,6 +72,10 @@ def accepted() -> list[tuple[str, Any, Any]]:
         ("type", "subprocess", "subprocess"),
         ("import_names", ["a", "b.c"], ("a", "b.c")),
         ("import_names", ("a",), ("a",)),
+        ("preload", ["a", "b.c", "__main__"], ("a", "b.c", "__main__")),
+        ("preload", [], ()),
+        ("preload", False, False),
+        ("preload", None, None),
         ("env_num", 1, 1),
         ("env_num", 65536, 65536),
         ("env_num", np.int64(4), 4),
@@ -148,6 +153,7 @@ def refused() -> list[tuple[str, Any]]:
     rows += [("check_actions", value) for value in ["true", 1, None, "strictly"]]
     rows += [("num_workers", value) for value in [0, -1, True, "all", 1.5]]
     rows += [("type", value) for value in ["", "  ", None, 3, ["base"]]]
+    rows += [("preload", value) for value in [True, "torch", 0, 1, [1], ["a b"], ["a:b"], {}]]
     rows += [("import_names", value) for value in ["my_pkg", None, [1], ["a b"], ["a:b"], [""]]]
     seeds = [-1, 1.5, True, "1", [], [1, -1], ["a"], {0: -1}, {-1: 0}, {"a": 1}, {0.5: 1}]
     rows += [("seed", value) for value in [*seeds, {0: 1, "0": 2}, np.zeros((2, 2)), {True: 1}]]

@@ -28,6 +28,9 @@ from envmgr.transport.process.spawner import SIGKILL
 
 logger = logging.getLogger("envmgr")
 
+_START_S = 10.0
+"""How long a server may take besides to come to the first import."""
+
 
 class PreloadRules(NamedTuple):
     """What the server imports before it forks workers.
@@ -86,26 +89,31 @@ class Preloading:
         return self._rules.modules != ()
 
     def choose(self, pickles: Iterable[bytes]) -> None:
-        """Find out what to import.
+        """Find out what to import, besides what is imported already.
 
         Raises:
             ConfigError: a module that was asked for is not there.
         """
         listed = self._rules.modules
-        self._wanted = needed_modules(pickles) if listed is None else listed_modules(listed)
+        self._want(needed_modules(pickles) if listed is None else listed_modules(listed))
 
-    def begin(self, first: ServerLink) -> None:
-        """Have a server that has just been started import what is needed, in a branch."""
-        self._open(first, self._proven or self._wanted)
+    def _want(self, names: tuple[str, ...]) -> None:
+        known = {*self._proven, *self._wanted}
+        self._wanted += tuple(n for n in self._without(names) if n not in known)
+
+    def go_on(self, first: ServerLink) -> None:
+        """Begin to import what is wanted, or again what a server has taken with it that died."""
+        if self.opening is None:
+            again = self._proven if self._latest is None else ()
+            self._open(self._latest or first, again or self._wanted)
 
     def server_for_worker(self, first: ServerLink) -> ServerLink:
         """Return the server that is to fork the next worker."""
-        latest, opening = self._latest or first, self.opening
-        if opening is None:
-            self._open(latest, self._wanted)  # what a worker has reported
-        elif set(opening.wanted.modules) <= set(self._proven):
+        self.go_on(first)  # with what a worker has reported
+        opening = self.opening
+        if opening is not None and set(opening.wanted.modules) <= set(self._proven):
             return opening  # it takes the place of one that was ready, and will be so itself
-        return latest
+        return self._latest or first
 
     def takes_report(self) -> bool:
         """Return whether the next worker is to say what it has imported: the first one alone."""
@@ -130,9 +138,7 @@ class Preloading:
         with contextlib.suppress(ValueError, RecursionError):  # a worker may write anything
             names = json.loads(data or b"[]")
             if isinstance(names, list) and all(isinstance(name, str) for name in names):
-                known = {*self._proven, *self._wanted}
-                fresh = self._without(tuple(name for name in names if name not in known))
-                self._wanted += installed_among(fresh)
+                self._want(installed_among(names))
 
     def _on_ready(self, link: ServerLink) -> None:
         self.opening, self._latest, link.due = None, link, math.inf
@@ -148,7 +154,7 @@ class Preloading:
         wanted = Preloads(modules, tuple(self._left_out))
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.opening = link = ServerLink(ours, parent, next(self._numbers), wanted)
-        link.begin(-1, self._rules.limit_s)
+        link.begin(-1, self._rules.limit_s + _START_S)
         with theirs:
             self._watch(link)
             try:
@@ -170,7 +176,9 @@ class Preloading:
     def on_end(self, link: ServerLink) -> None:
         """A branch is gone, or the server that has forked it."""
         if link is self.opening:
-            self.give_up("its import ended the process")
+            alive = link.parent is not None and link.parent.is_open
+            ended = "its import ended the process" if alive else "the worker server ended meanwhile"
+            self.give_up(ended)
         elif link is self._latest:
             self._latest = None
 

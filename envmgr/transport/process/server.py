@@ -123,8 +123,7 @@ class WorkerServer:
         if kind == START:
             self._start_worker(host_id, fds, reports=bool(number))
         elif kind == BRANCH:
-            wanted = preload.Preloads.from_bytes(record[RECORD.size :])
-            self._fork(host_id, fds, lambda: self._run_branch(fds[0], wanted))
+            self._fork(host_id, fds, lambda: self._run_branch(fds[0], record[RECORD.size :]))
         elif host_id not in self._pid_of:
             return True  # its end has been reported
         elif kind == GIVE_UP:
@@ -184,7 +183,7 @@ class WorkerServer:
         channel = FrameChannel(fds[0], fds[1], blocking=True)
         return worker.run_worker(channel, tuple(fds[2:]), self._factories, report)
 
-    def _run_branch(self, control_fd: int, wanted: preload.Preloads) -> int:
+    def _run_branch(self, control_fd: int, wanted: bytes) -> int:
         self._lifeline.close()
 
         def tell(kind: int, number: int, data: bytes = b"") -> None:
@@ -194,12 +193,14 @@ class WorkerServer:
             # What imports leave behind becomes its child and is seen; nobody else adopts it.
             self._prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
             try:
-                preload.import_all(wanted, lambda place: tell(IMPORTING, place))
+                preloads = preload.Preloads.from_bytes(wanted)
+                preload.import_all(preloads, lambda place: tell(IMPORTING, place))
             except ConnectionError:  # nobody wants to know
                 return 0
             except (preload.SpoiltError, OSError) as error:  # or it cannot look at itself
                 tell(SPOILT, 0, str(error).encode(errors="replace"))
                 return 0
+            worker.flush_streams()  # or each worker would print what modules have printed
             tell(READY, 0)
             _serve(control, self._trainer, self._factories)
         return 0

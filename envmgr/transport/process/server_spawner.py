@@ -71,9 +71,8 @@ class ServerSpawner(Spawner):
             ConfigError: a module that was asked for is not there; nothing was started.
             OSError: no process or fd could be had.
         """
-        if self._process is None:
-            self._preloading.choose(pickles)
-            self._ensure_server()
+        self._preloading.choose(pickles)
+        self._preloading.go_on(self._ensure_server())
 
     @property
     def is_prepared(self) -> bool:
@@ -111,7 +110,6 @@ class ServerSpawner(Spawner):
             raise
         first = ServerLink(ours)
         self._watch(first)
-        self._preloading.begin(first)
         return first
 
     def _watch(self, link: ServerLink) -> None:
@@ -141,7 +139,8 @@ class ServerSpawner(Spawner):
     @property
     def has_deaths(self) -> bool:
         """Whether there are some to return, or a branch of the server has to be given up."""
-        return bool(self._died) or self._preloading.is_overdue
+        opening = self._preloading.opening is not None  # asked for each batch
+        return bool(self._died) or (opening and self._preloading.is_overdue)
 
     def deaths(self) -> list[tuple[int, HostDied]]:
         """Read what the servers report."""

@@ -1,0 +1,248 @@
+"""Which modules are found to be needed: by reading pickles and sources, never by running them."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import textwrap
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import gymnasium
+import numpy
+import pytest
+
+from envmgr.config.env_factories import env_factories
+from envmgr.errors import ConfigError
+from envmgr.transport.process.needed import find_module, listed_modules, needed_modules
+from envmgr.worker import imported
+
+
+class Modules:
+    """Writes modules, installed ones and the user's own; all of them raise when they are run."""
+
+    def __init__(self, folder: Path) -> None:
+        self.installed, self.own = folder / "site-packages", folder / "work"
+
+    def write(self, folder: Path, name: str, source: str = "") -> None:
+        file = folder.joinpath(*name.split(".")).with_suffix(".py")
+        file.parent.mkdir(parents=True, exist_ok=True)
+        refuse = "raise RuntimeError('run in the trainer')"
+        file.write_text(textwrap.dedent(source) + f"\n{refuse}\n")
+
+    def install(self, *names: str) -> None:
+        for name in names:
+            self.write(self.installed, name)
+
+
+@pytest.fixture
+def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Modules]:
+    modules = Modules(tmp_path)
+    for folder in (modules.installed, modules.own):
+        folder.mkdir()
+        monkeypatch.syspath_prepend(str(folder))
+    folders = (*imported._folders(), str(modules.installed))
+    monkeypatch.setattr(imported, "_folders", lambda: folders)
+    importlib.invalidate_caches()
+    modules.install("lib_a", "lib_b", "lib_c.__init__", "lib_c.part", "lib_d")
+    yield modules
+    for name in [name for name in sys.modules if name.startswith(("lib_", "mine"))]:
+        del sys.modules[name]
+
+
+def refer_to(module: str, name: str = "Env") -> bytes:
+    """Return the pickle of something that a module has, which is not there when it is pickled."""
+    return b"\x80\x04" + b"c" + f"{module}\n{name}\n".encode() + b")R."
+
+
+def found(data: bytes) -> tuple[str, ...]:
+    before = set(sys.modules)
+    names = needed_modules([data])
+    assert {name for name in sys.modules if name.startswith(("lib_", "mine"))} <= before
+    return names
+
+
+def found_for(factory: Callable[[], Any]) -> tuple[str, ...]:
+    return found(cloudpickle.dumps(factory))
+
+
+def test_what_a_pickle_names(modules: Modules) -> None:
+    assert found(refer_to("lib_a")) == ("lib_a",)
+    assert found(refer_to("lib_c.part")) == ("lib_c.part",)
+    assert found(refer_to("lib_none")) == ()
+    assert found(refer_to("collections")) == (), "the standard library is not worth it"
+    assert found(b"no pickle at all") == ()
+    assert needed_modules([]) == ()
+
+
+def test_a_module_in_another_that_is_a_partial(modules: Modules) -> None:
+    inner = cloudpickle.loads(cloudpickle.dumps(partial(gymnasium.make, "CartPole-v1")))
+    names = found_for(partial(inner, render_mode=None))
+    assert names == ("gymnasium.envs.registration", "gymnasium.envs.classic_control.cartpole")
+
+
+def test_functions_of_the_script_bring_the_modules_that_they_use(modules: Modules) -> None:
+    """Cloudpickle pickles them by value, with `subimport` for the modules among their globals."""
+
+    def inner() -> Any:
+        return numpy.zeros(3)
+
+    def make() -> Any:
+        import lib_a
+        from lib_c import nothing, part
+
+        def later() -> None:
+            import lib_b
+
+            print(lib_b)
+
+        return lib_a, nothing, part, later, inner
+
+    make.__module__ = inner.__module__ = "__main__"
+    names = found_for(make)
+    assert set(names) == {"numpy", "lib_a", "lib_b", "lib_c", "lib_c.part"}
+
+
+def test_a_class_of_the_script(modules: Modules) -> None:
+    class Env:
+        def reset(self) -> Any:
+            import lib_d
+
+            return lib_d
+
+    Env.__module__ = "__main__"
+    assert found_for(Env) == ("lib_d",)
+    assert found_for(lambda: Env()) == ("lib_d",)
+
+
+def test_sources_of_the_users_own_modules_are_read(modules: Modules) -> None:
+    modules.write(
+        modules.own,
+        "mine.envs.one",
+        """
+        import os, lib_a as other
+        from typing import TYPE_CHECKING
+        from lib_c import part, Nothing
+        from . import two
+        from ..deep import *
+        if TYPE_CHECKING:
+            import lib_never
+        else:
+            import lib_d
+
+        class Env:
+            def step(self):
+                try:
+                    import lib_b
+                except ImportError:
+                    import lib_not_installed
+        """,
+    )
+    modules.write(modules.own, "mine.envs.two", "if __name__ == '__main__':\n    import lib_never")
+    modules.write(modules.own, "mine.deep.__init__", "import lib_e")
+    modules.write(modules.own, "mine.__init__", "import mine.envs.one, lib_f")
+    modules.write(modules.own, "mine.envs.__init__")
+    modules.install("lib_e", "lib_f", "lib_never")
+    names = found(refer_to("mine.envs.one"))
+    assert set(names) == {*(f"lib_{x}" for x in "abcdef"), "lib_c.part"}
+    assert "mine.envs.one" not in names, "it may hold what workers must not share"
+
+
+@pytest.mark.parametrize("source", ["import (", "\0", "# coding: nonsense\n", "from .... import a"])
+def test_sources_that_cannot_be_read_name_nothing(modules: Modules, source: str) -> None:
+    modules.write(modules.own, "mine", source)
+    assert found(refer_to("mine")) == ()
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        "os.environ['LIB'] = '1'",
+        "os.environ.setdefault('LIB', '1')",
+        "environ.update(LIB='1')",
+        "del os.environ['LIB']",
+        "os.putenv('LIB', '1')",
+    ],
+)
+def test_code_that_sets_variables_may_mean_them_for_what_it_imports(
+    modules: Modules, monkeypatch: pytest.MonkeyPatch, setting: str
+) -> None:
+    modules.write(
+        modules.own,
+        "mine",
+        f"""
+        import os
+        from os import environ
+        def make():
+            {setting}
+            import lib_a
+        def other():
+            print(os.environ.get("LIB"))
+            import lib_b
+        """,
+    )
+    assert found(refer_to("mine")) == (), "nobody knows what is set before what"
+    monkeypatch.setitem(sys.modules, "mine", type(sys)("mine"))
+    monkeypatch.setattr(sys.modules["mine"], "__spec__", find_spec_of(modules, "mine"))
+    assert found(refer_to("mine")) == ("lib_b",), "what the module itself sets is set here, too"
+
+
+def find_spec_of(modules: Modules, name: str) -> Any:
+    file = modules.own / f"{name}.py"
+    return importlib.util.spec_from_file_location(name, file)
+
+
+def test_functions_of_the_script_that_set_variables(modules: Modules) -> None:
+    def make() -> Any:
+        import os
+
+        os.environ["LIB"] = "1"
+        import lib_a
+
+        return lib_a
+
+    make.__module__ = "__main__"
+    assert found_for(make) == ()
+
+
+def test_what_a_config_says_of_an_env(modules: Modules) -> None:
+    [by_id] = env_factories({"id": "CartPole-v1", "kwargs": {"render_mode": "lib_a:x"}}, 1)
+    names = found_for(by_id)
+    assert "gymnasium.envs.classic_control.cartpole" in names
+    assert "lib_a" not in names, "arguments of an env name no modules"
+    wrapper = {"path": "gymnasium.wrappers.TimeLimit", "kwargs": {"max_episode_steps": 3}}
+    section = {"entry": "envmgr.testing:FaultyEnv", "wrappers": [wrapper]}
+    names = found_for(env_factories(section, 1)[0])
+    assert {"envmgr.testing", "gymnasium.wrappers"} <= set(names)
+
+
+def test_ids_of_gymnasium_wherever_they_are(modules: Modules) -> None:
+    pendulum = "gymnasium.envs.classic_control.pendulum"
+    assert pendulum in found_for(lambda: gymnasium.make("Pendulum-v1"))
+    assert pendulum in found_for(partial(gymnasium.make, id="Pendulum-v1"))
+    assert pendulum in found_for(partial(gymnasium.make, "gymnasium:Pendulum-v1"))
+
+
+def test_a_list_is_taken_as_it_is(modules: Modules, monkeypatch: pytest.MonkeyPatch) -> None:
+    modules.write(modules.own, "mine", "import lib_a")
+    assert listed_modules(["mine", "lib_c.part", "json"]) == ("mine", "lib_c.part", "json")
+    script = modules.own / "train.py"
+    script.write_text("import lib_a\nimport mine\nif __name__ == '__main__':\n    import lib_b")
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", str(script))
+    assert listed_modules(["__main__", "lib_d"]) == ("lib_a", "lib_d")
+    for absent in ("lib_none", "lib_c.none", "lib_a.part", "mine.x"):
+        with pytest.raises(ConfigError, match=rf"manager\.preload names the module '{absent}'"):
+            listed_modules(["lib_d", absent])
+    assert find_module("lib_c.part") is not None
+    assert "lib_c" not in sys.modules
+
+
+def test_installed_is_what_lies_where_distributions_do(modules: Modules) -> None:
+    assert imported.is_installed(numpy.__file__)
+    assert imported.is_installed(imported.__file__), "envmgr itself, wherever it is"
+    assert imported.is_installed(str(modules.installed / "lib_a.py"))
+    assert not imported.is_installed(str(modules.own / "mine.py"))
+    assert not imported.is_installed(str(modules.installed) + "-other/x.py")
