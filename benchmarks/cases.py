@@ -54,6 +54,7 @@ _IN_PROCESS = (
     "gymnasium-sync",
     "pufferlib-serial",
 )
+_V2 = ("subprocess-v2", "ding-subprocess-v2")
 _PACKED = ("hosts1-dict", "hosts1-arrays", "hosts2-dict", "hosts2-arrays")
 _PIPELINED = ("hosts2-dict-pipelined", "hosts2-arrays-pipelined")
 _VIEWS = ("hosts1-ring", "hosts1-until-send", "hosts2-ring", "hosts2-until-send")
@@ -73,7 +74,7 @@ def _with_nocopy(rows: Mapping[int, Sequence[str]]) -> dict[int, Sequence[str]]:
 
 _CHEAP: dict[int, Sequence[str]] = {
     1: ("subprocess", "hosts1-dict", "hosts1-arrays", *_IN_PROCESS, *_FEWER_PEERS),
-    8: ("bare-each", "bare-1", "subprocess", *_PACKED, *_IN_PROCESS, *_PEERS),
+    8: ("bare-each", "bare-1", "subprocess", *_V2, *_PACKED, *_IN_PROCESS, *_PEERS),
     64: (
         "bare-2",
         "bare-2-own",
@@ -119,6 +120,13 @@ _CORES = ("plain-1", "plain-2")
 
 _CASES = (
     Case("null", "Do-nothing env, float32[4]", "null", _CHEAP, (8,), ideal_rows=("plain-1",)),
+    Case(
+        "array-reward",
+        "Do-nothing env, float32[4], rewards float32[1]",
+        "array-reward",
+        {8: ("subprocess", *_V2, "gymnasium-async", "ding-subprocess")},
+        (8,),
+    ),
     Case(
         "cartpole",
         "CartPole-v1, unwrapped",
@@ -183,6 +191,7 @@ CASES: Mapping[str, Case] = {case.key: case for case in _CASES}
 
 BOUNDS: Mapping[tuple[str, str], str] = {
     ("null", "subprocess"): "bare-each",
+    ("null", "subprocess-v2"): "bare-each",
     ("null", "hosts1-arrays"): "bare-1",
     **{
         (case, f"hosts2-{form}"): "bare-2"

@@ -18,7 +18,7 @@ UNEVEN_MEDIAN_S = 0.002
 UNEVEN_SIGMA = 1.0
 BUSY_STEP_S = 100e-6
 
-StepResult = tuple[Any, float, bool, bool, dict[str, Any]]
+StepResult = tuple[Any, Any, bool, bool, dict[str, Any]]
 
 
 class NullEnv(gymnasium.Env[Any, Any]):
@@ -38,6 +38,18 @@ class NullEnv(gymnasium.Env[Any, Any]):
     def step(self, action: Any) -> StepResult:
         """Take a step."""
         return self._obs, 0.0, False, False, {}
+
+
+class ArrayRewardEnv(NullEnv):
+    """Does nothing; its rewards are float32[1], as those of DI-engine's envs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._reward = np.zeros(1, np.float32)
+
+    def step(self, action: Any) -> StepResult:
+        """Take a step."""
+        return self._obs, self._reward, False, False, {}
 
 
 class ImageEnv(NullEnv):
@@ -133,11 +145,12 @@ def env_factory(name: str, loops: int) -> Callable[[], Any]:
     """Return a picklable function that builds the env of that name.
 
     Args:
-        name: `null`, `cartpole`, `image`, `frame`, `busy`, `uneven` or `slow-reset`.
+        name: `null`, `array-reward`, `cartpole`, `image`, `frame`, `busy`, `uneven`, `slow-reset`.
         loops: work of one step of `busy`.
     """
     factories: dict[str, Callable[[], Any]] = {
         "null": NullEnv,
+        "array-reward": ArrayRewardEnv,
         "cartpole": CartPoleEnv,
         "image": functools.partial(ImageEnv, (84, 84, 4)),
         "frame": functools.partial(ImageEnv, (210, 160, 3)),

@@ -18,6 +18,7 @@ HERE = Path(__file__).resolve().parent
 REQUIREMENTS_DING = HERE / "requirements-ding.txt"
 NOTES = "peers.json"
 
+TREETENSOR = "DI-treetensor>=0.5"
 SB3 = "stable-baselines3>=2.9,<3"
 TIANSHOU = "tianshou>=2,<3"
 DING = "DI-engine==0.5.3"
@@ -87,7 +88,17 @@ def install_tianshou(python: Path) -> None:
     pip_install(python, [TIANSHOU], {})
 
 
-PEERS = {"sb3": install_sb3, "tianshou": install_tianshou, "pufferlib": install_pufferlib}
+def install_treetensor(python: Path) -> None:
+    """Install what envmgr's own V2 kinds need besides PyTorch."""
+    pip_install(python, [TREETENSOR], {})
+
+
+PEERS = {
+    "treetensor": install_treetensor,
+    "sb3": install_sb3,
+    "tianshou": install_tianshou,
+    "pufferlib": install_pufferlib,
+}
 PEERS_DING = {"ding": install_ding}
 
 

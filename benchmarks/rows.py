@@ -67,6 +67,7 @@ _ROWS = (
     ),
     _own("subprocess", "a host per env, dict", "dict"),
     _own("subprocess-ring", "a host per env, dict, two-step views", "dict", copy_on_get=False),
+    _own("subprocess-v2", "a host per env, V2", "v2", type="subprocess_v2"),
     _own("hosts1-dict", "1 host, dict", "dict", num_workers=1),
     _own("hosts1-arrays", "1 host, arrays", "arrays", num_workers=1),
     _own("hosts2-dict", "2 hosts, dict", "dict", num_workers=2),
@@ -133,6 +134,7 @@ _ROWS = (
     Row("pufferlib-2", "pufferlib", "PufferLib, 2 workers, zero-copy", {"workers": 2}),
     Row("pufferlib-serial", "pufferlib", "PufferLib Serial (in process)"),
     Row("ding-subprocess", "ding", "DI-engine `subprocess`", {"kind": "subprocess"}),
+    Row("ding-subprocess-v2", "ding", "DI-engine `subprocess_v2`", {"kind": "subprocess_v2"}),
     Row("ding-async", "ding", "DI-engine `async_subprocess`", {"kind": "async_subprocess"}),
 )
 

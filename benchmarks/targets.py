@@ -111,6 +111,11 @@ _NOCOPY = "gymnasium-async-nocopy"
 TARGETS = (
     _times("null", 8, "subprocess", "gymnasium-async", 2.5),
     _times("null", 8, "subprocess", "ding-subprocess", 2.5),
+    *(
+        _times(case, 8, "subprocess-v2", other, goal)
+        for case in ("null", "array-reward")
+        for other, goal in (("gymnasium-async", 1.2), ("ding-subprocess-v2", 4))
+    ),
     _times("null", 8, "hosts1-arrays", "gymnasium-async", 25),
     _times("null", 8, "hosts1-arrays", "pufferlib-1", 1.2),
     _times("null", 64, "hosts2-arrays", "gymnasium-async", 30),

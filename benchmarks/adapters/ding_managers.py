@@ -7,14 +7,22 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from ding.envs import AsyncSubprocessEnvManager, SyncSubprocessEnvManager
+from ding.envs import (
+    AsyncSubprocessEnvManager,
+    SubprocessEnvManagerV2,
+    SyncSubprocessEnvManager,
+)
 from easydict import EasyDict
 from spec import Runner, Spec
 
-from adapters.actions import array_batches
+from adapters.actions import array_batches, list_batches
 from adapters.ding_env import DingEnv
 
-_KINDS = {"subprocess": SyncSubprocessEnvManager, "async_subprocess": AsyncSubprocessEnvManager}
+_KINDS = {
+    "subprocess": SyncSubprocessEnvManager,
+    "async_subprocess": AsyncSubprocessEnvManager,
+    "subprocess_v2": SubprocessEnvManagerV2,
+}
 
 
 class DingManager:
@@ -47,6 +55,23 @@ class DingManager:
         self._manager.close()
 
 
+class DingManagerV2(DingManager):
+    """The loop of DI-engine's pipelines: a list of actions, a list of treetensors."""
+
+    def __init__(self, kind: str, factory: Callable[[], Any], env_num: int) -> None:
+        super().__init__(kind, factory, env_num)
+        self._actions = list_batches(env_num)
+
+    def step(self) -> int:
+        """Act on the observations that are ready."""
+        obs = self._manager.ready_obs
+        timesteps = self._manager.step(next(self._actions)[: len(obs)])
+        np.ndarray.item(timesteps[0].obs, 0)
+        return len(timesteps)
+
+
 def open_runner(spec: Spec, factory: Callable[[], Any]) -> Runner:
     """Return a runner of the manager `options["kind"]`."""
-    return DingManager(spec.options["kind"], factory, spec.env_num)
+    kind = spec.options["kind"]
+    loop = DingManagerV2 if kind.endswith("_v2") else DingManager
+    return loop(kind, factory, spec.env_num)

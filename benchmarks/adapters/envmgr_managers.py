@@ -9,7 +9,7 @@ from spec import Runner, Spec, UnavailableError
 
 import envmgr
 from adapters.actions import array_batches, list_batches
-from envmgr.errors import ConfigError
+from envmgr.errors import ConfigError, MissingDependencyError
 
 
 class _Managed:
@@ -44,6 +44,21 @@ class DictLoop(_Managed):
         for timestep in timesteps.values():
             timestep.obs.item(0)
             break
+        return len(timesteps)
+
+
+class V2Loop(_Managed):
+    """`step` with a list: act on the rows of the observations that are ready."""
+
+    def __init__(self, manager: Any, env_num: int) -> None:
+        super().__init__(manager, env_num)
+        self._actions = list_batches(env_num)
+
+    def step(self) -> int:
+        """Act on the observations that are ready."""
+        obs = self._manager.ready_obs
+        timesteps = self._manager.step(next(self._actions)[: len(obs)])
+        timesteps[0].obs.item(0)
         return len(timesteps)
 
 
@@ -97,16 +112,20 @@ class ArrayLoop(_Managed):
 
 
 def open_runner(spec: Spec, factory: Callable[[], Any]) -> Runner:
-    """Return the loop of `options["form"]` (`dict` or `arrays`) over a manager of `options["cfg"]`.
+    """Return the loop of `options["form"]` (`dict`, `arrays`, `v2`) over a manager of its `cfg`.
 
     Raises:
-        UnavailableError: this envmgr refuses the config.
+        UnavailableError: this envmgr refuses the config, or treetensor is missing.
     """
     env_num, options = spec.env_num, spec.options
     try:
         manager = envmgr.make(factory, env_num, seed=0, **options["cfg"])
     except ConfigError as error:
         raise UnavailableError(f"the config is refused: {error}") from error
+    except MissingDependencyError as error:
+        raise UnavailableError(str(error)) from error
+    if options["form"] == "v2":
+        return V2Loop(manager, env_num)
     pipelined = options.get("pipelined", False)
     if options["form"] == "arrays":
         return ArrayLoop(manager, env_num, max(1, env_num // 2) if pipelined else env_num)

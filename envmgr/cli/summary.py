@@ -78,6 +78,8 @@ def print_summary(
         rows.append(("abnormal", counted(summary["abnormal_episodes"], "episode")))
     if stats["states"]:
         rows.append(("envs", states_text(stats["states"])))
+    if "calibration" in stats:
+        rows.append(("workers", f"{stats['num_workers']} (auto: {stats['calibration']['reason']})"))
     rows.append(("failures", failures_text(stats)))
     rows.append(("results", where or "not written"))
     console.print(f"{title}: {summary['ending']}", style="bold", markup=False, highlight=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -122,6 +123,13 @@ class TestRun:
         assert {e["seed"] == e["env_id"] for e in episodes} == {True}
         assert summary["stats"]["states"] == {"RUN": 3}
         assert set(summary["versions"]) == {"envmgr", "python", "numpy", "gymnasium", "platform"}
+
+    def test_says_how_many_workers_auto_has_become(self, envmgr: Run) -> None:
+        auto = ("--set", "manager.type=subprocess", "--set", "manager.num_workers=auto")
+        result = envmgr("run", "c.yaml", "--no-output", *auto)
+        assert result.code == 0
+        assert re.search(r"workers +\d \(auto: ", result.out)
+        assert "workers" not in envmgr("run", "c.yaml", "--no-output").out
 
     def test_its_config_runs_the_same_again(self, envmgr: Run, tmp_path: Path) -> None:
         envmgr("run", "c.yaml", "--seed", 5, "--episodes", 4, "--output", "one")
