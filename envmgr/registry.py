@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from easydict import EasyDict
 
-from envmgr.config import ManagerConfig, deep_merge, default_manager_config, to_easydict, to_plain
+from envmgr.config import ManagerConfig, default_manager_config, to_easydict, to_plain
 from envmgr.config.checks import check_value, nearest, show_value, text
 from envmgr.config.imports import ImportPolicy, import_modules
 from envmgr.config.schema import as_mapping, check_keys
@@ -200,8 +200,9 @@ def default_config_of(manager_cls: Callable[..., Any], key: str) -> EasyDict:
         ConfigError: its `default_config()` does not fit the schema.
     """
     own = getattr(manager_cls, "default_config", None)
-    preset = {} if own is None else as_mapping(own(), f"default_config() of the kind {key!r}")
-    check_keys(preset, ManagerConfig, f"default_config() of the kind {key!r}")
+    where = f"default_config() of the kind {key!r}"
+    preset = {} if own is None else as_mapping(own(), where)
+    check_keys(preset, ManagerConfig, where)
     return default_manager_config({**to_plain(preset), "type": key})
 
 
@@ -234,10 +235,8 @@ def create_env_manager(cfg: Mapping[str, Any], env_fn: Sequence[EnvFactory], **k
     cfg = as_mapping(cfg, "manager")
     key = kind_of(cfg)
     manager_cls = ENV_MANAGER_REGISTRY.get(key)
-    check_keys(cfg, ManagerConfig, "manager")
-    merged = deep_merge(default_config_of(manager_cls, key), cfg, "manager")
-    ManagerConfig.from_mapping(merged)  # also for classes that do not check it themselves
-    return manager_cls(env_fn=env_fn, cfg=to_easydict(merged), **kwargs)
+    config = ManagerConfig.from_mapping(cfg, default_config_of(manager_cls, key))
+    return manager_cls(env_fn=env_fn, cfg=to_easydict(config.to_dict()), **kwargs)
 
 
 def kind_of(cfg: Mapping[str, Any], policy: ImportPolicy | None = None) -> str:

@@ -51,7 +51,7 @@ def summary_of(
         **statistics.as_dict(),
         "unfinished_episodes": len(unfinished),
         "unfinished_steps": sum(unfinished.values()),
-        "stats": _with_text_keys({**manager.stats(), "states": states}),
+        "stats": {**manager.stats(), "states": dict(states)},
     }
 
 
@@ -91,10 +91,3 @@ def _spread(figures: Mapping[str, Any]) -> str:
         return "-"
     low, high = (number(figures[name]).replace(".00", "") for name in ("min", "max"))
     return f"{number(figures['mean'])} (std {number(figures['std'])}, {low} to {high})"
-
-
-def _with_text_keys(value: Any) -> Any:
-    """Return nested dicts with the keys that JSON gives them, so that both read the same."""
-    if isinstance(value, Mapping):
-        return {str(key): _with_text_keys(part) for key, part in value.items()}
-    return value

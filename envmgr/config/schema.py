@@ -74,10 +74,10 @@ class Section:
             ConfigError: a value that is not allowed.
         """
         user = as_mapping(cfg, cls.PATH)
-        user = {key: value for key, value in user.items() if key not in cls.PASSED_OVER}
         below = as_mapping(preset, f"the preset of {cls.PATH}")
         check_keys([*below, *user], cls, cls.PATH)
-        return cls(**deep_merge(below, user, cls.PATH))
+        values = deep_merge(below, user, cls.PATH)
+        return cls(**{key: value for key, value in values.items() if key not in cls.PASSED_OVER})
 
     def to_dict(self) -> dict[str, Any]:
         """Return every key with its value as a plain dict of fresh dicts and lists."""
@@ -105,15 +105,15 @@ def checks_of(schema: type) -> dict[str, Check]:
     return {f.name: f.metadata["check"] for f in dataclasses.fields(schema)}
 
 
-def check_keys(given: Iterable[object], schema: type, path: str) -> None:
-    """Refuse a key that `schema` does not have.
+def check_keys(given: Iterable[object], schema: type[Section], path: str) -> None:
+    """Refuse a key that `schema` does not have, and does not pass over.
 
     Raises:
         UnknownKeyError: names the unknown key, `path` and the nearest known key.
     """
     known = checks_of(schema)
     for name in given:
-        if name not in known:
+        if name not in known and name not in schema.PASSED_OVER:
             raise unknown_key(name, known, path)
 
 

@@ -76,17 +76,22 @@ class _Run:
         """Step these envs."""
         return self.loop.step(self.ledger.fresh_actions(env_ids))
 
+    def gather_all(self) -> dict[int, EnvTimestep]:
+        """Gather until nothing is under way."""
+        timesteps: dict[int, EnvTimestep] = {}
+        while self.ledger.pending:
+            gathered = self.loop.gather()
+            require(gathered, "recv returned nothing, though steps are under way")
+            timesteps |= gathered
+        return timesteps
+
     def step_all(self, env_ids: Sequence[int]) -> dict[int, EnvTimestep]:
         """Step these envs, and gather until nothing is under way."""
-        timesteps = self.step(env_ids)
-        while self.ledger.pending:
-            timesteps |= self.loop.gather()
-        return timesteps
+        return self.step(env_ids) | self.gather_all()
 
     def end(self) -> None:
         """Gather what is under way, and check the accounts."""
-        while self.ledger.pending:
-            require(self.loop.gather(), "recv returned nothing, though steps are under way")
+        self.gather_all()
         self.ledger.end()
         self.ledger.check()
 
@@ -152,8 +157,7 @@ class ManagerContract:
                 else:
                     require(found == sorted(found), f"step({env_ids}) returned {found}")
                     require(set(found) <= set(env_ids), f"step({env_ids}) returned {found}")
-                while run.ledger.pending:
-                    run.loop.gather()
+                run.gather_all()
 
     def test_send_and_recv_gather_in_parts(self) -> None:
         """`recv(min_ready=1)` returns what there is, and the rest comes later."""

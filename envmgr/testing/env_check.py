@@ -7,11 +7,10 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import cloudpickle
-import numpy as np
 
 from envmgr.env import adapt
 from envmgr.errors import EnvManagerError
-from envmgr.spaces import codec_of
+from envmgr.spaces import ValueMismatchError, codec_of
 from envmgr.testing.checksums import UNKNOWN, checksum_of, reward_checksum
 from envmgr.types import is_abnormal
 
@@ -198,31 +197,18 @@ class _Trial:
 
 
 def misfit(space: Any, value: Any) -> str:
-    """Return why a value is not laid out as its space says; empty if it is. Bounds do not matter.
+    """Return what managers say of an observation that does not fit its space; empty if it does.
 
-    As in managers, values of another dtype of the same kind will do (float64 for float32).
+    As with them, values of another dtype of the same kind will do (float64 for float32).
     """
-    parts = getattr(space, "spaces", None)
-    if isinstance(parts, dict):
-        if not isinstance(value, dict) or value.keys() != parts.keys():
-            keys = sorted(value, key=str) if isinstance(value, dict) else type(value).__name__
-            return f"a dict with the keys {sorted(parts, key=str)} is due, not {keys}"
-        found = (misfit(part, value[key]) for key, part in parts.items())
-        return next(filter(None, found), "")
-    if isinstance(parts, tuple):
-        if not isinstance(value, (tuple, list)) or len(value) != len(parts):
-            return f"a tuple of {len(parts)} is due, not {type(value).__name__}"
-        found = (misfit(part, one) for part, one in zip(parts, value, strict=True))
-        return next(filter(None, found), "")
-    if getattr(space, "shape", None) is None or getattr(space, "dtype", None) is None:
-        return ""  # a space without fixed layout
+    codec = codec_of(space)
     try:
-        array = np.asarray(value)
-        fits = np.can_cast(array.dtype, space.dtype, "same_kind")
-    except (TypeError, ValueError):
-        return f"{type(value).__name__} is no array"
-    if array.shape != space.shape or not fits:
-        return f"{array.dtype}{array.shape} is not {space.dtype}{space.shape}"
+        if codec.layout is None:
+            codec.check_value(value)
+        else:
+            codec.layout.flatten(value)
+    except ValueMismatchError as error:
+        return str(error)
     return ""
 
 

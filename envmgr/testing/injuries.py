@@ -64,17 +64,9 @@ def vulnerable(env_fn: Iterable[Callable[[], Any]]) -> list[Vulnerable]:
 
 
 def _listen() -> None:
-    handlers = {"exit": _exit, "hang": _hang, "corrupt": _corrupt}
-    for kind, handler in handlers.items():
-        signal.signal(signal_of(kind), handler)
-
-
-def _exit(number: int, frame: Any) -> None:
-    os._exit(EXIT_CODE)
-
-
-def _hang(number: int, frame: Any) -> None:
-    hang_holding_gil()
+    signal.signal(signal_of("exit"), lambda number, frame: os._exit(EXIT_CODE))
+    signal.signal(signal_of("hang"), lambda number, frame: hang_holding_gil())
+    signal.signal(signal_of("corrupt"), _corrupt)
 
 
 def _corrupt(number: int, frame: Any) -> None:

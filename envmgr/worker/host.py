@@ -17,6 +17,7 @@ from envmgr.wire.hosts import HostSettings
 from envmgr.wire.messages import FailureKind, Message, Op, RemoteFailure
 from envmgr.worker.hosted_env import HostedEnv
 from envmgr.worker.posted import PostedSteps
+from envmgr.worker.running import Surroundings
 from envmgr.worker.sinks import MessageSink, Send
 
 
@@ -56,17 +57,11 @@ class Host:
         self._posted = posted
         self._is_worn = False
         self.resets: deque[Callable[[], None]] = deque()
+        given = Surroundings(
+            settings, self._messages, self._has_reached_a_limit, self.resets.append
+        )
         self._envs = {
-            env_id: HostedEnv(
-                env_id,
-                factory,
-                settings,
-                messages=self._messages,
-                memory=memory,
-                is_worn=self._has_reached_a_limit,
-                postpone=self.resets.append,
-                posted=posted,
-            )
+            env_id: HostedEnv(env_id, factory, given, memory, posted)
             for env_id, factory in factories.items()
         }
 

@@ -14,7 +14,6 @@ from envmgr.types import EnvFactory
 from envmgr.wire.arenas import Placement
 from envmgr.wire.block import Block
 from envmgr.wire.frames import FrameError
-from envmgr.wire.hosts import HostSettings
 from envmgr.wire.messages import (
     UNANSWERED,
     Attribute,
@@ -27,9 +26,9 @@ from envmgr.wire.messages import (
 from envmgr.worker.applied import AppliedEnv
 from envmgr.worker.interrupts import pass_on
 from envmgr.worker.posted import PostedSteps
-from envmgr.worker.running import Postpone, RunningEnv
+from envmgr.worker.running import RunningEnv, Surroundings
 from envmgr.worker.seats import seat_of
-from envmgr.worker.sinks import BlockSink, MessageSink
+from envmgr.worker.sinks import BlockSink
 
 _METHOD_TYPES = (MethodType, FunctionType, BuiltinMethodType)
 
@@ -40,11 +39,8 @@ class HostedEnv:
     Args:
         env_id: the env's id.
         factory: builds the env; called by HELLO and RENEW.
-        settings: see `HostSettings`.
-        messages: answers by message.
+        given: what its host gives it.
         memory: opens the shared memory when observations are placed in it.
-        is_worn: asked at each episode's end whether the worker has reached a limit.
-        postpone: takes the resets that the host begins by itself.
         posted: the host's posted steps, which the env takes part in when its placement has a
             block; None where there are none.
 
@@ -56,21 +52,15 @@ class HostedEnv:
         self,
         env_id: int,
         factory: EnvFactory,
-        settings: HostSettings,
-        *,
-        messages: MessageSink,
+        given: Surroundings,
         memory: Callable[[int], Any],
-        is_worn: Callable[[], bool],
-        postpone: Postpone,
         posted: PostedSteps | None = None,
     ) -> None:
         self.env_id = env_id
         self._factory = factory
-        self._settings = settings
-        self._messages = messages
+        self._given = given
+        self._messages = given.messages
         self._memory = memory
-        self._is_worn = is_worn
-        self._postpone = postpone
         self._posted = posted
         self._running: RunningEnv | None = None
 
@@ -109,16 +99,11 @@ class HostedEnv:
     def _renew(self, message: Message) -> Any:
         self.close()
         try:
-            self._running = running = RunningEnv(
-                adapt.as_base_env(self._factory(), self.env_id),
-                self._settings,
-                messages=self._messages,
-                is_worn=self._is_worn,
-                postpone=self._postpone,
-            )
+            env = adapt.as_base_env(self._factory(), self.env_id)
+            self._running = running = RunningEnv(env, self._given)
             return self._hello(message, running)
         except BaseException as error:  # whatever the env's code may raise, SystemExit included
-            pass_on(error, self._settings)
+            pass_on(error, self._given.settings)
             return self._messages.raised(message, error, "construction")
 
     def _hello(self, message: Message, running: RunningEnv) -> Any:
@@ -169,12 +154,12 @@ class HostedEnv:
                 message, Op.RESULT, _CALLS[message.op](running, message.payload)
             )
         except AttributeError as error:
-            pass_on(error, self._settings)
+            pass_on(error, self._given.settings)
             missing = message.op == Op.GET_ATTR
             kind = FailureKind.NO_ATTRIBUTE if missing else FailureKind.RAISED
             return self._messages.failed(message, RemoteFailure.from_exception(error, "call", kind))
         except BaseException as error:  # as in `_renew`
-            pass_on(error, self._settings)
+            pass_on(error, self._given.settings)
             return self._messages.raised(message, error, "call")
 
 

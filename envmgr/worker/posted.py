@@ -36,6 +36,9 @@ def _gone(token: int, action: Any) -> None:
 class PostedSteps:
     """The posted steps of all envs of a host.
 
+    Who has slept runs with cold caches, where each call costs a microsecond: so for a lone env
+    `run` calls nothing but the env.
+
     Args:
         index: which of the manager's hosts it is.
         ring: rings the parent's bell.
@@ -162,9 +165,6 @@ class PostedSteps:
 
         That is a reset, a message, or what ends `await_bell`, which sleeps until this host is rung
         for and returns False if there is more to it. With None one batch is taken, if there is one.
-
-        Who has slept runs with cold caches, where each call costs a microsecond: so with a lone env
-        nothing is called but the env.
         """
         if not self._seats:
             return

@@ -6,6 +6,7 @@ This module imports nothing of managers, torch or treetensor.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -28,11 +29,25 @@ from envmgr.worker.interrupts import pass_on
 from envmgr.worker.observations import ObservationWriter
 from envmgr.worker.sinks import MessageSink
 
-Postpone = Callable[[Callable[[], None]], None]
-"""Takes what runs a reset, to have it run later."""
-
 _NOTHING_KEPT = RemoteFailure(FailureKind.PROTOCOL, "reset", message="no reset was kept")
 _NO_PLAN = EpisodePlan(auto_reset=False, episodes_left=0, params={})
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What an env is given by its host.
+
+    Attributes:
+        settings: see `HostSettings`.
+        messages: answers by message.
+        is_worn: asked at each episode's end whether the worker has reached a limit.
+        postpone: takes what runs a reset that the host begins by itself, to have it run later.
+    """
+
+    settings: HostSettings
+    messages: MessageSink
+    is_worn: Callable[[], bool]
+    postpone: Callable[[Callable[[], None]], None]
 
 
 class RunningEnv:
@@ -40,10 +55,7 @@ class RunningEnv:
 
     Args:
         env: the env, as `adapt.as_base_env` returned it.
-        settings: see `HostSettings`.
-        messages: answers by message.
-        is_worn: asked at each episode's end whether the worker has reached a limit.
-        postpone: takes the resets that the host begins by itself.
+        given: what its host gives it.
 
     Attributes:
         env: the env.
@@ -58,24 +70,16 @@ class RunningEnv:
         Exception: what the env raises when it is asked for its spaces.
     """
 
-    def __init__(
-        self,
-        env: Any,
-        settings: HostSettings,
-        *,
-        messages: MessageSink,
-        is_worn: Callable[[], bool],
-        postpone: Postpone,
-    ) -> None:
+    def __init__(self, env: Any, given: Surroundings) -> None:
+        settings = given.settings
         self.env = env
         self.plan = _NO_PLAN
         self.episodes = 0
         self._episodes_left = 0.0
         self.refuses_non_finite = settings.refuse_non_finite_rewards
         self._settings = settings
-        self._messages = messages
-        self._is_worn = is_worn
-        self._postpone = postpone
+        self._messages = given.messages
+        self._given = given
         self._kept: tuple[Any, dict[str, Any]] | RemoteFailure = _NOTHING_KEPT
         self._notices: list[str] = []
         self._told: set[str] = set()
@@ -146,7 +150,7 @@ class RunningEnv:
 
     def _after_step(self) -> AfterStep:
         self.episodes += 1
-        if self._is_worn():
+        if self._given.is_worn():
             return AfterStep.WANTS_RECYCLING
         if self.plan.auto_reset and self._episodes_left > 0:
             return AfterStep.RESETS
@@ -170,7 +174,7 @@ class RunningEnv:
             sink: answers.
             key: the request that this is the reply to, or a part of it.
         """
-        self._postpone(partial(self._begin_episode, sink, key))
+        self._given.postpone(partial(self._begin_episode, sink, key))
 
     def _begin_episode(self, sink: MessageSink, key: Any) -> None:
         if not self._is_closed:

@@ -268,6 +268,20 @@ def test_config_is_not_changed(kinds: Registry, form: Any) -> None:
     assert cfg == before
 
 
+def test_the_cfg_type_of_di_engine_configs_is_passed_over_by_every_way_in(kinds: Registry) -> None:
+    class FromDing(Kind):
+        @classmethod
+        def default_config(cls) -> EasyDict:
+            return EasyDict({**Kind.default_config(), "cfg_type": "FromDingDict"})
+
+    kinds.register("ding")(FromDing)
+    cfg = {"type": "ding", "cfg_type": "FromDingDict", "max_retry": 3}
+    manager = create_env_manager(cfg, [object])
+    assert manager.cfg == {**Kind.default_config(), "type": "ding", "max_retry": 3}
+    loaded = load_config({"manager": {**cfg, "type": "base"}})
+    assert loaded == load_config({"manager": {"type": "base", "max_retry": 3}})
+
+
 def test_seeds_by_env_id_reach_the_manager(kinds: Registry) -> None:
     manager = create_env_manager({"type": "kind", "seed": {0: 5}}, [object])
     assert manager.cfg.seed == {0: 5}
