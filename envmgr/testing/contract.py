@@ -24,30 +24,14 @@ import numpy as np
 from envmgr import errors
 from envmgr.testing.audited import AuditedLoop
 from envmgr.testing.env_check import EnvContract as EnvContract
-from envmgr.testing.env_check import require as require
 from envmgr.testing.faulty import Fault, FaultyEnv
 from envmgr.testing.ledger_env import without_instance
+from envmgr.testing.requiring import refused as refused
+from envmgr.testing.requiring import require as require
 from envmgr.types import EnvTimestep, is_abnormal
 
 PATIENCE_S = 20.0
 """How long a suite waits for what has to happen."""
-
-
-@contextmanager
-def refused(*kinds: type[Exception]) -> Iterator[None]:
-    """Fail unless what is done inside raises one of these errors.
-
-    Raises:
-        AssertionError: nothing was raised, or something else.
-    """
-    names = " or ".join(kind.__name__ for kind in kinds)
-    try:
-        yield
-    except kinds:
-        return
-    except Exception as error:
-        raise AssertionError(f"{names} should be raised, not {type(error).__name__}") from error
-    raise AssertionError(f"{names} should be raised, and nothing was")
 
 
 class _Run:

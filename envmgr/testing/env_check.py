@@ -12,6 +12,7 @@ from envmgr.env import adapt
 from envmgr.errors import EnvManagerError
 from envmgr.spaces import ValueMismatchError, codec_of
 from envmgr.testing.checksums import UNKNOWN, checksum_of, reward_checksum
+from envmgr.testing.requiring import require
 from envmgr.types import is_abnormal
 
 KINDS = ("factory", "spaces", "reset", "observation", "step", "seed", "close")
@@ -210,16 +211,6 @@ def misfit(space: Any, value: Any) -> str:
     except ValueMismatchError as error:
         return str(error)
     return ""
-
-
-def require(condition: object, message: str) -> None:
-    """Fail unless a condition holds.
-
-    Raises:
-        AssertionError: with the message.
-    """
-    if not condition:
-        raise AssertionError(message)
 
 
 class EnvContract:
