@@ -52,7 +52,7 @@ class Host:
         posted: PostedSteps | None = None,
     ) -> None:
         self._settings = settings
-        self._messages = MessageSink(encode, send, settings.announced)
+        self._messages = MessageSink(encode, send, settings)
         self._rss_bytes = rss_bytes
         self._posted = posted
         self._is_worn = False

@@ -6,6 +6,7 @@ This module imports nothing of managers, torch or treetensor.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from types import BuiltinMethodType, FunctionType, MethodType
 from typing import Any
 
@@ -24,7 +25,6 @@ from envmgr.wire.messages import (
     RemoteFailure,
 )
 from envmgr.worker.applied import AppliedEnv
-from envmgr.worker.interrupts import pass_on
 from envmgr.worker.posted import PostedSteps
 from envmgr.worker.running import RunningEnv, Surroundings
 from envmgr.worker.seats import seat_of
@@ -103,7 +103,6 @@ class HostedEnv:
             self._running = running = RunningEnv(env, self._given)
             return self._hello(message, running)
         except BaseException as error:  # whatever the env's code may raise, SystemExit included
-            pass_on(error, self._given.settings)
             return self._messages.raised(message, error, "construction")
 
     def _hello(self, message: Message, running: RunningEnv) -> Any:
@@ -149,18 +148,14 @@ class HostedEnv:
             posted.seat(seat_of(running, sink))
 
     def _run_call(self, message: Message, running: RunningEnv) -> Any:
+        op = message.op
         try:
-            return self._messages.reply(
-                message, Op.RESULT, _CALLS[message.op](running, message.payload)
-            )
-        except AttributeError as error:
-            pass_on(error, self._given.settings)
-            missing = message.op == Op.GET_ATTR
-            kind = FailureKind.NO_ATTRIBUTE if missing else FailureKind.RAISED
-            return self._messages.failed(message, RemoteFailure.from_exception(error, "call", kind))
+            return self._messages.reply(message, Op.RESULT, _CALLS[op](running, message.payload))
         except BaseException as error:  # as in `_renew`
-            pass_on(error, self._given.settings)
-            return self._messages.raised(message, error, "call")
+            failure = self._messages.failure_of(error, "call")
+            if op == Op.GET_ATTR and isinstance(error, AttributeError):
+                failure = replace(failure, kind=FailureKind.NO_ATTRIBUTE)
+            return self._messages.failed(message, failure)
 
 
 def _call(running: RunningEnv, payload: Any) -> Any:

@@ -24,7 +24,7 @@ from envmgr.wire.messages import (
     RemoteFailure,
     ResetOrder,
 )
-from envmgr.worker.checks import check_reward, kind_of
+from envmgr.worker.checks import check_reward
 from envmgr.worker.interrupts import pass_on
 from envmgr.worker.observations import ObservationWriter
 from envmgr.worker.sinks import MessageSink
@@ -77,7 +77,6 @@ class RunningEnv:
         self.episodes = 0
         self._episodes_left = 0.0
         self.refuses_non_finite = settings.refuse_non_finite_rewards
-        self._settings = settings
         self._messages = given.messages
         self._given = given
         self._kept: tuple[Any, dict[str, Any]] | RemoteFailure = _NOTHING_KEPT
@@ -98,7 +97,7 @@ class RunningEnv:
         try:
             adapt.close_env(self.env)
         except BaseException as error:  # the env is gone either way
-            pass_on(error, self._settings)
+            pass_on(error, self._given.settings)
 
     # -- steps ------------------------------------------------------------------------------
 
@@ -139,7 +138,6 @@ class RunningEnv:
 
     def fail_step(self, sink: MessageSink, key: Any, error: BaseException) -> bool:
         """Report that a step has raised; as `take_step`."""
-        pass_on(error, self._settings)
         self._messages.send(sink.raised(key, error, "step"))
         return False
 
@@ -192,8 +190,7 @@ class RunningEnv:
             if order.keeps:
                 self.writer.write(observation, of_reset=True)  # only checks: it is not attached
         except BaseException as error:  # as in `take_step`
-            pass_on(error, self._settings)
-            self._kept = RemoteFailure.from_exception(error, "reset", kind_of(error))
+            self._kept = self._messages.failure_of(error, "reset")
             self._messages.send(self._messages.failed(message, self._kept))
             return
         if order.keeps:
@@ -207,7 +204,6 @@ class RunningEnv:
         try:
             observation, info = adapt.reset_env(self.env, self.plan.params)
         except BaseException as error:  # as in `take_step`
-            pass_on(error, self._settings)
             return (sink.raised(key, error, "reset"),)
         return self._begun(sink, key, observation, info)
 
@@ -217,7 +213,6 @@ class RunningEnv:
         try:
             return sink.begun(key, self.writer.write(observation, of_reset=True), info)
         except BaseException as error:  # as in `take_step`
-            pass_on(error, self._settings)
             return (sink.raised(key, error, "reset"),)
 
     def hand_over(self, message: Message) -> None:

@@ -25,9 +25,11 @@ from envmgr.wire.block import (
     request_of,
 )
 from envmgr.wire.frames import FrameError
+from envmgr.wire.hosts import HostSettings
 from envmgr.wire.infos import InfoEncoder
 from envmgr.wire.messages import AfterStep, Message, Op, RemoteFailure
 from envmgr.worker.checks import kind_of
+from envmgr.worker.interrupts import pass_on
 
 _REWARD_KINDS = {kind: number for number, kind in enumerate(REWARD_TYPES)}
 _MOST_EXACT = 1 << 53
@@ -43,15 +45,15 @@ class MessageSink:
     Args:
         encode: turns a reply into what is sent; raises FrameError for what cannot be sent.
         send: sends it.
-        announced: operations of which BEGAN is sent before one is run.
+        settings: say which operations are announced, and which exceptions are not the env's.
     """
 
     def __init__(
-        self, encode: Callable[[Message], Any], send: Send, announced: frozenset[int]
+        self, encode: Callable[[Message], Any], send: Send, settings: HostSettings
     ) -> None:
         self.encode = encode
         self.send = send
-        self.announced = announced
+        self.settings = settings
 
     def request(self, key: Any) -> Message:
         """Return the request, for replies by message."""
@@ -60,7 +62,7 @@ class MessageSink:
 
     def announce(self, key: Any, op: int = Op.RESET) -> None:
         """Say that a request is run from now on, if anybody wants to know."""
-        if op in self.announced:
+        if op in self.settings.announced:
             self.send(self.encode(key._replace(op=Op.BEGAN, payload=None)))
 
     def reply(self, key: Any, op: Op, payload: Any) -> Any:
@@ -82,8 +84,13 @@ class MessageSink:
             return self.reply(key, Op.FAILED, failure)
 
     def raised(self, key: Any, error: BaseException, during: str) -> Any:
-        """Return an encoded FAILED that reports an exception."""
-        return self.failed(key, RemoteFailure.from_exception(error, during, kind_of(error)))
+        """Return an encoded FAILED that reports an exception; raise it if it is not the env's."""
+        return self.failed(key, self.failure_of(error, during))
+
+    def failure_of(self, error: BaseException, during: str) -> RemoteFailure:
+        """Return what is reported of an exception of env code; raise it if it is not the env's."""
+        pass_on(error, self.settings)
+        return RemoteFailure.from_exception(error, during, kind_of(error))
 
     def stepped(
         self,
@@ -134,7 +141,7 @@ class BlockSink(MessageSink):
         messages: MessageSink,
         announce: Callable[[int], None],
     ) -> None:
-        super().__init__(messages.encode, messages.send, messages.announced)
+        super().__init__(messages.encode, messages.send, messages.settings)
         self.block = block
         self.row = row
         self.env_id = env_id
