@@ -110,9 +110,9 @@ def test_failures_leave_the_others_as_they_were(setup: Setup, fault: Do, world: 
 def test_failures_say_what_happened(setup: Setup, world: World) -> None:
     manager = world.make(setup, 2, max_failures=1000, failure_window_s=0.001)
     collector = Collector(manager, move_or({0: Do.RAISE}, every=4))
-    collector.collect(episodes=4)
-    abnormal = [e for e in collector.episodes if e.abnormal]
-    assert abnormal
+    abnormal: list[Any] = []
+    while not abnormal:  # the other env may be quicker, and run the first four alone
+        abnormal = [e for e in collector.collect(episodes=4) if e.abnormal]
     for episode in abnormal:
         assert episode.env_id == 0
         assert episode.failure is not None
