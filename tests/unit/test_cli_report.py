@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import io
+import json
 import logging
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,6 +13,7 @@ from rich.console import Console
 from envmgr.cli.listing import annotated_yaml
 from envmgr.cli.progress import Goal, LiveProgress, LogLines, PlainProgress, Progress
 from envmgr.cli.report import counted, failures_text, number, paragraph, raised_by_envs
+from envmgr.cli.summary import Ending, print_summary, summary_of
 from envmgr.collect import Collector
 from envmgr.config_file import load_config, resolve_config
 from envmgr.errors import EnvCrash, EnvRaised, FailuresExhaustedError, LaunchError
@@ -63,6 +66,19 @@ class TestFigures:
         one = {"failures": 1, "failures_by_kind": {"EnvTimeout": 1}, "failures_by_env": {7: 1}}
         assert failures_text(one) == "1 failure: EnvTimeout x1 (env 7)"
         assert failures_text({"failures": 0}) == failures_text({}) == "0"
+
+    def test_of_a_run_list_envs_in_their_order(self) -> None:
+        failures = {"failures": 3, "failures_by_kind": {"EnvCrash": 3}}
+        stats = {**failures, "failures_by_env": {10: 1, 9: 2}}
+        manager: Any = SimpleNamespace(stats=lambda: stats)
+        summary = summary_of(
+            None, manager, ending=Ending.DONE, error=None, states={"DONE": 11}, about={}
+        )
+        shown = io.StringIO()
+        print_summary(Console(file=shown, width=200), summary, title="a run", where=None)
+        assert "(envs 9, 10)" in shown.getvalue()
+        written = json.loads(json.dumps(summary, allow_nan=False))
+        assert written["stats"]["failures_by_env"] == {"10": 1, "9": 2}
 
     def test_numbers(self) -> None:
         assert [number(None), number(1234.5), number([1.0, None])] == ["-", "1,234.50", "[1.00, -]"]
