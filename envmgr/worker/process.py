@@ -168,19 +168,13 @@ def run_worker(
         if (first := inbox.next()) is None or first.op != Op.HELLO:
             return 0  # the launch has failed before it began
         orders: Orders = first.payload
-        if last_words_fd is not None:
-            last_words.record(last_words_fd, orders.host_index)
-        _set_up(orders.host_index, orders.worker)
+        _set_up(orders.host_index, orders.worker, last_words_fd)
         try:
             settings: HostSettings = pickle.loads(orders.settings)  # noqa: S301 - from the parent
         except Exception as error:  # whatever a __setstate__ of a space may raise
             _refuse(orders, error, channel)
             settings, factories, orders = HostSettings(), {}, orders._replace(envs=())
-        posted = None
-        if len(shared_fds) > 1:
-            ring, timed = functools.partial(_ring, shared_fds[1]), bool(settings.announced)
-            index, spin_s = orders.host_index, orders.worker.spin_s
-            posted = PostedSteps(index, ring, timed=timed, spin_s=spin_s)
+        posted = _posted_steps(orders, settings, shared_fds)
         host = Host(
             _factories(orders, factories),
             settings,
@@ -206,6 +200,16 @@ def _refuse(orders: Orders, error: Exception, channel: Channel) -> None:
     failure = RemoteFailure(FailureKind.PROTOCOL, "construction", message=text)
     for env_id, generation, request_id, _ in orders.envs:
         channel.send(encode(Message(Op.FAILED, env_id, generation, request_id, failure)))
+
+
+def _posted_steps(
+    orders: Orders, settings: HostSettings, shared_fds: tuple[int, ...]
+) -> PostedSteps | None:
+    """Return what takes the steps that are posted; None where the parent has no doorbell."""
+    if len(shared_fds) < 2:
+        return None
+    ring, timed = functools.partial(_ring, shared_fds[1]), bool(settings.announced)
+    return PostedSteps(orders.host_index, ring, timed=timed, spin_s=orders.worker.spin_s)
 
 
 def _factories(
@@ -234,7 +238,9 @@ class _Factory:
         return pickle.loads(self._pickled)()  # noqa: S301 - from the parent, over its own socket
 
 
-def _set_up(index: int, settings: WorkerSettings) -> None:
+def _set_up(index: int, settings: WorkerSettings, last_words_fd: int | None) -> None:
+    if last_words_fd is not None:
+        last_words.record(last_words_fd, index)
     replace_environment(os.environ, worker_environment(os.environ, settings))
     current_process()._config["daemon"] = settings.daemon  # type: ignore[attr-defined]
     if settings.affinity is not None and hasattr(os, "sched_setaffinity"):
