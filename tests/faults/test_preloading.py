@@ -367,6 +367,16 @@ def test_f49_by_default_installed_modules_are_preloaded_and_no_others(
     assert not is_shared(none, "good_module")
 
 
+def test_f49_threads_that_have_ended_are_no_reason(
+    world: World, modules: Modules, log: Log
+) -> None:
+    """Nor is what the C library does for the first of them, with signals of its own."""
+    modules.install(good_module="import threading\nt = threading.Thread()\nt.start()\nt.join()")
+    manager = make(world, preload=["good_module"])
+    assert is_shared(manager, "good_module")
+    assert log.warnings == []
+
+
 def test_f49_workers_are_as_clean_as_without(world: World, modules: Modules) -> None:
     modules.install(good_module="import numpy\nnumpy.random.seed(0)\nimport random\nrandom.seed(0)")
     with_modules, without = make(world, preload=["good_module"]), make(world, preload=False)
@@ -384,8 +394,12 @@ def test_f49_torch_is_seeded_apart_in_each_worker(world: World) -> None:
 
 
 def test_f49_what_modules_print_is_printed_once(
-    world: World, modules: Modules, capfd: pytest.CaptureFixture[str]
+    world: World,
+    modules: Modules,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
     modules.install(good_module="print('hello from the module')")
     make(world, 3, preload=["good_module"]).close()
     assert capfd.readouterr().out == "hello from the module\n"

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import importlib
+import pickle
 import sys
 import textwrap
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import cloudpickle
@@ -213,6 +215,8 @@ def test_what_a_config_says_of_an_env(modules: Modules) -> None:
     names = found_for(by_id)
     assert "gymnasium.envs.classic_control.cartpole" in names
     assert "lib_a" not in names, "arguments of an env name no modules"
+    thing = SimpleNamespace(entry_point="lib_a:x", path="lib_a.x")
+    assert found(pickle.dumps(thing)) == ()
     wrapper = {"path": "gymnasium.wrappers.TimeLimit", "kwargs": {"max_episode_steps": 3}}
     section = {"entry": "envmgr.testing:FaultyEnv", "wrappers": [wrapper]}
     names = found_for(env_factories(section, 1)[0])

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 _SETTLE_S = 0.2
 """How long what a module has ended, such as a thread that it has joined, may take to be gone."""
 
-_MASKS = ("SigBlk:", "SigIgn:", "SigCgt:")
+_MASKS = ("SigBlk", "SigIgn", "SigCgt")
 
 
 class Preloads(NamedTuple):
@@ -114,13 +114,12 @@ class _Traces(NamedTuple):
     @classmethod
     def now(cls) -> _Traces:
         """Look."""
-        masks = [line for line in _read("/proc/self/status").splitlines() if line[:7] in _MASKS]
         return cls(
             n_threads=len(os.listdir("/proc/self/task")),
             has_children=_has_children(),
             fds=frozenset(_fds()),
             mappings=frozenset(_shared_mappings()),
-            handlers=(*masks, *map(signal.getsignal, sorted(signal.valid_signals()))),
+            handlers=tuple(_handlers()),
         )
 
     def what_is_new(self, now: _Traces) -> str:
@@ -137,6 +136,18 @@ class _Traces(NamedTuple):
         if now.handlers != self.handlers:
             found.append("changes how signals are handled")
         return f"it {' and '.join(found)}" if found else ""
+
+
+def _handlers() -> Iterator[Any]:
+    """Yield how each signal is handled: what Python knows, and what the kernel does.
+
+    The C library has signals of its own, for threads; they are not among these.
+    """
+    status = dict(line.split(":", 1) for line in _read("/proc/self/status").splitlines())
+    masks = [int(status[name], 16) for name in _MASKS]
+    for number in sorted(signal.valid_signals()):
+        yield signal.getsignal(number)
+        yield [mask >> (number - 1) & 1 for mask in masks]
 
 
 def _has_children() -> bool:
