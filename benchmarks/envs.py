@@ -84,7 +84,7 @@ class BusyEnv(NullEnv):
         self._loops = loops
 
     def step(self, action: Any) -> StepResult:
-        """Work, then take a step."""
+        """Phase, then take a step."""
         work(self._loops)
         return super().step(action)
 

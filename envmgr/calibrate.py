@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeGuard
 
 from envmgr.config import ManagerConfig
-from envmgr.core import Work
+from envmgr.core import Phase
 from envmgr.core.engine import Engine
 from envmgr.errors import EnvFailure, LaunchError
 from envmgr.launch import await_all, build_all, reset_all, usable_cores, worker_settings_of
@@ -187,7 +187,7 @@ def _measure(engine: Engine, config: ManagerConfig) -> Trial:
     engine.supervisor.submit_calls([0], Op.APPLY, [(try_env, (STEPPING_S,))])
     # The first step and its reset, the last ones, and the time between them.
     limit_s = STEPPING_S + min(2.0 * (step_s + reset_s), PATIENCE_S)
-    await_all(engine, lambda: slot.work is not Work.CALLING, "its steps", limit_s)
+    await_all(engine, lambda: slot.phase is not Phase.CALLING, "its steps", limit_s)
     if isinstance(slot.result, EnvFailure):
         raise LaunchError(str(slot.result))
     if not _is_sound(slot.result):

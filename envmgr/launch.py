@@ -12,7 +12,7 @@ from typing import Any
 import cloudpickle
 
 from envmgr.config import ManagerConfig, WorkerEnv, check_kind
-from envmgr.core import EpisodeRules, Hosts, Supervisor, Work
+from envmgr.core import EpisodeRules, Hosts, Phase, Supervisor
 from envmgr.core.engine import Engine
 from envmgr.core.shelter import Shelter
 from envmgr.errors import EnvFailure, LaunchError
@@ -243,7 +243,7 @@ def build_all(engine: Engine) -> None:
     """
     slots = engine.supervisor.hosts.slots
     engine.undisturbed(partial(engine.supervisor.start_hosts, [s.env_id for s in slots]))
-    await_all(engine, lambda: all(s.work is not Work.STARTING for s in slots), "building")
+    await_all(engine, lambda: all(s.phase is not Phase.STARTING for s in slots), "building")
 
 
 def reset_all(engine: Engine, limit_s: float = math.inf) -> None:
@@ -272,7 +272,9 @@ def _enable_replays(engine: Engine, paths: Sequence[str]) -> None:
     slots = supervisor.slots
     payloads = replay_payloads(paths)
     supervisor.submit_calls([s.env_id for s in slots], Op.CALL, payloads)
-    await_all(engine, lambda: all(s.work is not Work.CALLING for s in slots), "enable_save_replay")
+    await_all(
+        engine, lambda: all(s.phase is not Phase.CALLING for s in slots), "enable_save_replay"
+    )
     failed = {s.env_id: s.result for s in slots if isinstance(s.result, EnvFailure)}
     if failed:
         raise _launch_error(failed, len(slots))

@@ -10,8 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum, IntEnum
 from types import MappingProxyType
+from typing import Any, Generic, NoReturn, TypeVar
 
 from envmgr.errors import IllegalTransitionError
+
+S = TypeVar("S", bound=IntEnum)
+E = TypeVar("E", bound=Enum)
 
 
 class EnvState(IntEnum):
@@ -71,24 +75,85 @@ TRANSITIONS: Mapping[Event, Mapping[EnvState, EnvState]] = MappingProxyType(
 )
 
 
-def next_state(state: EnvState, event: Event, env_id: int | None = None) -> EnvState:
-    """Return the state that `event` leads to from `state`.
+_ILLEGAL = 0xFF
 
-    Raises:
-        IllegalTransitionError: the table has no such edge.
+
+class TransitionTable(Generic[S, E]):
+    """What several envs are in, as a column of one byte each, which only events change.
+
+    Args:
+        transitions: what each event does in each state.
+        states: all of them; their values are small numbers.
+        count: how many envs; all begin in the first of these.
+
+    Attributes:
+        column: one byte for each env; to be read only.
+        members: the states by their numbers.
     """
-    try:
-        return TRANSITIONS[event][state]
-    except KeyError:
-        who = "env" if env_id is None else f"env {env_id}"
-        allowed = ", ".join(sorted(s.name for s in TRANSITIONS[event]))
+
+    def __init__(self, transitions: Mapping[E, Mapping[S, S]], states: type[S], count: int) -> None:
+        members = list(states)
+        self._transitions = transitions
+        self.members = {int(state): state for state in members}
+        self._targets = {event: _targets(edges) for event, edges in transitions.items()}
+        self.column = bytearray([int(members[0])]) * count
+
+    def __getitem__(self, env_id: int) -> S:
+        return self.members[self.column[env_id]]
+
+    def apply(self, env_id: int, event: E) -> None:
+        """Apply `event` to one env.
+
+        Raises:
+            IllegalTransitionError: the event is not legal in this state; nothing changed.
+        """
+        column = self.column
+        target = self._targets[event][column[env_id]]
+        if target == _ILLEGAL:
+            self._refuse(env_id, event)
+        column[env_id] = target
+
+    def apply_rows(self, rows: slice, event: E) -> None:
+        """Apply `event` to neighbours, or to none of them if it is illegal for one."""
+        moved = self.column[rows].translate(self._targets[event])
+        if _ILLEGAL in moved:
+            first = range(len(self.column))[rows].start
+            self._refuse(first + moved.index(_ILLEGAL), event)
+        self.column[rows] = moved
+
+    def apply_all(self, env_ids: Iterable[int], event: E) -> None:
+        """Apply `event` to several envs, or to none of them if it is illegal for one."""
+        column, targets = bytearray(self.column), self._targets[event]
+        for env_id in env_ids:
+            column[env_id] = target = targets[column[env_id]]
+            if target == _ILLEGAL:
+                self._refuse(env_id, event)
+        self.column[:] = column
+
+    def ids_in(self, state: S) -> list[int]:
+        """Return the envs that are in `state`, ascending."""
+        column, number = self.column, int(state)
+        if number not in column:
+            return []
+        return [env_id for env_id, found in enumerate(column) if found == number]
+
+    def _refuse(self, env_id: int, event: E) -> NoReturn:
+        allowed = ", ".join(sorted(state.name for state in self._transitions[event]))
         raise IllegalTransitionError(
-            f"{who} is in {state.name}, where {event.name} ({event.value}) is not legal; "
-            f"it is legal in {allowed}. This is a defect of envmgr: please report it."
-        ) from None
+            f"env {env_id} is in {self[env_id].name}, where {event.name} ({event.value}) is not "
+            f"legal; it is legal in {allowed}. This is a defect of envmgr: please report it."
+        )
 
 
-class StateTable:
+def _targets(edges: Mapping[Any, Any]) -> bytes:
+    """Return the target of each number, for `bytearray.translate`."""
+    targets = bytearray([_ILLEGAL]) * 256
+    for source, target in edges.items():
+        targets[int(source)] = int(target)
+    return bytes(targets)
+
+
+class StateTable(TransitionTable[EnvState, Event]):
     """The states of all envs of one manager; changed only through events.
 
     Args:
@@ -98,39 +163,15 @@ class StateTable:
     """
 
     def __init__(self, env_num: int, spare_num: int = 0) -> None:
+        super().__init__(TRANSITIONS, EnvState, env_num + spare_num)
         self._env_num = env_num
-        self._states: list[EnvState] = [EnvState.VOID] * (env_num + spare_num)
-
-    def __getitem__(self, env_id: int) -> EnvState:
-        return self._states[env_id]
 
     def __len__(self) -> int:
         return self._env_num
 
-    def apply(self, env_id: int, event: Event) -> EnvState:
-        """Apply `event` to one env and return its new state.
-
-        Raises:
-            IllegalTransitionError: the event is not legal in this state; nothing changed.
-        """
-        state = next_state(self._states[env_id], event, env_id)
-        self._states[env_id] = state
-        return state
-
-    def apply_all(self, env_ids: Iterable[int], event: Event) -> None:
-        """Apply `event` to several envs, or to none of them if it is illegal for one."""
-        ids = list(env_ids)
-        states = [next_state(self._states[i], event, i) for i in ids]
-        for env_id, state in zip(ids, states, strict=True):
-            self._states[env_id] = state
-
-    def ids_in(self, state: EnvState) -> list[int]:
-        """Return the env_ids that are in `state`, ascending."""
-        return [i for i, s in enumerate(self._states) if s is state]
-
     def snapshot(self) -> tuple[EnvState, ...]:
         """Return the states of all envs, by env_id."""
-        return tuple(self._states[: self._env_num])
+        return tuple(map(self.members.__getitem__, self.column[: self._env_num]))
 
 
 def is_ready(state: EnvState, *, pending: bool) -> bool:

@@ -10,9 +10,18 @@ from typing import Any
 
 import pytest
 
-from envmgr.core import EnvSlot, EpisodeRules, Hosts, Selection, Supervisor, Taken, Work, requests
+from envmgr.core import (
+    EnvSlot,
+    EpisodeRules,
+    Hosts,
+    Phase,
+    Selection,
+    Supervisor,
+    Taken,
+    requests,
+)
 from envmgr.core.engine import Engine
-from envmgr.core.gather import Gather, Gathered
+from envmgr.core.gather import Gather
 from envmgr.errors import EnvFailure
 from envmgr.lifecycle import EnvState
 from envmgr.policy import Deadlines, FailurePolicy
@@ -99,7 +108,7 @@ class Rig:
             self.engine.collect()
 
     def settle(self, env_id: int) -> None:
-        """As `pump`, and write what has come of an env into its slot."""
+        """As `pump`, and apply what has come of an env."""
         self.pump()
         self.slot(env_id)
         self.pump()
@@ -157,17 +166,15 @@ class Rig:
 
     # -- what users do ----------------------------------------------------------------------
 
-    def send(
-        self, actions: Mapping[int, Any] | int, ring: int = RING_EACH
-    ) -> Selection | Sequence[int]:
+    def send(self, actions: Mapping[int, Any] | int, ring: int = RING_EACH) -> Selection | None:
         """Send actions, as a manager does; an int stands for one action of that env.
 
         Args:
             actions: by env_id.
-            ring: see `Lanes.post`.
+            ring: see `Posting.post`.
 
         Returns:
-            Whose they are: what was posted, or env_ids.
+            Whose they are; None if there are none.
         """
         by_id = {actions: 1} if isinstance(actions, int) else actions
         supervisor = self.supervisor
@@ -176,20 +183,29 @@ class Rig:
             return posted
         supervisor.submit_steps(requests.prepared_steps(supervisor, by_id, None))
         supervisor.settle_doomed()
-        return list(by_id)
+        return self.selection(list(by_id)) if by_id else None
+
+    def selection(self, env_ids: Sequence[int]) -> Selection:
+        """Envs that are stepped together."""
+        selection = self.supervisor.handout.selections.of(env_ids)
+        if selection is None:
+            raise AssertionError(f"{env_ids} are not different envs")
+        return selection
 
     def deliver(self, *env_ids: int) -> dict[int, EnvTimestep]:
-        """Hand out what has arrived of these envs (of all if none is named)."""
-        self.supervisor.leave_lanes()
-        return self.hand_out(env_ids or range(len(self.supervisor.slots)))
+        """Hand out what has arrived of these envs (of all if none is named), in their order."""
+        handout = self.supervisor.handout
+        for env_id in env_ids or range(len(self.supervisor.slots)):
+            self.slot(env_id)
+        arrived = handout.arrived_ids()
+        wanted = [i for i in env_ids if i in arrived] if env_ids else arrived
+        return self.hand_out(handout.take(self.selection(wanted)) if wanted else None)
 
-    def hand_out(self, gathered: Gathered) -> dict[int, EnvTimestep]:
+    def hand_out(self, taken: Taken | None) -> dict[int, EnvTimestep]:
         """Hand out what was gathered, with observations as the hosts had them."""
-        if isinstance(gathered, Taken):
-            timesteps = gathered.timesteps()
-        else:
-            timesteps = self.supervisor.deliver(gathered)
-        self.supervisor.follow_up()
+        timesteps = {}
+        if taken is not None:
+            timesteps = self.supervisor.timesteps(taken, lambda job: job())
         self.supervisor.delivery.in_hand = None  # its caller gets it
         seen = self.transport.seen
         return {i: t._replace(obs=seen(t.obs)) for i, t in timesteps.items()}
@@ -204,11 +220,7 @@ class Rig:
 
     def exactly(self, *env_ids: int) -> dict[int, EnvTimestep]:
         """Wait for the timesteps of envs that were sent actions, and hand them out."""
-        lanes = self.supervisor.lanes
-        posted = None if lanes is None else lanes.select(env_ids)
-        if lanes is not None and posted is not None and lanes.are_stepping(posted):
-            return self.hand_out(self.gather.exactly(posted))
-        return self.hand_out(self.gather.exactly(env_ids))
+        return self.hand_out(self.gather.exactly(self.selection(env_ids)))
 
     @property
     def gather(self) -> Gather:
@@ -261,26 +273,28 @@ class Rig:
     # -- what can be seen -------------------------------------------------------------------
 
     def slot(self, env_id: int = 0) -> EnvSlot:
-        """What the supervisor remembers of an env, which leaves its lane, or of a spare."""
-        if env_id < len(self.supervisor.slots) and self.supervisor.lanes is not None:
-            self.supervisor.slot_of(env_id)
-            self.supervisor.lanes.collect()
-        return self.hosts.slots[env_id]
+        """What is known of an env, whose posted step is looked after from now on, or of a spare."""
+        slot = self.hosts.slots[env_id]
+        self.hosts.take_over(slot)
+        self.supervisor.collect_rest()
+        return slot
 
-    def work(self, env_id: int = 0) -> Work:
-        """What an env's host is busy with; the env stays where it is."""
-        if self.supervisor.is_stepping(env_id):
-            return Work.STEPPING
-        if self.supervisor.is_resetting(env_id):
-            return Work.RESETTING
-        return self.hosts.slots[env_id].work
+    def phase(self, env_id: int = 0) -> Phase:
+        """What an env's host is busy with, whatever way its step goes."""
+        phase = self.hosts.slots[env_id].phase
+        return Phase.STEPPING if phase is Phase.POSTED else phase
+
+    def has_arrived(self, env_id: int = 0) -> bool:
+        """Whether the timestep of an env can be handed out."""
+        self.slot(env_id)
+        return self.supervisor.handout.has_arrived(env_id)
 
     def obs(self, env_id: int = 0) -> Any:
         """The newest observation of an env, as its host had it."""
         return self.transport.seen(self.supervisor.observations([env_id])[0])
 
     def state(self, env_id: int = 0) -> EnvState:
-        """The state of an env, which leaves its lane."""
+        """The state of an env, with all that it has replied."""
         self.slot(env_id)
         return self.supervisor.states[env_id]
 
@@ -307,5 +321,5 @@ class Rig:
     def identity_holds(self) -> bool:
         """Whether every accepted action is accounted for, exactly once."""
         statistics = self.supervisor.statistics
-        outstanding = len(self.supervisor.owed_ids())
+        outstanding = len(self.supervisor.record.owed_ids())
         return statistics.actions == statistics.timesteps + statistics.cancelled + outstanding

@@ -7,26 +7,27 @@ what time it is, and sends through a `Transport`.
 from __future__ import annotations
 
 from envmgr.core.hosts import Hosts
-from envmgr.core.lanes import Lanes
+from envmgr.core.phases import Change, Phase
 from envmgr.core.rules import EpisodeRules
 from envmgr.core.selection import Selection
-from envmgr.core.slots import EnvSlot, HostGroup, Lost, Next, Work
+from envmgr.core.slots import EnvSlot, HostGroup, Lost, Next, Record
 from envmgr.core.supervisor import Supervisor
 from envmgr.core.taken import ArrayBatch, ReadyBatch, Taken, ends_of
 
 __all__ = [
     "ArrayBatch",
+    "Change",
     "EnvSlot",
     "EpisodeRules",
     "HostGroup",
     "Hosts",
-    "Lanes",
     "Lost",
     "Next",
+    "Phase",
     "ReadyBatch",
+    "Record",
     "Selection",
     "Supervisor",
     "Taken",
-    "Work",
     "ends_of",
 ]

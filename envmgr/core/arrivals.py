@@ -3,44 +3,37 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from envmgr.core import failures
+from envmgr.core.answers import Answers
 from envmgr.core.episodes import Episodes
 from envmgr.core.hosts import Hosts
-from envmgr.core.orientation import Orientation
-from envmgr.core.payloads import (
-    MAX_NOTICES,
-    MalformedReplyError,
-    description_of,
-    failure_of,
-    notice_of,
-    reset_fields,
-    step_fields,
-)
+from envmgr.core.payloads import MalformedReplyError, failure_of
+from envmgr.core.phases import Change, Phase
 from envmgr.core.repair import Repair
-from envmgr.core.slots import NEVER, EnvSlot, HostGroup, Lost, Work
-from envmgr.core.spares import Spares
+from envmgr.core.replies import BlockReplies
+from envmgr.core.slots import EnvSlot, HostGroup, Lost
 from envmgr.core.stats import Statistics
 from envmgr.errors import EnvFailure
-from envmgr.lifecycle import EnvState, Event, StateTable
 from envmgr.spaces import ValueMismatchError
 from envmgr.transport.base import Arrival, Garbage, HostDied, TimedOut
 from envmgr.transport.process.last_words import warn_of_fault
-from envmgr.types import EnvTimestep
 from envmgr.wire.messages import UNANSWERED, FailureKind, Message, Op, RemoteFailure
 
 logger = logging.getLogger("envmgr")
 
-_AWAITED_IN: dict[int, frozenset[Work]] = {
-    Op.HELLO: frozenset((Work.STARTING,)),
-    Op.STEPPED: frozenset((Work.STEPPING, Work.CANCELLING)),
-    Op.RESET_DONE: frozenset((Work.RESETTING,)),
-    Op.RESULT: frozenset((Work.CALLING,)),
-    Op.CLOSED: frozenset((Work.ENDING,)),
-    Op.FAILED: frozenset(Work) - {Work.NONE, Work.PAUSING, Work.ENDING},
-    Op.BEGAN: frozenset(Work) - {Work.NONE, Work.PAUSING, Work.ENDING},
+_NOT_BUSY = {Phase.IDLE, Phase.PAUSING, Phase.ENDING}
+_STEPS = (Phase.STEPPING, Phase.CANCELLING)
+_AWAITED_IN: dict[int, frozenset[Phase]] = {
+    Op.HELLO: frozenset((Phase.STARTING,)),
+    Op.STEPPED: frozenset(_STEPS),
+    Op.RESET_DONE: frozenset((Phase.RESETTING,)),
+    Op.RESULT: frozenset((Phase.CALLING,)),
+    Op.CLOSED: frozenset((Phase.ENDING,)),
+    Op.FAILED: frozenset(Phase) - _NOT_BUSY,
+    Op.BEGAN: frozenset(Phase) - _NOT_BUSY,
 }
 
 _GOES_ON = frozenset((Op.BEGAN, Op.NOTICE))
@@ -48,83 +41,102 @@ _GOES_ON = frozenset((Op.BEGAN, Op.NOTICE))
 
 
 class Arrivals:
-    """Applies arrivals.
+    """Applies what arrives by message, and what the block holds besides posted steps.
 
     Args:
         hosts: which host serves which env.
-        states: the states of all envs.
         statistics: where things are counted.
-        orientation: spaces, and how observations are read.
-        episodes: how they begin and end.
+        answers: what the answers of hosts mean.
+        episodes: how they begin.
         repair: what follows failures.
         raise_non_finite: NaN or infinite values end the run.
-        spares: told when they have been reset; None if there are none.
-
-    Attributes:
-        take_out: has all that is known of the envs of a host written into their slots, before the
-            host is given up.
     """
 
     def __init__(
         self,
         hosts: Hosts,
-        states: StateTable,
         statistics: Statistics,
-        orientation: Orientation,
+        answers: Answers,
         episodes: Episodes,
         repair: Repair,
         *,
         raise_non_finite: bool,
-        spares: Spares | None = None,
     ) -> None:
         self._hosts = hosts
-        self._states = states
+        self._record = hosts.record
         self._statistics = statistics
-        self._orientation = orientation
+        self._answers = answers
         self._episodes = episodes
         self._repair = repair
         self._raise_non_finite = raise_non_finite
-        self._spares = spares
-        self._noticed: set[str] = set()
-        self.take_out: Callable[[HostGroup], None] = _leave_them
+        self._replies: BlockReplies | None = None
+        self._applying: object = None
         self._handlers: dict[int, Callable[[EnvSlot, Any], None]] = {
             Op.HELLO: self._on_hello,
-            Op.STEPPED: self.stepped,
-            Op.RESET_DONE: self.reset_done,
-            Op.RESULT: self._on_result,
+            Op.STEPPED: answers.stepped,
+            Op.RESET_DONE: answers.reset_done,
+            Op.RESULT: answers.result,
             Op.FAILED: self._on_failed,
             Op.CLOSED: self._on_closed,
             Op.BEGAN: self._on_began,
         }
 
+    def share(self, replies: BlockReplies | None) -> None:
+        """Look at what envs reply in the block, too, from now on; None: not any more."""
+        self._replies = replies
+
+    # -- messages -----------------------------------------------------------------------------
+
     def handle(self, host_id: int, arrival: Arrival) -> None:
-        """Apply what came from a host."""
+        """Apply what came from a host; what it had replied in the block comes before that."""
         group = self._hosts.group_of(host_id)
         if group is None:
             return
         if type(arrival) is Message:
             slot = group.by_id.get(arrival.env_id)
-            if slot is not None:
-                self._on_message(slot, arrival)
-            else:
+            if slot is None:
                 self._on_unexpected(self._hosts.blamed(group), arrival)
-        elif type(arrival) is HostDied:
+                return
+            if arrival.op != Op.NOTICE:
+                self._apply_replied((slot,))
+            self._on_message(slot, arrival)
+            return
+        self._apply_replied(group.slots)
+        self._find_running(group)
+        if type(arrival) is HostDied:
             self._on_death(group, arrival)
         elif type(arrival) is TimedOut:
             for slot in group.slots:
                 if slot.request_id == arrival.request_id:
                     self._fail(slot, failures.timeout(slot, arrival.limit_s), Lost.HOST)
         elif type(arrival) is Garbage:
-            self.break_off(self._hosts.blamed(group), arrival.reason)
+            self._break_off(self._hosts.blamed(group), arrival.reason)
+
+    def handle_step(self, item: tuple[int, Arrival]) -> bool:
+        """Apply an ordinary step that came by message; False if it is something else.
+
+        Can be interrupted anywhere, and called again with the same item.
+        """
+        host_id, arrival = item
+        group = self._hosts.group_of(host_id)
+        if type(arrival) is not Message or arrival.op != Op.STEPPED or group is None:
+            return False
+        slot = group.by_id.get(arrival.env_id)
+        if slot is None or group.running is not None or group.is_ending:
+            return False
+        if item is self._applying and slot.phase is Phase.IDLE:
+            return True  # it was applied before the interrupt
+        self._applying = item
+        return self._answers.stepped_on(slot, arrival)
 
     def _on_message(self, slot: EnvSlot, message: Message) -> None:
         op, _, generation, request_id, payload = message
         group = slot.group
         running = group.running
         if running is not None and op not in _GOES_ON:
-            self._hosts.finished(group)
+            self._hosts.limits.finished(group)
         if op == Op.NOTICE:
-            self._checked(self._notice, slot, payload)
+            self._checked(self._answers.notice, slot, payload)
         elif group.is_ending and op != Op.CLOSED:
             self._statistics.dropped_replies += 1
         elif request_id == UNANSWERED:
@@ -132,7 +144,7 @@ class Arrivals:
         elif (
             request_id != slot.request_id
             or generation != slot.generation
-            or slot.work not in _AWAITED_IN.get(op, ())
+            or slot.phase not in _AWAITED_IN.get(op, ())
         ):
             culprit = running or (self._hosts.blamed(group) if group.is_shared else slot)
             self._on_unexpected(culprit, message)
@@ -145,28 +157,20 @@ class Arrivals:
         try:
             handler(slot, payload)
         except (ValueMismatchError, MalformedReplyError) as error:
-            self.break_off(slot, str(error))
+            self._break_off(slot, str(error))
 
     def _on_unexpected(self, culprit: EnvSlot, message: Message) -> None:
         if message.request_id in culprit.group.superseded:  # asked of it before it changed places
             if message.op == Op.NOTICE:
-                self._checked(self._notice, culprit, message.payload)
+                self._checked(self._answers.notice, culprit, message.payload)
             return
         self._statistics.dropped_replies += 1
         op, env_id, generation, request_id, _ = message
-        self.break_off(
+        self._break_off(
             culprit,
             f"an unexpected reply (operation {op} to request {request_id} of env {env_id}, "
             f"generation {generation})",
         )
-
-    def _notice(self, slot: EnvSlot, payload: Any) -> None:
-        text = notice_of(payload)
-        if self._repair.quiet:
-            return
-        if text not in self._noticed and len(self._noticed) < MAX_NOTICES:
-            self._noticed.add(text)
-            logger.warning("observations of %s: %s (reported once)", slot.name, text)
 
     def _on_unawaited(self, slot: EnvSlot, op: int, payload: Any) -> None:
         if op == Op.BEGAN:
@@ -179,108 +183,22 @@ class Arrivals:
 
     def _on_began(self, slot: EnvSlot, payload: Any) -> None:
         if slot.group.is_shared:
-            self._hosts.began(slot)
+            self._hosts.limits.began(slot)
 
     def _on_hello(self, slot: EnvSlot, payload: Any) -> None:
-        slot.group.superseded.clear()
-        description = description_of(payload)
-        fits = self._orientation.fits(slot, description)
-        if self._repair.launching and slot.generation == 0:
-            self._hosts.settle(slot)
-            return  # the engine goes on when all of them are there
-        if not fits:
+        if not self._answers.hello(slot, payload):
             reason = "a renewed env has other spaces than the one before it"
             self._fail(slot, failures.protocol(slot, reason), Lost.ENV)
-            return
-        self._hosts.settle(slot)
-        self._orientation.introduce(slot)
-        if slot.attended:
-            self._episodes.begin(slot)
-            return
-        if self._states[slot.env_id] is EnvState.INIT:
-            self._states.apply(slot.env_id, Event.REPAIRED_UNATTENDED)
-        self._episodes.replace_worn_host(slot.group)
-
-    def reset_done(self, slot: EnvSlot, payload: Any) -> None:
-        """Apply the payload of RESET_DONE."""
-        slot.group.superseded.clear()
-        if slot.is_spare:
-            self._kept(slot, payload)
-            return
-        reference, info = reset_fields(payload)
-        obs = self._orientation.read(slot, reference)
-        self._episodes.count_reset(slot)
-        if slot.again:
-            self._episodes.begin(slot)
-            return
-        self._episodes.use_up_seed(slot)
-        self._hosts.settle(slot)
-        if self._statistics.failing:
-            self._statistics.note_ready(slot.env_id, slot.generation, self._hosts.clock())
-        if slot.doomed is not None:
-            slot.fresh = (obs, info)
-            return
-        slot.obs = obs
-        slot.held = False
-        self._episodes.begun(slot, info)
-
-    def _kept(self, spare: EnvSlot, payload: Any) -> None:
-        if payload is not None or self._spares is None:
-            raise MalformedReplyError("it hands out what it was told to keep")
-        self._spares.kept(spare)
-
-    def stepped(self, slot: EnvSlot, payload: Any) -> None:
-        """Apply the payload of STEPPED."""
-        reference, reward, done, info, after = step_fields(payload)
-        if slot.work is Work.CANCELLING:
-            self._episodes.abandon(slot, after)
-            return
-        obs = self._orientation.read(slot, reference)
-        slot.obs = obs
-        slot.timestep = EnvTimestep(obs, reward, done, info)
-        if not done:
-            self._hosts.settle(slot)
-            self._states.apply(slot.env_id, Event.STEPPED)
-        else:
-            self._episodes.end(slot, after)
-
-    def stepped_on(self, slot: EnvSlot, message: Message) -> bool:
-        """Apply a step after which an episode goes on; False if that is not all there is to it.
-
-        Can be interrupted anywhere: until the last of this it counts as not applied.
-        """
-        _, _, generation, request_id, payload = message
-        if (
-            slot.work is not Work.STEPPING
-            or request_id != slot.request_id
-            or generation != slot.generation
-        ):
-            return False
-        try:
-            reference, reward, done, info, _ = step_fields(payload)
-            if done:
-                return False
-            obs = self._orientation.read(slot, reference)
-        except (ValueMismatchError, MalformedReplyError):
-            return False
-        slot.obs = obs
-        slot.timestep = EnvTimestep(obs, reward, done, info)
-        slot.deadline = NEVER
-        slot.work = Work.NONE
-        return True
-
-    def _on_result(self, slot: EnvSlot, payload: Any) -> None:
-        slot.result = payload
-        self._repair.call_ended(slot)
 
     def _on_closed(self, slot: EnvSlot, payload: Any) -> None:
         """Nothing to do: its death follows, or the limit for closing passes."""
 
+    # -- failures -----------------------------------------------------------------------------
+
     def _on_failed(self, slot: EnvSlot, payload: Any) -> None:
         remote = failure_of(payload)
-        if slot.work is Work.CALLING and remote.kind is FailureKind.NO_ATTRIBUTE:
-            slot.result = remote
-            self._repair.call_ended(slot)
+        if slot.phase is Phase.CALLING and remote.kind is FailureKind.NO_ATTRIBUTE:
+            self._answers.result(slot, remote)
             return
         failure = failures.reported(slot, remote)
         slot.group.superseded.clear()
@@ -302,14 +220,26 @@ class Arrivals:
                 culprit, failures.crash(culprit, died), Lost.HOST, charged=not died.is_interrupt
             )
 
-    def break_off(self, slot: EnvSlot, reason: str) -> None:
+    def _find_running(self, group: HostGroup) -> None:
+        """Something has happened to a host: which of its envs was running then?"""
+        if self._replies is not None and group.is_shared:
+            env_id = self._replies.running_in(group.index)
+            group.running = group.running or group.by_id.get(env_id)
+
+    def _break_off(self, slot: EnvSlot, reason: str) -> None:
         """The host of an env has broken the protocol."""
-        self.take_out(slot.group)
+        self._apply_replied(other for other in slot.group.slots if other is not slot)
+        self._hosts.take_over(slot)
         self._fail(slot, failures.protocol(slot, reason), Lost.HOST)
 
     def time_out(self, slot: EnvSlot) -> None:
-        """An env has exceeded the limit of what it is doing."""
-        self._fail(slot, failures.timeout(slot, slot.limit_s), Lost.HOST)
+        """An env has exceeded the limit of what it is doing, unless it has just done it."""
+        before = slot.phase
+        self._apply_replied(slot.group.slots)
+        if slot.phase not in (before, Phase.STEPPING):
+            self._hosts.limits.finished(slot.group)
+        else:
+            self._fail(slot, failures.timeout(slot, slot.limit_s), Lost.HOST)
 
     def _fail(
         self,
@@ -322,9 +252,88 @@ class Arrivals:
     ) -> None:
         if not slot.group.is_ending:  # else it has failed already, and its host is being replaced
             if lost is not Lost.NOTHING:
-                self.take_out(slot.group)
+                self._apply_replied(other for other in slot.group.slots if other is not slot)
             self._repair.fail(slot, failure, lost, env_info, charged=charged)
 
+    # -- the block ----------------------------------------------------------------------------
 
-def _leave_them(group: HostGroup) -> None:
-    """All that is known of envs is in their slots."""
+    def begin_episodes(self) -> bool:
+        """Have envs be ready whose hosts have reset them, as far as there is nothing else to it.
+
+        Can be interrupted anywhere, and called again.
+
+        Returns:
+            Whether all is said; if not, one of the resets has more to it: `collect` looks at it.
+        """
+        replies, column = self._replies, self._record.phases.column
+        if replies is None or Phase.RESETTING not in column:
+            return True
+        observed, slots, is_complete = self._record.observed, self._record.slots, True
+        for env_id in replies.resets_of(self._record):
+            slot, place = slots[env_id], replies.plain_reset(env_id)
+            if place is None or self._has_more_to_it(slot):
+                is_complete = False
+                continue
+            self._episodes.gone_on(slot)
+            observed.began(env_id, place)
+            self._record.phases.apply(env_id, Change.SETTLE)  # last: until then it is done again
+        return is_complete
+
+    def _has_more_to_it(self, slot: EnvSlot) -> bool:
+        failing, doomed = self._statistics.failing, self._record.doomed
+        return slot.again or slot.env_id in doomed or slot.env_id in failing
+
+    @property
+    def have_replied(self) -> bool:
+        """Whether `collect` finds steps in the block that are looked after by themselves."""
+        replies, column = self._replies, self._record.phases.column
+        if replies is None or not (Phase.STEPPING in column or Phase.CANCELLING in column):
+            return False
+        return bool(replies.steps_of(self._record))
+
+    def collect(self) -> None:
+        """Apply what has arrived in the block, but for posted steps; not to be interrupted."""
+        replies, slots = self._replies, self._record.slots
+        if replies is None:
+            return
+        if not self.begin_episodes():
+            for env_id in replies.resets_of(self._record):
+                self._apply_reply(slots[env_id])
+        for env_id in replies.steps_of(self._record):
+            self._apply_reply(slots[env_id])
+
+    def set_aside(self, env_id: int) -> None:
+        """Apply the reply to a posted step that cannot be taken with others."""
+        slot = self._record.slots[env_id]
+        self._hosts.take_over(slot)
+        self._apply_reply(slot)
+
+    def _apply_reply(self, slot: EnvSlot) -> None:
+        reason = self._reply_of(slot)
+        if reason is not None:
+            self._break_off(slot, reason)
+
+    def _apply_replied(self, slots: Iterable[EnvSlot]) -> None:
+        """Apply what envs have replied, and look after their posted steps from now on.
+
+        What is malformed is left: their host is about to be given up.
+        """
+        if self._replies is not None:
+            for slot in slots:
+                if not slot.is_spare:
+                    self._hosts.take_over(slot)
+                    self._reply_of(slot)
+
+    def _reply_of(self, slot: EnvSlot) -> str | None:
+        """Apply what an env has replied in the block, if anything; return what is wrong with it."""
+        replies, env_id = self._replies, slot.env_id
+        if replies is None:
+            return None
+        try:
+            if slot.phase in _STEPS and replies.has_step(env_id, slot.token):
+                self._answers.stepped(slot, replies.step(env_id))
+            if slot.phase is Phase.RESETTING and replies.has_reset(env_id, slot.token):
+                self._answers.reset_done(slot, replies.reset(env_id))
+        except (ValueMismatchError, MalformedReplyError) as error:
+            return str(error)
+        return None

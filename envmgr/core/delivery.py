@@ -14,13 +14,11 @@ class Ending(NamedTuple):
     Attributes:
         env_id: the env.
         flag: of the reply.
-        token: of the step.
         episodes_done: how many episodes the env has ended with it.
     """
 
     env_id: int
     flag: int
-    token: int
     episodes_done: int
 
 
@@ -29,34 +27,43 @@ class Hand:
 
     Attributes:
         result: `{env_id: EnvTimestep}`, or an `ArrayBatch`.
-        selection: whose they are, if they were taken in their lanes; else None.
+        selection: the envs whose replies were taken out of the block; None if there are none.
+        kept: the other envs.
+        count: how many timesteps there are.
         endings: of episodes, as far as they have not been followed up.
         n_delivered: timesteps delivered since launch, these included.
         n_episodes: episodes ended since launch, these included.
         is_done: the envs were moved on.
     """
 
-    __slots__ = ("endings", "is_done", "n_delivered", "n_episodes", "result", "selection")
+    __slots__ = (
+        "count",
+        "endings",
+        "is_done",
+        "kept",
+        "n_delivered",
+        "n_episodes",
+        "result",
+        "selection",
+    )
 
     def __init__(
         self,
         result: Any,
         selection: Selection | None,
+        kept: Sequence[int],
         endings: Sequence[Ending],
         n_delivered: int,
         n_episodes: int,
     ) -> None:
         self.result = result
         self.selection = selection
+        self.kept = kept
+        self.count = len(kept) + (0 if selection is None else selection.count)
         self.endings = endings
         self.n_delivered = n_delivered
         self.n_episodes = n_episodes
         self.is_done = False
-
-    @property
-    def count(self) -> int:
-        """How many timesteps there are."""
-        return len(self.result) if self.selection is None else self.selection.count
 
 
 class Delivery:

@@ -21,8 +21,9 @@ from multiprocessing.connection import wait
 from types import FrameType
 from typing import Any, TypeVar
 
-from envmgr.core import Supervisor, Work
+from envmgr.core.phases import BEHIND_THE_CALLER, Phase
 from envmgr.core.shelter import Shelter
+from envmgr.core.supervisor import Supervisor
 from envmgr.errors import ConcurrentCallError, ManagerClosedError
 from envmgr.transport.base import Transport
 from envmgr.transport.fds import forget_fd, keep_from_children
@@ -288,18 +289,16 @@ class Engine:
             handle(*arrivals.popleft())
 
     def _collect(self) -> None:
-        """Apply what has arrived in the block besides replies of envs in their lanes."""
+        """Apply what has arrived in the block besides replies to posted steps."""
         if self.supervisor.collect():
-            self.undisturbed(self.supervisor.collect_strays)
+            self.undisturbed(self.supervisor.collect_rest)
 
     def _warn(self, doing: str) -> None:
         busy: dict[str, list[int]] = {}
         for slot in self.supervisor.slots:
-            if self.supervisor.is_stepping(slot.env_id):
-                busy.setdefault(Work.STEPPING.value, []).append(slot.env_id)
-            elif slot.work is not Work.NONE:
-                busy.setdefault(slot.work.value, []).append(slot.env_id)
-        text = "; ".join(f"{work}: envs {ids}" for work, ids in busy.items()) or "nothing is busy"
+            if slot.phase is not Phase.IDLE:
+                busy.setdefault(slot.phase.label, []).append(slot.env_id)
+        text = "; ".join(f"{what}: envs {ids}" for what, ids in busy.items()) or "nothing is busy"
         logger.warning(
             "%s has been waiting for %g s more (%s). Without step_timeout and reset_timeout this "
             "can last for ever; Ctrl-C or close() ends it.",
@@ -316,15 +315,15 @@ class Engine:
         until = self.supervisor.earliest_deadline
         if self.supervisor.statistics.outstanding:
             until = min(until, self._clock() + LOOK_EVERY_S)
-        busy = [slot.host_id for slot in hosts.background.values()]
+        busy = [slot.host_id for slot in hosts.slots if slot.phase in BEHIND_THE_CALLER]
         return [host_id for host_id in busy if host_id is not None], until
 
     def has_background_work(self) -> bool:
         """Return whether anything is under way that needs looking after behind the caller."""
         supervisor = self.supervisor
-        if supervisor.statistics.outstanding or supervisor.hosts.background:
-            return True
-        return supervisor.lanes is not None and supervisor.lanes.has_resets
+        return bool(
+            supervisor.statistics.outstanding or supervisor.hosts.phases.any_behind_the_caller
+        )
 
     def seconds_until(self, moment: float) -> float | None:
         """Return how long it is to a moment on the clock; None for ever."""
@@ -495,7 +494,7 @@ class _Background:
             self._ring()
 
     def _changes(self) -> int:
-        return self._engine.supervisor.hosts.background_changes
+        return self._engine.supervisor.hosts.limits.changes
 
     def _ring(self) -> None:
         with contextlib.suppress(OSError):  # full: it is ringing already; closed: it has ended

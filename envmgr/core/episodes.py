@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from envmgr.core.hosts import Hosts
+from envmgr.core.phases import Change, Phase
 from envmgr.core.rules import EpisodeRules
-from envmgr.core.slots import EnvSlot, HostGroup, Next, Work
+from envmgr.core.slots import NEVER, EnvSlot, HostGroup, Next
 from envmgr.core.spares import Spares
 from envmgr.core.stats import Statistics
-from envmgr.lifecycle import EnvState, Event, StateTable
+from envmgr.lifecycle import EnvState, Event
 from envmgr.seeding import derived_seed
 from envmgr.wire.messages import AfterStep, EpisodePlan, Op, ResetOrder
 
@@ -19,7 +20,6 @@ class Episodes:
 
     Args:
         hosts: to send requests.
-        states: the states of all envs.
         rules: of episodes.
         statistics: where episodes are counted.
         spares: what takes the place of envs whose episodes end; None if there is nothing.
@@ -28,13 +28,12 @@ class Episodes:
     def __init__(
         self,
         hosts: Hosts,
-        states: StateTable,
         rules: EpisodeRules,
         statistics: Statistics,
         spares: Spares | None = None,
     ) -> None:
         self._hosts = hosts
-        self._states = states
+        self._states = hosts.record.states
         self._rules = rules
         self._statistics = statistics
         self._spares = spares
@@ -53,7 +52,8 @@ class Episodes:
         order = ResetOrder(
             slot.reset_params, seed, rules.dynamic_seed, self._plan(slot), slot.is_spare
         )
-        self._hosts.request(slot, Op.RESET, order, Work.RESETTING)
+        self._hosts.request(slot, Op.RESET, order, Change.RESET)
+        slot.has_plan = not slot.is_spare
         if self._spares is not None:
             self._spares.is_reset(slot)
 
@@ -83,7 +83,7 @@ class Episodes:
             self._states.apply(slot.env_id, Event.EPISODE_ENDED_UNATTENDED)
         slot.attended = self._rules.auto_reset
         if after == AfterStep.RESETS and self._hosts_begin:  # else nobody told it to
-            self._hosts.begin(slot, Work.RESETTING)
+            self._hosts.await_reset(slot)
         elif self._spares is not None and self._rules.auto_reset:
             worn = after == AfterStep.WANTS_RECYCLING
             self._spares.ended(slot, self._await_new_host if worn else self.begin)
@@ -95,16 +95,6 @@ class Episodes:
             self._hosts.settle(slot)
             self.replace_worn_host(slot.group)
 
-    @property
-    def keeps_spares(self) -> bool:
-        """Whether there are spares, so that no host begins an episode by itself."""
-        return self._spares is not None
-
-    def relieve(self) -> None:
-        """Steps that were taken together have been handed out: ended envs get their successors."""
-        if self._spares is not None:
-            self._spares.relieve()
-
     def goes_on(self, slot: EnvSlot, episodes_done: int) -> bool:
         """An episode ended and its host resets it: note that, unless it was the last.
 
@@ -114,16 +104,19 @@ class Episodes:
         if not self._hosts_begin or episodes_done >= self._rules.episode_num:
             return False
         slot.episodes_done = episodes_done
+        slot.next_episode = slot.episode + 1
         if self._states[slot.env_id] is EnvState.RUN:
             self._states.apply(slot.env_id, Event.EPISODE_ENDED)
+        self._hosts.phases.apply(slot.env_id, Change.RESET)
         return True
 
-    def gone_on(self, slot: EnvSlot, episode: int) -> None:
-        """The episode after one that `goes_on` has begun, with no info to it."""
-        slot.attempts = slot.renewals_in_a_row = 0
-        slot.episode = episode
+    def gone_on(self, slot: EnvSlot) -> None:
+        """The reset of an env has succeeded, and there is nothing else to it."""
+        self.count_reset(slot)
         self.use_up_seed(slot)
         slot.reset_info = {}
+        slot.held = False
+        slot.deadline = NEVER
         if self._states[slot.env_id] is EnvState.RESET:
             self._states.apply(slot.env_id, Event.RESET_SUCCEEDED)
 
@@ -134,9 +127,8 @@ class Episodes:
 
     def count_reset(self, slot: EnvSlot) -> None:
         """The reset of an env has succeeded, whatever comes of it."""
-        slot.attempts = 0
-        slot.renewals_in_a_row = 0
-        slot.episode += 1
+        slot.attempts = slot.renewals_in_a_row = 0
+        slot.episode = slot.next_episode
 
     def use_up_seed(self, slot: EnvSlot) -> None:
         """The seed of the reset that has succeeded is not that of the next one."""
@@ -146,7 +138,7 @@ class Episodes:
     def abandon(self, slot: EnvSlot, after: int) -> None:
         """A step is over that nobody wants any more, because the env is to be reset."""
         if after == AfterStep.RESETS:  # the host has begun one by itself
-            self._hosts.begin(slot, Work.RESETTING)
+            self._hosts.await_reset(slot)
             return
         self._hosts.settle(slot)
         if after == AfterStep.WANTS_RECYCLING:
@@ -169,7 +161,7 @@ class Episodes:
         if not group.is_worn or group.is_ending:
             return
         present, states = group.present(), self._states
-        if any(s.work is not Work.NONE or states[s.env_id] is EnvState.RUN for s in present):
+        if any(s.phase is not Phase.IDLE or states[s.env_id] is EnvState.RUN for s in present):
             return
         self._statistics.recycled += 1
         for slot in present:

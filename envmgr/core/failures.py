@@ -67,14 +67,14 @@ def crash(slot: EnvSlot, died: HostDied) -> EnvCrash:
     hint = " (out of memory?)" if status == -getattr(signal, "SIGKILL", 9) else ""
     text = (
         f"the host of {slot.name} (generation {slot.generation}) died during "
-        f"{slot.work.value}: {how}{hint}"
+        f"{slot.phase.label}: {how}{hint}"
     )
     if died.last_words:
         text += f"\n\nThe end of its stderr:\n{died.last_words}"
     return EnvCrash(
         text,
         env_id=slot.env_id,
-        during=slot.work.value,
+        during=slot.phase.label,
         generation=slot.generation,
         exit_status=status,
         stderr_tail=died.last_words,
@@ -86,12 +86,12 @@ def of_neighbour(slot: EnvSlot, failure: EnvFailure) -> EnvCrash:
     first_line = str(failure).partition("\n")[0]
     text = (
         f"the host of {slot.name} (generation {slot.generation}) was lost during "
-        f"{slot.work.value}, because it is shared with env {failure.env_id}: {first_line}"
+        f"{slot.phase.label}, because it is shared with env {failure.env_id}: {first_line}"
     )
     crash = EnvCrash(
         text,
         env_id=slot.env_id,
-        during=slot.work.value,
+        during=slot.phase.label,
         generation=slot.generation,
         exit_status=getattr(failure, "exit_status", None),
         stderr_tail=getattr(failure, "stderr_tail", ""),
@@ -109,9 +109,9 @@ def _signal_name(number: int) -> str:
 
 def timeout(slot: EnvSlot, limit_s: float) -> EnvTimeout:
     """Return the failure of an env that exceeded a time limit."""
-    key = {"step": "step_timeout", "cancelled step": "step_timeout"}.get(slot.work.value)
-    key = key or {"construction": "connect_timeout"}.get(slot.work.value, "reset_timeout")
-    during = slot.work.value
+    key = {"step": "step_timeout", "cancelled step": "step_timeout"}.get(slot.phase.label)
+    key = key or {"construction": "connect_timeout"}.get(slot.phase.label, "reset_timeout")
+    during = slot.phase.label
     if slot.host_id is None:  # a shared host that let go of it
         key, during = "close_timeout", "close"
     text = (
@@ -131,10 +131,10 @@ def protocol(slot: EnvSlot, reason: str) -> EnvProtocolError:
     """Return the failure of an env whose host sent something malformed."""
     text = (
         f"the host of {slot.name} (generation {slot.generation}) broke the protocol "
-        f"during {slot.work.value}: {reason}"
+        f"during {slot.phase.label}: {reason}"
     )
     return EnvProtocolError(
-        text, env_id=slot.env_id, during=slot.work.value, generation=slot.generation
+        text, env_id=slot.env_id, during=slot.phase.label, generation=slot.generation
     )
 
 

@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from functools import partial
 
-from envmgr.core import EnvSlot, Lanes, Selection, Supervisor, Taken
 from envmgr.core.engine import Engine
+from envmgr.core.selection import Selection
+from envmgr.core.supervisor import Supervisor
+from envmgr.core.taken import Taken
 from envmgr.errors import NothingReadyError
 from envmgr.policy import GatherPolicy
 
 _LOOK_EVERY_S = 0.002
 """A host of many cheap envs rings late, lest it ring for each; so long it may be overlooked."""
 
-Gathered = Taken | Sequence[int]
-"""What was gathered: replies that were taken, or envs whose timesteps can be delivered."""
-
 
 class Gather:
     """One gather, inside a call that holds the engine. A failure that is urgent ends it.
+
+    What it returns is to be handed out; None is nothing.
 
     Args:
         engine: waits.
@@ -29,63 +29,48 @@ class Gather:
     def __init__(self, engine: Engine, supervisor: Supervisor) -> None:
         self._engine = engine
         self._supervisor = supervisor
+        self._handout = supervisor.handout
+        self._posting = supervisor.posting
 
-    # -- all of some ------------------------------------------------------------------------
-
-    def exactly(self, sent: Selection | Sequence[int]) -> Gathered:
-        """Wait for the timesteps of all envs that were sent an action just now.
-
-        Args:
-            sent: their env_ids; or what they were posted as, if they were.
-
-        Returns:
-            Their timesteps, or their env_ids.
-        """
-        lanes = self._supervisor.lanes
-        env_ids = sent.ids if isinstance(sent, Selection) else sent
-        if lanes is not None:
-            if isinstance(sent, Selection):
-                taken = self._exactly_in_lanes(lanes, sent)
-                if taken is not None:
-                    return taken
-            self._engine.undisturbed(self._supervisor.leave_lanes)
-        missing = [self._supervisor.slots[i] for i in env_ids]
-        repair = self._supervisor.repair
-
-        def finished() -> bool:
-            missing[:] = [s for s in missing if s.timestep is None or s.held]
-            return not missing or repair.urgent
-
-        # All of them are wanted, so waiting for one in the middle costs nothing, and the trainer
-        # is woken a few times instead of once for each env.
-        self._engine.wait_until(
-            finished,
-            pivot=None if lanes is not None else lambda: missing[len(missing) // 2].host_id,
-            doing="step",
-        )
-        return env_ids
-
-    def _exactly_in_lanes(self, lanes: Lanes, selection: Selection) -> Taken | None:
+    def exactly(self, selection: Selection) -> Taken | None:
+        """Wait for the timesteps of all of these envs, which were sent an action each."""
+        arrived = partial(self._handout.have_arrived, selection)
         repair, engine = self._supervisor.repair, self._engine
-        arrived = partial(lanes.have_arrived, selection)
-        spun = engine.spins and engine.spin_until(arrived)
-        if not spun:
-            if engine.await_rings(arrived):
-                return self._take(lanes, selection)
-            engine.wait_until(
-                lambda: arrived() or repair.urgent or not lanes.are_stepping(selection),
-                doing="step",
-            )
-        if repair.urgent or not lanes.are_stepping(selection):
-            return None
-        return self._take(lanes, selection)
+        while True:
+            if not self._have_come(arrived):
+                engine.wait_until(
+                    lambda: repair.urgent or arrived(), pivot=self._pivot(selection), doing="step"
+                )
+            if repair.urgent:
+                return None
+            taken = self._take(selection)
+            if taken is not None:
+                return taken
 
-    # -- some of all ------------------------------------------------------------------------
+    def _have_come(self, arrived: partial[bool]) -> bool:
+        """Wait for posted steps in the way that costs least; whether they have all arrived."""
+        engine = self._engine
+        if self._posting is None:
+            return not self._engine.transport.works_alone and engine.spin_until(arrived)
+        return (engine.spins and engine.spin_until(arrived)) or engine.await_rings(arrived)
+
+    def _pivot(self, selection: Selection) -> partial[int | None] | None:
+        """Return what says whose reply to wait for first.
+
+        All of them are wanted, so waiting for one in the middle costs nothing, and the trainer is
+        woken a few times instead of once for each env.
+        """
+        return None if self._posting is not None else partial(self._one_of_the_missing, selection)
+
+    def _one_of_the_missing(self, selection: Selection) -> int | None:
+        handout, slots = self._handout, self._supervisor.slots
+        missing = [i for i in selection.ids if not handout.has_arrived(i)]
+        return slots[missing[len(missing) // 2]].host_id if missing else None
 
     def some(
         self, policy: GatherPolicy, *, deadline: float = math.inf, exactly: bool = False
-    ) -> Gathered:
-        """Wait for as many outstanding timesteps as the policy wants; return the envs that owe one.
+    ) -> Taken | None:
+        """Wait for as many outstanding timesteps as the policy wants; take all that have arrived.
 
         Goes on until one of them is not an episode's end, so that there is something to step next;
         then waits for stragglers.
@@ -98,94 +83,68 @@ class Gather:
         Raises:
             NothingReadyError: nothing is outstanding.
         """
-        supervisor = self._supervisor
-        lanes = supervisor.lanes
-        if lanes is not None:
-            if supervisor.hosts.background:
-                self._engine.collect()
-            if supervisor.all_owed_in_lanes:
-                gathered = self._some_in_lanes(lanes, policy, deadline, exactly=exactly)
-                if gathered is not None:
-                    return gathered
-            self._engine.undisturbed(supervisor.leave_lanes)
-        return self._some_of_slots(policy, deadline, exactly=exactly)
+        supervisor, posting = self._supervisor, self._posting
+        outstanding = supervisor.statistics.outstanding
+        if not outstanding:
+            raise NothingReadyError(
+                "nothing is outstanding: send actions first, with step(actions) or send(actions)"
+            )
+        if posting is None or supervisor.record.phases.any_repaired:
+            self._engine.collect()
+        if posting is not None:
+            latest = posting.latest(outstanding)
+            wants_all = policy.needed(outstanding) == outstanding and deadline == math.inf
+            if latest is not None and wants_all:
+                return self.exactly(latest)
+            posting.have_all_ring()
+        while True:
+            arrived = self._some_ids(policy, outstanding, deadline, exactly=exactly)
+            selection = self._handout.selections.of(arrived)
+            if supervisor.repair.urgent or selection is None:
+                return None
+            taken = self._take(selection)
+            if taken is not None:
+                return taken
 
-    def _some_in_lanes(
-        self, lanes: Lanes, policy: GatherPolicy, deadline: float, *, exactly: bool
-    ) -> Gathered | None:
-        supervisor, engine = self._supervisor, self._engine
-        outstanding, repair = lanes.outstanding, supervisor.repair
+    def _some_ids(
+        self, policy: GatherPolicy, outstanding: int, deadline: float, *, exactly: bool
+    ) -> list[int]:
+        handout, repair, engine = self._handout, self._supervisor.repair, self._engine
         needed = policy.needed(outstanding)
-        if needed == outstanding and deadline == math.inf:
-            together = lanes.all_outstanding()
-            if together is not None:
-                return self._exactly_in_lanes(lanes, together)
-        lanes.have_all_ring()
         arrived: list[int] = []
 
         def satisfied() -> bool:
-            arrived[:] = lanes.arrived_ids()
-            if repair.urgent or lanes.outstanding != outstanding:
-                return True  # one of them has left its lane
+            arrived[:] = handout.arrived_ids()
             if len(arrived) < needed:
-                return False
-            return exactly or len(arrived) == outstanding or lanes.any_goes_on(arrived)
+                return repair.urgent
+            return (
+                repair.urgent
+                or exactly
+                or len(arrived) == outstanding
+                or handout.any_goes_on(arrived)
+            )
 
         def complete() -> bool:
-            arrived[:] = lanes.arrived_ids()
-            return len(arrived) == outstanding or lanes.outstanding != outstanding
+            arrived[:] = handout.arrived_ids()
+            return len(arrived) == outstanding
 
-        look_every_s = _LOOK_EVERY_S if lanes.any_shared and needed < outstanding else math.inf
-        satisfying = (
+        posting = self._posting
+        packed = posting is not None and posting.any_shared and needed < outstanding
+        look_every_s = _LOOK_EVERY_S if packed else math.inf
+        satisfying = posting is not None and (
             (engine.spins and engine.spin_until(satisfied))
             or (deadline == math.inf and engine.await_rings(satisfied, look_every_s))
-            or engine.wait_until(
-                satisfied, deadline=deadline, look_every_s=look_every_s, doing="step"
-            )
+        )
+        satisfying = satisfying or engine.wait_until(
+            satisfied, deadline=deadline, look_every_s=look_every_s, doing="step"
         )
         if satisfying and policy.step_wait_timeout_s > 0.0:
             until = min(deadline, engine.now() + policy.step_wait_timeout_s)
             engine.wait_until(complete, deadline=until, look_every_s=look_every_s, doing="step")
-        if repair.urgent or lanes.outstanding != outstanding:
-            return None
-        selection = lanes.select(arrived)
-        return [] if selection is None else self._take(lanes, selection)
+        return arrived
 
-    def _take(self, lanes: Lanes, selection: Selection) -> Taken | None:
-        taken = lanes.take(selection)
+    def _take(self, selection: Selection) -> Taken | None:
+        taken = self._handout.take(selection)
         if taken is None:
-            self._engine.undisturbed(lanes.set_aside)
+            self._engine.undisturbed(self._supervisor.set_aside)
         return taken
-
-    def _some_of_slots(
-        self, policy: GatherPolicy, deadline: float, *, exactly: bool
-    ) -> Sequence[int]:
-        repair = self._supervisor.repair
-        owed = [slot for slot in self._supervisor.slots if slot.owed]
-        if not owed:
-            raise NothingReadyError(
-                "nothing is outstanding: send actions first, with step(actions) or send(actions)"
-            )
-        needed = policy.needed(len(owed))
-
-        def satisfied() -> bool:
-            arrived = [s for s in owed if s.timestep is not None and not s.held]
-            if len(arrived) < needed:
-                return repair.urgent
-            return (
-                repair.urgent or exactly or len(arrived) == len(owed) or any(map(_goes_on, arrived))
-            )
-
-        self._engine.collect()
-        satisfying = self._engine.wait_until(satisfied, deadline=deadline, doing="step")
-        if satisfying and policy.step_wait_timeout_s > 0.0:
-            self._engine.wait_until(
-                lambda: all(slot.deliverable for slot in owed),
-                deadline=min(deadline, self._engine.now() + policy.step_wait_timeout_s),
-                doing="step",
-            )
-        return [slot.env_id for slot in owed]
-
-
-def _goes_on(slot: EnvSlot) -> bool:
-    return slot.timestep is not None and not slot.timestep.done

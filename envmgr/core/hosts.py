@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from envmgr.core.limits import HostLimits
-from envmgr.core.slots import NEVER, EnvSlot, HostGroup, Next, Work, host_groups
+from envmgr.core.deadlines import Limits
+from envmgr.core.phases import Change, Phase
+from envmgr.core.slots import NEVER, EnvSlot, HostGroup, Next, Record, host_groups
 from envmgr.policy import Deadlines
 from envmgr.transport.base import Transport
 from envmgr.types import Clock, EnvFactory
+from envmgr.wire.block import RING_LAST, RING_MASK, Block
 from envmgr.wire.hosts import EnvOrder, HostSettings, HostSpec
 from envmgr.wire.messages import UNANSWERED, Message, Op
 
@@ -36,14 +38,14 @@ class Hosts:
 
     Attributes:
         env_num: envs that are seen, and are not spares.
-        slots: what is known of each env_id, those of the spares last.
+        record: what is known of all envs.
+        slots: its details, by env_id, those of the spares last.
+        phases: what hosts are busy with; changed here, and where steps are posted and handed out.
         groups: which envs share a host.
         limits: how long hosts may take.
-        background: the envs busy with something that no step waits for.
-        background_changes: grows when there is something new to look after behind the caller.
         index_of: where steps of each env_id are posted: at the index of its host, or all in one
             place where they run in the caller.
-        look: finds out what a shared host is running, where it does not say so by message.
+        moves: how often an env_id has got another place.
     """
 
     def __init__(
@@ -60,7 +62,8 @@ class Hosts:
         self.transport = transport
         self.clock = clock
         self.env_num = len(factories) - spare_num
-        self.slots = [EnvSlot(i, is_spare=i >= self.env_num) for i in range(len(factories))]
+        self.record = Record(self.env_num, spare_num)
+        self.slots, self.phases = self.record.slots, self.record.phases
         self.groups = host_groups(self.slots, num_workers or len(factories))
         self._factories = factories
         self._settings = settings
@@ -69,15 +72,12 @@ class Hosts:
         self._request_ids = itertools.count(UNANSWERED + 1)
         self._group_of_host: dict[int, HostGroup] = {}
         self._killed: set[int] = set()
-        self.limits = HostLimits(deadlines, announces=Op.STEP in self._shared_settings.announced)
-        self._step_limit_s = deadlines.step_s
-        self._close_limit_s = deadlines.close_s
-        self._earliest = NEVER
-        self.background: dict[int, EnvSlot] = {}
-        self.background_changes = 0
+        announces = Op.STEP in self._shared_settings.announced
+        self.limits = Limits(self.record, self.groups, deadlines, clock, announces=announces)
         together, seen = transport.posts_together, self.slots[: self.env_num]
         self.index_of = [0 if together else slot.group.index for slot in seen]
-        self.look: Callable[[HostGroup], None] | None = None
+        self.moves = 0
+        self._block: Block | None = None
 
     # -- which host serves which envs ---------------------------------------------------------
 
@@ -124,14 +124,14 @@ class Hosts:
             if order.request_id != UNANSWERED:
                 slot = group.by_id[order.env_id]
                 slot.host_id = spec.host_id
-                self._await(slot, Work.STARTING, order.request_id)
+                self.await_reply(slot, Change.BUILD, order.request_id)
         if group.is_shared:
             group.running = built[0]  # its limit counts from the start of the host
 
     def build(self, slot: EnvSlot) -> None:
         """Have the host of an env's group build it, in place of the one there was."""
         slot.host_id = slot.group.host_id
-        self.request(slot, Op.RENEW, None, Work.STARTING)
+        self.request(slot, Op.RENEW, None, Change.BUILD)
 
     def release(self, slot: EnvSlot) -> None:
         """Have a host that others share let go of an env."""
@@ -161,10 +161,10 @@ class Hosts:
         message = Message(op, slot.env_id, slot.generation, request_id, payload)
         return request_id, self.transport.prepare(_host_of(slot), message)
 
-    def submit(self, slot: EnvSlot, work: Work, prepared: tuple[int, Any]) -> None:
+    def submit(self, slot: EnvSlot, change: Change, prepared: tuple[int, Any]) -> None:
         """Send what `prepare` returned and await its reply."""
         request_id, frame = prepared
-        self._await(slot, work, request_id)
+        self.await_reply(slot, change, request_id)
         self.transport.send(_host_of(slot), frame)
 
     def submit_step(self, slot: EnvSlot, prepared: tuple[int, Any]) -> None:
@@ -173,45 +173,28 @@ class Hosts:
         Can be interrupted, and called again: until the last of this it counts as not sent.
         """
         request_id, frame = prepared
-        slot.work = Work.STEPPING
-        if self._step_limit_s is not None:
-            self._limit(slot, self._step_limit_s)
+        self.phases.apply(slot.env_id, Change.STEP)
+        if self.limits.step_s is not None:
+            self.limits.set(slot, self.limits.step_s)
         host_id, transport = _host_of(slot), self.transport
         if not transport.has_sent(host_id, frame):
             transport.send(host_id, frame)
         slot.request_id = request_id
 
     @property
-    def step_limit_s(self) -> float | None:
-        """The time limit of steps."""
-        return self._step_limit_s
-
-    @property
     def resets_need_no_looking_after(self) -> bool:
         """Whether resets have no time limit, and workers none that has them replaced."""
         settings = self._settings
         unlimited = settings.max_episodes is None and settings.max_rss_bytes is None
-        return unlimited and self.limits.by_work[Work.RESETTING] is None
-
-    def limit_of(self, slot: EnvSlot) -> float:
-        """Return the limit of what an env is busy with, in seconds; inf for none."""
-        return self.limits.of(slot)
+        return unlimited and self.limits.of_phase(Phase.RESETTING) is None
 
     def next_request_id(self) -> int:
         """Return the id of a request that goes another way than by message."""
         return next(self._request_ids)
 
-    def take_over_step(self, slot: EnvSlot, request_id: int, posted_at: float) -> None:
-        """Await the reply to a step that was posted before."""
-        slot.request_id = request_id
-        slot.work = Work.STEPPING
-        slot.order = request_id
-        if self._step_limit_s is not None:
-            self._limit(slot, self._step_limit_s, posted_at)
-
-    def request(self, slot: EnvSlot, op: Op, payload: Any, work: Work) -> None:
+    def request(self, slot: EnvSlot, op: Op, payload: Any, change: Change) -> None:
         """Send a request and await its reply."""
-        self.submit(slot, work, self.prepare(slot, op, payload))
+        self.submit(slot, change, self.prepare(slot, op, payload))
 
     def tell(self, slot: EnvSlot, op: Op, payload: Any) -> None:
         """Send a message whose reply, if there is one, is not awaited."""
@@ -219,28 +202,71 @@ class Hosts:
         host_id = _host_of(slot)
         self.transport.send(host_id, self.transport.prepare(host_id, message))
 
-    def begin(self, slot: EnvSlot, work: Work) -> None:
-        """Await another reply to the same request (the host goes on by itself)."""
+    def await_reset(self, slot: EnvSlot) -> None:
+        """Await another reply to the same request: the host resets the env by itself."""
         slot.order = next(self._request_ids)
-        self._await(slot, work, slot.request_id)
+        self.await_reply(slot, Change.RESET, slot.request_id)
+
+    def await_reply(self, slot: EnvSlot, change: Change, request_id: int) -> None:
+        """Await the reply to a request, from now on."""
+        self._change(slot, change)
+        slot.request_id = request_id
+        slot.next_episode = slot.episode + 1
+        self.limits.set(slot, self.limits.of_phase(slot.phase))
 
     def settle(self, slot: EnvSlot) -> None:
         """Nothing is awaited of this env any more."""
-        if slot.work is Work.STEPPING:
-            slot.work = Work.NONE
-        else:
-            self._occupy(slot, Work.NONE)
+        self._change(slot, Change.SETTLE)
         slot.deadline = NEVER
 
     def cancel(self, slot: EnvSlot) -> None:
         """Nobody wants the step's timestep any more; its reply is still awaited."""
-        self._occupy(slot, Work.CANCELLING)
+        self._change(slot, Change.CANCEL)
 
     def pause(self, slot: EnvSlot, pause_s: float, following: Next) -> None:
         """Have `following` begin after `pause_s`."""
-        self._occupy(slot, Work.PAUSING)
+        self._change(slot, Change.PAUSE)
         slot.following = following
-        self._set_deadline(slot, pause_s)
+        self.limits.set_deadline(slot, pause_s)
+
+    def _change(self, slot: EnvSlot, change: Change) -> None:
+        self.phases.apply(slot.env_id, change)
+        self.limits.changes += 1
+
+    # -- posted steps -------------------------------------------------------------------------
+
+    def share(self, block: Block | None) -> None:
+        """Steps are posted in this block from now on; None: not any more."""
+        self._block = block
+        self.limits.look_into(block)
+        if block is not None:
+            self.transport.count_mail(block.mail)
+
+    def take_over(self, slot: EnvSlot) -> None:
+        """Look after a posted step by itself; nothing if the env takes none."""
+        block = self._block
+        if block is None or slot.phase is not Phase.POSTED:
+            return
+        self.phases.apply(slot.env_id, Change.TAKE_OVER)
+        slot.order = slot.request_id
+        if self.limits.step_s is not None:
+            since = float(self.record.since[slot.env_id])
+            self.limits.set(slot, self.limits.step_s, since)
+        if self.may_stay_silent(slot.env_id):
+            self.ask(self.index_of[slot.env_id])
+
+    def may_stay_silent(self, env_id: int) -> bool:
+        """Return whether an env's host may not ring for its posted step, which has not replied."""
+        block = self._block
+        if block is None:
+            return False
+        posting = int(block.posted[self.index_of[env_id]])
+        tokens = self.record.tokens
+        return posting & RING_MASK == RING_LAST and bool(block.replies[env_id] != tokens[env_id])
+
+    def ask(self, index: int) -> None:
+        """Have a host ring when it has done what was posted."""
+        self.transport.ring((self.groups[index].host_id or 0,), asks=True)
 
     # -- spares -------------------------------------------------------------------------------
 
@@ -255,12 +281,9 @@ class Hosts:
         ours.serve((spare,))
         theirs.serve((slot,))
         slot.host_id, spare.host_id = spare.host_id, slot.host_id
+        slot.has_plan = spare.has_plan = False
         self.index_of[slot.env_id] = theirs.index
-
-    def limit_until(self, slot: EnvSlot, deadline: float, limit_s: float) -> None:
-        """Have what an env does time out at another moment than its request would."""
-        slot.deadline, slot.limit_s = deadline, limit_s
-        self._remember(deadline)
+        self.moves += 1
 
     # -- the end of a host --------------------------------------------------------------------
 
@@ -269,7 +292,7 @@ class Hosts:
 
         Call `end` for all of its envs together.
         """
-        self._occupy(slot, Work.ENDING)
+        self._change(slot, Change.END)
         slot.following = following
         slot.pause_s = pause_s
         slot.waits = False
@@ -277,7 +300,7 @@ class Hosts:
 
     def join(self, slot: EnvSlot, other: EnvSlot) -> None:
         """Have an env without host wait for the new host that another env of its group awaits."""
-        self._occupy(slot, other.work)
+        self._change(slot, Change.END if other.phase is Phase.ENDING else Change.PAUSE)
         slot.host_id = other.host_id
         slot.request_id = other.request_id
         slot.following = Next.RENEW_HOST
@@ -291,7 +314,7 @@ class Hosts:
             group: the envs.
             ask: let the host close its envs first, within the limit for closing.
         """
-        leaving = [slot for slot in group.slots if slot.work is Work.ENDING]
+        leaving = [slot for slot in group.slots if slot.phase is Phase.ENDING]
         group.is_ending = True
         group.running = None
         group.deadline = NEVER
@@ -303,7 +326,8 @@ class Hosts:
             self._kill(_host_of(leaving[0]))
         for slot in leaving:
             slot.request_id = request_id
-            self._set_deadline(slot, self._close_limit_s if ask else KILL_PATIENCE_S)
+            limit_s = self.limits.close_s if ask else KILL_PATIENCE_S
+            self.limits.set_deadline(slot, limit_s)
 
     def _kill(self, host_id: int) -> None:
         if host_id in self._killed:
@@ -325,94 +349,6 @@ class Hosts:
     def forget_all(self) -> None:
         """Have no host known any more: what still arrives is nobody's."""
         self._group_of_host.clear()
-
-    # -- time ---------------------------------------------------------------------------------
-
-    def began(self, slot: EnvSlot) -> None:
-        """A shared host has said that it begins with what it was asked for this env."""
-        group = slot.group
-        if group.running is not slot:  # as it is while the first one is built: see _await_start
-            group.running = slot
-            self._set_group_deadline(group, self.clock() + self.limits.of(slot))
-
-    def finished(self, group: HostGroup) -> None:
-        """A shared host is done with what it was running, and may begin with something else."""
-        group.running = None
-        group.quiet_since = self.clock()
-        self._set_group_deadline(group, group.quiet_since + self.limits.least_s)
-
-    def _await(self, slot: EnvSlot, work: Work, request_id: int) -> None:
-        self._occupy(slot, work)
-        slot.request_id = request_id
-        self._limit(slot, self.limits.by_work.get(work))
-
-    def _occupy(self, slot: EnvSlot, work: Work) -> None:
-        slot.work = work
-        if work is Work.NONE or work is Work.STEPPING or work is Work.CALLING:
-            self.background.pop(slot.env_id, None)
-        else:
-            self.background[slot.env_id] = slot
-            self.background_changes += 1
-
-    def _limit(self, slot: EnvSlot, limit_s: float | None, asked_at: float | None = None) -> None:
-        """Have what an env was asked time out; in a shared host only once it has begun."""
-        group = slot.group
-        asked_at = self.clock() if asked_at is None else asked_at
-        if not group.is_shared:
-            self._set_deadline(slot, limit_s, asked_at)
-            return
-        slot.deadline = NEVER
-        if limit_s is not None:
-            slot.since = asked_at
-            if group.running is None and group.deadline == NEVER:
-                self._set_group_deadline(group, slot.since + limit_s)
-
-    def _set_deadline(
-        self, slot: EnvSlot, limit_s: float | None, begin: float | None = None
-    ) -> None:
-        if limit_s is None:
-            slot.deadline = slot.limit_s = NEVER
-            return
-        slot.limit_s = limit_s
-        slot.deadline = (self.clock() if begin is None else begin) + limit_s
-        self._remember(slot.deadline)
-
-    def _set_group_deadline(self, group: HostGroup, moment: float) -> None:
-        group.deadline = moment
-        self._remember(moment)
-
-    def _remember(self, moment: float) -> None:
-        if moment < self._earliest:
-            self._earliest = moment
-            self.background_changes += 1
-
-    @property
-    def earliest_deadline(self) -> float:
-        """A moment before which no deadline passes; may be too early, never too late."""
-        return self._earliest
-
-    def due(self) -> list[EnvSlot]:
-        """Return the envs whose deadline has passed.
-
-        Acting on one may change what is due for others of its group: ask `is_due` again.
-        """
-        now = self.clock()
-        if now < self._earliest:
-            return []
-        due = [slot for slot in self.slots if slot.deadline <= now]
-        for group in self.groups:
-            if group.deadline <= now:
-                if self.look is not None:
-                    self.look(group)
-                late = self.limits.late_in(group, now)
-                due += [] if late is None else [late]
-        moments = (*(s.deadline for s in self.slots), *(g.deadline for g in self.groups))
-        self._earliest = min((moment for moment in moments if moment > now), default=NEVER)
-        return due
-
-    def is_due(self, slot: EnvSlot) -> bool:
-        """Return whether the deadline of an env, or of its host, has passed."""
-        return min(slot.deadline, slot.group.deadline) <= self.clock()
 
 
 def _announced(deadlines: Deadlines) -> frozenset[int]:

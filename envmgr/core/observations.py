@@ -30,7 +30,7 @@ class ObservationReader:
         self._copy_free_form = copy_free_form
         self._places = COPIED
         self._latest_step = self._latest_reset = -1
-        self._slots: list[tuple[Array, bool]] | None = None
+        self._found_at: list[tuple[Array, bool]] | None = None
         self._copy = True
         self._guard: Guard | None = None
 
@@ -51,17 +51,17 @@ class ObservationReader:
 
         Args:
             memory: the buffer.
-            placement: where this env's slots are.
+            placement: where this env's places are.
             copy_on_get: copy; else hand out views, valid through the env's next two steps.
             guard: what views are wrapped by; None leaves them as they are.
         """
         self._guard = guard
         leaves = placement.layout.leaves if self._layout is None else self._layout.leaves
         self._places = placement.places
-        slots = place_arrays(memory, placement)
-        # Indexing by a slot alone makes a number, not an array, of what has shape ().
+        places = place_arrays(memory, placement)
+        # Indexing by a place alone makes a number, not an array, of what has shape ().
         plain = [leaf.is_number or leaf.shape != () for leaf in leaves]
-        self._slots = list(zip(slots, plain, strict=True))
+        self._found_at = list(zip(places, plain, strict=True))
         self._copy = copy_on_get
 
     def read(self, reference: Any) -> Any:
@@ -73,16 +73,17 @@ class ObservationReader:
         layout = self._layout
         if layout is None:
             return copy.deepcopy(reference) if self._copy_free_form else reference
-        if self._slots is None:
+        if self._found_at is None:
             if not isinstance(reference, list) or len(reference) != len(layout.leaves):
                 raise ValueMismatchError(f"{type(reference).__name__} is not a list of leaves")
             return layout.unflatten(list(map(_own, layout.leaves, reference)))
         if type(reference) is not int or not 0 <= reference < self._places.count:
             shown = reference if type(reference) is int else f"a {type(reference).__name__}"
-            raise ValueMismatchError(f"{shown} is not a slot of 0..{self._places.count - 1}")
+            raise ValueMismatchError(f"{shown} is not a place of 0..{self._places.count - 1}")
         self.note(reference)
         found = [
-            slots[reference] if plain else slots[reference, ...] for slots, plain in self._slots
+            places[reference] if plain else places[reference, ...]
+            for places, plain in self._found_at
         ]
         if self._copy:
             found = [view.copy() for view in found]
@@ -90,15 +91,15 @@ class ObservationReader:
             found = list(map(self._guard, found))
         return layout.unflatten(found)
 
-    def note(self, slot: int) -> None:
-        """Remember that the newest observation of its kind is in `slot`."""
-        if slot < self._places.steps:
-            self._latest_step = slot
+    def note(self, place: int) -> None:
+        """Remember that the newest observation of its kind is in `place`."""
+        if place < self._places.steps:
+            self._latest_step = place
         else:
-            self._latest_reset = slot
+            self._latest_reset = place
 
     def placed_anew(self, placement: Placement) -> Placement:
-        """Return the placement for a new env: it goes on after the slots that are in use."""
+        """Return the placement for a new env: it goes on after the places that are in use."""
         places = placement.places
         step, reset = self._latest_step, self._latest_reset
         return replace(
@@ -109,7 +110,7 @@ class ObservationReader:
 
     def detach(self) -> None:
         """Let go of the shared memory."""
-        self._slots = None
+        self._found_at = None
 
 
 def _own(leaf: Leaf, array: Any) -> Any:

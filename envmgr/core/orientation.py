@@ -10,8 +10,8 @@ from typing import Any
 from envmgr.core.checked_views import ViewGuard
 from envmgr.core.hosts import Hosts
 from envmgr.core.observations import ObservationReader
-from envmgr.core.observed import Observed
-from envmgr.core.slots import EnvSlot, Work
+from envmgr.core.phases import Phase
+from envmgr.core.slots import EnvSlot
 from envmgr.errors import LaunchError, SpaceMismatchError
 from envmgr.spaces import codec_of
 from envmgr.wire.arenas import CopyOnGet, Placement, arena_arrays, places_for, plan_placements
@@ -28,27 +28,22 @@ class Orientation:
 
     Attributes:
         descriptions: what each env said of itself, by env_id.
-        guard: counts the steps of envs, if views of observations are to be checked.
     """
 
     def __init__(self, hosts: Hosts, env_num: int) -> None:
         self.descriptions: dict[int, EnvDescription] = {}
-        self.guard: ViewGuard | None = None
         self._hosts = hosts
+        self._observed = hosts.record.observed
         self._readers: list[ObservationReader] = []
         self._placements: list[Placement | None] = [None] * env_num
-        self._observed: Observed | None = None
         self._repeated: dict[int, dict[tuple[Op, str], Any]] = {}
         self._alike: dict[int, bool] = {}  # by env_id; spares are all alike
 
-    def place_observations(
-        self, *, same_spaces: bool, handed_out: CopyOnGet
-    ) -> tuple[Block, Observed] | None:
+    def place_observations(self, *, same_spaces: bool, handed_out: CopyOnGet) -> Block | None:
         """Check the spaces of all envs and lay out the memory for their observations.
 
         Returns:
-            The block that steps can be posted in, and the observations beside it; None where steps
-            go by message.
+            The block that steps can be posted in; None where steps go by message.
 
         Raises:
             SpaceMismatchError: they differ and `same_spaces` is on.
@@ -65,40 +60,46 @@ class Orientation:
         places = places_for(handed_out)
         layouts = [reader.layout for reader in self._readers]
         placements, nbytes = plan_placements(layouts, places, plan.nbytes if plan else 0)
+        memory = self._memory_of(nbytes)
+        if memory is None:
+            self._observed.open(self._readers)
+            return None
+        guard = ViewGuard(len(described)) if handed_out == "checked" else None
+        self._observed.open(self._readers, guard)
+        self._attach(memory, placements, plan, guard, copies=handed_out is True)
+        first = placements[0]
+        if plan is None or first is None:
+            return None
+        arenas = arena_arrays(memory, first)
+        self._observed.lay_out(arenas, first.layout, places, copies=handed_out is True)
+        return Block(memory, plan)
+
+    def _memory_of(self, nbytes: int) -> memoryview | None:
         try:
-            memory = self._hosts.transport.place(nbytes)
+            return self._hosts.transport.place(nbytes)
         except OSError as error:
             raise LaunchError(
                 f"{nbytes / 2**20:.1f} MiB of shared memory for the observations of "
-                f"{len(described)} envs cannot be had: {error}. Free memory, use fewer envs, or "
-                "set shared_memory: false."
+                f"{len(self._readers)} envs cannot be had: {error}. Free memory, use fewer envs, "
+                "or set shared_memory: false."
             ) from error
-        if memory is None:
-            return None
-        copies = handed_out is True
-        if handed_out == "checked":
-            self.guard = ViewGuard(len(described))
-        index_of = self._hosts.index_of
+
+    def _attach(
+        self,
+        memory: memoryview,
+        placements: Sequence[Placement | None],
+        plan: BlockPlan | None,
+        guard: ViewGuard | None,
+        *,
+        copies: bool,
+    ) -> None:
+        """Have readers look where the observations of their envs are placed."""
         for env_id, (reader, placement) in enumerate(zip(self._readers, placements, strict=True)):
             if placement is not None:
-                placement = replace(placement, block=plan, host_index=index_of[env_id])
-                guard = None if self.guard is None else partial(self.guard.wrap, [env_id])
-                reader.attach(memory, placement, copy_on_get=copies, guard=guard)
+                placement = replace(placement, block=plan)
+                wrap = None if guard is None else partial(guard.wrap, [env_id])
+                reader.attach(memory, placement, copy_on_get=copies, guard=wrap)
                 self._placements[env_id] = placement
-        first = self._placements[0]
-        if plan is None or first is None:
-            return None
-        self._observed = Observed(
-            arena_arrays(memory, first),
-            first.layout,
-            places,
-            self._readers,
-            copies=copies,
-            guard=self.guard,
-        )
-        block = Block(memory, plan)
-        self._hosts.transport.count_mail(block.mail)
-        return block, self._observed
 
     def _block_plan(self, described: Sequence[EnvDescription]) -> BlockPlan | None:
         """Return the plan of the block; None if the envs differ, or their data has no layout."""
@@ -120,14 +121,6 @@ class Orientation:
         known = self.descriptions.setdefault(slot.env_id, description)
         return _same_spaces(known, description)
 
-    def read(self, slot: EnvSlot, reference: Any) -> Any:
-        """Return the observation that a reply refers to.
-
-        Raises:
-            ValueMismatchError: it refers to none.
-        """
-        return self._readers[slot.env_id].read(reference)
-
     def attach(self, slot: EnvSlot) -> None:
         """Tell a host where its observations go."""
         placement = None if slot.is_spare else self.placement_of(slot)
@@ -140,7 +133,7 @@ class Orientation:
         if placement is None:
             return None
         index = self._hosts.index_of[slot.env_id]
-        return replace(self._readers[slot.env_id].placed_anew(placement), host_index=index)
+        return replace(self._observed.placed_anew(slot.env_id, placement), host_index=index)
 
     def introduce(self, slot: EnvSlot) -> None:
         """Tell a renewed env all that the one before it was told."""
@@ -164,7 +157,7 @@ class Orientation:
         """Have a request repeated on every spare, the present ones included."""
         for slot in self._hosts.slots[self._hosts.env_num :]:
             self.repeat(slot.env_id, op, payload)
-            if slot.host_id is not None and slot.work in (Work.NONE, Work.RESETTING):
+            if slot.host_id is not None and slot.phase in (Phase.IDLE, Phase.RESETTING):
                 self._hosts.tell(slot, op, payload)
 
     def are_alike(self, env_id: int, spare_id: int) -> bool:
@@ -177,13 +170,6 @@ class Orientation:
             alike = _same_spaces(self.descriptions[env_id], self.descriptions[spare_id])
             self._alike[env_id] = alike
         return alike
-
-    def detach(self) -> None:
-        """Let go of the memory of observations."""
-        for reader in self._readers:
-            reader.detach()
-        if self._observed is not None:
-            self._observed.detach()
 
 
 def _same_spaces(one: EnvDescription, other: EnvDescription) -> bool:

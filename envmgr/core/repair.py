@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from envmgr.core import failures
+from envmgr.core.episodes import Episodes
 from envmgr.core.hosts import Hosts
-from envmgr.core.slots import EnvSlot, HostGroup, Lost, Next, Work
+from envmgr.core.phases import Phase
+from envmgr.core.slots import EnvSlot, HostGroup, Lost, Next
 from envmgr.core.spares import Spares
 from envmgr.core.stats import Statistics
 from envmgr.errors import EnvFailure, EnvReportedAbnormal, FailuresExhaustedError
-from envmgr.lifecycle import EnvState, Event, StateTable
+from envmgr.lifecycle import EnvState, Event
 from envmgr.policy import FailureBudget, FailurePolicy
 
 logger = logging.getLogger("envmgr")
@@ -24,12 +26,10 @@ class Repair:
 
     Args:
         hosts: to renew and end hosts.
-        states: the states of all envs.
         policy: what to do.
         statistics: where failures are counted.
         auto_reset: whether a repaired env begins an episode by itself.
-        begin_reset: sends the reset of an env.
-        replace_worn_host: replaces a host that wants it, if none of its envs is in an episode.
+        episodes: begins them, and replaces hosts that want it.
         spares: what takes the place of envs that fail; None if there is nothing.
 
     Attributes:
@@ -44,23 +44,21 @@ class Repair:
     def __init__(
         self,
         hosts: Hosts,
-        states: StateTable,
         policy: FailurePolicy,
         statistics: Statistics,
+        episodes: Episodes,
         *,
         auto_reset: bool,
-        begin_reset: Callable[[EnvSlot], None],
-        replace_worn_host: Callable[[HostGroup], None],
         spares: Spares | None = None,
     ) -> None:
         self._hosts = hosts
-        self._states = states
+        self._states = hosts.record.states
         self._policy = policy
         self._budget = FailureBudget(policy, hosts.env_num, len(hosts.slots) - hosts.env_num)
         self._statistics = statistics
         self._auto_reset = auto_reset
-        self._begin_reset = begin_reset
-        self._replace_worn_host = replace_worn_host
+        self._begin_reset = episodes.begin
+        self._replace_worn_host = episodes.replace_worn_host
         self._spares = spares
         self.launching = True
         self.quiet = False
@@ -90,7 +88,7 @@ class Repair:
         """
         if lost is Lost.ENV and not slot.group.is_shared:
             lost = Lost.HOST
-        if slot.work is Work.CALLING:
+        if slot.phase is Phase.CALLING:
             slot.result = failure
             if lost is Lost.NOTHING:  # the caller's own request raised: the env is well
                 self.call_ended(slot)
@@ -117,10 +115,10 @@ class Repair:
     def _settle_and_answer(
         self, slot: EnvSlot, failure: EnvFailure, lost: Lost, env_info: Any, *, charged: bool
     ) -> None:
-        work = slot.work
-        retry = work is Work.RESETTING and self._may_retry(slot, lost)
+        phase = slot.phase
+        retry = phase is Phase.RESETTING and self._may_retry(slot, lost)
         if not retry:
-            self._settle_failed_work(slot, work, failure, env_info)
+            self._settle_failed_work(slot, phase, failure, env_info)
         if self._states[slot.env_id] is EnvState.DONE:
             self._give_up(slot, lost)  # renewed if its user resets it
         elif self.launching:
@@ -131,7 +129,7 @@ class Repair:
             self.raise_at_once(failure)
             self._give_up(slot, lost)
         else:
-            self._answer(slot, work, failure, lost, charged=charged)
+            self._answer(slot, phase, failure, lost, charged=charged)
 
     def _lose_host(self, culprit: EnvSlot, failure: EnvFailure) -> None:
         """End the host that an env has failed with, and settle what becomes of its neighbours."""
@@ -148,9 +146,9 @@ class Repair:
         """The host of an env is lost by the failure of a neighbour: nothing is charged to it."""
         own = failures.of_neighbour(slot, failure)
         self._statistics.note_failed(slot.env_id, slot.generation, self._hosts.clock())
-        if slot.work is Work.CALLING:
+        if slot.phase is Phase.CALLING:
             slot.result = own
-        self._settle_failed_work(slot, slot.work, own, None)
+        self._settle_failed_work(slot, slot.phase, own, None)
         gives_up = self._states[slot.env_id] is EnvState.DONE or self.urgent
         if self.launching and culprit.env_id in self.launch_failures:
             self.launch_failures.setdefault(slot.env_id, own)
@@ -184,16 +182,16 @@ class Repair:
         return left and (self.launching or lost is Lost.NOTHING)
 
     def _settle_failed_work(
-        self, slot: EnvSlot, work: Work, failure: EnvFailure, env_info: Any
+        self, slot: EnvSlot, phase: Phase, failure: EnvFailure, env_info: Any
     ) -> None:
         state = self._states[slot.env_id]
-        if work in (Work.STEPPING, Work.CALLING, Work.NONE) and state is not EnvState.RESET:
+        if phase in (Phase.STEPPING, Phase.CALLING, Phase.IDLE) and state is not EnvState.RESET:
             slot.attended = self._auto_reset
-        if work is Work.STEPPING:
+        if phase is Phase.STEPPING:
             slot.timestep = failures.abnormal_timestep(slot, failure, env_info)
             self._statistics.abnormal += 1
             self._states.apply(slot.env_id, Event.FAILED)
-        elif work is Work.CANCELLING:
+        elif phase is Phase.CANCELLING:
             return  # it stays in RESET, which its user has called for
         elif slot.doomed is not None:
             slot.fresh = None  # the user still sees the observation that was ready
@@ -226,7 +224,7 @@ class Repair:
         self._hosts.pause(slot, self._policy.retry_waiting_s, following)
 
     def _answer(
-        self, slot: EnvSlot, work: Work, failure: EnvFailure, lost: Lost, *, charged: bool
+        self, slot: EnvSlot, phase: Phase, failure: EnvFailure, lost: Lost, *, charged: bool
     ) -> None:
         slot.attempts = 0
         exceeded = None
@@ -237,7 +235,7 @@ class Repair:
             self._exhaust(slot, exceeded, lost)
         elif lost is Lost.HOST:
             self._hosts.leave(slot, Next.RENEW_HOST, pause_s)
-        elif lost is Lost.NOTHING and work in (Work.STEPPING, Work.CANCELLING):
+        elif lost is Lost.NOTHING and phase in (Phase.STEPPING, Phase.CANCELLING):
             self._repair_after_step(slot)
         elif slot.group.is_shared:
             self._hosts.pause(slot, pause_s, Next.RENEW_ENV)
@@ -249,7 +247,7 @@ class Repair:
 
     def _repair_after_step(self, slot: EnvSlot) -> None:
         renews = self._policy.renew_between_attempts
-        if self._spares is not None and slot.attended and slot.work is Work.STEPPING:
+        if self._spares is not None and slot.attended and slot.phase is Phase.STEPPING:
             self._spares.ended(slot, self.renew_env if renews else self._begin_reset)
         elif renews:
             self.renew_env(slot)
@@ -300,6 +298,7 @@ class Repair:
         slot.generation += 1
         slot.renewals_in_a_row += 1
         slot.new_generation = True
+        slot.has_plan = False
         self._statistics.renewals += 1
         if self._states[slot.env_id] is EnvState.ERROR:
             self._states.apply(slot.env_id, Event.RENEW)
@@ -308,7 +307,7 @@ class Repair:
         """Renew an env that takes part in no host, because its user repairs it by hand."""
         self.forgive(slot)
         group = slot.group
-        awaiting = [s for s in group.slots if s.work is Work.ENDING or _awaits_host(s)]
+        awaiting = [s for s in group.slots if s.phase is Phase.ENDING or _awaits_host(s)]
         if awaiting:
             self._hosts.join(slot, awaiting[0])
         elif group.host_id is None:
@@ -329,7 +328,7 @@ class Repair:
 
     def host_ended(self, group: HostGroup) -> None:
         """The host of these envs is gone: go on with what follows, for all of them together."""
-        leaving = [slot for slot in group.slots if slot.work is Work.ENDING]
+        leaving = [slot for slot in group.slots if slot.phase is Phase.ENDING]
         for slot in leaving:
             slot.host_id = None
             if slot.following is Next.NOTHING:
@@ -387,4 +386,4 @@ class Repair:
 
 
 def _awaits_host(slot: EnvSlot) -> bool:
-    return slot.work is Work.PAUSING and slot.following is Next.RENEW_HOST
+    return slot.phase is Phase.PAUSING and slot.following is Next.RENEW_HOST

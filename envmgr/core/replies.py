@@ -4,6 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
+from envmgr.core.phases import Phase
+from envmgr.core.slots import Record
 from envmgr.env.contract import info_of
 from envmgr.spaces import ValueMismatchError
 from envmgr.wire.arenas import Places
@@ -29,6 +34,9 @@ PLAIN_END_BITS = DONE | TOLD_BIT | AFTER_BITS | HAS_INFO | REWARD_BITS
 """An episode has ended, and its host begins the next one: with these bits and none of the others
 there is nothing else to the reply. The reward is a float, as kind 0 is."""
 
+_STEPS = frozenset((Phase.STEPPING, Phase.CANCELLING))
+_RESETTING = np.uint8(Phase.RESETTING)
+
 
 def after_of(flag: int) -> int:
     """Return what a host does after the step with these flags: an `AfterStep`."""
@@ -53,6 +61,51 @@ class BlockReplies:
         self._places = places
         self._decoder = InfoDecoder()
 
+    # -- who has replied ----------------------------------------------------------------------
+
+    def has_step(self, env_id: int, token: int) -> bool:
+        """Whether an env has replied to this step."""
+        return bool(self._block.replies[env_id] == token)
+
+    def has_reset(self, env_id: int, token: int) -> bool:
+        """Whether an env has been reset: as was asked for, or after this step."""
+        return bool(self._block.resets[env_id] == token)
+
+    def steps_of(self, record: Record) -> list[int]:
+        """Return the envs that have replied to steps that are looked after by themselves."""
+        return [
+            env_id
+            for env_id, phase in enumerate(record.phases.column[: record.env_num])
+            if phase in _STEPS and self._block.replies[env_id] == record.tokens[env_id]
+        ]
+
+    def resets_of(self, record: Record) -> list[int]:
+        """Return the envs whose reset is awaited, and is over."""
+        count = record.env_num
+        phases: npt.NDArray[np.uint8] = np.frombuffer(record.phases.column, np.uint8, count)
+        found = (self._block.resets == record.tokens[:count]) & (phases == _RESETTING)
+        env_ids: list[int] = found.nonzero()[0].tolist()
+        return env_ids
+
+    def running_in(self, index: int) -> int:
+        """Return the env that a host says it was running when something happened to it.
+
+        It is -1 for none. From now on that host runs nothing: the next one goes on there.
+        """
+        running = int(self._block.running[index]) - 1
+        self._block.running[index] = 0
+        return running
+
+    # -- what they have replied ---------------------------------------------------------------
+
+    def plain_reset(self, env_id: int) -> int | None:
+        """Return the place of a reset's observation; None if there is more to the reply."""
+        flag = int(self._block.reset_flags[env_id])
+        place = flag & PLACE_BITS
+        if flag & HAS_INFO or not self._places.steps <= place < self._places.count:
+            return None
+        return place
+
     def detail(self, env_id: int, flag: int) -> tuple[Any, Any]:
         """Return the info of a step's reply and its reward.
 
@@ -60,7 +113,7 @@ class BlockReplies:
             ValueMismatchError: the reply is malformed.
         """
         if flag & PLACE_BITS >= self._places.steps:
-            raise ValueMismatchError(f"there is no slot {flag & PLACE_BITS} for steps")
+            raise ValueMismatchError(f"there is no place {flag & PLACE_BITS} for steps")
         if after_of(flag) > max(AfterStep):
             raise ValueMismatchError("it says something unknown of what follows a step")
         info: dict[str, Any] = {}
@@ -93,9 +146,9 @@ class BlockReplies:
             ValueMismatchError: the reply is malformed.
         """
         flag = int(self._block.reset_flags[env_id])
-        slot = flag & PLACE_BITS
-        if not self._places.steps <= slot < self._places.count:
-            raise ValueMismatchError(f"there is no slot {slot} for resets")
+        place = flag & PLACE_BITS
+        if not self._places.steps <= place < self._places.count:
+            raise ValueMismatchError(f"there is no place {place} for resets")
         if not flag & HAS_INFO:
-            return slot, {}
-        return slot, self._decoder.decode(self._block.reset_infos[env_id].tobytes())
+            return place, {}
+        return place, self._decoder.decode(self._block.reset_infos[env_id].tobytes())

@@ -7,8 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from envmgr.core import EnvSlot, Lanes, Selection, Supervisor, Work
 from envmgr.core.arguments import actions_by_id, checked_env_id
+from envmgr.core.phases import Phase
+from envmgr.core.selection import Selection
+from envmgr.core.slots import EnvSlot
+from envmgr.core.supervisor import Supervisor
 from envmgr.errors import (
     ActionError,
     ConfigError,
@@ -47,14 +50,12 @@ def prepared_steps(
         EnvNotReadyError: an env that cannot take an action now.
     """
     actions = actions_by_id(actions)
-    env_num, states, run = len(supervisor.slots), supervisor.states, EnvState.RUN
+    env_num, record = len(supervisor.slots), supervisor.record
     checked: list[tuple[EnvSlot, Any]] = []
     for key, action in actions.items():
         env_id = checked_env_id(key, env_num)
-        if supervisor.owes(env_id) or states[env_id] is not run:
-            raise _not_ready(supervisor, env_id)
-        slot = supervisor.slot_of(env_id)  # from its lane it was ready in
-        if slot.work is Work.CALLING:
+        slot = supervisor.slots[env_id]
+        if not record.is_ready(env_id) or slot.phase is Phase.CALLING:
             raise _not_ready(supervisor, env_id)
         if type(action) not in _PLAIN:
             action = _plain_action(env_id, action)
@@ -83,7 +84,7 @@ def _refusal(check: ActionCheck, action: Any) -> str | None:
 
 def envs_in_calls(supervisor: Supervisor, env_ids: Any) -> list[int]:
     """Return which of these envs run a call; what does not list any is left to be refused."""
-    busy = [slot.env_id for slot in supervisor.slots if slot.work is Work.CALLING]
+    busy = [slot.env_id for slot in supervisor.slots if slot.phase is Phase.CALLING]
     if not busy or not isinstance(env_ids, (Mapping, list)):
         return []
     return [env_id for env_id in busy if env_id in env_ids]
@@ -95,51 +96,52 @@ def post_actions(supervisor: Supervisor, actions: Any, ring: int) -> Selection |
     Args:
         supervisor: the envs.
         actions: `{env_id: action}`.
-        ring: see `Lanes.post`.
+        ring: see `Posting.post`.
 
     Returns:
         The envs, if they were posted. If not, nothing was changed: `prepared_steps` says why, or
         prepares them.
     """
-    lanes = supervisor.lanes
-    if lanes is None or type(actions) is not dict:
+    posting = supervisor.posting
+    if posting is None or type(actions) is not dict:
         return None
-    selection = _idle(lanes, actions)
+    selection = _ready(supervisor, actions)
     try:
-        packed = None if selection is None else lanes.actions.of_values(list(actions.values()))
+        packed = None if selection is None else posting.actions.of_values(list(actions.values()))
     except Exception as error:  # of odd objects among the actions; `prepared_steps` says which
         if came_through_a_handler(error):
             raise
         return None
     if selection is not None and packed is not None:
-        lanes.post(selection, packed[0], python_numbers=packed[1], ring=ring)
+        posting.post(selection, packed[0], python_numbers=packed[1], ring=ring)
         return selection
     return None
 
 
 def post_batch(supervisor: Supervisor, env_ids: Any, batch: Any, ring: int) -> Selection | None:
     """As `post_actions`, for a batch of actions with a row for each of `env_ids`."""
-    lanes = supervisor.lanes
-    if lanes is None:
+    posting = supervisor.posting
+    if posting is None:
         return None
-    selection = _idle(lanes, env_ids)
+    selection = _ready(supervisor, env_ids)
     try:
-        columns = None if selection is None else lanes.actions.of_batch(batch, selection.count)
+        columns = None if selection is None else posting.actions.of_batch(batch, selection.count)
     except Exception as error:  # as above
         if came_through_a_handler(error):
             raise
         return None
     if selection is not None and columns is not None:
-        lanes.post(selection, columns, python_numbers=False, ring=ring)
+        posting.post(selection, columns, python_numbers=False, ring=ring)
         return selection
     return None
 
 
-def _idle(lanes: Lanes, env_ids: Any) -> Selection | None:
-    """Return envs as a selection, if all of them are in their lanes and ready."""
-    lanes.enter()
-    selection = lanes.select(env_ids)
-    return selection if selection is not None and lanes.are_idle(selection) else None
+def _ready(supervisor: Supervisor, env_ids: Any) -> Selection | None:
+    """Return envs as a selection, if all of them are ready, and have hosts for the next step."""
+    selection = supervisor.handout.selections.of(env_ids)
+    if selection is None or not supervisor.record.may_be_posted(selection.ids, selection.rows):
+        return None
+    return selection
 
 
 _PLAIN = frozenset((int, float, str, np.ndarray, np.int64, np.float32, np.float64))
@@ -170,9 +172,9 @@ def _plain(action: Any) -> Any:
 
 def _not_ready(supervisor: Supervisor, env_id: int) -> EnvNotReadyError:
     state = supervisor.states[env_id]
-    if supervisor.slots[env_id].work is Work.CALLING:
+    if supervisor.slots[env_id].phase is Phase.CALLING:
         advice = "a call of it has not ended: try again when it has, or reset it"
-    elif supervisor.owes(env_id):
+    elif supervisor.record.owes(env_id):
         advice = "an action of it is under way: gather its timestep with recv() or step({}) first"
     else:
         advice = _ADVICE.get(state, "it takes no action now").replace("ID", str(env_id))
@@ -188,7 +190,7 @@ def refuse_while_pending(supervisor: Supervisor, env_ids: Iterable[int], what: s
     Raises:
         EnvNotReadyError: one of them is.
     """
-    pending = [i for i in env_ids if supervisor.owes(i)]
+    pending = [i for i in env_ids if supervisor.record.owes(i)]
     if pending:
         raise EnvNotReadyError(
             f"{what} needs envs without an action under way, but envs {pending} have one: gather "

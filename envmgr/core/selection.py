@@ -1,64 +1,57 @@
-"""Envs that are stepped together, and where an env may be: in its lane or out of it."""
+"""Envs that are stepped together."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from envmgr.core.hosts import Hosts
+from envmgr.core.phases import Phase
 from envmgr.spaces import Array
-from envmgr.wire.block import NO_TOKEN, TOKEN_BYTES, Block, items
+from envmgr.wire.block import Block, items
 
-OUT, IDLE, STEPPING, RESETTING = range(4)
-"""Where an env is: out of its lane, or in it and ready, taking a step, or being reset."""
+_KNOWN_SELECTIONS = 256
 
 
 class Window:
     """The rows of neighbours, cut out of the columns once: cheaper than an index each time.
 
     Args:
-        block: the columns.
+        block: the columns that are shared.
         rows: which.
-        bases: tokens of request 0 of each env.
-        expected: tokens of the replies that are awaited.
+        tokens: of the requests whose replies are awaited, of all envs.
 
     Attributes:
-        bases: their rows of `bases`.
         actions: their rows of the actions, per leaf.
         rewards: their rows of the rewards.
-        replies: tokens that were replied, for comparing with `expected`.
-        expected: tokens that are awaited.
         flags: of the replies.
-        expected_bytes: the bytes of `expected`, for writing them as a whole.
+        replies: tokens that were replied, for comparing with `tokens`.
+        tokens: tokens that are awaited.
+        token_bytes: the bytes of `tokens`, for writing them as a whole.
         request_bytes: the bytes of the tokens that are requested, likewise.
-        nothing: the bytes of `expected` while nothing is awaited.
     """
 
     __slots__ = (
         "actions",
-        "bases",
-        "expected",
-        "expected_bytes",
         "flags",
-        "nothing",
         "replies",
         "request_bytes",
         "rewards",
+        "token_bytes",
+        "tokens",
     )
 
-    def __init__(self, block: Block, rows: slice, bases: Array, expected: Array) -> None:
-        self.bases = bases[rows]
+    def __init__(self, block: Block, rows: slice, tokens: Array) -> None:
         self.actions = [column[rows] for column in block.actions]
         self.rewards = block.rewards[rows]
         self.replies = items(block.replies[rows])
-        self.expected = items(expected[rows])
+        self.tokens = items(tokens[rows])
         self.flags = items(block.flags[rows])
-        self.expected_bytes = self.expected.cast("B")
+        self.token_bytes = self.tokens.cast("B")
         self.request_bytes = items(block.requests[rows]).cast("B")
-        self.nothing = NO_TOKEN.to_bytes(TOKEN_BYTES, sys.byteorder) * len(self.bases)
 
 
 class Selection:
@@ -66,16 +59,16 @@ class Selection:
 
     Attributes:
         ids: their env_ids.
+        count: how many they are.
         array: the same, as a read-only array (k,) int64.
         rows: what indexes their rows: a slice if they are neighbours, else `array`.
         is_slice: whether they are.
         hosts: the indexes of their hosts.
-        window: their rows of the columns, if they are and as soon as they were asked for.
+        window: their rows of the columns, if they are neighbours and steps are posted.
         arenas: their rows of the arenas, by slot, as far as they were asked for; if they are.
         is_ascending: whether the env_ids ascend.
         fresh: of neighbours: what says of all that the newest observation is in the arena.
-        idle: likewise that they are ready.
-        stepping: likewise that they take a step.
+        posted: likewise that their steps are posted.
     """
 
     __slots__ = (
@@ -84,12 +77,11 @@ class Selection:
         "count",
         "fresh",
         "hosts",
-        "idle",
         "ids",
         "is_ascending",
         "is_slice",
+        "posted",
         "rows",
-        "stepping",
         "window",
     )
 
@@ -103,10 +95,88 @@ class Selection:
         self.is_slice = ids[-1] - first == count - 1 and ids == list(range(first, first + count))
         self.is_ascending = self.is_slice or ids == sorted(ids)
         self.rows: Any = self.array
+        self.fresh = self.posted = b""
         if self.is_slice:
             self.rows = slice(first, first + count)
             self.fresh = bytes((1,)) * count
-            self.idle = bytes((IDLE,)) * count
-            self.stepping = bytes((STEPPING,)) * count
+            self.posted = bytes((Phase.POSTED,)) * count
         self.window: Window | None = None
         self.arenas: dict[int, list[Array]] = {}
+
+
+_PLAIN_SEQUENCES = frozenset((dict, list, tuple, type({}.keys())))
+"""What can be read without running code of its own, and comes to an end."""
+
+
+class Selections:
+    """Mostly the same selection for the same envs.
+
+    Args:
+        hosts: which host serves which env.
+    """
+
+    def __init__(self, hosts: Hosts) -> None:
+        self._hosts = hosts
+        self._known: dict[tuple[int, ...], Selection] = {}
+        self._latest: Selection | None = None
+        self._latest_array: Any = None
+        self._moves = 0
+        self._block: Block | None = None
+
+    def share(self, block: Block | None) -> None:
+        """Steps of selections are posted in this block from now on, or not any more."""
+        self._block = block
+        self._forget()
+
+    def _forget(self) -> None:
+        for selection in self._known.values():
+            selection.window = None
+            selection.arenas.clear()
+        self._known.clear()
+        self._latest = self._latest_array = None
+
+    def of(self, env_ids: Any) -> Selection | None:
+        """Return envs as a selection.
+
+        Args:
+            env_ids: a sequence or an array of env_ids.
+
+        Returns:
+            None if there are none, or these are not all different env_ids.
+        """
+        if self._moves != self._hosts.moves:
+            self._moves = self._hosts.moves
+            self._forget()
+        if env_ids is self._latest_array:
+            return self._latest
+        kind = type(env_ids)
+        if kind is np.ndarray and env_ids.ndim == 1:
+            key = tuple(env_ids.tolist())
+        elif kind in _PLAIN_SEQUENCES or (kind is range and self._spans(env_ids)):
+            key = tuple(env_ids)
+        else:
+            return None
+        if set(map(type, key)) != {int}:  # asked first: True and 1.0 are found as 1 is
+            return None
+        selection = self._known.get(key)
+        if selection is None:
+            selection = self._made(key)
+        if selection is not None:
+            self._latest, self._latest_array = selection, selection.array
+        return selection
+
+    def _made(self, key: tuple[int, ...]) -> Selection | None:
+        if min(key) < 0 or max(key) >= self._hosts.env_num or len(set(key)) < len(key):
+            return None
+        if len(self._known) >= _KNOWN_SELECTIONS:
+            self._known.clear()
+        selection = Selection(list(key), self._hosts.index_of)
+        if selection.is_slice and self._block is not None:
+            selection.window = Window(self._block, selection.rows, self._hosts.record.tokens)
+        self._known[key] = selection
+        return selection
+
+    def _spans(self, env_ids: range) -> bool:
+        """Whether a range lies within the env_ids; others may be too long to be read."""
+        n = self._hosts.env_num
+        return 0 <= env_ids.start <= n and -1 <= env_ids.stop <= n

@@ -1,4 +1,9 @@
-"""What the supervisor remembers of each env_id, and of the envs that share a host."""
+"""The one record of all envs: a row of columns for each, and what is out of the ordinary beside it.
+
+What happens in every step is in columns, so that a batch of steps costs a few operations: states,
+phases, tokens, moments, observations. All else that is known of an env is in its `EnvSlot`, which
+reads and writes the columns for what is there. Nothing is known in two places.
+"""
 
 from __future__ import annotations
 
@@ -8,33 +13,24 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
+from envmgr.core.observed import Observed
+from envmgr.core.phases import AWAITED, Phase, PhaseTable
 from envmgr.errors import EnvFailure
+from envmgr.lifecycle import EnvState, StateTable
 from envmgr.types import EnvTimestep
+from envmgr.wire.block import request_of, token_of
 
 NEVER = math.inf
 
 
-class Work(str, Enum):
-    """What an env's host is busy with: at most one thing at a time. The value is for messages.
+class Next(str, Enum):
+    """What follows a pause, or the end of a host.
 
     A str, here and below, because the hash of a plain Enum is computed in Python: slow.
     """
-
-    NONE = "idle"
-    STARTING = "construction"
-    RESETTING = "reset"
-    STEPPING = "step"
-    CANCELLING = "cancelled step"
-    """A step whose timestep nobody wants any more, because `reset` was called."""
-    CALLING = "call"
-    ENDING = "close"
-    """The host was killed or asked to end; what follows begins when it is gone."""
-    PAUSING = "pause"
-    """What follows begins at the deadline."""
-
-
-class Next(str, Enum):
-    """What follows a pause, or the end of a host."""
 
     NOTHING = "nothing"
     RESET = "a reset"
@@ -52,95 +48,258 @@ class Lost(str, Enum):
     """It died, timed out or broke the protocol."""
 
 
-@dataclass(slots=True)
+class Record:
+    """What is known of all envs, and of the spares, whose ids follow.
+
+    Args:
+        env_num: number of envs.
+        spare_num: number of spares.
+
+    Attributes:
+        env_num: number of envs.
+        states: of each env, as its user sees it.
+        phases: what each host is busy with.
+        tokens: of the request whose reply is awaited, or that was answered last.
+        since: when a step was posted, where steps have a time limit.
+        observed: the newest observations.
+        undelivered: timesteps that have arrived and are out of the ordinary (by message, abnormal,
+            before their time), by env_id, until they are handed out.
+        held: those of them that wait for the reset that belongs to them (`reset_inplace`).
+        doomed: envs whose host died while they were ready, and with what failure: their next action
+            gets an abnormal timestep.
+        unexecuted: those of them that were sent that action, and whose timestep is still to come.
+        slots: all else, by env_id.
+    """
+
+    def __init__(self, env_num: int, spare_num: int = 0) -> None:
+        count = env_num + spare_num
+        self.env_num = env_num
+        self.states = StateTable(env_num, spare_num)
+        self.phases = PhaseTable(count)
+        self.tokens: npt.NDArray[np.uint64] = np.zeros(count, dtype=np.uint64)
+        self.since: npt.NDArray[np.float64] = np.full(count, NEVER)
+        self.observed = Observed(count)
+        self.undelivered: dict[int, EnvTimestep] = {}
+        self.held: set[int] = set()
+        self.doomed: dict[int, EnvFailure] = {}
+        self.unexecuted: set[int] = set()
+        self.slots = [EnvSlot(i, self, is_spare=i >= env_num) for i in range(count)]
+        self._all_idle = bytes([Phase.IDLE]) * env_num
+        self._all_run = bytes([EnvState.RUN]) * env_num
+
+    # -- who is ready, and who owes a timestep ------------------------------------------------
+
+    @property
+    def are_all_ready(self) -> bool:
+        """Whether every env takes an action now, and nothing is awaited of any."""
+        n = self.env_num
+        return (
+            not self.undelivered
+            and not self.doomed
+            and self.phases.column[:n] == self._all_idle
+            and self.states.column[:n] == self._all_run
+        )
+
+    def is_ready(self, env_id: int) -> bool:
+        """Return whether an env takes an action now."""
+        return self.states.column[env_id] == EnvState.RUN and not self.owes(env_id)
+
+    def may_be_posted(self, env_ids: Sequence[int], rows: Any = None) -> bool:
+        """Return whether all of these envs take an action now that their hosts can execute.
+
+        Args:
+            env_ids: which.
+            rows: the same as a slice, if they are neighbours.
+        """
+        if self.undelivered and not self.undelivered.keys().isdisjoint(env_ids):
+            return False
+        if self.doomed and not self.doomed.keys().isdisjoint(env_ids):
+            return False
+        phases, states = self.phases.column, self.states.column
+        if type(rows) is slice:
+            count = len(env_ids)
+            return phases[rows] == self._all_idle[:count] and states[rows] == self._all_run[:count]
+        idle, run = Phase.IDLE, EnvState.RUN
+        return all(phases[i] == idle and states[i] == run for i in env_ids)
+
+    def owes(self, env_id: int) -> bool:
+        """Return whether an env owes a timestep: an action was accepted, and it is undelivered."""
+        phase = self.phases.column[env_id]
+        return (
+            phase == Phase.POSTED
+            or phase == Phase.STEPPING
+            or env_id in self.undelivered
+            or env_id in self.unexecuted
+        )
+
+    def owed_ids(self) -> list[int]:
+        """Return the envs that owe a timestep, ascending."""
+        return [env_id for env_id in range(self.env_num) if self.owes(env_id)]
+
+    def ready_ids(self) -> list[int]:
+        """Return the envs that take an action now, ascending."""
+        if self.are_all_ready:
+            return list(range(self.env_num))
+        return [i for i in self.states.ids_in(EnvState.RUN) if not self.owes(i)]
+
+    @property
+    def is_executing(self) -> bool:
+        """Whether a step is under way, or its reply is still to be taken out of the block."""
+        column = self.phases.column
+        return Phase.POSTED in column or Phase.STEPPING in column or bool(self.unexecuted)
+
+    def clear(self) -> None:
+        """Let go of all observations and timesteps: they may be views of shared memory."""
+        self.undelivered.clear()
+        self.held.clear()
+        self.doomed.clear()
+        self.unexecuted.clear()
+        self.observed.detach()
+        for slot in self.slots:
+            slot.fresh = None
+
+
+@dataclass(slots=True, eq=False)
 class EnvSlot:
     """One env_id: its host, what is under way, and what its user has and is owed.
 
     Attributes:
         env_id: the id.
+        record: the columns.
+        is_spare: the id is that of a spare, which nobody sees: see `spares.Spares`.
         group: the envs that share its host.
         generation: how often the env behind the id was renewed.
         host_id: its host; None if it has none, or takes no part in the one of its group.
-        work: what the host is busy with.
-        request_id: the request whose reply is awaited.
         order: place of what the host does by itself in the order of requests.
-        deadline: when `work` times out, or a pause ends. Requests to a shared host have none of
-            their own: see `HostGroup.deadline`.
+        deadline: when what it does times out, or a pause ends. Requests to a shared host have none
+            of their own (see `HostGroup.deadline`), nor have posted steps.
         limit_s: the time limit that was set last.
         since: when the request was sent, if it has a limit and the host is shared.
         following: what follows a pause or the end of a host.
         pause_s: how long to pause before that.
-        obs: the newest observation: what `ready_obs` shows in RUN.
         reset_info: info of the newest reset.
-        owed: an action was accepted and its timestep not yet delivered.
-        timestep: that timestep, once it has arrived.
-        held: the timestep waits for the reset that belongs to it (`reset_inplace`).
         reset_params: keyword arguments of its resets.
         base_seed: the seed it was given last, from which those of later generations are derived.
         new_seed: given by `seed` and not used yet; the next explicit reset takes it.
         seed: for the reset under way, exactly.
         new_generation: the next reset is the first of a later generation, seeded accordingly.
+        has_plan: its host knows what resets it is to begin with, by itself or when one is ordered.
         attended: an episode is to begin when its repair is over; else it goes to NEED_RESET.
         waits: its episode has ended, and the next one begins when its host has been replaced.
         again: when the running reset is over, reset once more (new parameters or seed).
         attempts: failed attempts at the present reset.
         renewals_in_a_row: renewals since the last reset that succeeded.
         episode: resets that have succeeded.
+        next_episode: what that is when the reset that was begun last has succeeded.
         episodes_done: episodes counted against `episode_num`.
-        doomed: its host died while it was ready: the next action gets an abnormal timestep.
-        fresh: the observation and reset info that appear after that timestep.
+        fresh: of a doomed env: what it shows after the timestep that it gets for its next action.
         dropped: its failure budget is spent and it takes no more part.
-        is_spare: the id is that of a spare, which nobody sees: see `spares.Spares`.
         result: what came of a call: `protocol.Message.payload`, or the failure.
     """
 
     env_id: int
-    group: HostGroup = field(init=False, repr=False, compare=False)
+    record: Record = field(repr=False)
+    is_spare: bool = False
+    group: HostGroup = field(init=False, repr=False)
     generation: int = 0
     host_id: int | None = None
-    work: Work = Work.NONE
-    request_id: int = 0
     order: int = 0
     deadline: float = NEVER
     limit_s: float = NEVER
     since: float = 0.0
     following: Next = Next.NOTHING
     pause_s: float = 0.0
-    obs: Any = None
     reset_info: dict[str, Any] = field(default_factory=dict)
-    owed: bool = False
-    timestep: EnvTimestep | None = None
-    held: bool = False
     reset_params: dict[str, Any] = field(default_factory=dict)
     base_seed: int | None = None
     new_seed: int | None = None
     seed: int | None = None
     new_generation: bool = False
+    has_plan: bool = False
     attended: bool = True
     waits: bool = False
     again: bool = False
     attempts: int = 0
     renewals_in_a_row: int = 0
     episode: int = 0
+    next_episode: int = 0
     episodes_done: int = 0
-    doomed: EnvFailure | None = None
     fresh: tuple[Any, dict[str, Any]] | None = None
     dropped: bool = False
     result: Any = None
-    is_spare: bool = False
 
     @property
     def name(self) -> str:
         """What it is called in messages."""
         return f"{'spare ' if self.is_spare else ''}env {self.env_id}"
 
+    # -- what is in the columns ---------------------------------------------------------------
+
     @property
-    def deliverable(self) -> bool:
-        """Whether its timestep can be handed out."""
-        return self.timestep is not None and not self.held
+    def phase(self) -> Phase:
+        """What its host is busy with; changed by `Hosts` only."""
+        return self.record.phases[self.env_id]
 
+    @property
+    def token(self) -> int:
+        """Of the request whose reply is awaited, or that was answered last."""
+        return int(self.record.tokens[self.env_id])
 
-_AWAITED = frozenset((Work.STARTING, Work.RESETTING, Work.STEPPING, Work.CANCELLING, Work.CALLING))
+    @property
+    def request_id(self) -> int:
+        """The request whose reply is awaited, or that was answered last."""
+        return request_of(self.token)[1]
+
+    @request_id.setter
+    def request_id(self, request_id: int) -> None:
+        self.record.tokens[self.env_id] = token_of(self.generation, request_id)
+
+    @property
+    def owed(self) -> bool:
+        """Whether an action was accepted and its timestep not yet delivered."""
+        return self.record.owes(self.env_id)
+
+    @property
+    def timestep(self) -> EnvTimestep | None:
+        """That timestep, if it has arrived otherwise than in the block."""
+        return self.record.undelivered.get(self.env_id)
+
+    @timestep.setter
+    def timestep(self, timestep: EnvTimestep) -> None:
+        self.record.undelivered[self.env_id] = timestep
+
+    @property
+    def held(self) -> bool:
+        """Whether the timestep waits for the reset that belongs to it (`reset_inplace`)."""
+        return self.env_id in self.record.held
+
+    @held.setter
+    def held(self, held: bool) -> None:
+        if held:
+            self.record.held.add(self.env_id)
+        else:
+            self.record.held.discard(self.env_id)
+
+    @property
+    def doomed(self) -> EnvFailure | None:
+        """With what its host died while it was ready, if the user has not been told."""
+        return self.record.doomed.get(self.env_id)
+
+    @doomed.setter
+    def doomed(self, failure: EnvFailure | None) -> None:
+        if failure is None:
+            self.record.doomed.pop(self.env_id, None)
+        else:
+            self.record.doomed[self.env_id] = failure
+
+    @property
+    def obs(self) -> Any:
+        """The newest observation: what `ready_obs` shows in RUN."""
+        return self.record.observed.of((self.env_id,))[0]
+
+    @obs.setter
+    def obs(self, obs: Any) -> None:
+        self.record.observed.keep(self.env_id, obs)
 
 
 @dataclass(slots=True, eq=False)
@@ -202,10 +361,11 @@ class HostGroup:
         """Return the envs whose replies are awaited, in the order in which they run, if known.
 
         Requests run in the order in which they were sent; a reset that the host begins by itself
-        runs after those that were sent before it was known of.
+        runs after those that were sent before it was known of. Steps that are posted are not among
+        them: the block says which of those is run.
         """
         return sorted(
-            (slot for slot in self.slots if slot.work in _AWAITED),
+            (slot for slot in self.slots if slot.phase in AWAITED),
             key=lambda slot: max(slot.request_id, slot.order),
         )
 

@@ -13,9 +13,10 @@ from collections.abc import Callable
 
 from envmgr.core.hosts import Hosts
 from envmgr.core.orientation import Orientation
-from envmgr.core.slots import NEVER, EnvSlot, Next, Work
+from envmgr.core.phases import Change, Phase
+from envmgr.core.slots import NEVER, EnvSlot, Next
 from envmgr.core.stats import Statistics
-from envmgr.lifecycle import EnvState, Event, StateTable
+from envmgr.lifecycle import EnvState, Event
 from envmgr.wire.messages import Op
 
 
@@ -27,7 +28,6 @@ class Spares:
 
     Args:
         hosts: to exchange hosts.
-        states: the states of all envs.
         statistics: where they are counted.
         orientation: what envs were told, and where their observations go.
         takers: whether an env was built by the function that spares are built by, by env_id.
@@ -36,13 +36,11 @@ class Spares:
 
     Attributes:
         slots: of the spares.
-        has_moved: told that an env gets another host.
     """
 
     def __init__(
         self,
         hosts: Hosts,
-        states: StateTable,
         statistics: Statistics,
         orientation: Orientation,
         takers: tuple[bool, ...],
@@ -50,9 +48,8 @@ class Spares:
         in_order: bool,
     ) -> None:
         self.slots = hosts.slots[hosts.env_num :]
-        self.has_moved: Callable[[], None] = _nobody
         self._hosts = hosts
-        self._states = states
+        self._states = hosts.record.states
         self._statistics = statistics
         self._orientation = orientation
         self._takers = takers
@@ -66,7 +63,7 @@ class Spares:
     def is_ready(self, spare: EnvSlot) -> bool:
         """Whether a spare has been reset."""
         return (
-            spare.work is Work.NONE
+            spare.phase is Phase.IDLE
             and spare.host_id is not None
             and self._states[spare.env_id] is EnvState.RESET
         )
@@ -101,7 +98,7 @@ class Spares:
             spare.base_seed = spare.seed
             if self.is_ready(spare):
                 begin(spare)
-            elif spare.work is Work.RESETTING:
+            elif spare.phase is Phase.RESETTING:
                 self._reset_again(spare, begin)
 
     def _reset_again(self, spare: EnvSlot, begin: Callable[[EnvSlot], None]) -> None:
@@ -110,7 +107,7 @@ class Spares:
         before, limit_s = spare.deadline, spare.limit_s
         begin(spare)
         if limit_s != NEVER:  # its limit counts from the end of that reset's
-            self._hosts.limit_until(spare, before + limit_s, limit_s)
+            self._hosts.limits.set_until(spare, before + limit_s, limit_s)
 
     # -- who takes whose place --------------------------------------------------------------
 
@@ -137,17 +134,15 @@ class Spares:
 
     def look(self) -> None:
         """Give ended envs their successors, if no step is under way any more."""
-        if self._waiting and not any(
-            slot.owed and slot.timestep is None for slot in self._hosts.slots[: self._hosts.env_num]
-        ):
+        if self._waiting and not self._hosts.record.is_executing:
             self.relieve()
 
     def relieve(self) -> None:
         """Give ended envs their successors, by ascending env_id."""
         for env_id in sorted(self._waiting):
-            then = self._waiting.get(env_id)  # and not `pop`: Ctrl-C may come before it is done
+            then = self._waiting.get(env_id)
             slot = self._hosts.slots[env_id]
-            if then is None or slot.work is not Work.NONE:
+            if then is None or slot.phase is not Phase.IDLE:
                 self._waiting.pop(env_id, None)
                 continue
             spare = self._successor_of(slot)
@@ -189,13 +184,12 @@ class Spares:
     def _can_come(self, spare: EnvSlot) -> bool:
         if spare.host_id is None or spare.group.is_ending:
             return False
-        return spare.work is Work.RESETTING or self.is_ready(spare)
+        return spare.phase is Phase.RESETTING or self.is_ready(spare)
 
     def _take_place(self, spare: EnvSlot, slot: EnvSlot) -> None:
         """Exchange the hosts of a spare and an env, and await the reset of the spare there."""
-        under_way = spare.work is Work.RESETTING
+        under_way = spare.phase is Phase.RESETTING
         deadline, limit_s = spare.deadline, spare.limit_s
-        self.has_moved()  # before it does: Ctrl-C in between must not leave what is out of date
         self._hosts.exchange(slot, spare)
         if under_way:
             self._use_up(spare)
@@ -206,10 +200,6 @@ class Spares:
         if slot.doomed is None:
             self._states.apply(slot.env_id, Event.BEGIN_RESET)
         placement = self._orientation.placement_of(slot)
-        self._hosts.request(slot, Op.ADOPT, placement, Work.RESETTING)
+        self._hosts.request(slot, Op.ADOPT, placement, Change.RESET)
         if under_way:
-            self._hosts.limit_until(slot, deadline, limit_s)
-
-
-def _nobody() -> None:
-    """There is nobody to be told."""
+            self._hosts.limits.set_until(slot, deadline, limit_s)

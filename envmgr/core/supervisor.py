@@ -11,27 +11,34 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from envmgr.core import failures
+from envmgr.core.answers import Answers
 from envmgr.core.arrivals import Arrivals
-from envmgr.core.delivery import Delivery, Hand
+from envmgr.core.delivery import Delivery
 from envmgr.core.episodes import Episodes
+from envmgr.core.handout import Handout
 from envmgr.core.hosts import Hosts
-from envmgr.core.lanes import Lanes
 from envmgr.core.orientation import Orientation
+from envmgr.core.phases import Change, Phase
+from envmgr.core.posting import Posting
 from envmgr.core.repair import Repair
+from envmgr.core.replies import BlockReplies
 from envmgr.core.rules import EpisodeRules
-from envmgr.core.slots import EnvSlot, Next, Work
+from envmgr.core.slots import EnvSlot, Next
 from envmgr.core.spares import Spares
 from envmgr.core.stats import Statistics
-from envmgr.core.taken import by_env_id
-from envmgr.lifecycle import EnvState, Event, StateTable, is_ready
+from envmgr.core.taken import ArrayBatch, Taken, by_env_id
+from envmgr.lifecycle import EnvState, Event
 from envmgr.policy import FailurePolicy
 from envmgr.spaces import codec_of
 from envmgr.transport.base import Arrival
 from envmgr.types import EnvTimestep, is_abnormal
-from envmgr.wire.messages import EnvDescription, Message, Op
+from envmgr.wire.messages import EnvDescription, Op
 
 Submitted = tuple[EnvSlot, tuple[int, Any] | None]
 """An env and its encoded action; None for one whose host is gone: it will not be executed."""
+
+Undisturbed = Callable[[Callable[[], None]], None]
+"""Does something that is not to be interrupted."""
 
 
 class Supervisor:
@@ -43,59 +50,66 @@ class Supervisor:
         policy: of failures.
 
     Attributes:
-        states: the state of each env_id; changed only here and in `repair`.
-        slots: what is known of each env_id; of spares, see `spares`.
+        record: what is known of all envs.
+        states: the state of each env_id.
+        slots: the details of each env_id; of spares, see `spares`.
         spares: envs that wait to take the place of others; None if there are none.
         statistics: counters since launch.
         repair: what follows failures.
-        lanes: the envs in their ordinary course; None where steps go by message.
+        posting: posts steps in the block; None where they go by message.
+        handout: finds what has arrived, and hands it out.
         delivery: what the call under way is about to return.
     """
 
     def __init__(self, hosts: Hosts, rules: EpisodeRules, policy: FailurePolicy) -> None:
         self.hosts = hosts
         self.rules = rules
+        self.record = hosts.record
+        self.states = hosts.record.states
         env_num = hosts.env_num
         self.slots = hosts.slots[:env_num]
         spare_num = len(hosts.slots) - env_num
-        self.states = StateTable(env_num, spare_num)
         self.statistics = Statistics(num_workers=len(hosts.groups) - spare_num, slots=self.slots)
         self.delivery = Delivery()
         # What is to be the case when steps have been sent, also if an interrupt comes in between.
         self._submission: tuple[Sequence[Submitted], int] | None = None
-        self._applying: object = None
-        self.lanes: Lanes | None = None
+        self.posting: Posting | None = None
         self._orientation = Orientation(hosts, env_num)
         self.spares: Spares | None = None
         if spare_num:
             self.spares = Spares(
                 hosts,
-                self.states,
                 self.statistics,
                 self._orientation,
                 rules.spare_takers or (True,) * env_num,
                 in_order=rules.spares_in_order,
             )
-        self._episodes = Episodes(hosts, self.states, rules, self.statistics, self.spares)
+        self._episodes = Episodes(hosts, rules, self.statistics, self.spares)
         self.repair = Repair(
             hosts,
-            self.states,
             policy,
             self.statistics,
+            self._episodes,
             auto_reset=rules.auto_reset,
-            begin_reset=self._episodes.begin,
-            replace_worn_host=self._episodes.replace_worn_host,
             spares=self.spares,
         )
         self._arrivals = Arrivals(
             hosts,
-            self.states,
             self.statistics,
-            self._orientation,
+            Answers(
+                hosts, self.statistics, self._orientation, self._episodes, self.repair, self.spares
+            ),
             self._episodes,
             self.repair,
             raise_non_finite=rules.raise_non_finite,
-            spares=self.spares,
+        )
+        self.handout = Handout(
+            hosts,
+            self._episodes,
+            self.statistics,
+            self.delivery,
+            reset_inplace=rules.reset_inplace,
+            has_spares=self.spares is not None,
         )
 
     @property
@@ -104,63 +118,56 @@ class Supervisor:
         known = self._orientation.descriptions
         return {i: known[i] for i in sorted(known) if i < len(self.slots)}
 
-    # -- lanes ------------------------------------------------------------------------------
+    # -- what comes -------------------------------------------------------------------------
 
-    def slot_of(self, env_id: int) -> EnvSlot:
-        """Return what is known of an env, which leaves its lane."""
-        if self.lanes is not None:
-            self.lanes.leave(env_id)
-        return self.slots[env_id]
+    def handle(self, host_id: int, arrival: Arrival) -> None:
+        """Apply what came from a host; not to be interrupted."""
+        self._arrivals.handle(host_id, arrival)
 
-    @property
-    def all_owed_in_lanes(self) -> bool:
-        """Whether every env that owes a timestep is in its lane, and at least one does."""
-        lanes = self.lanes
-        return lanes is not None and 0 < lanes.outstanding == self.statistics.outstanding
-
-    @property
-    def earliest_deadline(self) -> float:
-        """A moment before which no deadline passes; may be too early, never too late."""
-        earliest = self.hosts.earliest_deadline
-        return earliest if self.lanes is None else min(earliest, self.lanes.earliest_deadline)
+    def handle_step(self, item: tuple[int, Arrival]) -> bool:
+        """As `Arrivals.handle_step`."""
+        return self._arrivals.handle_step(item)
 
     def collect(self) -> bool:
         """Apply what has arrived by another way than by message, as far as that is ordinary.
 
-        Returns:
-            Whether there is more: `collect_strays` applies it, which is not to be interrupted.
-        """
-        lanes, spares = self.lanes, self.spares
-        if lanes is not None and (not lanes.begin_episodes() or lanes.strays_have_arrived):
-            return True
-        return spares is not None and spares.are_wanted and not (lanes and lanes.outstanding)
+        Can be interrupted anywhere, and called again.
 
-    def collect_strays(self) -> None:
+        Returns:
+            Whether there is more: `collect_rest` applies it.
+        """
+        arrivals, spares = self._arrivals, self.spares
+        if not arrivals.begin_episodes() or arrivals.have_replied:
+            return True
+        return spares is not None and spares.are_wanted and not self.record.is_executing
+
+    def collect_rest(self) -> None:
         """Apply all that has arrived by another way than by message; not to be interrupted."""
-        if self.lanes is not None:
-            self.lanes.collect()
-        if self.spares is not None and (self.lanes is None or not self.lanes.outstanding):
+        self._arrivals.collect()
+        if self.spares is not None:
             self.spares.look()
+
+    def set_aside(self) -> None:
+        """Look at the reply by itself that `Handout.take` has left; not to be interrupted."""
+        env_id, self.handout.left = self.handout.left, None
+        if env_id is not None:
+            self._arrivals.set_aside(env_id)
 
     def sleep(self, *, soon: bool) -> None:
         """Say whether the caller is about to sleep, and has to be woken."""
-        if self.lanes is not None:
-            self.lanes.sleep(soon=soon)
+        if self.posting is not None:
+            self.posting.sleep(soon=soon)
 
-    def recover(self, undisturbed: Callable[[Callable[[], None]], None]) -> None:
-        """Make up for an interrupt: can be interrupted itself, and called again.
-
-        Args:
-            undisturbed: does something that is not to be interrupted.
-        """
-        lanes, hand = self.lanes, self.delivery.in_hand
-        if lanes is not None:
-            lanes.finish_posting()
-            if hand is not None:
-                lanes.move_on(hand)
-            lanes.begin_episodes()
+    def recover(self, undisturbed: Undisturbed) -> None:
+        """Make up for an interrupt: can be interrupted itself, and called again."""
+        hand = self.delivery.in_hand
+        if self.posting is not None:
+            self.posting.finish()
+        if hand is not None:
+            self.handout.move_on(hand)
+        self._arrivals.begin_episodes()
         self._finish_submission()
-        if self.doomed:
+        if self.record.unexecuted:
             undisturbed(self.settle_doomed)
         if hand is not None:
             undisturbed(self._take_back)
@@ -170,20 +177,10 @@ class Supervisor:
         hand, self.delivery.in_hand = self.delivery.in_hand, None
         if hand is None:
             return
-        if self.lanes is not None:
-            self.lanes.follow_up(hand)
+        self.handout.follow_up(hand)
         timesteps = by_env_id(hand.result)
-        for env_id, timestep in timesteps.items():
-            slot = self.slot_of(env_id)
-            slot.timestep = timestep
-            slot.owed = True
+        self.record.undelivered.update(timesteps)
         self.statistics.timesteps = hand.n_delivered - len(timesteps)
-
-    def leave_lanes(self) -> None:
-        """Take every env out of its lane, and apply what it has replied: slots are right now."""
-        if self.lanes is not None:
-            self.lanes.leave_all()
-            self.lanes.collect()
 
     # -- launch -----------------------------------------------------------------------------
 
@@ -204,31 +201,20 @@ class Supervisor:
             SpaceMismatchError: they differ and `same_spaces` is on.
             LaunchError: there is not enough memory.
         """
-        shared = self._orientation.place_observations(
+        block = self._orientation.place_observations(
             same_spaces=same_spaces, handed_out=self.rules.copy_on_get
         )
-        if shared is None:
+        if block is None:
             return
-        block, observed = shared
+        self.hosts.share(block)
         check = self.rules.check_actions
         codec = codec_of(self.descriptions[0].action_space, strict=check == "strict")
         actions = codec.action_columns(checked=check is not False)
         if actions is not None:
-            self.lanes = Lanes(
-                block,
-                actions,
-                observed,
-                self.slots,
-                self.states,
-                self.hosts,
-                self.statistics,
-                self._episodes,
-                self._arrivals,
-                self.delivery,
-                reset_inplace=self.rules.reset_inplace,
-            )
-            if self.spares is not None:
-                self.spares.has_moved = self.lanes.forget_selections
+            replies = BlockReplies(block, self.record.observed.places)
+            self._arrivals.share(replies)
+            self.handout.share(block, replies)
+            self.posting = Posting(block, actions, self.hosts, self.statistics)
 
     def begin_episodes(self) -> None:
         """Have every env reset for the first time; its host has said HELLO."""
@@ -278,8 +264,7 @@ class Supervisor:
         Args:
             prepared: envs with their encoded actions, from `prepare_step`.
         """
-        if self._orientation.guard is not None:
-            self._orientation.guard.count(slot.env_id for slot, _ in prepared)
+        self.record.observed.counted(slot.env_id for slot, _ in prepared)
         self._submission = prepared, self.statistics.actions + len(prepared)
         self._finish_submission()
 
@@ -289,20 +274,20 @@ class Supervisor:
             return
         prepared, self.statistics.actions = self._submission
         for slot, frame in prepared:
-            if frame is not None and slot.request_id != frame[0]:
+            if frame is None:
+                self.record.unexecuted.add(slot.env_id)
+            elif slot.request_id != frame[0]:
                 self.hosts.submit_step(slot, frame)
-            slot.owed = True
         self._submission = None
 
-    @property
-    def doomed(self) -> list[EnvSlot]:
-        """The envs that died while idle, and were sent an action since."""
-        return [s for s in self.slots if s.doomed is not None and s.owed and s.timestep is None]
-
     def settle_doomed(self) -> None:
-        """Give these envs their abnormal timesteps; not to be interrupted."""
-        for slot in self.doomed:
-            self._settle_doomed(slot)
+        """Give envs that died while idle, and were sent an action since, their abnormal timesteps.
+
+        Not to be interrupted.
+        """
+        for env_id in sorted(self.record.unexecuted):
+            self._settle_doomed(self.slots[env_id])
+            self.record.unexecuted.discard(env_id)
 
     def prepare_step(self, slot: EnvSlot, action: Any) -> tuple[int, Any] | None:
         """Encode an action; None for an env whose host is gone (it will not be executed).
@@ -316,7 +301,8 @@ class Supervisor:
 
     def _settle_doomed(self, slot: EnvSlot) -> None:
         """Give the action to an env that died while idle its abnormal timestep, and catch up."""
-        failure, slot.doomed = slot.doomed, None
+        failure = slot.doomed
+        slot.doomed = None
         if failure is None:
             raise RuntimeError("an env without failure: a defect of envmgr, please report it")
         env_id = slot.env_id
@@ -329,98 +315,67 @@ class Supervisor:
             (slot.obs, slot.reset_info), slot.fresh = slot.fresh, None
             self.states.apply(env_id, Event.BEGIN_RESET)
             self.states.apply(env_id, Event.RESET_SUCCEEDED)
-        elif slot.work is Work.RESETTING:
+        elif slot.phase is Phase.RESETTING:
             self.states.apply(env_id, Event.BEGIN_RESET)
-        elif slot.work is Work.STARTING:
+        elif slot.phase is Phase.STARTING:
             self.states.apply(env_id, Event.RENEW)
-        elif slot.work is Work.NONE and slot.host_id is not None:  # renewed, auto_reset off
+        elif slot.phase is Phase.IDLE and slot.host_id is not None:  # renewed, auto_reset off
             self.states.apply(env_id, Event.REPAIRED_UNATTENDED)
         self._episodes.replace_worn_host(slot.group)
 
     def ready_ids(self) -> list[int]:
         """Return the envs that take an action now, ascending."""
-        slots, lanes = self.slots, self.lanes
-        if lanes is not None:
-            lanes.enter()
-            if lanes.are_all_in:
-                return lanes.idle_ids()
-            return [i for i in self.states.ids_in(EnvState.RUN) if self.is_ready(i)]
-        return [i for i in self.states.ids_in(EnvState.RUN) if not slots[i].owed]
+        return self.record.ready_ids()
 
     def are_ready(self, env_ids: Sequence[int]) -> bool:
         """Return whether all of these envs take an action now."""
-        lanes = self.lanes
-        return (lanes is not None and lanes.hold_idle(env_ids)) or all(map(self.is_ready, env_ids))
-
-    def is_ready(self, env_id: int) -> bool:
-        """Return whether an env takes an action now."""
-        return is_ready(self.states[env_id], pending=self.owes(env_id))
-
-    def is_stepping(self, env_id: int) -> bool:
-        """Return whether an env takes a step in its lane."""
-        return self.lanes is not None and self.lanes.is_stepping(env_id)
-
-    def is_resetting(self, env_id: int) -> bool:
-        """Return whether an env is being reset in its lane."""
-        return self.lanes is not None and self.lanes.is_resetting(env_id)
-
-    def owes(self, env_id: int) -> bool:
-        """Return whether an env owes a timestep."""
-        return self.is_stepping(env_id) or self.slots[env_id].owed
-
-    def owed_ids(self) -> list[int]:
-        """Return the envs that owe a timestep, ascending."""
-        return [slot.env_id for slot in self.slots if self.owes(slot.env_id)]
+        return self.record.are_all_ready or all(map(self.record.is_ready, env_ids))
 
     def batch_of(self, env_ids: Sequence[int]) -> Any:
         """Return the newest observations of envs that are ready as one batch.
 
         Per leaf (k, *shape); None if they have to be put together from those of each env.
         """
-        return None if self.lanes is None else self.lanes.newest_batch(env_ids)
+        observed = self.record.observed
+        if observed.layout is None:
+            return None
+        found = observed.newest_few(env_ids)
+        if found is not None:
+            return found
+        selection = self.handout.selections.of(env_ids)
+        return None if selection is None else observed.newest_batch(selection)
 
     def observations(self, env_ids: Sequence[int]) -> list[Any]:
         """Return the newest observations of envs that are ready."""
-        lanes, slots = self.lanes, self.slots
-        if lanes is None:
-            return [slots[i].obs for i in env_ids]
-        if lanes.are_all_in:
-            return lanes.observed.of(env_ids)
-        return [lanes.observed.of([i])[0] if lanes.is_in(i) else slots[i].obs for i in env_ids]
+        return self.record.observed.of(env_ids)
 
-    def deliver(self, env_ids: Iterable[int]) -> dict[int, EnvTimestep]:
-        """Hand out the timesteps that have arrived, in the order of `env_ids`."""
-        slots, statistics = self.slots, self.statistics
-        delivered = {
-            i: timestep
-            for i in env_ids
-            if (timestep := slots[i].timestep) is not None and not slots[i].held
-        }
-        self.delivery.in_hand = hand = Hand(
-            delivered, None, (), statistics.timesteps + len(delivered), 0
-        )
-        for env_id in delivered:
-            slots[env_id].timestep = None
-            slots[env_id].owed = False
-        statistics.timesteps = hand.n_delivered
-        hand.is_done = True
-        return delivered
+    def timesteps(self, taken: Taken, undisturbed: Undisturbed) -> dict[int, EnvTimestep]:
+        """Hand out what was taken, as timesteps by env_id."""
+        timesteps = taken.timesteps()
+        self._go_on(undisturbed)
+        return timesteps
 
-    def follow_up(self) -> None:
-        """Do what follows what was handed out; not to be interrupted."""
+    def arrays(self, taken: Taken, undisturbed: Undisturbed) -> ArrayBatch | None:
+        """Hand out what was taken as arrays; None if that needs `timesteps`."""
+        batch = taken.arrays()
+        if batch is not None:
+            self._go_on(undisturbed)
+        return batch
+
+    def _go_on(self, undisturbed: Undisturbed) -> None:
+        """Do what follows what was handed out."""
+        if Phase.RESETTING in self.record.phases.column:
+            self._arrivals.begin_episodes()
+        hand, spares = self.delivery.in_hand, self.spares
+        if (hand is not None and hand.endings) or (spares is not None and spares.are_wanted):
+            undisturbed(self._follow_up)
+
+    def _follow_up(self) -> None:
         hand = self.delivery.in_hand
-        if hand is not None and self.lanes is not None:
-            self.lanes.follow_up(hand)
+        if hand is not None:
+            self.handout.follow_up(hand)
         if self.spares is not None:
             self.spares.relieve()
-
-    @property
-    def must_follow_up(self) -> bool:
-        """Whether `follow_up` has anything to do."""
-        hand = self.delivery.in_hand
-        if hand is not None and hand.endings:
-            return True
-        return self.spares is not None and self.spares.are_wanted
 
     # -- resets -----------------------------------------------------------------------------
 
@@ -432,7 +387,8 @@ class Supervisor:
             params: keyword arguments of this and of later automatic resets; None keeps those
                 that were given before.
         """
-        slot = self.slot_of(env_id)
+        slot = self.slots[env_id]
+        self.hosts.take_over(slot)
         joins = params is None and slot.new_seed is None
         if params is not None:
             slot.reset_params = dict(params)
@@ -444,15 +400,15 @@ class Supervisor:
         slot.attended = True
         slot.waits = False
         self.states.apply(env_id, Event.BEGIN_RESET)
-        if slot.work is Work.NONE:
+        if slot.phase is Phase.IDLE:
             if slot.host_id is None:
                 self.repair.bring_back(slot)
             else:
                 self._episodes.begin(slot)
-        elif slot.work is Work.ENDING and slot.following is Next.NOTHING:
+        elif slot.phase is Phase.ENDING and slot.following is Next.NOTHING:
             self.repair.forgive(slot)
             slot.following = Next.RENEW_HOST
-        elif slot.work in (Work.RESETTING, Work.CANCELLING):
+        elif slot.phase in (Phase.RESETTING, Phase.CANCELLING):
             slot.again = slot.again or not joins
 
     def seed(self, seeds: Mapping[int, int | None], of_spares: Sequence[int | None]) -> None:
@@ -471,9 +427,9 @@ class Supervisor:
         """Give up the timestep that is owed, if there is one."""
         if not slot.owed:
             return
-        slot.owed = slot.held = False
+        slot.held = False
         self.statistics.cancelled += 1
-        timestep, slot.timestep = slot.timestep, None
+        timestep = self.record.undelivered.pop(slot.env_id, None)
         if timestep is not None:
             if timestep.done and not is_abnormal(timestep.info):  # nobody saw that episode's end
                 slot.episodes_done -= 1
@@ -493,17 +449,15 @@ class Supervisor:
 
     def is_callable(self, env_id: int) -> bool:
         """Return whether an env's host can take a call now."""
-        if self.lanes is not None and self.lanes.is_in(env_id):
-            return self.lanes.hold_idle((env_id,))
         slot = self.slots[env_id]
-        return slot.work is Work.NONE and slot.host_id is not None
+        return slot.phase is Phase.IDLE and slot.host_id is not None
 
     def is_gone(self, env_id: int) -> bool:
         """Return whether an env's host was given up, so that there is nothing to wait for."""
         slot = self.slots[env_id]
-        if slot.work is Work.ENDING:
+        if slot.phase is Phase.ENDING:
             return slot.following is Next.NOTHING
-        return slot.work is Work.NONE and slot.host_id is None
+        return slot.phase is Phase.IDLE and slot.host_id is None
 
     def submit_calls(self, env_ids: Sequence[int], op: Op, payloads: Sequence[Any]) -> None:
         """Send one call to each of `env_ids`, or to none if one payload cannot be sent.
@@ -511,58 +465,35 @@ class Supervisor:
         Raises:
             FrameError: a payload cannot be sent.
         """
-        slots = [self.slot_of(i) for i in env_ids]
+        slots = [self.slots[i] for i in env_ids]
         prepared = [self.hosts.prepare(s, op, p) for s, p in zip(slots, payloads, strict=True)]
         for slot, frame in zip(slots, prepared, strict=True):
             slot.result = None
-            self.hosts.submit(slot, Work.CALLING, frame)
+            self.hosts.submit(slot, Change.CALL, frame)
 
     def forget_results(self, env_ids: Iterable[int]) -> None:
         """Let go of what came of calls."""
         for env_id in env_ids:
             self.slots[env_id].result = None
 
-    # -- arrivals ---------------------------------------------------------------------------
-
-    def handle(self, host_id: int, arrival: Arrival) -> None:
-        """Apply what came from a host."""
-        if self.lanes is not None:
-            self.lanes.make_way(host_id, arrival)
-        self._arrivals.handle(host_id, arrival)
-
-    def handle_step(self, item: tuple[int, Arrival]) -> bool:
-        """Apply an ordinary step that came by message; False if it is something else.
-
-        Can be interrupted anywhere, and called again with the same item.
-        """
-        host_id, arrival = item
-        group = self.hosts.group_of(host_id)
-        if type(arrival) is not Message or arrival.op != Op.STEPPED or group is None:
-            return False
-        slot = group.by_id.get(arrival.env_id)
-        if slot is None or group.is_shared or group.is_ending or self.is_in_lane(slot.env_id):
-            return False
-        if item is self._applying and slot.work is Work.NONE:
-            return True  # it was applied before the interrupt
-        self._applying = item
-        return self._arrivals.stepped_on(slot, arrival)
-
-    def is_in_lane(self, env_id: int) -> bool:
-        """Return whether an env is in its lane."""
-        return self.lanes is not None and env_id < len(self.slots) and self.lanes.is_in(env_id)
-
     # -- time -------------------------------------------------------------------------------
+
+    @property
+    def earliest_deadline(self) -> float:
+        """A moment before which no deadline passes; may be too early, never too late."""
+        return self.hosts.limits.earliest
 
     def expire(self) -> None:
         """Act on deadlines that have passed. What had arrived before has been handled."""
-        if self.lanes is not None:
-            self.lanes.expire()
-        for slot in self.hosts.due():
-            if not self.hosts.is_due(slot):
+        limits = self.hosts.limits
+        for env_id in limits.late_steps():
+            self.hosts.take_over(self.slots[env_id])
+        for slot in limits.due():
+            if not limits.is_due(slot):
                 continue  # settled together with another env of its host
-            if slot.work is Work.ENDING:
+            if slot.phase is Phase.ENDING:
                 self.hosts.end(slot.group, ask=False)
-            elif slot.work is Work.PAUSING:
+            elif slot.phase is Phase.PAUSING:
                 self.repair.proceed(slot)
             else:
                 self._arrivals.time_out(slot)
@@ -573,9 +504,11 @@ class Supervisor:
         self.statistics.cancelled += self.statistics.outstanding
         self.delivery.in_hand = self._submission = None
         for slot in self.hosts.slots:
-            slot.owed = False
-            slot.timestep = slot.obs = slot.fresh = None  # they may be views of shared memory
             self.states.apply(slot.env_id, Event.CLOSE)
-        self._orientation.detach()
-        if self.lanes is not None:
-            self.lanes.detach()
+            self.hosts.settle(slot)
+        self.record.clear()
+        self.hosts.share(None)
+        self._arrivals.share(None)
+        self.handout.share(None, None)
+        if self.posting is not None:
+            self.posting.detach()

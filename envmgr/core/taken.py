@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from envmgr.core.observed import Observed
+from envmgr.core.selection import Selection
 from envmgr.env.contract import TERMINATED, TOLD, TRUNCATED, info_of
 from envmgr.types import EnvTimestep
 from envmgr.wire.block import DONE, ENDING_BITS, ENDING_SHIFT
@@ -89,85 +90,84 @@ class ReadyBatch(NamedTuple):
     obs: Any
 
 
-class TakenBy(Protocol):
-    """What `Taken` needs of the lanes that made it."""
+class HandsOut(Protocol):
+    """What `Taken` needs of who has taken it."""
 
-    observed: Observed
-
-    def hand_out(self, selection: Any, specials: Mapping[int, int], result: Any) -> None:
-        """Go on with envs whose replies were read."""
+    def hand_out(self, raw: Raw | None, kept: dict[int, EnvTimestep], result: Any) -> None:
+        """Go on with envs whose timesteps were read."""
         ...
 
 
-class Taken:
-    """Replies that were just taken; to be read once, before anything is sent to these envs again.
+class Raw:
+    """Replies in the block that were just taken; to be read once.
 
     Args:
-        lanes: told when they have been read.
+        observed: reads observations.
         selection: the envs.
         rewards: the column of rewards.
-        slots: the slot that all observations are in, or a list with one for each.
+        places: the place that all observations are in, or a list with one for each.
         usual: the flags that a reply has if there is nothing to it.
         specials: the flags of the others, by position.
         details: info and reward of those, by position; without those of plain ends of episodes.
+
+    Attributes:
+        selection: the envs.
+        specials: the flags of replies with something to them, by position.
     """
 
-    __slots__ = ("_details", "_lanes", "_rewards", "_selection", "_slots", "_specials", "_usual")
+    __slots__ = ("_details", "_observed", "_places", "_rewards", "_usual", "selection", "specials")
 
     def __init__(
         self,
-        lanes: TakenBy,
-        selection: Any,
+        observed: Observed,
+        selection: Selection,
         rewards: npt.NDArray[np.float64],
-        slots: Any,
+        places: Any,
         usual: int,
         specials: dict[int, int],
         details: dict[int, tuple[Any, Any]],
     ) -> None:
-        self._lanes = lanes
-        self._selection = selection
+        self._observed = observed
+        self.selection = selection
         self._rewards = rewards
-        self._slots = slots
+        self._places = places
         self._usual = usual
-        self._specials = specials
+        self.specials = specials
         self._details = details
 
     def timesteps(self) -> dict[int, EnvTimestep]:
-        """Hand them out as timesteps by env_id."""
-        selection, observed = self._selection, self._lanes.observed
+        """Return them as timesteps by env_id."""
+        selection, observed = self.selection, self._observed
         ids = selection.ids
-        found = observed.rows(ids, selection.rows, self._slots)
+        found = observed.rows(ids, selection.rows, self._places)
         rewards = self._rewards[selection.rows].tolist()
         infos = _ordinary_infos(self._usual, len(ids))
         dones: Iterable[bool] = repeat(False)
-        if self._specials:
+        if self.specials:
             dones = [False] * len(ids)
-            for position, flag in self._specials.items():
+            for position, flag in self.specials.items():
                 dones[position] = bool(flag & DONE)
             for position, (_, reward) in self._details.items():
                 rewards[position] = reward
-            _put_in(infos, self._specials, self._details)
+            _put_in(infos, self.specials, self._details)
         steps = map(_make_timestep, zip(found, rewards, dones, infos, strict=False))
         timesteps = dict(zip(ids, steps, strict=True))
-        observed.taken_as_rows(ids, selection.rows, self._slots, found)
-        self._lanes.hand_out(selection, self._specials, timesteps)
+        observed.taken_as_rows(ids, selection.rows, self._places, found)
         return timesteps
 
     def arrays(self) -> ArrayBatch:
-        """Hand them out as arrays."""
-        selection, observed = self._selection, self._lanes.observed
+        """Return them as arrays."""
+        selection, observed = self.selection, self._observed
         rows, count = selection.rows, selection.count
-        obs = observed.batch(selection, self._slots)
+        obs = observed.batch(selection, self._places)
         window = selection.window
         rewards = self._rewards[rows] if window is None else window.rewards.copy()
         ends = np.zeros((2, count), dtype=np.bool_)
-        for position, flag in self._specials.items():
+        for position, flag in self.specials.items():
             ends[:, position] = self._ends(position, flag)
-        infos = BatchInfos(self._usual, count, self._specials, self._details)
-        observed.taken_as_batch(selection, self._slots)
-        result = ArrayBatch(selection.array, obs, rewards, ends[0], ends[1], infos)
-        self._lanes.hand_out(selection, self._specials, result)
-        return result
+        infos = BatchInfos(self._usual, count, self.specials, self._details)
+        observed.taken_as_batch(selection, self._places)
+        return ArrayBatch(selection.array, obs, rewards, ends[0], ends[1], infos)
 
     def _ends(self, position: int, flag: int) -> tuple[bool, bool]:
         """Return whether an episode was terminated, and whether it was truncated."""
@@ -175,6 +175,49 @@ class Taken:
         if ending:
             return bool(ending & TERMINATED), bool(ending & TRUNCATED)
         return ends_of(bool(flag & DONE), self._details[position][0])
+
+
+class Taken:
+    """Timesteps that were just taken; to be read once, before anything is sent to these envs again.
+
+    Args:
+        handout: told when they have been read.
+        ids: whose they are.
+        raw: those in the block, if any.
+        kept: the others, by env_id.
+    """
+
+    __slots__ = ("_handout", "_ids", "_kept", "_raw")
+
+    def __init__(
+        self,
+        handout: HandsOut,
+        ids: Sequence[int],
+        raw: Raw | None,
+        kept: dict[int, EnvTimestep],
+    ) -> None:
+        self._handout = handout
+        self._ids = ids
+        self._raw = raw
+        self._kept = kept
+
+    def timesteps(self) -> dict[int, EnvTimestep]:
+        """Hand them out as timesteps by env_id."""
+        raw, kept = self._raw, self._kept
+        timesteps = {} if raw is None else raw.timesteps()
+        if kept:
+            timesteps = {i: kept[i] if i in kept else timesteps[i] for i in self._ids}
+        self._handout.hand_out(raw, kept, timesteps)
+        return timesteps
+
+    def arrays(self) -> ArrayBatch | None:
+        """Hand them out as arrays; None if they have to be put together from timesteps."""
+        raw = self._raw
+        if raw is None or self._kept:
+            return None
+        result = raw.arrays()
+        self._handout.hand_out(raw, {}, result)
+        return result
 
 
 def _put_in(

@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from envmgr.core import Supervisor, Work, arguments, requests
+from envmgr.core import Phase, Supervisor, arguments, requests
 from envmgr.errors import (
     EnvAttributeError,
     EnvFailure,
@@ -168,7 +168,7 @@ class EnvAccess(ManagerLifetime):
     def _await_results(self, supervisor: Supervisor, ids: list[int], deadline: float) -> bool:
         slots = [supervisor.slots[i] for i in ids]
         return self._running.wait_until(
-            lambda: all(slot.work is not Work.CALLING for slot in slots),
+            lambda: all(slot.phase is not Phase.CALLING for slot in slots),
             deadline=deadline,
             doing="a call",
         )

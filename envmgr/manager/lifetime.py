@@ -235,7 +235,7 @@ class ManagerLifetime(EngineOwner):
         supervisor = engine.supervisor
         return (
             all(s is EnvState.DONE for s in supervisor.states.snapshot())
-            and not supervisor.owed_ids()
+            and not supervisor.record.owed_ids()
             and not supervisor.delivery.count
         )
 

@@ -12,15 +12,15 @@ import numpy as np
 from envmgr.core import (
     ArrayBatch,
     Next,
+    Phase,
     ReadyBatch,
     Selection,
     Supervisor,
     Taken,
-    Work,
     arguments,
     requests,
 )
-from envmgr.core.gather import Gather, Gathered
+from envmgr.core.gather import Gather
 from envmgr.errors import (
     AllEnvsFailedError,
     ManagerClosedError,
@@ -33,7 +33,9 @@ from envmgr.types import EnvTimestep, monotonic
 from envmgr.views import array_batch
 from envmgr.wire.block import RING_EACH, RING_LAST, RING_ONCE
 
-_COMING = frozenset((Work.STARTING, Work.RESETTING, Work.CANCELLING, Work.PAUSING, Work.ENDING))
+_COMING = frozenset(
+    (Phase.STARTING, Phase.RESETTING, Phase.CANCELLING, Phase.PAUSING, Phase.ENDING)
+)
 
 
 class EnvManager(EnvAccess):
@@ -72,8 +74,7 @@ class EnvManager(EnvAccess):
             FailuresExhaustedError: an env failed more often than allowed.
         """
         with self._calling() as supervisor:
-            lanes = supervisor.lanes
-            if lanes is None or not lanes.are_all_idle:  # else nothing is awaited of any env
+            if not supervisor.record.are_all_ready:  # else nothing is awaited of any env
                 self._running.collect()
             self._surface(supervisor)
             ready = self._ready_ids(supervisor)
@@ -93,15 +94,11 @@ class EnvManager(EnvAccess):
 
         def settled() -> bool:
             return repair.fatal is not None or any(
-                supervisor.is_ready(s.env_id) for s in supervisor.slots
+                supervisor.record.is_ready(s.env_id) for s in supervisor.slots
             )
 
         def hopeless() -> bool:
-            return not any(
-                supervisor.is_resetting(s.env_id) or _is_coming(s)
-                for s in supervisor.slots
-                if not supervisor.owes(s.env_id)
-            )
+            return not any(_is_coming(s) for s in supervisor.slots if not s.owed)
 
         self._running.wait_until(lambda: settled() or hopeless(), doing="ready_obs")
         if settled():
@@ -160,8 +157,8 @@ class EnvManager(EnvAccess):
             wants_all = self._policy.gathers_all
             sent = self._send(supervisor, actions, RING_LAST if wants_all else RING_EACH)
             gather = Gather(self._running, supervisor)
-            gathered = gather.exactly(sent) if sent and wants_all else gather.some(self._policy)
-            timesteps = self._view.timesteps(self._deliver(supervisor, gathered))
+            taken = gather.exactly(sent) if sent and wants_all else gather.some(self._policy)
+            timesteps = self._view.timesteps(self._deliver(supervisor, taken))
             delivery = supervisor.delivery
         delivery.in_hand = None  # the last that is done: from now on they are delivered
         return timesteps
@@ -182,8 +179,8 @@ class EnvManager(EnvAccess):
             NothingReadyError: nothing is outstanding.
         """
         with self._calling() as supervisor:
-            gathered = self._receive(supervisor, min_ready, timeout_s)
-            timesteps = self._view.timesteps(self._deliver(supervisor, gathered))
+            taken = self._receive(supervisor, min_ready, timeout_s)
+            timesteps = self._view.timesteps(self._deliver(supervisor, taken))
             delivery = supervisor.delivery
         delivery.in_hand = None  # as in `step`
         return timesteps
@@ -196,7 +193,7 @@ class EnvManager(EnvAccess):
 
     def _receive(
         self, supervisor: Supervisor, min_ready: int | None, timeout_s: float | None
-    ) -> Gathered:
+    ) -> Taken | None:
         policy, outstanding = self._policy, supervisor.statistics.outstanding
         if min_ready is not None:
             min_ready = arguments.checked_min_ready(min_ready)
@@ -209,8 +206,8 @@ class EnvManager(EnvAccess):
         gather = Gather(self._running, supervisor)
         return gather.some(policy, deadline=monotonic() + limit_s, exactly=min_ready is not None)
 
-    def _send(self, supervisor: Supervisor, actions: Any, ring: int) -> Selection | Sequence[int]:
-        """Send actions; return whose they are."""
+    def _send(self, supervisor: Supervisor, actions: Any, ring: int) -> Selection | None:
+        """Send actions; return whose they are, if there are any."""
         by_id: dict[int, Any] = self._view.actions(actions, supervisor.ready_ids)
         if by_id:
             self._surface(supervisor)
@@ -218,12 +215,12 @@ class EnvManager(EnvAccess):
             if posted is not None:
                 self._view.forget()
                 return posted
-            self._submit_steps(supervisor, by_id)
-        elif not supervisor.statistics.outstanding:
+            return self._submit_steps(supervisor, by_id)
+        if not supervisor.statistics.outstanding:
             self._surface(supervisor)
-        return list(by_id)
+        return None
 
-    def _submit_steps(self, supervisor: Supervisor, actions: Mapping[int, Any]) -> None:
+    def _submit_steps(self, supervisor: Supervisor, actions: Mapping[int, Any]) -> Selection | None:
         called = requests.envs_in_calls(supervisor, actions)
         if called:  # which an interrupt has left under way
             self._running.wait_until(
@@ -232,22 +229,16 @@ class EnvManager(EnvAccess):
         prepared = requests.prepared_steps(supervisor, actions, self._action_checks)
         self._view.forget()
         supervisor.submit_steps(prepared)
-        if not all(frame for _, frame in prepared):
+        if supervisor.record.unexecuted:
             self._running.undisturbed(supervisor.settle_doomed)
+        return supervisor.handout.selections.of([slot.env_id for slot, _ in prepared])
 
-    def _deliver(self, supervisor: Supervisor, gathered: Gathered) -> dict[int, EnvTimestep]:
-        """Hand out what was gathered; a failure that is urgent comes first."""
-        if isinstance(gathered, Taken):
-            timesteps = gathered.timesteps()
-        else:
-            if supervisor.repair.urgent:
-                self._surface(supervisor)
-            timesteps = supervisor.deliver(gathered)
-        if supervisor.must_follow_up:
-            self._running.undisturbed(supervisor.follow_up)
-        if not timesteps:
+    def _deliver(self, supervisor: Supervisor, taken: Taken | None) -> dict[int, EnvTimestep]:
+        """Hand out what was gathered; if that is nothing, there may have been a failure."""
+        if taken is None:
             self._surface(supervisor)
-        return timesteps
+            return {}
+        return supervisor.timesteps(taken, self._running.undisturbed)
 
     def send_arrays(self, env_ids: Sequence[int], actions: Any) -> None:
         """Send one action to each of `env_ids`.
@@ -270,13 +261,11 @@ class EnvManager(EnvAccess):
     ) -> ArrayBatch:
         """As `recv`, with the timesteps of k envs as arrays: see `ArrayBatch`."""
         with self._calling() as supervisor:
-            gathered = self._receive(supervisor, min_ready, timeout_s)
-            if isinstance(gathered, Taken):
-                batch = gathered.arrays()
-                if supervisor.must_follow_up:
-                    self._running.undisturbed(supervisor.follow_up)
-            else:
-                batch = array_batch(self._deliver(supervisor, gathered), self._codec)
+            taken = self._receive(supervisor, min_ready, timeout_s)
+            undisturbed = self._running.undisturbed
+            batch = None if taken is None else supervisor.arrays(taken, undisturbed)
+            if batch is None:
+                batch = array_batch(self._deliver(supervisor, taken), self._codec)
             delivery = supervisor.delivery
         delivery.in_hand = None  # as in `step`
         return batch
@@ -311,15 +300,15 @@ class EnvManager(EnvAccess):
         repair = supervisor.repair
 
         def hopeless() -> bool:
-            slots = (supervisor.slots[i] for i in env_ids if not supervisor.is_ready(i))
-            return not all(supervisor.is_resetting(s.env_id) or _is_coming(s) for s in slots)
+            slots = (supervisor.slots[i] for i in env_ids)
+            return not all(_is_coming(s) for s in slots if not supervisor.record.is_ready(s.env_id))
 
         self._running.wait_until(
             lambda: repair.fatal is not None or supervisor.are_ready(env_ids) or hopeless(),
             doing="ready_arrays",
         )
         self._surface(supervisor)
-        missing = [i for i in env_ids if not supervisor.is_ready(i)]
+        missing = [i for i in env_ids if not supervisor.record.is_ready(i)]
         if missing:
             _refuse_to_wait(supervisor)
             states = {i: supervisor.states[i].name for i in missing}
@@ -352,7 +341,8 @@ class EnvManager(EnvAccess):
             repair = supervisor.repair
             self._running.wait_until(
                 lambda: (
-                    repair.fatal is not None or all(s.work is Work.NONE or s.dropped for s in slots)
+                    repair.fatal is not None
+                    or all(s.phase is Phase.IDLE or s.dropped for s in slots)
                 ),
                 doing="reset",
             )
@@ -386,9 +376,9 @@ def _is_coming(slot: Any) -> bool:
 
 def _is_under_way(slot: Any) -> bool:
     """Whether an env is being reset or repaired, and not given up."""
-    if slot.work in (Work.ENDING, Work.PAUSING) and slot.following is Next.NOTHING:
+    if slot.phase in (Phase.ENDING, Phase.PAUSING) and slot.following is Next.NOTHING:
         return False
-    return slot.work in _COMING
+    return slot.phase in _COMING
 
 
 def _refuse_to_wait(supervisor: Supervisor) -> None:
@@ -398,7 +388,7 @@ def _refuse_to_wait(supervisor: Supervisor) -> None:
         NothingReadyError: for one of three reasons; AllEnvsFailedError for the last of them.
     """
     states = supervisor.states.snapshot()
-    owed = supervisor.owed_ids()
+    owed = supervisor.record.owed_ids()
     if owed:
         raise NothingReadyError(
             f"no env is ready: envs {owed} have actions under way. Gather their timesteps with "

@@ -68,6 +68,14 @@ def request_of(token: int) -> tuple[int, int]:
     return token >> _REQUEST_BITS, token & MAX_REQUEST_ID
 
 
+def generation_of(tokens: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    """Return tokens of request 0, of the generations that these are of."""
+    found: npt.NDArray[np.uint64] = tokens & _GENERATION_BITS
+    return found
+
+
+_GENERATION_BITS = np.uint64(0xFFFF << _REQUEST_BITS)
+
 # Bits of what is posted: when a host rings, and whether there is more than steps.
 RING_MASK = 3
 RING_LAST, RING_ONCE, RING_EACH = 0, 1, 2

@@ -34,20 +34,19 @@ def test_an_interrupted_gather_has_every_host_ring() -> None:
         pids = manager.get_attr("worker_pid")
         asked: list[int] = []
         with manager._calling() as supervisor:
-            supervisor.lanes.enter()
             for pid in pids:
                 os.kill(pid, signal.SIGSTOP)
             # What `step` does before it waits; Ctrl-C would end it here.
             assert requests.post_actions(supervisor, dict.fromkeys(range(N), 0), RING_LAST)
-            lanes = supervisor.lanes
-            ring = lanes._ring
+            transport = supervisor.hosts.transport
+            ring = transport.ring
 
             def noted(host_ids: Sequence[int], *, asks: bool = False) -> None:
                 if asks:
                     asked.extend(host_ids)
                 ring(host_ids, asks=asks)
 
-            lanes._ring = noted
+            transport.ring = noted  # type: ignore[method-assign]
         assert manager.recv(min_ready=1, timeout_s=0.0) == {}
         assert len(asked) == len(set(asked)) == N
         for pid in pids:

@@ -10,7 +10,7 @@ from typing import Any
 @contextmanager
 def sent_by(manager: Any) -> Iterator[list[tuple[Any, ...]]]:
     """Note every frame that a manager sends in the body, and every ring of a bell."""
-    transport, lanes = manager._engine.transport, manager._engine.supervisor.lanes
+    transport = manager._engine.transport
     sent: list[tuple[Any, ...]] = []
     send, ring = transport.send, transport.ring
 
@@ -22,12 +22,8 @@ def sent_by(manager: Any) -> Iterator[list[tuple[Any, ...]]]:
         sent.extend(("ring", host_id) for host_id in host_ids)
         ring(host_ids, **how)
 
-    transport.send = noted_send
-    if lanes is not None:
-        lanes._ring = noted_ring
+    transport.send, transport.ring = noted_send, noted_ring
     try:
         yield sent
     finally:
-        transport.send = send
-        if lanes is not None:
-            lanes._ring = ring
+        transport.send, transport.ring = send, ring

@@ -222,7 +222,7 @@ def _fuzz_one_wire(seed: int, n_mutated: int, report: BlockReport) -> None:
         auto_reset=rng.random() < 0.8,
         reset_inplace=rng.random() < 0.2,
     )
-    assert wire.supervisor.lanes is not None
+    assert wire.supervisor.posting is not None
     wire.scribble = _Scribbler(seed, report)
     try:
         number = 0

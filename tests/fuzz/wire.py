@@ -19,10 +19,9 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from envmgr.core import EnvSlot, EpisodeRules, Hosts, Supervisor, Work, requests
+from envmgr.core import EnvSlot, EpisodeRules, Hosts, Phase, Supervisor, requests
 from envmgr.core.engine import Engine
 from envmgr.core.gather import Gather
-from envmgr.core.taken import Taken
 from envmgr.lifecycle import EnvState
 from envmgr.policy import Deadlines, FailurePolicy, GatherPolicy
 from envmgr.transport.base import HostDied
@@ -336,7 +335,7 @@ class Wire:
         supervisor = self.supervisor
         slots = supervisor.slots
         supervisor.start_hosts(range(len(slots)))
-        self.wait(lambda: all(slot.work is not Work.STARTING for slot in slots))
+        self.wait(lambda: all(slot.phase is not Phase.STARTING for slot in slots))
         supervisor.place_observations(same_spaces=True)
         supervisor.begin_episodes()
         self.wait(lambda: len(self.ready()) == len(slots))
@@ -345,7 +344,7 @@ class Wire:
     def wait(self, finished: Callable[[], bool]) -> None:
         """Wait for something that happens some time on the fake clock: pauses double."""
         if not self.engine.wait_for(finished, 1e6):
-            states = [(self.supervisor.states[s.env_id], s.work) for s in self.supervisor.slots]
+            states = [(self.supervisor.states[s.env_id], s.phase) for s in self.supervisor.slots]
             raise AssertionError(f"it does not happen: {states}")
 
     def ready(self) -> list[int]:
@@ -359,10 +358,10 @@ class Wire:
         def back() -> bool:
             if not self.auto_reset:
                 for slot in self.supervisor.slots:
-                    if states[slot.env_id] is EnvState.NEED_RESET and slot.work is Work.NONE:
+                    if states[slot.env_id] is EnvState.NEED_RESET and slot.phase is Phase.IDLE:
                         self.supervisor.begin_explicit_reset(slot.env_id, None)
             ready = self.ready()
-            if any(slot.work is Work.CALLING for slot in self.supervisor.slots):
+            if any(slot.phase is Phase.CALLING for slot in self.supervisor.slots):
                 return False
             # One that waits for a new worker waits for the episodes of its neighbours, too.
             return bool(ready) and all(
@@ -381,9 +380,8 @@ class Wire:
         timesteps: dict[int, EnvTimestep] = {}
         gather, policy = Gather(self.engine, supervisor), GatherPolicy(float("inf"), 0.0)
         while supervisor.statistics.outstanding:
-            found = gather.some(policy, exactly=True)
-            got = found.timesteps() if isinstance(found, Taken) else supervisor.deliver(found)
-            supervisor.follow_up()
+            taken = gather.some(policy, exactly=True)
+            got = {} if taken is None else supervisor.timesteps(taken, lambda job: job())
             supervisor.delivery.in_hand = None
             assert not set(got) & set(timesteps), "a timestep was delivered twice"
             timesteps.update(got)

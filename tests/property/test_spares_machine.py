@@ -24,7 +24,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from envmgr.core import Work
+from envmgr.core import Phase
 from envmgr.lifecycle import EnvState
 from envmgr.policy import Deadlines, FailurePolicy
 from envmgr.transport.base import Arrival, HostDied
@@ -232,7 +232,9 @@ class SparesMachine(RuleBasedStateMachine):
     def deliver(self, data: st.DataObject) -> None:
         everybody = range(len(self.rig.supervisor.slots))
         ids = data.draw(st.lists(st.sampled_from(list(everybody)), unique=True))
-        for env_id, timestep in self.rig.hand_out(ids).items():
+        if not ids:
+            return
+        for env_id, timestep in self.rig.deliver(*ids).items():
             before = self.latest.pop(env_id)
             if timestep.info.get("abnormal"):
                 assert timestep.obs == before
@@ -344,8 +346,8 @@ class SparesMachine(RuleBasedStateMachine):
                 assert rig.hosts.group_of(slot.host_id) is slot.group, where
             if slot.is_spare:
                 assert rig.state(slot.env_id) is not EnvState.RUN, where
-                assert slot.work not in (Work.STEPPING, Work.CANCELLING), where
-            if slot.work is Work.RESETTING and not slot.group.is_ending:
+                assert slot.phase not in (Phase.STEPPING, Phase.CANCELLING), where
+            if slot.phase is Phase.RESETTING and not slot.group.is_ending:
                 host = self._host_of(slot.env_id)
                 assert host is not None, where
                 if host.is_alive and rig.transport.next_event is None:
@@ -362,7 +364,7 @@ class SparesMachine(RuleBasedStateMachine):
         for _ in range(1000):  # limits are 1 s and more; a pause may be long
             self._all_well()
             self.rig.deliver()
-            if not self.hosts.busy and all(s.work is Work.NONE for s in self.rig.hosts.slots):
+            if not self.hosts.busy and all(s.phase is Phase.IDLE for s in self.rig.hosts.slots):
                 break
             self.rig.run(0.5)
         for slot in supervisor.slots:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,11 +25,10 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from envmgr.core import Next, Taken, Work
-from envmgr.core.gather import Gathered
+from envmgr.core import Next, Phase, Taken
 from envmgr.core.slots import NEVER, EnvSlot
 from envmgr.errors import EnvFailure, FailuresExhaustedError, NothingReadyError
-from envmgr.lifecycle import EnvState, Event, edges, is_ready
+from envmgr.lifecycle import EnvState, edges, is_ready
 from envmgr.policy import Deadlines, FailurePolicy, GatherPolicy
 from envmgr.transport.base import TimedOut
 from envmgr.types import EnvTimestep
@@ -39,7 +39,7 @@ from tests.property.hosts import HostModel, Hosts
 from tests.property.profiles import PROFILE, machine_settings
 from tests.rig import Rig
 
-TAKEN: Counter[tuple[EnvState, Event, EnvState]] = Counter()
+TAKEN: Counter[tuple[Any, Any, Any]] = Counter()
 """Every edge that any example has taken."""
 
 MOVES: Counter[str] = Counter()
@@ -49,14 +49,12 @@ LEAST_MOVES = 100_000
 LEAST_TAKEN = 50
 """How many moves a long search makes at least, and how often it takes each edge of the table."""
 
-MET: Counter[tuple[EnvState, Work]] = Counter()
-"""Every state and work in which any example has reset an env."""
+MET: Counter[tuple[EnvState, Phase]] = Counter()
+"""Every state and phase in which any example has reset an env."""
 
 SECONDS = st.sampled_from([0.25, 0.5, 1.0, 2.0, 4.0, 64.0])
 LAGS = st.sampled_from([0.0, 0.0, 0.0, 0.25, 1.0])
-AWAITED = frozenset(
-    (Work.STARTING, Work.RESETTING, Work.STEPPING, Work.CANCELLING, Work.CALLING, Work.ENDING)
-)
+AWAITED = frozenset(Phase) - {Phase.IDLE, Phase.PAUSING}
 
 
 @dataclass(frozen=True)
@@ -129,6 +127,7 @@ class SupervisorMachine(RuleBasedStateMachine):
         super().__init__()
         logging.getLogger("envmgr").setLevel(logging.CRITICAL + 1)
         self.phase = "new"
+        self.expected: dict[Any, bytearray] = {}
 
     # -- launch and close -------------------------------------------------------------------
 
@@ -190,34 +189,34 @@ class SupervisorMachine(RuleBasedStateMachine):
                 assert self._let_all_go_well()
 
     def _record_edges(self) -> None:
-        states = self.rig.supervisor.states
-        apply, apply_all = states.apply, states.apply_all
-        self.expected_states = list(states.snapshot())
+        record = self.rig.supervisor.record
+        for table in (record.states, record.phases):
+            self._record_changes(table)
 
-        def recorded(env_id: int, what: Event) -> EnvState:
-            source = states[env_id]
-            target = apply(env_id, what)
-            TAKEN[source, what, target] += 1
-            self.expected_states[env_id] = target
-            return target
+    def _record_changes(self, table: Any) -> None:
+        """Remember what each change makes of a table, and which edges were gone."""
+        self.expected[table] = expected = bytearray(table.column)
 
-        def recorded_all(env_ids: Any, what: Event) -> None:
-            ids = list(env_ids)
-            sources = [states[i] for i in ids]
-            apply_all(ids, what)
-            for env_id, source in zip(ids, sources, strict=True):
-                TAKEN[source, what, states[env_id]] += 1
-                self.expected_states[env_id] = states[env_id]
+        def recording(change: Callable[..., None]) -> Callable[..., None]:
+            def changed(where: Any, what: Any) -> None:
+                before = bytes(table.column)
+                change(where, what)
+                for env_id, (source, target) in enumerate(zip(before, table.column, strict=True)):
+                    if source != target or env_id == where:
+                        TAKEN[table.members[source], what, table.members[target]] += 1
+                expected[:] = table.column
 
-        states.apply = recorded  # type: ignore[method-assign]
-        states.apply_all = recorded_all  # type: ignore[method-assign]
+            return changed
+
+        for name in ("apply", "apply_all", "apply_rows"):
+            setattr(table, name, recording(getattr(table, name)))
 
     def _go_on_launching(self) -> None:
         supervisor = self.rig.supervisor
         if supervisor.repair.launch_failures:
             self._close()
         elif self.phase == "building":
-            if all(slot.work is not Work.STARTING for slot in supervisor.slots):
+            if all(slot.phase is not Phase.STARTING for slot in supervisor.slots):
                 supervisor.place_observations(same_spaces=False)
                 supervisor.begin_episodes()
                 self.phase = "resetting"
@@ -245,7 +244,7 @@ class SupervisorMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def act(self, data: st.DataObject) -> None:
         ready = self.rig.ready()
-        takes = [i for i in ready if self.rig.work(i) is not Work.CALLING]
+        takes = [i for i in ready if self.rig.phase(i) is not Phase.CALLING]
         if not takes:
             return
         ids = data.draw(st.lists(st.sampled_from(takes), unique=True, min_size=1), label="envs")
@@ -267,22 +266,29 @@ class SupervisorMachine(RuleBasedStateMachine):
         self._after_move()
 
     def remembered(self, env_id: int) -> EnvSlot:
-        """Return what is remembered of an env; of one in its lane only what never changes there."""
+        """Return what is known of an env."""
         return self.rig.hosts.slots[env_id]
 
-    def is_in_lane(self, env_id: int) -> bool:
-        """Whether the columns alone say what there is to say of an env."""
-        lanes = self.rig.supervisor.lanes
-        return lanes is not None and lanes.is_in(env_id)
+    def is_posted(self, env_id: int) -> bool:
+        """Whether an env takes a step whose reply stays in the block until it is gathered."""
+        return self.rig.hosts.slots[env_id].phase is Phase.POSTED
 
     @precondition(lambda self: self.phase == "running" and self.owed)
     @rule(data=st.data())
     def deliver(self, data: st.DataObject) -> None:
         ids = data.draw(st.lists(st.integers(0, self.config.env_num - 1), unique=True))
-        if any(map(self.is_in_lane, self.owed)):
+        if not ids:
             self._deliver_what_is_there()
-        else:
-            self._deliver(ids)
+            self._after_move()
+            return
+        handout = self.rig.supervisor.handout
+        arrived = [env_id for env_id in ids if handout.has_arrived(env_id)]
+        if arrived:
+            taken = handout.take(self.rig.selection(arrived))
+            if taken is None:  # one of them is looked at by itself first
+                self.rig.supervisor.set_aside()
+            else:
+                assert list(self._deliver(taken)) == arrived
         self._after_move()
 
     def _deliver_what_is_there(self) -> None:
@@ -303,11 +309,10 @@ class SupervisorMachine(RuleBasedStateMachine):
                 rig.gather.some(policy, deadline=deadline)
             self._after_move()
             return
-        gathered = rig.gather.some(policy, deadline=deadline)
-        assert isinstance(gathered, Taken) or list(gathered) in (outstanding, [])
+        taken = rig.gather.some(policy, deadline=deadline)
         assert rig.clock() <= deadline
         early = rig.clock() < deadline and not rig.supervisor.repair.urgent
-        delivered = self._deliver(gathered)
+        delivered = self._deliver(taken)
         assert list(delivered) == sorted(delivered)
         if early:
             assert len(delivered) >= policy.needed(len(outstanding))
@@ -315,8 +320,8 @@ class SupervisorMachine(RuleBasedStateMachine):
             assert list(delivered) == outstanding or not all(dones)
         self._after_move()
 
-    def _deliver(self, gathered: Gathered) -> dict[int, EnvTimestep]:
-        delivered = self._hand_out(gathered)
+    def _deliver(self, taken: Taken | None) -> dict[int, EnvTimestep]:
+        delivered = self.rig.hand_out(taken)
         for env_id, timestep in delivered.items():
             owed = self.owed.pop(env_id)  # KeyError: nothing was owed, or it came twice
             self.n_delivered += 1
@@ -332,19 +337,11 @@ class SupervisorMachine(RuleBasedStateMachine):
                 assert obs == ObsTag(env_id, owed.generation, owed.request_id, kind)
         return delivered
 
-    def _hand_out(self, gathered: Gathered) -> dict[int, EnvTimestep]:
-        if isinstance(gathered, Taken):
-            return self.rig.hand_out(gathered)
-        may_come = [i for i in gathered if self.remembered(i).deliverable]
-        delivered = self.rig.hand_out(gathered)
-        assert list(delivered) == may_come
-        return delivered
-
     @precondition(lambda self: self.phase == "running")
     @rule(data=st.data(), new_params=st.booleans(), new_seed=st.booleans())
     def reset(self, data: st.DataObject, new_params: bool, new_seed: bool) -> None:
         env_id = data.draw(st.integers(0, self.config.env_num - 1), label="env")
-        MET[self.rig.supervisor.states[env_id], self.rig.work(env_id)] += 1
+        MET[self.rig.supervisor.states[env_id], self.rig.phase(env_id)] += 1
         params = None
         if new_params:
             self.n_params += 1
@@ -363,7 +360,7 @@ class SupervisorMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def set_attr(self, data: st.DataObject) -> None:
         supervisor = self.rig.supervisor
-        ids = [i for i in range(self.config.env_num) if self.rig.work(i) is Work.NONE]
+        ids = [i for i in range(self.config.env_num) if self.rig.phase(i) is Phase.IDLE]
         ids = [i for i in ids if i not in self.owed and i not in self.painting]
         if not ids:
             return
@@ -422,7 +419,7 @@ class SupervisorMachine(RuleBasedStateMachine):
     @rule()
     def all_episodes_end(self) -> None:
         """What few random moves lead to: a step of every env that can, and its episode is over."""
-        takes = [i for i in self.rig.ready() if self.rig.work(i) is not Work.CALLING]
+        takes = [i for i in self.rig.ready() if self.rig.phase(i) is not Phase.CALLING]
         self._act(takes)
         for model in self._busy(Op.STEP):
             if model in self._busy(Op.STEP):
@@ -433,7 +430,7 @@ class SupervisorMachine(RuleBasedStateMachine):
         """Return the hosts of envs that wait for their user to reset them."""
         if self.phase != "running":
             return []
-        slots = [s for s in self.rig.supervisor.slots if self.rig.work(s.env_id) is Work.NONE]
+        slots = [s for s in self.rig.supervisor.slots if self.rig.phase(s.env_id) is Phase.IDLE]
         slots = [s for s in slots if self.rig.supervisor.states[s.env_id] is EnvState.NEED_RESET]
         models = [self.hosts_of(slot) for slot in slots]
         return [model for model in models if model is not None and model.is_alive]
@@ -449,7 +446,7 @@ class SupervisorMachine(RuleBasedStateMachine):
         if self.phase != "running":
             return []
         slots = [self.remembered(env_id) for env_id in self.rig.ready()]
-        models = [self.hosts_of(s) for s in slots if s.work is Work.NONE and s.doomed is None]
+        models = [self.hosts_of(s) for s in slots if s.phase is Phase.IDLE and s.doomed is None]
         return [model for model in models if model is not None and model.is_alive]
 
     @precondition(lambda self: self._at_ease())
@@ -467,7 +464,7 @@ class SupervisorMachine(RuleBasedStateMachine):
             if model in self._busy(Op.HELLO, Op.RENEW):
                 self.hosts.reply(model)
         self._after_move()
-        calling = self.rig.work(victim.env_id) is Work.CALLING
+        calling = self.rig.phase(victim.env_id) is Phase.CALLING
         if self.phase == "running" and victim.env_id in self.rig.ready() and not calling:
             self._act([victim.env_id])
 
@@ -602,7 +599,7 @@ class SupervisorMachine(RuleBasedStateMachine):
     def _take_results(self) -> None:
         for env_id in list(self.painting):
             slot = self.remembered(env_id)
-            if slot.work is Work.CALLING:
+            if slot.phase is Phase.CALLING:
                 continue
             colour = self.painting.pop(env_id)
             if slot.result is None:  # it succeeded: repeated from now on
@@ -641,21 +638,24 @@ class SupervisorMachine(RuleBasedStateMachine):
         assert statistics.cancelled == self.n_cancelled
         assert statistics.outstanding == len(self.owed)
         assert self.rig.identity_holds()
-        assert sorted(self.owed) == self.rig.supervisor.owed_ids()
+        assert sorted(self.owed) == self.rig.supervisor.record.owed_ids()
 
     @property
     def n_actions_here(self) -> int:
         return self.n_delivered + self.n_cancelled + len(self.owed)
 
     def _check_states_change_by_events_only(self) -> None:
-        assert list(self.rig.supervisor.states.snapshot()) == self.expected_states
+        for table, expected in self.expected.items():
+            assert table.column == expected
 
     def _check_ready_and_pending_are_disjoint(self) -> None:
         ready, supervisor = set(self.rig.ready()), self.rig.supervisor
         assert ready.isdisjoint(self.owed)
         for slot in supervisor.slots:
             state = supervisor.states[slot.env_id]
-            assert (slot.env_id in ready) is is_ready(state, pending=supervisor.owes(slot.env_id))
+            assert (slot.env_id in ready) is is_ready(
+                state, pending=supervisor.record.owes(slot.env_id)
+            )
 
     def _check_no_step_is_executed_twice(self) -> None:
         sent = [m.payload for _, m in self.rig.transport.sent if m.op == Op.STEP]
@@ -675,18 +675,16 @@ class SupervisorMachine(RuleBasedStateMachine):
                 assert state is EnvState.RUN, where
             if slot.fresh is not None:
                 assert slot.doomed is not None, where
-                assert slot.work in (Work.NONE, Work.CALLING), where
-            if slot.work is Work.STEPPING:
+                assert slot.phase in (Phase.IDLE, Phase.CALLING), where
+            if slot.phase in (Phase.STEPPING, Phase.POSTED):
                 assert (state, slot.owed, slot.timestep) == (EnvState.RUN, True, None), where
-            if slot.work is Work.CANCELLING:
+            if slot.phase is Phase.CANCELLING:
                 assert (state, slot.owed) == (EnvState.RESET, False), where
-            if slot.work is Work.RESETTING:
+            if slot.phase is Phase.RESETTING:
                 assert state is EnvState.RESET or slot.doomed is not None, where
             assert slot.generation >= self.generations[slot.env_id], where
             self.generations[slot.env_id] = slot.generation
-            if self.is_in_lane(slot.env_id):
-                assert not slot.owed, where
-                assert slot.work is Work.NONE, where
+            if slot.phase is Phase.POSTED:
                 assert slot.doomed is None, where
 
     def _check_work_and_hosts_fit(self) -> None:
@@ -696,23 +694,21 @@ class SupervisorMachine(RuleBasedStateMachine):
         for slot in supervisor.slots:
             where = f"{self.rig.supervisor.states[slot.env_id]!r} {slot}"
             model = self.hosts_of(slot)
-            if slot.work is Work.NONE:
+            if slot.phase is Phase.IDLE:
                 assert slot.deadline == NEVER, where
-            elif slot.work is Work.PAUSING:
+            elif slot.phase is Phase.PAUSING:
                 assert slot.deadline < NEVER, where
                 assert slot.following is not Next.NOTHING, where
             else:
-                assert slot.work in AWAITED, where
+                assert slot.phase in AWAITED, where
                 assert model is not None, where
                 assert not model.fake.reported, where
             if model is not None:
                 assert supervisor.hosts.group_of(model.fake.host_id) is slot.group, where
                 assert model.env_id == slot.env_id, where
                 assert not model.fake.reported, where
-            assert supervisor.hosts.earliest_deadline <= slot.deadline, where
-            assert supervisor.hosts.earliest_deadline <= slot.group.deadline, where
-            is_background = slot.work not in (Work.NONE, Work.STEPPING, Work.CALLING)
-            assert (slot.env_id in supervisor.hosts.background) is is_background, where
+            assert supervisor.hosts.limits.earliest <= slot.deadline, where
+            assert supervisor.hosts.limits.earliest <= slot.group.deadline, where
         unknown = [
             model.key
             for model in self.hosts.models.values()
@@ -725,13 +721,13 @@ class SupervisorMachine(RuleBasedStateMachine):
             return
         for slot in self.rig.supervisor.slots:
             where = f"{self.rig.supervisor.states[slot.env_id]!r} {slot}"
-            if slot.work not in AWAITED:
+            if slot.phase not in AWAITED:
                 continue
             model = self.hosts_of(slot)
             assert model is not None, where
             if model.fake.killed:
                 continue  # it will be reaped
-            if slot.work is Work.ENDING:  # one of its envs was told for all of them
+            if slot.phase is Phase.ENDING:  # one of its envs was told for all of them
                 assert slot.deadline < NEVER, where
                 assert model.fake.received[-1].request_id == slot.request_id, where
                 continue
@@ -739,7 +735,7 @@ class SupervisorMachine(RuleBasedStateMachine):
                 continue  # nobody has looked yet
             assert model.request is not None, where
             assert model.request.request_id == slot.request_id, where
-        self._check_what_lanes_await()
+        self._check_what_is_posted()
 
     def _is_answered_in_block(self, slot: EnvSlot) -> bool:
         shared = self.rig.transport.shared
@@ -747,22 +743,20 @@ class SupervisorMachine(RuleBasedStateMachine):
         token = token_of(slot.generation, slot.request_id)
         if block is None:
             return False
-        column = block.resets if slot.work is Work.RESETTING else block.replies
+        column = block.resets if slot.phase is Phase.RESETTING else block.replies
         return bool(column[slot.env_id] == token)
 
-    def _check_what_lanes_await(self) -> None:
-        supervisor, lanes = self.rig.supervisor, self.rig.supervisor.lanes
-        arrived = [] if lanes is None else lanes.arrived_ids()
+    def _check_what_is_posted(self) -> None:
+        supervisor = self.rig.supervisor
+        arrived = supervisor.handout.arrived_ids()
         for slot in supervisor.slots:
-            does = self.rig.work(slot.env_id)
-            if not self.is_in_lane(slot.env_id) or does is Work.NONE or slot.env_id in arrived:
+            if not self.is_posted(slot.env_id) or slot.env_id in arrived:
                 continue
-            where = f"{does} {slot}"
             model = self.hosts_of(slot)
-            assert model is not None, where
-            assert model.does is (Op.STEP if does is Work.STEPPING else Op.RESET), where
-            limit_s = supervisor.hosts.limits.by_work.get(does)
-            assert limit_s is None or supervisor.earliest_deadline < NEVER, where
+            assert model is not None, slot
+            assert model.does is Op.STEP, slot
+            limit_s = supervisor.hosts.limits.of_phase(Phase.POSTED)
+            assert limit_s is None or supervisor.earliest_deadline < NEVER, slot
 
     def _check_limits_are_set(self) -> None:
         """Whatever has a limit and runs, or could run, times out some time."""
@@ -770,13 +764,13 @@ class SupervisorMachine(RuleBasedStateMachine):
             return
         hosts = self.rig.supervisor.hosts
         for slot in hosts.slots:
-            limit_s = hosts.limits.by_work.get(slot.work)
-            if limit_s is None:
+            limit_s = hosts.limits.of_phase(slot.phase)
+            if limit_s is None or slot.phase is Phase.POSTED:
                 continue
             group = slot.group
             where = f"{slot} {group.deadline} {group.running}"
             others_are_limited = all(
-                hosts.limits.by_work.get(s.work) is not None for s in group.awaited()
+                hosts.limits.of_phase(s.phase) is not None for s in group.awaited()
             )
             if not group.is_shared:
                 assert slot.deadline < NEVER, where
@@ -787,7 +781,7 @@ class SupervisorMachine(RuleBasedStateMachine):
         """Whether its next episode waits for the end of those of its neighbours."""
         others = [s for s in slot.group.present() if s is not slot]
         goes_on = [
-            s.work is not Work.NONE or self.rig.supervisor.states[s.env_id] is EnvState.RUN
+            s.phase is not Phase.IDLE or self.rig.supervisor.states[s.env_id] is EnvState.RUN
             for s in others
         ]
         return slot.waits and slot.group.is_worn and any(goes_on)
@@ -798,11 +792,11 @@ class SupervisorMachine(RuleBasedStateMachine):
         for slot in self.rig.supervisor.slots:
             state = self.rig.supervisor.states[slot.env_id]
             where = f"{state!r} {slot}"
-            ends = slot.work in (Work.ENDING, Work.PAUSING) and slot.following is Next.NOTHING
-            works = self.rig.work(slot.env_id) is not Work.NONE
+            ends = slot.phase in (Phase.ENDING, Phase.PAUSING) and slot.following is Next.NOTHING
+            works = self.rig.phase(slot.env_id) is not Phase.IDLE
             goes_on = (works and not ends) or self._waits_for_others(slot)
-            if slot.owed and not slot.deliverable:
-                assert slot.held or slot.work is Work.STEPPING, where
+            if slot.owed and not self.rig.supervisor.handout.has_arrived(slot.env_id):
+                assert slot.held or self.rig.phase(slot.env_id) is Phase.STEPPING, where
                 assert goes_on, where
             if state in (EnvState.RESET, EnvState.INIT):
                 assert goes_on, where
@@ -867,8 +861,8 @@ class SupervisorMachine(RuleBasedStateMachine):
             where = f"{state!r} {slot}"
             note(where)
             note(self.rig.supervisor.statistics.as_dict()["latest_failures"][-3:])
-            assert not self.rig.supervisor.owes(slot.env_id), where
-            assert self.rig.work(slot.env_id) is Work.NONE, where
+            assert not self.rig.supervisor.record.owes(slot.env_id), where
+            assert self.rig.phase(slot.env_id) is Phase.IDLE, where
             waits = state in (EnvState.RUN, EnvState.NEED_RESET, EnvState.DONE)
             waits = waits or self._waits_for_others(slot)
             assert waits or slot.env_id in self.given_up, where
@@ -926,4 +920,4 @@ def test_every_edge_of_the_table_was_taken() -> None:
 @pytest.mark.skipif(PROFILE != "long", reason="a short search does not come everywhere")
 def test_envs_were_reset_in_every_state_and_work() -> None:
     assert {state for state, _ in MET} == set(EnvState) - {EnvState.VOID}
-    assert {work for _, work in MET} == set(Work)
+    assert {work for _, work in MET} == set(Phase)

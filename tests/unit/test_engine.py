@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from envmgr.core import Work
+from envmgr.core import Phase
 from envmgr.core import engine as engine_module
 from envmgr.core.engine import LOOK_EVERY_S, NARROW_S, WARN_EVERY_S, Engine
 from envmgr.errors import ConcurrentCallError, ManagerClosedError
@@ -58,7 +58,7 @@ def test_a_wait_ends_with_the_arrival_that_finishes_it() -> None:
     rig.send(0)
     rig.transport.reply(0, Op.STEPPED, ("next", 1.0, False, {}, 0), after_s=3.0)
     began = rig.clock()
-    assert rig.engine.wait_until(lambda: rig.slot().deliverable, doing="step")
+    assert rig.engine.wait_until(lambda: rig.has_arrived(), doing="step")
     assert rig.clock() == began + 3.0
 
 
@@ -72,16 +72,16 @@ def test_everything_is_applied_in_its_moment_while_something_else_is_waited_for(
     moments = []
 
     def finished() -> bool:
-        moments.append((rig.clock() - began, rig.slot(1).work))
-        return rig.slot().deliverable
+        moments.append((rig.clock() - began, rig.slot(1).phase))
+        return rig.has_arrived()
 
     began = rig.clock()
     rig.engine.wait_until(finished, doing="step")
     assert moments == [
-        (0.0, Work.RESETTING),
-        (1.0, Work.PAUSING),
-        (1.5, Work.RESETTING),  # the retry began behind the step that was waited for
-        (3.0, Work.RESETTING),
+        (0.0, Phase.RESETTING),
+        (1.0, Phase.PAUSING),
+        (1.5, Phase.RESETTING),  # the retry began behind the step that was waited for
+        (3.0, Phase.RESETTING),
     ]
 
 
@@ -89,7 +89,7 @@ def test_limits_of_requests_pass_during_a_wait() -> None:
     rig = Rig(2, deadlines=Deadlines(step_s=2.0)).launch()
     rig.send(0)
     began = rig.clock()
-    rig.engine.wait_until(lambda: rig.slot().deliverable, doing="step")
+    rig.engine.wait_until(lambda: rig.has_arrived(), doing="step")
     assert rig.clock() == began + 2.0
     assert rig.slot().timestep is not None
     assert rig.slot().timestep.info["abnormal"]
@@ -99,7 +99,7 @@ def test_a_reply_that_arrives_at_the_very_limit_counts() -> None:
     rig = Rig(deadlines=Deadlines(step_s=2.0)).launch()
     rig.send(0)
     rig.transport.reply(0, Op.STEPPED, ("next", 1.0, False, {}, 0), after_s=2.0)
-    rig.engine.wait_until(lambda: rig.slot().deliverable, doing="step")
+    rig.engine.wait_until(lambda: rig.has_arrived(), doing="step")
     assert rig.deliver(0)[0].obs == "next"
 
 
@@ -144,7 +144,7 @@ def test_the_pivot_is_waited_for_alone_at_first_and_not_for_long() -> None:
     del rig.transport.polls[:]
     began = rig.clock()
     rig.engine.wait_until(
-        lambda: all(slot.deliverable for slot in rig.supervisor.slots),
+        lambda: all(map(rig.has_arrived, range(len(rig.supervisor.slots)))),
         pivot=lambda: pivot,
         doing="step",
     )
@@ -225,7 +225,7 @@ def test_many_arrivals_do_not_put_a_warning_off(caplog: pytest.LogCaptureFixture
     rig.send({0: 1, 1: 1})
 
     def finished() -> bool:
-        if rig.slot(1).deliverable:
+        if rig.has_arrived(1):
             rig.deliver(1)
             rig.send(1)
         if rig.slot(1).timestep is None and rig.transport.next_event is None:

@@ -74,7 +74,7 @@ def test_the_pivot_is_one_of_those_that_are_missing() -> None:
     after_s = {env_id: NARROW_S * (env_id + 1) / 5 for env_id in range(4)}
     rig = outstanding(after_s, has_block=False)
     del rig.transport.polls[:]
-    rig.gather.exactly([0, 1, 2, 3])
+    rig.gather.exactly(rig.selection([0, 1, 2, 3]))
     hosts = [slot.host_id for slot in rig.supervisor.slots]
     assert rig.transport.polls[0].pivot == hosts[2]
     assert all(poll.pivot in hosts[2:] for poll in rig.transport.polls)
@@ -250,7 +250,7 @@ def test_at_the_deadline_it_returns_what_has_arrived() -> None:
 def test_possibly_nothing() -> None:
     rig = outstanding({0: 9.0})
     assert some(rig, 1, deadline=rig.clock() + 2.0) == ([], 2.0)
-    assert rig.supervisor.owed_ids() == [0]
+    assert rig.supervisor.record.owed_ids() == [0]
     assert some(rig, 1) == ([0], 7.0)
 
 

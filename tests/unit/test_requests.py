@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from gymnasium.spaces import Discrete
 
-from envmgr.core import Work, arguments, requests
+from envmgr.core import Phase, arguments, requests
 from envmgr.errors import (
     ActionError,
     ConfigError,
@@ -223,7 +223,7 @@ def test_an_env_takes_no_action_while_a_call_of_it_has_not_ended() -> None:
     assert "a call of it has not ended" in text
     rig.transport.reply(1, Op.RESULT, 7)
     rig.pump()
-    assert rig.slot(1).work is Work.NONE
+    assert rig.slot(1).phase is Phase.IDLE
     prepare(rig, {0: 1, 1: 1})
 
 
@@ -304,7 +304,7 @@ def test_calls_are_sent_to_all_or_to_none() -> None:
     ):
         requests.submit_calls(rig.supervisor, [0, 1], Op.CALL, [("x", ())] * 2, "call")
     assert len(rig.transport.sent) == sent
-    assert [slot.work for slot in rig.supervisor.slots] == [Work.NONE] * 2
+    assert [slot.phase for slot in rig.supervisor.slots] == [Phase.IDLE] * 2
     rig.transport.refused.clear()
     requests.submit_calls(rig.supervisor, [0, 1], Op.CALL, [("x", (0,)), ("x", (1,))], "call")
     assert [m.payload for _, m in rig.transport.sent[sent:]] == [("x", (0,)), ("x", (1,))]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from gymnasium.spaces import Box, Discrete
 
-from envmgr.core import Work
+from envmgr.core import Phase
 from envmgr.core.slots import NEVER
 from envmgr.errors import IllegalTransitionError, LaunchError, SpaceMismatchError
 from envmgr.lifecycle import EnvState
@@ -44,10 +44,10 @@ def test_launching_starts_a_host_for_each_env_and_resets_all() -> None:
     assert rig.supervisor.states.snapshot() == (EnvState.INIT,) * 3
     hosts = rig.transport.hosts
     assert [hosts[i].env_id for i in sorted(hosts)] == [0, 1, 2]
-    assert [slot.work for slot in rig.supervisor.slots] == [Work.STARTING] * 3
+    assert [slot.phase for slot in rig.supervisor.slots] == [Phase.STARTING] * 3
     for env_id in (2, 0, 1):
         rig.hello(env_id)
-    assert [slot.work for slot in rig.supervisor.slots] == [Work.NONE] * 3
+    assert [slot.phase for slot in rig.supervisor.slots] == [Phase.IDLE] * 3
     assert rig.supervisor.states.snapshot() == (EnvState.INIT,) * 3
     rig.supervisor.place_observations(same_spaces=True)
     rig.supervisor.begin_episodes()
@@ -227,17 +227,17 @@ def test_a_step_is_sent_answered_and_delivered_once() -> None:
     assert request.payload == "left"
     assert request[1:3] == (1, 0)
     slot = rig.slot(1)
-    assert (slot.work, slot.owed, slot.timestep) == (Work.STEPPING, True, None)
+    assert (slot.phase, slot.owed, slot.timestep) == (Phase.STEPPING, True, None)
     assert rig.ready() == [0]
-    assert rig.supervisor.owed_ids() == [1]
+    assert rig.supervisor.record.owed_ids() == [1]
     assert rig.deliver() == {}
     rig.stepped(1, "next", reward=0.5, info=1)
-    assert (slot.work, slot.owed) == (Work.NONE, True)
+    assert (slot.phase, slot.owed) == (Phase.IDLE, True)
     assert rig.ready() == [0]  # not before its timestep has been delivered
     delivered = rig.deliver()
     assert delivered == {1: ("next", 0.5, False, {"info": 1})}
     assert rig.ready() == [0, 1]
-    assert rig.supervisor.owed_ids() == []
+    assert rig.supervisor.record.owed_ids() == []
     assert rig.deliver() == {}
     assert rig.obs(slot.env_id) == "next"
     assert rig.identity_holds()
@@ -330,7 +330,7 @@ def test_in_place_the_timestep_waits_for_the_reset() -> None:
     rig.send(0)
     rig.stepped(0, "terminal", done=True, after=AfterStep.RESETS)
     assert rig.slot().timestep is not None
-    assert not rig.slot().deliverable
+    assert not rig.has_arrived()
     assert rig.deliver(0) == {}
     rig.reset_done(0, "first")
     assert rig.deliver(0)[0].obs == "terminal"
@@ -353,7 +353,7 @@ def test_without_auto_reset_an_ended_env_waits_for_its_user() -> None:
     assert rig.state() is EnvState.NEED_RESET
     assert rig.deliver(0)[0].done
     assert rig.ready() == []
-    assert rig.slot().work is Work.NONE
+    assert rig.slot().phase is Phase.IDLE
     rig.reset(0, {"level": 3})
     assert rig.orders()[-1].params == {"level": 3}
     rig.reset_done()
@@ -370,7 +370,7 @@ def test_an_env_is_done_when_its_episodes_are_spent() -> None:
     rig.send(0)
     rig.stepped(0, "terminal", done=True)
     assert rig.state() is EnvState.DONE
-    assert rig.slot().work is Work.NONE
+    assert rig.slot().phase is Phase.IDLE
     assert rig.deliver(0)[0].obs == "terminal"
     assert rig.ready() == []
 
@@ -380,7 +380,7 @@ def test_a_done_env_that_is_reset_has_a_whole_new_budget() -> None:
     for _ in range(2):
         rig.send(0)
         rig.stepped(done=True, after=AfterStep.RESETS if rig.slot().episodes_done == 0 else 0)
-        if rig.slot().work is Work.RESETTING:
+        if rig.slot().phase is Phase.RESETTING:
             rig.reset_done()
         rig.deliver(0)
     assert rig.state() is EnvState.DONE
@@ -423,7 +423,7 @@ def test_a_worker_that_has_reached_a_limit_is_replaced_at_the_episodes_end(
     assert rig.deliver(0)[0].obs == "terminal"
     assert old.requests(Op.CLOSE)
     assert not old.killed
-    assert rig.slot().work is Work.ENDING
+    assert rig.slot().phase is Phase.ENDING
     assert len(rig.transport.hosts) == 1  # not before the old one is gone
     rig.transport.reply(0, Op.CLOSED)
     rig.pump()
@@ -439,7 +439,7 @@ def test_a_worker_that_has_reached_a_limit_is_replaced_at_the_episodes_end(
         assert rig.ready() == [0]
     else:
         assert rig.state() is EnvState.NEED_RESET
-        assert rig.slot().work is Work.NONE
+        assert rig.slot().phase is Phase.IDLE
     statistics = rig.supervisor.statistics
     assert (statistics.recycled, statistics.renewals) == (1, 1)
     assert statistics.latest_failures == type(statistics.latest_failures)(maxlen=100)
@@ -476,7 +476,7 @@ def test_a_done_env_is_not_recycled() -> None:
     rig.send(0)
     rig.stepped(done=True, after=AfterStep.WANTS_RECYCLING)
     assert rig.state() is EnvState.DONE
-    assert rig.slot().work is Work.NONE
+    assert rig.slot().phase is Phase.IDLE
     assert rig.supervisor.statistics.recycled == 0
 
 
@@ -593,7 +593,7 @@ def test_a_call_keeps_its_result_for_the_caller() -> None:
     rig.transport.reply(1, Op.RESULT, 8)
     rig.pump()
     assert rig.slot(1).result == 8
-    assert rig.slot(1).work is Work.NONE
+    assert rig.slot(1).phase is Phase.IDLE
     assert rig.ready() == [0, 1]
 
 
@@ -684,9 +684,9 @@ def test_replies_to_what_is_repeated_are_not_taken_for_others() -> None:
     assert repeated.request_id == 0
     rig.transport.arrive(host.host_id, repeated._replace(op=Op.RESULT, payload=None))
     rig.pump()
-    assert rig.slot().work is Work.RESETTING
+    assert rig.slot().phase is Phase.RESETTING
     rig.reset_done()
-    assert rig.slot().work is Work.NONE
+    assert rig.slot().phase is Phase.IDLE
     assert rig.supervisor.statistics.dropped_replies == 0
 
 

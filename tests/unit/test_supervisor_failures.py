@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from gymnasium.spaces import Box, Discrete
 
-from envmgr.core import Next, Work
+from envmgr.core import Next, Phase
 from envmgr.errors import (
     EnvCrash,
     EnvFailure,
@@ -289,7 +289,7 @@ def test_without_auto_reset_a_renewed_env_waits_for_its_user() -> None:
     rig.deliver(0)
     rig.hello()
     assert rig.state() is EnvState.NEED_RESET
-    assert rig.slot().work is Work.NONE
+    assert rig.slot().phase is Phase.IDLE
     rig.reset()
     rig.reset_done()
     assert rig.ready() == [0]
@@ -323,7 +323,7 @@ def test_a_lost_host_is_killed_and_replaced_only_when_its_death_is_reported(happ
     assert rig.transport.killed == [old.host_id]
     rig.advance(60.0)
     assert len(rig.transport.hosts) == 1  # its slots in the memory are not given to another one
-    assert rig.slot().work is Work.ENDING
+    assert rig.slot().phase is Phase.ENDING
     assert rig.state() is EnvState.ERROR
     rig.die()
     new = rig.transport.host_of(0)
@@ -345,14 +345,14 @@ def test_messages_of_a_killed_host_are_dropped() -> None:
     handle(host_id, late._replace(request_id=0, op=Op.RESULT))
     handle(host_id, Garbage("noise"))
     handle(host_id, TimedOut(request.request_id, 1.0))
-    assert rig.slot().work is Work.ENDING
+    assert rig.slot().phase is Phase.ENDING
     assert rig.deliver(0)[0].info["abnormal"]
     assert rig.supervisor.statistics.failures_by_env == {0: 1}
     assert rig.supervisor.statistics.dropped_replies == 3
     rig.die()
     handle(host_id, late)
     handle(host_id, HostDied(0))
-    assert rig.slot().work is Work.STARTING
+    assert rig.slot().phase is Phase.STARTING
     recover(rig, obs="of the new one")
     assert rig.obs() == "of the new one"
     assert rig.supervisor.statistics.failures_by_env == {0: 1}
@@ -434,7 +434,7 @@ def test_a_malformed_hello_of_a_renewed_env_is_a_failure() -> None:
     rig.transport.reply(0, Op.HELLO, "hello")
     rig.pump()
     assert rig.slot().generation == 1
-    assert rig.slot().work is Work.PAUSING
+    assert rig.slot().phase is Phase.PAUSING
 
 
 def test_what_the_in_line_transport_stopped_is_a_timeout() -> None:
@@ -452,7 +452,7 @@ def test_an_alarm_about_an_earlier_request_means_nothing() -> None:
     rig = Rig().launch()
     rig.send(0)
     rig.supervisor.handle(rig.slot().host_id or 0, TimedOut(1, 0.5))
-    assert rig.slot().work is Work.STEPPING
+    assert rig.slot().phase is Phase.STEPPING
 
 
 # -- resets that fail -----------------------------------------------------------------------------
@@ -466,7 +466,7 @@ def test_a_reset_is_tried_as_often_as_allowed_with_pauses() -> None:
     for attempt in (1, 2):
         rig.fail(0, "reset")
         assert rig.state() is EnvState.RESET
-        assert rig.slot().work is Work.PAUSING
+        assert rig.slot().phase is Phase.PAUSING
         rig.advance(0.25)
         assert len(rig.orders()) == 1 + attempt
         rig.advance(0.25)
@@ -522,7 +522,7 @@ def test_with_retry_type_renew_each_attempt_has_a_new_env_and_their_number_is_bo
         rig.hello()
     rig.fail(0, "reset")
     assert rig.state() is EnvState.ERROR  # the third and last attempt
-    assert rig.slot().work is Work.ENDING
+    assert rig.slot().phase is Phase.ENDING
     assert len(rig.requests(Op.RENEW)) == 2
 
 
@@ -598,7 +598,7 @@ def test_renewals_in_a_row_wait_twice_as_long_each_time() -> None:
     for pause_s in (0.5, 1.0, 2.0, 4.0):
         generation = rig.slot().generation
         rig.die()  # in its construction
-        assert rig.slot().work is Work.PAUSING
+        assert rig.slot().phase is Phase.PAUSING
         rig.advance(pause_s - 0.25)
         assert rig.slot().generation == generation
         rig.advance(0.25)
@@ -610,7 +610,7 @@ def test_a_reset_that_succeeds_ends_the_row() -> None:
     rig = Rig(policy=policy).launch()
     for _ in range(4):
         rig.die()
-        assert rig.slot().work is Work.STARTING  # at once
+        assert rig.slot().phase is Phase.STARTING  # at once
         recover(rig)
         rig.send(0)
         rig.deliver(0)
@@ -624,9 +624,9 @@ def test_a_construction_that_raises_is_tried_again_in_a_new_host() -> None:
     rig.deliver(0)
     rig.fail(0, "construction")
     assert rig.state() is EnvState.ERROR
-    assert rig.slot().work is Work.ENDING
+    assert rig.slot().phase is Phase.ENDING
     rig.die(0, exit_status=0)
-    assert rig.slot().work is Work.PAUSING
+    assert rig.slot().phase is Phase.PAUSING
     rig.advance(0.5)
     assert rig.state() is EnvState.INIT
     recover(rig)
@@ -670,7 +670,7 @@ def test_an_env_that_dies_idle_stays_ready_until_its_next_action() -> None:
     rig.die()
     assert rig.ready() == [0, 1]
     assert rig.obs() is obs
-    assert rig.slot().work is Work.STARTING  # the repair goes on behind it
+    assert rig.slot().phase is Phase.STARTING  # the repair goes on behind it
     sent = len(rig.requests(Op.STEP))
     rig.send(0)
     assert len(rig.requests(Op.STEP)) == sent  # the action is not executed
@@ -727,21 +727,21 @@ def test_whatever_the_repair_is_at_the_next_action_gets_its_timestep_at_once(
     if progress == "retrying":
         rig.fail(0, "reset")
     expected = {
-        "dying": (Work.ENDING, EnvState.ERROR),
-        "pausing": (Work.PAUSING, EnvState.ERROR),
-        "starting": (Work.STARTING, EnvState.INIT),
-        "resetting": (Work.RESETTING, EnvState.RESET),
-        "retrying": (Work.PAUSING, EnvState.ERROR),
+        "dying": (Phase.ENDING, EnvState.ERROR),
+        "pausing": (Phase.PAUSING, EnvState.ERROR),
+        "starting": (Phase.STARTING, EnvState.INIT),
+        "resetting": (Phase.RESETTING, EnvState.RESET),
+        "retrying": (Phase.PAUSING, EnvState.ERROR),
     }[progress]
     assert rig.ready() == [0]
     rig.send(0)
-    assert (rig.slot().work, rig.state()) == expected
+    assert (rig.slot().phase, rig.state()) == expected
     assert rig.deliver(0)[0].info["abnormal"]
     if progress == "dying":
         rig.die()
     elif progress in ("pausing", "retrying"):
         rig.advance(0.5)
-    if rig.slot().work is Work.STARTING:
+    if rig.slot().phase is Phase.STARTING:
         rig.hello()
     rig.reset_done(0, "new first")
     assert rig.ready() == [0]
@@ -785,7 +785,7 @@ def test_without_auto_reset_a_doomed_env_waits_for_its_user_after_its_timestep()
         if not repaired_first:
             rig.hello()
         assert rig.state() is EnvState.NEED_RESET
-        assert rig.slot().work is Work.NONE
+        assert rig.slot().phase is Phase.IDLE
         rig.reset()
         rig.reset_done(0, "new first")
         assert rig.obs() == "new first"
@@ -813,7 +813,7 @@ def test_idle_deaths_in_other_states_are_repaired_in_silence() -> None:
     assert rig.state() is EnvState.NEED_RESET
     rig.hello()
     assert rig.state() is EnvState.NEED_RESET
-    assert rig.slot().work is Work.NONE
+    assert rig.slot().phase is Phase.IDLE
     rig.reset()
     rig.reset_done()
     assert rig.ready() == [0]
@@ -845,7 +845,7 @@ def test_a_done_env_whose_host_sends_garbage_is_left_without_host() -> None:
     assert rig.state() is EnvState.DONE
     rig.pump()
     assert rig.slot().host_id is None
-    assert rig.slot().work is Work.NONE
+    assert rig.slot().phase is Phase.IDLE
 
 
 # -- calls that fail ------------------------------------------------------------------------------
@@ -894,7 +894,7 @@ def test_an_env_that_fails_too_often_ends_in_error_and_the_next_call_raises() ->
         rig.fail()
         errors.append(rig.error())
         rig.deliver(0)
-        if rig.slot().work is Work.RESETTING:
+        if rig.slot().phase is Phase.RESETTING:
             rig.reset_done()
     assert rig.state() is EnvState.ERROR
     fatal = rig.supervisor.repair.take_fatal()
@@ -905,7 +905,7 @@ def test_an_env_that_fails_too_often_ends_in_error_and_the_next_call_raises() ->
     assert rig.supervisor.repair.take_fatal() is None
     assert rig.transport.host_of(0).requests(Op.CLOSE)  # it is healthy: asked, not killed
     rig.die(0, exit_status=0)
-    assert rig.slot().work is Work.NONE
+    assert rig.slot().phase is Phase.IDLE
     rig.run(100.0)
     assert len(rig.transport.hosts) == 2
     assert rig.ready() == [1]
@@ -942,12 +942,12 @@ def test_a_user_may_repair_an_exhausted_env_and_its_budget_begins_anew() -> None
         rig.send(0)
         rig.die()
         rig.deliver(0)
-        if rig.slot().work is Work.STARTING:
+        if rig.slot().phase is Phase.STARTING:
             recover(rig)
     assert rig.state() is EnvState.ERROR
     rig.reset(0, {"level": 3})
     assert rig.state() is EnvState.RESET
-    assert rig.slot().work is Work.STARTING
+    assert rig.slot().phase is Phase.STARTING
     recover(rig)
     assert rig.orders()[-1].params == {"level": 3}
     assert rig.ready() == [0]
@@ -961,7 +961,7 @@ def test_a_user_may_reset_an_exhausted_env_while_its_host_still_ends() -> None:
     rig.send(0)
     rig.fail()
     rig.deliver(0)
-    assert rig.slot().work is Work.ENDING
+    assert rig.slot().phase is Phase.ENDING
     rig.reset()
     assert rig.state() is EnvState.RESET
     rig.die(0, exit_status=0)
@@ -992,7 +992,7 @@ def test_a_step_that_the_env_calls_abnormal_is_counted_and_not_charged() -> None
         rig.fail(kind=FailureKind.ABNORMAL)
         timestep = rig.deliver(0)[0]
         assert isinstance(timestep.info["error"], EnvReportedAbnormal)
-        assert rig.slot().work is Work.RESETTING
+        assert rig.slot().phase is Phase.RESETTING
         rig.reset_done()
     assert rig.supervisor.repair.fatal is None
     assert rig.ready() == [0, 1]
@@ -1186,7 +1186,7 @@ def test_a_construction_that_fails_in_launch_is_collected_and_not_renewed() -> N
     assert list(failures) == [1]
     assert isinstance(failures[1], EnvRaised)
     assert failures[1].during == "construction"
-    assert rig.slot(1).work is Work.NONE
+    assert rig.slot(1).phase is Phase.IDLE
     rig.run(100.0)
     assert len(rig.transport.hosts) == 2
     assert rig.supervisor.repair.fatal is None
@@ -1198,7 +1198,7 @@ def test_a_host_that_dies_in_launch_is_collected() -> None:
     rig.die(1, 4)
     failures = rig.supervisor.repair.launch_failures
     assert [type(failures[i]) for i in (0, 1)] == [EnvCrash, EnvCrash]
-    assert rig.slot(0).work is Work.NONE
+    assert rig.slot(0).phase is Phase.IDLE
 
 
 def test_the_first_reset_is_tried_as_often_as_allowed() -> None:

@@ -1,4 +1,4 @@
-"""Explicit resets, whatever the env is doing: every state x work that can be met.
+"""Explicit resets, whatever the env is doing: every state x phase that can be met.
 
 Each row of the table brings an env into a situation. There it is reset; then everybody answers as
 they should, and the env has to come to RUN by a reset with the right params and seed, with nothing
@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from envmgr.core import Next, Work
+from envmgr.core import Next, Phase
 from envmgr.lifecycle import EnvState
 from envmgr.policy import Deadlines, FailurePolicy
 from envmgr.wire.messages import AfterStep, FailureKind, Op
@@ -37,16 +37,16 @@ class Situation(NamedTuple):
         options: of the rig.
         begin: what happens to it.
         state: of the env.
-        work: of its host.
+        phase: of its host.
         owes: whether an action of it is given up by a reset.
         joins: whether a reset without news joins one that is running already.
-        following: what follows the work.
+        following: what follows the phase.
     """
 
     options: dict[str, Any]
     begin: Callable[[Rig], object]
     state: EnvState
-    work: Work
+    phase: Phase
     owes: bool = False
     joins: bool = False
     following: Next | None = None
@@ -126,44 +126,46 @@ die = Rig.die
 
 SITUATIONS: dict[str, Situation] = {
     # RUN
-    "ready": Situation({}, lambda rig: None, R, Work.NONE),
-    "stepping": Situation({}, lambda rig: rig.send(0), R, Work.STEPPING, owes=True),
-    "timestep waits": Situation({}, step_replied, R, Work.NONE, owes=True),
-    "in a call": Situation({}, Rig.call, R, Work.CALLING),
-    "doomed, dying": Situation(slow_kill, garbage, R, Work.ENDING, following=Next.RENEW_HOST),
-    "doomed, starting": Situation({}, die, R, Work.STARTING),
+    "ready": Situation({}, lambda rig: None, R, Phase.IDLE),
+    "stepping": Situation({}, lambda rig: rig.send(0), R, Phase.STEPPING, owes=True),
+    "timestep waits": Situation({}, step_replied, R, Phase.IDLE, owes=True),
+    "in a call": Situation({}, Rig.call, R, Phase.CALLING),
+    "doomed, dying": Situation(slow_kill, garbage, R, Phase.ENDING, following=Next.RENEW_HOST),
+    "doomed, starting": Situation({}, die, R, Phase.STARTING),
     "doomed, pausing": Situation(
-        {"policy": RETRIES}, all_of(die, die), R, Work.PAUSING, following=Next.RENEW_HOST
+        {"policy": RETRIES}, all_of(die, die), R, Phase.PAUSING, following=Next.RENEW_HOST
     ),
-    "doomed, resetting": Situation({}, all_of(die, hello), R, Work.RESETTING, joins=True),
+    "doomed, resetting": Situation({}, all_of(die, hello), R, Phase.RESETTING, joins=True),
     "doomed, before a retry": Situation(
         {"policy": RETRIES},
         all_of(die, hello, reset_fails),
         R,
-        Work.PAUSING,
+        Phase.PAUSING,
         following=Next.RESET,
     ),
-    "doomed, repaired": Situation({}, all_of(die, hello, Rig.reset_done), R, Work.NONE),
+    "doomed, repaired": Situation({}, all_of(die, hello, Rig.reset_done), R, Phase.IDLE),
     "doomed, repaired, in a call": Situation(
-        {}, all_of(die, hello, Rig.reset_done, Rig.call), R, Work.CALLING
+        {}, all_of(die, hello, Rig.reset_done, Rig.call), R, Phase.CALLING
     ),
-    "doomed, unattended": Situation({"auto_reset": False}, all_of(die, hello), R, Work.NONE),
-    "doomed, unattended, starting": Situation({"auto_reset": False}, die, R, Work.STARTING),
-    "doomed, exhausted": Situation({"policy": SPENT}, die, R, Work.NONE),
-    "doomed, dropped": Situation({"policy": DROPS}, die, R, Work.NONE),
+    "doomed, unattended": Situation({"auto_reset": False}, all_of(die, hello), R, Phase.IDLE),
+    "doomed, unattended, starting": Situation({"auto_reset": False}, die, R, Phase.STARTING),
+    "doomed, exhausted": Situation({"policy": SPENT}, die, R, Phase.IDLE),
+    "doomed, dropped": Situation({"policy": DROPS}, die, R, Phase.IDLE),
     "doomed, exhausted, dying": Situation(
-        {"policy": SPENT, **slow_kill}, garbage, R, Work.ENDING, following=Next.NOTHING
+        {"policy": SPENT, **slow_kill}, garbage, R, Phase.ENDING, following=Next.NOTHING
     ),
-    "doomed, timestep waits": Situation({}, all_of(step_replied, die), R, Work.STARTING, owes=True),
+    "doomed, timestep waits": Situation(
+        {}, all_of(step_replied, die), R, Phase.STARTING, owes=True
+    ),
     # RESET
     "resetting after an episode": Situation(
-        {}, lambda rig: finish(rig, after=resets), S, Work.RESETTING, joins=True
+        {}, lambda rig: finish(rig, after=resets), S, Phase.RESETTING, joins=True
     ),
     "resetting, timestep waits": Situation(
         {},
         lambda rig: finish(rig, delivered=False, after=resets),
         S,
-        Work.RESETTING,
+        Phase.RESETTING,
         owes=True,
         joins=True,
     ),
@@ -171,164 +173,164 @@ SITUATIONS: dict[str, Situation] = {
         {"reset_inplace": True},
         lambda rig: finish(rig, delivered=False, after=resets),
         S,
-        Work.RESETTING,
+        Phase.RESETTING,
         owes=True,
         joins=True,
     ),
-    "resetting after an order": Situation({}, finish, S, Work.RESETTING, joins=True),
-    "resetting for its user": Situation({}, Rig.reset, S, Work.RESETTING, joins=True),
-    "resetting after a failure": Situation({}, step_raises, S, Work.RESETTING, joins=True),
+    "resetting after an order": Situation({}, finish, S, Phase.RESETTING, joins=True),
+    "resetting for its user": Situation({}, Rig.reset, S, Phase.RESETTING, joins=True),
+    "resetting after a failure": Situation({}, step_raises, S, Phase.RESETTING, joins=True),
     "before a retry": Situation(
         {"policy": RETRIES},
         all_of(finish, reset_fails),
         S,
-        Work.PAUSING,
+        Phase.PAUSING,
         following=Next.RESET,
     ),
     "before a retry with a new env": Situation(
         {"policy": RENEWS},
         all_of(finish, reset_fails),
         S,
-        Work.PAUSING,
+        Phase.PAUSING,
         following=Next.RENEW_ENV,
     ),
     "building a new env for a retry": Situation(
         {"policy": RENEWS},
         all_of(finish, reset_fails, lambda rig: rig.advance(0.5)),
         S,
-        Work.STARTING,
+        Phase.STARTING,
     ),
     "recycling": Situation(
         {},
         lambda rig: finish(rig, after=recycle),
         S,
-        Work.ENDING,
+        Phase.ENDING,
         following=Next.RENEW_HOST,
     ),
     "recycling in place": Situation(
         {"reset_inplace": True},
         lambda rig: finish(rig, delivered=False, after=recycle),
         S,
-        Work.ENDING,
+        Phase.ENDING,
         owes=True,
         following=Next.RENEW_HOST,
     ),
     "recycled": Situation(
-        {}, all_of(lambda rig: finish(rig, after=recycle), host_exits), S, Work.STARTING
+        {}, all_of(lambda rig: finish(rig, after=recycle), host_exits), S, Phase.STARTING
     ),
     "cancelling a step": Situation(
-        {}, all_of(lambda rig: rig.send(0), Rig.reset), S, Work.CANCELLING, joins=True
+        {}, all_of(lambda rig: rig.send(0), Rig.reset), S, Phase.CANCELLING, joins=True
     ),
-    "a call, then a reset": Situation({}, all_of(Rig.call, Rig.reset), S, Work.CALLING),
+    "a call, then a reset": Situation({}, all_of(Rig.call, Rig.reset), S, Phase.CALLING),
     # NEED_RESET
-    "needs a reset": Situation({"auto_reset": False}, finish, N, Work.NONE),
+    "needs a reset": Situation({"auto_reset": False}, finish, N, Phase.IDLE),
     "needs a reset, timestep waits": Situation(
         {"auto_reset": False},
         lambda rig: finish(rig, delivered=False),
         N,
-        Work.NONE,
+        Phase.IDLE,
         owes=True,
     ),
-    "needs a reset after a failure": Situation({"auto_reset": False}, step_raises, N, Work.NONE),
+    "needs a reset after a failure": Situation({"auto_reset": False}, step_raises, N, Phase.IDLE),
     "needs a reset, recycling": Situation(
         {"auto_reset": False},
         lambda rig: finish(rig, after=recycle),
         N,
-        Work.ENDING,
+        Phase.ENDING,
         following=Next.RENEW_HOST,
     ),
     "needs a reset, starting": Situation(
-        {"auto_reset": False}, all_of(finish, die), N, Work.STARTING
+        {"auto_reset": False}, all_of(finish, die), N, Phase.STARTING
     ),
     "needs a reset, dying": Situation(
         {"auto_reset": False, **slow_kill},
         all_of(finish, garbage),
         N,
-        Work.ENDING,
+        Phase.ENDING,
         following=Next.RENEW_HOST,
     ),
     "needs a reset, pausing": Situation(
         {"auto_reset": False, "policy": RETRIES},
         all_of(finish, die, die),
         N,
-        Work.PAUSING,
+        Phase.PAUSING,
         following=Next.RENEW_HOST,
     ),
     "needs a reset, in a call": Situation(
-        {"auto_reset": False}, all_of(finish, Rig.call), N, Work.CALLING
+        {"auto_reset": False}, all_of(finish, Rig.call), N, Phase.CALLING
     ),
     # DONE
-    "done": Situation({"episode_num": 1}, finish, D, Work.NONE),
+    "done": Situation({"episode_num": 1}, finish, D, Phase.IDLE),
     "done, timestep waits": Situation(
-        {"episode_num": 1}, lambda rig: finish(rig, delivered=False), D, Work.NONE, owes=True
+        {"episode_num": 1}, lambda rig: finish(rig, delivered=False), D, Phase.IDLE, owes=True
     ),
-    "done, host died": Situation({"episode_num": 1}, all_of(finish, die), D, Work.NONE),
+    "done, host died": Situation({"episode_num": 1}, all_of(finish, die), D, Phase.IDLE),
     "done, host dying": Situation(
         {"episode_num": 1, **slow_kill},
         all_of(finish, garbage),
         D,
-        Work.ENDING,
+        Phase.ENDING,
         following=Next.NOTHING,
     ),
-    "done, in a call": Situation({"episode_num": 1}, all_of(finish, Rig.call), D, Work.CALLING),
+    "done, in a call": Situation({"episode_num": 1}, all_of(finish, Rig.call), D, Phase.CALLING),
     "done, after a call that exited": Situation(
         {"episode_num": 1, **slow_kill},
         all_of(finish, call_exits),
         D,
-        Work.ENDING,
+        Phase.ENDING,
         following=Next.NOTHING,
     ),
-    "dropped": Situation({"policy": DROPS}, lose_step, D, Work.NONE),
+    "dropped": Situation({"policy": DROPS}, lose_step, D, Phase.IDLE),
     "dropped, host asked to end": Situation(
-        {"policy": DROPS}, step_raises, D, Work.ENDING, following=Next.NOTHING
+        {"policy": DROPS}, step_raises, D, Phase.ENDING, following=Next.NOTHING
     ),
     "dropped, timestep waits": Situation(
-        {"policy": DROPS}, lambda rig: lose_step(rig, delivered=False), D, Work.NONE, owes=True
+        {"policy": DROPS}, lambda rig: lose_step(rig, delivered=False), D, Phase.IDLE, owes=True
     ),
     # ERROR
     "failed, dying": Situation(
-        slow_kill, step_breaks_protocol, E, Work.ENDING, following=Next.RENEW_HOST
+        slow_kill, step_breaks_protocol, E, Phase.ENDING, following=Next.RENEW_HOST
     ),
     "failed, abnormal timestep waits": Situation(
         slow_kill,
         all_of(lambda rig: rig.send(0), garbage),
         E,
-        Work.ENDING,
+        Phase.ENDING,
         owes=True,
         following=Next.RENEW_HOST,
     ),
     "failed, host asked to end": Situation(
-        {}, all_of(finish, reset_fails), E, Work.ENDING, following=Next.RENEW_HOST
+        {}, all_of(finish, reset_fails), E, Phase.ENDING, following=Next.RENEW_HOST
     ),
     "failed, pausing": Situation(
         {"policy": RETRIES},
         all_of(lose_step, die),
         E,
-        Work.PAUSING,
+        Phase.PAUSING,
         following=Next.RENEW_HOST,
     ),
-    "exhausted": Situation({"policy": SPENT}, lose_step, E, Work.NONE),
+    "exhausted": Situation({"policy": SPENT}, lose_step, E, Phase.IDLE),
     "exhausted, host asked to end": Situation(
-        {"policy": SPENT}, step_raises, E, Work.ENDING, following=Next.NOTHING
+        {"policy": SPENT}, step_raises, E, Phase.ENDING, following=Next.NOTHING
     ),
     "exhausted, host dying": Situation(
         {"policy": SPENT, **slow_kill},
         step_breaks_protocol,
         E,
-        Work.ENDING,
+        Phase.ENDING,
         following=Next.NOTHING,
     ),
     # INIT
-    "renewed, starting": Situation({}, lose_step, I, Work.STARTING),
+    "renewed, starting": Situation({}, lose_step, I, Phase.STARTING),
     "renewed, timestep waits": Situation(
-        {}, lambda rig: lose_step(rig, delivered=False), I, Work.STARTING, owes=True
+        {}, lambda rig: lose_step(rig, delivered=False), I, Phase.STARTING, owes=True
     ),
-    "building a new env": Situation({"policy": RENEWS}, step_raises, I, Work.STARTING),
+    "building a new env": Situation({"policy": RENEWS}, step_raises, I, Phase.STARTING),
     "construction failed": Situation(
         {"policy": RETRIES},
         all_of(lose_step, construction_fails),
         E,
-        Work.ENDING,
+        Phase.ENDING,
         following=Next.RENEW_HOST,
     ),
 }
@@ -341,7 +343,7 @@ def situation(name: str) -> Rig:
     rig.launch(seeds={0: 7}, params={0: OLD})
     row.begin(rig)
     slot = rig.slot()
-    assert (rig.state(), slot.work) == (row.state, row.work)
+    assert (rig.state(), slot.phase) == (row.state, row.phase)
     assert slot.owed is row.owes
     if row.following is not None:
         assert slot.following is row.following
@@ -359,7 +361,7 @@ def let_everybody_answer(rig: Rig) -> None:
             transport.die(host.env_id)
         elif rig.supervisor.hosts.group_of(host.host_id) is not None:
             slot = rig.slot(host.env_id)
-            if slot.work not in (Work.NONE, Work.PAUSING):
+            if slot.phase not in (Phase.IDLE, Phase.PAUSING):
                 for after_s, arrival in _answers(rig, host):
                     transport.arrive(host.host_id, arrival, after_s)
     rig.run(60.0)
@@ -367,7 +369,7 @@ def let_everybody_answer(rig: Rig) -> None:
 
 def _answers(rig: Rig, host: Any) -> Any:
     request = host.request
-    if request.op == Op.STEP and rig.slot(host.env_id).work is Work.RESETTING:
+    if request.op == Op.STEP and rig.slot(host.env_id).phase is Phase.RESETTING:
         tag = ObsTag(request.env_id, request.generation, request.request_id, "first")
         return [(0.0, request._replace(op=Op.RESET_DONE, payload=(tag, {})))]
     if request.op == Op.STEP:
@@ -384,12 +386,12 @@ NEWS: dict[str, tuple[dict[str, Any] | None, int | None]] = {
 }
 
 
-def test_the_table_has_every_state_and_every_work() -> None:
+def test_the_table_has_every_state_and_every_phase() -> None:
     states = {row.state for row in SITUATIONS.values()}
-    works = {row.work for row in SITUATIONS.values()}
+    phases = {row.phase for row in SITUATIONS.values()}
     followings = {row.following for row in SITUATIONS.values()} - {None}
     assert states == set(EnvState) - {EnvState.VOID}
-    assert works == set(Work)
+    assert phases == set(Phase) - {Phase.POSTED}
     assert followings == set(Next)
 
 
@@ -408,7 +410,7 @@ def test_a_reset_brings_an_env_to_run_from_wherever_it_is(name: str, news: str) 
     assert rig.state() is EnvState.RUN
     assert rig.ready() == [0, 1]
     slot = rig.slot()
-    assert slot.work is Work.NONE
+    assert slot.phase is Phase.IDLE
     assert slot.host_id is not None
     assert slot.doomed is slot.fresh is None
     assert [slot.again, slot.held, slot.dropped, slot.owed] == [False] * 4
@@ -443,7 +445,7 @@ def test_a_reset_with_nothing_new_joins_one_that_runs(name: str) -> None:
     n_orders = len(rig.orders())
     rig.reset()
     let_everybody_answer(rig)
-    runs_already = SITUATIONS[name].joins and SITUATIONS[name].work is Work.RESETTING
+    runs_already = SITUATIONS[name].joins and SITUATIONS[name].phase is Phase.RESETTING
     assert len(rig.orders()) == n_orders + (not runs_already)
 
 

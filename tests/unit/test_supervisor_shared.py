@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from gymnasium.spaces import Discrete
 
-from envmgr.core import Work
-from envmgr.core.slots import EnvSlot, host_groups
+from envmgr.core import Phase
+from envmgr.core.slots import Record, host_groups
 from envmgr.errors import EnvCrash, EnvProtocolError, EnvRaised, FailuresExhaustedError
 from envmgr.lifecycle import EnvState
 from envmgr.policy import Deadlines, FailurePolicy
@@ -48,7 +48,7 @@ def generations(rig: Rig) -> list[int]:
 def test_groups_are_contiguous_and_as_equal_as_can_be(
     env_num: int, n_hosts: int, sizes: list[int]
 ) -> None:
-    slots = [EnvSlot(i) for i in range(env_num)]
+    slots = Record(env_num).slots
     groups = host_groups(slots, n_hosts)
     assert [len(group.slots) for group in groups] == sizes
     assert [group.index for group in groups] == list(range(n_hosts))
@@ -62,10 +62,10 @@ def test_one_host_is_started_for_each_group() -> None:
     hosts = rig.transport.hosts
     assert [hosts[i].env_ids for i in sorted(hosts)] == [[0, 1, 2], [3, 4]]
     assert [hosts[i].spec.index for i in sorted(hosts)] == [0, 1]
-    assert {slot.work for slot in rig.supervisor.slots} == {Work.STARTING}
+    assert {slot.phase for slot in rig.supervisor.slots} == {Phase.STARTING}
     for env_id in range(5):
         rig.hello(env_id)
-    assert {slot.work for slot in rig.supervisor.slots} == {Work.NONE}
+    assert {slot.phase for slot in rig.supervisor.slots} == {Phase.IDLE}
     assert rig.supervisor.statistics.as_dict()["num_workers"] == 2
 
 
@@ -82,7 +82,7 @@ def test_a_host_that_is_started_early_builds_one_env_and_the_others_at_launch() 
     rig.hello(1)
     rig.hello(2)
     assert generations(rig) == [0, 0, 0]
-    assert {slot.work for slot in rig.supervisor.slots} == {Work.NONE}
+    assert {slot.phase for slot in rig.supervisor.slots} == {Phase.IDLE}
 
 
 def test_an_env_that_cannot_be_built_fails_the_launch_and_not_its_neighbours() -> None:
@@ -92,7 +92,7 @@ def test_an_env_that_cannot_be_built_fails_the_launch_and_not_its_neighbours() -
     rig.fail(1, "construction")
     rig.hello(2)
     assert list(rig.supervisor.repair.launch_failures) == [1]
-    assert {slot.work for slot in rig.supervisor.slots} == {Work.NONE}
+    assert {slot.phase for slot in rig.supervisor.slots} == {Phase.IDLE}
 
 
 def test_a_host_that_dies_during_launch_fails_it_for_all_of_its_envs() -> None:
@@ -153,7 +153,7 @@ def test_a_failed_step_touches_nobody_else(kind: FailureKind, renewed: bool) -> 
     rig.send({0: "a", 1: "b"})
     rig.fail(0, kind=kind)
     assert rig.deliver(0)[0].info["abnormal"]
-    assert rig.slot(1).work is Work.STEPPING
+    assert rig.slot(1).phase is Phase.STEPPING
     assert rig.ready() == [2]
     if renewed:  # a new env, in the same host
         assert len(rig.requests(Op.RENEW, 0)) == 1
@@ -175,7 +175,7 @@ def test_attempts_at_a_reset_used_up_bring_a_new_env_in_the_same_host() -> None:
     assert len(rig.requests(Op.RENEW, 0)) == 1
     rig.hello(0)
     rig.fail(0, "reset")
-    assert rig.slot(0).work is Work.PAUSING  # longer with each renewal in a row
+    assert rig.slot(0).phase is Phase.PAUSING  # longer with each renewal in a row
     rig.advance(0.5)
     assert len(rig.requests(Op.RENEW, 0)) == 2
     recover(rig, 0)
@@ -278,7 +278,7 @@ def test_a_dropped_env_that_is_reset_while_its_host_ends_waits_for_the_next() ->
         rig.fail(env_id)
         rig.deliver(env_id)
     rig.reset(0)
-    assert rig.slot(0).work is Work.ENDING
+    assert rig.slot(0).phase is Phase.ENDING
     rig.die(0, exit_status=0)
     recover(rig, 0)
     assert rig.ready() == [0]
@@ -302,7 +302,7 @@ def test_the_loss_of_a_host_touches_all_of_its_envs_and_nobody_else() -> None:
     assert second.__cause__ is first
     assert rig.slot(2).doomed is not None
     assert rig.ready() == [2, 4]
-    assert rig.slot(3).work is Work.STEPPING
+    assert rig.slot(3).phase is Phase.STEPPING
     assert generations(rig) == [1, 1, 1, 0, 0]
     assert len(rig.transport.hosts) == 3  # one new one
     new = rig.transport.host_of(0)
@@ -375,30 +375,30 @@ def test_an_idle_death_is_charged_to_the_first_and_dooms_all() -> None:
     assert rig.ready() == [0, 1, 2]
 
 
-@pytest.mark.parametrize("work", list(Work))
-def test_whatever_a_neighbour_is_doing_it_comes_back(work: Work) -> None:
+@pytest.mark.parametrize("work", [phase for phase in Phase if phase is not Phase.POSTED])
+def test_whatever_a_neighbour_is_doing_it_comes_back(work: Phase) -> None:
     rig = shared(2, policy=FailurePolicy(max_retry=2, retry_waiting_s=0.5))
     rig.send({0: "a"})
-    if work is Work.STEPPING:
+    if work is Phase.STEPPING:
         rig.send({1: "b"})
-    elif work is Work.CANCELLING:
+    elif work is Phase.CANCELLING:
         rig.send({1: "b"})
         rig.reset(1)
-    elif work is Work.RESETTING:
+    elif work is Phase.RESETTING:
         rig.reset(1)
-    elif work is Work.CALLING:
+    elif work is Phase.CALLING:
         rig.call(1)
-    elif work is Work.PAUSING:
+    elif work is Phase.PAUSING:
         rig.reset(1)
         rig.fail(1, "reset")
-    elif work is Work.STARTING:
+    elif work is Phase.STARTING:
         rig.call(1)
         rig.fail(1, "call", kind=FailureKind.EXITED)
-    elif work is Work.ENDING:
+    elif work is Phase.ENDING:
         rig.transport.kill_takes_s = None
         rig.transport.garbage(0)
         rig.pump()
-    assert rig.slot(1).work is work
+    assert rig.slot(1).phase is work
     rig.die(0)
     assert rig.supervisor.statistics.failures_by_kind["EnvCrash"] <= 2
     rig.advance(1.0)
@@ -422,7 +422,7 @@ def test_the_new_host_waits_for_the_longest_back_off() -> None:
     assert rig.slot(1).deadline == rig.clock() + 1.0
     rig.send(0)
     rig.die(0)
-    assert rig.slot(0).work is rig.slot(1).work is Work.PAUSING
+    assert rig.slot(0).phase is rig.slot(1).phase is Phase.PAUSING
     assert len(rig.transport.hosts) == 1
     rig.advance(1.0)
     assert len(rig.transport.hosts) == 2
@@ -438,7 +438,7 @@ def test_a_lost_host_is_killed_once_and_replaced_when_it_is_reaped() -> None:
     rig.pump()
     assert rig.transport.killed == [1]
     assert sorted(rig.deliver()) == [0, 1]
-    assert {slot.work for slot in rig.supervisor.slots} == {Work.ENDING}
+    assert {slot.phase for slot in rig.supervisor.slots} == {Phase.ENDING}
     rig.run(12.0)
     assert rig.transport.given_up == [1, 1]
     assert len(rig.transport.hosts) == 1
@@ -521,7 +521,7 @@ def test_a_limit_counts_from_when_the_work_began() -> None:
     rig.stepped(1)
     rig.began(2)
     rig.advance(1.75)
-    assert rig.slot(2).work is Work.STEPPING
+    assert rig.slot(2).phase is Phase.STEPPING
     rig.advance(0.25)
     assert rig.supervisor.statistics.failures_by_env == {2: 1}
     assert "env 2 (generation 0) exceeded the 2 s of step_timeout in its step" in str(rig.error(2))
@@ -712,7 +712,7 @@ def test_a_worn_host_is_replaced_when_none_of_its_envs_is_in_an_episode() -> Non
     host = rig.transport.host_of(0)
     worn(rig, 0)
     assert rig.deliver(0)[0].obs == "terminal"
-    assert (rig.state(0), rig.slot(0).work) == (EnvState.RESET, Work.NONE)
+    assert (rig.state(0), rig.slot(0).phase) == (EnvState.RESET, Phase.IDLE)
     assert not host.requests(Op.CLOSE)
     worn(rig, 2)
     rig.deliver()
@@ -755,7 +755,7 @@ def test_an_env_that_waits_for_a_new_host_can_be_called() -> None:
     rig.call(0)
     rig.transport.reply(0, Op.RESULT, 1)
     rig.pump()
-    assert rig.slot(0).work is Work.NONE
+    assert rig.slot(0).phase is Phase.IDLE
     assert rig.orders(0)[1:] == []  # it goes on waiting
     rig.call(0)
     worn(rig, 1)
@@ -811,7 +811,7 @@ def test_the_loss_of_a_worn_host_replaces_it() -> None:
     assert rig.ready() == [0, 1]
     rig.send(0)
     rig.stepped(0, done=True, after=AfterStep.RESETS)
-    assert rig.slot(0).work is Work.RESETTING
+    assert rig.slot(0).phase is Phase.RESETTING
     assert rig.supervisor.statistics.recycled == 0
 
 

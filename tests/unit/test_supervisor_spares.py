@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from envmgr.core import Work
+from envmgr.core import Phase
 from envmgr.errors import EnvCrash, EnvTimeout
 from envmgr.lifecycle import EnvState
 from envmgr.policy import Deadlines, FailurePolicy
@@ -121,7 +121,7 @@ def test_a_spare_that_is_being_reset_takes_the_place_as_well() -> None:
     stale = rig.slot(2).request_id
     end_episode(rig, 1)
     assert host(rig, 1) == spare
-    assert rig.slot(1).work is Work.RESETTING
+    assert rig.slot(1).phase is Phase.RESETTING
     # What its host said before it was told of its new place is nobody's, and no offence.
     rig.transport.arrive(spare, Message(Op.NOTICE, 2, 0, stale, "a cast"))
     rig.transport.arrive(spare, Message(Op.RESET_DONE, 2, 0, stale, None))
@@ -154,7 +154,7 @@ def test_spares_take_turns_in_the_order_of_their_resets_whatever_these_last() ->
     keep(rig, 4)  # sooner than 3, whose reset has begun before
     end_episode(rig, 2)
     assert host(rig, 2) == third
-    assert rig.slot(2).work is Work.RESETTING
+    assert rig.slot(2).phase is Phase.RESETTING
 
 
 def test_envs_that_end_together_get_their_successors_by_env_id_and_not_as_they_arrive() -> None:
@@ -214,7 +214,7 @@ def test_an_env_whose_relief_was_interrupted_gets_its_successor_later(
     assert rig.supervisor.statistics.swaps == 0
     spares.relieve()
     assert rig.supervisor.statistics.swaps == 1
-    assert rig.slot(0).work is Work.RESETTING
+    assert rig.slot(0).phase is Phase.RESETTING
 
 
 def test_without_a_spare_that_can_come_an_env_is_reset_as_ever() -> None:
@@ -293,7 +293,7 @@ def test_the_reset_of_a_spare_that_fails_is_tried_again_and_is_no_failure_of_an_
     end_episode(rig, 0)
     rig.reset_done(0)
     rig.fail(2, "reset")
-    assert rig.slot(2).work is Work.PAUSING
+    assert rig.slot(2).phase is Phase.PAUSING
     rig.advance(1.0)
     keep(rig)
     statistics = rig.supervisor.statistics
@@ -323,7 +323,7 @@ def test_a_spare_that_fails_again_and_again_is_dropped_and_nothing_is_raised(
     rig = spared(policy=FailurePolicy(recover=recover, max_failures=1, retry_waiting_s=0.0))
     rig.die(2)
     rig.hello(2)
-    assert rig.slot(2).work is Work.RESETTING
+    assert rig.slot(2).phase is Phase.RESETTING
     with caplog.at_level(logging.ERROR):
         rig.die(2)
     assert "spare env 2 failed 2 times" in caplog.text
@@ -353,7 +353,7 @@ def test_what_a_spare_keeps_is_not_handed_out() -> None:
     rig.transport.reply(2, Op.RESET_DONE, ("an observation", {}))
     rig.pump()
     assert rig.supervisor.statistics.spare_failures == 1
-    assert rig.slot(2).group.is_ending or rig.slot(2).work is Work.STARTING
+    assert rig.slot(2).group.is_ending or rig.slot(2).phase is Phase.STARTING
 
 
 def test_a_non_finite_observation_of_a_spare_raises_nothing() -> None:
@@ -378,7 +378,7 @@ def test_a_spare_takes_the_place_of_an_env_that_dies_in_a_step() -> None:
     assert rig.ready() == [0, 1]
     assert rig.slot(0).generation == 1
     assert rig.supervisor.statistics.failures_by_env == {0: 1}
-    assert rig.slot(2).work is Work.STARTING
+    assert rig.slot(2).phase is Phase.STARTING
     rig.hello(2)
     keep(rig)
     assert rig.supervisor.spare_figures()["spares_ready"] == 1
@@ -447,7 +447,7 @@ def test_an_env_that_cannot_be_reset_gets_a_spare_while_its_host_ends() -> None:
     assert host(rig, 0) == spare
     rig.reset_done(0)
     assert rig.ready() == [0, 1]
-    assert rig.slot(2).work is Work.ENDING
+    assert rig.slot(2).phase is Phase.ENDING
 
 
 def test_the_death_of_an_env_that_waits_for_its_successor_leaves_one_successor() -> None:
@@ -471,7 +471,7 @@ def test_an_env_that_dies_while_it_waits_is_repaired_and_waits_no_more() -> None
     rig.die(0)
     rig.stepped(1)
     rig.deliver(0, 1)
-    assert rig.slot(0).work is Work.STARTING
+    assert rig.slot(0).phase is Phase.STARTING
     rig.hello(0)
     rig.reset_done(0)
     assert rig.ready() == [0, 1]
@@ -540,7 +540,7 @@ def test_new_seeds_have_spares_reset_anew_in_their_order() -> None:
     assert here != first
     rig.transport.arrive(here, Message(Op.RESET_DONE, 2, 0, stale, None))
     rig.pump()
-    assert rig.slot(2).work is Work.RESETTING
+    assert rig.slot(2).phase is Phase.RESETTING
     rig.transport.arrive(here, Message(Op.RESET_DONE, 2, 0, newest, None))
     keep(rig, 3)
     assert rig.supervisor.spare_figures()["spares_ready"] == 2

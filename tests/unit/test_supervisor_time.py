@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from envmgr.core import Work
+from envmgr.core import Phase
 from envmgr.core.hosts import KILL_PATIENCE_S
 from envmgr.core.slots import NEVER
 from envmgr.errors import EnvTimeout
@@ -22,36 +22,36 @@ LIMITS = Deadlines(step_s=2.0, reset_s=4.0, connect_s=8.0, close_s=1.0)
 TICK = 1 / 64
 
 
-def in_work(work: Work, deadlines: Deadlines = LIMITS) -> Rig:
+def in_work(work: Phase, deadlines: Deadlines = LIMITS) -> Rig:
     """Return a rig whose env 0 has just begun `work`."""
-    rig = Rig(2, deadlines=deadlines, auto_reset=work is not Work.CALLING).launch()
-    if work is Work.STEPPING:
+    rig = Rig(2, deadlines=deadlines, auto_reset=work is not Phase.CALLING).launch()
+    if work is Phase.STEPPING:
         rig.send(0)
-    elif work is Work.CANCELLING:
+    elif work is Phase.CANCELLING:
         rig.send(0)
         rig.reset()
-    elif work is Work.RESETTING:
+    elif work is Phase.RESETTING:
         rig.reset()
-    elif work is Work.CALLING:
+    elif work is Phase.CALLING:
         rig.call()
-    elif work is Work.STARTING:
+    elif work is Phase.STARTING:
         rig.send(0)
         rig.die()
         rig.deliver(0)
-    elif work is Work.ENDING:
+    elif work is Phase.ENDING:
         rig.send(0)
         rig.stepped(done=True, after=AfterStep.WANTS_RECYCLING)
         rig.deliver(0)
-    assert rig.slot().work is work
+    assert rig.slot().phase is work
     return rig
 
 
 TIMED = [
-    (Work.STEPPING, 2.0, "step_timeout", "step"),
-    (Work.CANCELLING, 2.0, "step_timeout", "cancelled step"),
-    (Work.RESETTING, 4.0, "reset_timeout", "reset"),
-    (Work.CALLING, 4.0, "reset_timeout", "call"),
-    (Work.STARTING, 8.0, "connect_timeout", "construction"),
+    (Phase.STEPPING, 2.0, "step_timeout", "step"),
+    (Phase.CANCELLING, 2.0, "step_timeout", "cancelled step"),
+    (Phase.RESETTING, 4.0, "reset_timeout", "reset"),
+    (Phase.CALLING, 4.0, "reset_timeout", "call"),
+    (Phase.STARTING, 8.0, "connect_timeout", "construction"),
 ]
 every_limit = pytest.mark.parametrize(
     ("work", "limit_s", "key", "during"), TIMED, ids=[work.name for work, *_ in TIMED]
@@ -60,14 +60,14 @@ every_limit = pytest.mark.parametrize(
 
 @every_limit
 def test_a_limit_passes_exactly_when_it_is_reached(
-    work: Work, limit_s: float, key: str, during: str
+    work: Phase, limit_s: float, key: str, during: str
 ) -> None:
     rig = in_work(work)
     host = rig.transport.host_of(0)
     failures = rig.supervisor.statistics.latest_failures
     before = len(failures)
     assert rig.slot().deadline == rig.clock() + limit_s
-    assert rig.hosts.earliest_deadline <= rig.slot().deadline
+    assert rig.hosts.limits.earliest <= rig.slot().deadline
     rig.advance(limit_s - TICK)
     assert len(failures) == before
     assert not host.killed
@@ -83,16 +83,16 @@ def test_a_limit_passes_exactly_when_it_is_reached(
 
 
 @every_limit
-def test_what_arrived_by_then_counts(work: Work, limit_s: float, key: str, during: str) -> None:
+def test_what_arrived_by_then_counts(work: Phase, limit_s: float, key: str, during: str) -> None:
     rig = in_work(work)
     host = rig.transport.host_of(0)
     before = len(rig.supervisor.statistics.latest_failures)
-    reply: dict[Work, tuple[Op, Any]] = {
-        Work.STEPPING: (Op.STEPPED, ("next", 1.0, False, {}, 0)),
-        Work.CANCELLING: (Op.STEPPED, ("next", 1.0, False, {}, 0)),
-        Work.RESETTING: (Op.RESET_DONE, ("first", {})),
-        Work.CALLING: (Op.RESULT, 1),
-        Work.STARTING: (Op.HELLO, host.description),
+    reply: dict[Phase, tuple[Op, Any]] = {
+        Phase.STEPPING: (Op.STEPPED, ("next", 1.0, False, {}, 0)),
+        Phase.CANCELLING: (Op.STEPPED, ("next", 1.0, False, {}, 0)),
+        Phase.RESETTING: (Op.RESET_DONE, ("first", {})),
+        Phase.CALLING: (Op.RESULT, 1),
+        Phase.STARTING: (Op.HELLO, host.description),
     }
     rig.transport.reply(0, *reply[work], after_s=limit_s)
     rig.advance(limit_s)
@@ -101,24 +101,24 @@ def test_what_arrived_by_then_counts(work: Work, limit_s: float, key: str, durin
 
 
 def test_a_grace_that_has_passed_is_no_failure() -> None:
-    rig = in_work(Work.ENDING)
+    rig = in_work(Phase.ENDING)
     host = rig.transport.host_of(0)
     rig.advance(1.0 - TICK)
     assert not host.killed
     rig.advance(TICK)
     assert host.killed
-    assert rig.slot().work is Work.STARTING
+    assert rig.slot().phase is Phase.STARTING
     assert rig.supervisor.statistics.latest_failures == type(
         rig.supervisor.statistics.latest_failures
     )(maxlen=100)
 
 
 def test_without_limits_nothing_ever_passes() -> None:
-    for work in (Work.STEPPING, Work.RESETTING, Work.CALLING, Work.CANCELLING):
+    for work in (Phase.STEPPING, Phase.RESETTING, Phase.CALLING, Phase.CANCELLING):
         rig = in_work(work, Deadlines())
         assert rig.slot().deadline == NEVER
         rig.advance(1e9)
-        assert rig.slot().work is work
+        assert rig.slot().phase is work
 
 
 def test_each_request_has_a_limit_of_its_own() -> None:
@@ -183,10 +183,10 @@ def test_the_earliest_deadline_is_never_too_late() -> None:
         rig.send(env_id)
         rig.clock.advance(0.5)
     deadlines = [slot.deadline for slot in rig.supervisor.slots]
-    assert rig.hosts.earliest_deadline == min(deadlines)
+    assert rig.hosts.limits.earliest == min(deadlines)
     rig.advance(min(deadlines) - rig.clock())
     left = [slot.deadline for slot in rig.supervisor.slots]
-    assert rig.hosts.earliest_deadline <= min(left)
+    assert rig.hosts.limits.earliest <= min(left)
 
 
 def test_a_deadline_may_be_thought_earlier_than_it_is_and_nothing_happens_then() -> None:
@@ -195,10 +195,10 @@ def test_a_deadline_may_be_thought_earlier_than_it_is_and_nothing_happens_then()
     rig.clock.advance(1.0)
     rig.send(1)
     rig.stepped(0)
-    assert rig.hosts.earliest_deadline < rig.slot(1).deadline
+    assert rig.hosts.limits.earliest < rig.slot(1).deadline
     rig.advance(1.0)
-    assert rig.hosts.earliest_deadline == rig.slot(1).deadline
-    assert rig.slot(1).work is Work.STEPPING
+    assert rig.hosts.limits.earliest == rig.slot(1).deadline
+    assert rig.slot(1).phase is Phase.STEPPING
 
 
 def test_a_killed_host_that_does_not_die_is_given_up_again_and_again_and_never_replaced() -> None:
@@ -226,11 +226,11 @@ def test_with_no_grace_a_host_is_killed_as_soon_as_it_is_asked() -> None:
     rig.send(0)
     rig.stepped(done=True, after=AfterStep.WANTS_RECYCLING)
     assert rig.transport.hosts[1].killed
-    assert rig.slot().work is Work.STARTING
+    assert rig.slot().phase is Phase.STARTING
 
 
 def test_a_host_that_hangs_in_a_cancelled_step_is_replaced_and_reset() -> None:
-    rig = in_work(Work.CANCELLING)
+    rig = in_work(Phase.CANCELLING)
     rig.advance(2.0)
     assert rig.state() is EnvState.RESET
     rig.hello()

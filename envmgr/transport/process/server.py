@@ -95,7 +95,7 @@ class WorkerServer:
         self._poll.register(self._trainer, select.POLLIN)
 
     def serve(self) -> None:
-        """Work until the trainer is gone; then kill what is left."""
+        """Phase until the trainer is gone; then kill what is left."""
         try:
             while True:
                 events = dict(self._poll.poll())

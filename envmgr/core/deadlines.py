@@ -1,0 +1,265 @@
+"""Time limits: which applies to what an env does, when it passes, and in shared hosts whose."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from envmgr.core.phases import Phase
+from envmgr.core.slots import NEVER, EnvSlot, HostGroup, Record
+from envmgr.policy import Deadlines
+from envmgr.spaces import Array
+from envmgr.types import Clock
+from envmgr.wire.block import Block
+
+_PASSED = float("inf")
+
+
+class Limits:
+    """Keeps the time limits of what envs and their hosts do.
+
+    Args:
+        record: of all envs.
+        groups: which of them share a host.
+        deadlines: the limits.
+        clock: monotonic seconds.
+        announces: shared hosts say what they begin with, whatever it is; else they do so for
+            constructions only.
+
+    Attributes:
+        clock: monotonic seconds.
+        step_s: the limit of steps.
+        close_s: the limit of closing.
+        earliest: a moment before which no deadline passes; may be too early, never too late.
+        changes: grows when there is something new to look after behind the caller.
+    """
+
+    def __init__(
+        self,
+        record: Record,
+        groups: Sequence[HostGroup],
+        deadlines: Deadlines,
+        clock: Clock,
+        *,
+        announces: bool,
+    ) -> None:
+        self.clock = clock
+        self.step_s = deadlines.step_s
+        self.close_s = deadlines.close_s
+        self.earliest = NEVER
+        self.changes = 0
+        self._record = record
+        self._groups = groups
+        self._announces = announces
+        self._block: Block | None = None
+        self._by_phase: dict[Phase, float | None] = {
+            Phase.STARTING: deadlines.connect_s,
+            Phase.RESETTING: deadlines.reset_s,
+            Phase.POSTED: deadlines.step_s,
+            Phase.STEPPING: deadlines.step_s,
+            Phase.CANCELLING: deadlines.step_s,
+            Phase.CALLING: deadlines.reset_s,
+        }
+        self._least_s = min(limit for limit in self._by_phase.values() if limit is not None)
+
+    def look_into(self, block: Block | None) -> None:
+        """Find out there what shared hosts are running; None: there is nothing to look into."""
+        self._block = block
+
+    def of_phase(self, phase: Phase) -> float | None:
+        """Return the limit of something that is asked for, in seconds; None for none."""
+        return self._by_phase.get(phase)
+
+    def of(self, slot: EnvSlot) -> float:
+        """Return the limit of what an env is busy with, in seconds; inf for none."""
+        if slot.host_id is None:
+            return self.close_s  # its host lets go of it
+        phase = slot.phase
+        limit_s = self._by_phase.get(Phase.CALLING if phase is Phase.IDLE else phase)
+        return NEVER if limit_s is None else limit_s
+
+    # -- setting ------------------------------------------------------------------------------
+
+    def set(self, slot: EnvSlot, limit_s: float | None, asked_at: float | None = None) -> None:
+        """Have what an env was asked time out; in a shared host only once it has begun."""
+        group = slot.group
+        asked_at = self.clock() if asked_at is None else asked_at
+        if not group.is_shared:
+            self.set_deadline(slot, limit_s, asked_at)
+            return
+        slot.deadline = NEVER
+        if limit_s is not None:
+            slot.since = asked_at
+            if group.running is None and group.deadline == NEVER:
+                self._set_of_group(group, slot.since + limit_s)
+
+    def set_deadline(
+        self, slot: EnvSlot, limit_s: float | None, begin: float | None = None
+    ) -> None:
+        """Have what an env does time out so long after a moment, which is now if none is given."""
+        if limit_s is None:
+            slot.deadline = slot.limit_s = NEVER
+            return
+        begin = self.clock() if begin is None else begin
+        self.set_until(slot, begin + limit_s, limit_s)
+
+    def set_until(self, slot: EnvSlot, deadline: float, limit_s: float) -> None:
+        """Have what an env does time out at a moment."""
+        slot.deadline, slot.limit_s = deadline, limit_s
+        self._remember(deadline)
+
+    def set_posted(self, rows: Any) -> None:
+        """Steps of these rows are posted now."""
+        if self.step_s is not None:
+            now = self.clock()
+            self._record.since[rows] = now
+            self.earliest = min(self.earliest, now + self.step_s)
+
+    def _set_of_group(self, group: HostGroup, moment: float) -> None:
+        group.deadline = moment
+        self._remember(moment)
+
+    def _remember(self, moment: float) -> None:
+        if moment < self.earliest:
+            self.earliest = moment
+            self.changes += 1
+
+    # -- shared hosts -------------------------------------------------------------------------
+
+    def began(self, slot: EnvSlot) -> None:
+        """A shared host has said that it begins with what it was asked for this env."""
+        group = slot.group
+        if group.running is not slot:  # as it is while the first one is built
+            group.running = slot
+            self._set_of_group(group, self.clock() + self.of(slot))
+
+    def finished(self, group: HostGroup) -> None:
+        """A shared host is done with what it was running, and may begin with something else."""
+        group.running = None
+        group.quiet_since = self.clock()
+        self._set_of_group(group, group.quiet_since + self._least_s)
+
+    def _look(self, group: HostGroup, block: Block) -> None:
+        """Find out in the block what a shared host is running."""
+        now, running = self.clock(), int(block.running[group.index])
+        since = float(block.since[group.index])
+        if not since <= now:  # NaN too: nobody may put off a deadline
+            since = group.quiet_since
+        slot = group.by_id.get(running - 1)
+        if slot is None or slot.phase in _STEPS:
+            posted, finished = int(block.posted[group.index]), int(block.finished[group.index])
+            if self._is_passed_over(group, posted, finished, now):
+                group.running = None
+                return
+            if slot is not None and self.step_s is None:  # it may be at that for ever
+                slot, since = None, now
+        if slot is None:
+            group.running = None
+            group.quiet_since = max(group.quiet_since, since)
+            return
+        group.running = slot
+        group.deadline = since + self.of(slot)
+
+    def _is_passed_over(self, group: HostGroup, posted: int, finished: int, now: float) -> bool:
+        """Whether a shared host goes on with steps although a request should have come first.
+
+        Steps that are posted for it keep a host busy. Those that it takes before it looks at its
+        messages were posted before it was first found too late with one: after these, it counts
+        that it does not begin with the request.
+
+        Args:
+            group: the envs.
+            posted: what was posted for the host last.
+            finished: what of that it was done with last.
+            now: the moment.
+        """
+        late = self._first_limited(group)
+        if late is None:
+            return False
+        order, first_posted = group.overdue
+        if order != max(late.request_id, late.order):
+            group.overdue = (max(late.request_id, late.order), posted)
+        elif first_posted == _PASSED:
+            return True
+        elif finished > first_posted:
+            group.overdue = (order, _PASSED)
+            group.quiet_since = now
+            return True
+        return False
+
+    def _first_limited(self, group: HostGroup) -> EnvSlot | None:
+        awaited = group.awaited()
+        limited = [slot for slot in awaited if self.of(slot) != NEVER]
+        if not limited or (len(limited) < len(awaited) and not self._announces):
+            return None  # it may be at something that has no limit
+        return limited[0]
+
+    def _late_in(self, group: HostGroup, now: float) -> EnvSlot | None:
+        """Return the env whose limit has passed in a shared host; else set the next deadline.
+
+        While nothing is running, a host that has requests and stays silent exceeds the limit of
+        the first of them: it counts from when the host could have begun with that.
+        """
+        late = group.running or self._first_limited(group)
+        if late is None:
+            group.deadline = NEVER
+            return None
+        if group.running is None:
+            group.deadline = max(group.quiet_since, late.since) + self.of(late)
+        if group.deadline > now:
+            return None
+        late.limit_s = self.of(late)
+        return late
+
+    # -- what is due --------------------------------------------------------------------------
+
+    def late_steps(self) -> list[int]:
+        """Return the envs whose posted steps have taken too long."""
+        block, limit_s = self._block, self.step_s
+        if block is None or limit_s is None or self.clock() < self.earliest:
+            return []
+        late = self._under_way(block) & (self._since + limit_s <= self.clock())
+        found: list[int] = late.nonzero()[0].tolist()
+        return found
+
+    def _under_way(self, block: Block) -> Array:
+        record = self._record
+        column = record.phases.column[: record.env_num]
+        posted = np.frombuffer(column, dtype=np.uint8) == Phase.POSTED
+        found: Array = posted & (block.replies != record.tokens[: record.env_num])
+        return found
+
+    @property
+    def _since(self) -> Array:
+        return self._record.since[: self._record.env_num]
+
+    def due(self) -> list[EnvSlot]:
+        """Return the envs whose deadline has passed.
+
+        Acting on one may change what is due for others of its group: ask `is_due` again.
+        """
+        now, slots = self.clock(), self._record.slots
+        if now < self.earliest:
+            return []
+        due = [slot for slot in slots if slot.deadline <= now]
+        for group in self._groups:
+            if group.deadline <= now:
+                if self._block is not None and group.is_shared:
+                    self._look(group, self._block)
+                late = self._late_in(group, now)
+                due += [] if late is None else [late]
+        moments = [*(s.deadline for s in slots), *(g.deadline for g in self._groups)]
+        if self._block is not None and self.step_s is not None:
+            posted = self._since[self._under_way(self._block)]
+            moments += (posted + self.step_s).tolist()
+        self.earliest = min((moment for moment in moments if moment > now), default=NEVER)
+        return due
+
+    def is_due(self, slot: EnvSlot) -> bool:
+        """Return whether the deadline of an env, or of its host, has passed."""
+        return min(slot.deadline, slot.group.deadline) <= self.clock()
+
+
+_STEPS = (Phase.POSTED, Phase.STEPPING, Phase.CANCELLING)

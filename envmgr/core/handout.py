@@ -1,0 +1,274 @@
+"""Timesteps that have arrived: which they are, and how they are handed out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from envmgr.core.delivery import Delivery, Ending, Hand
+from envmgr.core.episodes import Episodes
+from envmgr.core.hosts import Hosts
+from envmgr.core.phases import Change, Phase
+from envmgr.core.replies import (
+    PLAIN_END,
+    PLAIN_END_BITS,
+    BlockReplies,
+    after_of,
+    resets_after,
+)
+from envmgr.core.selection import Selection, Selections
+from envmgr.core.stats import Statistics
+from envmgr.core.taken import Raw, Taken
+from envmgr.spaces import ValueMismatchError
+from envmgr.types import EnvTimestep
+from envmgr.wire.block import DONE, ORDINARY_BITS, PLACE_BITS, TOLD_BIT, Block
+
+
+class Handout:
+    """Finds what has arrived, and hands it out.
+
+    The reply to a posted step stays in the block until it is handed out; it is read once. All
+    other timesteps are in `Record.undelivered` by then.
+
+    Args:
+        hosts: whose steps.
+        episodes: ends them.
+        statistics: where steps are counted.
+        delivery: keeps what is handed out.
+        reset_inplace: a step that ends an episode is complete with the next one's beginning.
+        has_spares: what follows an episode is decided here, not by the host.
+
+    Attributes:
+        selections: envs that are stepped together.
+        left: the env whose reply `take` has found and left, because it has to be looked at by
+            itself.
+    """
+
+    def __init__(
+        self,
+        hosts: Hosts,
+        episodes: Episodes,
+        statistics: Statistics,
+        delivery: Delivery,
+        *,
+        reset_inplace: bool,
+        has_spares: bool,
+    ) -> None:
+        self.selections = Selections(hosts)
+        self.left: int | None = None
+        self._record = hosts.record
+        self._phases = hosts.phases
+        self._episodes = episodes
+        self._statistics = statistics
+        self._delivery = delivery
+        self._reset_inplace = reset_inplace
+        self._has_spares = has_spares
+        self._resets_plainly = hosts.resets_need_no_looking_after
+        self._block: Block | None = None
+        self._replies: BlockReplies | None = None
+        count = hosts.env_num
+        self._all_posted = bytes((Phase.POSTED,)) * count
+        column: npt.NDArray[np.uint8] = np.frombuffer(hosts.phases.column, np.uint8, count)
+        self._columns = column, hosts.record.tokens[:count]
+        self._found = np.empty(count, np.bool_), np.empty(count, np.bool_)
+
+    def share(self, block: Block | None, replies: BlockReplies | None) -> None:
+        """Look at this block from now on; None: at none any more."""
+        self._block, self._replies = block, replies
+        self.selections.share(block)
+
+    # -- what has arrived ---------------------------------------------------------------------
+
+    @property
+    def outstanding(self) -> int:
+        """Steps that are under way, or whose timesteps were not handed out."""
+        return self._statistics.outstanding
+
+    def have_arrived(self, selection: Selection) -> bool:
+        """Whether the timesteps of all of these envs can be handed out."""
+        window = selection.window
+        if window is not None and not self._record.undelivered:
+            return bool(window.replies == window.tokens)
+        return all(map(self.has_arrived, selection.ids))
+
+    def has_arrived(self, env_id: int) -> bool:
+        """Whether the timestep of an env can be handed out."""
+        record, block = self._record, self._block
+        if env_id in record.undelivered:
+            return env_id not in record.held
+        if block is None or record.phases.column[env_id] != Phase.POSTED:
+            return False
+        return bool(block.replies[env_id] == record.tokens[env_id])
+
+    def arrived_ids(self) -> list[int]:
+        """Return the envs whose timesteps can be handed out, ascending."""
+        record, block = self._record, self._block
+        others = [env_id for env_id in record.undelivered if env_id not in record.held]
+        if block is None:
+            return sorted(others)
+        (phases, tokens), (arrived, posted) = self._columns, self._found
+        np.equal(block.replies, tokens, out=arrived)
+        np.equal(phases, _POSTED, out=posted)
+        np.logical_and(arrived, posted, out=arrived)
+        found: list[int] = arrived.nonzero()[0].tolist()
+        return sorted(found + others) if others else found
+
+    def any_goes_on(self, env_ids: Sequence[int]) -> bool:
+        """Whether one of these envs, whose timesteps have arrived, has not ended its episode."""
+        return any(not self._is_end(env_id) for env_id in env_ids)
+
+    def _is_end(self, env_id: int) -> bool:
+        timestep = self._record.undelivered.get(env_id)
+        if timestep is not None or self._block is None:
+            return timestep is None or timestep.done
+        return bool(self._block.flags[env_id] & DONE)
+
+    # -- taking it ----------------------------------------------------------------------------
+
+    def take(self, selection: Selection) -> Taken | None:
+        """Take the timesteps of envs that have arrived.
+
+        Returns:
+            What they hold; reading it hands them out. None if the reply of one, which is `left`
+            then, has to be looked at by itself before: nothing was taken.
+        """
+        undelivered = self._record.undelivered
+        kept = {i: undelivered[i] for i in selection.ids if i in undelivered} if undelivered else {}
+        if not kept:
+            raw = self._raw(selection)
+            return None if raw is None else Taken(self, selection.ids, raw, kept)
+        ids = [env_id for env_id in selection.ids if env_id not in kept]
+        raw = None
+        if ids:
+            posted = self.selections.of(ids)
+            raw = None if posted is None else self._raw(posted)
+            if raw is None:
+                return None
+        return Taken(self, selection.ids, raw, kept)
+
+    def _raw(self, selection: Selection) -> Raw | None:
+        block, window, column = self._block, selection.window, self._phases.column
+        if block is None:
+            return None
+        if window is None:
+            is_posted = all(column[env_id] == Phase.POSTED for env_id in selection.ids)
+            raw = block.flags[selection.rows].tobytes()
+        else:
+            is_posted = column[selection.rows] == selection.posted
+            raw = window.flags.tobytes()
+        if not is_posted:
+            self.left = next(i for i in selection.ids if column[i] != Phase.POSTED)
+            return None
+        first = raw[0] | raw[1] << 8
+        ordinary = not first & ~ORDINARY_BITS and raw == raw[:2] * selection.count
+        observed = self._record.observed
+        if ordinary and first & PLACE_BITS < observed.places.steps:
+            return Raw(observed, selection, block.rewards, first & PLACE_BITS, first, {}, {})
+        return self._mixed(block, selection, np.frombuffer(raw, dtype=np.uint16).tolist())
+
+    def _mixed(self, block: Block, selection: Selection, flags: list[int]) -> Raw | None:
+        observed = self._record.observed
+        usual, steps = flags[0] & TOLD_BIT, observed.places.steps
+        places = [flag & PLACE_BITS for flag in flags]
+        details: dict[int, Any] = {}
+        specials: dict[int, int] = {}
+        for position, (flag, place) in enumerate(zip(flags, places, strict=True)):
+            if flag - place == usual and place < steps:
+                continue
+            env_id = selection.ids[position]
+            is_plain = flag & PLAIN_END_BITS == PLAIN_END and place < steps
+            if not is_plain and not self._is_sound(env_id, position, flag, details):
+                return None
+            if flag & DONE and self._reset_inplace and self._awaits_reset(env_id, flag):
+                self.left = env_id
+                return None
+            specials[position] = flag
+        where: Any = places[0] if places.count(places[0]) == len(places) else places
+        return Raw(observed, selection, block.rewards, where, usual, specials, details)
+
+    def _is_sound(self, env_id: int, position: int, flag: int, details: dict[int, Any]) -> bool:
+        """Look at a reply with something to it; False if it is malformed."""
+        if self._replies is None:
+            return False
+        try:
+            details[position] = self._replies.detail(env_id, flag)
+        except ValueMismatchError:
+            self.left = env_id
+            return False
+        return True
+
+    def _awaits_reset(self, env_id: int, flag: int) -> bool:
+        if self._has_spares or self._replies is None:
+            return True
+        token = int(self._record.tokens[env_id])
+        return resets_after(flag) and not self._replies.has_reset(env_id, token)
+
+    # -- handing it out -----------------------------------------------------------------------
+
+    def hand_out(self, raw: Raw | None, kept: dict[int, EnvTimestep], result: Any) -> None:
+        """Go on with envs whose timesteps were read.
+
+        Args:
+            raw: what was read of the block.
+            kept: what had arrived otherwise, by env_id.
+            result: what was made of both.
+        """
+        statistics, endings, count = self._statistics, [], len(kept)
+        selection = None if raw is None else raw.selection
+        if raw is not None:
+            count += raw.selection.count
+            slots = self._record.slots
+            for position, flag in raw.specials.items():
+                if flag & DONE:
+                    env_id = raw.selection.ids[position]
+                    endings.append(Ending(env_id, flag, slots[env_id].episodes_done + 1))
+        self._delivery.in_hand = hand = Hand(
+            result,
+            selection,
+            tuple(kept),
+            endings,
+            statistics.timesteps + count,
+            statistics.episodes + len(endings),
+        )
+        self.move_on(hand)
+
+    def move_on(self, hand: Hand) -> None:
+        """Have the envs whose timesteps were handed out be ready, or at the end of their episodes.
+
+        Can be interrupted anywhere, and called again.
+        """
+        if hand.is_done:
+            return
+        selection, statistics = hand.selection, self._statistics
+        if selection is None:
+            pass
+        elif selection.is_slice:
+            self._phases.apply_rows(selection.rows, Change.SETTLE)
+        else:
+            self._phases.apply_all(selection.ids, Change.SETTLE)
+        for env_id in hand.kept:
+            self._record.undelivered.pop(env_id, None)
+        statistics.timesteps = hand.n_delivered
+        odd = [ending for ending in hand.endings if not self._end_plainly(ending)]
+        statistics.episodes = hand.n_episodes - len(odd)
+        hand.endings = odd  # what is left is not to be interrupted
+        hand.is_done = True
+
+    def _end_plainly(self, ending: Ending) -> bool:
+        """End an episode whose host begins the next one by itself; False if it does not."""
+        env_id, flag, episodes_done = ending
+        if resets_after(flag) and self._resets_plainly:
+            return self._episodes.goes_on(self._record.slots[env_id], episodes_done)
+        return False
+
+    def follow_up(self, hand: Hand) -> None:
+        """Go on with the episodes that ended otherwise than most; not to be interrupted."""
+        endings, hand.endings = hand.endings, ()
+        for env_id, flag, _ in endings:
+            self._episodes.end(self._record.slots[env_id], after_of(flag))
+
+
+_POSTED = np.uint8(Phase.POSTED)

@@ -1,0 +1,114 @@
+"""What an env's host is busy with, and the one table of how that changes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import Enum, IntEnum
+from types import MappingProxyType
+
+from envmgr.lifecycle import TransitionTable
+
+
+class Phase(IntEnum):
+    """What an env's host is busy with: at most one thing at a time."""
+
+    IDLE = 0
+    STARTING = 1
+    """It builds the env."""
+    RESETTING = 2
+    POSTED = 3
+    """A step that was posted in the block, and is looked for when it is gathered."""
+    STEPPING = 4
+    """A step that is looked after by itself: it went by message, or something came in between."""
+    CANCELLING = 5
+    """A step whose timestep nobody wants any more, because `reset` was called."""
+    CALLING = 6
+    ENDING = 7
+    """The host was killed or asked to end; what follows begins when it is gone."""
+    PAUSING = 8
+    """What follows begins at the deadline."""
+
+    @property
+    def label(self) -> str:
+        """What it is called in messages."""
+        return _LABELS[self]
+
+
+_P = Phase
+_LABELS = {
+    _P.IDLE: "idle",
+    _P.STARTING: "construction",
+    _P.RESETTING: "reset",
+    _P.POSTED: "step",
+    _P.STEPPING: "step",
+    _P.CANCELLING: "cancelled step",
+    _P.CALLING: "call",
+    _P.ENDING: "close",
+    _P.PAUSING: "pause",
+}
+
+
+class Change(str, Enum):
+    """What changes a phase. The value is the label in the diagram."""
+
+    BUILD = "construction is asked for"
+    RESET = "reset is asked for, or follows a step"
+    POST = "step is posted"
+    STEP = "step is sent"
+    TAKE_OVER = "posted step is looked after"
+    CANCEL = "its timestep is not wanted"
+    CALL = "call is sent"
+    END = "host is ended"
+    PAUSE = "something is to follow later"
+    SETTLE = "nothing is awaited any more"
+
+
+CHANGES: Mapping[Change, Mapping[Phase, Phase]] = MappingProxyType(
+    {
+        Change.BUILD: dict.fromkeys(
+            (_P.IDLE, _P.STEPPING, _P.CANCELLING, _P.ENDING, _P.PAUSING), _P.STARTING
+        ),
+        Change.RESET: dict.fromkeys(
+            (_P.IDLE, _P.RESETTING, _P.STEPPING, _P.CANCELLING, _P.ENDING, _P.PAUSING),
+            _P.RESETTING,
+        ),
+        # What an interrupt has left half done is done again: from POSTED to POSTED, say.
+        Change.POST: dict.fromkeys((_P.IDLE, _P.POSTED), _P.POSTED),
+        Change.STEP: dict.fromkeys((_P.IDLE, _P.STEPPING), _P.STEPPING),
+        Change.TAKE_OVER: {_P.POSTED: _P.STEPPING},
+        Change.CANCEL: {_P.STEPPING: _P.CANCELLING},
+        Change.CALL: {_P.IDLE: _P.CALLING},
+        Change.END: dict.fromkeys(Phase, _P.ENDING),
+        Change.PAUSE: dict.fromkeys(Phase, _P.PAUSING),
+        Change.SETTLE: dict.fromkeys(Phase, _P.IDLE),
+    }
+)
+
+_REPAIRED = (_P.STARTING, _P.CANCELLING, _P.ENDING, _P.PAUSING)
+BEHIND_THE_CALLER = (_P.RESETTING, *_REPAIRED)
+"""Phases that go on while no step is gathered, and need somebody who looks after them."""
+
+AWAITED = frozenset((_P.STARTING, _P.RESETTING, _P.STEPPING, _P.CANCELLING, _P.CALLING))
+"""Phases in which a reply is awaited."""
+
+
+class PhaseTable(TransitionTable[Phase, Change]):
+    """The phases of all envs and spares; changed only through `Change`s.
+
+    Args:
+        count: how many they are; all begin in IDLE.
+    """
+
+    def __init__(self, count: int) -> None:
+        super().__init__(CHANGES, Phase, count)
+
+    @property
+    def any_behind_the_caller(self) -> bool:
+        """Whether something goes on that needs looking after while no step is gathered."""
+        return Phase.RESETTING in self.column or self.any_repaired
+
+    @property
+    def any_repaired(self) -> bool:
+        """Whether something goes on behind the caller that is more than a reset."""
+        column = self.column
+        return any(phase in column for phase in _REPAIRED)

@@ -1,0 +1,177 @@
+"""Steps of envs that are posted in the shared block, a batch at a time."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from envmgr.core.hosts import Hosts
+from envmgr.core.phases import Change, Phase
+from envmgr.core.selection import Selection
+from envmgr.core.stats import Statistics
+from envmgr.spaces import ActionColumns, Array
+from envmgr.wire.block import (
+    NUMPY_VALUES,
+    PYTHON_NUMBERS,
+    RING_LAST,
+    RING_MASK,
+    TOKEN_BYTES,
+    Block,
+    fence,
+    generation_of,
+    items,
+    posting_of,
+)
+
+
+class Posting:
+    """Posts steps.
+
+    Args:
+        block: where.
+        actions: packs actions, whose space has a fixed layout.
+        hosts: rings their doorbells.
+        statistics: where steps are counted.
+
+    Attributes:
+        actions: packs actions.
+        any_shared: whether a host serves several envs.
+    """
+
+    def __init__(
+        self, block: Block, actions: ActionColumns, hosts: Hosts, statistics: Statistics
+    ) -> None:
+        self.actions = actions
+        self.any_shared = any(group.is_shared for group in hosts.groups)
+        self._block = block
+        self._hosts = hosts
+        self._record = hosts.record
+        self._statistics = statistics
+        self._posted = items(block.posted)
+        self._sleeping = items(block.sleeping)
+        self._groups = hosts.groups
+        self._transport = hosts.transport
+        self._kinds = -1
+        # What is to be the case when a batch has been posted, also if Ctrl-C comes in between.
+        self._unfinished: tuple[Selection, Any, int, int] | None = None
+        self._latest: Selection | None = None
+        self._posted_for_last = False
+
+    def detach(self) -> None:
+        """Let go of the shared memory: who still looks at this looks at nothing."""
+        plan = self._block.plan
+        self._block = block = Block(bytearray(plan.nbytes), plan)
+        self._posted, self._sleeping = items(block.posted), items(block.sleeping)
+        self._unfinished = None
+
+    def post(
+        self,
+        selection: Selection,
+        actions: Sequence[Array],
+        *,
+        python_numbers: bool,
+        ring: int,
+    ) -> None:
+        """Have ready envs take a step.
+
+        Args:
+            selection: which.
+            actions: per leaf (k, *shape).
+            python_numbers: the envs are to get Python's own numbers, not numpy's.
+            ring: when their hosts ring: see `block.RING_LAST`. With that,
+                somebody does when all have
+                replied; who waits for some of them has to call `have_all_ring`.
+        """
+        rows, window = selection.rows, selection.window
+        if window is None:
+            for column, values in zip(self._block.actions, actions, strict=True):
+                column[rows] = values
+        else:
+            for target, values in zip(window.actions, actions, strict=True):
+                target[...] = values
+        kind = PYTHON_NUMBERS if python_numbers else NUMPY_VALUES
+        if kind != self._kinds:
+            self._block.kinds[rows] = kind
+            self._kinds = kind if (self._block.kinds == kind).all() else -1
+        self._hosts.limits.set_posted(rows)
+        self._record.observed.counted(selection.ids)
+        request_id = self._hosts.next_request_id()
+        self._unfinished = (
+            selection,
+            self._tokens(selection, request_id),
+            posting_of(request_id, ring),
+            self._statistics.actions + selection.count,
+        )
+        self.finish()
+
+    def _tokens(self, selection: Selection, request_id: int) -> Any:
+        """Return the tokens of a request: an array, or of neighbours the bytes of one.
+
+        The generation of an env is that of the request which it has answered last.
+        """
+        tokens = self._record.tokens
+        window = selection.window
+        if window is not None and not self._statistics.renewals and not self._statistics.swaps:
+            return request_id.to_bytes(TOKEN_BYTES, sys.byteorder) * selection.count
+        found: Array = generation_of(tokens[selection.rows]) + np.uint64(request_id)
+        return found if window is None else found.tobytes()
+
+    def finish(self) -> None:
+        """Do what is left of a `post` that was interrupted; nothing if there is none."""
+        unfinished = self._unfinished
+        if unfinished is None:
+            return
+        selection, tokens, posting, self._statistics.actions = unfinished
+        window, phases = selection.window, self._record.phases
+        if window is None:
+            self._record.tokens[selection.rows] = tokens
+            self._block.requests[selection.rows] = tokens
+            phases.apply_all(selection.ids, Change.POST)
+        else:
+            window.token_bytes[:] = tokens
+            window.request_bytes[:] = tokens
+            phases.apply_rows(selection.rows, Change.POST)
+        self._latest = selection
+        if posting & RING_MASK == RING_LAST:
+            self._posted_for_last = True
+        hosts, posted, sleeping = selection.hosts, self._posted, self._sleeping
+        for index in hosts:
+            posted[index] = posting
+        fence()
+        groups = self._groups
+        self._transport.ring([groups[index].host_id or 0 for index in hosts if sleeping[index]])
+        self._unfinished = None
+
+    def sleep(self, *, soon: bool) -> None:
+        """Say whether the caller is about to sleep, and has to be rung for."""
+        self._sleeping[-1] = soon
+        if soon:
+            fence()
+
+    def latest(self, outstanding: int) -> Selection | None:
+        """Return what was posted last, if that is all that is outstanding, and it ascends."""
+        selection = self._latest
+        if selection is None or selection.count != outstanding or not selection.is_ascending:
+            return None
+        column = self._record.phases.column
+        return selection if all(column[i] == Phase.POSTED for i in selection.ids) else None
+
+    def have_all_ring(self) -> None:
+        """Have every host ring that need not, because its steps were to be gathered together.
+
+        They are not when a gather waits for some of them, after `send` or Ctrl-C.
+        """
+        if not self._posted_for_last:
+            return
+        hosts = self._hosts
+        silent = [
+            hosts.index_of[env_id]
+            for env_id in self._record.phases.ids_in(Phase.POSTED)
+            if hosts.may_stay_silent(env_id)
+        ]
+        for index in dict.fromkeys(silent):
+            hosts.ask(index)
+        self._posted_for_last = False
