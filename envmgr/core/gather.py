@@ -35,17 +35,20 @@ class Gather:
     def exactly(self, selection: Selection) -> Taken | None:
         """Wait for the timesteps of all of these envs, which were sent an action each."""
         arrived = partial(self._handout.have_arrived, selection)
-        repair, engine = self._supervisor.repair, self._engine
+        repair, engine, handout = self._supervisor.repair, self._engine, self._handout
         while True:
             if not self._have_come(arrived):
                 engine.wait_until(
-                    lambda: repair.urgent or arrived(), pivot=self._pivot(selection), doing="step"
+                    lambda: repair.urgent or arrived() or handout.finds_malformed(),
+                    pivot=self._pivot(selection),
+                    doing="step",
                 )
             if repair.urgent:
                 return None
-            taken = self._take(selection)
+            taken = handout.take(selection) if handout.left is None else None
             if taken is not None:
                 return taken
+            self._set_aside()
 
     def _have_come(self, arrived: partial[bool]) -> bool:
         """Wait for posted steps in the way that costs least; whether they have all arrived."""
@@ -102,9 +105,10 @@ class Gather:
             selection = self._handout.selections.of(arrived)
             if supervisor.repair.urgent or selection is None:
                 return None
-            taken = self._take(selection)
+            taken = self._handout.take(selection)
             if taken is not None:
                 return taken
+            self._set_aside()
 
     def _some_ids(
         self, policy: GatherPolicy, outstanding: int, deadline: float, *, exactly: bool
@@ -143,8 +147,6 @@ class Gather:
             engine.wait_until(complete, deadline=until, look_every_s=look_every_s, doing="step")
         return arrived
 
-    def _take(self, selection: Selection) -> Taken | None:
-        taken = self._handout.take(selection)
-        if taken is None:
-            self._engine.undisturbed(self._supervisor.set_aside)
-        return taken
+    def _set_aside(self) -> None:
+        self._engine.collect()  # what its host has sent before, for other envs, too
+        self._engine.undisturbed(self._supervisor.set_aside)

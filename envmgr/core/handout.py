@@ -105,16 +105,34 @@ class Handout:
 
     def arrived_ids(self) -> list[int]:
         """Return the envs whose timesteps can be handed out, ascending."""
-        record, block = self._record, self._block
+        record = self._record
         others = [env_id for env_id in record.undelivered if env_id not in record.held]
-        if block is None:
+        if self._block is None:
             return sorted(others)
+        found: list[int] = self._replied(self._block).nonzero()[0].tolist()
+        return sorted(found + others) if others else found
+
+    def _replied(self, block: Block) -> npt.NDArray[np.bool_]:
+        """Return which envs have replied to posted steps."""
         (phases, tokens), (arrived, posted) = self._columns, self._found
         np.equal(block.replies, tokens, out=arrived)
         np.equal(phases, _POSTED, out=posted)
-        np.logical_and(arrived, posted, out=arrived)
-        found: list[int] = arrived.nonzero()[0].tolist()
-        return sorted(found + others) if others else found
+        return np.logical_and(arrived, posted, out=arrived)
+
+    def finds_malformed(self) -> bool:
+        """Whether a reply in the block is malformed; its env is `left`, others are awaited still.
+
+        Asked while something out of the ordinary goes on: who waits for all need not wait for the
+        host that has sent nonsense.
+        """
+        block = self._block
+        if block is None:
+            return False
+        odd = self._replied(block) & ((block.flags & _ODD_BITS) != 0)
+        return not all(
+            self._is_sound(env_id, 0, int(block.flags[env_id]), {})
+            for env_id in odd.nonzero()[0].tolist()
+        )
 
     def any_goes_on(self, env_ids: Sequence[int]) -> bool:
         """Whether one of these envs, whose timesteps have arrived, has not ended its episode."""
@@ -272,3 +290,5 @@ class Handout:
 
 
 _POSTED = np.uint8(Phase.POSTED)
+_ODD_BITS = np.uint16(0xFFFF & ~TOLD_BIT)
+"""Without these a reply is not malformed: it is in the first place."""

@@ -251,9 +251,9 @@ def test_casts_into_the_arena_keep_the_numbers() -> None:
 
 
 @pytest.mark.parametrize("reference", [-1, 4, 10**9, None, "0", 0.0, True, np.int64(0), [0]])
-def test_slots_that_a_writer_does_not_name_are_refused(reference: Any) -> None:
+def test_places_that_a_writer_does_not_name_are_refused(reference: Any) -> None:
     _, read, _ = pair(FLOATS)
-    with pytest.raises(ValueMismatchError, match=r"is not a slot of 0\.\.3"):
+    with pytest.raises(ValueMismatchError, match=r"is not a place of 0\.\.3"):
         read.read(reference)
 
 
