@@ -21,15 +21,17 @@ from envmgr.wire.block import (
     ENDING_SHIFT,
     HAS_INFO,
     INFO_BYTES,
+    ORDERS,
     REWARD_SHIFT,
     REWARD_TYPES,
     RING_EACH,
     RING_MASK,
     Block,
     request_of,
+    token_of,
 )
 from envmgr.wire.infos import InfoEncoder
-from envmgr.wire.messages import Message, Op
+from envmgr.wire.messages import Message, Op, ResetOrder
 
 NUMBERED = Discrete(1 << 62)
 """The observation space of envs whose observations are numbered."""
@@ -61,6 +63,7 @@ class Seat:
         placement: where its observations go.
         places: those of its observations.
         taken: the token of the step that it has taken last.
+        ordered: the token of the reset that it was ordered last.
         step_place: where its next observation of a step goes.
         reset_place: likewise, of a reset.
     """
@@ -68,6 +71,7 @@ class Seat:
     placement: Placement
     places: Any
     taken: int
+    ordered: int
     step_place: int
     reset_place: int
 
@@ -94,7 +98,9 @@ class HostInBlock:
         index: which of the manager's hosts it is.
         seats: by env_id.
         batches: steps that it has not answered.
-        posted: the step that an env was posted last, by env_id: an automatic reset answers it too.
+        posted: the step or the reset that was posted last for an env, by env_id: an automatic reset
+            answers a step, too.
+        plans: what an env was told by its latest reset by message: one that is ordered is like it.
         asked: it is to ring when it has done what was posted.
     """
 
@@ -102,10 +108,11 @@ class HostInBlock:
     seats: dict[int, Seat] = field(default_factory=dict)
     batches: list[Batch] = field(default_factory=list)
     posted: dict[int, Message] = field(default_factory=dict)
+    plans: dict[int, ResetOrder] = field(default_factory=dict)
     asked: bool = False
 
     def answers_posted(self, message: Message) -> bool:
-        """Whether a reply answers a step that was posted."""
+        """Whether a reply answers what was posted."""
         posted = self.posted.get(message.env_id)
         return posted is not None and posted[1:4] == message[1:4]
 
@@ -135,13 +142,15 @@ class FakeBlock:
         """An env is told where its row is."""
         plan = placement.block
         (places,) = place_arrays(self._memory, placement)
-        taken = 0
+        taken = ordered = 0
         if plan is not None:
             if self.block is None:
                 self.block = Block(self._memory, plan)
             self.block.sleeping[host.index] = 1  # for good: it looks when it is rung
             taken = int(self.block.requests[placement.row])
-        seat = Seat(placement, places, taken, placement.step_place, placement.reset_place)
+            ordered = int(self.block.orders[placement.row])
+        first = placement.step_place, placement.reset_place
+        seat = Seat(placement, places, taken, ordered, *first)
         host.seats[env_id] = seat
 
     def leave(self, host: HostInBlock, env_id: int) -> None:
@@ -154,7 +163,7 @@ class FakeBlock:
     # -- steps ------------------------------------------------------------------------------
 
     def look(self, host: HostInBlock, *, asks: bool) -> Iterator[Message]:
-        """A host is rung: return the steps that it finds, as requests."""
+        """A host is rung: return the steps and resets that it finds, as requests."""
         block = self.block
         if block is None:
             return
@@ -176,6 +185,19 @@ class FakeBlock:
             host.asked = False
             self._ring()
         yield from requests
+        if batch.posting & ORDERS:
+            yield from self._ordered(block, host)
+
+    def _ordered(self, block: Block, host: HostInBlock) -> Iterator[Message]:
+        for env_id, seat in sorted(host.seats.items()):
+            token = int(block.orders[seat.row])
+            if seat.placement.block is not None and token != seat.ordered:
+                seat.ordered = token
+                order = host.plans[env_id]._replace(seed=None)
+                request = Message(Op.RESET, env_id, *request_of(token), order)
+                host.posted[env_id] = request
+                yield request
+        block.finished[host.index] = max(block.finished[host.index], block.posted[host.index])
 
     # -- replies ----------------------------------------------------------------------------
 
@@ -208,7 +230,7 @@ class FakeBlock:
             obs, info = message.payload
             flags = self._write_info(block.reset_infos, seat, info)
             block.reset_flags[seat.row] = flags | self._observe(seat, obs, of_reset=True)
-            block.resets[seat.row] = seat.taken
+            block.resets[seat.row] = token_of(message.generation, message.request_id)
             self._wake_parent()
 
     def _write_step(self, block: Block, seat: Seat, payload: Any) -> None:

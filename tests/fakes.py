@@ -390,6 +390,8 @@ class FakeTransport(Transport):
         shared, in_block = self.shared, host.in_block
         if shared is None:
             return
+        if message.op == Op.RESET:
+            in_block.plans[message.env_id] = message.payload
         if message.op in (Op.RENEW, Op.RELEASE, Op.ADOPT):
             for env_id in host.env_ids if message.op == Op.ADOPT else [message.env_id]:
                 shared.leave(in_block, env_id)

@@ -212,7 +212,7 @@ class Rig:
 
     def reset(self, env_id: int = 0, params: dict[str, Any] | None = None) -> None:
         """Begin an explicit reset."""
-        self.supervisor.begin_explicit_reset(env_id, params)
+        self.supervisor.resets.begin({env_id: params})
 
     def call(self, env_id: int = 0, name: str = "method") -> None:
         """Begin a call."""

@@ -153,8 +153,8 @@ class Limits:
             if self._is_passed_over(group, posted, finished, now):
                 group.running = None
                 return
-            if slot is not None and self.step_s is None:  # it may be at that for ever
-                slot, since = None, now
+        if slot is not None and self.of(slot) == NEVER:  # it may be at that for as long as it likes
+            slot, since = None, now
         if slot is None:
             group.running = None
             group.quiet_since = max(group.quiet_since, since)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,9 +15,11 @@ from envmgr.core.stats import Statistics
 from envmgr.spaces import ActionColumns, Array
 from envmgr.wire.block import (
     NUMPY_VALUES,
+    ORDERS,
     PYTHON_NUMBERS,
     RING_LAST,
     RING_MASK,
+    RING_ONCE,
     TOKEN_BYTES,
     Block,
     fence,
@@ -57,6 +59,8 @@ class Posting:
         self._kinds = -1
         # What is to be the case when a batch has been posted, also if Ctrl-C comes in between.
         self._unfinished: tuple[Selection, Any, int, int] | None = None
+        # By index of a host: what was posted when it was ordered to reset envs.
+        self._orders: dict[int, int] = {}
         self._latest: Selection | None = None
         self._posted_for_last = False
 
@@ -137,13 +141,38 @@ class Posting:
         self._latest = selection
         if posting & RING_MASK == RING_LAST:
             self._posted_for_last = True
-        hosts, posted, sleeping = selection.hosts, self._posted, self._sleeping
-        for index in hosts:
-            posted[index] = posting
-        fence()
-        groups = self._groups
-        self._transport.ring([groups[index].host_id or 0 for index in hosts if sleeping[index]])
+        posted, orders = self._posted, self._orders
+        for index in selection.hosts:
+            posted[index] = posting if index not in orders else self._with_orders(index, posting)
+        self._ring(selection.hosts)
         self._unfinished = None
+
+    def order_resets(self, env_ids: Sequence[int]) -> None:
+        """Have idle envs reset as their hosts know it from their plans; not to be interrupted."""
+        hosts, record, request_id = self._hosts, self._record, self._hosts.next_request_id()
+        for env_id in env_ids:
+            hosts.await_reply(record.slots[env_id], Change.RESET, request_id)
+            self._block.orders[env_id] = record.tokens[env_id]
+        indexes = dict.fromkeys(map(hosts.index_of.__getitem__, env_ids))
+        for index in indexes:
+            # What was posted before, and may not have been seen, is to be rung for as it was.
+            ring = max(int(self._posted[index]) & RING_MASK, RING_ONCE)
+            posting = posting_of(request_id, ring | ORDERS)
+            self._posted[index] = self._orders[index] = posting
+        self._ring(indexes)
+
+    def _ring(self, indexes: Iterable[int]) -> None:
+        """Ring for hosts that sleep, or may be about to."""
+        fence()
+        sleeping, groups = self._sleeping, self._groups
+        self._transport.ring([groups[index].host_id or 0 for index in indexes if sleeping[index]])
+
+    def _with_orders(self, index: int, posting: int) -> int:
+        """Return what is posted for a host, which may not have seen its latest orders."""
+        if self._block.finished[index] >= self._orders[index]:
+            del self._orders[index]
+            return posting
+        return posting | ORDERS
 
     def sleep(self, *, soon: bool) -> None:
         """Say whether the caller is about to sleep, and has to be rung for."""

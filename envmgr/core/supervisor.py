@@ -7,7 +7,7 @@ a fake transport and a clock they move by hand.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from envmgr.core import failures
@@ -22,16 +22,17 @@ from envmgr.core.phases import Change, Phase
 from envmgr.core.posting import Posting
 from envmgr.core.repair import Repair
 from envmgr.core.replies import BlockReplies
+from envmgr.core.resets import ExplicitResets
 from envmgr.core.rules import EpisodeRules
 from envmgr.core.slots import EnvSlot, Next
 from envmgr.core.spares import Spares
 from envmgr.core.stats import Statistics
 from envmgr.core.taken import ArrayBatch, Taken, by_env_id
-from envmgr.lifecycle import EnvState, Event
+from envmgr.lifecycle import Event
 from envmgr.policy import FailurePolicy
 from envmgr.spaces import codec_of
 from envmgr.transport.base import Arrival
-from envmgr.types import EnvTimestep, is_abnormal
+from envmgr.types import EnvTimestep
 from envmgr.wire.messages import EnvDescription, Op
 
 Submitted = tuple[EnvSlot, tuple[int, Any] | None]
@@ -56,6 +57,7 @@ class Supervisor:
         spares: envs that wait to take the place of others; None if there are none.
         statistics: counters since launch.
         repair: what follows failures.
+        resets: begins those that users ask for.
         posting: posts steps in the block; None where they go by message.
         handout: finds what has arrived, and hands it out.
         delivery: what the call under way is about to return.
@@ -92,6 +94,9 @@ class Supervisor:
             self._episodes,
             auto_reset=rules.auto_reset,
             spares=self.spares,
+        )
+        self.resets = ExplicitResets(
+            hosts, self.statistics, self._episodes, self.repair, self.spares
         )
         self._arrivals = Arrivals(
             hosts,
@@ -215,6 +220,7 @@ class Supervisor:
             self._arrivals.share(replies)
             self.handout.share(block, replies)
             self.posting = Posting(block, actions, self.hosts, self.statistics)
+            self.resets.share(self.posting)
 
     def begin_episodes(self) -> None:
         """Have every env reset for the first time; its host has said HELLO."""
@@ -376,74 +382,6 @@ class Supervisor:
             self.handout.follow_up(hand)
         if self.spares is not None:
             self.spares.relieve()
-
-    # -- resets -----------------------------------------------------------------------------
-
-    def begin_explicit_reset(self, env_id: int, params: dict[str, Any] | None) -> None:
-        """Reset an env because its user says so.
-
-        Args:
-            env_id: which.
-            params: keyword arguments of this and of later automatic resets; None keeps those
-                that were given before.
-        """
-        slot = self.slots[env_id]
-        self.hosts.take_over(slot)
-        joins = params is None and slot.new_seed is None
-        if params is not None:
-            slot.reset_params = dict(params)
-        if slot.new_seed is not None:
-            slot.seed = slot.base_seed = slot.new_seed
-            slot.new_seed = None
-        self._cancel(slot)
-        self._revive(slot)
-        slot.attended = True
-        slot.waits = False
-        self.states.apply(env_id, Event.BEGIN_RESET)
-        if slot.phase is Phase.IDLE:
-            if slot.host_id is None:
-                self.repair.bring_back(slot)
-            else:
-                self._episodes.begin(slot)
-        elif slot.phase is Phase.ENDING and slot.following is Next.NOTHING:
-            self.repair.forgive(slot)
-            slot.following = Next.RENEW_HOST
-        elif slot.phase in (Phase.RESETTING, Phase.CANCELLING):
-            slot.again = slot.again or not joins
-
-    def seed(self, seeds: Mapping[int, int | None], of_spares: Sequence[int | None]) -> None:
-        """Have the next explicit resets, and those of spares, use these seeds."""
-        for env_id, seed in seeds.items():
-            self.slots[env_id].new_seed = seed
-        for spare, seed in zip(self.spare_slots, of_spares, strict=True):
-            spare.new_seed = seed
-
-    def begin_reseeded_spares(self) -> None:
-        """Reset the spares that were given a seed since their last reset."""
-        if self.spares is not None:
-            self.spares.reseed(self._episodes.begin)
-
-    def _cancel(self, slot: EnvSlot) -> None:
-        """Give up the timestep that is owed, if there is one."""
-        if not slot.owed:
-            return
-        slot.held = False
-        self.statistics.cancelled += 1
-        timestep = self.record.undelivered.pop(slot.env_id, None)
-        if timestep is not None:
-            if timestep.done and not is_abnormal(timestep.info):  # nobody saw that episode's end
-                slot.episodes_done -= 1
-                self.statistics.episodes -= 1
-        else:
-            self.hosts.cancel(slot)
-
-    def _revive(self, slot: EnvSlot) -> None:
-        """Take back what was decided about an env that its user now resets."""
-        slot.doomed = None
-        slot.fresh = None
-        slot.dropped = False
-        if self.states[slot.env_id] is EnvState.DONE:
-            slot.episodes_done = 0
 
     # -- calls ------------------------------------------------------------------------------
 

@@ -269,7 +269,7 @@ class EngineOwner:
             if self._samplers is not None:
                 self._samplers.seed(seeds)
             if supervisor is not None:
-                supervisor.seed(seeds, of_spares)
+                supervisor.resets.seed(seeds, of_spares)
 
         if not self._launched:
             apply(None)

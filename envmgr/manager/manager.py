@@ -352,9 +352,7 @@ class EnvManager(EnvAccess):
         self, supervisor: Supervisor, params: Mapping[int, dict[str, Any] | None]
     ) -> None:
         supervisor.rules.dynamic_seed = self._dynamic_seed
-        for env_id, given in params.items():
-            supervisor.begin_explicit_reset(env_id, given)
-        supervisor.begin_reseeded_spares()
+        supervisor.resets.begin(params)
 
     def random_action(self) -> dict[int, Any]:
         """Return a random action for each ready env, from a seeded stream of each env."""

@@ -411,7 +411,7 @@ def _one_round(rng: random.Random, wire: Wire, number: int, report: FrameReport)
         _call(rng, wire)
         wire.all_come_back()
     if rng.random() < 0.1:
-        wire.supervisor.begin_explicit_reset(rng.randrange(len(wire.slots())), None)
+        wire.supervisor.resets.begin({rng.randrange(len(wire.slots())): None})
         wire.all_come_back()
     served = {i: wire.worker_of(i) for i in range(len(wire.slots()))}
     actions = {i: number + i for i in wire.ready()}

@@ -359,7 +359,7 @@ class Wire:
             if not self.auto_reset:
                 for slot in self.supervisor.slots:
                     if states[slot.env_id] is EnvState.NEED_RESET and slot.phase is Phase.IDLE:
-                        self.supervisor.begin_explicit_reset(slot.env_id, None)
+                        self.supervisor.resets.begin({slot.env_id: None})
             ready = self.ready()
             if any(slot.phase is Phase.CALLING for slot in self.supervisor.slots):
                 return False

@@ -253,7 +253,7 @@ class SparesMachine(RuleBasedStateMachine):
         if new_seeds:
             for spare in self.rig.supervisor.spare_slots:
                 spare.new_seed = 7
-        self.rig.supervisor.begin_reseeded_spares()
+        self.rig.supervisor.resets.begin({})
         self._look()
 
     # -- hosts and time -------------------------------------------------------------------------

@@ -507,7 +507,7 @@ def test_a_defect_in_the_background_surfaces_from_the_next_call(
     patched: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     it = behind(patched)
-    it.rig.reset()
+    it.rig.reset(params={})  # by message
     it.call()
 
     def fail(*args: Any) -> None:

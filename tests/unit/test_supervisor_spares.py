@@ -533,7 +533,7 @@ def test_new_seeds_have_spares_reset_anew_in_their_order() -> None:
     rig.reset_done(0)  # now 3 comes first, and 2 is being reset
     for spare in rig.supervisor.spare_slots:
         spare.new_seed = 70 + spare.env_id
-    rig.supervisor.begin_reseeded_spares()
+    rig.supervisor.resets.begin({})
     assert [rig.orders(i)[-1].seed for i in (2, 3)] == [72, 73]
     stale, newest = (m.request_id for m in rig.requests(Op.RESET, 2)[-2:])
     here = host(rig, 2)
@@ -552,7 +552,7 @@ def test_new_seeds_have_spares_reset_anew_in_their_order() -> None:
 def test_the_seed_of_a_reset_that_was_taken_over_is_not_used_again() -> None:
     rig = spared()
     rig.slot(2).new_seed = 72
-    rig.supervisor.begin_reseeded_spares()
+    rig.supervisor.resets.begin({})
     end_episode(rig, 0)  # the spare is at the reset with that seed
     assert [order.seed for order in rig.orders(2)] == [None, 72, None]
     assert rig.slot(2).base_seed == 72

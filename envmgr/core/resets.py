@@ -1,0 +1,129 @@
+"""Resets that users ask for, whatever the env is doing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from envmgr.core.episodes import Episodes
+from envmgr.core.hosts import Hosts
+from envmgr.core.phases import Phase
+from envmgr.core.posting import Posting
+from envmgr.core.repair import Repair
+from envmgr.core.slots import EnvSlot, Next
+from envmgr.core.spares import Spares
+from envmgr.core.stats import Statistics
+from envmgr.lifecycle import EnvState, Event
+from envmgr.types import is_abnormal
+
+
+class ExplicitResets:
+    """Begins the resets that users ask for.
+
+    Args:
+        hosts: to send requests.
+        statistics: where cancelled steps are counted.
+        episodes: begins them.
+        repair: brings envs back that have failed for good.
+        spares: which may have been given seeds; None if there are none.
+    """
+
+    def __init__(
+        self,
+        hosts: Hosts,
+        statistics: Statistics,
+        episodes: Episodes,
+        repair: Repair,
+        spares: Spares | None,
+    ) -> None:
+        self._hosts = hosts
+        self._record = hosts.record
+        self._states = hosts.record.states
+        self._statistics = statistics
+        self._episodes = episodes
+        self._repair = repair
+        self._spares = spares
+        self._posting: Posting | None = None
+
+    def share(self, posting: Posting) -> None:
+        """Order resets in the block, where that is enough, from now on."""
+        # In line a message costs no more, and can be interrupted safely.
+        if self._hosts.transport.works_alone and self._spares is None:
+            self._posting = posting
+
+    def seed(self, seeds: Mapping[int, int | None], of_spares: Sequence[int | None]) -> None:
+        """Have the next explicit resets, and those of spares, use these seeds."""
+        for env_id, seed in seeds.items():
+            self._record.slots[env_id].new_seed = seed
+        for spare, seed in zip(self._record.slots[self._record.env_num :], of_spares, strict=True):
+            spare.new_seed = seed
+
+    def begin(self, params: Mapping[int, dict[str, Any] | None]) -> None:
+        """Reset envs, and the spares that were given a seed since their last reset.
+
+        Args:
+            params: keyword arguments of this and of later automatic resets, by env_id; None keeps
+                those that were given before.
+        """
+        ordered = [i for i, given in params.items() if self._begin(self._record.slots[i], given)]
+        if ordered and self._posting is not None:
+            self._posting.order_resets(ordered)
+        if self._spares is not None:
+            self._spares.reseed(self._episodes.begin)
+
+    def _begin(self, slot: EnvSlot, params: dict[str, Any] | None) -> bool:
+        """Begin the reset of one env; whether it is only to be ordered."""
+        self._hosts.take_over(slot)
+        joins = params is None and slot.new_seed is None
+        if params is not None:
+            slot.reset_params = dict(params)
+        if slot.new_seed is not None:
+            slot.seed = slot.base_seed = slot.new_seed
+            slot.new_seed = None
+        self._cancel(slot)
+        self._revive(slot)
+        slot.attended = True
+        slot.waits = False
+        self._states.apply(slot.env_id, Event.BEGIN_RESET)
+        if slot.phase is Phase.IDLE:
+            if slot.host_id is None:
+                self._repair.bring_back(slot)
+            elif joins and self._posting is not None and _is_planned(slot):
+                slot.again = False
+                return True
+            else:
+                self._episodes.begin(slot)
+        elif slot.phase is Phase.ENDING and slot.following is Next.NOTHING:
+            self._repair.forgive(slot)
+            slot.following = Next.RENEW_HOST
+        elif slot.phase in (Phase.RESETTING, Phase.CANCELLING):
+            slot.again = slot.again or not joins
+        return False
+
+    def _cancel(self, slot: EnvSlot) -> None:
+        """Give up the timestep that is owed, if there is one."""
+        if not slot.owed:
+            return
+        slot.held = False
+        self._statistics.cancelled += 1
+        timestep = self._record.undelivered.pop(slot.env_id, None)
+        if timestep is None:
+            self._hosts.cancel(slot)
+        elif timestep.done and not is_abnormal(timestep.info):  # nobody saw that episode's end
+            slot.episodes_done -= 1
+            slot.has_plan = False
+            self._statistics.episodes -= 1
+
+    def _revive(self, slot: EnvSlot) -> None:
+        """Take back what was decided about an env that its user now resets."""
+        slot.doomed = None
+        slot.fresh = None
+        slot.dropped = False
+        if self._states[slot.env_id] is EnvState.DONE:
+            slot.episodes_done = 0
+            slot.has_plan = False
+
+
+def _is_planned(slot: EnvSlot) -> bool:
+    """Whether the host of an env knows all that there is to know of its next reset."""
+    return slot.has_plan and slot.seed is None and not slot.new_generation
