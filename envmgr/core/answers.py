@@ -24,6 +24,7 @@ from envmgr.core.stats import Statistics
 from envmgr.lifecycle import EnvState, Event
 from envmgr.spaces import ValueMismatchError
 from envmgr.types import EnvTimestep
+from envmgr.wire.block import token_of
 from envmgr.wire.messages import Message
 
 logger = logging.getLogger("envmgr")
@@ -142,23 +143,21 @@ class Answers:
         Can be interrupted anywhere: until the last of this it counts as not applied.
         """
         _, env_id, generation, request_id, payload = message
-        if (
-            slot.phase not in _IN_A_STEP
-            or request_id != slot.request_id
-            or generation != slot.generation
-        ):
+        record = self._record
+        is_awaited = record.token_items[env_id] == token_of(generation, request_id)
+        if not is_awaited or record.phases.column[env_id] not in _IN_A_STEP:
             return False
         try:
             reference, reward, done, info, _ = step_fields(payload)
             if done:
                 return False
-            obs = self._record.observed.read(env_id, reference)
+            obs = record.observed.read(env_id, reference)
         except (ValueMismatchError, MalformedReplyError):
             return False
-        slot.obs = obs
-        slot.timestep = EnvTimestep(obs, reward, done, info)
+        record.observed.keep(env_id, obs)
+        record.undelivered[env_id] = EnvTimestep(obs, reward, done, info)
         slot.deadline = NEVER
-        self._hosts.phases.apply(env_id, Change.SETTLE)
+        record.phases.apply(env_id, Change.SETTLE)
         return True
 
     def result(self, slot: EnvSlot, payload: Any) -> None:

@@ -101,7 +101,7 @@ class Handout:
             return env_id not in record.held
         if block is None or record.phases.column[env_id] != Phase.POSTED:
             return False
-        return bool(block.replies[env_id] == record.tokens[env_id])
+        return bool(block.replies[env_id] == record.token_items[env_id])
 
     def arrived_ids(self) -> list[int]:
         """Return the envs whose timesteps can be handed out, ascending."""
@@ -171,15 +171,11 @@ class Handout:
         block, window, column = self._block, selection.window, self._phases.column
         if block is None:
             return None
-        if window is None:
-            is_posted = all(column[env_id] == Phase.POSTED for env_id in selection.ids)
-            raw = block.flags[selection.rows].tobytes()
-        else:
-            is_posted = column[selection.rows] == selection.posted
-            raw = window.flags.tobytes()
-        if not is_posted:
+        if not selection.is_posted(column):
             self.left = next(i for i in selection.ids if column[i] != Phase.POSTED)
             return None
+        flags = block.flags[selection.rows] if window is None else window.flags
+        raw = flags.tobytes()
         first = raw[0] | raw[1] << 8
         ordinary = not first & ~ORDINARY_BITS and raw == raw[:2] * selection.count
         observed = self._record.observed
@@ -221,7 +217,7 @@ class Handout:
     def _awaits_reset(self, env_id: int, flag: int) -> bool:
         if self._has_spares or self._replies is None:
             return True
-        token = int(self._record.tokens[env_id])
+        token: int = self._record.token_items[env_id]
         return resets_after(flag) and not self._replies.has_reset(env_id, token)
 
     # -- handing it out -----------------------------------------------------------------------

@@ -167,17 +167,22 @@ class Hosts:
         self.await_reply(slot, change, request_id)
         self.transport.send(_host_of(slot), frame)
 
-    def submit_step(self, slot: EnvSlot, prepared: tuple[int, Any]) -> None:
+    def submit_step(self, slot: EnvSlot, prepared: tuple[int, Any], *, again: bool) -> None:
         """As `submit`, for an idle env and a step: what happens most.
 
         Can be interrupted, and called again: until the last of this it counts as not sent.
+
+        Args:
+            slot: the env.
+            prepared: what `prepare` returned.
+            again: it may have been sent, before an interrupt.
         """
         request_id, frame = prepared
         self.phases.apply(slot.env_id, Change.STEP)
         if self.limits.step_s is not None:
             self.limits.set(slot, self.limits.step_s)
         host_id, transport = _host_of(slot), self.transport
-        if not transport.has_sent(host_id, frame):
+        if not again or not transport.has_sent(host_id, frame):
             transport.send(host_id, frame)
         slot.request_id = request_id
 

@@ -185,8 +185,7 @@ class Posting:
         selection = self._latest
         if selection is None or selection.count != outstanding or not selection.is_ascending:
             return None
-        column = self._record.phases.column
-        return selection if all(column[i] == Phase.POSTED for i in selection.ids) else None
+        return selection if selection.is_posted(self._record.phases.column) else None
 
     def have_all_ring(self) -> None:
         """Have every host ring that need not, because its steps were to be gathered together.

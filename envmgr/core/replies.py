@@ -76,7 +76,7 @@ class BlockReplies:
         return [
             env_id
             for env_id, phase in enumerate(record.phases.column[: record.env_num])
-            if phase in _STEPS and self._block.replies[env_id] == record.tokens[env_id]
+            if phase in _STEPS and self._block.replies[env_id] == record.token_items[env_id]
         ]
 
     def resets_of(self, record: Record) -> list[int]:

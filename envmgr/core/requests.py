@@ -51,11 +51,12 @@ def prepared_steps(
     """
     actions = actions_by_id(actions)
     env_num, record = len(supervisor.slots), supervisor.record
+    ready = record.are_all_ready
     checked: list[tuple[EnvSlot, Any]] = []
     for key, action in actions.items():
         env_id = checked_env_id(key, env_num)
         slot = supervisor.slots[env_id]
-        if not record.is_ready(env_id) or slot.phase is Phase.CALLING:
+        if not ready and (not record.is_ready(env_id) or slot.phase is Phase.CALLING):
             raise _not_ready(supervisor, env_id)
         if type(action) not in _PLAIN:
             action = _plain_action(env_id, action)

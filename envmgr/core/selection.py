@@ -103,7 +103,14 @@ class Selection:
         self.window: Window | None = None
         self.arenas: dict[int, list[Array]] = {}
 
+    def is_posted(self, phases: bytearray) -> bool:
+        """Whether the steps of all of these envs are posted; given the column of phases."""
+        if self.is_slice:
+            return bool(phases[self.rows] == self.posted)
+        return set(map(phases.__getitem__, self.ids)) == _POSTED
 
+
+_POSTED = {Phase.POSTED}
 _PLAIN_SEQUENCES = frozenset((dict, list, tuple, type({}.keys())))
 """What can be read without running code of its own, and comes to an end."""
 

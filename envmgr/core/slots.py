@@ -21,7 +21,7 @@ from envmgr.core.phases import AWAITED, Phase, PhaseTable
 from envmgr.errors import EnvFailure
 from envmgr.lifecycle import EnvState, StateTable
 from envmgr.types import EnvTimestep
-from envmgr.wire.block import request_of, token_of
+from envmgr.wire.block import items, request_of, token_of
 
 NEVER = math.inf
 
@@ -60,6 +60,7 @@ class Record:
         states: of each env, as its user sees it.
         phases: what each host is busy with.
         tokens: of the request whose reply is awaited, or that was answered last.
+        token_items: the same, for reading and writing one by one.
         since: when a step was posted, where steps have a time limit.
         observed: the newest observations.
         undelivered: timesteps that have arrived and are out of the ordinary (by message, abnormal,
@@ -77,6 +78,7 @@ class Record:
         self.states = StateTable(env_num, spare_num)
         self.phases = PhaseTable(count)
         self.tokens: npt.NDArray[np.uint64] = np.zeros(count, dtype=np.uint64)
+        self.token_items = items(self.tokens)
         self.since: npt.NDArray[np.float64] = np.full(count, NEVER)
         self.observed = Observed(count)
         self.undelivered: dict[int, EnvTimestep] = {}
@@ -243,16 +245,17 @@ class EnvSlot:
     @property
     def token(self) -> int:
         """Of the request whose reply is awaited, or that was answered last."""
-        return int(self.record.tokens[self.env_id])
+        token: int = self.record.token_items[self.env_id]
+        return token
 
     @property
     def request_id(self) -> int:
         """The request whose reply is awaited, or that was answered last."""
-        return request_of(self.token)[1]
+        return request_of(self.record.token_items[self.env_id])[1]
 
     @request_id.setter
     def request_id(self, request_id: int) -> None:
-        self.record.tokens[self.env_id] = token_of(self.generation, request_id)
+        self.record.token_items[self.env_id] = token_of(self.generation, request_id)
 
     @property
     def owed(self) -> bool:

@@ -171,7 +171,7 @@ class Supervisor:
         if hand is not None:
             self.handout.move_on(hand)
         self._arrivals.begin_episodes()
-        self._finish_submission()
+        self._finish_submission(again=True)
         if self.record.unexecuted:
             undisturbed(self.settle_doomed)
         if hand is not None:
@@ -272,9 +272,9 @@ class Supervisor:
         """
         self.record.observed.counted(slot.env_id for slot, _ in prepared)
         self._submission = prepared, self.statistics.actions + len(prepared)
-        self._finish_submission()
+        self._finish_submission(again=False)
 
-    def _finish_submission(self) -> None:
+    def _finish_submission(self, *, again: bool) -> None:
         """Do what is left of sending actions; nothing if there is none."""
         if self._submission is None:
             return
@@ -283,7 +283,7 @@ class Supervisor:
             if frame is None:
                 self.record.unexecuted.add(slot.env_id)
             elif slot.request_id != frame[0]:
-                self.hosts.submit_step(slot, frame)
+                self.hosts.submit_step(slot, frame, again=again)
         self._submission = None
 
     def settle_doomed(self) -> None:
