@@ -2,7 +2,7 @@
 
 Everything that may change the state of an env is an `Event`, and `TRANSITIONS` says what each event
 does in each state. An event that the table does not know raises and changes nothing. The diagram in
-``docs/reference/lifecycle.md`` is generated from this table.
+``docs/reference/lifecycle.md`` is generated from this table, and that of phases from theirs.
 """
 
 from __future__ import annotations
@@ -179,21 +179,26 @@ def is_ready(state: EnvState, *, pending: bool) -> bool:
     return state is EnvState.RUN and not pending
 
 
-def edges() -> Sequence[tuple[EnvState, Event, EnvState]]:
-    """Return every legal edge of the table, in its order."""
+def edges(transitions: Mapping[E, Mapping[S, S]]) -> Sequence[tuple[S, E, S]]:
+    """Return every legal edge of a table, in its order."""
     return [
         (source, event, target)
-        for event, table in TRANSITIONS.items()
-        for source, target in table.items()
+        for event, targets in transitions.items()
+        for source, target in targets.items()
     ]
 
 
-def mermaid_diagram() -> str:
-    """Return the table as a Mermaid state diagram (edges to VOID by `close` are left out)."""
-    lines = ["stateDiagram-v2", "    [*] --> VOID"]
+def leads_from_everywhere(targets: Mapping[S, S], states: type[S]) -> bool:
+    """Return whether an event is legal in every state and leads to one and the same."""
+    return len(targets) == len(states) and len(set(targets.values())) == 1
+
+
+def mermaid_diagram(transitions: Mapping[E, Mapping[S, S]], states: type[S]) -> str:
+    """Return a table as a Mermaid state diagram, without events that lead from everywhere."""
+    lines = ["stateDiagram-v2", f"    [*] --> {next(iter(states)).name}"]
     lines += [
         f"    {source.name} --> {target.name}: {event.value}"
-        for source, event, target in edges()
-        if event is not Event.CLOSE
+        for source, event, target in edges(transitions)
+        if not leads_from_everywhere(transitions[event], states)
     ]
     return "\n".join(lines)

@@ -1,4 +1,7 @@
-"""What an env's host is busy with, and the one table of how that changes."""
+"""What an env's host is busy with, and the one table of how that changes.
+
+The second diagram in ``docs/reference/lifecycle.md`` is generated from this table.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +16,11 @@ class Phase(IntEnum):
     """What an env's host is busy with: at most one thing at a time."""
 
     IDLE = 0
+    """With nothing, or there is no host."""
     STARTING = 1
     """It builds the env."""
     RESETTING = 2
+    """It resets the env: by itself, or because that was asked for."""
     POSTED = 3
     """A step that was posted in the block, and is looked for when it is gathered."""
     STEPPING = 4
@@ -23,6 +28,7 @@ class Phase(IntEnum):
     CANCELLING = 5
     """A step whose timestep nobody wants any more, because `reset` was called."""
     CALLING = 6
+    """A method or attribute of the env."""
     ENDING = 7
     """The host was killed or asked to end; what follows begins when it is gone."""
     PAUSING = 8
