@@ -20,6 +20,9 @@ from envmgr.transport.process.threads import BACKGROUND_THREAD
 
 T = TypeVar("T")
 
+_LOOK_EVERY_S = 0.05
+"""So long a signal handler may have to wait."""
+
 
 class _Task(Generic[T]):
     """Something to be done once, and what came of it."""
@@ -40,8 +43,11 @@ class _Task(Generic[T]):
         self._ended.release()
 
     def wait(self) -> None:
-        """Wait until it is done; signal handlers run meanwhile."""
-        with self._ended:
+        """Wait until it is done; signal handlers run meanwhile.
+
+        Not in one go: a signal that comes just before the thread falls asleep does not wake it.
+        """
+        while not self._ended.acquire(timeout=_LOOK_EVERY_S):
             pass
 
     def outcome(self) -> T:
