@@ -226,9 +226,8 @@ class Limits:
 
     def _under_way(self, block: Block) -> Array:
         record = self._record
-        column = record.phases.column[: record.env_num]
-        posted = np.frombuffer(column, dtype=np.uint8) == Phase.POSTED
-        found: Array = posted & (block.replies != record.tokens[: record.env_num])
+        column = np.frombuffer(record.phases.column, np.uint8, record.env_num)
+        found: Array = (column == Phase.POSTED) & ~record.answered(block.replies, _POSTED)
         return found
 
     @property
@@ -262,4 +261,5 @@ class Limits:
         return min(slot.deadline, slot.group.deadline) <= self.clock()
 
 
+_POSTED = np.uint8(Phase.POSTED)
 _STEPS = (Phase.POSTED, Phase.STEPPING, Phase.CANCELLING)

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from envmgr.core.delivery import Delivery, Ending, Hand
 from envmgr.core.episodes import Episodes
@@ -69,11 +68,6 @@ class Handout:
         self._resets_plainly = hosts.resets_need_no_looking_after
         self._block: Block | None = None
         self._replies: BlockReplies | None = None
-        count = hosts.env_num
-        self._all_posted = bytes((Phase.POSTED,)) * count
-        column: npt.NDArray[np.uint8] = np.frombuffer(hosts.phases.column, np.uint8, count)
-        self._columns = column, hosts.record.tokens[:count]
-        self._found = np.empty(count, np.bool_), np.empty(count, np.bool_)
 
     def share(self, block: Block | None, replies: BlockReplies | None) -> None:
         """Look at this block from now on; None: at none any more."""
@@ -109,15 +103,9 @@ class Handout:
         others = [env_id for env_id in record.undelivered if env_id not in record.held]
         if self._block is None:
             return sorted(others)
-        found: list[int] = self._replied(self._block).nonzero()[0].tolist()
+        replied = record.answered(self._block.replies, _POSTED)
+        found: list[int] = replied.nonzero()[0].tolist()
         return sorted(found + others) if others else found
-
-    def _replied(self, block: Block) -> npt.NDArray[np.bool_]:
-        """Return which envs have replied to posted steps."""
-        (phases, tokens), (arrived, posted) = self._columns, self._found
-        np.equal(block.replies, tokens, out=arrived)
-        np.equal(phases, _POSTED, out=posted)
-        return np.logical_and(arrived, posted, out=arrived)
 
     def finds_malformed(self) -> bool:
         """Whether a reply in the block is malformed; its env is `left`, others are awaited still.
@@ -128,7 +116,7 @@ class Handout:
         block = self._block
         if block is None:
             return False
-        odd = self._replied(block) & ((block.flags & _ODD_BITS) != 0)
+        odd = self._record.answered(block.replies, _POSTED) & ((block.flags & _ODD_BITS) != 0)
         return not all(
             self._is_sound(env_id, 0, int(block.flags[env_id]), {})
             for env_id in odd.nonzero()[0].tolist()

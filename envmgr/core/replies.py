@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from envmgr.core.phases import Phase
 from envmgr.core.slots import Record
@@ -25,6 +24,7 @@ from envmgr.wire.block import (
     REWARD_TYPES,
     TOLD_BIT,
     Block,
+    items,
 )
 from envmgr.wire.infos import InfoDecoder
 from envmgr.wire.messages import AfterStep
@@ -34,7 +34,7 @@ PLAIN_END_BITS = DONE | TOLD_BIT | AFTER_BITS | HAS_INFO | REWARD_BITS
 """An episode has ended, and its host begins the next one: with these bits and none of the others
 there is nothing else to the reply. The reward is a float, as kind 0 is."""
 
-_STEPS = frozenset((Phase.STEPPING, Phase.CANCELLING))
+_STEPS = (np.uint8(Phase.STEPPING), np.uint8(Phase.CANCELLING))
 _RESETTING = np.uint8(Phase.RESETTING)
 
 
@@ -59,6 +59,7 @@ class BlockReplies:
     def __init__(self, block: Block, places: Places) -> None:
         self._block = block
         self._places = places
+        self._reset_flags = items(block.reset_flags)
         self._decoder = InfoDecoder()
 
     # -- who has replied ----------------------------------------------------------------------
@@ -73,17 +74,14 @@ class BlockReplies:
 
     def steps_of(self, record: Record) -> list[int]:
         """Return the envs that have replied to steps that are looked after by themselves."""
-        return [
-            env_id
-            for env_id, phase in enumerate(record.phases.column[: record.env_num])
-            if phase in _STEPS and self._block.replies[env_id] == record.token_items[env_id]
-        ]
+        found: list[int] = []
+        for phase in _STEPS:
+            found += record.answered(self._block.replies, phase).nonzero()[0].tolist()
+        return found
 
     def resets_of(self, record: Record) -> list[int]:
         """Return the envs whose reset is awaited, and is over."""
-        count = record.env_num
-        phases: npt.NDArray[np.uint8] = np.frombuffer(record.phases.column, np.uint8, count)
-        found = (self._block.resets == record.tokens[:count]) & (phases == _RESETTING)
+        found = record.answered(self._block.resets, _RESETTING)
         env_ids: list[int] = found.nonzero()[0].tolist()
         return env_ids
 
@@ -100,7 +98,7 @@ class BlockReplies:
 
     def plain_reset(self, env_id: int) -> int | None:
         """Return the place of a reset's observation; None if there is more to the reply."""
-        flag = int(self._block.reset_flags[env_id])
+        flag: int = self._reset_flags[env_id]
         place = flag & PLACE_BITS
         if flag & HAS_INFO or not self._places.steps <= place < self._places.count:
             return None

@@ -88,6 +88,24 @@ class Record:
         self.slots = [EnvSlot(i, self, is_spare=i >= env_num) for i in range(count)]
         self._all_idle = bytes([Phase.IDLE]) * env_num
         self._all_run = bytes([EnvState.RUN]) * env_num
+        column: npt.NDArray[np.uint8] = np.frombuffer(self.phases.column, np.uint8, env_num)
+        self._seen = column, self.tokens[:env_num]
+        self._found = np.empty(env_num, np.bool_), np.empty(env_num, np.bool_)
+
+    def answered(self, column: npt.NDArray[np.uint64], phase: np.uint8) -> npt.NDArray[np.bool_]:
+        """Return which envs are in a phase and have answered the request that it is about.
+
+        Args:
+            column: the tokens of what was answered: (env_num,).
+            phase: which.
+
+        Returns:
+            (env_num,) bool; good until this is asked again.
+        """
+        (phases, tokens), (found, also) = self._seen, self._found
+        np.equal(column, tokens, out=found)
+        np.equal(phases, phase, out=also)
+        return np.logical_and(found, also, out=found)
 
     # -- who is ready, and who owes a timestep ------------------------------------------------
 
