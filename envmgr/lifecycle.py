@@ -174,11 +174,6 @@ class StateTable(TransitionTable[EnvState, Event]):
         return tuple(map(self.members.__getitem__, self.column[: self._env_num]))
 
 
-def is_ready(state: EnvState, *, pending: bool) -> bool:
-    """Whether an env takes an action now: in RUN, and no timestep of it is owed to the caller."""
-    return state is EnvState.RUN and not pending
-
-
 def edges(transitions: Mapping[E, Mapping[S, S]]) -> Sequence[tuple[S, E, S]]:
     """Return every legal edge of a table, in its order."""
     return [

@@ -53,7 +53,7 @@ class BlockReplies:
 
     Args:
         block: the columns.
-        places: the slots of observations.
+        places: where observations are.
     """
 
     def __init__(self, block: Block, places: Places) -> None:

@@ -257,7 +257,7 @@ class EnvSlot:
 
     @property
     def phase(self) -> Phase:
-        """What its host is busy with; changed by `Hosts` only."""
+        """What its host is busy with."""
         return self.record.phases[self.env_id]
 
     @property

@@ -358,6 +358,7 @@ class SparesMachine(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         """When all goes well again, every env that was not given up is ready, and every spare."""
+        logging.getLogger("envmgr").setLevel(logging.NOTSET)
         if not hasattr(self, "rig"):
             return
         supervisor = self.rig.supervisor

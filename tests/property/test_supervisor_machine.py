@@ -28,7 +28,7 @@ from hypothesis.stateful import (
 from envmgr.core import Next, Phase, Taken
 from envmgr.core.slots import NEVER, EnvSlot
 from envmgr.errors import EnvFailure, FailuresExhaustedError, NothingReadyError
-from envmgr.lifecycle import EnvState, edges, is_ready
+from envmgr.lifecycle import EnvState, edges
 from envmgr.policy import Deadlines, FailurePolicy, GatherPolicy
 from envmgr.transport.base import TimedOut
 from envmgr.types import EnvTimestep
@@ -653,9 +653,7 @@ class SupervisorMachine(RuleBasedStateMachine):
         assert ready.isdisjoint(self.owed)
         for slot in supervisor.slots:
             state = supervisor.states[slot.env_id]
-            assert (slot.env_id in ready) is is_ready(
-                state, pending=supervisor.record.owes(slot.env_id)
-            )
+            assert (slot.env_id in ready) is (state is EnvState.RUN and not slot.owed)
 
     def _check_no_step_is_executed_twice(self) -> None:
         sent = [m.payload for _, m in self.rig.transport.sent if m.op == Op.STEP]

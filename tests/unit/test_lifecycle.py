@@ -13,7 +13,6 @@ from envmgr.lifecycle import (
     Event,
     StateTable,
     edges,
-    is_ready,
     mermaid_diagram,
 )
 
@@ -178,12 +177,6 @@ def test_neighbours_are_moved_together_or_not_at_all(state: EnvState, event: Eve
 def test_the_table_cannot_be_changed() -> None:
     with pytest.raises(TypeError):
         TRANSITIONS[Event.LAUNCH] = {}  # type: ignore[index]
-
-
-@pytest.mark.parametrize("state", EnvState)
-def test_ready_is_in_run_and_not_pending(state: EnvState) -> None:
-    assert is_ready(state, pending=False) is (state is R)
-    assert is_ready(state, pending=True) is False
 
 
 def test_edges_are_all_of_the_table() -> None:
