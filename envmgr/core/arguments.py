@@ -23,6 +23,7 @@ from envmgr.errors import (
     MethodAccessError,
     UnknownEnvError,
 )
+from envmgr.spaces.interrupts import pass_interrupt_on
 from envmgr.spaces.reading import Unreadable, error_text, read_dict, read_list, short_text
 
 _NUMBERS = (int, float, np.integer, np.floating)
@@ -124,7 +125,8 @@ def checked_seconds(timeout_s: Any) -> float:
     if isinstance(timeout_s, _NUMBERS) and not isinstance(timeout_s, bool):
         try:
             number = float(timeout_s)
-        except Exception:  # an int beyond all floats, or a class of the caller's own
+        except Exception as error:  # an int beyond all floats, or a class of the caller's own
+            pass_interrupt_on(error)
             number = math.nan
     if math.isnan(number):
         raise ConfigError(
@@ -211,7 +213,8 @@ def checked_folder(folder: Any, name: str) -> str:
     """
     try:
         folder = os.fspath(folder)
-    except Exception:  # what it is then is said below
+    except Exception as error:  # what it is then is said below
+        pass_interrupt_on(error)
         folder = None if isinstance(folder, str) else folder
     checked: str = check_value(text(), folder, name)
     return checked

@@ -19,7 +19,7 @@ from envmgr.errors import (
 )
 from envmgr.lifecycle import EnvState
 from envmgr.spaces import ActionCheck, ValueMismatchError, split_batch
-from envmgr.spaces.interrupts import came_through_a_handler
+from envmgr.spaces.interrupts import pass_interrupt_on
 from envmgr.spaces.reading import error_text, short_text
 from envmgr.wire.frames import FrameError
 from envmgr.wire.messages import Message, Op
@@ -110,8 +110,7 @@ def post_actions(supervisor: Supervisor, actions: Any, ring: int) -> Selection |
     try:
         packed = None if selection is None else posting.actions.of_values(list(actions.values()))
     except Exception as error:  # of odd objects among the actions; `prepared_steps` says which
-        if came_through_a_handler(error):
-            raise
+        pass_interrupt_on(error)
         return None
     if selection is not None and packed is not None:
         posting.post(selection, packed[0], python_numbers=packed[1], ring=ring)
@@ -128,8 +127,7 @@ def post_batch(supervisor: Supervisor, env_ids: Any, batch: Any, ring: int) -> S
     try:
         columns = None if selection is None else posting.actions.of_batch(batch, selection.count)
     except Exception as error:  # as above
-        if came_through_a_handler(error):
-            raise
+        pass_interrupt_on(error)
         return None
     if selection is not None and columns is not None:
         posting.post(selection, columns, python_numbers=False, ring=ring)

@@ -11,6 +11,7 @@ import numpy as np
 from gymnasium import spaces
 
 from envmgr.spaces.columns import ActionColumns, Bounds
+from envmgr.spaces.interrupts import pass_interrupt_on
 from envmgr.spaces.layouts import Layout, Leaf
 from envmgr.spaces.reading import error_text, short_text
 from envmgr.spaces.values import Array, Path, ValueMismatchError, structure_text
@@ -320,5 +321,6 @@ def codec_of(space: spaces.Space[Any] | None, *, strict: bool = False) -> Codec:
 def _action_array(action: Any) -> Array | None:
     try:
         return np.asarray(action)
-    except Exception:  # ragged lists, odd objects, tensors that are elsewhere
+    except Exception as error:  # ragged lists, odd objects, tensors that are elsewhere
+        pass_interrupt_on(error)
         return None

@@ -21,6 +21,12 @@ def came_through_a_handler(error: BaseException) -> bool:
     return False
 
 
+def pass_interrupt_on(error: BaseException) -> None:
+    """Raise an exception again if it was raised in a signal handler; for `except` clauses."""
+    if came_through_a_handler(error):
+        raise error
+
+
 def _code_of(handler: object) -> CodeType | None:
     """Return the code of a handler: of a function, a method, or an object that is called."""
     if callable(handler) and not hasattr(handler, "__code__") and not hasattr(handler, "__func__"):

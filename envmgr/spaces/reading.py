@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Mapping
 from typing import Any
 
-from envmgr.spaces.interrupts import came_through_a_handler
+from envmgr.spaces.interrupts import pass_interrupt_on
 
 _MOST_ITEMS = 100_000
 """More than anybody has envs; what has no end is given up there."""
@@ -20,7 +20,8 @@ def short_text(value: object, limit: int = 80) -> str:
     """Return a value's repr on one line, cut at `limit` characters; of any value whatever."""
     try:
         text = " ".join(repr(value).splitlines())
-    except Exception:  # a broken __repr__, or an int of more digits than Python converts
+    except Exception as error:  # a broken __repr__, or an int of more digits than Python converts
+        pass_interrupt_on(error)
         text = f"<{type(value).__name__}>"
     return text if len(text) <= limit else text[: limit - 3] + "..."
 
@@ -31,11 +32,11 @@ def error_text(error: BaseException, limit: int = 200) -> str:
     What a signal handler of the user's has raised is no failure of a value: it is raised again, as
     an interrupt of whoever has read that.
     """
-    if came_through_a_handler(error):
-        raise error
+    pass_interrupt_on(error)
     try:
         text = " ".join(str(error).splitlines())
-    except Exception:  # a broken __str__
+    except Exception as broken:  # a broken __str__
+        pass_interrupt_on(broken)
         text = "without a text"
     text = f"{type(error).__name__}: {text}"
     return text if len(text) <= limit else text[: limit - 3] + "..."

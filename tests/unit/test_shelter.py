@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
+import numpy as np
 import pytest
+from gymnasium.spaces import Box, Discrete
 
 from envmgr.core.shelter import Shelter
+from envmgr.spaces import codec_of
 from envmgr.spaces.interrupts import came_through_a_handler
+from envmgr.spaces.reading import short_text
 
 
 class Alarm(Exception):
@@ -118,3 +123,24 @@ def test_methods_and_objects_are_handlers_too() -> None:
             assert came_through_a_handler(caught.value)
         finally:
             signal.signal(signal.SIGUSR1, before)
+
+
+class Struck:
+    """A signal comes while this is looked at."""
+
+    def __array__(self, *args: object, **kwargs: object) -> np.ndarray:
+        signal.raise_signal(signal.SIGUSR1)
+        return np.zeros(())
+
+    def __repr__(self) -> str:
+        signal.raise_signal(signal.SIGUSR1)
+        return "struck"
+
+
+@pytest.mark.usefixtures("_handled")
+@pytest.mark.parametrize(
+    "look", [codec_of(Discrete(4)).refusal, codec_of(Box(0, 1, (2,))).refusal, short_text]
+)
+def test_an_interrupt_is_no_fault_of_what_is_looked_at(look: Callable[[Any], Any]) -> None:
+    with pytest.raises(Alarm):
+        look(Struck())
