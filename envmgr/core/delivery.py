@@ -30,7 +30,8 @@ class Hand:
         selection: the envs whose replies were taken out of the block; None if there are none.
         kept: the other envs.
         count: how many timesteps there are.
-        endings: of episodes, as far as they have not been followed up.
+        endings: of episodes.
+        odd: those of them that are to be followed up, which is not to be interrupted.
         n_delivered: timesteps delivered since launch, these included.
         n_episodes: episodes ended since launch, these included.
         is_done: the envs were moved on.
@@ -43,6 +44,7 @@ class Hand:
         "kept",
         "n_delivered",
         "n_episodes",
+        "odd",
         "result",
         "selection",
     )
@@ -61,6 +63,7 @@ class Hand:
         self.kept = kept
         self.count = len(kept) + (0 if selection is None else selection.count)
         self.endings = endings
+        self.odd: Sequence[Ending] = ()
         self.n_delivered = n_delivered
         self.n_episodes = n_episodes
         self.is_done = False

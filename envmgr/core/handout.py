@@ -254,9 +254,8 @@ class Handout:
         for env_id in hand.kept:
             self._record.undelivered.pop(env_id, None)
         statistics.timesteps = hand.n_delivered
-        odd = [ending for ending in hand.endings if not self._end_plainly(ending)]
+        hand.odd = odd = [ending for ending in hand.endings if not self._end_plainly(ending)]
         statistics.episodes = hand.n_episodes - len(odd)
-        hand.endings = odd  # what is left is not to be interrupted
         hand.is_done = True
 
     def _end_plainly(self, ending: Ending) -> bool:
@@ -268,8 +267,8 @@ class Handout:
 
     def follow_up(self, hand: Hand) -> None:
         """Go on with the episodes that ended otherwise than most; not to be interrupted."""
-        endings, hand.endings = hand.endings, ()
-        for env_id, flag, _ in endings:
+        odd, hand.odd = hand.odd, ()
+        for env_id, flag, _ in odd:
             self._episodes.end(self._record.slots[env_id], after_of(flag))
 
 

@@ -373,7 +373,7 @@ class Supervisor:
         if Phase.RESETTING in self.record.phases.column:
             self._arrivals.begin_episodes()
         hand, spares = self.delivery.in_hand, self.spares
-        if (hand is not None and hand.endings) or (spares is not None and spares.are_wanted):
+        if (hand is not None and hand.odd) or (spares is not None and spares.are_wanted):
             undisturbed(self._follow_up)
 
     def _follow_up(self) -> None:
