@@ -776,3 +776,26 @@ def test_a_void_env_cannot_be_reset() -> None:
     rig = Rig()
     with pytest.raises(IllegalTransitionError):
         rig.reset()
+
+
+def test_what_an_interrupt_has_left_of_a_hand_out_is_done_again_at_every_point_of_it() -> None:
+    rig = Rig(2, has_block=True).launch()
+    rig.send({0: 1, 1: 1})
+    told = {"terminated": True, "truncated": False}
+    for env_id, done in ((0, True), (1, False)):
+        after = AfterStep.RESETS if done else AfterStep.NOTHING
+        rig.transport.reply(env_id, Op.STEPPED, ("next", 1.0, done, told if done else {}, after))
+    supervisor = rig.supervisor
+    taken = supervisor.handout.take(rig.selection([0, 1]))
+    assert taken is not None
+    taken.timesteps()
+    hand = supervisor.delivery.in_hand
+    assert hand is not None
+    for _ in range(2):
+        assert [rig.phase(i) for i in range(2)] == [Phase.RESETTING, Phase.IDLE]
+        assert rig.slot(0).next_episode == rig.slot(0).episode + 1
+        assert (supervisor.statistics.timesteps, supervisor.statistics.episodes) == (2, 1)
+        hand.is_done = False  # as if the interrupt had come before this was noted
+        supervisor.handout.move_on(hand)
+    rig.reset_done(0)
+    assert rig.ready() == [0, 1]
