@@ -11,6 +11,7 @@ point of it can be made up for, and stays in the caller's thread.
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 from collections.abc import Callable
@@ -110,7 +111,8 @@ class Shelter:
         thread = self._thread
         if thread is not None and thread is not threading.current_thread():
             self._tasks.put(None)
-            thread.join()
+            with contextlib.suppress(RuntimeError):  # an interrupt has kept it from being started
+                thread.join()
 
     def _serve(self) -> None:
         while (task := self._tasks.get()) is not None:

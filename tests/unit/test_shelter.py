@@ -144,3 +144,18 @@ class Struck:
 def test_an_interrupt_is_no_fault_of_what_is_looked_at(look: Callable[[Any], Any]) -> None:
     with pytest.raises(Alarm):
         look(Struck())
+
+
+def test_a_thread_that_an_interrupt_kept_from_being_started_is_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def interrupted(thread: threading.Thread) -> None:
+        raise Alarm
+
+    shelter = Shelter()
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", interrupted)
+        with pytest.raises(Alarm):
+            shelter.run(lambda: 5)
+    shelter.end()
+    assert shelter.run(lambda: 5) == 5
