@@ -203,10 +203,11 @@ class Handout:
         return True
 
     def _awaits_reset(self, env_id: int, flag: int) -> bool:
-        if self._has_spares or self._replies is None:
+        """Whether an end of an episode is not complete, or it takes a second look to know."""
+        if self._has_spares or self._replies is None or not resets_after(flag):
             return True
         token: int = self._record.token_items[env_id]
-        return resets_after(flag) and not self._replies.has_reset(env_id, token)
+        return not self._replies.has_reset(env_id, token)
 
     # -- handing it out -----------------------------------------------------------------------
 

@@ -12,6 +12,7 @@ from envmgr.core import Phase
 from envmgr.core.slots import NEVER
 from envmgr.errors import IllegalTransitionError, LaunchError, SpaceMismatchError
 from envmgr.lifecycle import EnvState
+from envmgr.policy import GatherPolicy
 from envmgr.seeding import derived_seed
 from envmgr.transport.base import HostDied
 from envmgr.wire.arenas import Placement, place_arrays
@@ -336,6 +337,25 @@ def test_in_place_the_timestep_waits_for_the_reset() -> None:
     assert rig.deliver(0)[0].obs == "terminal"
     assert rig.ready() == [0]
     assert rig.obs() == "first"
+
+
+@pytest.mark.parametrize("after", [AfterStep.NOTHING, AfterStep.WANTS_RECYCLING])
+def test_in_place_the_timestep_waits_for_a_reset_that_its_host_leaves_to_others(
+    after: AfterStep,
+) -> None:
+    rig = Rig(reset_inplace=True).launch()
+    rig.send(0)
+    rig.transport.reply(0, Op.STEPPED, ("terminal", 1.0, True, {}, after))
+    at_once = GatherPolicy(1, 0.0)
+    found = rig.gather.some(at_once, deadline=rig.clock(), exactly=True)
+    assert rig.hand_out(found) == {}
+    if after is AfterStep.WANTS_RECYCLING:
+        rig.die(exit_status=0)
+        rig.hello()
+    rig.reset_done(0, "first")
+    assert rig.deliver(0)[0].obs == "terminal"
+    assert rig.obs() == "first"
+    assert not rig.slot().held
 
 
 def test_in_place_only_the_end_of_an_episode_waits() -> None:
