@@ -133,7 +133,8 @@ class Limits:
         group = slot.group
         if group.running is not slot:  # as it is while the first one is built
             group.running = slot
-            self._set_of_group(group, self.clock() + self.of(slot))
+            group.quiet_since = self.clock()
+            self._set_of_group(group, group.quiet_since + self.of(slot))
 
     def finished(self, group: HostGroup) -> None:
         """A shared host is done with what it was running, and may begin with something else."""
@@ -205,6 +206,9 @@ class Limits:
         late = group.running or self._first_limited(group)
         if late is None:
             group.deadline = NEVER
+            if any(self.of(slot) != NEVER for slot in group.awaited()):
+                # What has no limit may end without a word: look again, and count from then.
+                group.quiet_since = group.deadline = now + self._least_s
             return None
         if group.running is None:
             group.deadline = max(group.quiet_since, late.since) + self.of(late)

@@ -616,6 +616,22 @@ def test_without_limits_nothing_passes_while_an_env_is_renewed() -> None:
     assert rig.transport.killed
 
 
+def test_a_construction_is_limited_when_what_had_no_limit_is_over() -> None:
+    rig = shared(2)
+    rig.send(0)
+    rig.fail(0, kind=FailureKind.EXITED)
+    rig.send(1)
+    if rig.transport.has_block:
+        rig.began(1)
+    rig.advance(1000.0)
+    rig.stepped(1)  # and then the host says nothing any more
+    assert not rig.transport.killed
+    rig.run(59.0)
+    assert not rig.transport.killed
+    rig.run(61.0)
+    assert rig.transport.killed
+
+
 def test_each_construction_has_its_limit_and_the_first_counts_from_the_start() -> None:
     rig = Rig(3, num_workers=1, deadlines=LIMITS)
     rig.supervisor.start_hosts(range(3))
