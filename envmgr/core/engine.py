@@ -149,6 +149,8 @@ class Engine:
             self._shelter.settle()
         if not self.closing:
             self.supervisor.recover(self.undisturbed)
+            if self.transport.arrivals:  # the first of them may have been applied by half
+                self.undisturbed(self._apply_steps)
 
     def wait_until(
         self,
@@ -272,14 +274,18 @@ class Engine:
 
     def _apply(self) -> None:
         """Apply what has come; an arrival is taken out of their queue when that was done."""
+        self._apply_steps()
+        if self.closing:
+            return
+        if self.transport.arrivals or self.transport.needs_attention:
+            self.undisturbed(self._apply_all)
+        self._collect()
+
+    def _apply_steps(self) -> None:
+        """Apply the ordinary steps that come before anything else."""
         arrivals, supervisor = self.transport.arrivals, self.supervisor
         while arrivals and not self.closing and supervisor.handle_step(arrivals[0]):
             arrivals.popleft()
-        if self.closing:
-            return
-        if arrivals or self.transport.needs_attention:
-            self.undisturbed(self._apply_all)
-        self._collect()
 
     def _apply_all(self) -> None:
         arrivals, handle = self.transport.arrivals, self.supervisor.handle
@@ -521,6 +527,9 @@ class _Background:
             return self._stand_back()
         try:
             if self._ending:
+                return False
+            if self._engine.caller is not None:  # what its call has left is for the next one
+                self.dormant = True
                 return False
             self._engine.collect()
             self._deaths = self._engine.transport.any_death()

@@ -69,7 +69,7 @@ class Posting:
         plan = self._block.plan
         self._block = block = Block(bytearray(plan.nbytes), plan)
         self._posted, self._sleeping = items(block.posted), items(block.sleeping)
-        self._unfinished = None
+        self._unfinished = self._latest = None
 
     def post(
         self,
@@ -98,6 +98,7 @@ class Posting:
                 target[...] = values
         kind = PYTHON_NUMBERS if python_numbers else NUMPY_VALUES
         if kind != self._kinds:
+            self._kinds = -1  # an interrupt may come in between
             self._block.kinds[rows] = kind
             self._kinds = kind if (self._block.kinds == kind).all() else -1
         self._hosts.limits.set_posted(rows)

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import math
+import sys
 import threading
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 
 from envmgr.core import Phase
 from envmgr.core import engine as engine_module
 from envmgr.core.engine import LOOK_EVERY_S, NARROW_S, WARN_EVERY_S, Engine
+from envmgr.core.phases import Change
+from envmgr.core.selection import Window
 from envmgr.errors import ConcurrentCallError, ManagerClosedError
 from envmgr.lifecycle import EnvState
 from envmgr.policy import Deadlines, FailurePolicy
+from envmgr.wire.block import PYTHON_NUMBERS
 from envmgr.wire.messages import AfterStep, Op
 from tests.fakes import FakeEnvs, Poll, WouldWaitForEverError
 from tests.rig import Rig, over_routes
@@ -354,6 +360,68 @@ def test_a_fork_is_refused_and_its_close_closes_nothing(monkeypatch: pytest.Monk
 # -- the background, without a thread -------------------------------------------------------------
 
 
+# -- interrupts -----------------------------------------------------------------------------------
+
+
+def test_a_step_that_an_interrupt_has_left_half_applied_is_delivered_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rig = Rig().launch()
+    rig.send(0)
+    odd = {"list": [1]}  # goes by message in any case
+    rig.transport.reply(0, Op.STEPPED, ("next", 1.0, False, odd, 0))
+
+    def interrupt(env_id: int, change: Change) -> None:
+        raise KeyboardInterrupt
+
+    def collect() -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(rig.hosts.phases, "apply", interrupt)
+            rig.engine.collect()
+
+    with pytest.raises(KeyboardInterrupt), rig.engine.calling():
+        collect()
+    with rig.engine.calling():
+        assert list(rig.exactly(0)) == [0]
+    rig.pump()
+    assert rig.deliver() == {}
+    assert rig.ready() == [0]
+    assert rig.identity_holds()
+
+
+def test_the_kind_of_an_action_is_known_after_an_interrupt() -> None:
+    rig = Rig(has_block=True).launch()
+    posting = rig.supervisor.posting
+    assert posting is not None
+    rig.send({0: 1})
+    rig.stepped()
+    rig.deliver()
+    block = posting._block
+
+    class Interrupting:
+        def __setitem__(self, rows: Any, kind: int) -> None:
+            block.kinds = before
+            block.kinds[rows] = kind
+            raise KeyboardInterrupt
+
+    before, block.kinds = block.kinds, Interrupting()  # type: ignore[assignment]
+    with pytest.raises(KeyboardInterrupt), rig.engine.calling():
+        rig.send({0: np.int64(1)})
+    rig.send({0: 1})
+    assert block.kinds[0] == PYTHON_NUMBERS
+
+
+def test_a_closed_engine_holds_no_part_of_the_block() -> None:
+    rig = Rig(40, has_block=True).launch()
+    rig.send(dict.fromkeys(range(40), 1))
+    for first in range(40):
+        for end in range(first + 1, 40):
+            rig.selection(range(first, end))  # more than are remembered
+    rig.engine.close(0.0)
+    held = [it for it in gc.get_objects() if isinstance(it, Window) and len(it.tokens) == 40]
+    assert not held
+
+
 class StillThread:
     """A thread that never runs; the test does its work."""
 
@@ -436,6 +504,25 @@ def test_the_background_is_armed_by_work_and_by_nothing_else(patched: pytest.Mon
     it.call()
     assert StillThread.started == 1  # the same thread
     assert it.is_armed
+    it.engine.close(0.0)
+
+
+def test_what_an_interrupted_call_has_left_is_for_the_next_call(
+    patched: pytest.MonkeyPatch,
+) -> None:
+    it = behind(patched)
+    it.rig.reset()
+    it.call()
+    it.engine.caller = sys._getframe()  # of a call that could not make up for its interrupt
+    it.rig.transport.reply(0, Op.RESET_DONE, ("first", {}))
+    it.carry_on(10.0)
+    assert not it.is_armed
+    assert it.rig.ready() == [1]
+    it.engine.caller = None
+    it.call()
+    assert it.is_armed
+    it.carry_on(10.0)
+    assert it.rig.ready() == [0, 1]
     it.engine.close(0.0)
 
 
