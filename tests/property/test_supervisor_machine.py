@@ -850,6 +850,7 @@ class SupervisorMachine(RuleBasedStateMachine):
             goes_on = self._let_all_go_well()
             if self.phase == "running":
                 self._deliver_what_is_there()
+                self._after_move()  # an episode that ended with that may have begun anew already
             if not goes_on:
                 break
         if self.phase == "closed":
