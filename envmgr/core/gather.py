@@ -92,11 +92,12 @@ class Gather:
             raise NothingReadyError(
                 "nothing is outstanding: send actions first, with step(actions) or send(actions)"
             )
-        if posting is None or supervisor.record.phases.any_repaired:
+        is_limited = deadline != math.inf  # and may have passed before anybody looks
+        if posting is None or is_limited or supervisor.record.phases.any_repaired:
             self._engine.collect()
         if posting is not None:
             latest = posting.latest(outstanding)
-            wants_all = policy.needed(outstanding) == outstanding and deadline == math.inf
+            wants_all = policy.needed(outstanding) == outstanding and not is_limited
             if latest is not None and wants_all:
                 return self.exactly(latest)
             posting.have_all_ring()

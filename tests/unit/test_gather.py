@@ -134,6 +134,14 @@ def test_a_failure_that_is_to_be_raised_at_once_ends_the_wait() -> None:
 # -- some of them ---------------------------------------------------------------------------------
 
 
+def test_a_gather_that_does_not_wait_takes_what_has_come_by_message() -> None:
+    rig = Rig(2).launch()
+    rig.send({0: 1, 1: 1})
+    odd = {"list": [1]}  # goes by message in any case
+    rig.transport.reply(0, Op.STEPPED, ("next", 1.0, False, odd, AfterStep.NOTHING))
+    assert some(rig, 1, deadline=rig.clock(), exactly=True) == ([0], 0.0)
+
+
 @pytest.mark.parametrize(
     ("wait_num", "found", "took"),
     [(1, [2], 1.0), (2, [1, 2], 2.0), (3, [1, 2, 3], 3.0), (4, [0, 1, 2, 3], 4.0),
