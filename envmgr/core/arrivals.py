@@ -308,6 +308,11 @@ class Arrivals:
         self._hosts.take_over(slot)
         self._apply_reply(slot)
 
+    def set_aside_posted(self) -> None:
+        """Look after all posted steps by themselves: nobody takes them before something else."""
+        for env_id in self._record.phases.ids_in(Phase.POSTED):
+            self.set_aside(env_id)
+
     def _apply_reply(self, slot: EnvSlot) -> None:
         reason = self._reply_of(slot)
         if reason is not None:

@@ -37,7 +37,7 @@ class Gather:
         arrived = partial(self._handout.have_arrived, selection)
         repair, engine, handout = self._supervisor.repair, self._engine, self._handout
         while True:
-            if not self._have_come(arrived):
+            if self._any_held or not self._have_come(arrived):
                 engine.wait_until(
                     lambda: repair.urgent or arrived() or handout.finds_malformed(),
                     pivot=self._pivot(selection),
@@ -49,6 +49,11 @@ class Gather:
             if taken is not None:
                 return taken
             self._set_aside()
+
+    @property
+    def _any_held(self) -> bool:
+        """Whether a timestep waits for a reset: what comes has to be applied, not only seen."""
+        return bool(self._supervisor.record.held)
 
     def _have_come(self, arrived: partial[bool]) -> bool:
         """Wait for posted steps in the way that costs least; whether they have all arrived."""
@@ -136,7 +141,8 @@ class Gather:
         posting = self._posting
         packed = posting is not None and posting.any_shared and needed < outstanding
         look_every_s = _LOOK_EVERY_S if packed else math.inf
-        satisfying = posting is not None and (
+        watches = posting is not None and not self._any_held
+        satisfying = watches and (
             (engine.spins and engine.spin_until(satisfied))
             or (deadline == math.inf and engine.await_rings(satisfied, look_every_s))
         )

@@ -144,12 +144,21 @@ class Supervisor:
         arrivals, spares = self._arrivals, self.spares
         if not arrivals.begin_episodes() or arrivals.have_replied:
             return True
-        return spares is not None and spares.are_wanted and not self.record.is_executing
+        if spares is None or not spares.are_wanted:
+            return False
+        return self._waits_for_posted or not self.record.is_executing
+
+    @property
+    def _waits_for_posted(self) -> bool:
+        """Whether a timestep waits for a spare, which comes when all posted steps are over."""
+        return bool(self.record.held) and Phase.POSTED in self.record.phases.column
 
     def collect_rest(self) -> None:
         """Apply all that has arrived by another way than by message; not to be interrupted."""
         self._arrivals.collect()
         if self.spares is not None:
+            if self.spares.are_wanted and self._waits_for_posted:
+                self._arrivals.set_aside_posted()
             self.spares.look()
 
     def set_aside(self) -> None:

@@ -11,6 +11,7 @@ from envmgr.core import Phase
 from envmgr.errors import EnvCrash, EnvTimeout
 from envmgr.lifecycle import EnvState
 from envmgr.policy import Deadlines, FailurePolicy
+from envmgr.wire.block import RING_LAST
 from envmgr.wire.messages import UNANSWERED, AfterStep, FailureKind, Message, Op
 from tests.fakes import FakeEnvs
 from tests.rig import Rig, over_routes
@@ -195,6 +196,17 @@ def test_with_reset_inplace_the_timestep_is_held_until_the_spare_is_there() -> N
     rig.reset_done(1)
     assert rig.deliver(1).keys() == {1}
     assert rig.ready() == [0, 1]
+
+
+def test_with_reset_inplace_a_spare_comes_though_others_have_replied_and_are_not_gathered() -> None:
+    rig = spared(2, 2, reset_inplace=True)
+    sent = rig.selection([0, 1])
+    rig.send({0: 1, 1: 1}, RING_LAST)
+    rig.transport.reply(0, Op.STEPPED, ("next", 1.0, True, {}, AfterStep.NOTHING))
+    rig.transport.reply(1, Op.STEPPED, ("next", 1.0, False, {}, AfterStep.NOTHING))
+    rig.transport.answer = FakeEnvs()
+    assert rig.hand_out(rig.gather.exactly(sent)).keys() == {0, 1}
+    assert rig.supervisor.statistics.swaps == 1
 
 
 def test_an_env_whose_relief_was_interrupted_gets_its_successor_later(
