@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from time import monotonic
 from typing import Any
 
@@ -24,6 +24,9 @@ takes from the hosts what it gains. It looks around by itself, too."""
 
 _NOTHING_SEEN = -1
 """Equal to nothing that is posted."""
+
+_Known = tuple[Seat, int, int]
+"""A seat, and the tokens of the step and of the order that it has taken last."""
 
 _SPINS = 16
 _LEAST_SHARE = 16
@@ -62,6 +65,8 @@ class PostedSteps:
         self._steps: list[Step] = []
         self._taken: list[int] = []
         self._ordered: list[int] = []
+        # Who is to take part, while that changes.
+        self._arranged: list[_Known] | None = None
         self._batch: tuple[list[Seat], list[Step]] = ([], [])
         self._seen = 0
         self._mail: Any = (0,) * (index + 1)
@@ -79,10 +84,6 @@ class PostedSteps:
         """An env takes its row, in place of the one that had it before."""
         row, block = seat.row, seat.sink.block
         self.leave(row)
-        self._seats = [*self._seats, seat]
-        # What was posted there before is not for this env.
-        self._taken = [*self._taken, int(block.requests[row])]
-        self._ordered = [*self._ordered, int(block.orders[row])]
         self._posting = items(block.posted)
         self._finished = items(block.finished)
         self._mail = items(block.mail)
@@ -91,7 +92,9 @@ class PostedSteps:
         self._running = items(block.running)
         self._since = items(block.since)
         self._sleeping = items(block.sleeping)
-        self._arrange(sorted(range(len(self._seats)), key=lambda k: self._seats[k].row))
+        # What was posted there before is not for this env.
+        new = (seat, int(block.requests[row]), int(block.orders[row]))
+        self._arrange(sorted((*self._known(), new), key=lambda known: known[0].row))
 
     def leave(self, row: int) -> None:
         """An env is closed, and takes no steps any more."""
@@ -99,15 +102,31 @@ class PostedSteps:
         for position, seat in enumerate(seats):
             if seat.row == row:
                 steps[position] = _gone
-        left = [k for k, seat in enumerate(self._seats) if seat.row != row]
-        if len(left) < len(self._seats):
+        known = self._known()
+        left = [one for one in known if one[0].row != row]
+        if len(left) < len(known):
             self._arrange(left)
 
-    def _arrange(self, order: Sequence[int]) -> None:
-        """Have these of the seats take part, in this order."""
-        self._seats = seats = [self._seats[k] for k in order]
-        self._taken = [self._taken[k] for k in order]
-        self._ordered = [self._ordered[k] for k in order]
+    def _known(self) -> list[_Known]:
+        """Return who takes part, with the tokens that each has taken last.
+
+        Where envs run in the caller an interrupt may have come into `_arrange`: then its beginning
+        counts.
+        """
+        if self._arranged is not None:
+            return self._arranged
+        return list(zip(self._seats, self._taken, self._ordered, strict=True))
+
+    def _arrange(self, known: list[_Known]) -> None:
+        """Have these take part, in this order."""
+        self._arranged = known
+        self._apply(known)
+        self._arranged = None
+
+    def _apply(self, known: list[_Known]) -> None:
+        self._seats = seats = [seat for seat, _, _ in known]
+        self._taken = [token for _, token, _ in known]
+        self._ordered = [token for _, _, token in known]
         self._steps = [self._telling(seat) if self._timed else seat.step for seat in seats]
         if not seats:
             return
@@ -166,6 +185,8 @@ class PostedSteps:
         That is a reset, a message, or what ends `await_bell`, which sleeps until this host is rung
         for and returns False if there is more to it. With None one batch is taken, if there is one.
         """
+        if self._arranged is not None:
+            self._arrange(self._arranged)
         if not self._seats:
             return
         index, posted, finished = self._index, self._posting, self._finished
