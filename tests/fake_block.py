@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 from gymnasium.spaces import Discrete
 
 from envmgr.env.contract import TERMINATED, TOLD, TRUNCATED
@@ -23,7 +24,6 @@ from envmgr.wire.block import (
     INFO_BYTES,
     ORDERS,
     REWARD_SHIFT,
-    REWARD_TYPES,
     RING_EACH,
     RING_MASK,
     Block,
@@ -32,14 +32,13 @@ from envmgr.wire.block import (
 )
 from envmgr.wire.infos import InfoEncoder
 from envmgr.wire.messages import Message, Op, ResetOrder
+from envmgr.wire.rewards import FIRST_WIDE, kind_of_reward
 
 NUMBERED = Discrete(1 << 62)
 """The observation space of envs whose observations are numbered."""
 
 ACTIONS = Discrete(1 << 31)
 """Their action space."""
-
-_MOST_EXACT = 1 << 53
 
 
 @dataclass
@@ -210,7 +209,7 @@ class FakeBlock:
         payload = message.payload
         if message.op == Op.STEPPED and type(payload) is tuple and len(payload) == 5:
             _, reward, _, info, _ = payload
-            return _reward_kind(reward) is not None and self._encoded(_told(info)[1]) is not None
+            return kind_of_reward(reward) is not None and self._encoded(_told(info)[1]) is not None
         if message.op == Op.RESET_DONE and type(payload) is tuple and len(payload) == 2:
             return self._encoded(payload[1]) is not None
         return False
@@ -236,10 +235,13 @@ class FakeBlock:
     def _write_step(self, block: Block, seat: Seat, payload: Any) -> None:
         obs, reward, done, info, after = payload
         ending, info = _told(info)
-        kind = _reward_kind(reward)
+        kind = kind_of_reward(reward) or 0
         flags = self._observe(seat, obs, of_reset=False) | ending << ENDING_SHIFT
-        flags |= int(after) << AFTER_SHIFT | (kind or 0) << REWARD_SHIFT | (DONE if done else 0)
-        block.rewards[seat.row] = float(reward)
+        flags |= int(after) << AFTER_SHIFT | kind << REWARD_SHIFT | (DONE if done else 0)
+        if kind < FIRST_WIDE:
+            block.rewards[seat.row] = np.asarray(reward).item()
+        else:
+            block.wide_rewards[seat.row, : len(reward)] = reward
         block.flags[seat.row] = flags | self._write_info(block.infos, seat, info)
 
     def _write_info(self, column: Any, seat: Seat, info: Any) -> int:
@@ -314,12 +316,3 @@ def _told(info: Any) -> tuple[int, Any]:
     ending |= TRUNCATED if info["truncated"] else 0
     left = {key: value for key, value in info.items() if key not in ("terminated", "truncated")}
     return ending, left
-
-
-def _reward_kind(reward: Any) -> int | None:
-    """Return which of `REWARD_TYPES` a reward is; None if it does not fit into the column."""
-    if type(reward) not in REWARD_TYPES:
-        return None
-    if type(reward) is not float and not -_MOST_EXACT < reward < _MOST_EXACT:
-        return None
-    return REWARD_TYPES.index(type(reward))

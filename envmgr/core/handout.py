@@ -23,7 +23,16 @@ from envmgr.core.stats import Statistics
 from envmgr.core.taken import Raw, Taken
 from envmgr.spaces import ValueMismatchError
 from envmgr.types import EnvTimestep
-from envmgr.wire.block import DONE, ORDINARY_BITS, PLACE_BITS, TOLD_BIT, Block
+from envmgr.wire.block import (
+    DONE,
+    ORDINARY_BITS,
+    PLACE_BITS,
+    REWARD_BITS,
+    REWARD_SHIFT,
+    TOLD_BIT,
+    Block,
+)
+from envmgr.wire.rewards import FITS_ALL
 
 
 class Handout:
@@ -165,15 +174,22 @@ class Handout:
         flags = block.flags[selection.rows] if window is None else window.flags
         raw = flags.tobytes()
         first = raw[0] | raw[1] << 8
-        ordinary = not first & ~ORDINARY_BITS and raw == raw[:2] * selection.count
+        ordinary = (
+            not first & ~(ORDINARY_BITS | REWARD_BITS)
+            and raw == raw[:2] * selection.count
+            and (first <= ORDINARY_BITS or first >> REWARD_SHIFT in FITS_ALL)
+        )
         observed = self._record.observed
         if ordinary and first & PLACE_BITS < observed.places.steps:
-            return Raw(observed, selection, block.rewards, first & PLACE_BITS, first, {}, {})
+            return Raw(observed, selection, block, first & PLACE_BITS, first, {}, {})
         return self._mixed(block, selection, np.frombuffer(raw, dtype=np.uint16).tolist())
 
     def _mixed(self, block: Block, selection: Selection, flags: list[int]) -> Raw | None:
         observed = self._record.observed
         usual, steps = flags[0] & TOLD_BIT, observed.places.steps
+        if flags[0] >> REWARD_SHIFT in FITS_ALL:
+            usual |= flags[0] & REWARD_BITS
+        plain_end = PLAIN_END | usual & REWARD_BITS
         places = [flag & PLACE_BITS for flag in flags]
         details: dict[int, Any] = {}
         specials: dict[int, int] = {}
@@ -181,7 +197,7 @@ class Handout:
             if flag - place == usual and place < steps:
                 continue
             env_id = selection.ids[position]
-            is_plain = flag & PLAIN_END_BITS == PLAIN_END and place < steps
+            is_plain = flag & PLAIN_END_BITS == plain_end and place < steps
             if not is_plain and not self._is_sound(env_id, position, flag, details):
                 return None
             if flag & DONE and self._reset_inplace and self._awaits_reset(env_id, flag):
@@ -189,7 +205,7 @@ class Handout:
                 return None
             specials[position] = flag
         where: Any = places[0] if places.count(places[0]) == len(places) else places
-        return Raw(observed, selection, block.rewards, where, usual, specials, details)
+        return Raw(observed, selection, block, where, usual, specials, details)
 
     def _is_sound(self, env_id: int, position: int, flag: int, details: dict[int, Any]) -> bool:
         """Look at a reply with something to it; False if it is malformed."""

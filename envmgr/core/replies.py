@@ -21,18 +21,18 @@ from envmgr.wire.block import (
     PLACE_BITS,
     REWARD_BITS,
     REWARD_SHIFT,
-    REWARD_TYPES,
     TOLD_BIT,
     Block,
     items,
 )
 from envmgr.wire.infos import InfoDecoder
 from envmgr.wire.messages import AfterStep
+from envmgr.wire.rewards import KINDS, restored
 
 PLAIN_END = DONE | TOLD_BIT | AfterStep.RESETS << AFTER_SHIFT
 PLAIN_END_BITS = DONE | TOLD_BIT | AFTER_BITS | HAS_INFO | REWARD_BITS
 """An episode has ended, and its host begins the next one: with these bits and none of the others
-there is nothing else to the reply. The reward is a float, as kind 0 is."""
+there is nothing else to the reply, if its reward is a float, as kind 0 is."""
 
 _STEPS = (np.uint8(Phase.STEPPING), np.uint8(Phase.CANCELLING))
 _RESETTING = np.uint8(Phase.RESETTING)
@@ -118,13 +118,13 @@ class BlockReplies:
         if flag & HAS_INFO:
             info = self._decoder.decode(self._block.infos[env_id].tobytes())
         kind = (flag & REWARD_BITS) >> REWARD_SHIFT
-        if kind >= len(REWARD_TYPES):
+        if kind >= KINDS:
             raise ValueMismatchError(f"there is no kind {kind} of rewards")
-        number = float(self._block.rewards[env_id])
+        numbers = self._block.reward_numbers(kind, slice(env_id, env_id + 1))
         try:
-            return info, REWARD_TYPES[kind](number)
+            return info, restored(kind, numbers)[0]
         except (ValueError, OverflowError) as error:  # no integer is NaN or infinite
-            raise ValueMismatchError(f"its reward cannot be {number}") from error
+            raise ValueMismatchError(f"its reward cannot be {numbers[0]}") from error
 
     def step(self, env_id: int) -> tuple[int, Any, bool, Any, int]:
         """Return the reply to a step as the payload of STEPPED.

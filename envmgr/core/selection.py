@@ -26,7 +26,7 @@ class Window:
 
     Attributes:
         actions: their rows of the actions, per leaf.
-        rewards: their rows of the rewards.
+        rewards: their rows of the rewards that are one number.
         flags: of the replies.
         replies: tokens that were replied, for comparing with `tokens`.
         tokens: tokens that are awaited.

@@ -14,7 +14,8 @@ from envmgr.core.observed import Observed
 from envmgr.core.selection import Selection
 from envmgr.env.contract import TERMINATED, TOLD, TRUNCATED, info_of
 from envmgr.types import EnvTimestep
-from envmgr.wire.block import DONE, ENDING_BITS, ENDING_SHIFT
+from envmgr.wire.block import DONE, ENDING_BITS, ENDING_SHIFT, REWARD_SHIFT, Block
+from envmgr.wire.rewards import FIRST_WIDE, restored
 
 _make_timestep = partial(tuple.__new__, EnvTimestep)
 
@@ -25,8 +26,9 @@ class ArrayBatch(NamedTuple):
     Attributes:
         env_ids: (k,) int64.
         obs: (k, *shape), or a dict or tuple of such; without fixed layout an object array (k,).
-        reward: (k,) float64, or (k, *shape) if rewards are arrays; an object array (k,) if they are
-            neither, or of different shapes.
+        reward: (k,) float64 if each reward is one number, be it in an array of shape (1,); float64
+            (k, *shape) if they are larger arrays; an object array (k,) if they are neither, or of
+            different shapes.
         terminated: (k,) bool.
         truncated: (k,) bool.
         infos: k infos, as they are in timesteps.
@@ -51,14 +53,17 @@ def by_env_id(result: Mapping[int, EnvTimestep] | ArrayBatch) -> dict[int, EnvTi
     """Return timesteps that were handed out by env_id, in whatever form that was."""
     if not isinstance(result, ArrayBatch):
         return dict(result)
+    infos, rewards = result.infos, result.reward.tolist()
+    if type(infos) is BatchInfos:
+        rewards = infos.rewards(result.reward)
     return {
         env_id: EnvTimestep(row_of(result.obs, k), reward, bool(ended), info)
         for k, (env_id, reward, ended, info) in enumerate(
             zip(
                 result.env_ids.tolist(),
-                result.reward.tolist(),
+                rewards,
                 result.terminated | result.truncated,
-                result.infos,
+                infos,
                 strict=True,
             )
         )
@@ -73,6 +78,9 @@ def row_of(batch: Any, k: int) -> Any:
         return tuple(row_of(part, k) for part in batch)
     return batch[k]
 
+
+_WIDE = FIRST_WIDE << REWARD_SHIFT
+"""Flags from this on are those of rewards of several numbers: their bits are the highest."""
 
 _NONE = np.empty(0, dtype=np.int64)
 _NONE.flags.writeable = False
@@ -104,24 +112,26 @@ class Raw:
     Args:
         observed: reads observations.
         selection: the envs.
-        rewards: the column of rewards.
+        block: the columns with the rewards.
         places: the place that all observations are in, or a list with one for each.
-        usual: the flags that a reply has if there is nothing to it.
+        usual: the flags that a reply has if there is nothing to it. Rewards of this kind are read
+            together.
         specials: the flags of the others, by position.
-        details: info and reward of those, by position; without those of plain ends of episodes.
+        details: info and reward of those, by position; without those of plain ends of episodes,
+            whose rewards are of the usual kind.
 
     Attributes:
         selection: the envs.
         specials: the flags of replies with something to them, by position.
     """
 
-    __slots__ = ("_details", "_observed", "_places", "_rewards", "_usual", "selection", "specials")
+    __slots__ = ("_block", "_details", "_observed", "_places", "_usual", "selection", "specials")
 
     def __init__(
         self,
         observed: Observed,
         selection: Selection,
-        rewards: npt.NDArray[np.float64],
+        block: Block,
         places: Any,
         usual: int,
         specials: dict[int, int],
@@ -129,7 +139,7 @@ class Raw:
     ) -> None:
         self._observed = observed
         self.selection = selection
-        self._rewards = rewards
+        self._block = block
         self._places = places
         self._usual = usual
         self.specials = specials
@@ -140,7 +150,12 @@ class Raw:
         selection, observed = self.selection, self._observed
         ids = selection.ids
         found = observed.rows(ids, selection.rows, self._places)
-        rewards = self._rewards[selection.rows].tolist()
+        kind = self._usual >> REWARD_SHIFT
+        rewards: list[Any] = (
+            restored(kind, self._block.reward_numbers(kind, selection.rows))
+            if kind
+            else self._block.rewards[selection.rows].tolist()
+        )
         infos = _ordinary_infos(self._usual, len(ids))
         dones: Iterable[bool] = repeat(False)
         if self.specials:
@@ -158,16 +173,27 @@ class Raw:
     def arrays(self) -> ArrayBatch:
         """Return them as arrays."""
         selection, observed = self.selection, self._observed
-        rows, count = selection.rows, selection.count
+        count, window = selection.count, selection.window
         obs = observed.batch(selection, self._places)
-        window = selection.window
-        rewards = self._rewards[rows] if window is None else window.rewards.copy()
+        if window is None or self._usual >= _WIDE:
+            kind = self._usual >> REWARD_SHIFT
+            rewards = self._block.reward_numbers(kind, selection.rows).copy()
+        else:
+            rewards = window.rewards.copy()
         ends = np.zeros((2, count), dtype=np.bool_)
         for position, flag in self.specials.items():
             ends[:, position] = self._ends(position, flag)
         infos = BatchInfos(self._usual, count, self.specials, self._details)
         observed.taken_as_batch(selection, self._places)
         return ArrayBatch(selection.array, obs, rewards, ends[0], ends[1], infos)
+
+    @property
+    def has_rewards_of_different_shapes(self) -> bool:
+        """Whether they are no column of an array as they are."""
+        usual, specials = self._usual, self.specials.values()
+        if usual < _WIDE and all(flag < _WIDE for flag in specials):
+            return False
+        return any(flag >> REWARD_SHIFT != usual >> REWARD_SHIFT for flag in specials)
 
     def _ends(self, position: int, flag: int) -> tuple[bool, bool]:
         """Return whether an episode was terminated, and whether it was truncated."""
@@ -213,7 +239,7 @@ class Taken:
     def arrays(self) -> ArrayBatch | None:
         """Hand them out as arrays; None if they have to be put together from timesteps."""
         raw = self._raw
-        if raw is None or self._kept:
+        if raw is None or self._kept or raw.has_rewards_of_different_shapes:
             return None
         result = raw.arrays()
         self._handout.hand_out(raw, {}, result)
@@ -281,6 +307,13 @@ class BatchInfos(Sequence[dict[str, Any]]):
     def are_ordinary(self) -> bool:
         """Whether none of the steps has anything to it."""
         return not self._specials
+
+    def rewards(self, numbers: npt.NDArray[np.float64]) -> list[Any]:
+        """Return the rewards of the same steps, as the envs gave them, given their numbers."""
+        rewards = restored(self._flag >> REWARD_SHIFT, numbers)
+        for position, (_, reward) in self._details.items():
+            rewards[position] = reward
+        return rewards
 
     def __len__(self) -> int:
         return self._count

@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from envmgr.spaces import Array, Layout
+from envmgr.wire.rewards import ARRAYS, FIRST_ARRAY, FIRST_WIDE, ROOM
 
 _ALIGNMENT_BYTES = 64
 _WORDS = 8
@@ -46,13 +47,10 @@ HAS_INFO = 0x0100
 AFTER_SHIFT = 9
 AFTER_BITS = 0x0600
 REWARD_SHIFT = 11
-REWARD_BITS = 0x3800
+REWARD_BITS = 0xF800
 TOLD_BIT = 0x0010
 ORDINARY_BITS = PLACE_BITS | TOLD_BIT
 """A reply without other flags than these is that of a step like any other."""
-
-REWARD_TYPES: tuple[type, ...] = (float, int, np.float64, np.float32, np.int64, bool)
-"""Types of rewards that are exactly a float64, and are restored as what they were."""
 
 # Kinds of actions: what the env gets, beside the number or array in the column.
 PYTHON_NUMBERS, NUMPY_VALUES = 0, 1
@@ -134,6 +132,7 @@ class BlockPlan:
             ("replies", (n,), np.uint64),
             ("resets", (n,), np.uint64),
             ("rewards", (n,), np.float64),
+            ("wide_rewards", (n, ROOM), np.float64),
             ("flags", (n,), np.uint16),
             ("reset_flags", (n,), np.uint16),
             ("kinds", (n,), np.uint8),
@@ -201,7 +200,8 @@ class Block:
         replies: (env_num,) token of the step that was taken.
         resets: (env_num,) token of the reset that was asked for and has been run, or of the step
             after which an episode was begun.
-        rewards: (env_num,) float64.
+        rewards: (env_num,) float64; see the module `rewards`.
+        wide_rewards: (env_num, ROOM) float64, those of several numbers.
         flags: (env_num,) of replies.
         reset_flags: (env_num,) place of the first observation, and whether there is an info.
         kinds: (env_num,) kinds of actions.
@@ -221,6 +221,7 @@ class Block:
     replies: npt.NDArray[np.uint64]
     resets: npt.NDArray[np.uint64]
     rewards: npt.NDArray[np.float64]
+    wide_rewards: npt.NDArray[np.float64]
     flags: npt.NDArray[np.uint16]
     reset_flags: npt.NDArray[np.uint16]
     kinds: npt.NDArray[np.uint8]
@@ -240,3 +241,17 @@ class Block:
                 self.actions.append(column)
             else:
                 setattr(self, name, column)
+
+    def reward_numbers(self, kind: int, rows: Any) -> npt.NDArray[np.float64]:
+        """Return the numbers of rewards of one kind: (k,), or (k, n) if each is several.
+
+        Args:
+            kind: of all of them; see the module `rewards`.
+            rows: a slice, or their indices.
+        """
+        numbers: npt.NDArray[np.float64]
+        if kind < FIRST_WIDE:
+            numbers = self.rewards[rows]
+        else:
+            numbers = self.wide_rewards[rows, : ARRAYS[kind - FIRST_ARRAY][1]]
+        return numbers

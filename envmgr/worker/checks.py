@@ -40,11 +40,11 @@ def _parts(reward: Any) -> Iterable[Any] | None:
 
 
 def _is_numeric(reward: Any) -> bool:
+    if isinstance(reward, (np.ndarray, np.generic)):
+        return reward.dtype.kind in "biufc"
     parts = _parts(reward)
     if parts is not None:
         return all(map(_is_numeric, parts))
-    if isinstance(reward, (np.ndarray, np.generic)):
-        return reward.dtype.kind in "biufc"
     return isinstance(reward, Number) or hasattr(reward, "__array__")  # tensors, whatever device
 
 

@@ -1,6 +1,6 @@
 """Where the answers of envs go: into messages, or into the env's row of the shared block.
 
-What the block has no room for (failures, large or odd infos, unusual rewards) goes by message,
+What the block has no room for (failures, large or odd infos, odd rewards) goes by message,
 exactly as the answer to a request that came by message.
 
 This module imports nothing of managers, torch or treetensor.
@@ -19,7 +19,6 @@ from envmgr.wire.block import (
     HAS_INFO,
     INFO_BYTES,
     REWARD_SHIFT,
-    REWARD_TYPES,
     Block,
     items,
     request_of,
@@ -28,11 +27,9 @@ from envmgr.wire.frames import FrameError
 from envmgr.wire.hosts import HostSettings
 from envmgr.wire.infos import InfoEncoder
 from envmgr.wire.messages import AfterStep, Message, Op, RemoteFailure
+from envmgr.wire.rewards import FIRST_ARRAY, FIRST_WIDE, kind_of_reward
 from envmgr.worker.checks import kind_of
 from envmgr.worker.interrupts import pass_on
-
-_REWARD_KINDS = {kind: number for number, kind in enumerate(REWARD_TYPES)}
-_MOST_EXACT = 1 << 53
 
 Send = Callable[[Any], None]
 
@@ -170,17 +167,23 @@ class BlockSink(MessageSink):
     ) -> tuple[Sequence[Any], bool]:
         """Write the answer; it counts when it is complete."""
         _, reward, done, ending, info = outcome
-        kind, data = _reward_kind(reward), self._encoded(info)
+        kind, data = kind_of_reward(reward), self._encoded(info)
         if kind is None or data is None:
             return super().stepped(key, reference, outcome, after, complete)
+        row = self.row
+        if kind < FIRST_ARRAY:
+            self.rewards[row] = float(reward)
+        elif kind < FIRST_WIDE:
+            self.rewards[row] = reward.item()
+        else:
+            self.block.wide_rewards[row, : len(reward)] = reward
+        # Not before: the env may use its array of rewards again.
         replies = () if complete is None else complete()
         flags = reference | ending << ENDING_SHIFT | int(after) << AFTER_SHIFT
         flags |= kind << REWARD_SHIFT | (DONE if done else 0)
-        row = self.row
         if data:
             self.block.infos[row, : len(data)] = memoryview(data)
             flags |= HAS_INFO
-        self.rewards[row] = float(reward)
         self.flags[row] = flags
         self.replies[row] = key  # last: from now on the answer counts
         return replies, complete is not None
@@ -202,11 +205,3 @@ class BlockSink(MessageSink):
         if type(info) is not dict:
             return None
         return self._encoder.encode(info) if info else b""
-
-
-def _reward_kind(reward: Any) -> int | None:
-    """Return which of `REWARD_TYPES` a reward is; None if it is no number that is kept exactly."""
-    kind = _REWARD_KINDS.get(type(reward))
-    if kind is None or (type(reward) is not float and not -_MOST_EXACT < reward < _MOST_EXACT):
-        return None
-    return kind

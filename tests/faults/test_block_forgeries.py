@@ -30,6 +30,7 @@ from envmgr.wire.block import (
     token_of,
 )
 from envmgr.wire.messages import AfterStep
+from envmgr.wire.rewards import KINDS, TYPES
 from envmgr.worker.posted import PostedSteps
 from tests.contract.envs import Do, ScriptedEnv, seen
 from tests.contract.harness import Setup, World, over, ready_all, step_all
@@ -68,8 +69,10 @@ MALFORMED: dict[str, dict[str, Any]] = {
     "a slot that is none": {"flags": PLACE_BITS},
     "a slot after the last": {"flags": 4},
     "a slot of resets": {"flags": 2},
-    "a kind of rewards that is none": {"flags": 7 << REWARD_SHIFT},
-    "another kind of rewards that is none": {"flags": 6 << REWARD_SHIFT},
+    "a kind of rewards that is none": {"flags": 31 << REWARD_SHIFT},
+    "the first kind of rewards that is none": {"flags": 22 << REWARD_SHIFT},
+    "an integer that is none": {"flags": TYPES.index(int) << REWARD_SHIFT, "reward": np.nan},
+    "an infinite integer": {"flags": TYPES.index(np.int64) << REWARD_SHIFT, "reward": np.inf},
     "an info of zeros": {"flags": HAS_INFO, "info": bytes(32)},
     "an info of ones": {"flags": HAS_INFO, "info": b"\xff" * 248},
     "an info too short": {"flags": HAS_INFO, "info": info_bytes({"forged": 1.5}, 1)},
@@ -140,7 +143,8 @@ class Forger(ScriptedEnv):
             token = FOREIGN[self._forgery](*request_of(token))
         info = np.frombuffer(forgery.get("info", b""), np.uint8)
         block.infos[row, : len(info)] = info
-        block.rewards[row] = FORGED
+        block.rewards[row] = forgery.get("reward", FORGED)
+        block.wide_rewards[row] = FORGED
         block.flags[row] = forgery["flags"]
         block.replies[row] = token % (1 << 64)
         posted.ring()
@@ -169,7 +173,7 @@ def forgers(world: World, setup: Setup, forgery: str, where: str = "step", **cfg
 def assert_nothing_forged(timesteps: Any) -> None:
     for timestep in timesteps.values():
         assert "forged" not in timestep.info
-        assert timestep.reward != FORGED
+        assert np.all(timestep.reward != FORGED)
         assert timestep.obs.dtype == np.float64
 
 
@@ -299,4 +303,5 @@ def test_who_lies_about_the_time_is_timed_out_all_the_same(
 
 def test_flags_of_the_tests_are_those_of_the_block() -> None:
     """So that a change of the block's layout is not overlooked here."""
+    assert KINDS == 22
     assert (DONE, HAS_INFO, AFTER_SHIFT, REWARD_SHIFT, ENDING_SHIFT) == (0x80, 0x100, 9, 11, 4)

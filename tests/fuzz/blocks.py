@@ -58,6 +58,7 @@ COLUMNS = (
     "flags",
     "reset_flags",
     "rewards",
+    "wide_rewards",
     "infos",
     "infos",
     "reset_infos",
@@ -81,6 +82,8 @@ class _Scribbler:
         while rng.random() < MUTATED_SHARE:
             name = rng.choice(COLUMNS)
             column: Any = getattr(block, name)
+            if name == "wide_rewards":
+                column = column.reshape(-1)
             row = rng.randrange(len(column))
             if column.ndim == 2:
                 data = np.frombuffer(info_bytes(rng), np.uint8)

@@ -21,7 +21,9 @@ CASES: dict[str, tuple[Any, bool, Any]] = {
     "numpy": (np.float32(0.1), True, {"n": np.int64(3)}),
     "bool": (True, False, {"text": "ä", "in": {"deep": 1.5}}),
     "large integer": (1 << 53, False, {}),
-    "odd reward": (np.ones(1), True, {}),
+    "array": (np.full(1, 0.1, np.float32), True, {}),
+    "wide array": (np.arange(3.0), False, {"n": 1}),
+    "odd reward": (np.ones(1, int), True, {}),
     "odd info": (1.0, True, {"list": [1]}),
     "large info": (1.0, False, {"text": "x" * INFO_BYTES}),
 }
@@ -51,6 +53,7 @@ def test_replies_are_those_of_a_worker(name: str) -> None:
         assert block.flags[0] == real.block.flags[0]
         assert block.infos[0].tobytes() == real.block.infos[0].tobytes()
         np.testing.assert_equal(block.rewards[0], real.block.rewards[0])
+        np.testing.assert_equal(block.wide_rewards[0], real.block.wide_rewards[0])
     if done:
         slots = [int(b.reset_flags[0]) & PLACE_BITS for b in (block, real.block)]
         assert slots == [3, 3]

@@ -21,7 +21,6 @@ from envmgr.wire.block import (
     PLACE_BITS,
     REWARD_BITS,
     REWARD_SHIFT,
-    REWARD_TYPES,
     RING_EACH,
     RING_LAST,
     RING_ONCE,
@@ -34,6 +33,7 @@ from envmgr.wire.block import (
 from envmgr.wire.hosts import HostSettings
 from envmgr.wire.infos import InfoDecoder
 from envmgr.wire.messages import AfterStep, EpisodePlan, FailureKind, Message, Op, ResetOrder
+from envmgr.wire.rewards import restored
 from envmgr.worker.host import Host
 from envmgr.worker.posted import PostedSteps
 
@@ -179,7 +179,7 @@ class Rig:
 
     def reward(self) -> Any:
         kind = (int(self.block.flags[0]) & REWARD_BITS) >> REWARD_SHIFT
-        return REWARD_TYPES[kind](self.block.rewards[0])
+        return restored(kind, self.block.reward_numbers(kind, slice(0, 1)))[0]
 
     def info(self) -> Any:
         if not self.block.flags[0] & HAS_INFO:
@@ -212,7 +212,7 @@ def test_a_step_is_taken_once() -> None:
 
 @pytest.mark.parametrize(
     "reward",
-    [0.5, -0.0, 3, -(1 << 52), np.float64(1.5), np.float32(0.1), np.int64(5), True, False],
+    [0.5, -0.0, 3, -(1 << 52), np.float64(1.5), np.float32("inf"), np.int64(5), True],
     ids=repr,
 )
 def test_rewards_come_out_as_they_were(reward: Any) -> None:
@@ -222,9 +222,43 @@ def test_rewards_come_out_as_they_were(reward: Any) -> None:
     assert rig.reward() == reward
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("n", [1, 2, 8])
+def test_arrays_of_rewards_come_out_as_they_were(n: int, dtype: Any) -> None:
+    reward = np.linspace(-0.1, 9.0, 2 * n, dtype=dtype)[::2]
+    reward[-1] = np.nan if n == 2 else 0.1
+    reward.flags.writeable = False
+    rig = Rig()
+    assert rig.step(step(reward=reward)) == []
+    assert type(rig.reward()) is np.ndarray
+    assert rig.reward().dtype == dtype
+    np.testing.assert_array_equal(rig.reward(), reward)
+
+
+@pytest.mark.parametrize("n", [1, 3])
+def test_an_env_may_use_its_array_of_rewards_again_in_its_next_reset(n: int) -> None:
+    rig = Rig(plan=PLAN._replace(inplace=True))
+    reward = np.ones(n)
+
+    class Reset:
+        """An observation whose making zeroes the reward."""
+
+        def __array__(self, *args: Any, **kwargs: Any) -> Any:
+            reward[:] = 0.0
+            return np.zeros(2, np.float32)
+
+    rig.envs[0].resets.append(Reset())
+    assert rig.step(step(reward=reward, done=True)) == []
+    assert (reward.tolist(), rig.reward().tolist()) == ([0.0] * n, [1.0] * n)
+
+
 @pytest.mark.parametrize(
     "reward",
-    [1 << 53, -(1 << 60), np.int64(1 << 60), np.float16(1), np.ones(1), np.array(1.0), {"a": 1.0}],
+    [
+        *(1 << 53, -(1 << 60), np.int64(1 << 60), np.float16(1), {"a": 1.0}, [1.0]),
+        *(np.array(1.0), np.ones(1, int), np.ones(1, ">f8"), np.ones((1, 1)), np.ones(0)),
+        *(np.ones(9), np.ma.ones(1)),
+    ],
     ids=repr,
 )
 def test_odd_rewards_go_by_message(reward: Any) -> None:

@@ -1,0 +1,65 @@
+"""Rewards in the shared block: which have room there, and how they are given back as they were.
+
+A reward of one number, alone or in an array, is in the column `rewards`; one of several is in
+`wide_rewards`. What else there is to it, its kind, is in the flags.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+TYPES: tuple[type, ...] = (float, int, np.float64, np.float32, np.int64, bool)
+"""Types of single rewards, which are the first kinds; all are kept exactly as a float64."""
+
+ROOM = 8
+"""The most numbers in an array; larger ones go by message."""
+
+ARRAYS: tuple[tuple[np.dtype[Any], int], ...] = tuple(
+    (np.dtype(dtype), length) for length in range(1, ROOM + 1) for dtype in (np.float32, np.float64)
+)
+"""Type and length of rewards that are arrays of one dimension, which are the other kinds."""
+
+FIRST_ARRAY = len(TYPES)
+FIRST_WIDE = FIRST_ARRAY + 2
+"""From this kind on a reward has several numbers."""
+KINDS = FIRST_ARRAY + len(ARRAYS)
+
+_TYPE_KINDS = {kind: number for number, kind in enumerate(TYPES)}
+_ARRAY_KINDS: dict[tuple[np.dtype[Any], tuple[int, ...]], int] = {
+    (dtype, (length,)): FIRST_ARRAY + number for number, (dtype, length) in enumerate(ARRAYS)
+}
+_MOST_EXACT = 1 << 53
+
+FITS_ALL = frozenset(range(KINDS)) - {TYPES.index(int), TYPES.index(np.int64)}
+"""Kinds of which every number is one: no integer is NaN or infinite."""
+
+
+def kind_of_reward(reward: Any) -> int | None:
+    """Return the kind of a reward; None if there is no room for it, or it is not kept exactly."""
+    if type(reward) is np.ndarray:
+        return _ARRAY_KINDS.get((reward.dtype, reward.shape))
+    kind = _TYPE_KINDS.get(type(reward))
+    if kind in FITS_ALL or (kind is not None and -_MOST_EXACT < reward < _MOST_EXACT):
+        return kind
+    return None
+
+
+def restored(kind: int, numbers: npt.NDArray[np.float64]) -> list[Any]:
+    """Return rewards of one kind as what they were; arrays are nobody else's.
+
+    Args:
+        kind: of all of them.
+        numbers: (k,), or (k, n) if each is several.
+
+    Raises:
+        ValueError: they are integers, and one of these numbers is none.
+        OverflowError: likewise.
+    """
+    with np.errstate(all="ignore"):  # what a worker wrote need not fit, and is an infinity then
+        if kind < FIRST_ARRAY:
+            return list(map(TYPES[kind], numbers.tolist()))
+        dtype, length = ARRAYS[kind - FIRST_ARRAY]
+        return list(numbers.reshape(-1, length).astype(dtype))
