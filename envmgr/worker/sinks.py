@@ -167,7 +167,8 @@ class BlockSink(MessageSink):
     ) -> tuple[Sequence[Any], bool]:
         """Write the answer; it counts when it is complete."""
         _, reward, done, ending, info = outcome
-        kind, data = kind_of_reward(reward), self._encoded(info)
+        kind = 0 if type(reward) is float else kind_of_reward(reward)
+        data = self._encoded(info)
         if kind is None or data is None:
             return super().stepped(key, reference, outcome, after, complete)
         row = self.row
