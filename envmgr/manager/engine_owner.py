@@ -141,7 +141,7 @@ class EngineOwner:
         shelter = Shelter()
         try:
             shelter.run(lambda: keep(self._open_engine(env_fn, config, shelter)))
-        except Exception:
+        except BaseException:  # Ctrl-C too: it may have come before the engine was begun with
             shelter.end()
             raise
 

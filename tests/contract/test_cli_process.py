@@ -161,8 +161,12 @@ def children_of(pid: int) -> list[int]:
 
 
 def workers_of(pid: int) -> list[int]:
-    """Return the workers of a trainer: the children of its worker server."""
-    return sorted(worker for server in children_of(pid) for worker in children_of(server))
+    """Return the workers of a trainer: the children of its worker server, or of its branch.
+
+    A branch is the server that has imported what the envs need.
+    """
+    below = [child for server in children_of(pid) for child in children_of(server)]
+    return sorted(worker for child in below for worker in children_of(child) or [child])
 
 
 def kill(pid: int) -> None:
