@@ -418,7 +418,8 @@ def test_a_closed_engine_holds_no_part_of_the_block() -> None:
         for end in range(first + 1, 40):
             rig.selection(range(first, end))  # more than are remembered
     rig.engine.close(0.0)
-    held = [it for it in gc.get_objects() if isinstance(it, Window) and len(it.tokens) == 40]
+    # What else is alive may be a proxy that answers isinstance with a warning.
+    held = [it for it in gc.get_objects() if type(it) is Window and len(it.tokens) == 40]
     assert not held
 
 
