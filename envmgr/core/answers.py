@@ -115,7 +115,6 @@ class Answers:
             slot.fresh = (obs, info)
             return
         slot.obs = obs
-        slot.held = False
         self._episodes.begun(slot, info)
 
     def _kept(self, spare: EnvSlot, payload: Any) -> None:

@@ -9,12 +9,13 @@ from typing import Any
 from envmgr.core import failures
 from envmgr.core.answers import Answers
 from envmgr.core.episodes import Episodes
+from envmgr.core.groups import HostGroup
 from envmgr.core.hosts import Hosts
 from envmgr.core.payloads import MalformedReplyError, failure_of
 from envmgr.core.phases import Change, Phase
 from envmgr.core.repair import Repair
 from envmgr.core.replies import BlockReplies
-from envmgr.core.slots import EnvSlot, HostGroup, Lost
+from envmgr.core.slots import EnvSlot, Lost
 from envmgr.core.stats import Statistics
 from envmgr.errors import EnvFailure
 from envmgr.spaces import ValueMismatchError
@@ -274,7 +275,9 @@ class Arrivals:
             if place is None or self._has_more_to_it(slot):
                 is_complete = False
                 continue
-            self._episodes.gone_on(slot)
+            self._episodes.count_reset(slot)
+            self._episodes.use_up_seed(slot)
+            self._episodes.begun(slot, {})
             observed.began(env_id, place)
             self._record.phases.apply(env_id, Change.SETTLE)  # last: until then it is done again
         return is_complete

@@ -9,50 +9,27 @@ doorbell of its own. Deaths of workers wake it at any time, also while nothing i
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import math
-import os
-import socket
-import sys
 import threading
 from collections.abc import Callable
-from multiprocessing.connection import wait
 from types import FrameType
-from typing import Any, TypeVar
+from typing import TypeVar
 
+from envmgr.core.background import LOOK_EVERY_S, Background
+from envmgr.core.calls import FORKS, Call
 from envmgr.core.phases import BEHIND_THE_CALLER, Phase
 from envmgr.core.shelter import Shelter
 from envmgr.core.supervisor import Supervisor
-from envmgr.errors import ConcurrentCallError, ManagerClosedError
+from envmgr.errors import ManagerClosedError
 from envmgr.transport.base import Transport
-from envmgr.transport.fds import forget_fd, keep_from_children
-from envmgr.transport.process.threads import BACKGROUND_THREAD
 from envmgr.types import Clock
 
 logger = logging.getLogger("envmgr")
 
 T = TypeVar("T")
 
-_frame = sys._getframe
-
 WARN_EVERY_S = 30.0
-LOOK_EVERY_S = 0.5
-"""How often the background thread looks after steps that are under way while the caller is away:
-ordinary replies do not wake it, but a reset that failed behind such a step has to be seen."""
-
-MIN_INTERVAL_S = 0.02
-"""How often it looks around at most, while the caller comes and goes."""
-
-DEATH_INTERVAL_S = 0.002
-"""How long a death may be left to a caller who is there, before it looks whether he has gone."""
-
-_FORKS: list[None] = []
-"""Grows in every fork of this process: asking for the pid in every call costs more."""
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=lambda: _FORKS.append(None))
-
 _SPINS = 8
 _LEAST_SHARE = 16
 
@@ -96,19 +73,19 @@ class Engine:
         self._clock = clock
         self._spin_s = self._most_spin_s = spin_s
         self.spins = spin_s > 0.0 or not transport.works_alone
-        self.forks = len(_FORKS)
+        self.forks = len(FORKS)
         self.closing = False
         self.caller: FrameType | None = None
         # Reentrant, because a signal handler may close the manager inside one of its calls.
         self._lock = threading.RLock()
         self._shelter = shelter
         self._ended = False
-        self._background = _Background(self, self._lock) if background else None
-        self._call = _Call(self, self._lock, self._background)
+        self._background = Background(self, self._lock) if background else None
+        self._call = Call(self, self._lock, self._background)
 
     # -- public calls -----------------------------------------------------------------------
 
-    def calling(self) -> _Call:
+    def calling(self) -> Call:
         """Return a context that holds the engine for one public call.
 
         Entering it gives the supervisor; leaving it hands what is outstanding to the background.
@@ -118,19 +95,6 @@ class Engine:
             ManagerClosedError: it was closed, or this process is a fork of the one it belongs to.
         """
         return self._call
-
-    def refuse_call(self) -> None:
-        """Say why there are no calls any more.
-
-        Raises:
-            ManagerClosedError: in any case.
-        """
-        if self.forks != len(_FORKS):
-            raise ManagerClosedError(
-                "this process is a fork of the one that launched the manager; its envs belong to "
-                "that one. Launch a manager of its own here."
-            )
-        raise ManagerClosedError("the manager is closed; call launch() first")
 
     def collect(self) -> None:
         """Apply everything that has arrived, without waiting. The lock is held."""
@@ -343,7 +307,7 @@ class Engine:
         Args:
             grace_s: seconds that hosts get to close their envs; 0 does not ask them.
         """
-        if self.forks != len(_FORKS):
+        if self.forks != len(FORKS):
             return  # a fork: nothing here belongs to it
         self.closing = True
         self.transport.wake()
@@ -363,227 +327,3 @@ class Engine:
         if self._background is not None:
             self._background.stop()
         self.supervisor.stop()
-
-
-class _Call:
-    """The context of a public call. A class, because generators as contexts cost twice as much.
-
-    The frame of the caller says that a call is under way. Of a call that was interrupted in its
-    first or last moments it may stay behind, and the lock with it: the next call finds that the
-    frame is not among those that called it, and makes up for what was left.
-
-    Args:
-        engine: what is called.
-        lock: the engine's; held throughout the call.
-        background: told when the call is over.
-    """
-
-    def __init__(
-        self, engine: Engine, lock: threading.RLock, background: _Background | None
-    ) -> None:
-        self._engine = engine
-        self._lock = lock
-        self._background = background
-
-    def __enter__(self) -> Supervisor:
-        engine, lock = self._engine, self._lock
-        if engine.closing or engine.forks != len(_FORKS):
-            engine.refuse_call()
-        if not lock.acquire(False):  # a keyword costs as much again
-            if engine.caller is not None:
-                raise ConcurrentCallError(_ONE_CALLER)
-            lock.acquire()  # the background thread has it
-            if engine.closing:  # meanwhile
-                lock.release()
-                engine.refuse_call()
-        frame = _frame(1)
-        if engine.caller is not None:
-            if _is_called_by(frame, engine.caller):
-                lock.release()
-                raise ConcurrentCallError(_ONE_CALLER)
-            engine.recover()
-        engine.caller = frame
-        supervisor = engine.supervisor
-        if supervisor.delivery.in_hand is not None:  # of a call that did not return
-            engine.recover()
-        return supervisor
-
-    def __exit__(self, kind: object, *details: object) -> None:
-        engine, background = self._engine, self._background
-        try:
-            if kind is not None:
-                self._recover()
-            engine.caller = None  # not if that was interrupted, too: the next call goes on with it
-        finally:
-            self._lock._release_save()  # type: ignore[attr-defined] # what was left, too
-        if background is None or engine.closing or engine.forks != len(_FORKS):
-            return
-        if background.thread is None or not background.dormant or engine.has_background_work():
-            background.arm()
-
-    def _recover(self) -> None:
-        """Make up for an interrupt, also if more of them come."""
-        for _ in range(_PATIENCE):
-            try:
-                if not self._engine.closing:
-                    self._engine.recover()
-                return
-            except BaseException as error:
-                again = error
-        raise again
-
-
-_PATIENCE = 10
-"""So many interrupts may come in a row."""
-
-_ONE_CALLER = (
-    "another thread is inside a call of this manager, or a signal handler has come into one; a "
-    "manager serves one thread at a time (only close, stats and env_states may be called from "
-    "others, and from handlers)"
-)
-
-
-def _is_called_by(frame: FrameType | None, caller: FrameType) -> bool:
-    while frame is not None:
-        if frame is caller:
-            return True
-        frame = frame.f_back
-    return False
-
-
-class _Background:
-    """The thread that carries work on while the caller is away.
-
-    It sleeps until there is such work (`dormant`) or a worker has died, then watches the hosts
-    concerned and looks around at short intervals. The caller tells it of new work only after a
-    quiet time: a thread that is woken in every call costs more than the call.
-
-    Attributes:
-        dormant: it sleeps until it is told of work, or a worker dies.
-        thread: once there was work.
-    """
-
-    def __init__(self, engine: Engine, lock: threading.RLock) -> None:
-        self._engine = engine
-        self._lock = lock
-        self._doorbell, self._button = socket.socketpair()
-        for end in (self._doorbell, self._button):
-            end.setblocking(False)
-            keep_from_children(end.fileno())
-        self.dormant = True
-        self._deaths: list[Any] = []
-        self._interval_s = MIN_INTERVAL_S
-        self._seen_changes = 0
-        self._ending = False
-        self.thread: threading.Thread | None = None
-
-    def arm(self) -> None:
-        """Wake the thread if there is work that it would not see soon. Called without the lock."""
-        if self.dormant:
-            watches = self.thread is not None or not self._engine.transport.any_death()
-            if watches and not self._engine.has_background_work():
-                return
-            self.dormant = False
-            try:
-                self._ring()
-                if self.thread is None:
-                    thread = threading.Thread(target=self._run, name=BACKGROUND_THREAD, daemon=True)
-                    thread.start()
-                    self.thread = thread
-            except RuntimeError as error:  # no thread can be had: the next call tries again
-                self.dormant = True
-                logger.warning("resets and repairs wait for the next call: %s", error)
-            except BaseException:  # Ctrl-C in the midst of this: the next call rings again
-                self.dormant = True
-                raise
-        elif self._interval_s > MIN_INTERVAL_S and self._seen_changes != self._changes():
-            self._ring()
-
-    def _changes(self) -> int:
-        return self._engine.supervisor.hosts.limits.changes
-
-    def _ring(self) -> None:
-        with contextlib.suppress(OSError):  # full: it is ringing already; closed: it has ended
-            self._button.send(b"r")
-
-    def _run(self) -> None:
-        while not self._ending:
-            self._wait(self._deaths, None)
-            while self._carry_on():
-                pass
-
-    def _wait(self, objects: list[Any], timeout_s: float | None) -> bool:
-        """Wait for the doorbell or one of `objects`; return whether something has happened."""
-        happened = False
-        with contextlib.suppress(OSError, ValueError):  # an fd that the caller has just closed
-            happened = bool(wait([self._doorbell, *objects], timeout_s))
-        with contextlib.suppress(OSError):
-            self._doorbell.recv(4096)
-        return happened
-
-    def _carry_on(self) -> bool:
-        """Do what can be done now, then wait for more; False when there is nothing left to do."""
-        if not self._lock.acquire(blocking=False):
-            return self._stand_back()
-        try:
-            if self._ending:
-                return False
-            if self._engine.caller is not None:  # what its call has left is for the next one
-                self.dormant = True
-                return False
-            self._engine.collect()
-            self._deaths = self._engine.transport.any_death()
-            if not self._engine.has_background_work():
-                self.dormant = True
-                return False
-            hosts, until = self._engine.background_work()
-            objects = [*self._engine.transport.waitables(hosts), *self._deaths]
-            changes = self._changes()
-        except Exception as error:  # a defect of ours must not vanish with the thread
-            logger.exception("the background thread of a manager failed")
-            self._engine.supervisor.repair.raise_later(error)
-            self.dormant = True
-            self._deaths = []  # what it failed at may still be there: wait for the next call
-            return False
-        finally:
-            self._lock.release()
-        quiet = changes == self._seen_changes
-        self._interval_s = min(self._interval_s * 2, LOOK_EVERY_S) if quiet else MIN_INTERVAL_S
-        self._seen_changes = changes
-        if self._engine.transport.has_unsent:
-            self._interval_s = MIN_INTERVAL_S  # `poll` sends on
-        seconds = self._engine.seconds_until(until)
-        self._wait(objects, self._interval_s if seconds is None else min(seconds, self._interval_s))
-        return True
-
-    def _stand_back(self) -> bool:
-        """Leave it to the caller, who is in a call and does everything itself.
-
-        Returns:
-            Whether to look again; not if the caller stays: `arm` is called when it leaves.
-        """
-        self._interval_s = MIN_INTERVAL_S
-        self._deaths = self._engine.transport.any_death()
-        if self._wait(self._deaths, MIN_INTERVAL_S):
-            self._wait([], DEATH_INTERVAL_S)  # a death that the caller has not seen yet
-            return not self._ending  # a call may close the manager, and waits for this thread
-        self.dormant = True  # before the look at the lock: a caller that has it is still to `arm`
-        if self._ending or not self._lock.acquire(blocking=False):
-            return False
-        self._lock.release()
-        self.dormant = False
-        return True
-
-    def stop(self) -> None:
-        """Have the thread end. Called with the lock."""
-        self._ending = True
-        self._ring()
-
-    def end(self) -> None:
-        """Wait for the thread, unless this is it, and release the doorbell."""
-        if self.thread is not None and self.thread is not threading.current_thread():
-            self.thread.join()
-        for end in (self._doorbell, self._button):
-            if end.fileno() >= 0:  # else it was interrupted the last time
-                forget_fd(end.fileno())
-                end.close()

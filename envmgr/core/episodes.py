@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from envmgr.core.groups import HostGroup
 from envmgr.core.hosts import Hosts
 from envmgr.core.phases import Change, Phase
 from envmgr.core.rules import EpisodeRules
-from envmgr.core.slots import NEVER, EnvSlot, HostGroup, Next
+from envmgr.core.slots import NEVER, EnvSlot, Next
 from envmgr.core.spares import Spares
 from envmgr.core.stats import Statistics
 from envmgr.lifecycle import EnvState, Event
@@ -95,11 +96,11 @@ class Episodes:
             self._hosts.settle(slot)
             self.replace_worn_host(slot.group)
 
-    def goes_on(self, slot: EnvSlot, episodes_done: int) -> bool:
+    def end_plainly(self, slot: EnvSlot, episodes_done: int) -> bool:
         """An episode ended and its host resets it: note that, unless it was the last.
 
         The short form of `end`, for an env about which there is nothing else to know. Here, and in
-        `gone_on`, what is noted may have been noted already, before an interrupt.
+        `begun`, what is noted may have been noted already, before an interrupt.
         """
         if not self._hosts_begin or episodes_done >= self._rules.episode_num:
             return False
@@ -110,20 +111,13 @@ class Episodes:
         self._hosts.phases.apply(slot.env_id, Change.RESET)
         return True
 
-    def gone_on(self, slot: EnvSlot) -> None:
-        """The reset of an env has succeeded, and there is nothing else to it."""
-        self.count_reset(slot)
-        self.use_up_seed(slot)
-        slot.reset_info = {}
+    def begun(self, slot: EnvSlot, info: dict[str, Any]) -> None:
+        """The reset of an env has succeeded, and its observation is there."""
+        slot.reset_info = info
         slot.held = False
         slot.deadline = NEVER
-        if self._states[slot.env_id] is EnvState.RESET:
+        if self._states[slot.env_id] is not EnvState.RUN:
             self._states.apply(slot.env_id, Event.RESET_SUCCEEDED)
-
-    def begun(self, slot: EnvSlot, info: dict[str, Any]) -> None:
-        """The reset of an env has succeeded, and its observation is ready."""
-        slot.reset_info = info
-        self._states.apply(slot.env_id, Event.RESET_SUCCEEDED)
 
     def count_reset(self, slot: EnvSlot) -> None:
         """The reset of an env has succeeded, whatever comes of it."""

@@ -22,7 +22,6 @@ from envmgr.core.selection import Selection, Selections
 from envmgr.core.stats import Statistics
 from envmgr.core.taken import Raw, Taken
 from envmgr.spaces import ValueMismatchError
-from envmgr.types import EnvTimestep
 from envmgr.wire.block import (
     DONE,
     ORDINARY_BITS,
@@ -84,11 +83,6 @@ class Handout:
         self.selections.share(block)
 
     # -- what has arrived ---------------------------------------------------------------------
-
-    @property
-    def outstanding(self) -> int:
-        """Steps that are under way, or whose timesteps were not handed out."""
-        return self._statistics.outstanding
 
     def have_arrived(self, selection: Selection) -> bool:
         """Whether the timesteps of all of these envs can be handed out."""
@@ -154,7 +148,7 @@ class Handout:
         kept = {i: undelivered[i] for i in selection.ids if i in undelivered} if undelivered else {}
         if not kept:
             raw = self._raw(selection)
-            return None if raw is None else Taken(self, selection.ids, raw, kept)
+            return None if raw is None else Taken(selection.ids, raw, kept)
         ids = [env_id for env_id in selection.ids if env_id not in kept]
         raw = None
         if ids:
@@ -162,7 +156,7 @@ class Handout:
             raw = None if posted is None else self._raw(posted)
             if raw is None:
                 return None
-        return Taken(self, selection.ids, raw, kept)
+        return Taken(selection.ids, raw, kept)
 
     def _raw(self, selection: Selection) -> Raw | None:
         block, window, column = self._block, selection.window, self._phases.column
@@ -227,14 +221,14 @@ class Handout:
 
     # -- handing it out -----------------------------------------------------------------------
 
-    def hand_out(self, raw: Raw | None, kept: dict[int, EnvTimestep], result: Any) -> None:
+    def hand_out(self, taken: Taken, result: Any) -> None:
         """Go on with envs whose timesteps were read.
 
         Args:
-            raw: what was read of the block.
-            kept: what had arrived otherwise, by env_id.
-            result: what was made of both.
+            taken: what was read.
+            result: what was made of it.
         """
+        raw, kept = taken.raw, taken.kept
         statistics, endings, count = self._statistics, [], len(kept)
         selection = None if raw is None else raw.selection
         if raw is not None:
@@ -279,7 +273,7 @@ class Handout:
         """End an episode whose host begins the next one by itself; False if it does not."""
         env_id, flag, episodes_done = ending
         if resets_after(flag) and self._resets_plainly:
-            return self._episodes.goes_on(self._record.slots[env_id], episodes_done)
+            return self._episodes.end_plainly(self._record.slots[env_id], episodes_done)
         return False
 
     def follow_up(self, hand: Hand) -> None:

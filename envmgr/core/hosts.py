@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from envmgr.core.deadlines import Limits
+from envmgr.core.groups import HostGroup, host_groups
+from envmgr.core.limits import Limits
 from envmgr.core.phases import Change, Phase
-from envmgr.core.slots import NEVER, EnvSlot, HostGroup, Next, Record, host_groups
+from envmgr.core.slots import NEVER, EnvSlot, Next, Record
 from envmgr.policy import Deadlines
 from envmgr.transport.base import Transport
 from envmgr.types import Clock, EnvFactory
@@ -255,8 +256,7 @@ class Hosts:
         self.phases.apply(slot.env_id, Change.TAKE_OVER)
         slot.order = slot.request_id
         if self.limits.step_s is not None:
-            since = float(self.record.since[slot.env_id])
-            self.limits.set(slot, self.limits.step_s, since)
+            self.limits.set(slot, self.limits.step_s, slot.since)
         if self.may_stay_silent(slot.env_id):
             self.ask(self.index_of[slot.env_id])
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -12,6 +12,9 @@ from envmgr.core.checked_views import ViewGuard
 from envmgr.core.observations import ObservationReader
 from envmgr.spaces import Array, Layout
 from envmgr.wire.arenas import COPIED, Placement, Places
+
+if TYPE_CHECKING:  # it knows of hosts, whose record has observations
+    from envmgr.core.selection import Selection
 
 _LARGE_BYTES = 4096
 """Observations from this size on are copied one by one: who keeps one should not keep a batch."""
@@ -22,35 +25,6 @@ _FEW = 8
 
 Rows = Any
 """What indexes the rows of envs: a slice of neighbours, or an array of env_ids."""
-
-
-class Batch(Protocol):
-    """What is read of a selection of envs: see `selection.Selection`."""
-
-    @property
-    def ids(self) -> Sequence[int]:
-        """Their env_ids."""
-        ...
-
-    @property
-    def rows(self) -> Rows:
-        """What indexes their rows."""
-        ...
-
-    @property
-    def count(self) -> int:
-        """How many they are."""
-        ...
-
-    @property
-    def fresh(self) -> bytes:
-        """What says of all of them that the newest observation is in the arena."""
-        ...
-
-    @property
-    def arenas(self) -> dict[int, list[Array]]:
-        """Their rows of the arenas, by place."""
-        ...
 
 
 class Observed:
@@ -180,7 +154,7 @@ class Observed:
             self._kept[env_id] = observation
             self._in_arena[env_id] = 0
 
-    def taken_as_batch(self, selection: Batch, places: Any) -> None:
+    def taken_as_batch(self, selection: Selection, places: Any) -> None:
         """The newest observations of envs are in `places`, and were handed out as a batch."""
         rows = selection.rows
         if isinstance(rows, slice):
@@ -232,7 +206,7 @@ class Observed:
             found = [arena[place, i, ...] for place, i in zip(each, env_ids, strict=True)]
         return [view.copy() for view in found] if self._copies else found
 
-    def batch(self, selection: Batch, places: Any) -> Any:
+    def batch(self, selection: Selection, places: Any) -> Any:
         """Return observations of envs as one batch: per leaf (k, *shape), nested as the space.
 
         A view of the arena if nothing is to be copied and it is one slice of it; else a copy.
@@ -281,7 +255,7 @@ class Observed:
         leaves = [self._leaf_batch(j, rows, places) for j in range(len(self._arenas))]
         return leaves[0] if self._is_lone else self._unflatten(leaves)
 
-    def newest_batch(self, selection: Batch) -> Any:
+    def newest_batch(self, selection: Selection) -> Any:
         """Return the newest observations of envs as one batch, as `batch` does.
 
         None if some of them were handed out one by one.

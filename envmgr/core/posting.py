@@ -85,9 +85,8 @@ class Posting:
             selection: which.
             actions: per leaf (k, *shape).
             python_numbers: the envs are to get Python's own numbers, not numpy's.
-            ring: when their hosts ring: see `block.RING_LAST`. With that,
-                somebody does when all have
-                replied; who waits for some of them has to call `have_all_ring`.
+            ring: when their hosts ring. With `block.RING_LAST` one does when all have replied; who
+                waits for some of them has to call `have_all_ring`.
         """
         rows, window = selection.rows, selection.window
         if window is None:

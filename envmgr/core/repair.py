@@ -9,9 +9,10 @@ from typing import Any
 
 from envmgr.core import failures
 from envmgr.core.episodes import Episodes
+from envmgr.core.groups import HostGroup
 from envmgr.core.hosts import Hosts
 from envmgr.core.phases import Phase
-from envmgr.core.slots import EnvSlot, HostGroup, Lost, Next
+from envmgr.core.slots import EnvSlot, Lost, Next
 from envmgr.core.spares import Spares
 from envmgr.core.stats import Statistics
 from envmgr.errors import EnvFailure, EnvReportedAbnormal, FailuresExhaustedError

@@ -11,17 +11,20 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from envmgr.core.observed import Observed
-from envmgr.core.phases import AWAITED, Phase, PhaseTable
+from envmgr.core.phases import Phase, PhaseTable
 from envmgr.errors import EnvFailure
 from envmgr.lifecycle import EnvState, StateTable
 from envmgr.types import EnvTimestep
 from envmgr.wire.block import items, request_of, token_of
+
+if TYPE_CHECKING:  # a group has envs, and each of them knows its group
+    from envmgr.core.groups import HostGroup
 
 NEVER = math.inf
 
@@ -61,7 +64,7 @@ class Record:
         phases: what each host is busy with.
         tokens: of the request whose reply is awaited, or that was answered last.
         token_items: the same, for reading and writing one by one.
-        since: when a step was posted, where steps have a time limit.
+        since: when a request was sent, where that has a time limit.
         observed: the newest observations.
         undelivered: timesteps that have arrived and are out of the ordinary (by message, abnormal,
             before their time), by env_id, until they are handed out.
@@ -194,7 +197,6 @@ class EnvSlot:
         deadline: when what it does times out, or a pause ends. Requests to a shared host have none
             of their own (see `HostGroup.deadline`), nor have posted steps.
         limit_s: the time limit that was set last.
-        since: when the request was sent, if it has a limit and the host is shared.
         following: what follows a pause or the end of a host.
         pause_s: how long to pause before that.
         reset_info: info of the newest reset.
@@ -226,7 +228,6 @@ class EnvSlot:
     order: int = 0
     deadline: float = NEVER
     limit_s: float = NEVER
-    since: float = 0.0
     following: Next = Next.NOTHING
     pause_s: float = 0.0
     reset_info: dict[str, Any] = field(default_factory=dict)
@@ -276,6 +277,15 @@ class EnvSlot:
         self.record.token_items[self.env_id] = token_of(self.generation, request_id)
 
     @property
+    def since(self) -> float:
+        """When the request was sent, if it has a limit and the host is shared."""
+        return float(self.record.since[self.env_id])
+
+    @since.setter
+    def since(self, moment: float) -> None:
+        self.record.since[self.env_id] = moment
+
+    @property
     def owed(self) -> bool:
         """Whether an action was accepted and its timestep not yet delivered."""
         return self.record.owes(self.env_id)
@@ -321,83 +331,3 @@ class EnvSlot:
     @obs.setter
     def obs(self, obs: Any) -> None:
         self.record.observed.keep(self.env_id, obs)
-
-
-@dataclass(slots=True, eq=False)
-class HostGroup:
-    """The envs that share a host, which may be replaced.
-
-    Who belongs to it never changes, except where a spare takes the place of another env.
-
-    Attributes:
-        index: its place among the groups.
-        slots: its envs, by ascending env_id.
-        is_shared: there are several.
-        by_id: the same envs, by env_id.
-        host_id: the host; None while there is none.
-        is_ending: the host was killed or asked to end.
-        is_worn: the host wants to be replaced as soon as none of its envs is in an episode.
-        running: of a shared host: the env that it has said it works for.
-        deadline: of a shared host: when what it does now times out, or its silence does; a moment
-            that is too early is allowed while nothing is running.
-        quiet_since: of a shared host: when it was last known to be done with something.
-        overdue: of a shared host: the order of the request that it should have begun with, as far
-            as could be told, and what had been posted for it when that was first looked at.
-        is_spare: it serves a spare.
-        superseded: requests to its host under the id that it served before; what is still on its
-            way in reply to them is nobody's.
-    """
-
-    index: int
-    slots: tuple[EnvSlot, ...]
-    is_shared: bool = field(init=False)
-    by_id: dict[int, EnvSlot] = field(init=False)
-    host_id: int | None = None
-    is_ending: bool = False
-    is_worn: bool = False
-    running: EnvSlot | None = None
-    deadline: float = NEVER
-    quiet_since: float = 0.0
-    overdue: tuple[int, float] = (0, 0.0)
-    is_spare: bool = field(init=False)
-    superseded: set[int] = field(default_factory=set)
-
-    def __post_init__(self) -> None:
-        self.is_shared = len(self.slots) > 1
-        self.serve(self.slots)
-
-    def serve(self, slots: tuple[EnvSlot, ...]) -> None:
-        """Have these envs belong to it."""
-        self.slots = slots
-        self.is_spare = slots[0].is_spare
-        self.by_id = {slot.env_id: slot for slot in slots}
-        for slot in slots:
-            slot.group = self
-
-    def present(self) -> list[EnvSlot]:
-        """Return the envs that take part in the host."""
-        return [slot for slot in self.slots if slot.host_id is not None]
-
-    def awaited(self) -> list[EnvSlot]:
-        """Return the envs whose replies are awaited, in the order in which they run, if known.
-
-        Requests run in the order in which they were sent; a reset that the host begins by itself
-        runs after those that were sent before it was known of. Steps that are posted are not among
-        them: the block says which of those is run.
-        """
-        return sorted(
-            (slot for slot in self.slots if slot.phase in AWAITED),
-            key=lambda slot: max(slot.request_id, slot.order),
-        )
-
-
-def host_groups(slots: Sequence[EnvSlot], n_hosts: int) -> list[HostGroup]:
-    """Divide envs into contiguous groups whose sizes differ by one at most, larger ones first."""
-    size, n_larger = divmod(len(slots), n_hosts)
-    groups: list[HostGroup] = []
-    first = 0
-    for index in range(n_hosts):
-        end = first + size + (index < n_larger)
-        groups.append(HostGroup(index, tuple(slots[first:end])))
-        first = end
-    return groups

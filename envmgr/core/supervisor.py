@@ -367,6 +367,7 @@ class Supervisor:
     def timesteps(self, taken: Taken, undisturbed: Undisturbed) -> dict[int, EnvTimestep]:
         """Hand out what was taken, as timesteps by env_id."""
         timesteps = taken.timesteps()
+        self.handout.hand_out(taken, timesteps)
         self._go_on(undisturbed)
         return timesteps
 
@@ -374,6 +375,7 @@ class Supervisor:
         """Hand out what was taken as arrays; None if that needs `timesteps`."""
         batch = taken.arrays()
         if batch is not None:
+            self.handout.hand_out(taken, batch)
             self._go_on(undisturbed)
         return batch
 

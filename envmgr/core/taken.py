@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import repeat
-from typing import Any, NamedTuple, Protocol, overload
+from typing import Any, NamedTuple, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -96,14 +96,6 @@ class ReadyBatch(NamedTuple):
 
     env_ids: npt.NDArray[np.int64]
     obs: Any
-
-
-class HandsOut(Protocol):
-    """What `Taken` needs of who has taken it."""
-
-    def hand_out(self, raw: Raw | None, kept: dict[int, EnvTimestep], result: Any) -> None:
-        """Go on with envs whose timesteps were read."""
-        ...
 
 
 class Raw:
@@ -207,43 +199,32 @@ class Taken:
     """Timesteps that were just taken; to be read once, before anything is sent to these envs again.
 
     Args:
-        handout: told when they have been read.
         ids: whose they are.
         raw: those in the block, if any.
         kept: the others, by env_id.
     """
 
-    __slots__ = ("_handout", "_ids", "_kept", "_raw")
+    __slots__ = ("_ids", "kept", "raw")
 
-    def __init__(
-        self,
-        handout: HandsOut,
-        ids: Sequence[int],
-        raw: Raw | None,
-        kept: dict[int, EnvTimestep],
-    ) -> None:
-        self._handout = handout
+    def __init__(self, ids: Sequence[int], raw: Raw | None, kept: dict[int, EnvTimestep]) -> None:
         self._ids = ids
-        self._raw = raw
-        self._kept = kept
+        self.raw = raw
+        self.kept = kept
 
     def timesteps(self) -> dict[int, EnvTimestep]:
-        """Hand them out as timesteps by env_id."""
-        raw, kept = self._raw, self._kept
-        timesteps = {} if raw is None else raw.timesteps()
+        """Return them as timesteps by env_id."""
+        kept = self.kept
+        timesteps = {} if self.raw is None else self.raw.timesteps()
         if kept:
             timesteps = {i: kept[i] if i in kept else timesteps[i] for i in self._ids}
-        self._handout.hand_out(raw, kept, timesteps)
         return timesteps
 
     def arrays(self) -> ArrayBatch | None:
-        """Hand them out as arrays; None if they have to be put together from timesteps."""
-        raw = self._raw
-        if raw is None or self._kept or raw.has_rewards_of_different_shapes:
+        """Return them as arrays; None if they have to be put together from timesteps."""
+        raw = self.raw
+        if raw is None or self.kept or raw.has_rewards_of_different_shapes:
             return None
-        result = raw.arrays()
-        self._handout.hand_out(raw, {}, result)
-        return result
+        return raw.arrays()
 
 
 def _put_in(

@@ -34,8 +34,6 @@ INFO_BYTES = 248
 
 _REQUEST_BITS = 44
 MAX_REQUEST_ID = (1 << _REQUEST_BITS) - 1
-NO_TOKEN = (1 << 64) - 1
-"""Equal to no token."""
 TOKEN_BYTES = 8
 
 # Flags of a reply: at which place its observation is in, and what else there is to know.

@@ -30,9 +30,7 @@ _HEADER = struct.Struct("<HBBIIQI")
 
 _CHECKSUMS = struct.Struct("<II")
 
-_BODY_AT = _HEADER.size + _CHECKSUMS.size
-
-HEADER_BYTES = _BODY_AT
+HEADER_BYTES = _HEADER.size + _CHECKSUMS.size
 
 
 class FrameError(ValueError):
@@ -110,25 +108,25 @@ def split_frame(data: bytes | bytearray | memoryview) -> tuple[Frame, int] | Non
     Raises:
         FrameError: `data` does not begin with a frame.
     """
-    if len(data) < _BODY_AT:
+    if len(data) < HEADER_BYTES:
         return None
     magic, version, op, env_id, generation, request_id, length = _HEADER.unpack_from(data)
     of_header, of_body = _CHECKSUMS.unpack_from(data, _HEADER.size)
     is_whole = zlib.crc32(data[: _HEADER.size]) == of_header
     if magic != _MAGIC or version != _VERSION or length > MAX_PAYLOAD_BYTES or not is_whole:
-        raise FrameError(f"not a frame: it begins with {bytes(data[:_BODY_AT]).hex()}")
-    end = _BODY_AT + length
+        raise FrameError(f"not a frame: it begins with {bytes(data[:HEADER_BYTES]).hex()}")
+    end = HEADER_BYTES + length
     if len(data) < end:
         return None
-    body = bytes(data[_BODY_AT:end])
+    body = bytes(data[HEADER_BYTES:end])
     if zlib.crc32(body) != of_body:
-        raise FrameError(f"a damaged frame: it begins with {bytes(data[:_BODY_AT]).hex()}")
+        raise FrameError(f"a damaged frame: it begins with {bytes(data[:HEADER_BYTES]).hex()}")
     return Frame(op, env_id, generation, request_id, body), end
 
 
 def needed_for(data: bytes) -> int:
     """Return how many bytes the frame takes at least that begins with `data`, found to be sound."""
-    if len(data) < _BODY_AT:
-        return _BODY_AT
+    if len(data) < HEADER_BYTES:
+        return HEADER_BYTES
     length: int = _HEADER.unpack_from(data)[6]
-    return _BODY_AT + length
+    return HEADER_BYTES + length

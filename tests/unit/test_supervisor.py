@@ -808,7 +808,7 @@ def test_what_an_interrupt_has_left_of_a_hand_out_is_done_again_at_every_point_o
     supervisor = rig.supervisor
     taken = supervisor.handout.take(rig.selection([0, 1]))
     assert taken is not None
-    taken.timesteps()
+    supervisor.handout.hand_out(taken, taken.timesteps())
     hand = supervisor.delivery.in_hand
     assert hand is not None
     for _ in range(2):

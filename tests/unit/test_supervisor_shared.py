@@ -8,7 +8,8 @@ import pytest
 from gymnasium.spaces import Discrete
 
 from envmgr.core import Phase
-from envmgr.core.slots import Record, host_groups
+from envmgr.core.groups import host_groups
+from envmgr.core.slots import Record
 from envmgr.errors import EnvCrash, EnvProtocolError, EnvRaised, FailuresExhaustedError
 from envmgr.lifecycle import EnvState
 from envmgr.policy import Deadlines, FailurePolicy

@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from envmgr.core.groups import HostGroup
 from envmgr.core.phases import Phase
-from envmgr.core.slots import NEVER, EnvSlot, HostGroup, Record
+from envmgr.core.slots import NEVER, EnvSlot, Record
 from envmgr.policy import Deadlines
 from envmgr.spaces import Array
 from envmgr.types import Clock
