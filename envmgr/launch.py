@@ -253,13 +253,18 @@ def reset_all(engine: Engine, limit_s: float = math.inf) -> None:
         LaunchError: with all failures; or it takes longer than `limit_s`.
     """
     supervisor = engine.supervisor
-    states, failures = supervisor.states, supervisor.repair.launch_failures
+    states, spares = supervisor.states, supervisor.spares
+    failures = supervisor.repair.launch_failures
     engine.undisturbed(supervisor.begin_episodes)
     await_all(
         engine,
         lambda: all(
             s.env_id in failures
-            or (supervisor.is_spare_ready(s) if s.is_spare else states[s.env_id] is EnvState.RUN)
+            or (
+                spares is not None and spares.is_ready(s)
+                if s.is_spare
+                else states[s.env_id] is EnvState.RUN
+            )
             for s in supervisor.hosts.slots
         ),
         "the first reset",

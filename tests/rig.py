@@ -149,7 +149,8 @@ class Rig:
         for slot in self.supervisor.slots:
             slot.base_seed = slot.new_seed = (seeds or {}).get(slot.env_id)
             slot.reset_params = dict((params or {}).get(slot.env_id, {}))
-        for spare in self.supervisor.spare_slots:
+        spares = self.supervisor.spares
+        for spare in () if spares is None else spares.slots:
             spare.base_seed = spare.new_seed = (seeds or {}).get(spare.env_id)
         self.start()
         self.supervisor.begin_episodes()
@@ -181,8 +182,8 @@ class Rig:
         posted = requests.post_actions(supervisor, by_id, ring)
         if posted is not None:
             return posted
-        supervisor.submit_steps(requests.prepared_steps(supervisor, by_id, None))
-        supervisor.settle_doomed()
+        supervisor.sending.send(requests.prepared_steps(supervisor, by_id, None))
+        supervisor.sending.settle_doomed()
         return self.selection(list(by_id)) if by_id else None
 
     def selection(self, env_ids: Sequence[int]) -> Selection:

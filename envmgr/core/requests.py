@@ -68,7 +68,7 @@ def prepared_steps(
     if len({slot.env_id for slot, _ in checked}) != len(checked):  # 1 and True, say
         raise ActionError(f"the actions name an env twice: {short_text([*actions])}")
     try:
-        return [(slot, supervisor.prepare_step(slot, action)) for slot, action in checked]
+        return [(slot, supervisor.sending.prepare(slot, action)) for slot, action in checked]
     except FrameError as error:
         raise ActionError(
             f"an action cannot be sent to its env: {error}. Nothing was sent to any env."

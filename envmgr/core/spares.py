@@ -19,6 +19,9 @@ from envmgr.core.stats import Statistics
 from envmgr.lifecycle import EnvState, Event
 from envmgr.wire.messages import Op
 
+NO_SPARES = {"spare_env_num": 0, "spares_ready": 0}
+"""The figures of a manager that has none."""
+
 
 class Spares:
     """The spares of a manager, and whose turn is next.
@@ -67,6 +70,11 @@ class Spares:
             and spare.host_id is not None
             and self._states[spare.env_id] is EnvState.RESET
         )
+
+    def figures(self) -> dict[str, int]:
+        """Return how many spares there are, and how many of them are ready; from any thread."""
+        kept = [spare for spare in self.slots if not spare.dropped]
+        return {"spare_env_num": len(kept), "spares_ready": sum(map(self.is_ready, kept))}
 
     def is_reset(self, slot: EnvSlot) -> None:
         """The reset of an env, or of a spare, begins."""

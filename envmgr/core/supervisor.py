@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from envmgr.core import failures
 from envmgr.core.answers import Answers
 from envmgr.core.arrivals import Arrivals
 from envmgr.core.delivery import Delivery
@@ -24,7 +23,8 @@ from envmgr.core.repair import Repair
 from envmgr.core.replies import BlockReplies
 from envmgr.core.resets import ExplicitResets
 from envmgr.core.rules import EpisodeRules
-from envmgr.core.slots import EnvSlot, Next
+from envmgr.core.sending import Sending
+from envmgr.core.slots import Next
 from envmgr.core.spares import Spares
 from envmgr.core.stats import Statistics
 from envmgr.core.taken import ArrayBatch, Taken, by_env_id
@@ -34,9 +34,6 @@ from envmgr.spaces import codec_of
 from envmgr.transport.base import Arrival
 from envmgr.types import EnvTimestep
 from envmgr.wire.messages import EnvDescription, Op
-
-Submitted = tuple[EnvSlot, tuple[int, Any] | None]
-"""An env and its encoded action; None for one whose host is gone: it will not be executed."""
 
 Undisturbed = Callable[[Callable[[], None]], None]
 """Does something that is not to be interrupted."""
@@ -58,7 +55,8 @@ class Supervisor:
         statistics: counters since launch.
         repair: what follows failures.
         resets: begins those that users ask for.
-        posting: posts steps in the block; None where they go by message.
+        posting: posts steps in the block; None where all go by message.
+        sending: sends steps by message.
         handout: finds what has arrived, and hands it out.
         delivery: what the call under way is about to return.
     """
@@ -73,8 +71,6 @@ class Supervisor:
         spare_num = len(hosts.slots) - env_num
         self.statistics = Statistics(num_workers=len(hosts.groups) - spare_num, slots=self.slots)
         self.delivery = Delivery()
-        # What is to be the case when steps have been sent, also if an interrupt comes in between.
-        self._submission: tuple[Sequence[Submitted], int] | None = None
         self.posting: Posting | None = None
         self._orientation = Orientation(hosts, env_num)
         self.spares: Spares | None = None
@@ -87,6 +83,7 @@ class Supervisor:
                 in_order=rules.spares_in_order,
             )
         self._episodes = Episodes(hosts, rules, self.statistics, self.spares)
+        self.sending = Sending(hosts, self.statistics, self._episodes)
         self.repair = Repair(
             hosts,
             policy,
@@ -180,9 +177,9 @@ class Supervisor:
         if hand is not None:
             self.handout.move_on(hand)
         self._arrivals.begin_episodes()
-        self._finish_submission(again=True)
+        self.sending.finish(again=True)
         if self.record.unexecuted:
-            undisturbed(self.settle_doomed)
+            undisturbed(self.sending.settle_doomed)
         if hand is not None:
             undisturbed(self._take_back)
 
@@ -254,89 +251,7 @@ class Supervisor:
         if len(payloads) == len(self.slots) and all(p is payloads[0] for p in payloads):
             self._orientation.repeat_on_spares(op, payloads[0])
 
-    @property
-    def spare_slots(self) -> Sequence[EnvSlot]:
-        """What is known of each spare."""
-        return self.hosts.slots[len(self.slots) :]
-
-    def spare_figures(self) -> dict[str, int]:
-        """Return how many spares there are, and how many of them are ready; from any thread."""
-        kept = [spare for spare in self.spare_slots if not spare.dropped]
-        ready = sum(map(self.is_spare_ready, kept))
-        return {"spare_env_num": len(kept), "spares_ready": ready}
-
-    def is_spare_ready(self, spare: EnvSlot) -> bool:
-        """Return whether a spare has been reset."""
-        return self.spares is not None and self.spares.is_ready(spare)
-
     # -- steps ------------------------------------------------------------------------------
-
-    def submit_steps(self, prepared: Sequence[Submitted]) -> None:
-        """Send actions to ready envs; every one of them is owed a timestep from now on.
-
-        Can be interrupted; `recover` does what is left.
-
-        Args:
-            prepared: envs with their encoded actions, from `prepare_step`.
-        """
-        self.record.observed.counted(slot.env_id for slot, _ in prepared)
-        self._submission = prepared, self.statistics.actions + len(prepared)
-        self._finish_submission(again=False)
-
-    def _finish_submission(self, *, again: bool) -> None:
-        """Do what is left of sending actions; nothing if there is none."""
-        if self._submission is None:
-            return
-        prepared, self.statistics.actions = self._submission
-        for slot, frame in prepared:
-            if frame is None:
-                self.record.unexecuted.add(slot.env_id)
-            elif slot.request_id != frame[0]:
-                self.hosts.submit_step(slot, frame, again=again)
-        self._submission = None
-
-    def settle_doomed(self) -> None:
-        """Give envs that died while idle, and were sent an action since, their abnormal timesteps.
-
-        Not to be interrupted.
-        """
-        for env_id in sorted(self.record.unexecuted):
-            self._settle_doomed(self.slots[env_id])
-            self.record.unexecuted.discard(env_id)
-
-    def prepare_step(self, slot: EnvSlot, action: Any) -> tuple[int, Any] | None:
-        """Encode an action; None for an env whose host is gone (it will not be executed).
-
-        Raises:
-            FrameError: the action cannot be sent.
-        """
-        if slot.doomed is not None:
-            return None
-        return self.hosts.prepare(slot, Op.STEP, action)
-
-    def _settle_doomed(self, slot: EnvSlot) -> None:
-        """Give the action to an env that died while idle its abnormal timestep, and catch up."""
-        failure = slot.doomed
-        slot.doomed = None
-        if failure is None:
-            raise RuntimeError("an env without failure: a defect of envmgr, please report it")
-        env_id = slot.env_id
-        slot.timestep = failures.abnormal_timestep(slot, failure)
-        self.statistics.abnormal += 1
-        self.states.apply(env_id, Event.FAILED)
-        if slot.dropped:
-            self.states.apply(env_id, Event.DROP)
-        elif slot.fresh is not None:
-            (slot.obs, slot.reset_info), slot.fresh = slot.fresh, None
-            self.states.apply(env_id, Event.BEGIN_RESET)
-            self.states.apply(env_id, Event.RESET_SUCCEEDED)
-        elif slot.phase is Phase.RESETTING:
-            self.states.apply(env_id, Event.BEGIN_RESET)
-        elif slot.phase is Phase.STARTING:
-            self.states.apply(env_id, Event.RENEW)
-        elif slot.phase is Phase.IDLE and slot.host_id is not None:  # renewed, auto_reset off
-            self.states.apply(env_id, Event.REPAIRED_UNATTENDED)
-        self._episodes.replace_worn_host(slot.group)
 
     def ready_ids(self) -> list[int]:
         """Return the envs that take an action now, ascending."""
@@ -451,7 +366,8 @@ class Supervisor:
         """All envs are VOID from now on; what was owed is cancelled."""
         self.hosts.forget_all()
         self.statistics.cancelled += self.statistics.outstanding
-        self.delivery.in_hand = self._submission = None
+        self.delivery.in_hand = None
+        self.sending.forget()
         for slot in self.hosts.slots:
             self.states.apply(slot.env_id, Event.CLOSE)
             self.hosts.settle(slot)

@@ -199,7 +199,8 @@ class EngineOwner:
         for slot in supervisor.slots:
             slot.reset_params = params.get(slot.env_id) or {}
             slot.base_seed = slot.new_seed = self._seeds[slot.env_id]
-        for slot, seed in zip(supervisor.spare_slots, self._spare_seeds, strict=True):
+        spares = () if supervisor.spares is None else supervisor.spares.slots
+        for slot, seed in zip(spares, self._spare_seeds, strict=True):
             slot.base_seed = slot.new_seed = seed
         supervisor.rules.dynamic_seed = self._dynamic_seed
 

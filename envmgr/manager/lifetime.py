@@ -9,6 +9,7 @@ from typing_extensions import Self
 
 from envmgr.core import arguments
 from envmgr.core.engine import Engine
+from envmgr.core.spares import NO_SPARES
 from envmgr.env import adapt
 from envmgr.errors import (
     LaunchError,
@@ -268,7 +269,8 @@ class ManagerLifetime(EngineOwner):
         if engine is not None:
             stats["generations"] = [slot.generation for slot in engine.supervisor.slots]
             stats["workers"] = _workers(engine)
-            stats.update(engine.supervisor.spare_figures())
+            spares = engine.supervisor.spares
+            stats.update(NO_SPARES if spares is None else spares.figures())
             stats["moments"] = list(engine.supervisor.statistics.moments.copy())
         return stats
 

@@ -228,9 +228,9 @@ class EnvManager(EnvAccess):
             )
         prepared = requests.prepared_steps(supervisor, actions, self._action_checks)
         self._view.forget()
-        supervisor.submit_steps(prepared)
+        supervisor.sending.send(prepared)
         if supervisor.record.unexecuted:
-            self._running.undisturbed(supervisor.settle_doomed)
+            self._running.undisturbed(supervisor.sending.settle_doomed)
         return supervisor.handout.selections.of([slot.env_id for slot, _ in prepared])
 
     def _deliver(self, supervisor: Supervisor, taken: Taken | None) -> dict[int, EnvTimestep]:

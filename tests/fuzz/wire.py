@@ -375,8 +375,8 @@ class Wire:
         """Send actions and gather all of their timesteps."""
         supervisor = self.supervisor
         if not requests.post_actions(supervisor, actions, RING_ONCE):
-            supervisor.submit_steps(requests.prepared_steps(supervisor, actions, None))
-            supervisor.settle_doomed()
+            supervisor.sending.send(requests.prepared_steps(supervisor, actions, None))
+            supervisor.sending.settle_doomed()
         timesteps: dict[int, EnvTimestep] = {}
         gather, policy = Gather(self.engine, supervisor), GatherPolicy(float("inf"), 0.0)
         while supervisor.statistics.outstanding:

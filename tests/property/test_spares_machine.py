@@ -251,7 +251,7 @@ class SparesMachine(RuleBasedStateMachine):
         self.rig.slot(env_id).new_seed = 5 if new_seeds else None
         self.rig.reset(env_id)
         if new_seeds:
-            for spare in self.rig.supervisor.spare_slots:
+            for spare in self.rig.supervisor.spares.slots:
                 spare.new_seed = 7
         self.rig.supervisor.resets.begin({})
         self._look()
@@ -372,7 +372,7 @@ class SparesMachine(RuleBasedStateMachine):
             state = self.rig.state(slot.env_id)
             assert state in (EnvState.RUN, EnvState.DONE), f"{state!r} {slot}"
             assert state is EnvState.DONE or not slot.owed or slot.doomed is None
-        figures = supervisor.spare_figures()
+        figures = supervisor.spares.figures()
         assert figures["spares_ready"] == figures["spare_env_num"]
         assert self.rig.identity_holds()
 

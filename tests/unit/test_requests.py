@@ -94,7 +94,7 @@ def test_good_actions_are_encoded_and_not_sent() -> None:
     prepared = prepare(rig, {2: 1, 0: np.int64(2)})
     assert [slot.env_id for slot, _ in prepared] == [2, 0]
     assert len(rig.transport.sent) == sent
-    rig.supervisor.submit_steps(prepared)
+    rig.supervisor.sending.send(prepared)
     assert [m.payload for _, m in rig.transport.sent[sent:]] == [1, 2]
     assert rig.supervisor.statistics.actions == 2
 

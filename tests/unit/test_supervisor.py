@@ -281,7 +281,7 @@ def test_a_batch_that_cannot_be_prepared_whole_sends_nothing() -> None:
     rig.transport.refused[1] = FrameError("no")
     sent = len(rig.transport.sent)
     with pytest.raises(FrameError):
-        [rig.supervisor.prepare_step(rig.slot(i), 1) for i in (0, 1)]
+        [rig.supervisor.sending.prepare(rig.slot(i), 1) for i in (0, 1)]
     assert len(rig.transport.sent) == sent
     assert rig.ready() == [0, 1]
 

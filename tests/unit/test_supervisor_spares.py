@@ -58,7 +58,7 @@ def test_spares_are_reset_at_launch_and_nobody_sees_them() -> None:
         True,
     ]
     assert len(rig.supervisor.slots) == len(rig.supervisor.states.snapshot()) == 2
-    assert rig.supervisor.spare_figures() == {"spare_env_num": 2, "spares_ready": 2}
+    assert rig.supervisor.spares.figures() == {"spare_env_num": 2, "spares_ready": 2}
     assert rig.supervisor.statistics.resets == 2
     assert rig.supervisor.statistics.num_workers == 2
     assert sorted(rig.supervisor.descriptions) == [0, 1]
@@ -101,9 +101,9 @@ def test_the_env_that_ended_is_the_next_spare_when_it_has_been_reset() -> None:
     rig = spared()
     end_episode(rig, 0)
     rig.reset_done(0)
-    assert rig.supervisor.spare_figures()["spares_ready"] == 0
+    assert rig.supervisor.spares.figures()["spares_ready"] == 0
     keep(rig)
-    assert rig.supervisor.spare_figures()["spares_ready"] == 1
+    assert rig.supervisor.spares.figures()["spares_ready"] == 1
     ended = host(rig, 2)
     end_episode(rig, 1)
     assert host(rig, 1) == ended
@@ -263,7 +263,7 @@ def test_the_last_episode_of_a_budget_takes_no_spare() -> None:
     end_episode(rig, 0)
     assert rig.state(0) is EnvState.DONE
     assert rig.supervisor.statistics.swaps == 0
-    assert rig.supervisor.spare_figures()["spares_ready"] == 1
+    assert rig.supervisor.spares.figures()["spares_ready"] == 1
 
 
 def test_a_worn_worker_is_replaced_behind_the_spare() -> None:
@@ -278,7 +278,7 @@ def test_a_worn_worker_is_replaced_behind_the_spare() -> None:
     rig.hello(2)
     assert rig.orders(2)[-1].keeps
     keep(rig)
-    assert rig.supervisor.spare_figures()["spares_ready"] == 1
+    assert rig.supervisor.spares.figures()["spares_ready"] == 1
     assert rig.supervisor.statistics.recycled == 1
     assert rig.slot(0).generation == 0
     assert rig.slot(2).generation == 1
@@ -312,7 +312,7 @@ def test_the_reset_of_a_spare_that_fails_is_tried_again_and_is_no_failure_of_an_
     assert (statistics.spare_failures, dict(statistics.failures_by_env)) == (1, {})
     assert "spare env 2" in str(statistics.latest_failures[0])
     assert list(statistics.moments) == []
-    assert rig.supervisor.spare_figures()["spares_ready"] == 1
+    assert rig.supervisor.spares.figures()["spares_ready"] == 1
 
 
 def test_the_reset_that_had_failed_in_an_adopted_host_is_repaired_in_its_new_place() -> None:
@@ -341,7 +341,7 @@ def test_a_spare_that_fails_again_and_again_is_dropped_and_nothing_is_raised(
     assert "spare env 2 failed 2 times" in caplog.text
     assert "the run goes on without it" in caplog.text
     assert rig.supervisor.repair.fatal is None
-    assert rig.supervisor.spare_figures() == {"spare_env_num": 0, "spares_ready": 0}
+    assert rig.supervisor.spares.figures() == {"spare_env_num": 0, "spares_ready": 0}
     rig.run(100.0)
     assert rig.slot(2).host_id is None
     end_episode(rig, 0)
@@ -393,7 +393,7 @@ def test_a_spare_takes_the_place_of_an_env_that_dies_in_a_step() -> None:
     assert rig.slot(2).phase is Phase.STARTING
     rig.hello(2)
     keep(rig)
-    assert rig.supervisor.spare_figures()["spares_ready"] == 1
+    assert rig.supervisor.spares.figures()["spares_ready"] == 1
     assert rig.supervisor.statistics.renewals == 1
 
 
@@ -448,7 +448,7 @@ def test_an_env_whose_step_raises_is_renewed_behind_its_spare() -> None:
     keep(rig)
     rig.reset_done(0)
     assert rig.ready() == [0, 1]
-    assert rig.supervisor.spare_figures()["spares_ready"] == 1
+    assert rig.supervisor.spares.figures()["spares_ready"] == 1
 
 
 def test_an_env_that_cannot_be_reset_gets_a_spare_while_its_host_ends() -> None:
@@ -543,7 +543,7 @@ def test_new_seeds_have_spares_reset_anew_in_their_order() -> None:
     first, second = host(rig, 2), host(rig, 3)
     end_episode(rig, 0)
     rig.reset_done(0)  # now 3 comes first, and 2 is being reset
-    for spare in rig.supervisor.spare_slots:
+    for spare in rig.supervisor.spares.slots:
         spare.new_seed = 70 + spare.env_id
     rig.supervisor.resets.begin({})
     assert [rig.orders(i)[-1].seed for i in (2, 3)] == [72, 73]
@@ -555,7 +555,7 @@ def test_new_seeds_have_spares_reset_anew_in_their_order() -> None:
     assert rig.slot(2).phase is Phase.RESETTING
     rig.transport.arrive(here, Message(Op.RESET_DONE, 2, 0, newest, None))
     keep(rig, 3)
-    assert rig.supervisor.spare_figures()["spares_ready"] == 2
+    assert rig.supervisor.spares.figures()["spares_ready"] == 2
     end_episode(rig, 1)
     assert host(rig, 1) == here
     assert host(rig, 3) == second
