@@ -7,6 +7,7 @@
 #                       any other way to get PyTorch, which treetensor needs
 #   ARGS='-k lifecycle' further arguments for pytest (make test), or for the scripts behind make bench,
 #                       make soak and make scoreboard
+#   SUITES=DIR          where checkouts of trainers are, for make test-trainers; ARGS=gymnasium for one
 #   BENCH_DING_PYTHON=python3.11
 #                       the Python for DI-engine in the benchmarks: one with wheels for numpy below 2
 
@@ -17,6 +18,9 @@ TORCH ?= torch==2.13.0
 ARGS ?=
 # Further requirements for the environment of the tests, as in `make test WITH='numpy<2'`.
 WITH ?=
+
+# What make test-trainers cannot fetch by itself.
+SUITES ?= .venv-suites
 
 MATRIX = 3.10 3.11 3.12 3.13
 # The oldest Python of the matrix runs with the oldest numpy and gymnasium that setup.cfg allows.
@@ -33,7 +37,7 @@ SOAK_OUT ?= docs/reliability
 PIP_INSTALL = $(VENV)/bin/python -m pip install --disable-pip-version-check -qq
 REQUIREMENTS = setup.cfg pyproject.toml
 
-.PHONY: help venv demo test docs bench soak scoreboard test-matrix lint typecheck format clean distclean
+.PHONY: help venv demo test test-trainers docs bench soak scoreboard test-matrix lint typecheck format clean distclean
 
 help:  ## print this list
 	@echo 'usage: make TARGET'
@@ -48,6 +52,9 @@ demo: $(VENV)/.core  ## run CartPole-v1 on subprocesses, with progress and a sum
 test: $(VENV)/.test-$(V2)  ## run all tests
 	@echo "==> running the tests with $$($(VENV)/bin/python --version)"
 	@ENVMGR_TEST_V2=$(V2) $(VENV)/bin/python -m pytest $(ARGS)
+
+test-trainers: $(VENV)/.core  ## run trainers' own tests on envmgr; SUITES=DIR has checkouts (DIR/gymnasium ...)
+	@$(VENV)/bin/python tests/trainers/run.py --suites $(SUITES) --venvs .venv-trainers --torch '$(TORCH)' $(ARGS)
 
 docs: $(VENV)/.dev  ## write the generated pages of docs/reference anew
 	@echo "==> generating docs/reference"
@@ -103,7 +110,7 @@ clean:  ## remove caches and build outputs
 
 distclean: clean  ## remove the virtual environments as well
 	@echo "==> removing virtual environments"
-	@rm -rf .venv .venv-3.* $(BENCH_VENV) $(BENCH_DING_VENV)
+	@rm -rf .venv .venv-3.* $(BENCH_VENV) $(BENCH_DING_VENV) .venv-trainers .venv-suites
 
 # The stamp files below say what is installed; a newer setup.cfg or pyproject.toml installs again.
 

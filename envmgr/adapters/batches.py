@@ -1,0 +1,285 @@
+"""All envs of a manager in every step, as rows: what adapters for synchronous trainers stand on."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from envmgr.adapters.failures import failure_of, plain_info, raises, trainers_error
+from envmgr.errors import ConfigError, EnvManagerError
+from envmgr.manager import EnvManager
+
+
+class Rows(NamedTuple):
+    """Timesteps of k envs, in the order they were asked for.
+
+    Attributes:
+        obs: (k, *shape), or a dict or tuple of such; without fixed layout an object array (k,). At
+            an episode's end, the terminal observation.
+        rewards: (k,) float64; (k, *shape) if they are larger arrays.
+        terminated: (k,) bool.
+        truncated: (k,) bool. The episode of an env that failed is truncated.
+        infos: k infos as `failures.plain_info` gives them; None if all of them are empty.
+        ended: the env_ids whose episodes ended, ascending.
+    """
+
+    obs: Any
+    rewards: npt.NDArray[Any]
+    terminated: npt.NDArray[np.bool_]
+    truncated: npt.NDArray[np.bool_]
+    infos: list[dict[str, Any]] | None
+    ended: list[int]
+
+
+class FixedBatches:
+    """Steps and resets all envs of a manager, so that each step of the trainer has all its rows.
+
+    The first `reset` launches the manager, with the seeds and options that were given for it, if it
+    is not launched: no env is reset twice. `close` closes it.
+
+    With `on_failure="recover"` the step of an env that fails ends its episode: truncated, with the
+    last good observation, reward 0.0, and an info with `abnormal=True` and `error`, a text. With
+    "raise" the exception is raised: see `failures.trainers_error`.
+
+    Args:
+        manager: of any kind; of those that gather some timesteps, all are gathered.
+        adapter: the public name of the adapter, for messages.
+        on_failure: "recover", "raise", or None: as the manager does.
+        auto_reset: what the manager has to be set to: False for trainers that reset each env
+            themselves.
+
+    Raises:
+        ConfigError: it is no manager, or one whose config does not fit; the message says what to
+            change.
+
+    Attributes:
+        manager: the manager.
+        n: number of envs.
+    """
+
+    def __init__(
+        self,
+        manager: EnvManager,
+        *,
+        adapter: str,
+        on_failure: str | None = None,
+        auto_reset: bool = True,
+    ) -> None:
+        if not isinstance(manager, EnvManager):
+            raise ConfigError(
+                f"{adapter} takes a manager, such as make(...) returns, found "
+                f"{type(manager).__name__}"
+            )
+        config = manager.cfg
+        _refuse_losing_rows(config, adapter)
+        if config.auto_reset != auto_reset:
+            raise ConfigError(
+                f"{adapter} needs a manager with auto_reset: {str(auto_reset).lower()} for this "
+                f"(it has {str(config.auto_reset).lower()}): "
+                + ("episodes begin by themselves" if auto_reset else "the trainer resets its envs")
+            )
+        self.manager = manager
+        self.n = manager.env_num
+        self._raises = raises(on_failure, config.on_failure)
+        self._all = list(range(self.n))
+        self._params: dict[int, dict[str, Any]] = {}
+        self._parts: list[tuple[npt.NDArray[np.int64], Rows]] = []
+        self._sent: list[int] = []
+
+    # -- resets -----------------------------------------------------------------------------
+
+    def reset(
+        self,
+        env_ids: Sequence[int] | None = None,
+        *,
+        seed: int | Sequence[int | None] | None = None,
+        options: Mapping[str, Any] | None = None,
+        begun: Sequence[int] = (),
+    ) -> None:
+        """Begin new episodes and wait for their first observations, which `first_obs` gives.
+
+        Args:
+            env_ids: in which envs; None for all.
+            seed: an int gives env i exactly `seed + i`, a list one to each env; None leaves the
+                envs' generators as they are.
+            options: for the envs' resets. They hold for the resets that follow an episode's end,
+                too, until they are changed here: None clears them.
+            begun: of these envs an episode has ended, the next one has begun, and its first
+                observation was not read: that will do if there is neither seed nor options.
+
+        Raises:
+            EnvManagerError: as `EnvManager.launch` and `reset`; with on_failure "raise" what
+                `failures.trainers_error` makes of it.
+        """
+        ids = self._all if env_ids is None else list(env_ids)
+        if seed is not None:
+            self.manager.seed(seed)
+        given = dict(options) if options else {}
+        if seed is None and not given and not self._params:
+            ids = [i for i in ids if i not in begun]
+        params = self._params_of(ids, given)
+        try:
+            if self.manager.closed:
+                self.manager.launch(params)
+            elif ids:
+                self.manager.reset(params)
+        except EnvManagerError as error:
+            raise self._as_asked(error) from error.__cause__
+        self._params = {i: p for i, p in {**self._params, **params}.items() if p}
+
+    def _params_of(
+        self, ids: Sequence[int], given: dict[str, Any]
+    ) -> dict[int, dict[str, Any] | None]:
+        """Return what a reset is given for each env; None where nothing changes."""
+        return {i: given if given or i in self._params else None for i in ids}
+
+    def first_obs(self, env_ids: Sequence[int] | None = None) -> Any:
+        """Return the observations that the next episodes begin with: (k, *shape), or a tree."""
+        try:
+            return self.manager.ready_arrays(self._all if env_ids is None else env_ids).obs
+        except EnvManagerError as error:
+            raise self._as_asked(error) from error.__cause__
+
+    def first_infos(self, env_ids: Sequence[int] | None = None) -> list[dict[str, Any]]:
+        """Return the infos of the resets that the present episodes of these envs began with."""
+        infos = self.manager.ready_info
+        return [infos.get(i, {}) for i in (self._all if env_ids is None else env_ids)]
+
+    # -- steps ------------------------------------------------------------------------------
+
+    def send(self, actions: Any, env_ids: Sequence[int] | None = None) -> None:
+        """Send one action to each of `env_ids` (None for all).
+
+        Args:
+            actions: (k, *shape), or a dict or tuple of such, or a list of k actions.
+            env_ids: which envs, ascending.
+        """
+        ids = self._all if env_ids is None else env_ids
+        self.manager.send_arrays(ids, actions)
+        self._sent = ids if isinstance(ids, list) else list(ids)
+
+    def receive(self, timeout_s: float | None = None) -> Rows | None:
+        """Return the timesteps of all actions that were sent, or None if they take too long.
+
+        Args:
+            timeout_s: seconds to wait. What has come until then is kept for the next call.
+        """
+        missing = len(self._sent) - sum(len(ids) for ids, _ in self._parts)
+        try:
+            batch = self.manager.recv_arrays(missing, timeout_s)
+        except EnvManagerError as error:
+            raise self._as_asked(error) from error.__cause__
+        rows = self._rows_of(batch)
+        count = len(batch.env_ids)
+        if count == missing and not self._parts:
+            return rows
+        if count:
+            self._parts.append((batch.env_ids, rows))
+        if count < missing:
+            return None
+        parts, self._parts = self._parts, []
+        return joined(parts)
+
+    def _rows_of(self, batch: Any) -> Rows:
+        obs, rewards, terminated, truncated = batch[1:5]
+        if getattr(batch.infos, "are_ordinary", False):  # said without making the infos
+            return Rows(obs, rewards, terminated, truncated, None, [])
+        infos = [plain_info(info) for info in batch.infos]
+        if self._raises:
+            self._raise_first_of(batch.infos)
+        ended = batch.env_ids[terminated | truncated].tolist()
+        return Rows(obs, rewards, terminated, truncated, infos if any(infos) else None, ended)
+
+    def _raise_first_of(self, infos: Sequence[Any]) -> None:
+        for failure in map(failure_of, infos):
+            if failure is not None:
+                raise self._as_asked(failure) from failure
+
+    # -- the rest ---------------------------------------------------------------------------
+
+    def _as_asked(self, error: EnvManagerError) -> Exception:
+        return trainers_error(error) if self._raises else error
+
+    def close(self, timeout_s: float | None = None, *, terminate: bool = False) -> None:
+        """Close the manager; whatever has failed before."""
+        self._parts = []
+        self.manager.close(timeout_s, terminate)
+
+
+def _refuse_losing_rows(config: Mapping[str, Any], adapter: str) -> None:
+    if config["on_exhausted"] == "drop":
+        raise ConfigError(
+            f"{adapter} needs every env in every step, and with on_exhausted: drop the manager "
+            "goes on without those that fail too often. Take on_exhausted: raise"
+        )
+    if not math.isinf(config["episode_num"]):
+        raise ConfigError(
+            f"{adapter} needs every env in every step, and with episode_num: "
+            f"{config['episode_num']} envs stop after so many episodes. Leave episode_num at .inf "
+            "and have the trainer count"
+        )
+
+
+# -- batches of observations ------------------------------------------------------------------
+
+
+def row_of(batch: Any, k: int) -> Any:
+    """Return one row of a batch: a view, or a dict or tuple of views."""
+    if isinstance(batch, Mapping):
+        return {key: row_of(part, k) for key, part in batch.items()}
+    if isinstance(batch, tuple):
+        return tuple(row_of(part, k) for part in batch)
+    return batch[k]
+
+
+def rows_of(batch: Any, positions: Any) -> Any:
+    """Return some rows of a batch, as a batch that is nobody else's."""
+    if isinstance(batch, Mapping):
+        return {key: rows_of(part, positions) for key, part in batch.items()}
+    if isinstance(batch, tuple):
+        return tuple(rows_of(part, positions) for part in batch)
+    return batch[positions]
+
+
+def put_rows(batch: Any, positions: Any, rows: Any) -> None:
+    """Put rows into a batch, in place."""
+    if isinstance(batch, Mapping):
+        for key, part in batch.items():
+            put_rows(part, positions, rows[key])
+    elif isinstance(batch, tuple):
+        for part, of_rows in zip(batch, rows, strict=True):
+            put_rows(part, positions, of_rows)
+    else:
+        batch[positions] = rows
+
+
+def joined(parts: Sequence[tuple[npt.NDArray[np.int64], Rows]]) -> Rows:
+    """Return the rows of several envs each as one, in ascending order of env_id."""
+    order = np.argsort(np.concatenate([ids for ids, _ in parts]))
+    each = [rows for _, rows in parts]
+    infos: list[dict[str, Any]] | None = None
+    if any(rows.infos is not None for rows in each):
+        listed = [
+            info
+            for ids, rows in parts
+            for info in (rows.infos if rows.infos is not None else [{} for _ in ids])
+        ]
+        infos = [listed[k] for k in order.tolist()]
+    obs, rewards, terminated, truncated = (
+        rows_of(_concatenated([rows[k] for rows in each]), order) for k in range(4)
+    )
+    ended = sorted(env_id for rows in each for env_id in rows.ended)
+    return Rows(obs, rewards, terminated, truncated, infos, ended)
+
+
+def _concatenated(batches: Sequence[Any]) -> Any:
+    first = batches[0]
+    if isinstance(first, Mapping):
+        return {key: _concatenated([batch[key] for batch in batches]) for key in first}
+    if isinstance(first, tuple):
+        return tuple(_concatenated(parts) for parts in zip(*batches, strict=True))
+    return np.concatenate(batches)

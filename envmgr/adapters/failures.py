@@ -1,0 +1,96 @@
+"""What becomes of a failed env in a trainer: a truncated episode, or an exception."""
+
+from __future__ import annotations
+
+import builtins
+from collections.abc import Mapping
+from typing import Any
+
+from envmgr.errors import (
+    ConfigError,
+    EnvFailure,
+    EnvManagerError,
+    EnvRaised,
+    FailuresExhaustedError,
+    LaunchError,
+)
+
+_OWN_KEYS = ("terminated", "truncated")
+"""What managers put into infos, and trainers get beside them."""
+
+
+def plain_info(info: Any) -> dict[str, Any]:
+    """Return an env's info as trainers expect it.
+
+    Without `terminated` and `truncated`, which are the manager's. An `error` that is an exception
+    becomes text: its type, its message and the traceback from the worker; `abnormal` stays. A list
+    of infos becomes `{"info": [...]}`.
+    """
+    if not isinstance(info, Mapping):
+        each = isinstance(info, (list, tuple))
+        return {"info": [plain_info(part) for part in info] if each else info}
+    plain = {key: value for key, value in info.items() if key not in _OWN_KEYS}
+    error = plain.get("error")
+    if isinstance(error, BaseException):
+        plain["error"] = f"{type(error).__name__}: {error}"
+    return plain
+
+
+def raises(on_failure: str | None, of_manager: str) -> bool:
+    """Return whether failures are raised in the trainer.
+
+    Args:
+        on_failure: what the user of the adapter asks for; None: what the manager does.
+        of_manager: `on_failure` of the manager's config.
+
+    Raises:
+        ConfigError: there is no such policy, or the manager's own comes before it.
+    """
+    if on_failure not in (None, "raise", "recover"):
+        raise ConfigError(
+            f'on_failure should be "recover", "raise" or None (as the manager), found '
+            f"{on_failure!r}"
+        )
+    if on_failure == "recover" and of_manager == "raise":
+        raise ConfigError(
+            'on_failure="recover" was asked for, but the manager raises: build it with '
+            "on_failure: recover"
+        )
+    return (on_failure or of_manager) == "raise"
+
+
+def trainers_error(error: EnvManagerError) -> Exception:
+    """Return what is raised in the trainer for a failure; raise it `from` the failure.
+
+    The exception of the env's own code is raised with its own class if that is a builtin one that
+    can be built of one string; nothing is imported or unpickled for it. Its cause then has the
+    traceback from the worker. Everything else is raised as it is: `EnvRaised`, `EnvCrash` ...
+    """
+    failure: Exception = error
+    if isinstance(error, FailuresExhaustedError):
+        failure = error.failure
+    elif isinstance(error, LaunchError) and error.failures:
+        failure = error.failures[min(error.failures)]
+    if not isinstance(failure, EnvRaised):
+        return failure
+    return _builtin_exception(failure.type_name, failure.remote_message) or failure
+
+
+def _builtin_exception(name: str, message: str) -> Exception | None:
+    cls = getattr(builtins, name.removeprefix("builtins."), None)
+    if not isinstance(cls, type) or not issubclass(cls, Exception):
+        return None
+    try:
+        return cls(message)
+    except TypeError:  # such as UnicodeDecodeError, which is built of five values
+        return None
+
+
+def failure_of(info: Any) -> EnvFailure | None:
+    """Return the failure that an abnormal timestep's info holds, or None."""
+    parts = info if isinstance(info, (list, tuple)) else [info]
+    for part in parts:
+        error = part.get("error") if isinstance(part, Mapping) and part.get("abnormal") else None
+        if isinstance(error, EnvFailure):
+            return error
+    return None

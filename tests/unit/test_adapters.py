@@ -1,0 +1,112 @@
+"""What all adapters share: batches of fixed width, and what becomes of failures."""
+
+import numpy as np
+import pytest
+
+from envmgr import create_env_manager
+from envmgr.adapters.batches import FixedBatches, Rows, joined, put_rows, row_of
+from envmgr.adapters.failures import failure_of, plain_info, raises, trainers_error
+from envmgr.errors import (
+    ConfigError,
+    EnvCrash,
+    EnvRaised,
+    FailuresExhaustedError,
+    LaunchError,
+)
+
+
+def raised(type_name: str = "ValueError", message: str = "too far") -> EnvRaised:
+    return EnvRaised(
+        f"env 1 raised {type_name}\n\nTraceback: its line 7",
+        env_id=1,
+        during="step",
+        type_name=type_name,
+        remote_message=message,
+        remote_traceback="its line 7",
+    )
+
+
+def batches(**cfg: object) -> FixedBatches:
+    manager = create_env_manager({"type": "base", **cfg}, env_fn=[lambda: None] * 2)
+    return FixedBatches(manager, adapter="as_x")
+
+
+@pytest.mark.parametrize(
+    ("cfg", "says"),
+    [
+        ({"on_exhausted": "drop"}, "Take on_exhausted: raise"),
+        ({"episode_num": 3}, "episode_num: 3"),
+        ({"auto_reset": False}, "auto_reset: true"),
+    ],
+)
+def test_managers_that_may_lose_rows_are_refused(cfg: dict[str, object], says: str) -> None:
+    with pytest.raises(ConfigError, match=r"as_x needs .*" + says):
+        batches(**cfg)
+
+
+def test_what_is_no_manager_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"as_x takes a manager, .* found list"):
+        FixedBatches([], adapter="as_x")  # type: ignore[arg-type]
+
+
+def test_the_policy_is_the_managers_unless_the_user_asks() -> None:
+    assert raises(None, "raise")
+    assert raises("raise", "recover")
+    assert not raises(None, "recover")
+    assert not raises("recover", "recover")
+    with pytest.raises(ConfigError, match="build it with on_failure: recover"):
+        raises("recover", "raise")
+    with pytest.raises(ConfigError, match="found 'ignore'"):
+        raises("ignore", "recover")
+
+
+def test_a_builtin_exception_of_one_string_is_raised_as_what_it_was() -> None:
+    error = trainers_error(raised())
+    assert type(error) is ValueError
+    assert str(error) == "too far"
+
+
+@pytest.mark.parametrize(
+    "type_name", ["UnicodeDecodeError", "KeyboardInterrupt", "mine.ValueError", "print", "__doc__"]
+)
+def test_other_exceptions_are_raised_as_env_raised(type_name: str) -> None:
+    failure = raised(type_name)
+    assert trainers_error(failure) is failure
+
+
+def test_the_cause_of_what_ends_a_manager_is_what_is_raised() -> None:
+    crash = EnvCrash("died", env_id=0, during="step")
+    assert trainers_error(FailuresExhaustedError("too often", crash)) is crash
+    assert isinstance(trainers_error(LaunchError("no", {1: raised(), 0: crash})), EnvCrash)
+    nothing = LaunchError("no")
+    assert trainers_error(nothing) is nothing
+
+
+def test_infos_are_those_of_the_env_with_errors_as_text() -> None:
+    info = {"x": 1, "terminated": False, "truncated": True, "abnormal": True, "error": raised()}
+    plain = plain_info(info)
+    assert plain.pop("error").startswith("EnvRaised: env 1 raised ValueError\n\nTraceback")
+    assert plain == {"x": 1, "abnormal": True}
+    assert plain_info([info])["info"][0]["x"] == 1
+    assert failure_of([{}, info]) is info["error"]
+    assert failure_of({"error": "an env's own"}) is None
+
+
+def test_rows_that_came_one_after_the_other_are_joined_in_order() -> None:
+    def rows(ids: list[int], infos: list[dict[str, int]] | None, ended: list[int]) -> Rows:
+        column = np.array(ids)
+        obs = {"a": column * 1.0, "b": (np.stack([column, column]).T,)}
+        return Rows(obs, column * 2.0, column > 1, column > 2, infos, ended)
+
+    first, second = rows([0, 3], None, [3]), rows([1, 2], [{}, {"k": 2}], [2])
+    whole = joined([(np.array([0, 3]), first), (np.array([1, 2]), second)])
+    assert whole.obs["a"].tolist() == [0, 1, 2, 3]
+    assert whole.obs["b"][0].tolist() == [[i, i] for i in range(4)]
+    assert whole.rewards.tolist() == [0, 2, 4, 6]
+    assert whole.terminated.tolist() == [False, False, True, True]
+    assert whole.truncated.tolist() == [False, False, False, True]
+    assert whole.infos == [{}, {}, {"k": 2}, {}]
+    assert whole.ended == [2, 3]
+    put_rows(whole.obs, [1, 2], {"a": np.zeros(2), "b": (np.zeros((2, 2)),)})
+    assert row_of(whole.obs, 1)["b"][0].tolist() == [0, 0]
+    assert whole.obs["a"].tolist() == [0, 0, 0, 3]
