@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeGuard
 
 from envmgr.config import ManagerConfig
-from envmgr.core import Phase
+from envmgr.core import Phase, requests
 from envmgr.core.engine import Engine
 from envmgr.errors import EnvFailure, LaunchError
 from envmgr.launch import await_all, build_all, reset_all, usable_cores, worker_settings_of
@@ -184,7 +184,7 @@ def _measure(engine: Engine, config: ManagerConfig) -> Trial:
     step_s, reset_s = (PATIENCE_S if limit is None else limit for limit in limits)
     reset_all(engine, min(reset_s, PATIENCE_S))
     (slot,) = engine.supervisor.slots
-    engine.supervisor.submit_calls([0], Op.APPLY, [(try_env, (STEPPING_S,))])
+    requests.submit_calls(engine.supervisor, [0], Op.APPLY, [(try_env, (STEPPING_S,))], "the trial")
     # The first step and its reset, the last ones, and the time between them.
     limit_s = STEPPING_S + min(2.0 * (step_s + reset_s), PATIENCE_S)
     await_all(engine, lambda: slot.phase is not Phase.CALLING, "its steps", limit_s)

@@ -12,7 +12,7 @@ from typing import Any
 import cloudpickle
 
 from envmgr.config import ManagerConfig, WorkerEnv, check_kind
-from envmgr.core import EpisodeRules, Hosts, Phase, Supervisor
+from envmgr.core import EpisodeRules, Hosts, Phase, Supervisor, requests
 from envmgr.core.engine import Engine
 from envmgr.core.shelter import Shelter
 from envmgr.errors import EnvFailure, LaunchError
@@ -276,7 +276,8 @@ def _enable_replays(engine: Engine, paths: Sequence[str]) -> None:
     supervisor = engine.supervisor
     slots = supervisor.slots
     payloads = replay_payloads(paths)
-    supervisor.submit_calls([s.env_id for s in slots], Op.CALL, payloads)
+    ids = list(range(len(slots)))
+    requests.submit_calls(supervisor, ids, Op.CALL, payloads, "enable_save_replay")
     await_all(
         engine, lambda: all(s.phase is not Phase.CALLING for s in slots), "enable_save_replay"
     )
@@ -285,7 +286,7 @@ def _enable_replays(engine: Engine, paths: Sequence[str]) -> None:
         raise _launch_error(failed, len(slots))
     for slot in slots:
         slot.result = None
-    supervisor.repeat([slot.env_id for slot in slots], Op.CALL, payloads)
+    supervisor.repeat(ids, Op.CALL, payloads)
 
 
 def replay_payloads(paths: Sequence[str]) -> list[tuple[str, Any]]:

@@ -217,7 +217,7 @@ class Rig:
 
     def call(self, env_id: int = 0, name: str = "method") -> None:
         """Begin a call."""
-        self.supervisor.submit_calls([env_id], Op.CALL, [(name, ())])
+        requests.submit_calls(self.supervisor, [env_id], Op.CALL, [(name, ())], name)
 
     def exactly(self, *env_ids: int) -> dict[int, EnvTimestep]:
         """Wait for the timesteps of envs that were sent actions, and hand them out."""

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from envmgr.core.arguments import actions_by_id, checked_env_id
-from envmgr.core.phases import Phase
+from envmgr.core.phases import Change, Phase
 from envmgr.core.selection import Selection
 from envmgr.core.slots import EnvSlot
 from envmgr.core.supervisor import Supervisor
@@ -203,7 +203,7 @@ def refuse_gone(supervisor: Supervisor, env_ids: Iterable[int], what: str) -> No
     Raises:
         EnvNotReadyError: one of them is.
     """
-    gone = [i for i in env_ids if supervisor.is_gone(i)]
+    gone = [i for i in env_ids if supervisor.slots[i].is_gone]
     if gone:
         states = {i: supervisor.states[i].name for i in gone}
         raise EnvNotReadyError(
@@ -220,12 +220,16 @@ def submit_calls(
     Raises:
         ActionError: its arguments cannot be sent.
     """
+    hosts, slots = supervisor.hosts, [supervisor.slots[i] for i in env_ids]
     try:
-        supervisor.submit_calls(env_ids, op, payloads)
+        prepared = [hosts.prepare(s, op, p) for s, p in zip(slots, payloads, strict=True)]
     except FrameError as error:
         raise ActionError(
             f"{what} has arguments that cannot be sent to a worker: {error}. Nothing was sent."
         ) from error
+    for slot, frame in zip(slots, prepared, strict=True):
+        slot.result = None
+        hosts.submit(slot, Change.CALL, frame)
 
 
 def rows_by_id(env_ids: Sequence[int], actions: Any, each: str = "") -> dict[int, Any]:

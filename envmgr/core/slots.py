@@ -254,6 +254,19 @@ class EnvSlot:
         """What it is called in messages."""
         return f"{'spare ' if self.is_spare else ''}env {self.env_id}"
 
+    @property
+    def is_callable(self) -> bool:
+        """Whether its host can take a call now."""
+        return self.phase is Phase.IDLE and self.host_id is not None
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether its host was given up, so that there is nothing to wait for."""
+        phase = self.phase
+        if phase is Phase.ENDING:
+            return self.following is Next.NOTHING
+        return phase is Phase.IDLE and self.host_id is None
+
     # -- what is in the columns ---------------------------------------------------------------
 
     @property

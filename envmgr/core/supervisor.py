@@ -17,14 +17,13 @@ from envmgr.core.episodes import Episodes
 from envmgr.core.handout import Handout
 from envmgr.core.hosts import Hosts
 from envmgr.core.orientation import Orientation
-from envmgr.core.phases import Change, Phase
+from envmgr.core.phases import Phase
 from envmgr.core.posting import Posting
 from envmgr.core.repair import Repair
 from envmgr.core.replies import BlockReplies
 from envmgr.core.resets import ExplicitResets
 from envmgr.core.rules import EpisodeRules
 from envmgr.core.sending import Sending
-from envmgr.core.slots import Next
 from envmgr.core.spares import Spares
 from envmgr.core.stats import Statistics
 from envmgr.core.taken import ArrayBatch, Taken, by_env_id
@@ -310,30 +309,6 @@ class Supervisor:
             self.spares.relieve()
 
     # -- calls ------------------------------------------------------------------------------
-
-    def is_callable(self, env_id: int) -> bool:
-        """Return whether an env's host can take a call now."""
-        slot = self.slots[env_id]
-        return slot.phase is Phase.IDLE and slot.host_id is not None
-
-    def is_gone(self, env_id: int) -> bool:
-        """Return whether an env's host was given up, so that there is nothing to wait for."""
-        slot = self.slots[env_id]
-        if slot.phase is Phase.ENDING:
-            return slot.following is Next.NOTHING
-        return slot.phase is Phase.IDLE and slot.host_id is None
-
-    def submit_calls(self, env_ids: Sequence[int], op: Op, payloads: Sequence[Any]) -> None:
-        """Send one call to each of `env_ids`, or to none if one payload cannot be sent.
-
-        Raises:
-            FrameError: a payload cannot be sent.
-        """
-        slots = [self.slots[i] for i in env_ids]
-        prepared = [self.hosts.prepare(s, op, p) for s, p in zip(slots, payloads, strict=True)]
-        for slot, frame in zip(slots, prepared, strict=True):
-            slot.result = None
-            self.hosts.submit(slot, Change.CALL, frame)
 
     def forget_results(self, env_ids: Iterable[int]) -> None:
         """Let go of what came of calls."""

@@ -152,12 +152,12 @@ class EnvAccess(ManagerLifetime):
         self, supervisor: Supervisor, ids: list[int], op: Op, payloads: list[Any], what: str
     ) -> None:
         requests.refuse_while_pending(supervisor, ids, what)
-        repair = supervisor.repair
+        repair, slots = supervisor.repair, [supervisor.slots[i] for i in ids]
 
         def settled() -> bool:
-            if repair.fatal is not None or any(map(supervisor.is_gone, ids)):
+            if repair.fatal is not None or any(slot.is_gone for slot in slots):
                 return True
-            return all(map(supervisor.is_callable, ids))
+            return all(slot.is_callable for slot in slots)
 
         self._running.wait_until(settled, doing=what)
         self._surface(supervisor)

@@ -11,7 +11,6 @@ import numpy as np
 
 from envmgr.core import (
     ArrayBatch,
-    Next,
     Phase,
     ReadyBatch,
     Selection,
@@ -21,10 +20,9 @@ from envmgr.core import (
     requests,
 )
 from envmgr.core.gather import Gather
+from envmgr.core.readiness import await_all_ready, await_one_ready, refuse_unready
 from envmgr.errors import (
-    AllEnvsFailedError,
     ManagerClosedError,
-    NothingReadyError,
 )
 from envmgr.lifecycle import EnvState
 from envmgr.manager.access import EnvAccess
@@ -32,10 +30,6 @@ from envmgr.policy import GatherPolicy
 from envmgr.types import EnvTimestep, monotonic
 from envmgr.views import array_batch
 from envmgr.wire.block import RING_EACH, RING_LAST, RING_ONCE
-
-_COMING = frozenset(
-    (Phase.STARTING, Phase.RESETTING, Phase.CANCELLING, Phase.PAUSING, Phase.ENDING)
-)
 
 
 class EnvManager(EnvAccess):
@@ -83,28 +77,10 @@ class EnvManager(EnvAccess):
     def _ready_ids(self, supervisor: Supervisor) -> list[int]:
         """Return the envs that are ready, at least one; none if all are DONE."""
         ready = supervisor.ready_ids()
-        if not ready and self._await_ready(supervisor):
+        if not ready and await_one_ready(self._running, supervisor):
             self._surface(supervisor)
             ready = supervisor.ready_ids()
         return ready
-
-    def _await_ready(self, supervisor: Supervisor) -> bool:
-        """Wait until an env is ready; False if all are done."""
-        repair = supervisor.repair
-
-        def settled() -> bool:
-            return repair.fatal is not None or any(
-                supervisor.record.is_ready(s.env_id) for s in supervisor.slots
-            )
-
-        def hopeless() -> bool:
-            return not any(_is_coming(s) for s in supervisor.slots if not s.owed)
-
-        self._running.wait_until(lambda: settled() or hopeless(), doing="ready_obs")
-        if settled():
-            return True
-        _refuse_to_wait(supervisor)
-        return False
 
     @property
     def ready_obs_id(self) -> list[int]:
@@ -290,29 +266,13 @@ class EnvManager(EnvAccess):
             self._surface(supervisor)
             ids = self._ready_ids(supervisor) if wanted is None else wanted
             if wanted is not None and not supervisor.are_ready(wanted):
-                self._await_all_ready(supervisor, wanted)
+                await_all_ready(self._running, supervisor, wanted)
+                self._surface(supervisor)
+                refuse_unready(supervisor, wanted)
             obs = supervisor.batch_of(ids) if ids else None
             if obs is None:
                 obs = self._codec.stack(supervisor.observations(ids))
             return ReadyBatch(np.array(ids, dtype=np.int64), obs)
-
-    def _await_all_ready(self, supervisor: Supervisor, env_ids: Sequence[int]) -> None:
-        repair = supervisor.repair
-
-        def hopeless() -> bool:
-            slots = (supervisor.slots[i] for i in env_ids)
-            return not all(_is_coming(s) for s in slots if not supervisor.record.is_ready(s.env_id))
-
-        self._running.wait_until(
-            lambda: repair.fatal is not None or supervisor.are_ready(env_ids) or hopeless(),
-            doing="ready_arrays",
-        )
-        self._surface(supervisor)
-        missing = [i for i in env_ids if not supervisor.record.is_ready(i)]
-        if missing:
-            _refuse_to_wait(supervisor)
-            states = {i: supervisor.states[i].name for i in missing}
-            raise NothingReadyError(f"envs {missing} do not become ready: they are in {states}")
 
     # -- resets and seeds -------------------------------------------------------------------
 
@@ -365,46 +325,3 @@ class EnvManager(EnvAccess):
 @functools.lru_cache(maxsize=64)
 def _exactly(min_ready: int) -> GatherPolicy:
     return GatherPolicy(min_ready, 0.0)
-
-
-def _is_coming(slot: Any) -> bool:
-    """Whether an env will be ready without anybody doing anything."""
-    return slot.attended and _is_under_way(slot)
-
-
-def _is_under_way(slot: Any) -> bool:
-    """Whether an env is being reset or repaired, and not given up."""
-    if slot.phase in (Phase.ENDING, Phase.PAUSING) and slot.following is Next.NOTHING:
-        return False
-    return slot.phase in _COMING
-
-
-def _refuse_to_wait(supervisor: Supervisor) -> None:
-    """Say why nothing can become ready; return if all envs are done.
-
-    Raises:
-        NothingReadyError: for one of three reasons; AllEnvsFailedError for the last of them.
-    """
-    states = supervisor.states.snapshot()
-    owed = supervisor.record.owed_ids()
-    if owed:
-        raise NothingReadyError(
-            f"no env is ready: envs {owed} have actions under way. Gather their timesteps with "
-            "recv() or step({}) first."
-        )
-    waiting = [  # some of them may still be under repair after a failure
-        slot.env_id
-        for slot, state in zip(supervisor.slots, states, strict=True)
-        if state is EnvState.NEED_RESET or _is_under_way(slot)
-    ]
-    if waiting:
-        raise NothingReadyError(
-            f"no env is ready: the episodes of envs {waiting} have ended and auto_reset is off. "
-            "Begin new ones with reset({env_id: params})."
-        )
-    failed = [i for i, state in enumerate(states) if state is not EnvState.DONE]
-    if failed and EnvState.RUN not in states:
-        raise AllEnvsFailedError(
-            f"no env can become ready: envs {failed} have failed for good. Repair them with "
-            "reset({env_id: None}), or close the manager."
-        )

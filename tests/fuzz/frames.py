@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from envmgr.core import requests
 from envmgr.errors import EnvFailure, EnvManagerError
 from envmgr.wire.frames import HEADER_BYTES, MAX_PAYLOAD_BYTES, encode, split_frame
 from envmgr.wire.messages import Attribute, EnvDescription, FailureKind, Message, Op, RemoteFailure
@@ -445,8 +446,8 @@ def _call(rng: random.Random, wire: Wire) -> None:
         )
     )
     supervisor = wire.supervisor
-    ids = [i for i in range(len(wire.slots())) if supervisor.is_callable(i)]
-    supervisor.submit_calls(ids, op, [payload] * len(ids))
+    ids = [slot.env_id for slot in wire.slots() if slot.is_callable]
+    requests.submit_calls(supervisor, ids, op, [payload] * len(ids), "it")
 
 
 def main() -> None:

@@ -25,7 +25,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from envmgr.core import Next, Phase, Taken
+from envmgr.core import Next, Phase, Taken, requests
 from envmgr.core.slots import NEVER, EnvSlot
 from envmgr.errors import EnvFailure, FailuresExhaustedError, NothingReadyError
 from envmgr.lifecycle import EnvState, edges
@@ -365,11 +365,11 @@ class SupervisorMachine(RuleBasedStateMachine):
         if not ids:
             return
         env_id = data.draw(st.sampled_from(ids), label="env")
-        if not supervisor.is_callable(env_id):
+        if not supervisor.slots[env_id].is_callable:
             return
         colour = f"colour {self.n_actions}.{len(self.colours)}.{self.n_params}"
         self.painting[env_id] = colour
-        supervisor.submit_calls([env_id], Op.SET_ATTR, [("colour", colour)])
+        requests.submit_calls(supervisor, [env_id], Op.SET_ATTR, [("colour", colour)], "setting it")
         self._after_move()
 
     # -- what hosts do ----------------------------------------------------------------------

@@ -404,9 +404,9 @@ def test_calls_are_refused_to_envs_that_are_gone_for_good() -> None:
     rig.die(0)
     rig.fail(1)
     rig.deliver()
-    assert [rig.supervisor.is_gone(i) for i in (0, 1, 2)] == [True, True, False]
+    assert [rig.slot(i).is_gone for i in (0, 1, 2)] == [True, True, False]
     with pytest.raises(EnvNotReadyError, match=r"envs \[0, 1\] have failed for good .*reset\("):
         requests.refuse_gone(rig.supervisor, [0, 1, 2], "call('x')")
     requests.refuse_gone(rig.supervisor, [2], "call('x')")
     rig.reset(0)
-    assert not rig.supervisor.is_gone(0)
+    assert not rig.slot(0).is_gone

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from gymnasium.spaces import Box, Discrete
 
-from envmgr.core import Phase
+from envmgr.core import Phase, requests
 from envmgr.core.slots import NEVER
 from envmgr.errors import IllegalTransitionError, LaunchError, SpaceMismatchError
 from envmgr.lifecycle import EnvState
@@ -606,10 +606,10 @@ def test_generations_of_different_envs_have_different_seeds() -> None:
 
 def test_a_call_keeps_its_result_for_the_caller() -> None:
     rig = Rig(2).launch()
-    assert rig.supervisor.is_callable(1)
+    assert rig.slot(1).is_callable
     rig.call(1, "double")
     assert rig.requests(Op.CALL, 1)[0].payload == ("double", ())
-    assert not rig.supervisor.is_callable(1)
+    assert not rig.slot(1).is_callable
     rig.transport.reply(1, Op.RESULT, 8)
     rig.pump()
     assert rig.slot(1).result == 8
@@ -630,7 +630,7 @@ def test_a_call_that_raises_leaves_the_env_as_it_was() -> None:
 
 def test_an_attribute_that_is_not_there_is_a_result() -> None:
     rig = Rig().launch()
-    rig.supervisor.submit_calls([0], Op.GET_ATTR, ["colour"])
+    requests.submit_calls(rig.supervisor, [0], Op.GET_ATTR, ["colour"], "reading it")
     rig.fail(0, "call", kind=FailureKind.NO_ATTRIBUTE)
     assert rig.slot().result.kind is FailureKind.NO_ATTRIBUTE
     assert rig.ready() == [0]
@@ -648,17 +648,17 @@ def test_a_result_of_an_earlier_call_is_forgotten() -> None:
 def test_an_env_without_host_or_with_work_is_not_callable() -> None:
     rig = Rig(kill_takes_s=None).launch()
     rig.send(0)
-    assert not rig.supervisor.is_callable(0)
+    assert not rig.slot(0).is_callable
     rig.transport.garbage(0)
     rig.pump()
-    assert not rig.supervisor.is_callable(0)
+    assert not rig.slot(0).is_callable
     rig.die()
-    assert not rig.supervisor.is_callable(0)
+    assert not rig.slot(0).is_callable
     rig.hello()
     rig.deliver()
-    assert not rig.supervisor.is_callable(0)
+    assert not rig.slot(0).is_callable
     rig.reset_done()
-    assert rig.supervisor.is_callable(0)
+    assert rig.slot(0).is_callable
 
 
 # -- what is repeated on renewed envs -------------------------------------------------------------

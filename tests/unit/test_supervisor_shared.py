@@ -228,7 +228,7 @@ def test_an_env_that_is_dropped_leaves_its_host() -> None:
     assert rig.state(0) is EnvState.DONE
     assert len(rig.requests(Op.RELEASE, 0)) == 1
     assert rig.slot(0).host_id is None
-    assert rig.supervisor.is_gone(0)
+    assert rig.slot(0).is_gone
     host = rig.transport.host_of(0)
     release = rig.requests(Op.RELEASE, 0)[0]
     rig.transport.arrive(host.host_id, release._replace(op=Op.RESULT))
@@ -768,7 +768,7 @@ def test_an_explicit_reset_does_not_wait_for_the_neighbours() -> None:
 def test_an_env_that_waits_for_a_new_host_can_be_called() -> None:
     rig = shared(2)
     worn(rig, 0)
-    assert rig.supervisor.is_callable(0)
+    assert rig.slot(0).is_callable
     rig.call(0)
     rig.transport.reply(0, Op.RESULT, 1)
     rig.pump()
@@ -814,7 +814,7 @@ def test_envs_that_are_done_or_wait_for_their_user_do_not_hold_a_worn_host(
     rig.hello(0)
     rig.hello(1)
     assert rig.state(1) is resting
-    assert rig.supervisor.is_callable(1)  # it has come along
+    assert rig.slot(1).is_callable  # it has come along
 
 
 def test_the_loss_of_a_worn_host_replaces_it() -> None:

@@ -1,0 +1,111 @@
+"""Waiting until envs are ready, as long as there is something to wait for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from envmgr.core.engine import Engine
+from envmgr.core.phases import Phase
+from envmgr.core.slots import EnvSlot, Next
+from envmgr.core.supervisor import Supervisor
+from envmgr.errors import AllEnvsFailedError, NothingReadyError
+from envmgr.lifecycle import EnvState
+
+_COMING = frozenset(
+    (Phase.STARTING, Phase.RESETTING, Phase.CANCELLING, Phase.PAUSING, Phase.ENDING)
+)
+
+
+def await_one_ready(engine: Engine, supervisor: Supervisor) -> bool:
+    """Wait until an env is ready, or the run has failed.
+
+    Returns:
+        False if all are DONE.
+
+    Raises:
+        NothingReadyError, AllEnvsFailedError: none can become ready; the message says why.
+    """
+    repair, slots, record = supervisor.repair, supervisor.slots, supervisor.record
+
+    def settled() -> bool:
+        return repair.fatal is not None or any(record.is_ready(slot.env_id) for slot in slots)
+
+    def hopeless() -> bool:
+        return not any(_is_coming(slot) for slot in slots if not slot.owed)
+
+    engine.wait_until(lambda: settled() or hopeless(), doing="ready_obs")
+    if settled():
+        return True
+    _refuse_to_wait(supervisor)
+    return False
+
+
+def await_all_ready(engine: Engine, supervisor: Supervisor, env_ids: Sequence[int]) -> None:
+    """Wait until all of these envs are ready, or one of them cannot be, or the run has failed."""
+    repair, record = supervisor.repair, supervisor.record
+
+    def hopeless() -> bool:
+        slots = (supervisor.slots[i] for i in env_ids)
+        return not all(_is_coming(slot) for slot in slots if not record.is_ready(slot.env_id))
+
+    engine.wait_until(
+        lambda: repair.fatal is not None or supervisor.are_ready(env_ids) or hopeless(),
+        doing="ready_arrays",
+    )
+
+
+def refuse_unready(supervisor: Supervisor, env_ids: Sequence[int]) -> None:
+    """Refuse envs that are not ready, and for which there is nothing to wait.
+
+    Raises:
+        NothingReadyError: one of them.
+        AllEnvsFailedError: none of all envs can become ready.
+    """
+    missing = [i for i in env_ids if not supervisor.record.is_ready(i)]
+    if missing:
+        _refuse_to_wait(supervisor)
+        states = {i: supervisor.states[i].name for i in missing}
+        raise NothingReadyError(f"envs {missing} do not become ready: they are in {states}")
+
+
+def _is_coming(slot: EnvSlot) -> bool:
+    """Whether an env will be ready without anybody doing anything."""
+    return slot.attended and _is_under_way(slot)
+
+
+def _is_under_way(slot: EnvSlot) -> bool:
+    """Whether an env is being reset or repaired, and not given up."""
+    if slot.phase in (Phase.ENDING, Phase.PAUSING) and slot.following is Next.NOTHING:
+        return False
+    return slot.phase in _COMING
+
+
+def _refuse_to_wait(supervisor: Supervisor) -> None:
+    """Say why nothing can become ready; return if all envs are done.
+
+    Raises:
+        NothingReadyError: for one of three reasons; AllEnvsFailedError for the last of them.
+    """
+    states = supervisor.states.snapshot()
+    owed = supervisor.record.owed_ids()
+    if owed:
+        raise NothingReadyError(
+            f"no env is ready: envs {owed} have actions under way. Gather their timesteps with "
+            "recv() or step({}) first."
+        )
+    waiting = [  # some of them may still be under repair after a failure
+        slot.env_id
+        for slot, state in zip(supervisor.slots, states, strict=True)
+        if state is EnvState.NEED_RESET or _is_under_way(slot)
+    ]
+    if waiting:
+        raise NothingReadyError(
+            f"no env is ready: the episodes of envs {waiting} have ended and auto_reset is off. "
+            "Begin new ones with reset({env_id: params})."
+        )
+    failed = [i for i, state in enumerate(states) if state is not EnvState.DONE]
+    if failed and EnvState.RUN not in states:
+        raise AllEnvsFailedError(
+            f"no env can become ready: envs {failed} have failed for good. Repair them with "
+            "reset({env_id: None}), or close the manager."
+        )
