@@ -218,20 +218,28 @@ def n_hosts_of(config: ManagerConfig) -> int | None:
     return config.num_workers if isinstance(config.num_workers, int) else config.env_num
 
 
-def launch_envs(engine: Engine, config: ManagerConfig, replay_paths: Sequence[str] | None) -> None:
-    """Build and reset all envs of an engine. Its lock is held.
+def build_envs(engine: Engine, config: ManagerConfig) -> None:
+    """Build all envs of an engine and lay out the memory for what they give. Its lock is held.
 
     Raises:
         LaunchError: with all failures.
         SpaceMismatchError, ConfigError: see `Supervisor`.
     """
-    supervisor = engine.supervisor
     build_all(engine)
-    engine.undisturbed(partial(supervisor.place_observations, same_spaces=config.same_spaces))
+    place = partial(engine.supervisor.place_observations, same_spaces=config.same_spaces)
+    engine.undisturbed(place)
+
+
+def begin_envs(engine: Engine, replay_paths: Sequence[str] | None) -> None:
+    """Reset all envs of an engine, which are built. Its lock is held.
+
+    Raises:
+        LaunchError: with all failures.
+    """
     if replay_paths is not None:
         _enable_replays(engine, replay_paths)
     reset_all(engine)
-    supervisor.repair.launching = False
+    engine.supervisor.repair.launching = False
 
 
 def build_all(engine: Engine) -> None:

@@ -27,7 +27,9 @@ class EnvAccess(ManagerLifetime):
 
     # -- calls and attributes ---------------------------------------------------------------
 
-    def call(self, name: str, *args: Any, env_ids: int | Iterable[int] | None = None) -> list[Any]:
+    def call(
+        self, name: str, *args: Any, env_ids: int | Iterable[int] | None = None, **kwargs: Any
+    ) -> list[Any]:
         """Call a method of envs and return the results, in the order of `env_ids`.
 
         Waits for resets and repairs of these envs first. `reset_timeout` applies.
@@ -36,6 +38,7 @@ class EnvAccess(ManagerLifetime):
             name: of the method; `reset`, `step`, `seed` and `close` are refused.
             *args: for it.
             env_ids: which envs; None for all.
+            **kwargs: for the method.
 
         Raises:
             MethodAccessError: refused.
@@ -43,15 +46,18 @@ class EnvAccess(ManagerLifetime):
             EnvFailure: what the first env that failed failed with; its episode goes on if it only
                 raised.
         """
-        self.call_async(name, *args, env_ids=env_ids)
+        self.call_async(name, *args, env_ids=env_ids, **kwargs)
         return self.call_wait()
 
-    def call_async(self, name: str, *args: Any, env_ids: int | Iterable[int] | None = None) -> None:
+    def call_async(
+        self, name: str, *args: Any, env_ids: int | Iterable[int] | None = None, **kwargs: Any
+    ) -> None:
         """Begin a `call`; `call_wait` returns its results."""
         name = arguments.checked_method(name)
         ids = arguments.checked_env_ids(env_ids, self.env_num)
         with self._calling() as supervisor:
-            self._submit(supervisor, ids, Op.CALL, [(name, args)] * len(ids), f"call({name!r})")
+            payload = (name, args, kwargs) if kwargs else (name, args)
+            self._submit(supervisor, ids, Op.CALL, [payload] * len(ids), f"call({name!r})")
             self._called = Called(ids)
 
     def call_wait(self, timeout_s: float | None = None) -> list[Any]:

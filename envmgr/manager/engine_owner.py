@@ -65,6 +65,7 @@ class EngineOwner:
         reward_space: Any = None,
     ) -> None:
         self._engine: Engine | None = None
+        self._built = False
         self._launched = False
         self._env_fn = _checked_factories(env_fn)
         config = ManagerConfig.from_mapping(cfg, self.preset)
@@ -206,7 +207,7 @@ class EngineOwner:
 
     def _discard_engine(self, grace_s: float) -> None:
         engine, finalizer = self._engine, self._finalizer
-        self._launched = False
+        self._launched = self._built = False
         self._called = None
         self._view.forget()
         if engine is None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from typing_extensions import Self
 
-from envmgr.core import arguments
+from envmgr.core import Supervisor, arguments
 from envmgr.core.engine import Engine
 from envmgr.core.spares import NO_SPARES
 from envmgr.env import adapt
@@ -15,7 +15,7 @@ from envmgr.errors import (
     LaunchError,
     StateError,
 )
-from envmgr.launch import launch_envs
+from envmgr.launch import begin_envs, build_envs
 from envmgr.lifecycle import EnvState
 from envmgr.manager.engine_owner import EngineOwner
 from envmgr.seeding import Samplers
@@ -158,14 +158,42 @@ class ManagerLifetime(EngineOwner):
             engine = self._ensure_engine(params)
             with engine.calling() as supervisor:
                 self._prepare(supervisor, params)
-                self._preload(engine, self._env_fn)
-                launch_envs(engine, self._config, self._replay_paths)
-                self._adopt(supervisor.descriptions)
+                self._build(engine, supervisor)
+                begin_envs(engine, self._replay_paths)
         except BaseException as error:
-            patient = isinstance(error, Exception)  # Ctrl-C does not wait for envs to close
-            self._discard_engine(self._config.close_timeout if patient else 0.0)
+            self._give_up(error)
             raise
         self._launched = True
+
+    def build(self) -> None:
+        """Start all hosts and build all envs, without resetting any; `launch` goes on with them.
+
+        Nobody has to call it. Who does knows before the first reset, and its seeds, that all envs
+        can be built and have the same spaces. Nothing is done if it was called or launched before.
+
+        Raises:
+            ConfigError, LaunchError, SpaceMismatchError: as `launch`; all is closed again.
+        """
+        if self._launched:
+            return
+        try:
+            engine = self._ensure_engine()
+            with engine.calling() as supervisor:
+                self._build(engine, supervisor)
+        except BaseException as error:
+            self._give_up(error)
+            raise
+
+    def _build(self, engine: Engine, supervisor: Supervisor) -> None:
+        if not self._built:
+            self._preload(engine, self._env_fn)
+            build_envs(engine, self._config)
+            self._adopt(supervisor.descriptions)
+            self._built = True
+
+    def _give_up(self, error: BaseException) -> None:
+        patient = isinstance(error, Exception)  # Ctrl-C does not wait for envs to close
+        self._discard_engine(self._config.close_timeout if patient else 0.0)
 
     def close(self, timeout_s: float | None = None, terminate: bool = False) -> None:
         """Close all envs and end all hosts. Idempotent; from any thread.

@@ -159,8 +159,8 @@ class HostedEnv:
 
 
 def _call(running: RunningEnv, payload: Any) -> Any:
-    name, args = payload
-    return adapt.env_attribute(running.env, name)(*args)
+    name, args, *kwargs = payload  # which are there if there are any
+    return adapt.env_attribute(running.env, name)(*args, **(kwargs[0] if kwargs else {}))
 
 
 def _get_attr(running: RunningEnv, name: str) -> Attribute:

@@ -344,6 +344,24 @@ def test_env_ref_works_before_launch(world: World, setup: Setup) -> None:
     assert [entry[0] for entry in world.journal(0)] == ["build", "close"]
 
 
+@every_setup
+def test_envs_can_be_built_first_and_reset_with_launch(world: World, setup: Setup) -> None:
+    manager = world.make(setup, 2, launch=False)
+    manager.build()
+    manager.build()
+    assert manager.closed
+    assert [[entry[0] for entry in world.journal(i)] for i in range(2)] == [["build"]] * 2
+    manager.seed(5)
+    manager.launch({1: {"a": 1}})
+    for i in range(2):
+        assert [entry[0] for entry in world.journal(i)] == ["build", "seed", "reset"]
+        assert world.noted(i, "seed")[0][0] == 5 + i
+    manager.build()
+    manager.close()
+    manager.launch()
+    assert sorted(manager.ready_obs) == [0, 1]
+
+
 # -- attributes -----------------------------------------------------------------------------------
 
 
@@ -453,6 +471,7 @@ def test_call_runs_a_method_of_envs(world: World, setup: Setup) -> None:
     assert manager.call("scaled", 10.0) == [0.0, 10.0, 20.0]
     assert manager.call("scaled", 10.0, 1.0, env_ids=[2, 0]) == [21.0, 1.0]
     assert manager.call("scaled", 2.0, env_ids=1) == [2.0]
+    assert manager.call("scaled", factor=2.0, env_ids=1) == [2.0]
     assert world.noted(0, "call") == [["scaled", 10.0, 0.0], ["scaled", 10.0, 1.0]]
 
 
