@@ -8,8 +8,7 @@ is here once:
   `on_failure`. An adapter calls `reset`, `send` and `receive`, and `first_obs` for the envs whose
   episodes have ended.
 - `failures` has what becomes of a failed env: `plain_info` cleans an info of what is the manager's
-  own and turns errors into text; `trainers_error` makes the exception that `on_failure="raise"`
-  raises in the trainer.
+  own and turns errors into text; `raise_in_trainer` is what `on_failure="raise"` does.
 - `requirements.missing` is the error for a trainer that is not installed.
 
 A module imports its trainer at its top: nothing imports the module before it is asked for.

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 import numpy.typing as npt
 
-from envmgr.adapters.failures import failure_of, plain_info, raises, trainers_error
+from envmgr.adapters.failures import failure_of, plain_info, raise_in_trainer, raises
 from envmgr.errors import ConfigError, EnvManagerError
 from envmgr.manager import EnvManager
 
@@ -43,7 +43,7 @@ class FixedBatches:
 
     With `on_failure="recover"` the step of an env that fails ends its episode: truncated, with the
     last good observation, reward 0.0, and an info with `abnormal=True` and `error`, a text. With
-    "raise" the exception is raised: see `failures.trainers_error`.
+    "raise" the exception is raised: see `failures.raise_in_trainer`.
 
     Args:
         manager: of any kind; of those that gather some timesteps, all are gathered.
@@ -92,6 +92,13 @@ class FixedBatches:
 
     # -- resets -----------------------------------------------------------------------------
 
+    def build(self) -> None:
+        """Build the envs, if they are not, so that what is wrong with them is known now."""
+        try:
+            self.manager.build()
+        except EnvManagerError as error:
+            self.fail(error)
+
     def reset(
         self,
         env_ids: Sequence[int] | None = None,
@@ -113,7 +120,7 @@ class FixedBatches:
 
         Raises:
             EnvManagerError: as `EnvManager.launch` and `reset`; with on_failure "raise" what
-                `failures.trainers_error` makes of it.
+                `failures.raise_in_trainer` makes of it.
         """
         ids = self._all if env_ids is None else list(env_ids)
         if seed is not None:
@@ -128,7 +135,7 @@ class FixedBatches:
             elif ids:
                 self.manager.reset(params)
         except EnvManagerError as error:
-            raise self._as_asked(error) from error.__cause__
+            self.fail(error)
         self._params = {i: p for i, p in {**self._params, **params}.items() if p}
 
     def _params_of(
@@ -142,7 +149,7 @@ class FixedBatches:
         try:
             return self.manager.ready_arrays(self._all if env_ids is None else env_ids).obs
         except EnvManagerError as error:
-            raise self._as_asked(error) from error.__cause__
+            self.fail(error)
 
     def first_infos(self, env_ids: Sequence[int] | None = None) -> list[dict[str, Any]]:
         """Return the infos of the resets that the present episodes of these envs began with."""
@@ -172,7 +179,7 @@ class FixedBatches:
         try:
             batch = self.manager.recv_arrays(missing, timeout_s)
         except EnvManagerError as error:
-            raise self._as_asked(error) from error.__cause__
+            self.fail(error)
         rows = self._rows_of(batch)
         count = len(batch.env_ids)
         if count == missing and not self._parts:
@@ -197,12 +204,15 @@ class FixedBatches:
     def _raise_first_of(self, infos: Sequence[Any]) -> None:
         for failure in map(failure_of, infos):
             if failure is not None:
-                raise self._as_asked(failure) from failure
+                self.fail(failure)
 
     # -- the rest ---------------------------------------------------------------------------
 
-    def _as_asked(self, error: EnvManagerError) -> Exception:
-        return trainers_error(error) if self._raises else error
+    def fail(self, error: EnvManagerError) -> NoReturn:
+        """Raise an error of the manager, in the form that `on_failure` asks for."""
+        if self._raises:
+            raise_in_trainer(error)
+        raise error
 
     def close(self, timeout_s: float | None = None, *, terminate: bool = False) -> None:
         """Close the manager; whatever has failed before."""

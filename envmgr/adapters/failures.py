@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import builtins
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 from envmgr.errors import (
     ConfigError,
@@ -59,21 +59,26 @@ def raises(on_failure: str | None, of_manager: str) -> bool:
     return (on_failure or of_manager) == "raise"
 
 
-def trainers_error(error: EnvManagerError) -> Exception:
-    """Return what is raised in the trainer for a failure; raise it `from` the failure.
+def raise_in_trainer(error: EnvManagerError) -> NoReturn:
+    """Raise in the trainer what an env failed with.
 
     The exception of the env's own code is raised with its own class if that is a builtin one that
-    can be built of one string; nothing is imported or unpickled for it. Its cause then has the
-    traceback from the worker. Everything else is raised as it is: `EnvRaised`, `EnvCrash` ...
+    can be built of one string; nothing is imported or unpickled for it. Its cause is the `EnvRaised`
+    with the traceback from the worker. Everything else is raised as it is: `EnvRaised`, `EnvCrash` ...
+
+    Args:
+        error: an `EnvFailure`, or what a manager raises because of one.
     """
     failure: Exception = error
     if isinstance(error, FailuresExhaustedError):
         failure = error.failure
     elif isinstance(error, LaunchError) and error.failures:
         failure = error.failures[min(error.failures)]
-    if not isinstance(failure, EnvRaised):
-        return failure
-    return _builtin_exception(failure.type_name, failure.remote_message) or failure
+    if isinstance(failure, EnvRaised):
+        own = _builtin_exception(failure.type_name, failure.remote_message)
+        if own is not None:
+            raise own from failure
+    raise failure from failure.__cause__
 
 
 def _builtin_exception(name: str, message: str) -> Exception | None:

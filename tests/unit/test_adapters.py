@@ -5,10 +5,11 @@ import pytest
 
 from envmgr import create_env_manager
 from envmgr.adapters.batches import FixedBatches, Rows, joined, put_rows, row_of
-from envmgr.adapters.failures import failure_of, plain_info, raises, trainers_error
+from envmgr.adapters.failures import failure_of, plain_info, raise_in_trainer, raises
 from envmgr.errors import (
     ConfigError,
     EnvCrash,
+    EnvManagerError,
     EnvRaised,
     FailuresExhaustedError,
     LaunchError,
@@ -60,10 +61,19 @@ def test_the_policy_is_the_managers_unless_the_user_asks() -> None:
         raises("ignore", "recover")
 
 
+def raised_for(error: EnvManagerError) -> Exception:
+    with pytest.raises(Exception) as found:  # noqa: PT011 - which one is looked at by the test
+        raise_in_trainer(error)
+    return found.value
+
+
 def test_a_builtin_exception_of_one_string_is_raised_as_what_it_was() -> None:
-    error = trainers_error(raised())
-    assert type(error) is ValueError
-    assert str(error) == "too far"
+    failure = raised()
+    for error in (failure, FailuresExhaustedError("too often", failure)):
+        found = raised_for(error)
+        assert type(found) is ValueError
+        assert str(found) == "too far"
+        assert found.__cause__ is failure
 
 
 @pytest.mark.parametrize(
@@ -71,15 +81,16 @@ def test_a_builtin_exception_of_one_string_is_raised_as_what_it_was() -> None:
 )
 def test_other_exceptions_are_raised_as_env_raised(type_name: str) -> None:
     failure = raised(type_name)
-    assert trainers_error(failure) is failure
+    assert raised_for(failure) is failure
+    assert failure.__cause__ is None
 
 
 def test_the_cause_of_what_ends_a_manager_is_what_is_raised() -> None:
     crash = EnvCrash("died", env_id=0, during="step")
-    assert trainers_error(FailuresExhaustedError("too often", crash)) is crash
-    assert isinstance(trainers_error(LaunchError("no", {1: raised(), 0: crash})), EnvCrash)
+    assert raised_for(FailuresExhaustedError("too often", crash)) is crash
+    assert raised_for(LaunchError("no", {1: raised(), 0: crash})) is crash
     nothing = LaunchError("no")
-    assert trainers_error(nothing) is nothing
+    assert raised_for(nothing) is nothing
 
 
 def test_infos_are_those_of_the_env_with_errors_as_text() -> None:
