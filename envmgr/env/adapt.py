@@ -31,6 +31,7 @@ from envmgr.types import EnvTimestep
 __all__ = [
     "EnvContractError",
     "as_base_env",
+    "as_built",
     "close_env",
     "convert_space",
     "env_attribute",
@@ -71,6 +72,12 @@ def as_base_env(obj: Any, env_id: int) -> Any:
     if not isinstance(obj, gymnasium.Env) and (is_old_gym(obj) or is_seeded_by_reset(obj)):
         obj = OldGymEnv(obj)
     return GymnasiumEnv(obj, env_id) if isinstance(obj, gymnasium.Env) else obj
+
+
+def as_built(env: Any) -> Any:
+    """Return what the factory built, given what `as_base_env` made of it."""
+    built = env.env if type(env) is GymnasiumEnv else env
+    return built.env if isinstance(built, OldGymEnv) else built
 
 
 def _follows_ding(obj: Any) -> bool:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from envmgr.core import Phase, Supervisor, arguments, requests
 from envmgr.errors import (
+    ConfigError,
     EnvAttributeError,
     EnvFailure,
     EnvProtocolError,
@@ -20,6 +21,7 @@ from envmgr.manager.engine_owner import Called
 from envmgr.manager.lifetime import ManagerLifetime
 from envmgr.types import monotonic
 from envmgr.wire.messages import Attribute, Op, RemoteFailure
+from envmgr.worker.applied import EnvFunction
 
 
 class EnvAccess(ManagerLifetime):
@@ -80,6 +82,36 @@ class EnvAccess(ManagerLifetime):
         results = called.results
         self._called = None  # the last that is done: from now on they are delivered
         return _or_raised(results)
+
+    def apply(
+        self,
+        function: Callable[..., Any],
+        *args: Any,
+        env_ids: int | Iterable[int] | None = None,
+    ) -> list[Any]:
+        """Run a function on envs, where they are, and return the results in the order of `env_ids`.
+
+        For what no method of the envs tells: whether they are wrapped in something, say. What the
+        function does to an env is its own business: the manager does not hear of steps and resets
+        that it takes, and does not repeat it on envs that are renewed. Waits as `call` does.
+
+        Args:
+            function: called with the env, as its factory built it, and `args`. Workers import the
+                module that it is from; functions of a script and lambdas are sent whole.
+            *args: for it.
+            env_ids: which envs; None for all.
+
+        Raises:
+            ConfigError: it is no function.
+            ActionError: it, or what it is given, cannot be sent.
+            EnvNotReadyError, EnvFailure: as `call`.
+        """
+        if not callable(function):
+            raise ConfigError(f"apply takes a function, found a {type(function).__name__}")
+        ids = arguments.checked_env_ids(env_ids, self.env_num)
+        payloads = [(EnvFunction(function, args), ())] * len(ids)
+        with self._calling() as supervisor:
+            return self._request(supervisor, ids, Op.APPLY, payloads, "apply")
 
     def get_attr(self, name: str, env_ids: int | Iterable[int] | None = None) -> list[Any]:
         """Return an attribute of envs, in the order of `env_ids` (None for all).

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+import cloudpickle
+
+from envmgr.env import adapt
 from envmgr.env.contract import Outcome
 
 
@@ -25,3 +28,29 @@ class AppliedEnv(NamedTuple):
     outcome: Callable[[Any], Outcome]
     action_space: Any
     reset_params: Mapping[str, Any]
+
+
+class EnvFunction:
+    """A function for an env as its factory built it: what APPLY runs.
+
+    Pickled whole where its module cannot be imported, as with a script's `__main__`.
+
+    Args:
+        function: the function.
+        args: what it is given besides the env.
+    """
+
+    def __init__(self, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
+        self._function = function
+        self._args = args
+
+    def __call__(self, applied: AppliedEnv) -> Any:
+        """Return what the function makes of the env."""
+        return self._function(adapt.as_built(applied.env), *self._args)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _loaded, (cloudpickle.dumps((self._function, self._args), protocol=5),)
+
+
+def _loaded(pickled: bytes) -> EnvFunction:
+    return EnvFunction(*cloudpickle.loads(pickled))

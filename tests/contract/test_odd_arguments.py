@@ -105,6 +105,8 @@ CALLS = {
     "seed, dynamic_seed": Call(lambda m, v: m.seed(0, dynamic_seed=v), FLAG),
     "call": Call(lambda m, v: m.call(v), NAME),
     "call, env_ids": Call(lambda m, v: m.call("scaled", 1, env_ids=v), ENVS),
+    "apply": Call(lambda m, v: m.apply(v), takes("class", "function")),
+    "apply, env_ids": Call(lambda m, v: m.apply(id, env_ids=v), ENVS),
     "call_async": Call(lambda m, v: m.call_async(v), NAME),
     "call_async, env_ids": Call(lambda m, v: m.call_async("scaled", 1, env_ids=v), ENVS),
     "get_attr": Call(lambda m, v: m.get_attr(v), NAME),

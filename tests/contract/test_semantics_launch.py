@@ -7,15 +7,18 @@ import os
 import sys
 import threading
 import time
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 from easydict import EasyDict
+from gymnasium.wrappers import TimeLimit
 
 import envmgr
 from envmgr import EnvState, create_env_manager
 from envmgr.errors import (
+    ActionError,
     ConfigError,
     EnvAttributeError,
     EnvCrash,
@@ -528,6 +531,33 @@ def test_a_call_is_bounded_by_reset_timeout(world: World, setup: Setup) -> None:
         manager.call("fail", "sleep", env_ids=1)
     assert step_all(manager, {1: 1})[1].info["abnormal"]
     assert seen(ready_all(manager)[1]).build == 1
+
+
+@over(IN_LINE, DEFAULT)
+def test_apply_runs_a_function_on_the_envs_as_they_were_built(world: World, setup: Setup) -> None:
+    wrapped = partial(ScriptedGymEnv, 1, world.folder)
+    plain, _ = world.factories(2)
+    manager = world.make(setup, env_fn=[plain, lambda: TimeLimit(wrapped(), max_episode_steps=9)])
+    offset = 5
+
+    def look(env: Any, number: int) -> tuple[str, int]:
+        if number == 7:
+            raise ZeroDivisionError("of the function")
+        return type(env).__name__, number + offset
+
+    assert manager.apply(look, 1) == [("ScriptedEnv", 6), ("TimeLimit", 6)]
+    assert manager.apply(look, 2, env_ids=1) == [("TimeLimit", 7)]
+    with Raises(EnvRaised, "env 0", "of the function"):
+        manager.apply(look, 7)
+    with Raises(ConfigError, "found a str"):
+        manager.apply("look")
+    if setup.has_processes:
+        with Raises(ActionError, "cannot be sent"):
+            manager.apply(look, threading.Lock())
+    ready_all(manager)
+    manager.send({0: 1})
+    with Raises(EnvNotReadyError, "[0]"):
+        manager.apply(look, 1)
 
 
 @process_kinds
