@@ -63,8 +63,9 @@ def raise_in_trainer(error: EnvManagerError) -> NoReturn:
     """Raise in the trainer what an env failed with.
 
     The exception of the env's own code is raised with its own class if that is a builtin one that
-    can be built of one string; nothing is imported or unpickled for it. Its cause is the `EnvRaised`
-    with the traceback from the worker. Everything else is raised as it is: `EnvRaised`, `EnvCrash` ...
+    can be built of one string; nothing is imported or unpickled for it. Its cause is the
+    `EnvRaised` with the traceback from the worker. All else is raised as it is: `EnvRaised`,
+    `EnvCrash` ...
 
     Args:
         error: an `EnvFailure`, or what a manager raises because of one.
