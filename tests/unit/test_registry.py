@@ -62,7 +62,8 @@ class Other:
 
 @pytest.fixture
 def kinds(monkeypatch: pytest.MonkeyPatch) -> Registry:
-    """A registry in place of the global one."""
+    """A registry in place of the global one, in which the built-in kinds are already."""
+    registry_module.ENV_MANAGER_REGISTRY.get("base")
     kinds = Registry("env manager")
     monkeypatch.setattr(registry_module, "ENV_MANAGER_REGISTRY", kinds)
     kinds.register("kind")(Kind)

@@ -68,7 +68,7 @@ def test_unknown_env_ids_are_refused(env_id: Any) -> None:
         ((2, np.int32(0)), [2, 0]),
         (range(2), [0, 1]),
         (np.array([2, 1]), [2, 1]),
-        (iter([1]), [1]),
+        pytest.param(iter([1]), [1], id="iterator"),
         ([], []),
     ],
     ids=str,

@@ -403,7 +403,7 @@ def tree_action(move: Any = 1, aim: Any = (0.0, 0.5), flags: Any = (0, 1)) -> di
         (ONE_OF, (0, np.int64(1))),
         (Sequence(Discrete(2)), (np.int64(0),)),
         (OddSpace(), 4),
-        (None, object()),
+        pytest.param(None, object(), id="object"),
     ],
     ids=str,
 )
