@@ -200,9 +200,13 @@ class Engine:
         Returns:
             Whether it has happened.
         """
-        if not self.transport.works_alone:
-            self._pump(0.0)
-            return finished()
+        transport = self.transport
+        if not transport.works_alone:
+            transport.poll(0.0)
+            if transport.arrivals or not finished():
+                self._pump(0.0)
+                return finished()
+            return True
         end = self._clock() + self._spin_s
         while self._clock() < end:
             for _ in range(_SPINS):

@@ -267,6 +267,11 @@ class Observed:
         one_place = places.count(places[0]) == len(places)
         return self.batch(selection, places[0] if one_place else places)
 
+    @property
+    def counts(self) -> bool:
+        """Whether it matters which envs are sent actions."""
+        return self._guard is not None
+
     def counted(self, env_ids: Iterable[int]) -> None:
         """These envs are sent an action."""
         if self._guard is not None:

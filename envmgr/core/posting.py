@@ -50,12 +50,14 @@ class Posting:
         self.any_shared = any(group.is_shared for group in hosts.groups)
         self._block = block
         self._hosts = hosts
+        self._limits = hosts.limits
         self._record = hosts.record
         self._statistics = statistics
         self._posted = items(block.posted)
         self._sleeping = items(block.sleeping)
         self._groups = hosts.groups
         self._transport = hosts.transport
+        self._works_alone = hosts.transport.works_alone
         self._kinds = -1
         # What is to be the case when a batch has been posted, also if Ctrl-C comes in between.
         self._unfinished: tuple[Selection, Any, int, int] | None = None
@@ -100,8 +102,11 @@ class Posting:
             self._kinds = -1  # an interrupt may come in between
             self._block.kinds[rows] = kind
             self._kinds = kind if (self._block.kinds == kind).all() else -1
-        self._hosts.limits.set_posted(rows)
-        self._record.observed.counted(selection.ids)
+        if self._limits.step_s is not None:
+            self._limits.set_posted(rows)
+        observed = self._record.observed
+        if observed.counts:
+            observed.counted(selection.ids)
         request_id = self._hosts.next_request_id()
         self._unfinished = (
             selection,
@@ -163,6 +168,8 @@ class Posting:
 
     def _ring(self, indexes: Iterable[int]) -> None:
         """Ring for hosts that sleep, or may be about to."""
+        if not self._works_alone:
+            return
         fence()
         sleeping, groups = self._sleeping, self._groups
         self._transport.ring([groups[index].host_id or 0 for index in indexes if sleeping[index]])

@@ -138,7 +138,7 @@ def post_batch(supervisor: Supervisor, env_ids: Any, batch: Any, ring: int) -> S
 def _ready(supervisor: Supervisor, env_ids: Any) -> Selection | None:
     """Return envs as a selection, if all of them are ready, and have hosts for the next step."""
     selection = supervisor.handout.selections.of(env_ids)
-    if selection is None or not supervisor.record.may_be_posted(selection.ids, selection.rows):
+    if selection is None or not selection.may_be_posted(supervisor.record):
         return None
     return selection
 

@@ -10,6 +10,8 @@ import numpy.typing as npt
 
 from envmgr.core.hosts import Hosts
 from envmgr.core.phases import Phase
+from envmgr.core.slots import Record
+from envmgr.lifecycle import EnvState
 from envmgr.spaces import Array
 from envmgr.wire.block import Block, items
 
@@ -69,6 +71,8 @@ class Selection:
         is_ascending: whether the env_ids ascend.
         fresh: of neighbours: what says of all that the newest observation is in the arena.
         posted: likewise that their steps are posted.
+        idle: likewise that nothing is asked of their hosts.
+        run: likewise that they are in RUN.
     """
 
     __slots__ = (
@@ -77,11 +81,13 @@ class Selection:
         "count",
         "fresh",
         "hosts",
+        "idle",
         "ids",
         "is_ascending",
         "is_slice",
         "posted",
         "rows",
+        "run",
         "window",
     )
 
@@ -95,13 +101,28 @@ class Selection:
         self.is_slice = ids[-1] - first == count - 1 and ids == list(range(first, first + count))
         self.is_ascending = self.is_slice or ids == sorted(ids)
         self.rows: Any = self.array
-        self.fresh = self.posted = b""
+        self.fresh = self.posted = self.idle = self.run = b""
         if self.is_slice:
             self.rows = slice(first, first + count)
             self.fresh = bytes((1,)) * count
             self.posted = bytes((Phase.POSTED,)) * count
+            self.idle = bytes((Phase.IDLE,)) * count
+            self.run = bytes((EnvState.RUN,)) * count
         self.window: Window | None = None
         self.arenas: dict[int, list[Array]] = {}
+
+    def may_be_posted(self, record: Record) -> bool:
+        """Whether all of these envs take an action now that their hosts can execute."""
+        ids, rows, undelivered, doomed = self.ids, self.rows, record.undelivered, record.doomed
+        if undelivered and not undelivered.keys().isdisjoint(ids):
+            return False
+        if doomed and not doomed.keys().isdisjoint(ids):
+            return False
+        phases, states = record.phases.column, record.states.column
+        if self.is_slice:
+            return bool(phases[rows] == self.idle and states[rows] == self.run)
+        idle, run = Phase.IDLE, EnvState.RUN
+        return all(phases[i] == idle and states[i] == run for i in ids)
 
     def is_posted(self, phases: bytearray) -> bool:
         """Whether the steps of all of these envs are posted; given the column of phases."""
@@ -157,14 +178,14 @@ class Selections:
         if env_ids is self._latest_array:
             return self._latest
         kind = type(env_ids)
-        if kind is np.ndarray and env_ids.ndim == 1:
+        if kind is np.ndarray and env_ids.ndim == 1 and env_ids.dtype.kind in "iu":
             key = tuple(env_ids.tolist())
         elif kind in _PLAIN_SEQUENCES or (kind is range and self._spans(env_ids)):
             key = tuple(env_ids)
         else:
             return None
-        if set(map(type, key)) != {int}:  # asked first: True and 1.0 are found as 1 is
-            return None
+        if kind is not np.ndarray and set(map(type, key)) != {int}:
+            return None  # asked first: True and 1.0 are found as 1 is
         selection = self._known.get(key)
         if selection is None:
             selection = self._made(key)

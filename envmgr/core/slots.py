@@ -8,7 +8,6 @@ reads and writes the columns for what is there. Nothing is known in two places.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Any
@@ -126,24 +125,6 @@ class Record:
     def is_ready(self, env_id: int) -> bool:
         """Return whether an env takes an action now."""
         return self.states.column[env_id] == EnvState.RUN and not self.owes(env_id)
-
-    def may_be_posted(self, env_ids: Sequence[int], rows: Any = None) -> bool:
-        """Return whether all of these envs take an action now that their hosts can execute.
-
-        Args:
-            env_ids: which.
-            rows: the same as a slice, if they are neighbours.
-        """
-        if self.undelivered and not self.undelivered.keys().isdisjoint(env_ids):
-            return False
-        if self.doomed and not self.doomed.keys().isdisjoint(env_ids):
-            return False
-        phases, states = self.phases.column, self.states.column
-        if type(rows) is slice:
-            count = len(env_ids)
-            return phases[rows] == self._all_idle[:count] and states[rows] == self._all_run[:count]
-        idle, run = Phase.IDLE, EnvState.RUN
-        return all(phases[i] == idle and states[i] == run for i in env_ids)
 
     def owes(self, env_id: int) -> bool:
         """Return whether an env owes a timestep: an action was accepted, and it is undelivered."""

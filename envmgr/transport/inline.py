@@ -145,8 +145,9 @@ class InlineTransport(Transport):
 
     def poll(self, timeout_s: float | None, *, pivot: int | None = None) -> None:
         """Run all queued and posted work, or sleep for `timeout_s` if there is none."""
-        self._close_killed()
-        ran = self._run_posted()
+        if self._to_close:
+            self._close_killed()
+        ran = self._posted.is_due and self._run_posted()
         # Asked for all at once, which costs less than a call for each: mostly none has anything.
         busy = [(i, entry) for i, entry in self._hosts.items() if entry.inbox or entry.resets]
         for host_id, entry in busy:
@@ -166,10 +167,8 @@ class InlineTransport(Transport):
                 host.close()
 
     def _run_posted(self) -> bool:
-        """Take the steps that were posted; return whether any were."""
+        """Take the steps that were posted."""
         posted = self._posted
-        if not posted.is_due:
-            return False
         try:
             posted.run(None)
         except BaseException as error:  # as in `_advance`

@@ -20,9 +20,10 @@ from envmgr.errors import (
 )
 from envmgr.launch import (
     all_factories,
+    begin_envs,
     build_engine,
+    build_envs,
     deadlines_of,
-    launch_envs,
     spare_factory,
     spin_s_of,
     worker_settings_of,
@@ -70,7 +71,8 @@ ALWAYS = 10**6
 
 def launch(rig: Rig, replay_paths: Any = None, **config: Any) -> None:
     with rig.engine.calling():
-        launch_envs(rig.engine, ManagerConfig(**config), replay_paths)
+        build_envs(rig.engine, ManagerConfig(**config))
+        begin_envs(rig.engine, replay_paths)
 
 
 def launch_error(rig: Rig, replay_paths: Any = None, **config: Any) -> LaunchError:
