@@ -10,6 +10,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from envmgr.adapters.gymnasium import as_gymnasium
     from envmgr.config_file import load_config
     from envmgr.env import BaseEnv
     from envmgr.lifecycle import EnvState
@@ -36,6 +37,7 @@ __all__ = [
     "EnvTimestep",
     "SubprocessEnvManagerV2",
     "SyncSubprocessEnvManager",
+    "as_gymnasium",
     "create_env_manager",
     "get_env_manager_cls",
     "load_config",
@@ -53,6 +55,7 @@ _HOME = {
     "EnvTimestep": "types",
     "SubprocessEnvManagerV2": "managers",
     "SyncSubprocessEnvManager": "managers",
+    "as_gymnasium": "adapters.gymnasium",
     "create_env_manager": "registry",
     "get_env_manager_cls": "registry",
     "load_config": "config_file",

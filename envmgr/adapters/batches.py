@@ -111,8 +111,8 @@ class FixedBatches:
 
         Args:
             env_ids: in which envs; None for all.
-            seed: an int gives env i exactly `seed + i`, a list one to each env; None leaves the
-                envs' generators as they are.
+            seed: an int gives env i exactly `seed + i`; a list has one for each of all envs; None,
+                also in the list, leaves the generator of an env as it is.
             options: for the envs' resets. They hold for the resets that follow an episode's end,
                 too, until they are changed here: None clears them.
             begun: of these envs an episode has ended, the next one has begun, and its first
@@ -124,7 +124,8 @@ class FixedBatches:
         """
         ids = self._all if env_ids is None else list(env_ids)
         if seed is not None:
-            self.manager.seed(seed)
+            seeds = [seed + i for i in self._all] if isinstance(seed, int) else seed
+            self.manager.seed({i: seeds[i] for i in ids})
         given = dict(options) if options else {}
         if seed is None and not given and not self._params:
             ids = [i for i in ids if i not in begun]
@@ -265,6 +266,24 @@ def put_rows(batch: Any, positions: Any, rows: Any) -> None:
             put_rows(part, positions, of_rows)
     else:
         batch[positions] = rows
+
+
+def spread(n: int, parts: Sequence[tuple[Sequence[int], Any]]) -> Any:
+    """Return a batch of n rows that has the rows of other batches at their positions, else zeros.
+
+    Args:
+        n: how many rows.
+        parts: positions, and a batch with a row for each.
+    """
+    first = parts[0][1]
+    if isinstance(first, Mapping):
+        return {key: spread(n, [(ids, rows[key]) for ids, rows in parts]) for key in first}
+    if isinstance(first, tuple):
+        return tuple(spread(n, [(i, rows[k]) for i, rows in parts]) for k in range(len(first)))
+    batch = np.zeros((n, *first.shape[1:]), first.dtype)
+    for positions, rows in parts:
+        batch[positions] = rows
+    return batch
 
 
 def joined(parts: Sequence[tuple[npt.NDArray[np.int64], Rows]]) -> Rows:

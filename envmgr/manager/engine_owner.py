@@ -82,6 +82,7 @@ class EngineOwner:
         )
         self._gathers_some = False
         self._description: EnvDescription | None = None
+        self._env_spaces: list[tuple[Any, Any]] = []
         self._action_checks: list[ActionCheck] | None = None
         self._codec = codec_of(None)
         self._samplers: Samplers | None = None

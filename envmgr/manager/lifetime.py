@@ -47,6 +47,15 @@ class ManagerLifetime(EngineOwner):
         return self._described().action_space
 
     @property
+    def env_spaces(self) -> list[tuple[Any, Any]]:
+        """The observation and the action space of each env. Builds all when asked before `launch`.
+
+        With `same_spaces: false` they may differ; the properties for one env show those of env 0.
+        """
+        self.build()
+        return list(self._env_spaces)
+
+    @property
     def reward_space(self) -> Any:
         """The reward space of one env, or None. Starts a host when asked before `launch`."""
         return self._described().reward_space
@@ -98,6 +107,7 @@ class ManagerLifetime(EngineOwner):
         """Take over what env 0, or each of several different envs, said of itself."""
         ours = [self._with_given_spaces(descriptions[i]) for i in sorted(descriptions)]
         self._description = ours[0]
+        self._env_spaces = [(d.observation_space, d.action_space) for d in ours[: self.env_num]]
         codecs = [codec_of(d.observation_space) for d in ours]
         alike = all(codec.layout == codecs[0].layout for codec in codecs)
         self._codec = codecs[0] if alike else codec_of(None)

@@ -117,6 +117,7 @@ def run_suite(name: str, suite: dict[str, Any], folder: Path, python: Path) -> d
         command = [
             *(python, "-m", "pytest", "-p", "swapping", "--suite", HERE / f"{name}.yaml"),
             *("--results", results, "-q", "--timeout", "120", "-p", "no:cacheprovider"),
+            *("--rootdir", folder, *configuration(folder)),
             *suite.get("arguments", []),
             *suite["files"],
         ]
@@ -140,6 +141,14 @@ def run_suite(name: str, suite: dict[str, Any], folder: Path, python: Path) -> d
     for test in found["stale"]:
         print(f"    has a reason and passes, or is not there: {test}")
     return found
+
+
+def configuration(folder: Path) -> list[Any]:
+    """Return the arguments that have pytest take a suite's own configuration, and not ours."""
+    for name in ("pytest.ini", "pyproject.toml", "setup.cfg"):
+        if (folder / name).exists():
+            return ["-c", folder / name]
+    return ["-c", os.devnull]
 
 
 def failures_of(found: dict[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,413 @@
+"""A manager as a Gymnasium vector env behaves as Gymnasium's own, and better when envs fail."""
+
+import functools
+import multiprocessing
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium.spaces import Box, Dict, Discrete, Text
+from gymnasium.utils.env_checker import data_equivalence
+from gymnasium.vector import SyncVectorEnv
+
+from envmgr import create_env_manager
+from envmgr.errors import ActionError, ConfigError, EnvCrash, EnvRaised
+
+pytest.importorskip("gymnasium", minversion="1.1")
+
+from gymnasium.error import (
+    AlreadyPendingCallError,
+    ClosedEnvironmentError,
+    NoAsyncCallError,
+    ResetNeeded,
+)
+from gymnasium.vector import AutoresetMode
+
+from envmgr import as_gymnasium
+from envmgr.adapters.gymnasium import EnvmgrVectorEnv, ManagerVectorEnv, vector_entry_point
+
+RAISE, EXIT = 5, 6
+
+
+class ShortEnv(gymnasium.Env[Any, Any]):
+    """Draws all it gives from its own generator; its episodes are short and of different lengths.
+
+    Args:
+        gate: a named pipe; a step or a reset reads it, as told by `waits`.
+    """
+
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 7}  # noqa: RUF012 - as envs have it
+    observation_space = Dict({"x": Box(-10, 10, (2,), np.float64), "n": Discrete(100)})
+    action_space = Discrete(8)
+    render_mode = "rgb_array"
+
+    def __init__(self, gate: Path | None = None) -> None:
+        self.gate = gate
+        self.waits = ""
+        self.colour = 3
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        super().reset(seed=seed)
+        self._wait("reset")
+        self.steps = 0
+        self.length = int(self.np_random.integers(2, 5)) + (options or {}).get("longer", 0)
+        return self._obs(), {"length": self.length}
+
+    def step(self, action: Any) -> Any:
+        self._wait("step")
+        if action == RAISE:
+            raise ValueError("of the env")
+        if action == EXIT:
+            os._exit(3)
+        self.steps += 1
+        ended = self.steps >= self.length
+        info = {"at": self.steps, "deep": {"draw": float(self.np_random.random())}}
+        if self.steps % 2:
+            info = {"text": "odd", "array": np.arange(self.steps, self.steps + 2)}
+        return self._obs(), float(action), ended and action < 2, ended and action >= 2, info
+
+    def _obs(self) -> Any:
+        return {"x": self.np_random.uniform(-1, 1, 2), "n": self.steps}
+
+    def _wait(self, where: str) -> None:
+        if self.waits == where:
+            assert self.gate is not None
+            self.gate.read_bytes()
+
+    def render(self) -> Any:
+        return np.full((2, 2, 3), self.colour, np.uint8)
+
+    def painted(self, colour: int, *, more: int = 0) -> int:
+        return colour + more
+
+
+class Bounded(ShortEnv):
+    def __init__(self, high: float) -> None:
+        super().__init__()
+        self.observation_space = Dict({"x": Box(-high, high, (2,), np.float64), "n": Discrete(100)})
+
+
+N = 3
+
+
+@pytest.fixture
+def vector_env() -> Iterator[Callable[..., ManagerVectorEnv]]:
+    made: list[ManagerVectorEnv] = []
+
+    def make(
+        cfg: dict[str, Any] | None = None,
+        mode: str = "NextStep",
+        *,
+        env: Callable[[], Any] = ShortEnv,
+        n: int = N,
+        **kwargs: Any,
+    ) -> ManagerVectorEnv:
+        given = {"type": "base", "auto_reset": mode != "Disabled", **(cfg or {})}
+        envs = as_gymnasium(create_env_manager(given, env_fn=[env] * n), mode, **kwargs)
+        made.append(envs)
+        return envs
+
+    yield make
+    for envs in made:
+        envs.close()
+
+
+def same(ours: Any, theirs: Any) -> bool:
+    return bool(data_equivalence(ours, theirs, exact=True))
+
+
+@pytest.mark.parametrize(
+    ("cfg", "mode"),
+    [
+        ({}, "NextStep"),
+        ({}, "SameStep"),
+        ({}, "Disabled"),
+        ({"type": "subprocess", "num_workers": 2}, "NextStep"),
+        ({"type": "subprocess", "reset_inplace": True, "copy_on_get": False}, "SameStep"),
+        ({"type": "async_subprocess", "num_workers": 1}, "NextStep"),
+    ],
+)
+def test_everything_is_bit_for_bit_what_gymnasiums_own_gives(
+    vector_env: Callable[..., ManagerVectorEnv], cfg: dict[str, Any], mode: str
+) -> None:
+    ours = vector_env(cfg, mode)
+    theirs = SyncVectorEnv([ShortEnv] * N, autoreset_mode=AutoresetMode(mode))
+    assert ours.observation_space == theirs.observation_space
+    assert ours.single_action_space == theirs.single_action_space
+    assert ours.action_space == theirs.action_space
+    assert ours.metadata == theirs.metadata
+    actions = np.random.default_rng(0)
+    assert same(ours.reset(seed=3), theirs.reset(seed=3))
+    ended, resets = np.zeros(N, dtype=bool), 0
+    for step in range(60):
+        if step > 20 and not resets and ended.any() and not ended.all():
+            if mode == "NextStep":  # its resets have ended by now
+                ours.manager.ready_arrays(range(N))
+            assert same(ours.reset(), theirs.reset())  # without a seed: no env is reset twice
+            ended[:] = False
+            resets += 1
+        if step == 40:
+            seeds = [7, None, 9]
+            assert same(ours.reset(seed=seeds), theirs.reset(seed=seeds))
+            ended[:] = False
+        if mode == "Disabled" and ended.any():
+            results = [v.reset(options={"reset_mask": ended.copy()}) for v in (ours, theirs)]
+            assert same(*results)
+        batch = actions.integers(0, 5, N)
+        found, expected = ours.step(batch), theirs.step(batch)
+        assert same(found, expected), (step, found, expected)
+        assert found[1].dtype == np.float64
+        ended = found[2] | found[3]
+    assert resets == 1
+    theirs.close()
+
+
+def test_a_mask_resets_some_envs_and_stays_the_callers(
+    vector_env: Callable[..., ManagerVectorEnv],
+) -> None:
+    for mode in ("NextStep", "SameStep", "Disabled"):
+        ours = vector_env(mode=mode)
+        theirs = SyncVectorEnv([ShortEnv] * N, autoreset_mode=AutoresetMode(mode))
+        mask = np.array([True, False, True])
+        options = {"reset_mask": mask, "longer": 2}
+        for envs in (ours, theirs):
+            envs.reset(seed=1)
+            envs.step([0, 1, 2])
+        first = ours.reset(seed=[4, 5, 6], options=options)
+        assert options == {"reset_mask": mask, "longer": 2}
+        assert same(first, theirs.reset(seed=[4, 5, 6], options=dict(options)))
+        for bad, error in (
+            ([True] * N, TypeError),
+            (mask[:2], ValueError),
+            (np.ones(N), TypeError),
+            (np.zeros(N, bool), ValueError),
+        ):
+            with pytest.raises(error, match="reset_mask"):
+                ours.reset(options={"reset_mask": bad})
+        theirs.close()
+
+
+def test_infos_can_have_the_form_of_029(vector_env: Callable[..., ManagerVectorEnv]) -> None:
+    envs = vector_env(mode="SameStep", info_format="gym029")
+    envs.reset(seed=0)
+    for _ in range(5):
+        obs, _, terminated, truncated, infos = envs.step([0, 0, 0])
+        ended = terminated | truncated
+        if ended.any():
+            break
+    assert infos["_final_info"].tolist() == ended.tolist()
+    for i in np.flatnonzero(ended):
+        last = infos["final_observation"][i]
+        assert last["n"] == infos["final_info"][i].get("at", last["n"]) > obs["n"][i] == 0
+    assert [info is None for info in infos["final_info"]] == (~ended).tolist()
+    for mode, form in (("NextStep", "gym029"), ("SameStep", "gym1")):
+        with pytest.raises(ConfigError, match="info_format"):
+            vector_env(mode=mode, info_format=form)
+
+
+def test_spaces_without_layout_come_as_gymnasium_batches_them(
+    vector_env: Callable[..., ManagerVectorEnv],
+) -> None:
+    class Wordy(gymnasium.Env[Any, Any]):
+        observation_space = Text(9)
+        action_space = Text(9)
+
+        def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+            return "begins", {}
+
+        def step(self, action: Any) -> Any:
+            return action, 1, action == "end", False, {}
+
+    for mode in ("NextStep", "SameStep"):
+        ours = vector_env(mode=mode, env=Wordy)
+        theirs = SyncVectorEnv([Wordy] * N, autoreset_mode=AutoresetMode(mode))
+        assert same(ours.reset(), theirs.reset())
+        for actions in (("a", "b", "c"), ("a", "end", "c"), ("a", "b", "end")):
+            assert same(ours.step(actions), theirs.step(actions))
+        theirs.close()
+
+
+def test_failures_are_truncated_episodes(vector_env: Callable[..., ManagerVectorEnv]) -> None:
+    for mode in ("NextStep", "SameStep"):
+        envs = vector_env(mode=mode)
+        first, _ = envs.reset(seed=0)
+        obs, rewards, terminated, truncated, infos = envs.step([1, RAISE, 1])
+        assert rewards.tolist() == [1, 0, 1]
+        assert (terminated.tolist(), truncated.tolist()) == ([False] * 3, [False, True, False])
+        if mode == "SameStep":
+            assert infos["final_obs"][1]["x"].tolist() == first["x"][1].tolist()
+            infos = infos["final_info"]
+        else:
+            assert obs["x"][1].tolist() == first["x"][1].tolist()
+        assert infos["_abnormal"].tolist() == [False, True, False]
+        assert infos["error"][1].startswith("EnvRaised: env 1")
+        assert 'raise ValueError("of the env")' in infos["error"][1]
+        obs, *_ = envs.step([1, 1, 1])
+        assert obs["n"].tolist() == [2, 0 if mode == "NextStep" else 1, 2]
+
+
+def test_crashes_are_too_or_are_raised(vector_env: Callable[..., ManagerVectorEnv]) -> None:
+    envs = vector_env({"type": "subprocess"}, n=2)
+    envs.reset(seed=0)
+    _, _, _, truncated, infos = envs.step([1, EXIT])
+    assert truncated.tolist() == [False, True]
+    assert "exit code 3" in infos["error"][1]
+    obs, *_ = envs.step([1, 1])
+    assert obs["n"].tolist() == [2, 0]
+    raising = as_gymnasium(envs.manager, on_failure="raise")
+    raising.reset()
+    with pytest.raises(EnvCrash, match="exit code 3"):
+        raising.step([EXIT, 1])
+    raising.reset()
+    with pytest.raises(ValueError, match="of the env") as raised:
+        raising.step([1, RAISE])
+    assert isinstance(raised.value.__cause__, EnvRaised)
+    assert "Traceback" in raised.value.__cause__.remote_traceback
+    raising.close()
+    assert envs.manager.closed
+
+
+def test_a_manager_that_raises_ends_and_can_be_closed(
+    vector_env: Callable[..., ManagerVectorEnv],
+) -> None:
+    envs = vector_env({"on_failure": "raise"})
+    envs.reset()
+    with pytest.raises(ValueError, match="of the env"):
+        envs.step([RAISE, 1, 1])
+    envs.close()
+    with pytest.raises(ConfigError, match="on_failure: recover"):
+        vector_env({"on_failure": "raise"}, on_failure="recover")
+
+
+def test_actions_that_do_not_fit_are_refused_whole(
+    vector_env: Callable[..., ManagerVectorEnv],
+) -> None:
+    envs = vector_env()
+    envs.reset(seed=0)
+    with pytest.raises(ValueError, match="2 actions were given for 3 envs"):
+        envs.step(np.array([1, 1]))
+    with pytest.raises(TypeError):
+        envs.step(0)
+    with pytest.raises(ActionError):
+        envs.step([1, 8, 1])
+    obs, *_ = envs.step(envs.action_space.sample() * 0)
+    assert obs["n"].tolist() == [1, 1, 1]
+    while not any((outcome := envs.step([0, 0, 0]))[2]):
+        pass
+    with pytest.raises(ValueError, match="4 actions were given for 3 envs"):  # some begin anew
+        envs.step([0, 0, 0, 0])
+    assert (envs.step([0, 0, 0])[0]["n"] == np.where(outcome[2], 0, outcome[0]["n"] + 1)).all()
+
+
+def test_halves_of_calls(vector_env: Callable[..., ManagerVectorEnv], tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+    env = functools.partial(ShortEnv, gate)
+    envs = vector_env({"type": "async_subprocess", "wait_num": 1}, env=env, n=2)
+    with pytest.raises(ResetNeeded):
+        envs.step([0, 0])
+    for name in ("reset", "step", "call"):
+        with pytest.raises(NoAsyncCallError, match=f"`{name}_async`"):
+            getattr(envs, f"{name}_wait")()
+    envs.set_attr("waits", ["", "step"])
+    envs.reset(seed=0)
+    envs.step_async([0, 1])
+    with pytest.raises(TimeoutError):
+        envs.step_wait(timeout=0.05)
+    with pytest.raises(multiprocessing.TimeoutError, match="`step_wait` again"):
+        envs.step_wait(timeout=0)
+    for refused in (envs.step, envs.step_async, envs.get_attr):
+        with pytest.raises(AlreadyPendingCallError, match="pending call to `step`"):
+            refused("colour")
+    with pytest.raises(AlreadyPendingCallError, match="`reset_async`"):
+        envs.reset()
+    gate.write_bytes(b"")
+    obs, rewards, *_ = envs.step_wait()
+    assert (obs["n"].tolist(), rewards.tolist()) == ([1, 1], [0, 1])
+
+    envs.set_attr("waits", ("reset", ""))
+    envs.reset_async(seed=5)
+    with pytest.raises(TimeoutError, match="`reset_wait`"):
+        envs.reset_wait(timeout=0.05)
+    gate.write_bytes(b"")
+    obs, infos = envs.reset_wait()
+    assert obs["n"].tolist() == [0, 0]
+    assert infos["_length"].all()
+    envs.call_async("painted", 4, more=2)
+    assert envs.call_wait(timeout=60) == (6, 6)
+
+    envs.reset_async()
+    with pytest.warns(UserWarning, match="pending call to `reset`"):
+        envs.close(terminate=True)
+    for call in (envs.reset, envs.step_wait, lambda: envs.call("painted", 1)):
+        with pytest.raises(ClosedEnvironmentError, match="ManagerVectorEnv"):
+            call()
+
+
+def test_attributes_frames_and_wrappers(vector_env: Callable[..., ManagerVectorEnv]) -> None:
+    envs = vector_env()
+    assert envs.call("painted", 1, more=1) == (2, 2, 2)
+    assert envs.get_attr("colour") == (3, 3, 3)
+    envs.set_attr("colour", [1, 2, 3])
+    assert envs.get_attr("colour") == (1, 2, 3)
+    with pytest.raises(ValueError, match="Got `2` values for 3"):
+        envs.set_attr("colour", [1, 2])
+    frames = envs.render()
+    assert frames is not None
+    assert [frame.max() for frame in frames] == [1, 2, 3]
+    with pytest.raises(AttributeError):
+        envs.get_attr("nothing")
+    envs.reset(seed=10)
+    assert envs.np_random_seed == (10, 11, 12)
+    assert len(envs.np_random) == N
+    counted = gymnasium.wrappers.vector.RecordEpisodeStatistics(envs)
+    listed = gymnasium.wrappers.vector.DictInfoToList(counted)
+    listed.reset(seed=0)
+    seen: list[Any] = []
+    while not seen:
+        *_, infos = listed.step(np.zeros(N, dtype=np.int64))
+        seen = [info["episode"]["l"] for info in infos if "episode" in info]
+    assert min(seen) >= 2
+
+
+def test_the_drop_in_class_and_entry_points() -> None:
+    envs = EnvmgrVectorEnv([ShortEnv] * 2, False, copy=False, max_concurrency=1)
+    assert envs.manager.cfg.num_workers == 1
+    assert envs.reset(seed=1)[0]["n"].tolist() == [0, 0]
+    assert envs.step([0, 0])[0]["n"].tolist() == [1, 1]
+    envs.close()
+    with pytest.raises(RuntimeError, match="spaces are not equivalent"):
+        EnvmgrVectorEnv([ShortEnv, lambda: Bounded(2.0)], type="base")
+    with pytest.raises(RuntimeError, match="action spaces of all envs must be equal"):
+        EnvmgrVectorEnv([ShortEnv, lambda: gymnasium.make("CartPole-v1")], type="base")
+    with pytest.raises(ConfigError, match="worker should be None"):
+        EnvmgrVectorEnv([ShortEnv], worker=print)  # type: ignore[arg-type]
+    gymnasium.register(
+        "Ours/CartPole-v1",
+        vector_entry_point="envmgr.adapters.gymnasium:vector_entry_point",
+        kwargs={"env": "CartPole-v1", "manager": {"type": "base"}},
+    )
+    made = gymnasium.make_vec("Ours/CartPole-v1", num_envs=3, render_mode="rgb_array")
+    assert (made.num_envs, made.render_mode) == (3, "rgb_array")
+    assert made.spec is not None
+    assert made.spec.id == "Ours/CartPole-v1"
+    assert "CartPole" in repr(made)
+    made.close()
+    del gymnasium.registry["Ours/CartPole-v1"]
+    made = vector_entry_point(2, env=ShortEnv, autoreset_mode="SameStep", manager={"type": "base"})
+    assert made.reset()[0]["n"].tolist() == [0, 0]
+    made.close()
+
+
+def test_bounds_may_differ(vector_env: Callable[..., ManagerVectorEnv]) -> None:
+    fns = [functools.partial(Bounded, high) for high in (1.0, 2.0)]
+    with EnvmgrVectorEnv(fns, observation_mode="different", type="base").manager as manager:
+        envs = as_gymnasium(manager, observation_mode="different")
+        assert envs.observation_space["x"].high.tolist() == [[1, 1], [2, 2]]  # type: ignore[index]
+        assert envs.reset(seed=0)[0]["x"].shape == (2, 2)
+    with pytest.raises(ValueError, match="Invalid `observation_mode`"):
+        vector_env(observation_mode="equal")
