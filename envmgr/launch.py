@@ -6,6 +6,7 @@ import logging
 import math
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -15,7 +16,8 @@ from envmgr.config import ManagerConfig, WorkerEnv, check_kind
 from envmgr.core import EpisodeRules, Hosts, Phase, Supervisor, requests
 from envmgr.core.engine import Engine
 from envmgr.core.shelter import Shelter
-from envmgr.errors import EnvFailure, LaunchError
+from envmgr.env.batched import Batch, batches_of
+from envmgr.errors import ConfigError, EnvFailure, LaunchError
 from envmgr.lifecycle import EnvState
 from envmgr.policy import Deadlines, FailurePolicy
 from envmgr.transport.base import Transport
@@ -99,9 +101,12 @@ def worker_settings_of(config: ManagerConfig) -> WorkerSettings:
 
 
 def host_settings_of(
-    config: ManagerConfig, given_spaces: tuple[Any, Any], transport: Transport
+    config: ManagerConfig,
+    given_spaces: tuple[Any, Any],
+    transport: Transport,
+    batches: tuple[Batch, ...],
 ) -> HostSettings:
-    """Return what hosts of a transport need to know of a config and of the spaces given with it."""
+    """Return what hosts of a transport need to know of a config and of what is given with it."""
     finite = config.nan_policy != "allow"
     rss_mb = config.max_worker_rss_mb
     return HostSettings(
@@ -112,6 +117,7 @@ def host_settings_of(
         max_episodes=config.max_episodes_per_worker,
         max_rss_bytes=None if rss_mb is None else int(rss_mb * 1e6),
         propagate=transport.propagated,
+        batches=batches,
     )
 
 
@@ -137,7 +143,7 @@ def build_engine(
         ConfigError: spares are asked for where no reset can be hidden.
     """
     check_kind(config, hides_resets=transport.works_alone)
-    settings = host_settings_of(config, given_spaces, transport)
+    settings = host_settings_of(config, given_spaces, transport, batches_of(factories))
     spare = spare_factory(factories) if config.spare_env_num else None
     rules = EpisodeRules(
         episode_num=config.episode_num,
@@ -216,6 +222,35 @@ def _kinds_of(factories: Sequence[EnvFactory]) -> list[Any]:
 def n_hosts_of(config: ManagerConfig) -> int | None:
     """Return how many hosts a config asks for."""
     return config.num_workers if isinstance(config.num_workers, int) else config.env_num
+
+
+def with_batches(config: ManagerConfig, factories: Sequence[EnvFactory]) -> ManagerConfig:
+    """Return a config for envs some of which are rows of batched envs, which share a host.
+
+    Raises:
+        ConfigError: a batched env lacks rows, or what the config asks for cannot be had with them.
+    """
+    batches = batches_of(factories)
+    if not batches:
+        return config
+    size, asked = batches[0].size, config.num_workers
+    n_units = len(factories) - sum(batch.size - 1 for batch in batches)
+    if config.spare_env_num:
+        raise ConfigError(
+            f"manager.spare_env_num is {config.spare_env_num}, but env_fn has batched envs, and a "
+            f"spare, which is one env, cannot take the place of {size} rows. Leave it 0."
+        )
+    if asked == "auto":
+        raise ConfigError(
+            "manager.num_workers is auto, which tries out one env, but env_fn has batched envs. "
+            f"Give a number, 1 to {n_units}."
+        )
+    if asked is not None and asked > n_units:
+        raise ConfigError(
+            f"manager.num_workers is {asked}, but the rows of a batched env share a worker, and "
+            f"with that env_fn names {n_units} envs. Give 1 to {n_units}, or null."
+        )
+    return replace(config, num_workers=asked or n_units)
 
 
 def build_envs(engine: Engine, config: ManagerConfig) -> None:

@@ -207,6 +207,7 @@ class Arrivals:
         if remote.kind is FailureKind.NON_FINITE and raises:
             self._repair.raise_at_once(failure)
         lost = Lost.ENV if remote.kind is FailureKind.EXITED else Lost.NOTHING
+        lost = Lost.HOST if remote.of_batch else lost
         self._fail(slot, failure, lost, remote.info)
 
     def _on_death(self, group: HostGroup, died: HostDied) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -77,13 +78,26 @@ class HostGroup:
         )
 
 
-def host_groups(slots: Sequence[EnvSlot], n_hosts: int) -> list[HostGroup]:
-    """Divide envs into contiguous groups whose sizes differ by one at most, larger ones first."""
-    size, n_larger = divmod(len(slots), n_hosts)
+def host_groups(slots: Sequence[EnvSlot], n_hosts: int | None) -> list[HostGroup]:
+    """Divide envs into contiguous groups whose sizes differ by one at most, larger ones first.
+
+    The rows of a batched env stay together: they count as one.
+
+    Args:
+        slots: of the envs.
+        n_hosts: how many groups; None: one for each.
+    """
+    units: list[list[EnvSlot]] = []
+    for slot in slots:
+        if slot.batch is None or slot.env_id == slot.batch.first:
+            units.append([])
+        units[-1].append(slot)
+    n_hosts = n_hosts or len(units)
+    size, n_larger = divmod(len(units), n_hosts)
     groups: list[HostGroup] = []
     first = 0
     for index in range(n_hosts):
         end = first + size + (index < n_larger)
-        groups.append(HostGroup(index, tuple(slots[first:end])))
+        groups.append(HostGroup(index, tuple(itertools.chain(*units[first:end]))))
         first = end
     return groups

@@ -65,7 +65,10 @@ class Hosts:
         self.env_num = len(factories) - spare_num
         self.record = Record(self.env_num, spare_num)
         self.slots, self.phases = self.record.slots, self.record.phases
-        self.groups = host_groups(self.slots, num_workers or len(factories))
+        for batch in settings.batches:
+            for env_id in batch.env_ids:
+                self.slots[env_id].batch = batch
+        self.groups = host_groups(self.slots, num_workers)
         self._factories = factories
         self._settings = settings
         self._shared_settings = replace(settings, announced=_announced(deadlines))

@@ -87,7 +87,7 @@ class Repair:
             env_info: the info of a step that the env itself called abnormal.
             charged: it counts against the budget; not what its user has interrupted.
         """
-        if lost is Lost.ENV and not slot.group.is_shared:
+        if self._takes_host(slot, lost):
             lost = Lost.HOST
         if slot.phase is Phase.CALLING:
             slot.result = failure
@@ -105,6 +105,20 @@ class Repair:
             self._lose_host(slot, failure)
         else:
             self._replace_worn_host(slot.group)
+
+    def _takes_host(self, slot: EnvSlot, lost: Lost) -> bool:
+        """Whether an env that has failed cannot be repaired in the host that it has.
+
+        The rows of a batched env have no new env but in a new host, with all of them.
+        """
+        if slot.batch is None:
+            return lost is Lost.ENV and not slot.group.is_shared
+        phase, policy = slot.phase, self._policy
+        if lost is Lost.ENV or phase is Phase.STARTING:
+            return True
+        if phase is Phase.RESETTING:
+            return policy.renew_between_attempts or slot.attempts + 1 >= policy.max_retry
+        return policy.renew_between_attempts and phase is not Phase.CALLING
 
     def _count(self, slot: EnvSlot, failure: EnvFailure) -> None:
         if slot.is_spare:

@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from envmgr.core.observed import Observed
 from envmgr.core.phases import Phase, PhaseTable
+from envmgr.env.batched import Batch
 from envmgr.errors import EnvFailure
 from envmgr.lifecycle import EnvState, StateTable
 from envmgr.types import EnvTimestep
@@ -171,6 +172,7 @@ class EnvSlot:
         env_id: the id.
         record: the columns.
         is_spare: the id is that of a spare, which nobody sees: see `spares.Spares`.
+        batch: the batched env that it is a row of; None for an env of its own.
         group: the envs that share its host.
         generation: how often the env behind the id was renewed.
         host_id: its host; None if it has none, or takes no part in the one of its group.
@@ -203,6 +205,7 @@ class EnvSlot:
     env_id: int
     record: Record = field(repr=False)
     is_spare: bool = False
+    batch: Batch | None = None
     group: HostGroup = field(init=False, repr=False)
     generation: int = 0
     host_id: int | None = None

@@ -15,6 +15,7 @@ import gymnasium
 from gymnasium.spaces import Space
 
 from envmgr.env.base import BaseEnv
+from envmgr.env.batched import BatchedEnv, BatchRow
 from envmgr.env.contract import (
     EnvContractError,
     Outcome,
@@ -26,7 +27,7 @@ from envmgr.env.contract import (
 from envmgr.env.gym_spaces import convert_space
 from envmgr.env.gymnasium_env import GymnasiumEnv
 from envmgr.env.old_gym import OldGymEnv, is_old_gym, is_seeded_by_reset, split_reset
-from envmgr.types import EnvTimestep
+from envmgr.types import EnvFactory, EnvTimestep
 
 __all__ = [
     "EnvContractError",
@@ -80,6 +81,12 @@ def as_built(env: Any) -> Any:
     return built.env if isinstance(built, OldGymEnv) else built
 
 
+def as_reference(factory: EnvFactory) -> Any:
+    """Return an env as env 0 is, for looking at: of a batched env, its first row."""
+    built = factory()
+    return BatchRow(built, 0) if isinstance(built, BatchedEnv) else as_base_env(built, 0)
+
+
 def _follows_ding(obj: Any) -> bool:
     # DI-engine's BaseEnv derives from gym.Env and yet has its own reset and step.
     return callable(getattr(type(obj), "create_collector_env_cfg", None))
@@ -92,6 +99,11 @@ def _why_not_an_env(obj: Any) -> str | None:
         return (
             f"the class {obj.__name__} and not an instance of it; give the class itself as the "
             "factory, or call it"
+        )
+    if isinstance(obj, BatchedEnv):
+        return (
+            f"a batched env ({type(obj).__name__}); wrap its factory in a BatchedEnvSpec, and name "
+            "that in env_fn for each of its rows"
         )
     if isinstance(obj, gymnasium.vector.VectorEnv) or hasattr(obj, "single_observation_space"):
         return (
@@ -286,6 +298,12 @@ def env_attribute(env: Any, name: str) -> Any:
     """
     if isinstance(env, GymnasiumEnv) and name not in PROTOCOL_NAMES:
         return env.inner_attribute(name)
+    if isinstance(env, BatchRow):
+        try:
+            return env.batched.attribute(env.row, name)
+        except AttributeError:
+            if name not in PROTOCOL_NAMES:
+                raise
     if name == "random_action":
         return lambda: random_action_of(env)
     if name == "reward_shaping" and not callable(getattr(env, name, None)):
@@ -299,7 +317,9 @@ def set_env_attribute(env: Any, name: str, value: Any) -> None:
     Raises:
         AttributeError: it cannot be set, or belongs to the protocol of a wrapped env.
     """
-    if not isinstance(env, GymnasiumEnv):
+    if isinstance(env, BatchRow):
+        env.batched.set_attribute(env.row, name, value)
+    elif not isinstance(env, GymnasiumEnv):
         setattr(env, name, value)
     elif name in PROTOCOL_NAMES:
         raise AttributeError(

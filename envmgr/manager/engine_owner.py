@@ -17,7 +17,7 @@ from envmgr.core.engine import Engine
 from envmgr.core.shelter import Shelter
 from envmgr.core.stats import Statistics
 from envmgr.errors import ConfigError, LaunchError, ManagerClosedError, StateError
-from envmgr.launch import build_engine
+from envmgr.launch import build_engine, with_batches
 from envmgr.policy import GatherPolicy
 from envmgr.seeding import Samplers, seeds_by_env, seeds_of_spares
 from envmgr.spaces import ActionCheck, codec_of
@@ -70,7 +70,8 @@ class EngineOwner:
         self._env_fn = _checked_factories(env_fn)
         config = ManagerConfig.from_mapping(cfg, self.preset)
         check_kind(config, hides_resets=self._transport_cls.works_alone)
-        self._config = self._asked_config = config.with_env_num(len(self._env_fn))
+        config = with_batches(config.with_env_num(len(self._env_fn)), self._env_fn)
+        self._config = self._asked_config = config
         self._calibration: Calibration | None = None
         self._trial: Engine | None = None
         self._view = self._make_view()

@@ -130,7 +130,7 @@ class ManagerLifetime(EngineOwner):
     def env_ref(self) -> Any:
         """An env of this process, built when this is first read; not one of those that run."""
         if self._env_ref is None:
-            self._env_ref = adapt.as_base_env(self._env_fn[0](), 0)
+            self._env_ref = adapt.as_reference(self._env_fn[0])
         return self._env_ref
 
     @property

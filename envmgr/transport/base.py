@@ -55,7 +55,7 @@ class Transport(ABC):
     """Whether hosts work on while nobody polls; else no reset is hidden, and nothing ever waits."""
 
     packs_envs: ClassVar[bool] = True
-    """Whether one host may serve several envs."""
+    """Whether one host may serve several envs, besides the rows of one batched env."""
 
     posts_together: ClassVar[bool] = False
     """Whether the steps of all hosts are posted in one place."""

@@ -19,7 +19,7 @@ import numpy as np
 from envmgr.policy import Deadlines
 from envmgr.transport.base import Arrival, HostDied, TimedOut, Transport
 from envmgr.wire.hosts import HostSpec
-from envmgr.wire.messages import Attribute, Message, Op
+from envmgr.wire.messages import UNANSWERED, Attribute, Message, Op
 from envmgr.worker.host import Host
 from envmgr.worker.posted import PostedSteps
 
@@ -46,7 +46,9 @@ class _InlineHost:
 
     def next_op(self) -> int:
         """Return the operation of what is run next."""
-        return self.inbox[0].op if self.inbox else Op.RESET
+        if self.inbox:
+            return self.inbox[0].op
+        return Op.STEP if self.host.has_steps else Op.RESET
 
     def run_next(self) -> None:
         """Run one request, or one reset that waits: part of the request that was run last."""
@@ -66,9 +68,9 @@ class _InlineHost:
 class InlineTransport(Transport):
     """Runs requests inside `poll`, each to its end, in the order they were sent.
 
-    Each host serves one env, so that what becomes of one is no matter of the others; steps that
-    are posted in the block are taken for all of them together. With time limits on steps or resets
-    they go by message, which is when an alarm can be set for each.
+    Each host serves one env, or the rows of a batched env, so that what becomes of one is no matter
+    of the others; steps that are posted in the block are taken for all of them together. With time
+    limits on steps or resets they go by message, which is when an alarm can be set for each.
 
     Time limits: in the main thread of POSIX systems an alarm interrupts the env's code. Elsewhere,
     and in C code that does not return to Python, the limit is only noticed afterwards; either way
@@ -106,7 +108,6 @@ class InlineTransport(Transport):
     def start(self, specs: Sequence[HostSpec]) -> None:
         """Queue the building of envs; it happens in `poll`."""
         for spec in specs:
-            (order,) = spec.envs
             host = Host(
                 spec.factories,
                 spec.settings,
@@ -115,12 +116,11 @@ class InlineTransport(Transport):
                 memory=self._open_memory,
                 posted=self._posted,
             )
-            self._host_of[order.env_id] = spec.host_id
-            entry = _InlineHost(host)
-            entry.inbox.append(
-                Message(Op.HELLO, order.env_id, order.generation, order.request_id, None)
-            )
-            self._hosts[spec.host_id] = entry
+            self._hosts[spec.host_id] = entry = _InlineHost(host)
+            for env_id, generation, request_id, _ in spec.envs:
+                self._host_of[env_id] = spec.host_id
+                if request_id != UNANSWERED:
+                    entry.inbox.append(Message(Op.HELLO, env_id, generation, request_id, None))
 
     def prepare(self, host_id: int, message: Message) -> Message:
         """Return the message with arrays and containers of its own."""

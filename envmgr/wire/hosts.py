@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from envmgr.env.batched import Batch
 from envmgr.types import EnvFactory
 from envmgr.wire.arenas import ObservationRules
 
@@ -24,6 +25,8 @@ class HostSettings:
         max_rss_bytes: resident memory at which it asks; None never.
         propagate: exceptions that are not the env's and pass through (in line: Ctrl-C).
         announced: operations that the host says BEGAN of before it runs one.
+        batches: which env_ids of the manager are the rows of batched envs; one host serves all
+            rows of a batch.
     """
 
     rules: ObservationRules = field(default_factory=ObservationRules)
@@ -34,6 +37,7 @@ class HostSettings:
     max_rss_bytes: int | None = None
     propagate: tuple[type[BaseException], ...] = ()
     announced: frozenset[int] = frozenset()
+    batches: tuple[Batch, ...] = ()
 
 
 @dataclass(frozen=True)

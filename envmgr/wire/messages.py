@@ -159,6 +159,7 @@ class RemoteFailure:
         message: its text.
         traceback_text: the formatted traceback, with causes; empty if there was none.
         info: the env's own info, for ABNORMAL.
+        of_batch: it is a batched env that has failed, and all rows of it with this one.
     """
 
     kind: FailureKind
@@ -167,6 +168,7 @@ class RemoteFailure:
     message: str = ""
     traceback_text: str = ""
     info: Any = None
+    of_batch: bool = False
 
     @classmethod
     def from_exception(

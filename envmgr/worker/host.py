@@ -10,11 +10,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from envmgr.types import EnvFactory
 from envmgr.wire.hosts import HostSettings
 from envmgr.wire.messages import FailureKind, Message, Op, RemoteFailure
+from envmgr.worker.batches import RunningBatch
 from envmgr.worker.hosted_env import HostedEnv
 from envmgr.worker.posted import PostedSteps
 from envmgr.worker.running import Surroundings
@@ -64,6 +66,20 @@ class Host:
             env_id: HostedEnv(env_id, factory, given, memory, posted)
             for env_id, factory in factories.items()
         }
+        self._batches = [
+            RunningBatch(batch, factories[batch.first], given)
+            for batch in settings.batches
+            if batch.first in factories
+        ]
+        for rows in self._batches:
+            for i in rows.env_ids:
+                open_row = partial(rows.open_row, i)
+                self._envs[i] = HostedEnv(i, open_row, given, memory, posted, rows.run_row)
+
+    @property
+    def has_steps(self) -> bool:
+        """Whether a step of a batched env is among what waits."""
+        return any(rows.has_steps for rows in self._batches)
 
     def handle(self, message: Message) -> None:
         """Run one request and send its replies."""

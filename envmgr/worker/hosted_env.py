@@ -43,6 +43,7 @@ class HostedEnv:
         memory: opens the shared memory when observations are placed in it.
         posted: the host's posted steps, which the env takes part in when its placement has a
             block; None where there are none.
+        run: returns what takes the steps of an env that was built.
 
     Attributes:
         env_id: the env's id.
@@ -55,6 +56,7 @@ class HostedEnv:
         given: Surroundings,
         memory: Callable[[int], Any],
         posted: PostedSteps | None = None,
+        run: Callable[[Any, Surroundings], RunningEnv] = RunningEnv,
     ) -> None:
         self.env_id = env_id
         self._factory = factory
@@ -62,6 +64,7 @@ class HostedEnv:
         self._messages = given.messages
         self._memory = memory
         self._posted = posted
+        self._run = run
         self._running: RunningEnv | None = None
 
     @property
@@ -86,7 +89,7 @@ class HostedEnv:
             during = {Op.STEP: "step", Op.RESET: "reset"}.get(Op(op), "call")
             self._refuse(message, during, "there is no env")
         elif op == Op.STEP:
-            running.take_step(self._messages, message, running.outcome, message.payload)
+            running.step(self._messages, message, message.payload)
         elif op == Op.RESET:
             running.reset(message)
         else:
@@ -100,7 +103,7 @@ class HostedEnv:
         self.close()
         try:
             env = adapt.as_base_env(self._factory(), self.env_id)
-            self._running = running = RunningEnv(env, self._given)
+            self._running = running = self._run(env, self._given)
             return self._hello(message, running)
         except BaseException as error:  # whatever the env's code may raise, SystemExit included
             return self._messages.raised(message, error, "construction")

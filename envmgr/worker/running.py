@@ -120,7 +120,7 @@ class RunningEnv:
             outcome = outcome_of(argument)
             obs, reward, done, ending, info = outcome
             if info and is_abnormal(info):
-                return self._fail_abnormal(sink, key, info_of(ending, info))
+                return self.fail_abnormal(sink, key, info_of(ending, info))
             if type(reward) is not float or self.refuses_non_finite:
                 check_reward(reward, refuse_non_finite=self.refuses_non_finite)
             if done:
@@ -136,12 +136,17 @@ class RunningEnv:
         self.order_reset(sink, key)
         return True
 
+    def step(self, sink: MessageSink, key: Any, action: Any) -> bool:
+        """Take an action, as `take_step`."""
+        return self.take_step(sink, key, self.outcome, action)
+
     def fail_step(self, sink: MessageSink, key: Any, error: BaseException) -> bool:
         """Report that a step has raised; as `take_step`."""
         self._messages.send(sink.raised(key, error, "step"))
         return False
 
-    def _fail_abnormal(self, sink: MessageSink, key: Any, info: Any) -> bool:
+    def fail_abnormal(self, sink: MessageSink, key: Any, info: Any) -> bool:
+        """Report that the env has called its step abnormal; as `take_step`."""
         failure = RemoteFailure(FailureKind.ABNORMAL, "step", info=info)
         self._messages.send(sink.failed(key, failure))
         return False
@@ -172,9 +177,10 @@ class RunningEnv:
             sink: answers.
             key: the request that this is the reply to, or a part of it.
         """
-        self._given.postpone(partial(self._begin_episode, sink, key))
+        self._given.postpone(partial(self.begin_episode, sink, key))
 
-    def _begin_episode(self, sink: MessageSink, key: Any) -> None:
+    def begin_episode(self, sink: MessageSink, key: Any) -> None:
+        """Run a reset that was ordered, and answer it; nothing if the env was closed since."""
         if not self._is_closed:
             sink.announce(key)
             self._answer(sink, key, self._begin(sink, key))

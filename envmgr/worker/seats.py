@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -46,10 +47,7 @@ class Seat:
 
 def seat_of(running: RunningEnv, sink: BlockSink) -> Seat:
     """Return the seat of an env, whose writer is attached."""
-    take_step, outcome = running.take_step, running.outcome
-    step = _shortcut(running, sink) or (
-        lambda token, action: take_step(sink, token, outcome, action)
-    )
+    step = _shortcut(running, sink) or partial(running.step, sink)
     return Seat(sink, step, running.order_reset, isinstance(running.env, GymnasiumEnv))
 
 

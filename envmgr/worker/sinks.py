@@ -9,6 +9,7 @@ This module imports nothing of managers, torch or treetensor.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from envmgr.env.contract import Outcome, info_of
@@ -80,9 +81,17 @@ class MessageSink:
             failure = RemoteFailure(failure.kind, failure.during, message=text)
             return self.reply(key, Op.FAILED, failure)
 
-    def raised(self, key: Any, error: BaseException, during: str) -> Any:
-        """Return an encoded FAILED that reports an exception; raise it if it is not the env's."""
-        return self.failed(key, self.failure_of(error, during))
+    def raised(self, key: Any, error: BaseException, during: str, *, of_batch: bool = False) -> Any:
+        """Return an encoded FAILED that reports an exception; raise it if it is not the env's.
+
+        Args:
+            key: the request.
+            error: the exception.
+            during: as in `RemoteFailure`.
+            of_batch: likewise.
+        """
+        failure = self.failure_of(error, during)
+        return self.failed(key, replace(failure, of_batch=of_batch) if of_batch else failure)
 
     def failure_of(self, error: BaseException, during: str) -> RemoteFailure:
         """Return what is reported of an exception of env code; raise it if it is not the env's."""

@@ -1,0 +1,358 @@
+"""A batched env in its host: who is stepped with whom, and what becomes of each row."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from gymnasium.spaces import Discrete
+
+from envmgr.env import adapt
+from envmgr.env.batched import Batch, BatchedEnv, BatchedEnvSpec, batches_of
+from envmgr.errors import ConfigError
+from envmgr.spaces import codec_of
+from envmgr.wire.arenas import arena_arrays, places_for, plan_placements
+from envmgr.wire.block import DONE, PLACE_BITS, RING_ONCE, Block, BlockPlan, posting_of, token_of
+from envmgr.wire.hosts import HostSettings
+from envmgr.wire.messages import AfterStep, EpisodePlan, FailureKind, Message, Op, ResetOrder
+from envmgr.worker.host import Host
+from envmgr.worker.posted import PostedSteps
+from tests.batched import Do, ScriptedBatch
+
+PLAN = EpisodePlan(True, float("inf"), {"hard": 1})
+WAITING = PLAN._replace(auto_reset=False)
+both_routes = pytest.mark.parametrize("in_block", [False, True], ids=["message", "block"])
+
+
+class Rig:
+    """A host of one batched env, built and reset; the test is the parent."""
+
+    def __init__(
+        self,
+        size: int = 4,
+        *,
+        in_block: bool = True,
+        partial_steps: bool = True,
+        plan: EpisodePlan = PLAN,
+        build: Callable[[int], Any] = ScriptedBatch,
+        **settings: Any,
+    ) -> None:
+        self.size, self.in_block, self.plan = size, in_block, plan
+        actions, layout = codec_of(Discrete(32)).layout, codec_of(ScriptedBatch.observation_space)
+        assert actions is not None
+        block_plan = BlockPlan(size, 1, actions)
+        placements, nbytes = plan_placements(
+            [layout.layout] * size, places_for(True), block_plan.nbytes
+        )
+        self.placements = [dataclasses.replace(p, block=block_plan) for p in placements if p]
+        self.memory = bytearray(nbytes)
+        self.block = Block(self.memory, block_plan)
+        self.arena = arena_arrays(self.memory, self.placements[0])[0]
+        self.posted = PostedSteps(0, lambda: None, timed=False)
+        self.built: list[Any] = []
+        self.sent: list[Message] = []
+        spec = BatchedEnvSpec(lambda: self._build(build), size, partial_steps)
+        self.host = Host(
+            dict.fromkeys(range(size), spec),
+            HostSettings(batches=batches_of([spec] * size), **settings),
+            encode=lambda message: message,
+            send=self.sent.append,
+            memory=lambda n: self.memory,
+            posted=self.posted if in_block else None,
+        )
+        self.request_id = 0
+        for env_id in range(size):
+            self.ask(Op.HELLO, env_id)
+        if self.built and isinstance(self.built[0], ScriptedBatch):
+            self.reset(*range(size))
+            self.env.log.clear()
+
+    def _build(self, build: Callable[[int], Any]) -> Any:
+        self.built.append(build(self.size))
+        return self.built[-1]
+
+    @property
+    def env(self) -> ScriptedBatch:
+        env: ScriptedBatch = self.built[-1]
+        return env
+
+    def ask(self, op: Op, env_id: int, payload: Any = None) -> None:
+        """Send a request."""
+        if op == Op.RESET and self.in_block:
+            self.host.handle(Message(Op.ATTACH, env_id, 0, 0, self.placements[env_id]))
+        self.request_id += 1
+        self.host.handle(Message(op, env_id, 0, self.request_id, payload))
+
+    def reset(self, *env_ids: int, seed: int | None = None) -> list[tuple[int, Op]]:
+        """Reset rows by message, together; row i with `seed + i`."""
+        self.sent.clear()
+        for i in env_ids:
+            order = ResetOrder({"x": i}, None if seed is None else seed + i, None, self.plan)
+            self.ask(Op.RESET, i, order)
+        return self.later()
+
+    def step(self, actions: dict[int, int]) -> list[tuple[int, Op]]:
+        """Have rows take steps; return what was said of which at once, in the block too."""
+        self.sent.clear()
+        if not self.in_block:
+            for env_id, action in actions.items():
+                self.ask(Op.STEP, env_id, action)
+            return self.said()
+        self.request_id += 1
+        for env_id, action in actions.items():
+            self.block.actions[0][env_id] = action
+            self.block.requests[env_id] = token_of(0, self.request_id)
+        self.block.posted[0] = posting_of(self.request_id, RING_ONCE)
+        self.posted.run(None)
+        replied = np.flatnonzero(self.block.replies == token_of(0, self.request_id)).tolist()
+        return [*((i, Op.STEPPED) for i in replied), *self.said()]
+
+    def later(self) -> list[tuple[int, Op]]:
+        """Run what was postponed; return what was said."""
+        before = self.block.resets.copy(), self.block.replies.copy()
+        self.sent.clear()
+        self.host.run_resets(len(self.host.resets))
+        new = zip(before, (self.block.resets, self.block.replies), strict=True)
+        resets, replies = (np.flatnonzero(old != now).tolist() for old, now in new)
+        in_block = [(i, Op.STEPPED) for i in replies] + [(i, Op.RESET_DONE) for i in resets]
+        return in_block + self.said()
+
+    def said(self) -> list[tuple[int, Op]]:
+        return [(message.env_id, Op(message.op)) for message in self.sent]
+
+    def observed(self, env_id: int, *, of_reset: bool = False) -> list[float]:
+        """Return the observation that a row's latest reply is about."""
+        if not self.in_block:
+            (message,) = (m for m in self.sent if m.env_id == env_id)
+            (obs,) = message.payload[0]
+            return list(obs.tolist())
+        flags = self.block.reset_flags if of_reset else self.block.flags
+        return list(self.arena[int(flags[env_id]) & PLACE_BITS, env_id].tolist())
+
+
+def stepped(*env_ids: int) -> list[tuple[int, Op]]:
+    return [(env_id, Op.STEPPED) for env_id in env_ids]
+
+
+def begun(*env_ids: int) -> list[tuple[int, Op]]:
+    return [(env_id, Op.RESET_DONE) for env_id in env_ids]
+
+
+def test_a_batch_is_built_once_and_closed_with_its_last_row() -> None:
+    rig = Rig(3)
+    assert len(rig.built) == 1
+    rig.ask(Op.RELEASE, 1)
+    assert rig.env.closed == 0
+    rig.ask(Op.RENEW, 1)
+    assert len(rig.built) == 1
+    rig.host.close()
+    assert rig.env.closed == 1
+
+
+@both_routes
+def test_rows_are_reset_together_each_with_its_seed_and_params(in_block: bool) -> None:
+    rig = Rig(3, in_block=in_block)
+    assert rig.reset(0, 2, seed=40) == begun(0, 2)
+    assert rig.env.log == [("reset", [0, 2], [40, 42])]
+    assert rig.env.params == [{"x": 0}, {"x": 2}]
+    assert [m.payload[1] for m in rig.sent] == [{"first_of": 0}, {"first_of": 2}]
+
+
+@both_routes
+def test_rows_are_stepped_together_and_answered_each(in_block: bool) -> None:
+    rig = Rig(3, in_block=in_block)
+    assert rig.step({0: 5, 1: 6, 2: 7}) == stepped(0, 1, 2)
+    assert rig.env.log == [("step", [0, 1, 2], [5, 6, 7])]
+    assert [rig.observed(i)[::4] for i in range(3)] == [[0, 5], [1, 6], [2, 7]]
+    assert rig.later() == []
+
+
+@both_routes
+def test_some_rows_are_stepped_after_what_has_come_meanwhile(in_block: bool) -> None:
+    rig = Rig(4, in_block=in_block)
+    assert rig.step({1: 5}) == []
+    assert rig.step({3: 6}) == []
+    assert rig.host.has_steps
+    assert rig.later() == stepped(1, 3)
+    assert rig.env.log == [("step", [1, 3], [5, 6])]
+    assert not rig.host.has_steps
+
+
+@both_routes
+def test_an_env_that_steps_all_of_its_rows_waits_for_them(in_block: bool) -> None:
+    rig = Rig(3, in_block=in_block, partial_steps=False)
+    assert rig.step({0: 1, 1: 2}) == []
+    assert not rig.host.resets
+    assert rig.step({2: 3}) == (stepped(2) if in_block else stepped(0, 1, 2))
+    assert rig.env.log == [("step", [0, 1, 2], [1, 2, 3])]
+
+
+@both_routes
+def test_an_ended_row_is_reset_alone_and_not_waited_for(in_block: bool) -> None:
+    rig = Rig(3, in_block=in_block, partial_steps=False)
+    assert rig.step({0: 1, 1: Do.END, 2: 1}) == stepped(0, 1, 2)
+    if in_block:
+        assert [bool(flags & DONE) for flags in rig.block.flags] == [False, True, False]
+    else:
+        assert [m.payload[2:5:2] for m in rig.sent][1] == (True, AfterStep.RESETS)
+    assert rig.step({0: 1, 2: 1}) == stepped(0, 2)
+    assert rig.later() == begun(1)
+    assert rig.observed(1, of_reset=True)[2:] == [2, 0, 0]
+    assert rig.step({0: 1, 2: 1}) == []
+    assert rig.step({1: 9}) == (stepped(1) if in_block else stepped(0, 1, 2))
+    assert [entry[:2] for entry in rig.env.log] == [
+        ("step", [0, 1, 2]),
+        ("step", [0, 2]),
+        ("reset", [1]),
+        ("step", [0, 1, 2]),
+    ]
+
+
+def test_rows_that_end_together_are_reset_together() -> None:
+    rig = Rig(3)
+    rig.step({0: Do.END, 1: 1, 2: Do.END})
+    assert rig.later() == begun(0, 2)
+    assert rig.env.log[1] == ("reset", [0, 2], [None, None])
+    assert rig.env.params == [{"hard": 1}, {"hard": 1}]
+
+
+def test_ended_rows_are_left_where_nobody_wants_a_reset() -> None:
+    rig = Rig(2, partial_steps=False, plan=WAITING)
+    rig.step({0: Do.END, 1: 1})
+    assert rig.later() == []
+    assert rig.step({1: 1}) == stepped(1)
+    rig.reset(0)
+    assert rig.step({1: 1}) == []
+
+
+def test_in_place_an_ended_row_begins_its_next_episode_within_the_step() -> None:
+    rig = Rig(2, partial_steps=False, plan=PLAN._replace(inplace=True))
+    assert rig.step({0: Do.END, 1: 1}) == stepped(0, 1)
+    assert (rig.block.resets[0], rig.later()) == (rig.block.replies[0], [])
+    assert rig.step({1: 1}) == []
+
+
+@pytest.mark.parametrize(
+    ("action", "kind", "text"),
+    [
+        (Do.RAISE, FailureKind.RAISED, "in the midst"),
+        (Do.SYS_EXIT, FailureKind.EXITED, "3"),
+        (Do.FEW_ROWS, FailureKind.PROTOCOL, "obs .* entry for each of 3 rows, it has 2"),
+    ],
+)
+@both_routes
+def test_what_the_whole_env_does_is_reported_once_for_all_rows(
+    in_block: bool, action: Do, kind: FailureKind, text: str
+) -> None:
+    rig = Rig(3, in_block=in_block)
+    assert rig.step({0: 1, 1: action, 2: 1}) == [(0, Op.FAILED)]
+    (failure,) = (message.payload for message in rig.sent)
+    assert (failure.kind, failure.during, failure.of_batch) == (kind, "step", True)
+    assert re.search(text, failure.message)
+
+
+@pytest.mark.parametrize("action", [Do.BAD_ROW, Do.ABNORMAL])
+@both_routes
+def test_what_one_row_gives_is_that_rows_affair(in_block: bool, action: Do) -> None:
+    rig = Rig(3, in_block=in_block, partial_steps=False)
+    assert sorted(rig.step({0: 1, 1: action, 2: 1})) == sorted([*stepped(0, 2), (1, Op.FAILED)])
+    (failure,) = (m.payload for m in rig.sent if m.op == Op.FAILED)
+    assert not failure.of_batch
+    assert rig.step({0: 1, 2: 1}) == stepped(0, 2)
+
+
+@both_routes
+def test_a_reset_that_raises_is_reported_for_each_row(in_block: bool) -> None:
+    rig = Rig(3, in_block=in_block)
+    rig.step({0: Do.END_THEN_RAISE, 1: 1, 2: Do.END})
+    assert rig.later() == [(0, Op.FAILED), (2, Op.FAILED)]
+    assert "rows [0] cannot be reset" in rig.sent[1].payload.message
+    assert not rig.sent[0].payload.of_batch
+    assert rig.reset(0, 2) == begun(0, 2)
+
+
+def test_what_passes_through_is_not_reported() -> None:
+    rig = Rig(2, propagate=(KeyboardInterrupt,))
+    with pytest.raises(KeyboardInterrupt):
+        rig.step({0: 1, 1: Do.INTERRUPT})
+    assert rig.posted.interrupted in (0, 1)
+    assert rig.said() == []
+
+
+def test_an_env_that_cannot_be_built_fails_all_rows() -> None:
+    def build(size: int) -> Any:
+        raise OSError("no device")
+
+    rig = Rig(2, build=build)
+    assert rig.said() == [(0, Op.FAILED), (1, Op.FAILED)]
+
+
+def test_a_spec_that_builds_something_else_says_so() -> None:
+    rig = Rig(2, build=lambda size: object())
+    assert "returned a value of type object, not a BatchedEnv" in rig.sent[0].payload.message
+
+
+def test_calls_and_attributes_are_about_a_row() -> None:
+    rig = Rig(2)
+    rig.sent.clear()
+    rig.ask(Op.CALL, 1, ("double", (4,)))
+    rig.ask(Op.SET_ATTR, 0, ("colour", "red"))
+    rig.ask(Op.GET_ATTR, 0, "colour")
+    rig.ask(Op.GET_ATTR, 1, "double")
+    rig.ask(Op.SET_ATTR, 0, ("size", 3))
+    rig.ask(Op.CALL, 0, ("render", ()))
+    results = [message.payload for message in rig.sent]
+    assert results[:2] == [[1, 8], None]
+    assert (results[2].value, results[3].is_method) == ("red", True)
+    assert "rows share one object" in results[4].message
+    assert "cannot render" in results[5].message
+
+
+def test_a_function_may_step_a_row_alone() -> None:
+    rig = Rig(2)
+    rig.sent.clear()
+    rig.ask(Op.APPLY, 1, (lambda applied: applied.outcome(8)[0].tolist()[4], ()))
+    assert rig.sent[0].payload == 8
+    assert rig.env.log == [("step", [1], [8])]
+
+
+def test_a_batch_of_one_row_is_stepped_at_once() -> None:
+    rig = Rig(1, partial_steps=False)
+    assert rig.step({0: Do.END}) == stepped(0)
+    assert rig.later() == begun(0)
+
+
+# -- which env_ids are rows ---------------------------------------------------------------------
+
+
+def test_the_rows_of_a_batch_are_neighbours() -> None:
+    two, three = (BatchedEnvSpec(lambda: ScriptedBatch(1), n) for n in (2, 3))
+    assert batches_of([two, two, object, three, three, three, two, two]) == (
+        Batch(0, 2, False),
+        Batch(3, 3, False),
+        Batch(6, 2, False),
+    )
+    assert batches_of([object]) == ()
+
+
+@pytest.mark.parametrize("n_rows", [1, 3])
+def test_a_batch_that_lacks_rows_is_refused(n_rows: int) -> None:
+    spec = BatchedEnvSpec(lambda: ScriptedBatch(2), 2)
+    with pytest.raises(ConfigError, match=f"2 rows from env {n_rows - 1} on, .* for 1 envs"):
+        batches_of([spec] * n_rows)
+
+
+@pytest.mark.parametrize(("build", "size"), [("x", 2), (ScriptedBatch, 0), (ScriptedBatch, True)])
+def test_a_spec_of_no_use_is_refused(build: Any, size: Any) -> None:
+    with pytest.raises(ConfigError, match="BatchedEnvSpec"):
+        BatchedEnvSpec(build, size)
+
+
+def test_a_plain_factory_of_a_batched_env_is_told_what_to_do() -> None:
+    with pytest.raises(adapt.EnvContractError, match="wrap its factory in a BatchedEnvSpec"):
+        adapt.as_base_env(ScriptedBatch(2), 0)
+    assert isinstance(ScriptedBatch(2), BatchedEnv)
