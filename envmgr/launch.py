@@ -250,7 +250,10 @@ def with_batches(config: ManagerConfig, factories: Sequence[EnvFactory]) -> Mana
             f"manager.num_workers is {asked}, but the rows of a batched env share a worker, and "
             f"with that env_fn names {n_units} envs. Give 1 to {n_units}, or null."
         )
-    return replace(config, num_workers=asked or n_units)
+    # Rows that are stepped together wait for each other's resets in any case.
+    together = not all(batch.partial_steps for batch in batches)
+    inplace = config.reset_inplace or (together and config.auto_reset)
+    return replace(config, num_workers=asked or n_units, reset_inplace=inplace)
 
 
 def build_envs(engine: Engine, config: ManagerConfig) -> None:

@@ -313,10 +313,11 @@ class FakeTransport(Transport):
         *,
         message: str = "boom",
         info: Any = None,
+        of_batch: bool = False,
         after_s: float = 0.0,
     ) -> None:
         """Have the newest host of an env report a failure in its newest request."""
-        failure = RemoteFailure(kind, during, "RuntimeError", message, info=info)
+        failure = RemoteFailure(kind, during, "RuntimeError", message, "", info, of_batch)
         self.reply(env_id, Op.FAILED, failure, after_s)
 
     def die(self, env_id: int, exit_status: int | None = KILLED, after_s: float = 0.0) -> None:

@@ -6,6 +6,7 @@ Steps travel by message, or through the block: `over_routes` runs a module's tes
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -22,6 +23,7 @@ from envmgr.core import (
 )
 from envmgr.core.engine import Engine
 from envmgr.core.gather import Gather
+from envmgr.env.batched import Batch
 from envmgr.errors import EnvFailure
 from envmgr.lifecycle import EnvState
 from envmgr.policy import Deadlines, FailurePolicy
@@ -60,6 +62,7 @@ class Rig:
         kill_takes_s: see `FakeTransport`.
         num_workers: hosts that share the envs; None: one for each.
         spare_num: spares besides them.
+        batches: which of the envs are rows of batched envs.
         **rules: of episodes: fields of `EpisodeRules`.
     """
 
@@ -75,6 +78,7 @@ class Rig:
         kill_takes_s: float | None = 0.0,
         num_workers: int | None = None,
         spare_num: int = 0,
+        batches: tuple[Batch, ...] = (),
         **rules: Any,
     ) -> None:
         self.clock = FakeClock()
@@ -90,7 +94,7 @@ class Rig:
         self.hosts = Hosts(
             self.transport,
             [lambda: None] * (env_num + spare_num),
-            NO_SETTINGS,
+            replace(NO_SETTINGS, batches=batches),
             deadlines or Deadlines(),
             self.clock,
             num_workers=num_workers,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from typing import Any
 
+from envmgr.core import failures
 from envmgr.core.episodes import Episodes
 from envmgr.core.hosts import Hosts
 from envmgr.core.orientation import Orientation
@@ -116,6 +117,10 @@ class Answers:
             return
         slot.obs = obs
         self._episodes.begun(slot, info)
+        together = self._record.together
+        failure = None if together is None else together.doomed_with(slot.env_id)
+        if failure is not None:  # nobody has seen this episode: it begins again with the others'
+            slot.doomed, slot.fresh = failures.of_neighbour(slot, failure), (obs, info)
 
     def _kept(self, spare: EnvSlot, payload: Any) -> None:
         if payload is not None or self._spares is None:

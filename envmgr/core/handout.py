@@ -103,12 +103,12 @@ class Handout:
     def arrived_ids(self) -> list[int]:
         """Return the envs whose timesteps can be handed out, ascending."""
         record = self._record
-        others = [env_id for env_id in record.undelivered if env_id not in record.held]
-        if self._block is None:
-            return sorted(others)
-        replied = record.answered(self._block.replies, _POSTED)
-        found: list[int] = replied.nonzero()[0].tolist()
-        return sorted(found + others) if others else found
+        found = [env_id for env_id in record.undelivered if env_id not in record.held]
+        if self._block is not None:
+            replied: list[int] = record.answered(self._block.replies, _POSTED).nonzero()[0].tolist()
+            found = replied + found if found else replied
+        found.sort()
+        return found if record.together is None else record.together.complete(found)
 
     def finds_malformed(self) -> bool:
         """Whether a reply in the block is malformed; its env is `left`, others are awaited still.
@@ -126,8 +126,12 @@ class Handout:
         )
 
     def any_goes_on(self, env_ids: Sequence[int]) -> bool:
-        """Whether one of these envs, whose timesteps have arrived, has not ended its episode."""
-        return any(not self._is_end(env_id) for env_id in env_ids)
+        """Whether one of these envs, whose timesteps have arrived, is ready when it has its own."""
+        together = self._record.together
+        return any(
+            not self._is_end(env_id) and (together is None or together.goes_on(env_id))
+            for env_id in env_ids
+        )
 
     def _is_end(self, env_id: int) -> bool:
         timestep = self._record.undelivered.get(env_id)

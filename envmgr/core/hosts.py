@@ -11,6 +11,7 @@ from envmgr.core.groups import HostGroup, host_groups
 from envmgr.core.limits import Limits
 from envmgr.core.phases import Change, Phase
 from envmgr.core.slots import NEVER, EnvSlot, Next, Record
+from envmgr.core.together import Together
 from envmgr.policy import Deadlines
 from envmgr.transport.base import Transport
 from envmgr.types import Clock, EnvFactory
@@ -68,6 +69,8 @@ class Hosts:
         for batch in settings.batches:
             for env_id in batch.env_ids:
                 self.slots[env_id].batch = batch
+        if lockstep := [batch for batch in settings.batches if not batch.partial_steps]:
+            self.record.together = Together(self.record, lockstep)
         self.groups = host_groups(self.slots, num_workers)
         self._factories = factories
         self._settings = settings

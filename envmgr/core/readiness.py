@@ -5,15 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from envmgr.core.engine import Engine
-from envmgr.core.phases import Phase
-from envmgr.core.slots import EnvSlot, Next
 from envmgr.core.supervisor import Supervisor
 from envmgr.errors import AllEnvsFailedError, NothingReadyError
 from envmgr.lifecycle import EnvState
-
-_COMING = frozenset(
-    (Phase.STARTING, Phase.RESETTING, Phase.CANCELLING, Phase.PAUSING, Phase.ENDING)
-)
 
 
 def await_one_ready(engine: Engine, supervisor: Supervisor) -> bool:
@@ -31,7 +25,7 @@ def await_one_ready(engine: Engine, supervisor: Supervisor) -> bool:
         return repair.fatal is not None or any(record.is_ready(slot.env_id) for slot in slots)
 
     def hopeless() -> bool:
-        return not any(_is_coming(slot) for slot in slots if not slot.owed)
+        return not any(record.is_coming(slot.env_id) for slot in slots if not slot.owed)
 
     engine.wait_until(lambda: settled() or hopeless(), doing="ready_obs")
     if settled():
@@ -45,8 +39,7 @@ def await_all_ready(engine: Engine, supervisor: Supervisor, env_ids: Sequence[in
     repair, record = supervisor.repair, supervisor.record
 
     def hopeless() -> bool:
-        slots = (supervisor.slots[i] for i in env_ids)
-        return not all(_is_coming(slot) for slot in slots if not record.is_ready(slot.env_id))
+        return not all(record.is_coming(i) for i in env_ids if not record.is_ready(i))
 
     engine.wait_until(
         lambda: repair.fatal is not None or supervisor.are_ready(env_ids) or hopeless(),
@@ -68,18 +61,6 @@ def refuse_unready(supervisor: Supervisor, env_ids: Sequence[int]) -> None:
         raise NothingReadyError(f"envs {missing} do not become ready: they are in {states}")
 
 
-def _is_coming(slot: EnvSlot) -> bool:
-    """Whether an env will be ready without anybody doing anything."""
-    return slot.attended and _is_under_way(slot)
-
-
-def _is_under_way(slot: EnvSlot) -> bool:
-    """Whether an env is being reset or repaired, and not given up."""
-    if slot.phase in (Phase.ENDING, Phase.PAUSING) and slot.following is Next.NOTHING:
-        return False
-    return slot.phase in _COMING
-
-
 def _refuse_to_wait(supervisor: Supervisor) -> None:
     """Say why nothing can become ready; return if all envs are done.
 
@@ -96,7 +77,7 @@ def _refuse_to_wait(supervisor: Supervisor) -> None:
     waiting = [  # some of them may still be under repair after a failure
         slot.env_id
         for slot, state in zip(supervisor.slots, states, strict=True)
-        if state is EnvState.NEED_RESET or _is_under_way(slot)
+        if state is EnvState.NEED_RESET or slot.is_under_way
     ]
     if waiting:
         raise NothingReadyError(

@@ -65,6 +65,8 @@ def prepared_steps(
                 f"the action of env {env_id} is refused: {reason}. Nothing was sent to any env."
             )
         checked.append((slot, action))
+    if record.together is not None:
+        _refuse_without(record.together.missing([slot.env_id for slot, _ in checked]))
     if len({slot.env_id for slot, _ in checked}) != len(checked):  # 1 and True, say
         raise ActionError(f"the actions name an env twice: {short_text([*actions])}")
     try:
@@ -73,6 +75,20 @@ def prepared_steps(
         raise ActionError(
             f"an action cannot be sent to its env: {error}. Nothing was sent to any env."
         ) from error
+
+
+def _refuse_without(missing: Sequence[int]) -> None:
+    """Refuse actions of a batched env that lack those of some of its rows.
+
+    Raises:
+        EnvNotReadyError: there are such.
+    """
+    if missing:
+        raise EnvNotReadyError(
+            f"envs {list(missing)} were sent no action, but they are stepped together with envs "
+            "that were: all rows of a batched env take one in the same call, unless its "
+            "BatchedEnvSpec says partial_steps. Nothing was sent to any env."
+        )
 
 
 def _refusal(check: ActionCheck, action: Any) -> str | None:

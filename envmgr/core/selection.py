@@ -118,6 +118,9 @@ class Selection:
             return False
         if doomed and not doomed.keys().isdisjoint(ids):
             return False
+        together = record.together
+        if together is not None and not together.may_be_stepped(ids):
+            return False
         phases, states = record.phases.column, record.states.column
         if self.is_slice:
             return bool(phases[rows] == self.idle and states[rows] == self.run)

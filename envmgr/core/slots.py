@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from envmgr.core.observed import Observed
 from envmgr.core.phases import Phase, PhaseTable
+from envmgr.core.together import Together
 from envmgr.env.batched import Batch
 from envmgr.errors import EnvFailure
 from envmgr.lifecycle import EnvState, StateTable
@@ -27,6 +28,9 @@ if TYPE_CHECKING:  # a group has envs, and each of them knows its group
     from envmgr.core.groups import HostGroup
 
 NEVER = math.inf
+
+_ENDS = frozenset((Phase.ENDING, Phase.PAUSING))
+_COMING = frozenset((Phase.STARTING, Phase.RESETTING, Phase.CANCELLING, *_ENDS))
 
 
 class Next(str, Enum):
@@ -72,6 +76,7 @@ class Record:
         doomed: envs whose host died while they were ready, and with what failure: their next action
             gets an abnormal timestep.
         unexecuted: those of them that were sent that action, and whose timestep is still to come.
+        together: says which envs are ready only together; None if none are.
         slots: all else, by env_id.
     """
 
@@ -88,6 +93,7 @@ class Record:
         self.held: set[int] = set()
         self.doomed: dict[int, EnvFailure] = {}
         self.unexecuted: set[int] = set()
+        self.together: Together | None = None
         self.slots = [EnvSlot(i, self, is_spare=i >= env_num) for i in range(count)]
         self._all_idle = bytes([Phase.IDLE]) * env_num
         self._all_run = bytes([EnvState.RUN]) * env_num
@@ -125,7 +131,15 @@ class Record:
 
     def is_ready(self, env_id: int) -> bool:
         """Return whether an env takes an action now."""
-        return self.states.column[env_id] == EnvState.RUN and not self.owes(env_id)
+        if self.states.column[env_id] != EnvState.RUN or self.owes(env_id):
+            return False
+        return self.together is None or self.together.is_settled(env_id)
+
+    def is_coming(self, env_id: int) -> bool:
+        """Return whether an env that is not ready will be without anybody doing anything."""
+        if self.slots[env_id].is_coming:
+            return True
+        return self.together is not None and self.together.is_coming(env_id)
 
     def owes(self, env_id: int) -> bool:
         """Return whether an env owes a timestep: an action was accepted, and it is undelivered."""
@@ -145,7 +159,8 @@ class Record:
         """Return the envs that take an action now, ascending."""
         if self.are_all_ready:
             return list(range(self.env_num))
-        return [i for i in self.states.ids_in(EnvState.RUN) if not self.owes(i)]
+        ready = [i for i in self.states.ids_in(EnvState.RUN) if not self.owes(i)]
+        return ready if self.together is None else self.together.settled(ready)
 
     @property
     def is_executing(self) -> bool:
@@ -250,6 +265,19 @@ class EnvSlot:
         if phase is Phase.ENDING:
             return self.following is Next.NOTHING
         return phase is Phase.IDLE and self.host_id is None
+
+    @property
+    def is_coming(self) -> bool:
+        """Whether it will be in an episode without anybody doing anything."""
+        return self.attended and self.is_under_way
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether it is being reset or repaired, and not given up."""
+        phase = self.phase
+        if phase in _ENDS and self.following is Next.NOTHING:
+            return False
+        return phase in _COMING
 
     # -- what is in the columns ---------------------------------------------------------------
 

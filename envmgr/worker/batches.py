@@ -153,6 +153,11 @@ class RunningBatch:
         except BaseException as error:  # whatever the env's code may raise, SystemExit included
             self._given.messages.send(first.sink.raised(first.key, error, "step", of_batch=True))
             return False
+        ended = [
+            steps[row].running for row, outcome in zip(rows, outcomes, strict=True) if outcome[2]
+        ]
+        if inplace := [running for running in ended if running.resets_inplace]:
+            self._begin([row.env for row in inplace], [row.plan.params for row in inplace])
         for row, outcome in zip(rows, outcomes, strict=True):
             running, sink, key, _ = steps[row]
             running.env.is_in_episode = not outcome[2]
@@ -164,16 +169,21 @@ class RunningBatch:
         rows = sorted(resets)
         first = resets[rows[0]]
         first.sink.announce(first.key)
-        seeds = [resets[row].env.seeds.due() for row in rows]
+        self._begin([resets[row].env for row in rows], [resets[row].params for row in rows])
+        for row in rows:
+            resets[row].answer()
+
+    def _begin(self, envs: Sequence[BatchRow], params: Sequence[dict[str, Any]]) -> None:
+        """Reset rows, so that each has what its own `reset` is to return or to raise."""
+        rows, seeds = [env.row for env in envs], [env.seeds.due() for env in envs]
         begun: Sequence[First | BaseException]
         try:
-            begun = reset_rows(self._built, rows, seeds, [resets[row].params for row in rows])
+            begun = reset_rows(self._built, rows, seeds, params)
         except BaseException as error:  # it is raised again, and reported, for each row
             pass_on(error, self._given.settings)
             begun = [error] * len(rows)
-        for row, what in zip(rows, begun, strict=True):
-            resets[row].env.first = what
-            resets[row].answer()
+        for env, first in zip(envs, begun, strict=True):
+            env.first = first
 
     @property
     def _built(self) -> BatchedEnv:

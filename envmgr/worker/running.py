@@ -99,6 +99,12 @@ class RunningEnv:
         except BaseException as error:  # the env is gone either way
             pass_on(error, self._given.settings)
 
+    @property
+    def resets_inplace(self) -> bool:
+        """Whether the step that ends this episode begins the next one, as far as is known."""
+        plan = self.plan
+        return plan.inplace and plan.auto_reset and self._episodes_left > 0
+
     # -- steps ------------------------------------------------------------------------------
 
     def take_step(
