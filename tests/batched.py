@@ -62,6 +62,7 @@ class ScriptedBatch(BatchedEnv):
         self._state = np.zeros((size, 5))
         self._state[:, 0] = range(size)
         self._state[:, 1] = -1
+        self._shown = self._state.copy()
 
     def reset(
         self,
@@ -80,7 +81,13 @@ class ScriptedBatch(BatchedEnv):
                 self._state[row, 1] = seed
             self._state[row, 2] += 1
             self._state[row, 3:] = 0
-        return self._state[list(rows)], [{"first_of": row} for row in rows]
+        return self._show(rows), [{"first_of": row} for row in rows]
+
+    def _show(self, rows: Sequence[int]) -> Any:
+        """Return the observations of rows in the array that each call uses again."""
+        self._shown[:] = -5
+        self._shown[: len(rows)] = self._state[list(rows)]
+        return self._shown[: len(rows)]
 
     def step(self, rows: Sequence[int], actions: Sequence[Any]) -> Any:
         self.log.append(("step", list(rows), [int(action) for action in actions]))
@@ -90,7 +97,7 @@ class ScriptedBatch(BatchedEnv):
             self._state[row, 3] += 1
             self._state[row, 4] = action
         self._breaks |= {row for row, action in told.items() if action == Do.END_THEN_RAISE}
-        obs: Any = self._state[list(rows)]
+        obs = self._show(rows)
         if Do.BAD_ROW in told.values():
             obs = [
                 row if told[i] != Do.BAD_ROW else "bad" for i, row in zip(rows, obs, strict=True)

@@ -5,6 +5,7 @@ This module imports nothing of managers, torch or treetensor.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -157,6 +158,7 @@ class RunningBatch:
             steps[row].running for row, outcome in zip(rows, outcomes, strict=True) if outcome[2]
         ]
         if inplace := [running for running in ended if running.resets_inplace]:
+            outcomes = [(copy.deepcopy(obs), *rest) for obs, *rest in outcomes]  # they may be views
             self._begin([row.env for row in inplace], [row.plan.params for row in inplace])
         for row, outcome in zip(rows, outcomes, strict=True):
             running, sink, key, _ = steps[row]
@@ -169,7 +171,8 @@ class RunningBatch:
         rows = sorted(resets)
         first = resets[rows[0]]
         first.sink.announce(first.key)
-        self._begin([resets[row].env for row in rows], [resets[row].params for row in rows])
+        if due := [reset for row in rows if (reset := resets[row]).env.first is None]:
+            self._begin([reset.env for reset in due], [reset.params for reset in due])
         for row in rows:
             resets[row].answer()
 
@@ -229,6 +232,7 @@ class RunningRow(RunningEnv):
     def reset(self, message: Message) -> None:
         """Have RESET be run later."""
         order: ResetOrder = message.payload
+        self.env.first = None  # what an episode was to begin with that is not begun
         if order.seed is not None:
             self.env.seed(order.seed, order.dynamic_seed)
         answer = partial(super().reset, message)

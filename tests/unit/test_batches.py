@@ -87,13 +87,20 @@ class Rig:
         self.request_id += 1
         self.host.handle(Message(op, env_id, 0, self.request_id, payload))
 
-    def reset(self, *env_ids: int, seed: int | None = None) -> list[tuple[int, Op]]:
+    def reset(
+        self, *env_ids: int, seed: int | None = None, dynamic_seed: bool | None = None
+    ) -> list[tuple[int, Op]]:
         """Reset rows by message, together; row i with `seed + i`."""
-        self.sent.clear()
-        for i in env_ids:
-            order = ResetOrder({"x": i}, None if seed is None else seed + i, None, self.plan)
-            self.ask(Op.RESET, i, order)
+        self.ask_resets(*env_ids, seed=seed, dynamic_seed=dynamic_seed)
         return self.later()
+
+    def ask_resets(
+        self, *env_ids: int, seed: int | None = None, dynamic_seed: bool | None = None
+    ) -> None:
+        """Send the requests of that."""
+        for i in env_ids:
+            given = None if seed is None else seed + i
+            self.ask(Op.RESET, i, ResetOrder({"x": i}, given, dynamic_seed, self.plan))
 
     def step(self, actions: dict[int, int]) -> list[tuple[int, Op]]:
         """Have rows take steps; return what was said of which at once, in the block too."""
@@ -120,6 +127,13 @@ class Rig:
         resets, replies = (np.flatnonzero(old != now).tolist() for old, now in new)
         in_block = [(i, Op.STEPPED) for i in replies] + [(i, Op.RESET_DONE) for i in resets]
         return in_block + self.said()
+
+    def running(self) -> int | None:
+        """Return who the host says is run."""
+        if self.in_block:
+            running = int(self.block.running[0]) - 1
+            return None if running < 0 else running
+        return next((m.env_id for m in reversed(self.sent) if m.op == Op.BEGAN), None)
 
     def said(self) -> list[tuple[int, Op]]:
         return [(message.env_id, Op(message.op)) for message in self.sent]
@@ -159,7 +173,22 @@ def test_rows_are_reset_together_each_with_its_seed_and_params(in_block: bool) -
     assert rig.reset(0, 2, seed=40) == begun(0, 2)
     assert rig.env.log == [("reset", [0, 2], [40, 42])]
     assert rig.env.params == [{"x": 0}, {"x": 2}]
-    assert [m.payload[1] for m in rig.sent] == [{"first_of": 0}, {"first_of": 2}]
+    if not in_block:
+        assert [m.payload[1] for m in rig.sent] == [{"first_of": 0}, {"first_of": 2}]
+
+
+@pytest.mark.parametrize(
+    ("dynamic_seed", "later"), [(None, [None, None]), (False, [40, 41]), (True, [1618817284, 7])]
+)
+def test_automatic_resets_are_seeded_as_those_of_gymnasium_envs(
+    dynamic_seed: bool | None, later: list[Any]
+) -> None:
+    rig = Rig(2)
+    rig.reset(0, 1, seed=40, dynamic_seed=dynamic_seed)
+    rig.step({0: Do.END, 1: Do.END})
+    rig.later()
+    seeds = rig.env.log[-1][2]
+    assert seeds == later or (dynamic_seed and seeds != [40, 41] and None not in seeds)
 
 
 @both_routes
@@ -273,6 +302,76 @@ def test_a_reset_that_raises_is_reported_for_each_row(in_block: bool) -> None:
     assert "rows [0] cannot be reset" in rig.sent[1].payload.message
     assert not rig.sent[0].payload.of_batch
     assert rig.reset(0, 2) == begun(0, 2)
+
+
+@both_routes
+def test_in_place_rows_that_end_together_are_reset_together(in_block: bool) -> None:
+    rig = Rig(3, in_block=in_block, plan=PLAN._replace(inplace=True, episodes_left=3))
+    said = rig.step({0: Do.END, 1: 1, 2: Do.END})
+    assert [rig.observed(i)[2:] for i in range(3)] == [[1, 1, Do.END], [1, 1, 1], [1, 1, Do.END]]
+    said += rig.later()
+    assert said == stepped(0, 1, 2) + ([] if in_block else begun(0, 2))
+    said = rig.step({0: Do.END, 1: 1, 2: Do.END_THEN_RAISE}) + rig.later()
+    assert {(i, op) for i, op in said if op == Op.FAILED} == {(0, Op.FAILED), (2, Op.FAILED)}
+    rig.reset(0, 2)
+    assert [entry[:2] for entry in rig.env.log] == [
+        ("step", [0, 1, 2]),
+        ("reset", [0, 2]),
+        ("step", [0, 1, 2]),
+        ("reset", [0, 2]),
+        ("reset", [0, 2]),
+    ]
+
+
+@both_routes
+def test_a_row_that_is_to_be_reset_is_not_waited_for(in_block: bool) -> None:
+    rig = Rig(4, in_block=in_block, partial_steps=False)
+    rig.step({0: 1})
+    rig.ask_resets(3)
+    rig.step({1: 1})
+    assert rig.later() == begun(3)
+    assert rig.env.log == [("reset", [3], [None])]
+    rig.ask_resets(2, 3)
+    rig.step({1: 2})
+    assert rig.env.log[1:] == [("step", [0, 1], [1, 2])]
+    rig.later()
+    rig.step({0: 1})
+    rig.ask_resets(3)
+    rig.step({1: 1, 2: 1})
+    assert rig.env.log[3:] == [("step", [0, 1, 2], [1, 1, 1])]
+
+
+@both_routes
+def test_who_is_run_is_said_before_the_env_is(in_block: bool) -> None:
+    seen: list[Any] = []
+
+    class Watching(ScriptedBatch):
+        def step(self, rows: Any, actions: Any) -> Any:
+            seen.append(rig.running())
+            return super().step(rows, actions)
+
+        def reset(self, rows: Any, seeds: Any, params: Any) -> Any:
+            if self.log:
+                seen.append(rig.running())
+            return super().reset(rows, seeds, params)
+
+    announced = frozenset((Op.STEP, Op.RESET))
+    rig = Rig(4, in_block=in_block, build=Watching, announced=announced)
+    rig.step({1: Do.END, 2: Do.END})
+    rig.later()
+    rig.step({0: Do.END, 3: Do.END})
+    rig.later()
+    rig.later()
+    assert seen == [1, 1, 0, 0]
+    assert rig.running() is None
+
+
+def test_what_passes_through_a_reset_is_not_reported() -> None:
+    rig = Rig(2, propagate=(RuntimeError,))
+    rig.step({0: Do.END_THEN_RAISE, 1: 1})
+    with pytest.raises(RuntimeError):
+        rig.later()
+    assert rig.said() == []
 
 
 def test_what_passes_through_is_not_reported() -> None:

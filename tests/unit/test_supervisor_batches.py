@@ -62,7 +62,7 @@ def test_hosts_are_told_who_is_a_row() -> None:
 @pytest.mark.parametrize("kind", [FailureKind.RAISED, FailureKind.PROTOCOL, FailureKind.EXITED])
 def test_what_the_whole_env_does_takes_all_rows_and_is_charged_once(kind: FailureKind) -> None:
     rig = rows(PARTIAL, policy=FailurePolicy(max_failures=1))
-    rig.send({0: "a", 2: "b"})
+    rig.send({0: 1, 2: 2})
     rig.fail(0, kind=kind, of_batch=True)
     delivered = rig.deliver()
     assert [timestep.info["abnormal"] for timestep in delivered.values()] == [True, True]
@@ -78,7 +78,7 @@ def test_what_the_whole_env_does_takes_all_rows_and_is_charged_once(kind: Failur
 
 def test_a_failure_of_one_row_is_repaired_in_its_env() -> None:
     rig = rows(PARTIAL)
-    rig.send({0: "a", 1: "b"})
+    rig.send({0: 1, 1: 2})
     rig.fail(0, kind=FailureKind.PROTOCOL)
     assert isinstance(rig.deliver(0)[0].info["error"], EnvProtocolError)
     assert rig.slot(1).phase is Phase.STEPPING
@@ -144,10 +144,10 @@ def test_a_call_of_a_row_that_raises_leaves_its_env_alone() -> None:
 def test_actions_that_lack_a_row_are_refused_whole() -> None:
     rig = rows(env_num=4)
     with pytest.raises(EnvNotReadyError, match=r"envs \[1, 2\] were sent no action"):
-        rig.send({3: "x", 0: "a"})
+        rig.send({3: 1, 0: 2})
     assert rig.ready() == [0, 1, 2, 3]
-    rig.send({3: "x"})
-    rig.send({2: "c", 0: "a", 1: "b"})
+    rig.send({3: 1})
+    rig.send({2: 3, 0: 1, 1: 2})
     assert len(rig.requests(Op.STEP, 1)) == 1
 
 
@@ -169,7 +169,7 @@ def test_a_row_that_is_reset_keeps_the_others_from_being_ready() -> None:
     rig.reset(1)
     assert rig.ready() == []
     with pytest.raises(EnvNotReadyError, match="env 0 cannot take an action"):
-        rig.send({0: "a", 2: "b"})
+        rig.send({0: 1, 2: 2})
     rig.reset_done(1)
     assert rig.ready() == [0, 1, 2]
 
@@ -223,15 +223,15 @@ def test_rows_whose_host_died_while_they_were_ready_are_lost_together() -> None:
     recover(rig, 0, 1, 2)
     assert rig.ready() == [0, 1, 2]
     with pytest.raises(EnvNotReadyError, match=r"envs \[2\]"):
-        rig.send({0: "a", 1: "b"})
-    rig.send(dict.fromkeys(range(3), "x"))
+        rig.send({0: 1, 1: 2})
+    rig.send(dict.fromkeys(range(3), 4))
     delivered = rig.deliver()
     assert [timestep.info["abnormal"] for timestep in delivered.values()] == [True] * 3
     assert all("died" in str(timestep.info["error"]) for timestep in delivered.values())
     assert rig.ready() == [0, 1, 2]
     assert [rig.obs(i) for i in range(3)] == ["first"] * 3
     assert [len(rig.requests(Op.STEP, i)) for i in range(3)] == [0, 0, 0]
-    rig.send(dict.fromkeys(range(3), "y"))
+    rig.send(dict.fromkeys(range(3), 5))
     assert [len(rig.requests(Op.STEP, i)) for i in range(3)] == [1, 1, 1]
     assert rig.identity_holds()
 
@@ -246,7 +246,7 @@ def test_a_row_that_had_replied_before_its_host_died_waits_with_the_others() -> 
     assert rig.ready() == []
     recover(rig, 0, 1, 2)
     assert rig.ready() == [0, 1, 2]
-    rig.send(dict.fromkeys(range(3), "x"))
+    rig.send(dict.fromkeys(range(3), 4))
     assert ["abnormal" in t.info for t in rig.deliver().values()] == [True] * 3
     assert rig.identity_holds()
 
@@ -272,4 +272,24 @@ def test_waiting_for_rows_ends_when_all_are_ready() -> None:
     assert record.is_ready(0)
     rig.transport.answer = None
     rig.send({i: i for i in range(3)})
-    assert [record.is_coming(i) for i in range(3)] == [False, False, False]
+    rig.fail(0, kind=FailureKind.PROTOCOL)
+    assert [record.is_coming(i) for i in range(3)] == [True, False, False]
+
+
+def test_a_row_that_is_reset_while_others_take_a_step_waits_for_them() -> None:
+    rig = rows(auto_reset=False)
+    rig.send({i: i for i in range(3)})
+    for env_id in range(3):
+        rig.stepped(env_id, done=env_id == 0)
+    rig.deliver()
+    rig.send({1: 1, 2: 2})
+    rig.reset(0)
+    rig.reset_done(0)
+    assert rig.state(0) is EnvState.RUN
+    assert rig.ready() == []
+    with pytest.raises(EnvNotReadyError, match="it is in RUN"):
+        rig.send(0)
+    rig.stepped(1)
+    rig.stepped(2)
+    assert [*rig.deliver()] == [1, 2]
+    assert rig.ready() == [0, 1, 2]
