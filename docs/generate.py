@@ -22,6 +22,7 @@ from envmgr import collect, errors, lifecycle, testing
 from envmgr.config import CollectConfig, EnvConfig, ManagerConfig, schema_markdown
 from envmgr.config.checks import show_value
 from envmgr.core import ArrayBatch, phases
+from envmgr.env import BatchedEnv, BatchedEnvSpec
 from envmgr.lifecycle import TRANSITIONS, EnvState, mermaid_diagram
 from envmgr.manager import EnvManager
 from envmgr.registry import ENV_MANAGER_REGISTRY, Registry
@@ -389,7 +390,7 @@ What all kinds have.
 {_manager_members()}
 ## Types
 
-{_classes(envmgr.EnvTimestep, envmgr.BaseEnv, ArrayBatch, level=3)}
+{_classes(envmgr.EnvTimestep, envmgr.BaseEnv, BatchedEnv, BatchedEnvSpec, ArrayBatch, level=3)}
 `EnvState` is in the [lifecycle](lifecycle.md), the errors are in [errors](errors.md).
 
 ## Collection: `envmgr.collect`

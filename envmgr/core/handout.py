@@ -103,11 +103,10 @@ class Handout:
     def arrived_ids(self) -> list[int]:
         """Return the envs whose timesteps can be handed out, ascending."""
         record = self._record
-        found = [env_id for env_id in record.undelivered if env_id not in record.held]
+        found = sorted(env_id for env_id in record.undelivered if env_id not in record.held)
         if self._block is not None:
             replied: list[int] = record.answered(self._block.replies, _POSTED).nonzero()[0].tolist()
-            found = replied + found if found else replied
-        found.sort()
+            found = sorted(replied + found) if found else replied
         return found if record.together is None else record.together.complete(found)
 
     def finds_malformed(self) -> bool:

@@ -7,7 +7,8 @@ numpy only, and of this one what stands below `env`. An env imports its package 
 from __future__ import annotations
 
 from envmgr.env.base import BaseEnv
+from envmgr.env.batched import BatchedEnv, BatchedEnvSpec
 from envmgr.env.contract import EnvContractError
 from envmgr.env.gymnasium_env import GymnasiumEnv
 
-__all__ = ["BaseEnv", "EnvContractError", "GymnasiumEnv"]
+__all__ = ["BaseEnv", "BatchedEnv", "BatchedEnvSpec", "EnvContractError", "GymnasiumEnv"]

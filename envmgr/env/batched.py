@@ -98,7 +98,7 @@ class BatchedEnv(ABC):
         value = getattr(self, name)
         if not isinstance(value, MethodType):
             return value
-        return lambda *args: value(row, *args)
+        return lambda *args, **kwargs: value(row, *args, **kwargs)
 
     def set_attribute(self, row: int, name: str, value: Any) -> None:
         """Set an attribute of a row.
