@@ -25,12 +25,14 @@ class ViewGuard:
     """
 
     def __init__(self, env_num: int) -> None:
-        self._sent = [0] * env_num
+        self._sent = [(0, 0)] * env_num
 
-    def count(self, env_ids: Iterable[int]) -> None:
-        """Each of these envs was sent an action."""
+    def count(self, env_ids: Iterable[int], request: int) -> None:
+        """Each of these envs was sent an action; once, however often this is said of a request."""
         for env_id in env_ids:
-            self._sent[env_id] += 1
+            n, latest = self._sent[env_id]
+            if request != latest:
+                self._sent[env_id] = n + 1, request
 
     def wrap(self, env_ids: Sequence[int], view: Any) -> Any:
         """Return a view that raises when one of these envs has gone too far.
@@ -42,14 +44,15 @@ class ViewGuard:
         if not isinstance(view, np.ndarray):
             return view
         sent = self._sent
-        until = {env_id: sent[env_id] + STEPS for env_id in env_ids}
+        until = {env_id: sent[env_id][0] + STEPS for env_id in env_ids}
 
         def check() -> None:
             for env_id, last in until.items():
-                if sent[env_id] > last:
+                n = sent[env_id][0]
+                if n > last:
                     raise StaleViewError(
                         f"this observation of env {env_id} is a view that was valid through the "
-                        f"env's next {STEPS} steps, and {sent[env_id] - last + STEPS} actions were "
+                        f"env's next {STEPS} steps, and {n - last + STEPS} actions were "
                         "sent to it since. Copy what is to be kept, or set copy_on_get: true."
                     )
 

@@ -272,10 +272,10 @@ class Observed:
         """Whether it matters which envs are sent actions."""
         return self._guard is not None
 
-    def counted(self, env_ids: Iterable[int]) -> None:
-        """These envs are sent an action."""
+    def counted(self, env_ids: Iterable[int], request: int) -> None:
+        """These envs are sent an action; the same request counts once."""
         if self._guard is not None:
-            self._guard.count(env_ids)
+            self._guard.count(env_ids, request)
 
     def detach(self) -> None:
         """Let go of the shared memory, and of what was handed out of it."""

@@ -104,9 +104,6 @@ class Posting:
             self._kinds = kind if (self._block.kinds == kind).all() else -1
         if self._limits.step_s is not None:
             self._limits.set_posted(rows)
-        observed = self._record.observed
-        if observed.counts:
-            observed.counted(selection.ids)
         request_id = self._hosts.next_request_id()
         self._unfinished = (
             selection,
@@ -144,6 +141,9 @@ class Posting:
             window.request_bytes[:] = tokens
             phases.apply_rows(selection.rows, Change.POST)
         self._latest = selection
+        observed = self._record.observed
+        if observed.counts:
+            observed.counted(selection.ids, posting)
         if posting & RING_MASK == RING_LAST:
             self._posted_for_last = True
         posted, orders = self._posted, self._orders

@@ -48,7 +48,6 @@ class Sending:
         Args:
             prepared: envs with their encoded actions, from `prepare`.
         """
-        self._record.observed.counted(slot.env_id for slot, _ in prepared)
         self._unfinished = prepared, self._statistics.actions + len(prepared)
         self.finish(again=False)
 
@@ -60,7 +59,9 @@ class Sending:
         """
         if self._unfinished is None:
             return
-        prepared, self._statistics.actions = self._unfinished
+        prepared, n_actions = self._unfinished
+        self._statistics.actions = n_actions
+        self._record.observed.counted((slot.env_id for slot, _ in prepared), -n_actions)
         for slot, frame in prepared:
             if frame is None:
                 self._record.unexecuted.add(slot.env_id)

@@ -11,6 +11,15 @@ from envmgr.types import EnvFactory
 from envmgr.wire.hosts import HostSpec
 from envmgr.wire.messages import Message
 
+NOTICE_S = 0.5
+"""So long a wait lasts at most: a signal that comes just before its system call does not end it, as
+Python has looked for signals already; and nothing else may come for long."""
+
+
+def at_most(timeout_s: float | None) -> float:
+    """Return how long a wait may last that is to end after `timeout_s`, or with an arrival."""
+    return NOTICE_S if timeout_s is None else min(timeout_s, NOTICE_S)
+
 
 class HostDied(NamedTuple):
     """A host's process is gone.
@@ -115,7 +124,8 @@ class Transport(ABC):
         """Wait for arrivals and append them to `arrivals`.
 
         Args:
-            timeout_s: 0 does not wait; None waits until something arrives or `wake` is called.
+            timeout_s: 0 does not wait; None waits until something arrives or `wake` is called. May
+                return before, with nothing: see `NOTICE_S`.
             pivot: wait for this host rather than for any of them, which spares wake-ups.
         """
 

@@ -5,19 +5,17 @@ from __future__ import annotations
 import contextlib
 import copy
 import queue
-import signal
-import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
-from types import FrameType
 from typing import Any
 
 import numpy as np
 
 from envmgr.policy import Deadlines
-from envmgr.transport.base import Arrival, HostDied, TimedOut, Transport
+from envmgr.transport.alarm import Alarm, TimeIsUp
+from envmgr.transport.base import Arrival, HostDied, TimedOut, Transport, at_most
 from envmgr.wire.hosts import HostSpec
 from envmgr.wire.messages import UNANSWERED, Attribute, Message, Op
 from envmgr.worker.host import Host
@@ -25,10 +23,6 @@ from envmgr.worker.posted import PostedSteps
 
 _LEAST_GRACE_S = 1.0
 """What envs get to close even without a grace: in line, nobody else can clean up after them."""
-
-
-class _Interrupted(BaseException):
-    """Raised by the alarm inside env code that exceeded its limit."""
 
 
 class _InlineHost:
@@ -84,10 +78,11 @@ class InlineTransport(Transport):
     packs_envs = False
     posts_together = True
     shares_objects = True
-    propagated = (KeyboardInterrupt, _Interrupted)
+    propagated = (KeyboardInterrupt, TimeIsUp)
 
     def __init__(self, deadlines: Deadlines) -> None:
         self._hosts: dict[int, _InlineHost] = {}
+        self._alarm = Alarm()
         self._limits_s: dict[int, float | None] = {
             Op.STEP: deadlines.step_s,
             Op.RESET: deadlines.reset_s,
@@ -145,6 +140,8 @@ class InlineTransport(Transport):
 
     def poll(self, timeout_s: float | None, *, pivot: int | None = None) -> None:
         """Run all queued and posted work, or sleep for `timeout_s` if there is none."""
+        if self._alarm.is_set:  # an interrupt has kept it from being put back
+            self._alarm.restore()
         if self._to_close:
             self._close_killed()
         ran = self._posted.is_due and self._run_posted()
@@ -155,7 +152,7 @@ class InlineTransport(Transport):
                 ran = True
         if not ran and not self.arrivals and timeout_s != 0.0:
             with contextlib.suppress(queue.Empty):
-                self._woken.get(timeout=timeout_s)
+                self._woken.get(timeout=at_most(timeout_s))
         while not self._woken.empty():
             with contextlib.suppress(queue.Empty):
                 self._woken.get_nowait()
@@ -163,7 +160,7 @@ class InlineTransport(Transport):
     def _close_killed(self) -> None:
         while self._to_close:
             host = self._to_close.popleft()  # first: env code that was interrupted is not run again
-            with contextlib.suppress(_Interrupted), _alarm(self._close_s):
+            with self._alarm.limit(self._close_s):
                 host.close()
 
     def _run_posted(self) -> bool:
@@ -195,7 +192,7 @@ class InlineTransport(Transport):
                 return False
             limit_s = self._limits_s.get(entry.next_op())
             began, n_before = time.monotonic(), len(self.arrivals)
-            with contextlib.suppress(_Interrupted), _alarm(limit_s):
+            with self._alarm.limit(limit_s):
                 entry.run_next()
             if limit_s is not None and time.monotonic() - began > limit_s:
                 entry.give_up()
@@ -246,46 +243,15 @@ class InlineTransport(Transport):
         self._hosts.clear()
         while self._abandoned:
             host = self._abandoned.pop()
-            with contextlib.suppress(_Interrupted), _alarm(max(end - time.monotonic(), 0.01)):
+            with self._alarm.limit(max(end - time.monotonic(), 0.01)):
                 host.close()
+        self._alarm.restore()
         self.arrivals = deque()
         self._memory = None
 
 
 def _silent() -> None:
     """Ring for nobody: the parent is who runs the steps."""
-
-
-@contextlib.contextmanager
-def _alarm(limit_s: float | None) -> Iterator[None]:
-    """Raise `_Interrupted` in the body after `limit_s`, where an alarm can do that.
-
-    A timer or handler of the user's own is put back afterwards.
-    """
-    main = threading.current_thread() is threading.main_thread()
-    if limit_s is None or not main or not hasattr(signal, "setitimer"):
-        yield
-        return
-
-    before = signal.getsignal(signal.SIGALRM)
-    began = time.monotonic()
-
-    def interrupt(signum: int, frame: FrameType | None) -> None:
-        if callable(before) and time.monotonic() - began < limit_s:
-            before(signum, frame)  # the user's own alarm
-        else:
-            raise _Interrupted
-
-    signal.signal(signal.SIGALRM, interrupt)
-    remaining_s, interval_s = signal.setitimer(signal.ITIMER_REAL, limit_s)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0.0)
-        signal.signal(signal.SIGALRM, before)
-        if remaining_s > 0.0:
-            left_s = max(remaining_s - (time.monotonic() - began), 1e-3)
-            signal.setitimer(signal.ITIMER_REAL, left_s, interval_s)
 
 
 def _private(message: Message) -> Message:

@@ -62,27 +62,35 @@ def checked() -> tuple[ViewGuard, Any]:
 def test_every_use_is_allowed_in_time_and_refused_after_it(use: Callable[[Any], Any]) -> None:
     guard, view = checked()
     part = view[:]
-    for _ in range(STEPS):
-        guard.count([1])
+    for request in range(1, STEPS + 1):
+        guard.count([1], request)
         use(view)
-    guard.count([1])
+    guard.count([1], STEPS + 1)
     for stale in (view, part):
         with pytest.raises(StaleViewError, match=r"env 1 .* 3 actions"):
             use(stale)
 
 
+def test_a_request_that_an_interrupt_had_sent_twice_counts_once() -> None:
+    guard, view = checked()
+    for request in range(1, STEPS + 1):
+        for _ in range(3):
+            guard.count([1], request)
+    assert view.tolist() == [0, 1, 2, 3]
+
+
 def test_steps_of_other_envs_do_not_matter() -> None:
     guard, view = checked()
-    for _ in range(9):
-        guard.count([0, 2])
+    for request in range(1, 10):
+        guard.count([0, 2], request)
     assert view.tolist() == [0, 1, 2, 3]
 
 
 def test_a_batch_is_as_old_as_its_oldest_row() -> None:
     guard = ViewGuard(2)
     batch = guard.wrap([0, 1], np.zeros((2, 3)))
-    for _ in range(STEPS + 1):
-        guard.count([1])
+    for request in range(1, STEPS + 2):
+        guard.count([1], request)
     with pytest.raises(StaleViewError, match="env 1"):
         batch.sum()
 
@@ -101,8 +109,8 @@ def test_what_is_computed_is_an_ordinary_array() -> None:
     ]
     assert [type(result) for result in results] == [np.ndarray] * len(results)
     assert type(view[1:]) is CheckedView
-    for _ in range(STEPS + 1):
-        guard.count([1])
+    for request in range(1, STEPS + 2):
+        guard.count([1], request)
     assert results[0].tolist() == [1, 2, 3, 4]
 
 

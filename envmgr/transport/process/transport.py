@@ -17,7 +17,7 @@ from multiprocessing.connection import wait
 from typing import Any
 
 from envmgr.errors import LaunchError
-from envmgr.transport.base import HostDied, Transport
+from envmgr.transport.base import HostDied, Transport, at_most
 from envmgr.transport.fds import fill_standard_fds
 from envmgr.transport.process.connections import Connections
 from envmgr.transport.process.last_words import warn_of_fault
@@ -167,9 +167,9 @@ class ProcessTransport(Transport):
         if timeout_s == 0.0 or self.arrivals or self.needs_attention:
             ready = self._ready.ready()
         elif self._bell is not None and pivot is None and not connections.unsent:
-            ready = self._ready.ready(timeout_s)
+            ready = self._ready.ready(at_most(timeout_s))
         else:
-            self._wait(self._watched(pivot), timeout_s)
+            self._wait(self._watched(pivot), at_most(timeout_s))
             ready = self._ready.ready()
         for item in ready:
             if item is self._bell:

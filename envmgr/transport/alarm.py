@@ -1,0 +1,88 @@
+"""An alarm that bounds code in the caller's own thread."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from types import FrameType
+from typing import Any, NamedTuple
+
+
+class TimeIsUp(BaseException):
+    """Raised by the alarm inside code that has exceeded its limit."""
+
+
+class _Before(NamedTuple):
+    """What was there before the alarm was set.
+
+    Attributes:
+        handler: of SIGALRM.
+        remaining_s: of a timer of the user's own; 0 if there is none.
+        interval_s: likewise.
+        began: when the alarm was set, on the monotonic clock.
+    """
+
+    handler: Any
+    remaining_s: float
+    interval_s: float
+    began: float
+
+
+class Alarm:
+    """Raises `TimeIsUp` in code that takes too long, and puts back what was there before.
+
+    Only in the main thread of POSIX systems: elsewhere nothing is set. An interrupt may come in
+    between; what it has kept from being put back, `restore` puts back.
+    """
+
+    def __init__(self) -> None:
+        self._before: _Before | None = None
+        self._limit_s = 0.0
+
+    @property
+    def is_set(self) -> bool:
+        """Whether there is something to put back."""
+        return self._before is not None
+
+    @contextlib.contextmanager
+    def limit(self, limit_s: float | None) -> Iterator[None]:
+        """End the body after `limit_s`; None lets it take its time."""
+        self.restore()
+        main = threading.current_thread() is threading.main_thread()
+        if limit_s is None or not main or not hasattr(signal, "setitimer"):
+            yield
+            return
+        handler, timer = signal.getsignal(signal.SIGALRM), signal.getitimer(signal.ITIMER_REAL)
+        self._limit_s = limit_s
+        try:
+            self._before = _Before(handler, *timer, time.monotonic())
+            with contextlib.suppress(TimeIsUp):
+                signal.signal(signal.SIGALRM, self._ring)
+                signal.setitimer(signal.ITIMER_REAL, limit_s)
+                yield
+        finally:
+            self.restore()
+
+    def restore(self) -> None:
+        """Put back the handler and the timer that were there; may be called again."""
+        before = self._before
+        if before is None or threading.current_thread() is not threading.main_thread():
+            return
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        signal.signal(signal.SIGALRM, before.handler)
+        if before.remaining_s > 0.0:
+            left_s = max(before.remaining_s - (time.monotonic() - before.began), 1e-3)
+            signal.setitimer(signal.ITIMER_REAL, left_s, before.interval_s)
+        self._before = None
+
+    def _ring(self, signum: int, frame: FrameType | None) -> None:
+        before = self._before
+        if before is None:
+            return  # it was put back just now
+        if callable(before.handler) and time.monotonic() - before.began < self._limit_s:
+            before.handler(signum, frame)  # the user's own alarm
+        else:
+            raise TimeIsUp

@@ -1,0 +1,82 @@
+"""The alarm that bounds env code in the caller's thread."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from envmgr.transport.alarm import Alarm
+
+pytestmark = pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="there are no timers")
+
+
+@pytest.fixture(autouse=True)
+def _clean() -> Iterator[None]:
+    before = signal.getsignal(signal.SIGALRM)
+    timer = signal.setitimer(signal.ITIMER_REAL, 0.0)  # that of the test runner
+    yield
+    signal.signal(signal.SIGALRM, before)
+    signal.setitimer(signal.ITIMER_REAL, *timer)
+
+
+def own(signum: int, frame: Any) -> None:
+    """A handler of the user's own."""
+
+
+def wait_for_alarm() -> None:
+    while True:
+        signal.pause()
+
+
+def test_code_that_takes_too_long_is_ended_and_all_is_as_before() -> None:
+    signal.signal(signal.SIGALRM, own)
+    signal.setitimer(signal.ITIMER_REAL, 1000.0, 5.0)
+    alarm, ended = Alarm(), False
+    with alarm.limit(0.001):
+        wait_for_alarm()
+        ended = True
+    assert not ended
+    assert not alarm.is_set
+    assert signal.getsignal(signal.SIGALRM) is own
+    remaining_s, interval_s = signal.getitimer(signal.ITIMER_REAL)
+    assert 0.0 < remaining_s < 1000.0
+    assert interval_s == 5.0
+
+
+def test_the_users_own_alarm_comes_through() -> None:
+    seen = []
+    signal.signal(signal.SIGALRM, lambda *_: seen.append(1))
+    with Alarm().limit(1000.0):
+        signal.raise_signal(signal.SIGALRM)
+    assert seen == [1]
+
+
+@pytest.mark.parametrize("at", range(1, 4), ids="call {}".format)
+def test_what_an_interrupt_keeps_from_being_put_back_is_put_back_later(
+    monkeypatch: pytest.MonkeyPatch, at: int
+) -> None:
+    signal.signal(signal.SIGALRM, own)
+    alarm, calls = Alarm(), 0
+
+    def interrupted(function: Any) -> Any:
+        def call(*args: Any) -> Any:
+            nonlocal calls
+            calls += 1
+            if calls == at:
+                raise KeyboardInterrupt
+            return function(*args)
+
+        return call
+
+    with monkeypatch.context() as patch:
+        patch.setattr(signal, "signal", interrupted(signal.signal))
+        patch.setattr(signal, "setitimer", interrupted(signal.setitimer))
+        with pytest.raises(KeyboardInterrupt), alarm.limit(1000.0):
+            pass
+    alarm.restore()
+    assert signal.getsignal(signal.SIGALRM) is own
+    assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
+    assert not alarm.is_set
