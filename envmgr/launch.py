@@ -277,7 +277,7 @@ def begin_envs(engine: Engine, replay_paths: Sequence[str] | None) -> None:
     if replay_paths is not None:
         _enable_replays(engine, replay_paths)
     reset_all(engine)
-    engine.supervisor.repair.launching = False
+    engine.supervisor.record.launching = False
 
 
 def build_all(engine: Engine) -> None:

@@ -159,7 +159,7 @@ class Rig:
         self.start()
         self.supervisor.begin_episodes()
         self.pump()
-        self.supervisor.repair.launching = False
+        self.supervisor.record.launching = False
         transport.answer = answer
         return self
 
@@ -296,7 +296,7 @@ class Rig:
 
     def obs(self, env_id: int = 0) -> Any:
         """The newest observation of an env, as its host had it."""
-        return self.transport.seen(self.supervisor.observations([env_id])[0])
+        return self.transport.seen(self.supervisor.record.observed.of([env_id])[0])
 
     def state(self, env_id: int = 0) -> EnvState:
         """The state of an env, with all that it has replied."""

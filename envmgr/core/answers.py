@@ -81,7 +81,7 @@ class Answers:
         slot.group.superseded.clear()
         description = description_of(payload)
         fits = self._orientation.fits(slot, description)
-        if self._repair.launching and slot.generation == 0:
+        if self._record.launching and slot.generation == 0:
             self._hosts.settle(slot)
             return True  # the engine goes on when all of them are there
         if not fits:

@@ -9,13 +9,14 @@ from typing import Any
 from envmgr.core import failures
 from envmgr.core.answers import Answers
 from envmgr.core.episodes import Episodes
+from envmgr.core.failures import Lost
 from envmgr.core.groups import HostGroup
 from envmgr.core.hosts import Hosts
 from envmgr.core.payloads import MalformedReplyError, failure_of
 from envmgr.core.phases import Change, Phase
 from envmgr.core.repair import Repair
 from envmgr.core.replies import BlockReplies
-from envmgr.core.slots import EnvSlot, Lost
+from envmgr.core.slots import EnvSlot
 from envmgr.core.stats import Statistics
 from envmgr.errors import EnvFailure
 from envmgr.spaces import ValueMismatchError
@@ -216,7 +217,7 @@ class Arrivals:
         self._hosts.ended(group)
         if was_ending:
             warn_of_fault(died)
-            self._repair.host_ended(group)
+            self._repair.renewals.host_ended(group)
         else:
             self._fail(
                 culprit, failures.crash(culprit, died), Lost.HOST, charged=not died.is_interrupt

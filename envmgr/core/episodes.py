@@ -6,9 +6,9 @@ from typing import Any
 
 from envmgr.core.groups import HostGroup
 from envmgr.core.hosts import Hosts
-from envmgr.core.phases import Change, Phase
+from envmgr.core.phases import Change, Next, Phase
 from envmgr.core.rules import EpisodeRules
-from envmgr.core.slots import NEVER, EnvSlot, Next
+from envmgr.core.slots import NEVER, EnvSlot
 from envmgr.core.spares import Spares
 from envmgr.core.stats import Statistics
 from envmgr.lifecycle import EnvState, Event

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import signal
 from collections.abc import Mapping
+from enum import Enum
 from typing import Any
 
 from envmgr.core.slots import EnvSlot
@@ -19,6 +20,16 @@ from envmgr.errors import (
 from envmgr.transport.base import HostDied
 from envmgr.types import EnvTimestep
 from envmgr.wire.messages import FailureKind, RemoteFailure
+
+
+class Lost(str, Enum):
+    """What a failure of an env leaves unusable."""
+
+    NOTHING = "nothing"
+    ENV = "the env"
+    """A new env is needed. It is built in the same host if others share that; else in a new one."""
+    HOST = "the host"
+    """It died, timed out or broke the protocol."""
 
 
 def reported(slot: EnvSlot, remote: RemoteFailure) -> EnvFailure:

@@ -9,8 +9,8 @@ from typing import Any
 
 from envmgr.core.groups import HostGroup, host_groups
 from envmgr.core.limits import Limits
-from envmgr.core.phases import Change, Phase
-from envmgr.core.slots import NEVER, EnvSlot, Next, Record
+from envmgr.core.phases import Change, Next, Phase
+from envmgr.core.slots import NEVER, EnvSlot, Record
 from envmgr.core.together import Together
 from envmgr.policy import Deadlines
 from envmgr.transport.base import Transport

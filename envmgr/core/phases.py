@@ -102,6 +102,18 @@ AWAITED = frozenset((_P.STARTING, _P.RESETTING, _P.STEPPING, _P.CANCELLING, _P.C
 """Phases in which a reply is awaited."""
 
 
+class Next(str, Enum):
+    """What follows a pause, or the end of a host.
+
+    A str because the hash of a plain Enum is computed in Python: slow.
+    """
+
+    NOTHING = "nothing"
+    RESET = "a reset"
+    RENEW_ENV = "a new env in the same host"
+    RENEW_HOST = "a new host"
+
+
 class PhaseTable(TransitionTable[Phase, Change]):
     """The phases of all envs and spares; changed only through `Change`s.
 

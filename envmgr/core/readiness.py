@@ -42,7 +42,7 @@ def await_all_ready(engine: Engine, supervisor: Supervisor, env_ids: Sequence[in
         return not all(record.is_coming(i) for i in env_ids if not record.is_ready(i))
 
     engine.wait_until(
-        lambda: repair.fatal is not None or supervisor.are_ready(env_ids) or hopeless(),
+        lambda: repair.fatal is not None or supervisor.record.are_ready(env_ids) or hopeless(),
         doing="ready_arrays",
     )
 

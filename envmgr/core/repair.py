@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Sequence
 from typing import Any
 
 from envmgr.core import failures
 from envmgr.core.episodes import Episodes
-from envmgr.core.groups import HostGroup
+from envmgr.core.failures import Lost
 from envmgr.core.hosts import Hosts
-from envmgr.core.phases import Phase
-from envmgr.core.slots import EnvSlot, Lost, Next
+from envmgr.core.phases import Next, Phase
+from envmgr.core.renewals import Renewals
+from envmgr.core.slots import EnvSlot
 from envmgr.core.spares import Spares
 from envmgr.core.stats import Statistics
 from envmgr.errors import EnvFailure, EnvReportedAbnormal, FailuresExhaustedError
@@ -34,9 +34,9 @@ class Repair:
         spares: what takes the place of envs that fail; None if there is nothing.
 
     Attributes:
-        launching: while true, failures are collected in `launch_failures` and nothing is renewed
-            beyond the attempts at one reset.
-        launch_failures: by env_id.
+        renewals: of envs and hosts.
+        launch_failures: by env_id: while envs are launched failures are collected here, and nothing
+            is renewed beyond the attempts at one reset.
         quiet: neither failures nor notices are logged: they will come again.
         urgent: what is fatal has to be raised at once.
         fatal_errors: what has to be raised, one by each public call.
@@ -53,15 +53,16 @@ class Repair:
         spares: Spares | None = None,
     ) -> None:
         self._hosts = hosts
+        self._record = hosts.record
         self._states = hosts.record.states
         self._policy = policy
         self._budget = FailureBudget(policy, hosts.env_num, len(hosts.slots) - hosts.env_num)
         self._statistics = statistics
         self._auto_reset = auto_reset
+        self.renewals = Renewals(hosts, statistics, episodes, spares)
         self._begin_reset = episodes.begin
         self._replace_worn_host = episodes.replace_worn_host
         self._spares = spares
-        self.launching = True
         self.quiet = False
         self.launch_failures: dict[int, EnvFailure] = {}
         self.fatal_errors: deque[Exception] = deque()
@@ -136,7 +137,7 @@ class Repair:
             self._settle_failed_work(slot, phase, failure, env_info)
         if self._states[slot.env_id] is EnvState.DONE:
             self._give_up(slot, lost)  # renewed if its user resets it
-        elif self.launching:
+        elif self._record.launching:
             self._answer_in_launch(slot, failure, lost, retry=retry)
         elif retry:
             self._retry(slot)
@@ -153,7 +154,7 @@ class Repair:
             if slot is not culprit:
                 self._involve(slot, culprit, failure)
         if group.host_id is None:
-            self.host_ended(group)
+            self.renewals.host_ended(group)
         else:
             self._hosts.end(group, ask=False)
 
@@ -165,7 +166,7 @@ class Repair:
             slot.result = own
         self._settle_failed_work(slot, slot.phase, own, None)
         gives_up = self._states[slot.env_id] is EnvState.DONE or self.urgent
-        if self.launching and culprit.env_id in self.launch_failures:
+        if self._record.launching and culprit.env_id in self.launch_failures:
             self.launch_failures.setdefault(slot.env_id, own)
             gives_up = True
         pause_s = self._policy.renewal_delay_s(slot.renewals_in_a_row)
@@ -194,7 +195,7 @@ class Repair:
         """Count a failed attempt at a reset, and say whether there is to be another one."""
         slot.attempts += 1
         left = slot.attempts < self._policy.max_retry
-        return left and (self.launching or lost is Lost.NOTHING)
+        return left and (self._record.launching or lost is Lost.NOTHING)
 
     def _settle_failed_work(
         self, slot: EnvSlot, phase: Phase, failure: EnvFailure, env_info: Any
@@ -210,7 +211,7 @@ class Repair:
             return  # it stays in RESET, which its user has called for
         elif slot.doomed is not None:
             slot.fresh = None  # the user still sees the observation that was ready
-        elif state is EnvState.RUN and not self.launching:
+        elif state is EnvState.RUN and not self._record.launching:
             slot.doomed = failure
         elif state in (EnvState.INIT, EnvState.RESET, EnvState.RUN):
             self._states.apply(slot.env_id, Event.FAILED)
@@ -257,15 +258,15 @@ class Repair:
         else:  # the attempts at a reset are used up, or a new env could not be built
             group = slot.group
             self._hosts.leave(slot, Next.RENEW_HOST, pause_s)
-            self._take_over(slot)
+            self.renewals.take_over(slot)
             self._hosts.end(group, ask=True)
 
     def _repair_after_step(self, slot: EnvSlot) -> None:
         renews = self._policy.renew_between_attempts
         if self._spares is not None and slot.attended and slot.phase is Phase.STEPPING:
-            self._spares.ended(slot, self.renew_env if renews else self._begin_reset)
+            self._spares.ended(slot, self.renewals.renew_env if renews else self._begin_reset)
         elif renews:
-            self.renew_env(slot)
+            self.renewals.renew_env(slot)
         elif slot.attended:
             self._begin_reset(slot)
         else:
@@ -288,74 +289,6 @@ class Repair:
             self._hosts.end(slot.group, ask=True)
         else:
             self._hosts.release(slot)
-
-    def _take_over(self, slot: EnvSlot) -> EnvSlot:
-        """Have a spare take the place of an env, if it can; return whose host is to be replaced."""
-        if self._spares is None or self.launching:
-            return slot
-        return self._spares.take_over(slot)
-
-    # -- renewals ---------------------------------------------------------------------------
-
-    def renew_env(self, slot: EnvSlot) -> None:
-        """Begin a new generation of an env in the host of its group."""
-        self._begin_generation(slot)
-        self._hosts.build(slot)
-
-    def _renew_hosts(self, slots: Sequence[EnvSlot]) -> None:
-        """Begin a new generation of envs whose host is gone, in a new one for all of them."""
-        for slot in slots:
-            slot.following = Next.NOTHING
-            self._begin_generation(slot)
-        self._hosts.start(slots)
-
-    def _begin_generation(self, slot: EnvSlot) -> None:
-        slot.generation += 1
-        slot.renewals_in_a_row += 1
-        slot.new_generation = True
-        slot.has_plan = False
-        self._statistics.renewals += 1
-        if self._states[slot.env_id] is EnvState.ERROR:
-            self._states.apply(slot.env_id, Event.RENEW)
-
-    def bring_back(self, slot: EnvSlot) -> None:
-        """Renew an env that takes part in no host, because its user repairs it by hand."""
-        self.forgive(slot)
-        group = slot.group
-        awaiting = [s for s in group.slots if s.phase is Phase.ENDING or _awaits_host(s)]
-        if awaiting:
-            self._hosts.join(slot, awaiting[0])
-        elif group.host_id is None:
-            self._renew_hosts([slot])
-        else:
-            self.renew_env(slot)
-
-    def proceed(self, slot: EnvSlot) -> None:
-        """Begin what was to follow a pause."""
-        if _awaits_host(slot):
-            self._renew_hosts([s for s in slot.group.slots if _awaits_host(s)])
-            return
-        following, slot.following = slot.following, Next.NOTHING
-        if following is Next.RESET:
-            self._begin_reset(slot)
-        else:
-            self.renew_env(slot)
-
-    def host_ended(self, group: HostGroup) -> None:
-        """The host of these envs is gone: go on with what follows, for all of them together."""
-        leaving = [slot for slot in group.slots if slot.phase is Phase.ENDING]
-        for slot in leaving:
-            slot.host_id = None
-            if slot.following is Next.NOTHING:
-                self._hosts.settle(slot)
-        awaiting = [slot for slot in leaving if slot.following is Next.RENEW_HOST]
-        returning = [self._take_over(slot) for slot in awaiting]
-        pause_s = max((slot.pause_s for slot in returning), default=0.0)
-        if pause_s > 0.0:
-            for slot in returning:
-                self._hosts.pause(slot, pause_s, Next.RENEW_HOST)
-        elif returning:
-            self._renew_hosts(returning)
 
     def forgive(self, slot: EnvSlot) -> None:
         """Forget an env's failures: its user repairs it by hand."""
@@ -398,7 +331,3 @@ class Repair:
         )
         logger.error("%s", error)
         self.raise_later(error)
-
-
-def _awaits_host(slot: EnvSlot) -> bool:
-    return slot.phase is Phase.PAUSING and slot.following is Next.RENEW_HOST

@@ -7,10 +7,10 @@ from typing import Any
 
 from envmgr.core.episodes import Episodes
 from envmgr.core.hosts import Hosts
-from envmgr.core.phases import Phase
+from envmgr.core.phases import Next, Phase
 from envmgr.core.posting import Posting
 from envmgr.core.repair import Repair
-from envmgr.core.slots import EnvSlot, Next
+from envmgr.core.slots import EnvSlot
 from envmgr.core.spares import Spares
 from envmgr.core.stats import Statistics
 from envmgr.lifecycle import EnvState, Event
@@ -87,7 +87,8 @@ class ExplicitResets:
         self._states.apply(slot.env_id, Event.BEGIN_RESET)
         if slot.phase is Phase.IDLE:
             if slot.host_id is None:
-                self._repair.bring_back(slot)
+                self._repair.forgive(slot)
+                self._repair.renewals.bring_back(slot)
             elif joins and self._posting is not None and _is_planned(slot):
                 slot.again = False
                 return True

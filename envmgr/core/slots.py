@@ -8,15 +8,15 @@ reads and writes the columns for what is there. Nothing is known in two places.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from envmgr.core.observed import Observed
-from envmgr.core.phases import Phase, PhaseTable
+from envmgr.core.phases import Next, Phase, PhaseTable
 from envmgr.core.together import Together
 from envmgr.env.batched import Batch
 from envmgr.errors import EnvFailure
@@ -31,28 +31,6 @@ NEVER = math.inf
 
 _ENDS = frozenset((Phase.ENDING, Phase.PAUSING))
 _COMING = frozenset((Phase.STARTING, Phase.RESETTING, Phase.CANCELLING, *_ENDS))
-
-
-class Next(str, Enum):
-    """What follows a pause, or the end of a host.
-
-    A str, here and below, because the hash of a plain Enum is computed in Python: slow.
-    """
-
-    NOTHING = "nothing"
-    RESET = "a reset"
-    RENEW_ENV = "a new env in the same host"
-    RENEW_HOST = "a new host"
-
-
-class Lost(str, Enum):
-    """What a failure of an env leaves unusable."""
-
-    NOTHING = "nothing"
-    ENV = "the env"
-    """A new env is needed. It is built in the same host if others share that; else in a new one."""
-    HOST = "the host"
-    """It died, timed out or broke the protocol."""
 
 
 class Record:
@@ -78,6 +56,7 @@ class Record:
         unexecuted: those of them that were sent that action, and whose timestep is still to come.
         together: says which envs are ready only together; None if none are.
         slots: all else, by env_id.
+        launching: the first resets are not over.
     """
 
     def __init__(self, env_num: int, spare_num: int = 0) -> None:
@@ -93,6 +72,7 @@ class Record:
         self.held: set[int] = set()
         self.doomed: dict[int, EnvFailure] = {}
         self.unexecuted: set[int] = set()
+        self.launching = True
         self.together: Together | None = None
         self.slots = [EnvSlot(i, self, is_spare=i >= env_num) for i in range(count)]
         self._all_idle = bytes([Phase.IDLE]) * env_num
@@ -140,6 +120,10 @@ class Record:
         if self.slots[env_id].is_coming:
             return True
         return self.together is not None and self.together.is_coming(env_id)
+
+    def are_ready(self, env_ids: Sequence[int]) -> bool:
+        """Return whether all of these envs take an action now."""
+        return self.are_all_ready or all(map(self.is_ready, env_ids))
 
     def owes(self, env_id: int) -> bool:
         """Return whether an env owes a timestep: an action was accepted, and it is undelivered."""

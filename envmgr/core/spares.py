@@ -13,8 +13,8 @@ from collections.abc import Callable
 
 from envmgr.core.hosts import Hosts
 from envmgr.core.orientation import Orientation
-from envmgr.core.phases import Change, Phase
-from envmgr.core.slots import NEVER, EnvSlot, Next
+from envmgr.core.phases import Change, Next, Phase
+from envmgr.core.slots import NEVER, EnvSlot
 from envmgr.core.stats import Statistics
 from envmgr.lifecycle import EnvState, Event
 from envmgr.wire.messages import Op

@@ -256,10 +256,6 @@ class Supervisor:
         """Return the envs that take an action now, ascending."""
         return self.record.ready_ids()
 
-    def are_ready(self, env_ids: Sequence[int]) -> bool:
-        """Return whether all of these envs take an action now."""
-        return self.record.are_all_ready or all(map(self.record.is_ready, env_ids))
-
     def batch_of(self, env_ids: Sequence[int]) -> Any:
         """Return the newest observations of envs that are ready as one batch.
 
@@ -273,10 +269,6 @@ class Supervisor:
             return found
         selection = self.handout.selections.of(env_ids)
         return None if selection is None else observed.newest_batch(selection)
-
-    def observations(self, env_ids: Sequence[int]) -> list[Any]:
-        """Return the newest observations of envs that are ready."""
-        return self.record.observed.of(env_ids)
 
     def timesteps(self, taken: Taken, undisturbed: Undisturbed) -> dict[int, EnvTimestep]:
         """Hand out what was taken, as timesteps by env_id."""
@@ -333,7 +325,7 @@ class Supervisor:
             if slot.phase is Phase.ENDING:
                 self.hosts.end(slot.group, ask=False)
             elif slot.phase is Phase.PAUSING:
-                self.repair.proceed(slot)
+                self.repair.renewals.proceed(slot)
             else:
                 self._arrivals.time_out(slot)
 

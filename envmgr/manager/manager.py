@@ -72,7 +72,9 @@ class EnvManager(EnvAccess):
                 self._running.collect()
             self._surface(supervisor)
             ready = self._ready_ids(supervisor)
-            return self._view.ready(dict(zip(ready, supervisor.observations(ready), strict=True)))
+            return self._view.ready(
+                dict(zip(ready, supervisor.record.observed.of(ready), strict=True))
+            )
 
     def _ready_ids(self, supervisor: Supervisor) -> list[int]:
         """Return the envs that are ready, at least one; none if all are DONE."""
@@ -261,17 +263,17 @@ class EnvManager(EnvAccess):
         """
         wanted = None if env_ids is None else arguments.checked_env_ids(env_ids, self.env_num)
         with self._calling() as supervisor:
-            if wanted is None or not supervisor.are_ready(wanted):
+            if wanted is None or not supervisor.record.are_ready(wanted):
                 self._running.collect()
             self._surface(supervisor)
             ids = self._ready_ids(supervisor) if wanted is None else wanted
-            if wanted is not None and not supervisor.are_ready(wanted):
+            if wanted is not None and not supervisor.record.are_ready(wanted):
                 await_all_ready(self._running, supervisor, wanted)
                 self._surface(supervisor)
                 refuse_unready(supervisor, wanted)
             obs = supervisor.batch_of(ids) if ids else None
             if obs is None:
-                obs = self._codec.stack(supervisor.observations(ids))
+                obs = self._codec.stack(supervisor.record.observed.of(ids))
             return ReadyBatch(np.array(ids, dtype=np.int64), obs)
 
     # -- resets and seeds -------------------------------------------------------------------

@@ -339,7 +339,7 @@ class Wire:
         supervisor.place_observations(same_spaces=True)
         supervisor.begin_episodes()
         self.wait(lambda: len(self.ready()) == len(slots))
-        supervisor.repair.launching = False
+        supervisor.record.launching = False
 
     def wait(self, finished: Callable[[], bool]) -> None:
         """Wait for something that happens some time on the fake clock: pauses double."""

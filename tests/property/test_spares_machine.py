@@ -209,7 +209,7 @@ class SparesMachine(RuleBasedStateMachine):
         supervisor.place_observations(same_spaces=True)
         supervisor.begin_episodes()
         self._all_well()
-        supervisor.repair.launching = False
+        supervisor.record.launching = False
         self._look()
 
     def _all_well(self) -> None:

@@ -221,7 +221,7 @@ class SupervisorMachine(RuleBasedStateMachine):
                 supervisor.begin_episodes()
                 self.phase = "resetting"
         elif self.phase == "resetting" and set(supervisor.states.snapshot()) == {EnvState.RUN}:
-            supervisor.repair.launching = False
+            supervisor.record.launching = False
             self.phase = "running"
 
     @precondition(lambda self: self.phase in ("early", "building", "resetting", "running"))

@@ -149,7 +149,7 @@ def launched_with_memory(**rules: Any) -> Rig:
         slot = rig.requests(Op.ATTACH, env_id)[-1].payload.reset_place
         write(rig, env_id, slot, [env_id, 0.5])
         rig.reset_done(env_id, slot)
-    rig.supervisor.repair.launching = False
+    rig.supervisor.record.launching = False
     return rig
 
 

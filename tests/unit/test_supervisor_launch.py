@@ -87,7 +87,7 @@ def test_a_launch_ends_when_all_envs_are_ready() -> None:
     launch(rig)
     assert rig.clock() == began + 3.0
     assert rig.ready() == [0, 1, 2]
-    assert not rig.supervisor.repair.launching
+    assert not rig.supervisor.record.launching
 
 
 def test_all_failures_are_in_one_error() -> None:
