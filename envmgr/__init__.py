@@ -10,6 +10,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from envmgr.adapters.entries import as_sb3, as_tianshou
     from envmgr.adapters.gymnasium import as_gymnasium
     from envmgr.config_file import load_config
     from envmgr.env import BaseEnv
@@ -38,6 +39,8 @@ __all__ = [
     "SubprocessEnvManagerV2",
     "SyncSubprocessEnvManager",
     "as_gymnasium",
+    "as_sb3",
+    "as_tianshou",
     "create_env_manager",
     "get_env_manager_cls",
     "load_config",
@@ -56,6 +59,8 @@ _HOME = {
     "SubprocessEnvManagerV2": "managers",
     "SyncSubprocessEnvManager": "managers",
     "as_gymnasium": "adapters.gymnasium",
+    "as_sb3": "adapters.entries",
+    "as_tianshou": "adapters.entries",
     "create_env_manager": "registry",
     "get_env_manager_cls": "registry",
     "load_config": "config_file",

@@ -34,6 +34,12 @@ class Rows(NamedTuple):
     infos: list[dict[str, Any]] | None
     ended: list[int]
 
+    def at(self, positions: Sequence[int]) -> Rows:
+        """Return the rows at some positions; `ended` stays as it is."""
+        obs, rewards, terminated, truncated = (rows_of(column, positions) for column in self[:4])
+        infos = self.infos and [self.infos[k] for k in positions]
+        return Rows(obs, rewards, terminated, truncated, infos, self.ended)
+
 
 class FixedBatches:
     """Steps and resets all envs of a manager, so that each step of the trainer has all its rows.
@@ -104,7 +110,7 @@ class FixedBatches:
         env_ids: Sequence[int] | None = None,
         *,
         seed: int | Sequence[int | None] | None = None,
-        options: Mapping[str, Any] | None = None,
+        options: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
         begun: Sequence[int] = (),
     ) -> None:
         """Begin new episodes and wait for their first observations, which `first_obs` gives.
@@ -113,8 +119,9 @@ class FixedBatches:
             env_ids: in which envs; None for all.
             seed: an int gives env i exactly `seed + i`; a list has one for each of all envs; None,
                 also in the list, leaves the generator of an env as it is.
-            options: for the envs' resets. They hold for the resets that follow an episode's end,
-                too, until they are changed here: None clears them.
+            options: for the envs' resets, or a list with those of each of all envs. They hold for
+                the resets that follow an episode's end, too, until they are changed here: None
+                clears them.
             begun: of these envs an episode has ended, the next one has begun, and its first
                 observation was not read: that will do if there is neither seed nor options.
 
@@ -126,8 +133,10 @@ class FixedBatches:
         if seed is not None:
             seeds = [seed + i for i in self._all] if isinstance(seed, int) else seed
             self.manager.seed({i: seeds[i] for i in ids})
-        given = dict(options) if options else {}
-        if seed is None and not given and not self._params:
+        given = [options] * self.n if options is None or isinstance(options, Mapping) else options
+        if len(given) != self.n:
+            raise ConfigError(f"options: a dict, or {self.n} of them, are needed, not {len(given)}")
+        if seed is None and not any(given) and not self._params:
             ids = [i for i in ids if i not in begun]
         params = self._params_of(ids, given)
         try:
@@ -140,10 +149,10 @@ class FixedBatches:
         self._params = {i: p for i, p in {**self._params, **params}.items() if p}
 
     def _params_of(
-        self, ids: Sequence[int], given: dict[str, Any]
+        self, ids: Sequence[int], given: Sequence[Mapping[str, Any] | None]
     ) -> dict[int, dict[str, Any] | None]:
         """Return what a reset is given for each env; None where nothing changes."""
-        return {i: given if given or i in self._params else None for i in ids}
+        return {i: dict(given[i] or {}) if given[i] or i in self._params else None for i in ids}
 
     def first_obs(self, env_ids: Sequence[int] | None = None) -> Any:
         """Return the observations that the next episodes begin with: (k, *shape), or a tree."""
@@ -191,6 +200,23 @@ class FixedBatches:
             return None
         parts, self._parts = self._parts, []
         return joined(parts)
+
+    def receive_some(
+        self, min_ready: int, timeout_s: float | None = None
+    ) -> tuple[list[int], Rows]:
+        """Return timesteps of some of the actions that were sent, and whose they are, ascending.
+
+        Args:
+            min_ready: how many to wait for.
+            timeout_s: after so many seconds what has come will do, if it is anything.
+        """
+        while True:
+            try:
+                batch = self.manager.recv_arrays(min_ready, timeout_s)
+            except EnvManagerError as error:
+                self.fail(error)
+            if len(batch.env_ids):
+                return batch.env_ids.tolist(), self._rows_of(batch)
 
     def _rows_of(self, batch: Any) -> Rows:
         obs, rewards, terminated, truncated = batch[1:5]

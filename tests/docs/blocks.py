@@ -8,6 +8,7 @@ rendered page. It holds marks, separated by commas:
   them.
 * `raises=NAME`: the block ends with an exception of this class.
 * `v2`: the block needs treetensor.
+* `needs=MODULE`: the block needs a trainer, and runs where it is installed.
 
 A block of language `text` right after a Python block is exactly what that one prints.
 """
@@ -20,7 +21,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 
-MARKS = frozenset(("continues", "file", "raises", "v2"))
+MARKS = frozenset(("continues", "file", "needs", "raises", "v2"))
 
 _FENCE = re.compile(r"^(?P<fence>`{3,})(?P<language>[\w-]*)\s*$")
 _COMMENT = re.compile(r"^<!-- example: (?P<marks>.+) -->$")
@@ -66,10 +67,6 @@ class Program:
 
     def __str__(self) -> str:
         return str(self.blocks[0])
-
-    @property
-    def needs_v2(self) -> bool:
-        return any("v2" in block.marks for block in self.blocks)
 
     @property
     def source(self) -> str:

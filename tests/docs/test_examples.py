@@ -6,6 +6,7 @@ import configparser
 import contextlib
 import doctest
 import importlib
+import importlib.util
 import io
 import re
 import shlex
@@ -40,14 +41,17 @@ STEPS = 40
 
 
 def _params(things: list[Any]) -> list[Any]:
-    return [
-        pytest.param(thing, id=str(thing), marks=[pytest.mark.v2] if _needs_v2(thing) else [])
-        for thing in things
-    ]
+    return [pytest.param(thing, id=str(thing), marks=[*_needs(thing)]) for thing in things]
 
 
-def _needs_v2(thing: Any) -> bool:
-    return thing.needs_v2 if isinstance(thing, Program) else "v2" in thing.marks
+def _needs(thing: Any) -> Iterator[pytest.MarkDecorator]:
+    for block in thing.blocks if isinstance(thing, Program) else [thing]:
+        if "v2" in block.marks:
+            yield pytest.mark.v2
+        trainer = block.marks.get("needs")
+        if trainer is not None:
+            missing = importlib.util.find_spec(trainer) is None
+            yield pytest.mark.skipif(missing, reason=f"{trainer} is not installed")
 
 
 def _of_language(*languages: str) -> list[Block]:

@@ -1,0 +1,43 @@
+"""What adapters have run on the envs in the workers, with `manager.apply`.
+
+This module is imported there: it must not import a trainer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import gymnasium
+
+
+def has_attribute(env: Any, name: str) -> bool:
+    """Return whether an env has an attribute, or one of its wrappers.
+
+    Asked where the env is, because the attribute may be something that cannot be sent.
+    """
+    try:
+        env.get_wrapper_attr(name) if isinstance(env, gymnasium.Env) else getattr(env, name)
+    except AttributeError:
+        return False
+    return True
+
+
+def is_wrapped(env: Any, module: str, name: str) -> bool:
+    """Return whether an env has a wrapper of a class, or of one that derives from it.
+
+    Args:
+        env: the env.
+        module: that the class is from; its name is enough, and nothing has to be imported.
+        name: the qualified name of the class.
+    """
+    while isinstance(env, gymnasium.Wrapper):
+        if any((c.__module__, c.__qualname__) == (module, name) for c in type(env).__mro__):
+            return True
+        env = env.env
+    return False
+
+
+def rendered(env: Any, arguments: Mapping[str, Any]) -> Any:
+    """Return what an env renders."""
+    return env.render(**arguments)

@@ -1,0 +1,86 @@
+"""Stand-ins for trainers that the environment of the tests does not have.
+
+They are what adapters derive from, as far as adapters rely on it. Where the trainer itself is
+installed, it is taken. `make test-trainers` tests the adapters with the trainers themselves.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+import types
+from typing import Any
+
+import numpy as np
+import pytest
+
+
+class VecEnv:
+    """Stands in for Stable-Baselines3's class of this name."""
+
+    def __init__(self, num_envs: int, observation_space: Any, action_space: Any) -> None:
+        self.num_envs = num_envs
+        self.observation_space = observation_space
+        self.action_space = action_space
+        self.reset_infos: list[dict[str, Any]] = [{}] * num_envs
+        self._reset_seeds()
+        self._reset_options()
+        modes = self.get_attr("render_mode")  # type: ignore[attr-defined]
+        assert modes == modes[:1] * num_envs
+        self.render_mode = modes[0]
+
+    def _reset_seeds(self) -> None:
+        self._seeds: list[int | None] = [None] * self.num_envs
+
+    def _reset_options(self) -> None:
+        self._options: list[dict[str, Any]] = [{}] * self.num_envs
+
+    def seed(self, seed: int) -> list[int]:
+        self._seeds = [seed + i for i in range(self.num_envs)]
+        return self._seeds  # type: ignore[return-value]
+
+    def set_options(self, options: Any) -> None:
+        self._options = [options] * self.num_envs if isinstance(options, dict) else options
+
+    def step(self, actions: Any) -> Any:
+        self.step_async(actions)  # type: ignore[attr-defined]
+        return self.step_wait()  # type: ignore[attr-defined]
+
+
+class BaseVectorEnv:
+    """Stands in for tianshou's class of this name."""
+
+    def __getattribute__(self, key: str) -> Any:
+        if key in ("action_space", "observation_space", "spec", "metadata"):
+            return self.get_env_attr(key)
+        return super().__getattribute__(key)
+
+    def __len__(self) -> int:
+        return int(self.env_num)
+
+
+_STAND_INS = {
+    "stable_baselines3.common.vec_env.base_vec_env": {"VecEnv": VecEnv},
+    "tianshou.env": {"BaseVectorEnv": BaseVectorEnv},
+}
+
+
+def adapter(name: str, patch: pytest.MonkeyPatch) -> Any:
+    """Return the module `envmgr.adapters.<name>`, on its trainer or on the stand-in for it."""
+    full = f"envmgr.adapters.{name}"
+    for module, names in _STAND_INS.items():
+        if importlib.util.find_spec(module.partition(".")[0]) is None:
+            stand_in = types.ModuleType(module)
+            vars(stand_in).update(names)
+            patch.setitem(sys.modules, module, stand_in)
+            # So that it is not there for those who come later:
+            patch.delitem(sys.modules, full, raising=False)
+    found = importlib.import_module(full)
+    patch.setitem(sys.modules, full, found)
+    return found
+
+
+def rows(obs: Any, env_ids: Any) -> Any:
+    """Return what the observations of scripted envs say: (env_id, build, episode, step)."""
+    return np.asarray(obs)[list(env_ids), :4].astype(int).tolist()
