@@ -8,6 +8,7 @@
 #   ARGS='-k lifecycle' further arguments for pytest (make test), or for the scripts behind make bench,
 #                       make soak and make scoreboard
 #   SUITES=DIR          where checkouts of trainers are, for make test-trainers; ARGS=gymnasium for one
+#   JOBS=2              how many processes share the tests out (make test); 0: they run in pytest itself
 #   BENCH_DING_PYTHON=python3.11
 #                       the Python for DI-engine in the benchmarks: one with wheels for numpy below 2
 
@@ -16,6 +17,7 @@ VENV ?= .venv
 V2 ?= yes
 TORCH ?= torch==2.13.0
 ARGS ?=
+JOBS ?= 2
 # Further requirements for the environment of the tests, as in `make test WITH='numpy<2'`.
 WITH ?=
 
@@ -51,7 +53,7 @@ demo: $(VENV)/.core  ## run CartPole-v1 on subprocesses, with progress and a sum
 
 test: $(VENV)/.test-$(V2)  ## run all tests
 	@echo "==> running the tests with $$($(VENV)/bin/python --version)"
-	@ENVMGR_TEST_V2=$(V2) $(VENV)/bin/python -m pytest $(ARGS)
+	@ENVMGR_TEST_V2=$(V2) $(VENV)/bin/python -m pytest --numprocesses $(JOBS) --dist worksteal $(ARGS)
 
 test-trainers: $(VENV)/.core  ## run trainers' own tests on envmgr; SUITES=DIR has checkouts (DIR/gymnasium ...)
 	@$(VENV)/bin/python tests/trainers/run.py --suites $(SUITES) --venvs .venv-trainers --torch '$(TORCH)' $(ARGS)
