@@ -94,10 +94,12 @@ class LeakGuard:
         deadline = time.monotonic() + (SETTLE_S if settle_s is None else settle_s)
         polls = 0
         while (leaks := self._leaks(before)) and time.monotonic() < deadline:
-            time.sleep(_POLL_S)
-            polls += 1
+            # Memory that nobody can reach any more is Python's to unmap; mostly it is young.
             if polls % _POLLS_PER_COLLECTION == 0:
-                gc.collect()  # memory that nobody can reach any more is Python's to unmap
+                gc.collect(2 if polls else 1)
+            else:
+                time.sleep(_POLL_S)
+            polls += 1
         if leaks:
             self._kill(before)
         return leaks
