@@ -70,7 +70,7 @@ IN_LINE = Setup("base")
 DEFAULT = Setup("subprocess", "server")
 """What users get who choose nothing but processes: all, by the block, a host each.
 
-All others here are started by fork, which takes a third of the time; where a start method matters
+All others here are started by fork, which takes a tenth of the time; where a start method matters
 there are tests over start methods, and `test_start_methods.py` has what holds for all of them.
 """
 ALL_BLOCK = Setup("subprocess", "fork")
@@ -82,13 +82,11 @@ ALL_BLOCK_SHARED, ALL_MESSAGE_SHARED, SOME_BLOCK_SHARED, SOME_MESSAGE_SHARED = (
 )
 
 AXES = (
-    IN_LINE,
-    DEFAULT,
-    *(ALL_MESSAGE, SOME_BLOCK, SOME_MESSAGE),
+    *(IN_LINE, ALL_BLOCK, ALL_MESSAGE, SOME_BLOCK, SOME_MESSAGE),
     *(ALL_BLOCK_SHARED, ALL_MESSAGE_SHARED, SOME_BLOCK_SHARED, SOME_MESSAGE_SHARED),
 )
 """Each with each."""
-SETUPS = (IN_LINE, DEFAULT, SOME_MESSAGE, ALL_MESSAGE_SHARED, SOME_BLOCK_SHARED)
+SETUPS = (IN_LINE, ALL_BLOCK, SOME_MESSAGE, ALL_MESSAGE_SHARED, SOME_BLOCK_SHARED)
 """Each pair of route, packing and gather once: for tests where all of them may matter."""
 
 
@@ -100,11 +98,11 @@ def over(*setups: Setup) -> pytest.MarkDecorator:
 every_setup = over(*SETUPS)
 every_kind = over(IN_LINE, ALL_BLOCK, SOME_MESSAGE)
 """Where the packing cannot matter: one that has none of the axes in common with the default."""
-sync_kinds = over(IN_LINE, DEFAULT, ALL_MESSAGE)
+sync_kinds = over(IN_LINE, ALL_BLOCK, ALL_MESSAGE)
 async_kinds = over(SOME_BLOCK, SOME_MESSAGE)
 process_kinds = over(ALL_BLOCK, SOME_MESSAGE)
 packed_setups = over(ALL_BLOCK_SHARED, SOME_MESSAGE_SHARED)
-process_setups = over(DEFAULT, ALL_MESSAGE, SOME_BLOCK)
+process_setups = over(ALL_BLOCK, ALL_MESSAGE, SOME_BLOCK)
 
 
 class Visit:

@@ -37,7 +37,7 @@ FAMILIES = (
     Family("image", "dict", "gymnasium"),
 )
 WAYS: dict[str, tuple[Setup, dict[str, Any]]] = {
-    "sync, a host each": (Setup("subprocess", "server"), {}),
+    "sync, a host each": (Setup("subprocess", "fork"), {}),
     "sync, one host, in place": (
         Setup("subprocess", "fork", num_workers=1),
         {"reset_inplace": True},

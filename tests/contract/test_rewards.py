@@ -11,9 +11,9 @@ from gymnasium.spaces import Box, Discrete
 from envmgr import BaseEnv, EnvTimestep
 from envmgr.wire.block import INFO_BYTES
 from tests.contract.harness import (
+    ALL_BLOCK,
     ALL_BLOCK_SHARED,
     ALL_MESSAGE,
-    DEFAULT,
     IN_LINE,
     SOME_BLOCK,
     Setup,
@@ -23,7 +23,7 @@ from tests.contract.harness import (
     step_all,
 )
 
-setups = over(IN_LINE, DEFAULT, ALL_MESSAGE, SOME_BLOCK, ALL_BLOCK_SHARED)
+setups = over(IN_LINE, ALL_BLOCK, ALL_MESSAGE, SOME_BLOCK, ALL_BLOCK_SHARED)
 
 REWARDS: list[Any] = [
     0.5,

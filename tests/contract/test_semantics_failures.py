@@ -24,7 +24,6 @@ from tests.contract.envs import Do, ScriptedEnv, ScriptedGymEnv, seen
 from tests.contract.harness import (
     ALL_BLOCK,
     ALL_BLOCK_SHARED,
-    DEFAULT,
     IN_LINE,
     SOME_BLOCK,
     Raises,
@@ -814,7 +813,7 @@ def test_recycling_with_auto_reset_off(world: World, setup: Setup) -> None:
     assert world.noted(0, "reset")[-1][1] == {"level": 1}
 
 
-@over(ALL_BLOCK_SHARED, DEFAULT, SOME_BLOCK)
+@over(ALL_BLOCK_SHARED, ALL_BLOCK, SOME_BLOCK)
 def test_the_last_env_of_a_host_goes_on_by_message(world: World, setup: Setup) -> None:
     """Its resets are put off behind the steps of others, also when there are none any more."""
     manager = world.make(setup, 2, max_failures=0, on_exhausted="drop")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import sys
 import threading
@@ -33,6 +32,7 @@ from envmgr.errors import (
 )
 from tests.contract.envs import Do, ScriptedEnv, ScriptedGymEnv, seen
 from tests.contract.harness import (
+    ALL_BLOCK,
     ALL_MESSAGE,
     DEFAULT,
     IN_LINE,
@@ -307,7 +307,7 @@ def test_f31_a_lost_fork_server_is_not_replaced_beside_threads_of_others(
     assert len(world.noted(0, "build")) == 2
 
 
-@over(IN_LINE, DEFAULT, SOME_BLOCK)
+@over(IN_LINE, ALL_BLOCK, SOME_BLOCK)
 def test_two_managers_at_a_time_do_not_feel_each_other(world: World, setup: Setup) -> None:
     one = world.make(setup, 2)
     two = world.make(setup, 3)
@@ -533,7 +533,7 @@ def test_a_call_is_bounded_by_reset_timeout(world: World, setup: Setup) -> None:
     assert seen(ready_all(manager)[1]).build == 1
 
 
-@over(IN_LINE, DEFAULT)
+@over(IN_LINE, ALL_BLOCK)
 def test_apply_runs_a_function_on_the_envs_as_they_were_built(world: World, setup: Setup) -> None:
     wrapped = partial(ScriptedGymEnv, 1, world.folder)
     plain, _ = world.factories(2)
@@ -765,21 +765,3 @@ def test_envs_may_start_processes_only_without_daemon(world: World, setup: Setup
             strict.call("has_child_processes")
     free = world.make(setup, 1, env=WorkerProbe, daemon=False)
     assert free.call("has_child_processes") == [True]
-
-
-# -- dropping a manager ---------------------------------------------------------------------------
-
-
-@over(DEFAULT, SOME_BLOCK)
-def test_a_manager_that_is_dropped_without_close_leaves_nothing(
-    tmp_path: Any, setup: Setup
-) -> None:
-    world = World(tmp_path)
-    manager = create_env_manager(setup.cfg, env_fn=world.factories(2))
-    manager.launch()
-    step_all(manager, {0: Do.END, 1: 1})
-    pids = [world.pid(i) for i in (0, 1)]
-    del manager
-    gc.collect()
-    for pid in pids:
-        assert not os.path.exists(f"/proc/{pid}")  # reaped; the leak guard looks for the rest

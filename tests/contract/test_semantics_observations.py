@@ -14,8 +14,8 @@ from envmgr import EnvTimestep
 from envmgr.errors import NothingReadyError
 from tests.contract.envs import Do, ScriptedGymEnv, expected_reward, seen
 from tests.contract.harness import (
+    ALL_BLOCK,
     ALL_MESSAGE,
-    DEFAULT,
     SOME_BLOCK,
     Raises,
     Setup,
@@ -193,7 +193,7 @@ def test_nested_observations_are_private_too(world: World, setup: Setup) -> None
     assert kept[0]["image"].flags.writeable
 
 
-@over(DEFAULT, ALL_MESSAGE, SOME_BLOCK, Setup("base"))
+@over(ALL_BLOCK, ALL_MESSAGE, SOME_BLOCK, Setup("base"))
 def test_views_are_valid_through_two_more_steps_of_that_env(world: World, setup: Setup) -> None:
     manager = world.make(setup, 2, copy_on_get=False)
     newest = ready_all(manager)[0]
@@ -207,7 +207,7 @@ def test_views_are_valid_through_two_more_steps_of_that_env(world: World, setup:
 
 
 @every_reset_mode
-@over(DEFAULT, ALL_MESSAGE, SOME_BLOCK)
+@over(ALL_BLOCK, ALL_MESSAGE, SOME_BLOCK)
 def test_views_stay_valid_across_the_end_of_an_episode(
     world: World, setup: Setup, mode: dict[str, Any]
 ) -> None:
@@ -233,7 +233,7 @@ def test_views_stay_valid_across_the_end_of_an_episode(
         assert np.array_equal(first, first_contents)
 
 
-@over(DEFAULT, ALL_MESSAGE)
+@over(ALL_BLOCK, ALL_MESSAGE)
 def test_with_copies_observations_are_valid_for_ever(world: World, setup: Setup) -> None:
     manager = world.make(setup, 2, script={"episode_length": 3})
     kept = [(ready_all(manager), "reset")]

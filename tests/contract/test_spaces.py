@@ -24,7 +24,6 @@ from tests.contract.envs import OBS_SPACE, Do, SampleEnv, ScriptedEnv, seen
 from tests.contract.harness import (
     ALL_BLOCK,
     ALL_MESSAGE,
-    DEFAULT,
     IN_LINE,
     SOME_BLOCK,
     Raises,
@@ -329,7 +328,7 @@ def test_without_checks_any_action_reaches_the_env(world: World, setup: Setup) -
         assert step_all(manager, {0: action})[0].info["action"] == action
 
 
-@over(IN_LINE, DEFAULT)
+@over(IN_LINE, ALL_BLOCK)
 def test_actions_reach_gymnasium_envs_in_the_form_of_their_space(
     world: World, setup: Setup
 ) -> None:
