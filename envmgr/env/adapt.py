@@ -7,6 +7,7 @@ take what it returned.
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, cast
@@ -26,7 +27,13 @@ from envmgr.env.contract import (
 )
 from envmgr.env.gym_spaces import convert_space
 from envmgr.env.gymnasium_env import GymnasiumEnv
-from envmgr.env.old_gym import OldGymEnv, is_old_gym, is_seeded_by_reset, split_reset
+from envmgr.env.old_gym import (
+    OldGymEnv,
+    is_gyms_env_class,
+    is_old_gym,
+    is_seeded_by_reset,
+    split_reset,
+)
 from envmgr.types import EnvFactory, EnvTimestep
 
 __all__ = [
@@ -291,7 +298,8 @@ def env_attribute(env: Any, name: str) -> Any:
     For wrapped envs (gymnasium's and gym's) the names of the `BaseEnv` protocol are those of the
     wrapper; every other name is looked up through the env's own wrappers down to the env. For other
     envs it is the env's attribute; the protocol's methods that have a working default
-    (`random_action`, `reward_shaping`) are there even if the env's class lacks them.
+    (`random_action`, `reward_shaping`) are there even if the env's class lacks them. An env of
+    DI-engine that does not render itself renders the env inside of it (`_env`).
 
     Raises:
         AttributeError: there is none of this name.
@@ -308,7 +316,25 @@ def env_attribute(env: Any, name: str) -> Any:
         return lambda: random_action_of(env)
     if name == "reward_shaping" and not callable(getattr(env, name, None)):
         return lambda transitions: transitions
+    if name == "render" and _follows_ding(env) and not _renders(env):
+        return functools.partial(_render_inside, env)
     return getattr(env, name)
+
+
+def _renders(env: Any) -> bool:
+    """Whether an env's class has a `render` of its own: that of `gym.Env` only says it has none."""
+    owner = next((cls for cls in type(env).__mro__ if "render" in vars(cls)), object)
+    return owner is not object and not is_gyms_env_class(owner)
+
+
+def _render_inside(env: Any, mode: str | None = None) -> Any:
+    inside = getattr(env, "_env", None)
+    if inside is None:
+        raise EnvContractError(
+            f"{env_name(env)} has no render method, and no env inside (`_env`) that could render; "
+            "envs of DI-engine have it from their first reset on"
+        )
+    return as_base_env(inside, 0).render(mode)
 
 
 def set_env_attribute(env: Any, name: str, value: Any) -> None:

@@ -16,10 +16,12 @@ import gymnasium
 
 def is_old_gym(obj: object) -> bool:
     """Return whether an object is an instance of the old package's `gym.Env`."""
-    return any(
-        cls.__name__ == "Env" and cls.__module__.partition(".")[0] == "gym"
-        for cls in type(obj).__mro__
-    )
+    return any(map(is_gyms_env_class, type(obj).__mro__))
+
+
+def is_gyms_env_class(cls: type) -> bool:
+    """Return whether a class is the old package's `gym.Env` itself."""
+    return cls.__name__ == "Env" and cls.__module__.partition(".")[0] == "gym"
 
 
 def is_seeded_by_reset(obj: object) -> bool:

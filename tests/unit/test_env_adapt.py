@@ -467,3 +467,38 @@ def test_optional_methods_that_a_plain_class_lacks_have_defaults() -> None:
     assert env_attribute(env, "reward_shaping")([{}]) == []
     with pytest.raises(AttributeError):
         env_attribute(env, "enable_save_replay")
+
+
+class GymsRender(GymOnly):
+    def render(self, mode: str = "human") -> Any:
+        raise NotImplementedError
+
+
+GymsRender.__module__, GymsRender.__name__ = "gym.core", "Env"
+
+
+class Picture(Plain):
+    def render(self, mode: str | None = None) -> Any:
+        return f"a picture in {mode}"
+
+
+class DingWithRender(DingEnv):
+    def render(self, mode: str | None = None) -> Any:
+        return "its own"
+
+
+@pytest.mark.parametrize("bases", [(DingEnv,), (DingEnv, GymsRender)])
+def test_an_env_of_ding_that_does_not_render_renders_what_is_inside(bases: Any) -> None:
+    env = type("Outside", bases, {})()
+    with pytest.raises(EnvContractError, match=r"Outside has no render method, and no env inside"):
+        env_attribute(env, "render")("rgb_array")
+    env._env = Picture()
+    assert env_attribute(env, "render")("rgb_array") == "a picture in rgb_array"
+    assert env_attribute(DingWithRender(), "render")() == "its own"
+
+
+def test_other_envs_are_asked_to_render_themselves() -> None:
+    env = Plain()
+    env._env = Picture()  # type: ignore[attr-defined]
+    with pytest.raises(AttributeError):
+        env_attribute(env, "render")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import pickle
 from collections import OrderedDict
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -21,6 +23,7 @@ from envmgr.env.adapt import (
     step_env,
 )
 from envmgr.env.contract import EnvContractError
+from envmgr.env.gym_spaces import own_space
 from envmgr.env.old_gym import OldGymEnv
 
 
@@ -311,6 +314,27 @@ def test_each_of_gyms_spaces_has_its_equal(old: Any, new: spaces.Space[Any]) -> 
     assert converted.dtype == new.dtype
     converted.seed(0)
     assert new.contains(converted.sample())
+
+
+GYMS = SimpleNamespace(
+    Box=lambda *args, **kwargs: ("Box", args, kwargs),
+    Tuple=lambda *args, **kwargs: ("Tuple", args, kwargs),
+    Discrete=lambda n, start: make(GymDiscrete, n=n, start=start),
+)
+
+
+def test_a_converted_space_goes_back_to_its_own_package_also_from_another_process() -> None:
+    old = gym_space("Tuple", spaces=(make(GymDiscrete, n=5, start=-2), BOX))
+    converted = pickle.loads(pickle.dumps(convert_space(old)))
+    name, ((first, (box, (low, high), of_box)),), _ = own_space(converted, GYMS)
+    assert (name, box, of_box) == ("Tuple", "Box", {"shape": (2,), "dtype": np.float32})
+    assert (type(first), first.n, first.start) == (GymDiscrete, 5, -2)
+    assert (low.tolist(), high.tolist()) == (LOW.tolist(), HIGH.tolist())
+
+
+@pytest.mark.parametrize("space", [spaces.Discrete(3), None])
+def test_a_space_that_was_not_converted_stays_what_it_is(space: Any) -> None:
+    assert own_space(space, GYMS) is space
 
 
 def test_the_order_of_a_dict_space_is_kept() -> None:
