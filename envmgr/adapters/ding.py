@@ -12,13 +12,13 @@ kinds in place of DI-engine's own, for configs that are to stay as they are.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, NoReturn
+from typing import Any, ClassVar
 
 from easydict import EasyDict
 
 from envmgr import managers
 from envmgr.adapters.ding_timesteps import CompletedDicts, CompletedTrees, Ends
-from envmgr.adapters.failures import trainers_error
+from envmgr.adapters.failures import raise_in_trainer
 from envmgr.adapters.requirements import missing
 from envmgr.env.gym_spaces import own_space
 from envmgr.errors import EnvFailure, EnvManagerError, ManagerClosedError, StateError
@@ -144,7 +144,8 @@ class DingKind(EnvManager):
         try:
             super().launch(reset_param)
         except EnvManagerError as error:
-            self._raise(error)
+            self._raise_in_trainer(error)
+            raise
 
     def reset(self, reset_param: Mapping[int, Mapping[str, Any] | None] | None = None) -> None:
         """Reset envs and wait for it; see `EnvManager.reset`."""
@@ -152,7 +153,8 @@ class DingKind(EnvManager):
         try:
             super().reset(reset_param)
         except EnvManagerError as error:
-            self._raise(error)
+            self._raise_in_trainer(error)
+            raise
         self._ends.forget(range(self.env_num) if reset_param is None else reset_param)
 
     def step(self, actions: Any) -> Any:
@@ -161,15 +163,16 @@ class DingKind(EnvManager):
         try:
             return super().step(actions)
         except EnvManagerError as error:
-            self._raise(error)
+            self._raise_in_trainer(error)
+            raise
 
     def _refuse_if_closed(self) -> None:
         if self.closed:
             raise ClosedError("the manager is closed; call launch() first")
 
-    def _raise(self, error: EnvManagerError) -> NoReturn:
-        asked = trainers_error(error) if self.cfg.on_failure == "raise" else error
-        raise asked from (error.__cause__ if asked is error else error)
+    def _raise_in_trainer(self, error: EnvManagerError) -> None:
+        if self.cfg.on_failure == "raise":
+            raise_in_trainer(error)
 
 
 def _preset(kind: type[EnvManager], key: str, **further: Any) -> dict[str, Any]:
