@@ -29,9 +29,9 @@ from envmgr.env.gym_spaces import convert_space
 from envmgr.env.gymnasium_env import GymnasiumEnv
 from envmgr.env.old_gym import (
     OldGymEnv,
-    is_gyms_env_class,
     is_old_gym,
     is_seeded_by_reset,
+    renders,
     split_reset,
 )
 from envmgr.types import EnvFactory, EnvTimestep
@@ -316,15 +316,9 @@ def env_attribute(env: Any, name: str) -> Any:
         return lambda: random_action_of(env)
     if name == "reward_shaping" and not callable(getattr(env, name, None)):
         return lambda transitions: transitions
-    if name == "render" and _follows_ding(env) and not _renders(env):
+    if name == "render" and _follows_ding(env) and not renders(env):
         return functools.partial(_render_inside, env)
     return getattr(env, name)
-
-
-def _renders(env: Any) -> bool:
-    """Whether an env's class has a `render` of its own: that of `gym.Env` only says it has none."""
-    owner = next((cls for cls in type(env).__mro__ if "render" in vars(cls)), object)
-    return owner is not object and not is_gyms_env_class(owner)
 
 
 def _render_inside(env: Any, mode: str | None = None) -> Any:

@@ -16,12 +16,17 @@ import gymnasium
 
 def is_old_gym(obj: object) -> bool:
     """Return whether an object is an instance of the old package's `gym.Env`."""
-    return any(map(is_gyms_env_class, type(obj).__mro__))
+    return any(map(_is_gyms_env, type(obj).__mro__))
 
 
-def is_gyms_env_class(cls: type) -> bool:
-    """Return whether a class is the old package's `gym.Env` itself."""
+def _is_gyms_env(cls: type) -> bool:
     return cls.__name__ == "Env" and cls.__module__.partition(".")[0] == "gym"
+
+
+def renders(env: object) -> bool:
+    """Return whether a class of an env defines `render`; that of `gym.Env` renders nothing."""
+    owner = next((cls for cls in type(env).__mro__ if "render" in vars(cls)), None)
+    return owner is not None and not _is_gyms_env(owner)
 
 
 def is_seeded_by_reset(obj: object) -> bool:
