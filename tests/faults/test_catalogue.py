@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from pathlib import Path
 
@@ -16,6 +17,7 @@ _TEST = re.compile(r"test_f(\d\d)_\w+")
 _ROW = re.compile(r"\| F(\d+) \| (.+) \| (.+) \| (.+) \|")
 
 
+@functools.cache
 def files_by_number() -> dict[int, set[str]]:
     """Return the names of the files in which each fault has a test."""
     files: dict[int, set[str]] = {}
