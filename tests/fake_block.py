@@ -268,8 +268,12 @@ class FakeBlock:
         seat, payload = host.seats.get(message.env_id), message.payload
         lengths: dict[int, int] = {Op.STEPPED: 5, Op.RESET_DONE: 2}
         length = lengths.get(message.op)
-        if seat is None or type(payload) is not tuple or len(payload) != length:
+        if type(payload) is not tuple or len(payload) != length:
             return message
+        if seat is None:  # the reply has the observation itself
+            self.observations.append(payload[0])
+            leaf = np.array(len(self.observations) - 1)
+            return message._replace(payload=([leaf], *payload[1:]))
         place = self._observe(seat, payload[0], of_reset=message.op == Op.RESET_DONE)
         return message._replace(payload=(place, *payload[1:]))
 

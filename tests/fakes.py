@@ -534,6 +534,30 @@ class FakeTransport(Transport):
         self._effects.clear()
 
 
+class UnkillableTransport(FakeTransport):
+    """One whose hosts may go on after their deaths were reported: as threads do."""
+
+    kills = False
+
+    def haunt(self) -> None:
+        """Have all hosts that were killed write all they can, with the tokens that they find."""
+        block = None if self.shared is None else self.shared.block
+        for host in (self.hosts[host_id] for host_id in self.killed):
+            for seat in host.in_block.seats.values() if block is not None else ():
+                row = seat.row
+                block.replies[row] = block.resets[row] = block.requests[row]
+                if block.orders[row] != seat.ordered:
+                    block.resets[row] = block.orders[row]
+                block.flags[row] = block.reset_flags[row] = 0xFFFF
+                block.rewards[row] = block.wide_rewards[row] = 99.0
+                block.infos[row] = block.reset_infos[row] = 0xFF
+                seat.places[seat.next_place(of_reset=False)] = -1
+                index = host.in_block.index
+                block.running[index], block.since[index] = row + 1, self.clock()
+                block.finished[index] = block.posted[index]
+                block.sleeping[index] = 0
+
+
 def _ends_wait(event: tuple[float, int, int | None, Any], pivot: int | None) -> bool:
     return pivot is None or event[2] in (pivot, None) or isinstance(event[3], HostDied)
 

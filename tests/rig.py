@@ -63,6 +63,7 @@ class Rig:
         num_workers: hosts that share the envs; None: one for each.
         spare_num: spares besides them.
         batches: which of the envs are rows of batched envs.
+        transport: what hosts run on.
         **rules: of episodes: fields of `EpisodeRules`.
     """
 
@@ -79,12 +80,13 @@ class Rig:
         num_workers: int | None = None,
         spare_num: int = 0,
         batches: tuple[Batch, ...] = (),
+        transport: type[FakeTransport] = FakeTransport,
         **rules: Any,
     ) -> None:
         self.clock = FakeClock()
         if has_block is None:
             has_block = _route == "block" and not has_memory
-        self.transport = FakeTransport(
+        self.transport = transport(
             self.clock,
             answer=answer,
             has_memory=has_memory,

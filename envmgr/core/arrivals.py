@@ -225,7 +225,7 @@ class Arrivals:
 
     def _find_running(self, group: HostGroup) -> None:
         """Something has happened to a host: which of its envs was running then?"""
-        if self._replies is not None and group.is_shared:
+        if self._replies is not None and group.is_shared and not group.is_retired:
             env_id = self._replies.running_in(group.index)
             group.running = group.running or group.by_id.get(env_id)
 

@@ -346,6 +346,17 @@ class Hosts:
         else:
             self._killed.add(host_id)
             self.transport.kill(host_id)
+            if not self.transport.kills:
+                self._retire(self._group_of_host[host_id])
+
+    def _retire(self, group: HostGroup) -> None:
+        """Leave the memory of a host that cannot be killed to it, for good."""
+        if not self.record.observed.is_open:
+            return  # it was told of none
+        group.is_retired = True
+        for slot in group.slots:
+            if not slot.is_spare:
+                self.record.retire(slot.env_id)
 
     def ended(self, group: HostGroup) -> None:
         """The host of these envs is gone and reaped."""

@@ -250,7 +250,7 @@ class Limits:
         due = [slot for slot in slots if slot.deadline <= now]
         for group in self._groups:
             if group.deadline <= now:
-                if self._block is not None and group.is_shared:
+                if self._block is not None and group.is_shared and not group.is_retired:
                     self._look(group, self._block)
                 late = self._late_in(group, now)
                 due += [] if late is None else [late]

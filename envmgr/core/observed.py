@@ -68,6 +68,11 @@ class Observed:
         self._readers = readers
         self._guard = guard
 
+    @property
+    def is_open(self) -> bool:
+        """Whether hosts may have been told where observations go."""
+        return bool(self._readers)
+
     def lay_out(
         self, arenas: Sequence[Array], layout: Layout, places: Places, *, copies: bool
     ) -> None:
@@ -126,6 +131,15 @@ class Observed:
         """Return the placement for a new env: it goes on after the places that are in use."""
         self._note(env_id)
         return self._readers[env_id].placed_anew(placement)
+
+    def retire(self, env_id: int) -> None:
+        """Replies of an env carry its observations from now on; the newest stays where it is.
+
+        The place that it is in is not that of the next observation, nor of the one after that.
+        """
+        self.of((env_id,))
+        self._place_bytes[env_id] = _NO_PLACE
+        self._readers[env_id].detach()
 
     def of(self, env_ids: Sequence[int]) -> list[Any]:
         """Return the newest observations of envs; always the same object for the same one."""

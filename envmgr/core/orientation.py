@@ -130,7 +130,7 @@ class Orientation:
     def placement_of(self, slot: EnvSlot) -> Placement | None:
         """Return where the observations of an env go from now on; None: by message."""
         placement = self._placements[slot.env_id]
-        if placement is None:
+        if placement is None or slot.env_id in self._hosts.record.retired:
             return None
         index = self._hosts.index_of[slot.env_id]
         return replace(self._observed.placed_anew(slot.env_id, placement), host_index=index)

@@ -89,7 +89,7 @@ class ExplicitResets:
             if slot.host_id is None:
                 self._repair.forgive(slot)
                 self._repair.renewals.bring_back(slot)
-            elif joins and self._posting is not None and _is_planned(slot):
+            elif joins and self._posting is not None and self._is_planned(slot):
                 slot.again = False
                 return True
             else:
@@ -124,7 +124,8 @@ class ExplicitResets:
             slot.episodes_done = 0
             slot.has_plan = False
 
-
-def _is_planned(slot: EnvSlot) -> bool:
-    """Whether the host of an env knows all that there is to know of its next reset."""
-    return slot.has_plan and slot.seed is None and not slot.new_generation
+    def _is_planned(self, slot: EnvSlot) -> bool:
+        """Whether the host of an env knows all that there is to know of its next reset."""
+        if slot.env_id in self._record.retired:
+            return False
+        return slot.has_plan and slot.seed is None and not slot.new_generation

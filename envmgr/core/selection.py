@@ -118,6 +118,8 @@ class Selection:
             return False
         if doomed and not doomed.keys().isdisjoint(ids):
             return False
+        if record.retired and not record.retired.isdisjoint(ids):
+            return False
         together = record.together
         if together is not None and not together.may_be_stepped(ids):
             return False

@@ -54,6 +54,8 @@ class Record:
         doomed: envs whose host died while they were ready, and with what failure: their next action
             gets an abnormal timestep.
         unexecuted: those of them that were sent that action, and whose timestep is still to come.
+        retired: envs whose rows and places are not used any more, since a host that could not be
+            killed may write there: all about them goes by message.
         together: says which envs are ready only together; None if none are.
         slots: all else, by env_id.
         launching: the first resets are not over.
@@ -73,6 +75,7 @@ class Record:
         self.doomed: dict[int, EnvFailure] = {}
         self.unexecuted: set[int] = set()
         self.launching = True
+        self.retired: set[int] = set()
         self.together: Together | None = None
         self.slots = [EnvSlot(i, self, is_spare=i >= env_num) for i in range(count)]
         self._all_idle = bytes([Phase.IDLE]) * env_num
@@ -151,6 +154,11 @@ class Record:
         """Whether a step is under way, or its reply is still to be taken out of the block."""
         column = self.phases.column
         return Phase.POSTED in column or Phase.STEPPING in column or bool(self.unexecuted)
+
+    def retire(self, env_id: int) -> None:
+        """Use the row and the places of an env no more."""
+        self.retired.add(env_id)
+        self.observed.retire(env_id)
 
     def clear(self) -> None:
         """Let go of all observations and timesteps: they may be views of shared memory."""

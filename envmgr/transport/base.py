@@ -66,6 +66,10 @@ class Transport(ABC):
     packs_envs: ClassVar[bool] = True
     """Whether one host may serve several envs, besides the rows of one batched env."""
 
+    kills: ClassVar[bool] = True
+    """Whether a host is gone once its death was reported after a `kill`. Else it may go on, and
+    write into its envs' rows of the block, their places and its own columns whenever it likes."""
+
     posts_together: ClassVar[bool] = False
     """Whether the steps of all hosts are posted in one place."""
 
