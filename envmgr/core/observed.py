@@ -138,7 +138,6 @@ class Observed:
         The place that it is in is not that of the next observation, nor of the one after that.
         """
         self.of((env_id,))
-        self._place_bytes[env_id] = _NO_PLACE
         self._readers[env_id].detach()
 
     def of(self, env_ids: Sequence[int]) -> list[Any]:

@@ -131,6 +131,25 @@ def test_what_was_ready_when_its_host_was_abandoned_stays_as_it_is() -> None:
     assert rig.ready() == [0, 1]
 
 
+def test_what_a_reset_has_left_in_its_place_can_still_be_read() -> None:
+    rig = unkillable(2, num_workers=1)
+    rig.reset(0)
+    rig.reset_done(0, "of the reset")
+    rig.send(1)
+    rig.advance(1.0)
+    haunt(rig)
+    assert rig.obs(0) == "of the reset"
+
+
+def test_a_death_is_blamed_as_without_a_block_where_columns_are_retired() -> None:
+    rig = unkillable(2, num_workers=1)
+    abandon_all(rig)
+    rig.send({0: 0, 1: 1})
+    haunt(rig)  # as if env 1 were running
+    rig.die(0)
+    assert rig.supervisor.statistics.failures_by_env == {0: 2}
+
+
 def test_limits_and_blame_go_by_messages_where_the_columns_of_a_host_are_retired() -> None:
     rig = unkillable(2, num_workers=1)
     abandon_all(rig)
@@ -191,6 +210,17 @@ def test_a_spare_takes_over_by_message_and_keeps_its_own_memory() -> None:
     assert (rig.obs(0), rig.supervisor.record.retired) == ("of the spare", {0})
     rig.send(0)
     assert not posted(rig, 0)
+
+
+def test_a_spare_has_nothing_to_retire() -> None:
+    rig = unkillable(1, spare_num=1)
+    rig.send(0)
+    rig.stepped(0, done=True)
+    rig.deliver()
+    rig.reset_done(0)
+    rig.run(1.0)  # the reset of what is the spare now
+    assert len(rig.transport.killed) == 1
+    assert rig.supervisor.record.retired == set()
 
 
 def test_rows_of_a_batched_env_are_retired_together() -> None:
