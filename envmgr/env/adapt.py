@@ -328,7 +328,7 @@ def _render_inside(env: Any, mode: str | None = None) -> Any:
             f"{env_name(env)} has no render method, and no env inside (`_env`) that could render; "
             "envs of DI-engine have it from their first reset on"
         )
-    return as_base_env(inside, 0).render(mode)
+    return (OldGymEnv(inside) if is_old_gym(inside) else as_base_env(inside, 0)).render(mode)
 
 
 def set_env_attribute(env: Any, name: str, value: Any) -> None:

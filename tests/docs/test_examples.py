@@ -204,10 +204,10 @@ def check_pip(arguments: list[str]) -> None:
     metadata.read(ROOT / "setup.cfg", encoding="utf-8")
     assert arguments[0] == "install"
     for requirement in arguments[1:]:
-        if requirement.startswith("-"):
+        if requirement.startswith("-") or (ROOT / requirement).is_file():  # -r FILE
             continue
-        name, _, extra = requirement.rstrip("]").partition("[")
-        assert name in (".", metadata["metadata"]["name"])
+        name, _, extra = requirement.partition("==")[0].rstrip("]").partition("[")
+        assert name in (".", metadata["metadata"]["name"], "DI-engine", "torch")
         assert not extra or extra in metadata["options.extras_require"]
 
 
