@@ -14,8 +14,9 @@ from typing import Any, NamedTuple, TypeGuard
 from envmgr.config import ManagerConfig
 from envmgr.core import Phase, requests
 from envmgr.core.engine import Engine
+from envmgr.core.launching import await_all, build_all, reset_all
 from envmgr.errors import EnvFailure, LaunchError
-from envmgr.launch import await_all, build_all, reset_all, usable_cores, worker_settings_of
+from envmgr.launch import usable_cores, worker_settings_of
 from envmgr.wire.messages import Op
 from envmgr.worker.trial import Trial, try_env
 

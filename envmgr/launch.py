@@ -5,33 +5,27 @@ from __future__ import annotations
 import logging
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import cloudpickle
 
 from envmgr.config import ManagerConfig, WorkerEnv, check_kind
-from envmgr.core import EpisodeRules, Hosts, Phase, Supervisor, requests
+from envmgr.core import EpisodeRules, Hosts, Supervisor
 from envmgr.core.engine import Engine
 from envmgr.core.shelter import Shelter
 from envmgr.env.batched import Batch, batches_of
-from envmgr.errors import ConfigError, EnvFailure, LaunchError
-from envmgr.lifecycle import EnvState
+from envmgr.errors import ConfigError
 from envmgr.policy import Deadlines, FailurePolicy
 from envmgr.transport.base import Transport
 from envmgr.types import Clock, EnvFactory
 from envmgr.wire.arenas import ObservationRules
 from envmgr.wire.hosts import HostSettings, WorkerSettings
-from envmgr.wire.messages import Op
 
 logger = logging.getLogger("envmgr")
 
 _SPIN_S = 1e-3
-
-_OTHERS_S = 5.0
-"""How long a launch that has failed waits for the other envs, to report all failures at once."""
 
 
 def deadlines_of(config: ManagerConfig) -> Deadlines:
@@ -145,26 +139,6 @@ def build_engine(
     check_kind(config, hides_resets=transport.works_alone)
     settings = host_settings_of(config, given_spaces, transport, batches_of(factories))
     spare = spare_factory(factories) if config.spare_env_num else None
-    rules = EpisodeRules(
-        episode_num=config.episode_num,
-        auto_reset=config.auto_reset,
-        reset_inplace=config.reset_inplace,
-        copy_on_get=config.copy_on_get,
-        check_actions=config.check_actions,
-        raise_non_finite=config.nan_policy == "raise",
-        spare_takers=() if spare is None else _takers(factories, spare),
-        spares_in_order=math.isinf(config.wait_num),
-    )
-    policy = FailurePolicy(
-        recover=config.on_failure == "recover",
-        max_retry=config.max_retry,
-        renew_between_attempts=config.retry_type == "renew",
-        retry_waiting_s=config.retry_waiting_time,
-        max_failures=config.max_failures,
-        max_failures_total=config.max_failures_total,
-        window_s=config.failure_window_s,
-        drop_exhausted=config.on_exhausted == "drop",
-    )
     hosts = Hosts(
         transport,
         all_factories(factories, config),
@@ -174,10 +148,37 @@ def build_engine(
         num_workers=n_hosts_of(config) if transport.packs_envs and not spare else None,
         spare_num=config.spare_env_num,
     )
-    supervisor = Supervisor(hosts, rules, policy)
+    rules = _rules_of(config, () if spare is None else _takers(factories, spare))
+    supervisor = Supervisor(hosts, rules, _failure_policy_of(config))
     alone = transport.works_alone
     return Engine(
         supervisor, transport, clock, background=alone, shelter=shelter, spin_s=spin_s_of(config)
+    )
+
+
+def _rules_of(config: ManagerConfig, spare_takers: tuple[bool, ...]) -> EpisodeRules:
+    return EpisodeRules(
+        episode_num=config.episode_num,
+        auto_reset=config.auto_reset,
+        reset_inplace=config.reset_inplace,
+        copy_on_get=config.copy_on_get,
+        check_actions=config.check_actions,
+        raise_non_finite=config.nan_policy == "raise",
+        spare_takers=spare_takers,
+        spares_in_order=math.isinf(config.wait_num),
+    )
+
+
+def _failure_policy_of(config: ManagerConfig) -> FailurePolicy:
+    return FailurePolicy(
+        recover=config.on_failure == "recover",
+        max_retry=config.max_retry,
+        renew_between_attempts=config.retry_type == "renew",
+        retry_waiting_s=config.retry_waiting_time,
+        max_failures=config.max_failures,
+        max_failures_total=config.max_failures_total,
+        window_s=config.failure_window_s,
+        drop_exhausted=config.on_exhausted == "drop",
     )
 
 
@@ -254,124 +255,3 @@ def with_batches(config: ManagerConfig, factories: Sequence[EnvFactory]) -> Mana
     together = not all(batch.partial_steps for batch in batches)
     inplace = config.reset_inplace or (together and config.auto_reset)
     return replace(config, num_workers=asked or n_units, reset_inplace=inplace)
-
-
-def build_envs(engine: Engine, config: ManagerConfig) -> None:
-    """Build all envs of an engine and lay out the memory for what they give. Its lock is held.
-
-    Raises:
-        LaunchError: with all failures.
-        SpaceMismatchError, ConfigError: see `Supervisor`.
-    """
-    build_all(engine)
-    place = partial(engine.supervisor.place_observations, same_spaces=config.same_spaces)
-    engine.undisturbed(place)
-
-
-def begin_envs(engine: Engine, replay_paths: Sequence[str] | None) -> None:
-    """Reset all envs of an engine, which are built. Its lock is held.
-
-    Raises:
-        LaunchError: with all failures.
-    """
-    if replay_paths is not None:
-        _enable_replays(engine, replay_paths)
-    reset_all(engine)
-    engine.supervisor.record.launching = False
-
-
-def build_all(engine: Engine) -> None:
-    """Start all hosts of an engine and wait until their envs are built.
-
-    Raises:
-        LaunchError: with all failures.
-        ConfigError: a factory cannot be sent to a host; nothing was started.
-    """
-    slots = engine.supervisor.hosts.slots
-    engine.undisturbed(partial(engine.supervisor.start_hosts, [s.env_id for s in slots]))
-    await_all(engine, lambda: all(s.phase is not Phase.STARTING for s in slots), "building")
-
-
-def reset_all(engine: Engine, limit_s: float = math.inf) -> None:
-    """Have all envs reset for the first time, and wait for it.
-
-    Raises:
-        LaunchError: with all failures; or it takes longer than `limit_s`.
-    """
-    supervisor = engine.supervisor
-    states, spares = supervisor.states, supervisor.spares
-    failures = supervisor.repair.launch_failures
-    engine.undisturbed(supervisor.begin_episodes)
-    await_all(
-        engine,
-        lambda: all(
-            s.env_id in failures
-            or (
-                spares is not None and spares.is_ready(s)
-                if s.is_spare
-                else states[s.env_id] is EnvState.RUN
-            )
-            for s in supervisor.hosts.slots
-        ),
-        "the first reset",
-        limit_s,
-    )
-
-
-def _enable_replays(engine: Engine, paths: Sequence[str]) -> None:
-    supervisor = engine.supervisor
-    slots = supervisor.slots
-    payloads = replay_payloads(paths)
-    ids = list(range(len(slots)))
-    requests.submit_calls(supervisor, ids, Op.CALL, payloads, "enable_save_replay")
-    await_all(
-        engine, lambda: all(s.phase is not Phase.CALLING for s in slots), "enable_save_replay"
-    )
-    failed = {s.env_id: s.result for s in slots if isinstance(s.result, EnvFailure)}
-    if failed:
-        raise _launch_error(failed, len(slots))
-    for slot in slots:
-        slot.result = None
-    supervisor.repeat(ids, Op.CALL, payloads)
-
-
-def replay_payloads(paths: Sequence[str]) -> list[tuple[str, Any]]:
-    """Return the payloads of the calls that enable replays; one object for equal paths."""
-    payloads = {path: ("enable_save_replay", (path,)) for path in paths}
-    return [payloads[path] for path in paths]
-
-
-def await_all(
-    engine: Engine, finished: Callable[[], bool], doing: str, limit_s: float = math.inf
-) -> None:
-    """Wait for envs that are being launched.
-
-    Raises:
-        LaunchError: with all failures; or it takes longer than `limit_s`.
-    """
-    failures = engine.supervisor.repair.launch_failures
-    in_time = engine.wait_until(
-        lambda: bool(failures) or finished(),
-        deadline=engine.now() + limit_s,
-        doing=f"launch ({doing})",
-    )
-    if failures:
-        engine.wait_for(finished, _OTHERS_S)
-        raise _launch_error(failures, len(engine.supervisor.hosts.slots))
-    if not in_time:
-        raise LaunchError(f"it has not answered {limit_s:g} s into {doing}")
-
-
-def _launch_error(failures: dict[int, EnvFailure], env_num: int) -> LaunchError:
-    first = failures[min(failures)]
-    texts = "\n".join(f"- {failure}" for _, failure in sorted(failures.items())[:3])
-    more = f"\n- and {len(failures) - 3} more, in the `failures` of this error" * (
-        len(failures) > 3
-    )
-    error = LaunchError(
-        f"{len(failures)} of {env_num} envs could not be launched; everything is closed again:\n"
-        f"{texts}{more}",
-        failures,
-    )
-    error.__cause__ = first
-    return error

@@ -97,7 +97,7 @@ class Arrivals:
         if type(arrival) is Message:
             slot = group.by_id.get(arrival.env_id)
             if slot is None:
-                self._on_unexpected(self._hosts.blamed(group), arrival)
+                self._on_unexpected(group.blamed(), arrival)
                 return
             if arrival.op != Op.NOTICE:
                 self._apply_replied((slot,))
@@ -112,7 +112,7 @@ class Arrivals:
                 if slot.request_id == arrival.request_id:
                     self._fail(slot, failures.timeout(slot, arrival.limit_s), Lost.HOST)
         elif type(arrival) is Garbage:
-            self._break_off(self._hosts.blamed(group), arrival.reason)
+            self._break_off(group.blamed(), arrival.reason)
 
     def handle_step(self, item: tuple[int, Arrival]) -> bool:
         """Apply an ordinary step that came by message; False if it is something else.
@@ -148,7 +148,7 @@ class Arrivals:
             or generation != slot.generation
             or slot.phase not in _AWAITED_IN.get(op, ())
         ):
-            culprit = running or (self._hosts.blamed(group) if group.is_shared else slot)
+            culprit = running or (group.blamed() if group.is_shared else slot)
             self._on_unexpected(culprit, message)
         else:
             self._checked(self._handlers[op], slot, payload)
@@ -213,7 +213,7 @@ class Arrivals:
 
     def _on_death(self, group: HostGroup, died: HostDied) -> None:
         was_ending = group.is_ending
-        culprit = self._hosts.blamed(group)
+        culprit = group.blamed()
         self._hosts.ended(group)
         if was_ending:
             warn_of_fault(died)

@@ -67,6 +67,16 @@ class HostGroup:
         """Return the envs that take part in the host."""
         return [slot for slot in self.slots if slot.host_id is not None]
 
+    def blamed(self) -> EnvSlot:
+        """Return the env that was running when something happened to the host.
+
+        Without a word of the host: the first in the order in which requests were sent; if it was
+        idle, the first of its envs.
+        """
+        if self.running is not None:
+            return self.running
+        return next(iter((*self.awaited(), *self.present(), *self.slots)))
+
     def awaited(self) -> list[EnvSlot]:
         """Return the envs whose replies are awaited, in the order in which they run, if known.
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from envmgr.core.groups import HostGroup, host_groups
-from envmgr.core.limits import Limits
+from envmgr.core.limits import Limits, announced_in
 from envmgr.core.phases import Change, Next, Phase
 from envmgr.core.slots import NEVER, EnvSlot, Record
 from envmgr.core.together import Together
@@ -21,9 +21,6 @@ from envmgr.wire.messages import UNANSWERED, Message, Op
 
 KILL_PATIENCE_S = 5.0
 """How long a host that was killed may take to be reported dead."""
-
-_CONSTRUCTION = frozenset((Op.HELLO, Op.RENEW))
-_ALL_WORK = _CONSTRUCTION | {Op.RESET, Op.STEP, Op.CALL, Op.GET_ATTR, Op.SET_ATTR, Op.RELEASE}
 
 
 class Hosts:
@@ -74,7 +71,7 @@ class Hosts:
         self.groups = host_groups(self.slots, num_workers)
         self._factories = factories
         self._settings = settings
-        self._shared_settings = replace(settings, announced=_announced(deadlines))
+        self._shared_settings = replace(settings, announced=announced_in(deadlines))
         self._host_ids = itertools.count(1)
         self._request_ids = itertools.count(UNANSWERED + 1)
         self._group_of_host: dict[int, HostGroup] = {}
@@ -145,16 +142,6 @@ class Hosts:
         self.settle(slot)
         self.tell(slot, Op.RELEASE, None)
         slot.host_id = None
-
-    def blamed(self, group: HostGroup) -> EnvSlot:
-        """Return the env that was running when something happened to its host.
-
-        Without a word of the host: the first in the order in which requests were sent; if it was
-        idle, the first of its envs.
-        """
-        if group.running is not None:
-            return group.running
-        return next(iter((*group.awaited(), *group.present(), *group.slots)))
 
     # -- requests -----------------------------------------------------------------------------
 
@@ -279,23 +266,6 @@ class Hosts:
         """Have a host ring when it has done what was posted."""
         self.transport.ring((self.groups[index].host_id or 0,), asks=True)
 
-    # -- spares -------------------------------------------------------------------------------
-
-    def exchange(self, slot: EnvSlot, spare: EnvSlot) -> None:
-        """Have an env and a spare, which have their hosts to themselves, change places.
-
-        Their hosts are to be told with ADOPT. What is under way in them is the caller's to settle.
-        """
-        ours, theirs = slot.group, spare.group
-        for group, before in ((ours, slot), (theirs, spare)):
-            group.superseded.update((before.request_id, UNANSWERED))
-        ours.serve((spare,))
-        theirs.serve((slot,))
-        slot.host_id, spare.host_id = spare.host_id, slot.host_id
-        slot.has_plan = spare.has_plan = False
-        self.index_of[slot.env_id] = theirs.index
-        self.moves += 1
-
     # -- the end of a host --------------------------------------------------------------------
 
     def leave(self, slot: EnvSlot, following: Next, pause_s: float = 0.0) -> None:
@@ -371,13 +341,6 @@ class Hosts:
     def forget_all(self) -> None:
         """Have no host known any more: what still arrives is nobody's."""
         self._group_of_host.clear()
-
-
-def _announced(deadlines: Deadlines) -> frozenset[int]:
-    """Return what a shared host has to announce, so that limits count from when it begins."""
-    if deadlines.step_s is None and deadlines.reset_s is None:
-        return _CONSTRUCTION
-    return _ALL_WORK
 
 
 def _host_of(slot: EnvSlot) -> int:

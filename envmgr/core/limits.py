@@ -14,8 +14,12 @@ from envmgr.policy import Deadlines
 from envmgr.spaces import Array
 from envmgr.types import Clock
 from envmgr.wire.block import Block
+from envmgr.wire.messages import Op
 
 _PASSED = float("inf")
+
+_CONSTRUCTION = frozenset((Op.HELLO, Op.RENEW))
+_ALL_WORK = _CONSTRUCTION | {Op.RESET, Op.STEP, Op.CALL, Op.GET_ATTR, Op.SET_ATTR, Op.RELEASE}
 
 
 class Limits:
@@ -268,3 +272,10 @@ class Limits:
 
 _POSTED = np.uint8(Phase.POSTED)
 _STEPS = (Phase.POSTED, Phase.STEPPING, Phase.CANCELLING)
+
+
+def announced_in(deadlines: Deadlines) -> frozenset[int]:
+    """Return what a shared host has to announce, so that limits count from when it begins."""
+    if deadlines.step_s is None and deadlines.reset_s is None:
+        return _CONSTRUCTION
+    return _ALL_WORK

@@ -29,9 +29,9 @@ class Repair:
         hosts: to renew and end hosts.
         policy: what to do.
         statistics: where failures are counted.
-        auto_reset: whether a repaired env begins an episode by itself.
         episodes: begins them, and replaces hosts that want it.
         spares: what takes the place of envs that fail; None if there is nothing.
+        auto_reset: whether a repaired env begins an episode by itself.
 
     Attributes:
         renewals: of envs and hosts.
@@ -48,9 +48,9 @@ class Repair:
         policy: FailurePolicy,
         statistics: Statistics,
         episodes: Episodes,
+        spares: Spares | None = None,
         *,
         auto_reset: bool,
-        spares: Spares | None = None,
     ) -> None:
         self._hosts = hosts
         self._record = hosts.record

@@ -17,7 +17,7 @@ from envmgr.core.phases import Change, Next, Phase
 from envmgr.core.slots import NEVER, EnvSlot
 from envmgr.core.stats import Statistics
 from envmgr.lifecycle import EnvState, Event
-from envmgr.wire.messages import Op
+from envmgr.wire.messages import UNANSWERED, Op
 
 NO_SPARES = {"spare_env_num": 0, "spares_ready": 0}
 """The figures of a manager that has none."""
@@ -198,7 +198,7 @@ class Spares:
         """Exchange the hosts of a spare and an env, and await the reset of the spare there."""
         under_way = spare.phase is Phase.RESETTING
         deadline, limit_s = spare.deadline, spare.limit_s
-        self._hosts.exchange(slot, spare)
+        self._exchange(slot, spare)
         if under_way:
             self._use_up(spare)
         self._queue.remove(spare)
@@ -211,3 +211,18 @@ class Spares:
         self._hosts.request(slot, Op.ADOPT, placement, Change.RESET)
         if under_way:
             self._hosts.limits.set_until(slot, deadline, limit_s)
+
+    def _exchange(self, slot: EnvSlot, spare: EnvSlot) -> None:
+        """Have an env and a spare, which have their hosts to themselves, change places.
+
+        Their hosts are to be told with ADOPT. What is under way in them is the caller's to settle.
+        """
+        ours, theirs = slot.group, spare.group
+        for group, before in ((ours, slot), (theirs, spare)):
+            group.superseded.update((before.request_id, UNANSWERED))
+        ours.serve((spare,))
+        theirs.serve((slot,))
+        slot.host_id, spare.host_id = spare.host_id, slot.host_id
+        slot.has_plan = spare.has_plan = False
+        self._hosts.index_of[slot.env_id] = theirs.index
+        self._hosts.moves += 1

@@ -84,22 +84,18 @@ class Supervisor:
         self._episodes = Episodes(hosts, rules, self.statistics, self.spares)
         self.sending = Sending(hosts, self.statistics, self._episodes)
         self.repair = Repair(
-            hosts,
-            policy,
-            self.statistics,
-            self._episodes,
-            auto_reset=rules.auto_reset,
-            spares=self.spares,
+            hosts, policy, self.statistics, self._episodes, self.spares, auto_reset=rules.auto_reset
         )
         self.resets = ExplicitResets(
             hosts, self.statistics, self._episodes, self.repair, self.spares
         )
+        answers = Answers(
+            hosts, self.statistics, self._orientation, self._episodes, self.repair, self.spares
+        )
         self._arrivals = Arrivals(
             hosts,
             self.statistics,
-            Answers(
-                hosts, self.statistics, self._orientation, self._episodes, self.repair, self.spares
-            ),
+            answers,
             self._episodes,
             self.repair,
             raise_non_finite=rules.raise_non_finite,

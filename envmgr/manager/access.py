@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from envmgr.core import Phase, Supervisor, arguments, requests
+from envmgr.core.launching import replay_payloads
 from envmgr.errors import (
     ConfigError,
     EnvAttributeError,
@@ -16,7 +17,6 @@ from envmgr.errors import (
     MethodAccessError,
     StateError,
 )
-from envmgr.launch import replay_payloads
 from envmgr.manager.engine_owner import Called
 from envmgr.manager.lifetime import ManagerLifetime
 from envmgr.types import monotonic

@@ -9,13 +9,13 @@ from typing_extensions import Self
 
 from envmgr.core import Supervisor, arguments
 from envmgr.core.engine import Engine
+from envmgr.core.launching import begin_envs, build_envs
 from envmgr.core.spares import NO_SPARES
 from envmgr.env import adapt
 from envmgr.errors import (
     LaunchError,
     StateError,
 )
-from envmgr.launch import begin_envs, build_envs
 from envmgr.lifecycle import EnvState
 from envmgr.manager.engine_owner import EngineOwner
 from envmgr.seeding import Samplers
@@ -197,7 +197,7 @@ class ManagerLifetime(EngineOwner):
     def _build(self, engine: Engine, supervisor: Supervisor) -> None:
         if not self._built:
             self._preload(engine, self._env_fn)
-            build_envs(engine, self._config)
+            build_envs(engine, same_spaces=self._config.same_spaces)
             self._adopt(supervisor.descriptions)
             self._built = True
 

@@ -8,14 +8,13 @@ from typing import Any
 
 from envmgr.wire.block import (
     FENCE,
-    NUMPY_VALUES,
     ORDERS,
     RING_EACH,
     RING_MASK,
-    Block,
     fence,
     items,
 )
+from envmgr.worker.actions import ActionReader
 from envmgr.worker.seats import Seat, Step
 
 _RING_AT_LEAST_S = 200e-6
@@ -135,7 +134,7 @@ class PostedSteps:
         self._first, self._end = self._rows[0], self._rows[-1] + 1
         self._is_dense = self._end - self._first == len(seats)
         takes_any = all(seat.takes_any_number for seat in seats)
-        self._actions = _ActionReader(seats[0].sink.block, self._rows, takes_any_number=takes_any)
+        self._actions = ActionReader(seats[0].sink.block, self._rows, takes_any_number=takes_any)
         self._readers = self._actions.readers
 
     def _telling(self, seat: Seat) -> Step:
@@ -185,9 +184,7 @@ class PostedSteps:
         That is a reset, a message, or what ends `await_bell`, which sleeps until this host is rung
         for and returns False if there is more to it. With None one batch is taken, if there is one.
         """
-        if self._arranged is not None:
-            self._arrange(self._arranged)
-        if not self._seats:
+        if not self._has_seats():
             return
         index, posted, finished = self._index, self._posting, self._finished
         sleeping, mail, mail_read = self._sleeping, self._mail, self._read
@@ -231,6 +228,12 @@ class PostedSteps:
                 self.ring()
             if follows or await_bell is None or mail[index] != mail_read:
                 return
+
+    def _has_seats(self) -> bool:
+        """Return whether an env takes part, after what an interrupt has left half arranged."""
+        if self._arranged is not None:
+            self._arrange(self._arranged)
+        return bool(self._seats)
 
     def _take_batch(self, posting: int) -> bool:
         """Take the steps of a batch; return whether resets follow."""
@@ -310,60 +313,3 @@ class PostedSteps:
             fence()
             if self._sleeping[-1]:
                 self.ring()
-
-
-class _ActionReader:
-    """Reads the actions of rows from the block, as private copies.
-
-    Args:
-        block: the columns.
-        rows: which.
-        takes_any_number: their envs do not mind whose numbers they get.
-    """
-
-    def __init__(self, block: Block, rows: list[int], *, takes_any_number: bool) -> None:
-        layout = block.plan.actions
-        first, end = rows[0], rows[-1] + 1
-        self._positions = None if end - first == len(rows) else [row - first for row in rows]
-        self._columns = [column[first:end] for column in block.actions]
-        self._kinds = None if takes_any_number else block.kinds[first:end]
-        self._layout = layout
-        self._is_number = type(layout.skeleton) is int and layout.leaves[0].is_number
-
-    @property
-    def readers(self) -> tuple[Any, Callable[[], list[Any]]]:
-        """The actions as Python's numbers, one by one, or None; and `read`, which always works."""
-        integers = self._is_number and self._columns[0].dtype.kind in "iu"
-        plain = integers and self._kinds is None and self._positions is None
-        return items(self._columns[0]) if plain else None, self.read
-
-    def read(self) -> list[Any]:
-        """Return the action of each row."""
-        if self._is_number:
-            actions = self._numbers()
-        else:
-            leaves = [
-                [copy[k, ...] for k in range(len(copy))] if not leaf.is_number else list(copy)
-                for leaf, copy in zip(self._layout.leaves, map(_copied, self._columns), strict=True)
-            ]
-            unflatten = self._layout.unflatten
-            actions = [unflatten(parts) for parts in zip(*leaves, strict=True)]
-        return actions if self._positions is None else [actions[k] for k in self._positions]
-
-    def _numbers(self) -> list[Any]:
-        (column,) = self._columns
-        numbers: list[Any] = column.tolist()
-        if self._kinds is None:
-            return numbers
-        kinds = self._kinds.tobytes()
-        if NUMPY_VALUES in kinds:
-            typed = column.dtype.type
-            return [
-                typed(number) if kind == NUMPY_VALUES else number
-                for number, kind in zip(numbers, kinds, strict=True)
-            ]
-        return numbers
-
-
-def _copied(column: Any) -> Any:
-    return column.copy()

@@ -10,6 +10,7 @@ import pytest
 from gymnasium.spaces import Discrete
 
 from envmgr.config import ManagerConfig
+from envmgr.core.launching import begin_envs, build_envs
 from envmgr.errors import (
     ConfigError,
     EnvCrash,
@@ -20,9 +21,7 @@ from envmgr.errors import (
 )
 from envmgr.launch import (
     all_factories,
-    begin_envs,
     build_engine,
-    build_envs,
     deadlines_of,
     spare_factory,
     spin_s_of,
@@ -71,7 +70,7 @@ ALWAYS = 10**6
 
 def launch(rig: Rig, replay_paths: Any = None, **config: Any) -> None:
     with rig.engine.calling():
-        build_envs(rig.engine, ManagerConfig(**config))
+        build_envs(rig.engine, same_spaces=ManagerConfig(**config).same_spaces)
         begin_envs(rig.engine, replay_paths)
 
 

@@ -1,0 +1,143 @@
+"""The launch of all envs: they are built and reset, or it fails with all that went wrong."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from envmgr.core import requests
+from envmgr.core.engine import Engine
+from envmgr.core.phases import Phase
+from envmgr.errors import EnvFailure, LaunchError
+from envmgr.lifecycle import EnvState
+from envmgr.wire.messages import Op
+
+_OTHERS_S = 5.0
+"""How long a launch that has failed waits for the other envs, to report all failures at once."""
+
+
+def build_envs(engine: Engine, *, same_spaces: bool) -> None:
+    """Build all envs of an engine and lay out the memory for what they give. Its lock is held.
+
+    Args:
+        engine: whose envs are VOID.
+        same_spaces: refuse envs whose spaces differ.
+
+    Raises:
+        LaunchError: with all failures.
+        SpaceMismatchError, ConfigError: see `Supervisor`.
+    """
+    build_all(engine)
+    place = partial(engine.supervisor.place_observations, same_spaces=same_spaces)
+    engine.undisturbed(place)
+
+
+def begin_envs(engine: Engine, replay_paths: Sequence[str] | None) -> None:
+    """Reset all envs of an engine, which are built. Its lock is held.
+
+    Raises:
+        LaunchError: with all failures.
+    """
+    if replay_paths is not None:
+        _enable_replays(engine, replay_paths)
+    reset_all(engine)
+    engine.supervisor.record.launching = False
+
+
+def build_all(engine: Engine) -> None:
+    """Start all hosts of an engine and wait until their envs are built.
+
+    Raises:
+        LaunchError: with all failures.
+        ConfigError: a factory cannot be sent to a host; nothing was started.
+    """
+    slots = engine.supervisor.hosts.slots
+    engine.undisturbed(partial(engine.supervisor.start_hosts, [s.env_id for s in slots]))
+    await_all(engine, lambda: all(s.phase is not Phase.STARTING for s in slots), "building")
+
+
+def reset_all(engine: Engine, limit_s: float = math.inf) -> None:
+    """Have all envs reset for the first time, and wait for it.
+
+    Raises:
+        LaunchError: with all failures; or it takes longer than `limit_s`.
+    """
+    supervisor = engine.supervisor
+    states, spares = supervisor.states, supervisor.spares
+    failures = supervisor.repair.launch_failures
+    engine.undisturbed(supervisor.begin_episodes)
+    await_all(
+        engine,
+        lambda: all(
+            s.env_id in failures
+            or (
+                spares is not None and spares.is_ready(s)
+                if s.is_spare
+                else states[s.env_id] is EnvState.RUN
+            )
+            for s in supervisor.hosts.slots
+        ),
+        "the first reset",
+        limit_s,
+    )
+
+
+def _enable_replays(engine: Engine, paths: Sequence[str]) -> None:
+    supervisor = engine.supervisor
+    slots = supervisor.slots
+    payloads = replay_payloads(paths)
+    ids = list(range(len(slots)))
+    requests.submit_calls(supervisor, ids, Op.CALL, payloads, "enable_save_replay")
+    await_all(
+        engine, lambda: all(s.phase is not Phase.CALLING for s in slots), "enable_save_replay"
+    )
+    failed = {s.env_id: s.result for s in slots if isinstance(s.result, EnvFailure)}
+    if failed:
+        raise _launch_error(failed, len(slots))
+    for slot in slots:
+        slot.result = None
+    supervisor.repeat(ids, Op.CALL, payloads)
+
+
+def replay_payloads(paths: Sequence[str]) -> list[tuple[str, Any]]:
+    """Return the payloads of the calls that enable replays; one object for equal paths."""
+    payloads = {path: ("enable_save_replay", (path,)) for path in paths}
+    return [payloads[path] for path in paths]
+
+
+def await_all(
+    engine: Engine, finished: Callable[[], bool], doing: str, limit_s: float = math.inf
+) -> None:
+    """Wait for envs that are being launched.
+
+    Raises:
+        LaunchError: with all failures; or it takes longer than `limit_s`.
+    """
+    failures = engine.supervisor.repair.launch_failures
+    in_time = engine.wait_until(
+        lambda: bool(failures) or finished(),
+        deadline=engine.now() + limit_s,
+        doing=f"launch ({doing})",
+    )
+    if failures:
+        engine.wait_for(finished, _OTHERS_S)
+        raise _launch_error(failures, len(engine.supervisor.hosts.slots))
+    if not in_time:
+        raise LaunchError(f"it has not answered {limit_s:g} s into {doing}")
+
+
+def _launch_error(failures: dict[int, EnvFailure], env_num: int) -> LaunchError:
+    first = failures[min(failures)]
+    texts = "\n".join(f"- {failure}" for _, failure in sorted(failures.items())[:3])
+    more = f"\n- and {len(failures) - 3} more, in the `failures` of this error" * (
+        len(failures) > 3
+    )
+    error = LaunchError(
+        f"{len(failures)} of {env_num} envs could not be launched; everything is closed again:\n"
+        f"{texts}{more}",
+        failures,
+    )
+    error.__cause__ = first
+    return error
