@@ -181,6 +181,8 @@ def outcome_function(env: Any) -> Callable[[Any], Outcome]:
 
 
 def _as_timestep(env: Any, result: Any) -> EnvTimestep:
+    if isinstance(result, tuple) and getattr(result, "_fields", None) == EnvTimestep._fields:
+        return EnvTimestep(*result)  # DI-engine's, in each of its steps
     if all(hasattr(result, name) for name in EnvTimestep._fields):
         return EnvTimestep(result.obs, result.reward, result.done, _info_with_extras(result))
     if isinstance(result, (tuple, list)) and len(result) == 4:
@@ -324,10 +326,8 @@ def env_attribute(env: Any, name: str) -> Any:
 def _render_inside(env: Any, mode: str | None = None) -> Any:
     inside = getattr(env, "_env", None)
     if inside is None:
-        raise EnvContractError(
-            f"{env_name(env)} has no render method, and no env inside (`_env`) that could render; "
-            "envs of DI-engine have it from their first reset on"
-        )
+        text = "has no render method, and no env inside (`_env`; it comes with the first reset)"
+        raise EnvContractError(f"{env_name(env)} {text}")
     return (OldGymEnv(inside) if is_old_gym(inside) else as_base_env(inside, 0)).render(mode)
 
 
