@@ -95,6 +95,7 @@ class FixedBatches:
         self._params: dict[int, dict[str, Any]] = {}
         self._parts: list[tuple[npt.NDArray[np.int64], Rows]] = []
         self._sent: list[int] = []
+        self._received: Rows | None = None
 
     # -- resets -----------------------------------------------------------------------------
 
@@ -139,6 +140,7 @@ class FixedBatches:
         if seed is None and not any(given) and not self._params:
             ids = [i for i in ids if i not in begun]
         params = self._params_of(ids, given)
+        self._received, self._parts = None, []
         try:
             if self.manager.closed:
                 self.manager.launch(params)
@@ -177,14 +179,23 @@ class FixedBatches:
         """
         ids = self._all if env_ids is None else env_ids
         self.manager.send_arrays(ids, actions)
+        self._received = None
         self._sent = ids if isinstance(ids, list) else list(ids)
 
     def receive(self, timeout_s: float | None = None) -> Rows | None:
         """Return the timesteps of all actions that were sent, or None if they take too long.
 
+        Until the next `send` or `reset` it returns the same once more: what a step has received is
+        not lost when Ctrl-C ends it while it waits for something else.
+
         Args:
             timeout_s: seconds to wait. What has come until then is kept for the next call.
         """
+        if self._received is None:
+            self._received = self._receive(timeout_s)
+        return self._received
+
+    def _receive(self, timeout_s: float | None) -> Rows | None:
         missing = len(self._sent) - sum(len(ids) for ids, _ in self._parts)
         try:
             batch = self.manager.recv_arrays(missing, timeout_s)
@@ -243,7 +254,7 @@ class FixedBatches:
 
     def close(self, timeout_s: float | None = None, *, terminate: bool = False) -> None:
         """Close the manager; whatever has failed before."""
-        self._parts = []
+        self._received, self._parts = None, []  # which may be views of what is released now
         self.manager.close(timeout_s, terminate)
 
 

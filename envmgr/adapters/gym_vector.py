@@ -239,19 +239,21 @@ class ManagerVectorEnv(GymAccess):
             return None
         first = self._batches.first_obs(begun)
         infos = dict(zip(begun, self._batches.first_infos(begun), strict=True))
-        self._final.clear()
         if rows is None:
             no = np.zeros((2, n), dtype=np.bool_)
-            return Rows(first, np.zeros(n), no[0], no[1], [infos[i] for i in range(n)], [])
-        infos.update(zip(going, rows.infos or [{}] * len(going), strict=True))
-        return Rows(
-            spread(n, [(going, rows.obs), (begun, first)]),
-            spread(n, [(going, rows.rewards)]),
-            spread(n, [(going, rows.terminated)]),
-            spread(n, [(going, rows.truncated)]),
-            [infos[i] for i in range(n)] if any(infos.values()) else None,
-            rows.ended,
-        )
+            rows = Rows(first, np.zeros(n), no[0], no[1], [infos[i] for i in range(n)], [])
+        else:
+            infos.update(zip(going, rows.infos or [{}] * len(going), strict=True))
+            rows = Rows(
+                spread(n, [(going, rows.obs), (begun, first)]),
+                spread(n, [(going, rows.rewards)]),
+                spread(n, [(going, rows.terminated)]),
+                spread(n, [(going, rows.truncated)]),
+                [infos[i] for i in range(n)] if any(infos.values()) else None,
+                rows.ended,
+            )
+        self._final.clear()  # not before: Ctrl-C may come while they are awaited
+        return rows
 
     def _with_next_episodes(self, rows: Rows) -> Rows:
         """Return a step after which the envs whose episodes ended have begun new ones."""

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Space, Tuple
 
 from envmgr.adapters import env_functions
-from envmgr.adapters.batches import FixedBatches, Rows, put_rows, row_of, rows_of
+from envmgr.adapters.batches import FixedBatches, put_rows, row_of, rows_of
 from envmgr.adapters.failures import raise_in_trainer
 from envmgr.adapters.requirements import missing
 from envmgr.errors import ConfigError, EnvFailure, EnvNotReadyError, ManagerClosedError
@@ -52,7 +52,6 @@ class ManagerVecEnv(VecEnv):  # type: ignore[misc]
         self.manager = manager
         self.waiting = self.closed = False
         self._may_step = False
-        self._received: Rows | None = None
         self._has_new_infos = False
         self._are_views = manager.cfg.copy_on_get is not True
         is_ours = manager.closed
@@ -91,7 +90,7 @@ class ManagerVecEnv(VecEnv):  # type: ignore[misc]
             EnvManagerError: as `EnvManager.launch` and `reset`.
         """
         self._refuse_closed()
-        self._received, self.waiting = None, False
+        self.waiting = False
         seeds = self._seeds if any(seed is not None for seed in self._seeds) else None
         self._batches.reset(seed=seeds, options=self._options)
         obs = self._batches.first_obs()
@@ -136,9 +135,8 @@ class ManagerVecEnv(VecEnv):  # type: ignore[misc]
         if not self.waiting:
             self._refuse_closed()
             raise EnvNotReadyError("there is no step under way: call step_async(actions) first")
-        if self._received is None:  # else Ctrl-C came while the next episodes were awaited
-            self._received = self._batches.receive()
-        obs, rewards, terminated, truncated, infos, ended = self._received  # type: ignore[misc]
+        rows = self._batches.receive()
+        obs, rewards, terminated, truncated, infos, ended = rows  # type: ignore[misc]
         if infos is None:
             infos = [{_CUT: False} for _ in range(self.num_envs)]
         else:
@@ -155,7 +153,7 @@ class ManagerVecEnv(VecEnv):  # type: ignore[misc]
                 obs = rows_of(obs, np.arange(self.num_envs))
             put_rows(obs, ended, first)
             self._has_new_infos = True
-        self._received, self.waiting = None, False
+        self.waiting = False
         return obs, rewards, dones, infos
 
     # -- calls and attributes ---------------------------------------------------------------
@@ -238,7 +236,6 @@ class ManagerVecEnv(VecEnv):  # type: ignore[misc]
     def close(self) -> None:
         """Close all envs and the manager; what a step under way would give is lost."""
         self.waiting = self._may_step = False
-        self._received = None
         self._batches.close()
         self.closed = True
 

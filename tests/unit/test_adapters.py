@@ -1,5 +1,6 @@
 """What all adapters share: batches of fixed width, and what becomes of failures."""
 
+import gymnasium
 import numpy as np
 import pytest
 
@@ -121,3 +122,22 @@ def test_rows_that_came_one_after_the_other_are_joined_in_order() -> None:
     put_rows(whole.obs, [1, 2], {"a": np.zeros(2), "b": (np.zeros((2, 2)),)})
     assert row_of(whole.obs, 1)["b"][0].tolist() == [0, 0]
     assert whole.obs["a"].tolist() == [0, 0, 0, 3]
+
+
+def test_what_was_received_comes_again_until_something_is_sent() -> None:
+    manager = create_env_manager({"type": "base"}, env_fn=[lambda: gymnasium.make("CartPole-v1")])
+    it = FixedBatches(manager, adapter="as_x")
+    it.reset(seed=0)
+    it.send(np.array([0]))
+    rows = it.receive()
+    assert rows is not None
+    assert it.receive() is rows
+    it.send(np.array([1]))
+    assert it.receive() is not rows
+    it.send(np.array([1]))
+    it.reset(seed=0)  # which cancels the step
+    it.send(np.array([0]))
+    again = it.receive()
+    assert again is not None
+    np.testing.assert_array_equal(again.obs, rows.obs)
+    it.close()
