@@ -286,6 +286,9 @@ class Arrivals:
 
     def _has_more_to_it(self, slot: EnvSlot) -> bool:
         failing, doomed = self._statistics.failing, self._record.doomed
+        together = self._record.together if doomed else None
+        if together is not None and together.doomed_with(slot.env_id) is not None:
+            return True
         return slot.again or slot.env_id in doomed or slot.env_id in failing
 
     @property

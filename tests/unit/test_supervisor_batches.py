@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -14,8 +16,9 @@ from envmgr.env.batched import Batch
 from envmgr.errors import EnvCrash, EnvNotReadyError, EnvProtocolError, EnvRaised
 from envmgr.lifecycle import EnvState
 from envmgr.policy import FailurePolicy, GatherPolicy
-from envmgr.wire.messages import AfterStep, FailureKind, Op
-from tests.fakes import FakeEnvs, description
+from envmgr.transport.base import Arrival
+from envmgr.wire.messages import AfterStep, FailureKind, Message, Op, RemoteFailure
+from tests.fakes import FakeEnvs, FakeHost, description
 from tests.rig import Rig, over_routes
 
 pytestmark = over_routes
@@ -236,6 +239,21 @@ def test_rows_whose_host_died_while_they_were_ready_are_lost_together() -> None:
     assert rig.identity_holds()
 
 
+def test_a_row_that_is_reset_while_others_are_lost_stays_with_them() -> None:
+    rig = rows()
+    rig.die(0)
+    recover(rig, 0, 1, 2)
+    rig.reset(2)
+    rig.reset_done(2, "again")
+    assert (rig.ready(), rig.obs(2)) == ([0, 1, 2], "again")
+    rig.send({i: i for i in range(3)})
+    assert ["abnormal" in t.info for t in rig.deliver().values()] == [True] * 3
+    assert [len(rig.requests(Op.STEP, i)) for i in range(3)] == [0, 0, 0]
+    assert rig.obs(2) == "again"
+    rig.send({i: i for i in range(3)})
+    assert [len(rig.requests(Op.STEP, i)) for i in range(3)] == [1, 1, 1]
+
+
 def test_a_row_that_had_replied_before_its_host_died_waits_with_the_others() -> None:
     rig = rows()
     rig.send({i: i for i in range(3)})
@@ -293,3 +311,80 @@ def test_a_row_that_is_reset_while_others_take_a_step_waits_for_them() -> None:
     rig.stepped(2)
     assert [*rig.deliver()] == [1, 2]
     assert rig.ready() == [0, 1, 2]
+
+
+# -- what hosts are sent, whatever happens --------------------------------------------------------
+
+
+class Rows(FakeEnvs):
+    """Envs that know which of them are in an episode, and that fail or die now and then.
+
+    Attributes:
+        in_episode: (host_id, env_id) of rows that would be waited for.
+        stepped: of rows that were sent an action, since this was last emptied.
+    """
+
+    def __init__(self, rng: random.Random) -> None:
+        super().__init__(episode_length=4, seconds={Op.STEP: 0.125, Op.RESET: 0.25})
+        self.in_episode: set[tuple[int, int]] = set()
+        self.stepped: set[tuple[int, int]] = set()
+        self._rng = rng
+
+    def __call__(self, host: FakeHost, message: Message) -> Iterable[tuple[float, Arrival]]:
+        row, replies = (host.host_id, message.env_id), list(super().__call__(host, message))
+        chance = self._rng.random()
+        if message.op == Op.RESET:
+            self.in_episode.add(row)
+        elif message.op == Op.STEP:
+            self.stepped.add(row)
+            if chance < 0.04:
+                self.in_episode.discard(row)
+                self._steps[row] = 0
+                failure = RemoteFailure(FailureKind.PROTOCOL, "step", of_batch=chance < 0.02)
+                return [(0.125, message._replace(op=Op.FAILED, payload=failure))]
+            if len(replies) == 1 and replies[0][1].payload[2]:  # type: ignore[union-attr]
+                self.in_episode.discard(row)
+        return replies
+
+
+@pytest.mark.parametrize("auto_reset", [True, False])
+@pytest.mark.parametrize("seed", range(3))
+def test_all_rows_in_an_episode_are_always_stepped_together(seed: int, auto_reset: bool) -> None:
+    rng = random.Random(seed)
+    envs = Rows(rng)
+    rig = Rig(
+        5,
+        batches=(Batch(0, 3, False), Batch(3, 2, False)),
+        policy=FailurePolicy(max_failures=10**6, max_failures_total=10**6),
+        answer=envs,
+        auto_reset=auto_reset,
+        reset_inplace=auto_reset,
+    )
+    rig.start()
+    rig.supervisor.begin_episodes()
+    rig.run(1.0)
+    rig.supervisor.record.launching = False
+    n_calls = 0
+    for _ in range(200):
+        ready = rig.ready()
+        chosen = [i for batch in (range(3), range(3, 5)) if rng.random() < 0.7 for i in batch]
+        envs.stepped.clear()
+        before = set(envs.in_episode)
+        if actions := {i: 1 for i in ready if i in chosen}:
+            rig.send(actions)
+            n_calls += 1
+        serving = {host_id for host_id, _ in envs.stepped}
+        assert envs.stepped == {row for row in before if row[0] in serving}
+        if rng.random() < 0.1:
+            idle = [i for i in range(5) if not rig.supervisor.record.owes(i)]
+            rig.supervisor.resets.begin(dict.fromkeys(rng.sample(idle, len(idle) // 2)))
+        host = rig.transport.host_of(rng.randrange(5))
+        if rng.random() < 0.05 and not host.ended and not host.killed:
+            rig.transport.die(host.env_id)
+        if not auto_reset:
+            ended = rig.supervisor.states.ids_in(EnvState.NEED_RESET)
+            rig.supervisor.resets.begin(dict.fromkeys(i for i in ended if rng.random() < 0.5))
+        rig.run(rng.choice((0.125, 0.25, 1.0)))
+        rig.deliver()
+    assert n_calls > 50
+    assert rig.identity_holds()
