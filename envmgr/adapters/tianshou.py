@@ -301,9 +301,7 @@ def _step_of(env_ids: list[int], rows: Rows) -> _Step:
 
 
 def _objects(values: Sequence[Any]) -> npt.NDArray[np.object_]:
-    array = np.empty(len(values), dtype=object)
-    array[:] = values
-    return array
+    return np.fromiter(values, dtype=object, count=len(values))  # reads nothing inside of them
 
 
 def _stacked(obs: Any, count: int) -> npt.NDArray[Any]:

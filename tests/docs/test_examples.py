@@ -199,6 +199,9 @@ def check_make(arguments: list[str]) -> None:
         assert re.search(pattern, makefile, re.MULTILINE), f"the Makefile has no {name}"
 
 
+_TRAINERS = ("DI-engine", "stable-baselines3", "tianshou", "torch")
+
+
 def check_pip(arguments: list[str]) -> None:
     metadata = configparser.ConfigParser()
     metadata.read(ROOT / "setup.cfg", encoding="utf-8")
@@ -207,7 +210,7 @@ def check_pip(arguments: list[str]) -> None:
         if requirement.startswith("-") or (ROOT / requirement).is_file():  # -r FILE
             continue
         name, _, extra = requirement.partition("==")[0].rstrip("]").partition("[")
-        assert name in (".", metadata["metadata"]["name"], "DI-engine", "torch")
+        assert name in (".", metadata["metadata"]["name"], *_TRAINERS)
         assert not extra or extra in metadata["options.extras_require"]
 
 

@@ -13,6 +13,8 @@ A SUITE is the name of a YAML file in this folder (without `.yaml`):
     replace: {gymnasium.vector.AsyncVectorEnv: "envmgr.adapters.gymnasium:EnvmgrVectorEnv"}
     named: {"tests/vector/test_x.py::test_y": why it fails with ours}
     not_run: {"tests/vector/test_x.py::test_z": why it is not run}
+    needs: [torch]
+    ours: [test_cleanrl_ppo.py]             # of this folder; run after them, as they are
 
 Exit code 1 if a test fails that is not named, or if a reason is given for a test that passes.
 """
@@ -133,6 +135,8 @@ def run_suite(name: str, suite: dict[str, Any], folder: Path, python: Path) -> d
                 "stale": [],
             }
         )
+    for file in suite.get("ours", []):
+        found["tests"][file] = run_ours(file, python)
     counts = Counter(test["outcome"] for test in found["tests"].values())
     each = ", ".join(f"{counts[what]} {what}" for what in ("passed", "named", "not run"))
     print(f"==> {name}: {each}, {counts['failed']} FAILED")
@@ -141,6 +145,14 @@ def run_suite(name: str, suite: dict[str, Any], folder: Path, python: Path) -> d
     for test in found["stale"]:
         print(f"    has a reason and passes, or is not there: {test}")
     return found
+
+
+def run_ours(file: str, python: Path) -> dict[str, str]:
+    """Run tests of this folder and return what became of them, as one."""
+    command = [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--noconftest"]
+    command += ["--rootdir", HERE, "-c", os.devnull, HERE / file]
+    done = subprocess.run(command, check=False)
+    return {"outcome": "failed" if done.returncode else "passed", "reason": "see above"}
 
 
 def configuration(folder: Path) -> list[Any]:
