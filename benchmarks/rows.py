@@ -108,6 +108,14 @@ _ROWS = (
         num_workers=2,
         check_actions=False,
     ),
+    _own("as-gymnasium", "2 hosts, `as_gymnasium`", "NextStep", num_workers=2),
+    _own(
+        "as-gymnasium-same",
+        "2 hosts, `as_gymnasium` in SAME_STEP mode",
+        "SameStep",
+        num_workers=2,
+        reset_inplace=True,
+    ),
     _own(
         "async-1",
         "`async_subprocess`, `wait_num: 1`",

@@ -1,4 +1,4 @@
-"""envmgr: dicts or arrays, synchronous or with half of the envs in flight."""
+"""envmgr: dicts or arrays, synchronous or with half of the envs in flight; its adapters."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from spec import Runner, Spec, UnavailableError
 
 import envmgr
 from adapters.actions import array_batches, list_batches
+from adapters.gymnasium_vector import GymnasiumVector
 from envmgr.errors import ConfigError, MissingDependencyError
 
 
@@ -112,7 +113,9 @@ class ArrayLoop(_Managed):
 
 
 def open_runner(spec: Spec, factory: Callable[[], Any]) -> Runner:
-    """Return the loop of `options["form"]` (`dict`, `arrays`, `v2`) over a manager of its `cfg`.
+    """Return the loop of `options["form"]` over a manager of its `cfg`.
+
+    Forms are `dict`, `arrays` and `v2`; `NextStep` and `SameStep` are modes of `as_gymnasium`.
 
     Raises:
         UnavailableError: this envmgr refuses the config, or treetensor is missing.
@@ -124,6 +127,13 @@ def open_runner(spec: Spec, factory: Callable[[], Any]) -> Runner:
         raise UnavailableError(f"the config is refused: {error}") from error
     except MissingDependencyError as error:
         raise UnavailableError(str(error)) from error
+    if options["form"] in ("NextStep", "SameStep"):
+        mode = options["form"]
+        return GymnasiumVector(
+            lambda: envmgr.as_gymnasium(manager, mode),
+            env_num,
+            resets_at_once=mode == "SameStep",
+        )
     if options["form"] == "v2":
         return V2Loop(manager, env_num)
     pipelined = options.get("pipelined", False)

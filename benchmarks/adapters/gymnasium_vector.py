@@ -1,4 +1,4 @@
-"""Gymnasium's AsyncVectorEnv and SyncVectorEnv."""
+"""Gymnasium's AsyncVectorEnv and SyncVectorEnv, and the loop over any vector env of its kind."""
 
 from __future__ import annotations
 
@@ -13,11 +13,20 @@ from adapters.actions import array_batches
 
 
 class GymnasiumVector:
-    """A vector env in its default reset mode: the call after an episode's end only resets."""
+    """A vector env in its default reset mode: the call after an episode's end only resets.
 
-    def __init__(self, build: Callable[[], Any], env_num: int) -> None:
+    Args:
+        build: builds it.
+        env_num: how many envs.
+        resets_at_once: it is in the mode in which every call steps every env.
+    """
+
+    def __init__(
+        self, build: Callable[[], Any], env_num: int, *, resets_at_once: bool = False
+    ) -> None:
         self._build = build
         self._env_num = env_num
+        self._resets_at_once = resets_at_once
         self._actions = array_batches(env_num)
         self._resetting = 0
 
@@ -27,11 +36,12 @@ class GymnasiumVector:
         self._envs.reset(seed=0)
 
     def step(self) -> int:
-        """Step all envs; those whose episode had ended are reset instead."""
+        """Step all envs; in the default mode, those whose episode had ended are reset instead."""
         obs, _, terminated, truncated, _ = self._envs.step(next(self._actions))
         obs.item(0)
         stepped = self._env_num - self._resetting
-        self._resetting = int(np.count_nonzero(terminated | truncated))
+        if not self._resets_at_once:
+            self._resetting = int(np.count_nonzero(terminated | truncated))
         return stepped
 
     def close(self) -> None:

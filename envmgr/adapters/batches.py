@@ -4,41 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn, cast
 
 import numpy as np
 import numpy.typing as npt
 
 from envmgr.adapters.failures import failure_of, plain_info, raise_in_trainer, raises
+from envmgr.adapters.rows import EnvIds, Rows, joined
 from envmgr.errors import ConfigError, EnvManagerError
 from envmgr.manager import EnvManager
-
-
-class Rows(NamedTuple):
-    """Timesteps of k envs, in the order they were asked for.
-
-    Attributes:
-        obs: (k, *shape), or a dict or tuple of such; without fixed layout an object array (k,). At
-            an episode's end, the terminal observation.
-        rewards: (k,) float64; (k, *shape) if they are larger arrays.
-        terminated: (k,) bool.
-        truncated: (k,) bool. The episode of an env that failed is truncated.
-        infos: k infos as `failures.plain_info` gives them; None if all of them are empty.
-        ended: the env_ids whose episodes ended, ascending.
-    """
-
-    obs: Any
-    rewards: npt.NDArray[Any]
-    terminated: npt.NDArray[np.bool_]
-    truncated: npt.NDArray[np.bool_]
-    infos: list[dict[str, Any]] | None
-    ended: list[int]
-
-    def at(self, positions: Sequence[int]) -> Rows:
-        """Return the rows at some positions; `ended` stays as it is."""
-        obs, rewards, terminated, truncated = (rows_of(column, positions) for column in self[:4])
-        infos = self.infos and [self.infos[k] for k in positions]
-        return Rows(obs, rewards, terminated, truncated, infos, self.ended)
 
 
 class FixedBatches:
@@ -94,7 +68,7 @@ class FixedBatches:
         self._all = list(range(self.n))
         self._params: dict[int, dict[str, Any]] = {}
         self._parts: list[tuple[npt.NDArray[np.int64], Rows]] = []
-        self._sent: list[int] = []
+        self._n_sent = 0
         self._received: Rows | None = None
 
     # -- resets -----------------------------------------------------------------------------
@@ -165,12 +139,11 @@ class FixedBatches:
 
     def first_infos(self, env_ids: Sequence[int] | None = None) -> list[dict[str, Any]]:
         """Return the infos of the resets that the present episodes of these envs began with."""
-        infos = self.manager.ready_info
-        return [infos.get(i, {}) for i in (self._all if env_ids is None else env_ids)]
+        return self.manager.reset_infos(self._all if env_ids is None else env_ids)
 
     # -- steps ------------------------------------------------------------------------------
 
-    def send(self, actions: Any, env_ids: Sequence[int] | None = None) -> None:
+    def send(self, actions: Any, env_ids: EnvIds | None = None) -> None:
         """Send one action to each of `env_ids` (None for all).
 
         Args:
@@ -178,9 +151,9 @@ class FixedBatches:
             env_ids: which envs, ascending.
         """
         ids = self._all if env_ids is None else env_ids
-        self.manager.send_arrays(ids, actions)
+        self.manager.send_arrays(cast("Sequence[int]", ids), actions)
         self._received = None
-        self._sent = ids if isinstance(ids, list) else list(ids)
+        self._n_sent = len(ids)
 
     def receive(self, timeout_s: float | None = None) -> Rows | None:
         """Return the timesteps of all actions that were sent, or None if they take too long.
@@ -196,7 +169,7 @@ class FixedBatches:
         return self._received
 
     def _receive(self, timeout_s: float | None) -> Rows | None:
-        missing = len(self._sent) - sum(len(ids) for ids, _ in self._parts)
+        missing = self._n_sent - sum(len(ids) for ids, _ in self._parts)
         try:
             batch = self.manager.recv_arrays(missing, timeout_s)
         except EnvManagerError as error:
@@ -231,13 +204,15 @@ class FixedBatches:
 
     def _rows_of(self, batch: Any) -> Rows:
         obs, rewards, terminated, truncated = batch[1:5]
-        if getattr(batch.infos, "are_ordinary", False):  # said without making the infos
-            return Rows(obs, rewards, terminated, truncated, None, [])
-        infos = [plain_info(info) for info in batch.infos]
-        if self._raises:
-            self._raise_first_of(batch.infos)
-        ended = batch.env_ids[terminated | truncated].tolist()
-        return Rows(obs, rewards, terminated, truncated, infos if any(infos) else None, ended)
+        told = batch.told
+        infos: list[dict[str, Any]] | None = None
+        if told:
+            infos = [{} for _ in batch.infos]
+            for position in told:
+                infos[position] = plain_info(batch.infos[position])
+            if self._raises:
+                self._raise_first_of(batch.infos)
+        return Rows(obs, rewards, terminated, truncated, infos, batch.ended.tolist())
 
     def _raise_first_of(self, infos: Sequence[Any]) -> None:
         for failure in map(failure_of, infos):
@@ -270,82 +245,3 @@ def _refuse_losing_rows(config: Mapping[str, Any], adapter: str) -> None:
             f"{config['episode_num']} envs stop after so many episodes. Leave episode_num at .inf "
             "and have the trainer count"
         )
-
-
-# -- batches of observations ------------------------------------------------------------------
-
-
-def row_of(batch: Any, k: int) -> Any:
-    """Return one row of a batch: a view, or a dict or tuple of views."""
-    if isinstance(batch, Mapping):
-        return {key: row_of(part, k) for key, part in batch.items()}
-    if isinstance(batch, tuple):
-        return tuple(row_of(part, k) for part in batch)
-    return batch[k]
-
-
-def rows_of(batch: Any, positions: Any) -> Any:
-    """Return some rows of a batch, as a batch that is nobody else's."""
-    if isinstance(batch, Mapping):
-        return {key: rows_of(part, positions) for key, part in batch.items()}
-    if isinstance(batch, tuple):
-        return tuple(rows_of(part, positions) for part in batch)
-    return batch[positions]
-
-
-def put_rows(batch: Any, positions: Any, rows: Any) -> None:
-    """Put rows into a batch, in place."""
-    if isinstance(batch, Mapping):
-        for key, part in batch.items():
-            put_rows(part, positions, rows[key])
-    elif isinstance(batch, tuple):
-        for part, of_rows in zip(batch, rows, strict=True):
-            put_rows(part, positions, of_rows)
-    else:
-        batch[positions] = rows
-
-
-def spread(n: int, parts: Sequence[tuple[Sequence[int], Any]]) -> Any:
-    """Return a batch of n rows that has the rows of other batches at their positions, else zeros.
-
-    Args:
-        n: how many rows.
-        parts: positions, and a batch with a row for each.
-    """
-    first = parts[0][1]
-    if isinstance(first, Mapping):
-        return {key: spread(n, [(ids, rows[key]) for ids, rows in parts]) for key in first}
-    if isinstance(first, tuple):
-        return tuple(spread(n, [(i, rows[k]) for i, rows in parts]) for k in range(len(first)))
-    batch = np.zeros((n, *first.shape[1:]), first.dtype)
-    for positions, rows in parts:
-        batch[positions] = rows
-    return batch
-
-
-def joined(parts: Sequence[tuple[npt.NDArray[np.int64], Rows]]) -> Rows:
-    """Return the rows of several envs each as one, in ascending order of env_id."""
-    order = np.argsort(np.concatenate([ids for ids, _ in parts]))
-    each = [rows for _, rows in parts]
-    infos: list[dict[str, Any]] | None = None
-    if any(rows.infos is not None for rows in each):
-        listed = [
-            info
-            for ids, rows in parts
-            for info in (rows.infos if rows.infos is not None else [{} for _ in ids])
-        ]
-        infos = [listed[k] for k in order.tolist()]
-    obs, rewards, terminated, truncated = (
-        rows_of(_concatenated([rows[k] for rows in each]), order) for k in range(4)
-    )
-    ended = sorted(env_id for rows in each for env_id in rows.ended)
-    return Rows(obs, rewards, terminated, truncated, infos, ended)
-
-
-def _concatenated(batches: Sequence[Any]) -> Any:
-    first = batches[0]
-    if isinstance(first, Mapping):
-        return {key: _concatenated([batch[key] for batch in batches]) for key in first}
-    if isinstance(first, tuple):
-        return tuple(_concatenated(parts) for parts in zip(*batches, strict=True))
-    return np.concatenate(batches)

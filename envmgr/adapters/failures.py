@@ -26,7 +26,7 @@ def plain_info(info: Any) -> dict[str, Any]:
     becomes text: its type, its message and the traceback from the worker; `abnormal` stays. A list
     of infos becomes `{"info": [...]}`.
     """
-    if not isinstance(info, Mapping):
+    if type(info) is not dict and not isinstance(info, Mapping):
         each = isinstance(info, (list, tuple))
         return {"info": [plain_info(part) for part in info] if each else info}
     plain = {key: value for key, value in info.items() if key not in _OWN_KEYS}

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+from envmgr.adapters.rows import row_of
 
 AddInfo = Callable[[dict[str, Any], dict[str, Any], int], dict[str, Any]]
 
@@ -28,8 +30,7 @@ def batched(infos: Iterable[dict[str, Any]], add: AddInfo) -> dict[str, Any]:
 def adding_as_029(n: int) -> AddInfo:
     """Return what adds an info in the form that Gymnasium 0.29 had.
 
-    Dicts and arrays are objects: `final_info` is an object array of dicts and None, and so is
-    `final_observation`, which has taken the place of `final_obs` by then.
+    Dicts and arrays in it are objects.
     """
 
     def add(vector: dict[str, Any], info: dict[str, Any], env_id: int) -> dict[str, Any]:
@@ -50,15 +51,53 @@ def _column(n: int, value: Any) -> npt.NDArray[Any]:
 
 
 def final(
-    info: dict[str, Any], obs: Any, reset_info: Mapping[str, Any], *, as_029: bool
+    n: int, ended: Sequence[int], infos: Sequence[dict[str, Any]], obs: Any, add: AddInfo
 ) -> dict[str, Any]:
-    """Return the info of a step after which the env was reset at once."""
-    name = "final_observation" if as_029 else "final_obs"
-    return {"final_info": info, name: obs, **reset_info}
+    """Return what n envs say of the episodes that ended in a step after which they were reset.
+
+    Args:
+        n: number of envs.
+        ended: whose episodes ended.
+        infos: of their last steps.
+        obs: a batch of their terminal observations.
+        add: see `batched`.
+    """
+    mask = np.zeros(n, dtype=np.bool_)
+    mask[ended] = True
+    shown = np.full(n, None, dtype=object)
+    vector: dict[str, Any] = {}
+    for k, (env_id, info) in enumerate(zip(ended, infos, strict=True)):
+        shown[env_id] = of_one_env(row_of(obs, k))
+        if info:
+            vector = add(vector, info, env_id)
+    return {
+        "final_info": vector,
+        "_final_info": mask,
+        "final_obs": shown,
+        "_final_obs": mask.copy(),
+    }
+
+
+def final_as_029(
+    n: int, ended: Sequence[int], infos: Sequence[dict[str, Any]], obs: Any
+) -> dict[str, Any]:
+    """As `final`, in the form that Gymnasium 0.29 had."""
+    found = final(n, ended, [{}] * len(ended), obs, adding_as_029(n))
+    column = np.full(n, None, dtype=object)
+    for env_id, info in zip(ended, infos, strict=True):
+        column[env_id] = info
+    return {
+        "final_info": column,
+        "_final_info": found["_final_info"],
+        "final_observation": found["final_obs"],
+        "_final_observation": found["_final_obs"],
+    }
 
 
 def of_one_env(obs: Any) -> Any:
     """Return one row of a batch as an env gives it: with an int for a Discrete space."""
+    if type(obs) is np.ndarray:
+        return obs
     if isinstance(obs, Mapping):
         return {key: of_one_env(part) for key, part in obs.items()}
     if isinstance(obs, tuple):

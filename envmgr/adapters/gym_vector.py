@@ -13,7 +13,7 @@ from gymnasium.error import ResetNeeded
 from gymnasium.vector.utils import concatenate, create_empty_array, iterate
 
 from envmgr.adapters import gym_infos
-from envmgr.adapters.batches import FixedBatches, Rows, put_rows, row_of, rows_of, spread
+from envmgr.adapters.batches import FixedBatches
 from envmgr.adapters.gym_access import GymAccess
 from envmgr.adapters.gym_arguments import (
     AutoresetMode,
@@ -23,12 +23,15 @@ from envmgr.adapters.gym_arguments import (
     is_029,
 )
 from envmgr.adapters.gym_calls import InThread
+from envmgr.adapters.rows import Rows, put_rows, rows_of, spread
 from envmgr.manager import EnvManager
 
 StepResult = tuple[
     Any, npt.NDArray[Any], npt.NDArray[np.bool_], npt.NDArray[np.bool_], dict[str, Any]
 ]
 ResetResult = tuple[Any, dict[str, Any]]
+Final = dict[int, tuple[Any, int]]
+"""By env_id: the batch and the row in it of a terminal observation that is shown still."""
 
 
 class ManagerVectorEnv(GymAccess):
@@ -65,8 +68,10 @@ class ManagerVectorEnv(GymAccess):
         self._add = gym_infos.adding_as_029(self.num_envs) if self._as_029 else self._add_info
         self._copies = manager.cfg.copy_on_get is True
         self._was_reset = False
-        self._final: dict[int, Any] = {}  # terminal observations that are shown still
-        self._going: list[int] = []
+        self._final: Final = {}
+        self._outcome: tuple[StepResult, Final] | None = None
+        self._ends: tuple[Rows, Any] | None = None
+        self._going: npt.NDArray[np.intp] = np.arange(self.num_envs)
         batches.build()
         self.spec = manager.spec
         self.render_mode = manager.render_mode
@@ -150,7 +155,7 @@ class ManagerVectorEnv(GymAccess):
         else:  # the others show what they showed before
             others = [i for i in range(n) if i not in self._final]
             parts = [(others, batches.first_obs(others))]
-            parts += [([i], rows_of(obs, np.newaxis)) for i, obs in self._final.items()]
+            parts += [([i], rows_of(obs, [k])) for i, (obs, k) in self._final.items()]
             obs = spread(n, parts)
         infos = dict(zip(ids, batches.first_infos(ids), strict=True))
         return self._shown(obs), gym_infos.batched((infos.get(i, {}) for i in range(n)), self._add)
@@ -186,17 +191,27 @@ class ManagerVectorEnv(GymAccess):
                 f"{len(actions)} actions were given for {n} envs; no env was stepped. Give one for "
                 "each, in the order of the envs"
             )
+        self._outcome = None
+        self._call.name = "step"  # before: Ctrl-C may come when they have been sent
+        try:
+            self._send(actions)
+        except Exception:
+            self._call.name = None
+            raise
+
+    def _send(self, actions: Any) -> None:
         if not self._final or self.autoreset_mode is AutoresetMode.DISABLED:
             self._batches.send(actions)
+            return
+        goes_on = np.ones(self.num_envs, dtype=np.bool_)
+        goes_on[list(self._final)] = False
+        self._going = going = goes_on.nonzero()[0]
+        if isinstance(actions, list):
+            actions = [actions[i] for i in going.tolist()]
         else:
-            self._going = [i for i in range(n) if i not in self._final]
-            if isinstance(actions, list):
-                actions = [actions[i] for i in self._going]
-            else:
-                actions = actions[self._going]
-            if self._going:
-                self._batches.send(actions, self._going)
-        self._call.name = "step"
+            actions = actions[going]
+        if len(going):
+            self._batches.send(actions, going)
 
     def step_wait(self, timeout: float | None = None) -> StepResult:
         """Return what came of the last `step_async`.
@@ -205,70 +220,90 @@ class ManagerVectorEnv(GymAccess):
             CallTimeoutError: steps take more than `timeout` seconds. They go on.
         """
         self._call.require("step")
-        try:
-            rows = self._received(timeout)
-        except Exception:
-            self._call.name = None
-            raise
-        if rows is None:
+        if self._outcome is None:  # else Ctrl-C came after it was there
+            try:
+                self._outcome = self._received(timeout)
+            except Exception:
+                self._call.name = None
+                raise
+        if self._outcome is None:
             raise self._call.late(timeout)
+        result, self._final = self._outcome
         self._call.name = None
-        obs, rewards, terminated, truncated, infos, _ = rows
-        batched = gym_infos.batched(infos, self._add) if infos is not None else {}
-        return self._shown(obs), rewards, terminated, truncated, batched
+        return result
 
-    def _received(self, timeout: float | None) -> Rows | None:
+    def _received(self, timeout: float | None) -> tuple[StepResult, Final] | None:
+        """Return what a step returns, and what is shown still after it; changes nothing else."""
         if self.autoreset_mode is AutoresetMode.NEXT_STEP and self._final:
             rows = self._with_resets(timeout)
         else:
             rows = self._batches.receive(timeout)
-        if rows is None or not rows.ended:
-            return rows
-        if self.autoreset_mode is AutoresetMode.SAME_STEP:
-            return self._with_next_episodes(rows)
-        final = rows_of(rows.obs, rows.ended)
-        for k, env_id in enumerate(rows.ended):
-            self._final[env_id] = row_of(final, k)
-        return rows
+        if rows is None:
+            return None
+        if rows.ended and self.autoreset_mode is AutoresetMode.SAME_STEP:
+            obs, infos = self._with_next_episodes(rows)
+            result = self._shown(obs), rows.rewards, rows.terminated, rows.truncated, infos
+            return result, {}
+        shown = {} if self.autoreset_mode is AutoresetMode.NEXT_STEP else dict(self._final)
+        if rows.ended:
+            final = rows_of(rows.obs, rows.ended)
+            shown.update((env_id, (final, k)) for k, env_id in enumerate(rows.ended))
+        infos = {} if rows.infos is None else gym_infos.batched(rows.infos, self._add)
+        result = self._shown(rows.obs), rows.rewards, rows.terminated, rows.truncated, infos
+        return result, shown
 
     def _with_resets(self, timeout: float | None) -> Rows | None:
         """Return a step in which some envs show the first observations of their episodes."""
         n, going, begun = self.num_envs, self._going, sorted(self._final)
-        rows = self._batches.receive(timeout) if going else None
-        if going and rows is None:
+        rows = self._batches.receive(timeout) if len(going) else None
+        if len(going) and rows is None:
             return None
-        first = self._batches.first_obs(begun)
-        infos = dict(zip(begun, self._batches.first_infos(begun), strict=True))
+        first, begun_infos = self._batches.first_obs(begun), self._batches.first_infos(begun)
+        infos: list[dict[str, Any]] | None = None
+        if any(begun_infos) or (rows is not None and rows.infos is not None):
+            found = dict(zip(begun, begun_infos, strict=True))
+            if rows is not None and rows.infos is not None:
+                found.update(zip(going.tolist(), rows.infos, strict=True))
+            infos = [found.get(i, {}) for i in range(n)]
         if rows is None:
             no = np.zeros((2, n), dtype=np.bool_)
-            rows = Rows(first, np.zeros(n), no[0], no[1], [infos[i] for i in range(n)], [])
-        else:
-            infos.update(zip(going, rows.infos or [{}] * len(going), strict=True))
-            rows = Rows(
-                spread(n, [(going, rows.obs), (begun, first)]),
-                spread(n, [(going, rows.rewards)]),
-                spread(n, [(going, rows.terminated)]),
-                spread(n, [(going, rows.truncated)]),
-                [infos[i] for i in range(n)] if any(infos.values()) else None,
-                rows.ended,
-            )
-        self._final.clear()  # not before: Ctrl-C may come while they are awaited
-        return rows
+            return Rows(first, np.zeros(n), no[0], no[1], infos, [])
+        return Rows(
+            spread(n, [(going, rows.obs), (begun, first)]),
+            spread(n, [(going, rows.rewards)]),
+            spread(n, [(going, rows.terminated)]),
+            spread(n, [(going, rows.truncated)]),
+            infos,
+            rows.ended,
+        )
 
-    def _with_next_episodes(self, rows: Rows) -> Rows:
-        """Return a step after which the envs whose episodes ended have begun new ones."""
-        ended, obs = rows.ended, rows.obs
-        first = self._batches.first_obs(ended)
-        final = rows_of(obs, ended)
+    def _with_next_episodes(self, rows: Rows) -> tuple[Any, dict[str, Any]]:
+        """Return observations and infos after the envs whose episodes ended were reset."""
+        n, ended, obs = self.num_envs, rows.ended, rows.obs
+        first, begun = self._batches.first_obs(ended), self._batches.first_infos(ended)
+        if self._ends is None or self._ends[0] is not rows:  # else Ctrl-C came after it
+            self._ends = rows, rows_of(obs, ended)
+        final = self._ends[1]
         if not self._copies:
-            obs = rows_of(obs, np.arange(self.num_envs))
+            obs = rows_of(obs, np.arange(n))
         put_rows(obs, ended, first)
-        infos = rows.infos if rows.infos is not None else [{}] * self.num_envs
-        infos = list(infos)
-        for k, (i, begun) in enumerate(zip(ended, self._batches.first_infos(ended), strict=True)):
-            obs_i = gym_infos.of_one_env(row_of(final, k))
-            infos[i] = gym_infos.final(infos[i], obs_i, begun, as_029=self._as_029)
-        return rows._replace(obs=obs, infos=infos)
+        last: list[dict[str, Any]] = [{}] * len(ended)
+        infos: dict[str, Any] = {}
+        if rows.infos is not None or any(begun):
+            each = [{}] * n if rows.infos is None else list(rows.infos)
+            last = [each[i] for i in ended]
+            for i, info in zip(ended, begun, strict=True):
+                each[i] = info
+            infos = gym_infos.batched(each, self._add)
+        if self._as_029:
+            return obs, {**infos, **gym_infos.final_as_029(n, ended, last, final)}
+        return obs, {**infos, **gym_infos.final(n, ended, last, final, self._add)}
+
+    def close_extras(self, timeout: float | None = None, terminate: bool = False) -> None:
+        """Close the envs and the manager; see `GymAccess`."""
+        self._outcome = self._ends = None  # which may be views of the manager's memory
+        self._final = {}
+        super().close_extras(timeout, terminate)
 
     def _shown(self, obs: Any) -> Any:
         """Return observations without fixed layout as Gymnasium batches them."""

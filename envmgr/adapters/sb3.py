@@ -12,9 +12,10 @@ import numpy.typing as npt
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Space, Tuple
 
 from envmgr.adapters import env_functions
-from envmgr.adapters.batches import FixedBatches, put_rows, row_of, rows_of
+from envmgr.adapters.batches import FixedBatches
 from envmgr.adapters.failures import raise_in_trainer
 from envmgr.adapters.requirements import missing
+from envmgr.adapters.rows import put_rows, row_of, rows_of
 from envmgr.errors import ConfigError, EnvFailure, EnvNotReadyError, ManagerClosedError
 from envmgr.manager import EnvManager
 from envmgr.registry import create_env_manager

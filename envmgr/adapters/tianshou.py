@@ -10,9 +10,10 @@ import numpy.typing as npt
 from gymnasium.spaces import Tuple
 
 from envmgr.adapters import env_functions
-from envmgr.adapters.batches import FixedBatches, Rows, row_of
+from envmgr.adapters.batches import FixedBatches
 from envmgr.adapters.failures import raise_in_trainer
 from envmgr.adapters.requirements import missing
+from envmgr.adapters.rows import Rows, row_of
 from envmgr.errors import ConfigError, EnvAttributeError, EnvFailure
 from envmgr.manager import EnvManager
 from envmgr.registry import create_env_manager

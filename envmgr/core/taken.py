@@ -48,6 +48,17 @@ class ArrayBatch(NamedTuple):
             return _NONE
         return self.env_ids[self.terminated | self.truncated]
 
+    @property
+    def told(self) -> Sequence[int]:
+        """The positions of infos that hold more than `terminated` and `truncated`, ascending.
+
+        To know them takes less than to look at all infos.
+        """
+        infos = self.infos
+        if type(infos) is BatchInfos:
+            return infos.told
+        return [k for k, info in enumerate(infos) if type(info) is not dict or info.keys() - _ENDS]
+
 
 def by_env_id(result: Mapping[int, EnvTimestep] | ArrayBatch) -> dict[int, EnvTimestep]:
     """Return timesteps that were handed out by env_id, in whatever form that was."""
@@ -81,6 +92,8 @@ def row_of(batch: Any, k: int) -> Any:
 
 _WIDE = FIRST_WIDE << REWARD_SHIFT
 """Flags from this on are those of rewards of several numbers: their bits are the highest."""
+
+_ENDS = frozenset(("terminated", "truncated"))
 
 _NONE = np.empty(0, dtype=np.int64)
 _NONE.flags.writeable = False
@@ -288,6 +301,11 @@ class BatchInfos(Sequence[dict[str, Any]]):
     def are_ordinary(self) -> bool:
         """Whether none of the steps has anything to it."""
         return not self._specials
+
+    @property
+    def told(self) -> Sequence[int]:
+        """Where there are infos that hold more than `terminated` and `truncated`, ascending."""
+        return [position for position, (info, _) in self._details.items() if info]
 
     def rewards(self, numbers: npt.NDArray[np.float64]) -> list[Any]:
         """Return the rewards of the same steps, as the envs gave them, given their numbers."""

@@ -111,6 +111,15 @@ class EnvManager(EnvAccess):
             self._running.collect()
             return {i: supervisor.slots[i].reset_info for i in supervisor.ready_ids()}
 
+    def reset_infos(self, env_ids: Sequence[int]) -> list[dict[str, Any]]:
+        """Return what the latest reset of each of these envs said besides the observation.
+
+        As `ready_info`, for a few envs, of which `ready_arrays` has given the observations.
+        """
+        ids = arguments.listed_env_ids(env_ids, self.env_num)
+        with self._calling() as supervisor:
+            return [supervisor.slots[i].reset_info for i in ids]
+
     # -- steps ------------------------------------------------------------------------------
 
     def step(self, actions: Any) -> Any:

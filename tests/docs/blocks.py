@@ -8,7 +8,7 @@ rendered page. It holds marks, separated by commas:
   them.
 * `raises=NAME`: the block ends with an exception of this class.
 * `v2`: the block needs treetensor.
-* `needs=MODULE`: the block needs a trainer, and runs where it is installed.
+* `needs=MODULE`, `needs=MODULE>=VERSION`: the block needs a trainer, and runs where there is one.
 
 A block of language `text` right after a Python block is exactly what that one prints.
 """

@@ -13,10 +13,12 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import pytest
+from packaging.version import Version
 
 import envmgr
 from envmgr import load_config
@@ -50,8 +52,14 @@ def _needs(thing: Any) -> Iterator[pytest.MarkDecorator]:
             yield pytest.mark.v2
         trainer = block.marks.get("needs")
         if trainer is not None:
-            missing = importlib.util.find_spec(trainer) is None
-            yield pytest.mark.skipif(missing, reason=f"{trainer} is not installed")
+            yield pytest.mark.skipif(not _is_installed(trainer), reason=f"{trainer} is not there")
+
+
+def _is_installed(requirement: str) -> bool:
+    name, _, at_least = requirement.partition(">=")
+    if importlib.util.find_spec(name) is None:
+        return False
+    return not at_least or Version(metadata.version(name)) >= Version(at_least)
 
 
 def _of_language(*languages: str) -> list[Block]:

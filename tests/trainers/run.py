@@ -15,6 +15,7 @@ A SUITE is the name of a YAML file in this folder (without `.yaml`):
     not_run: {"tests/vector/test_x.py::test_z": why it is not run}
     needs: [torch]
     ours: [test_cleanrl_ppo.py]             # of this folder; run after them, as they are
+    like: gymnasium                         # a suite that says what this one does not
 
 Exit code 1 if a test fails that is not named, or if a reason is given for a test that passes.
 """
@@ -52,7 +53,7 @@ def main() -> int:
     asked = parser.parse_args()
     results: dict[str, Any] = {}
     for name in asked.names or known:
-        suite = yaml.safe_load((HERE / f"{name}.yaml").read_text())
+        suite = suite_of(name)
         folder = asked.suites / suite["tests"]
         if not folder.exists() and "fetch" in suite:
             fetch(suite["fetch"], folder)
@@ -67,6 +68,17 @@ def main() -> int:
     if bad:
         print(f"==> FAILED: {', '.join(bad)}")
     return 1 if bad or not results else 0
+
+
+def suite_of(name: str) -> dict[str, Any]:
+    """Return what the file of a suite says, and the one that it is like."""
+    suite: dict[str, Any] = yaml.safe_load((HERE / f"{name}.yaml").read_text())
+    if "like" in suite:
+        other = suite_of(suite["like"])
+        for reasons in ("named", "not_run"):
+            suite[reasons] = {**other.get(reasons, {}), **suite.get(reasons, {})}
+        suite = {**other, **suite}
+    return suite
 
 
 def fetch(source: dict[str, str], folder: Path) -> None:
@@ -115,9 +127,10 @@ def pip(python: Path, *arguments: str) -> None:
 def run_suite(name: str, suite: dict[str, Any], folder: Path, python: Path) -> dict[str, Any]:
     """Run the tests of a suite and return what became of each."""
     with tempfile.TemporaryDirectory() as place:
-        results = Path(place) / "results.json"
+        results, told = Path(place) / "results.json", Path(place) / "suite.yaml"
+        told.write_text(yaml.safe_dump(suite))
         command = [
-            *(python, "-m", "pytest", "-p", "swapping", "--suite", HERE / f"{name}.yaml"),
+            *(python, "-m", "pytest", "-p", "swapping", "--suite", told),
             *("--results", results, "-q", "--timeout", "120", "-p", "no:cacheprovider"),
             *("--rootdir", folder, *configuration(folder)),
             *suite.get("arguments", []),

@@ -5,8 +5,9 @@ import numpy as np
 import pytest
 
 from envmgr import create_env_manager
-from envmgr.adapters.batches import FixedBatches, Rows, joined, put_rows, row_of
+from envmgr.adapters.batches import FixedBatches
 from envmgr.adapters.failures import failure_of, plain_info, raise_in_trainer, raises
+from envmgr.adapters.rows import Rows, joined, put_rows, row_of
 from envmgr.errors import (
     ConfigError,
     EnvCrash,
