@@ -14,9 +14,7 @@ from envmgr.core.selection import Selection
 from envmgr.core.stats import Statistics
 from envmgr.spaces import ActionColumns, Array
 from envmgr.wire.block import (
-    NUMPY_VALUES,
     ORDERS,
-    PYTHON_NUMBERS,
     RING_LAST,
     RING_MASK,
     RING_ONCE,
@@ -78,7 +76,7 @@ class Posting:
         selection: Selection,
         actions: Sequence[Array],
         *,
-        python_numbers: bool,
+        form: int,
         ring: int,
     ) -> None:
         """Have ready envs take a step.
@@ -86,7 +84,7 @@ class Posting:
         Args:
             selection: which.
             actions: per leaf (k, *shape).
-            python_numbers: the envs are to get Python's own numbers, not numpy's.
+            form: what the envs get of them, see `spaces.columns`.
             ring: when their hosts ring. With `block.RING_LAST` one does when all have replied; who
                 waits for some of them has to call `have_all_ring`.
         """
@@ -97,11 +95,10 @@ class Posting:
         else:
             for target, values in zip(window.actions, actions, strict=True):
                 target[...] = values
-        kind = PYTHON_NUMBERS if python_numbers else NUMPY_VALUES
-        if kind != self._kinds:
+        if form != self._kinds:
             self._kinds = -1  # an interrupt may come in between
-            self._block.kinds[rows] = kind
-            self._kinds = kind if (self._block.kinds == kind).all() else -1
+            self._block.kinds[rows] = form
+            self._kinds = form if (self._block.kinds == form).all() else -1
         if self._limits.step_s is not None:
             self._limits.set_posted(rows)
         request_id = self._hosts.next_request_id()

@@ -19,6 +19,7 @@ from envmgr.errors import (
 )
 from envmgr.lifecycle import EnvState
 from envmgr.spaces import ActionCheck, ValueMismatchError, split_batch
+from envmgr.spaces.columns import NUMPY_VALUES
 from envmgr.spaces.interrupts import pass_interrupt_on
 from envmgr.spaces.reading import error_text, short_text
 from envmgr.wire.frames import FrameError
@@ -129,7 +130,7 @@ def post_actions(supervisor: Supervisor, actions: Any, ring: int) -> Selection |
         pass_interrupt_on(error)
         return None
     if selection is not None and packed is not None:
-        posting.post(selection, packed[0], python_numbers=packed[1], ring=ring)
+        posting.post(selection, packed[0], form=packed[1], ring=ring)
         return selection
     return None
 
@@ -146,7 +147,7 @@ def post_batch(supervisor: Supervisor, env_ids: Any, batch: Any, ring: int) -> S
         pass_interrupt_on(error)
         return None
     if selection is not None and columns is not None:
-        posting.post(selection, columns, python_numbers=False, ring=ring)
+        posting.post(selection, columns, form=NUMPY_VALUES, ring=ring)
         return selection
     return None
 

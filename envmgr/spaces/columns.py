@@ -19,6 +19,9 @@ from envmgr.spaces.values import Array, ValueMismatchError
 Bounds = tuple[Any, Any] | None
 """Smallest and largest value that a leaf may have (numbers or arrays); None has no bounds."""
 
+PYTHON_NUMBERS, NUMPY_VALUES, NUMBERS_IN_ARRAYS = range(3)
+"""What the env gets of what is in the column. The last: a number in an array of shape (1,)."""
+
 _TOLIST_ROWS = 256
 _MOST_LISTED = 4096
 """Choices up to this many are looked up in a set, which is cheaper than comparing."""
@@ -42,15 +45,16 @@ class ActionColumns:
         self._dtype = layout.leaves[0].dtype
         self._number_type = self._dtype.type
 
-    def of_values(self, values: Sequence[Any]) -> tuple[list[Array], bool] | None:
+    def of_values(self, values: Sequence[Any]) -> tuple[list[Array], int] | None:
         """Pack one action for each env.
 
         Args:
             values: k actions.
 
         Returns:
-            Per leaf (k, *shape), and whether the numbers were Python's own; None if an action is
-            not exactly of the space's dtype and shape, or out of bounds.
+            Per leaf (k, *shape), and in what form the env gets them (`PYTHON_NUMBERS` ...); None if
+            an action is not exactly of the space's dtype and shape, or out of bounds. A number may
+            also be in an array of shape (1,), as the policies of DI-engine give it.
         """
         if self._lone is None:
             return self._of_trees(values)
@@ -58,19 +62,23 @@ class ActionColumns:
         if len(types) != 1:
             return None
         (kind,) = types
-        if self._is_number:
+        if self._is_number and kind is not np.ndarray:
             if kind is not int and kind is not self._number_type:
                 return None
             if not self._numbers_fit(values):
                 return None
-            return [np.fromiter(values, self._dtype, len(values))], kind is int
+            form = PYTHON_NUMBERS if kind is int else NUMPY_VALUES
+            return [np.fromiter(values, self._dtype, len(values))], form
         if kind is not np.ndarray:
             return None
-        dtype, shape = self._dtype, self._lone.shape
+        dtype, shape = self._dtype, (1,) if self._is_number else self._lone.shape
         if not all(value.dtype == dtype and value.shape == shape for value in values):
             return None
+        if self._is_number:
+            numbers = np.concatenate(values)
+            return ([numbers], NUMBERS_IN_ARRAYS) if self._numbers_fit(numbers.tolist()) else None
         column = np.array(values)
-        return None if not _inside(column, self._bounds[0]) else ([column], False)
+        return None if not _inside(column, self._bounds[0]) else ([column], NUMPY_VALUES)
 
     def _numbers_fit(self, values: Sequence[Any]) -> bool:
         if self._choices is not None:
@@ -81,7 +89,7 @@ class ActionColumns:
         info = np.iinfo(self._dtype)
         return bool(info.min <= min(values) and max(values) <= info.max)
 
-    def _of_trees(self, values: Sequence[Any]) -> tuple[list[Array], bool] | None:
+    def _of_trees(self, values: Sequence[Any]) -> tuple[list[Array], int] | None:
         rows = []
         for value in values:
             leaves = self._exact_leaves(self._layout.skeleton, value)
@@ -90,7 +98,7 @@ class ActionColumns:
             rows.append(leaves)
         columns = [np.array([row[j] for row in rows]) for j in range(len(self._layout.leaves))]
         inside = all(map(_inside, columns, self._bounds))
-        return (columns, False) if inside else None
+        return (columns, NUMPY_VALUES) if inside else None
 
     def _exact_leaves(self, skeleton: Any, value: Any) -> list[Any] | None:
         if type(skeleton) is int:

@@ -50,9 +50,6 @@ TOLD_BIT = 0x0010
 ORDINARY_BITS = PLACE_BITS | TOLD_BIT
 """A reply without other flags than these is that of a step like any other."""
 
-# Kinds of actions: what the env gets, beside the number or array in the column.
-PYTHON_NUMBERS, NUMPY_VALUES = 0, 1
-
 
 def token_of(generation: int, request_id: int) -> int:
     """Return the token of a request; unique for an env, whatever becomes of it."""
@@ -202,7 +199,7 @@ class Block:
         wide_rewards: (env_num, ROOM) float64, those of several numbers.
         flags: (env_num,) of replies.
         reset_flags: (env_num,) place of the first observation, and whether there is an info.
-        kinds: (env_num,) kinds of actions.
+        kinds: (env_num,) forms of actions, see `spaces.columns`.
         infos: (env_num, INFO_BYTES) what `infos.InfoEncoder` made.
         reset_infos: likewise.
         actions: per leaf (env_num, *shape).

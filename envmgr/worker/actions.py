@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from envmgr.wire.block import NUMPY_VALUES, Block, items
+import numpy as np
+
+from envmgr.spaces.columns import NUMBERS_IN_ARRAYS, NUMPY_VALUES
+from envmgr.wire.block import Block, items
 
 
 class ActionReader:
@@ -51,14 +54,18 @@ class ActionReader:
         numbers: list[Any] = column.tolist()
         if self._kinds is None:
             return numbers
-        kinds = self._kinds.tobytes()
-        if NUMPY_VALUES in kinds:
-            typed = column.dtype.type
-            return [
-                typed(number) if kind == NUMPY_VALUES else number
-                for number, kind in zip(numbers, kinds, strict=True)
-            ]
-        return numbers
+        forms = self._kinds.tobytes()
+        if not any(forms):  # all of them are Python's
+            return numbers
+        dtype = column.dtype
+        return [
+            np.array([number], dtype)
+            if form == NUMBERS_IN_ARRAYS
+            else dtype.type(number)
+            if form == NUMPY_VALUES
+            else number
+            for number, form in zip(numbers, forms, strict=True)
+        ]
 
 
 def _copied(column: Any) -> Any:

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from envmgr.spaces import codec_of
+from envmgr.spaces.columns import NUMBERS_IN_ARRAYS, NUMPY_VALUES, PYTHON_NUMBERS
 
 SPACES: dict[str, Any] = {
     "discrete": Discrete(5),
@@ -162,16 +163,17 @@ class TestOfValues:
         packed = columns_of(space, check).of_values(actions)
         if packed is None:
             return
-        columns, python_numbers = packed
+        columns, form = packed
         accepts = codec_of(space, strict=check == "strict").refusal
         for k, action in enumerate(actions):
             if check:
                 assert accepts(action) is None
             assert means(space, rows_of(space, columns, k), action)
-        if python_numbers:
-            assert all(type(action) is int for action in actions)
-        elif isinstance(space, Discrete):
-            assert all(type(action) is np.int64 for action in actions)
+        if isinstance(space, Discrete):
+            exact = {PYTHON_NUMBERS: int, NUMPY_VALUES: np.int64, NUMBERS_IN_ARRAYS: np.ndarray}
+            assert {type(action) for action in actions} == {exact[form]}
+        else:
+            assert form == NUMPY_VALUES
 
     @given(some_space, some_check, st.data())
     def test_samples_of_the_space_are_taken(
@@ -182,19 +184,25 @@ class TestOfValues:
         actions = [space.sample() for _ in range(data.draw(st.integers(1, 5)))]
         packed = columns_of(space, check).of_values(actions)
         assert packed is not None
-        assert packed[1] is False
+        assert packed[1] == NUMPY_VALUES
         assert [means(space, rows_of(space, packed[0], k), a) for k, a in enumerate(actions)]
 
     def test_numbers_of_python_and_of_numpy(self) -> None:
         columns = columns_of(Discrete(5), True)
-        for actions, python_numbers in (([1, 4], True), ([np.int64(1), np.int64(4)], False)):
-            (column,), said = columns.of_values(actions)
-            assert column.tolist() == [1, 4]
-            assert said is python_numbers
+        for form, of in (
+            (PYTHON_NUMBERS, int),
+            (NUMPY_VALUES, np.int64),
+            (NUMBERS_IN_ARRAYS, lambda number: np.array([number])),
+        ):
+            (column,), said = columns.of_values([of(1), of(4)])
+            assert (column.tolist(), column.dtype, said) == ([1, 4], np.int64, form)
         assert columns.of_values([1, np.int64(4)]) is None  # each gets what its user gave
 
     @pytest.mark.parametrize("check", CHECKS)
-    @pytest.mark.parametrize("action", [True, np.int32(1), 1.0, np.array(1), "1", None, [1]])
+    @pytest.mark.parametrize(
+        "action",
+        [True, np.int32(1), 1.0, np.array(1), np.array([1.0]), np.array([[1]]), "1", None, [1]],
+    )
     def test_other_numbers_are_left_to_the_check(self, action: Any, check: Any) -> None:
         columns = columns_of(Discrete(5), check)
         assert columns.of_values([action]) is None

@@ -23,7 +23,7 @@ from envmgr.core.selection import Window
 from envmgr.errors import ConcurrentCallError, ManagerClosedError
 from envmgr.lifecycle import EnvState
 from envmgr.policy import Deadlines, FailurePolicy
-from envmgr.wire.block import PYTHON_NUMBERS
+from envmgr.spaces.columns import PYTHON_NUMBERS
 from envmgr.wire.messages import AfterStep, Op
 from tests.fakes import FakeEnvs, Poll, WouldWaitForEverError
 from tests.rig import Rig, over_routes
