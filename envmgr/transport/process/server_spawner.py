@@ -223,7 +223,9 @@ class ServerSpawner(Spawner):
     def _drop_server(self) -> None:
         """Let the kernel kill the workers of servers that are gone or do not answer."""
         links = list(self._links)
-        for link in links:
+        for link in links:  # the first one first: nothing is begun in it any more
+            while link.parent is not None and link.is_open and self._read_one(link):
+                pass  # what it said before: which module it was that took the servers with it
             self._close_link(link)
         for link in links:
             self._preloading.on_end(link)
