@@ -212,8 +212,7 @@ class Arrivals:
         self._fail(slot, failure, lost, remote.info)
 
     def _on_death(self, group: HostGroup, died: HostDied) -> None:
-        was_ending = group.is_ending
-        culprit = group.blamed()
+        was_ending, culprit = group.is_ending, group.blamed()
         self._hosts.ended(group)
         if was_ending:
             warn_of_fault(died)
@@ -226,8 +225,7 @@ class Arrivals:
     def _find_running(self, group: HostGroup) -> None:
         """Something has happened to a host: which of its envs was running then?"""
         if self._replies is not None and group.is_shared and not group.is_retired:
-            env_id = self._replies.running_in(group.index)
-            group.running = group.running or group.by_id.get(env_id)
+            group.running = group.running or group.by_id.get(self._replies.running_in(group.index))
 
     def _break_off(self, slot: EnvSlot, reason: str) -> None:
         """The host of an env has broken the protocol."""
