@@ -65,8 +65,6 @@ class DingKind(EnvManager):
         **spaces: as of `EnvManager`.
     """
 
-    _limits_resets: ClassVar[bool] = False
-
     def __init__(
         self, env_fn: Sequence[EnvFactory], cfg: Mapping[str, Any] | None = None, **spaces: Any
     ) -> None:
@@ -74,7 +72,8 @@ class DingKind(EnvManager):
         self._shown_spaces: dict[str, Any] = {}
         self._space_seed: int | None = None
         own = {key: value for key, value in (cfg or {}).items() if key not in _OF_THE_REGISTRY}
-        if self._limits_resets and own.get("reset_timeout") is None:
+        in_processes = isinstance(self, managers.AsyncSubprocessEnvManager)
+        if in_processes and own.get("reset_timeout") is None:
             own["reset_timeout"] = own.get("connect_timeout", self.default_config().connect_timeout)
         super().__init__(env_fn, own, **spaces)
 
@@ -199,7 +198,6 @@ class SyncSubprocessEnvManager(
 ):
     """`envmgr_subprocess`: as envmgr's `subprocess`."""
 
-    _limits_resets = True
     preset: ClassVar[Mapping[str, Any]] = _preset(
         managers.SyncSubprocessEnvManager, "envmgr_subprocess"
     )
@@ -212,7 +210,6 @@ class SubprocessEnvManagerV2(
 ):
     """`envmgr_subprocess_v2`: as envmgr's `subprocess_v2`."""
 
-    _limits_resets = True
     preset: ClassVar[Mapping[str, Any]] = _preset(
         managers.SubprocessEnvManagerV2, "envmgr_subprocess_v2"
     )
@@ -225,7 +222,6 @@ class AsyncSubprocessEnvManager(
 ):
     """`envmgr_async_subprocess`: as envmgr's `async_subprocess`, waiting 10 ms for stragglers."""
 
-    _limits_resets = True
     preset: ClassVar[Mapping[str, Any]] = _preset(
         managers.AsyncSubprocessEnvManager, "envmgr_async_subprocess", step_wait_timeout=0.01
     )
@@ -238,7 +234,6 @@ class AsyncSubprocessEnvManagerV2(
 ):
     """`envmgr_async_subprocess_v2`: as the one above, with treetensors."""
 
-    _limits_resets = True
     preset: ClassVar[Mapping[str, Any]] = _preset(
         managers.AsyncSubprocessEnvManagerV2, "envmgr_async_subprocess_v2", step_wait_timeout=0.01
     )

@@ -38,17 +38,6 @@ class Rows(NamedTuple):
         return Rows(obs, rewards, terminated, truncated, infos, self.ended)
 
 
-def row_of(batch: Any, k: int) -> Any:
-    """Return one row of a batch: a view, or a dict or tuple of views."""
-    if type(batch) is np.ndarray:  # before the slow questions
-        return batch[k]
-    if isinstance(batch, Mapping):
-        return {key: row_of(part, k) for key, part in batch.items()}
-    if isinstance(batch, tuple):
-        return tuple(row_of(part, k) for part in batch)
-    return batch[k]
-
-
 def rows_of(batch: Any, positions: Any) -> Any:
     """Return some rows of a batch, as a batch that is nobody else's."""
     if type(batch) is np.ndarray:

@@ -13,10 +13,11 @@ from envmgr.adapters import env_functions
 from envmgr.adapters.batches import FixedBatches
 from envmgr.adapters.failures import raise_in_trainer
 from envmgr.adapters.requirements import missing
-from envmgr.adapters.rows import Rows, row_of
+from envmgr.adapters.rows import Rows
 from envmgr.errors import ConfigError, EnvAttributeError, EnvFailure
 from envmgr.manager import EnvManager
 from envmgr.registry import create_env_manager
+from envmgr.spaces import row_of
 
 try:
     from tianshou.env import BaseVectorEnv

@@ -203,10 +203,10 @@ class Engine:
         transport = self.transport
         if not transport.works_alone:
             transport.poll(0.0)
-            if transport.arrivals or not finished():
-                self._pump(0.0)
-                return finished()
-            return True
+            if not transport.arrivals and finished():
+                return True
+            self._act()
+            return finished()
         end = self._clock() + self._spin_s
         while self._clock() < end:
             for _ in range(_SPINS):
@@ -225,13 +225,17 @@ class Engine:
         return self.wait_until(finished, deadline=self._clock() + seconds, doing="this")
 
     def _pump(self, timeout_s: float | None, pivot: int | None = None) -> None:
-        supervisor, transport = self.supervisor, self.transport
         try:
-            transport.poll(timeout_s, pivot=pivot)
+            self.transport.poll(timeout_s, pivot=pivot)
         except (OSError, ValueError):  # a signal handler has closed it in the middle of this
             if self.closing:
                 return
             raise
+        self._act()
+
+    def _act(self) -> None:
+        """Act on what `poll` has found, and on deadlines that have passed."""
+        supervisor, transport = self.supervisor, self.transport
         self._apply()
         if self.closing:
             return

@@ -13,6 +13,7 @@ import numpy.typing as npt
 from envmgr.core.observed import Observed
 from envmgr.core.selection import Selection
 from envmgr.env.contract import TERMINATED, TOLD, TRUNCATED, info_of
+from envmgr.spaces import row_of
 from envmgr.types import EnvTimestep
 from envmgr.wire.block import DONE, ENDING_BITS, ENDING_SHIFT, REWARD_SHIFT, Block
 from envmgr.wire.rewards import FIRST_WIDE, restored
@@ -79,15 +80,6 @@ def by_env_id(result: Mapping[int, EnvTimestep] | ArrayBatch) -> dict[int, EnvTi
             )
         )
     }
-
-
-def row_of(batch: Any, k: int) -> Any:
-    """Return one row of a batch of observations: an array, or dicts and tuples of such."""
-    if isinstance(batch, Mapping):
-        return {key: row_of(part, k) for key, part in batch.items()}
-    if isinstance(batch, tuple):
-        return tuple(row_of(part, k) for part in batch)
-    return batch[k]
 
 
 _WIDE = FIRST_WIDE << REWARD_SHIFT

@@ -10,7 +10,7 @@ they are.
 from __future__ import annotations
 
 from envmgr.spaces.codecs import ActionCheck, Codec, codec_of
-from envmgr.spaces.columns import ActionColumns, split_batch
+from envmgr.spaces.columns import ActionColumns, row_of, split_batch
 from envmgr.spaces.layouts import Layout, Leaf
 from envmgr.spaces.values import (
     Array,
@@ -36,5 +36,6 @@ __all__ = [
     "codec_of",
     "finite_test",
     "path_text",
+    "row_of",
     "split_batch",
 ]

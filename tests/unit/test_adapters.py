@@ -1,13 +1,16 @@
 """What all adapters share: batches of fixed width, and what becomes of failures."""
 
+import contextlib
+from typing import Any
+
 import gymnasium
 import numpy as np
 import pytest
 
-from envmgr import create_env_manager
+from envmgr import as_gymnasium, create_env_manager
 from envmgr.adapters.batches import FixedBatches
 from envmgr.adapters.failures import failure_of, plain_info, raise_in_trainer, raises
-from envmgr.adapters.rows import Rows, joined, put_rows, row_of
+from envmgr.adapters.rows import Rows, joined, put_rows
 from envmgr.errors import (
     ConfigError,
     EnvCrash,
@@ -16,6 +19,7 @@ from envmgr.errors import (
     FailuresExhaustedError,
     LaunchError,
 )
+from envmgr.spaces import row_of
 
 
 def raised(type_name: str = "ValueError", message: str = "too far") -> EnvRaised:
@@ -142,3 +146,48 @@ def test_what_was_received_comes_again_until_something_is_sent() -> None:
     assert again is not None
     np.testing.assert_array_equal(again.obs, rows.obs)
     it.close()
+
+
+class Short(gymnasium.Env[Any, Any]):
+    """Has episodes of two steps, which count on."""
+
+    observation_space = gymnasium.spaces.Box(0, 100, (1,), np.float64)
+    action_space = gymnasium.spaces.Discrete(2)
+    n = 0
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+        self.left, self.n = 2, self.n + 10
+        return np.array([self.n], np.float64), {}
+
+    def step(self, action: Any) -> Any:
+        self.left -= 1
+        self.n += 1
+        return np.array([self.n], np.float64), 1.0, self.left == 0, False, {}
+
+
+@pytest.mark.parametrize("mode", ["NextStep", "SameStep"])
+def test_a_step_that_ctrl_c_ends_while_resets_are_awaited_is_not_lost(
+    mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def steps(interrupted: bool) -> list[Any]:
+        with monkeypatch.context() as patch:
+            env = as_gymnasium(create_env_manager({"type": "base"}, env_fn=[Short] * 2), mode)
+            env.reset(seed=0)
+            ready_arrays, results = env.manager.ready_arrays, []
+
+            def interrupt(env_ids: Any) -> Any:
+                patch.setattr(env.manager, "ready_arrays", ready_arrays)
+                raise KeyboardInterrupt
+
+            for _ in range(6):
+                env.step_async(np.array([0, 1]))
+                if interrupted:
+                    patch.setattr(env.manager, "ready_arrays", interrupt)
+                    with contextlib.suppress(KeyboardInterrupt):
+                        results.append(env.step_wait()[0].tolist())
+                        continue
+                results.append(env.step_wait()[0].tolist())
+            env.close()
+        return results
+
+    assert steps(interrupted=True) == steps(interrupted=False)
