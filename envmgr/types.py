@@ -24,6 +24,13 @@ class EnvTimestep(NamedTuple):
     info: Any
 
 
+class Once(dict[str, Any]):
+    """Reset params for one reset: `manager.reset({0: Once(level=3)})`, or of `launch`.
+
+    What else keeps its params for the automatic resets that follow has none after it.
+    """
+
+
 EnvFactory = Callable[[], Any]
 """Builds one env: a `BaseEnv` or a `gymnasium.Env`."""
 

@@ -13,6 +13,7 @@ from envmgr.adapters.failures import failure_of, plain_info, raise_in_trainer, r
 from envmgr.adapters.rows import EnvIds, Rows, joined
 from envmgr.errors import ConfigError, EnvManagerError
 from envmgr.manager import EnvManager
+from envmgr.types import Once
 
 
 class FixedBatches:
@@ -66,7 +67,6 @@ class FixedBatches:
         self.n = manager.env_num
         self._raises = raises(on_failure, config.on_failure)
         self._all = list(range(self.n))
-        self._params: dict[int, dict[str, Any]] = {}
         self._parts: list[tuple[npt.NDArray[np.int64], Rows]] = []
         self._n_sent = 0
         self._received: Rows | None = None
@@ -94,9 +94,7 @@ class FixedBatches:
             env_ids: in which envs; None for all.
             seed: an int gives env i exactly `seed + i`; a list has one for each of all envs; None,
                 also in the list, leaves the generator of an env as it is.
-            options: for the envs' resets, or a list with those of each of all envs. They hold for
-                the resets that follow an episode's end, too, until they are changed here: None
-                clears them.
+            options: for these resets and no others, or a list with those of each of all envs.
             begun: of these envs an episode has ended, the next one has begun, and its first
                 observation was not read: that will do if there is neither seed nor options.
 
@@ -111,9 +109,9 @@ class FixedBatches:
         given = [options] * self.n if options is None or isinstance(options, Mapping) else options
         if len(given) != self.n:
             raise ConfigError(f"options: a dict, or {self.n} of them, are needed, not {len(given)}")
-        if seed is None and not any(given) and not self._params:
+        if seed is None and not any(given):
             ids = [i for i in ids if i not in begun]
-        params = self._params_of(ids, given)
+        params = {i: Once(its) if (its := given[i]) else None for i in ids}
         self._received, self._parts = None, []
         try:
             if self.manager.closed:
@@ -122,13 +120,6 @@ class FixedBatches:
                 self.manager.reset(params)
         except EnvManagerError as error:
             self.fail(error)
-        self._params = {i: p for i, p in {**self._params, **params}.items() if p}
-
-    def _params_of(
-        self, ids: Sequence[int], given: Sequence[Mapping[str, Any] | None]
-    ) -> dict[int, dict[str, Any] | None]:
-        """Return what a reset is given for each env; None where nothing changes."""
-        return {i: dict(given[i] or {}) if given[i] or i in self._params else None for i in ids}
 
     def first_obs(self, env_ids: Sequence[int] | None = None) -> Any:
         """Return the observations that the next episodes begin with: (k, *shape), or a tree."""

@@ -94,8 +94,8 @@ class ManagerVectorEnv(GymAccess):
 
         Args:
             seed: an int gives env i exactly `seed + i`; a list one to each; None none.
-            options: for the resets of the envs; those that follow have them, too, until another
-                `reset`. With `reset_mask`, a bool array (num_envs,), only those envs are reset.
+            options: for these resets of the envs. With `reset_mask`, a bool array (num_envs,), only
+                those envs are reset.
 
         Returns:
             The observations of all envs, and infos.

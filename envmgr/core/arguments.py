@@ -25,6 +25,7 @@ from envmgr.errors import (
 )
 from envmgr.spaces.interrupts import pass_interrupt_on
 from envmgr.spaces.reading import Unreadable, error_text, read_dict, read_list, short_text
+from envmgr.types import Once
 
 _NUMBERS = (int, float, np.integer, np.floating)
 
@@ -308,7 +309,8 @@ def _checked_keywords(env_id: int, params: Any) -> dict[str, Any] | None:
             f"the reset params of env {env_id} should be a dict of keyword arguments or None, "
             f"found {short_text(params)}"
         )
-    return {str.__str__(name): value for name, value in keywords.items()}
+    checked = {str.__str__(name): value for name, value in keywords.items()}
+    return Once(checked) if isinstance(params, Once) else checked
 
 
 def _dict_of(value: Any) -> dict[Any, Any] | None:

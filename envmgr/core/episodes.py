@@ -13,6 +13,7 @@ from envmgr.core.spares import Spares
 from envmgr.core.stats import Statistics
 from envmgr.lifecycle import EnvState, Event
 from envmgr.seeding import derived_seed
+from envmgr.types import Once
 from envmgr.wire.messages import AfterStep, EpisodePlan, Op, ResetOrder
 
 
@@ -61,7 +62,8 @@ class Episodes:
     def _plan(self, slot: EnvSlot) -> EpisodePlan:
         left = self._rules.episode_num - slot.episodes_done - 1
         inplace = self._rules.reset_inplace
-        return EpisodePlan(self._hosts_begin, left, slot.reset_params, inplace)
+        params = {} if isinstance(slot.reset_params, Once) else slot.reset_params
+        return EpisodePlan(self._hosts_begin, left, params, inplace)
 
     def end(self, slot: EnvSlot, after: int) -> None:
         """An episode ended with the step that has just been reported.
@@ -125,8 +127,10 @@ class Episodes:
         slot.episode = slot.next_episode
 
     def use_up_seed(self, slot: EnvSlot) -> None:
-        """The seed of the reset that has succeeded is not that of the next one."""
+        """The seed of the reset that has succeeded is not that of the next one, nor are `Once`."""
         slot.seed = None
+        if isinstance(slot.reset_params, Once):
+            slot.reset_params = {}
         slot.new_generation = False
 
     def abandon(self, slot: EnvSlot, after: int) -> None:

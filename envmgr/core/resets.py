@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -76,7 +77,7 @@ class ExplicitResets:
         self._hosts.take_over(slot)
         joins = params is None and slot.new_seed is None
         if params is not None:
-            slot.reset_params = dict(params)
+            slot.reset_params = copy.copy(params)  # as what it is
         if slot.new_seed is not None:
             slot.seed = slot.base_seed = slot.new_seed
             slot.new_seed = None

@@ -296,8 +296,8 @@ class EnvManager(EnvAccess):
 
         Args:
             reset_param: `{env_id: params}`: keyword arguments of this and of later automatic
-                resets; None keeps those given before, `{}` clears them. Nothing at all resets
-                every env.
+                resets (of this one only, if they are `types.Once`); None keeps those given
+                before, `{}` clears them. Nothing at all resets every env.
 
         Raises:
             UnknownEnvError, ConfigError: refused; nothing was reset.

@@ -63,17 +63,18 @@ def test_steps_resets_and_calls(world: World, setup: Setup, sb3: Any) -> None:
         with Raises(EnvNotReadyError, "reset()"):
             env.step_async([0, 0, 0])
         assert env.seed(5) == [5, 6, 7]
-        env.set_options([{"a": 1}, {}, {}])
+        env.set_options([{"a": 1}, {"b": 2}, {}])
         obs = env.reset()
         assert rows(obs, range(3)) == [[0, 0, 1, 0], [1, 0, 1, 0], [2, 0, 1, 0]]
         assert [world.noted(i, "reset")[-1] for i in range(3)] == [
             [1, {"a": 1}, 5],
-            [1, {}, 6],
+            [1, {"b": 2}, 6],
             [1, {}, 7],
         ]
         assert [info["episode"] for info in env.reset_infos] == [1, 1, 1]
 
         check_steps(env)
+        assert world.noted(1, "reset")[-1] == [2, {}, None], "its automatic reset has none of it"
         check_misuse(env)
         check_calls(env)
         assert rows(env.reset(), range(3)) == [[i, 0, 2 + (i > 0), 0] for i in range(3)]

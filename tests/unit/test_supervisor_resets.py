@@ -15,6 +15,7 @@ import pytest
 from envmgr.core import Next, Phase
 from envmgr.lifecycle import EnvState
 from envmgr.policy import Deadlines, FailurePolicy
+from envmgr.types import Once
 from envmgr.wire.messages import AfterStep, FailureKind, Op
 from tests.fakes import FakeEnvs, ObsTag
 from tests.rig import Rig, over_routes
@@ -381,6 +382,7 @@ NEWS: dict[str, tuple[dict[str, Any] | None, int | None]] = {
     "nothing new": (None, None),
     "new params": ({"level": "new"}, None),
     "params cleared": ({}, None),
+    "params for once": (Once(level="new"), None),
     "new seed": (None, 99),
     "both": ({"level": "new"}, 99),
 }
@@ -418,9 +420,11 @@ def test_a_reset_brings_an_env_to_run_from_wherever_it_is(name: str, news: str) 
     assert slot.seed is None
     assert rig.deliver() == {}
     expected = OLD if params is None else params
-    assert slot.reset_params == expected
+    kept = {} if isinstance(params, Once) else expected
+    assert slot.reset_params == kept
     if params is not None or not SITUATIONS[name].joins:
         assert rig.orders()[-1].params == expected
+        assert rig.orders()[-1].plan.params == kept
     if seed is not None:
         assert rig.orders()[-1].seed == 99
         assert [order.seed for order in rig.orders()].count(99) == 1  # it is used once
