@@ -41,3 +41,9 @@ def is_wrapped(env: Any, module: str, name: str) -> bool:
 def rendered(env: Any, arguments: Mapping[str, Any]) -> Any:
     """Return what an env renders."""
     return env.render(**arguments)
+
+
+def notify(env: Any) -> None:
+    """Call the method `notify` of an env, or of one of its wrappers, if there is one."""
+    if has_attribute(env, "notify"):
+        (env.get_wrapper_attr("notify") if isinstance(env, gymnasium.Env) else env.notify)()

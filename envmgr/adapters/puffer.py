@@ -1,0 +1,314 @@
+"""A manager with PufferLib's interface: `async_reset`, `send` and `recv`, of blocks of envs.
+
+PufferLib up to 3 had a Python vectorization (`pufferlib.vector`), which version 4 does not have any
+more. What is here has its interface, for trainers and loops that were written for it: `as_puffer`
+for a manager, `make` in place of `pufferlib.vector.make`. Nothing of PufferLib is imported.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete
+from gymnasium.vector.utils import batch_space
+
+from envmgr.adapters import env_functions
+from envmgr.adapters.batches import FixedBatches
+from envmgr.adapters.puffer_blocks import Block, Received
+from envmgr.adapters.rows import Rows
+from envmgr.errors import ActionError, ConfigError, EnvNotReadyError, ManagerClosedError
+from envmgr.manager import EnvManager
+from envmgr.registry import create_env_manager
+
+__all__ = ["DriverEnv", "PufferVecEnv", "as_puffer", "make"]
+
+
+def as_puffer(
+    manager: EnvManager, *, batch_size: int | None = None, on_failure: str | None = None
+) -> PufferVecEnv:
+    """Return a manager with the interface of `pufferlib.vector.Multiprocessing`.
+
+    Args:
+        manager: with `auto_reset`, without `episode_num`; the first reset launches it. With
+            `reset_inplace: true` slow resets of one block do not hold up the others.
+        batch_size: how many envs one `recv` has, a divisor of their number; None for all.
+        on_failure: "recover": an env that fails ends its episode as a truncated one, and is
+            repaired; "raise": the exception is raised in the trainer; None: as the manager does.
+
+    Raises:
+        ConfigError: the manager's config does not fit, or a space; the message says what to do.
+        LaunchError: an env cannot be built.
+    """
+    return PufferVecEnv(manager, batch_size=batch_size, on_failure=on_failure)
+
+
+def make(
+    env_creator_or_creators: Callable[..., Any] | Sequence[Callable[..., Any]],
+    env_args: Sequence[Any] | None = None,
+    env_kwargs: Any = None,
+    *,
+    num_envs: int = 1,
+    num_workers: int | None = None,
+    batch_size: int | None = None,
+    on_failure: str | None = None,
+    **cfg: Any,
+) -> PufferVecEnv:
+    """Build envs in worker processes; takes the place of `pufferlib.vector.make`.
+
+    Args:
+        env_creator_or_creators: builds one `gymnasium.Env`, or a list with one creator for each.
+        env_args: arguments for it; for a list of creators, a list of them for each.
+        env_kwargs: keyword arguments for it; likewise.
+        num_envs: how many envs.
+        num_workers: how many processes share them; None: one process for each.
+        batch_size: see `as_puffer`.
+        on_failure: see `as_puffer`.
+        **cfg: further keys of the manager's config, such as `step_timeout=10.0`.
+
+    Raises:
+        ConfigError: the arguments do not fit.
+        LaunchError: an env cannot be built.
+    """
+    if callable(env_creator_or_creators):
+        creators = [env_creator_or_creators] * num_envs
+        args, kwargs = [env_args or ()] * num_envs, [env_kwargs or {}] * num_envs
+    else:
+        creators = list(env_creator_or_creators)
+        args = list(env_args or [()] * num_envs)
+        kwargs = list(env_kwargs or [{}] * num_envs)
+    if not len(creators) == len(args) == len(kwargs) == num_envs:
+        raise ConfigError(
+            f"num_envs is {num_envs}, found {len(creators)} creators, {len(args)} lists of "
+            f"arguments and {len(kwargs)} of keyword arguments: give one of each for each env"
+        )
+    parts = zip(creators, args, kwargs, strict=True)
+    env_fn = [functools.partial(creator, *its, **named) for creator, its, named in parts]
+    given = {"type": "subprocess", "reset_inplace": True, "num_workers": num_workers}
+    manager = create_env_manager({**given, **cfg}, env_fn=env_fn)
+    return PufferVecEnv(manager, batch_size=batch_size, on_failure=on_failure, adapter="make")
+
+
+class DriverEnv:
+    """What all envs have in common, for policies, and a picture of env 0.
+
+    Args:
+        manager: of the envs.
+
+    Attributes:
+        observation_space: of one env; `single_observation_space` too.
+        action_space: of one env; `single_action_space` too.
+        num_agents: 1.
+        emulated: False: observations are as the envs give them.
+        render_mode: of the envs.
+    """
+
+    num_agents = 1
+    emulated = False
+
+    def __init__(self, manager: EnvManager) -> None:
+        self._manager = manager
+        self.observation_space = self.single_observation_space = manager.observation_space
+        self.action_space = self.single_action_space = manager.action_space
+        self.render_mode = manager.render_mode
+
+    def render(self) -> Any:
+        """Return what env 0 renders, which must have no step under way."""
+        return self._manager.call("render", env_ids=0)[0]
+
+
+class PufferVecEnv:
+    """All envs of a manager in blocks; see `as_puffer`.
+
+    Envs 0 to `batch_size - 1` are the first block, and so on. `recv` returns a block whose steps
+    have all come, and `send` has the actions for it: while the trainer works on one block, the
+    others step. The step after an episode's end returns the first observation of the next one, with
+    reward 0, and its action is not used.
+
+    Args:
+        manager: launched, or to be launched by the first reset. `close` closes it.
+        batch_size: as of `as_puffer`.
+        on_failure: likewise.
+        adapter: the public name of this, for messages.
+
+    Attributes:
+        manager: the manager.
+        driver_env: spaces for a policy, and `render`.
+        num_agents: number of envs.
+        num_envs: number of envs in a block; `agents_per_batch` too.
+        single_observation_space: of one env; `observation_space` is that of a block.
+        single_action_space: likewise.
+        agent_ids: (num_agents,) env_ids.
+        emulated: False: observations are as the envs give them.
+    """
+
+    emulated = False
+
+    def __init__(
+        self,
+        manager: EnvManager,
+        *,
+        batch_size: int | None = None,
+        on_failure: str | None = None,
+        adapter: str = "as_puffer",
+    ) -> None:
+        self._batches = batches = FixedBatches(manager, adapter=adapter, on_failure=on_failure)
+        self.manager = manager
+        self.num_agents = n = batches.n
+        self.num_envs = self.agents_per_batch = size = n if batch_size is None else batch_size
+        if size < 1 or n % size:
+            raise ConfigError(
+                f"{adapter}: batch_size should be a divisor of the {n} envs, found {batch_size}"
+            )
+        is_ours = manager.closed
+        try:
+            batches.build()
+            _refuse_spaces(adapter, manager)
+            self.driver_env = DriverEnv(manager)
+        except BaseException:
+            if is_ours:
+                batches.close()
+            raise
+        self.single_observation_space = manager.observation_space
+        self.single_action_space = manager.action_space
+        self.observation_space = batch_space(self.single_observation_space, size)
+        self.action_space = batch_space(self.single_action_space, size)
+        self.agent_ids = np.arange(n)
+        keeps = manager.cfg.copy_on_get is True
+        self._blocks = [Block(first, size, keeps=keeps) for first in range(0, n, size)]
+        self._at_work: list[Block] = []
+        self._received: Block | None = None
+        self._arrived: tuple[list[int], Rows] | None = None
+        self._closed = False
+
+    # -- resets -----------------------------------------------------------------------------
+
+    def async_reset(self, seed: int | Sequence[int | None] | None = None) -> None:
+        """Begin new episodes in all envs; `recv` returns their observations, block by block.
+
+        It returns when the envs are reset. Steps that are under way are cancelled.
+
+        Args:
+            seed: an int gives env i exactly `seed + i`; a list has one for each; None none.
+        """
+        self._refuse_closed()
+        self._received = self._arrived = None
+        self._at_work = []
+        self._batches.reset(seed=seed)
+        for block in self._blocks:
+            block.begin(np.ones(self.num_envs, np.bool_))
+        self._at_work = list(self._blocks)
+
+    def reset(
+        self, seed: int | Sequence[int | None] | None = 42
+    ) -> tuple[npt.NDArray[Any], list[dict[str, Any]]]:
+        """Reset all envs; return the observations and infos of the first block."""
+        self.async_reset(seed)
+        received = self.recv()
+        return received[0], received[4]
+
+    # -- steps ------------------------------------------------------------------------------
+
+    def send(self, actions: Any) -> None:
+        """Send actions to the envs of the block that was received last.
+
+        Args:
+            actions: (num_envs, *shape).
+
+        Raises:
+            EnvNotReadyError: `recv` comes first.
+            ActionError: a wrong number or shape; nothing was sent.
+        """
+        block = self._received
+        if block is None:
+            self._refuse_closed()
+            raise EnvNotReadyError(
+                "there are no observations that actions could be for: call async_reset() once, "
+                "then recv() before each send()"
+            )
+        actions = np.asarray(actions)
+        if len(actions) != self.num_envs:
+            raise ActionError(f"{len(actions)} actions came for {self.num_envs} envs")
+        begins = block.terminals | block.truncations
+        if block.is_told:
+            self.manager.apply(env_functions.notify, env_ids=block.env_ids.tolist())
+            block.is_told = False
+        if not begins.any():
+            self._batches.send(actions, block.env_ids)
+        elif not begins.all():
+            self._batches.send(actions[~begins], block.env_ids[~begins])
+        block.begin(begins)
+        self._at_work.append(block)
+        self._received = None
+
+    def recv(self) -> Received:
+        """Return a block whose envs have all stepped.
+
+        Returns:
+            (observations, rewards, terminals, truncations, infos, env_ids, masks): arrays with a
+            row for each env; the infos of those that have something to say; env_ids, which follow
+            on each other; masks are all True.
+
+        Raises:
+            EnvNotReadyError: nothing was sent.
+            EnvManagerError: as `EnvManager.recv`; with on_failure "raise" what an env raised.
+        """
+        if not self._at_work:
+            self._refuse_closed()
+            raise EnvNotReadyError(
+                "no envs are at work: call async_reset() once, and send() before each recv()"
+            )
+        while (block := next((b for b in self._at_work if not b.n_awaited), None)) is None:
+            if self._arrived is None:  # else Ctrl-C came before all of it was put into the blocks
+                least = min(block.n_awaited for block in self._at_work)
+                self._arrived = self._batches.receive_some(least)
+            self._put(*self._arrived)
+            self._arrived = None
+        begin = block.env_ids[block.begins].tolist()
+        if begin:
+            block.show(self._batches.first_obs(begin), self._batches.first_infos(begin))
+        received = block.received()
+        self._at_work, self._received = [b for b in self._at_work if b is not block], block
+        return received
+
+    def _put(self, env_ids: list[int], rows: Rows) -> None:
+        owners = np.asarray(env_ids) // self.num_envs
+        for k in np.unique(owners).tolist():
+            positions = np.flatnonzero(owners == k)
+            self._blocks[k].put([env_ids[p] for p in positions.tolist()], rows, positions)
+
+    def step(self, actions: Any) -> tuple[Any, ...]:
+        """Send actions and receive: observations, rewards, terminals, truncations, infos."""
+        self.send(actions)
+        return self.recv()[:5]
+
+    # -- the rest ---------------------------------------------------------------------------
+
+    def notify(self) -> None:
+        """Have the method `notify` of each env that has one called, before its next step."""
+        for block in self._blocks:
+            block.is_told = True
+
+    def close(self) -> None:
+        """Close all envs and the manager; what steps under way would give is lost."""
+        self._at_work, self._received, self._arrived = [], None, None
+        self._batches.close()
+        self._closed = True
+
+    def _refuse_closed(self) -> None:
+        if self._closed:
+            raise ManagerClosedError("this vec env is closed: build a new one")
+
+
+def _refuse_spaces(adapter: str, manager: EnvManager) -> None:
+    spaces = {"observation": manager.observation_space, "action": manager.action_space}
+    for what, space in spaces.items():
+        if not isinstance(space, (Box, Discrete, MultiDiscrete, MultiBinary)):
+            raise ConfigError(
+                f"{adapter}: the {what} space is a {type(space).__name__}, and what is sent and "
+                "received is one array. Wrap each env so that it has a Box, Discrete, "
+                "MultiDiscrete or MultiBinary, for example in gymnasium.wrappers.FlattenObservation"
+            )
