@@ -8,7 +8,7 @@ A SUITE is the name of a YAML file in this folder (without `.yaml`):
     fetch: {sdist: stable-baselines3==2.7.0}     # ... or what pip downloads into it (or wheel: ...)
     requirements: requirements-gymnasium.txt     # of the environment, beside envmgr itself
     no_deps: DI-engine==0.5.3               # installed after these, without its dependencies
-    files: [tests/vector/test_vector_env.py]     # relative to the checkout
+    files: [tests/vector/test_vector_env.py]     # relative to the checkout; without: ours only
     arguments: [-p, no:randomly]            # further ones for pytest
     replace: {gymnasium.vector.AsyncVectorEnv: "envmgr.adapters.gymnasium:EnvmgrVectorEnv"}
     named: {"tests/vector/test_x.py::test_y": why it fails with ours}
@@ -54,7 +54,7 @@ def main() -> int:
     results: dict[str, Any] = {}
     for name in asked.names or known:
         suite = suite_of(name)
-        folder = asked.suites / suite["tests"]
+        folder = asked.suites / suite.get("tests", "")
         if not folder.exists() and "fetch" in suite:
             fetch(suite["fetch"], folder)
         if not folder.exists():
@@ -126,6 +126,22 @@ def pip(python: Path, *arguments: str) -> None:
 
 def run_suite(name: str, suite: dict[str, Any], folder: Path, python: Path) -> dict[str, Any]:
     """Run the tests of a suite and return what became of each."""
+    print(f"==> {name}", flush=True)
+    found = run_theirs(suite, folder, python) if "files" in suite else {"tests": {}, "stale": []}
+    for file in suite.get("ours", []):
+        found["tests"][file] = run_ours(file, python)
+    counts = Counter(test["outcome"] for test in found["tests"].values())
+    each = ", ".join(f"{counts[what]} {what}" for what in ("passed", "named", "not run"))
+    print(f"==> {name}: {each}, {counts['failed']} FAILED")
+    for test, result in failures_of(found).items():
+        print(f"    FAILED {test}: {result['reason']}")
+    for test in found["stale"]:
+        print(f"    has a reason and passes, or is not there: {test}")
+    return found
+
+
+def run_theirs(suite: dict[str, Any], folder: Path, python: Path) -> dict[str, Any]:
+    """Run the trainer's own tests with our classes in place of theirs."""
     with tempfile.TemporaryDirectory() as place:
         results, told = Path(place) / "results.json", Path(place) / "suite.yaml"
         told.write_text(yaml.safe_dump(suite))
@@ -138,26 +154,12 @@ def run_suite(name: str, suite: dict[str, Any], folder: Path, python: Path) -> d
         ]
         paths = [str(HERE), os.environ.get("PYTHONPATH", "")]
         env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
-        print(f"==> {name}", flush=True)
         subprocess.run(command, cwd=folder, env=env, check=False)
-        found: dict[str, Any] = (
-            json.loads(results.read_text())
-            if results.exists()
-            else {
-                "tests": {"all": {"outcome": "failed", "reason": "pytest has ended"}},
-                "stale": [],
-            }
-        )
-    for file in suite.get("ours", []):
-        found["tests"][file] = run_ours(file, python)
-    counts = Counter(test["outcome"] for test in found["tests"].values())
-    each = ", ".join(f"{counts[what]} {what}" for what in ("passed", "named", "not run"))
-    print(f"==> {name}: {each}, {counts['failed']} FAILED")
-    for test, result in failures_of(found).items():
-        print(f"    FAILED {test}: {result['reason']}")
-    for test in found["stale"]:
-        print(f"    has a reason and passes, or is not there: {test}")
-    return found
+        if not results.exists():
+            ended = {"outcome": "failed", "reason": "pytest has ended"}
+            return {"tests": {"all": ended}, "stale": []}
+        found: dict[str, Any] = json.loads(results.read_text())
+        return found
 
 
 def run_ours(file: str, python: Path) -> dict[str, str]:
