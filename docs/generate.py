@@ -396,8 +396,9 @@ What all kinds have.
 ## Collection: `envmgr.collect`
 
 {_classes(collect.Collector, collect.EpisodeRecord, collect.CollectStatistics, level=3)}
-{_classes(collect.RandomPolicy, level=3)}
-{_functions(collect.make_policy)}"""
+{_classes(collect.RolloutCollector, collect.RolloutBuffer, collect.Advantages, level=3)}
+{_classes(collect.PolicyStep, collect.RandomPolicy, level=3)}
+{_functions(collect.gae, collect.make_policy)}"""
 
 
 def testing_page() -> str:

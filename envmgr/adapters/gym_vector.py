@@ -23,8 +23,9 @@ from envmgr.adapters.gym_arguments import (
     is_029,
 )
 from envmgr.adapters.gym_calls import InThread
-from envmgr.adapters.rows import Rows, put_rows, rows_of, spread
+from envmgr.adapters.rows import Rows, spread
 from envmgr.manager import EnvManager
+from envmgr.spaces import put_rows, rows_of
 
 StepResult = tuple[
     Any, npt.NDArray[Any], npt.NDArray[np.bool_], npt.NDArray[np.bool_], dict[str, Any]

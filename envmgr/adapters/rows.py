@@ -1,4 +1,4 @@
-"""Timesteps of several envs as rows, and what is done with rows of arrays, dicts and tuples."""
+"""Timesteps of several envs as rows."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+
+from envmgr.spaces import concatenated, rows_of
 
 EnvIds = Sequence[int] | npt.NDArray[np.intp]
 
@@ -36,31 +38,6 @@ class Rows(NamedTuple):
         obs, rewards, terminated, truncated = (rows_of(column, positions) for column in self[:4])
         infos = self.infos and [self.infos[k] for k in positions]
         return Rows(obs, rewards, terminated, truncated, infos, self.ended)
-
-
-def rows_of(batch: Any, positions: Any) -> Any:
-    """Return some rows of a batch, as a batch that is nobody else's."""
-    if type(batch) is np.ndarray:
-        return batch.take(positions, axis=0)
-    if isinstance(batch, Mapping):
-        return {key: rows_of(part, positions) for key, part in batch.items()}
-    if isinstance(batch, tuple):
-        return tuple(rows_of(part, positions) for part in batch)
-    return batch[positions]
-
-
-def put_rows(batch: Any, positions: Any, rows: Any) -> None:
-    """Put rows into a batch, in place."""
-    if type(batch) is np.ndarray:
-        batch[positions] = rows
-    elif isinstance(batch, Mapping):
-        for key, part in batch.items():
-            put_rows(part, positions, rows[key])
-    elif isinstance(batch, tuple):
-        for part, of_rows in zip(batch, rows, strict=True):
-            put_rows(part, positions, of_rows)
-    else:
-        batch[positions] = rows
 
 
 def spread(n: int, parts: Sequence[tuple[EnvIds, Any]]) -> Any:
@@ -94,16 +71,7 @@ def joined(parts: Sequence[tuple[npt.NDArray[np.int64], Rows]]) -> Rows:
         ]
         infos = [listed[k] for k in order.tolist()]
     obs, rewards, terminated, truncated = (
-        rows_of(_concatenated([rows[k] for rows in each]), order) for k in range(4)
+        rows_of(concatenated([rows[k] for rows in each]), order) for k in range(4)
     )
     ended = sorted(env_id for rows in each for env_id in rows.ended)
     return Rows(obs, rewards, terminated, truncated, infos, ended)
-
-
-def _concatenated(batches: Sequence[Any]) -> Any:
-    first = batches[0]
-    if isinstance(first, Mapping):
-        return {key: _concatenated([batch[key] for batch in batches]) for key in first}
-    if isinstance(first, tuple):
-        return tuple(_concatenated(parts) for parts in zip(*batches, strict=True))
-    return np.concatenate(batches)

@@ -15,11 +15,10 @@ from envmgr.adapters import env_functions
 from envmgr.adapters.batches import FixedBatches
 from envmgr.adapters.failures import raise_in_trainer
 from envmgr.adapters.requirements import missing
-from envmgr.adapters.rows import put_rows, rows_of
 from envmgr.errors import ConfigError, EnvFailure, EnvNotReadyError, ManagerClosedError
 from envmgr.manager import EnvManager
 from envmgr.registry import create_env_manager
-from envmgr.spaces import row_of
+from envmgr.spaces import put_rows, row_of, rows_of
 
 try:
     from stable_baselines3.common.vec_env.base_vec_env import VecEnv

@@ -24,19 +24,40 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, cast
+from types import MappingProxyType
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
 from envmgr.config.imports import ImportPolicy, import_object
 from envmgr.errors import ActionError, ConfigError
 from envmgr.seeding import Samplers
+from envmgr.spaces import codec_of
 
 Policy = Callable[[dict[int, Any]], Mapping[int, Any]]
 """Chooses an action for each env_id of the observations it gets."""
 
 PolicyFactory = Callable[[Any, Any, "int | None"], Policy]
 """Called with the observation space, the action space and the seed; returns a policy."""
+
+
+class PolicyStep(NamedTuple):
+    """What a policy returns that has more to say than actions.
+
+    Attributes:
+        actions: by env_id, or as a batch with one row for each observation.
+        extras: what is to be recorded beside the actions, by name, such as "logprob" and "value":
+            each by env_id or as a batch, as the actions are.
+        state: what a recurrent policy is given at the next step of these envs; likewise.
+    """
+
+    actions: Any
+    extras: Mapping[str, Any] = MappingProxyType({})
+    state: Any = None
+
+
+BatchPolicy = Callable[..., Any]
+"""Chooses actions (k, ...) for observations (k, *shape): see `RolloutCollector`."""
 
 _PROTOCOL = (
     "it is called as factory(observation_space, action_space, seed) and returns the policy, which "
@@ -73,6 +94,28 @@ class RandomPolicy:
             stream = self._streams[env_id] = Samplers([self._action_space])
             stream.seed({0: int(sequence.generate_state(1)[0])})
         return stream
+
+
+class RandomBatchPolicy:
+    """As `RandomPolicy`, for batches: its state says which env a row belongs to.
+
+    Args:
+        action_space: what to sample.
+        seed: of all streams; None takes fresh entropy.
+    """
+
+    def __init__(self, action_space: Any, seed: int | None = None) -> None:
+        self._codec = codec_of(action_space)
+        self._policy = RandomPolicy(None, action_space, seed)
+
+    def initial_state(self, n: int) -> Any:
+        """Return the env_ids."""
+        return np.arange(n)
+
+    def __call__(self, obs: Any, state: Any, episode_starts: Any) -> PolicyStep:
+        """Return a random action for each row."""
+        actions = self._policy(dict.fromkeys(state.tolist()))
+        return PolicyStep(self._codec.stack(list(actions.values())), state=state)
 
 
 def policy_seed(seed: int | Sequence[int | None] | Mapping[int, int | None] | None) -> int | None:

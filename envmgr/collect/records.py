@@ -25,7 +25,8 @@ class EpisodeRecord:
         nth: 0 for the first episode of this env in this collection, and so on.
         seed: what the env was seeded with at launch; None if it was not.
         generation: how often the env had been renewed when the episode began; with `seed` and
-            `nth` it says which sequence of random numbers the episode used.
+            `nth` it says which sequence of random numbers the episode used. None of episodes in
+            rollouts.
         episode_return: the sum of its rewards.
         length: its timesteps, an abnormal one included.
         terminated: the env's own end; None if the env does not say.

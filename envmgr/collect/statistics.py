@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -86,6 +86,15 @@ class CollectStatistics:
         self.returns.add(record.episode_return)
         self.lengths.add(record.length)
         self._recent.append(record.episode_return)
+
+    def copied(self) -> CollectStatistics:
+        """Return statistics that can be added to without changing these."""
+        return replace(
+            self,
+            returns=replace(self.returns),
+            lengths=replace(self.lengths),
+            _recent=deque(self._recent, maxlen=RECENT),
+        )
 
     @property
     def steps_per_s(self) -> float:

@@ -9,6 +9,15 @@ they are.
 
 from __future__ import annotations
 
+from envmgr.spaces.batches import (
+    as_batch,
+    concatenated,
+    indexed,
+    put_rows,
+    rows_of,
+    stacked,
+    zeros_for,
+)
 from envmgr.spaces.codecs import ActionCheck, Codec, codec_of
 from envmgr.spaces.columns import ActionColumns, row_of, split_batch
 from envmgr.spaces.layouts import Layout, Leaf
@@ -32,10 +41,17 @@ __all__ = [
     "NonFiniteError",
     "OnCast",
     "ValueMismatchError",
+    "as_batch",
     "check_finite",
     "codec_of",
+    "concatenated",
     "finite_test",
+    "indexed",
     "path_text",
+    "put_rows",
     "row_of",
+    "rows_of",
     "split_batch",
+    "stacked",
+    "zeros_for",
 ]

@@ -90,6 +90,13 @@ class Codec:
             batch[i] = value
         return batch
 
+    def zeros(self, *lengths: int) -> Any:
+        """Return room for values: arrays `(*lengths, *shape)` per leaf, else one of objects."""
+        if self.layout is None:
+            return np.empty(lengths, dtype=object)
+        leaves = self.layout.leaves
+        return self.layout.unflatten([np.zeros((*lengths, *x.shape), x.dtype) for x in leaves])
+
     def as_bytes(self, value: Any) -> bytes:
         """Return a value as bytes, cast as it is on its way: the same on both sides of a manager.
 

@@ -10,7 +10,7 @@ import pytest
 from envmgr import as_gymnasium, create_env_manager
 from envmgr.adapters.batches import FixedBatches
 from envmgr.adapters.failures import failure_of, plain_info, raise_in_trainer, raises
-from envmgr.adapters.rows import Rows, joined, put_rows
+from envmgr.adapters.rows import Rows, joined
 from envmgr.errors import (
     ConfigError,
     EnvCrash,
@@ -19,7 +19,7 @@ from envmgr.errors import (
     FailuresExhaustedError,
     LaunchError,
 )
-from envmgr.spaces import row_of
+from envmgr.spaces import put_rows, row_of
 
 
 def raised(type_name: str = "ValueError", message: str = "too far") -> EnvRaised:

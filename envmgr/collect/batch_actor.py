@@ -1,0 +1,85 @@
+"""A policy of batches as a rollout collector calls it, and the states of recurrent ones."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from envmgr.collect.policies import BatchPolicy, PolicyStep
+from envmgr.collect.rollout_arrays import Bools, Ints
+from envmgr.errors import ActionError
+from envmgr.spaces import as_batch, codec_of, put_rows, rows_of, zeros_for
+from envmgr.spaces.reading import short_text
+
+
+class BatchActor:
+    """Calls a policy, and keeps what a recurrent one has returned until it counts.
+
+    Args:
+        policy: see `RolloutCollector`.
+        action_space: of one env.
+        n: number of envs.
+
+    Attributes:
+        initial: (n, ...): the states at episodes' starts; None if the policy is not recurrent.
+        next_states: (n, ...): what the policy has returned for each env, for after the step that
+            it has chosen; None before the first.
+    """
+
+    def __init__(self, policy: BatchPolicy, action_space: Any, n: int) -> None:
+        self._policy: Any = policy
+        self._actions = codec_of(action_space)
+        self._no_one: Bools = np.zeros(n, np.bool_)
+        self._every = np.arange(n)
+        self.initial: Any = None
+        self.next_states: Any = None
+        if hasattr(policy, "initial_state"):
+            self.initial = as_batch(policy.initial_state(n))
+
+    def choose(
+        self, env_ids: Ints, obs: Any, states: Any, starts: Bools | None
+    ) -> tuple[Any, Mapping[str, Any], Any]:
+        """Return actions, extras, and the states that the policy was given.
+
+        Args:
+            env_ids: (k,).
+            obs: (k, *shape).
+            states: (n, ...) of all envs; None without states.
+            starts: (n,) whose episodes begin; None: no one's.
+
+        Raises:
+            ActionError: a recurrent policy returned no state.
+        """
+        if states is None:
+            given, step = None, self._policy(obs)
+        else:
+            given = rows_of(states, env_ids)
+            step = self._policy(obs, given, (self._no_one if starts is None else starts)[env_ids])
+            self._keep(env_ids, step)
+        actions, extras, _ = step if type(step) is PolicyStep else PolicyStep(step)
+        if type(actions) is not np.ndarray:
+            actions = self._actions.stack(actions) if type(actions) is list else as_batch(actions)
+        if extras:
+            extras = {name: as_batch(rows) for name, rows in extras.items()}
+        return actions, extras, given
+
+    def _keep(self, env_ids: Ints, step: Any) -> None:
+        if type(step) is not PolicyStep or step.state is None:
+            raise ActionError(
+                "a policy with initial_state should return PolicyStep(actions, extras, state) with "
+                f"the next state of each env, found {short_text(step)}. Nothing was sent"
+            )
+        new = as_batch(step.state)
+        if self.next_states is None:
+            self.next_states = zeros_for(new, len(self._every))
+        put_rows(self.next_states, env_ids, new)
+
+    def after(self, states: Any, env_ids: Ints, ended: Ints) -> Any:
+        """Return the states of all envs after steps of these, some of which ended episodes."""
+        after = rows_of(states, self._every)
+        put_rows(after, env_ids, rows_of(self.next_states, env_ids))
+        if len(ended):
+            put_rows(after, ended, rows_of(self.initial, ended))
+        return after

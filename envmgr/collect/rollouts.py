@@ -1,0 +1,344 @@
+"""The rollout collector: T steps of n envs with a policy of batches, into preallocated arrays."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from envmgr.collect.batch_actor import BatchActor
+from envmgr.collect.policies import BatchPolicy, RandomBatchPolicy, policy_seed
+from envmgr.collect.rollout import RolloutBuffer
+from envmgr.collect.rollout_arrays import Bools, Ends, Ints, Recorded
+from envmgr.collect.statistics import CollectStatistics
+from envmgr.collect.tally import Tally
+from envmgr.core import ArrayBatch
+from envmgr.errors import ConfigError, NothingReadyError, StateError
+from envmgr.lifecycle import EnvState
+from envmgr.manager import EnvManager
+from envmgr.manager.loop import failure_text
+from envmgr.seeding import seeds_by_env
+from envmgr.spaces import put_rows, rows_of
+from envmgr.types import Clock, is_abnormal, monotonic
+
+
+class RolloutCollector:
+    """Collects rollouts: T steps of each of n envs, as arrays, for on-policy algorithms.
+
+    The policy is called with the observations (k, *shape) of the envs that act now, or a dict or
+    tuple of such, and returns actions (k, ...), or a `PolicyStep` of actions and whatever else is
+    to be recorded. It must not change the observations. Where it has a method `value`, that gives
+    the values of observations for `RolloutBuffer.gae`.
+
+    A policy with a method `initial_state` is recurrent: `initial_state(n)` gives the states of n
+    envs at an episode's start, an array (n, ...), or a dict or tuple of such; the policy is called
+    as `policy(obs, state, episode_starts)` with one row for each env that acts, and the state of
+    its `PolicyStep` is what these envs are given next, unless their episode ends.
+
+    Kinds that gather all timesteps step all envs together, and wait for resets. Kinds that gather
+    some step whoever is ready, until each has T steps.
+
+    Whatever ends a `collect`, Ctrl-C too, `rollout` holds the steps recorded until then, whole, and
+    the next `collect` goes on with it: no step is lost or recorded twice.
+
+    Args:
+        manager: launched; of any kind. It is not closed here, and is to be stepped by nobody else.
+            After a `reset` of its by hand, call `reset` here.
+        policy: see above; None for random actions that follow from the manager's seed.
+        n_steps: T.
+        on_batch: called with every `ArrayBatch` that was recorded, to look at infos.
+        clock: monotonic seconds.
+
+    Attributes:
+        manager: the manager.
+        policy: the policy.
+        rollout: the buffer, which every `collect` fills and returns.
+
+    Raises:
+        ConfigError: `n_steps` is no integer >= 1.
+    """
+
+    def __init__(
+        self,
+        manager: EnvManager,
+        policy: BatchPolicy | None = None,
+        *,
+        n_steps: int,
+        on_batch: Callable[[ArrayBatch], None] | None = None,
+        clock: Clock = monotonic,
+    ) -> None:
+        if type(n_steps) is not int or n_steps < 1:
+            raise ConfigError(f"n_steps is {n_steps!r}, but must be an integer >= 1")
+        config = manager.cfg
+        if policy is None:
+            policy = RandomBatchPolicy(manager.action_space, policy_seed(config.seed))
+        self.manager = manager
+        self.policy: Any = policy
+        self._n = n = manager.env_num
+        value_fn = getattr(policy, "value", None)
+        self.rollout = RolloutBuffer(manager.observation_space, n_steps, n, value_fn)
+        self._together = math.isinf(config.wait_num)
+        self._resets_itself = bool(config.auto_reset)
+        self._may_lose = config.on_exhausted == "drop" or not math.isinf(config.episode_num)
+        self._puts_in_place = config.copy_on_get is True
+        self._seeds = seeds_by_env(config.seed, n)
+        self._on_batch = on_batch
+        self._clock = clock
+        self._elapsed_s = self._began_s = 0.0
+        self._actor = BatchActor(policy, manager.action_space, n)
+        self._has_sent = False
+        self._arrived: list[ArrayBatch] = []
+        self._n_pending = 0
+        self._start(CollectStatistics())
+
+    def _start(self, statistics: CollectStatistics) -> None:
+        tally = Tally.of(self._n, self._clock(), statistics)
+        starts = np.ones(self._n, np.bool_)
+        self.rollout.begin(_Carried(starts, self._actor.initial, tally, None))
+
+    @property
+    def statistics(self) -> CollectStatistics:
+        """The figures of all that was collected, as they are now."""
+        tally: Tally = self.rollout.recorded.carried.tally
+        steps = tally.statistics.steps
+        if not self.rollout.is_complete:
+            steps += int(self.rollout.lengths.sum())
+        return replace(tally.statistics, steps=steps, elapsed_s=self._elapsed_s)
+
+    # -- collecting -------------------------------------------------------------------------
+
+    def collect(self) -> RolloutBuffer:
+        """Return a rollout of T steps of each env: fewer of those that have no more episodes.
+
+        It is `rollout`, which the next `collect` fills anew. After one that was interrupted, it
+        goes on with what that has recorded.
+
+        Raises:
+            StateError: steps are under way that are not this collector's.
+            ActionError: what the policy returned does not fit. Nothing was sent.
+            EnvManagerError: what the manager raises, such as FailuresExhaustedError.
+        """
+        rollout = self.rollout
+        self._began_s = self._clock() - self._elapsed_s
+        try:
+            self._resume()
+            ready = self._ready()
+            while ready is not None or self._n_pending:
+                if ready is not None:
+                    self._act(*ready)
+                ready = self._receive()
+        finally:
+            self._elapsed_s = self._clock() - self._began_s
+        rollout.recorded = self._completed()  # the last that is done: from now on it is delivered
+        return rollout
+
+    def reset(self) -> None:
+        """Reset all envs, and begin a new rollout; what the present one holds is dropped."""
+        self.manager.reset()
+        self._has_sent, self._arrived = False, []
+        self._start(self.statistics)
+
+    def _resume(self) -> None:
+        """Begin a rollout, or make up for what an interrupt has left of the last call."""
+        rollout, manager = self.rollout, self.manager
+        if rollout.is_complete:
+            carried: _Carried = rollout.recorded.carried
+            self._has_sent = False
+            rollout.begin(carried)
+        if self._arrived:
+            self._record(self._arrived[0])
+            self._arrived.clear()
+        pending = set(manager.active_env) - set(manager.ready_env)
+        if pending and not self._has_sent:
+            raise StateError(
+                f"envs {sorted(pending)} have steps under way that this collector has not sent: "
+                "gather their timesteps with recv() first"
+            )
+        self._n_pending = len(pending)
+
+    def _completed(self) -> Recorded:
+        """Return what says that the rollout is complete, and what the next one begins with."""
+        rollout = self.rollout
+        recorded = rollout.recorded
+        carried: _Carried = recorded.carried
+        tally = carried.tally.after(rollout, int(rollout.lengths.sum()))
+        return recorded._replace(
+            is_complete=True, carried=carried._replace(tally=tally, applied=None)
+        )
+
+    # -- acting -----------------------------------------------------------------------------
+
+    def _ready(self) -> tuple[Ints, Any] | None:
+        """Return the envs that act now, with their observations.
+
+        Waits for resets; where envs are stepped together, for all of them.
+
+        Returns:
+            None if no env is ready while others have steps under way, or nothing is left to do.
+        """
+        manager, lengths, n_steps = self.manager, self.rollout.lengths, self.rollout.n_steps
+        states, ready = manager.env_states, set(manager.ready_env)
+        lacking = [i for i, length in enumerate(lengths.tolist()) if length < n_steps]
+        lacking = [i for i in lacking if states[i] is not EnvState.DONE]
+        ended = [i for i in lacking if states[i] is EnvState.NEED_RESET]
+        if ended:
+            manager.reset(dict.fromkeys(ended))
+            ready.update(ended)
+        now = [i for i in lacking if i in ready]
+        if self._n_pending:
+            if self._together or not now:
+                return None  # they come first
+        elif self._together or not now:
+            now = lacking
+        try:
+            return manager.ready_arrays(now) if now else None
+        except NothingReadyError:
+            if all(manager.env_states[i] is not EnvState.DONE for i in now):
+                raise
+        return self._ready()  # without those that were dropped meanwhile
+
+    def _act(self, env_ids: Ints, obs: Any) -> None:
+        """Have the policy choose, and send that."""
+        rollout, count = self.rollout, len(env_ids)
+        recorded = rollout.recorded
+        where = _where(recorded, env_ids, self._n)
+        put_rows(rollout.obs, where, obs)
+        starts = recorded.carried.starts
+        if starts is not None:
+            rollout.episode_starts[where] = starts[env_ids]
+        chosen = self._actor.choose(env_ids, obs, recorded.carried.states, starts)
+        actions, extras, states = chosen
+        rollout.put_step(where, count, actions, extras, states)
+        self._has_sent = True
+        self.manager.send_arrays(env_ids, actions)  # type: ignore[arg-type]
+        self._n_pending += count
+
+    # -- receiving --------------------------------------------------------------------------
+
+    def _receive(self) -> tuple[Ints, Any] | None:
+        """Gather timesteps and record them; return who acts next, as `_ready`."""
+        # In one go: what the manager has delivered is in the list, wherever an interrupt comes.
+        self._arrived.extend(map(self.manager.recv_arrays, _ONCE))
+        batch = self._arrived[0]
+        ended = self._record(batch)
+        self._arrived.clear()
+        self._n_pending -= len(batch.env_ids)
+        if self._on_batch is not None:
+            self._on_batch(batch)
+        return self._next(batch, ended)
+
+    def _next(self, batch: ArrayBatch, ended: Ints) -> tuple[Ints, Any] | None:
+        recorded = self.rollout.recorded
+        env_ids, n_steps = batch.env_ids, self.rollout.n_steps
+        if recorded.lengths is None:
+            if recorded.even == n_steps:
+                return None
+            if not len(ended):
+                return env_ids, batch.obs
+            if self._together and self._resets_itself and not self._may_lose:
+                if not self._puts_in_place:
+                    return self.manager.ready_arrays(env_ids.tolist())
+                put_rows(batch.obs, ended, self.manager.ready_arrays(ended.tolist()).obs)
+                return env_ids, batch.obs
+        elif not len(ended) and self._n_pending + len(env_ids) == self._n:
+            are_full = recorded.lengths[env_ids] == n_steps
+            if not are_full.any():  # nor can anybody else be ready
+                return env_ids, batch.obs
+        return self._ready()
+
+    def _record(self, batch: ArrayBatch) -> Ints:
+        """Record timesteps; can be interrupted anywhere, and called again.
+
+        Returns:
+            The envs whose episodes ended.
+        """
+        rollout, env_ids = self.rollout, batch.env_ids
+        recorded = rollout.recorded
+        carried: _Carried = recorded.carried
+        ended = batch.ended
+        if carried.applied is batch:
+            return ended
+        where = _where(recorded, env_ids, self._n)
+        rollout.put_rewards(where, batch.reward)
+        even, lengths, starts, states = recorded.even, recorded.lengths, None, carried.states
+        if type(where) is int:
+            even += 1
+            is_last = even == rollout.n_steps
+        else:
+            is_last = True
+            lengths = rollout.lengths
+            lengths[env_ids] += 1
+            if carried.starts is not None:
+                starts = carried.starts.copy()
+                starts[env_ids] = False
+        if states is not None:
+            states = self._actor.after(states, env_ids, ended)
+        if is_last:
+            rollout.put_last(env_ids, batch.obs, self._next_states_of(env_ids))
+        n_ends, n_episodes, tally = recorded.n_ends, recorded.n_episodes, carried.tally
+        if len(ended):
+            starts = np.zeros(self._n, np.bool_) if starts is None else starts
+            starts[ended] = True
+            tally, n = self._end(where, batch, ended, tally)
+            n_ends, n_episodes = n_ends + 1, n_episodes + n
+        carried = _Carried(starts, states, tally, batch)
+        rollout.recorded = Recorded(even, lengths, n_ends, n_episodes, False, carried)
+        return ended
+
+    def _next_states_of(self, env_ids: Ints) -> Any:
+        states = self._actor.next_states
+        return None if states is None else rows_of(states, env_ids)
+
+    def _end(self, where: Any, batch: ArrayBatch, ended: Ints, tally: Tally) -> tuple[Tally, int]:
+        """Record ends of episodes; return the tally after them, and how many they are."""
+        rollout, env_ids = self.rollout, batch.env_ids
+        rows = np.flatnonzero(batch.terminated | batch.truncated)
+        abnormal: Bools = np.zeros(len(env_ids), np.bool_)
+        failures: dict[int, str] = {}
+        for k in batch.told:
+            info = batch.infos[k]
+            if is_abnormal(info):
+                env_id = int(env_ids[k])
+                abnormal[k] = True
+                failures[env_id] = str(failure_text(info, env_id, self.manager))
+        steps = np.full(len(rows), where) if type(where) is int else where[0][rows]
+        ends = Ends(steps, ended, rows_of(batch.obs, rows), self._next_states_of(ended))
+        rollout.put_ends(where, batch, abnormal, ends)
+        now = self._clock()
+        elapsed_s = now - self._began_s
+        tally, records = tally.ended(rollout, ends, failures, self._seeds, now, elapsed_s)
+        rollout.put_episodes(records)
+        return tally, len(records)
+
+
+class _Carried(NamedTuple):
+    """What a rollout collector goes on with; never changed in place.
+
+    Attributes:
+        starts: (n,): whether the next step of each env is an episode's first; None: no one's is.
+        states: (n, ...): what a recurrent policy is given next.
+        tally: accounts of episodes.
+        applied: the batch that was recorded last.
+    """
+
+    starts: Bools | None
+    states: Any
+    tally: Tally
+    applied: ArrayBatch | None
+
+
+_ONCE = (None,)
+"""The arguments of one call of `recv_arrays`."""
+
+
+def _where(recorded: Recorded, env_ids: Ints, n: int) -> Any:
+    """Return where the next steps of these envs go: a row, or (steps, env_ids)."""
+    lengths = recorded.lengths
+    if lengths is not None:
+        return lengths[env_ids], env_ids
+    if len(env_ids) == n:
+        return recorded.even
+    return np.full(len(env_ids), recorded.even), env_ids
