@@ -13,6 +13,7 @@ from envmgr.adapters.failures import failure_of, plain_info, raise_in_trainer, r
 from envmgr.adapters.rows import EnvIds, Rows, joined
 from envmgr.errors import ConfigError, EnvManagerError
 from envmgr.manager import EnvManager
+from envmgr.spaces import rows_of
 from envmgr.types import Once
 
 
@@ -70,6 +71,7 @@ class FixedBatches:
         self._parts: list[tuple[npt.NDArray[np.int64], Rows]] = []
         self._n_sent = 0
         self._received: Rows | None = None
+        self._ends: tuple[Rows, Any] | None = None
 
     # -- resets -----------------------------------------------------------------------------
 
@@ -176,6 +178,16 @@ class FixedBatches:
         parts, self._parts = self._parts, []
         return joined(parts)
 
+    def last_obs(self, rows: Rows) -> Any:
+        """Return copies of the terminal observations of `rows.ended`: (k, *shape), or a tree.
+
+        They are the same when they are asked for again: what was done to `rows.obs` before Ctrl-C
+        does not change them.
+        """
+        if self._ends is None or self._ends[0] is not rows:
+            self._ends = rows, rows_of(rows.obs, rows.ended)
+        return self._ends[1]
+
     def receive_some(
         self, min_ready: int, timeout_s: float | None = None
     ) -> tuple[list[int], Rows]:
@@ -220,7 +232,11 @@ class FixedBatches:
 
     def close(self, timeout_s: float | None = None, *, terminate: bool = False) -> None:
         """Close the manager; whatever has failed before."""
-        self._received, self._parts = None, []  # which may be views of what is released now
+        self._received, self._parts, self._ends = (
+            None,
+            [],
+            None,
+        )  # which may be views of what is released now
         self.manager.close(timeout_s, terminate)
 
 

@@ -71,7 +71,6 @@ class ManagerVectorEnv(GymAccess):
         self._was_reset = False
         self._final: Final = {}
         self._outcome: tuple[StepResult, Final] | None = None
-        self._ends: tuple[Rows, Any] | None = None
         self._going: npt.NDArray[np.intp] = np.arange(self.num_envs)
         batches.build()
         self.spec = manager.spec
@@ -282,9 +281,7 @@ class ManagerVectorEnv(GymAccess):
         """Return observations and infos after the envs whose episodes ended were reset."""
         n, ended, obs = self.num_envs, rows.ended, rows.obs
         first, begun = self._batches.first_obs(ended), self._batches.first_infos(ended)
-        if self._ends is None or self._ends[0] is not rows:  # else Ctrl-C came after it
-            self._ends = rows, rows_of(obs, ended)
-        final = self._ends[1]
+        final = self._batches.last_obs(rows)
         if not self._copies:
             obs = rows_of(obs, np.arange(n))
         put_rows(obs, ended, first)
@@ -302,7 +299,7 @@ class ManagerVectorEnv(GymAccess):
 
     def close_extras(self, timeout: float | None = None, terminate: bool = False) -> None:
         """Close the envs and the manager; see `GymAccess`."""
-        self._outcome = self._ends = None  # which may be views of the manager's memory
+        self._outcome = None  # which may be views of the manager's memory
         self._final = {}
         super().close_extras(timeout, terminate)
 

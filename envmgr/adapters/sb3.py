@@ -5,7 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +15,7 @@ from envmgr.adapters import env_functions
 from envmgr.adapters.batches import FixedBatches
 from envmgr.adapters.failures import raise_in_trainer
 from envmgr.adapters.requirements import missing
+from envmgr.adapters.rows import Rows
 from envmgr.errors import ConfigError, EnvFailure, EnvNotReadyError, ManagerClosedError
 from envmgr.manager import EnvManager
 from envmgr.registry import create_env_manager
@@ -136,8 +137,8 @@ class ManagerVecEnv(VecEnv):  # type: ignore[misc]
         if not self.waiting:
             self._refuse_closed()
             raise EnvNotReadyError("there is no step under way: call step_async(actions) first")
-        rows = self._batches.receive()
-        obs, rewards, terminated, truncated, infos, ended = rows  # type: ignore[misc]
+        rows = cast("Rows", self._batches.receive())
+        obs, rewards, terminated, truncated, infos, ended = rows
         if infos is None:
             infos = [{_CUT: False} for _ in range(self.num_envs)]
         else:
@@ -146,7 +147,7 @@ class ManagerVecEnv(VecEnv):  # type: ignore[misc]
         dones = terminated | truncated
         if ended:
             first = self._batches.first_obs(ended)
-            last = rows_of(obs, ended)
+            last = self._batches.last_obs(rows)
             for k, env_id in enumerate(ended):
                 infos[env_id][_CUT] = bool(truncated[env_id] and not terminated[env_id])
                 infos[env_id]["terminal_observation"] = row_of(last, k)

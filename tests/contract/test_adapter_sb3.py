@@ -171,22 +171,29 @@ def test_failures_are_raised_for_those_who_ask_for_that(world: World, sb3: Any) 
     env.close()
 
 
-def test_a_step_that_is_interrupted_can_be_waited_for_again(world: World, sb3: Any) -> None:
+def test_a_step_that_is_interrupted_can_be_waited_for_again(
+    world: World, sb3: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     manager = world.make(IN_LINE, env_fn=factories(world, 2), launch=False)
     env = envmgr.as_sb3(manager)
     env.reset()
     env.step_async([int(Do.END), 1])
-    first_obs, interrupts = env._batches.first_obs, [KeyboardInterrupt()]
+    first_obs, put_rows = env._batches.first_obs, sb3.put_rows
 
-    def interrupted(env_ids: Any = None) -> Any:
-        while interrupts:
-            raise interrupts.pop()
-        return first_obs(env_ids)
+    def interrupted(*arguments: Any) -> Any:
+        if len(arguments) > 1:
+            put_rows(*arguments)  # the first observations are in place of the terminal ones
+        raise KeyboardInterrupt
 
-    env._batches.first_obs = interrupted
-    with pytest.raises(KeyboardInterrupt):
-        env.step_wait()
-    assert env.waiting
+    for owner, name, whole in (
+        (env._batches, "first_obs", first_obs),
+        (sb3, "put_rows", put_rows),
+    ):
+        monkeypatch.setattr(owner, name, interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            env.step_wait()
+        assert env.waiting
+        monkeypatch.setattr(owner, name, whole)
     obs, _, dones, infos = env.step_wait()
     assert rows(obs, range(2)) == [[0, 0, 1, 0], [1, 0, 0, 1]]
     assert dones.tolist() == [True, False]
