@@ -9,12 +9,19 @@ from typing import Any
 import gymnasium
 
 from envmgr.adapters.gym_arguments import AutoresetMode
+from envmgr.adapters.gym_statistics import RecordEpisodeStatistics
 from envmgr.adapters.gym_vector import ManagerVectorEnv
 from envmgr.errors import ConfigError
 from envmgr.manager import EnvManager
 from envmgr.registry import create_env_manager
 
-__all__ = ["EnvmgrVectorEnv", "ManagerVectorEnv", "as_gymnasium", "vector_entry_point"]
+__all__ = [
+    "EnvmgrVectorEnv",
+    "ManagerVectorEnv",
+    "RecordEpisodeStatistics",
+    "as_gymnasium",
+    "vector_entry_point",
+]
 
 
 def as_gymnasium(

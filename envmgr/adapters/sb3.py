@@ -23,8 +23,12 @@ from envmgr.spaces import put_rows, row_of, rows_of
 
 try:
     from stable_baselines3.common.vec_env.base_vec_env import VecEnv
+
+    from envmgr.adapters.sb3_monitor import VecMonitor
 except ImportError as error:
     raise missing("as_sb3", "stable-baselines3>=2.3", error) from error
+
+__all__ = ["EnvmgrVecEnv", "ManagerVecEnv", "VecMonitor", "refuse_spaces"]
 
 _PLAIN = (Box, Discrete, MultiDiscrete, MultiBinary)
 

@@ -28,7 +28,12 @@ from gymnasium.error import (
 from gymnasium.vector import AutoresetMode
 
 from envmgr import as_gymnasium
-from envmgr.adapters.gymnasium import EnvmgrVectorEnv, ManagerVectorEnv, vector_entry_point
+from envmgr.adapters.gymnasium import (
+    EnvmgrVectorEnv,
+    ManagerVectorEnv,
+    RecordEpisodeStatistics,
+    vector_entry_point,
+)
 
 RAISE, EXIT = 5, 6
 
@@ -248,6 +253,38 @@ def test_failures_are_truncated_episodes(vector_env: Callable[..., ManagerVector
         assert 'raise ValueError("of the env")' in infos["error"][1]
         obs, *_ = envs.step([1, 1, 1])
         assert obs["n"].tolist() == [2, 0 if mode == "NextStep" else 1, 2]
+
+
+@pytest.mark.parametrize("mode", ["NextStep", "SameStep", "gym029"])
+def test_statistics_leave_out_what_failures_have_cut_short(
+    vector_env: Callable[..., ManagerVectorEnv], mode: str
+) -> None:
+    old, mode = mode == "gym029", "NextStep" if mode == "NextStep" else "SameStep"
+    kwargs = {"info_format": "gym029"} if old else {}
+    envs = RecordEpisodeStatistics(vector_env(mode=mode, **kwargs))
+    plain = vector_env(mode=mode)
+    envs.reset(seed=0)
+    plain.reset(seed=0)
+    counts, n_episodes = np.zeros((2, N)), 0
+    resetting = np.zeros(N, bool)
+    for step in range(20):
+        actions = np.array([1, RAISE if step % 7 == 2 else 3, 4])
+        _, rewards, terminated, truncated, infos = envs.step(actions)
+        _, _, _, _, known = plain.step(actions)
+        failed = known.get("final_info", known).get("_abnormal", np.zeros(N, bool))
+        counts += np.where(resetting, 0, [rewards, np.ones(N)])
+        ended = terminated | truncated
+        whole = ended & ~failed
+        assert ("episode" in infos) == whole.any()
+        if whole.any():
+            assert infos["_episode"].tolist() == whole.tolist()
+            assert infos["episode"]["r"].tolist() == np.where(whole, counts[0], 0).tolist()
+            assert infos["episode"]["l"].tolist() == np.where(whole, counts[1], 0).tolist()
+        n_episodes += int(whole.sum())
+        counts[:, ended] = 0
+        resetting = ended & (mode == "NextStep")
+    assert envs.episode_count == len(envs.return_queue) == len(envs.length_queue) == n_episodes
+    assert min(envs.length_queue) >= 2, "an episode has two steps at least, unless it fails"
 
 
 def test_crashes_are_too_or_are_raised(vector_env: Callable[..., ManagerVectorEnv]) -> None:

@@ -151,7 +151,9 @@ def test_an_env_that_fails_ends_its_episode_as_a_truncated_one(world: World, sb3
     env = envmgr.as_sb3(manager)
     env.reset()
     env.step([1, 2])
-    obs, rewards, dones, infos = env.step([3, int(Do.KILL)])
+    monitor = sb3.VecMonitor(env)
+    env.step_async([3, int(Do.KILL)])
+    obs, rewards, dones, infos = monitor.step_wait()
     assert rows(obs, range(2)) == [[0, 0, 0, 2], [1, 1, 0, 0]]
     assert (rewards[1], dones.tolist()) == (0.0, [False, True])
     assert infos[1]["TimeLimit.truncated"]
@@ -159,7 +161,13 @@ def test_an_env_that_fails_ends_its_episode_as_a_truncated_one(world: World, sb3
     assert infos[1]["error"].startswith("EnvCrash: ")
     assert seen(infos[1]["terminal_observation"])[:5] == (1, 0, 0, 1, 2), "the last good one"
     assert env.env_is_wrapped(Special) == [True, True]
-    assert not env.step([0, 0])[2].any()
+    env.step_async([int(Do.END), 0])
+    _, rewards, dones, after = monitor.step_wait()
+    assert dones.tolist() == [True, False]
+    assert "episode" not in infos[1], "what a failure has cut short is in no statistics"
+    assert after[0]["episode"]["l"] == 2
+    assert monitor.episode_count == 1
+    assert monitor.episode_lengths.tolist() == [0, 1]
 
 
 def test_failures_are_raised_for_those_who_ask_for_that(world: World, sb3: Any) -> None:

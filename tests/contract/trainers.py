@@ -48,6 +48,19 @@ class VecEnv:
         return self.step_wait()  # type: ignore[attr-defined]
 
 
+class VecMonitor:
+    """Stands in for Stable-Baselines3's class of this name, as it is after its construction."""
+
+    info_keywords: Any = ()
+    episode_count = 0
+    t_start = 0.0
+
+    def __init__(self, venv: Any, results_writer: Any = None) -> None:
+        self.venv, self.results_writer = venv, results_writer
+        self.episode_returns = np.zeros(venv.num_envs, np.float32)
+        self.episode_lengths = np.zeros(venv.num_envs, np.int32)
+
+
 class BaseVectorEnv:
     """Stands in for tianshou's class of this name."""
 
@@ -62,6 +75,7 @@ class BaseVectorEnv:
 
 _STAND_INS = {
     "stable_baselines3.common.vec_env.base_vec_env": {"VecEnv": VecEnv},
+    "stable_baselines3.common.vec_env.vec_monitor": {"VecMonitor": VecMonitor},
     "tianshou.env": {"BaseVectorEnv": BaseVectorEnv},
 }
 
@@ -76,6 +90,7 @@ def adapter(name: str, patch: pytest.MonkeyPatch) -> Any:
             patch.setitem(sys.modules, module, stand_in)
             # So that it is not there for those who come later:
             patch.delitem(sys.modules, full, raising=False)
+            patch.delitem(sys.modules, f"{full}_monitor", raising=False)
     found = importlib.import_module(full)
     patch.setitem(sys.modules, full, found)
     return found

@@ -14,10 +14,11 @@ import torch
 from stable_baselines3 import PPO
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.evaluation import evaluate_policy
-from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv
+from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, is_vecenv_wrapped
+from stable_baselines3.common.vec_env import VecMonitor as TheirVecMonitor
 
 import envmgr
-from envmgr.adapters.sb3 import EnvmgrVecEnv
+from envmgr.adapters.sb3 import EnvmgrVecEnv, VecMonitor
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
@@ -94,3 +95,28 @@ def test_ppo_learns_cartpole_while_workers_are_killed() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     killed = int(done.stdout.rpartition("; ")[2].split()[0])
     assert killed >= 2
+
+
+def test_statistics_leave_out_what_failures_have_cut_short(tmp_path: Path) -> None:
+    class Fragile(gymnasium.Wrapper):
+        steps = 0
+
+        def step(self, action: Any) -> Any:
+            self.steps += 1
+            if self.steps % 7 == 0:
+                raise ZeroDivisionError("in the env")
+            return super().step(action)
+
+    venv = EnvmgrVecEnv(
+        [lambda: Fragile(gymnasium.make("CartPole-v1"))] * 2,
+        **{"type": "base", "max_failures": 1000, "max_failures_total": 1000},
+    )
+    env = VecMonitor(venv, str(tmp_path / "log"), info_keywords=("TimeLimit.truncated",))
+    model = PPO("MlpPolicy", env, n_steps=64, seed=0)
+    model.learn(256)
+    assert is_vecenv_wrapped(env, TheirVecMonitor)
+    assert venv.manager.stats()["failures"] > 20
+    assert env.episode_count == len(model.ep_info_buffer or ())
+    lines = (tmp_path / "log.monitor.csv").read_text().splitlines()
+    assert len(lines) == 2 + env.episode_count
+    env.close()

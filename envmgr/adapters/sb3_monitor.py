@@ -1,0 +1,46 @@
+"""Stable-Baselines3's statistics of episodes, without those of envs that failed."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+from stable_baselines3.common.vec_env.vec_monitor import VecMonitor as TheirVecMonitor
+
+
+class VecMonitor(TheirVecMonitor):  # type: ignore[misc]
+    """As Stable-Baselines3's `VecMonitor`, which it takes the place of.
+
+    The episode of an env that failed was cut short by the failure: it is in no statistics here. So
+    it has no `episode` in its info, and no line in the file.
+
+    Args:
+        venv: the vec env.
+        filename: of the log file, or None.
+        info_keywords: keys of the infos that go into the log file, too.
+    """
+
+    def step_wait(self) -> Any:
+        """Return what the vec env does, with `episode` in the infos of episodes that ended."""
+        obs, rewards, dones, infos = self.venv.step_wait()
+        self.episode_returns += rewards
+        self.episode_lengths += 1
+        infos = list(infos)
+        for i in np.flatnonzero(dones).tolist():
+            if not infos[i].get("abnormal"):
+                infos[i] = {**infos[i], "episode": self._noted(i, infos[i])}
+            self.episode_returns[i] = self.episode_lengths[i] = 0
+        return obs, rewards, dones, infos
+
+    def _noted(self, i: int, info: dict[str, Any]) -> dict[str, Any]:
+        episode = {
+            "r": self.episode_returns[i],
+            "l": self.episode_lengths[i],
+            "t": round(time.time() - self.t_start, 6),
+            **{key: info[key] for key in self.info_keywords},
+        }
+        self.episode_count += 1
+        if self.results_writer:
+            self.results_writer.write_row(episode)
+        return episode
