@@ -232,7 +232,7 @@ class Rig:
     @property
     def gather(self) -> Gather:
         """A gather over these envs."""
-        return Gather(self.engine, self.supervisor)
+        return Gather(self.engine)
 
     # -- what hosts do ----------------------------------------------------------------------
 

@@ -55,7 +55,10 @@ class Engine:
         caller: the frame of the public call under way; it stays after one that an interrupt has
             kept from ending as it should.
         forks: forks of this process when it was made: in a fork there are more.
-        spins: whether `spin_until` may find something.
+        calling: a context that holds the engine for one public call. Entering it gives the
+            supervisor; leaving it hands what is outstanding to the background. Entering it raises
+            ConcurrentCallError if another thread is inside a call, and ManagerClosedError if the
+            engine was closed, or this process is a fork of the one it belongs to.
     """
 
     def __init__(
@@ -72,7 +75,6 @@ class Engine:
         self.transport = transport
         self._clock = clock
         self._spin_s = self._most_spin_s = spin_s
-        self.spins = spin_s > 0.0 or not transport.works_alone
         self.forks = len(FORKS)
         self.closing = False
         self.caller: FrameType | None = None
@@ -81,20 +83,9 @@ class Engine:
         self._shelter = shelter
         self._ended = False
         self._background = Background(self, self._lock) if background else None
-        self._call = Call(self, self._lock, self._background)
+        self.calling = Call(self, self._lock, self._background)
 
     # -- public calls -----------------------------------------------------------------------
-
-    def calling(self) -> Call:
-        """Return a context that holds the engine for one public call.
-
-        Entering it gives the supervisor; leaving it hands what is outstanding to the background.
-
-        Raises, when entered:
-            ConcurrentCallError: another thread is inside a call.
-            ManagerClosedError: it was closed, or this process is a fork of the one it belongs to.
-        """
-        return self._call
 
     def collect(self) -> None:
         """Apply everything that has arrived, without waiting. The lock is held."""
@@ -163,24 +154,17 @@ class Engine:
                 self._pump(max(until - now, 0.0))
         raise ManagerClosedError("the manager was closed by another thread, or by a signal handler")
 
-    def await_rings(self, finished: Callable[[], bool], limit_s: float = LOOK_EVERY_S) -> bool:
-        """Wait as `wait_until` does, for what comes with rings alone; the lock is held.
+    def _await_rings(self, finished: Callable[[], bool], limit_s: float) -> bool:
+        """Wait as `see_to` does, for what comes with rings alone.
 
         What happens in nearly every step costs as little as it can here. The trainer sleeps
         meanwhile, and runs with cold caches after it, as hosts do.
 
-        Args:
-            finished: asked after each ring.
-            limit_s: wait so long for one ring at most.
-
-        Returns:
-            Whether `finished` became true and nothing else has happened, as far as is known. If
-            not, `wait_until` goes on.
         """
         supervisor, transport = self.supervisor, self.transport
         supervisor.sleep(soon=True)
         while not finished():
-            seconds = min(supervisor.earliest_deadline - self._clock(), limit_s, LOOK_EVERY_S)
+            seconds = min(supervisor.earliest_deadline - self._clock(), limit_s)
             try:
                 if self.closing or seconds <= 0.0 or not transport.await_ring(seconds):
                     return False
@@ -191,14 +175,19 @@ class Engine:
         supervisor.sleep(soon=False)
         return True
 
-    def spin_until(self, finished: Callable[[], bool]) -> bool:
-        """Watch for something that is about to happen, without sleeping; for a short while only.
+    def see_to(
+        self, finished: Callable[[], bool], look_every_s: float = math.inf, *, sleeps: bool = True
+    ) -> bool:
+        """Wait for steps in the way that costs least, if there is one; in line, take them.
 
-        How long depends on how it went before: for hosts that take their time it is not worth it.
-        Where hosts do not work alone, it is made to happen.
+        Args:
+            finished: asked now and then.
+            look_every_s: wait so long for one ring at most.
+            sleeps: wait for rings; else only as long as that takes no sleep.
 
         Returns:
-            Whether it has happened.
+            Whether `finished` became true and nothing else has happened, as far as is known. If
+            not, `wait_until` goes on.
         """
         transport = self.transport
         if not transport.works_alone:
@@ -207,6 +196,20 @@ class Engine:
                 return True
             self._act()
             return finished()
+        if self.supervisor.posting is None:
+            return False
+        if self._most_spin_s > 0.0 and self._spin_until(finished):
+            return True
+        return sleeps and self._await_rings(finished, min(look_every_s, LOOK_EVERY_S))
+
+    def _spin_until(self, finished: Callable[[], bool]) -> bool:
+        """Watch for something that is about to happen, without sleeping; for a short while only.
+
+        How long depends on how it went before: for hosts that take their time it is not worth it.
+
+        Returns:
+            Whether it has happened.
+        """
         end = self._clock() + self._spin_s
         while self._clock() < end:
             for _ in range(_SPINS):

@@ -7,7 +7,6 @@ from functools import partial
 
 from envmgr.core.engine import Engine
 from envmgr.core.selection import Selection
-from envmgr.core.supervisor import Supervisor
 from envmgr.core.taken import Taken
 from envmgr.errors import NothingReadyError
 from envmgr.policy import GatherPolicy
@@ -17,27 +16,28 @@ _LOOK_EVERY_S = 0.002
 
 
 class Gather:
-    """One gather, inside a call that holds the engine. A failure that is urgent ends it.
+    """Gathers, inside calls that hold the engine. A failure that is urgent ends a gather.
 
     What it returns is to be handed out; None is nothing.
 
     Args:
         engine: waits.
-        supervisor: the envs.
     """
 
-    def __init__(self, engine: Engine, supervisor: Supervisor) -> None:
+    def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._supervisor = supervisor
+        self._supervisor = supervisor = engine.supervisor
         self._handout = supervisor.handout
-        self._posting = supervisor.posting
+        self._record = supervisor.record
+        self._repair = supervisor.repair
 
     def exactly(self, selection: Selection) -> Taken | None:
         """Wait for the timesteps of all of these envs, which were sent an action each."""
-        arrived = partial(self._handout.have_arrived, selection)
-        repair, engine, handout = self._supervisor.repair, self._engine, self._handout
+        repair, engine, handout = self._repair, self._engine, self._handout
+        arrived = partial(handout.have_arrived, selection)
         while True:
-            if self._any_held or not self._have_come(arrived):
+            # What is held waits for a reset: what comes has to be applied, not only seen.
+            if self._record.held or not engine.see_to(arrived):
                 engine.wait_until(
                     lambda: repair.urgent or arrived() or handout.finds_malformed(),
                     pivot=self._pivot(selection),
@@ -50,25 +50,17 @@ class Gather:
                 return taken
             self._set_aside()
 
-    @property
-    def _any_held(self) -> bool:
-        """Whether a timestep waits for a reset: what comes has to be applied, not only seen."""
-        return bool(self._supervisor.record.held)
-
-    def _have_come(self, arrived: partial[bool]) -> bool:
-        """Wait for posted steps in the way that costs least; whether they have all arrived."""
-        engine = self._engine
-        if self._posting is None:
-            return not self._engine.transport.works_alone and engine.spin_until(arrived)
-        return (engine.spins and engine.spin_until(arrived)) or engine.await_rings(arrived)
-
     def _pivot(self, selection: Selection) -> partial[int | None] | None:
         """Return what says whose reply to wait for first.
 
         All of them are wanted, so waiting for one in the middle costs nothing, and the trainer is
         woken a few times instead of once for each env.
         """
-        return None if self._posting is not None else partial(self._one_of_the_missing, selection)
+        return (
+            None
+            if self._supervisor.posting is not None
+            else partial(self._one_of_the_missing, selection)
+        )
 
     def _one_of_the_missing(self, selection: Selection) -> int | None:
         handout, slots = self._handout, self._supervisor.slots
@@ -91,7 +83,7 @@ class Gather:
         Raises:
             NothingReadyError: nothing is outstanding.
         """
-        supervisor, posting = self._supervisor, self._posting
+        supervisor, posting = self._supervisor, self._supervisor.posting
         outstanding = supervisor.statistics.outstanding
         if not outstanding:
             raise NothingReadyError(
@@ -138,15 +130,13 @@ class Gather:
             arrived[:] = handout.arrived_ids()
             return len(arrived) == outstanding
 
-        posting = self._posting
+        posting = self._supervisor.posting
         packed = posting is not None and posting.any_shared and needed < outstanding
         look_every_s = _LOOK_EVERY_S if packed else math.inf
-        watches = posting is not None and not self._any_held
-        satisfying = watches and (
-            (engine.spins and engine.spin_until(satisfied))
-            or (deadline == math.inf and engine.await_rings(satisfied, look_every_s))
-        )
-        satisfying = satisfying or engine.wait_until(
+        satisfying = (
+            not self._record.held
+            and engine.see_to(satisfied, look_every_s, sleeps=deadline == math.inf)
+        ) or engine.wait_until(
             satisfied, deadline=deadline, look_every_s=look_every_s, doing="step"
         )
         if satisfying and policy.step_wait_timeout_s > 0.0:

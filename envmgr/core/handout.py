@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,7 @@ from envmgr.core.replies import (
 )
 from envmgr.core.selection import Selection, Selections
 from envmgr.core.stats import Statistics
-from envmgr.core.taken import Raw, Taken
+from envmgr.core.taken import Remarks, ReplyReader, Taken
 from envmgr.spaces import ValueMismatchError
 from envmgr.wire.block import (
     DONE,
@@ -75,11 +75,13 @@ class Handout:
         self._has_spares = has_spares
         self._resets_plainly = hosts.resets_need_no_looking_after
         self._block: Block | None = None
+        self._reader: ReplyReader | None = None
         self._replies: BlockReplies | None = None
 
     def share(self, block: Block | None, replies: BlockReplies | None) -> None:
         """Look at this block from now on; None: at none any more."""
         self._block, self._replies = block, replies
+        self._reader = None if block is None else ReplyReader(self._record.observed, block)
         self.selections.share(block)
 
     # -- what has arrived ---------------------------------------------------------------------
@@ -147,43 +149,45 @@ class Handout:
             What they hold; reading it hands them out. None if the reply of one, which is `left`
             then, has to be looked at by itself before: nothing was taken.
         """
-        undelivered = self._record.undelivered
-        kept = {i: undelivered[i] for i in selection.ids if i in undelivered} if undelivered else {}
-        if not kept:
-            raw = self._raw(selection)
-            return None if raw is None else Taken(selection.ids, raw, kept)
-        ids = [env_id for env_id in selection.ids if env_id not in kept]
-        raw = None
-        if ids:
-            posted = self.selections.of(ids)
-            raw = None if posted is None else self._raw(posted)
-            if raw is None:
-                return None
-        return Taken(selection.ids, raw, kept)
+        undelivered, ids = self._record.undelivered, selection.ids
+        if not undelivered:
+            return self._posted(selection)
+        kept = {i: undelivered[i] for i in ids if i in undelivered}
+        others = self.selections.of([i for i in ids if i not in kept])
+        if others is None:
+            return Taken(ids, None, None, None, _NO_REMARKS, kept)
+        taken = self._posted(others)
+        return None if taken is None else taken.beside(ids, kept)
 
-    def _raw(self, selection: Selection) -> Raw | None:
+    def _posted(self, selection: Selection) -> Taken | None:
+        """As `take`, of envs whose steps are posted."""
         block, window, column = self._block, selection.window, self._phases.column
         if block is None:
             return None
         if not selection.is_posted(column):
             self.left = next(i for i in selection.ids if column[i] != Phase.POSTED)
             return None
-        flags = block.flags[selection.rows] if window is None else window.flags
-        raw = flags.tobytes()
-        first = raw[0] | raw[1] << 8
-        ordinary = (
+        raw = (block.flags[selection.rows] if window is None else window.flags).tobytes()
+        # What is kept there is the same for ever: what ordinary replies say, given their flags.
+        ordinary = selection.ordinary.get(raw)
+        return self._looked_at(selection, raw) if ordinary is None else ordinary
+
+    def _looked_at(self, selection: Selection, raw: bytes) -> Taken | None:
+        first, steps = raw[0] | raw[1] << 8, self._record.observed.places.steps
+        if (
             not first & ~(ORDINARY_BITS | REWARD_BITS)
             and raw == raw[:2] * selection.count
             and (first <= ORDINARY_BITS or first >> REWARD_SHIFT in FITS_ALL)
-        )
-        observed = self._record.observed
-        if ordinary and first & PLACE_BITS < observed.places.steps:
-            return Raw(observed, selection, block, first & PLACE_BITS, first, {}, {})
-        return self._mixed(block, selection, np.frombuffer(raw, dtype=np.uint16).tolist())
+            and first & PLACE_BITS < steps
+        ):
+            remarks = Remarks(first, selection.count)
+            taken = Taken(selection.ids, selection, self._reader, first & PLACE_BITS, remarks)
+            selection.ordinary[raw] = taken
+            return taken
+        return self._mixed(selection, np.frombuffer(raw, dtype=np.uint16).tolist(), steps)
 
-    def _mixed(self, block: Block, selection: Selection, flags: list[int]) -> Raw | None:
-        observed = self._record.observed
-        usual, steps = flags[0] & TOLD_BIT, observed.places.steps
+    def _mixed(self, selection: Selection, flags: list[int], steps: int) -> Taken | None:
+        usual = flags[0] & TOLD_BIT
         if flags[0] >> REWARD_SHIFT in FITS_ALL:
             usual |= flags[0] & REWARD_BITS
         plain_end = PLAIN_END | usual & REWARD_BITS
@@ -202,7 +206,8 @@ class Handout:
                 return None
             specials[position] = flag
         where: Any = places[0] if places.count(places[0]) == len(places) else places
-        return Raw(observed, selection, block, where, usual, specials, details)
+        remarks = Remarks(usual, selection.count, specials, details)
+        return Taken(selection.ids, selection, self._reader, where, remarks)
 
     def _is_sound(self, env_id: int, position: int, flag: int, details: dict[int, Any]) -> bool:
         """Look at a reply with something to it; False if it is malformed."""
@@ -231,16 +236,13 @@ class Handout:
             taken: what was read.
             result: what was made of it.
         """
-        raw, kept = taken.raw, taken.kept
-        statistics, endings, count = self._statistics, [], len(kept)
-        selection = None if raw is None else raw.selection
-        if raw is not None:
-            count += raw.selection.count
-            slots = self._record.slots
-            for position, flag in raw.specials.items():
-                if flag & DONE:
-                    env_id = raw.selection.ids[position]
-                    endings.append(Ending(env_id, flag, slots[env_id].episodes_done + 1))
+        statistics, selection, kept = self._statistics, taken.selection, taken.kept
+        endings: list[Ending] = []
+        count = len(kept)
+        if selection is not None:
+            count += selection.count
+            if taken.specials:
+                endings = self._endings(selection, taken.specials)
         self._delivery.in_hand = hand = Hand(
             result,
             selection,
@@ -250,6 +252,14 @@ class Handout:
             statistics.episodes + len(endings),
         )
         self.move_on(hand)
+
+    def _endings(self, selection: Selection, specials: Mapping[int, int]) -> list[Ending]:
+        ids, slots = selection.ids, self._record.slots
+        return [
+            Ending(ids[position], flag, slots[ids[position]].episodes_done + 1)
+            for position, flag in specials.items()
+            if flag & DONE
+        ]
 
     def move_on(self, hand: Hand) -> None:
         """Have the envs whose timesteps were handed out be ready, or at the end of their episodes.
@@ -268,8 +278,9 @@ class Handout:
         for env_id in hand.kept:
             self._record.undelivered.pop(env_id, None)
         statistics.timesteps = hand.n_delivered
-        hand.odd = odd = [ending for ending in hand.endings if not self._end_plainly(ending)]
-        statistics.episodes = hand.n_episodes - len(odd)
+        if hand.endings:
+            hand.odd = odd = [ending for ending in hand.endings if not self._end_plainly(ending)]
+            statistics.episodes = hand.n_episodes - len(odd)
         hand.is_done = True
 
     def _end_plainly(self, ending: Ending) -> bool:
@@ -287,5 +298,6 @@ class Handout:
 
 
 _POSTED = np.uint8(Phase.POSTED)
+_NO_REMARKS = Remarks(0, 0)
 _ODD_BITS = np.uint16(0xFFFF & ~TOLD_BIT)
 """Without these a reply is not malformed: it is in the first place."""

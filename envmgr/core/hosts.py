@@ -45,6 +45,7 @@ class Hosts:
         index_of: where steps of each env_id are posted: at the index of its host, or all in one
             place where they run in the caller.
         moves: how often an env_id has got another place.
+        request_ids: one for each request, in order, whatever way it goes.
     """
 
     def __init__(
@@ -73,7 +74,7 @@ class Hosts:
         self._settings = settings
         self._shared_settings = replace(settings, announced=announced_in(deadlines))
         self._host_ids = itertools.count(1)
-        self._request_ids = itertools.count(UNANSWERED + 1)
+        self.request_ids = itertools.count(UNANSWERED + 1)
         self._group_of_host: dict[int, HostGroup] = {}
         self._killed: set[int] = set()
         announces = Op.STEP in self._shared_settings.announced
@@ -112,7 +113,7 @@ class Hosts:
             EnvOrder(
                 slot.env_id,
                 slot.generation,
-                next(self._request_ids) if slot in built else UNANSWERED,
+                next(self.request_ids) if slot in built else UNANSWERED,
                 self._factories[slot.env_id],
             )
             for slot in group.slots
@@ -151,7 +152,7 @@ class Hosts:
         Raises:
             FrameError: the payload cannot be sent.
         """
-        request_id = next(self._request_ids)
+        request_id = next(self.request_ids)
         message = Message(op, slot.env_id, slot.generation, request_id, payload)
         return request_id, self.transport.prepare(_host_of(slot), message)
 
@@ -187,10 +188,6 @@ class Hosts:
         unlimited = settings.max_episodes is None and settings.max_rss_bytes is None
         return unlimited and self.limits.of_phase(Phase.RESETTING) is None
 
-    def next_request_id(self) -> int:
-        """Return the id of a request that goes another way than by message."""
-        return next(self._request_ids)
-
     def request(self, slot: EnvSlot, op: Op, payload: Any, change: Change) -> None:
         """Send a request and await its reply."""
         self.submit(slot, change, self.prepare(slot, op, payload))
@@ -203,7 +200,7 @@ class Hosts:
 
     def await_reset(self, slot: EnvSlot) -> None:
         """Await another reply to the same request: the host resets the env by itself."""
-        slot.order = next(self._request_ids)
+        slot.order = next(self.request_ids)
         self.await_reply(slot, Change.RESET, slot.request_id)
 
     def await_reply(self, slot: EnvSlot, change: Change, request_id: int) -> None:

@@ -12,6 +12,7 @@ from envmgr.core.checked_views import ViewGuard
 from envmgr.core.observations import ObservationReader
 from envmgr.spaces import Array, Layout
 from envmgr.wire.arenas import COPIED, Placement, Places
+from envmgr.wire.block import PLACE_BITS
 
 if TYPE_CHECKING:  # it knows of hosts, whose record has observations
     from envmgr.core.selection import Selection
@@ -22,6 +23,8 @@ _LARGE_BYTES = 4096
 _NO_PLACE = 255
 _FEW = 8
 """So many observations are copied rather than looked for as a slice that could be a view."""
+
+_BYTES = [bytes((place,)) for place in range(PLACE_BITS + 1)]
 
 Rows = Any
 """What indexes the rows of envs: a slice of neighbours, or an array of env_ids."""
@@ -47,6 +50,7 @@ class Observed:
         self._readers: Sequence[ObservationReader] = ()
         self._copies = True
         self._is_lone = False
+        self._are_rows_of_a_copy = False
         self._guard: ViewGuard | None = None
         self._large: list[bool] = []
         self._pointlike: list[bool] = []
@@ -96,6 +100,8 @@ class Observed:
         self._large = [leaf.nbytes >= _LARGE_BYTES for leaf in layout.leaves]
         # Of shape () and yet an array: iterating over a batch would make a number of it.
         self._pointlike = [leaf.shape == () and not leaf.is_number for leaf in layout.leaves]
+        odd = any(self._large) or any(self._pointlike)
+        self._are_rows_of_a_copy = copies and self._is_lone and not odd
 
     # -- what is newest ---------------------------------------------------------------------
 
@@ -156,32 +162,41 @@ class Observed:
             self._kept[env_id] = observation
             self._in_arena[env_id] = 0
 
-    def taken_as_rows(self, env_ids: Sequence[int], rows: Rows, places: Any, found: Any) -> None:
+    def taken_as_rows(self, selection: Selection, places: Any, found: Sequence[Any]) -> None:
         """The newest observations of envs are in `places`, and were handed out one by one."""
-        self._place_of[rows] = places
-        if isinstance(rows, slice):
-            self._kept[rows] = found
-            self._in_arena[rows] = self._none_in_arena[: len(env_ids)]
+        self._are_in(selection, places)
+        if selection.is_slice:
+            self._kept[selection.rows] = found
+            self._in_arena[selection.rows] = selection.stale
             return
-        for env_id, observation in zip(env_ids, found, strict=True):
+        for env_id, observation in zip(selection.ids, found, strict=True):
             self._kept[env_id] = observation
             self._in_arena[env_id] = 0
 
     def taken_as_batch(self, selection: Selection, places: Any) -> None:
         """The newest observations of envs are in `places`, and were handed out as a batch."""
-        rows = selection.rows
-        if isinstance(rows, slice):
-            one_place = type(places) is int
-            self._place_bytes[rows] = (
-                bytes((places,)) * selection.count if one_place else bytes(places)
-            )
-            self._in_arena[rows] = selection.fresh
+        self._are_in(selection, places)
+        if selection.is_slice:
+            self._in_arena[selection.rows] = selection.fresh
             return
-        self._place_of[rows] = places
         for env_id in selection.ids:
             self._in_arena[env_id] = 1
 
+    def _are_in(self, selection: Selection, places: Any) -> None:
+        if not selection.is_slice:
+            self._place_of[selection.rows] = places
+        elif type(places) is int:
+            self._place_bytes[selection.rows] = _BYTES[places] * selection.count
+        else:
+            self._place_bytes[selection.rows] = places
+
     # -- reading ----------------------------------------------------------------------------
+
+    def rows_of(self, selection: Selection, places: Any) -> list[Any]:
+        """Return observations of envs one by one, as `rows` does."""
+        if self._are_rows_of_a_copy and type(places) is int and selection.is_slice:
+            return list(self.batch(selection, places))  # the ordinary case, and the cheapest way
+        return self.rows(selection.ids, selection.rows, places)
 
     def rows(self, env_ids: Sequence[int], rows: Rows, places: Any) -> list[Any]:
         """Return observations of envs one by one.
@@ -229,11 +244,13 @@ class Observed:
             places: the one place that all of them are in, or a list with one for each.
         """
         rows = selection.rows
-        if type(places) is int and isinstance(rows, slice):
+        if type(places) is int and selection.is_slice:
             leaves = selection.arenas.get(places)
             if leaves is None:
                 leaves = [arena[rows] for arena in self._by_place[places]]
                 selection.arenas[places] = leaves
+            if self._copies and self._is_lone:
+                return leaves[0].copy()
             if self._copies:
                 leaves = [leaf.copy() for leaf in leaves]
             elif self._guard is not None:

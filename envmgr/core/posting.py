@@ -48,6 +48,7 @@ class Posting:
         self.any_shared = any(group.is_shared for group in hosts.groups)
         self._block = block
         self._hosts = hosts
+        self._request_ids = hosts.request_ids
         self._limits = hosts.limits
         self._record = hosts.record
         self._statistics = statistics
@@ -101,26 +102,23 @@ class Posting:
             self._kinds = form if (self._block.kinds == form).all() else -1
         if self._limits.step_s is not None:
             self._limits.set_posted(rows)
-        request_id = self._hosts.next_request_id()
-        self._unfinished = (
-            selection,
-            self._tokens(selection, request_id),
-            posting_of(request_id, ring),
-            self._statistics.actions + selection.count,
-        )
+        request_id, count, statistics = next(self._request_ids), selection.count, self._statistics
+        tokens: Any  # the bytes of those of neighbours, else an array
+        if window is not None and not statistics.renewals and not statistics.swaps:
+            tokens = request_id.to_bytes(TOKEN_BYTES, sys.byteorder) * count
+        else:
+            tokens = self._tokens(selection, request_id)
+        posting = posting_of(request_id, ring)
+        self._unfinished = selection, tokens, posting, statistics.actions + count
         self.finish()
 
     def _tokens(self, selection: Selection, request_id: int) -> Any:
-        """Return the tokens of a request: an array, or of neighbours the bytes of one.
+        """Return the tokens of a request of envs some of which are of later generations.
 
         The generation of an env is that of the request which it has answered last.
         """
-        tokens = self._record.tokens
-        window = selection.window
-        if window is not None and not self._statistics.renewals and not self._statistics.swaps:
-            return request_id.to_bytes(TOKEN_BYTES, sys.byteorder) * selection.count
-        found: Array = generation_of(tokens[selection.rows]) + np.uint64(request_id)
-        return found if window is None else found.tobytes()
+        tokens = generation_of(self._record.tokens[selection.rows]) + np.uint64(request_id)
+        return tokens if selection.window is None else tokens.tobytes()
 
     def finish(self) -> None:
         """Do what is left of a `post` that was interrupted; nothing if there is none."""
@@ -151,7 +149,7 @@ class Posting:
 
     def order_resets(self, env_ids: Sequence[int]) -> None:
         """Have idle envs reset as their hosts know it from their plans; not to be interrupted."""
-        hosts, record, request_id = self._hosts, self._record, self._hosts.next_request_id()
+        hosts, record, request_id = self._hosts, self._record, next(self._request_ids)
         for env_id in env_ids:
             hosts.await_reply(record.slots[env_id], Change.RESET, request_id)
             self._block.orders[env_id] = record.tokens[env_id]

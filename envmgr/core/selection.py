@@ -69,7 +69,10 @@ class Selection:
         window: their rows of the columns, if they are neighbours and steps are posted.
         arenas: their rows of the arenas, by slot, as far as they were asked for; if they are.
         is_ascending: whether the env_ids ascend.
+        ordinary: what they are said to be whose replies have nothing to them, by their flags; see
+            `Handout`.
         fresh: of neighbours: what says of all that the newest observation is in the arena.
+        stale: likewise that it is not.
         posted: likewise that their steps are posted.
         idle: likewise that nothing is asked of their hosts.
         run: likewise that they are in RUN.
@@ -85,9 +88,11 @@ class Selection:
         "ids",
         "is_ascending",
         "is_slice",
+        "ordinary",
         "posted",
         "rows",
         "run",
+        "stale",
         "window",
     )
 
@@ -101,15 +106,16 @@ class Selection:
         self.is_slice = ids[-1] - first == count - 1 and ids == list(range(first, first + count))
         self.is_ascending = self.is_slice or ids == sorted(ids)
         self.rows: Any = self.array
-        self.fresh = self.posted = self.idle = self.run = b""
+        self.fresh = self.stale = self.posted = self.idle = self.run = b""
         if self.is_slice:
             self.rows = slice(first, first + count)
-            self.fresh = bytes((1,)) * count
+            self.fresh, self.stale = bytes((1,)) * count, bytes(count)
             self.posted = bytes((Phase.POSTED,)) * count
             self.idle = bytes((Phase.IDLE,)) * count
             self.run = bytes((EnvState.RUN,)) * count
         self.window: Window | None = None
         self.arenas: dict[int, list[Array]] = {}
+        self.ordinary: dict[bytes, Any] = {}
 
     def may_be_posted(self, record: Record) -> bool:
         """Whether all of these envs take an action now that their hosts can execute."""
@@ -165,6 +171,7 @@ class Selections:
         for selection in self._known.values():
             selection.window = None
             selection.arenas.clear()
+            selection.ordinary.clear()
         self._known.clear()
         self._latest = self._latest_array = None
 

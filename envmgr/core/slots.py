@@ -59,6 +59,7 @@ class Record:
         together: says which envs are ready only together; None if none are.
         slots: all else, by env_id.
         launching: the first resets are not over.
+        all_ids: of all envs, ascending; without spares.
     """
 
     def __init__(self, env_num: int, spare_num: int = 0) -> None:
@@ -78,6 +79,7 @@ class Record:
         self.retired: set[int] = set()
         self.together: Together | None = None
         self.slots = [EnvSlot(i, self, is_spare=i >= env_num) for i in range(count)]
+        self.all_ids = range(env_num)
         self._all_idle = bytes([Phase.IDLE]) * env_num
         self._all_run = bytes([EnvState.RUN]) * env_num
         column: npt.NDArray[np.uint8] = np.frombuffer(self.phases.column, np.uint8, env_num)
@@ -145,7 +147,7 @@ class Record:
     def ready_ids(self) -> list[int]:
         """Return the envs that take an action now, ascending."""
         if self.are_all_ready:
-            return list(range(self.env_num))
+            return list(self.all_ids)
         ready = [i for i in self.states.ids_in(EnvState.RUN) if not self.owes(i)]
         return ready if self.together is None else self.together.settled(ready)
 

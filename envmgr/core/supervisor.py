@@ -34,6 +34,8 @@ from envmgr.transport.base import Arrival
 from envmgr.types import EnvTimestep
 from envmgr.wire.messages import EnvDescription, Op
 
+_RESETTING = Phase.RESETTING
+
 Undisturbed = Callable[[Callable[[], None]], None]
 """Does something that is not to be interrupted."""
 
@@ -283,7 +285,7 @@ class Supervisor:
 
     def _go_on(self, undisturbed: Undisturbed) -> None:
         """Do what follows what was handed out."""
-        if Phase.RESETTING in self.record.phases.column:
+        if _RESETTING in self.record.phases.column:
             self._arrivals.begin_episodes()
         hand, spares = self.delivery.in_hand, self.spares
         if (hand is not None and hand.odd) or (spares is not None and spares.are_wanted):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import repeat
+from types import MappingProxyType
 from typing import Any, NamedTuple, overload
 
 import numpy as np
@@ -19,6 +20,7 @@ from envmgr.wire.block import DONE, ENDING_BITS, ENDING_SHIFT, REWARD_SHIFT, Blo
 from envmgr.wire.rewards import FIRST_WIDE, restored
 
 _make_timestep = partial(tuple.__new__, EnvTimestep)
+_EMPTY: Mapping[int, Any] = MappingProxyType({})
 
 
 class ArrayBatch(NamedTuple):
@@ -82,6 +84,8 @@ def by_env_id(result: Mapping[int, EnvTimestep] | ArrayBatch) -> dict[int, EnvTi
     }
 
 
+_make_batch = partial(tuple.__new__, ArrayBatch)
+
 _WIDE = FIRST_WIDE << REWARD_SHIFT
 """Flags from this on are those of rewards of several numbers: their bits are the highest."""
 
@@ -103,101 +107,30 @@ class ReadyBatch(NamedTuple):
     obs: Any
 
 
-class Raw:
-    """Replies in the block that were just taken; to be read once.
-
-    Args:
-        observed: reads observations.
-        selection: the envs.
-        block: the columns with the rewards.
-        places: the place that all observations are in, or a list with one for each.
-        usual: the flags that a reply has if there is nothing to it. Rewards of this kind are read
-            together.
-        specials: the flags of the others, by position.
-        details: info and reward of those, by position; without those of plain ends of episodes,
-            whose rewards are of the usual kind.
+class Remarks(NamedTuple):
+    """What replies say besides their observations, as far as they were looked at.
 
     Attributes:
-        selection: the envs.
-        specials: the flags of replies with something to them, by position.
+        usual: the flags that a reply has if there is nothing to it. Rewards of this kind are read
+            together.
+        size: how many replies.
+        specials: the flags of those with something to them, by position.
+        details: info and reward of those, by position; without those of plain ends of episodes,
+            whose rewards are of the usual kind.
     """
 
-    __slots__ = ("_block", "_details", "_observed", "_places", "_usual", "selection", "specials")
-
-    def __init__(
-        self,
-        observed: Observed,
-        selection: Selection,
-        block: Block,
-        places: Any,
-        usual: int,
-        specials: dict[int, int],
-        details: dict[int, tuple[Any, Any]],
-    ) -> None:
-        self._observed = observed
-        self.selection = selection
-        self._block = block
-        self._places = places
-        self._usual = usual
-        self.specials = specials
-        self._details = details
-
-    def timesteps(self) -> dict[int, EnvTimestep]:
-        """Return them as timesteps by env_id."""
-        selection, observed = self.selection, self._observed
-        ids = selection.ids
-        found = observed.rows(ids, selection.rows, self._places)
-        kind = self._usual >> REWARD_SHIFT
-        rewards: list[Any] = (
-            restored(kind, self._block.reward_numbers(kind, selection.rows))
-            if kind
-            else self._block.rewards[selection.rows].tolist()
-        )
-        infos = _ordinary_infos(self._usual, len(ids))
-        dones: Iterable[bool] = repeat(False)
-        if self.specials:
-            dones = [False] * len(ids)
-            for position, flag in self.specials.items():
-                dones[position] = bool(flag & DONE)
-            for position, (_, reward) in self._details.items():
-                rewards[position] = reward
-            _put_in(infos, self.specials, self._details)
-        steps = map(_make_timestep, zip(found, rewards, dones, infos, strict=False))
-        timesteps = dict(zip(ids, steps, strict=True))
-        observed.taken_as_rows(ids, selection.rows, self._places, found)
-        return timesteps
-
-    def arrays(self) -> ArrayBatch:
-        """Return them as arrays."""
-        selection, observed = self.selection, self._observed
-        count, window = selection.count, selection.window
-        obs = observed.batch(selection, self._places)
-        if window is None or self._usual >= _WIDE:
-            kind = self._usual >> REWARD_SHIFT
-            rewards = self._block.reward_numbers(kind, selection.rows).copy()
-        else:
-            rewards = window.rewards.copy()
-        ends = np.zeros((2, count), dtype=np.bool_)
-        for position, flag in self.specials.items():
-            ends[:, position] = self._ends(position, flag)
-        infos = BatchInfos(self._usual, count, self.specials, self._details)
-        observed.taken_as_batch(selection, self._places)
-        return ArrayBatch(selection.array, obs, rewards, ends[0], ends[1], infos)
+    usual: int
+    size: int
+    specials: Mapping[int, int] = _EMPTY
+    details: Mapping[int, tuple[Any, Any]] = _EMPTY
 
     @property
-    def has_rewards_of_different_shapes(self) -> bool:
-        """Whether they are no column of an array as they are."""
-        usual, specials = self._usual, self.specials.values()
+    def have_rewards_of_different_shapes(self) -> bool:
+        """Whether those are no column of an array as they are."""
+        usual, specials = self.usual, self.specials.values()
         if usual < _WIDE and all(flag < _WIDE for flag in specials):
             return False
         return any(flag >> REWARD_SHIFT != usual >> REWARD_SHIFT for flag in specials)
-
-    def _ends(self, position: int, flag: int) -> tuple[bool, bool]:
-        """Return whether an episode was terminated, and whether it was truncated."""
-        ending = (flag & ENDING_BITS) >> ENDING_SHIFT
-        if ending:
-            return bool(ending & TERMINATED), bool(ending & TRUNCATED)
-        return ends_of(bool(flag & DONE), self._details[position][0])
 
 
 class Taken:
@@ -205,31 +138,122 @@ class Taken:
 
     Args:
         ids: whose they are.
-        raw: those in the block, if any.
-        kept: the others, by env_id.
+        selection: those of them whose replies are in the block; None if there are none.
+        reader: reads these; None if there are none.
+        places: the place that all of their observations are in, or a list with one for each.
+        remarks: what else they say.
+        kept: the other timesteps, by env_id.
+
+    Attributes:
+        selection: see above.
+        specials: the flags of replies in the block with something to them, by position.
+        kept: see above.
     """
 
-    __slots__ = ("_ids", "kept", "raw")
+    __slots__ = ("_ids", "_places", "_reader", "_remarks", "kept", "selection", "specials")
 
-    def __init__(self, ids: Sequence[int], raw: Raw | None, kept: dict[int, EnvTimestep]) -> None:
+    def __init__(
+        self,
+        ids: Sequence[int],
+        selection: Selection | None,
+        reader: ReplyReader | None,
+        places: Any,
+        remarks: Remarks,
+        kept: Mapping[int, EnvTimestep] = _EMPTY,
+    ) -> None:
         self._ids = ids
-        self.raw = raw
+        self._places = places
+        self._reader = reader
+        self._remarks = remarks
         self.kept = kept
+        self.selection = selection
+        self.specials = remarks.specials
+
+    def beside(self, ids: Sequence[int], kept: Mapping[int, EnvTimestep]) -> Taken:
+        """Return these and others, which are not in the block, in the order of `ids`."""
+        return Taken(ids, self.selection, self._reader, self._places, self._remarks, kept)
 
     def timesteps(self) -> dict[int, EnvTimestep]:
         """Return them as timesteps by env_id."""
-        kept = self.kept
-        timesteps = {} if self.raw is None else self.raw.timesteps()
+        kept, selection, reader = self.kept, self.selection, self._reader
+        timesteps: dict[int, EnvTimestep] = {}
+        if reader is not None and selection is not None:
+            timesteps = reader.timesteps(selection, self._places, self._remarks)
         if kept:
             timesteps = {i: kept[i] if i in kept else timesteps[i] for i in self._ids}
         return timesteps
 
     def arrays(self) -> ArrayBatch | None:
         """Return them as arrays; None if they have to be put together from timesteps."""
-        raw = self.raw
-        if raw is None or self.kept or raw.has_rewards_of_different_shapes:
+        remarks, selection, reader = self._remarks, self.selection, self._reader
+        if reader is None or selection is None or self.kept:
             return None
-        return raw.arrays()
+        if remarks.specials and remarks.have_rewards_of_different_shapes:
+            return None
+        return reader.arrays(selection, self._places, remarks)
+
+
+class ReplyReader:
+    """Reads replies in the block, whose flags are known.
+
+    Args:
+        observed: reads observations.
+        block: the columns with the rewards.
+    """
+
+    def __init__(self, observed: Observed, block: Block) -> None:
+        self._observed = observed
+        self._block = block
+
+    def timesteps(
+        self, selection: Selection, places: Any, remarks: Remarks
+    ) -> dict[int, EnvTimestep]:
+        """Return timesteps by env_id."""
+        usual, count, specials, details = remarks
+        ids, rows = selection.ids, selection.rows
+        found = self._observed.rows_of(selection, places)
+        kind = usual >> REWARD_SHIFT
+        rewards: list[Any] = (
+            restored(kind, self._block.reward_numbers(kind, rows))
+            if kind
+            else self._block.rewards[rows].tolist()
+        )
+        infos = _ordinary_infos(usual, count)
+        dones: Iterable[bool] = repeat(False)
+        if specials:
+            dones = [False] * count
+            for position, flag in specials.items():
+                dones[position] = bool(flag & DONE)
+            for position, (_, reward) in details.items():
+                rewards[position] = reward
+            _put_in(infos, specials, details)
+        steps = map(_make_timestep, zip(found, rewards, dones, infos, strict=False))
+        timesteps = dict(zip(ids, steps, strict=True))
+        self._observed.taken_as_rows(selection, places, found)
+        return timesteps
+
+    def arrays(self, selection: Selection, places: Any, remarks: Remarks) -> ArrayBatch:
+        """Return them as arrays."""
+        usual, window = remarks.usual, selection.window
+        obs = self._observed.batch(selection, places)
+        if window is None or usual >= _WIDE:
+            kind = usual >> REWARD_SHIFT
+            rewards = self._block.reward_numbers(kind, selection.rows).copy()
+        else:
+            rewards = window.rewards.copy()
+        ends = np.zeros((2, remarks.size), dtype=np.bool_)
+        for position, flag in remarks.specials.items():
+            ends[:, position] = _ends(flag, remarks.details, position)
+        self._observed.taken_as_batch(selection, places)
+        return _make_batch((selection.array, obs, rewards, ends[0], ends[1], BatchInfos(remarks)))
+
+
+def _ends(flag: int, details: Mapping[int, tuple[Any, Any]], position: int) -> tuple[bool, bool]:
+    """Return whether an episode was terminated, and whether it was truncated."""
+    ending = (flag & ENDING_BITS) >> ENDING_SHIFT
+    if ending:
+        return bool(ending & TERMINATED), bool(ending & TRUNCATED)
+    return ends_of(bool(flag & DONE), details[position][0])
 
 
 def _put_in(
@@ -268,46 +292,34 @@ class BatchInfos(Sequence[dict[str, Any]]):
     """The infos of steps; made when one of them is asked for.
 
     Args:
-        flag: of a reply with nothing to it.
-        count: how many steps.
-        specials: the flags of replies with something to them, by position.
-        details: their infos and rewards, as far as there are any.
+        remarks: of their replies.
     """
 
-    __slots__ = ("_count", "_details", "_flag", "_infos", "_specials")
+    __slots__ = ("_infos", "_remarks")
 
-    def __init__(
-        self,
-        flag: int,
-        count: int,
-        specials: Mapping[int, int],
-        details: Mapping[int, tuple[Any, Any]],
-    ) -> None:
-        self._flag = flag
-        self._count = count
-        self._specials = specials
-        self._details = details
+    def __init__(self, remarks: Remarks) -> None:
+        self._remarks = remarks
         self._infos: tuple[dict[str, Any], ...] | None = None
 
     @property
     def are_ordinary(self) -> bool:
         """Whether none of the steps has anything to it."""
-        return not self._specials
+        return not self._remarks.specials
 
     @property
     def told(self) -> Sequence[int]:
         """Where there are infos that hold more than `terminated` and `truncated`, ascending."""
-        return [position for position, (info, _) in self._details.items() if info]
+        return [position for position, (info, _) in self._remarks.details.items() if info]
 
     def rewards(self, numbers: npt.NDArray[np.float64]) -> list[Any]:
         """Return the rewards of the same steps, as the envs gave them, given their numbers."""
-        rewards = restored(self._flag >> REWARD_SHIFT, numbers)
-        for position, (_, reward) in self._details.items():
+        rewards = restored(self._remarks.usual >> REWARD_SHIFT, numbers)
+        for position, (_, reward) in self._remarks.details.items():
             rewards[position] = reward
         return rewards
 
     def __len__(self) -> int:
-        return self._count
+        return self._remarks.size
 
     @overload
     def __getitem__(self, index: int) -> dict[str, Any]: ...
@@ -331,7 +343,8 @@ class BatchInfos(Sequence[dict[str, Any]]):
 
     def _made(self) -> tuple[dict[str, Any], ...]:
         if self._infos is None:
-            infos = _ordinary_infos(self._flag, self._count)
-            _put_in(infos, self._specials, self._details)
+            usual, count, specials, details = self._remarks
+            infos = _ordinary_infos(usual, count)
+            _put_in(infos, specials, details)
             self._infos = tuple(infos)
         return self._infos

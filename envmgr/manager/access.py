@@ -73,7 +73,7 @@ class EnvAccess(ManagerLifetime):
             raise StateError("there is no call under way: use call_async first")
         limit_s = arguments.checked_seconds(timeout_s)
         deadline = monotonic() + limit_s
-        with self._running.calling() as supervisor:
+        with self._running.calling as supervisor:
             if not self._await_results(supervisor, called.env_ids, deadline):
                 raise TimeoutError(f"the call has not ended after {limit_s:g} s")
             if called.results is None:  # else this was interrupted after they were taken

@@ -14,6 +14,7 @@ from envmgr.calibrate import Calibration, trial_config_of, try_out
 from envmgr.config import ManagerConfig, check_kind, default_manager_config, to_easydict
 from envmgr.core import Supervisor, arguments, requests
 from envmgr.core.engine import Engine
+from envmgr.core.gather import Gather
 from envmgr.core.shelter import Shelter
 from envmgr.core.stats import Statistics
 from envmgr.errors import ConfigError, LaunchError, ManagerClosedError, StateError
@@ -65,6 +66,7 @@ class EngineOwner:
         reward_space: Any = None,
     ) -> None:
         self._engine: Engine | None = None
+        self._gather: Gather | None = None
         self._built = False
         self._launched = False
         self._env_fn = _checked_factories(env_fn)
@@ -133,6 +135,7 @@ class EngineOwner:
 
     def _keep_engine(self, engine: Engine) -> None:
         self._engine = engine
+        self._gather = Gather(engine)
         self._statistics = engine.supervisor.statistics
         # Not of the manager itself: what is dropped without close() ends with its finalizer.
         self._finalizer = weakref.finalize(self, engine.close, 0.0)
@@ -180,7 +183,7 @@ class EngineOwner:
         if engine is None:
             raise ManagerClosedError("the manager was closed during this call")
         try:
-            with engine.calling() as supervisor:
+            with engine.calling as supervisor:
                 self._prepare(supervisor, params)
                 self._calibration = found = try_out(engine, config, self.env_num)
                 engine.close(0.0 if found.trial is None else config.close_timeout)
@@ -216,7 +219,7 @@ class EngineOwner:
             return
         engine.close(grace_s)
         if self._engine is engine:  # kept until here: what Ctrl-C interrupts can be done again
-            self._engine = None
+            self._engine = self._gather = None
         if finalizer is not None:
             finalizer.detach()
 
@@ -225,7 +228,13 @@ class EngineOwner:
             raise ManagerClosedError("the manager is closed; call launch() first")
         if self._called is not None:
             raise StateError("a call_async is under way; take its result with call_wait() first")
-        return self._engine.calling()
+        return self._engine.calling
+
+    @property
+    def _gathering(self) -> Gather:
+        if self._gather is None:
+            raise ManagerClosedError("the manager was closed during this call")
+        return self._gather
 
     @property
     def _running(self) -> Engine:

@@ -89,7 +89,7 @@ class ManagerLifetime(EngineOwner):
         """Start the host of env 0 now; `launch` goes on with it."""
         try:
             engine = self._ensure_engine()
-            with engine.calling() as supervisor:
+            with engine.calling as supervisor:
                 self._preload(engine, self._env_fn[:1])
                 supervisor.start_hosts([0])
                 failures = supervisor.repair.launch_failures
@@ -166,7 +166,7 @@ class ManagerLifetime(EngineOwner):
         params = arguments.checked_params(reset_param, self.env_num)
         try:
             engine = self._ensure_engine(params)
-            with engine.calling() as supervisor:
+            with engine.calling as supervisor:
                 self._prepare(supervisor, params)
                 self._build(engine, supervisor)
                 begin_envs(engine, self._replay_paths)
@@ -188,7 +188,7 @@ class ManagerLifetime(EngineOwner):
             return
         try:
             engine = self._ensure_engine()
-            with engine.calling() as supervisor:
+            with engine.calling as supervisor:
                 self._build(engine, supervisor)
         except BaseException as error:
             self._give_up(error)

@@ -19,7 +19,6 @@ from envmgr.core import (
     arguments,
     requests,
 )
-from envmgr.core.gather import Gather
 from envmgr.core.readiness import await_all_ready, await_one_ready, refuse_unready
 from envmgr.errors import (
     ManagerClosedError,
@@ -68,10 +67,13 @@ class EnvManager(EnvAccess):
             FailuresExhaustedError: an env failed more often than allowed.
         """
         with self._calling() as supervisor:
-            if not supervisor.record.are_all_ready:  # else nothing is awaited of any env
+            if supervisor.record.are_all_ready:  # so nothing is awaited of any env
+                self._surface(supervisor)
+                ready: Sequence[int] = supervisor.record.all_ids
+            else:
                 self._running.collect()
-            self._surface(supervisor)
-            ready = self._ready_ids(supervisor)
+                self._surface(supervisor)
+                ready = self._ready_ids(supervisor)
             return self._view.ready(
                 dict(zip(ready, supervisor.record.observed.of(ready), strict=True))
             )
@@ -143,7 +145,7 @@ class EnvManager(EnvAccess):
         with self._calling() as supervisor:
             wants_all = self._policy.gathers_all
             sent = self._send(supervisor, actions, RING_LAST if wants_all else RING_EACH)
-            gather = Gather(self._running, supervisor)
+            gather = self._gathering
             taken = gather.exactly(sent) if sent and wants_all else gather.some(self._policy)
             timesteps = self._view.timesteps(self._deliver(supervisor, taken))
             delivery = supervisor.delivery
@@ -153,7 +155,7 @@ class EnvManager(EnvAccess):
     def send(self, actions: Any) -> None:
         """Send actions and return at once; `recv` gathers the timesteps."""
         with self._calling() as supervisor:
-            self._send(supervisor, actions, self._ring_when_sent)
+            self._send(supervisor, actions, self._ring_when_sent())
 
     def recv(self, min_ready: int | None = None, timeout_s: float | None = None) -> Any:
         """Gather timesteps of what is outstanding, in ascending order of env_id.
@@ -172,26 +174,29 @@ class EnvManager(EnvAccess):
         delivery.in_hand = None  # as in `step`
         return timesteps
 
-    @property
-    def _ring_when_sent(self) -> int:
-        if not self._policy.gathers_all:
-            return RING_EACH
-        return RING_ONCE if self._gathers_some else RING_LAST
-
     def _receive(
         self, supervisor: Supervisor, min_ready: int | None, timeout_s: float | None
     ) -> Taken | None:
-        policy, outstanding = self._policy, supervisor.statistics.outstanding
+        outstanding = supervisor.statistics.outstanding
+        if not outstanding:
+            self._surface(supervisor)
+        if min_ready is None and timeout_s is None:
+            self._gathers_some = False
+            return self._gathering.some(self._policy)
+        policy = self._policy
         if min_ready is not None:
             min_ready = arguments.checked_min_ready(min_ready)
             policy = _exactly(min_ready)
         limit_s = math.inf if timeout_s is None else arguments.checked_seconds(timeout_s)
         # Most likely the next time, too:
         self._gathers_some = min_ready is not None and min_ready < outstanding
-        if not outstanding:
-            self._surface(supervisor)
-        gather = Gather(self._running, supervisor)
-        return gather.some(policy, deadline=monotonic() + limit_s, exactly=min_ready is not None)
+        deadline = monotonic() + limit_s
+        return self._gathering.some(policy, deadline=deadline, exactly=min_ready is not None)
+
+    def _ring_when_sent(self) -> int:
+        if not self._policy.gathers_all:
+            return RING_EACH
+        return RING_ONCE if self._gathers_some else RING_LAST
 
     def _send(self, supervisor: Supervisor, actions: Any, ring: int) -> Selection | None:
         """Send actions; return whose they are, if there are any."""
@@ -236,7 +241,7 @@ class EnvManager(EnvAccess):
         """
         with self._calling() as supervisor:
             self._surface(supervisor)
-            ring = self._ring_when_sent
+            ring = self._ring_when_sent()
             if requests.post_batch(supervisor, env_ids, actions, ring) is not None:
                 self._view.forget()
                 return

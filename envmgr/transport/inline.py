@@ -94,8 +94,10 @@ class InlineTransport(Transport):
         self.arrivals: deque[tuple[int, Arrival]] = deque()
         self._abandoned: list[Host] = []
         self._to_close: deque[Host] = deque()
+        # Whether a host may have a request, or a reset that waits.
+        self._has_work = False
         self._memory: memoryview | None = None
-        self._posted = PostedSteps(0, _silent, timed=False)
+        self._posted = PostedSteps(0, None, timed=False)
         self._host_of: dict[int, int] = {}
         # Not an Event: who is interrupted in setting one leaves it locked.
         self._woken: queue.SimpleQueue[None] = queue.SimpleQueue()
@@ -112,6 +114,7 @@ class InlineTransport(Transport):
                 posted=self._posted,
             )
             self._hosts[spec.host_id] = entry = _InlineHost(host)
+            self._has_work = True
             for env_id, generation, request_id, _ in spec.envs:
                 self._host_of[env_id] = spec.host_id
                 if request_id != UNANSWERED:
@@ -131,6 +134,7 @@ class InlineTransport(Transport):
         if prepared.op == Op.CLOSE:
             self.kill(host_id)
         else:
+            self._has_work = True  # first: an interrupt may come in between
             entry.inbox.append(prepared)
 
     def has_sent(self, host_id: int, prepared: Any) -> bool:
@@ -144,12 +148,9 @@ class InlineTransport(Transport):
             self._alarm.restore()
         if self._to_close:
             self._close_killed()
-        ran = self._posted.is_due and self._run_posted()
-        # Asked for all at once, which costs less than a call for each: mostly none has anything.
-        busy = [(i, entry) for i, entry in self._hosts.items() if entry.inbox or entry.resets]
-        for host_id, entry in busy:
-            while self._advance(host_id, entry):
-                ran = True
+        ran = self._run_posted()
+        if self._has_work and self._run_all():
+            ran = True
         if not ran and not self.arrivals and timeout_s != 0.0:
             with contextlib.suppress(queue.Empty):
                 self._woken.get(timeout=at_most(timeout_s))
@@ -164,15 +165,27 @@ class InlineTransport(Transport):
                 host.close()
 
     def _run_posted(self) -> bool:
-        """Take the steps that were posted."""
-        posted = self._posted
+        """Take the steps that were posted; return whether there were any."""
+        posted, had_work = self._posted, self._has_work
+        self._has_work = True  # until it is known that no reset follows
         try:
-            posted.run(None)
+            follows = posted.run(None)
         except BaseException as error:  # as in `_advance`
             if posted.interrupted is not None:
                 self._abandon(self._host_of[posted.interrupted], error)
             raise
-        return True
+        if not follows:
+            self._has_work = had_work
+        return follows is not None
+
+    def _run_all(self) -> bool:
+        """Run what hosts have to do besides; return whether that was anything."""
+        ran = False
+        for host_id, entry in list(self._hosts.items()):
+            while self._advance(host_id, entry):
+                ran = True
+        self._has_work = any(entry.has_work() for entry in self._hosts.values())
+        return ran
 
     def _take(self, host_id: int, message: Message) -> None:
         self.arrivals.append((host_id, message))
@@ -248,10 +261,6 @@ class InlineTransport(Transport):
         self._alarm.restore()
         self.arrivals = deque()
         self._memory = None
-
-
-def _silent() -> None:
-    """Ring for nobody: the parent is who runs the steps."""
 
 
 def _private(message: Message) -> Message:

@@ -31,6 +31,10 @@ _SPINS = 16
 _LEAST_SHARE = 16
 
 
+def _silent() -> None:
+    """Ring for nobody."""
+
+
 def _gone(token: int, action: Any) -> None:
     """Take no step, in place of an env that was closed in the midst of a batch."""
 
@@ -43,7 +47,7 @@ class PostedSteps:
 
     Args:
         index: which of the manager's hosts it is.
-        ring: rings the parent's bell.
+        ring: rings the parent's bell; None where it is the parent who runs the steps.
         timed: say when each step began, because there are time limits.
         spin_s: how long to watch the block before sleeping; 0 never does.
 
@@ -54,10 +58,11 @@ class PostedSteps:
     """
 
     def __init__(
-        self, index: int, ring: Callable[[], None], *, timed: bool, spin_s: float = 0.0
+        self, index: int, ring: Callable[[], None] | None, *, timed: bool, spin_s: float = 0.0
     ) -> None:
         self._index = index
-        self.ring = ring
+        self.ring = ring or _silent
+        self._is_heard = ring is not None
         self._timed = timed
         self._spin_s = self._most_s = spin_s
         self._seats: list[Seat] = []
@@ -178,23 +183,27 @@ class PostedSteps:
 
     # -- steps ------------------------------------------------------------------------------
 
-    def run(self, await_bell: Callable[[], bool] | None) -> None:
+    def run(self, await_bell: Callable[[], bool] | None) -> bool | None:
         """Take the steps that are posted, batch after batch, until there is something else to do.
 
         That is a reset, a message, or what ends `await_bell`, which sleeps until this host is rung
         for and returns False if there is more to it. With None one batch is taken, if there is one.
+
+        Returns:
+            Whether resets follow the batch that was taken last; None if none was taken since then.
         """
         if not self._has_seats():
-            return
+            return None
         index, posted, finished = self._index, self._posting, self._finished
         sleeping, mail, mail_read = self._sleeping, self._mail, self._read
-        watches, is_lone, (number, read) = self._most_s > 0.0, len(self._seats) == 1, self._readers
+        is_heard, watches, is_lone = self._is_heard, self._most_s > 0.0, len(self._seats) == 1
+        (number, read) = self._readers
         requests, row, taken, step = self._requests, self._first, self._taken, self._steps[0]
         while True:
             posting = posted[index]
             if posting == self._seen:
                 if await_bell is None:
-                    return
+                    return None
                 if watches and self._spin(posting):
                     continue
                 sleeping[index] = True
@@ -204,7 +213,7 @@ class PostedSteps:
                 sleeping[index] = False
                 if is_rung:
                     continue
-                return
+                return None
             follows: bool | None = False
             if not is_lone:
                 follows = self._take_batch(posting)
@@ -219,15 +228,13 @@ class PostedSteps:
             if posting & ORDERS:
                 follows = self._take_orders() or follows
             finished[index] = posting
-            if await_bell is None:
-                fence()  # which may be interrupted, where envs run in line
-            else:
+            if is_heard:
                 with FENCE:
                     pass
-            if sleeping[-1] and (posting & RING_MASK or self._is_last(posting)):
-                self.ring()
+                if sleeping[-1] and (posting & RING_MASK or self._is_last(posting)):
+                    self.ring()
             if follows or await_bell is None or mail[index] != mail_read:
-                return
+                return bool(follows)
 
     def _has_seats(self) -> bool:
         """Return whether an env takes part, after what an interrupt has left half arranged."""
@@ -309,7 +316,7 @@ class PostedSteps:
 
     def wake_parent(self) -> None:
         """Ring for the parent, if it sleeps."""
-        if self._seats:
+        if self._seats and self._is_heard:
             fence()
             if self._sleeping[-1]:
                 self.ring()

@@ -378,7 +378,7 @@ class Wire:
             supervisor.sending.send(requests.prepared_steps(supervisor, actions, None))
             supervisor.sending.settle_doomed()
         timesteps: dict[int, EnvTimestep] = {}
-        gather, policy = Gather(self.engine, supervisor), GatherPolicy(float("inf"), 0.0)
+        gather, policy = Gather(self.engine), GatherPolicy(float("inf"), 0.0)
         while supervisor.statistics.outstanding:
             taken = gather.some(policy, exactly=True)
             got = {} if taken is None else supervisor.timesteps(taken, lambda job: job())

@@ -197,7 +197,7 @@ def make_one() -> None: ...
 
 def tried(engine: Engine, wanted: ManagerConfig) -> Calibration:
     try:
-        with engine.calling():
+        with engine.calling:
             return try_out(engine, wanted, 8)
     finally:
         engine.close(0.0)

@@ -254,7 +254,7 @@ def test_closing_ends_a_wait_from_elsewhere() -> None:
     rig.transport.call_after(7.0, lambda: rig.engine.close(1.5))
     with (
         pytest.raises(ManagerClosedError, match="closed by another thread"),
-        rig.engine.calling(),
+        rig.engine.calling,
     ):
         rig.engine.wait_until(never, doing="step")
     assert rig.clock() == began + 7.0
@@ -295,7 +295,7 @@ def test_closing_between_two_arrivals_leaves_the_second_one_alone() -> None:
 def test_a_closed_engine_refuses_calls() -> None:
     rig = Rig().launch()
     rig.engine.close(0.0)
-    with pytest.raises(ManagerClosedError, match="call launch"), rig.engine.calling():
+    with pytest.raises(ManagerClosedError, match="call launch"), rig.engine.calling:
         pytest.fail("it was let in")
 
 
@@ -322,27 +322,27 @@ def test_closing_wakes_a_poll_that_waits() -> None:
 
 def test_a_call_inside_of_a_call_is_refused() -> None:
     rig = Rig().launch()
-    with rig.engine.calling() as supervisor:
+    with rig.engine.calling as supervisor:
         assert supervisor is rig.supervisor
-        with pytest.raises(ConcurrentCallError, match="one thread at a time"), rig.engine.calling():
+        with pytest.raises(ConcurrentCallError, match="one thread at a time"), rig.engine.calling:
             pytest.fail("it was let in")
-    with rig.engine.calling():
+    with rig.engine.calling:
         pass
 
 
 def test_a_call_that_raises_lets_the_next_one_in() -> None:
     rig = Rig().launch()
-    with pytest.raises(KeyError), rig.engine.calling():
+    with pytest.raises(KeyError), rig.engine.calling:
         raise KeyError
-    with rig.engine.calling():
+    with rig.engine.calling:
         pass
 
 
 def test_a_refused_call_leaves_the_engine_free() -> None:
     rig = Rig().launch()
-    with rig.engine.calling(), pytest.raises(ConcurrentCallError), rig.engine.calling():
+    with rig.engine.calling, pytest.raises(ConcurrentCallError), rig.engine.calling:
         pass
-    with rig.engine.calling():
+    with rig.engine.calling:
         pass
 
 
@@ -351,12 +351,12 @@ def test_a_fork_is_refused_and_its_close_closes_nothing(monkeypatch: pytest.Monk
     with monkeypatch.context() as patch:
         patch.setattr(calls, "FORKS", [None, *calls.FORKS])
         patch.setattr(engine_module, "FORKS", calls.FORKS)
-        with pytest.raises(ManagerClosedError, match="fork of the one"), rig.engine.calling():
+        with pytest.raises(ManagerClosedError, match="fork of the one"), rig.engine.calling:
             pytest.fail("it was let in")
         rig.engine.close(0.0)
     assert rig.transport.closed_with_s is None
     assert rig.ready() == [0]
-    with rig.engine.calling():
+    with rig.engine.calling:
         pass
 
 
@@ -382,9 +382,9 @@ def test_a_step_that_an_interrupt_has_left_half_applied_is_delivered_once(
             patch.setattr(rig.hosts.phases, "apply", interrupt)
             rig.engine.collect()
 
-    with pytest.raises(KeyboardInterrupt), rig.engine.calling():
+    with pytest.raises(KeyboardInterrupt), rig.engine.calling:
         collect()
-    with rig.engine.calling():
+    with rig.engine.calling:
         assert list(rig.exactly(0)) == [0]
     rig.pump()
     assert rig.deliver() == {}
@@ -408,7 +408,7 @@ def test_the_kind_of_an_action_is_known_after_an_interrupt() -> None:
             raise KeyboardInterrupt
 
     before, block.kinds = block.kinds, Interrupting()  # type: ignore[assignment]
-    with pytest.raises(KeyboardInterrupt), rig.engine.calling():
+    with pytest.raises(KeyboardInterrupt), rig.engine.calling:
         rig.send({0: np.int64(1)})
     rig.send({0: 1})
     assert block.kinds[0] == PYTHON_NUMBERS
@@ -471,7 +471,7 @@ class Behind:
 
     def call(self) -> None:
         """Make a public call that does nothing."""
-        with self.engine.calling():
+        with self.engine.calling:
             pass
 
     def carry_on(self, seconds: float) -> None:
@@ -635,7 +635,7 @@ def test_without_background_nothing_is_started() -> None:
     before = threading.active_count()
     rig = Rig().launch()
     rig.reset()
-    with rig.engine.calling():
+    with rig.engine.calling:
         pass
     assert threading.active_count() == before
 

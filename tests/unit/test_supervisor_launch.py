@@ -69,7 +69,7 @@ ALWAYS = 10**6
 
 
 def launch(rig: Rig, replay_paths: Any = None, **config: Any) -> None:
-    with rig.engine.calling():
+    with rig.engine.calling:
         build_envs(rig.engine, same_spaces=ManagerConfig(**config).same_spaces)
         begin_envs(rig.engine, replay_paths)
 
