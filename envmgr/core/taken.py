@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import repeat
-from types import MappingProxyType
 from typing import Any, NamedTuple, overload
 
 import numpy as np
@@ -20,7 +19,7 @@ from envmgr.wire.block import DONE, ENDING_BITS, ENDING_SHIFT, REWARD_SHIFT, Blo
 from envmgr.wire.rewards import FIRST_WIDE, restored
 
 _make_timestep = partial(tuple.__new__, EnvTimestep)
-_EMPTY: Mapping[int, Any] = MappingProxyType({})
+_EMPTY: Mapping[int, Any] = {}  # not a MappingProxyType: who keeps a batch may pickle it
 
 
 class ArrayBatch(NamedTuple):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import gymnasium
 from gymnasium.spaces import Space
@@ -156,7 +156,10 @@ def step_env(env: Any, action: Any) -> EnvTimestep:
     """
     if type(env) is GymnasiumEnv:  # checks its timesteps itself
         return env.step(action)
-    result = env.step(action)
+    return _checked_timestep(env, env.step(action))
+
+
+def _checked_timestep(env: Any, result: Any) -> EnvTimestep:
     timestep: Any = result if type(result) is EnvTimestep else _as_timestep(env, result)
     if type(timestep.done) is not bool:
         timestep = timestep._replace(done=as_flag(timestep.done, "done"))
@@ -168,16 +171,39 @@ def step_env(env: Any, action: Any) -> EnvTimestep:
     return cast("EnvTimestep", timestep)
 
 
-def outcome_function(env: Any) -> Callable[[Any], Outcome]:
-    """Return what takes one action in an env and returns its outcome: `step_env`, at less cost."""
-    if type(env) is GymnasiumEnv:
-        return env.outcome
+class StepInTwo(NamedTuple):
+    """How an env takes an action: `step_env` in two halves.
 
-    def outcome(action: Any) -> Outcome:
-        obs, reward, done, info = step_env(env, action)
+    Attributes:
+        env: whose own `step` is run.
+        outcome_of: makes an outcome of what that returned, checked as `step_env` does.
+        gives_five: it returns gymnasium's five values, and outcomes say how episodes end; else
+            mostly a named tuple with the fields of an `EnvTimestep`.
+    """
+
+    env: Any
+    outcome_of: Callable[[Any], Outcome]
+    gives_five: bool
+
+
+def step_in_two(env: Any) -> StepInTwo:
+    """Return how an env takes an action."""
+    if type(env) is GymnasiumEnv:
+        return StepInTwo(env.env, env.outcome_of, gives_five=True)
+
+    def outcome_of(result: Any) -> Outcome:
+        obs, reward, done, info = _checked_timestep(env, result)
         return obs, reward, done, 0, info
 
-    return outcome
+    return StepInTwo(env, outcome_of, gives_five=False)
+
+
+def outcome_function(env: Any) -> Callable[[Any], Outcome]:
+    """Return what takes one action in an env and returns its outcome: `step_env`, at less cost."""
+    if type(env) is GymnasiumEnv:  # which converts actions, too
+        return env.outcome
+    halves = step_in_two(env)
+    return lambda action: halves.outcome_of(env.step(action))
 
 
 def _as_timestep(env: Any, result: Any) -> EnvTimestep:

@@ -181,7 +181,8 @@ class InlineTransport(Transport):
     def _run_all(self) -> bool:
         """Run what hosts have to do besides; return whether that was anything."""
         ran = False
-        for host_id, entry in list(self._hosts.items()):
+        busy = [(i, entry) for i, entry in self._hosts.items() if entry.inbox or entry.resets]
+        for host_id, entry in busy:
             while self._advance(host_id, entry):
                 ran = True
         self._has_work = any(entry.has_work() for entry in self._hosts.values())
