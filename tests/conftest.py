@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import gc
 import importlib
 import importlib.util
@@ -44,6 +45,12 @@ def _freeze_what_stays() -> None:
         _n_modules_frozen = len(sys.modules)
 
 
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Have no stacks printed of a test that may take longer: pyproject.toml says why."""
+    if item.get_closest_marker("timeout") is not None:
+        faulthandler.cancel_dump_traceback_later()
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _nothing_is_left_by_the_session() -> Iterator[None]:
     """Fail if a fixture of wider scope than a test leaves anything behind."""
@@ -77,12 +84,16 @@ def _fail_on_leaks(leaks: list[str]) -> None:
         pytest.fail("left behind:\n  " + "\n  ".join(leaks), pytrace=False)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run V2 tests last; skip them where treetensor cannot be had, or else fail without it.
+def _imports_torch(item: pytest.Item) -> bool:
+    return any(item.get_closest_marker(name) is not None for name in ("torch", "v2"))
 
-    They import PyTorch, and a process with PyTorch in it is slower to fork.
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Run what imports PyTorch last; skip V2 tests where treetensor cannot be had, or else fail.
+
+    A process with PyTorch in it takes three times as long to fork.
     """
-    items.sort(key=lambda item: item.get_closest_marker("v2") is not None)
+    items.sort(key=_imports_torch)
     if importlib.util.find_spec("treetensor") is not None:
         return
     if sys.version_info >= (3, 13):

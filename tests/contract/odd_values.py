@@ -177,21 +177,21 @@ ODD: dict[str, Callable[[], Any]] = {
 }
 
 
-def _torch_values() -> dict[str, Callable[[], Any]]:
-    def torch() -> Any:
-        return importlib.import_module("torch")
+def _torch() -> Any:
+    return importlib.import_module("torch")
 
-    return {
-        "0-d tensor": lambda: torch().tensor(0),
-        "tensor": lambda: torch().tensor([0, 1]),
-        "2-d tensor": lambda: torch().tensor([[0.0], [1.0]]),
-        "tensor with gradient": lambda: torch().tensor([0.0, 1.0], requires_grad=True),
-        "0-d tensor with gradient": lambda: torch().tensor(0.0, requires_grad=True),
-        "tensor on no device": lambda: torch().empty(2, device="meta"),
-        "list of tensors": lambda: [torch().tensor(0.0, requires_grad=True)] * 2,
-        "dict of tensors": lambda: {torch().tensor(0): torch().tensor(1.0, requires_grad=True)},
-    }
 
+OF_TORCH: dict[str, Callable[[], Any]] = {
+    "0-d tensor": lambda: _torch().tensor(0),
+    "tensor": lambda: _torch().tensor([0, 1]),
+    "2-d tensor": lambda: _torch().tensor([[0.0], [1.0]]),
+    "tensor with gradient": lambda: _torch().tensor([0.0, 1.0], requires_grad=True),
+    "0-d tensor with gradient": lambda: _torch().tensor(0.0, requires_grad=True),
+    "tensor on no device": lambda: _torch().empty(2, device="meta"),
+    "list of tensors": lambda: [_torch().tensor(0.0, requires_grad=True)] * 2,
+    "dict of tensors": lambda: {_torch().tensor(0): _torch().tensor(1.0, requires_grad=True)},
+}
+"""Those of them that import PyTorch when they are made."""
 
 if importlib.util.find_spec("torch") is not None:
-    ODD |= _torch_values()
+    ODD |= OF_TORCH

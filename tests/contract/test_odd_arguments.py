@@ -28,7 +28,9 @@ from envmgr.errors import EnvFailure, EnvManagerError, LaunchError
 from tests.contract.envs import journal_path
 from tests.contract.family import ACTIONS
 from tests.contract.harness import Setup, World, over, ready_all
-from tests.contract.odd_values import ODD, OddMapping
+from tests.contract.odd_values import ODD, OF_TORCH, OddMapping
+
+pytestmark = pytest.mark.torch
 
 _MOST_CHARACTERS = 1500
 
@@ -130,8 +132,8 @@ CALLS = {
     "reward_shaping, env_id": Call(lambda m, v: m.reward_shaping(v, []), ONE_ENV),
     "reward_shaping": Call(
         lambda m, v: m.reward_shaping(0, v),
-        takes("memoryview", "range", "endless range", "tuple", "empty tuple")
-        | {name for name, odd in ODD.items() if isinstance(odd(), list)},
+        takes("memoryview", "range", "endless range", "tuple", "empty tuple", "list of tensors")
+        | {name for name in ODD.keys() - OF_TORCH.keys() if isinstance(ODD[name](), list)},
     ),
     "launch": Call(lambda m, v: m.launch(v)),
     "close": Call(lambda m, v: m.close(v), SECONDS),
@@ -177,7 +179,7 @@ def problems_of(
     problems = []
     before = state()
     for call_name, call in calls.items():
-        assert call.takes <= ODD.keys() | _OF_TORCH, call_name
+        assert call.takes <= ODD.keys() | OF_TORCH.keys(), call_name
         for name, odd in ODD.items():
             if name in call.takes:
                 continue
@@ -193,8 +195,6 @@ def problems_of(
                 before = state()
     return problems
 
-
-_OF_TORCH = {"0-d tensor", "tensor", "list of tensors"}
 
 KINDS = over(Setup("base"), Setup("subprocess"))
 V2_KINDS = over(Setup("base_v2"), Setup("subprocess_v2"))
