@@ -38,27 +38,11 @@ _THREAD_VARIABLES = (
     "NUMEXPR_NUM_THREADS",
     "VECLIB_MAXIMUM_THREADS",
 )
-_MPI_PATTERNS = (
-    "OMPI_*",
-    "PMI_*",
-    "PMIX_*",
-    "MPI_*",
-    "I_MPI_*",
-    "MPICH_*",
-    "HYDRA_*",
-    "SLURM_MPI*",
-)
-_ALWAYS_ALLOWED = (
-    "PATH",
-    "HOME",
-    "LANG",
-    "LC_*",
-    "PYTHON*",
-    "VIRTUAL_ENV",
-    "TMP*",
-    "TEMP",
-    "SYSTEMROOT",
-)
+# Prefixes, not patterns: each worker would compile those for itself, which takes longer than all
+# else that it does until its envs are built.
+_MPI_PREFIXES = ("OMPI_", "PMI_", "PMIX_", "MPI_", "I_MPI_", "MPICH_", "HYDRA_", "SLURM_MPI")
+_ALWAYS_ALLOWED = frozenset({"PATH", "HOME", "LANG", "VIRTUAL_ENV", "TEMP", "SYSTEMROOT"})
+_ALWAYS_ALLOWED_PREFIXES = ("LC_", "PYTHON", "TMP")
 
 
 def worker_environment(environment: Mapping[str, str], settings: WorkerSettings) -> dict[str, str]:
@@ -67,16 +51,23 @@ def worker_environment(environment: Mapping[str, str], settings: WorkerSettings)
     MPI's are left out (an env that initialises MPI would join the trainer's job); math threads are
     capped; then `allow`, `deny` and `set` of the settings apply. What Python itself needs stays.
     """
-    allowed = (*_ALWAYS_ALLOWED, *settings.allow)
-    denied = (*_MPI_PATTERNS, *settings.deny)
     result = {
         name: value
         for name, value in environment.items()
-        if _matches(name, allowed) and not _matches(name, denied)
+        if _is_allowed(name, settings.allow) and not _is_denied(name, settings.deny)
     }
     if settings.threads is not None:
         result.update(dict.fromkeys(_THREAD_VARIABLES, str(settings.threads)))
     return {**result, **settings.set}
+
+
+def _is_allowed(name: str, patterns: tuple[str, ...]) -> bool:
+    needed = name in _ALWAYS_ALLOWED or name.startswith(_ALWAYS_ALLOWED_PREFIXES)
+    return needed or _matches(name, patterns)
+
+
+def _is_denied(name: str, patterns: tuple[str, ...]) -> bool:
+    return name.startswith(_MPI_PREFIXES) or _matches(name, patterns)
 
 
 def _matches(name: str, patterns: tuple[str, ...]) -> bool:
