@@ -170,13 +170,24 @@ class EnvTimeout(EnvFailure, TimeoutError):
 
     Attributes:
         limit_s: the limit, in seconds.
+        stacks: where it was: the stacks of all threads of its host, as `faulthandler` writes them
+            (in line: that of the env). What else is known of the process if it does not give them;
+            empty where nothing can be told.
     """
 
     def __init__(
-        self, message: str, *, env_id: int, during: str, generation: int = 0, limit_s: float
+        self,
+        message: str,
+        *,
+        env_id: int,
+        during: str,
+        generation: int = 0,
+        limit_s: float,
+        stacks: str = "",
     ) -> None:
         super().__init__(message, env_id=env_id, during=during, generation=generation)
         self.limit_s = limit_s
+        self.stacks = stacks
 
 
 class EnvCrash(EnvFailure):

@@ -21,6 +21,10 @@ class VecMonitor(TheirVecMonitor):  # type: ignore[misc]
         info_keywords: keys of the infos that go into the log file, too.
     """
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._began = time.monotonic()  # theirs reads the wall clock, which may jump
+
     def step_wait(self) -> Any:
         """Return what the vec env does, with `episode` in the infos of episodes that ended."""
         obs, rewards, dones, infos = self.venv.step_wait()
@@ -37,7 +41,7 @@ class VecMonitor(TheirVecMonitor):  # type: ignore[misc]
         episode = {
             "r": self.episode_returns[i],
             "l": self.episode_lengths[i],
-            "t": round(time.time() - self.t_start, 6),
+            "t": round(time.monotonic() - self._began, 6),
             **{key: info[key] for key in self.info_keywords},
         }
         self.episode_count += 1

@@ -108,9 +108,8 @@ class Arrivals:
         if type(arrival) is HostDied:
             self._on_death(group, arrival)
         elif type(arrival) is TimedOut:
-            for slot in group.slots:
-                if slot.request_id == arrival.request_id:
-                    self._fail(slot, failures.timeout(slot, arrival.limit_s), Lost.HOST)
+            for slot in (s for s in group.slots if s.request_id == arrival.request_id):
+                self._fail(slot, failures.timeout(slot, *arrival[1:]), Lost.HOST)
         elif type(arrival) is Garbage:
             self._break_off(group.blamed(), arrival.reason)
 
@@ -235,12 +234,13 @@ class Arrivals:
 
     def time_out(self, slot: EnvSlot) -> None:
         """An env has exceeded the limit of what it is doing, unless it has just done it."""
-        before = slot.phase
-        self._apply_replied(slot.group.slots)
+        before, group = slot.phase, slot.group
+        self._apply_replied(group.slots)
         if slot.phase not in (before, Phase.STEPPING):
-            self._hosts.limits.finished(slot.group)
-        else:
-            self._fail(slot, failures.timeout(slot, slot.limit_s), Lost.HOST)
+            self._hosts.limits.finished(group)
+        elif group.host_id is not None and not group.is_ending:
+            where = self._hosts.transport.whereabouts(group.host_id)
+            self._fail(slot, failures.timeout(slot, slot.limit_s, where), Lost.HOST)
 
     def _fail(
         self,

@@ -118,8 +118,8 @@ def _signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-def timeout(slot: EnvSlot, limit_s: float) -> EnvTimeout:
-    """Return the failure of an env that exceeded a time limit."""
+def timeout(slot: EnvSlot, limit_s: float, where: str = "") -> EnvTimeout:
+    """Return the failure of an env that exceeded a time limit; `where` is `EnvTimeout.stacks`."""
     key = {"step": "step_timeout", "cancelled step": "step_timeout"}.get(slot.phase.label)
     key = key or {"construction": "connect_timeout"}.get(slot.phase.label, "reset_timeout")
     during = slot.phase.label
@@ -129,12 +129,15 @@ def timeout(slot: EnvSlot, limit_s: float) -> EnvTimeout:
         f"{slot.name} (generation {slot.generation}) exceeded the {limit_s:g} s of {key} "
         f"in its {during}"
     )
+    if where:
+        text += f"\n\nWhere it was:\n{where}"
     return EnvTimeout(
         text,
         env_id=slot.env_id,
         during=during,
         generation=slot.generation,
         limit_s=limit_s,
+        stacks=where,
     )
 
 

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import signal
 import threading
 import time
+import traceback
 from collections.abc import Iterator
+from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
+
+_PACKAGE = str(Path(__file__).parents[1])
 
 
 class TimeIsUp(BaseException):
@@ -36,9 +41,13 @@ class Alarm:
 
     Only in the main thread of POSIX systems: elsewhere nothing is set. An interrupt may come in
     between; what it has kept from being put back, `restore` puts back.
+
+    Attributes:
+        where: the stack of the code that was interrupted last; empty if the latest was not.
     """
 
     def __init__(self) -> None:
+        self.where = ""
         self._before: _Before | None = None
         self._limit_s = 0.0
 
@@ -51,6 +60,7 @@ class Alarm:
     def limit(self, limit_s: float | None) -> Iterator[None]:
         """End the body after `limit_s`; None lets it take its time."""
         self.restore()
+        self.where = ""
         main = threading.current_thread() is threading.main_thread()
         if limit_s is None or not main or not hasattr(signal, "setitimer"):
             yield
@@ -59,10 +69,13 @@ class Alarm:
         self._limit_s = limit_s
         try:
             self._before = _Before(handler, *timer, time.monotonic())
-            with contextlib.suppress(TimeIsUp):
-                signal.signal(signal.SIGALRM, self._ring)
-                signal.setitimer(signal.ITIMER_REAL, limit_s)
-                yield
+            signal.signal(signal.SIGALRM, self._ring)
+            signal.setitimer(signal.ITIMER_REAL, limit_s)
+            yield
+        except TimeIsUp as error:
+            frames = traceback.extract_tb(error.__traceback__)[:-1]  # the last is `_ring`
+            theirs = itertools.dropwhile(lambda f: f.filename.startswith(_PACKAGE), frames)
+            self.where = "".join(traceback.format_list([*theirs] or frames)).rstrip()
         finally:
             self.restore()
 

@@ -44,10 +44,17 @@ class Garbage(NamedTuple):
 
 
 class TimedOut(NamedTuple):
-    """A transport that runs envs in the caller's thread stopped one at its own limit."""
+    """A transport that runs envs in the caller's thread stopped one at its own limit.
+
+    Attributes:
+        request_id: the request that took too long.
+        limit_s: the limit.
+        where: what the env was at when it was stopped.
+    """
 
     request_id: int
     limit_s: float
+    where: str = ""
 
 
 Arrival = Message | HostDied | Garbage | TimedOut
@@ -165,6 +172,13 @@ class Transport(ABC):
     def pids(self) -> dict[int, int]:
         """The pids of worker processes, by host_id; from any thread. Empty where there are none."""
         return {}
+
+    def whereabouts(self, host_id: int) -> str:
+        """Return what a host is at that has exceeded a limit, in words; takes a moment at most.
+
+        Nothing where that cannot be told.
+        """
+        return ""
 
     @property
     def has_unsent(self) -> bool:

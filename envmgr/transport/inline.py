@@ -212,7 +212,8 @@ class InlineTransport(Transport):
                 entry.give_up()
                 while len(self.arrivals) > n_before:
                     self.arrivals.pop()
-                self.arrivals.append((host_id, TimedOut(entry.request_id, limit_s)))
+                late = TimedOut(entry.request_id, limit_s, self._alarm.where)
+                self.arrivals.append((host_id, late))
         except BaseException as error:  # Ctrl-C
             self._abandon(host_id, error)
             raise

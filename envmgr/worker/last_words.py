@@ -1,8 +1,9 @@
 """What a worker that died has left behind: the end of its stderr, and faulthandler's report.
 
-Both are written into one anonymous, sparse file of the manager, in which each host has a place. So
+And where a worker is that hangs: the stacks of all its threads, when it is sent `STACKS_SIGNAL`.
+All are written into one anonymous, sparse file of the manager, in which each host has a place. So
 a worker never waits for somebody to read, the trainer needs one fd for all of them, and the file is
-read only after a death. Why not pipes, or a file each: docs/decisions/0015.
+read only after a death, or a limit. Why not pipes, or a file each: docs/decisions/0015.
 
 What goes through `sys.stderr` goes to the trainer's stderr as ever, and a copy of its end is kept.
 Fatal signals are reported by faulthandler from inside of a signal handler, into one fd: the report
@@ -16,6 +17,7 @@ import contextlib
 import faulthandler
 import mmap
 import os
+import signal
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -23,10 +25,16 @@ from typing import Any
 ARE_KEPT = sys.platform == "linux" and hasattr(os, "memfd_create")
 """Whether there are such files; a constant of the platform, on which parent and workers agree."""
 
-PLACE_BYTES = 1 << 20
+PLACE_BYTES = 1 << 26
 
 STDERR_AT = 1 << 19
 """Where the stderr of a host is in its place; in front of it is room for faulthandler's report."""
+
+STACKS_AT = 1 << 20
+"""Where its stacks are, one after another for each time that they are asked for."""
+
+STACKS_SIGNAL: int | None = None if sys.platform != "linux" else signal.SIGRTMIN + 11
+"""Has a worker write down its stacks: a real-time signal, which nobody else is likely to use."""
 
 STDERR_BYTES = 2048
 
@@ -45,11 +53,12 @@ class Recorder:
         place = index * PLACE_BYTES
         self._kept = bytearray()
         self._area = mmap.mmap(fd, mmap.PAGESIZE, offset=place + STDERR_AT)
-        # Opened anew, for a position of its own in the file, which all workers write into.
-        self._report = os.open(f"/proc/self/fd/{fd}", os.O_WRONLY | os.O_CLOEXEC)
+        self._report = _opened_anew(fd, place)
+        stacks = _opened_anew(fd, place + STACKS_AT)
         os.close(fd)
-        os.lseek(self._report, place, os.SEEK_SET)
         faulthandler.enable(self._report)
+        if STACKS_SIGNAL is not None:  # written by the handler itself, which needs no GIL
+            faulthandler.register(STACKS_SIGNAL, stacks)
         self._writes = True
         os.register_at_fork(after_in_child=self._leave_to_parent)
         if sys.stderr is not None:
@@ -82,6 +91,13 @@ class Recorder:
         self._writes = False
         with contextlib.suppress(Exception):  # a stderr without an fd
             faulthandler.enable()
+
+
+def _opened_anew(fd: int, offset: int) -> int:
+    """Return another fd of a file, which all workers write into, with a position of its own."""
+    opened = os.open(f"/proc/self/fd/{fd}", os.O_WRONLY | os.O_CLOEXEC)
+    os.lseek(opened, offset, os.SEEK_SET)
+    return opened
 
 
 def record(fd: int, index: int) -> None:

@@ -53,6 +53,7 @@ def test_f13_a_step_that_hangs_ends_at_its_limit(tmp_path: Path, setup: Setup) -
     timestep = check_others(tmp_path, setup, Do.HANG, host_lost=True, step_timeout=LIMIT_S)
     error = timestep.info["error"]
     assert (type(error), error.during, error.limit_s) == (EnvTimeout, "step", LIMIT_S)
+    assert " in visit\n" in error.stacks
     assert "step_timeout" in str(error)
 
 
@@ -81,7 +82,10 @@ def test_f14_a_hang_in_c_that_holds_the_gil_and_blocks_sigterm(
     tmp_path: Path, setup: Setup
 ) -> None:
     timestep = check_others(tmp_path, setup, Do.HANG_IN_C, host_lost=True, step_timeout=LIMIT_S)
-    assert type(timestep.info["error"]) is EnvTimeout
+    error = timestep.info["error"]
+    assert type(error) is EnvTimeout
+    assert " in visit\n" in error.stacks, "what writes it needs no GIL"
+    assert error.stacks in str(error)
 
 
 @over(SOME_BLOCK)

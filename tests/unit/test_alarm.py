@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -80,3 +81,20 @@ def test_what_an_interrupt_keeps_from_being_put_back_is_put_back_later(
     assert signal.getsignal(signal.SIGALRM) is own
     assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
     assert not alarm.is_set
+
+
+def slow() -> None:
+    time.sleep(100.0)
+
+
+def test_what_is_interrupted_is_known_by_its_stack() -> None:
+    signal.signal(signal.SIGALRM, own)
+    alarm = Alarm()
+    with alarm.limit(0.01):
+        slow()
+    assert "in slow" in alarm.where
+    assert alarm.where.endswith("time.sleep(100.0)")
+    assert __file__ in alarm.where.splitlines()[0], "nothing of envmgr comes before it"
+    with alarm.limit(1000.0):
+        pass
+    assert alarm.where == ""

@@ -5,12 +5,15 @@ from __future__ import annotations
 import faulthandler
 import io
 import os
+import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from envmgr.transport.process.last_words import LastWords
+from envmgr.transport.process.stacks import Stacks, of_envs
 from envmgr.worker import last_words
 from envmgr.worker.last_words import Recorder
 
@@ -31,6 +34,7 @@ def reports(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     """Where faulthandler was told to report to; this process's own stays as it is."""
     fds: list[int] = []
     monkeypatch.setattr(faulthandler, "enable", lambda *given: fds.extend(given))
+    monkeypatch.setattr(faulthandler, "register", lambda signum, fd: fds.append(fd))
     monkeypatch.setattr(os, "register_at_fork", lambda **hooks: None)
     yield fds
     for fd in fds:
@@ -66,7 +70,7 @@ def test_hosts_have_places_of_their_own(
     for index in (0, 1, 2):
         record(words, index, monkeypatch)
         print("from", index, file=sys.stderr)
-        os.write(reports[-1], f"fault of {index}\n".encode())
+        os.write(reports[-2], f"fault of {index}\n".encode())
     assert [words.take(i) for i in (2, 0, 1)] == [f"from {i}\nfault of {i}" for i in (2, 0, 1)]
 
 
@@ -101,3 +105,65 @@ def test_a_worker_without_stderr_reports_faults_all_the_same(
     Recorder(os.dup(words.fd), 0)
     os.write(reports[0], b"fault")
     assert words.take(0) == "fault"
+
+
+STACKS = f"""Thread 0x00007f01 (most recent call first):
+  File "/usr/lib/python3.11/multiprocessing/connection.py", line 930 in wait
+  File "{Path(last_words.__file__).parent}/process.py", line 156 in watch
+  File "/usr/lib/python3.11/threading.py", line 982 in run
+
+Thread 0x00007f02 (most recent call first):
+  File "/home/me/pool.py", line 7 in work
+
+Current thread 0x00007f03 (most recent call first):
+  File "/home/me/game.py", line 15 in simulate
+  File "/home/me/game.py", line 8 in step
+  File "{Path(last_words.__file__).parent}/seats.py", line 80 in step
+  File "<string>", line 1 in <module>
+"""
+
+OF_ENVS = """Thread 0x00007f02 (most recent call first):
+  File "/home/me/pool.py", line 7 in work
+
+Current thread 0x00007f03 (most recent call first):
+  File "/home/me/game.py", line 15 in simulate
+  File "/home/me/game.py", line 8 in step"""
+
+
+def test_stacks_are_shown_without_what_is_around_the_env() -> None:
+    assert of_envs(STACKS) == OF_ENVS
+    assert of_envs("") == ""
+
+
+def test_a_stack_of_nothing_else_is_shown_whole() -> None:
+    ours = "\n".join(STACKS.splitlines()[9:10] + STACKS.splitlines()[12:])
+    assert of_envs(ours) == ours.strip()
+
+
+def test_stacks_are_read_from_where_they_were_forgotten(
+    words: LastWords, reports: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record(words, 2, monkeypatch)
+    _, stacks = reports
+    os.write(stacks, b"first\n")
+    assert words.stacks(2) == "first\n"
+    words.forget_stacks(2)
+    assert words.stacks(2) == ""
+    os.write(stacks, b"second\n")
+    assert (words.stacks(2), words.stacks(1)) == ("second\n", "")
+    assert words.take(2) == "", "they are no last words"
+    record(words, 2, monkeypatch)
+    assert words.stacks(2) == "", "they were its predecessor's"
+
+
+def test_a_process_that_is_no_worker_is_not_sent_the_signal() -> None:
+    asked: list[int] = []
+    stacks = Stacks(lambda index: "", asked.append)
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        found = stacks.of(0, process.pid)
+        assert process.poll() is None
+        process.kill()
+    assert found.startswith(f"no stacks: process {process.pid} blocks the signal")
+    assert "memory" in found
+    assert not asked
+    assert stacks.of(0, process.pid) == "", "it is gone"

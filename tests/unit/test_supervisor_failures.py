@@ -441,11 +441,33 @@ def test_what_the_in_line_transport_stopped_is_a_timeout() -> None:
     rig = Rig().launch()
     rig.send(0)
     host = rig.transport.host_of(0)
-    rig.transport.arrive(host.host_id, TimedOut(host.request.request_id, 0.5))
+    rig.transport.arrive(host.host_id, TimedOut(host.request.request_id, 0.5, "in a.py"))
     rig.pump()
     failure = rig.error()
     assert isinstance(failure, EnvTimeout)
-    assert failure.limit_s == 0.5
+    assert (failure.limit_s, failure.stacks) == (0.5, "in a.py")
+
+
+def test_a_host_that_exceeds_a_limit_is_asked_where_it_is_before_it_is_killed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rig = Rig(deadlines=Deadlines(step_s=1.0)).launch()
+    rig.send(0)
+    host_id = rig.transport.host_of(0).host_id
+    seen = []
+
+    def whereabouts(asked: int) -> str:
+        seen.append((asked, host_id in rig.transport.killed))
+        return "in a.py, line 3"
+
+    monkeypatch.setattr(rig.transport, "whereabouts", whereabouts)
+    rig.advance(2.0)
+    failure = rig.error()
+    assert isinstance(failure, EnvTimeout)
+    assert failure.stacks == "in a.py, line 3"
+    assert str(failure).endswith("\n\nWhere it was:\nin a.py, line 3")
+    assert seen == [(host_id, False)]
+    assert host_id in rig.transport.killed
 
 
 def test_an_alarm_about_an_earlier_request_means_nothing() -> None:

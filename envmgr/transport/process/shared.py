@@ -11,6 +11,7 @@ import tempfile
 from envmgr.transport.fds import forget_fd, keep_from_children
 from envmgr.transport.process.last_words import LastWords
 from envmgr.transport.process.preflight import refuse_more_than_there_is
+from envmgr.transport.process.stacks import Stacks
 from envmgr.wire.block import block_is_possible
 from envmgr.wire.hosts import HostSpec
 from envmgr.worker.last_words import ARE_KEPT
@@ -40,6 +41,8 @@ class SharedFiles:
             self._last_words = LastWords() if ARE_KEPT else None
             if self._last_words is not None:
                 opened.callback(self._last_words.close)
+            words = self._last_words
+            self._stacks = None if words is None else Stacks(words.stacks, words.forget_stacks)
             self._memory_fd = _anonymous_file() if has_memory else None
             if self._memory_fd is not None:
                 opened.callback(os.close, self._memory_fd)
@@ -81,6 +84,10 @@ class SharedFiles:
         """Return what the dead worker of a group has left; see `LastWords.take`."""
         return "" if self._last_words is None else self._last_words.take(index)
 
+    def stacks(self, index: int, pid: int) -> str:
+        """Return where a worker is that hangs; see `Stacks.of`."""
+        return "" if self._stacks is None else self._stacks.of(index, pid)
+
     # -- what the parent does with it ---------------------------------------------------------
 
     def silence_bell(self) -> None:
@@ -115,7 +122,7 @@ class SharedFiles:
         for host_id in list(self.host_bells):
             self.drop_bell(host_id)
         fds = self._fds
-        self._memory_fd = self.bell = self._last_words = None
+        self._memory_fd = self.bell = self._last_words = self._stacks = None
         for fd in fds:
             forget_fd(fd)
             os.close(fd)

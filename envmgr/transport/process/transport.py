@@ -134,6 +134,11 @@ class ProcessTransport(Transport):
         self._connections.drop(host_id)
         self._shared.drop_bell(host_id)
 
+    def whereabouts(self, host_id: int) -> str:
+        """Return the stacks of a worker; waits for them, for a tenth of a second at most."""
+        index, pid = self._alive.get(host_id), self.pids.get(host_id)
+        return "" if index is None or pid is None else self._shared.stacks(index, pid)
+
     @property
     def pids(self) -> dict[int, int]:
         """The pids of the workers that are not known to be dead, by host_id."""

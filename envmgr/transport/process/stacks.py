@@ -1,0 +1,135 @@
+"""Where a worker is that has exceeded a limit: the stacks of its threads, or what else is known."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from envmgr.worker import last_words
+from envmgr.worker.last_words import STACKS_SIGNAL
+
+_PATIENCE_S = 0.1
+"""How long to wait for one worker's stacks: writing them takes less than a millisecond, once it
+runs. It may have to wait for a core, or block all signals."""
+
+_MOST_S = 0.5
+_WINDOW_S = 5.0
+"""When many hang that do not answer, so much in so long is waited for all of them."""
+
+_OURS = f'  File "{Path(last_words.__file__).parent}{os.sep}'
+"""How lines begin that are calls of the package that runs envs in workers."""
+
+_LOOK_EVERY_S = 0.001
+_STILL_S = 0.004
+"""Nothing says that all is written but that nothing follows."""
+
+
+class Stacks:
+    """Asks workers for their stacks.
+
+    Args:
+        read: returns what the worker of a group has written since `forget`.
+        forget: has it begin after what has been written so far.
+    """
+
+    def __init__(self, read: Callable[[int], str], forget: Callable[[int], None]) -> None:
+        self._read = read
+        self._forget = forget
+        self._window_ends = self._left_s = 0.0
+
+    def of(self, index: int, pid: int) -> str:
+        """Return where a worker is.
+
+        Args:
+            index: of its group.
+            pid: of the process.
+
+        Returns:
+            The stacks of its threads, the innermost calls first, without envmgr's own. If
+            it does not give them: what the kernel says of the process. Empty if it is gone.
+        """
+        status = _status_of(pid)
+        if not status:
+            return ""
+        found = self._asked(index, pid) if _listens(pid, status) else ""
+        return of_envs(found) or _without_stacks(pid, status)
+
+    def _asked(self, index: int, pid: int) -> str:
+        self._forget(index)
+        with contextlib.suppress(OSError):
+            os.kill(pid, STACKS_SIGNAL or 0)
+        began = now = changed = time.monotonic()
+        if now > self._window_ends:
+            self._window_ends, self._left_s = now + _WINDOW_S, _MOST_S
+        text, patience_s = "", min(_PATIENCE_S, max(self._left_s, _STILL_S))
+        while now - began < patience_s and not (text and now - changed >= _STILL_S):
+            time.sleep(_LOOK_EVERY_S)
+            now = time.monotonic()
+            if (latest := self._read(index)) != text:
+                text, changed = latest, now
+        if not text:
+            self._left_s -= now - began
+        return text
+
+
+def of_envs(stacks: str) -> str:
+    """Return stacks without what is envmgr's own in them: calls around the env's, and threads.
+
+    Args:
+        stacks: what faulthandler wrote.
+    """
+    threads = [thread.splitlines() for thread in stacks.strip().split("\n\n")]
+    return "\n\n".join("\n".join(_of_env(lines)) for lines in threads if not _is_watch(lines))
+
+
+def _is_watch(lines: list[str]) -> bool:
+    return any(line.startswith(_OURS) and line.endswith(" in watch") for line in lines)
+
+
+def _of_env(lines: list[str]) -> list[str]:
+    inner = list(itertools.takewhile(lambda line: not line.startswith(_OURS), lines))
+    return inner if len(inner) > 1 else lines  # the first says which thread it is
+
+
+def _status_of(pid: int) -> dict[str, str]:
+    """Return what the kernel says of a process, by name; nothing if it is gone."""
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except OSError:
+        return {}
+    return {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
+
+
+def _listens(pid: int, status: dict[str, str]) -> bool:
+    """Whether the process is a worker that has a handler for the signal: others would die of it."""
+    if STACKS_SIGNAL is None or status.get("State", "Z").startswith("Z"):
+        return False
+    try:
+        return os.getsid(pid) == pid and bool(int(status["SigCgt"], 16) >> STACKS_SIGNAL - 1 & 1)
+    except (OSError, KeyError, ValueError):
+        return False
+
+
+def _without_stacks(pid: int, status: dict[str, str]) -> str:
+    """Return what is known of a process that does not give its stacks."""
+    place = ""
+    with contextlib.suppress(OSError):
+        place = Path(f"/proc/{pid}/wchan").read_text().strip("0 \n")
+    cpu_s = 0.0
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        times = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]
+        cpu_s = sum(map(int, times)) / os.sysconf("SC_CLK_TCK")
+    facts = [
+        f"state {status.get('State', '?')}",
+        f"waiting in {place}" if place else "",
+        f"{cpu_s:.1f} s of CPU used",
+        f"memory {status.get('VmRSS', '?')}",
+    ]
+    return (
+        f"no stacks: process {pid} blocks the signal that asks for them, is stopped, or has not "
+        f"begun ({', '.join(filter(None, facts))})"
+    )
