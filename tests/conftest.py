@@ -6,6 +6,7 @@ import faulthandler
 import gc
 import importlib
 import importlib.util
+import multiprocessing
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -28,6 +29,11 @@ hypothesis.settings.load_profile("envmgr")
 
 _SOAK = Path(__file__).resolve().parents[1] / "soak"
 _guard = LeakGuard()
+
+# Workers that multiprocessing's fork server forks need not import the same again, each by itself.
+multiprocessing.set_forkserver_preload(
+    ["tests.contract.envs", "envmgr.transport.process.multiprocessing_spawner"]
+)
 _MANY_MODULES = 100
 _n_modules_frozen = 0
 

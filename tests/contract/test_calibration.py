@@ -19,9 +19,10 @@ from tests.contract.envs import Do
 from tests.contract.harness import PATIENCE_S, Setup, World, over, step_all
 
 AUTO = "auto"
-SERVER = Setup("subprocess", "server")
+# One test has every start method; to the others it makes no difference.
+FORK = Setup("subprocess", "fork")
 setups = over(
-    SERVER,
+    Setup("subprocess", "server"),
     Setup("async_subprocess", "fork", False),
     Setup("subprocess", "spawn", False),
     Setup("async_subprocess", "forkserver"),
@@ -91,7 +92,7 @@ def test_cheap_envs_share_a_worker(
 
 
 def test_envs_that_wait_are_kept_apart(world: World) -> None:
-    manager = world.make(SERVER, env_fn=[partial(PlainEnv, 1e-3)] * 4, num_workers=AUTO)
+    manager = world.make(FORK, env_fn=[partial(PlainEnv, 1e-3)] * 4, num_workers=AUTO)
     found = manager.stats()["calibration"]
     assert found["num_workers"] == manager.stats()["num_workers"] == 4
     assert "its steps wait" in found["reason"]
@@ -113,7 +114,7 @@ def test_an_env_that_cannot_be_tried_out_is_kept_apart(
     action: Do, text: str, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(calibration, "PATIENCE_S", 2.0)
-    manager = world.make(SERVER, 3, action_space=only(action), num_workers=AUTO)
+    manager = world.make(FORK, 3, action_space=only(action), num_workers=AUTO)
     found = manager.stats()["calibration"]
     assert found["num_workers"] == manager.stats()["num_workers"] == 3
     assert "an env could not be tried out" in found["reason"]
@@ -126,7 +127,7 @@ def test_an_env_that_cannot_be_tried_out_is_kept_apart(
 @pytest.mark.parametrize("where", ["build", "reset"])
 def test_a_launch_that_fails_says_why(where: str, world: World) -> None:
     manager = world.make(
-        SERVER,
+        FORK,
         2,
         launch=False,
         num_workers=AUTO,
@@ -139,7 +140,7 @@ def test_a_launch_that_fails_says_why(where: str, world: World) -> None:
 
 
 def test_the_env_that_is_tried_out_ends_before_the_others_begin(world: World) -> None:
-    world.make(SERVER, 2, action_space=only(1), num_workers=AUTO)
+    world.make(FORK, 2, action_space=only(1), num_workers=AUTO)
     kinds = [entry[0] for entry in world.journal(0)]
     second = kinds.index("build", 1)
     assert kinds[second - 1] == "close"
@@ -148,7 +149,7 @@ def test_the_env_that_is_tried_out_ends_before_the_others_begin(world: World) ->
 
 def test_params_and_seed_of_the_first_reset_are_used(world: World) -> None:
     world.make(
-        SERVER, 2, action_space=only(1), num_workers=AUTO, seed=5, reset_param={0: {"level": 3}}
+        FORK, 2, action_space=only(1), num_workers=AUTO, seed=5, reset_param={0: {"level": 3}}
     )
     tried = world.journal(0)[: [e[0] for e in world.journal(0)].index("build", 1)]
     assert next(entry for entry in tried if entry[0] == "seed")[1] == 5
@@ -157,7 +158,7 @@ def test_params_and_seed_of_the_first_reset_are_used(world: World) -> None:
 
 def test_trajectories_do_not_depend_on_it(world: World) -> None:
     def run(num_workers: Any) -> list[Any]:
-        manager = world.make(SERVER, env_fn=[PlainEnv] * 3, num_workers=num_workers, seed=11)
+        manager = world.make(FORK, env_fn=[PlainEnv] * 3, num_workers=num_workers, seed=11)
         rows: list[Any] = [manager.random_action()]
         for _ in range(25):
             obs = manager.ready_obs
@@ -175,7 +176,7 @@ def test_a_second_launch_takes_what_the_first_has_found(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.INFO, "envmgr"):
-        manager = world.make(SERVER, env_fn=[PlainEnv] * 3, num_workers=AUTO)
+        manager = world.make(FORK, env_fn=[PlainEnv] * 3, num_workers=AUTO)
         found = manager.stats()["calibration"]
         manager.close()
         manager.launch()
@@ -187,14 +188,14 @@ def test_what_could_not_be_tried_out_is_tried_again(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.INFO, "envmgr"):
-        manager = world.make(SERVER, 2, action_space=only(Do.RAISE), num_workers=AUTO)
+        manager = world.make(FORK, 2, action_space=only(Do.RAISE), num_workers=AUTO)
         manager.close()
         manager.launch()
     assert len(messages(caplog)) == 2
 
 
 def test_spaces_that_are_read_early(world: World) -> None:
-    manager = world.make(SERVER, env_fn=[PlainEnv] * 3, num_workers=AUTO, launch=False)
+    manager = world.make(FORK, env_fn=[PlainEnv] * 3, num_workers=AUTO, launch=False)
     assert manager.action_space == Discrete(2)
     found = manager.stats()["calibration"]
     manager.launch()
@@ -203,7 +204,7 @@ def test_spaces_that_are_read_early(world: World) -> None:
 
 
 @pytest.mark.parametrize(
-    ("setup", "env_num"), [(Setup("base"), 3), (SERVER, 1)], ids=["base", "one-env"]
+    ("setup", "env_num"), [(Setup("base"), 3), (FORK, 1)], ids=["base", "one-env"]
 )
 def test_where_there_is_nothing_to_find_out(
     setup: Setup, env_num: int, world: World, caplog: pytest.LogCaptureFixture
@@ -217,7 +218,8 @@ def test_where_there_is_nothing_to_find_out(
 
 
 def test_close_ends_it(world: World) -> None:
-    manager = world.make(SERVER, 2, launch=False, action_space=only(Do.HANG_DEAF), num_workers=AUTO)
+    setup = Setup("subprocess", "server")  # a fork beside the thread that closes is refused
+    manager = world.make(setup, 2, launch=False, action_space=only(Do.HANG_DEAF), num_workers=AUTO)
     gate = world.gate
     closer = threading.Thread(target=lambda: (gate.await_visit(0), manager.close()))
     closer.start()

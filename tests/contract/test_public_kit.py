@@ -48,7 +48,7 @@ class TestBase(ManagerContract):
 
 class TestSubprocess(WorkerManagerContract):
     def make_manager(self, env_fn: Sequence[Callable[[], Any]], **cfg: Any) -> Any:
-        return create_env_manager({"type": "subprocess", **cfg}, env_fn=env_fn)
+        return create_env_manager({"type": "subprocess", "context": "fork", **cfg}, env_fn=env_fn)
 
 
 class TestAsyncSubprocess(WorkerManagerContract):

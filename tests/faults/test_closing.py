@@ -15,6 +15,7 @@ from envmgr import EnvState, create_env_manager
 from envmgr.errors import ManagerClosedError
 from tests.contract.envs import Do, seen
 from tests.contract.harness import (
+    ALL_BLOCK,
     ALL_BLOCK_SHARED,
     ALL_MESSAGE,
     DEFAULT,
@@ -51,16 +52,16 @@ def close_in_time(manager: Any, *args: Any, **kwargs: Any) -> None:
 @pytest.mark.parametrize("action", [Do.HANG, Do.HANG_DEAF], ids=lambda action: action.name)
 @some_setups
 def test_f17_with_envs_that_hang_in_a_step(world: World, setup: Setup, action: Do) -> None:
-    manager = world.make(setup, 4, close_timeout=GRACE_S)
+    manager = world.make(setup, 2, close_timeout=GRACE_S)
     gate = world.gate
     ready_all(manager)
-    manager.send(dict.fromkeys(range(4), action))
-    pids = [gate.await_visit(i).pid for i in range(4)]
+    manager.send(dict.fromkeys(range(2), action))
+    pids = [gate.await_visit(i).pid for i in range(2)]
     close_in_time(manager)
     for pid in pids:
         assert not os.path.exists(f"/proc/{pid}"), "it is not reaped"
     stats = manager.stats()
-    assert (stats["cancelled"], stats["outstanding"]) == (4, 0)
+    assert (stats["cancelled"], stats["outstanding"]) == (2, 0)
 
 
 @pytest.mark.parametrize("env_num", [1, 16])
@@ -200,7 +201,7 @@ def test_f29_twice_and_from_many_threads_at_once(world: World, setup: Setup) -> 
 
 
 @pytest.mark.parametrize("moment", ["build", "reset"])
-@over(DEFAULT, ALL_MESSAGE, ALL_BLOCK_SHARED)
+@over(ALL_BLOCK, ALL_MESSAGE, ALL_BLOCK_SHARED)
 def test_f29_during_a_renewal_no_process_is_born_afterwards(
     world: World, setup: Setup, moment: str
 ) -> None:
@@ -262,7 +263,7 @@ def test_f29_a_waiting_call_ends_when_another_thread_closes(
     assert manager.closed
 
 
-@over(DEFAULT, Setup("async_subprocess", "spawn"))
+@over(DEFAULT, Setup("async_subprocess", "forkserver"))
 def test_f29_a_launch_ends_when_another_thread_closes(world: World, setup: Setup) -> None:
     manager = world.make(
         setup, 2, launch=False, close_timeout=GRACE_S, scripts={1: {"build_faults": {0: "hang"}}}
@@ -346,14 +347,14 @@ def test_stats_and_states_may_be_read_from_other_threads_while_it_works_and_clos
 # -- without close --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("how", ["del", "cycle"])
-@over(
-    IN_LINE,
-    DEFAULT,
-    ALL_MESSAGE,
-    SOME_MESSAGE,
-    Setup("subprocess", "spawn"),
-    Setup("subprocess", "forkserver"),
+STARTS = (Setup("subprocess", context) for context in ("server", "fork", "spawn", "forkserver"))
+DROPPED = (IN_LINE, *STARTS)
+
+
+@pytest.mark.parametrize(
+    ("setup", "how"),
+    [*((setup, "del") for setup in DROPPED), (IN_LINE, "cycle"), (SOME_MESSAGE, "cycle")],
+    ids=str,
 )
 def test_f28_a_manager_that_is_dropped_leaves_nothing(
     tmp_path: Any, setup: Setup, how: str

@@ -41,8 +41,8 @@ from tests.contract.harness import (
 from tests.faults.others import check_others
 
 LIMIT_S = 0.3
-SPAWNED = Setup("subprocess", "spawn")
-# Exceptions take the same way whatever has started the process: spawn, which is slow, runs few.
+FORKSERVED = Setup("subprocess", "forkserver")
+# Exceptions take the same way whatever has started the process: others than fork run few.
 everywhere = over(*SETUPS)
 everywhere_quick = over(IN_LINE, ALL_BLOCK, SOME_BLOCK, SOME_MESSAGE_SHARED)
 
@@ -69,7 +69,7 @@ def test_f05_with_retry_type_renew_the_env_is_built_anew(world: World, setup: Se
     assert world.actions(0) == [Do.RAISE], "the step was run again"
 
 
-@over(SPAWNED)
+@over(FORKSERVED)
 def test_f05_under_another_start_method(tmp_path: Path, setup: Setup) -> None:
     assert isinstance(
         check_others(tmp_path, setup, Do.RAISE, host_lost=False).info["error"], EnvRaised

@@ -18,6 +18,7 @@ from tests.contract.envs import Do, seen
 from tests.contract.harness import (
     ALL_MESSAGE,
     DEFAULT,
+    SOME_BLOCK,
     SOME_MESSAGE,
     Setup,
     World,
@@ -87,7 +88,7 @@ def test_f45_envs_wait_for_their_own_children_whatever_the_trainer_does(
 # -- F47 ------------------------------------------------------------------------------------------
 
 
-@over(SOME_MESSAGE, Setup("async_subprocess", "fork"), Setup("async_subprocess", "spawn"))
+@over(SOME_MESSAGE, SOME_BLOCK, FORKSERVER._replace(kind="async_subprocess"))
 def test_f47_workers_that_stop_hold_nothing_that_others_need(world: World, setup: Setup) -> None:
     """There are no permits, locks or semaphores between workers: one of four goes on alone."""
     manager = world.make(setup, 4, wait_num=1, step_timeout=None)
@@ -175,7 +176,7 @@ def test_workers_have_no_end_of_their_siblings_nor_of_the_trainers(
 ) -> None:
     manager = world.make(setup, 3)
     ready_all(manager)
-    other = world.make(SPAWN, 1)
+    other = world.make(ALL_MESSAGE, 1)
     ready_all(other)
     world.kill(1)  # and a renewed one has none, either
     step_all(manager, {1: 1})

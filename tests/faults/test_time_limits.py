@@ -40,7 +40,7 @@ SLACK_S = 2.0
 """For a busy machine. `make soak` measures what is promised: the limit + 50 ms."""
 
 PACKED = ALL_BLOCK._replace(num_workers=2)
-SPAWNED = Setup("subprocess", "spawn", False)
+FORKSERVED = Setup("subprocess", "forkserver", False)
 # A limit is kept by the trainer, whatever has started the worker: one test has other starts, too.
 limited = over(ALL_BLOCK, SOME_MESSAGE, ALL_MESSAGE, SOME_BLOCK, PACKED)
 
@@ -48,7 +48,7 @@ limited = over(ALL_BLOCK, SOME_MESSAGE, ALL_MESSAGE, SOME_BLOCK, PACKED)
 # -- F13, F14: hanging in a step ------------------------------------------------------------------
 
 
-@over(ALL_BLOCK, SOME_MESSAGE, ALL_MESSAGE, SOME_BLOCK, PACKED, DEFAULT, SPAWNED)
+@over(ALL_BLOCK, SOME_MESSAGE, ALL_MESSAGE, SOME_BLOCK, PACKED, DEFAULT, FORKSERVED)
 def test_f13_a_step_that_hangs_ends_at_its_limit(tmp_path: Path, setup: Setup) -> None:
     timestep = check_others(tmp_path, setup, Do.HANG, host_lost=True, step_timeout=LIMIT_S)
     error = timestep.info["error"]

@@ -15,6 +15,7 @@ import pytest
 from envmgr.errors import EnvCrash, EnvTimeout, LaunchError
 from tests.contract.envs import Do, ScriptedEnv, seen
 from tests.contract.harness import (
+    ALL_BLOCK,
     ALL_MESSAGE,
     DEFAULT,
     IN_LINE,
@@ -32,16 +33,15 @@ from tests.contract.harness import (
 )
 from tests.faults.others import FAULTY, check_others, run, untroubled
 
-some_setups = over(DEFAULT, ALL_MESSAGE, SOME_BLOCK)
+some_setups = over(ALL_BLOCK, ALL_MESSAGE, SOME_BLOCK)
 
 PACKED = Setup("subprocess", "fork", num_workers=2)
 """The faulty env and two others in one host, two in another."""
 
 SPAWNED = Setup("async_subprocess", "spawn", False)
 FORKSERVED = Setup("subprocess", "forkserver", False)
-# A start method matters to a death only by how it is seen: spawn and forkserver, which are slow,
-# run one death from outside, one signal and one exit.
-deaths = over(DEFAULT, SOME_MESSAGE, ALL_MESSAGE, SOME_BLOCK, PACKED)
+# A start method matters to a death only by how it is seen: all of them run a death from outside.
+deaths = over(ALL_BLOCK, SOME_MESSAGE, ALL_MESSAGE, SOME_BLOCK, PACKED)
 all_starts = over(DEFAULT, SOME_MESSAGE, ALL_MESSAGE, SOME_BLOCK, PACKED, SPAWNED, FORKSERVED)
 
 
@@ -82,8 +82,8 @@ def test_f02_a_fatal_signal_is_named_and_its_place_reported(
     assert error.stderr_tail in str(error)
 
 
-@over(SPAWNED, FORKSERVED)
-def test_f02_under_other_start_methods(tmp_path: Path, setup: Setup) -> None:
+@over(FORKSERVED)
+def test_f02_under_another_start_method(tmp_path: Path, setup: Setup) -> None:
     error = check_others(tmp_path, setup, Do.SEGV, host_lost=True).info["error"]
     assert error.exit_status == -signal.SIGSEGV
     assert "in suffer" in error.stderr_tail
@@ -116,7 +116,7 @@ def test_f02_a_crash_comes_with_the_end_of_stderr_which_goes_where_it_went(
     assert printed.count("env 1 takes 4") == 2
 
 
-@over(DEFAULT, SOME_BLOCK)
+@over(ALL_BLOCK, SOME_BLOCK)
 def test_f02_children_of_the_env_report_to_stderr_and_not_for_it(
     world: World, setup: Setup, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -129,7 +129,7 @@ def test_f02_children_of_the_env_report_to_stderr_and_not_for_it(
     assert "Fatal Python error: Aborted" in capfd.readouterr().err
 
 
-@over(DEFAULT, SOME_MESSAGE)
+@over(ALL_BLOCK, SOME_MESSAGE)
 def test_f02_a_fault_of_a_worker_that_is_closed_is_logged(
     world: World, setup: Setup, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -162,7 +162,7 @@ EXITS = {Do.SYS_EXIT: "called sys.exit(3)", Do.KEYBOARD_INTERRUPT: "raised Keybo
 
 
 @pytest.mark.parametrize("action", EXITS, ids=lambda action: action.name)
-@over(DEFAULT, SOME_MESSAGE)
+@over(ALL_BLOCK, SOME_MESSAGE)
 def test_f04_what_ends_a_script_ends_no_trainer(tmp_path: Path, setup: Setup, action: Do) -> None:
     error = check_others(tmp_path, setup, action, host_lost=True).info["error"]
     assert (type(error), error.during) == (EnvCrash, "step")
@@ -264,7 +264,7 @@ def test_f01_killed_in_the_middle_of_its_construction(world: World, setup: Setup
     killer.join()
 
 
-@over(DEFAULT, Setup("async_subprocess", "spawn"))
+@over(DEFAULT, Setup("async_subprocess", "forkserver"))
 def test_f01_killed_during_launch(world: World, setup: Setup) -> None:
     manager = world.make(setup, 3, launch=False, scripts={1: {"build_faults": {0: "gate"}}})
     gate = world.gate
@@ -359,7 +359,7 @@ def _status_of(pid: int) -> dict[str, str]:
         return dict(line.rstrip("\n").split(":\t", 1) for line in file if ":\t" in line)
 
 
-@over(DEFAULT, SOME_MESSAGE, ALL_MESSAGE, SOME_BLOCK)
+@over(ALL_BLOCK, SOME_MESSAGE, ALL_MESSAGE, SOME_BLOCK)
 def test_f44_a_stopped_worker_ends_at_the_limit(world: World, setup: Setup) -> None:
     manager = world.make(setup, 2, step_timeout=0.3)
     ready_all(manager)
@@ -373,7 +373,7 @@ def test_f44_a_stopped_worker_ends_at_the_limit(world: World, setup: Setup) -> N
     assert manager.stats()["failures"] == 1
 
 
-@over(DEFAULT, SOME_MESSAGE, ALL_MESSAGE, SOME_BLOCK)
+@over(ALL_BLOCK, SOME_MESSAGE, ALL_MESSAGE, SOME_BLOCK)
 def test_f44_a_worker_that_goes_on_at_its_limit_gives_one_outcome(
     world: World, setup: Setup
 ) -> None:
@@ -404,7 +404,7 @@ def _continue(pid: int) -> None:
         os.kill(pid, signal.SIGCONT)
 
 
-@over(DEFAULT, SOME_BLOCK)
+@over(ALL_BLOCK, SOME_BLOCK)
 def test_f44_a_worker_that_goes_on_in_time_is_as_before(world: World, setup: Setup) -> None:
     manager = world.make(setup, 2, step_timeout=20.0)
     ready_all(manager)
