@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,6 +19,8 @@ N_STEPS = 8
 EPISODE_LENGTH = 3
 FAULTY, AT_STEP = 1, 4
 """The env that fails, and the step in which it does."""
+GAP = N_STEPS - AT_STEP
+"""How many steps there are from one fault to the next, where there are more."""
 
 Entry = tuple[Any, ...]
 """What an env gave in one step: what it saw before, observation, reward, done and info."""
@@ -29,7 +31,7 @@ class Run(NamedTuple):
 
     Attributes:
         given: the entries of each env, a step each.
-        timestep: of the faulty env in the faulty step.
+        timesteps: of the faulty env, a step each.
         stats: of the manager, at the end.
         builds: how often each env was built.
         pids: the processes that each env was built in.
@@ -37,11 +39,16 @@ class Run(NamedTuple):
     """
 
     given: dict[int, list[Entry]]
-    timestep: Any
+    timesteps: list[Any]
     stats: dict[str, Any]
     builds: list[int]
     pids: list[set[int]]
     executed: list[list[int]]
+
+    @property
+    def timestep(self) -> Any:
+        """Of the faulty env in the faulty step."""
+        return self.timesteps[AT_STEP]
 
 
 def run(
@@ -53,9 +60,10 @@ def run(
     env_num: int | None = None,
     env: Callable[..., Any] = ScriptedEnv,
     meanwhile: Callable[[World], None] | None = None,
+    n_steps: int = N_STEPS,
     **cfg: Any,
 ) -> Run:
-    """Run scripted envs for N_STEPS steps each.
+    """Run scripted envs.
 
     Args:
         folder: an empty folder, or one that is not there yet.
@@ -65,21 +73,22 @@ def run(
         env_num: how many envs; None: enough to have some in another host than the faulty one.
         env: of which style they are.
         meanwhile: called in the faulty step, when all actions are sent.
+        n_steps: how many each env takes.
         cfg: of the manager; `script` is that of the envs.
     """
     folder.mkdir(exist_ok=True)
     env_num = env_num or (3 if setup.num_workers is None else 2 * setup.num_workers + 1)
     world = World(folder)
     given: dict[int, list[Entry]] = {i: [] for i in range(env_num)}
-    faulty = None
+    faulty: list[Any] = []
     troubles = {**(faults or {}), **({} if action is None else {AT_STEP: action})}
     cfg["script"] = {"episode_length": EPISODE_LENGTH, **cfg.get("script", {})}
     cfg = {"seed": 6, "max_failures": 99, "retry_waiting_time": 0.0, **cfg}
     try:
         manager = world.make(setup, env_num, env=env, **cfg)
-        for k in range(N_STEPS):
+        for k in range(n_steps):
             ready = ready_all(manager)
-            actions = {i: int(Do.JITTER if (i + k) % 2 else k) for i in range(env_num)}
+            actions = {i: int(Do.JITTER if (i + k) % 2 else k % N_STEPS) for i in range(env_num)}
             if k in troubles:
                 actions[FAULTY] = int(troubles[k])
             if k == AT_STEP and meanwhile is not None:
@@ -92,13 +101,12 @@ def run(
                     timesteps.update(more)
             else:
                 timesteps = step_all(manager, actions)
-            if k == AT_STEP:
-                faulty = timesteps[FAULTY]
+            faulty.append(timesteps[FAULTY])
             for i, timestep in timesteps.items():
                 given[i].append(_entry(ready[i], timestep))
         ready_all(manager)
         stats = manager.stats()
-        assert stats["actions"] == stats["timesteps"] == N_STEPS * env_num
+        assert stats["actions"] == stats["timesteps"] == n_steps * env_num
         builds = [world.noted(i, "build") for i in range(env_num)]
         pids = [{pid for _, pid in built} for built in builds]
         executed = [world.actions(i) for i in range(env_num)]
@@ -114,57 +122,61 @@ def _entry(ready: Any, timestep: Any) -> Entry:
 
 
 @functools.cache
-def untroubled(env_num: int, env: Callable[..., Any] = ScriptedEnv) -> dict[int, list[Entry]]:
+def untroubled(
+    env_num: int, env: Callable[..., Any] = ScriptedEnv, n_steps: int = N_STEPS
+) -> dict[int, list[Entry]]:
     """Return what envs give that run in line and without faults."""
     with tempfile.TemporaryDirectory() as folder:
-        return run(Path(folder), IN_LINE, env_num=env_num, env=env).given
+        return run(Path(folder), IN_LINE, env_num=env_num, env=env, n_steps=n_steps).given
 
 
-def check_others(
-    folder: Path,
-    setup: Setup,
-    action: Do | None,
-    *,
-    host_lost: bool,
-    executed: bool = True,
-    **options: Any,
-) -> Any:
-    """Run with a fault; check all that is not the faulty env's, and that nothing is run twice.
+def check_others(folder: Path, setup: Setup, action: Do, **options: Any) -> Any:
+    """As `check_each`, with one fault; return its timestep."""
+    return check_each(folder, setup, [action], **options)[action]
+
+
+def check_each(
+    folder: Path, setup: Setup, actions: Sequence[Do], *, host_lost: bool, **options: Any
+) -> dict[Do, Any]:
+    """Run with faults, one after the other in the same manager; none may touch anything else.
 
     Args:
         folder: see `run`.
         setup: see `run`.
-        action: see `run`.
-        host_lost: whether the fault costs the faulty env its host, and its neighbours theirs.
-        executed: whether the faulty env begins with the action at all.
+        actions: what the faulty env is made to do, in its step AT_STEP and then every GAP steps.
+        host_lost: whether each fault costs the faulty env its host, and its neighbours theirs.
         options: see `run`.
 
     Returns:
-        The abnormal timestep of the faulty env.
+        The abnormal timesteps of the faulty env, by action.
     """
-    troubled = run(folder, setup, action, **options)
+    steps = {AT_STEP + GAP * k: action for k, action in enumerate(actions)}
+    n_steps = AT_STEP + GAP * len(actions)
+    troubled = run(folder, setup, faults=steps, n_steps=n_steps, **options)
     env_num = len(troubled.given)
-    expected = untroubled(env_num)
+    expected = untroubled(env_num, n_steps=n_steps)
     neighbours = neighbours_of(FAULTY, env_num, setup.num_workers) if host_lost else set()
     for i in range(env_num):
         if i == FAULTY or i in neighbours:
             assert troubled.given[i][:AT_STEP] == expected[i][:AT_STEP]
-            assert len(troubled.given[i]) == N_STEPS
+            assert troubled.given[i][AT_STEP][0] == expected[i][AT_STEP][0]
+            assert len(troubled.given[i]) == n_steps
         else:
             assert troubled.given[i] == expected[i], f"env {i} has felt the failure"
             assert troubled.builds[i] == 1
-            assert len(troubled.executed[i]) == N_STEPS
-    assert len(troubled.executed[FAULTY]) == N_STEPS - (not executed), "lost, or run twice"
+            assert len(troubled.executed[i]) == n_steps
+    assert len(troubled.executed[FAULTY]) == n_steps, "lost, or run twice"
     if setup.has_processes:
-        assert troubled.builds[FAULTY] == (2 if host_lost else 1)
-    assert troubled.stats["failures"] == 1
-    timestep = troubled.timestep
-    assert timestep.obs.tobytes() == expected[FAULTY][AT_STEP][0], "not its last good observation"
-    assert (timestep.reward, timestep.done) == (0.0, True)
-    flags = [timestep.info[name] for name in ("abnormal", "terminated", "truncated")]
-    assert flags == [True, False, True]
-    assert timestep.info["error"].env_id == FAULTY
-    return timestep
+        assert troubled.builds[FAULTY] == (1 + len(actions) if host_lost else 1)
+    assert troubled.stats["failures"] == len(actions)
+    for step, action in steps.items():
+        ready, timestep = troubled.given[FAULTY][step][0], troubled.timesteps[step]
+        assert timestep.obs.tobytes() == ready, f"not its last good observation: {action!r}"
+        assert (timestep.reward, timestep.done) == (0.0, True), action
+        flags = [timestep.info[name] for name in ("abnormal", "terminated", "truncated")]
+        assert flags == [True, False, True], action
+        assert timestep.info["error"].env_id == FAULTY
+    return {action: troubled.timesteps[step] for step, action in steps.items()}
 
 
 def neighbours_of(env_id: int, env_num: int, num_workers: int | None) -> set[int]:

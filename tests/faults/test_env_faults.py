@@ -38,7 +38,7 @@ from tests.contract.harness import (
     step_all,
     wait_ended,
 )
-from tests.faults.others import check_others
+from tests.faults.others import check_each, check_others
 
 LIMIT_S = 0.3
 FORKSERVED = Setup("subprocess", "forkserver")
@@ -225,16 +225,14 @@ STRANGE = {
 }
 
 
-@pytest.mark.parametrize("action", STRANGE, ids=lambda action: action.name)
 @everywhere_quick
-def test_f08_exceptions_that_cannot_be_sent_are_told_as_text(
-    tmp_path: Path, setup: Setup, action: Do
-) -> None:
-    type_name, text = STRANGE[action]
-    error = check_others(tmp_path, setup, action, host_lost=False).info["error"]
-    assert (type(error), error.type_name) == (EnvRaised, type_name)
-    assert text in error.remote_message
-    assert "in suffer" in error.remote_traceback
+def test_f08_exceptions_that_cannot_be_sent_are_told_as_text(tmp_path: Path, setup: Setup) -> None:
+    for action, timestep in check_each(tmp_path, setup, [*STRANGE], host_lost=False).items():
+        type_name, text = STRANGE[action]
+        error = timestep.info["error"]
+        assert (type(error), error.type_name) == (EnvRaised, type_name)
+        assert text in error.remote_message
+        assert "in suffer" in error.remote_traceback
 
 
 @pytest.mark.parametrize("fault", ["strange_error", "two_argument_error", "local_error"])

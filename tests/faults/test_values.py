@@ -36,7 +36,7 @@ from tests.contract.harness import (
     ready_all,
     step_all,
 )
-from tests.faults.others import check_others
+from tests.faults.others import check_each
 from tests.faults.traffic import sent_by
 
 PACKED = ALL_BLOCK._replace(num_workers=2)
@@ -63,15 +63,17 @@ PICKLES: dict[Do, tuple[type[EnvFailure], bool, str]] = {
 }
 
 
-@pytest.mark.parametrize("action", PICKLES, ids=lambda action: action.name)
+@pytest.mark.parametrize("host_lost", [True, False], ids=["and-its-host", "alone"])
 @over(ALL_BLOCK, SOME_MESSAGE, SOME_BLOCK)
 def test_f09_an_info_that_does_harm_on_its_way_costs_its_env(
-    tmp_path: Path, setup: Setup, action: Do
+    tmp_path: Path, setup: Setup, host_lost: bool
 ) -> None:
-    kind, host_lost, text = PICKLES[action]
-    error = check_others(tmp_path, setup, action, host_lost=host_lost).info["error"]
-    assert type(error) is kind
-    assert text in str(error)
+    actions = [action for action, (_, lost, _) in PICKLES.items() if lost is host_lost]
+    found = check_each(tmp_path, setup, actions, host_lost=host_lost)
+    for action, timestep in found.items():
+        kind, _, text = PICKLES[action]
+        assert type(timestep.info["error"]) is kind, action
+        assert text in str(timestep.info["error"])
 
 
 class OddSpaces(ScriptedEnv):
@@ -128,13 +130,11 @@ MALFORMED = (
 )
 
 
-@pytest.mark.parametrize("action", MALFORMED, ids=lambda action: action.name)
 @everywhere
-def test_f10_a_malformed_step_costs_its_env_one_timestep(
-    tmp_path: Path, setup: Setup, action: Do
-) -> None:
-    error = check_others(tmp_path, setup, action, host_lost=False).info["error"]
-    assert (type(error), error.during) == (EnvProtocolError, "step")
+def test_f10_a_malformed_step_costs_its_env_one_timestep(tmp_path: Path, setup: Setup) -> None:
+    for action, timestep in check_each(tmp_path, setup, MALFORMED, host_lost=False).items():
+        error = timestep.info["error"]
+        assert (type(error), error.during) == (EnvProtocolError, "step"), action
 
 
 SPACES: dict[str, Any] = {
@@ -275,20 +275,18 @@ def test_f10_on_every_way_to_the_trainer(world: World, setup: Setup, way: str) -
         manager.close()
 
 
-@pytest.mark.parametrize("action", MALFORMED, ids=lambda action: action.name)
 @over(ALL_BLOCK, SOME_BLOCK, ALL_BLOCK_SHARED)
-def test_f10_nothing_of_it_reaches_the_shared_memory(
-    world: World, setup: Setup, action: Do
-) -> None:
-    manager = world.make(setup, 2, copy_on_get=False)
-    ready_all(manager)
-    view = step_all(manager, {0: 1, 1: 2})[0].obs
-    before = view.tobytes()
-    timestep = step_all(manager, {0: action, 1: 3})[0]
-    assert timestep.obs.tobytes() == before
-    assert view.tobytes() == before, "the slot of the newest observation was written"
-    assert seen(ready_all(manager)[0])[2:4] == (1, 0)
-    assert seen(ready_all(manager)[1])[2:5] == (0, 2, 3)
+def test_f10_nothing_of_it_reaches_the_shared_memory(world: World, setup: Setup) -> None:
+    manager = world.make(setup, 2, copy_on_get=False, max_failures=99)
+    for k, action in enumerate(MALFORMED):
+        ready_all(manager)
+        view = step_all(manager, {0: 1, 1: 2})[0].obs
+        before = view.tobytes()
+        timestep = step_all(manager, {0: action, 1: 3})[0]
+        assert timestep.obs.tobytes() == before, action
+        assert view.tobytes() == before, f"the slot of the newest observation was written: {action}"
+        assert seen(ready_all(manager)[0])[2:4] == (k + 1, 0)
+        assert seen(ready_all(manager)[1])[2:5] == (0, 2 * k + 2, 3)
 
 
 # -- F11: numbers, rewards, infos -----------------------------------------------------------------
@@ -300,48 +298,42 @@ NON_FINITE = (
     Do.INF_REWARD,
     Do.ARRAY_REWARD,
 )
-non_finite = pytest.mark.parametrize("action", NON_FINITE, ids=lambda action: action.name)
 
 
 def is_finite(timestep: Any) -> bool:
     return bool(np.isfinite(timestep.obs).all() and np.isfinite(timestep.reward).all())
 
 
-@non_finite
 @each_way
-def test_f11_non_finite_numbers_are_delivered_by_default(
-    world: World, setup: Setup, action: Do
-) -> None:
+def test_f11_non_finite_numbers_are_delivered_by_default(world: World, setup: Setup) -> None:
     manager = world.make(setup, 1)
     ready_all(manager)
-    timestep = step_all(manager, {0: action})[0]
-    assert not timestep.done
-    assert not is_finite(timestep)
+    for action in NON_FINITE:
+        timestep = step_all(manager, {0: action})[0]
+        assert not timestep.done, action
+        assert not is_finite(timestep), action
 
 
-@non_finite
 @everywhere
-def test_f11_non_finite_numbers_are_failures_of_their_env(
-    tmp_path: Path, setup: Setup, action: Do
-) -> None:
-    error = check_others(tmp_path, setup, action, host_lost=False, nan_policy="abnormal").info[
-        "error"
-    ]
-    assert (type(error), error.during) == (EnvProtocolError, "step")
-    assert "nan_policy" in str(error)
+def test_f11_non_finite_numbers_are_failures_of_their_env(tmp_path: Path, setup: Setup) -> None:
+    found = check_each(tmp_path, setup, NON_FINITE, host_lost=False, nan_policy="abnormal")
+    for action, timestep in found.items():
+        error = timestep.info["error"]
+        assert (type(error), error.during) == (EnvProtocolError, "step"), action
+        assert "nan_policy" in str(error)
 
 
-@non_finite
 @over(IN_LINE, SOME_BLOCK, ALL_BLOCK_SHARED)
-def test_f11_non_finite_numbers_are_raised(world: World, setup: Setup, action: Do) -> None:
-    manager = world.make(setup, 2, nan_policy="raise")
-    ready_all(manager)
-    with pytest.raises(EnvProtocolError, match=r"env 0.*nan_policy"):
-        step_all(manager, {0: action})
-    assert not manager.closed
-    assert manager.recv()[0].info["abnormal"], "the action has lost its timestep"
-    ready_all(manager)
-    assert "abnormal" not in step_all(manager, {1: 1})[1].info
+def test_f11_non_finite_numbers_are_raised(world: World, setup: Setup) -> None:
+    manager = world.make(setup, 2, nan_policy="raise", max_failures=99)
+    for action in NON_FINITE:
+        ready_all(manager)
+        with pytest.raises(EnvProtocolError, match=r"env 0.*nan_policy"):
+            step_all(manager, {0: action})
+        assert not manager.closed, action
+        assert manager.recv()[0].info["abnormal"], f"the action has lost its timestep: {action}"
+        ready_all(manager)
+        assert "abnormal" not in step_all(manager, {1: 1})[1].info, action
 
 
 NAN = float("nan")
@@ -399,23 +391,21 @@ def test_f11_a_first_observation_that_is_not_finite_fails_the_launch(
         assert manager.env_states == {0: EnvState.VOID}
 
 
-@pytest.mark.parametrize(
-    ("action", "text"),
-    [
-        (Do.TEXT_REWARD, "the reward is 'much', not a number"),
-        (Do.NO_REWARD, "the reward is None"),
-        (Do.INFO_NOT_A_DICT, "info"),
-    ],
-    ids=["text", "none", "info"],
-)
+ODD_RESULTS = {
+    Do.TEXT_REWARD: "the reward is 'much', not a number",
+    Do.NO_REWARD: "the reward is None",
+    Do.INFO_NOT_A_DICT: "info",
+}
+
+
 @everywhere
 def test_f11_rewards_that_are_no_numbers_and_infos_that_are_no_dicts(
-    tmp_path: Path, setup: Setup, action: Do, text: str
+    tmp_path: Path, setup: Setup
 ) -> None:
-    timestep = check_others(tmp_path, setup, action, host_lost=False)
-    error = timestep.info["error"]
-    assert (type(error), error.during) == (EnvProtocolError, "step")
-    assert text in str(error)
+    for action, timestep in check_each(tmp_path, setup, [*ODD_RESULTS], host_lost=False).items():
+        error = timestep.info["error"]
+        assert (type(error), error.during) == (EnvProtocolError, "step"), action
+        assert ODD_RESULTS[action] in str(error)
 
 
 class OddReset(Odd):

@@ -31,7 +31,7 @@ from tests.contract.harness import (
     step_all,
     wait_ended,
 )
-from tests.faults.others import FAULTY, check_others, run, untroubled
+from tests.faults.others import FAULTY, check_each, check_others, run, untroubled
 
 some_setups = over(ALL_BLOCK, ALL_MESSAGE, SOME_BLOCK)
 
@@ -68,18 +68,18 @@ def test_f01_a_worker_killed_from_outside_costs_one_timestep(tmp_path: Path, set
     assert timestep.info["error"].exit_status == -signal.SIGKILL
 
 
-@pytest.mark.parametrize("action", [Do.SEGV, Do.ABORT, Do.BUS], ids=lambda action: action.name)
+FATAL = {Do.SEGV: signal.SIGSEGV, Do.ABORT: signal.SIGABRT, Do.BUS: signal.SIGBUS}
+
+
 @deaths
-def test_f02_a_fatal_signal_is_named_and_its_place_reported(
-    tmp_path: Path, setup: Setup, action: Do
-) -> None:
-    number = {Do.SEGV: signal.SIGSEGV, Do.ABORT: signal.SIGABRT, Do.BUS: signal.SIGBUS}[action]
-    error = check_others(tmp_path, setup, action, host_lost=True).info["error"]
-    assert (type(error), error.exit_status, error.during) == (EnvCrash, -number, "step")
-    assert f"killed by {number.name}" in str(error)
-    assert "Fatal Python error" in error.stderr_tail
-    assert "in suffer" in error.stderr_tail, "it does not say where"
-    assert error.stderr_tail in str(error)
+def test_f02_a_fatal_signal_is_named_and_its_place_reported(tmp_path: Path, setup: Setup) -> None:
+    for action, timestep in check_each(tmp_path, setup, [*FATAL], host_lost=True).items():
+        error, number = timestep.info["error"], FATAL[action]
+        assert (type(error), error.exit_status, error.during) == (EnvCrash, -number, "step")
+        assert f"killed by {number.name}" in str(error)
+        assert error.stderr_tail.count("Fatal Python error") == 1, error.stderr_tail
+        assert "in suffer" in error.stderr_tail, "it does not say where"
+        assert error.stderr_tail in str(error)
 
 
 @over(FORKSERVED)
@@ -140,15 +140,13 @@ def test_f02_a_fault_of_a_worker_that_is_closed_is_logged(
     assert "in suffer" in record.getMessage()
 
 
-@pytest.mark.parametrize("status", [0, 7])
 @deaths
-def test_f03_an_exit_is_a_crash_whatever_its_code(
-    tmp_path: Path, setup: Setup, status: int
-) -> None:
-    action = Do.OS_EXIT if status else Do.OS_EXIT_0
-    error = check_others(tmp_path, setup, action, host_lost=True).info["error"]
-    assert (type(error), error.exit_status, error.during) == (EnvCrash, status, "step")
-    assert f"exit code {status}" in str(error)
+def test_f03_an_exit_is_a_crash_whatever_its_code(tmp_path: Path, setup: Setup) -> None:
+    codes = {Do.OS_EXIT: 7, Do.OS_EXIT_0: 0}
+    for action, timestep in check_each(tmp_path, setup, [*codes], host_lost=True).items():
+        error, code = timestep.info["error"], codes[action]
+        assert (type(error), error.exit_status, error.during) == (EnvCrash, code, "step")
+        assert f"exit code {code}" in str(error)
 
 
 @over(SPAWNED)
@@ -161,13 +159,13 @@ def test_f03_under_another_start_method(tmp_path: Path, setup: Setup) -> None:
 EXITS = {Do.SYS_EXIT: "called sys.exit(3)", Do.KEYBOARD_INTERRUPT: "raised KeyboardInterrupt"}
 
 
-@pytest.mark.parametrize("action", EXITS, ids=lambda action: action.name)
 @over(ALL_BLOCK, SOME_MESSAGE)
-def test_f04_what_ends_a_script_ends_no_trainer(tmp_path: Path, setup: Setup, action: Do) -> None:
-    error = check_others(tmp_path, setup, action, host_lost=True).info["error"]
-    assert (type(error), error.during) == (EnvCrash, "step")
-    assert EXITS[action] in str(error)
-    assert "in suffer" in str(error), "the traceback is missing"
+def test_f04_what_ends_a_script_ends_no_trainer(tmp_path: Path, setup: Setup) -> None:
+    for action, timestep in check_each(tmp_path, setup, [*EXITS], host_lost=True).items():
+        error = timestep.info["error"]
+        assert (type(error), error.during) == (EnvCrash, "step")
+        assert EXITS[action] in str(error)
+        assert "in suffer" in str(error), "the traceback is missing"
 
 
 @pytest.mark.parametrize("action", EXITS, ids=lambda action: action.name)
