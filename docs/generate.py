@@ -395,10 +395,12 @@ What all kinds have.
 
 ## Collection: `envmgr.collect`
 
-{_classes(collect.Collector, collect.EpisodeRecord, collect.CollectStatistics, level=3)}
+{_classes(collect.Collector, collect.CollectLoop, level=3)}
+{_classes(collect.EpisodeRecord, collect.CollectStatistics, level=3)}
+{_classes(collect.StepCollector, collect.EpisodeCollector, collect.Trajectory, level=3)}
 {_classes(collect.RolloutCollector, collect.RolloutBuffer, collect.Advantages, level=3)}
 {_classes(collect.PolicyStep, collect.RandomPolicy, level=3)}
-{_functions(collect.gae, collect.make_policy)}"""
+{_functions(collect.gae, collect.by_env, collect.make_policy)}"""
 
 
 def testing_page() -> str:

@@ -16,6 +16,13 @@ A config names a policy by its factory: `collect.policy: package.module:callable
         def __call__(self, obs):
             return {env_id: 0 for env_id in obs}
 
+What is to be recorded beside the actions a policy returns with them, as a `PolicyStep`.
+
+A policy with a method `initial_state` is recurrent: that gives the states of n envs at an episode's
+start, as an array (n, ...) or a dict or tuple of such. The policy is called as
+`policy(obs, state, episode_starts)`, with both by env_id, and the state of its `PolicyStep` is what
+these envs are given next.
+
 `seed` is an integer, or None for a run without seeds. With V2 managers an observation is a row of
 the stacked treetensor.
 """

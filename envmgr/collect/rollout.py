@@ -45,6 +45,8 @@ class RolloutBuffer(RolloutArrays):
         last_obs: (n, *shape): what the last step of each env led to, when the rollout is complete;
             at an episode's end, the terminal observation.
         last_states: (n, ...): what the policy returned with it; None without states.
+        lengths: (n,): how many steps of each env there are. T, unless the rollout is not complete,
+            or an env has no more episodes.
         recorded: how much of it is filled; the collector's.
     """
 

@@ -84,7 +84,7 @@ class Tally(NamedTuple):
             carried = self.returns[i] if self.earlier[i] else 0.0
             failure = failures.get(i)
             record = EpisodeRecord(
-                number=statistics.episodes + statistics.abnormal_episodes,
+                number=statistics.n_ended,
                 env_id=i,
                 nth=int(self.n_ended[i]),
                 seed=seeds.get(i),

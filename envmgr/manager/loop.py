@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from envmgr.errors import NothingReadyError
@@ -20,10 +20,15 @@ class ManagerLoop:
 
     Args:
         manager: launched, or to be launched before the first call.
+
+    Attributes:
+        gathered: what the latest `step` or `gather` was given by the manager, also if an interrupt
+            has kept it from returning that: see `latest`.
     """
 
     def __init__(self, manager: EnvManager) -> None:
         self.manager = manager
+        self.gathered: list[Any] = []
 
     def ready(self) -> dict[int, Any]:
         """Return the observations of the envs that take an action now, ascending by env_id.
@@ -49,13 +54,17 @@ class ManagerLoop:
 
     def step(self, actions: Mapping[int, Any]) -> dict[int, EnvTimestep]:
         """Send actions and return the timesteps that the kind gathers."""
-        return self._by_id(self.manager.step(dict(actions)))
+        return self._kept(map(self.manager.step, (dict(actions),)))
 
     def gather(
         self, min_ready: int | None = None, timeout_s: float | None = None
     ) -> dict[int, EnvTimestep]:
         """Return timesteps of what is outstanding; the arguments are those of `recv`."""
-        return self._by_id(self.manager.recv(min_ready=min_ready, timeout_s=timeout_s))
+        return self._kept(map(self.manager.recv, (min_ready,), (timeout_s,)))
+
+    def latest(self) -> dict[int, EnvTimestep]:
+        """Return the timesteps in `gathered`, as `step` and `gather` do."""
+        return self._by_id(self.gathered[0])
 
     def waiting_for_reset(self) -> list[int]:
         """Return the envs whose episode has ended with `auto_reset` off, ascending."""
@@ -65,6 +74,11 @@ class ManagerLoop:
     def reset(self, env_ids: Iterable[int]) -> None:
         """Begin new episodes in these envs, with the reset params they have, and wait for it."""
         self.manager.reset(dict.fromkeys(env_ids))
+
+    def _kept(self, call: Iterator[Any]) -> dict[int, EnvTimestep]:
+        self.gathered.clear()
+        self.gathered.extend(call)  # in one go: no interrupt comes between delivery and list
+        return self.latest()
 
     def _by_id(self, timesteps: Any) -> dict[int, EnvTimestep]:
         if isinstance(timesteps, Mapping):

@@ -7,7 +7,7 @@ from itertools import cycle
 from types import SimpleNamespace
 from typing import Any
 
-from gymnasium.spaces import Discrete
+from gymnasium.spaces import Discrete, Tuple
 
 from envmgr import EnvState, EnvTimestep
 from envmgr.errors import EnvCrash, NothingReadyError
@@ -41,12 +41,16 @@ class FakeManager:
         seed: Any = None,
     ) -> None:
         self.env_num = len(lengths)
-        self.cfg = SimpleNamespace(seed=seed)
+        self.cfg = SimpleNamespace(seed=seed, copy_on_get=True)
         self.action_space = Discrete(1000)
-        self.observation_space = Discrete(1000)
+        self.observation_space = Tuple((Discrete(1000), Discrete(1000)))
         self.executed: list[tuple[int, Any]] = []
         self.resets: list[list[int]] = []
         self.failures: list[str] = []
+        self._errors = [  # made beforehand: interrupts strike envmgr's own code
+            EnvCrash(f"env {i} (generation 0) died", env_id=i, during="step")
+            for i in range(self.env_num)
+        ]
         self._take = take
         self._episode_num = episode_num
         self._auto_reset = auto_reset
@@ -110,7 +114,7 @@ class FakeManager:
         self._step[env_id] = 0
         self._length[env_id] = next(self._lengths[env_id])
         if length < 0:
-            error = EnvCrash(f"env {env_id} (generation 0) died", env_id=env_id, during="step")
+            error = self._errors[env_id]
             info = {"abnormal": True, "terminated": False, "truncated": True, "error": error}
             return EnvTimestep(obs, 0.0, True, info)
         self._budget[env_id] += 1

@@ -113,9 +113,9 @@ class TestEpisodes:
         now = iter(range(0, 10_000, 10))
         collector = collector_of(FakeManager([[2]]), clock=lambda: float(next(now)))
         (record,) = collector.collect(episodes=1)
-        # began 0; first action 10; timesteps at 20 and 30; the record was made at 40
-        assert (record.duration_s, record.ended_s) == (30.0, 30.0)
-        assert collector.statistics.elapsed_s == 50.0
+        # began 0; first action 10; timesteps at 20 and 30
+        assert (record.duration_s, record.ended_s) == (20.0, 30.0)
+        assert collector.statistics.elapsed_s == 40.0
 
 
 class TestTheEnd:

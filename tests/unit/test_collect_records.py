@@ -41,7 +41,7 @@ class TestRewards:
     def sum_of(self, *rewards: Any) -> Any:
         episode = OpenEpisode(0, 0.0)
         for reward in rewards:
-            episode.add(reward, env_id=4)
+            episode = episode.after(reward, env_id=4)
         assert episode.length == len(rewards)
         return as_return(episode.rewards)
 

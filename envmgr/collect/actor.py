@@ -1,0 +1,140 @@
+"""A policy of dicts by env_id as collectors call it, and the states of recurrent ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from envmgr.collect.policies import PolicyStep, checked_actions
+from envmgr.errors import ActionError
+from envmgr.spaces import as_batch, codec_of, row_of, split_batch, stacked
+
+
+class Acted(NamedTuple):
+    """What a policy has chosen for one env.
+
+    Attributes:
+        obs: for which observation.
+        action: what it chose.
+        extras: what else it returned, by name.
+        given: the state it was given; None without states.
+        state: what it is given next; likewise.
+    """
+
+    obs: Any
+    action: Any
+    extras: dict[str, Any]
+    given: Any
+    state: Any
+
+
+class Actor:
+    """Calls a policy with dicts by env_id; see `envmgr.collect.policies`.
+
+    Args:
+        policy: the policy.
+        own: makes an observation one that stays as it is, if steps are kept; None if they are not.
+    """
+
+    def __init__(self, policy: Any, own: Callable[[Any], Any] | None) -> None:
+        self._policy = policy
+        self._own = own
+        self._is_recurrent = hasattr(policy, "initial_state")
+        self._names: frozenset[str] = frozenset()
+        self._has_acted = False
+
+    def choose(
+        self, obs: Mapping[int, Any], states: Mapping[int, Any]
+    ) -> tuple[dict[int, Any], dict[int, Acted]]:
+        """Return the actions by env_id, in the order of `obs`, and what else is to be kept of them.
+
+        Args:
+            obs: by env_id.
+            states: of the envs in the middle of an episode; the others begin one.
+
+        Raises:
+            ActionError: there is not one action for each env, or no such extra or state.
+        """
+        env_ids = list(obs)
+        given: dict[int, Any] = {}
+        if self._is_recurrent:
+            initial = row_of(as_batch(self._policy.initial_state(1)), 0)
+            given = {i: states.get(i, initial) for i in env_ids}
+            step = self._policy(obs, dict(given), {i: i not in states for i in env_ids})
+        else:
+            step = self._policy(obs)
+        actions, extras, state = step if type(step) is PolicyStep else PolicyStep(step)
+        actions = checked_actions(actions, env_ids)
+        own = self._own
+        if own is None and not self._is_recurrent:
+            return actions, {}
+        self._check(extras, state, env_ids)
+        if not self._is_recurrent:
+            given = state = dict.fromkeys(env_ids)
+        return actions, {
+            i: Acted(
+                None if own is None else own(obs[i]),
+                actions[i],
+                {name: by_id[i] for name, by_id in extras.items()},
+                given[i],
+                state[i],
+            )
+            for i in env_ids
+        }
+
+    def _check(self, extras: Mapping[str, Any], state: Any, env_ids: list[int]) -> None:
+        found = {**extras, "state": state} if self._is_recurrent else extras
+        for name, by_id in found.items():
+            lacking = [i for i in env_ids if not isinstance(by_id, Mapping) or i not in by_id]
+            if lacking:
+                raise ActionError(
+                    f"the policy returned no {name} for envs {lacking}; a PolicyStep has it by "
+                    "env_id, as the actions. Nothing was sent to any env."
+                )
+        if self._has_acted and self._names != extras.keys():
+            raise ActionError(
+                f"the policy returned the extras {sorted(extras)}, and {sorted(self._names)} "
+                "before; it should return the same ones each time. Nothing was sent to any env."
+            )
+        self._names, self._has_acted = frozenset(extras), True
+
+
+def by_env(policy: Callable[..., Any], observation_space: Any) -> Callable[..., PolicyStep]:
+    """Return a policy of batches, as `RolloutCollector` takes it, as one of dicts by env_id.
+
+    For `EpisodeCollector` and all else that takes those.
+
+    Args:
+        policy: of batches.
+        observation_space: of one env.
+    """
+    return _ByEnv(policy, observation_space)
+
+
+class _ByEnv:
+    def __init__(self, policy: Any, observation_space: Any) -> None:
+        self._policy = policy
+        self._codec = codec_of(observation_space)
+        if hasattr(policy, "initial_state"):
+            self.initial_state = policy.initial_state
+
+    def __call__(self, obs: Mapping[int, Any], state: Any = None, starts: Any = None) -> PolicyStep:
+        env_ids, batch = list(obs), self._codec.stack(list(obs.values()))
+        if state is None:
+            step = self._policy(batch)
+        else:
+            is_start = np.array([starts[i] for i in env_ids], np.bool_)
+            step = self._policy(batch, stacked([state[i] for i in env_ids]), is_start)
+        actions, extras, after = step if type(step) is PolicyStep else PolicyStep(step)
+        rows = split_batch(actions if type(actions) is list else as_batch(actions), len(env_ids))
+        return PolicyStep(
+            dict(zip(env_ids, rows, strict=True)),
+            {name: _rows(as_batch(column), env_ids) for name, column in extras.items()},
+            None if state is None else _rows(as_batch(after), env_ids),
+        )
+
+
+def _rows(batch: Any, env_ids: list[int]) -> dict[int, Any]:
+    return {env_id: row_of(batch, k) for k, env_id in enumerate(env_ids)}

@@ -1,0 +1,67 @@
+"""When a collection is complete."""
+
+from __future__ import annotations
+
+import math
+import sys
+
+from envmgr.collect.statistics import CollectStatistics
+from envmgr.errors import ConfigError
+
+
+class Goal:
+    """When a collection is complete, and what it may still begin.
+
+    Args:
+        statistics: as the collection begins.
+        steps: how many timesteps more; None for any number.
+        episodes: how many episodes more that end normally; likewise.
+    """
+
+    def __init__(
+        self, statistics: CollectStatistics, steps: int | None, episodes: int | None
+    ) -> None:
+        self._steps = math.inf if steps is None else statistics.steps + steps
+        self._episodes = math.inf if episodes is None else statistics.episodes + episodes
+
+    def is_reached(self, statistics: CollectStatistics) -> bool:
+        """Return whether there is nothing left to collect."""
+        return statistics.steps >= self._steps or statistics.episodes >= self._episodes
+
+    def may_send(self, statistics: CollectStatistics, n_pending: int) -> int:
+        """Return how many actions may be sent besides those under way."""
+        if math.isinf(self._steps):
+            return sys.maxsize
+        return int(self._steps) - statistics.steps - n_pending
+
+    def may_join(self, statistics: CollectStatistics, n_under_way: int, n_waiting: int) -> int:
+        """Return how many of the waiting envs may take part besides those under way."""
+        if math.isinf(self._episodes):
+            return n_waiting
+        return max(int(self._episodes) - statistics.episodes - n_under_way, 0)
+
+
+def check_count(name: str, value: int) -> None:
+    """Refuse a number of steps or episodes that makes no sense.
+
+    Raises:
+        ConfigError: it is no integer >= 1.
+    """
+    if type(value) is not int or value < 1:
+        raise ConfigError(f"{name} is {value!r}, but must be an integer >= 1")
+
+
+def check_goal(steps: int | None, episodes: int | None) -> None:
+    """Refuse a goal that makes no sense.
+
+    Raises:
+        ConfigError: both are given, or one is no integer >= 1.
+    """
+    if steps is not None and episodes is not None:
+        raise ConfigError(
+            f"steps is {steps} and episodes is {episodes}, but a collection ends with one of the "
+            "two. Leave the other out."
+        )
+    for name, value in (("steps", steps), ("episodes", episodes)):
+        if value is not None:
+            check_count(name, value)

@@ -1,0 +1,224 @@
+"""Collectors that keep what they collect: steps and episodes as trajectories."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from envmgr.collect.actor import Acted
+from envmgr.collect.goals import check_count
+from envmgr.collect.loop import CollectLoop
+from envmgr.collect.records import EpisodeRecord, OpenEpisode
+from envmgr.core import ends_of
+from envmgr.errors import StateError
+from envmgr.spaces import codec_of, indexed, row_of, stacked
+from envmgr.types import EnvTimestep
+
+
+@dataclass(frozen=True)
+class Trajectory:
+    """Consecutive steps of one env in one episode: all of them, or a piece.
+
+    The step with which an env failed is none: it is left out, and the trajectory is truncated at
+    the last good observation.
+
+    Attributes:
+        env_id: whose.
+        obs: (L, *shape), or a dict or tuple of such: what the actions were chosen for.
+        actions: (L, ...).
+        rewards: (L,), or (L, *shape).
+        next_obs: (L, *shape): what they led to; at an episode's end, the terminal observation.
+        terminated: the episode ended by itself.
+        truncated: it was cut off, by a time limit or a failure.
+        abnormal: by a failure.
+        is_start: whether its first step is the episode's.
+        extras: (L, ...) by name: what the policy returned besides.
+        states: (L, ...): what a recurrent policy was given; None for others.
+        infos: L infos.
+        record: of the episode, if it ended; it counts a failed step.
+    """
+
+    env_id: int
+    obs: Any
+    actions: Any
+    rewards: Any
+    next_obs: Any
+    terminated: bool
+    truncated: bool
+    abnormal: bool
+    is_start: bool
+    extras: dict[str, Any]
+    states: Any
+    infos: list[Any]
+    record: EpisodeRecord | None
+
+    def __len__(self) -> int:
+        """Return how many steps it has."""
+        return len(self.infos)
+
+
+class _Step(NamedTuple):
+    acted: Acted
+    obs: Any
+    reward: Any
+    ends: tuple[bool, bool]
+    info: Any
+
+
+class _Piece(NamedTuple):
+    """Steps that were kept, of an episode that ended or goes on."""
+
+    env_id: int
+    steps: Sequence[_Step]
+    is_start: bool
+    record: EpisodeRecord | None
+
+
+class _Keeping(CollectLoop):
+    """A loop that keeps the steps."""
+
+    _keeps = True
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        manager = self.manager
+        self._codec = codec_of(manager.observation_space)
+        self._are_views = manager.cfg.copy_on_get is not True
+        self._pieces: list[_Piece] = []
+
+    def _keep(
+        self, env_id: int, episode: OpenEpisode, acted: Acted | None, timestep: EnvTimestep
+    ) -> OpenEpisode:
+        if acted is None:
+            raise StateError(
+                f"env {env_id} had a step under way that this collector has not sent: gather what "
+                "is outstanding with recv() before you collect"
+            )
+        ends = ends_of(timestep.done, timestep.info)
+        steps = [] if episode.steps is None else episode.steps
+        at = episode.length - 1 - episode.first
+        steps[at:] = [_Step(acted, self._own(timestep.obs), timestep.reward, ends, timestep.info)]
+        return episode._replace(steps=steps)
+
+    def _keep_ended(
+        self, env_id: int, episode: OpenEpisode, n_kept: int, record: EpisodeRecord
+    ) -> int:
+        piece = _Piece(env_id, episode.steps or (), not episode.first, record)
+        self._pieces[n_kept:] = [piece]
+        return n_kept + 1
+
+    def _own(self, obs: Any) -> Any:
+        as_dict = getattr(obs, "json", None)
+        if callable(as_dict):  # a treetensor
+            obs = as_dict()
+        return row_of(self._codec.stack([obs]), 0) if self._are_views else obs
+
+    @property
+    def _kept(self) -> list[_Piece]:
+        return self._pieces[: self._books.n_kept]
+
+    def _trajectories(self, pieces: Sequence[_Piece]) -> list[Trajectory]:
+        return [made for piece in pieces if (made := self._trajectory(piece)) is not None]
+
+    def _trajectory(self, piece: _Piece) -> Trajectory | None:
+        """Return a piece as arrays; None if it has no step but a failed one."""
+        env_id, steps, is_start, record = piece
+        last, failed = steps[-1], record is not None and record.abnormal
+        steps = steps[:-1] if failed else steps
+        if not steps:
+            return None
+        acted = [step.acted for step in steps]
+        final_obs = last.acted.obs if failed else last.obs
+        obs = self._codec.stack([*(one.obs for one in acted), final_obs])
+        return Trajectory(
+            env_id=env_id,
+            obs=indexed(obs, slice(0, -1)),
+            actions=_column([one.action for one in acted]),
+            rewards=_column([step.reward for step in steps]),
+            next_obs=indexed(obs, slice(1, None)),
+            terminated=last.ends[0],
+            truncated=last.ends[1],
+            abnormal=failed,
+            is_start=is_start,
+            extras={name: _column([a.extras[name] for a in acted]) for name in acted[0].extras},
+            states=None if acted[0].given is None else _column([one.given for one in acted]),
+            infos=[step.info for step in steps],
+            record=record,
+        )
+
+
+class StepCollector(_Keeping):
+    """Collects steps with a policy of dicts, and returns them as pieces of episodes.
+
+    As `Collector`, which has the arguments, with every kind of manager and however it gathers; and
+    with the steps themselves. For replay buffers, and for learning from a given number of steps.
+    """
+
+    def collect(self, n_steps: int) -> list[Trajectory]:
+        """Return so many steps: those of episodes that ended, and of those under way so far.
+
+        The latter go on with the next `collect`. A step with which an env failed counts, and is in
+        no trajectory. After an interrupt, what had been collected is returned by the next one,
+        as part of its steps.
+
+        Raises:
+            ConfigError: `n_steps` is no integer >= 1.
+            StateError, ActionError, EnvManagerError: as `iterate`.
+        """
+        check_count("n_steps", n_steps)
+        n_kept = sum(len(piece.steps) for piece in self._kept)
+        n_kept += sum(one.length - one.first for one in self._books.open.values())
+        if n_kept < n_steps:
+            for _ in self.iterate(steps=n_steps - n_kept):
+                pass
+        books = self._books
+        pieces = [
+            _Piece(env_id, episode.steps[: episode.length - episode.first], not episode.first, None)
+            for env_id, episode in sorted(books.open.items())
+            if episode.steps is not None and episode.length > episode.first
+        ]
+        found = self._trajectories([*self._kept, *pieces])
+        under_way = {
+            env_id: episode._replace(steps=None, first=episode.length)
+            for env_id, episode in books.open.items()
+        }
+        self._books = books._replace(open=under_way, n_kept=0)  # the last: they are delivered
+        return found
+
+
+class EpisodeCollector(_Keeping):
+    """Collects whole episodes with a policy of dicts.
+
+    As `Collector`, which has the arguments, with every kind of manager and however it gathers; and
+    with the steps themselves. For evaluation, and for learning from whole episodes.
+    """
+
+    def collect(self, n_episodes: int) -> list[Trajectory]:
+        """Return so many episodes, in the order in which they ended, from their first steps on.
+
+        They are the first ones to begin, not the first ones to end. Besides, there may be some that
+        ended by a failure meanwhile, which others have replaced: they are `abnormal`. There are
+        fewer if the envs have no more. After an interrupt, what had been collected is returned by
+        the next one, as part of its episodes.
+
+        Raises:
+            ConfigError: `n_episodes` is no integer >= 1.
+            StateError, ActionError, EnvManagerError: as `iterate`.
+        """
+        check_count("n_episodes", n_episodes)
+        n_kept = sum(not piece.record.abnormal for piece in self._kept if piece.record is not None)
+        if n_kept < n_episodes:
+            for _ in self.iterate(episodes=n_episodes - n_kept):
+                pass
+        found = self._trajectories(self._kept)
+        self._books = self._books._replace(n_kept=0)  # the last: they are delivered
+        return found
+
+
+def _column(values: Sequence[Any]) -> Any:
+    """Return values as one batch, of objects if they are not alike."""
+    try:
+        return stacked(values)
+    except (ValueError, TypeError, KeyError):
+        return codec_of(None).stack(values)
