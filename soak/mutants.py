@@ -3,44 +3,50 @@
     python soak/mutants.py envmgr/core envmgr/wire envmgr/worker --count 300 --seed 1
 
 Draws mutants with fixed operators and a seed, so that the same draw can be made again, also over
-another state of the code. Each is run in a copy of the repository: first against the unit tests,
-then the property tests (two minutes at most for each); what survives both is run against those
-contract tests that run the changed line, as a run of them under a tracer has found (`--lines` keeps
-what it found). A run that does not end in time counts as killed: the machine should be idle. Prints
-each mutant as a diff of one line, and what killed it; then the shares.
+another state of the code (`--root`). Each is run in a copy of the repository, against the tests
+that run the changed statement, those that run the least besides first: unit tests, property tests,
+then contract tests. Which tests run which lines is found once, under a tracer (`--lines` keeps it).
+A run that spends more processor time than a limit counts as killed, and so does a test that waits
+for longer than pytest's timeout, which grows with the load. What contract tests kill they kill
+twice. Prints each mutant as a diff of one line, and what killed it; then the shares.
 """
 
 from __future__ import annotations
 
 import argparse
 import ast
+import contextlib
+import gc
+import json
 import os
 import random
+import resource
 import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, NoReturn
 
 HERE = Path(__file__).resolve().parent
-ROOT = HERE.parent
-SUITES = ("unit", "property")
-LIMIT_S = 120.0
-CONTRACT_LIMIT_S = 300.0
-MOST_CONTRACT_TESTS = 60
-"""A line that more tests run is met by so many of them, drawn with the seed."""
+SUITES = ("unit", "property", "contract")
+CPU_LIMIT_S = {"unit": (15.0, 0.03), "property": (120.0, 0.0), "contract": (60.0, 1.0)}
+"""Processor time of each process of a run, and for each test more: three times what they take."""
+TEST_LIMIT_S = 60
+CONTRACT_CASES = 2
+"""Contract tests are traced with so many of the cases of each function, drawn."""
+MOST_TESTS = {"unit": 300, "property": 10, "contract": 60}
+"""A line that more tests run is met by so many of them, drawn with the seed, of as many kinds."""
 
 COMPARISONS = {
     ast.Eq: ast.NotEq, ast.NotEq: ast.Eq, ast.Lt: ast.GtE, ast.GtE: ast.Lt, ast.Gt: ast.LtE,
     ast.LtE: ast.Gt, ast.In: ast.NotIn, ast.NotIn: ast.In, ast.Is: ast.IsNot, ast.IsNot: ast.Is,
 }  # fmt: skip
 ARITHMETIC = {ast.Add: ast.Sub, ast.Sub: ast.Add, ast.BitAnd: ast.BitOr, ast.BitOr: ast.BitAnd}
-
-Lines = dict[tuple[str, int], list[str]]
-"""The tests that run a line, by the file's path below `envmgr/` and the line's number."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +60,8 @@ class Mutant:
         begin: its first byte in the file.
         end: one after its last.
         new: what stands there instead.
+        span: first and last line of the statement; of the function for its defaults; None for what
+            is run by the import, and concerns the whole file.
     """
 
     path: str
@@ -62,6 +70,7 @@ class Mutant:
     begin: int
     end: int
     new: str
+    span: tuple[int, int] | None = None
 
     def applied(self, source: bytes) -> bytes:
         """Return the changed file."""
@@ -77,6 +86,8 @@ class _Finder:
         for line in source.splitlines(keepends=True):
             self._starts.append(self._starts[-1] + len(line))
         self._found: list[Mutant] = []
+        self._span: tuple[int, int] | None = None
+        self._in_function = False
         self._visit(ast.parse(source))
 
     def found(self) -> list[Mutant]:
@@ -89,7 +100,8 @@ class _Finder:
         text = new if isinstance(new, str) else ast.unparse(new)
         if isinstance(node, ast.expr) and not isinstance(node, ast.Constant):
             text = f"({text})"
-        self._found.append(Mutant(self._path, operator, node.lineno, begin, end, text))
+        span = self._span
+        self._found.append(Mutant(self._path, operator, node.lineno, begin, end, text, span))
 
     def _visit(self, node: ast.AST) -> None:
         if isinstance(node, ast.JoinedStr):  # texts are for people, and have no places before 3.12
@@ -97,13 +109,29 @@ class _Finder:
         if isinstance(node, ast.expr):
             self._expression(node)
         elif isinstance(node, ast.stmt):
+            self._enter(node)
             self._statement(node)
+        was_in_function = self._in_function
+        self._in_function |= isinstance(node, (ast.FunctionDef, ast.Lambda))
         for name, value in ast.iter_fields(node):
             if name in ("annotation", "returns", "decorator_list", "bases", "exc"):
                 continue
             for part in value if isinstance(value, list) else [value]:
                 if isinstance(part, ast.AST):
                     self._visit(part)
+        self._in_function = was_in_function
+
+    def _enter(self, node: ast.stmt) -> None:
+        """Note which lines are run when what belongs to the statement itself is."""
+        body = getattr(node, "body", None)
+        if isinstance(node, ast.FunctionDef):
+            self._span = (node.body[0].lineno, node.end_lineno or 0)
+        elif not self._in_function:
+            self._span = None
+        elif body:
+            self._span = (node.lineno, max(node.lineno, body[0].lineno - 1))
+        else:
+            self._span = (node.lineno, node.end_lineno or 0)
 
     def _expression(self, node: ast.expr) -> None:
         if isinstance(node, ast.Compare) and len(node.ops) == 1:
@@ -137,80 +165,229 @@ class _Finder:
             self._add("return None", node, "return None")
 
 
-def mutants_of(paths: Sequence[Path]) -> Iterator[Mutant]:
-    """Return every mutant of the files, and of those in the folders, that still compiles."""
-    for path in paths:
+def mutants_of(root: Path, paths: Sequence[str]) -> Iterator[Mutant]:
+    """Return every mutant of the files, and of those in the folders."""
+    for path in (root / one for one in paths):
         for file in sorted(path.rglob("*.py")) if path.is_dir() else [path]:
-            source = file.read_bytes()
-            for mutant in _Finder(str(file.relative_to(ROOT)), source).found():
-                try:
-                    compile(mutant.applied(source), mutant.path, "exec")
-                except SyntaxError:
-                    continue
-                yield mutant
+            yield from _Finder(str(file.relative_to(root)), file.read_bytes()).found()
+
+
+def drawn_of(every: Sequence[Mutant], count: int, root: Path, draw: random.Random) -> list[Mutant]:
+    """Return some mutants that still compile."""
+    found: list[Mutant] = []
+    for mutant in draw.sample(every, len(every)):
+        if len(found) == count:
+            break
+        with contextlib.suppress(SyntaxError):
+            compile(mutant.applied((root / mutant.path).read_bytes()), mutant.path, "exec")
+            found.append(mutant)
+    return found
+
+
+# -- which tests run what -------------------------------------------------------------------------
+
+
+@dataclass
+class Runs:
+    """Which tests of a suite run which lines.
+
+    Attributes:
+        tests: by the file's path below `envmgr/` and the line's number.
+        n_lines: how many lines each test runs.
+    """
+
+    tests: defaultdict[tuple[str, int], set[str]] = field(default_factory=lambda: defaultdict(set))
+    n_lines: Counter[str] = field(default_factory=Counter)
+
+    def of(self, mutant: Mutant, most: int, draw: random.Random) -> list[str]:
+        """Return tests that a mutant concerns, those that run the least besides first.
+
+        Of too many: those that run all its lines between them, one of each function, others.
+        """
+        name = mutant.path.removeprefix("envmgr/")
+        first, last = mutant.span or (1, sys.maxsize)
+        by_line = [
+            tests
+            for (path, line), tests in self.tests.items()
+            if path == name and first <= line <= last
+        ]
+        kept: dict[str, None] = {}
+        for tests in sorted(by_line, key=len):
+            if tests.isdisjoint(kept):
+                kept[draw.choice(sorted(tests))] = None
+        every = sorted(set().union(*by_line))
+        seen: Counter[str] = Counter()
+        rank = {}
+        for test in draw.sample(every, len(every)):
+            function = test.split("[")[0]
+            seen[function] += 1
+            rank[test] = seen[function]
+        kept.update(dict.fromkeys(sorted(rank, key=lambda test: rank[test])))
+        return sorted(list(kept)[:most], key=lambda test: (self.n_lines[test], test))
+
+
+def runs_of(root: Path, suite: str, out: Path) -> Runs:
+    """Return which lines the tests of a suite run; from `out`, or after a run under a tracer."""
+    if not (out / suite).is_dir():
+        (out / suite).mkdir(parents=True)
+        environ = {"LINES_OUT": str((out / suite).resolve()), "LINES_OF": str(root / "envmgr")}
+        environ["SHARE_OF_EXAMPLES"] = "0.1"  # what those do not run is run by chance
+        environ["LINES_CASES"] = str(CONTRACT_CASES if suite == "contract" else 0)
+        tests = [f"tests/{suite}", "-p", "lines"]
+        subprocess.run(
+            [sys.executable, "-m", "pytest", "-q", "--tb=no", *_options(600), *tests],
+            cwd=root,
+            env=_environ(root, str(HERE / "tracing"), **environ),
+            check=False,
+        )
+    found = Runs()
+    for file in (out / suite).glob("*.lines"):
+        for entry in file.read_text(encoding="utf-8").splitlines():
+            test, path, lines = entry.split("\t")
+            for line in lines.split(","):
+                found.tests[path, int(line)].add(test)
+    for tests in found.tests.values():
+        found.n_lines.update(tests)
+    return found
 
 
 # -- running tests --------------------------------------------------------------------------------
 
 
-def _pytest(
-    folder: Path, arguments: Sequence[str], limit_s: float, **environ: str
-) -> tuple[int | None, str]:
-    """Run tests; return the exit code (None: not in time) and the first that failed."""
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "--tb=no"]
-    process = subprocess.Popen(
-        [*command, *arguments],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1", **environ},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
+def pytest_sessionstart() -> None:
+    """As a plugin of pytest: what hypothesis finds counts as it is, and is not made small."""
+    import hypothesis
+
+    phases = [hypothesis.Phase.explicit, hypothesis.Phase.generate]
+    parent = hypothesis.settings.get_profile("envmgr")
+    hypothesis.settings.register_profile("mutants", parent, phases=phases, database=None)
+    hypothesis.settings.load_profile("mutants")
+
+
+def pytest_collection_finish() -> None:
+    """Have machines make only a share of their examples."""
+    profiles = sys.modules.get("tests.property.profiles")
+    for name, settings in profiles.MACHINES.items() if profiles else ():
+        n_examples = round(settings.max_examples * float(os.environ["SHARE_OF_EXAMPLES"]))
+        profiles.MACHINES[name] = type(settings)(settings, max_examples=n_examples)
+
+
+def _options(limit_s: float) -> list[str]:
+    """Return what each run of pytest is told: tests wait for longer when the machine is loaded."""
+    load = max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
+    plugins = ["-p", "no:cacheprovider", "-p", "mutants", "--hypothesis-seed=0"]
+    return [*plugins, "-o", "faulthandler_timeout=0", f"--timeout={limit_s * load:.0f}"]
+
+
+def _cpu_s() -> float:
+    """Return the processor time of all runs so far."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
+
+
+def _environ(root: Path, *paths: str, **environ: str) -> dict[str, str]:
+    path = os.pathsep.join((str(root), str(HERE), *paths))
+    return {**os.environ, "PYTHONPATH": path, **environ}
+
+
+def preload() -> None:
+    """Import, once for all runs, what takes longer than most of them."""
+    import gymnasium
+    import hypothesis.stateful
+    import numpy
+    import pytest
+
+    del gymnasium, hypothesis, numpy, pytest
+    gc.freeze()
+
+
+def _run(folder: Path, output: int, cpu_limit_s: int) -> NoReturn:
+    """Run pytest in this process, which was forked for it."""
+    import pytest
+
+    os.setsid()
+    resource.setrlimit(resource.RLIMIT_CPU, (cpu_limit_s, cpu_limit_s + 5))
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    os.chdir(folder)
+    os.environ.update(_environ(folder))
+    sys.path.insert(0, str(folder))
+    rewritten = ["-W", "ignore::pytest.PytestAssertRewriteWarning"]  # of what is preloaded
+    flags = ["-q", "-x", "--tb=no", "-rfE", *rewritten, *_options(TEST_LIMIT_S)]
+    code = 1
     try:
-        output, _ = process.communicate(timeout=limit_s)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, 9)
-        process.communicate()
-        return None, "not in time"
-    failed = [line for line in output.splitlines() if line.startswith(("FAILED", "ERROR"))]
-    return process.returncode, failed[0][:120] if failed else ""
+        code = pytest.main([*flags, "@chosen"])
+        sys.stdout.flush()
+    finally:  # whatever a mutant does, what this process was forked from is not ended twice
+        os._exit(code)
 
 
-def killed_by(folder: Path, mutant: Mutant, lines: Lines, draw: random.Random) -> tuple[str, str]:
-    """Return which tests kill a mutant that was written into `folder`, and how; "" for none."""
-    for suite in SUITES:
-        code, how = _pytest(folder, [f"tests/{suite}"], LIMIT_S)
-        if code != 0:
-            return suite, how
-    tests = lines.get((mutant.path.removeprefix("envmgr/"), mutant.line), [])
-    if not tests:
-        return "", "no contract test runs it"
-    if len(tests) > MOST_CONTRACT_TESTS:
-        tests = draw.sample(tests, MOST_CONTRACT_TESTS)
-    code, how = _pytest(folder, tests, CONTRACT_LIMIT_S)
-    return ("contract", how) if code != 0 else ("", f"{len(tests)} contract tests run it")
+def first_failed(folder: Path, tests: Sequence[str], cpu_limit_s: float = 1800) -> str:
+    """Run tests in a copy of the repository; return the first that failed, "" for none."""
+    (folder / "chosen").write_text("\n".join(tests) + "\n", encoding="utf-8")
+    with tempfile.TemporaryFile("w+") as output:
+        process = os.fork()
+        if process == 0:
+            _run(folder, output.fileno(), round(cpu_limit_s))
+        code = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
+        output.seek(0)
+        lines = output.read().splitlines()
+    if code == 0:
+        return ""
+    failed = [line.split(" ", 1)[1] for line in lines if line.startswith(("FAILED ", "ERROR "))]
+    return failed[0].split(" - ")[0] if failed else f"exit status {code}"
 
 
-def lines_run(out: Path, selection: str) -> Lines:
-    """Return the contract tests that run each line; from `out`, or after a run under a tracer."""
-    if not out.is_dir():
-        out.mkdir(parents=True)
-        tests = ["tests/contract", "-p", "lines", "-o", "faulthandler_timeout=0", "--timeout=600"]
-        paths = os.pathsep.join((str(ROOT), str(HERE)))
-        chosen = ["-k", selection] if selection else []
-        subprocess.run(
-            [sys.executable, "-m", "pytest", "-q", "--tb=no", *tests, *chosen],
-            cwd=ROOT,
-            env={**os.environ, "PYTHONPATH": paths, "LINES_OUT": str(out.resolve())},
-            check=False,
-        )
-    found: defaultdict[tuple[str, int], dict[str, None]] = defaultdict(dict)
-    for file in out.iterdir():
-        for entry in file.read_text(encoding="utf-8").splitlines():
-            path, line, test = entry.split("\t")
-            found[path, int(line)][test] = None
-    return {key: sorted(tests) for key, tests in found.items()}
+class Copy:
+    """A copy of the repository, with one mutant at a time."""
+
+    def __init__(self, root: Path, folder: Path) -> None:
+        self._root = root
+        self._folder = folder
+        self._time = int(time.time())
+        skipped = shutil.ignore_patterns(".git", ".venv*", "__pycache__", ".*_cache", ".hypothesis")
+        shutil.copytree(root, folder, ignore=skipped)
+
+    def failed_without_mutant(self, suites: Sequence[str]) -> str:
+        """Return the first test that fails anyway."""
+        whole = (first_failed(self._folder, [f"tests/{suite}"]) for suite in suites)
+        return next(filter(None, whole), "")
+
+    def write(self, path: str, source: bytes) -> None:
+        """Write a file, later than before, so that no bytecode of it counts."""
+        (self._folder / path).write_bytes(source)
+        self._time += 2
+        os.utime(self._folder / path, (self._time, self._time))
+
+    def killed_by(
+        self, mutant: Mutant, runs: dict[str, Runs], draw: random.Random, *, whole: bool
+    ) -> tuple[str, str]:
+        """Return which suite kills a mutant, and the test; "" for none, and how many were run."""
+        source = (self._root / mutant.path).read_bytes()
+        self.write(mutant.path, mutant.applied(source))
+        n_tests = 0
+        try:
+            for suite, of_suite in runs.items():
+                tests = of_suite.of(mutant, MOST_TESTS[suite], draw)
+                n_tests += len(tests)
+                test = self._failed(suite, tests) if tests else ""
+                if not test and whole:
+                    test = first_failed(self._folder, [f"tests/{suite}"])
+                    test = test and f"ONLY BY THE WHOLE SUITE {test}"
+                if test:
+                    return suite, test
+            return "", f"{n_tests} tests run it"
+        finally:
+            self.write(mutant.path, source)
+
+    def _failed(self, suite: str, tests: list[str]) -> str:
+        at_least, for_each = CPU_LIMIT_S[suite]
+        limit_s = at_least + for_each * len(tests)
+        test = first_failed(self._folder, tests, limit_s)
+        while suite == "contract" and test in tests and not first_failed(self._folder, [test]):
+            tests = tests[tests.index(test) + 1 :]
+            test = first_failed(self._folder, tests, limit_s) if tests else ""
+        return test
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
@@ -218,46 +395,65 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("paths", nargs="+", type=Path, help="files, or folders with them")
+    parser.add_argument("paths", nargs="+", help="files, or folders with them, from the root")
+    parser.add_argument("--root", type=Path, default=HERE.parent, help="a checkout of envmgr")
     parser.add_argument("--count", type=int, default=300)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--lines", type=Path, help="folder with which tests run which lines")
-    parser.add_argument("--contract", default="", help="only contract tests with this -k")
+    parser.add_argument("--suites", default=",".join(SUITES), help="in this order")
+    parser.add_argument(
+        "--whole", action="store_true", help="run whole suites on what the chosen tests leave"
+    )
+    parser.add_argument(
+        "--examples", type=float, default=1.0, help="share of the examples of property machines"
+    )
+    parser.add_argument("--only", help="of those drawn, by number: 3,17")
+    parser.add_argument("--out", type=Path, help="a JSON file to keep the result in")
+    parser.add_argument("--name", default="now", help="of the state of the code, in that file")
     return parser.parse_args(arguments)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Draw mutants, run tests against them, and print what they find."""
     options = parse(arguments)
-    every = list(mutants_of([path.resolve() for path in options.paths]))
+    root = options.root.resolve()
+    every = list(mutants_of(root, options.paths))
     draw = random.Random(options.seed)
-    drawn = draw.sample(every, min(options.count, len(every)))
+    drawn = drawn_of(every, options.count, root, draw)
     print(f"{len(drawn)} of {len(every)} mutants, seed {options.seed}", flush=True)
+    only = [int(one) for one in options.only.split(",")] if options.only else range(len(drawn))
     killed: Counter[str] = Counter()
+    survivors = []
     with tempfile.TemporaryDirectory() as temporary:
-        lines = lines_run(options.lines or Path(temporary) / "lines", options.contract)
-        folder = Path(temporary) / "copy"
-        skipped = shutil.ignore_patterns(".git", ".venv*", "__pycache__", ".*_cache", ".hypothesis")
-        shutil.copytree(ROOT, folder, ignore=skipped)
-        for suite in SUITES:
-            code, how = _pytest(folder, [f"tests/{suite}"], LIMIT_S)
-            if code != 0:
-                print(f"tests/{suite} fails without a mutant: {how}")
-                return 1
-        for number, mutant in enumerate(drawn):
-            target, source = folder / mutant.path, (ROOT / mutant.path).read_bytes()
-            target.write_bytes(mutant.applied(source))
-            suite, how = killed_by(folder, mutant, lines, draw)
-            target.write_bytes(source)
+        lines = options.lines or Path(temporary) / "lines"
+        suites = options.suites.split(",")
+        runs = {suite: runs_of(root, suite, lines) for suite in suites}
+        os.environ["SHARE_OF_EXAMPLES"] = str(options.examples)
+        copy = Copy(root, Path(temporary) / "copy")
+        preload()
+        if options.whole and (failed := copy.failed_without_mutant(suites)):
+            print(f"fails without a mutant: {failed}")
+            return 1
+        for number in only:
+            mutant, began_s = drawn[number], _cpu_s()
+            suite, how = copy.killed_by(mutant, runs, draw, whole=options.whole)
             killed[suite] += 1
-            old = source[mutant.begin : mutant.end].decode().splitlines()[0]
+            old = (root / mutant.path).read_bytes()[mutant.begin : mutant.end].decode()
+            text = f"{mutant.path}:{mutant.line} {mutant.operator}: {old} -> {mutant.new}"
             print(
-                f"{number:3} {mutant.path}:{mutant.line} {mutant.operator}: {old} -> {mutant.new}"
+                f"{number:3} {text}\n    {suite or 'SURVIVED'}: {how} ({_cpu_s() - began_s:.1f} s)",
+                flush=True,
             )
-            print(f"    {suite or 'SURVIVED'}: {how}", flush=True)
-    for suite in (*SUITES, "contract", ""):
-        share = killed[suite] / max(len(drawn), 1)
-        print(f"{suite or 'survived':10} {killed[suite]:4} {share:6.1%}")
+            if not suite:
+                survivors.append(text)
+    for suite in (*runs, ""):
+        print(f"{suite or 'survived':10} {killed[suite]:4} {killed[suite] / len(only):6.1%}")
+    if options.out:
+        kept: dict[str, Any] = {"paths": options.paths, "seed": options.seed, "of": len(every)}
+        kept |= {"killed": {suite: killed[suite] for suite in runs}, "survivors": survivors}
+        results = json.loads(options.out.read_text()) if options.out.exists() else {}
+        results[options.name] = {**kept, "drawn": len(only), "date": time.strftime("%Y-%m-%d")}
+        options.out.write_text(json.dumps(results, indent=2) + "\n")
     return 0
 
 

@@ -14,6 +14,7 @@ from judge import CHECKS
 from peers import LIMIT_S, TITLES
 
 FIGURES = "figures.json"
+MUTANTS = "mutants.json"
 SCOREBOARD = "scoreboard.json"
 
 
@@ -25,7 +26,8 @@ def write(folder: Path) -> None:
         "What was measured under faults. [How it is measured](../soak/README.md); "
         "[what counts as a failure, and what follows](guide/failures.md).",
     ]
-    for name, part in ((FIGURES, figures_part), (SCOREBOARD, scoreboard_part)):
+    written = {FIGURES: figures_part, MUTANTS: mutants_part, SCOREBOARD: scoreboard_part}
+    for name, part in written.items():
         if (folder / name).exists():
             parts.append(part(json.loads((folder / name).read_text())))
     (folder.parent / f"{folder.name}.md").write_text("\n\n".join(parts) + "\n")
@@ -78,6 +80,31 @@ def machine_text(machine: dict[str, Any]) -> str:
     return (
         f"{machine['cpu']}, {machine['usable_cores']} cores usable, {machine['ram_gib']} GiB, "
         f"{machine['kernel']}, {machine['python']}"
+    )
+
+
+# -- mutants --------------------------------------------------------------------------------------
+
+
+def mutants_part(results: dict[str, Any]) -> str:
+    """Return the part of the page that says what share of mutants the tests kill."""
+    suites = list(dict.fromkeys(suite for one in results.values() for suite in one["killed"]))
+    rows = [["code", "mutants", *(f"killed by {suite} tests" for suite in suites), "survived"]]
+    for name, one in results.items():
+        counts = [one["killed"].get(suite, 0) for suite in suites]
+        counts.append(one["drawn"] - sum(counts))
+        shares = [f"{count} ({count / one['drawn']:.1%})" for count in counts]
+        drawn = f"{one['drawn']} of {one['of']}, seed {one['seed']}, {one['date']}"
+        rows.append([f"{name}: {', '.join(one['paths'])}", drawn, *shares])
+    return "\n\n".join(
+        [
+            "## Mutants",
+            "Written by `soak/mutants.py --out docs/reliability/mutants.json --name NAME`: how "
+            "much of what is wrong the tests find. Each suite runs on what those before it have "
+            f"left; those that survived are in [{MUTANTS}](reliability/{MUTANTS}). [How they are "
+            "drawn and run](../soak/README.md#mutants).",
+            table(rows),
+        ]
     )
 
 

@@ -177,10 +177,21 @@ def test_the_page_has_what_the_results_have(soak: Soak, tmp_path: Path) -> None:
     folder.mkdir()
     (folder / "figures.json").write_text(json.dumps(figures))
     (folder / "scoreboard.json").write_text(json.dumps(board))
+    killed = {"unit": 2, "contract": 1}
+    drawn = {
+        "paths": ["core"],
+        "seed": 7,
+        "of": 9,
+        "drawn": 4,
+        "killed": killed,
+        "survivors": ["x"],
+    }
+    (folder / "mutants.json").write_text(json.dumps({"now": drawn | {"date": "2000-01-01"}}))
     soak("page").write(folder)
     page = (tmp_path / "reliability.md").read_text()
     assert "| a time | 2 s | 1 s | MISSED |" in page
     assert "stood still for 0.250 s" in page
     assert "| SIGKILL in the middle of a step | goes on: EnvCrash |" in page
+    assert "| 4 of 9, seed 7, 2000-01-01 | 2 (50.0%) | 1 (25.0%) | 1 (25.0%) |" in page
     assert "| the other envs go on, without a reset of all | 1 of 1 |" in page
     assert "Left out: DI-engine SyncSubprocessEnvManager: no wheel." in page
