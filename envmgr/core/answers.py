@@ -78,7 +78,6 @@ class Answers:
 
     def hello(self, slot: EnvSlot, payload: Any) -> bool:
         """Apply the payload of HELLO; False if a renewed env has other spaces than before."""
-        slot.group.superseded.clear()
         description = description_of(payload)
         fits = self._orientation.fits(slot, description)
         if self._record.launching and slot.generation == 0:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import traceback
 from dataclasses import dataclass
-from enum import IntEnum
+from enum import IntEnum, unique
 from typing import Any, NamedTuple
 
 UNANSWERED = 0
 """Request id of messages whose replies are not awaited."""
 
 
+@unique
 class Op(IntEnum):
     """Requests (parent to host), and below 64; replies (host to parent) from 64 on."""
 
@@ -59,6 +60,7 @@ class Op(IntEnum):
     """A host of several envs begins with this request now; its reply follows when it is done."""
 
 
+@unique
 class AfterStep(IntEnum):
     """What the host does by itself after the step that it reports."""
 
@@ -131,6 +133,7 @@ class Attribute(NamedTuple):
     value: Any
 
 
+@unique
 class FailureKind(IntEnum):
     """Why a host reports FAILED."""
 

@@ -32,8 +32,7 @@ class ActionReader:
     @property
     def readers(self) -> tuple[Any, Callable[[], list[Any]]]:
         """The actions as Python's numbers, one by one, or None; and `read`, which always works."""
-        integers = self._is_number and self._columns[0].dtype.kind in "iu"
-        plain = integers and self._kinds is None and self._positions is None
+        plain = self._is_number and self._kinds is None and self._positions is None
         return items(self._columns[0]) if plain else None, self.read
 
     def read(self) -> list[Any]:

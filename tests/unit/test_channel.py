@@ -356,6 +356,23 @@ def test_the_frame_that_was_sent_last_is_known_by_identity(ends: Any) -> None:
     assert not parent.has_sent(encode(message(1, b"b")))
 
 
+def test_it_is_known_as_soon_as_it_waits_to_be_sent(
+    ends: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Interrupted(list[bytes]):
+        def append(self, frame: bytes) -> None:
+            super().append(frame)
+            raise KeyboardInterrupt
+
+    parent, _ = ends
+    one, other = encode(message(1, b"b")), encode(message(1, b"c"))
+    monkeypatch.setattr(parent, "_sending", (Interrupted([one]), [0]))
+    with pytest.raises(KeyboardInterrupt):
+        parent.send(other)
+    assert parent.has_sent(other)
+    assert not parent.has_sent(one)
+
+
 def test_what_was_read_before_an_interrupt_is_not_read_again(
     ends: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import logging
 import math
 import sys
@@ -129,6 +130,29 @@ def test_collecting_does_not_wait() -> None:
     rig.engine.collect()
     assert rig.clock() == began
     assert rig.slot().timestep is None
+
+
+def test_envs_that_take_their_time_are_watched_for_less_until_one_does_not() -> None:
+    rig, ticks = Rig(has_block=True).launch(), itertools.count()
+    engine = Engine(
+        rig.supervisor,
+        rig.transport,
+        lambda: float(next(ticks)),
+        background=False,
+        spin_s=32.0,
+    )
+    looks: list[int] = []
+
+    def watch(found: bool = False) -> int:
+        looks.clear()
+        assert engine.see_to(lambda: looks.append(0) or found, sleeps=False) is found
+        return len(looks)
+
+    tries = [watch() for _ in range(7)]
+    assert tries == sorted(tries, reverse=True)
+    assert 0 < tries[6] == tries[5] < tries[0] / 8  # it is tried again and again
+    assert watch(found=True) == 1
+    assert watch() == tries[0]
 
 
 def test_a_wait_without_end_has_the_transport_wait_for_the_next_warning_at_most() -> None:
@@ -366,15 +390,19 @@ def test_a_fork_is_refused_and_its_close_closes_nothing(monkeypatch: pytest.Monk
 # -- interrupts -----------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("is_applied", [False, True])
 def test_a_step_that_an_interrupt_has_left_half_applied_is_delivered_once(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, is_applied: bool
 ) -> None:
     rig = Rig().launch()
     rig.send(0)
     odd = {"list": [1]}  # goes by message in any case
     rig.transport.reply(0, Op.STEPPED, ("next", 1.0, False, odd, 0))
+    apply = rig.hosts.phases.apply
 
     def interrupt(env_id: int, change: Change) -> None:
+        if is_applied:
+            apply(env_id, change)
         raise KeyboardInterrupt
 
     def collect() -> None:
@@ -389,7 +417,39 @@ def test_a_step_that_an_interrupt_has_left_half_applied_is_delivered_once(
     rig.pump()
     assert rig.deliver() == {}
     assert rig.ready() == [0]
+    assert rig.supervisor.statistics.dropped_replies == 0
     assert rig.identity_holds()
+
+
+def test_what_was_handed_out_to_nobody_counts_when_it_is_delivered() -> None:
+    rig = Rig(2).launch()
+    rig.send({0: 1, 1: 1})
+    for env_id in (0, 1):
+        rig.transport.reply(env_id, Op.STEPPED, ("next", 1.0, False, {}, 0))
+    rig.exactly(0)
+    taken = rig.gather.exactly(rig.selection([1]))
+    assert taken is not None
+
+    def hand_out() -> None:
+        rig.supervisor.timesteps(taken, lambda job: job())
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt), rig.engine.calling:
+        hand_out()
+    with rig.engine.calling:
+        assert rig.supervisor.statistics.timesteps == 1
+        assert list(rig.exactly(1)) == [1]
+    assert rig.supervisor.statistics.timesteps == 2
+
+
+def test_hosts_need_not_ring_when_nobody_waits() -> None:
+    rig = Rig(has_block=True).launch()
+    assert rig.transport.shared is not None
+    block = rig.transport.shared.block
+    assert block is not None
+    for finished in (True, False):
+        rig.engine.wait_until(lambda: finished, deadline=rig.clock(), doing="this")  # noqa: B023
+        assert block.sleeping[-1] == 0
 
 
 def test_the_kind_of_an_action_is_known_after_an_interrupt() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import pickle
 import sys
 import textwrap
@@ -250,3 +251,10 @@ def test_installed_is_what_lies_where_distributions_do(modules: Modules) -> None
     assert imported.is_installed(str(modules.installed / "lib_a.py"))
     assert not imported.is_installed(str(modules.own / "mine.py"))
     assert not imported.is_installed(str(modules.installed) + "-other/x.py")
+
+
+def test_what_users_install_for_themselves_is_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("site.getusersitepackages", lambda: str(tmp_path))
+    assert os.path.realpath(tmp_path) in imported._folders.__wrapped__()

@@ -13,6 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from envmgr.core.observations import ObservationReader
+from envmgr.core.observed import Observed
+from envmgr.core.selection import Selection
 from envmgr.spaces import NonFiniteError, ValueMismatchError, codec_of
 from envmgr.wire.arenas import (
     COPIED,
@@ -343,6 +345,22 @@ def test_a_new_env_spares_the_slots_that_were_read_last() -> None:
     assert write.write(np.array([5, 6], np.float32), of_reset=True) == 4
     assert write.write(np.array([7, 8], np.float32)) == 1
     assert (first.tolist(), view.tolist()) == ([1, 2], [3, 4]), "views that are still shown"
+
+
+def test_a_new_env_spares_the_slot_of_the_step_before_a_reset_too() -> None:
+    _, read, _ = pair(FLOATS, copy_on_get=False)
+    placement = plan_placements([codec_of(FLOATS).layout], VIEWED)[0][0]
+    assert placement is not None
+    observed = Observed(1)
+    observed.open([read])
+    lone = Selection([0], [0])
+    observed.began(0, 3)
+    observed.taken_as_rows(lone, 1, [np.zeros(2, np.float32)])
+    observed.began(0, 4)
+    anew = observed.placed_anew(0, placement)
+    assert (anew.step_place, anew.reset_place) == (2, 5)
+    observed.taken_as_rows(lone, 2, [np.zeros(2, np.float32)])
+    assert observed.placed_anew(0, placement).step_place == 0
 
 
 def test_detaching_lets_go_of_the_memory() -> None:

@@ -121,6 +121,13 @@ def test_a_batch_of_arrays_can_be_read_as_timesteps_again(rewards: list[Any], in
         assert_same(timestep.reward, given)
 
 
+def test_arrays_say_how_each_episode_ends() -> None:
+    told = [{"terminated": t, "truncated": not t} for t in (False, True, False)]
+    batch = arrays_of(replied([0.5, 0.5, 0.5], (False, True, True), {}, *told[1:]))
+    assert batch.terminated.tolist() == [False, True, False]
+    assert batch.truncated.tolist() == [False, False, True]
+
+
 def test_arrays_of_rewards_are_nobody_elses() -> None:
     rig = replied(REWARDS["(3,) float32"])
     timesteps = rig.exactly(0, 1, 2)

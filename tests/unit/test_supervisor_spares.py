@@ -11,6 +11,7 @@ from envmgr.core import Phase
 from envmgr.errors import EnvCrash, EnvTimeout
 from envmgr.lifecycle import EnvState
 from envmgr.policy import Deadlines, FailurePolicy
+from envmgr.seeding import derived_seed
 from envmgr.wire.block import RING_LAST
 from envmgr.wire.messages import UNANSWERED, AfterStep, FailureKind, Message, Op
 from tests.fakes import FakeEnvs
@@ -577,7 +578,7 @@ def test_the_derived_seed_of_a_renewed_spare_is_not_used_again() -> None:
     end_episode(rig, 0)
     first, derived, later = (order.seed for order in rig.orders(2))
     assert first == 7
-    assert derived is not None
+    assert derived == derived_seed(7, 2, generation=1, episode=1)
     assert later is None
 
 
