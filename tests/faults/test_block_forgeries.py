@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import struct
 import sys
+from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import Any
 
@@ -108,13 +109,13 @@ class Forger(ScriptedEnv):
     Args:
         env_id: its row.
         folder: see `Script`.
-        forgery: which.
         where: "step" or "reset".
     """
 
-    def __init__(self, env_id: int, folder: str, forgery: str, where: str = "step") -> None:
+    forgery = "none"
+
+    def __init__(self, env_id: int, folder: str, where: str = "step") -> None:
         super().__init__(env_id, folder)
-        self._forgery = forgery
         self._where = where
         self._forges_reset = False
 
@@ -138,9 +139,9 @@ class Forger(ScriptedEnv):
     def forge(self) -> None:
         (block, posted), row = reached(), self.script.env_id
         token = int(block.requests[row])
-        forgery = MALFORMED.get(self._forgery, {"flags": 0})
-        if self._forgery in FOREIGN:
-            token = FOREIGN[self._forgery](*request_of(token))
+        forgery = MALFORMED.get(self.forgery, {"flags": 0})
+        if self.forgery in FOREIGN:
+            token = FOREIGN[self.forgery](*request_of(token))
         info = np.frombuffer(forgery.get("info", b""), np.uint8)
         block.infos[row, : len(info)] = info
         block.rewards[row] = forgery.get("reward", FORGED)
@@ -152,9 +153,9 @@ class Forger(ScriptedEnv):
     def forge_reset(self) -> None:
         (block, posted), row = reached(), self.script.env_id
         token = int(block.requests[row])
-        forgery = MALFORMED.get(self._forgery, {"flags": 2})
-        if self._forgery in FOREIGN:
-            token = FOREIGN[self._forgery](*request_of(token))
+        forgery = MALFORMED.get(self.forgery, {"flags": 2})
+        if self.forgery in FOREIGN:
+            token = FOREIGN[self.forgery](*request_of(token))
         info = np.frombuffer(forgery.get("info", b""), np.uint8)
         block.reset_infos[row, : len(info)] = info
         block.reset_flags[row] = forgery["flags"]
@@ -162,12 +163,26 @@ class Forger(ScriptedEnv):
         posted.ring()
 
 
-def forgers(world: World, setup: Setup, forgery: str, where: str = "step", **cfg: Any) -> Any:
+def forgers(
+    world: World,
+    setup: Setup,
+    where: str = "step",
+    env: type[ScriptedEnv] | None = None,
+    **cfg: Any,
+) -> Any:
     """Return a manager of three envs; the second is a forger."""
-    env_fn = [partial(ScriptedEnv, i, world.folder) for i in range(3)]
-    env_fn[1] = partial(Forger, 1, world.folder, forgery, where)
+    env_fn: list[Any] = [partial(ScriptedEnv, i, world.folder) for i in range(3)]
+    env_fn[1] = partial(env or Forger, 1, world.folder, where)
     _ = world.gate
-    return world.make(setup, env_fn=env_fn, **cfg)
+    return world.make(setup, env_fn=env_fn, max_failures=99, max_failures_total=99, **cfg)
+
+
+def forgeries(manager: Any, names: Iterable[str]) -> Iterator[int]:
+    """Have the forger forge one thing after the other; yield their numbers."""
+    for number, name in enumerate(names):
+        ready_all(manager)
+        manager.set_attr("forgery", name, env_ids=[1])
+        yield number
 
 
 def assert_nothing_forged(timesteps: Any) -> None:
@@ -185,85 +200,84 @@ def assert_all_go_on(manager: Any, setup: Setup) -> None:
             assert seen(following[i].obs)[4] == action
 
 
-@pytest.mark.parametrize("forgery", MALFORMED)
 @sync_blocks
-def test_answers_that_make_no_sense_fail_their_env(
-    world: World, setup: Setup, forgery: str
-) -> None:
-    manager = forgers(world, setup, forgery)
-    ready_all(manager)
-    last = step_all(manager, {0: 1, 1: 2, 2: 3})
-    timesteps = step_all(manager, {0: 4, 1: FORGE, 2: 5})
-    error = timesteps[1].info["error"]
-    assert isinstance(error, EnvProtocolError), error
-    assert "env 1" in str(error)
-    assert timesteps[1].obs.tobytes() == last[1].obs.tobytes()
-    assert_nothing_forged(timesteps)
-    assert seen(timesteps[0].obs)[:5] == (0, 0, 0, 2, 4)
-    neighbour = timesteps[2]
-    if setup is PACKED:
-        assert isinstance(neighbour.info["error"], EnvCrash)  # it was in the queue
-        assert world.actions(2) == [3]
-    else:
-        assert seen(neighbour.obs)[:5] == (2, 0, 0, 2, 5)
-    assert seen(ready_all(manager)[1])[:4] == (1, 1, 0, 0)
-    assert len({pid for _, pid in world.noted(1, "build")}) == 2, "the host was used again"
-    assert_all_go_on(manager, setup)
-    assert manager.stats()["failures_by_kind"] == {"EnvProtocolError": 1}
+def test_answers_that_make_no_sense_fail_their_env(world: World, setup: Setup) -> None:
+    manager = forgers(world, setup)
+    for number in forgeries(manager, MALFORMED):
+        last = step_all(manager, {0: 1, 1: 2, 2: 3})
+        timesteps = step_all(manager, {0: 4, 1: FORGE, 2: 5})
+        error = timesteps[1].info["error"]
+        assert isinstance(error, EnvProtocolError), error
+        assert "env 1" in str(error)
+        assert timesteps[1].obs.tobytes() == last[1].obs.tobytes()
+        assert_nothing_forged(timesteps)
+        before = {i: seen(timestep.obs) for i, timestep in last.items()}
+        assert seen(timesteps[0].obs)[:5] == (*before[0][:3], before[0].step + 1, 4)
+        neighbour = timesteps[2]
+        if setup is PACKED:
+            assert isinstance(neighbour.info["error"], EnvCrash)  # it was in the queue
+            assert 5 not in world.actions(2)
+        else:
+            assert seen(neighbour.obs)[:5] == (*before[2][:3], before[2].step + 1, 5)
+        assert seen(ready_all(manager)[1])[:4] == (1, number + 1, 0, 0)
+        pids = {pid for _, pid in world.noted(1, "build")}
+        assert len(pids) == number + 2, "the host was used again"
+        assert_all_go_on(manager, setup)
+        assert manager.stats()["failures_by_kind"] == {"EnvProtocolError": number + 1}
 
 
-@pytest.mark.parametrize("forgery", FOREIGN)
 @async_blocks
 def test_answers_to_other_requests_are_as_if_they_were_not_there(
-    world: World, setup: Setup, forgery: str
+    world: World, setup: Setup
 ) -> None:
-    manager = forgers(world, setup, forgery)
-    ready_all(manager)
-    step_all(manager, {0: 1, 1: 2, 2: 3})
-    manager.send({0: 4, 1: FORGE, 2: 5})
-    visit = world.gate.await_visit(1, "forged")
-    timesteps = manager.recv(3, timeout_s=0.02)
-    assert 1 not in timesteps
-    visit.release()
-    while len(timesteps) < 3:
-        timesteps.update(manager.recv())
-    assert_nothing_forged(timesteps)
-    assert [seen(timesteps[i].obs)[:5] for i in range(3)] == [
-        (0, 0, 0, 2, 4),
-        (1, 0, 0, 2, 5),
-        (2, 0, 0, 2, 5),
-    ]
-    assert manager.stats()["failures"] == 0
+    manager = forgers(world, setup)
+    for number in forgeries(manager, FOREIGN):
+        step_all(manager, {0: 1, 1: 2, 2: 3})
+        manager.send({0: 4, 1: FORGE, 2: 5})
+        visit = world.gate.await_visit(1, "forged")
+        timesteps = manager.recv(3, timeout_s=0.02)
+        assert 1 not in timesteps
+        visit.release()
+        while len(timesteps) < 3:
+            timesteps.update(manager.recv())
+        assert_nothing_forged(timesteps)
+        step = 2 * number + 2
+        assert [seen(timesteps[i].obs)[:5] for i in range(3)] == [
+            (0, 0, 0, step, 4),
+            (1, 0, 0, step, 5),
+            (2, 0, 0, step, 5),
+        ]
+        assert manager.stats()["failures"] == 0
 
 
-@pytest.mark.parametrize(
-    "forgery", ["a slot that is none", "an info of ones", "an info too short", "all bits"]
-)
+RESETS_WITHOUT_SENSE = ("a slot that is none", "an info of ones", "an info too short", "all bits")
+
+
 @sync_blocks
-def test_resets_that_make_no_sense_fail_their_env(world: World, setup: Setup, forgery: str) -> None:
-    manager = forgers(world, setup, forgery, "reset")
-    ready_all(manager)
-    ended = step_all(manager, {1: FORGE})[1]
-    assert ended.done
-    assert "error" not in ended.info
-    assert seen(ready_all(manager)[1])[:4] == (1, 1, 0, 0)
-    assert manager.stats()["failures_by_kind"] == {"EnvProtocolError": 1}
-    assert_all_go_on(manager, setup)
+def test_resets_that_make_no_sense_fail_their_env(world: World, setup: Setup) -> None:
+    manager = forgers(world, setup, "reset")
+    for number in forgeries(manager, RESETS_WITHOUT_SENSE):
+        ended = step_all(manager, {1: FORGE})[1]
+        assert ended.done
+        assert "error" not in ended.info
+        assert seen(ready_all(manager)[1])[:4] == (1, number + 1, 0, 0)
+        assert manager.stats()["failures_by_kind"] == {"EnvProtocolError": number + 1}
+        assert_all_go_on(manager, setup)
 
 
-@pytest.mark.parametrize("forgery", ["the request before", "the request after", "no request"])
 @async_blocks
 def test_resets_after_other_requests_are_as_if_they_were_not_there(
-    world: World, setup: Setup, forgery: str
+    world: World, setup: Setup
 ) -> None:
-    manager = forgers(world, setup, forgery, "reset")
-    ready_all(manager)
-    assert step_all(manager, {1: FORGE})[1].done
-    visit = world.gate.await_visit(1, "forged")
-    assert [*manager.ready_obs] == [0, 2]
-    visit.release()
-    assert seen(ready_all(manager)[1])[:4] == (1, 0, 1, 0)
-    assert manager.stats()["failures"] == 0
+    manager = forgers(world, setup, "reset")
+    names = ("the request before", "the request after", "no request")
+    for number in forgeries(manager, names):
+        assert step_all(manager, {1: FORGE})[1].done
+        visit = world.gate.await_visit(1, "forged")
+        assert [*manager.ready_obs] == [0, 2]
+        visit.release()
+        assert seen(ready_all(manager)[1])[:4] == (1, 0, number + 1, 0)
+        assert manager.stats()["failures"] == 0
 
 
 class Deceiver(Forger):
@@ -277,28 +291,22 @@ class Deceiver(Forger):
             "busy for ever": (2, float("inf")),
             "busy since when": (2, float("nan")),
             "idle since when": (0, float("nan")),
-        }[self._forgery]
+        }[self.forgery]
         block.since[:] = since
         block.running[:] = running
 
 
-@pytest.mark.parametrize(
-    "forgery",
-    ["idle", "busy with a stranger", "busy for ever", "busy since when", "idle since when"],
-)
+LIES = ("idle", "busy with a stranger", "busy for ever", "busy since when", "idle since when")
+
+
 @sync_blocks
-def test_who_lies_about_the_time_is_timed_out_all_the_same(
-    world: World, setup: Setup, forgery: str
-) -> None:
-    env_fn: list[Any] = [partial(ScriptedEnv, i, world.folder) for i in range(3)]
-    env_fn[1] = partial(Deceiver, 1, world.folder, forgery)
-    _ = world.gate
-    manager = world.make(setup, env_fn=env_fn, step_timeout=0.3)
-    ready_all(manager)
-    manager.send({1: FORGE})
-    timesteps = manager.recv(1, timeout_s=10.0)
-    assert isinstance(timesteps[1].info["error"], EnvTimeout)
-    assert seen(ready_all(manager)[1])[:4] == (1, 1, 0, 0)
+def test_who_lies_about_the_time_is_timed_out_all_the_same(world: World, setup: Setup) -> None:
+    manager = forgers(world, setup, env=Deceiver, step_timeout=0.3)
+    for number in forgeries(manager, LIES):
+        manager.send({1: FORGE})
+        timesteps = manager.recv(1, timeout_s=10.0)
+        assert isinstance(timesteps[1].info["error"], EnvTimeout)
+        assert seen(ready_all(manager)[1])[:4] == (1, number + 1, 0, 0)
 
 
 def test_flags_of_the_tests_are_those_of_the_block() -> None:

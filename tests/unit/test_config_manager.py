@@ -172,14 +172,15 @@ def test_accepted_value_gets_its_normal_form(key: str, value: Any, normal: Any) 
     assert type(found) is type(normal)
 
 
-@pytest.mark.parametrize(("key", "value"), refused())
-def test_refused_value_is_named_with_its_path(key: str, value: Any) -> None:
-    with pytest.raises(ConfigError) as caught:
-        ManagerConfig.from_mapping({key: value})
-    message = str(caught.value)
-    assert message.startswith(f"manager.{key} is ")
-    assert "must be" in message
-    assert "\n" not in message
+@pytest.mark.parametrize("key", sorted({key for key, _ in refused()}))
+def test_refused_value_is_named_with_its_path(key: str) -> None:
+    for value in [value for each, value in refused() if each == key]:
+        with pytest.raises(ConfigError) as caught:
+            ManagerConfig.from_mapping({key: value})
+        message = str(caught.value)
+        assert message.startswith(f"manager.{key} is "), value
+        assert "must be" in message, value
+        assert "\n" not in message, value
 
 
 def test_every_key_is_tried_with_good_and_bad_values() -> None:

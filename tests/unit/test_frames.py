@@ -213,12 +213,19 @@ def test_the_largest_length_is_waited_for() -> None:
     assert split_frame(header(n=MAX_PAYLOAD_BYTES) + b"x" * 10) is None
 
 
-@pytest.mark.parametrize("bit", range(8 * (HEADER_BYTES + 30)))
-def test_a_flipped_bit_is_seen_before_anything_is_unpickled(bit: int) -> None:
-    data = bytearray(encode(Message(Op.RESULT, 1, 2, 3, "x" * 50)))
-    data[bit // 8] ^= 1 << bit % 8
-    with pytest.raises(FrameError, match="frame: it begins with"):
-        split_frame(data)
+def test_a_flipped_bit_is_seen_before_anything_is_unpickled() -> None:
+    frame = encode(Message(Op.RESULT, 1, 2, 3, "x" * 50))
+    unseen = []
+    for bit in range(8 * (HEADER_BYTES + 30)):
+        data = bytearray(frame)
+        data[bit // 8] ^= 1 << bit % 8
+        try:
+            split_frame(data)
+        except FrameError as error:
+            if "frame: it begins with" in str(error):
+                continue
+        unseen.append(bit)
+    assert unseen == []
 
 
 @pytest.mark.parametrize("body", [b"garbage", b"\x80\x05", b"cnowhere\nnothing\n."])
