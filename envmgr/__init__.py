@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         BaseEnvManagerV2,
         SubprocessEnvManagerV2,
         SyncSubprocessEnvManager,
+        ThreadEnvManager,
     )
     from envmgr.registry import ENV_MANAGER_REGISTRY, create_env_manager, get_env_manager_cls
     from envmgr.shortcuts import make
@@ -38,6 +39,7 @@ __all__ = [
     "EnvTimestep",
     "SubprocessEnvManagerV2",
     "SyncSubprocessEnvManager",
+    "ThreadEnvManager",
     "as_gymnasium",
     "as_sb3",
     "as_tianshou",
@@ -58,6 +60,7 @@ _HOME = {
     "EnvTimestep": "types",
     "SubprocessEnvManagerV2": "managers",
     "SyncSubprocessEnvManager": "managers",
+    "ThreadEnvManager": "managers",
     "as_gymnasium": "adapters.gymnasium",
     "as_sb3": "adapters.entries",
     "as_tianshou": "adapters.entries",

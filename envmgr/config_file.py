@@ -31,6 +31,7 @@ from envmgr.config.yaml_text import MAX_BYTES, dump_yaml, load_yaml
 from envmgr.errors import ConfigError, UnknownKeyError
 from envmgr.registry import ENV_MANAGER_REGISTRY, default_config_of, kind_of
 from envmgr.spaces.reading import Unreadable, read_list, short_text
+from envmgr.transport.base import Transport
 
 SECTIONS: Mapping[str, type[Section]] = {
     "env": EnvConfig,
@@ -111,8 +112,8 @@ def resolve_config(
     manager_cls = ENV_MANAGER_REGISTRY.get(kind)
     preset = default_config_of(manager_cls, kind)
     manager = ManagerConfig.from_mapping(given.get("manager"), preset)
-    transport_cls = getattr(manager_cls, "_transport_cls", None)  # not in classes of others
-    check_kind(manager, hides_resets=transport_cls is None or transport_cls.works_alone)
+    transport_cls = getattr(manager_cls, "_transport_cls", Transport)  # not in classes of others
+    check_kind(manager, hides_resets=transport_cls.works_alone, refused=transport_cls.refused)
     if policy is not None:
         check_imports(env, policy)
         check_preload(manager.preload or (), policy)

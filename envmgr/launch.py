@@ -104,7 +104,7 @@ def host_settings_of(
     finite = config.nan_policy != "allow"
     rss_mb = config.max_worker_rss_mb
     return HostSettings(
-        rules=ObservationRules(strict_dtype=config.strict_dtype, refuse_non_finite=finite),
+        rules=ObservationRules(config.strict_dtype, finite, transport.shares_objects),
         refuse_non_finite_rewards=finite,
         observation_space=given_spaces[0],
         action_space=given_spaces[1],
@@ -136,7 +136,7 @@ def build_engine(
     Raises:
         ConfigError: spares are asked for where no reset can be hidden.
     """
-    check_kind(config, hides_resets=transport.works_alone)
+    check_kind(config, hides_resets=transport.works_alone, refused=transport.refused)
     settings = host_settings_of(config, given_spaces, transport, batches_of(factories))
     spare = spare_factory(factories) if config.spare_env_num else None
     hosts = Hosts(
@@ -150,10 +150,8 @@ def build_engine(
     )
     rules = _rules_of(config, () if spare is None else _takers(factories, spare))
     supervisor = Supervisor(hosts, rules, _failure_policy_of(config))
-    alone = transport.works_alone
-    return Engine(
-        supervisor, transport, clock, background=alone, shelter=shelter, spin_s=spin_s_of(config)
-    )
+    alone, spin_s = transport.works_alone, spin_s_of(config) if transport.spins else 0.0
+    return Engine(supervisor, transport, clock, background=alone, shelter=shelter, spin_s=spin_s)
 
 
 def _rules_of(config: ManagerConfig, spare_takers: tuple[bool, ...]) -> EpisodeRules:

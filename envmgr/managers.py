@@ -20,6 +20,7 @@ from envmgr.transport.process.preloading import PreloadRules, say_that_nothing_i
 from envmgr.transport.process.start_methods import make_spawner
 from envmgr.transport.process.threads import refuse_unsafe_fork
 from envmgr.transport.process.transport import ProcessTransport
+from envmgr.transport.thread import ThreadTransport
 from envmgr.views import DictView, TreeView
 
 
@@ -47,6 +48,21 @@ class BaseEnvManagerV2(BaseEnvManager):
 
     def _make_view(self) -> DictView:
         return TreeView()
+
+
+@ENV_MANAGER_REGISTRY.register("thread")
+class ThreadEnvManager(BaseEnvManager):
+    """Envs on threads of the trainer's process, for those that let go of the GIL, or wait.
+
+    Nothing protects the trainer from an env that ends the process or holds the GIL. A thread that
+    hangs in env code is given up and stays; its env goes on, anew, on another one.
+    """
+
+    preset: ClassVar[Mapping[str, Any]] = {"type": "thread", "wait_num": math.inf}
+    _transport_cls: ClassVar[type[Transport]] = ThreadTransport
+
+    def _make_transport(self) -> Transport:
+        return ThreadTransport(shared_memory=self._config.shared_memory)
 
 
 @ENV_MANAGER_REGISTRY.register("async_subprocess")

@@ -224,6 +224,9 @@ class FakeTransport(Transport):
         refused: env_ids whose requests `prepare` refuses, with the error it raises.
     """
 
+    death = HostDied(KILLED)
+    """What comes of those that are killed."""
+
     def __init__(
         self,
         clock: FakeClock,
@@ -517,7 +520,7 @@ class FakeTransport(Transport):
         heapq.heapify(self._events)
         heapq.heapify(self._effects)
         if self.kill_takes_s is not None:
-            self.arrive(host_id, HostDied(KILLED), self.kill_takes_s)
+            self.arrive(host_id, self.death, self.kill_takes_s)
 
     def give_up(self, host_id: int) -> None:
         """Remember that somebody has lost patience with a host."""
@@ -537,7 +540,7 @@ class FakeTransport(Transport):
 class UnkillableTransport(FakeTransport):
     """One whose hosts may go on after their deaths were reported: as threads do."""
 
-    kills = False
+    death = HostDied(None, lingers=True)
 
     def haunt(self) -> None:
         """Have all hosts that were killed write all they can, with the tokens that they find."""

@@ -278,22 +278,35 @@ class ManagerConfig(Section):
         return dataclasses.replace(self, env_num=n)
 
 
-def check_kind(config: ManagerConfig, *, hides_resets: bool) -> None:
+def check_kind(
+    config: ManagerConfig, *, hides_resets: bool, refused: Mapping[str, str] | None = None
+) -> None:
     """Refuse what a kind of manager cannot do.
 
     Args:
         config: the config.
         hides_resets: whether its envs can be reset while the trainer does something else.
+        refused: keys that mean nothing to this kind, and why.
 
     Raises:
         ConfigError: the config asks for more.
     """
+    for key, reason in (refused or {}).items():
+        value = getattr(config, key)
+        if value and value != _DEFAULTS[key]:
+            raise ConfigError(
+                f"manager.{key} is {show_value(value)}, but manager.type {config.type} {reason}. "
+                "Leave it out, or use type: subprocess."
+            )
     if config.spare_env_num and not hides_resets:
         raise ConfigError(
             f"manager.spare_env_num is {config.spare_env_num}, but manager.type {config.type} runs "
             "its envs in the trainer's own thread, where no reset can be hidden. Leave it 0, or "
             "use type: subprocess."
         )
+
+
+_DEFAULTS = {field.name: field.default for field in dataclasses.fields(ManagerConfig)}
 
 
 def default_manager_config(preset: Mapping[str, Any] | None = None) -> EasyDict:

@@ -30,7 +30,7 @@ class HostGroup:
         quiet_since: of a shared host: when it was last known to be done with something.
         overdue: of a shared host: the order of the request that it should have begun with, as far
             as could be told, and what had been posted for it when that was first looked at.
-        is_retired: what the block says of its host may be written by one that could not be killed.
+        is_retired: what the block says of its host may be written by one that was given up.
         is_spare: it serves a spare.
         superseded: requests to its host under the id that it served before; what is still on its
             way in reply to them is nobody's.

@@ -19,9 +19,6 @@ from envmgr.wire.block import RING_LAST, RING_MASK, Block
 from envmgr.wire.hosts import EnvOrder, HostSettings, HostSpec
 from envmgr.wire.messages import UNANSWERED, Message, Op
 
-KILL_PATIENCE_S = 5.0
-"""How long a host that was killed may take to be reported dead."""
-
 
 class Hosts:
     """Sends requests for env slots and keeps track of what is awaited until when.
@@ -304,7 +301,7 @@ class Hosts:
             self._kill(_host_of(leaving[0]))
         for slot in leaving:
             slot.request_id = request_id
-            limit_s = self.limits.close_s if ask else KILL_PATIENCE_S
+            limit_s = self.limits.close_s if ask else self.transport.kill_patience_s
             self.limits.set_deadline(slot, limit_s)
 
     def _kill(self, host_id: int) -> None:
@@ -313,11 +310,9 @@ class Hosts:
         else:
             self._killed.add(host_id)
             self.transport.kill(host_id)
-            if not self.transport.kills:
-                self._retire(self._group_of_host[host_id])
 
-    def _retire(self, group: HostGroup) -> None:
-        """Leave the memory of a host that cannot be killed to it, for good."""
+    def retire(self, group: HostGroup) -> None:
+        """Leave the memory of a host that goes on, though it was given up, to it for good."""
         if not self.record.observed.is_open:
             return  # it was told of none
         group.is_retired = True

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -21,13 +20,10 @@ class ObservationReader:
 
     Args:
         space: the observation space; None if unknown.
-        copy_free_form: copy observations without fixed layout too, because no process boundary
-            has copied them.
     """
 
-    def __init__(self, space: Any, *, copy_free_form: bool = False) -> None:
+    def __init__(self, space: Any) -> None:
         self._layout = codec_of(space).layout
-        self._copy_free_form = copy_free_form
         self._places = COPIED
         self._latest_step = self._latest_reset = -1
         self._found_at: list[tuple[Array, bool]] | None = None
@@ -72,7 +68,7 @@ class ObservationReader:
         """
         layout = self._layout
         if layout is None:
-            return copy.deepcopy(reference) if self._copy_free_form else reference
+            return reference
         if self._found_at is None:
             if not isinstance(reference, list) or len(reference) != len(layout.leaves):
                 raise ValueMismatchError(f"{type(reference).__name__} is not a list of leaves")

@@ -52,10 +52,7 @@ class Orientation:
         described = [self.descriptions[i] for i in range(len(self._placements))]
         if same_spaces:
             _check_same_spaces([self.descriptions[s.env_id] for s in self._hosts.slots])
-        shared = self._hosts.transport.shares_objects
-        self._readers = [
-            ObservationReader(d.observation_space, copy_free_form=shared) for d in described
-        ]
+        self._readers = [ObservationReader(d.observation_space) for d in described]
         plan = self._block_plan(described)
         places = places_for(handed_out)
         layouts = [reader.layout for reader in self._readers]

@@ -71,7 +71,8 @@ class EngineOwner:
         self._launched = False
         self._env_fn = _checked_factories(env_fn)
         config = ManagerConfig.from_mapping(cfg, self.preset)
-        check_kind(config, hides_resets=self._transport_cls.works_alone)
+        kind = self._transport_cls
+        check_kind(config, hides_resets=kind.works_alone, refused=kind.refused)
         config = with_batches(config.with_env_num(len(self._env_fn)), self._env_fn)
         self._config = self._asked_config = config
         self._calibration: Calibration | None = None
@@ -95,6 +96,7 @@ class EngineOwner:
         self._replay_paths: list[str] | None = None
         self._called: Called | None = None
         self._statistics = Statistics()
+        self._figures: Callable[[], dict[str, Any]] = dict
         self._env_ref: Any = None
         self._finalizer: weakref.finalize[..., Any] | None = None
         if self._config.seed is not None:
@@ -137,6 +139,7 @@ class EngineOwner:
         self._engine = engine
         self._gather = Gather(engine)
         self._statistics = engine.supervisor.statistics
+        self._figures = engine.transport.figures
         # Not of the manager itself: what is dropped without close() ends with its finalizer.
         self._finalizer = weakref.finalize(self, engine.close, 0.0)
 

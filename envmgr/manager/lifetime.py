@@ -291,6 +291,9 @@ class ManagerLifetime(EngineOwner):
         more), `spares_ready` how many of them have been reset, `swaps` how often one took the place
         of another env, and `spare_failures` counts what they failed; `failures` does not. A worker
         without `env_ids` has a spare.
+
+        Where envs run on threads, `threads_abandoned` is how many threads were given up that still
+        run: in env code that hangs. It is true of this moment, also after `close`.
         """
         engine, statistics = self._engine, self._statistics
         stats: dict[str, Any] = {
@@ -302,6 +305,7 @@ class ManagerLifetime(EngineOwner):
             in_hand = engine.supervisor.delivery.count
             stats["timesteps"] -= in_hand
             stats["outstanding"] += in_hand
+        stats.update(self._figures())
         if self._calibration is not None:
             stats["calibration"] = self._calibration.as_dict()
         if engine is not None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple
 
 from envmgr.types import EnvFactory
@@ -22,19 +23,22 @@ def at_most(timeout_s: float | None) -> float:
 
 
 class HostDied(NamedTuple):
-    """A host's process is gone.
+    """A host is gone, or is to be taken for gone.
 
     Attributes:
         exit_status: exit code, or minus the number of the signal; None if nobody could tell.
         detail: more, in words; may be empty.
         last_words: the end of what it wrote to stderr, and where a fatal signal found it.
         is_interrupt: it was given up because the trainer was interrupted in the midst of it.
+        lingers: it was given up because it does not end, and cannot be made to. It may go on, and
+            write into its envs' rows of the block, their places and its own columns.
     """
 
     exit_status: int | None
     detail: str = ""
     last_words: str = ""
     is_interrupt: bool = False
+    lingers: bool = False
 
 
 class Garbage(NamedTuple):
@@ -73,15 +77,21 @@ class Transport(ABC):
     packs_envs: ClassVar[bool] = True
     """Whether one host may serve several envs, besides the rows of one batched env."""
 
-    kills: ClassVar[bool] = True
-    """Whether a host is gone once its death was reported after a `kill`. Else it may go on, and
-    write into its envs' rows of the block, their places and its own columns whenever it likes."""
+    kill_patience_s: ClassVar[float] = 5.0
+    """How long a host that was killed may take to be reported dead; then it is given up."""
 
     posts_together: ClassVar[bool] = False
     """Whether the steps of all hosts are posted in one place."""
 
     shares_objects: ClassVar[bool] = False
-    """Whether replies hold the env's own objects, which nothing on the way has copied."""
+    """Whether replies hold the env's own objects, unless they are copied before they are sent."""
+
+    spins: ClassVar[bool] = True
+    """Whether watching for something without sleeping keeps nobody from working, where there are
+    cores to spare."""
+
+    refused: ClassVar[Mapping[str, str]] = MappingProxyType({})
+    """Keys of a config that mean nothing to it, and why; they are refused unless left alone."""
 
     propagated: ClassVar[tuple[type[BaseException], ...]] = ()
     """What env code may raise that is no failure of its own, and leaves through `poll`."""
@@ -179,6 +189,10 @@ class Transport(ABC):
         Nothing where that cannot be told.
         """
         return ""
+
+    def figures(self) -> dict[str, Any]:
+        """Return what there is to say of it in `stats()`; from any thread, also once closed."""
+        return {}
 
     @property
     def has_unsent(self) -> bool:

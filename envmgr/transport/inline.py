@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import queue
 import time
 from collections import deque
@@ -11,15 +10,14 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any
 
-import numpy as np
-
 from envmgr.policy import Deadlines
 from envmgr.transport.alarm import Alarm, TimeIsUp
 from envmgr.transport.base import Arrival, HostDied, TimedOut, Transport, at_most
 from envmgr.wire.hosts import HostSpec
-from envmgr.wire.messages import UNANSWERED, Attribute, Message, Op
+from envmgr.wire.messages import UNANSWERED, Message, Op
 from envmgr.worker.host import Host
 from envmgr.worker.posted import PostedSteps
+from envmgr.worker.private import private_reply, private_request
 
 _LEAST_GRACE_S = 1.0
 """What envs get to close even without a grace: in line, nobody else can clean up after them."""
@@ -108,7 +106,7 @@ class InlineTransport(Transport):
             host = Host(
                 spec.factories,
                 spec.settings,
-                encode=_private,
+                encode=private_reply,
                 send=partial(self._take, spec.host_id),
                 memory=self._open_memory,
                 posted=self._posted,
@@ -122,9 +120,7 @@ class InlineTransport(Transport):
 
     def prepare(self, host_id: int, message: Message) -> Message:
         """Return the message with arrays and containers of its own."""
-        if message.op in (Op.STEP, Op.CALL, Op.SET_ATTR):
-            return message._replace(payload=_own(message.payload))
-        return message
+        return private_request(message)
 
     def send(self, host_id: int, prepared: Any) -> None:
         """Queue a request; CLOSE ends the host at once."""
@@ -263,32 +259,3 @@ class InlineTransport(Transport):
         self._alarm.restore()
         self.arrivals = deque()
         self._memory = None
-
-
-def _private(message: Message) -> Message:
-    """Return the reply with containers and arrays of its own, as a process boundary would."""
-    if message.op in (Op.STEPPED, Op.RESET_DONE):
-        reference, *rest = message.payload
-        return message._replace(payload=(reference, *map(_own, rest)))
-    if message.op == Op.RESULT:
-        return message._replace(payload=_own(message.payload))
-    return message
-
-
-def _own(value: Any) -> Any:
-    try:
-        return _copied(value)
-    except RecursionError:  # a container that contains itself
-        return copy.deepcopy(value)
-
-
-def _copied(value: Any) -> Any:
-    if isinstance(value, np.ndarray):
-        return value.copy()
-    if type(value) is dict:
-        return {key: _copied(part) for key, part in value.items()}
-    if type(value) in (list, tuple):
-        return type(value)(map(_copied, value))
-    if type(value) is Attribute:
-        return value._replace(value=_copied(value.value))
-    return value

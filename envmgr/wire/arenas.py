@@ -95,10 +95,12 @@ class ObservationRules:
     Attributes:
         strict_dtype: refuse casts.
         refuse_non_finite: refuse NaN and infinities in float leaves.
+        copy_free_form: copy those without fixed layout, since no process boundary does.
     """
 
     strict_dtype: bool = False
     refuse_non_finite: bool = False
+    copy_free_form: bool = False
 
 
 def plan_placements(

@@ -147,8 +147,7 @@ def _nbytes(shape: tuple[int, ...], dtype: Any) -> int:
     return int(np.prod(shape, dtype=np.int64)) * int(np.dtype(dtype).itemsize)
 
 
-FENCE = threading.Lock()
-"""For `with FENCE: pass`, where even the call of `fence` would cost too much."""
+_FENCE = threading.Lock()
 
 
 def fence() -> None:
@@ -158,13 +157,16 @@ def fence() -> None:
     do; who has something for another writes it, and then looks whether that one sleeps and has to
     be rung for. Either sees the other's word, but only if no processor lets a read overtake the
     write before it: as x86-64 does, except at a locked instruction. Taking a free lock is one, and
-    so is giving one back: who is interrupted in between leaves it for the next one to do.
+    so is giving one back: who is interrupted in between leaves it for the next one to do. Where
+    nobody is interrupted, `with` a lock of one's own is as good, and costs no call.
     """
-    try:
-        FENCE.acquire(False)
-        FENCE.release()
-    except RuntimeError:  # another thread was here at the same time, and its fence was ours
-        return
+    is_taken = False
+    while not is_taken:
+        try:
+            is_taken = _FENCE.acquire(False)
+            _FENCE.release()
+        except RuntimeError:  # another thread was here at the same time, and gave it back
+            continue
 
 
 def items(column: Array) -> Any:

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from envmgr.spaces import Array, OnCast, check_finite, codec_of, finite_test
+from envmgr.spaces import (
+    Array,
+    OnCast,
+    ValueMismatchError,
+    check_finite,
+    codec_of,
+    finite_test,
+)
+from envmgr.spaces.interrupts import pass_interrupt_on
 from envmgr.wire.arenas import COPIED, ObservationRules, Placement, place_arrays
+from envmgr.wire.messages import text_of
 
 
 class LoneLeaf(NamedTuple):
@@ -98,7 +108,7 @@ class ObservationWriter:
             if self._rules.refuse_non_finite:
                 check_finite(observation)
             self._codec.check_value(observation)
-            return observation
+            return _copied(observation) if self._rules.copy_free_form else observation
         leaves = self._layout.flatten(
             observation, strict_dtype=self._rules.strict_dtype, on_cast=self._on_cast
         )
@@ -129,3 +139,13 @@ class ObservationWriter:
         for leaf, value in zip(layout.leaves if layout else (), leaves, strict=True):
             if leaf.dtype.kind in "fc":
                 check_finite(value, leaf.path)
+
+
+def _copied(observation: Any) -> Any:
+    try:
+        return copy.deepcopy(observation)
+    except Exception as error:  # whatever a __deepcopy__ may raise
+        pass_interrupt_on(error)
+        raise ValueMismatchError(
+            f"the observation cannot be copied: {type(error).__name__}: {text_of(error)}"
+        ) from error

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from time import monotonic
 from typing import Any
 
 from envmgr.wire.block import (
-    FENCE,
     ORDERS,
     RING_EACH,
     RING_MASK,
-    fence,
     items,
 )
 from envmgr.worker.actions import ActionReader
@@ -74,6 +73,7 @@ class PostedSteps:
         self._batch: tuple[list[Seat], list[Step]] = ([], [])
         self._seen = 0
         self._mail: Any = (0,) * (index + 1)
+        self._fence = threading.Lock()  # of this host alone: it may be one of many threads
         self._read = _NOTHING_SEEN
         self.interrupted: int | None = None
 
@@ -199,6 +199,7 @@ class PostedSteps:
         is_heard, watches, is_lone = self._is_heard, self._most_s > 0.0, len(self._seats) == 1
         (number, read) = self._readers
         requests, row, taken, step = self._requests, self._first, self._taken, self._steps[0]
+        own_fence = self._fence
         while True:
             posting = posted[index]
             if posting == self._seen:
@@ -207,7 +208,7 @@ class PostedSteps:
                 if watches and self._spin(posting):
                     continue
                 sleeping[index] = True
-                with FENCE:
+                with own_fence:
                     pass
                 is_rung = posted[index] != posting or await_bell()
                 sleeping[index] = False
@@ -229,7 +230,7 @@ class PostedSteps:
                 follows = self._take_orders() or follows
             finished[index] = posting
             if is_heard:
-                with FENCE:
+                with own_fence:
                     pass
                 if sleeping[-1] and (posting & RING_MASK or self._is_last(posting)):
                     self.ring()
@@ -317,6 +318,7 @@ class PostedSteps:
     def wake_parent(self) -> None:
         """Ring for the parent, if it sleeps."""
         if self._seats and self._is_heard:
-            fence()
+            with self._fence:
+                pass
             if self._sleeping[-1]:
                 self.ring()

@@ -11,6 +11,7 @@ import os
 import select
 from collections import deque
 from collections.abc import Iterator
+from typing import Protocol
 
 from envmgr.wire.channel import BELL_VALUE_ASKED, Channel, ChannelClosedError
 from envmgr.wire.frames import Frame, FrameError, encode
@@ -21,7 +22,30 @@ from envmgr.worker.posted import PostedSteps
 _DURING = {Op.STEP: "step", Op.RESET: "reset", Op.HELLO: "construction"}
 
 
-def serve(host: Host, posted: PostedSteps | None, inbox: Inbox) -> None:
+class Served(Protocol):
+    """Where the requests to a host come from, and bells: see `Inbox`."""
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no message has been read and not been run yet."""
+
+    def take_asked(self) -> bool:
+        """Return whether an answer to the latest bells is wanted; from now on none is."""
+
+    def messages(self) -> Iterator[Message]:
+        """Return the messages that were read, each once."""
+
+    def read(self) -> None:
+        """Read the messages that have come, without waiting."""
+
+    def await_bell(self) -> bool:
+        """Sleep until rung for; False if there is more to it: a message, or an answer is asked."""
+
+    def answer(self, message: Message) -> None:
+        """Send a reply of the host itself."""
+
+
+def serve(host: Host, posted: PostedSteps | None, inbox: Served) -> None:
     """Run requests and posted steps until CLOSE.
 
     Raises:
@@ -44,7 +68,7 @@ def serve(host: Host, posted: PostedSteps | None, inbox: Inbox) -> None:
         for message in inbox.messages():
             if message.op == Op.CLOSE:
                 host.close()
-                inbox.channel.send(encode(message._replace(op=Op.CLOSED, payload=None)))
+                inbox.answer(message._replace(op=Op.CLOSED, payload=None))
                 return
             host.handle(message)
         if waiting:
@@ -87,9 +111,13 @@ class Inbox:
             except FrameError as error:
                 during = _DURING.get(Op(frame.op), "call")
                 failure = RemoteFailure(FailureKind.PROTOCOL, during, message=str(error))
-                self.channel.send(encode(Message(Op.FAILED, *frame[1:4], failure)))
+                self.answer(Message(Op.FAILED, *frame[1:4], failure))
             else:
                 yield message
+
+    def answer(self, message: Message) -> None:
+        """Send a reply of the host itself."""
+        self.channel.send(encode(message))
 
     def next(self) -> Message | None:
         """Wait for a message and return it; None if what came cannot be read.

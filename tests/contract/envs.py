@@ -16,6 +16,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping
@@ -415,7 +416,7 @@ class Script:
                 signal.signal(signal.SIGTERM, signal.SIG_IGN)
                 self.visit(where, stay=True)
             case "sleep":
-                time.sleep(1000)
+                _stay(self.folder)
             case "jitter":
                 time.sleep(float(np.random.default_rng().exponential(0.002)))
             case "garbage":
@@ -427,22 +428,35 @@ class Script:
         """Tell the test's gate that this env is here, and wait until it lets go."""
         path = gate_path(self.folder)
         if not os.path.exists(path):  # a test without gate: stay where there is no way on
-            _stay(hold_gil=hold_gil)
+            _stay(self.folder, hold_gil=hold_gil)
         with socket.socket(socket.AF_UNIX) as sock:
             sock.connect(path)
             hello = {"env_id": self.env_id, "where": where, "build": self.build, "pid": os.getpid()}
             sock.sendall(json.dumps(hello).encode() + b"\n")
             if hold_gil:
-                _stay(hold_gil=True)
-            while sock.recv(1) not in (b"", b"g") or stay:
-                if stay:
-                    time.sleep(1000)
+                _stay(self.folder, hold_gil=True)
+            while not stay and sock.recv(1) not in (b"", b"g"):
+                pass
+            if stay:
+                _stay(self.folder)
 
 
-def _stay(*, hold_gil: bool) -> None:
+_ends: dict[str, threading.Event] = {}
+
+
+def end_of(folder: str) -> threading.Event:
+    """Return what is set at the end of the test whose folder this is."""
+    return _ends.setdefault(folder, threading.Event())
+
+
+def _stay(folder: str, *, hold_gil: bool = False) -> None:
+    """Do not return; on a thread of the test's own process: not before its end."""
     if hold_gil:
         ctypes.PyDLL(None).sleep(1000)  # unlike CDLL, it does not let go of the GIL
-    time.sleep(1000)
+    if threading.current_thread() is threading.main_thread():
+        time.sleep(1000)
+    else:
+        end_of(folder).wait(1000)
 
 
 def journal_path(folder: str, env_id: int) -> str:

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from envmgr import create_env_manager
-from tests.contract.envs import ScriptedEnv, gate_path, read_journal
+from tests.contract.envs import ScriptedEnv, end_of, gate_path, read_journal
 
 PATIENCE_S = 20.0
 """How long a test waits for what has to happen. Nothing depends on it unless the test fails."""
@@ -39,12 +39,12 @@ class Setup(NamedTuple):
     num_workers: int | None = None
 
     def __str__(self) -> str:
-        if self.context is None:
+        if self.context is None and self.kind != "thread":
             return "in_line" if self.kind == "base" else self.kind
         gather = "all" if self.gathers_all else "some"
         route = "block" if self.shared_memory else "message"
         hosts = "" if self.num_workers is None else f"-{self.num_workers}_hosts"
-        start = "" if self.context == "fork" else f"-{self.context}"
+        start = "" if self.context in ("fork", None) else f"-{self.context}"
         kind = "" if self.kind in _KINDS else f"{self.kind}-"
         return f"{kind}{gather}-{route}{hosts}{start}"
 
@@ -61,12 +61,13 @@ class Setup(NamedTuple):
 
     @property
     def has_processes(self) -> bool:
-        return not self.kind.startswith("base")
+        return not self.kind.startswith(("base", "thread"))
 
 
 _KINDS = ("subprocess", "async_subprocess")
 
 IN_LINE = Setup("base")
+THREADS = Setup("thread")
 DEFAULT = Setup("subprocess", "server")
 """What users get who choose nothing but processes: all, by the block, a host each.
 
@@ -86,7 +87,7 @@ AXES = (
     *(ALL_BLOCK_SHARED, ALL_MESSAGE_SHARED, SOME_BLOCK_SHARED, SOME_MESSAGE_SHARED),
 )
 """Each with each."""
-SETUPS = (IN_LINE, ALL_BLOCK, SOME_MESSAGE, ALL_MESSAGE_SHARED, SOME_BLOCK_SHARED)
+SETUPS = (IN_LINE, THREADS, ALL_BLOCK, SOME_MESSAGE, ALL_MESSAGE_SHARED, SOME_BLOCK_SHARED)
 """Each pair of route, packing and gather once: for tests where all of them may matter."""
 
 
@@ -96,7 +97,7 @@ def over(*setups: Setup) -> pytest.MarkDecorator:
 
 
 every_setup = over(*SETUPS)
-every_kind = over(IN_LINE, ALL_BLOCK, SOME_MESSAGE)
+every_kind = over(IN_LINE, THREADS, ALL_BLOCK, SOME_MESSAGE)
 """Where the packing cannot matter: one that has none of the axes in common with the default."""
 sync_kinds = over(IN_LINE, ALL_BLOCK, ALL_MESSAGE)
 async_kinds = over(SOME_BLOCK, SOME_MESSAGE)
@@ -271,6 +272,7 @@ class World:
     def close(self) -> None:
         for manager in self._managers:
             manager.close(terminate=True)
+        end_of(self.folder).set()  # threads that hang come back, long given up
         if self._gate is not None:
             self._gate.close()
 

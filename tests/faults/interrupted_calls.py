@@ -33,6 +33,16 @@ PROCESS_KINDS: dict[str, dict[str, Any]] = {
 }
 """Kinds with worker processes, by how steps reach them and are gathered."""
 
+THREAD_KINDS: dict[str, dict[str, Any]] = {
+    "a thread each": {"type": "thread"},
+    "shared threads, by message, some at a time": {
+        "type": "thread",
+        "num_workers": 2,
+        "shared_memory": False,
+        "wait_num": 2,
+    },
+}
+
 
 class Echo(gym.Env[Any, Any]):
     """Its observation is the latest action: what was executed can be told from what comes back."""

@@ -180,9 +180,12 @@ def test_without_a_space_nothing_is_checked_but_none() -> None:
 def test_free_forms_are_copied_where_no_process_boundary_does_it() -> None:
     value = {"text": ["a"]}
     assert ObservationReader(None).read(value) is value
-    copied = ObservationReader(None, copy_free_form=True).read(value)
+    write = ObservationWriter(None, ObservationRules(copy_free_form=True), never)
+    copied = write.write(value)
     assert copied == value
     assert copied["text"] is not value["text"]
+    with pytest.raises(ValueMismatchError, match="the observation cannot be copied: TypeError"):
+        write.write({"lock": threading.Lock()})
 
 
 # -- checks before anything is written ------------------------------------------------------------

@@ -8,16 +8,17 @@ from typing import Any
 import pytest
 
 from envmgr.core import Phase
-from envmgr.core.hosts import KILL_PATIENCE_S
 from envmgr.core.slots import NEVER
 from envmgr.errors import EnvTimeout
 from envmgr.lifecycle import EnvState
 from envmgr.policy import Deadlines, FailurePolicy
+from envmgr.transport.base import Transport
 from envmgr.wire.messages import AfterStep, Op
 from tests.rig import Rig, over_routes
 
 pytestmark = over_routes
 
+PATIENCE_S = Transport.kill_patience_s
 LIMITS = Deadlines(step_s=2.0, reset_s=4.0, connect_s=8.0, close_s=1.0)
 TICK = 1 / 64
 
@@ -207,17 +208,17 @@ def test_a_killed_host_that_does_not_die_is_given_up_again_and_again_and_never_r
     rig.advance(2.0)
     host = rig.transport.host_of(0)
     assert host.killed
-    rig.advance(KILL_PATIENCE_S - TICK)
+    rig.advance(PATIENCE_S - TICK)
     assert rig.transport.given_up == []
     rig.advance(TICK)
     assert rig.transport.given_up == [host.host_id]
-    rig.run(2 * KILL_PATIENCE_S)
+    rig.run(2 * PATIENCE_S)
     assert rig.transport.given_up == [host.host_id] * 3
     assert rig.transport.killed == [host.host_id]
     assert len(rig.transport.hosts) == 1
     rig.die()
     assert rig.transport.host_of(0).generation_of(0) == 1
-    rig.run(KILL_PATIENCE_S)
+    rig.run(PATIENCE_S)
     assert rig.transport.given_up == [host.host_id] * 3
 
 

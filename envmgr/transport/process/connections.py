@@ -8,7 +8,7 @@ from typing import Any
 
 from envmgr.transport.base import Arrival, Garbage
 from envmgr.transport.fds import forget_fd, keep_from_children
-from envmgr.transport.process.ready import ReadySet
+from envmgr.transport.ready import ReadySet
 from envmgr.wire.block import items
 from envmgr.wire.channel import Channel, ChannelClosedError
 from envmgr.wire.frames import FrameError

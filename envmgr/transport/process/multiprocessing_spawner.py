@@ -24,9 +24,9 @@ from envmgr.transport.fds import (
     pipe_pairs,
 )
 from envmgr.transport.process.fork_spawner import keep_from_exit_handler, quiet_fork
-from envmgr.transport.process.ready import ReadySet
 from envmgr.transport.process.server import signal_group
 from envmgr.transport.process.spawner import LEFT_BEHIND, SIGKILL, Spawner
+from envmgr.transport.ready import ReadySet
 from envmgr.types import EnvFactory
 from envmgr.wire.channel import Channel, FrameChannel, PipeChannel
 from envmgr.wire.hosts import HostSpec, WorkerSettings

@@ -19,9 +19,9 @@ from envmgr.transport.base import HostDied
 from envmgr.transport.fds import close_all, forget_fd, keep_from_children, pipe_pairs
 from envmgr.transport.process import server
 from envmgr.transport.process.preloading import Preloading, PreloadRules
-from envmgr.transport.process.ready import ReadySet
 from envmgr.transport.process.server_link import ServerLink
 from envmgr.transport.process.spawner import LEFT_BEHIND, Spawner
+from envmgr.transport.ready import ReadySet
 from envmgr.wire.channel import Channel, FrameChannel
 from envmgr.wire.hosts import HostSpec, WorkerSettings
 from envmgr.worker import process as worker

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from envmgr.transport.base import HostDied
-from envmgr.transport.process.ready import ReadySet
+from envmgr.transport.ready import ReadySet
 from envmgr.wire.channel import Channel
 from envmgr.wire.hosts import HostSpec, WorkerSettings
 

@@ -1,0 +1,303 @@
+"""Hosts on threads of the trainer's own process: for envs that let go of the GIL, or wait.
+
+A thread cannot be killed. One that is given up in the midst of env code stays: it is a daemon, what
+it was told of is left to it (docs/decisions/0022), and it ends when its env's code returns.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+import traceback
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+from types import MappingProxyType
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from envmgr.transport.base import Arrival, HostDied, Transport, at_most
+from envmgr.transport.ready import ReadySet, Waker
+from envmgr.wire.block import block_is_possible, items
+from envmgr.wire.hosts import HostSpec
+from envmgr.wire.messages import UNANSWERED, Message, Op
+from envmgr.worker.private import private_request
+from envmgr.worker.thread import ThreadInbox, run_on_thread
+
+_LAST_S = 0.5
+"""What threads get to end when they are not asked any more: their envs still have to be closed."""
+
+_PROCESS = "runs its envs on threads of the trainer's process, "
+
+
+class _Bell(Waker):
+    """Stays open as long as anybody may ring it: a thread that was given up may, at any time."""
+
+    def __del__(self) -> None:
+        self.close()
+
+
+class _Outbox:
+    """What hosts have sent, in the order in which it came; rings for the trainer.
+
+    Threads that were given up keep it, not the transport.
+    """
+
+    def __init__(self) -> None:
+        self.sent: deque[tuple[int, Arrival]] = deque()
+        self.bell = _Bell()
+
+    def put(self, host_id: int, arrival: Arrival) -> None:
+        self.sent.append((host_id, arrival))
+        self.bell.wake()
+
+
+class _Entry(NamedTuple):
+    """A host: which of the manager's it is, where its requests go, its thread."""
+
+    place: int
+    inbox: ThreadInbox
+    thread: threading.Thread
+
+
+class ThreadTransport(Transport):
+    """Hosts on daemon threads.
+
+    Args:
+        shared_memory: whether observations of fixed layout are written where they are read, and
+            steps may be posted; else all goes by message.
+    """
+
+    kill_patience_s = 0.1
+    shares_objects = True
+    spins = False
+    refused: ClassVar[Mapping[str, str]] = MappingProxyType(
+        {
+            "context": f"{_PROCESS}and starts none",
+            "preload": f"{_PROCESS}where whatever is imported is imported once",
+            "worker_threads": f"{_PROCESS}whose math threads all of it shares",
+            "worker_env": f"{_PROCESS}whose environment all of it shares",
+            "worker_affinity": f"{_PROCESS}which it does not bind to cores",
+            "max_worker_rss_mb": f"{_PROCESS}whose memory cannot be told apart",
+        }
+    )
+
+    def __init__(self, *, shared_memory: bool) -> None:
+        self.arrivals: deque[tuple[int, Arrival]] = deque()
+        self._hosts: dict[int, _Entry] = {}
+        self._killed: set[int] = set()
+        self._given_up: list[threading.Thread] = []
+        self._outbox: _Outbox | None = _Outbox()
+        self._ready = ReadySet()
+        self._ready.add(self._outbox.bell)
+        self._has_memory = shared_memory
+        self._memory: npt.NDArray[np.uint8] | None = None
+        self._mail: Any = None
+        self._mail_numbers = itertools.count(1)
+        self._hurried = False
+        self._closed = False
+
+    # -- hosts ------------------------------------------------------------------------------
+
+    def start(self, specs: Sequence[HostSpec]) -> None:
+        """Start a thread for each host."""
+        outbox = self._open_outbox()
+        ring = outbox.bell.wake if self.has_block else None
+        for spec in specs:
+            inbox = ThreadInbox(partial(outbox.put, spec.host_id))
+            env_ids = ",".join(str(order.env_id) for order in spec.envs)
+            thread = threading.Thread(
+                target=_run,
+                args=(spec, inbox, outbox),
+                kwargs={"memory": self._open_memory, "ring": ring},
+                name=f"envmgr-envs-{env_ids}",
+                daemon=True,
+            )
+            try:
+                thread.start()
+            except RuntimeError as error:
+                self.arrivals.append((spec.host_id, HostDied(None, f"not started: {error}")))
+                continue
+            self._hosts[spec.host_id] = _Entry(spec.index, inbox, thread)
+
+    def kill(self, host_id: int) -> None:
+        """Have a host end as soon as it is not in env code."""
+        entry = self._hosts.get(host_id)
+        if entry is not None:
+            self._killed.add(host_id)
+            entry.inbox.end()
+
+    def give_up(self, host_id: int) -> None:
+        """Leave a host to itself that does not end."""
+        entry = self._hosts.pop(host_id, None)
+        if entry is not None:
+            self._given_up = [*filter(threading.Thread.is_alive, self._given_up), entry.thread]
+            self.arrivals.append((host_id, HostDied(None, lingers=True)))
+
+    def figures(self) -> dict[str, Any]:
+        """Count the threads that were given up and still run."""
+        return {"threads_abandoned": sum(thread.is_alive() for thread in self._given_up)}
+
+    # -- messages ---------------------------------------------------------------------------
+
+    def prepare(self, host_id: int, message: Message) -> Message:
+        """Return the message with arrays and containers of its own."""
+        return private_request(message)
+
+    def send(self, host_id: int, prepared: Any) -> None:
+        """Hand a request over."""
+        entry = self._hosts.get(host_id)
+        if entry is not None:
+            entry.inbox.send(prepared)
+            self._count(entry)
+
+    def has_sent(self, host_id: int, prepared: Any) -> bool:
+        """Ask its inbox."""
+        entry = self._hosts.get(host_id)
+        if entry is None or not entry.inbox.has_sent(prepared):
+            return False
+        self._count(entry)  # which the interrupt may have kept from being done
+        return True
+
+    def count_mail(self, mail: Any) -> None:
+        """Count the messages there."""
+        self._mail = items(mail)
+
+    def _count(self, entry: _Entry) -> None:
+        if self._mail is not None:
+            self._mail[entry.place] = next(self._mail_numbers)
+
+    def poll(self, timeout_s: float | None, *, pivot: int | None = None) -> None:
+        """Wait for a ring, then take what has come from hosts that were not given up."""
+        outbox, arrivals, hosts = self._open_outbox(), self.arrivals, self._hosts
+        sent = outbox.sent
+        if self._ready.ready(0.0 if arrivals or sent else at_most(timeout_s)):
+            outbox.bell.silence()
+        while sent:  # an interrupt may come anywhere
+            item = sent[0]
+            host_id, arrival = item
+            has_died = type(arrival) is HostDied
+            if host_id in hosts and (has_died or host_id not in self._killed):
+                if not arrivals or arrivals[-1] is not item:
+                    arrivals.append(item)
+                if has_died:
+                    self._killed.discard(host_id)
+                    del hosts[host_id]
+            sent.popleft()
+
+    def await_ring(self, timeout_s: float) -> bool:
+        """Wait for a ring, which may be for a message as well."""
+        outbox = self._open_outbox()
+        if self.arrivals or outbox.sent or not self._ready.ready(timeout_s):
+            return False
+        outbox.bell.silence()
+        return not outbox.sent
+
+    def waitables(self, hosts: Iterable[int]) -> list[Any]:
+        """Return the bell, which is that of all hosts."""
+        has_any = any(host_id in self._hosts for host_id in hosts)
+        return [self._open_outbox().bell] if has_any else []
+
+    def wake(self) -> None:
+        """Ring."""
+        if (outbox := self._outbox) is not None:
+            outbox.bell.wake()
+
+    def _open_outbox(self) -> _Outbox:
+        if self._outbox is None:
+            raise ValueError("the transport is closed")
+        return self._outbox
+
+    # -- the block --------------------------------------------------------------------------
+
+    @property
+    def has_block(self) -> bool:
+        """Whether steps may be posted: this platform keeps the order of writes."""
+        return self._has_memory and block_is_possible()
+
+    def ring(self, host_ids: Iterable[int], *, asks: bool = False) -> None:
+        """Have hosts look at the block."""
+        hosts = self._hosts
+        for host_id in host_ids:
+            entry = hosts.get(host_id)
+            if entry is not None:
+                entry.inbox.ring(asks=asks)
+
+    def place(self, nbytes: int) -> memoryview | None:
+        """Allocate private memory."""
+        if not self._has_memory:
+            return None
+        self._memory = np.zeros(nbytes, np.uint8)
+        return memoryview(self._memory)  # type: ignore[arg-type]
+
+    def _open_memory(self, nbytes: int) -> memoryview:
+        # One of its own for each env: nothing relies on a count that several threads change.
+        return memoryview(self._memory)  # type: ignore[arg-type]
+
+    # -- the end ----------------------------------------------------------------------------
+
+    def close(self, grace_s: float) -> None:
+        """Ask threads to end, then give up those that are still in env code."""
+        if self._closed:
+            return
+        threads = [entry.thread for entry in self._hosts.values()]
+        try:
+            if grace_s > 0.0:
+                for host_id in list(self._hosts):
+                    self.send(host_id, Message(Op.CLOSE, 0, 0, UNANSWERED, None))
+                self._await_ends(grace_s)
+        finally:  # also when Ctrl-C cuts the grace short
+            for entry in self._hosts.values():
+                entry.inbox.end()
+            self._hurried = False
+            self._await_ends(_LAST_S)
+            self._release(threads)
+            self._closed = True
+
+    def _await_ends(self, limit_s: float) -> None:
+        """Wait until all hosts have reported their ends."""
+        end = time.monotonic() + limit_s
+        while self._hosts and not self._hurried:
+            remaining_s = end - time.monotonic()
+            if remaining_s <= 0.0:
+                return
+            self.poll(remaining_s)
+            self.arrivals.clear()
+
+    def hurry(self) -> None:
+        """Give threads that are asked to end no more time."""
+        self._hurried = True
+        self.wake()
+
+    def _release(self, threads: Sequence[threading.Thread]) -> None:
+        """Let go of everything that no thread may touch any more.
+
+        Args:
+            threads: those that were told to end.
+        """
+        hanging = {entry.thread for entry in self._hosts.values()}
+        end = time.monotonic() + _LAST_S
+        for thread in threads:
+            if thread not in hanging:  # it has said that it ends
+                thread.join(max(end - time.monotonic(), 0.0))
+        self._given_up = [*self._given_up, *hanging]
+        self._hosts.clear()
+        self._ready.close()
+        outbox, self._outbox = self._outbox, None
+        if outbox is not None and not any(thread.is_alive() for thread in self._given_up):
+            outbox.bell.close()  # else with the last of them
+        self.arrivals = deque()
+        self._memory = self._mail = None
+
+
+def _run(spec: HostSpec, inbox: ThreadInbox, outbox: _Outbox, **given: Any) -> None:
+    """Be the thread of a host."""
+    detail = ""
+    try:
+        run_on_thread(spec, inbox, **given)
+    except BaseException as error:  # a defect of ours must not vanish with the thread
+        detail = "".join(traceback.format_exception(error))
+    outbox.put(spec.host_id, HostDied(None, detail))

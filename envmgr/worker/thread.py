@@ -1,0 +1,157 @@
+"""What a thread of the trainer's process does that hosts envs: it runs requests until told to end.
+
+It sets up nothing that belongs to the process: no generators, signals, streams, fds or environment
+variables. What is sent either way is handed over as it is, with arrays and containers of its own.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from queue import SimpleQueue
+from typing import Any
+
+from envmgr.wire.channel import ChannelClosedError
+from envmgr.wire.hosts import HostSpec
+from envmgr.wire.messages import UNANSWERED, Message, Op
+from envmgr.worker.host import Host
+from envmgr.worker.posted import PostedSteps
+from envmgr.worker.private import private_reply
+from envmgr.worker.serving import serve
+
+
+class ThreadInbox:
+    """The messages and bells for a host on a thread, in one queue; see `serving.Inbox`.
+
+    The trainer's side can be interrupted anywhere: it takes no lock of Python's.
+
+    Args:
+        reply: takes the host's replies.
+    """
+
+    def __init__(self, reply: Callable[[Message], None]) -> None:
+        self._reply = reply
+        self._queue: SimpleQueue[Message | bool] = SimpleQueue()
+        self._latest: tuple[Message | None, list[None]] = (None, [])
+        self._is_over = False
+        self._messages: deque[Message] = deque()
+        self._asked = False
+
+    # -- the trainer's side -------------------------------------------------------------------
+
+    def send(self, message: Message) -> None:
+        """Have the host run a request."""
+        was_put: list[None] = []
+        self._latest = (message, was_put)
+        # In one go: no signal handler comes between the putting and the note of it.
+        was_put.extend(map(self._queue.put, (message,)))
+
+    def has_sent(self, message: Message) -> bool:
+        """Return whether this very object was sent last, if that was interrupted."""
+        latest, was_put = self._latest
+        return latest is message and bool(was_put)
+
+    def ring(self, *, asks: bool) -> None:
+        """Have the host look at the block, and answer with a ring if that is asked."""
+        self._queue.put(asks)
+
+    def end(self) -> None:
+        """Have the host end as soon as it is not in env code."""
+        self._is_over = True
+        self._queue.put(False)
+
+    # -- the host's side ----------------------------------------------------------------------
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no message has been read and not been run yet."""
+        return not self._messages
+
+    def take_asked(self) -> bool:
+        """Return whether an answer to the latest bells is wanted; from now on none is."""
+        is_asked, self._asked = self._asked, False
+        return is_asked
+
+    def messages(self) -> Iterator[Message]:
+        """Return the messages that were read, each once.
+
+        Raises:
+            ChannelClosedError: the host is to end.
+        """
+        while self._messages:
+            self._go_on()
+            yield self._messages.popleft()
+
+    def read(self) -> None:
+        """Read the messages that have come, without waiting.
+
+        Raises:
+            ChannelClosedError: the host is to end.
+        """
+        while not self._queue.empty():
+            self._take(self._queue.get())
+        self._go_on()
+
+    def await_bell(self) -> bool:
+        """Sleep until rung for; False if there is more to it: a message, or an answer is asked.
+
+        Raises:
+            ChannelClosedError: the host is to end.
+        """
+        self._take(self._queue.get())
+        self.read()
+        return not self._messages and not self._asked
+
+    def answer(self, message: Message) -> None:
+        """Send a reply.
+
+        Raises:
+            ChannelClosedError: the host is to end, and nobody wants its replies.
+        """
+        self._go_on()
+        self._reply(message)
+
+    def _take(self, item: Message | bool) -> None:
+        if type(item) is Message:
+            self._messages.append(item)
+        else:
+            self._asked = bool(item) or self._asked
+
+    def _go_on(self) -> None:
+        if self._is_over:
+            raise ChannelClosedError("the host was given up")
+
+
+def run_on_thread(
+    spec: HostSpec,
+    inbox: ThreadInbox,
+    *,
+    memory: Callable[[int], Any],
+    ring: Callable[[], None] | None,
+) -> None:
+    """Build the envs of a host, and run what comes for them until it is told to end.
+
+    Args:
+        spec: the host.
+        inbox: where requests come from.
+        memory: opens the memory that observations are placed in.
+        ring: rings for the trainer; None where no steps are posted.
+    """
+    settings = spec.settings
+    timed = bool(settings.announced)
+    posted = None if ring is None else PostedSteps(spec.index, ring, timed=timed)
+    host = Host(
+        spec.factories,
+        settings,
+        encode=private_reply,
+        send=inbox.answer,
+        memory=memory,
+        posted=posted,
+    )
+    try:
+        for env_id, generation, request_id, _ in spec.envs:
+            if request_id != UNANSWERED:
+                host.handle(Message(Op.HELLO, env_id, generation, request_id, None))
+        serve(host, posted, inbox)
+    except ChannelClosedError:  # given up: nobody else closes the envs
+        host.close()
