@@ -139,9 +139,9 @@ class ManagerConfig(Section):
     num_workers: int | Literal["auto"] | None = option(
         None,
         or_null(either(integer(1), word("auto")), "one per env"),
-        "worker processes, which share the envs in equal runs of env_ids; null: one per env; auto: "
-        "found at launch by trying one env in a worker of its own; without effect where envs run "
-        "in the trainer's own process (`base`)",
+        "worker processes, or threads, which share the envs in equal runs of env_ids; null: one "
+        "per env; auto: found at launch by trying one env in a worker of its own; without effect "
+        "where envs run in the trainer's own thread (`base`)",
     )
     spare_env_num: int = option(
         0,
@@ -206,7 +206,9 @@ class ManagerConfig(Section):
         None,
         or_null(either(list_of(MODULE_NAME), nothing()), "found out"),
         "modules that the worker server imports once for all workers (`context: server`); null: "
-        "what the envs need of installed distributions is found out; false: none",
+        "what the envs need of installed distributions is found out; false: none; this key, "
+        "`context` and those about workers' threads, cores, variables and memory mean nothing to "
+        "`thread`, which refuses them",
     )
     worker_threads: int = option(1, integer(1), "math threads per worker")
     worker_affinity: tuple[int, ...] | tuple[tuple[int, ...], ...] | None = option(

@@ -212,9 +212,7 @@ class Arrivals:
 
     def _on_death(self, group: HostGroup, died: HostDied) -> None:
         was_ending, culprit = group.is_ending, group.blamed()
-        if died.lingers:
-            self._hosts.retire(group)
-        self._hosts.ended(group)
+        self._hosts.ended(group, lingers=died.lingers)
         if was_ending:
             warn_of_fault(died)
             self._repair.renewals.host_ended(group)

@@ -311,7 +311,7 @@ class Hosts:
             self._killed.add(host_id)
             self.transport.kill(host_id)
 
-    def retire(self, group: HostGroup) -> None:
+    def _retire(self, group: HostGroup) -> None:
         """Leave the memory of a host that goes on, though it was given up, to it for good."""
         if not self.record.observed.is_open:
             return  # it was told of none
@@ -320,8 +320,10 @@ class Hosts:
             if not slot.is_spare:
                 self.record.retire(slot.env_id)
 
-    def ended(self, group: HostGroup) -> None:
-        """The host of these envs is gone and reaped."""
+    def ended(self, group: HostGroup, *, lingers: bool = False) -> None:
+        """The host of these envs is gone and reaped, or was given up and lingers."""
+        if lingers:
+            self._retire(group)
         if group.host_id is not None:
             self._group_of_host.pop(group.host_id, None)
             self._killed.discard(group.host_id)

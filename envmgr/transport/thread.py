@@ -7,12 +7,14 @@ it was told of is left to it (docs/decisions/0022), and it ends when its env's c
 from __future__ import annotations
 
 import itertools
+import sys
 import threading
 import time
 import traceback
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple
 
@@ -26,6 +28,8 @@ from envmgr.wire.hosts import HostSpec
 from envmgr.wire.messages import UNANSWERED, Message, Op
 from envmgr.worker.private import private_request
 from envmgr.worker.thread import ThreadInbox, run_on_thread
+
+_PACKAGE = str(Path(__file__).parents[1])
 
 _LAST_S = 0.5
 """What threads get to end when they are not asked any more: their envs still have to be closed."""
@@ -136,6 +140,17 @@ class ThreadTransport(Transport):
         if entry is not None:
             self._given_up = [*filter(threading.Thread.is_alive, self._given_up), entry.thread]
             self.arrivals.append((host_id, HostDied(None, lingers=True)))
+
+    def whereabouts(self, host_id: int) -> str:
+        """Return the stack of a thread, without envmgr's calls around the env's."""
+        entry = self._hosts.get(host_id)
+        frame = None if entry is None else sys._current_frames().get(entry.thread.ident or 0)
+        if frame is None:
+            return ""
+        frames = traceback.extract_stack(frame)
+        inner = itertools.dropwhile(lambda f: not f.filename.startswith(_PACKAGE), frames)
+        theirs = itertools.dropwhile(lambda f: f.filename.startswith(_PACKAGE), inner)
+        return "".join(traceback.format_list([*theirs] or frames)).rstrip()
 
     def figures(self) -> dict[str, Any]:
         """Count the threads that were given up and still run."""

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from figures import Figure
-from tests.faults.interrupted_calls import PROCESS_KINDS, run, run_at_random
+from tests.faults.interrupted_calls import PROCESS_KINDS, THREAD_KINDS, run, run_at_random
 
-KINDS: dict[str, dict[str, Any]] = {"in line": {"type": "base"}, **PROCESS_KINDS}
+KINDS: dict[str, dict[str, Any]] = {"in line": {"type": "base"}, **THREAD_KINDS, **PROCESS_KINDS}
 AT_RANDOM, QUICK_AT_RANDOM = 2000, 100
 QUICK_POINTS = 100
 TARGET = "0 lost, repeated, hung or wedged"

@@ -28,9 +28,9 @@ PATIENCE_S = 20.0
 class Setup(NamedTuple):
     """A kind of manager, how its workers start, whether it has shared memory, its packing.
 
-    What matters is named by four axes: the place (in line, or processes), the gather (`step` waits
-    for all that it sent, or for some), the route of steps (the block, or messages), and the packing
-    (a host for each env, or shared ones). With `num_workers` envs share hosts.
+    What matters is named by four axes: the place (in line, threads, or processes), the gather
+    (`step` waits for all that it sent, or for some), the route of steps (the block, or messages),
+    and the packing (a host for each env, or shared ones). With `num_workers` envs share hosts.
     """
 
     kind: str
@@ -68,6 +68,7 @@ _KINDS = ("subprocess", "async_subprocess")
 
 IN_LINE = Setup("base")
 THREADS = Setup("thread")
+THREADS_MESSAGE_SHARED = Setup("thread", None, False, 1)
 DEFAULT = Setup("subprocess", "server")
 """What users get who choose nothing but processes: all, by the block, a host each.
 

@@ -18,6 +18,8 @@ from tests.contract.harness import (
     IN_LINE,
     SOME_BLOCK,
     SOME_MESSAGE,
+    THREADS,
+    THREADS_MESSAGE_SHARED,
     Setup,
     over,
     step_all,
@@ -45,7 +47,7 @@ def step(manager: Any, *actions: int) -> dict[int, list[float]]:
     return {i: t.obs[2:].tolist() for i, t in step_all(manager, given).items()}
 
 
-@over(IN_LINE, DEFAULT, ALL_MESSAGE_SHARED, SOME_BLOCK)
+@over(IN_LINE, THREADS, DEFAULT, ALL_MESSAGE_SHARED, SOME_BLOCK)
 def test_rows_that_are_stepped_together(setup: Setup) -> None:
     with batched(setup, partial_steps=False) as manager:
         assert ready(manager) == {i: [i % SIZE, 50 + i, 1, 0, 0] for i in range(ENV_NUM)}
@@ -92,7 +94,7 @@ def _reach_rows(manager: Any) -> None:
     assert manager.env_ref.observation_space == ScriptedBatch.observation_space
 
 
-@over(IN_LINE, ALL_BLOCK, SOME_MESSAGE)
+@over(IN_LINE, THREADS_MESSAGE_SHARED, ALL_BLOCK, SOME_MESSAGE)
 def test_rows_that_are_stepped_each(setup: Setup) -> None:
     with batched(setup, partial_steps=True, auto_reset=False, episode_num=2) as manager:
         ready(manager)

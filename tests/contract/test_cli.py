@@ -366,6 +366,7 @@ class TestList:
             ["base_v2", "BaseEnvManagerV2", "envmgr"],
             ["subprocess", "SyncSubprocessEnvManager", "envmgr"],
             ["subprocess_v2", "SubprocessEnvManagerV2", "envmgr"],
+            ["thread", "ThreadEnvManager", "envmgr"],
         ]
 
     def test_names_what_cannot_be_had(self, envmgr: Run, monkeypatch: pytest.MonkeyPatch) -> None:

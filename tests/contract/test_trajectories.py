@@ -29,6 +29,8 @@ from tests.contract.harness import (
     IN_LINE,
     SETUPS,
     SOME_MESSAGE,
+    THREADS,
+    THREADS_MESSAGE_SHARED,
     Setup,
     World,
     over,
@@ -156,7 +158,7 @@ in_both_modes = pytest.mark.parametrize(
 
 @in_both_modes
 @pytest.mark.parametrize("name", ["vector", "everything"])
-@over(*AXES)
+@over(*AXES, THREADS, THREADS_MESSAGE_SHARED)
 def test_trajectories_are_those_of_envs_that_nobody_manages(
     world: World, setup: Setup, name: str, mode: dict[str, Any]
 ) -> None:
@@ -164,7 +166,7 @@ def test_trajectories_are_those_of_envs_that_nobody_manages(
     space = SPACES["vector"] if name == "vector" else Dict(FIXED)
     spaces = {f"{name} {i}": space for i in range(3)}
     manager = world.make(setup, env_fn=sampled(spaces), seed=100, **mode)
-    by_block = setup.shared_memory or not setup.has_processes
+    by_block = setup.shared_memory or setup == IN_LINE
     assert (manager._running.supervisor.posting is not None) is by_block
     check_trajectories(manager, spaces)
 

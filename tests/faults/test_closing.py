@@ -22,6 +22,7 @@ from tests.contract.harness import (
     IN_LINE,
     SOME_BLOCK,
     SOME_MESSAGE,
+    THREADS,
     Raises,
     Setup,
     World,
@@ -80,7 +81,7 @@ def test_f17_within_the_grace_and_a_second_with_the_gil_held(
     assert not [pid for pid in pids if os.path.exists(f"/proc/{pid}")], "they are not reaped"
 
 
-@process_setups
+@over(ALL_BLOCK, ALL_MESSAGE, SOME_BLOCK, THREADS)
 def test_f17_with_envs_that_hang_in_a_reset(world: World, setup: Setup) -> None:
     manager = world.make(setup, 2, close_timeout=GRACE_S)
     gate = world.gate

@@ -19,6 +19,7 @@ from tests.contract.harness import (
     ALL_MESSAGE,
     SOME_BLOCK,
     SOME_MESSAGE,
+    THREADS,
     Setup,
     World,
     over,
@@ -116,7 +117,7 @@ def test_f21_a_slow_reset_is_hidden_by_a_spare(world: World, setup: Setup) -> No
     gate.await_visit(before[1], "reset").release()
 
 
-@sync_only
+@over(ALL_BLOCK, ALL_MESSAGE, THREADS)
 @pytest.mark.parametrize("reset_inplace", [False, True])
 def test_f21_nothing_is_lost_repeated_or_mixed_up(
     world: World, setup: Setup, reset_inplace: bool

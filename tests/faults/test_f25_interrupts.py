@@ -1,6 +1,6 @@
 """F25: a signal at any point of any public call loses, repeats, hangs and wedges nothing.
 
-Here the kind that runs envs in line is attacked at many points, and those with processes at some;
+Here the kinds that run envs in line or on threads are attacked at many points, others at some;
 `make soak` attacks all of them, and at random moments.
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.faults.interrupted_calls import PROCESS_KINDS, run
+from tests.faults.interrupted_calls import PROCESS_KINDS, THREAD_KINDS, run
 
 A_WORKER_EACH = next(iter(PROCESS_KINDS))
 
@@ -27,3 +27,10 @@ def test_f25_an_interrupt_anywhere_loses_and_repeats_nothing(kind: str, seed: in
     figures = run({**PROCESS_KINDS[kind], "context": context}, 25, seed)
     assert figures == {"points": 25, "raised": figures["raised"], "abnormal": 0}
     assert figures["raised"] > 10
+
+
+@pytest.mark.parametrize("kind", THREAD_KINDS)
+def test_f25_on_threads_an_interrupt_comes_into_no_env(kind: str) -> None:
+    figures = run(THREAD_KINDS[kind], 60, seed=25)
+    assert figures == {"points": 60, "raised": figures["raised"], "abnormal": 0}
+    assert figures["raised"] > 30

@@ -26,6 +26,8 @@ from tests.contract.harness import (
     IN_LINE,
     SOME_BLOCK,
     SOME_MESSAGE,
+    THREADS,
+    THREADS_MESSAGE_SHARED,
     Setup,
     World,
     over,
@@ -41,6 +43,7 @@ SLACK_S = 2.0
 
 PACKED = ALL_BLOCK._replace(num_workers=2)
 FORKSERVED = Setup("subprocess", "forkserver", False)
+ON_THREADS = (THREADS._replace(num_workers=2), THREADS_MESSAGE_SHARED)
 # A limit is kept by the trainer, whatever has started the worker: one test has other starts, too.
 limited = over(ALL_BLOCK, SOME_MESSAGE, ALL_MESSAGE, SOME_BLOCK, PACKED)
 
@@ -48,7 +51,7 @@ limited = over(ALL_BLOCK, SOME_MESSAGE, ALL_MESSAGE, SOME_BLOCK, PACKED)
 # -- F13, F14: hanging in a step ------------------------------------------------------------------
 
 
-@over(ALL_BLOCK, SOME_MESSAGE, ALL_MESSAGE, SOME_BLOCK, PACKED, DEFAULT, FORKSERVED)
+@over(ALL_BLOCK, SOME_MESSAGE, ALL_MESSAGE, SOME_BLOCK, PACKED, DEFAULT, FORKSERVED, *ON_THREADS)
 def test_f13_a_step_that_hangs_ends_at_its_limit(tmp_path: Path, setup: Setup) -> None:
     timestep = check_others(tmp_path, setup, Do.HANG, host_lost=True, step_timeout=LIMIT_S)
     error = timestep.info["error"]
@@ -146,7 +149,7 @@ def test_f15_a_reset_that_hangs_behind_the_caller_is_begun_in_a_new_process(
     assert (stats["failures_by_kind"], stats["abnormal"]) == ({"EnvTimeout": 1}, 0)
 
 
-@over(ALL_BLOCK, SOME_MESSAGE, SOME_BLOCK, ALL_BLOCK_SHARED)
+@over(ALL_BLOCK, SOME_MESSAGE, SOME_BLOCK, ALL_BLOCK_SHARED, *ON_THREADS)
 def test_f15_a_reset_that_hangs_before_the_caller_is_too(world: World, setup: Setup) -> None:
     scripts = {0: {"reset_faults": {1: "sleep"}}}
     manager = world.make(setup, 2, reset_timeout=LIMIT_S, scripts=scripts)
@@ -160,7 +163,7 @@ def test_f15_a_reset_that_hangs_before_the_caller_is_too(world: World, setup: Se
 # -- F16: in the nick of time ---------------------------------------------------------------------
 
 
-@over(ALL_BLOCK, SOME_MESSAGE, SOME_BLOCK, ALL_BLOCK_SHARED, IN_LINE)
+@over(ALL_BLOCK, SOME_MESSAGE, SOME_BLOCK, ALL_BLOCK_SHARED, IN_LINE, THREADS)
 def test_f16_a_step_that_ends_at_its_limit_has_one_outcome(world: World, setup: Setup) -> None:
     limit_s = 0.05
     manager = world.make(
