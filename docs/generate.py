@@ -21,8 +21,9 @@ import envmgr
 from envmgr import collect, errors, lifecycle, testing
 from envmgr.config import CollectConfig, EnvConfig, ManagerConfig, schema_markdown
 from envmgr.config.checks import show_value
+from envmgr.config.kind_sections import EnvPool, GymVector
 from envmgr.core import ArrayBatch, phases
-from envmgr.env import BatchedEnv, BatchedEnvSpec
+from envmgr.env import BatchedEnv, BatchedEnvSpec, VectorBatch
 from envmgr.lifecycle import TRANSITIONS, EnvState, mermaid_diagram
 from envmgr.manager import EnvManager
 from envmgr.registry import ENV_MANAGER_REGISTRY, Registry
@@ -174,6 +175,12 @@ keys are refused. [The guide](../guide/configs.md) says how configs are written 
 ## `manager`
 
 {schema_markdown(ManagerConfig)}
+### `manager.gym_vector`
+
+{schema_markdown(GymVector)}
+### `manager.env_pool`
+
+{schema_markdown(EnvPool)}
 The default of `wait_num` depends on the kind:
 
 {table(("kind", "its own defaults"), presets)}
@@ -390,7 +397,8 @@ What all kinds have.
 {_manager_members()}
 ## Types
 
-{_classes(envmgr.EnvTimestep, envmgr.BaseEnv, BatchedEnv, BatchedEnvSpec, ArrayBatch, level=3)}
+{_classes(envmgr.EnvTimestep, envmgr.BaseEnv, BatchedEnv, BatchedEnvSpec, level=3)}
+{_classes(VectorBatch, ArrayBatch, level=3)}
 `EnvState` is in the [lifecycle](lifecycle.md), the errors are in [errors](errors.md).
 
 ## Collection: `envmgr.collect`

@@ -15,7 +15,7 @@ from envmgr.config import ManagerConfig, WorkerEnv, check_kind
 from envmgr.core import EpisodeRules, Hosts, Supervisor
 from envmgr.core.engine import Engine
 from envmgr.core.shelter import Shelter
-from envmgr.env.batched import Batch, batches_of
+from envmgr.env.batch_specs import Batch, batches_of
 from envmgr.errors import ConfigError
 from envmgr.policy import Deadlines, FailurePolicy
 from envmgr.transport.base import Transport

@@ -12,6 +12,9 @@ from enum import Enum, IntEnum
 from types import MappingProxyType
 from typing import Any, Generic, NoReturn, TypeVar
 
+import numpy as np
+import numpy.typing as npt
+
 from envmgr.errors import IllegalTransitionError
 
 S = TypeVar("S", bound=IntEnum)
@@ -88,6 +91,7 @@ class TransitionTable(Generic[S, E]):
 
     Attributes:
         column: one byte for each env; to be read only.
+        view: the same, as an array.
         members: the states by their numbers.
     """
 
@@ -97,6 +101,7 @@ class TransitionTable(Generic[S, E]):
         self.members = {int(state): state for state in members}
         self._targets = {event: _targets(edges) for event, edges in transitions.items()}
         self.column = bytearray([int(members[0])]) * count
+        self.view: npt.NDArray[np.uint8] = np.frombuffer(self.column, np.uint8)
 
     def __getitem__(self, env_id: int) -> S:
         return self.members[self.column[env_id]]
@@ -120,6 +125,13 @@ class TransitionTable(Generic[S, E]):
             first = range(len(self.column))[rows].start
             self._refuse(first + moved.index(_ILLEGAL), event)
         self.column[rows] = moved
+
+    def apply_at(self, rows: npt.NDArray[np.int64], event: E) -> None:
+        """As `apply_all`, for different env_ids in an array."""
+        moved = self.view[rows].tobytes().translate(self._targets[event])
+        if _ILLEGAL in moved:
+            self._refuse(int(rows[moved.index(_ILLEGAL)]), event)
+        self.view[rows] = np.frombuffer(moved, np.uint8)
 
     def apply_all(self, env_ids: Iterable[int], event: E) -> None:
         """Apply `event` to several envs, or to none of them if it is illegal for one."""

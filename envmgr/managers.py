@@ -10,8 +10,11 @@ import math
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
+from envmgr.config import ManagerConfig
 from envmgr.launch import all_factories, deadlines_of, n_hosts_of, worker_settings_of
 from envmgr.manager import EnvManager
+from envmgr.manager.engine_owner import checked_factories
+from envmgr.pools import rows_of_pool
 from envmgr.registry import ENV_MANAGER_REGISTRY
 from envmgr.transport.base import Transport
 from envmgr.transport.inline import InlineTransport
@@ -21,6 +24,8 @@ from envmgr.transport.process.start_methods import make_spawner
 from envmgr.transport.process.threads import refuse_unsafe_fork
 from envmgr.transport.process.transport import ProcessTransport
 from envmgr.transport.thread import ThreadTransport
+from envmgr.types import EnvFactory
+from envmgr.vectorized import rows_of_vector_env
 from envmgr.views import DictView, TreeView
 
 
@@ -63,6 +68,40 @@ class ThreadEnvManager(BaseEnvManager):
 
     def _make_transport(self) -> Transport:
         return ThreadTransport(shared_memory=self._config.shared_memory)
+
+
+@ENV_MANAGER_REGISTRY.register("gym_vector")
+class GymVectorEnvManager(BaseEnvManager):
+    """One `gymnasium.vector.VectorEnv` in the caller's own thread; each of its rows is an env.
+
+    `env_fn` has a factory of a gymnasium env for each row, or one factory of the vector env with
+    `env_num` rows.
+    """
+
+    preset: ClassVar[Mapping[str, Any]] = {**BaseEnvManager.preset, "type": "gym_vector"}
+
+    def _factories_of(self, env_fn: Any, config: ManagerConfig) -> list[EnvFactory]:
+        return rows_of_vector_env(checked_factories(env_fn), config)
+
+
+@ENV_MANAGER_REGISTRY.register("env_pool")
+class PoolEnvManager(BaseEnvManager):
+    """An EnvPool of the package envpool (extra `envpool`), each env of it one of the manager's.
+
+    The pool makes the envs, as the config section `env_pool` says: there is no `env_fn`. Its
+    threads step those that are given actions.
+    """
+
+    preset: ClassVar[Mapping[str, Any]] = {**BaseEnvManager.preset, "type": "env_pool"}
+    makes_envs = True
+
+    def __init__(self, env_fn: Any = None, cfg: Any = None, **given: Any) -> None:
+        if cfg is None and isinstance(env_fn, Mapping):  # as DI-engine's is built
+            env_fn, cfg = None, env_fn
+        super().__init__(env_fn, cfg, **given)
+
+    def _factories_of(self, env_fn: Any, config: ManagerConfig) -> list[EnvFactory]:
+        return rows_of_pool(env_fn, config)
 
 
 @ENV_MANAGER_REGISTRY.register("async_subprocess")

@@ -219,13 +219,15 @@ def get_env_manager_cls(cfg: Mapping[str, Any]) -> Any:
     return ENV_MANAGER_REGISTRY.get(kind_of(cfg))
 
 
-def create_env_manager(cfg: Mapping[str, Any], env_fn: Sequence[EnvFactory], **kwargs: Any) -> Any:
+def create_env_manager(
+    cfg: Mapping[str, Any], env_fn: Sequence[EnvFactory] | None = None, **kwargs: Any
+) -> Any:
     """Return a manager, not launched, of the kind that `cfg.type` names.
 
     Args:
         cfg: the manager section, as dict or EasyDict; `type` is required. Not changed: the manager
             gets the kind's whole default config with these keys on top.
-        env_fn: one factory for each env.
+        env_fn: one factory for each env; None for kinds that make them (`env_pool`).
         **kwargs: further arguments of the manager class.
 
     Raises:

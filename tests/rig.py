@@ -23,7 +23,7 @@ from envmgr.core import (
 )
 from envmgr.core.engine import Engine
 from envmgr.core.gather import Gather
-from envmgr.env.batched import Batch
+from envmgr.env.batch_specs import Batch
 from envmgr.errors import EnvFailure
 from envmgr.lifecycle import EnvState
 from envmgr.policy import Deadlines, FailurePolicy

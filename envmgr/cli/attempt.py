@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from envmgr.cli import DONE, FAILED, INTERRUPTED, discard_output
 from envmgr.cli.interrupt import Interruption
-from envmgr.cli.prepare import RunOptions, goal_of
+from envmgr.cli.prepare import RunOptions, env_name, goal_of
 from envmgr.cli.progress import LogLines, Progress, logging_to, make_progress
 from envmgr.cli.report import counted, paragraph, wide_console
 from envmgr.cli.summary import Ending
@@ -64,8 +64,8 @@ class Attempt(ABC):
         self._ending = Ending.DONE
         self._error: str | None = None
         self._began = datetime.now().astimezone()
-        env, cfg = resolved.values.env, resolved.values.manager
-        self.title = f"{counted(cfg.env_num, 'env')} of {env.id or env.entry} on {cfg.type}"
+        cfg = resolved.values.manager
+        self.title = f"{counted(cfg.env_num, 'env')} of {env_name(resolved)} on {cfg.type}"
 
     def execute(self) -> int:
         """Launch, work, close and report; return the exit code.
@@ -153,7 +153,7 @@ class Attempt(ABC):
         values = self._resolved.values
         return {
             "config": os.path.abspath(self._run_options.config),
-            "env": values.env.id or values.env.entry,
+            "env": env_name(self._resolved),
             "manager": values.manager.type,
             "env_num": values.manager.env_num,
             "seed": to_plain(values.manager.seed),

@@ -14,7 +14,7 @@ from envmgr.config.env_factories import env_factories
 from envmgr.config_file import ResolvedConfig, check_output, resolve_config
 from envmgr.errors import ConfigError
 from envmgr.manager import EnvManager
-from envmgr.registry import create_env_manager
+from envmgr.registry import create_env_manager, get_env_manager_cls
 from envmgr.types import EnvFactory
 
 
@@ -81,6 +81,13 @@ def goal_of(resolved: ResolvedConfig) -> Goal:
     return Goal(manager.episode_num * (manager.env_num or 1), "episodes")
 
 
+def env_name(resolved: ResolvedConfig) -> str | None:
+    """Return what a config calls its env."""
+    env, pool = resolved.values.env, resolved.values.manager.env_pool
+    name: str | None = env.id or env.entry or (None if pool is None else pool.env_id)
+    return name
+
+
 def manager_of(
     resolved: ResolvedConfig,
     wrapped: Callable[[list[EnvFactory]], list[EnvFactory]] | None = None,
@@ -101,6 +108,14 @@ def manager_of(
             "manager.env_num is null, so nothing says how many envs to run. Set it in the config, "
             "or with --set manager.env_num=8."
         )
+    if getattr(get_env_manager_cls(resolved.values.manager), "makes_envs", False):
+        if wrapped is not None:
+            raise ConfigError(
+                f"manager.type {resolved.values.manager.type} makes its envs itself: they cannot "
+                "be wrapped for this"
+            )
+        made: EnvManager = create_env_manager(resolved.values.manager)
+        return made
     env_fn = env_factories(resolved.values.env, env_num, policy=resolved.import_policy)
     if wrapped is not None:
         env_fn = wrapped(env_fn)

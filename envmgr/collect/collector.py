@@ -19,7 +19,8 @@ class Collector(CollectLoop):
     their mean return would be biased. The price is that envs idle while the last episodes end, also
     in the middle of an episode that an earlier collection has begun. An abnormal episode is
     replaced by another one. Only steps that an interrupted collection has left under way may end
-    more episodes than that.
+    more episodes than that, and envs that are stepped together (rows of a batched env): where one
+    of them is to be stepped, all are.
 
     A collector expects every episode to begin and go on through it: after a `reset` of the manager
     by hand, make a new one.

@@ -73,6 +73,7 @@ class CollectLoop:
         self._keep_episodes = keep_episodes
         self._clock = clock
         self._loop = loop or ManagerLoop(manager)
+        self._together = list(getattr(manager, "stepped_together", ()))
         self._seeds = seeds_by_env(seed, manager.env_num)
         self._books = Books({}, CollectStatistics(), {}, 0, None)
         self._acted: dict[int, Acted] = {}
@@ -197,7 +198,11 @@ class CollectLoop:
         may_go_on = goal.may_join(statistics, len(self._pending), len(going_on))
         chosen = {*going_on[:may_go_on], *others[:may_begin]}
         may_send = goal.may_send(statistics, len(self._pending))
-        return {env_id: ready[env_id] for env_id in sorted(chosen)[:may_send]}
+        sent = set(sorted(chosen)[:may_send])
+        for together in self._together:  # all of them or none
+            if not sent.isdisjoint(together):
+                sent.update(env_id for env_id in together if env_id in ready)
+        return {env_id: ready[env_id] for env_id in sorted(sent)}
 
     def _begin_episodes(self, env_ids: dict[int, Any]) -> None:
         under_way = self._books.open

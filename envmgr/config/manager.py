@@ -37,6 +37,7 @@ from envmgr.config.field_checks import (
     seed_mapping,
     worker_env,
 )
+from envmgr.config.kind_sections import EnvPool, GymVector, section
 from envmgr.config.merge import to_easydict
 from envmgr.config.schema import Section, option, schema_table
 from envmgr.errors import ConfigError
@@ -221,6 +222,16 @@ class ManagerConfig(Section):
         None, or_null(worker_env(), "all of the parent's"), "environment variables of workers"
     )
     daemon: bool = option(True, boolean(), "false: envs may start processes of their own")
+    gym_vector: GymVector | None = option(  # noqa: RUF009
+        None,
+        or_null(section(GymVector), "as gymnasium does it"),
+        "how `type: gym_vector` makes one vector env of its envs: its keys are below",
+    )
+    env_pool: EnvPool | None = option(  # noqa: RUF009
+        None,
+        or_null(section(EnvPool), "none"),
+        "which envs `type: env_pool` makes: its keys are below",
+    )
 
     def _check_together(self) -> None:
         if self.spare_env_num:

@@ -6,6 +6,7 @@ from typing import Any
 
 from envmgr.core.groups import HostGroup
 from envmgr.core.hosts import Hosts
+from envmgr.core.late import await_reset
 from envmgr.core.phases import Change, Next, Phase
 from envmgr.core.rules import EpisodeRules
 from envmgr.core.slots import NEVER, EnvSlot
@@ -15,6 +16,8 @@ from envmgr.lifecycle import EnvState, Event
 from envmgr.seeding import derived_seed
 from envmgr.types import Once
 from envmgr.wire.messages import AfterStep, EpisodePlan, Op, ResetOrder
+
+_RESETS = (AfterStep.RESETS, AfterStep.RESETS_LATE)
 
 
 class Episodes:
@@ -81,12 +84,12 @@ class Episodes:
             return
         if self._rules.auto_reset:
             self._states.apply(slot.env_id, Event.EPISODE_ENDED)
-            slot.held = self._rules.reset_inplace
+            slot.held = self._rules.reset_inplace and after != AfterStep.RESETS_LATE
         else:
             self._states.apply(slot.env_id, Event.EPISODE_ENDED_UNATTENDED)
         slot.attended = self._rules.auto_reset
-        if after == AfterStep.RESETS and self._hosts_begin:  # else nobody told it to
-            self._hosts.await_reset(slot)
+        if after in _RESETS and self._hosts_begin:  # else nobody told it to
+            await_reset(self._hosts, slot, late=after == AfterStep.RESETS_LATE)
         elif self._spares is not None and self._rules.auto_reset:
             worn = after == AfterStep.WANTS_RECYCLING
             self._spares.ended(slot, self._await_new_host if worn else self.begin)
@@ -98,7 +101,7 @@ class Episodes:
             self._hosts.settle(slot)
             self.replace_worn_host(slot.group)
 
-    def end_plainly(self, slot: EnvSlot, episodes_done: int) -> bool:
+    def end_plainly(self, slot: EnvSlot, episodes_done: int, *, late: bool = False) -> bool:
         """An episode ended and its host resets it: note that, unless it was the last.
 
         The short form of `end`, for an env about which there is nothing else to know. Here, and in
@@ -108,6 +111,8 @@ class Episodes:
             return False
         slot.episodes_done = episodes_done
         slot.next_episode = slot.episode + 1
+        if late:
+            self._hosts.record.late.add(slot.env_id)
         if self._states[slot.env_id] is EnvState.RUN:
             self._states.apply(slot.env_id, Event.EPISODE_ENDED)
         self._hosts.phases.apply(slot.env_id, Change.RESET)
@@ -118,6 +123,7 @@ class Episodes:
         slot.reset_info = info
         slot.held = False
         slot.deadline = NEVER
+        self._hosts.record.late.discard(slot.env_id)
         if self._states[slot.env_id] is not EnvState.RUN:
             self._states.apply(slot.env_id, Event.RESET_SUCCEEDED)
 
@@ -135,8 +141,8 @@ class Episodes:
 
     def abandon(self, slot: EnvSlot, after: int) -> None:
         """A step is over that nobody wants any more, because the env is to be reset."""
-        if after == AfterStep.RESETS:  # the host has begun one by itself
-            self._hosts.await_reset(slot)
+        if after in _RESETS:  # the host has begun one by itself
+            await_reset(self._hosts, slot, late=after == AfterStep.RESETS_LATE)
             return
         self._hosts.settle(slot)
         if after == AfterStep.WANTS_RECYCLING:

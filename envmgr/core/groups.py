@@ -82,10 +82,14 @@ class HostGroup:
 
         Requests run in the order in which they were sent; a reset that the host begins by itself
         runs after those that were sent before it was known of. Steps that are posted are not among
-        them: the block says which of those is run.
+        them: the block says which of those is run. Nor are resets that wait for a step of others.
         """
         return sorted(
-            (slot for slot in self.slots if slot.phase in AWAITED),
+            (
+                slot
+                for slot in self.slots
+                if slot.phase in AWAITED and slot.env_id not in slot.record.late
+            ),
             key=lambda slot: max(slot.request_id, slot.order),
         )
 

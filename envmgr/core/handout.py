@@ -12,11 +12,13 @@ from envmgr.core.episodes import Episodes
 from envmgr.core.hosts import Hosts
 from envmgr.core.phases import Change, Phase
 from envmgr.core.replies import (
+    LATE_END,
     PLAIN_END,
     PLAIN_END_BITS,
     BlockReplies,
     after_of,
     resets_after,
+    resets_late,
 )
 from envmgr.core.selection import Selection, Selections
 from envmgr.core.stats import Statistics
@@ -91,6 +93,10 @@ class Handout:
         window = selection.window
         if window is not None and not self._record.undelivered:
             return bool(window.replies == window.tokens)
+        record, rows = self._record, selection.array
+        if self._block is not None and not record.undelivered and selection.count > _FEW:
+            replied: Any = self._block.replies[rows] == record.tokens[rows]
+            return bool(replied.all()) and selection.is_posted(record.phases.column)
         return all(map(self.has_arrived, selection.ids))
 
     def has_arrived(self, env_id: int) -> bool:
@@ -190,7 +196,7 @@ class Handout:
         usual = flags[0] & TOLD_BIT
         if flags[0] >> REWARD_SHIFT in FITS_ALL:
             usual |= flags[0] & REWARD_BITS
-        plain_end = PLAIN_END | usual & REWARD_BITS
+        plain_ends = (PLAIN_END | usual & REWARD_BITS, LATE_END | usual & REWARD_BITS)
         places = [flag & PLACE_BITS for flag in flags]
         details: dict[int, Any] = {}
         specials: dict[int, int] = {}
@@ -198,7 +204,7 @@ class Handout:
             if flag - place == usual and place < steps:
                 continue
             env_id = selection.ids[position]
-            is_plain = flag & PLAIN_END_BITS == plain_end and place < steps
+            is_plain = flag & PLAIN_END_BITS in plain_ends and place < steps
             if not is_plain and not self._is_sound(env_id, position, flag, details):
                 return None
             if flag & DONE and self._reset_inplace and self._awaits_reset(env_id, flag):
@@ -224,6 +230,8 @@ class Handout:
         """Whether an end of an episode is not complete, or it takes a second look to know."""
         if self._has_spares or self._replies is None or not resets_after(flag):
             return True
+        if resets_late(flag):
+            return False
         token: int = self._record.token_items[env_id]
         return not self._replies.has_reset(env_id, token)
 
@@ -274,7 +282,7 @@ class Handout:
         elif selection.is_slice:
             self._phases.apply_rows(selection.rows, Change.SETTLE)
         else:
-            self._phases.apply_all(selection.ids, Change.SETTLE)
+            self._phases.apply_at(selection.array, Change.SETTLE)
         for env_id in hand.kept:
             self._record.undelivered.pop(env_id, None)
         statistics.timesteps = hand.n_delivered
@@ -287,7 +295,8 @@ class Handout:
         """End an episode whose host begins the next one by itself; False if it does not."""
         env_id, flag, episodes_done = ending
         if resets_after(flag) and self._resets_plainly:
-            return self._episodes.end_plainly(self._record.slots[env_id], episodes_done)
+            slot = self._record.slots[env_id]
+            return self._episodes.end_plainly(slot, episodes_done, late=resets_late(flag))
         return False
 
     def follow_up(self, hand: Hand) -> None:
@@ -297,6 +306,8 @@ class Handout:
             self._episodes.end(self._record.slots[env_id], after_of(flag))
 
 
+_FEW = 16
+"""So many envs are looked at one by one rather than as an array."""
 _POSTED = np.uint8(Phase.POSTED)
 _NO_REMARKS = Remarks(0, 0)
 _ODD_BITS = np.uint16(0xFFFF & ~TOLD_BIT)

@@ -224,6 +224,7 @@ class Hosts:
 
     def _change(self, slot: EnvSlot, change: Change) -> None:
         self.phases.apply(slot.env_id, change)
+        self.record.late.discard(slot.env_id)
         self.limits.changes += 1
 
     # -- posted steps -------------------------------------------------------------------------

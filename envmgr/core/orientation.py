@@ -115,6 +115,7 @@ class Orientation:
 
     def fits(self, slot: EnvSlot, description: EnvDescription) -> bool:
         """Keep what an env says of itself; False if the one before it said something else."""
+        slot.resets_alone = description.resets_alone
         known = self.descriptions.setdefault(slot.env_id, description)
         return _same_spaces(known, description)
 

@@ -9,6 +9,9 @@ from collections.abc import Mapping
 from enum import Enum, IntEnum
 from types import MappingProxyType
 
+import numpy as np
+import numpy.typing as npt
+
 from envmgr.lifecycle import TransitionTable
 
 
@@ -98,6 +101,10 @@ BEHIND_THE_CALLER = (_P.RESETTING, *_REPAIRED)
 _BEFORE_THE_CALLER = bytes(set(Phase) - set(BEHIND_THE_CALLER))
 _UNREPAIRED = bytes(set(Phase) - set(_REPAIRED))
 
+ENDS = frozenset((_P.ENDING, _P.PAUSING))
+COMING = frozenset((_P.STARTING, _P.RESETTING, _P.CANCELLING, *ENDS))
+"""Phases of an env that will be in an episode, if it is not given up."""
+
 AWAITED = frozenset((_P.STARTING, _P.RESETTING, _P.STEPPING, _P.CANCELLING, _P.CALLING))
 """Phases in which a reply is awaited."""
 
@@ -114,6 +121,9 @@ class Next(str, Enum):
     RENEW_HOST = "a new host"
 
 
+_OWE_NONE = np.array([phase not in (_P.POSTED, _P.STEPPING) for phase in Phase])
+
+
 class PhaseTable(TransitionTable[Phase, Change]):
     """The phases of all envs and spares; changed only through `Change`s.
 
@@ -123,6 +133,11 @@ class PhaseTable(TransitionTable[Phase, Change]):
 
     def __init__(self, count: int) -> None:
         super().__init__(CHANGES, Phase, count)
+
+    def owing_none_in(self, chosen: npt.NDArray[np.bool_]) -> list[int]:
+        """Return those of some envs whose hosts have no timestep under way, ascending."""
+        found: list[int] = (chosen & _OWE_NONE[self.view]).nonzero()[0].tolist()
+        return found
 
     @property
     def any_behind_the_caller(self) -> bool:

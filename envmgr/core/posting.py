@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from envmgr.core.hosts import Hosts
+from envmgr.core.late import expect_late
 from envmgr.core.phases import Change, Phase
 from envmgr.core.selection import Selection
 from envmgr.core.stats import Statistics
@@ -130,12 +131,14 @@ class Posting:
         if window is None:
             self._record.tokens[selection.rows] = tokens
             self._block.requests[selection.rows] = tokens
-            phases.apply_all(selection.ids, Change.POST)
+            phases.apply_at(selection.array, Change.POST)
         else:
             window.token_bytes[:] = tokens
             window.request_bytes[:] = tokens
             phases.apply_rows(selection.rows, Change.POST)
         self._latest = selection
+        if self._record.late:
+            expect_late(self._hosts, selection.ids)
         observed = self._record.observed
         if observed.counts:
             observed.counted(selection.ids, posting)

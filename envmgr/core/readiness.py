@@ -74,6 +74,13 @@ def _refuse_to_wait(supervisor: Supervisor) -> None:
             f"no env is ready: envs {owed} have actions under way. Gather their timesteps with "
             "recv() or step({}) first."
         )
+    late = sorted(supervisor.record.late)
+    if late:
+        raise NothingReadyError(
+            f"the next episodes of envs {late} begin with the next step of the other rows of their "
+            "vector env, which are ready (autoreset mode NextStep): step those first. With "
+            "reset_inplace: true they begin at once, if the vector env can reset some of its rows."
+        )
     waiting = [  # some of them may still be under repair after a failure
         slot.env_id
         for slot, state in zip(supervisor.slots, states, strict=True)

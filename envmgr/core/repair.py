@@ -10,6 +10,7 @@ from envmgr.core import failures
 from envmgr.core.episodes import Episodes
 from envmgr.core.failures import Lost
 from envmgr.core.hosts import Hosts
+from envmgr.core.late import released
 from envmgr.core.phases import Next, Phase
 from envmgr.core.renewals import Renewals
 from envmgr.core.slots import EnvSlot
@@ -289,6 +290,7 @@ class Repair:
             self._hosts.end(slot.group, ask=True)
         else:
             self._hosts.release(slot)
+            released(self._hosts, slot.env_id)
 
     def forgive(self, slot: EnvSlot) -> None:
         """Forget an env's failures: its user repairs it by hand."""

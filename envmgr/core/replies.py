@@ -30,10 +30,12 @@ from envmgr.wire.messages import AfterStep
 from envmgr.wire.rewards import KINDS, restored
 
 PLAIN_END = DONE | TOLD_BIT | AfterStep.RESETS << AFTER_SHIFT
+LATE_END = DONE | TOLD_BIT | AfterStep.RESETS_LATE << AFTER_SHIFT
 PLAIN_END_BITS = DONE | TOLD_BIT | AFTER_BITS | HAS_INFO | REWARD_BITS
-"""An episode has ended, and its host begins the next one: with these bits and none of the others
-there is nothing else to the reply, if its reward is a float, as kind 0 is."""
+"""An episode has ended, and its host begins the next one, soon or late: with these bits and none of
+the others there is nothing else to the reply, if its reward is a float, as kind 0 is."""
 
+_RESETS = (AfterStep.RESETS, AfterStep.RESETS_LATE)
 _STEPS = (np.uint8(Phase.STEPPING), np.uint8(Phase.CANCELLING))
 _RESETTING = np.uint8(Phase.RESETTING)
 
@@ -45,7 +47,12 @@ def after_of(flag: int) -> int:
 
 def resets_after(flag: int) -> bool:
     """Return whether a host resets the env after the step with these flags."""
-    return after_of(flag) == AfterStep.RESETS
+    return after_of(flag) in _RESETS
+
+
+def resets_late(flag: int) -> bool:
+    """Return whether it does so with the next step of the other rows of its batched env."""
+    return after_of(flag) == AfterStep.RESETS_LATE
 
 
 class BlockReplies:

@@ -274,6 +274,35 @@ def rows_by_id(env_ids: Sequence[int], actions: Any, each: str = "") -> dict[int
     return by_id
 
 
+def refuse_partial_resets(
+    supervisor: Supervisor, params: Mapping[int, Mapping[str, Any] | None]
+) -> None:
+    """Refuse the reset of some rows of a batched env that can only reset all of them together.
+
+    Raises:
+        EnvNotReadyError: others of its rows are in an episode.
+        ConfigError: its rows are given different params.
+    """
+    for env_id in params:
+        batch = supervisor.slots[env_id].batch
+        if batch is None or supervisor.slots[env_id].resets_alone:
+            continue
+        in_run = (i for i in batch.env_ids if supervisor.states[i] is EnvState.RUN)
+        missing = [i for i in in_run if i not in params]
+        if missing:
+            raise EnvNotReadyError(
+                f"env {env_id} cannot be reset while envs {missing} are in an episode: they are "
+                "rows of a vector env that resets all of them together. Name all of envs "
+                f"{batch.first} to {batch.first + batch.size - 1}. No env was reset."
+            )
+        given = [params.get(i) or {} for i in batch.env_ids if i in params]
+        if any(other != given[0] for other in given):
+            raise ConfigError(
+                f"envs {batch.first} to {batch.first + batch.size - 1} are rows of a vector env "
+                "that resets all of them together, and so with the same params. No env was reset."
+            )
+
+
 def refuse_unsendable_params(
     supervisor: Supervisor, params: Mapping[int, Mapping[str, Any] | None]
 ) -> None:

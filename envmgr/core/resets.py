@@ -8,6 +8,7 @@ from typing import Any
 
 from envmgr.core.episodes import Episodes
 from envmgr.core.hosts import Hosts
+from envmgr.core.late import expect_late
 from envmgr.core.phases import Next, Phase
 from envmgr.core.posting import Posting
 from envmgr.core.repair import Repair
@@ -66,6 +67,8 @@ class ExplicitResets:
             params: keyword arguments of this and of later automatic resets, by env_id; None keeps
                 those that were given before.
         """
+        # Where all rows of a batched env are reset together, those are, too, that wait for a step.
+        expect_late(self._hosts, [i for i in params if not self._record.slots[i].resets_alone])
         ordered = [i for i, given in params.items() if self._begin(self._record.slots[i], given)]
         if ordered and self._posting is not None:
             self._posting.order_resets(ordered)

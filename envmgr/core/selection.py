@@ -132,8 +132,11 @@ class Selection:
         phases, states = record.phases.column, record.states.column
         if self.is_slice:
             return bool(phases[rows] == self.idle and states[rows] == self.run)
-        idle, run = Phase.IDLE, EnvState.RUN
-        return all(phases[i] == idle and states[i] == run for i in ids)
+        if len(ids) < _FEW:
+            idle, run = Phase.IDLE, EnvState.RUN
+            return all(phases[i] == idle and states[i] == run for i in ids)
+        view, seen = record.phases.view, record.states.view
+        return bool((view[rows] == Phase.IDLE).all() and (seen[rows] == EnvState.RUN).all())
 
     def is_posted(self, phases: bytearray) -> bool:
         """Whether the steps of all of these envs are posted; given the column of phases."""
@@ -143,6 +146,8 @@ class Selection:
 
 
 _POSTED = {Phase.POSTED}
+_FEW = 16
+"""So many envs are looked at one by one rather than as an array."""
 _PLAIN_SEQUENCES = frozenset((dict, list, tuple, type({}.keys())))
 """What can be read without running code of its own, and comes to an end."""
 

@@ -8,6 +8,7 @@ from typing import Any
 from envmgr.core import failures
 from envmgr.core.episodes import Episodes
 from envmgr.core.hosts import Hosts
+from envmgr.core.late import expect_late
 from envmgr.core.phases import Phase
 from envmgr.core.slots import EnvSlot
 from envmgr.core.stats import Statistics
@@ -61,6 +62,7 @@ class Sending:
             return
         prepared, n_actions = self._unfinished
         self._statistics.actions = n_actions
+        expect_late(self._hosts, (slot.env_id for slot, _ in prepared))
         self._record.observed.counted((slot.env_id for slot, _ in prepared), -n_actions)
         for slot, frame in prepared:
             if frame is None:

@@ -16,9 +16,9 @@ import numpy as np
 import numpy.typing as npt
 
 from envmgr.core.observed import Observed
-from envmgr.core.phases import Next, Phase, PhaseTable
+from envmgr.core.phases import COMING, ENDS, Next, Phase, PhaseTable
 from envmgr.core.together import Together
-from envmgr.env.batched import Batch
+from envmgr.env.batch_specs import Batch
 from envmgr.errors import EnvFailure
 from envmgr.lifecycle import EnvState, StateTable
 from envmgr.types import EnvTimestep
@@ -28,9 +28,6 @@ if TYPE_CHECKING:  # a group has envs, and each of them knows its group
     from envmgr.core.groups import HostGroup
 
 NEVER = math.inf
-
-_ENDS = frozenset((Phase.ENDING, Phase.PAUSING))
-_COMING = frozenset((Phase.STARTING, Phase.RESETTING, Phase.CANCELLING, *_ENDS))
 
 
 class Record:
@@ -56,6 +53,7 @@ class Record:
         unexecuted: those of them that were sent that action, and whose timestep is still to come.
         retired: envs whose rows and places are not used any more, since a host that could not be
             killed may write there: all about them goes by message.
+        late: rows of batched envs whose next episodes begin with the next step of the others.
         together: says which envs are ready only together; None if none are.
         slots: all else, by env_id.
         launching: the first resets are not over.
@@ -77,13 +75,13 @@ class Record:
         self.unexecuted: set[int] = set()
         self.launching = True
         self.retired: set[int] = set()
+        self.late: set[int] = set()
         self.together: Together | None = None
         self.slots = [EnvSlot(i, self, is_spare=i >= env_num) for i in range(count)]
         self.all_ids = range(env_num)
         self._all_idle = bytes([Phase.IDLE]) * env_num
         self._all_run = bytes([EnvState.RUN]) * env_num
-        column: npt.NDArray[np.uint8] = np.frombuffer(self.phases.column, np.uint8, env_num)
-        self._seen = column, self.tokens[:env_num]
+        self._seen = self.phases.view[:env_num], self.tokens[:env_num]
         self._found = np.empty(env_num, np.bool_), np.empty(env_num, np.bool_)
 
     def answered(self, column: npt.NDArray[np.uint64], phase: np.uint8) -> npt.NDArray[np.bool_]:
@@ -97,9 +95,8 @@ class Record:
             (env_num,) bool; good until this is asked again.
         """
         (phases, tokens), (found, also) = self._seen, self._found
-        np.equal(column, tokens, out=found)
         np.equal(phases, phase, out=also)
-        return np.logical_and(found, also, out=found)
+        return np.logical_and(np.equal(column, tokens, out=found), also, out=found)
 
     # -- who is ready, and who owes a timestep ------------------------------------------------
 
@@ -122,9 +119,8 @@ class Record:
 
     def is_coming(self, env_id: int) -> bool:
         """Return whether an env that is not ready will be without anybody doing anything."""
-        if self.slots[env_id].is_coming:
-            return True
-        return self.together is not None and self.together.is_coming(env_id)
+        together = self.together
+        return self.slots[env_id].is_coming if together is None else together.is_coming(env_id)
 
     def are_ready(self, env_ids: Sequence[int]) -> bool:
         """Return whether all of these envs take an action now."""
@@ -148,7 +144,9 @@ class Record:
         """Return the envs that take an action now, ascending."""
         if self.are_all_ready:
             return list(self.all_ids)
-        ready = [i for i in self.states.ids_in(EnvState.RUN) if not self.owes(i)]
+        ready = self.phases.owing_none_in(self.states.view == np.uint8(EnvState.RUN))
+        if self.undelivered or self.unexecuted:
+            ready = [i for i in ready if not self.owes(i)]
         return ready if self.together is None else self.together.settled(ready)
 
     @property
@@ -207,6 +205,7 @@ class EnvSlot:
         next_episode: what that is when the reset that was begun last has succeeded.
         episodes_done: episodes counted against `episode_num`.
         fresh: of a doomed env: what it shows after the timestep that it gets for its next action.
+        resets_alone: it can be reset while other rows of its batched env are in an episode.
         dropped: its failure budget is spent and it takes no more part.
         result: what came of a call: `protocol.Message.payload`, or the failure.
     """
@@ -240,6 +239,7 @@ class EnvSlot:
     episodes_done: int = 0
     fresh: tuple[Any, dict[str, Any]] | None = None
     dropped: bool = False
+    resets_alone: bool = True
     result: Any = None
 
     @property
@@ -269,9 +269,7 @@ class EnvSlot:
     def is_under_way(self) -> bool:
         """Whether it is being reset or repaired, and not given up."""
         phase = self.phase
-        if phase in _ENDS and self.following is Next.NOTHING:
-            return False
-        return phase in _COMING
+        return phase in COMING and not (phase in ENDS and self.following is Next.NOTHING)
 
     # -- what is in the columns ---------------------------------------------------------------
 

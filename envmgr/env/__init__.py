@@ -7,8 +7,17 @@ numpy only, and of this one what stands below `env`. An env imports its package 
 from __future__ import annotations
 
 from envmgr.env.base import BaseEnv
-from envmgr.env.batched import BatchedEnv, BatchedEnvSpec
+from envmgr.env.batch_specs import BatchedEnvSpec
+from envmgr.env.batched import BatchedEnv
 from envmgr.env.contract import EnvContractError
 from envmgr.env.gymnasium_env import GymnasiumEnv
+from envmgr.env.vector_batch import VectorBatch
 
-__all__ = ["BaseEnv", "BatchedEnv", "BatchedEnvSpec", "EnvContractError", "GymnasiumEnv"]
+__all__ = [
+    "BaseEnv",
+    "BatchedEnv",
+    "BatchedEnvSpec",
+    "EnvContractError",
+    "GymnasiumEnv",
+    "VectorBatch",
+]

@@ -114,8 +114,8 @@ def _why_not_an_env(obj: Any) -> str | None:
         )
     if isinstance(obj, gymnasium.vector.VectorEnv) or hasattr(obj, "single_observation_space"):
         return (
-            f"a vector env ({type(obj).__name__}); a factory builds one single env, and env_num of "
-            "them are run by the manager"
+            f"a vector env ({type(obj).__name__}); wrap its factory in a BatchedEnvSpec, and name "
+            "that in env_fn for each of its rows, or use type: gym_vector"
         )
     missing = [name for name in ("reset", "step") if not callable(getattr(obj, name, None))]
     if not missing:

@@ -1,16 +1,11 @@
-"""Batched envs: one object that steps several envs at once, each a row of it with an env_id.
-
-Such an env is a `BatchedEnv`, and `env_fn` names a `BatchedEnvSpec` once for each of its rows, so
-that how many these are is known before anything is built.
-"""
+"""Batched envs: one object that steps several envs at once, each a row of it with an env_id."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence, Sized
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence, Sized
 from types import MethodType
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from gymnasium.spaces import Space
@@ -25,8 +20,8 @@ from envmgr.env.contract import (
     timestep_of,
 )
 from envmgr.env.seeds import EpisodeSeeds
-from envmgr.errors import ConfigError, EnvAttributeError
-from envmgr.types import EnvFactory, EnvTimestep
+from envmgr.errors import EnvAttributeError
+from envmgr.types import EnvTimestep
 
 First = tuple[Any, dict[str, Any]]
 """What a reset gave one row: its first observation, and the info of the reset."""
@@ -42,11 +37,32 @@ class BatchedEnv(ABC):
         observation_space: of one row.
         action_space: of one row.
         reward_space: of one row; None if the env does not say.
+        resets_alone: rows can be reset while others are in an episode. If not, what takes the reset
+            of one row takes that of all.
+        begins_late: the next episode of a row whose episode has ended begins with the next step of
+            the others.
     """
 
     observation_space: Space[Any]
     action_space: Space[Any]
     reward_space: Space[Any] | None = None
+    resets_alone: bool = True
+    begins_late: bool = False
+
+    def resettable(self, asked: Mapping[int, bool], *, others: bool) -> Sequence[int]:
+        """Return which of the rows that are to be reset can be reset now.
+
+        The others are asked for again after each step, and when more rows are to be reset.
+
+        Args:
+            asked: which, and whether somebody has asked for it; else an episode has ended.
+            others: other rows are in an episode.
+        """
+        return list(asked)
+
+    def leave(self, row: int) -> None:
+        """A row takes no part any more."""
+        return
 
     @abstractmethod
     def reset(
@@ -67,7 +83,7 @@ class BatchedEnv(ABC):
         """
 
     @abstractmethod
-    def step(self, rows: Sequence[int], actions: Sequence[Any]) -> Sequence[Any]:
+    def step(self, rows: Sequence[int], actions: Any) -> Sequence[Any]:
         """Take one action in each of some rows.
 
         They are those that were sent one. Unless the spec says `partial_steps`, they are all rows
@@ -76,11 +92,13 @@ class BatchedEnv(ABC):
 
         Args:
             rows: which.
-            actions: one for each of them.
+            actions: one for each of them: a list, or an array (k, *shape).
 
         Returns:
             `(obs, rewards, terminated, truncated, infos)` with an entry for each of `rows`; infos
             may be None if they are all empty. The arrays may be used again in the next step.
+            Arrays, and infos that are None or know which of them are not empty (`told`), cost
+            least.
         """
 
     def close(self) -> None:
@@ -112,115 +130,39 @@ class BatchedEnv(ABC):
         )
 
 
-@dataclass(frozen=True)
-class BatchedEnvSpec:
-    """The entry in `env_fn` of each row of a batched env: `env_fn=[spec] * (size * batches)`.
-
-    Attributes:
-        build: builds the env with all of its rows.
-        size: how many rows it has.
-        partial_steps: its `step` takes some of the rows in an episode, and leaves the others. If
-            not, all of them have to be sent their actions in one call.
-    """
-
-    build: Callable[[], BatchedEnv]
-    size: int
-    partial_steps: bool = False
-
-    def __post_init__(self) -> None:
-        """Check the fields.
-
-        Raises:
-            ConfigError: one is of no use.
-        """
-        if not callable(self.build):
-            raise ConfigError(f"the `build` of a BatchedEnvSpec is {self.build!r}, not a function")
-        if type(self.size) is not int or self.size < 1:
-            raise ConfigError(f"the `size` of a BatchedEnvSpec is {self.size!r}, not 1 or more")
-
-    def __call__(self) -> BatchedEnv:
-        """Return a new env.
-
-        Raises:
-            EnvContractError: `build` returned something else than a `BatchedEnv`.
-        """
-        env = self.build()
-        if not isinstance(env, BatchedEnv):
-            raise EnvContractError(
-                f"the `build` of a BatchedEnvSpec returned {describe(env)}, not a BatchedEnv"
-            )
-        return env
-
-
-class Batch(NamedTuple):
-    """The env_ids of a batched env's rows: `first` is row 0.
-
-    Attributes:
-        first: the lowest.
-        size: how many there are.
-        partial_steps: see `BatchedEnvSpec`.
-    """
-
-    first: int
-    size: int
-    partial_steps: bool
-
-    @property
-    def env_ids(self) -> range:
-        """All of them."""
-        return range(self.first, self.first + self.size)
-
-
-def batches_of(factories: Sequence[EnvFactory]) -> tuple[Batch, ...]:
-    """Return the batched envs that factories, one for each env_id, are about.
-
-    Raises:
-        ConfigError: one of them has not all of its rows.
-    """
-    batches: list[Batch] = []
-    env_id = 0
-    while env_id < len(factories):
-        spec = factories[env_id]
-        if not isinstance(spec, BatchedEnvSpec):
-            env_id += 1
-            continue
-        rows = factories[env_id : env_id + spec.size]
-        n_rows = next((n for n, other in enumerate(rows) if other is not spec), len(rows))
-        if n_rows != spec.size:
-            raise ConfigError(
-                f"env_fn has a batched env of {spec.size} rows from env {env_id} on, but names it "
-                f"for {n_rows} envs there. Every batch needs all of its rows, side by side: "
-                f"env_fn=[spec] * ({spec.size} * n) for n batches"
-            )
-        batches.append(Batch(env_id, spec.size, spec.partial_steps))
-        env_id += spec.size
-    return tuple(batches)
-
-
 class BatchRow(BaseEnv):
     """One row of a batched env, in the form of an env of its own.
 
     Args:
         batched: the env.
         row: which.
+        in_episode: of all rows of the env, 1 for those that take actions.
 
     Attributes:
         first: what its next `reset` returns or raises; None has the row be reset then.
         seeds: which of them its next reset is to use.
-        is_in_episode: it takes actions.
     """
 
-    def __init__(self, batched: BatchedEnv, row: int) -> None:
+    def __init__(self, batched: BatchedEnv, row: int, in_episode: bytearray | None = None) -> None:
         self.batched = batched
         self.row = row
         self.first: First | BaseException | None = None
         self.seeds = EpisodeSeeds()
-        self.is_in_episode = False
+        self._in_episode = bytearray(row + 1) if in_episode is None else in_episode
         self.observation_space = batched.observation_space
         self.action_space = batched.action_space
         self.reward_space = batched.reward_space
         for name in ("metadata", "spec", "render_mode"):
             setattr(self, name, getattr(batched, name, None))
+
+    @property
+    def is_in_episode(self) -> bool:
+        """Whether it takes actions."""
+        return bool(self._in_episode[self.row])
+
+    @is_in_episode.setter
+    def is_in_episode(self, is_in_episode: bool) -> None:
+        self._in_episode[self.row] = is_in_episode
 
     def seed(self, seed: int, dynamic_seed: bool | None = None) -> None:
         """Give seeds to the next resets, as to a gymnasium env."""
@@ -269,9 +211,17 @@ def step_rows(batched: BatchedEnv, rows: Sequence[int], actions: Sequence[Any]) 
     Raises:
         EnvContractError: the env returned something else.
     """
-    result = batched.step(rows, actions)
+    return outcomes_of(batched, batched.step(rows, actions), len(rows))
+
+
+def outcomes_of(batched: BatchedEnv, result: Any, n_rows: int) -> list[Outcome]:
+    """Return what a step came to for each row, given what `step` returned.
+
+    Raises:
+        EnvContractError: it is something else.
+    """
     names = ("obs", "rewards", "terminated", "truncated")
-    parts = _parts(batched, "step", result, names, len(rows))
+    parts = _parts(batched, "step", result, names, n_rows)
     return [gymnasium_outcome(row, batched) for row in zip(*parts, strict=True)]
 
 

@@ -53,12 +53,15 @@ class EngineOwner:
     preset: ClassVar[Mapping[str, Any]] = {}
     """Defaults of this kind that differ from those of the schema."""
 
+    makes_envs: ClassVar[bool] = False
+    """This kind makes its envs itself, and is given no `env_fn`."""
+
     _transport_cls: ClassVar[type[Transport]] = Transport  # type: ignore[type-abstract]
     """What hosts of this kind run on; its properties say what this kind can do."""
 
     def __init__(
         self,
-        env_fn: Sequence[EnvFactory],
+        env_fn: Sequence[EnvFactory] | None,
         cfg: Mapping[str, Any] | None = None,
         *,
         observation_space: Any = None,
@@ -69,8 +72,8 @@ class EngineOwner:
         self._gather: Gather | None = None
         self._built = False
         self._launched = False
-        self._env_fn = _checked_factories(env_fn)
         config = ManagerConfig.from_mapping(cfg, self.preset)
+        self._env_fn = self._factories_of(env_fn, config)
         kind = self._transport_cls
         check_kind(config, hides_resets=kind.works_alone, refused=kind.refused)
         config = with_batches(config.with_env_num(len(self._env_fn)), self._env_fn)
@@ -107,6 +110,10 @@ class EngineOwner:
     def _make_transport(self) -> Transport:
         """Return a new transport for one launch."""
         raise TypeError(f"{type(self).__name__} has no transport; use a kind of envmgr.managers")
+
+    def _factories_of(self, env_fn: Any, config: ManagerConfig) -> list[EnvFactory]:
+        """Return a factory for each env."""
+        return checked_factories(env_fn)
 
     def _make_view(self) -> DictView:
         """Return the form in which this kind shows batches."""
@@ -294,7 +301,12 @@ class EngineOwner:
             self._running.undisturbed(lambda: apply(supervisor))
 
 
-def _checked_factories(env_fn: Any) -> list[EnvFactory]:
+def checked_factories(env_fn: Any) -> list[EnvFactory]:
+    """Return a list of functions as a list of its own.
+
+    Raises:
+        ConfigError: it is something else, or empty.
+    """
     try:
         factories = read_list(env_fn)
     except Unreadable as error:

@@ -12,6 +12,7 @@ from envmgr.core.engine import Engine
 from envmgr.core.launching import begin_envs, build_envs
 from envmgr.core.spares import NO_SPARES
 from envmgr.env import adapt
+from envmgr.env.batch_specs import batches_of
 from envmgr.errors import (
     LaunchError,
     StateError,
@@ -64,6 +65,14 @@ class ManagerLifetime(EngineOwner):
     def metadata(self) -> Any:
         """The metadata of env 0. Starts a host when asked before `launch`."""
         return self._described().metadata
+
+    @property
+    def stepped_together(self) -> list[range]:
+        """The env_ids that have to be sent actions in one call: rows of batched envs, mostly none.
+
+        Of these, all that are ready.
+        """
+        return [b.env_ids for b in batches_of(self._env_fn) if not b.partial_steps]
 
     @property
     def spec(self) -> Any:

@@ -311,6 +311,7 @@ class EnvManager(EnvAccess):
         params = arguments.checked_params(reset_param, self.env_num)
         with self._calling() as supervisor:
             requests.refuse_unsendable_params(supervisor, params)
+            requests.refuse_partial_resets(supervisor, params)
             self._view.forget()
             self._running.undisturbed(functools.partial(self._begin_resets, supervisor, params))
             slots = [supervisor.slots[i] for i in params]

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from envmgr.env.batched import Batch
+from envmgr.env.batch_specs import Batch
 from envmgr.types import EnvFactory
 from envmgr.wire.arenas import ObservationRules
 

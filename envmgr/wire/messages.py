@@ -69,6 +69,9 @@ class AfterStep(IntEnum):
     """The episode ended and the host has begun the next one: RESET_DONE or FAILED follows."""
     WANTS_RECYCLING = 2
     """The episode ended and the worker has reached a limit: replace it before the next reset."""
+    RESETS_LATE = 3
+    """The episode ended, and the next one begins with the next step of the other rows of its batch,
+    some of which are in an episode: then RESET_DONE or FAILED follows."""
 
 
 class Message(NamedTuple):
@@ -116,7 +119,11 @@ class ResetOrder(NamedTuple):
 
 
 class EnvDescription(NamedTuple):
-    """Payload of HELLO."""
+    """Payload of HELLO.
+
+    Attributes:
+        resets_alone: it can be reset while the other rows of its batched env are in an episode.
+    """
 
     observation_space: Any
     action_space: Any
@@ -124,6 +131,7 @@ class EnvDescription(NamedTuple):
     metadata: Any
     spec: Any
     render_mode: Any
+    resets_alone: bool = True
 
 
 class Attribute(NamedTuple):

@@ -7,36 +7,22 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
-from functools import partial
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from envmgr.env import adapt
-from envmgr.env.batched import Batch, BatchedEnv, BatchRow, First, reset_rows, step_rows
+from envmgr.env.batch_specs import Batch
+from envmgr.env.batched import BatchedEnv, BatchRow, First, reset_rows, step_rows
 from envmgr.env.contract import Outcome
 from envmgr.types import EnvFactory
-from envmgr.wire.messages import Message, Op, ResetOrder
+from envmgr.wire.messages import Op
 from envmgr.worker.interrupts import pass_on
+from envmgr.worker.rows import Reset, RunningRow, Step
 from envmgr.worker.running import RunningEnv, Surroundings
-from envmgr.worker.sinks import MessageSink
 
+if TYPE_CHECKING:  # it takes steps of this
+    from envmgr.worker.bulk import BulkSteps
 
-class _Step(NamedTuple):
-    """A step that one row is to take."""
-
-    running: RunningRow
-    sink: MessageSink
-    key: Any
-    action: Any
-
-
-class _Reset(NamedTuple):
-    """A reset of one row; `answer` is run when the env has done its part."""
-
-    env: BatchRow
-    sink: MessageSink
-    key: Any
-    params: dict[str, Any]
-    answer: Callable[[], None]
+T = TypeVar("T")
 
 
 class RunningBatch:
@@ -45,12 +31,17 @@ class RunningBatch:
     It is built with the first of its rows, and closed with the last. A step is taken as soon as all
     rows that are in an episode were sent their actions; where the env steps some of its rows, those
     that were sent one do not wait for long for the others. Resets are run after what has come
-    meanwhile, as all are that a host begins by itself.
+    meanwhile, as all are that a host begins by itself, or with the next step if the env wants that.
 
     Args:
         batch: whose it is.
         spec: builds it.
         given: what its rows are given by their host.
+
+    Attributes:
+        in_episode: a byte for each row: 1 for those that take actions.
+        is_late: episodes that end with the present step go on with the next one.
+        bulk: takes steps of all rows in columns, and keeps their places; None if nobody does.
     """
 
     def __init__(self, batch: Batch, spec: EnvFactory, given: Surroundings) -> None:
@@ -59,11 +50,14 @@ class RunningBatch:
         self._given = given
         self._env: BatchedEnv | None = None
         self._rows: dict[int, BatchRow] = {}
-        self._steps: dict[int, _Step] = {}
-        self._resets: dict[int, _Reset] = {}
+        self._steps: dict[int, Step] = {}
+        self._resets: dict[int, Reset] = {}
         # Rows in an episode that are to be sent an action before the next step; None: all of them.
         self._missing: set[int] | None = None
         self._is_postponed = False
+        self.in_episode = bytearray(batch.size)
+        self.is_late = False
+        self.bulk: BulkSteps | None = None
 
     @property
     def env_ids(self) -> range:
@@ -74,6 +68,16 @@ class RunningBatch:
     def has_steps(self) -> bool:
         """Whether rows were sent actions that have not been taken."""
         return bool(self._steps)
+
+    @property
+    def has_resets(self) -> bool:
+        """Whether resets are to be run that do not wait for the next step."""
+        return self._is_postponed
+
+    @property
+    def partial_steps(self) -> bool:
+        """Whether the env steps any of its rows."""
+        return self._batch.partial_steps
 
     # -- rows -------------------------------------------------------------------------------
 
@@ -86,7 +90,7 @@ class RunningBatch:
         if self._env is None:
             self._env = self._spec()
         row = env_id - self._batch.first
-        self._rows[row] = env = BatchRow(self._env, row)
+        self._rows[row] = env = BatchRow(self._env, row, self.in_episode)
         self._missing = None
         return env
 
@@ -100,7 +104,12 @@ class RunningBatch:
         self._steps.pop(row, None)
         self._resets.pop(row, None)
         self._missing = None
-        if self._rows or self._env is None:
+        self.in_episode[row] = False
+        if self._env is None:
+            return
+        self._env.leave(row)
+        if self._rows:
+            self._look_after_resets()
             return
         env, self._env = self._env, None
         try:
@@ -110,7 +119,7 @@ class RunningBatch:
 
     # -- what rows are asked for --------------------------------------------------------------
 
-    def want_step(self, row: int, step: _Step) -> bool:
+    def want_step(self, row: int, step: Step) -> bool:
         """Have a row take a step; return whether something is to be run later."""
         if self._missing is None:
             self._missing = {i for i, env in self._rows.items() if env.is_in_episode}
@@ -124,12 +133,20 @@ class RunningBatch:
             return True
         return False
 
-    def want_reset(self, row: int, reset: _Reset) -> None:
+    def want_reset(self, row: int, reset: Reset) -> None:
         """Have a row be reset."""
-        reset.env.is_in_episode = False
+        self.in_episode[row] = False
         self._missing = None
         self._resets[row] = reset
-        self._postpone()
+        if reset.is_ordered:
+            self._postpone()
+        else:
+            self._look_after_resets()
+
+    def _look_after_resets(self) -> None:
+        """Have resets be run, unless all that are left wait for the next step of others."""
+        if self._resets and not (self._built.begins_late and 1 in self.in_episode):
+            self._postpone()
 
     def _postpone(self) -> None:
         if not self._is_postponed:
@@ -143,32 +160,68 @@ class RunningBatch:
         if self._resets:
             self._run_resets()
 
+    # -- steps ------------------------------------------------------------------------------
+
     def _take_steps(self) -> bool:
         """Take the steps that rows were sent; return whether resets follow."""
         steps, self._steps, self._missing = self._steps, {}, None
         rows = sorted(steps)
         first = steps[rows[0]]
+        actions = [steps[row].action for row in rows]
+        outcomes = self.run_step(first, lambda env: step_rows(env, rows, actions))
+        if outcomes is None:
+            return False
+        if self.bulk is not None:
+            self.bulk.lend(rows)
+        self.answer({row: steps[row] for row in rows}, outcomes)
+        if self.bulk is not None:
+            self.bulk.take_back(rows)
+        return self._is_postponed
+
+    def run_step(self, first: Step, code: Callable[[BatchedEnv], T]) -> T | None:
+        """Run what steps the env; None if that failed, which was reported, for the first row."""
         first.sink.announce(first.key, Op.STEP)
         try:
-            outcomes = step_rows(self._built, rows, [steps[row].action for row in rows])
+            result = code(self._built)
         except BaseException as error:  # whatever the env's code may raise, SystemExit included
             self._given.messages.send(first.sink.raised(first.key, error, "step", of_batch=True))
-            return False
-        ended = [
-            steps[row].running for row, outcome in zip(rows, outcomes, strict=True) if outcome[2]
-        ]
-        if inplace := [running for running in ended if running.resets_inplace]:
-            outcomes = [(copy.deepcopy(obs), *rest) for obs, *rest in outcomes]  # they may be views
-            self._begin([row.env for row in inplace], [row.plan.params for row in inplace])
-        for row, outcome in zip(rows, outcomes, strict=True):
-            running, sink, key, _ = steps[row]
-            running.env.is_in_episode = not outcome[2]
+            return None
+        if self._resets and self._built.begins_late:
+            self._run_resets()  # first: when a step was answered, its rows take the next one
+        return result
+
+    def answer(self, steps: dict[int, Step], outcomes: Sequence[Outcome]) -> None:
+        """Answer the steps of rows one by one."""
+        pairs = list(zip(steps.items(), outcomes, strict=True))
+        self.note_ended([row for row, outcome in zip(steps, outcomes, strict=True) if outcome[2]])
+        inplace = [s.running for (_, s), out in pairs if out[2] and s.running.resets_inplace]
+        if inplace:
+            pairs = [(step, (copy.deepcopy(obs), *rest)) for step, (obs, *rest) in pairs]
+            self.begin_inplace(inplace)  # until then, observations may be views
+        for (row, (running, sink, key, _)), outcome in pairs:
+            self.in_episode[row] = not outcome[2]
             running.take_step(sink, key, _itself, outcome)
-        return bool(self._resets)
+        self._look_after_resets()
+
+    def note_ended(self, rows: Sequence[int]) -> None:
+        """Find out when the next episodes of rows begin whose step has ended theirs."""
+        if rows and self._built.begins_late:
+            self.is_late = self.in_episode.count(1) > len(rows)
+
+    def begin_inplace(self, rows: Sequence[RunningRow]) -> None:
+        """Begin the next episodes of rows whose steps have ended theirs."""
+        self._begin([row.env for row in rows], [row.plan.params for row in rows])
+
+    # -- resets -----------------------------------------------------------------------------
 
     def _run_resets(self) -> None:
-        resets, self._resets, self._missing = self._resets, {}, None
-        rows = sorted(resets)
+        """Run the resets that need not wait."""
+        asked = {row: r.is_ordered for row, r in self._resets.items() if r.env.first is None}
+        others = 1 in self.in_episode  # those that are to be reset are not
+        rows = sorted({*self._built.resettable(asked, others=others)} | self._resets.keys() - asked)
+        if not rows:
+            return
+        resets, self._missing = {row: self._resets.pop(row) for row in rows}, None
         first = resets[rows[0]]
         first.sink.announce(first.key)
         if due := [reset for row in rows if (reset := resets[row]).env.first is None]:
@@ -193,56 +246,6 @@ class RunningBatch:
         if self._env is None:
             raise RuntimeError("a row without its env: a defect of envmgr, please report it")
         return self._env
-
-
-class RunningRow(RunningEnv):
-    """One row of a batched env, from when it is opened until it is closed.
-
-    Args:
-        env: the row.
-        given: what its host gives it.
-        batch: has steps and resets run.
-    """
-
-    env: BatchRow
-
-    def __init__(self, env: BatchRow, given: Surroundings, batch: RunningBatch) -> None:
-        self._batch = batch
-        super().__init__(env, given)
-
-    def close(self) -> None:
-        """Leave the env."""
-        super().close()
-        self._batch.leave(self.env.row)
-
-    def step(self, sink: MessageSink, key: Any, action: Any) -> bool:
-        """Have a step be taken, now or later."""
-        return self._batch.want_step(self.env.row, _Step(self, sink, key, action))
-
-    def fail_step(self, sink: MessageSink, key: Any, error: BaseException) -> bool:
-        """Report that what the env gave for this row is of no use."""
-        self.env.is_in_episode = False
-        return super().fail_step(sink, key, error)
-
-    def fail_abnormal(self, sink: MessageSink, key: Any, info: Any) -> bool:
-        """Report that the env has called the step of this row abnormal."""
-        self.env.is_in_episode = False
-        return super().fail_abnormal(sink, key, info)
-
-    def reset(self, message: Message) -> None:
-        """Have RESET be run later."""
-        order: ResetOrder = message.payload
-        self.env.first = None  # what an episode was to begin with that is not begun
-        if order.seed is not None:
-            self.env.seed(order.seed, order.dynamic_seed)
-        answer = partial(super().reset, message)
-        reset = _Reset(self.env, self._messages, message, order.params, answer)
-        self._batch.want_reset(self.env.row, reset)
-
-    def order_reset(self, sink: MessageSink, key: Any) -> None:
-        """Have the row be reset later, as its plan says."""
-        answer = partial(self.begin_episode, sink, key)
-        self._batch.want_reset(self.env.row, _Reset(self.env, sink, key, self.plan.params, answer))
 
 
 def _itself(outcome: Outcome) -> Outcome:

@@ -17,7 +17,7 @@ from envmgr.spaces import (
     finite_test,
 )
 from envmgr.spaces.interrupts import pass_interrupt_on
-from envmgr.wire.arenas import COPIED, ObservationRules, Placement, place_arrays
+from envmgr.wire.arenas import COPIED, ObservationRules, Placement, arena_arrays
 from envmgr.wire.messages import text_of
 
 
@@ -28,6 +28,7 @@ class LoneLeaf(NamedTuple):
         dtype: of an observation that needs no second look.
         shape: likewise.
         targets: where it is written, by place.
+        arena: where the observations of all envs are: (places, rows, *shape).
         after: the place of the step after the one at each place.
         finite: equals 0 for one whose numbers are finite; None if they need not be.
     """
@@ -35,6 +36,7 @@ class LoneLeaf(NamedTuple):
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
     targets: list[Array]
+    arena: Array
     after: list[int]
     finite: Callable[[Array], Any] | None
 
@@ -66,7 +68,8 @@ class ObservationWriter:
         """Write into shared memory from now on."""
         self._layout = placement.layout
         self._places = placement.places
-        arrays = place_arrays(memory, placement)
+        arenas = arena_arrays(memory, placement)
+        arrays = [arena[:, placement.row] for arena in arenas]
         self._targets = [
             tuple(array[place, ...] for array in arrays) for place in range(placement.places.count)
         ]
@@ -78,7 +81,7 @@ class ObservationWriter:
         if type(placement.layout.skeleton) is int and is_tested == (finite is not None):
             targets = [target for (target,) in self._targets]
             after = [placement.places.after(place) for place in range(placement.places.steps)]
-            self.lone = LoneLeaf(leaf.dtype, leaf.shape, targets, after, finite)
+            self.lone = LoneLeaf(leaf.dtype, leaf.shape, targets, arenas[0], after, finite)
 
     def detach(self) -> None:
         """Write nowhere any more: references carry the observations themselves."""

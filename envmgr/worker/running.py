@@ -100,6 +100,11 @@ class RunningEnv:
             pass_on(error, self._given.settings)
 
     @property
+    def resets_alone(self) -> bool:
+        """Whether it can be reset whatever other envs of its host do."""
+        return True
+
+    @property
     def resets_inplace(self) -> bool:
         """Whether the step that ends this episode begins the next one, as far as is known."""
         plan = self.plan
@@ -137,9 +142,9 @@ class RunningEnv:
         except BaseException as error:  # as above
             return self.fail_step(sink, key, error)
         self._answer(sink, key, sent)
-        if after is not AfterStep.RESETS or completed:
+        if completed or (after is not AfterStep.RESETS and after is not AfterStep.RESETS_LATE):
             return False
-        self.order_reset(sink, key)
+        self.go_on(sink, key)
         return True
 
     def step(self, sink: MessageSink, key: Any, action: Any) -> bool:
@@ -175,6 +180,10 @@ class RunningEnv:
         return None
 
     # -- resets -----------------------------------------------------------------------------
+
+    def go_on(self, sink: MessageSink, key: Any) -> None:
+        """Have the env reset later, because its episode has ended; as `order_reset`."""
+        self.order_reset(sink, key)
 
     def order_reset(self, sink: MessageSink, key: Any) -> None:
         """Have the env reset later, as its plan says.

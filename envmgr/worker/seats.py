@@ -19,6 +19,8 @@ from envmgr.env.gymnasium_env import GymnasiumEnv
 from envmgr.types import EnvTimestep
 from envmgr.wire.block import ENDING_SHIFT, REWARD_SHIFT
 from envmgr.wire.rewards import kind_of_reward
+from envmgr.worker.batches import RunningBatch
+from envmgr.worker.rows import RunningRow
 from envmgr.worker.running import RunningEnv
 from envmgr.worker.sinks import BlockSink
 
@@ -35,12 +37,19 @@ class Seat:
         step: takes a step.
         order_reset: has the env reset after the steps of this batch, and the token answered.
         takes_any_number: an action that is a number is converted by the env in any case.
+        running: the env.
     """
 
     sink: BlockSink
     step: Step
     order_reset: Callable[[BlockSink, int], None]
     takes_any_number: bool
+    running: RunningEnv
+
+    @property
+    def batch(self) -> RunningBatch | None:
+        """The batched env that it is a row of; None for an env of its own."""
+        return self.running.batch if isinstance(self.running, RunningRow) else None
 
     @property
     def row(self) -> int:
@@ -51,7 +60,7 @@ class Seat:
 def seat_of(running: RunningEnv, sink: BlockSink) -> Seat:
     """Return the seat of an env, whose writer is attached."""
     step = _shortcut(running, sink) or partial(running.step, sink)
-    return Seat(sink, step, running.order_reset, isinstance(running.env, GymnasiumEnv))
+    return Seat(sink, step, running.order_reset, isinstance(running.env, GymnasiumEnv), running)
 
 
 def _shortcut(running: RunningEnv, sink: BlockSink) -> Step | None:
@@ -69,7 +78,7 @@ def _shortcut(running: RunningEnv, sink: BlockSink) -> Step | None:
     take_step, fail_step = running.take_step, running.fail_step
     takes_any_reward = not running.refuses_non_finite
     row, rewards, flags, replies = sink.row, sink.rewards, sink.flags, sink.replies
-    dtype, shape, targets, after, finite = writer.lone
+    dtype, shape, targets, _, after, finite = writer.lone
     env, outcome_of, gives_five = adapt.step_in_two(running.env)
     codes = [place | (TOLD << ENDING_SHIFT if gives_five else 0) for place in range(len(after))]
     codes_of_arrays, fields = _with_arrays(codes), EnvTimestep._fields

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from envmgr import create_env_manager
-from envmgr.env.batched import BatchedEnvSpec
+from envmgr.env import BatchedEnvSpec
 from envmgr.errors import ConfigError, EnvAttributeError, EnvNotReadyError
 from tests.batched import Do, ScriptedBatch
 from tests.contract.harness import (

@@ -364,6 +364,8 @@ class TestList:
             ["async_subprocess_v2", "AsyncSubprocessEnvManagerV2", "envmgr"],
             ["base", "BaseEnvManager", "envmgr"],
             ["base_v2", "BaseEnvManagerV2", "envmgr"],
+            ["env_pool", "PoolEnvManager", "envmgr"],
+            ["gym_vector", "GymVectorEnvManager", "envmgr"],
             ["subprocess", "SyncSubprocessEnvManager", "envmgr"],
             ["subprocess_v2", "SubprocessEnvManagerV2", "envmgr"],
             ["thread", "ThreadEnvManager", "envmgr"],

@@ -12,6 +12,7 @@ import pytest
 
 from envmgr import ENV_MANAGER_REGISTRY, errors, testing
 from envmgr.config import CollectConfig, EnvConfig, ManagerConfig
+from envmgr.config.kind_sections import EnvPool, GymVector
 from tests.docs.blocks import ROOT, pages
 
 _LINK = re.compile(r"(?<!!)\[[^\]]+\]\((?P<target>[^)\s]+)\)")
@@ -80,7 +81,7 @@ def _tables(page: Path) -> list[tuple[str, list[str]]]:
 def test_tables_of_keys_name_keys_that_exist(page: Path) -> None:
     known = {
         name
-        for schema in (ManagerConfig, EnvConfig, CollectConfig)
+        for schema in (ManagerConfig, GymVector, EnvPool, EnvConfig, CollectConfig)
         for name in schema.__dataclass_fields__
     }
     for header, cells in _tables(page):

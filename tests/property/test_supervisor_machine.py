@@ -202,13 +202,13 @@ class SupervisorMachine(RuleBasedStateMachine):
                 before = bytes(table.column)
                 change(where, what)
                 for env_id, (source, target) in enumerate(zip(before, table.column, strict=True)):
-                    if source != target or env_id == where:
+                    if source != target or (isinstance(where, int) and env_id == where):
                         TAKEN[table.members[source], what, table.members[target]] += 1
                 expected[:] = table.column
 
             return changed
 
-        for name in ("apply", "apply_all", "apply_rows"):
+        for name in ("apply", "apply_all", "apply_at", "apply_rows"):
             setattr(table, name, recording(getattr(table, name)))
 
     def _go_on_launching(self) -> None:

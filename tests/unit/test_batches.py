@@ -12,7 +12,8 @@ import pytest
 from gymnasium.spaces import Discrete
 
 from envmgr.env import adapt
-from envmgr.env.batched import Batch, BatchedEnv, BatchedEnvSpec, batches_of
+from envmgr.env.batch_specs import Batch, BatchedEnvSpec, batches_of
+from envmgr.env.batched import BatchedEnv
 from envmgr.errors import ConfigError
 from envmgr.spaces import codec_of
 from envmgr.wire.arenas import arena_arrays, places_for, plan_placements

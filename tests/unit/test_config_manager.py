@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from envmgr.config import ManagerConfig, WorkerEnv, default_manager_config, schema_markdown
+from envmgr.config.kind_sections import EnvPool, GymVector
 from envmgr.errors import ConfigError, UnknownKeyError
 
 # DESIGN: every key with its default.
@@ -56,6 +57,8 @@ DEFAULTS = {
     "worker_affinity": None,
     "worker_env": None,
     "daemon": True,
+    "gym_vector": None,
+    "env_pool": None,
 }
 
 BOOLEANS = [key for key, value in DEFAULTS.items() if isinstance(value, bool)]
@@ -111,6 +114,9 @@ def accepted() -> list[tuple[str, Any, Any]]:
         ("worker_env", {"allow": [], "set": {"A": "1"}}, WorkerEnv(allow=(), set={"A": "1"})),
         ("worker_env", {"set": None}, WorkerEnv()),
         ("worker_env", None, None),
+        ("gym_vector", {"autoreset_mode": "SameStep"}, GymVector(autoreset_mode="SameStep")),
+        ("gym_vector", GymVector(), GymVector()),
+        ("env_pool", {"env_id": "Pong-v5", "stack_num": 4}, EnvPool(env_id="Pong-v5", stack_num=4)),
     ]
     for key in BOOLEANS:
         rows += [(key, True, True), (key, False, False), (key, np.False_, False)]
@@ -162,6 +168,7 @@ def refused() -> list[tuple[str, Any]]:
     envs = ["X", [], {"allow": "X"}, {"deny": [1]}, {"set": ["A"]}, {"set": {"A": 1}}]
     envs += [{"set": {"": "x"}}, {"set": {"A=B": "x"}}, {"set": {"A": "\0"}}, {"set": {1: "x"}}]
     rows += [("worker_env", value) for value in envs]
+    rows += [("gym_vector", 1), ("gym_vector", []), ("env_pool", True)]
     return rows
 
 

@@ -181,7 +181,7 @@ def test_anything_else_is_refused_with_what_to_do(obj: Any, text: str) -> None:
 
 def test_vector_envs_are_refused() -> None:
     vector = gymnasium.make_vec("CartPole-v1", num_envs=2, vectorization_mode="sync")
-    with pytest.raises(EnvContractError, match=r"vector env.*one single env"):
+    with pytest.raises(EnvContractError, match=r"vector env.*BatchedEnvSpec"):
         as_base_env(vector, 0)
     vector.close()
     plain = Plain()

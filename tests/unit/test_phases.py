@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 
+import numpy as np
 import pytest
 
 from envmgr.core.phases import (
@@ -85,16 +86,20 @@ def test_a_batch_is_changed_whole_or_not_at_all(change: Change) -> None:
     for odd in PHASES:
         before = (legal, legal, odd)
         targets = [expected(phase, change) for phase in before]
-        by_ids, by_rows = table_in(*before), table_in(*before)
+        by_ids, by_rows, at_rows = (table_in(*before) for _ in range(3))
         if None in targets:
             with pytest.raises(IllegalTransitionError, match=r"^env 2 is in"):
                 by_ids.apply_all([0, 1, 2], change)
             with pytest.raises(IllegalTransitionError, match=r"^env 2 is in"):
                 by_rows.apply_rows(slice(0, 3), change)
+            with pytest.raises(IllegalTransitionError, match=r"^env 2 is in"):
+                at_rows.apply_at(np.arange(3), change)
             targets = list(before)
         else:
             by_ids.apply_all([0, 1, 2], change)
             by_rows.apply_rows(slice(0, 3), change)
+            at_rows.apply_at(np.arange(3), change)
+        assert [at_rows[i] for i in range(3)] == targets
         assert [by_ids[i] for i in range(3)] == targets
         assert [by_rows[i] for i in range(3)] == targets
 

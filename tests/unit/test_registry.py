@@ -329,7 +329,7 @@ def test_default_config_that_does_not_fit_is_laid_to_its_kind() -> None:
 
 def test_builtin_kinds_are_there_under_their_keys() -> None:
     registry = registry_module.ENV_MANAGER_REGISTRY
-    for key in ("base", "base_v2", "subprocess", "subprocess_v2", "async_subprocess"):
+    for key in ("base", "base_v2", "subprocess", "subprocess_v2", "async_subprocess", "gym_vector"):
         assert registry.source(key) == "envmgr"
         assert default_config_of(registry.get(key), key).type == key
     assert default_config_of(registry.get("async_subprocess"), "async_subprocess").wait_num == 2

@@ -12,7 +12,7 @@ from gymnasium.spaces import Discrete
 from envmgr.core import Phase
 from envmgr.core.groups import host_groups
 from envmgr.core.slots import Record
-from envmgr.env.batched import Batch
+from envmgr.env.batch_specs import Batch
 from envmgr.errors import EnvCrash, EnvNotReadyError, EnvProtocolError, EnvRaised
 from envmgr.lifecycle import EnvState
 from envmgr.policy import FailurePolicy, GatherPolicy

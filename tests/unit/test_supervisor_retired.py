@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from envmgr.core import Phase
-from envmgr.env.batched import Batch
+from envmgr.env.batch_specs import Batch
 from envmgr.policy import Deadlines, FailurePolicy
 from envmgr.transport.base import Arrival
 from envmgr.wire.messages import AfterStep, FailureKind, Message, Op

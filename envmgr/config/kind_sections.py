@@ -1,0 +1,102 @@
+"""Sections of the manager's config that are about one kind of manager only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, TypeVar
+
+from envmgr.config.checks import (
+    Check,
+    Refused,
+    boolean,
+    choice,
+    integer,
+    list_of,
+    or_null,
+    text,
+)
+from envmgr.config.field_checks import free_mapping
+from envmgr.config.schema import Section, option
+
+_S = TypeVar("_S", bound=Section)
+_flag = or_null(boolean(), "envpool's default")
+_count = or_null(integer(1), "envpool's default")
+
+
+@dataclass(frozen=True, slots=True)
+class GymVector(Section):
+    """How `type: gym_vector` makes one vector env of its envs.
+
+    Attributes:
+        vectorization_mode: as in `gymnasium.make_vec`; None takes the vector form that the env is
+            registered with, if it has one and no wrappers, else `sync`.
+        autoreset_mode: of `sync` and `async`; None has rows be reset as the manager says.
+        vector_kwargs: further arguments of the class, or of the registered vector form.
+    """
+
+    PATH: ClassVar[str] = "manager.gym_vector"
+
+    vectorization_mode: Literal["sync", "async", "vector_entry_point"] | None = option(
+        None,
+        or_null(choice("sync", "async", "vector_entry_point"), "as registered, else sync"),
+        "as in `gymnasium.make_vec`",
+    )
+    autoreset_mode: Literal["NextStep", "SameStep", "Disabled"] | None = option(
+        None,
+        or_null(choice("NextStep", "SameStep", "Disabled"), "Disabled"),
+        "of `sync` and `async`: when the vector env begins episodes by itself",
+    )
+    vector_kwargs: Mapping[str, Any] = option(
+        None, free_mapping(), "further arguments of the vector env", "{}"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class EnvPool(Section):
+    """Which envs `type: env_pool` makes; names are those of DI-engine, and of envpool.
+
+    Attributes:
+        env_id: a task of envpool, such as `Pong-v5`.
+        batch_size: None, or `env_num`: a step takes all envs that are given actions.
+        num_threads: of the pool; None is as many as there are cores.
+        episodic_life: of Atari's envs, as the four that follow; None leaves envpool's default.
+        reward_clip: whether rewards are -1, 0 or 1.
+        stack_num: frames in an observation.
+        gray_scale: whether they are grey.
+        frame_skip: frames for each action.
+        infos: which of the pool's infos timesteps have; None: all that are not about the pool.
+        kwargs: further arguments of `envpool.make`.
+    """
+
+    PATH: ClassVar[str] = "manager.env_pool"
+
+    env_id: str | None = option(None, or_null(text()), "task of envpool, such as `Pong-v5`")
+    batch_size: int | None = option(None, or_null(integer(1), "env_num"), "null, or `env_num`")
+    num_threads: int | None = option(None, or_null(integer(1), "all cores"), "threads of the pool")
+    episodic_life: bool | None = option(None, _flag, "Atari: a lost life ends the episode")
+    reward_clip: bool | None = option(None, _flag, "Atari: rewards are -1, 0 or 1")
+    stack_num: int | None = option(None, _count, "Atari: frames in an observation")
+    gray_scale: bool | None = option(None, _flag, "Atari: frames are grey")
+    frame_skip: int | None = option(None, _count, "Atari: frames for each action")
+    infos: tuple[str, ...] | None = option(
+        None,
+        or_null(list_of(text()), "all that are not about the pool"),
+        "which of the pool's infos timesteps have; each costs some microseconds per env and step",
+    )
+    kwargs: Mapping[str, Any] = option(
+        None, free_mapping(), "further arguments of `envpool.make`", "{}"
+    )
+
+
+def section(kind: type[_S]) -> Check:
+    """What a section accepts, as a key of another: kept as a value of its class."""
+
+    def convert(value: Any) -> _S:
+        if isinstance(value, kind):
+            return value
+        if not isinstance(value, Mapping):
+            raise Refused
+        return kind.from_mapping(value)
+
+    return Check("a mapping of its own keys", convert)

@@ -1,0 +1,39 @@
+"""Rows of batched envs whose next episodes begin with the next step of the others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from envmgr.core.phases import Phase
+from envmgr.core.slots import NEVER, EnvSlot
+
+if TYPE_CHECKING:  # they tell of what they do
+    from envmgr.core.hosts import Hosts
+
+
+def await_reset(hosts: Hosts, slot: EnvSlot, *, late: bool) -> None:
+    """Await the reset that the host of an env begins by itself: now, or with a step of others."""
+    hosts.await_reset(slot)
+    if late:
+        hosts.record.late.add(slot.env_id)
+        slot.deadline = NEVER
+
+
+def expect_late(hosts: Hosts, env_ids: Iterable[int]) -> None:
+    """The episodes of others begin now that these envs take a step; can be done again."""
+    record = hosts.record
+    if not record.late or record.together is None:
+        return
+    for env_id in record.together.begun_with(env_ids):
+        if record.slots[env_id].phase is Phase.RESETTING:
+            limit_s = hosts.limits.of_phase(Phase.RESETTING)
+            hosts.limits.set(record.slots[env_id], limit_s)
+        record.late.discard(env_id)
+
+
+def released(hosts: Hosts, env_id: int) -> None:
+    """An env is let go of: who waited for its step may have no other to wait for."""
+    together = hosts.record.together
+    if together is not None and together.begins(env_id):
+        expect_late(hosts, (env_id,))

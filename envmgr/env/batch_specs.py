@@ -1,0 +1,112 @@
+"""Which env_ids are the rows of batched envs: known before anything is built."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from envmgr.env.batched import BatchedEnv
+from envmgr.env.contract import EnvContractError, describe
+from envmgr.env.vector_batch import VectorBatch
+from envmgr.env.vector_forms import is_vector_env
+from envmgr.errors import ConfigError
+from envmgr.types import EnvFactory
+
+
+@dataclass(frozen=True)
+class BatchedEnvSpec:
+    """The entry in `env_fn` of each row of a batched env: `env_fn=[spec] * (size * batches)`.
+
+    Attributes:
+        build: builds the env with all of its rows: a `BatchedEnv`, or a vector env of gymnasium's
+            kind, whose `num_envs` is `size`.
+        size: how many rows it has.
+        partial_steps: its `step` takes some of the rows in an episode, and leaves the others. If
+            not, all of them have to be sent their actions in one call.
+    """
+
+    build: Callable[[], Any]
+    size: int
+    partial_steps: bool = False
+
+    def __post_init__(self) -> None:
+        """Check the fields.
+
+        Raises:
+            ConfigError: one is of no use.
+        """
+        if not callable(self.build):
+            raise ConfigError(f"the `build` of a BatchedEnvSpec is {self.build!r}, not a function")
+        if type(self.size) is not int or self.size < 1:
+            raise ConfigError(f"the `size` of a BatchedEnvSpec is {self.size!r}, not 1 or more")
+
+    def __call__(self) -> BatchedEnv:
+        """Return a new env.
+
+        Raises:
+            EnvContractError: `build` returned something else than a `BatchedEnv` or a vector env,
+                or one with another number of rows.
+        """
+        env: Any = self.build()
+        if not isinstance(env, BatchedEnv):
+            if not is_vector_env(env):
+                raise EnvContractError(
+                    f"the `build` of a BatchedEnvSpec returned {describe(env)}, not a BatchedEnv "
+                    "or a gymnasium.vector.VectorEnv"
+                )
+            env = VectorBatch(env)
+        num_envs = getattr(env, "num_envs", self.size)
+        if num_envs != self.size:
+            env.close()
+            raise EnvContractError(
+                f"the `build` of a BatchedEnvSpec returned an env of {num_envs} rows, but its "
+                f"size is {self.size}. Give both the same number"
+            )
+        batched: BatchedEnv = env
+        return batched
+
+
+class Batch(NamedTuple):
+    """The env_ids of a batched env's rows: `first` is row 0.
+
+    Attributes:
+        first: the lowest.
+        size: how many there are.
+        partial_steps: see `BatchedEnvSpec`.
+    """
+
+    first: int
+    size: int
+    partial_steps: bool
+
+    @property
+    def env_ids(self) -> range:
+        """All of them."""
+        return range(self.first, self.first + self.size)
+
+
+def batches_of(factories: Sequence[EnvFactory]) -> tuple[Batch, ...]:
+    """Return the batched envs that factories, one for each env_id, are about.
+
+    Raises:
+        ConfigError: one of them has not all of its rows.
+    """
+    batches: list[Batch] = []
+    env_id = 0
+    while env_id < len(factories):
+        spec = factories[env_id]
+        if not isinstance(spec, BatchedEnvSpec):
+            env_id += 1
+            continue
+        rows = factories[env_id : env_id + spec.size]
+        n_rows = next((n for n, other in enumerate(rows) if other is not spec), len(rows))
+        if n_rows != spec.size:
+            raise ConfigError(
+                f"env_fn has a batched env of {spec.size} rows from env {env_id} on, but names it "
+                f"for {n_rows} envs there. Every batch needs all of its rows, side by side: "
+                f"env_fn=[spec] * ({spec.size} * n) for n batches"
+            )
+        batches.append(Batch(env_id, spec.size, spec.partial_steps))
+        env_id += spec.size
+    return tuple(batches)

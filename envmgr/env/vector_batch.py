@@ -1,0 +1,326 @@
+"""Any `gymnasium.vector.VectorEnv` as a batched env: each of its rows an env of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from gymnasium.vector.utils import concatenate, create_empty_array, iterate
+
+from envmgr.env.batched import BatchedEnv, First
+from envmgr.env.contract import EnvContractError, describe, env_name
+from envmgr.env.gym_spaces import convert_space
+from envmgr.env.vector_forms import (
+    AutoresetMode,
+    is_of,
+    knows_reset_mask,
+    mode_of,
+    own,
+    refuse_old_gymnasium,
+    row_in,
+    takes_lists,
+)
+from envmgr.env.vector_infos import RowInfos
+from envmgr.spaces import codec_of
+
+_ANY = -1
+"""A seed that is equal to all others."""
+
+_FINAL = frozenset(("final_obs", "_final_obs", "final_info", "_final_info"))
+
+
+class VectorBatch(BatchedEnv):
+    """A vector env whose rows have env_ids, episodes and resets of their own.
+
+    Episodes begin as the env begins them. What it takes to reset some rows and not the others is
+    `options["reset_mask"]`, which gymnasium's own vector envs know, and those without autoreset;
+    others ignore it and reset all rows, so it has to be said of them (`partial_resets`). Without it
+    rows are reset by hand only all together. An env that does not say when it begins episodes is
+    refused, and so is a version of gymnasium that does not know of that.
+
+    Args:
+        env: the vector env.
+        autoreset_mode: in place of `env.metadata["autoreset_mode"]`.
+        partial_resets: whether `reset` knows `reset_mask`; None: if that is known of the env.
+        at_once: do not wait for a next step: reset a row whose episode has ended by its mask, at
+            once. Needs `partial_resets`; for envs in the mode NEXT_STEP.
+
+    Attributes:
+        env: the vector env.
+        num_envs: how many rows it has.
+        mode: when it begins episodes.
+    """
+
+    def __init__(
+        self,
+        env: Any,
+        *,
+        autoreset_mode: Any = None,
+        partial_resets: bool | None = None,
+        at_once: bool = False,
+    ) -> None:
+        refuse_old_gymnasium()
+        self.env = env
+        self.num_envs = int(env.num_envs)
+        self.metadata = getattr(env, "metadata", None) or {}
+        self.spec = getattr(env, "spec", None)
+        self.render_mode = getattr(env, "render_mode", None)
+        self.observation_space = convert_space(env.single_observation_space)
+        self.action_space = convert_space(env.single_action_space)
+        self.mode = mode_of(env, self.metadata, autoreset_mode)
+        known = self.mode is AutoresetMode.DISABLED or knows_reset_mask(env)
+        self.resets_alone = known if partial_resets is None else partial_resets
+        if not self.resets_alone and (at_once or self.mode is AutoresetMode.DISABLED):
+            raise EnvContractError(
+                f"{env_name(env)} cannot reset some of its rows and leave the others, which it "
+                "takes to reset them at once (reset_inplace). If its reset does know "
+                "options['reset_mask'], say so: VectorBatch(env, partial_resets=True)"
+            )
+        self.begins_late = self.mode is AutoresetMode.NEXT_STEP and not at_once
+        layouts = [codec_of(s).layout for s in (self.observation_space, self.action_space)]
+        self._obs_is_array, self._action_is_array = [
+            layout is not None and type(layout.skeleton) is int for layout in layouts
+        ]
+        self._all = list(range(self.num_envs))
+        # What rows begin with that are to be reset: it has been done by a step, or with others.
+        self._first: dict[int, First] = {}
+        self._seeds: dict[int, int | None] = {}
+        self._in_episode = np.zeros(self.num_envs, np.bool_)
+        # Rows whose episodes had ended with the latest step, as the env sees it.
+        self._ended = np.zeros(self.num_envs, np.bool_)
+
+    # -- resets -----------------------------------------------------------------------------
+
+    def resettable(self, asked: Mapping[int, bool], *, others: bool) -> Sequence[int]:
+        """Return the rows that need not wait: for a step, or for others to be asked for."""
+        if not others and not (self.resets_alone and any(asked.values())):
+            return list(asked)
+        return [
+            row
+            for row, is_ordered in asked.items()
+            if row in self._first or (self.resets_alone and (is_ordered or not self.begins_late))
+        ]
+
+    def leave(self, row: int) -> None:
+        """A row takes no part any more."""
+        self._in_episode[row] = False
+
+    def reset(
+        self,
+        rows: Sequence[int],
+        seeds: Sequence[int | None],
+        params: Sequence[Mapping[str, Any]],
+    ) -> tuple[Sequence[Any], Sequence[Mapping[str, Any]] | None]:
+        """Begin an episode in some rows, unless the env has done that already."""
+        due = [
+            (row, seed, dict(given))
+            for row, seed, given in zip(rows, seeds, params, strict=True)
+            if row not in self._first or given or self._seeds.get(row) not in (seed, _ANY)
+        ]
+        if due:
+            self._begin(due)
+        begun = [self._first.pop(row) for row in rows]
+        for row in rows:
+            self._seeds.pop(row, None)
+        self._in_episode[list(rows)] = True
+        return [obs for obs, _ in begun], [info for _, info in begun]
+
+    def _begin(self, due: list[tuple[int, int | None, dict[str, Any]]]) -> None:
+        rows = [row for row, _, _ in due]
+        others = self._in_episode.copy()
+        others[rows] = False
+        params = due[0][2]
+        if not others.any() and all(given == params for _, _, given in due):
+            self._begin_all(due, params)
+        elif self.resets_alone:
+            while due:
+                params = due[0][2]
+                self._begin_some([one for one in due if one[2] == params], params)
+                due = [one for one in due if one[2] != params]
+        else:
+            raise EnvContractError(
+                f"{env_name(self.env)} cannot reset rows {rows} and leave the others. If its reset "
+                "does know options['reset_mask'], say so: VectorBatch(env, partial_resets=True)"
+            )
+
+    def _begin_all(
+        self, due: list[tuple[int, int | None, dict[str, Any]]], params: dict[str, Any]
+    ) -> None:
+        """Reset the whole env; rows that were not asked for may be, before the next step."""
+        seeds = {row: seed for row, seed, _ in due}
+        first = due[0][0]
+        base = None if due[0][1] is None else due[0][1] - first
+        consecutive: dict[int, int | None] = {
+            row: None if base is None else base + row for row in self._all
+        }
+        given: Any = base
+        if (base is not None and base < 0) or any(seeds[row] != consecutive[row] for row in seeds):
+            given = self._seeds_of(self._all, seeds)
+            # An env that takes one seed has been given that of its first row.
+            consecutive = dict.fromkeys(self._all, None if self.resets_alone else _ANY)
+        result = self.env.reset(seed=given, options=params or None)
+        self._seeds = consecutive
+        self._keep(result, self._all)
+
+    def _begin_some(
+        self, due: list[tuple[int, int | None, dict[str, Any]]], params: dict[str, Any]
+    ) -> None:
+        rows = [row for row, _, _ in due]
+        mask = np.zeros(self.num_envs, np.bool_)
+        mask[rows] = True
+        given = self._seeds_of(rows, {row: seed for row, seed, _ in due})
+        result = self.env.reset(seed=given, options={**params, "reset_mask": mask})
+        self._keep(result, rows)
+
+    def _seeds_of(self, rows: Sequence[int], seeds: Mapping[int, int | None]) -> Any:
+        """Return the seeds of rows in the form that the env takes; one for all if it takes one."""
+        given = [seeds.get(row) for row in rows]
+        if all(seed is None for seed in given):
+            return None
+        if is_of(self.env, "gymnasium"):
+            listed: list[int | None] = [None] * self.num_envs
+            for row, seed in zip(rows, given, strict=True):
+                listed[row] = seed
+            if takes_lists(self.env):
+                return listed
+        if is_of(self.env, "ale_py"):
+            return np.array([-1 if seed is None else seed for seed in given])
+        return next(seed for seed in given if seed is not None)
+
+    def _keep(self, result: Any, rows: Sequence[int]) -> None:
+        """Keep what rows begin with."""
+        if not isinstance(result, (tuple, list)) or len(result) != 2:
+            raise EnvContractError(
+                f"reset of {env_name(self.env)} should return (obs, infos) as gymnasium's vector "
+                f"envs do, it returned {describe(result)}"
+            )
+        obs, infos = result
+        each = self._observations(obs)
+        told = RowInfos(infos, rows, self.num_envs)
+        for k, row in enumerate(rows):
+            self._first[row] = own(each[row]), told[k]
+        self._ended[list(rows)] = False
+
+    # -- steps ------------------------------------------------------------------------------
+
+    def step(self, rows: Sequence[int], actions: Any) -> Sequence[Any]:
+        """Take one action in each of some rows; the others take any."""
+        if self.mode is AutoresetMode.DISABLED and self._ended.any():
+            self._begin_some([(row, None, {}) for row in self._ended.nonzero()[0].tolist()], {})
+        result = self.env.step(self._actions(rows, actions))
+        if not isinstance(result, (tuple, list)) or len(result) != 5:
+            raise EnvContractError(
+                f"step of {env_name(self.env)} should return (obs, rewards, terminations, "
+                f"truncations, infos) as gymnasium's vector envs do, it returned {describe(result)}"
+            )
+        obs, rewards, terminated, truncated, infos = result
+        obs = self._observations(obs)
+        self._first.clear()  # what nobody has asked for before this step is over
+        begun, self._ended = self._ended, np.logical_or(terminated, truncated)
+        if self.mode is AutoresetMode.NEXT_STEP and begun.any():
+            self._note_begun(begun.nonzero()[0].tolist(), obs, infos)
+        ended = self._ended.nonzero()[0].tolist() if self._ended.any() else ()
+        told: Any = RowInfos(infos, rows, self.num_envs, _FINAL) if infos else None
+        if ended:
+            self._in_episode[ended] = False
+            if self.mode is AutoresetMode.SAME_STEP:
+                obs, told = self._note_begun_anew(ended, rows, obs, infos)
+        if len(rows) == self.num_envs:
+            return obs, rewards, terminated, truncated, told
+        some = list(rows)
+        obs = obs[some] if self._obs_is_array else [obs[row] for row in some]
+        return obs, rewards[some], terminated[some], truncated[some], told
+
+    def _note_begun(self, begun: list[int], obs: Any, infos: Mapping[str, Any]) -> None:
+        """The step has begun the next episodes of rows: NEXT_STEP."""
+        told = RowInfos(infos, begun, self.num_envs)
+        for k, row in enumerate(begun):
+            if not self._in_episode[row]:
+                self._first[row] = own(obs[row]), told[k]
+
+    def _note_begun_anew(
+        self, ended: list[int], rows: Sequence[int], obs: Any, infos: Mapping[str, Any]
+    ) -> tuple[Any, Any]:
+        """The step has ended episodes of rows and begun the next ones: SAME_STEP.
+
+        Returns:
+            The observations and infos of what has ended.
+        """
+        final = infos.get("final_obs")
+        if final is None:
+            raise EnvContractError(
+                f"{env_name(self.env)} says that it begins episodes in the step that ends others "
+                "(metadata['autoreset_mode']: SameStep), but its infos have no 'final_obs'"
+            )
+        self._ended[ended] = False
+        told = RowInfos(infos, self._all, self.num_envs, _FINAL)
+        last = RowInfos(infos.get("final_info") or {}, self._all, self.num_envs)
+        for row in ended:
+            self._first[row] = own(obs[row]), told[row]
+        each: Any = obs.copy() if self._obs_is_array else list(obs)
+        for row in ended:
+            each[row] = final[row] if not isinstance(final, Mapping) else row_in(final, row)
+        instead = {row: last[row] for row in ended}
+        return each, RowInfos(infos, rows, self.num_envs, _FINAL, instead)
+
+    def _actions(self, rows: Sequence[int], actions: Sequence[Any]) -> Any:
+        """Return an action for each row of the env; those that were given none take any."""
+        is_whole = len(rows) == self.num_envs
+        if self._action_is_array:
+            given = np.asarray(actions, dtype=self.action_space.dtype)
+            if is_whole:
+                return given
+            every = np.empty((self.num_envs, *given.shape[1:]), given.dtype)
+            every[:] = given[0]
+            every[list(rows)] = given
+            return every
+        listed = list(actions) if is_whole else [actions[0]] * self.num_envs
+        if not is_whole:
+            for row, action in zip(rows, actions, strict=True):
+                listed[row] = action
+        space = self.env.single_action_space
+        empty: Any = create_empty_array(space, self.num_envs)
+        return concatenate(space, listed, empty)
+
+    def _observations(self, obs: Any) -> Any:
+        """Return the observations of all rows: an array, or a list."""
+        if self._obs_is_array:
+            if not isinstance(obs, np.ndarray):
+                obs = np.asarray(obs)
+            return obs
+        return list(iterate(self.env.observation_space, obs))
+
+    # -- the rest ---------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Close the env."""
+        self.env.close()
+
+    def attribute(self, row: int, name: str) -> Any:
+        """Return an attribute of the env of a row, if rows are envs; else of the vector env.
+
+        `render` is the row's part of what the env renders.
+        """
+        if name in ("observation_space", "action_space", "reward_space", "metadata"):
+            return getattr(self, name)
+        if name == "render":
+            return lambda mode=None: self.env.render()[row]
+        env = self._env_of(row)
+        return getattr(self.env, name) if env is None else env.get_wrapper_attr(name)
+
+    def set_attribute(self, row: int, name: str, value: Any) -> None:
+        """Set an attribute of the env of a row, if rows are envs.
+
+        Raises:
+            EnvAttributeError: they are not.
+        """
+        env = self._env_of(row)
+        if env is None:
+            super().set_attribute(row, name, value)
+        else:
+            env.set_wrapper_attr(name, value)
+
+    def _env_of(self, row: int) -> Any:
+        envs = getattr(getattr(self.env, "unwrapped", self.env), "envs", None)
+        return envs[row] if isinstance(envs, list) and len(envs) == self.num_envs else None

@@ -1,0 +1,97 @@
+"""What vector envs say of themselves, and in which forms they take and give things."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import Enum
+from typing import Any
+
+import gymnasium
+import numpy as np
+
+from envmgr.env.contract import EnvContractError, env_name
+from envmgr.errors import MissingDependencyError
+
+
+class AutoresetMode(str, Enum):
+    """When a vector env begins the next episode of a row whose episode has ended.
+
+    The names and values are gymnasium's, which has them since version 1.1.
+    """
+
+    NEXT_STEP = "NextStep"
+    """With the next step, which gives the first observation in place of what it would give."""
+    SAME_STEP = "SameStep"
+    """With the step that ends it; the terminal observation is in the info `final_obs`."""
+    DISABLED = "Disabled"
+    """When `reset(options={"reset_mask": mask})` says so."""
+
+
+def is_vector_env(built: Any) -> bool:
+    """Whether something is a vector env, or looks like one."""
+    return isinstance(built, gymnasium.vector.VectorEnv) or (
+        hasattr(built, "single_observation_space") and hasattr(built, "num_envs")
+    )
+
+
+def refuse_old_gymnasium() -> None:
+    """Refuse vector envs with versions that know no `metadata["autoreset_mode"]`.
+
+    Raises:
+        MissingDependencyError: that is the case.
+    """
+    if not hasattr(gymnasium.vector, "AutoresetMode"):
+        raise MissingDependencyError(
+            "vector envs as batched envs need gymnasium 1.1 or later, which say in "
+            f"metadata['autoreset_mode'] when episodes begin; this is {gymnasium.__version__}: "
+            "pip install 'gymnasium>=1.1'"
+        )
+
+
+def mode_of(env: Any, metadata: Mapping[str, Any], given: Any) -> AutoresetMode:
+    """Return when an env begins episodes: as was given, or as it says itself.
+
+    Raises:
+        EnvContractError: it does not say.
+    """
+    found = metadata.get("autoreset_mode") if given is None else given
+    try:
+        return AutoresetMode(getattr(found, "value", found))
+    except ValueError:
+        raise EnvContractError(
+            f"{env_name(env)} should say in metadata['autoreset_mode'] when it begins the next "
+            f"episode of a row: NextStep, SameStep or Disabled; it says {found!r}. If you know it: "
+            "VectorBatch(env, autoreset_mode='NextStep')"
+        ) from None
+
+
+def is_of(env: Any, package: str) -> bool:
+    """Whether the class of an env, without wrappers, is from a package."""
+    return type(getattr(env, "unwrapped", env)).__module__.partition(".")[0] == package
+
+
+def takes_lists(env: Any) -> bool:
+    """Whether an env takes a list of seeds."""
+    kinds = (gymnasium.vector.SyncVectorEnv, gymnasium.vector.AsyncVectorEnv)
+    return isinstance(getattr(env, "unwrapped", env), kinds)
+
+
+def knows_reset_mask(env: Any) -> bool:
+    """Whether it is known of an env that it can reset some of its rows."""
+    return takes_lists(env) or is_of(env, "ale_py")
+
+
+def own(observation: Any) -> Any:
+    """Return an observation that no later step changes."""
+    if isinstance(observation, np.ndarray):
+        return observation.copy()
+    if isinstance(observation, Mapping):
+        return {key: own(part) for key, part in observation.items()}
+    return tuple(map(own, observation)) if isinstance(observation, tuple) else observation
+
+
+def row_in(batch: Any, row: int) -> Any:
+    """Return a row of a batch: of an array, or a dict or tuple of such."""
+    if isinstance(batch, Mapping):
+        return {key: row_in(part, row) for key, part in batch.items()}
+    return tuple(row_in(part, row) for part in batch) if isinstance(batch, tuple) else batch[row]

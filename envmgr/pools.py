@@ -1,0 +1,108 @@
+"""From a config to an EnvPool (PyPI `envpool`) that has all envs of a manager."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from envmgr.config import ManagerConfig
+from envmgr.config.checks import nearest
+from envmgr.config.kind_sections import EnvPool
+from envmgr.config.merge import to_plain
+from envmgr.env import BatchedEnvSpec
+from envmgr.env.pool_batch import PoolBatch
+from envmgr.errors import ConfigError, MissingDependencyError
+from envmgr.types import EnvFactory
+
+
+@dataclass(frozen=True)
+class PoolFactory:
+    """Builds the pool of a manager.
+
+    Attributes:
+        options: see `EnvPool`.
+        size: how many envs it has.
+        seed: of the first one.
+    """
+
+    options: EnvPool
+    size: int
+    seed: int
+
+    def __call__(self) -> PoolBatch:
+        """Return a new pool, as a batched env."""
+        return PoolBatch(self._make, self.seed, self.options.infos)
+
+    def _make(self, seed: int | list[int]) -> Any:
+        envpool = imported_envpool()
+        options, known = self.options, ("num_threads", *_OF_ATARI)
+        given = {key: value for key in known if (value := getattr(options, key)) is not None}
+        return envpool.make(
+            options.env_id,
+            env_type="gymnasium",
+            num_envs=self.size,
+            seed=seed,
+            **given,
+            **to_plain(options.kwargs),
+        )
+
+
+_OF_ATARI = ("episodic_life", "reward_clip", "stack_num", "gray_scale", "frame_skip")
+
+
+def imported_envpool() -> Any:
+    """Return the package.
+
+    Raises:
+        MissingDependencyError: it is not installed.
+    """
+    try:
+        return importlib.import_module("envpool")
+    except ImportError as error:
+        raise MissingDependencyError(
+            "type: env_pool needs the package envpool, which has wheels for Linux and macOS: "
+            "pip install 'envmgr[envpool]'"
+        ) from error
+
+
+def rows_of_pool(env_fn: Sequence[EnvFactory] | None, config: ManagerConfig) -> list[EnvFactory]:
+    """Return the factories of the rows of a pool.
+
+    Args:
+        env_fn: none: the pool has its own envs.
+        config: of the manager.
+
+    Raises:
+        ConfigError: it does not say which envs, or how many; or what it says does not fit.
+        MissingDependencyError: envpool is not installed.
+    """
+    options, size = config.env_pool, config.env_num
+    if env_fn:
+        raise ConfigError(
+            f"type: env_pool makes its envs itself, but env_fn has {len(env_fn)} factories. Give "
+            "none, and say in manager.env_pool.env_id which envs it is to make."
+        )
+    if options is None or options.env_id is None or size is None:
+        raise ConfigError(
+            "type: env_pool makes its envs itself: say in manager.env_pool.env_id which (such as "
+            "Pong-v5), and in manager.env_num how many."
+        )
+    if options.batch_size not in (None, size):
+        raise ConfigError(
+            f"manager.env_pool.batch_size is {options.batch_size}, but there are {size} envs: only "
+            "whole batches are driven. Give the same number, or null. For steps that some envs "
+            "answer before others, use type: async_subprocess."
+        )
+    known = imported_envpool().list_all_envs()
+    if options.env_id not in known:
+        alike = nearest(options.env_id, known)
+        guess = f": did you mean {alike!r}?" if alike else "."
+        raise ConfigError(
+            f"manager.env_pool.env_id is {options.env_id!r}, which envpool does not have{guess} "
+            "envpool.list_all_envs() names all of them."
+        )
+    seed = config.seed if isinstance(config.seed, int) else 0
+    spec = BatchedEnvSpec(PoolFactory(options, size, seed), size, partial_steps=True)
+    return [spec] * size

@@ -1,0 +1,209 @@
+"""Vector envs of gymnasium's kind as batched envs: each row an env of the manager."""
+
+from __future__ import annotations
+
+import os
+import signal
+from functools import partial
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+
+from envmgr import GymVectorEnvManager, create_env_manager, make
+from envmgr.env import BatchedEnvSpec, VectorBatch
+from envmgr.errors import ConfigError, EnvNotReadyError, LaunchError, NothingReadyError
+from tests.contract.harness import ALL_BLOCK, IN_LINE, SOME_MESSAGE, Setup, over
+from tests.walkers import MODES, OneGenerator, Walker, episodes_of, vector_of
+
+SIZE, ENV_NUM = 3, 6
+
+
+def policy(obs: Any) -> int:
+    numbers = obs["all"] if isinstance(obs, dict) else obs
+    return int(sum(numbers)) % 4
+
+
+def singles(**cfg: Any) -> dict[int, Any]:
+    """Return the episodes of as many envs, each one of its own."""
+    with create_env_manager({"type": "base", "seed": 9, **cfg}, env_fn=[Walker] * ENV_NUM) as m:
+        return episodes_of(m, 4, policy)
+
+
+@over(IN_LINE, ALL_BLOCK, SOME_MESSAGE)
+def test_rows_have_the_episodes_that_single_envs_have(setup: Setup) -> None:
+    expected = singles()
+    for mode in MODES:
+        spec = BatchedEnvSpec(partial(vector_of, SIZE, mode), SIZE)
+        with create_env_manager({**setup.cfg, "seed": 9}, env_fn=[spec] * ENV_NUM) as manager:
+            assert episodes_of(manager, 4, policy) == expected
+            assert manager.stats()["failures"] == 0
+
+
+def test_views_and_trees_and_limits_make_no_difference() -> None:
+    expected = singles()
+    cases: list[dict[str, Any]] = [
+        {"copy_on_get": False},
+        {"step_timeout": 60, "reset_timeout": 60},
+    ]
+    for cfg in cases:
+        spec = BatchedEnvSpec(partial(vector_of, ENV_NUM, "NextStep"), ENV_NUM)
+        cfg = {"type": "base", "seed": 9, **cfg}
+        with create_env_manager(cfg, env_fn=[spec] * ENV_NUM) as manager:
+            assert episodes_of(manager, 4, policy) == expected
+    for mode in MODES:
+        spec = BatchedEnvSpec(partial(vector_of, ENV_NUM, mode, nested=True), ENV_NUM)
+        with create_env_manager({"type": "base", "seed": 9}, env_fn=[spec] * ENV_NUM) as manager:
+            found = episodes_of(manager, 4, policy)
+        as_single = {
+            i: [[(step[0]["all"], *step[1:]) for step in episode] for episode in episodes]
+            for i, episodes in found.items()
+        }
+        assert as_single == expected
+
+
+def test_what_resets_all_rows_together() -> None:
+    spec = BatchedEnvSpec(partial(OneGenerator, SIZE), SIZE)
+    with create_env_manager({"type": "base", "seed": 9}, env_fn=[spec] * SIZE) as manager:
+        assert manager.get_attr("calls")[0] == [("reset", 9)]
+        manager.step({0: 3, 1: 0, 2: 3})
+        assert manager.ready_obs_id == [1]
+        with pytest.raises(NothingReadyError, match=r"envs \[0, 2\] begin with the next step"):
+            manager.ready_arrays([0, 1, 2])
+        with pytest.raises(EnvNotReadyError, match=r"while envs \[1\] are in an episode"):
+            manager.reset({0: None})
+        assert manager.step({1: 0})[1].obs[2] == 2
+        assert {i: obs[2] for i, obs in manager.ready_obs.items()} == {0: 0, 1: 2, 2: 0}
+        # All of them at once: there is no next step.
+        manager.step(dict.fromkeys(range(SIZE), 3))
+        assert [obs[2] for obs in manager.ready_obs.values()] == [0, 0, 0]
+        with pytest.raises(ConfigError, match="the same params"):
+            manager.reset({0: {"a": 1}, 1: None, 2: None})
+        # Those that are reset by hand take the one with them that waits for their step.
+        manager.step({0: 3, 1: 0, 2: 0})
+        manager.reset({1: None, 2: None})
+        assert [obs[2] for obs in manager.ready_arrays([0, 1, 2]).obs] == [0, 0, 0]
+        manager.seed([5, 7, 1])
+        manager.reset()
+        assert manager.get_attr("calls")[0][-1] == ("reset", 5)
+        with pytest.raises(EnvNotReadyError, match="sent no action"):
+            manager.step({0: 1})
+
+
+def test_a_row_waits_for_the_next_step_whatever_is_reset_by_hand() -> None:
+    spec = BatchedEnvSpec(partial(vector_of, SIZE, "NextStep"), SIZE)
+    with create_env_manager({"type": "base", "seed": 9}, env_fn=[spec] * SIZE) as manager:
+        while len(manager.ready_obs) == SIZE:
+            manager.step(dict.fromkeys(manager.ready_obs, 0))
+        left = manager.ready_obs_id
+        for env_id in left:
+            manager.reset({env_id: None})
+            assert manager.ready_obs_id == left
+        manager.step(dict.fromkeys(left, 0))
+        assert manager.ready_obs_id == [0, 1, 2]
+
+
+@over(IN_LINE, ALL_BLOCK)
+def test_resets_by_hand_of_rows_that_can_be_reset_alone(setup: Setup) -> None:
+    spec = BatchedEnvSpec(partial(vector_of, SIZE, "NextStep"), SIZE)
+    cfg = {**setup.cfg, "seed": 9, "auto_reset": False}
+    with create_env_manager(cfg, env_fn=[spec] * ENV_NUM) as manager:
+        while manager.env_states[0].name == "RUN":
+            manager.step(dict.fromkeys(manager.ready_obs, 0))
+        before = manager.ready_obs
+        manager.reset({0: {"longer": 100}})
+        assert manager.ready_obs[0][0] > 100
+        assert all(np.array_equal(manager.ready_obs[i], obs) for i, obs in before.items())
+        assert manager.get_attr("options")[0] == {"longer": 100}
+        manager.set_attr("colour", [*"abcdef"])
+        assert manager.get_attr("colour") == [*"abcdef"]
+        if setup.has_processes:
+            os.kill(manager.stats()["workers"][0]["pid"], signal.SIGKILL)
+        timesteps = manager.step(dict.fromkeys(manager.ready_obs, 0))
+        lost = [i for i, t in timesteps.items() if t.info.get("abnormal")]
+        assert all(i < SIZE for i in lost)
+
+
+# -- the kind that runs one in line ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("cfg", "env_fn"),
+    [
+        ({}, [Walker] * ENV_NUM),
+        ({"gym_vector": {"autoreset_mode": "SameStep"}}, [Walker] * ENV_NUM),
+        ({"gym_vector": {"autoreset_mode": "NextStep"}}, [Walker] * ENV_NUM),
+        ({"gym_vector": {"autoreset_mode": "NextStep"}, "reset_inplace": True}, [Walker] * ENV_NUM),
+        ({"env_num": ENV_NUM}, [partial(vector_of, ENV_NUM, "NextStep")]),
+        ({}, [BatchedEnvSpec(partial(vector_of, ENV_NUM, "SameStep"), ENV_NUM)] * ENV_NUM),
+    ],
+)
+def test_gym_vector(cfg: dict[str, Any], env_fn: list[Any]) -> None:
+    manager = create_env_manager({"type": "gym_vector", "seed": 9, **cfg}, env_fn=env_fn)
+    assert isinstance(manager, GymVectorEnvManager)
+    with manager:
+        assert episodes_of(manager, 4, policy) == singles()
+        assert isinstance(manager.env_ref.batched, VectorBatch)
+
+
+def test_gym_vector_takes_the_registered_form() -> None:
+    with make("CartPole-v1", 4, type="gym_vector", seed=3) as manager:
+        assert type(manager.env_ref.batched.env).__name__ == "CartPoleVectorEnv"
+        batch = manager.ready_arrays()
+        reference = gymnasium.make_vec("CartPole-v1", 4)
+        assert np.array_equal(batch.obs, reference.reset(seed=3)[0])
+        for actions in np.random.default_rng(0).integers(0, 2, (8, 4)):  # no episode is so short
+            manager.send_arrays(batch.env_ids, actions)
+            found, expected = manager.recv_arrays(), reference.step(actions)
+            assert np.array_equal(found.obs, expected[0])
+            assert found.reward.tolist() == expected[1].tolist()
+
+
+def not_an_env() -> Any:
+    return {}
+
+
+@pytest.mark.parametrize(
+    ("cfg", "env_fn", "error", "text"),
+    [
+        ({"env_num": 4}, [partial(vector_of, 3, "SameStep")], LaunchError, "3 rows, but its size"),
+        ({"env_num": 4}, [partial(OneGenerator, 4, "Now")], LaunchError, "says 'Now'"),
+        ({}, [partial(vector_of, 2, "SameStep")] * 2, LaunchError, "has one for each row"),
+        ({}, [not_an_env] * 2, LaunchError, "drives gymnasium envs"),
+        ({"env_num": 2, "reset_inplace": True}, [partial(OneGenerator, 2)], LaunchError, "at once"),
+        ({"env_num": 2, "seed": 1}, [partial(OneGenerator, 2)], LaunchError, "dynamic_seed"),
+        (
+            {"gym_vector": {"vectorization_mode": "vector_entry_point"}},
+            [Walker] * 2,
+            ConfigError,
+            "has a vector form",
+        ),
+        (
+            {"gym_vector": {"vectorization_mode": "sync", "vector_kwargs": {"shared": 1}}},
+            [Walker] * 2,
+            ConfigError,
+            "'shared', which SyncVectorEnv does not take",
+        ),
+        ({"gym_vector": {"mode": 1}}, [Walker] * 2, ConfigError, "unknown key"),
+        ({"num_workers": 2}, [Walker] * 2, ConfigError, "Give 1 to 1"),
+    ],
+)
+def test_gym_vector_refuses(
+    cfg: dict[str, Any], env_fn: list[Any], error: type[Exception], text: str
+) -> None:
+    def run() -> None:
+        manager = create_env_manager({"type": "gym_vector", **cfg}, env_fn=env_fn)
+        if "dynamic" in text:
+            manager.seed(1, dynamic_seed=True)
+        with manager:
+            pass
+
+    with pytest.raises(error, match=text):
+        run()
+
+
+def test_an_old_gymnasium_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(gymnasium.vector, "AutoresetMode")
+    with pytest.raises(ImportError, match=r"gymnasium 1\.1 or later"):
+        create_env_manager({"type": "gym_vector"}, env_fn=[Walker])

@@ -1,0 +1,156 @@
+"""A vector env of gymnasium's kind as a batched env: modes, seeds, infos, and what it cannot do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+
+from envmgr.env import BatchedEnvSpec, EnvContractError, VectorBatch
+from envmgr.env.vector_infos import RowInfos
+from tests.walkers import MODES, OneGenerator, Walker, vector_of
+
+NONE: list[int | None] = [None] * 3
+
+
+def begun(mode: str = "NextStep", seed: int | None = 4, **options: Any) -> VectorBatch:
+    """Return three walkers, whose rows were reset."""
+    batch = VectorBatch(vector_of(3, mode), **options)
+    batch.reset([0, 1, 2], [None if seed is None else seed + i for i in range(3)], [{}] * 3)
+    return batch
+
+
+def until_one_ends(batch: VectorBatch) -> tuple[int, Any, list[int]]:
+    """Step all rows until one ends; return it, its observation, and the others."""
+    while True:
+        obs, _, terminated, truncated, _ = batch.step([0, 1, 2], [0, 0, 0])
+        ended = np.flatnonzero(terminated | truncated)
+        if len(ended):
+            row = int(ended[0])
+            return row, obs[row].copy(), [i for i in range(3) if i not in ended]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_the_terminal_observation_and_the_next_first_one(mode: str) -> None:
+    batch = begun(mode)
+    row, terminal, others = until_one_ends(batch)
+    assert terminal[0] == terminal[1]  # as many steps as were drawn
+    is_late = mode == "NextStep"
+    assert list(batch.resettable({row: False}, others=True)) == ([] if is_late else [row])
+    if is_late:
+        assert len(batch.step(others, [1] * len(others))[0]) == len(others)
+        assert list(batch.resettable({row: False}, others=True)) == [row]
+    (first,), (info,) = batch.reset([row], [None], [{}])
+    assert (first[1], first[2]) == (0, -1)
+    assert info == {"length": first[0]}
+
+
+def test_a_seed_or_params_begin_an_episode_of_their_own() -> None:
+    for mode in MODES:
+        batch = begun(mode)
+        row, _, others = until_one_ends(batch)
+        if mode == "NextStep":
+            batch.step(others, [1] * len(others))
+        (first,), _ = batch.reset([row], [77], [{"longer": 50}])
+        assert first[0] == np.random.default_rng(77).integers(2, 9) + 50
+
+
+def test_rows_that_nobody_has_reset_take_any_action() -> None:
+    batch = begun("Disabled")
+    row, _, others = until_one_ends(batch)
+    for _ in range(30):  # the row ends many times
+        obs, *_ = batch.step(others, [2] * len(others))
+        assert len(obs) == len(others)
+        assert set(obs[:, 2]) == {2.0}
+        others = [i for i in others if not batch._ended[i]]
+        if not others:
+            break
+    assert row not in others
+
+
+def test_a_batch_that_is_reset_in_two_bunches_is_reset_once() -> None:
+    env = OneGenerator(4)
+    batch = VectorBatch(env)
+    early, _ = batch.reset([0, 1], [5, 6], [{}, {}])
+    late, infos = batch.reset([2, 3], [7, 8], [{}, {}])
+    assert env.calls == [("reset", 5)]
+    assert [obs[0] for obs in (*early, *late)] == [0, 1, 2, 3]
+    assert infos is not None
+    assert infos[1] == {"drawn": late[1][1]}
+    batch.step([0, 1, 2, 3], np.zeros(4, np.int64))
+    with pytest.raises(EnvContractError, match=r"cannot reset rows \[1\] and leave the others"):
+        batch.reset([1], [None], [{}])
+
+
+def test_seeds_are_given_in_the_form_that_the_env_takes() -> None:
+    given: list[Any] = []
+
+    class Noting(OneGenerator):
+        def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+            given.append(seed)
+            return super().reset(seed=seed, options=options)
+
+    for seeds in ([5, 6, 7], [9, 3, 1], NONE):
+        VectorBatch(Noting(3)).reset([0, 1, 2], seeds, [{}] * 3)
+    VectorBatch(Noting(3)).reset([1, 2], [6, 7], [{}] * 2)  # row 0 is reset with them
+    assert given == [5, 9, None, 5]
+    listed = begun(seed=None)
+    firsts, _ = listed.reset([0, 2], [9, 3], [{}, {}])
+    assert [obs[0] for obs in firsts] == [np.random.default_rng(s).integers(2, 9) for s in (9, 3)]
+
+
+def test_what_is_refused() -> None:
+    with pytest.raises(EnvContractError, match=r"should say in metadata\['autoreset_mode'\]"):
+        VectorBatch(OneGenerator(2, "Sometimes"))
+    with pytest.raises(EnvContractError, match="at once"):
+        VectorBatch(OneGenerator(2), at_once=True)
+    batch = VectorBatch(OneGenerator(2, "SameStep"))
+    batch.reset([0, 1], [None, None], [{}, {}])
+    with pytest.raises(EnvContractError, match="says that it begins episodes in the step"):
+        batch.step([0, 1], np.array([3, 3]))
+    for size in (2, 4):
+        with pytest.raises(EnvContractError, match=f"3 rows, but its size is {size}"):
+            BatchedEnvSpec(lambda: vector_of(3, "SameStep"), size)()
+    with pytest.raises(EnvContractError, match=r"not a BatchedEnv or a gymnasium\.vector"):
+        BatchedEnvSpec(Walker, 1)()
+
+
+def test_wrappers_and_attributes() -> None:
+    wrapped = gymnasium.wrappers.vector.ClipReward(vector_of(2, "SameStep"), -1, 2)
+    batch = VectorBatch(wrapped)
+    firsts, _ = batch.reset([0, 1], [1, 2], [{}, {}])
+    assert firsts[0][1] == 0
+    assert batch.step([0, 1], [3, 1])[1].tolist() == [2.0, 1.0]
+    batch.set_attribute(1, "colour", "red")
+    assert [batch.attribute(row, "colour") for row in (0, 1)] == ["grey", "red"]
+    assert batch.attribute(0, "action_space") == Walker.action_space
+
+
+# -- infos ----------------------------------------------------------------------------------------
+
+
+def test_infos_of_rows() -> None:
+    infos = {
+        "score": np.array([1, 2, 3]),
+        "_score": np.array([True, False, True]),
+        "deep": {"x": np.array([0.0, 5.0, 0.0]), "_x": np.array([False, True, False])},
+        "_deep": np.array([False, True, False]),
+        "vector": np.arange(6).reshape(3, 2),
+        "_vector": np.array([False, False, True]),
+    }
+    rows = RowInfos(infos, [0, 1, 2], 3)
+    assert rows.told == [0, 1, 2]
+    assert rows[0] == {"score": 1}
+    assert type(rows[0]["score"]) is int
+    assert rows[1] == {"deep": {"x": 5.0}}
+    assert rows[2]["vector"].tolist() == [4, 5]
+    assert not np.shares_memory(rows[2]["vector"], infos["vector"])
+    assert RowInfos({k: infos[k] for k in ("deep", "_deep")}, [0, 2], 3).told == []
+    assert RowInfos({"lives": np.array([3, 2])}, [0, 1], 2)[0:2] == [{"lives": 3}, {"lives": 2}]
+    assert RowInfos({}, [0, 1], 2, instead={1: {"a": 1}}).told == [1]
+    hidden = RowInfos(infos, [0, 1], 3, hidden=frozenset(("deep", "vector")), instead={0: {}})
+    assert (hidden.told, hidden[0]) == ([], {})
+    assert RowInfos(infos, [0, 1], 3, hidden=frozenset(infos), instead={1: {"a": 1}}).told == [1]
+    assert RowInfos({"score": infos["score"]}, [0, 1], 3, instead={0: {}}).told == [1]
