@@ -190,8 +190,8 @@ class Selections:
             None if there are none, or these are not all different env_ids.
         """
         if self._moves != self._hosts.moves:
-            self._moves = self._hosts.moves
             self._forget()
+            self._moves = self._hosts.moves  # last: what an interrupt has left is forgotten anew
         if env_ids is self._latest_array:
             return self._latest
         kind = type(env_ids)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from envmgr.core import Phase, Selection
+from tests.rig import Rig
 
 
 @pytest.mark.parametrize("ids", [[1, 2], [2, 0]])
@@ -24,3 +25,18 @@ def test_neighbours_are_a_slice(ids: list[int], is_slice: bool) -> None:
     selection = Selection(ids, [0, 0, 0])
     assert selection.is_slice is is_slice
     assert [0, 1, 2][selection.rows] == ids if is_slice else selection.rows.tolist() == ids
+
+
+def test_an_interrupt_leaves_none_with_the_hosts_of_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = Rig(2, spare_num=1).launch()
+    before = rig.selection([0])
+
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    rig.hosts.moves += 1  # a spare has taken somebody's place
+    with monkeypatch.context() as patch:
+        patch.setattr(rig.supervisor.handout.selections, "_forget", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            rig.selection([0])
+    assert rig.selection([0]) is not before
