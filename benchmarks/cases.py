@@ -56,7 +56,7 @@ _IN_PROCESS = (
 )
 _V2 = ("subprocess-v2", "ding-subprocess-v2")
 _PACKED = ("hosts1-dict", "hosts1-arrays", "hosts2-dict", "hosts2-arrays")
-_ADAPTERS = ("as-gymnasium", "as-gymnasium-same")
+_ADAPTERS = ("as-gymnasium", "as-gymnasium-same", "as-sb3", "as-tianshou")
 _PIPELINED = ("hosts2-dict-pipelined", "hosts2-arrays-pipelined")
 _VIEWS = ("hosts1-ring", "hosts1-until-send", "hosts2-ring", "hosts2-until-send")
 _IMAGES = {

@@ -116,6 +116,8 @@ _ROWS = (
         num_workers=2,
         reset_inplace=True,
     ),
+    _own("as-sb3", "2 hosts, `as_sb3`", "sb3", num_workers=2, reset_inplace=True),
+    _own("as-tianshou", "2 hosts, `as_tianshou`", "tianshou", num_workers=2, auto_reset=False),
     _own(
         "async-1",
         "`async_subprocess`, `wait_num: 1`",

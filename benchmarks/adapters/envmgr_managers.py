@@ -10,6 +10,7 @@ from spec import Runner, Spec, UnavailableError
 import envmgr
 from adapters.actions import array_batches, list_batches
 from adapters.gymnasium_vector import GymnasiumVector
+from adapters.loops import Sb3Loop, TianshouLoop
 from envmgr.errors import ConfigError, MissingDependencyError
 
 
@@ -115,14 +116,21 @@ class ArrayLoop(_Managed):
 def open_runner(spec: Spec, factory: Callable[[], Any]) -> Runner:
     """Return the loop of `options["form"]` over a manager of its `cfg`.
 
-    Forms are `dict`, `arrays` and `v2`; `NextStep` and `SameStep` are modes of `as_gymnasium`.
+    Forms are `dict`, `arrays` and `v2`; `NextStep` and `SameStep` are modes of `as_gymnasium`;
+    `sb3` and `tianshou` are the adapters for these.
 
     Raises:
-        UnavailableError: this envmgr refuses the config, or treetensor is missing.
+        UnavailableError: this envmgr refuses the config, or treetensor or a trainer is missing.
     """
     env_num, options = spec.env_num, spec.options
     try:
         manager = envmgr.make(factory, env_num, seed=0, **options["cfg"])
+        if options["form"] == "sb3":
+            vec_env = envmgr.as_sb3(manager)
+            return Sb3Loop(lambda: vec_env, env_num)
+        if options["form"] == "tianshou":
+            vector_env = envmgr.as_tianshou(manager)
+            return TianshouLoop(lambda: vector_env, env_num)
     except ConfigError as error:
         raise UnavailableError(f"the config is refused: {error}") from error
     except MissingDependencyError as error:
