@@ -3,6 +3,7 @@
     python examples/cleanrl_ppo.py
     python examples/cleanrl_ppo.py --vector async       # Gymnasium's own, for comparison
     python examples/cleanrl_ppo.py --mode SameStep --num-envs 16
+    python examples/cleanrl_ppo.py --crash-every 1000   # workers die, and training goes on
 
 What it takes to have envmgr run the envs is the one line in `make_envs`. Everything is seeded: with
 the same seed the curve is the same, number by number, whichever vector env runs the envs.
@@ -13,15 +14,21 @@ It needs PyTorch.
 from __future__ import annotations
 
 import argparse
+import functools
+import os
+import random
+import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import gymnasium
 import numpy as np
 import torch
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, VectorEnv
+from plot_curves import write_curve
 from torch import nn
 
 from envmgr.adapters.gymnasium import EnvmgrVectorEnv
@@ -44,16 +51,44 @@ class Curve(NamedTuple):
     rate: float
 
 
-def make_env() -> gymnasium.Env[Any, Any]:
+class Crashing(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """An env in whose process something crashes now and then.
+
+    Args:
+        env: the env.
+        every: after so many steps, on average.
+    """
+
+    def __init__(self, env: gymnasium.Env[Any, Any], every: int) -> None:
+        super().__init__(env)
+        self._left = random.expovariate(1 / every)
+
+    def step(self, action: Any) -> Any:
+        """Step, or die."""
+        self._left -= 1
+        if self._left < 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().step(action)
+
+
+def make_env(crash_every: int = 0) -> gymnasium.Env[Any, Any]:
     """Return one env; its infos have the statistics of episodes that ended."""
-    return gymnasium.wrappers.RecordEpisodeStatistics(gymnasium.make("CartPole-v1"))
+    env: gymnasium.Env[Any, Any] = gymnasium.make("CartPole-v1")
+    if crash_every:
+        env = Crashing(env, crash_every)
+    return gymnasium.wrappers.RecordEpisodeStatistics(env)
 
 
-def make_envs(num_envs: int, vector: str, mode: str) -> VectorEnv[Any, Any, Any]:
+def make_envs(
+    num_envs: int, vector: str, mode: str, crash_every: int = 0
+) -> VectorEnv[Any, Any, Any]:
     """Return the vector env."""
-    fns: list[Callable[[], Any]] = [make_env] * num_envs
+    fns: list[Callable[[], Any]] = [functools.partial(make_env, crash_every)] * num_envs
     if vector == "async":
         return AsyncVectorEnv(fns, autoreset_mode=AutoresetMode(mode))
+    if crash_every:  # a worker for each env, of which any number may die
+        allowed = {"max_failures": 10**6, "max_failures_total": 10**6}
+        return EnvmgrVectorEnv(fns, autoreset_mode=mode, **allowed)
     return EnvmgrVectorEnv(fns, autoreset_mode=mode, num_workers=2)
 
 
@@ -215,15 +250,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--num-envs", type=int, default=8)
     parser.add_argument("--total-steps", type=int, default=200_000)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--crash-every", type=int, default=0, help="steps of an env; 0: never")
+    parser.add_argument("--curve", type=Path, help="write the learning curve into this file")
     asked = parser.parse_args(arguments)
     torch.set_num_threads(1)
-    envs = make_envs(asked.num_envs, asked.vector, asked.mode)
+    envs = make_envs(asked.num_envs, asked.vector, asked.mode, asked.crash_every)
     curve = train(
         envs,
         total_steps=asked.total_steps,
         seed=asked.seed,
         report=lambda steps, mean: print(f"{steps:8} steps: mean return {mean:6.1f}", flush=True),
     )
+    write_curve(asked.curve, curve.steps, curve.returns)
+    if asked.vector == "envmgr":
+        print(f"{envs.manager.stats()['failures']} failures")  # type: ignore[attr-defined]
     envs.close()
     print(f"{curve.rate:.0f} env steps per second, learning included")
     return 0

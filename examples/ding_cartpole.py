@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from easydict import EasyDict
+from plot_curves import write_curve
 
 
 def train(manager: str, seed: int, max_env_step: int, folder: str) -> dict[str, Any]:
@@ -32,9 +33,9 @@ def train(manager: str, seed: int, max_env_step: int, folder: str) -> dict[str, 
     """
     # Here, so that --help can be had without DI-engine.
     from ding.entry import serial_pipeline_onpolicy
-    from dizoo.classic_control.cartpole.config import cartpole_ppo_config as zoo
+    from dizoo.classic_control.cartpole.config.cartpole_ppo_config import create_config, main_config
 
-    main, create = deepcopy(zoo.main_config), deepcopy(zoo.create_config)
+    main, create = deepcopy(main_config), deepcopy(create_config)
     main.exp_name = folder
     main.env.manager = EasyDict(reset_inplace=True)
     create.env_manager = EasyDict(type=manager, import_names=["envmgr.adapters.ding"])
@@ -44,6 +45,16 @@ def train(manager: str, seed: int, max_env_step: int, folder: str) -> dict[str, 
     return result
 
 
+def curve_of(folder: str) -> tuple[list[int], list[float]]:
+    """Return steps and mean returns of the evaluations, as DI-engine wrote them for TensorBoard."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(Path(folder) / "log" / "serial"))
+    events.Reload()
+    scalars = events.Scalars("evaluator_step/eval_episode_return_mean")
+    return [scalar.step for scalar in scalars], [scalar.value for scalar in scalars]
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Train as the command line asks, and say what came of it."""
     parser = argparse.ArgumentParser(description="PPO of DI-engine on CartPole.")
@@ -51,8 +62,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--max-env-step", type=int, default=60_000)
     parser.add_argument("--folder", default="ding_cartpole", help="for logs and checkpoints")
+    parser.add_argument("--curve", type=Path, help="write the learning curve into this file")
     asked = parser.parse_args(arguments)
     result = train(asked.manager, asked.seed, asked.max_env_step, asked.folder)
+    if asked.curve is not None:
+        write_curve(asked.curve, *curve_of(asked.folder))
     solved = "solved" if result["stop"] else "not solved"
     print(
         f"{solved} after {result['env_step']} env steps and {result['train_iter']} iterations: "

@@ -16,8 +16,11 @@ import os
 import random
 import signal
 import time
+from pathlib import Path
 
+import numpy as np
 import torch
+from plot_curves import write_curve
 from stable_baselines3 import PPO
 from stable_baselines3.common.callbacks import (
     BaseCallback,
@@ -36,7 +39,7 @@ class KillWorkers(BaseCallback):
     """Kills a worker of the training envs every few seconds.
 
     Args:
-        every_s: how often.
+        every_s: how often; 0: never.
     """
 
     def __init__(self, every_s: float) -> None:
@@ -47,7 +50,7 @@ class KillWorkers(BaseCallback):
         self.killed = 0
 
     def _on_step(self) -> bool:
-        if time.monotonic() >= self._next_s:
+        if self._every_s and time.monotonic() >= self._next_s:
             self._next_s += self._every_s
             workers = self.training_env.manager.stats()["workers"]
             with contextlib.suppress(IndexError, ProcessLookupError):  # they may all be dead now
@@ -56,11 +59,30 @@ class KillWorkers(BaseCallback):
         return True
 
 
+class Curve(BaseCallback):
+    """Notes the mean return of the training's latest episodes, rollout by rollout."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.steps: list[int] = []
+        self.returns: list[float] = []
+
+    def _on_step(self) -> bool:
+        return True
+
+    def _on_rollout_end(self) -> None:
+        episodes = [episode["r"] for episode in self.model.ep_info_buffer or ()]
+        if episodes:
+            self.steps.append(self.num_timesteps)
+            self.returns.append(float(np.mean(episodes[-20:])))
+
+
 def main() -> int:
     """Train, and say what came of it; 0 if the goal was reached."""
     parser = argparse.ArgumentParser(description="PPO on CartPole while workers are killed.")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--kill-every-s", type=float, default=2.0)
+    parser.add_argument("--kill-every-s", type=float, default=2.0, help="0: never")
+    parser.add_argument("--curve", type=Path, help="write the learning curve into this file")
     asked = parser.parse_args()
     torch.set_num_threads(1)  # the workers need the other cores
 
@@ -73,7 +95,7 @@ def main() -> int:
         vec_env_kwargs={"num_workers": 4, **failures_allowed},
     )
     evaluation_env = make_vec_env("CartPole-v1", n_envs=4, seed=1000, vec_env_cls=EnvmgrVecEnv)
-    killer = KillWorkers(asked.kill_every_s)
+    killer, curve = KillWorkers(asked.kill_every_s), Curve()
     enough = StopTrainingOnRewardThreshold(GOAL, verbose=0)
     evaluation = EvalCallback(
         evaluation_env, callback_on_new_best=enough, n_eval_episodes=20, eval_freq=256, verbose=0
@@ -89,7 +111,8 @@ def main() -> int:
         learning_rate=1e-3,
         seed=asked.seed,
     )
-    model.learn(MOST_STEPS, callback=[killer, evaluation])
+    model.learn(MOST_STEPS, callback=[killer, curve, evaluation])
+    write_curve(asked.curve, curve.steps, curve.returns)
 
     failures = env.manager.stats()["failures"]
     env.close()

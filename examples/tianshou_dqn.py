@@ -10,10 +10,13 @@ from __future__ import annotations
 
 import argparse
 from functools import partial
+from pathlib import Path
+from typing import Any
 
 import gymnasium
 import numpy as np
 import torch
+from plot_curves import write_curve
 from tianshou.algorithm import DQN
 from tianshou.algorithm.modelfree.dqn import DiscreteQLearningPolicy
 from tianshou.algorithm.optim import AdamOptimizerFactory
@@ -28,11 +31,28 @@ GOAL = 195.0
 N_TRAINING, N_TEST = 8, 20
 
 
+class TestCollector(Collector):  # type: ignore[type-arg]
+    """A collector that notes the mean return of each of its collections."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.returns: list[float] = []
+
+    def collect(self, **kwargs: Any) -> Any:
+        """Collect."""
+        stats = super().collect(**kwargs)
+        if stats.returns_stat is not None:
+            self.returns.append(float(stats.returns_stat.mean))
+        return stats
+
+
 def main() -> int:
     """Train, and say what came of it; 0 if the goal was reached."""
     parser = argparse.ArgumentParser(description="DQN on CartPole with tianshou.")
     parser.add_argument("--seed", type=int, default=1)
-    seed = parser.parse_args().seed
+    parser.add_argument("--curve", type=Path, help="write the learning curve into this file")
+    asked = parser.parse_args()
+    seed = asked.seed
     torch.set_num_threads(1)  # the workers need the other cores
     np.random.seed(seed)
     torch.manual_seed(seed)
@@ -66,7 +86,8 @@ def main() -> int:
     )
     buffer = VectorReplayBuffer(20_000, buffer_num=N_TRAINING)
     training_collector = Collector(algorithm, training_envs, buffer, exploration_noise=True)
-    test_collector = Collector(algorithm, test_envs)
+    test_collector = TestCollector(algorithm, test_envs)
+    tested_at: list[int] = []
     training_collector.reset()
     training_collector.collect(n_step=64 * N_TRAINING)
     result = algorithm.run_training(
@@ -79,10 +100,12 @@ def main() -> int:
             test_step_num_episodes=N_TEST,
             batch_size=64,
             update_step_num_gradient_steps_per_sample=0.2,
+            test_fn=lambda _, env_step: tested_at.append(env_step or 0),
             stop_fn=lambda mean_return: mean_return >= GOAL,
             show_progress=False,
         )
     )
+    write_curve(asked.curve, tested_at, test_collector.returns[: len(tested_at)])
     training_envs.close()
     test_envs.close()
     print(f"mean return {result.best_reward:.1f} after {result.train_step} steps")
