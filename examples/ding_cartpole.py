@@ -22,7 +22,9 @@ from easydict import EasyDict
 from plot_curves import write_curve
 
 
-def train(manager: str, seed: int, max_env_step: int, folder: str) -> dict[str, Any]:
+def train(
+    manager: str, seed: int, max_env_step: int, folder: str, eval_freq: int | None = None
+) -> dict[str, Any]:
     """Train PPO until CartPole-v0 is solved, and return what DI-engine says of the training.
 
     Args:
@@ -30,6 +32,7 @@ def train(manager: str, seed: int, max_env_step: int, folder: str) -> dict[str, 
         seed: of the envs and of the training.
         max_env_step: give up after so many steps of the collector's envs.
         folder: where DI-engine puts its logs and checkpoints; it should not exist.
+        eval_freq: iterations between evaluations; None: as in the config.
     """
     # Here, so that --help can be had without DI-engine.
     from ding.entry import serial_pipeline_onpolicy
@@ -38,6 +41,8 @@ def train(manager: str, seed: int, max_env_step: int, folder: str) -> dict[str, 
     main, create = deepcopy(main_config), deepcopy(create_config)
     main.exp_name = folder
     main.env.manager = EasyDict(reset_inplace=True)
+    if eval_freq is not None:
+        main.policy.eval = EasyDict(evaluator=EasyDict(eval_freq=eval_freq))
     create.env_manager = EasyDict(type=manager, import_names=["envmgr.adapters.ding"])
     serial_pipeline_onpolicy((main, create), seed=seed, max_env_step=max_env_step)
     with open(Path(folder) / "result.pkl", "rb") as file:
@@ -63,8 +68,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--max-env-step", type=int, default=60_000)
     parser.add_argument("--folder", default="ding_cartpole", help="for logs and checkpoints")
     parser.add_argument("--curve", type=Path, help="write the learning curve into this file")
+    parser.add_argument("--eval-freq", type=int, help="iterations between evaluations")
     asked = parser.parse_args(arguments)
-    result = train(asked.manager, asked.seed, asked.max_env_step, asked.folder)
+    result = train(asked.manager, asked.seed, asked.max_env_step, asked.folder, asked.eval_freq)
     if asked.curve is not None:
         write_curve(asked.curve, *curve_of(asked.folder))
     solved = "solved" if result["stop"] else "not solved"

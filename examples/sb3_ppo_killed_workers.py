@@ -18,7 +18,6 @@ import signal
 import time
 from pathlib import Path
 
-import numpy as np
 import torch
 from plot_curves import write_curve
 from stable_baselines3 import PPO
@@ -60,7 +59,7 @@ class KillWorkers(BaseCallback):
 
 
 class Curve(BaseCallback):
-    """Notes the mean return of the training's latest episodes, rollout by rollout."""
+    """Notes the mean return of each evaluation, after which it is called."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -68,13 +67,9 @@ class Curve(BaseCallback):
         self.returns: list[float] = []
 
     def _on_step(self) -> bool:
+        self.steps.append(self.num_timesteps)
+        self.returns.append(float(self.parent.last_mean_reward))
         return True
-
-    def _on_rollout_end(self) -> None:
-        episodes = [episode["r"] for episode in self.model.ep_info_buffer or ()]
-        if episodes:
-            self.steps.append(self.num_timesteps)
-            self.returns.append(float(np.mean(episodes[-20:])))
 
 
 def main() -> int:
@@ -98,7 +93,12 @@ def main() -> int:
     killer, curve = KillWorkers(asked.kill_every_s), Curve()
     enough = StopTrainingOnRewardThreshold(GOAL, verbose=0)
     evaluation = EvalCallback(
-        evaluation_env, callback_on_new_best=enough, n_eval_episodes=20, eval_freq=256, verbose=0
+        evaluation_env,
+        callback_on_new_best=enough,
+        callback_after_eval=curve,
+        n_eval_episodes=20,
+        eval_freq=256,
+        verbose=0,
     )
     model = PPO(
         "MlpPolicy",
@@ -111,7 +111,10 @@ def main() -> int:
         learning_rate=1e-3,
         seed=asked.seed,
     )
-    model.learn(MOST_STEPS, callback=[killer, curve, evaluation])
+    model.learn(MOST_STEPS, callback=[killer, evaluation])
+    if curve.steps[-1:] != [model.num_timesteps]:  # it is not told of the one that was good enough
+        curve.steps.append(model.num_timesteps)
+        curve.returns.append(float(evaluation.last_mean_reward))
     write_curve(asked.curve, curve.steps, curve.returns)
 
     failures = env.manager.stats()["failures"]

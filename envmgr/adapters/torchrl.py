@@ -33,6 +33,8 @@ try:
 except ImportError as error:
     raise missing("as_torchrl", "torchrl>=0.9", error) from error
 
+_FLAGS = ("done", "terminated", "truncated", "abnormal")
+
 __all__ = ["EnvmgrEnv", "ManagerEnv", "as_torchrl"]
 
 
@@ -127,6 +129,7 @@ class ManagerEnv(EnvBase):  # type: ignore[misc]
                 batches.close()
             raise
         self._counts = _counts(acted) if one_hot else None
+        self._keys = {*self.observation_spec.keys(), *_FLAGS, "reward", "action"}
 
     # -- resets and seeds -------------------------------------------------------------------
 
@@ -150,6 +153,26 @@ class ManagerEnv(EnvBase):  # type: ignore[misc]
             obs = spread(n, [(ids, obs)])
         no = np.zeros((2, n), np.bool_)
         return self._tensors(obs, no[0], no[1])
+
+    def maybe_reset(self, tensordict: Any) -> Any:
+        """Reset the envs whose episodes have ended, as `EnvBase` does.
+
+        What `EnvBase` does with masks takes several times as long as a step. Here the rows are put
+        in place where all is as `step` left it, which is nearly always.
+        """
+        ended, done = self._ended, tensordict.get("done")
+        if not ended and not done.any():
+            return tensordict
+        is_plain = self._keys.issuperset(tensordict.keys())
+        if not is_plain or done.view(-1).nonzero().view(-1).tolist() != ended:
+            return super().maybe_reset(tensordict)
+        self._batches.reset(ended, begun=ended)
+        first = _tensor_of(self._batches.first_obs(ended), copies=self._copies)
+        _put(tensordict, first if isinstance(first, dict) else {"observation": first}, ended)
+        for key in _FLAGS:
+            tensordict.set(key, torch.zeros_like(done))
+        self._ended = []
+        return tensordict
 
     def _set_seed(self, seed: int | None) -> None:
         self._seed = seed
@@ -191,7 +214,7 @@ class ManagerEnv(EnvBase):  # type: ignore[misc]
         ends, cut = (torch.from_numpy(flags).view(-1, 1) for flags in (terminated, truncated))
         abnormal = torch.zeros_like(ends)
         abnormal[list(failed)] = True
-        parts = _tensor_of(obs, self._copies)
+        parts = _tensor_of(obs, copies=self._copies)
         source = parts if isinstance(parts, dict) else {"observation": parts}
         flags = {"terminated": ends, "truncated": cut, "done": ends | cut, "abnormal": abnormal}
         return TensorDict({**source, **flags, **further}, self.batch_size, device=self.device)
@@ -245,9 +268,20 @@ def _counts(space: Space[Any]) -> list[int] | None:
     return space.nvec.tolist() if isinstance(space, MultiDiscrete) else None
 
 
-def _tensor_of(obs: Any, copies: bool) -> Any:
+def _put(tensordict: Any, rows: Mapping[str, Any], positions: list[int]) -> None:
+    """Put rows into copies of tensors: what is there belongs to the step, too."""
+    for key, part in rows.items():
+        whole = tensordict.get(key).clone()
+        if isinstance(part, Mapping):
+            _put(whole, part, positions)
+        else:
+            whole[positions] = part.to(whole.device)
+        tensordict.set(key, whole)
+
+
+def _tensor_of(obs: Any, *, copies: bool) -> Any:
     if isinstance(obs, Mapping):
-        return {key: _tensor_of(part, copies) for key, part in obs.items()}
+        return {key: _tensor_of(part, copies=copies) for key, part in obs.items()}
     return torch.from_numpy(np.array(obs) if copies else obs)
 
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Text
 from torchrl.collectors import Collector
-from torchrl.envs import RewardSum, StepCounter, TransformedEnv
+from torchrl.envs import EnvBase, RewardSum, StepCounter, TransformedEnv
 from torchrl.envs.libs.gym import GymWrapper
 from torchrl.envs.utils import check_env_specs
 
@@ -57,6 +57,7 @@ class Drawn:
         return td.set("action", torch.from_numpy(self._generator.integers(0, 2, N)))
 
 
+LONGER = {"options": {"longer": 3}}
 UNIT = Box(-1, 1, (2,), np.float32)
 TREE = Dict({"a": UNIT, "in": Dict({"n": Discrete(3), "bits": MultiBinary(2)})})
 
@@ -156,3 +157,27 @@ def test_what_it_cannot_take_is_refused(cartpoles: Any) -> None:
     td = cartpoles.reset().set("action", torch.zeros(N, dtype=torch.int64))
     with pytest.raises(ConfigError, match="_step"):
         cartpoles.step(td.set("_step", torch.tensor([True, False, True])))
+
+
+@pytest.mark.parametrize("extra", [False, True])
+def test_ended_episodes_are_followed_as_torchrl_has_it(extra: bool) -> None:
+    found = []
+    for generic in (False, True):
+        env = as_torchrl(envmgr.make(partial(Sample, TREE, Discrete(2)), N, type="base"))
+        td = env.reset(seed=3)
+        td = env.reset(td.set("_reset", torch.tensor([[True], [False], [False]])), **LONGER)
+        steps = []
+        for _ in range(9):
+            td.set("action", env.action_spec.zero())
+            td = env.step(td)
+            steps.append(td["next"].clone())
+            td = env._step_mdp(td)
+            if extra:
+                td.set("hidden", torch.ones(N, 2))
+            td = EnvBase.maybe_reset(env, td) if generic else env.maybe_reset(td)
+            steps.append(td.clone())
+        env.close()
+        found += [torch.stack(steps[::2]), torch.stack(steps[1::2])]
+    assert found[0]["done"].any()
+    for ours, theirs in zip(found[:2], found[2:], strict=True):
+        assert (ours == theirs).all()
