@@ -58,7 +58,9 @@ class BatchActor:
             given = rows_of(states, env_ids)
             step = self._policy(obs, given, (self._no_one if starts is None else starts)[env_ids])
             self._keep(env_ids, step)
-        actions, extras, _ = step if type(step) is PolicyStep else PolicyStep(step)
+        actions, extras = step, _NOTHING
+        if type(step) is PolicyStep:
+            actions, extras, _ = step
         if type(actions) is not np.ndarray:
             actions = self._actions.stack(actions) if type(actions) is list else as_batch(actions)
         if extras:
@@ -83,3 +85,6 @@ class BatchActor:
         if len(ended):
             put_rows(after, ended, rows_of(self.initial, ended))
         return after
+
+
+_NOTHING: Mapping[str, Any] = {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -42,7 +43,10 @@ class Recorded(NamedTuple):
         n_ends: how many gathers with ends of episodes there are.
         n_episodes: how many records of episodes.
         is_complete: see `RolloutBuffer`.
-        carried: what the collector goes on with.
+        starts: (n,): whether the next step of each env is an episode's first; None: no one's is.
+        states: (n, ...): what a recurrent policy is given next; None for others.
+        tally: the accounts of episodes.
+        applied: the batch that was recorded last.
     """
 
     even: int
@@ -50,7 +54,22 @@ class Recorded(NamedTuple):
     n_ends: int
     n_episodes: int
     is_complete: bool
-    carried: Any
+    starts: Bools | None
+    states: Any
+    tally: Any
+    applied: ArrayBatch | None
+
+    def where(self, env_ids: Ints, n: int) -> Any:
+        """Return where the next steps of these of n envs go: a row, or (steps, env_ids)."""
+        if self.lengths is not None:
+            return self.lengths[env_ids], env_ids
+        if len(env_ids) == n:
+            return self.even
+        return np.full(len(env_ids), self.even), env_ids
+
+
+make_recorded = partial(tuple.__new__, Recorded)
+"""Makes one of a tuple, in half the time."""
 
 
 class RolloutArrays:
@@ -78,7 +97,7 @@ class RolloutArrays:
         self.terminated: Bools = np.zeros((n_steps, n_envs), np.bool_)
         self.truncated, self.abnormal = self.terminated.copy(), self.terminated.copy()
         self.episode_starts = self.terminated.copy()
-        self.recorded = Recorded(0, None, 0, 0, False, None)
+        self.recorded = Recorded(0, None, 0, 0, False, None, None, None, None)
         self._value_fn = value_fn
         self._all_ends: list[Ends] = []
         self._all_episodes: list[EpisodeRecord] = []
@@ -114,11 +133,25 @@ class RolloutArrays:
             self.actions = self._room(actions)
             self.states = None if states is None else self._room(states)
             self._is_put = True
-        self._put("actions", self.actions, where, count, actions)
-        for name, rows in extras.items():
-            self._put(name, self.extras[name], where, count, rows)
-        if states is not None:
-            self._put("state", self.states, where, count, states)
+        name = "actions"
+        try:
+            if type(actions) is np.ndarray and type(self.actions) is np.ndarray:  # mostly
+                _check_rows(actions, count)
+                self.actions[where] = actions
+            else:
+                put_rows(self.actions, where, actions)
+            for name, rows in extras.items():
+                _check_rows(rows, count)
+                put_rows(self.extras[name], where, rows)
+            if states is not None:
+                name = "state"
+                put_rows(self.states, where, states)
+        except (ValueError, TypeError, KeyError) as error:
+            raise ActionError(
+                f"what the policy returned as {name} does not fit: {error}. It should have one row "
+                f"for each of the {count} observations, and the same shape each time. Nothing was "
+                "sent to any env."
+            ) from error
 
     def put_rewards(self, where: Any, rewards: npt.NDArray[Any]) -> None:
         """Put in what envs gave; for collectors.
@@ -157,28 +190,17 @@ class RolloutArrays:
                 self.last_states = zeros_for(states, self.n_envs)
             put_rows(self.last_states, where, states)
 
-    def begin(self, carried: Any) -> None:
-        """Begin anew; for collectors.
-
-        Args:
-            carried: what the collector goes on with.
-        """
+    def begin(self, starts: Bools | None, states: Any, tally: Any) -> None:
+        """Begin anew, with what `Recorded` says; for collectors."""
         self._all_ends, self._all_episodes = [], []
         for flags in (self.terminated, self.truncated, self.abnormal, self.episode_starts):
             flags.fill(False)
-        self.recorded = Recorded(0, None, 0, 0, False, carried)
+        self.recorded = Recorded(0, None, 0, 0, False, starts, states, tally, None)
 
     def _room(self, rows: Any) -> Any:
         return zeros_for(rows, self.n_steps, self.n_envs)
 
-    def _put(self, name: str, column: Any, where: Any, count: int, rows: Any) -> None:
-        try:
-            if type(rows) is np.ndarray and len(rows) != count:
-                raise ValueError(f"{len(rows)} rows")
-            put_rows(column, where, rows)
-        except (ValueError, TypeError, KeyError) as error:
-            raise ActionError(
-                f"what the policy returned as {name} does not fit: {error}. It should have one row "
-                f"for each of the {count} observations, and the same shape each time. Nothing was "
-                "sent to any env."
-            ) from error
+
+def _check_rows(rows: Any, count: int) -> None:
+    if type(rows) is np.ndarray and len(rows) != count:
+        raise ValueError(f"{len(rows)} rows")

@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from envmgr.collect.batch_actor import BatchActor
 from envmgr.collect.policies import BatchPolicy, RandomBatchPolicy, policy_seed
 from envmgr.collect.rollout import RolloutBuffer
-from envmgr.collect.rollout_arrays import Bools, Ends, Ints, Recorded
+from envmgr.collect.rollout_arrays import Bools, Ends, Ints, Recorded, make_recorded
 from envmgr.collect.statistics import CollectStatistics
 from envmgr.collect.tally import Tally
 from envmgr.core import ArrayBatch
@@ -97,12 +97,12 @@ class RolloutCollector:
     def _start(self, statistics: CollectStatistics) -> None:
         tally = Tally.of(self._n, self._clock(), statistics)
         starts = np.ones(self._n, np.bool_)
-        self.rollout.begin(_Carried(starts, self._actor.initial, tally, None))
+        self.rollout.begin(starts, self._actor.initial, tally)
 
     @property
     def statistics(self) -> CollectStatistics:
         """The figures of all that was collected, as they are now."""
-        tally: Tally = self.rollout.recorded.carried.tally
+        tally: Tally = self.rollout.recorded.tally
         steps = tally.statistics.steps
         if not self.rollout.is_complete:
             steps += int(self.rollout.lengths.sum())
@@ -145,9 +145,8 @@ class RolloutCollector:
         """Begin a rollout, or make up for what an interrupt has left of the last call."""
         rollout, manager = self.rollout, self.manager
         if rollout.is_complete:
-            carried: _Carried = rollout.recorded.carried
             self._has_sent = False
-            rollout.begin(carried)
+            rollout.begin(*rollout.recorded[5:8])
         if self._arrived:
             self._record(self._arrived[0])
             self._arrived.clear()
@@ -162,12 +161,8 @@ class RolloutCollector:
     def _completed(self) -> Recorded:
         """Return what says that the rollout is complete, and what the next one begins with."""
         rollout = self.rollout
-        recorded = rollout.recorded
-        carried: _Carried = recorded.carried
-        tally = carried.tally.after(rollout, int(rollout.lengths.sum()))
-        return recorded._replace(
-            is_complete=True, carried=carried._replace(tally=tally, applied=None)
-        )
+        tally = rollout.recorded.tally.after(rollout, int(rollout.lengths.sum()))
+        return rollout.recorded._replace(is_complete=True, tally=tally, applied=None)
 
     # -- acting -----------------------------------------------------------------------------
 
@@ -204,12 +199,12 @@ class RolloutCollector:
         """Have the policy choose, and send that."""
         rollout, count = self.rollout, len(env_ids)
         recorded = rollout.recorded
-        where = _where(recorded, env_ids, self._n)
+        where = recorded.where(env_ids, self._n)
         put_rows(rollout.obs, where, obs)
-        starts = recorded.carried.starts
+        starts = recorded.starts
         if starts is not None:
             rollout.episode_starts[where] = starts[env_ids]
-        chosen = self._actor.choose(env_ids, obs, recorded.carried.states, starts)
+        chosen = self._actor.choose(env_ids, obs, recorded.states, starts)
         actions, extras, states = chosen
         rollout.put_step(where, count, actions, extras, states)
         self._has_sent = True
@@ -257,35 +252,35 @@ class RolloutCollector:
         """
         rollout, env_ids = self.rollout, batch.env_ids
         recorded = rollout.recorded
-        carried: _Carried = recorded.carried
+        even, lengths, n_ends, n_episodes, _, before, states, tally, applied = recorded
         ended = batch.ended
-        if carried.applied is batch:
+        if applied is batch:
             return ended
-        where = _where(recorded, env_ids, self._n)
+        where = recorded.where(env_ids, self._n)
         rollout.put_rewards(where, batch.reward)
-        even, lengths, starts, states = recorded.even, recorded.lengths, None, carried.states
+        starts: Bools | None = None
+        is_last = True
         if type(where) is int:
             even += 1
             is_last = even == rollout.n_steps
         else:
-            is_last = True
             lengths = rollout.lengths
             lengths[env_ids] += 1
-            if carried.starts is not None:
-                starts = carried.starts.copy()
+            if before is not None:
+                starts = before.copy()
                 starts[env_ids] = False
         if states is not None:
             states = self._actor.after(states, env_ids, ended)
         if is_last:
             rollout.put_last(env_ids, batch.obs, self._next_states_of(env_ids))
-        n_ends, n_episodes, tally = recorded.n_ends, recorded.n_episodes, carried.tally
         if len(ended):
             starts = np.zeros(self._n, np.bool_) if starts is None else starts
             starts[ended] = True
             tally, n = self._end(where, batch, ended, tally)
             n_ends, n_episodes = n_ends + 1, n_episodes + n
-        carried = _Carried(starts, states, tally, batch)
-        rollout.recorded = Recorded(even, lengths, n_ends, n_episodes, False, carried)
+        rollout.recorded = make_recorded(
+            (even, lengths, n_ends, n_episodes, False, starts, states, tally, batch)
+        )
         return ended
 
     def _next_states_of(self, env_ids: Ints) -> Any:
@@ -314,31 +309,5 @@ class RolloutCollector:
         return tally, len(records)
 
 
-class _Carried(NamedTuple):
-    """What a rollout collector goes on with; never changed in place.
-
-    Attributes:
-        starts: (n,): whether the next step of each env is an episode's first; None: no one's is.
-        states: (n, ...): what a recurrent policy is given next.
-        tally: accounts of episodes.
-        applied: the batch that was recorded last.
-    """
-
-    starts: Bools | None
-    states: Any
-    tally: Tally
-    applied: ArrayBatch | None
-
-
 _ONCE = (None,)
 """The arguments of one call of `recv_arrays`."""
-
-
-def _where(recorded: Recorded, env_ids: Ints, n: int) -> Any:
-    """Return where the next steps of these envs go: a row, or (steps, env_ids)."""
-    lengths = recorded.lengths
-    if lengths is not None:
-        return lengths[env_ids], env_ids
-    if len(env_ids) == n:
-        return recorded.even
-    return np.full(len(env_ids), recorded.even), env_ids

@@ -137,14 +137,16 @@ class TestInterrupts:
 
         collector = prepared()[1]
         points = points_of(lambda: collector.collect(n))
-        assert len(points) > 100
+        n_struck = 0
         for point in points[collect == "steps" :: 3]:
             last = max(line for _, _, line in point.code.co_lines() if line is not None)
             if point.code.co_name == "collect" and point.at == last:
                 continue  # it has returned them, all but for the tracer
             manager, collector, pieces = prepared()
-            with pytest.raises(KeyboardInterrupt):
-                interrupt_at(point, partial(collector.collect, n), signal.SIGINT)
+            try:  # not all that was passed once is passed again, with later Pythons
+                pieces += interrupt_at(point, partial(collector.collect, n), signal.SIGINT)[1]
+            except KeyboardInterrupt:
+                n_struck += 1
             pieces += collector.collect(n)
             assert collector.statistics.steps == len(manager.executed), point
             assert len(collector.episodes) == collector.statistics.n_ended
@@ -157,6 +159,7 @@ class TestInterrupts:
                 kept = [one.record for one in pieces]
                 joined(pieces)
                 assert kept == [r for r in collector.episodes if r.length > r.abnormal], point
+        assert n_struck > 50
 
 
 class TestPolicies:
