@@ -54,6 +54,7 @@ _IN_PROCESS = (
     "gymnasium-sync",
     "pufferlib-serial",
 )
+_THREADS = ("thread", "thread-1", "thread-no-gil")
 _V2 = ("subprocess-v2", "ding-subprocess-v2")
 _PACKED = ("hosts1-dict", "hosts1-arrays", "hosts2-dict", "hosts2-arrays")
 _ADAPTERS = ("as-gymnasium", "as-gymnasium-same", "as-sb3", "as-tianshou")
@@ -75,7 +76,7 @@ def _with_nocopy(rows: Mapping[int, Sequence[str]]) -> dict[int, Sequence[str]]:
 
 _CHEAP: dict[int, Sequence[str]] = {
     1: ("subprocess", "hosts1-dict", "hosts1-arrays", *_IN_PROCESS, *_FEWER_PEERS),
-    8: ("bare-each", "bare-1", "subprocess", *_V2, *_PACKED, *_IN_PROCESS, *_PEERS),
+    8: ("bare-each", "bare-1", "subprocess", *_THREADS, *_V2, *_PACKED, *_IN_PROCESS, *_PEERS),
     64: (
         "bare-2",
         "bare-2-own",
@@ -117,7 +118,7 @@ _SLOW_RESET = (
     "ding-subprocess",
     "ding-async",
 )
-_LIFETIME = ("subprocess", "hosts2-dict", *_PEERS)
+_LIFETIME = ("subprocess", "hosts2-dict", "thread", *_PEERS)
 _CORES = ("plain-1", "plain-2")
 
 _CASES = (
@@ -176,6 +177,17 @@ _CASES = (
         "slow-reset",
         {16: _SLOW_RESET, 64: _SLOW_RESET},
         (16,),
+        ideal=SLEEP,
+        stretch=4.0,
+    ),
+    Case(
+        "waiting",
+        "Steps sleep 10 ms",
+        "waiting",
+        dict.fromkeys(
+            (16, 64), ("subprocess", "thread", "thread-no-gil", "gymnasium-async", "tianshou-shmem")
+        ),
+        (64,),
         ideal=SLEEP,
         stretch=4.0,
     ),

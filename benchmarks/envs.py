@@ -17,6 +17,7 @@ EPISODE_STEPS = (50, 150)
 UNEVEN_MEDIAN_S = 0.002
 UNEVEN_SIGMA = 1.0
 BUSY_STEP_S = 100e-6
+WAIT_S = 0.01
 
 StepResult = tuple[Any, Any, bool, bool, dict[str, Any]]
 
@@ -117,6 +118,15 @@ class SlowResetEnv(NullEnv):
         return self._obs, 0.0, self._left <= 0, False, {}
 
 
+class WaitingEnv(NullEnv):
+    """Each step sleeps 10 ms, as one that asks a server does."""
+
+    def step(self, action: Any) -> StepResult:
+        """Sleep, then take a step."""
+        time.sleep(WAIT_S)
+        return super().step(action)
+
+
 def work(loops: int) -> int:
     """Compute something that takes as many turns of a loop as asked for."""
     value = 1
@@ -145,7 +155,8 @@ def env_factory(name: str, loops: int) -> Callable[[], Any]:
     """Return a picklable function that builds the env of that name.
 
     Args:
-        name: `null`, `array-reward`, `cartpole`, `image`, `frame`, `busy`, `uneven`, `slow-reset`.
+        name: `null`, `array-reward`, `cartpole`, `image`, `frame`, `busy`, `uneven`, `slow-reset`,
+            `waiting`.
         loops: work of one step of `busy`.
     """
     factories: dict[str, Callable[[], Any]] = {
@@ -157,5 +168,6 @@ def env_factory(name: str, loops: int) -> Callable[[], Any]:
         "busy": functools.partial(BusyEnv, loops),
         "uneven": UnevenEnv,
         "slow-reset": SlowResetEnv,
+        "waiting": WaitingEnv,
     }
     return factories[name]

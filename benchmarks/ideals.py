@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 import numpy as np
-from envs import EPISODE_STEPS, RESET_S, STEP_S, UNEVEN_MEDIAN_S, UNEVEN_SIGMA
+from envs import EPISODE_STEPS, RESET_S, STEP_S, UNEVEN_MEDIAN_S, UNEVEN_SIGMA, WAIT_S
 
 
 def mean_sleep_s(draw: Callable[[], float], count: int) -> float:
@@ -35,7 +35,13 @@ def slow_reset_steps_per_s() -> float:
     return steps / (steps * step_s + reset_s)
 
 
+def waiting_steps_per_s() -> float:
+    """Return env steps per second of one env `waiting` that nobody disturbs."""
+    return 1.0 / mean_sleep_s(lambda: WAIT_S, 50)
+
+
 SLEEP_IDEALS: dict[str, Callable[[], float]] = {
     "uneven": uneven_steps_per_s,
     "slow-reset": slow_reset_steps_per_s,
+    "waiting": waiting_steps_per_s,
 }

@@ -28,11 +28,13 @@ class Row:
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
-def _own(key: str, label: str, form: str, pipelined: bool = False, **cfg: Any) -> Row:
+def _own(
+    key: str, label: str, form: str, pipelined: bool = False, no_gil: bool = False, **cfg: Any
+) -> Row:
     cfg.setdefault("type", "subprocess")
     if form == "arrays" or pipelined:
         cfg["reset_inplace"] = True
-    options = {"form": form, "pipelined": pipelined, "cfg": cfg}
+    options = {"form": form, "pipelined": pipelined, "no_gil": no_gil, "cfg": cfg}
     return Row(key, OWN, f"envmgr, {label}", options)
 
 
@@ -66,6 +68,9 @@ _ROWS = (
         copy_on_get="until_send",
     ),
     _own("subprocess", "a host per env, dict", "dict"),
+    _own("thread", "`thread`, one per env, dict", "dict", type="thread"),
+    _own("thread-1", "`thread`, one for all, dict", "dict", type="thread", num_workers=1),
+    _own("thread-no-gil", "`thread` without a GIL, dict", "dict", no_gil=True, type="thread"),
     _own("subprocess-ring", "a host per env, dict, two-step views", "dict", copy_on_get=False),
     _own("subprocess-v2", "a host per env, V2", "v2", type="subprocess_v2"),
     _own("hosts1-dict", "1 host, dict", "dict", num_workers=1),

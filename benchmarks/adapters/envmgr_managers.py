@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -120,9 +121,12 @@ def open_runner(spec: Spec, factory: Callable[[], Any]) -> Runner:
     `sb3` and `tianshou` are the adapters for these.
 
     Raises:
-        UnavailableError: this envmgr refuses the config, or treetensor or a trainer is missing.
+        UnavailableError: this envmgr refuses the config, treetensor or a trainer is missing, or
+            there is a GIL where none is asked for.
     """
     env_num, options = spec.env_num, spec.options
+    if options.get("no_gil") and getattr(sys, "_is_gil_enabled", lambda: True)():
+        raise UnavailableError("not run: this Python has a GIL")
     try:
         manager = envmgr.make(factory, env_num, seed=0, **options["cfg"])
         if options["form"] == "sb3":
