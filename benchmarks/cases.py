@@ -118,6 +118,7 @@ _SLOW_RESET = (
     "ding-subprocess",
     "ding-async",
 )
+_WAITING = ("subprocess", "thread", "thread-no-gil", "gymnasium-async", "tianshou-shmem")
 _LIFETIME = ("subprocess", "hosts2-dict", "thread", *_PEERS)
 _CORES = ("plain-1", "plain-2")
 
@@ -184,9 +185,7 @@ _CASES = (
         "waiting",
         "Steps sleep 10 ms",
         "waiting",
-        dict.fromkeys(
-            (16, 64), ("subprocess", "thread", "thread-no-gil", "gymnasium-async", "tianshou-shmem")
-        ),
+        dict.fromkeys((16, 64), _WAITING),
         (64,),
         ideal=SLEEP,
         stretch=4.0,

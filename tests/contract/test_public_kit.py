@@ -46,6 +46,11 @@ class TestBase(ManagerContract):
         return create_env_manager({"type": "base", **cfg}, env_fn=env_fn)
 
 
+class TestThreads(ManagerContract):
+    def make_manager(self, env_fn: Sequence[Callable[[], Any]], **cfg: Any) -> Any:
+        return create_env_manager({"type": "thread", "num_workers": 1, **cfg}, env_fn=env_fn)
+
+
 class TestSubprocess(WorkerManagerContract):
     def make_manager(self, env_fn: Sequence[Callable[[], Any]], **cfg: Any) -> Any:
         return create_env_manager({"type": "subprocess", "context": "fork", **cfg}, env_fn=env_fn)

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import gymnasium
@@ -20,6 +21,8 @@ from gymnasium.spaces import Box, Discrete, Text
 
 from envmgr import BaseEnvManager, ThreadEnvManager, create_env_manager
 from envmgr.errors import ConfigError, EnvCrash, EnvTimeout, LaunchError
+from envmgr.testing import LedgerEnv
+from envmgr.testing.audited import AuditedLoop
 from tests.contract.envs import Do, end_of, seen
 from tests.contract.harness import (
     THREADS,
@@ -87,6 +90,8 @@ def test_a_thread_that_hangs_is_given_up_and_its_env_goes_on_on_another(
     assert [seen(ready_all(manager)[i]).build for i in range(2)] == [1, int(host[-1] == "1")]
     assert manager.stats()["threads_abandoned"] == 1
     assert env_threads().count(host) == 2
+    retired = manager._running.supervisor.record.retired
+    assert retired == (set(range(2)) if setup.num_workers else {0}), "its memory is left to it"
     step_all(manager, {0: 2, 1: 2})
     end_of(world.folder).set()  # it comes back, and what it has done meanwhile is nobody's
     while manager.stats()["threads_abandoned"]:
@@ -99,6 +104,47 @@ def test_a_thread_that_hangs_is_given_up_and_its_env_goes_on_on_another(
     stats = manager.stats()
     assert (stats["failures"], stats["renewals"]) == (1, len(timesteps) if setup.num_workers else 1)
     assert stats["actions"] == stats["timesteps"] + stats["cancelled"]
+
+
+class Sticky(LedgerEnv):
+    """Hangs in some steps until the others are let go, and then goes on as if nothing had been."""
+
+    gate = threading.Condition()
+    turn = 0
+
+    @classmethod
+    def let_go(cls) -> None:
+        """Have those that hang come back."""
+        with cls.gate:
+            cls.turn += 1
+            cls.gate.notify_all()
+
+    def step(self, action: int) -> Any:
+        """Take a step, and perhaps hang in it."""
+        if action % 23 == 11:
+            with self.gate:
+                turn = self.turn
+                self.gate.wait_for(lambda: self.turn > turn, 30.0)
+        return super().step(action)
+
+
+@pytest.mark.parametrize("num_workers", [None, 2])
+def test_accounts_are_right_while_threads_hang_and_come_back(num_workers: int | None) -> None:
+    limits = {"step_timeout": 0.1, "max_failures": 10**6, "max_failures_total": 10**6}
+    cfg = {"type": "thread", "retry_waiting_time": 0.0, "num_workers": num_workers, **limits}
+    env_fn = [partial(Sticky, i, episode_length=5) for i in range(4)]
+    try:
+        with create_env_manager(cfg, env_fn=env_fn) as manager:
+            loop = AuditedLoop(manager)
+            for number in range(40):
+                loop.step(loop.ledger.fresh_actions(loop.ready()))
+                if number % 8 == 7:
+                    Sticky.let_go()  # late, and in the midst of what goes on
+            assert manager.stats()["failures"] >= 3
+        report = loop.settle()
+        assert report.is_clean, str(report)
+    finally:
+        Sticky.let_go()
 
 
 def test_closing_does_not_wait_for_a_thread_that_hangs(world: World) -> None:
