@@ -252,7 +252,7 @@ class Arrivals:
         charged: bool = True,
     ) -> None:
         if not slot.group.is_ending:  # else it has failed already, and its host is being replaced
-            if lost is not Lost.NOTHING:
+            if lost is not Lost.NOTHING or slot.batch is not None:  # whose rows may all be lost
                 self._apply_replied(other for other in slot.group.slots if other is not slot)
             self._repair.fail(slot, failure, lost, env_info, charged=charged)
 

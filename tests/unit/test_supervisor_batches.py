@@ -388,3 +388,19 @@ def test_all_rows_in_an_episode_are_always_stepped_together(seed: int, auto_rese
         rig.deliver()
     assert n_calls > 50
     assert rig.identity_holds()
+
+
+@pytest.mark.parametrize("has_replied", [False, True])
+def test_a_row_is_owed_its_timestep_when_the_reset_of_another_takes_their_host(
+    has_replied: bool,
+) -> None:
+    rig = rows(PARTIAL)
+    rig.send(1)
+    if has_replied:
+        rig.transport.reply(1, Op.STEPPED, ("next", 1.0, False, {}, 0))
+    rig.reset(0)
+    rig.transport.fail(0, "reset")
+    rig.pump()
+    (timestep,) = rig.deliver(1).values()
+    assert ("abnormal" in timestep.info) is not has_replied
+    assert rig.identity_holds()
