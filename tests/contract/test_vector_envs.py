@@ -11,7 +11,7 @@ import gymnasium
 import numpy as np
 import pytest
 
-from envmgr import GymVectorEnvManager, create_env_manager, make
+from envmgr import GymVectorEnvManager, as_gymnasium, create_env_manager, make
 from envmgr.env import BatchedEnvSpec, VectorBatch
 from envmgr.errors import ConfigError, EnvNotReadyError, LaunchError, NothingReadyError
 from tests.contract.harness import ALL_BLOCK, IN_LINE, SOME_MESSAGE, Setup, over
@@ -158,6 +158,23 @@ def test_gym_vector_takes_the_registered_form() -> None:
             found, expected = manager.recv_arrays(), reference.step(actions)
             assert np.array_equal(found.obs, expected[0])
             assert found.reward.tolist() == expected[1].tolist()
+
+
+@pytest.mark.parametrize(
+    ("mode", "inside"), [("NextStep", "NextStep"), ("SameStep", None), ("SameStep", "SameStep")]
+)
+def test_gymnasiums_adapter_goes_with_the_mode(mode: str, inside: str | None) -> None:
+    """What goes round through envmgr is as it was: the env ends and begins as it did alone."""
+    cfg = {"type": "gym_vector", "gym_vector": {"autoreset_mode": inside}}
+    manager = create_env_manager(cfg, env_fn=[Walker] * SIZE)
+    alone = vector_of(SIZE, mode)
+    envs = as_gymnasium(manager, autoreset_mode=mode)
+    assert np.array_equal(envs.reset(seed=4)[0], alone.reset(seed=4)[0])
+    for actions in np.random.default_rng(1).integers(0, 4, (40, SIZE)):
+        found, expected = envs.step(actions), alone.step(actions)
+        for one, other in zip(found[:4], expected[:4], strict=True):
+            assert np.array_equal(one, other)
+    envs.close()
 
 
 def not_an_env() -> Any:
