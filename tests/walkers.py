@@ -65,7 +65,7 @@ class OneGenerator(VectorEnv[Any, Any, Any]):
     """As vector envs that are written as one: they take one seed, and reset all rows or none.
 
     Observations are (row, drawn when the episode began, steps). Rows end after as many as were
-    drawn; those with action 3 at once.
+    drawn; those with action 3 at once. Action 2 cuts an episode short that ends with it.
 
     Args:
         n: how many rows.
@@ -105,7 +105,9 @@ class OneGenerator(VectorEnv[Any, Any, Any]):
         begins = self._ended
         self._begin(begins)
         self._ended = ~begins & ((self._state[:, 2] >= self._state[:, 1]) | (actions == 3))
-        return self._state.copy(), np.ones(self.num_envs), self._ended.copy(), begins & False, {}
+        cut_short = self._ended & (actions == 2)
+        ended = self._ended & ~cut_short
+        return self._state.copy(), np.ones(self.num_envs) - begins, ended, cut_short, {}
 
 
 Episode = list[Any]

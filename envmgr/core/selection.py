@@ -136,7 +136,7 @@ class Selection:
             idle, run = Phase.IDLE, EnvState.RUN
             return all(phases[i] == idle and states[i] == run for i in ids)
         view, seen = record.phases.view, record.states.view
-        return bool((view[rows] == Phase.IDLE).all() and (seen[rows] == EnvState.RUN).all())
+        return bool((view[rows] == _IDLE).all() and (seen[rows] == _RUN).all())
 
     def is_posted(self, phases: bytearray) -> bool:
         """Whether the steps of all of these envs are posted; given the column of phases."""
@@ -146,6 +146,7 @@ class Selection:
 
 
 _POSTED = {Phase.POSTED}
+_IDLE, _RUN = np.uint8(Phase.IDLE), np.uint8(EnvState.RUN)
 _FEW = 16
 """So many envs are looked at one by one rather than as an array."""
 _PLAIN_SEQUENCES = frozenset((dict, list, tuple, type({}.keys())))

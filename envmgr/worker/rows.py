@@ -89,6 +89,12 @@ class RunningRow(RunningEnv):
         """Begin an episode inside of a step; return what is to be sent after that is answered."""
         return self._begin(sink, key)
 
+    def _begin(self, sink: MessageSink, key: Any) -> Sequence[Any]:
+        if not isinstance(self.env.first, tuple):
+            return super()._begin(sink, key)
+        observation = self.env.reset()  # which only returns what has begun
+        return self._begun(sink, key, observation, self.env.reset_info)
+
     def send(self, sink: MessageSink, key: Any, replies: Sequence[Any]) -> None:
         """Send that."""
         self._answer(sink, key, replies)

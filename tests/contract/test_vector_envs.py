@@ -63,6 +63,19 @@ def test_views_and_trees_and_limits_make_no_difference() -> None:
         assert as_single == expected
 
 
+def test_a_view_of_a_row_that_misses_a_step_stays_through_its_next_two() -> None:
+    spec = BatchedEnvSpec(partial(OneGenerator, SIZE), SIZE)
+    cfg = {"type": "base", "seed": 9, "copy_on_get": False}
+    with create_env_manager(cfg, env_fn=[spec] * SIZE) as manager:
+        view = manager.step({0: 3, 1: 0, 2: 0})[0].obs
+        terminal = view.copy()
+        n_steps = 0
+        while n_steps < 2:
+            timesteps = manager.step(dict.fromkeys(manager.ready_obs, 0))
+            n_steps += 0 in timesteps
+            assert np.array_equal(view, terminal)
+
+
 def test_what_resets_all_rows_together() -> None:
     spec = BatchedEnvSpec(partial(OneGenerator, SIZE), SIZE)
     with create_env_manager({"type": "base", "seed": 9}, env_fn=[spec] * SIZE) as manager:
@@ -174,6 +187,21 @@ def test_gymnasiums_adapter_goes_with_the_mode(mode: str, inside: str | None) ->
         found, expected = envs.step(actions), alone.step(actions)
         for one, other in zip(found[:4], expected[:4], strict=True):
             assert np.array_equal(one, other)
+    envs.close()
+
+
+def test_what_takes_one_seed_goes_round_through_envmgr_as_it_was() -> None:
+    cfg = {"type": "gym_vector", "env_num": SIZE}
+    envs = as_gymnasium(create_env_manager(cfg, env_fn=[partial(OneGenerator, SIZE)]))
+    alone = OneGenerator(SIZE)
+    assert np.array_equal(envs.reset(seed=4)[0], alone.reset(seed=4)[0])
+    n_cut_short = 0
+    for actions in np.random.default_rng(1).integers(0, 4, (60, SIZE)):
+        found, expected = envs.step(actions), alone.step(actions)
+        n_cut_short += int(expected[3].sum())
+        for one, other in zip(found[:4], expected[:4], strict=True):
+            assert np.array_equal(one, other)
+    assert n_cut_short
     envs.close()
 
 

@@ -456,3 +456,14 @@ def test_a_plain_factory_of_a_batched_env_is_told_what_to_do() -> None:
     with pytest.raises(adapt.EnvContractError, match="wrap its factory in a BatchedEnvSpec"):
         adapt.as_base_env(ScriptedBatch(2), 0)
     assert isinstance(ScriptedBatch(2), BatchedEnv)
+
+
+def test_a_step_in_columns_leaves_the_newest_observation_where_it_is() -> None:
+    rig = Rig(3, partial_steps=False)
+    places = []
+    for number in (1, 2, 3):
+        assert len(rig.step(dict.fromkeys(range(3), number))) == 3
+        places.append((rig.block.flags & PLACE_BITS).tolist())
+        assert [rig.observed(i)[4] for i in range(3)] == [number] * 3
+    assert places[0] == places[2] != places[1]
+    assert all(len(set(found)) == 1 for found in places)

@@ -124,6 +124,18 @@ def test_it_is_lost_with_the_others() -> None:
     assert (rig.ready(), rig.supervisor.record.late) == ([0, 1, 2], set())
 
 
+def test_what_waits_for_a_step_of_others_and_is_lost_with_them_is_waited_for() -> None:
+    rig = rows()
+    rig.die(1)
+    assert rig.ready() == []  # 1 and 2 are shown when 0 is there, too
+    for env_id in range(3):
+        rig.hello(env_id)
+    assert rig.ready() == []
+    for env_id in range(3):
+        rig.reset_done(env_id)
+    assert rig.ready() == [0, 1, 2]
+
+
 def test_resets_of_some_rows_are_refused_where_all_are_reset_together() -> None:
     rig = rows()
     for slot in rig.supervisor.slots:
