@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dis
+import functools
 import random
 import signal
 from collections.abc import Callable, Iterator, Mapping
@@ -361,14 +362,20 @@ def drawn(
     config: Mapping[str, Any], count: int | None, seed: int
 ) -> Iterator[tuple[str, Point, int]]:
     """Return points of all scenarios with the signals to raise there: all of them, or some."""
-    account = Account(config)
+    found = _all_points(tuple(sorted(config.items())))
+    rng = random.Random(seed)
+    yield from found if count is None else rng.sample(found, min(count, len(found)))
+
+
+@functools.cache
+def _all_points(config: tuple[tuple[str, Any], ...]) -> list[tuple[str, Point, int]]:
+    account = Account(dict(config))
     found: list[tuple[str, Point, int]] = []
     for name, scenario in SCENARIOS.items():
         points = points_in(account, scenario)
         found += [(name, point, number) for point in points for number in SIGNALS]
     account.manager.close()
-    rng = random.Random(seed)
-    yield from found if count is None else rng.sample(found, min(count, len(found)))
+    return found
 
 
 def run(config: Mapping[str, Any], count: int | None = None, seed: int = 0) -> dict[str, int]:

@@ -153,7 +153,7 @@ class Forger(ScriptedEnv):
     def forge_reset(self) -> None:
         (block, posted), row = reached(), self.script.env_id
         token = int(block.requests[row])
-        forgery = MALFORMED.get(self.forgery, {"flags": 2})
+        forgery = {**MALFORMED, "a slot of steps": {"flags": 0}}.get(self.forgery, {"flags": 2})
         if self.forgery in FOREIGN:
             token = FOREIGN[self.forgery](*request_of(token))
         info = np.frombuffer(forgery.get("info", b""), np.uint8)
@@ -250,7 +250,13 @@ def test_answers_to_other_requests_are_as_if_they_were_not_there(
         assert manager.stats()["failures"] == 0
 
 
-RESETS_WITHOUT_SENSE = ("a slot that is none", "an info of ones", "an info too short", "all bits")
+RESETS_WITHOUT_SENSE = (
+    "a slot that is none",
+    "a slot of steps",
+    "an info of ones",
+    "an info too short",
+    "all bits",
+)
 
 
 @sync_blocks

@@ -89,8 +89,14 @@ def test_f24_what_envs_have_printed_finds_no_reader_any_more(tmp_path: Path, con
     assert (tmp_path / "done").exists()
 
 
-@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- >&- 2>&-"])
-@contexts
+@pytest.mark.parametrize(
+    ("context", "closed"),
+    [
+        # What is opened next gets the number of a stream: all start methods without any stream.
+        *((context, "<&- >&- 2>&-") for context in ("server", "fork", "spawn", "forkserver")),
+        *(("server", closed) for closed in (">&-", "2>&-")),
+    ],
+)
 def test_f24_trainers_without_standard_streams(tmp_path: Path, context: str, closed: str) -> None:
     process = _start(tmp_path, context, "Buffering", shell=closed)
     _, err = process.communicate(timeout=PATIENCE_S * 2)

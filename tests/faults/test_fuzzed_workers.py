@@ -29,11 +29,12 @@ def test_mutated_frames_fail_their_env_and_nothing_else() -> None:
 
 
 @pytest.mark.skipif(not block_is_possible(), reason="no block on this platform")
-def test_random_words_in_the_block_fail_envs_and_nothing_else() -> None:
-    report = fuzz_block(4000, seed=7)
-    assert report.n_mutated >= 4000
+@pytest.mark.parametrize("seed", [7, 8, 9])  # in parts, none of which takes long
+def test_random_words_in_the_block_fail_envs_and_nothing_else(seed: int) -> None:
+    report = fuzz_block(1400, seed)
+    assert report.n_mutated >= 1400
     assert report.by_column.keys() == set(COLUMNS)
-    assert report.failures["EnvProtocolError"] > 100
+    assert report.failures["EnvProtocolError"] > 35
     assert set(report.failures) <= {"EnvProtocolError", "EnvTimeout"}
 
 
