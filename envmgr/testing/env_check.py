@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import cloudpickle
 
 from envmgr.env import adapt
+from envmgr.env.steps import step_env
 from envmgr.errors import EnvManagerError
 from envmgr.spaces import ValueMismatchError, codec_of
 from envmgr.testing.checksums import UNKNOWN, checksum_of, reward_checksum
@@ -147,7 +148,7 @@ class _Trial:
         self._reset(env)
         for _ in range(n_steps):
             self._doing = "step"
-            timestep = adapt.step_env(env, action_space.sample())
+            timestep = step_env(env, action_space.sample())
             if is_abnormal(timestep.info):
                 self._note("step", "it says itself that a step was abnormal (info['abnormal'])")
                 return

@@ -188,20 +188,18 @@ class PostedSteps:
     def run(self, await_bell: Callable[[], bool] | None) -> bool | None:
         """Take the steps that are posted, batch after batch, until there is something else to do.
 
-        That is a reset, a message, or what ends `await_bell`, which sleeps until this host is rung
-        for and returns False if there is more to it. With None one batch is taken, if there is one.
+        `await_bell` sleeps until the host is rung for; False is more than that. None: one batch.
 
         Returns:
             Whether resets follow the batch that was taken last; None if none was taken since then.
         """
         if not self._has_seats():
             return None
-        index, posted, finished = self._index, self._posting, self._finished
-        sleeping, mail, mail_read = self._sleeping, self._mail, self._read
+        index, posted, finished, mail = self._index, self._posting, self._finished, self._mail
+        sleeping, mail_read, own_fence = self._sleeping, self._read, self._fence
         is_heard, watches, is_lone = self._is_heard, self._most_s > 0.0, len(self._seats) == 1
-        (number, read) = self._readers
         requests, row, taken, step = self._requests, self._first, self._taken, self._steps[0]
-        own_fence = self._fence
+        number, read = self._readers
         while True:
             posting = posted[index]
             if posting == self._seen:
@@ -217,10 +215,8 @@ class PostedSteps:
                 if is_rung:
                     continue
                 return None
-            follows: bool | None = False
-            if not is_lone:
-                follows = self._take_batch(posting)
-            elif (token := requests[row]) != taken[0]:
+            follows: bool | None = not is_lone and self._take_batch(posting)
+            if is_lone and (token := requests[row]) != taken[0]:
                 try:
                     self._seen, taken[0] = posting, token
                     follows = step(token, read()[0] if number is None else number[0])

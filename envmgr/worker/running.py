@@ -12,6 +12,7 @@ from typing import Any
 
 from envmgr.env import adapt
 from envmgr.env.contract import Outcome, info_of
+from envmgr.env.steps import outcome_function
 from envmgr.types import is_abnormal
 from envmgr.wire.hosts import HostSettings
 from envmgr.wire.messages import (
@@ -88,7 +89,7 @@ class RunningEnv:
         except BaseException:  # whatever the env's code may raise, SystemExit included
             self.close()
             raise
-        self.outcome = adapt.outcome_function(env)
+        self.outcome = outcome_function(env)
         self.writer = ObservationWriter(self.spaces[0], settings.rules, self._notice_cast)
 
     def close(self) -> None:

@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from envmgr.env import adapt
 from envmgr.env.contract import TOLD
 from envmgr.env.gymnasium_env import GymnasiumEnv
+from envmgr.env.steps import step_in_two
 from envmgr.types import EnvTimestep
 from envmgr.wire.block import ENDING_SHIFT, REWARD_SHIFT
 from envmgr.wire.rewards import kind_of_reward
@@ -23,6 +23,10 @@ from envmgr.worker.batches import RunningBatch
 from envmgr.worker.rows import RunningRow
 from envmgr.worker.running import RunningEnv
 from envmgr.worker.sinks import BlockSink
+
+_FIELDS = EnvTimestep._fields
+_Codes = dict[np.dtype[Any], list[int]]
+"""Flags of replies by place, for each dtype of an array that is the reward."""
 
 Step = Callable[[int, Any], bool | None]
 """Takes a step and answers it, given its token and the action; true if a reset follows later."""
@@ -66,23 +70,18 @@ def seat_of(running: RunningEnv, sink: BlockSink) -> Seat:
 def _shortcut(running: RunningEnv, sink: BlockSink) -> Step | None:
     """Return a short `step` for envs whose observation is one array; None for others.
 
-    It does in one function what `take_step` does in several, for steps without anything to them,
-    and leaves all others to that. Actions in the block are what the env expects.
+    It does at once what `take_step` does in several functions, and leaves odd steps to that.
     """
-    writer, is_gymnasium = running.writer, type(running.env) is GymnasiumEnv
-    # Numbers inside of dicts and tuples are numpy's here; gymnasium envs expect Python's.
-    converts = any(leaf.is_number and leaf.path for leaf in sink.block.plan.actions.leaves)
-    is_odd = type(running) is not RunningEnv or (is_gymnasium and converts)
-    if is_odd or writer.lone is None:
+    writer = running.writer
+    if writer.lone is None or type(running) is not RunningEnv or _converts(running, sink):
         return None
     take_step, fail_step = running.take_step, running.fail_step
-    takes_any_reward = not running.refuses_non_finite
     row, rewards, flags, replies = sink.row, sink.rewards, sink.flags, sink.replies
     dtype, shape, targets, _, after, finite = writer.lone
-    env, outcome_of, gives_five = adapt.step_in_two(running.env)
+    env, outcome_of, gives_five = step_in_two(running.env)
     codes = [place | (TOLD << ENDING_SHIFT if gives_five else 0) for place in range(len(after))]
-    codes_of_arrays, fields = _with_arrays(codes), EnvTimestep._fields
-    ndarray, isfinite = np.ndarray, math.isfinite
+    codes_of_arrays = {} if gives_five else _with_arrays(codes)
+    ndarray, isfinite, any_reward = np.ndarray, math.isfinite, not running.refuses_non_finite
 
     def step(token: int, action: Any) -> bool | None:
         try:
@@ -91,13 +90,12 @@ def _shortcut(running: RunningEnv, sink: BlockSink) -> Step | None:
             return fail_step(sink, token, error)
         if gives_five and type(result) is tuple and len(result) == 5:
             obs, reward, terminated, truncated, info = result
-        elif not gives_five and getattr(result, "_fields", None) == fields:
+        elif not gives_five and getattr(result, "_fields", None) == _FIELDS:
             (obs, reward, terminated, info), truncated = result, False
         else:
             return take_step(sink, token, outcome_of, result)
         if (
-            terminated is False
-            and truncated is False
+            terminated is truncated is False
             and type(info) is dict
             and not info
             and type(obs) is ndarray
@@ -107,10 +105,8 @@ def _shortcut(running: RunningEnv, sink: BlockSink) -> Step | None:
         ):
             code: list[int] | None = codes
             if type(reward) is not float:
-                is_one = not gives_five and type(reward) is ndarray and reward.shape == (1,)
-                code = codes_of_arrays.get(reward.dtype) if is_one else None
-                reward = reward.item() if code else reward
-            if code and (takes_any_reward or isfinite(reward)):
+                reward, code = _number_of(reward, codes_of_arrays)
+            if code and (any_reward or isfinite(reward)):
                 place = writer.step_place
                 targets[place][...] = obs
                 writer.step_place = after[place]
@@ -123,7 +119,22 @@ def _shortcut(running: RunningEnv, sink: BlockSink) -> Step | None:
     return step
 
 
-def _with_arrays(codes: list[int]) -> dict[np.dtype[Any], list[int]]:
+def _number_of(reward: Any, codes: _Codes) -> tuple[Any, list[int] | None]:
+    """Return the number in an array of one, and the flags for it; None if it is no such array."""
+    found = None
+    if type(reward) is np.ndarray and reward.shape == (1,):
+        found = codes.get(reward.dtype)
+    return (reward.item() if found else reward), found
+
+
+def _converts(running: RunningEnv, sink: BlockSink) -> bool:
+    """Whether the env expects Python's numbers where actions in the block have numpy's."""
+    leaves = sink.block.plan.actions.leaves
+    is_gymnasium = type(running.env) is GymnasiumEnv
+    return is_gymnasium and any(leaf.is_number and leaf.path for leaf in leaves)
+
+
+def _with_arrays(codes: list[int]) -> _Codes:
     """Return the flags of the same replies, if the reward is an array of one number of a dtype."""
     arrays = [np.zeros(1, dtype) for dtype in (np.float32, np.float64)]
     return {

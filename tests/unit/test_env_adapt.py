@@ -24,11 +24,11 @@ from envmgr.env.adapt import (
     seed_env,
     set_env_attribute,
     spaces_of,
-    step_env,
 )
 from envmgr.env.base import BaseEnv
 from envmgr.env.gymnasium_env import GymnasiumEnv
 from envmgr.env.old_gym import OldGymEnv
+from envmgr.env.steps import step_env
 from envmgr.types import EnvTimestep
 
 DingTimestep = namedtuple("DingTimestep", ["obs", "reward", "done", "info"])

@@ -20,11 +20,11 @@ from envmgr.env.adapt import (
     seed_env,
     set_env_attribute,
     spaces_of,
-    step_env,
 )
 from envmgr.env.contract import EnvContractError
 from envmgr.env.gym_spaces import own_space
 from envmgr.env.old_gym import OldGymEnv
+from envmgr.env.steps import step_env
 
 
 def in_gym(module: str, name: str, *bases: type, **members: Any) -> type:

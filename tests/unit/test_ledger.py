@@ -13,6 +13,7 @@ from gymnasium.spaces import Box, Dict, Discrete, Graph, MultiBinary, Text, Tupl
 
 from envmgr import BaseEnv, EnvTimestep
 from envmgr.env import adapt
+from envmgr.env.steps import step_env
 from envmgr.errors import EnvCrash
 from envmgr.testing import (
     ANY_ENV,
@@ -54,7 +55,7 @@ class Loop:
         """Have actions accepted and executed; return the timesteps without delivering them."""
         actions = self.ledger.fresh_actions(env_ids)
         self.ledger.accepted(actions)
-        return {i: adapt.step_env(self.envs[i], action) for i, action in actions.items()}
+        return {i: step_env(self.envs[i], action) for i, action in actions.items()}
 
     def step(self, *env_ids: int) -> dict[int, EnvTimestep]:
         timesteps = self.take(*env_ids)
@@ -121,7 +122,7 @@ def test_a_second_action_before_the_timestep_loses_the_first() -> None:
 def test_a_step_that_nobody_was_given_is_lost() -> None:
     loop = Loop()
     loop.step(0)
-    adapt.step_env(loop.envs[0], 77)
+    step_env(loop.envs[0], 77)
     loop.step(0)
     assert loop.found() == (1, 0, 0)
 
@@ -177,7 +178,7 @@ def test_parts_of_another_env_are_swapped(part: str) -> None:
 def test_the_answer_to_another_action_is_swapped() -> None:
     loop = Loop()
     loop.ledger.accepted({0: 5})
-    loop.ledger.delivered({0: adapt.step_env(loop.envs[0], 6)})
+    loop.ledger.delivered({0: step_env(loop.envs[0], 6)})
     assert loop.found() == (0, 0, 1)
     assert "action" in loop.ledger.report().findings[0]
 

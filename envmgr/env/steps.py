@@ -1,0 +1,107 @@
+"""Taking one action in an env of any kind: what its `step` returns, checked, as a timestep."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, cast
+
+from envmgr.env.contract import (
+    EnvContractError,
+    Outcome,
+    as_flag,
+    describe,
+    env_name,
+    gymnasium_timestep,
+)
+from envmgr.env.gymnasium_env import GymnasiumEnv
+from envmgr.types import EnvTimestep
+
+
+def step_env(env: Any, action: Any) -> EnvTimestep:
+    """Take one action and return the timestep.
+
+    Accepted are an `EnvTimestep`; anything else with `obs`, `reward`, `done` and `info`, such as
+    DI-engine's timesteps (further fields of a named tuple are put into the info); a tuple of these
+    four; and gymnasium's five values.
+
+    Raises:
+        EnvContractError: the env returned something else; the message says what.
+    """
+    if type(env) is GymnasiumEnv:  # checks its timesteps itself
+        return env.step(action)
+    return _checked_timestep(env, env.step(action))
+
+
+def _checked_timestep(env: Any, result: Any) -> EnvTimestep:
+    timestep: Any = result if type(result) is EnvTimestep else _as_timestep(env, result)
+    if type(timestep.done) is not bool:
+        timestep = timestep._replace(done=as_flag(timestep.done, "done"))
+    if type(timestep.info) is not dict and not _is_info(timestep.info):
+        raise EnvContractError(
+            f"the info of {env_name(env)} should be a dict, or a list of dicts, it is "
+            f"{describe(timestep.info)}"
+        )
+    return cast("EnvTimestep", timestep)
+
+
+class StepInTwo(NamedTuple):
+    """How an env takes an action: `step_env` in two halves.
+
+    Attributes:
+        env: whose own `step` is run.
+        outcome_of: makes an outcome of what that returned, checked as `step_env` does.
+        gives_five: it returns gymnasium's five values, and outcomes say how episodes end; else
+            mostly a named tuple with the fields of an `EnvTimestep`.
+    """
+
+    env: Any
+    outcome_of: Callable[[Any], Outcome]
+    gives_five: bool
+
+
+def step_in_two(env: Any) -> StepInTwo:
+    """Return how an env takes an action."""
+    if type(env) is GymnasiumEnv:
+        return StepInTwo(env.env, env.outcome_of, gives_five=True)
+
+    def outcome_of(result: Any) -> Outcome:
+        obs, reward, done, info = _checked_timestep(env, result)
+        return obs, reward, done, 0, info
+
+    return StepInTwo(env, outcome_of, gives_five=False)
+
+
+def outcome_function(env: Any) -> Callable[[Any], Outcome]:
+    """Return what takes one action in an env and returns its outcome: `step_env`, at less cost."""
+    if type(env) is GymnasiumEnv:  # which converts actions, too
+        return env.outcome
+    halves = step_in_two(env)
+    return lambda action: halves.outcome_of(env.step(action))
+
+
+def _as_timestep(env: Any, result: Any) -> EnvTimestep:
+    if isinstance(result, tuple) and getattr(result, "_fields", None) == EnvTimestep._fields:
+        return EnvTimestep(*result)  # DI-engine's, in each of its steps
+    if all(hasattr(result, name) for name in EnvTimestep._fields):
+        return EnvTimestep(result.obs, result.reward, result.done, _info_with_extras(result))
+    if isinstance(result, (tuple, list)) and len(result) == 4:
+        return EnvTimestep(*result)
+    if isinstance(result, (tuple, list)) and len(result) == 5:
+        return gymnasium_timestep(result, env)
+    raise EnvContractError(
+        f"step of {env_name(env)} should return an EnvTimestep (obs, reward, done, info) or "
+        f"gymnasium's (obs, reward, terminated, truncated, info), it returned {describe(result)}"
+    )
+
+
+def _info_with_extras(result: Any) -> Any:
+    names = [name for name in getattr(result, "_fields", ()) if name not in EnvTimestep._fields]
+    if not names or not isinstance(result.info, Mapping):
+        return result.info
+    return {**{name: getattr(result, name) for name in names}, **result.info}
+
+
+def _is_info(info: Any) -> bool:
+    if isinstance(info, (list, tuple)):
+        return all(isinstance(part, Mapping) for part in info)
+    return isinstance(info, Mapping)
