@@ -137,12 +137,7 @@ class RolloutBuffer(RolloutArrays):
                 "gae() needs the values of the last observations: give it a value_fn that returns "
                 "them, or the policy a method `value`"
             )
-        rewards = np.zeros(self.terminated.shape) if self.rewards is None else self.rewards
-        if rewards.ndim != 2:
-            raise ConfigError(
-                "gae() needs rewards of one number, and these have shape "
-                f"{rewards.shape[2:]}: call envmgr.collect.gae with the rewards that count"
-            )
+        rewards = self._numbers()
         if values is None:
             values = self.extras.get("value")
         if values is None:
@@ -159,6 +154,16 @@ class RolloutBuffer(RolloutArrays):
             lam=lam,
             mask=self.mask,
         )
+
+    def _numbers(self) -> Any:
+        """Return (T, n): the rewards, of one number each."""
+        rewards = np.zeros(self.terminated.shape) if self.rewards is None else self.rewards
+        if rewards.ndim != 2:
+            raise ConfigError(
+                "gae() needs rewards of one number, and these have shape "
+                f"{rewards.shape[2:]}: call envmgr.collect.gae with the rewards that count"
+            )
+        return rewards
 
     def _next_values(self, values: Any, value_fn: Callable[..., Any]) -> Any:
         """Return (T, n): the values of what the steps led to; of terminated ones, anything."""

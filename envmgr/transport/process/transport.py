@@ -327,8 +327,7 @@ class ProcessTransport(Transport):
         while self._alive:
             if patiently and self._hurried:
                 return False
-            remaining_s = end - time.monotonic()
-            if remaining_s <= 0.0:
+            if (remaining_s := end - time.monotonic()) <= 0.0:
                 return False
             self.poll(remaining_s)
             self.attend()
