@@ -104,6 +104,7 @@ def test_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
         pool_of()
 
 
+@pytest.mark.filterwarnings("ignore:.*precision lowered:UserWarning")
 def test_the_package_itself() -> None:
     envpool = pytest.importorskip("envpool")
     reference = envpool.make("CartPole-v1", env_type="gymnasium", num_envs=4, seed=3)
