@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,9 +13,10 @@ from gymnasium.spaces import Box, Discrete
 
 from envmgr import BaseEnv, EnvTimestep
 from envmgr.wire.channel import ChannelClosedError, FrameChannel
-from envmgr.wire.frames import encode
-from envmgr.wire.hosts import HostSettings
+from envmgr.wire.frames import encode, split_frame
+from envmgr.wire.hosts import HostSettings, Orders, WorkerSettings
 from envmgr.wire.messages import EpisodePlan, Message, Op, ResetOrder
+from envmgr.worker import process
 from envmgr.worker.host import Host
 from envmgr.worker.serving import Inbox, serve
 
@@ -155,3 +157,26 @@ class Unreadable:
 
 def _refuse() -> None:
     raise ValueError("no")
+
+
+@pytest.mark.skipif(not hasattr(os, "eventfd"), reason="there is no bell to ring")
+def test_a_bell_counts_and_one_that_is_full_was_rung_often_enough() -> None:
+    bell = os.eventfd(0, os.EFD_NONBLOCK)
+    try:
+        process._ring(bell)
+        process._ring(bell)
+        assert os.eventfd_read(bell) == 2
+        os.eventfd_write(bell, 2**64 - 2)
+        process._ring(bell)
+    finally:
+        os.close(bell)
+
+
+def test_settings_that_cannot_be_read_fail_every_env() -> None:
+    sent: list[Any] = []
+    orders = Orders(((3, 1, 7, 0), (4, 0, 8, 0)), (), 0, b"", WorkerSettings())
+    process._refuse(orders, ValueError("no"), SimpleNamespace(send=sent.append))
+    replies = [parsed[0].message() for parsed in map(split_frame, sent) if parsed is not None]
+    assert [reply[:4] for reply in replies] == [(Op.FAILED, 3, 1, 7), (Op.FAILED, 4, 0, 8)]
+    for reply in replies:
+        assert "settings cannot be unpickled: ValueError: no" in reply.payload.message
