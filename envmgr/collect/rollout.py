@@ -138,8 +138,7 @@ class RolloutBuffer(RolloutArrays):
                 "them, or the policy a method `value`"
             )
         rewards = self._numbers()
-        if values is None:
-            values = self.extras.get("value")
+        values = self.extras.get("value") if values is None else values
         if values is None:
             states = None if self.states is None else _merged(self.states)
             values = self._valued(value_fn, _merged(self.obs), states, self.terminated.shape)
