@@ -25,13 +25,13 @@ from typing import Any
 ARE_KEPT = sys.platform == "linux" and hasattr(os, "memfd_create")
 """Whether there are such files; a constant of the platform, on which parent and workers agree."""
 
-PLACE_BYTES = 1 << 26
+PLACE_BYTES = 1 << 20
 
 STDERR_AT = 1 << 19
 """Where the stderr of a host is in its place; in front of it is room for faulthandler's report."""
 
-STACKS_AT = 1 << 20
-"""Where its stacks are, one after another for each time that they are asked for."""
+STACKS_AT = 3 << 18
+"""Where its stacks are, if it is asked for them: once, as it is killed then. It has room for more."""
 
 STACKS_SIGNAL: int | None = None if sys.platform != "linux" else signal.SIGRTMIN + 11
 """Has a worker write down its stacks: a real-time signal, which nobody else is likely to use."""
