@@ -31,7 +31,7 @@ STDERR_AT = 1 << 19
 """Where the stderr of a host is in its place; in front of it is room for faulthandler's report."""
 
 STACKS_AT = 3 << 18
-"""Where its stacks are, if it is asked for them: once, as it is killed then. It has room for more."""
+"""Where its stacks are. It is asked for them once, as it is killed then; there is room for more."""
 
 STACKS_SIGNAL: int | None = None if sys.platform != "linux" else signal.SIGRTMIN + 11
 """Has a worker write down its stacks: a real-time signal, which nobody else is likely to use."""
