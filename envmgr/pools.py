@@ -62,8 +62,8 @@ def imported_envpool() -> Any:
         return importlib.import_module("envpool")
     except ImportError as error:
         raise MissingDependencyError(
-            "type: env_pool needs the package envpool, which has wheels for Linux and macOS: "
-            "pip install 'envmgr[envpool]'"
+            "type: env_pool needs the package envpool, which has wheels for Linux and macOS. "
+            "Install the extra envpool, in a clone of this project with: pip install '.[envpool]'"
         ) from error
 
 

@@ -238,8 +238,8 @@ class Arrivals:
         self._apply_replied(group.slots)
         if slot.phase not in (before, Phase.STEPPING):
             self._hosts.limits.finished(group)
-        elif group.host_id is not None and not group.is_ending:
-            where = self._hosts.transport.whereabouts(group.host_id)
+        elif not group.is_ending:
+            where = self._hosts.transport.whereabouts(group.host_id or 0)
             self._fail(slot, failures.timeout(slot, slot.limit_s, where), Lost.HOST)
 
     def _fail(

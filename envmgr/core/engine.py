@@ -159,7 +159,6 @@ class Engine:
 
         What happens in nearly every step costs as little as it can here. The trainer sleeps
         meanwhile, and runs with cold caches after it, as hosts do.
-
         """
         supervisor, transport = self.supervisor, self.transport
         supervisor.sleep(soon=True)

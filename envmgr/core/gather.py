@@ -56,11 +56,9 @@ class Gather:
         All of them are wanted, so waiting for one in the middle costs nothing, and the trainer is
         woken a few times instead of once for each env.
         """
-        return (
-            None
-            if self._supervisor.posting is not None
-            else partial(self._one_of_the_missing, selection)
-        )
+        if self._supervisor.posting is not None:
+            return None
+        return partial(self._one_of_the_missing, selection)
 
     def _one_of_the_missing(self, selection: Selection) -> int | None:
         handout, slots = self._handout, self._supervisor.slots

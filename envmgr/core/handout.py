@@ -249,8 +249,8 @@ class Handout:
         count = len(kept)
         if selection is not None:
             count += selection.count
-            if taken.specials:
-                endings = self._endings(selection, taken.specials)
+            if specials := taken.remarks.specials:
+                endings = self._endings(selection, specials)
         self._delivery.in_hand = hand = Hand(
             result,
             selection,

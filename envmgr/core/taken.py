@@ -145,11 +145,11 @@ class Taken:
 
     Attributes:
         selection: see above.
-        specials: the flags of replies in the block with something to them, by position.
+        remarks: see above.
         kept: see above.
     """
 
-    __slots__ = ("_ids", "_places", "_reader", "_remarks", "kept", "selection", "specials")
+    __slots__ = ("_ids", "_places", "_reader", "kept", "remarks", "selection")
 
     def __init__(
         self,
@@ -163,28 +163,27 @@ class Taken:
         self._ids = ids
         self._places = places
         self._reader = reader
-        self._remarks = remarks
+        self.remarks = remarks
         self.kept = kept
         self.selection = selection
-        self.specials = remarks.specials
 
     def beside(self, ids: Sequence[int], kept: Mapping[int, EnvTimestep]) -> Taken:
         """Return these and others, which are not in the block, in the order of `ids`."""
-        return Taken(ids, self.selection, self._reader, self._places, self._remarks, kept)
+        return Taken(ids, self.selection, self._reader, self._places, self.remarks, kept)
 
     def timesteps(self) -> dict[int, EnvTimestep]:
         """Return them as timesteps by env_id."""
         kept, selection, reader = self.kept, self.selection, self._reader
         timesteps: dict[int, EnvTimestep] = {}
         if reader is not None and selection is not None:
-            timesteps = reader.timesteps(selection, self._places, self._remarks)
+            timesteps = reader.timesteps(selection, self._places, self.remarks)
         if kept:
             timesteps = {i: kept[i] if i in kept else timesteps[i] for i in self._ids}
         return timesteps
 
     def arrays(self) -> ArrayBatch | None:
         """Return them as arrays; None if they have to be put together from timesteps."""
-        remarks, selection, reader = self._remarks, self.selection, self._reader
+        remarks, selection, reader = self.remarks, self.selection, self._reader
         if reader is None or selection is None or self.kept:
             return None
         if remarks.specials and remarks.have_rewards_of_different_shapes:

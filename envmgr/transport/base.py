@@ -186,7 +186,7 @@ class Transport(ABC):
     def whereabouts(self, host_id: int) -> str:
         """Return what a host is at that has exceeded a limit, in words; takes a moment at most.
 
-        Nothing where that cannot be told.
+        Nothing where that cannot be told, or where there is no such host.
         """
         return ""
 

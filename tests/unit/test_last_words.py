@@ -9,9 +9,11 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from envmgr.transport.process import stacks
 from envmgr.transport.process.last_words import LastWords
 from envmgr.transport.process.stacks import Stacks, of_envs
 from envmgr.worker import last_words
@@ -144,12 +146,12 @@ def test_stacks_are_read_from_where_they_were_forgotten(
     words: LastWords, reports: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     record(words, 2, monkeypatch)
-    _, stacks = reports
-    os.write(stacks, b"first\n")
+    _, fd = reports
+    os.write(fd, b"first\n")
     assert words.stacks(2) == "first\n"
     words.forget_stacks(2)
     assert words.stacks(2) == ""
-    os.write(stacks, b"second\n")
+    os.write(fd, b"second\n")
     assert (words.stacks(2), words.stacks(1)) == ("second\n", "")
     assert words.take(2) == "", "they are no last words"
     record(words, 2, monkeypatch)
@@ -158,12 +160,49 @@ def test_stacks_are_read_from_where_they_were_forgotten(
 
 def test_a_process_that_is_no_worker_is_not_sent_the_signal() -> None:
     asked: list[int] = []
-    stacks = Stacks(lambda index: "", asked.append)
+    asker = Stacks(lambda index: "", asked.append)
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
-        found = stacks.of(0, process.pid)
+        found = asker.of(0, process.pid)
         assert process.poll() is None
         process.kill()
     assert found.startswith(f"no stacks: process {process.pid} blocks the signal")
     assert "memory" in found
     assert not asked
-    assert stacks.of(0, process.pid) == "", "it is gone"
+    assert asker.of(0, process.pid) == "", "it is gone"
+
+
+def pass_time_by_looking(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Have every process be a worker that listens, and time pass when somebody sleeps."""
+    clock = [100.0]
+
+    def sleep(seconds: float) -> None:
+        clock[0] += seconds
+
+    times = SimpleNamespace(monotonic=lambda: clock[0], sleep=sleep)
+    monkeypatch.setattr(stacks, "time", times)
+    monkeypatch.setattr(stacks, "os", SimpleNamespace(kill=lambda *_: None, sysconf=os.sysconf))
+    monkeypatch.setattr(stacks, "_status_of", lambda pid: {"State": "S"})
+    monkeypatch.setattr(stacks, "_listens", lambda pid, status: True)
+    return clock
+
+
+def test_many_that_do_not_answer_are_not_waited_for_one_after_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = pass_time_by_looking(monkeypatch)
+    deaf = Stacks(lambda index: "", lambda index: None)
+    for index in range(100):
+        assert deaf.of(index, 1).startswith("no stacks: ")
+    assert 0.5 <= clock[0] - 100.0 < 1.2, "half a second for all, and a moment for each"
+    clock[0] += 5.0
+    began = clock[0]
+    deaf.of(0, 1)
+    assert clock[0] - began >= 0.1, "later, each is waited for again"
+
+
+def test_an_answer_is_read_until_nothing_follows(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = pass_time_by_looking(monkeypatch)
+    written = STACKS.encode()
+    answer = Stacks(lambda index: written[: int((clock[0] - 100.0) * 1e5)].decode(), print)
+    assert answer.of(0, 1) == OF_ENVS
+    assert clock[0] - 100.0 < 0.05
