@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import signal
 import threading
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
@@ -56,28 +55,33 @@ class Alarm:
         """Whether there is something to put back."""
         return self._before is not None
 
-    @contextlib.contextmanager
-    def limit(self, limit_s: float | None) -> Iterator[None]:
-        """End the body after `limit_s`; None lets it take its time."""
+    def bound(self, limit_s: float | None, code: Callable[[], object]) -> None:
+        """Call `code`, and end it after `limit_s`; None lets it take its time."""
         self.restore()
         self.where = ""
         main = threading.current_thread() is threading.main_thread()
         if limit_s is None or not main or not hasattr(signal, "setitimer"):
-            yield
+            code()
             return
+        try:
+            try:
+                self._set(limit_s)
+                code()
+            finally:
+                self.restore()
+        except TimeIsUp as error:
+            self.restore()  # it may have rung in the midst of that; it rings once
+            self.where = _stack_of(error)
+            interrupt = error.__context__
+            if interrupt is not None and not isinstance(interrupt, Exception):
+                raise interrupt from None  # it was on its way out when the alarm rang
+
+    def _set(self, limit_s: float) -> None:
         handler, timer = signal.getsignal(signal.SIGALRM), signal.getitimer(signal.ITIMER_REAL)
         self._limit_s = limit_s
-        try:
-            self._before = _Before(handler, *timer, time.monotonic())
-            signal.signal(signal.SIGALRM, self._ring)
-            signal.setitimer(signal.ITIMER_REAL, limit_s)
-            yield
-        except TimeIsUp as error:
-            frames = traceback.extract_tb(error.__traceback__)[:-1]  # the last is `_ring`
-            theirs = itertools.dropwhile(lambda f: f.filename.startswith(_PACKAGE), frames)
-            self.where = "".join(traceback.format_list([*theirs] or frames)).rstrip()
-        finally:
-            self.restore()
+        self._before = _Before(handler, *timer, time.monotonic())
+        signal.signal(signal.SIGALRM, self._ring)
+        signal.setitimer(signal.ITIMER_REAL, limit_s)
 
     def restore(self) -> None:
         """Put back the handler and the timer that were there; may be called again."""
@@ -99,3 +103,10 @@ class Alarm:
             before.handler(signum, frame)  # the user's own alarm
         else:
             raise TimeIsUp
+
+
+def _stack_of(error: TimeIsUp) -> str:
+    """Return where the alarm has interrupted the env's code, without our own calls before it."""
+    frames = traceback.extract_tb(error.__traceback__)[:-1]  # the last is `_ring`
+    theirs = itertools.dropwhile(lambda frame: frame.filename.startswith(_PACKAGE), frames)
+    return "".join(traceback.format_list([*theirs] or frames)).rstrip()

@@ -157,8 +157,7 @@ class InlineTransport(Transport):
     def _close_killed(self) -> None:
         while self._to_close:
             host = self._to_close.popleft()  # first: env code that was interrupted is not run again
-            with self._alarm.limit(self._close_s):
-                host.close()
+            self._alarm.bound(self._close_s, host.close)
 
     def _run_posted(self) -> bool:
         """Take the steps that were posted; return whether there were any."""
@@ -202,8 +201,7 @@ class InlineTransport(Transport):
                 return False
             limit_s = self._limits_s.get(entry.next_op())
             began, n_before = time.monotonic(), len(self.arrivals)
-            with self._alarm.limit(limit_s):
-                entry.run_next()
+            self._alarm.bound(limit_s, entry.run_next)
             if limit_s is not None and time.monotonic() - began > limit_s:
                 entry.give_up()
                 while len(self.arrivals) > n_before:
@@ -254,8 +252,7 @@ class InlineTransport(Transport):
         self._hosts.clear()
         while self._abandoned:
             host = self._abandoned.pop()
-            with self._alarm.limit(max(end - time.monotonic(), 0.01)):
-                host.close()
+            self._alarm.bound(max(end - time.monotonic(), 0.01), host.close)
         self._alarm.restore()
         self.arrivals = deque()
         self._memory = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -27,6 +27,32 @@ def own(signum: int, frame: Any) -> None:
     """A handler of the user's own."""
 
 
+def idle() -> None:
+    """Code that takes no time."""
+
+
+def interrupt() -> None:
+    raise KeyboardInterrupt
+
+
+def at_call_of_signal(patch: pytest.MonkeyPatch, at: int, strike: Callable[[], None]) -> None:
+    """Have `strike` called just before a call of `signal.signal` or `signal.setitimer`."""
+    calls = 0
+
+    def before(function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any) -> Any:
+            nonlocal calls
+            calls += 1
+            if calls == at:
+                strike()
+            return function(*args)
+
+        return call
+
+    patch.setattr(signal, "signal", before(signal.signal))
+    patch.setattr(signal, "setitimer", before(signal.setitimer))
+
+
 def wait_for_alarm() -> None:
     while True:  # not `signal.pause`, which an alarm just before it does not end
         pass
@@ -35,11 +61,8 @@ def wait_for_alarm() -> None:
 def test_code_that_takes_too_long_is_ended_and_all_is_as_before() -> None:
     signal.signal(signal.SIGALRM, own)
     signal.setitimer(signal.ITIMER_REAL, 1000.0, 5.0)
-    alarm, ended = Alarm(), False
-    with alarm.limit(0.001):
-        wait_for_alarm()
-        ended = True
-    assert not ended
+    alarm = Alarm()
+    alarm.bound(0.001, wait_for_alarm)
     assert not alarm.is_set
     assert signal.getsignal(signal.SIGALRM) is own
     remaining_s, interval_s = signal.getitimer(signal.ITIMER_REAL)
@@ -50,8 +73,7 @@ def test_code_that_takes_too_long_is_ended_and_all_is_as_before() -> None:
 def test_the_users_own_alarm_comes_through() -> None:
     seen = []
     signal.signal(signal.SIGALRM, lambda *_: seen.append(1))
-    with Alarm().limit(1000.0):
-        signal.raise_signal(signal.SIGALRM)
+    Alarm().bound(1000.0, lambda: signal.raise_signal(signal.SIGALRM))
     assert seen == [1]
 
 
@@ -60,25 +82,32 @@ def test_what_an_interrupt_keeps_from_being_put_back_is_put_back_later(
     monkeypatch: pytest.MonkeyPatch, at: int
 ) -> None:
     signal.signal(signal.SIGALRM, own)
-    alarm, calls = Alarm(), 0
-
-    def interrupted(function: Any) -> Any:
-        def call(*args: Any) -> Any:
-            nonlocal calls
-            calls += 1
-            if calls == at:
-                raise KeyboardInterrupt
-            return function(*args)
-
-        return call
-
+    alarm = Alarm()
     with monkeypatch.context() as patch:
-        patch.setattr(signal, "signal", interrupted(signal.signal))
-        patch.setattr(signal, "setitimer", interrupted(signal.setitimer))
-        with pytest.raises(KeyboardInterrupt), alarm.limit(1000.0):
-            pass
+        at_call_of_signal(patch, at, interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            alarm.bound(1000.0, idle)
     alarm.restore()
     assert signal.getsignal(signal.SIGALRM) is own
+    assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
+    assert not alarm.is_set
+
+
+@pytest.mark.parametrize("code", [idle, interrupt])
+@pytest.mark.parametrize("at", range(2, 5), ids="call {}".format)
+def test_an_alarm_that_rings_while_it_is_set_or_put_back_ends_nothing_else(
+    monkeypatch: pytest.MonkeyPatch, at: int, code: Callable[[], None]
+) -> None:
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    alarm = Alarm()
+    with monkeypatch.context() as patch:
+        at_call_of_signal(patch, at, lambda: signal.raise_signal(signal.SIGALRM))
+        if code is interrupt and at > 2:
+            with pytest.raises(KeyboardInterrupt):
+                alarm.bound(1000.0, code)
+        else:
+            alarm.bound(1000.0, code)
+    assert signal.getsignal(signal.SIGALRM) is signal.SIG_DFL
     assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
     assert not alarm.is_set
 
@@ -90,11 +119,9 @@ def slow() -> None:
 def test_what_is_interrupted_is_known_by_its_stack() -> None:
     signal.signal(signal.SIGALRM, own)
     alarm = Alarm()
-    with alarm.limit(0.01):
-        slow()
+    alarm.bound(0.01, slow)
     assert "in slow" in alarm.where
     assert alarm.where.endswith("time.sleep(100.0)")
     assert __file__ in alarm.where.splitlines()[0], "nothing of envmgr comes before it"
-    with alarm.limit(1000.0):
-        pass
+    alarm.bound(1000.0, idle)
     assert alarm.where == ""
