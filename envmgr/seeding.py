@@ -127,5 +127,16 @@ class Samplers:
                 self._spaces[env_id].seed(int(sequence.generate_state(1)[0]))
 
     def sample(self, env_id: int) -> Any:
-        """Return a random action for one env."""
-        return self._spaces[env_id].sample()
+        """Return a random action for one env.
+
+        Raises:
+            ConfigError: its action space has none.
+        """
+        try:
+            return self._spaces[env_id].sample()
+        except NotImplementedError as error:
+            raise ConfigError(
+                f"the action space of env {env_id} has no random values: it is a bare Space, or "
+                "lacks the method sample. Give the manager an action_space, or have envs choose: "
+                "call('random_action')"
+            ) from error

@@ -13,7 +13,7 @@ from envmgr.core.observations import ObservationReader
 from envmgr.core.phases import Phase
 from envmgr.core.slots import EnvSlot
 from envmgr.errors import LaunchError, SpaceMismatchError
-from envmgr.spaces import codec_of
+from envmgr.spaces import codec_of, same_space
 from envmgr.wire.arenas import CopyOnGet, Placement, arena_arrays, places_for, plan_placements
 from envmgr.wire.block import Block, BlockPlan
 from envmgr.wire.messages import EnvDescription, Op
@@ -107,7 +107,7 @@ class Orientation:
             and layouts[0] is not None
             and actions is not None
             and all(layout == layouts[0] for layout in layouts)
-            and all(d.action_space == described[0].action_space for d in described)
+            and all(same_space(d.action_space, described[0].action_space) for d in described)
         )
         if not possible or actions is None:
             return None
@@ -171,8 +171,8 @@ class Orientation:
 
 
 def _same_spaces(one: EnvDescription, other: EnvDescription) -> bool:
-    return bool(
-        one.observation_space == other.observation_space and one.action_space == other.action_space
+    return same_space(one.observation_space, other.observation_space) and same_space(
+        one.action_space, other.action_space
     )
 
 
@@ -181,7 +181,7 @@ def _check_same_spaces(described: Sequence[EnvDescription]) -> None:
     for env_id, description in enumerate(described):
         for name in ("observation_space", "action_space"):
             expected, found = getattr(first, name), getattr(description, name)
-            if expected != found:
+            if not same_space(expected, found):
                 raise SpaceMismatchError(
                     f"env {env_id} has {name} {found}, env 0 has {expected}. All envs of a "
                     "manager need equal spaces; set same_spaces: false if this is intended."

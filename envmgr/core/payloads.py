@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from envmgr.spaces import codec_of
+from envmgr.spaces import codec_of, same_space
 from envmgr.wire.messages import AfterStep, EnvDescription, FailureKind, RemoteFailure
 
 MAX_NOTICES = 100
@@ -69,7 +69,7 @@ def description_of(payload: Any) -> EnvDescription:
         space = getattr(payload, name)
         try:
             bool(codec_of(space).layout)  # whether they can be laid out at all
-            bool(space == space)  # and compared
+            same_space(space, space)  # and compared
         except Exception as error:  # a space of the env's own, or half of one
             raise MalformedReplyError(
                 f"its {name} cannot be looked at: {type(error).__name__}"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import gymnasium
@@ -31,6 +31,7 @@ from envmgr.env.old_gym import (
     renders,
     split_reset,
 )
+from envmgr.spaces import has_samples
 from envmgr.types import EnvFactory
 
 __all__ = [
@@ -42,6 +43,7 @@ __all__ = [
     "env_attribute",
     "random_action_of",
     "reset_env",
+    "sampler_of",
     "seed_env",
     "set_env_attribute",
     "spaces_of",
@@ -165,7 +167,8 @@ def spaces_of(
 
     An env whose spaces are not there yet (reading one raises or gives None, as with DI-engine's
     envs that build themselves in their first reset) is reset once, without a seed and without
-    params, and asked again. The launch's own seed and reset come after that.
+    params, and asked again. The launch's own seed and reset come after that. What is missing still
+    is taken to be `gymnasium.Space()`, which any object is in.
 
     Args:
         env: the env.
@@ -176,24 +179,17 @@ def spaces_of(
         The three spaces; the reward space is None if the env has none, or none that can be read.
 
     Raises:
-        EnvContractError: a space is missing still, or is not a known kind of space.
+        EnvContractError: a space is not a known kind of space.
     """
     given = {"observation_space": observation_space, "action_space": action_space}
     found = {name: _read(env, name) if space is None else space for name, space in given.items()}
     if any(space is None for space in found.values()):
         reset_env(env, None)
         found = {n: _read(env, n) if space is None else space for n, space in found.items()}
-    missing = [name for name, space in found.items() if space is None]
-    if missing:
-        raise EnvContractError(
-            f"{env_name(env)} has no {' and no '.join(missing)}, not even after a reset; it "
-            "should have them as attributes or properties"
-        )
-    return (
-        convert_space(found["observation_space"]),
-        convert_space(found["action_space"]),
-        _reward_space_of(env),
+    observations, actions = (
+        Space() if space is None else convert_space(space) for space in found.values()
     )
+    return observations, actions, _reward_space_of(env)
 
 
 def _reward_space_of(env: Any) -> Space[Any] | None:
@@ -223,6 +219,13 @@ def random_action_of(env: Any) -> Any:
     method = getattr(env, "random_action", None)
     action = method() if callable(method) else None
     return env.action_space.sample() if action is None else action
+
+
+def sampler_of(env: Any, action_space: Space[Any]) -> Callable[[], Any]:
+    """Return what gives random actions: of the space, or where it has none those of the env."""
+    if has_samples(action_space):
+        return action_space.sample
+    return functools.partial(random_action_of, env)
 
 
 def env_attribute(env: Any, name: str) -> Any:

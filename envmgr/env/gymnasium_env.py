@@ -33,6 +33,7 @@ from envmgr.types import EnvTimestep
 class GymnasiumEnv(BaseEnv):
     """Wraps a `gymnasium.Env`.
 
+    A space that it does not have is taken to be `gymnasium.Space()`, which any object is in.
     Timesteps have `done = terminated or truncated`, and both bools in a new info dict. Rewards that
     are one number become floats. Actions are converted to what the action space expects (one
     integer in any form to an int, arrays to Box's dtype).
@@ -46,7 +47,7 @@ class GymnasiumEnv(BaseEnv):
         reset_info: the info of the last reset; `{}` before.
 
     Raises:
-        EnvContractError: it has no observation space or no action space.
+        EnvContractError: a space is not a known kind of space.
     """
 
     def __init__(self, env: gymnasium.Env[Any, Any], env_id: int = 0) -> None:
@@ -266,11 +267,7 @@ class GymnasiumEnv(BaseEnv):
 
     def _space(self, name: str) -> Space[Any]:
         space = getattr(self.env, name, None)
-        if space is None:
-            raise EnvContractError(
-                f"{env_name(self.env)} has no {name}; it should set one when it is constructed"
-            )
-        return convert_space(space)
+        return Space() if space is None else convert_space(space)
 
     def _reward_space(self) -> Space[Any]:
         """The env's own reward_space; else a scalar within its reward_range, if it has one."""

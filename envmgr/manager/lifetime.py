@@ -20,7 +20,7 @@ from envmgr.errors import (
 from envmgr.lifecycle import EnvState
 from envmgr.manager.engine_owner import EngineOwner
 from envmgr.seeding import Samplers
-from envmgr.spaces import codec_of
+from envmgr.spaces import codec_of, same_space
 from envmgr.wire.messages import EnvDescription
 
 _MOST_INTERRUPTS = 10
@@ -121,7 +121,7 @@ class ManagerLifetime(EngineOwner):
         alike = all(codec.layout == codecs[0].layout for codec in codecs)
         self._codec = codecs[0] if alike else codec_of(None)
         action_spaces = [d.action_space for d in ours]
-        if all(space == action_spaces[0] for space in action_spaces):
+        if all(same_space(space, action_spaces[0]) for space in action_spaces):
             action_spaces = [action_spaces[0]] * self.env_num
         wanted = self._config.check_actions
         if wanted:

@@ -4,7 +4,8 @@ A space whose every value has the same arrays of the same shapes (Box, Discrete,
 MultiBinary and nested Dict/Tuple of these) has a *fixed layout*: a list of leaves. Such values are
 checked against it, and can be written into preallocated memory. Other spaces (Text, Sequence,
 Graph, OneOf, custom ones) have none; their values are checked by the space itself and travel as
-they are.
+they are. So do those of a bare `gymnasium.Space()`, which stands for any object: it checks nothing,
+and is what an env without spaces is taken to have.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from envmgr.spaces.batches import (
 )
 from envmgr.spaces.codecs import ActionCheck, Codec, codec_of
 from envmgr.spaces.columns import ActionColumns, row_of, split_batch
+from envmgr.spaces.equality import has_samples, same_space
 from envmgr.spaces.layouts import Layout, Leaf
 from envmgr.spaces.values import (
     Array,
@@ -46,11 +48,13 @@ __all__ = [
     "codec_of",
     "concatenated",
     "finite_test",
+    "has_samples",
     "indexed",
     "path_text",
     "put_rows",
     "row_of",
     "rows_of",
+    "same_space",
     "split_batch",
     "stacked",
     "zeros_for",

@@ -111,6 +111,8 @@ class Codec:
             return None
         try:
             contained = self._space.contains(value)
+        except NotImplementedError:  # a bare `gymnasium.Space()`: any object
+            return None
         except Exception as error:  # a custom space's own code
             reason = error_text(error)
             return f"{short_text(value)} cannot be checked by {self._space}: {reason}"

@@ -143,12 +143,13 @@ class _Trial:
             )
         self._space, self._of_obs = observation_space, checksum_of(observation_space)
         action_space.seed(seed)
+        sample = adapt.sampler_of(env, action_space)
         self._doing = "seed"
         self.is_seeded = adapt.seed_env(env, seed, None)
         self._reset(env)
         for _ in range(n_steps):
             self._doing = "step"
-            timestep = step_env(env, action_space.sample())
+            timestep = step_env(env, sample())
             if is_abnormal(timestep.info):
                 self._note("step", "it says itself that a step was abnormal (info['abnormal'])")
                 return

@@ -37,25 +37,33 @@ class FrameError(ValueError):
     """Bytes that are not a frame of this protocol, or a message that cannot become one."""
 
 
-def encode(message: Message) -> bytes:
+def encode(message: Message, *, has_main: bool = True) -> bytes:
     """Return a message as one frame.
 
-    Objects that plain pickle refuses (lambdas, classes of `__main__`) go through cloudpickle.
+    Objects that plain pickle refuses (lambdas, classes of functions) go through cloudpickle.
+
+    Args:
+        message: the message.
+        has_main: who gets it has the same `__main__`. Else what comes from there goes through
+            cloudpickle, too, which has it made anew, or found again, on the other side.
 
     Raises:
         FrameError: the payload cannot be pickled, or is larger than `MAX_PAYLOAD_BYTES`.
     """
     op, env_id, generation, request_id, payload = message
-    body = b"" if payload is None else _dumps(payload)
+    body = b"" if payload is None else _dumps(payload, has_main)
     if len(body) > MAX_PAYLOAD_BYTES:
         raise FrameError(f"{len(body)} bytes exceed the limit of {MAX_PAYLOAD_BYTES}")
     header = _HEADER.pack(_MAGIC, _VERSION, op, env_id, generation, request_id, len(body))
     return header + _CHECKSUMS.pack(zlib.crc32(header), zlib.crc32(body)) + body
 
 
-def _dumps(payload: Any) -> bytes:
+def _dumps(payload: Any, has_main: bool) -> bytes:
     try:
-        return pickle.dumps(payload, protocol=5)
+        body = pickle.dumps(payload, protocol=5)
+        if has_main or b"__main__" not in body:
+            return body
+        return bytes(cloudpickle.dumps(payload, protocol=5))
     except Exception as first:  # any error of an object's own __reduce__; cloudpickle comes last
         if came_through_a_handler(first):
             raise

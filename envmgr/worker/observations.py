@@ -150,5 +150,6 @@ def _copied(observation: Any) -> Any:
     except Exception as error:  # whatever a __deepcopy__ may raise
         pass_interrupt_on(error)
         raise ValueMismatchError(
-            f"the observation cannot be copied: {type(error).__name__}: {text_of(error)}"
+            f"the observation, a {type(observation).__name__}, cannot be copied: "
+            f"{type(error).__name__}: {text_of(error)}"
         ) from error

@@ -6,16 +6,28 @@ This module imports nothing of managers, torch or treetensor.
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
+from envmgr.spaces.reading import error_text
+from envmgr.wire.frames import FrameError
 from envmgr.wire.messages import Attribute, Message, Op
 
 
 def private_request(message: Message) -> Message:
-    """Return a request that its sender may go on to change what it was made of."""
-    if message.op in (Op.STEP, Op.CALL, Op.SET_ATTR):
+    """Return a request that its sender may go on to change what it was made of.
+
+    Raises:
+        FrameError: an action cannot be copied.
+    """
+    if message.op == Op.STEP:
+        try:
+            return message._replace(payload=_own(message.payload, copy.deepcopy))
+        except Exception as error:  # whatever a __deepcopy__ may raise
+            raise FrameError(f"it cannot be copied: {error_text(error)}") from error
+    if message.op in (Op.CALL, Op.SET_ATTR):
         return message._replace(payload=_own(message.payload))
     return message
 
@@ -33,20 +45,26 @@ def private_reply(message: Message) -> Message:
     return message
 
 
-def _own(value: Any) -> Any:
+def _as_it_is(value: Any) -> Any:
+    return value
+
+
+def _own(value: Any, of_object: Callable[[Any], Any] = _as_it_is) -> Any:
+    """Return a copy of containers and arrays; what is neither, `of_object` copies."""
     try:
-        return _copied(value)
+        return _copied(value, of_object)
     except RecursionError:  # a container that contains itself
         return copy.deepcopy(value)
 
 
-def _copied(value: Any) -> Any:
+def _copied(value: Any, of_object: Callable[[Any], Any]) -> Any:
     if isinstance(value, np.ndarray):
-        return value.copy()
+        is_plain = not value.dtype.hasobject or of_object is _as_it_is
+        return value.copy() if is_plain else of_object(value)
     if type(value) is dict:
-        return {key: _copied(part) for key, part in value.items()}
+        return {key: _copied(part, of_object) for key, part in value.items()}
     if type(value) in (list, tuple):
-        return type(value)(map(_copied, value))
+        return type(value)(_copied(part, of_object) for part in value)
     if type(value) is Attribute:
-        return value._replace(value=_copied(value.value))
-    return value
+        return value._replace(value=_copied(value.value, of_object))
+    return of_object(value)

@@ -8,7 +8,7 @@ This module imports nothing of managers, torch or treetensor.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -120,12 +120,30 @@ class MessageSink:
             The replies, and whether `complete` was run.
         """
         _, reward, done, ending, info = outcome
-        payload = (reference, reward, done, info_of(ending, info), int(after))
-        return (self.reply(key, Op.STEPPED, payload),), False
+        info = info_of(ending, info)
+        try:
+            reply = self.reply(key, Op.STEPPED, (reference, reward, done, info, int(after)))
+        except FrameError as error:
+            parts = {"observation": reference, "reward": reward, "info": info}
+            raise self._blaming(key, parts, error) from error
+        return (reply,), False
 
     def begun(self, key: Any, reference: Any, info: Any) -> Sequence[Any]:
         """Answer a reset whose observation has been committed; return the replies."""
-        return (self.reply(key, Op.RESET_DONE, (reference, info)),)
+        try:
+            return (self.reply(key, Op.RESET_DONE, (reference, info)),)
+        except FrameError as error:
+            raise self._blaming(key, {"observation": reference, "info": info}, error) from error
+
+    def _blaming(self, key: Any, parts: Mapping[str, Any], error: FrameError) -> FrameError:
+        """Return an error that names the part of a reply that cannot be sent."""
+        for name, part in parts.items():
+            try:
+                self.reply(key, Op.RESULT, part)
+            except FrameError as of_part:
+                text = f"its {name}, a {type(part).__name__}, cannot be sent: {of_part}"
+                return FrameError(text)
+        return error
 
 
 class BlockSink(MessageSink):

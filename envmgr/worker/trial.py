@@ -83,7 +83,7 @@ def try_env(applied: AppliedEnv, seconds: float) -> Trial:
     def reset() -> None:
         adapt.reset_env(env, params)
 
-    return run_trial(take, reset, action_space.sample, seconds)
+    return run_trial(take, reset, adapt.sampler_of(env, action_space), seconds)
 
 
 def run_trial(

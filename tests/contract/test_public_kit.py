@@ -216,7 +216,7 @@ class Wrong(gymnasium.Env[Any, Any]):
 @pytest.mark.parametrize(
     ("what", "kind"),
     [
-        ("no space", "factory"),
+        ("no space", "spaces"),
         ("construction", "factory"),
         ("no reset info", "reset"),
         ("shape", "observation"),

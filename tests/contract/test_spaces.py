@@ -128,7 +128,7 @@ def spaceless() -> Any:
 
 
 @every_kind
-def test_envs_without_spaces_work_with_given_ones_and_are_refused_without(
+def test_envs_without_spaces_work_with_given_ones_and_by_message_without(
     world: World, setup: Setup
 ) -> None:
     manager = world.make(
@@ -138,9 +138,9 @@ def test_envs_without_spaces_work_with_given_ones_and_are_refused_without(
         action_space=Discrete(2),
     )
     assert step_all(manager, {0: 1})[0].obs.tolist() == [1.0, 1.0, 1.0]
-    bare = world.make(setup, env_fn=[spaceless], launch=False)
-    with Raises(LaunchError, "observation_space"):
-        bare.launch()
+    bare = world.make(setup, env_fn=[spaceless])
+    assert type(bare.observation_space) is type(bare.action_space) is gymnasium.Space
+    assert step_all(bare, {0: "whatever"})[0].obs.tolist() == [1.0, 1.0, 1.0]
 
 
 # -- equal spaces ---------------------------------------------------------------------------------

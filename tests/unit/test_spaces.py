@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections import OrderedDict
 from types import MappingProxyType
 from typing import Any
@@ -28,7 +29,9 @@ from envmgr.spaces import (
     ValueMismatchError,
     codec_of,
     finite_test,
+    has_samples,
     path_text,
+    same_space,
     split_batch,
 )
 
@@ -637,3 +640,61 @@ def test_there_is_no_finite_test_of_what_is_always_finite_or_too_large() -> None
     assert finite_test(np.dtype(np.uint8), (3,)) is None
     assert finite_test(np.dtype(np.float32), (1000, 1000)) is None
     assert finite_test(np.dtype(np.complex64), (3,)) is None
+
+
+# -- spaces of any class ----------------------------------------------------------------------
+
+
+class Loose(gymnasium.Space[Any]):
+    """Does not compare itself."""
+
+    def __init__(self, limits: Any) -> None:
+        super().__init__()
+        self.limits = limits
+
+
+class Proud(Loose):
+    """Compares itself, badly."""
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __eq__(self, other: object) -> bool:
+        raise RuntimeError("not with me")
+
+
+def sent(space: Any) -> Any:
+    """Return a space as it arrives from a worker."""
+    return pickle.loads(pickle.dumps(space))
+
+
+def test_spaces_of_any_class_are_compared() -> None:
+    seeded = gymnasium.Space()
+    seeded.seed(3)
+    one = Loose({"low": np.zeros(2), "of": [Discrete(3), gymnasium.Space()]})
+    for space in (seeded, one, Dict({"a": one, "b": Discrete(2)}), Tuple((one, seeded))):
+        assert same_space(space, sent(space))
+        assert space != sent(space), "what it is there for"
+    for other in (
+        Loose({"low": np.ones(2), "of": one.limits["of"]}),
+        Loose({"low": np.zeros(2), "of": [Discrete(4), gymnasium.Space()]}),
+        Loose({"low": np.zeros(2), "of": [Discrete(3)]}),
+        Loose({"low": np.zeros(2)}),
+        gymnasium.Space(),
+        Discrete(2),
+    ):
+        assert not same_space(one, other)
+        assert not same_space(Dict({"a": one}), Dict({"a": other}))
+    assert not same_space(Dict({"a": one}), Dict({"b": one}))
+    assert not same_space(Discrete(2), one)
+    with pytest.raises(RuntimeError, match="not with me"):
+        same_space(Proud(1), Proud(1))
+
+
+def test_a_bare_space_has_any_value_but_none_and_no_samples() -> None:
+    codec = codec_of(gymnasium.Space())
+    codec.check_value({"any": "object"})
+    with pytest.raises(ValueMismatchError, match="is None"):
+        codec.check_value(None)
+    assert codec_of(gymnasium.Space(), strict=True).refusal(object()) is None
+    assert has_samples(Text(3))
+    assert not has_samples(gymnasium.Space())

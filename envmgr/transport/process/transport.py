@@ -148,7 +148,7 @@ class ProcessTransport(Transport):
 
     def prepare(self, host_id: int, message: Message) -> bytes:
         """Encode a message."""
-        return encode(message)
+        return encode(message, has_main=self._spawner.inherits_factories)
 
     def send(self, host_id: int, prepared: Any) -> None:
         """Send a frame without blocking."""

@@ -1,0 +1,53 @@
+"""What can be asked of any space: whether two are equal, also where their classes do not say."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+
+_NOT_COMPARED = ("_np_random",)
+"""What a space has beside its values: its random numbers."""
+
+
+def has_samples(space: Any) -> bool:
+    """Return whether a space has random values; a bare `gymnasium.Space()` has none."""
+    return getattr(type(space), "sample", None) is not spaces.Space.sample
+
+
+def same_space(one: Any, other: Any) -> bool:
+    """Return whether two spaces are equal.
+
+    Spaces whose class does not compare them, such as a bare `gymnasium.Space()`, are equal if they
+    are of one class and have equal attributes, whatever random numbers they have drawn. (Python
+    calls two such objects equal only if they are one: what comes from two workers never is.)
+
+    Raises:
+        Exception: whatever a space's own comparison raises.
+    """
+    if isinstance(one, (spaces.Dict, spaces.Tuple)) and type(one) is type(other):
+        return _same(one.spaces, other.spaces)
+    kind: Any = type(one)
+    if kind.__eq__ is not object.__eq__ or not isinstance(one, spaces.Space):
+        return bool(one == other)
+    return kind is type(other) and _same(_values_of(one), _values_of(other))
+
+
+def _values_of(space: Any) -> dict[str, Any]:
+    return {name: value for name, value in vars(space).items() if name not in _NOT_COMPARED}
+
+
+def _same(one: Any, other: Any) -> bool:
+    if isinstance(one, spaces.Space):
+        return same_space(one, other)
+    if isinstance(one, Mapping):
+        same_keys = isinstance(other, Mapping) and one.keys() == other.keys()
+        return same_keys and all(_same(part, other[key]) for key, part in one.items())
+    if isinstance(one, (list, tuple)):
+        same_length = type(one) is type(other) and len(one) == len(other)
+        return same_length and all(map(_same, one, other))
+    if isinstance(one, np.ndarray):
+        return isinstance(other, np.ndarray) and np.array_equal(one, other)
+    return bool(one == other)

@@ -1,0 +1,121 @@
+"""Envs whose data has other forms than arrays of one shape: one class for each form."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import gymnasium
+import numpy as np
+
+from envmgr import BaseEnv, EnvTimestep
+
+
+@dataclass
+class Message:
+    """What is said in a chat."""
+
+    role: str
+    text: str
+    tags: list[str] = field(default_factory=list)
+
+
+class Formed(BaseEnv):
+    """Counts steps of episodes of four, and gives observations of some form.
+
+    What it has returned, and what it was given, it changes afterwards, as careless envs do.
+    """
+
+    observation_space = action_space = None  # type: ignore[assignment]
+
+    def __init__(self) -> None:
+        self.rng = np.random.default_rng(0)
+        self.reset_info = {}
+
+    def seed(self, seed: int, dynamic_seed: bool | None = None) -> None:
+        self.rng = np.random.default_rng(seed)
+
+    def reset(self, **params: Any) -> Any:
+        self.t, self.heard = 0, ""
+        return self.observe()
+
+    def step(self, action: Any) -> EnvTimestep:
+        self.t += 1
+        self.heard = repr(action)
+        self.spoil(action)
+        return EnvTimestep(self.observe(), float(self.t), self.t == 4, {"heard": self.heard})
+
+    def close(self) -> None:
+        pass
+
+    def observe(self) -> Any:
+        raise NotImplementedError
+
+    def spoil(self, action: Any) -> None:
+        """Change what it was given."""
+
+
+class Chat(Formed):
+    """Has no spaces: gives the messages so far, one list that grows, and takes a message."""
+
+    def reset(self, **params: Any) -> Any:
+        self.log = [Message("system", f"be {self.rng.integers(9)}")]
+        return super().reset()
+
+    def step(self, action: Any) -> EnvTimestep:
+        self.log.append(action)
+        return super().step(action)
+
+    def observe(self) -> Any:
+        self.log[0].tags.append("seen")
+        return self.log
+
+    def spoil(self, action: Any) -> None:
+        action.tags.append("taken")
+
+
+class Dicts(Formed):
+    """Has no spaces: gives a list of dicts whose keys differ, and takes dicts."""
+
+    def observe(self) -> Any:
+        self.state = [{"t": self.t}, {f"k{self.t}": [np.arange(self.t), self.heard, None]}]
+        return self.state
+
+    def spoil(self, action: Any) -> None:
+        action["x"].append(1)
+        self.state[0]["t"] = -1
+
+
+class Bare(gymnasium.Env[Any, Any]):
+    """Has bare spaces, and strings both ways."""
+
+    def __init__(self) -> None:
+        self.observation_space, self.action_space = gymnasium.Space(), gymnasium.Space()
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        super().reset(seed=seed)
+        self.text = f"north {self.np_random.integers(9)}"
+        return self.text, {"length": len(self.text)}
+
+    def step(self, action: Any) -> Any:
+        self.text += f", {action}"
+        return self.text, 1.0, len(self.text) > 40, False, {}
+
+
+FORMS: dict[type[Any], Callable[[int], Any]] = {
+    Chat: lambda k: Message("user", f"step {k}"),
+    Dicts: lambda k: {"x": [k], "y": (k, str(k))},
+    Bare: lambda k: f"go {k}",
+}
+"""What builds an env of each form, and its kth action."""
+
+
+class Odd(Chat):
+    """Its second step gives what cannot be sent, then its list becomes a dict; both at once."""
+
+    def observe(self) -> Any:
+        if self.t == 2:
+            return {"lock": threading.Lock()}
+        return {"now": "a dict"} if self.t == 3 else super().observe()
