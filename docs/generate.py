@@ -23,7 +23,14 @@ from envmgr.config import CollectConfig, EnvConfig, ManagerConfig, schema_markdo
 from envmgr.config.checks import show_value
 from envmgr.config.kind_sections import EnvPool, GymVector
 from envmgr.core import ArrayBatch, phases
-from envmgr.env import BatchedEnv, BatchedEnvSpec, VectorBatch
+from envmgr.env import (
+    BatchedEnv,
+    BatchedEnvSpec,
+    EpisodePictures,
+    VectorBatch,
+    tile_images,
+    write_png,
+)
 from envmgr.lifecycle import TRANSITIONS, EnvState, mermaid_diagram
 from envmgr.manager import EnvManager
 from envmgr.registry import ENV_MANAGER_REGISTRY, Registry
@@ -399,6 +406,8 @@ What all kinds have.
 
 {_classes(envmgr.EnvTimestep, envmgr.BaseEnv, BatchedEnv, BatchedEnvSpec, level=3)}
 {_classes(VectorBatch, ArrayBatch, level=3)}
+{_classes(EpisodePictures, level=3)}
+{_functions(tile_images, write_png)}
 `EnvState` is in the [lifecycle](lifecycle.md), the errors are in [errors](errors.md).
 
 ## Collection: `envmgr.collect`

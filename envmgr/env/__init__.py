@@ -10,7 +10,9 @@ from envmgr.env.base import BaseEnv
 from envmgr.env.batch_specs import BatchedEnvSpec
 from envmgr.env.batched import BatchedEnv
 from envmgr.env.contract import EnvContractError
+from envmgr.env.figures import tile_images, write_png
 from envmgr.env.gymnasium_env import GymnasiumEnv
+from envmgr.env.pictures import EpisodePictures
 from envmgr.env.vector_batch import VectorBatch
 
 __all__ = [
@@ -18,6 +20,9 @@ __all__ = [
     "BatchedEnv",
     "BatchedEnvSpec",
     "EnvContractError",
+    "EpisodePictures",
     "GymnasiumEnv",
     "VectorBatch",
+    "tile_images",
+    "write_png",
 ]

@@ -45,6 +45,7 @@ __all__ = [
     "reset_env",
     "sampler_of",
     "seed_env",
+    "serve_env_id",
     "set_env_attribute",
     "spaces_of",
 ]
@@ -83,6 +84,12 @@ def as_built(env: Any) -> Any:
     """Return what the factory built, given what `as_base_env` made of it."""
     built = env.env if type(env) is GymnasiumEnv else env
     return built.env if isinstance(built, OldGymEnv) else built
+
+
+def serve_env_id(env: Any, env_id: int) -> None:
+    """Have an env go on as another env_id."""
+    if type(env) is GymnasiumEnv:
+        env.pictures.serve(env_id)
 
 
 def as_reference(factory: EnvFactory) -> Any:

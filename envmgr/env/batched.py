@@ -41,6 +41,7 @@ class BatchedEnv(ABC):
             of one row takes that of all.
         begins_late: the next episode of a row whose episode has ended begins with the next step of
             the others.
+        first_env_id: the env_id of row 0; set by what hosts it.
     """
 
     observation_space: Space[Any]
@@ -48,6 +49,7 @@ class BatchedEnv(ABC):
     reward_space: Space[Any] | None = None
     resets_alone: bool = True
     begins_late: bool = False
+    first_env_id: int = 0
 
     def resettable(self, asked: Mapping[int, bool], *, others: bool) -> Sequence[int]:
         """Return which of the rows that are to be reset can be reset now.

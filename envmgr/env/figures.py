@@ -1,14 +1,82 @@
-"""Writes rendered frames as PNG files, with nothing but the standard library."""
+"""Rendered frames: as PNG files, with nothing but the standard library, and as one tiled image."""
 
 from __future__ import annotations
 
+import math
 import os
 import struct
 import uuid
 import zlib
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
+
+from envmgr.errors import ConfigError
+from envmgr.spaces.reading import short_text
+
+
+def checked_frame(frame: Any) -> npt.NDArray[np.uint8]:
+    """Return a frame as an array `(height, width, 3)` of uint8.
+
+    Raises:
+        ValueError: it has another shape or dtype.
+    """
+    image = np.ascontiguousarray(frame)
+    if image.ndim != 3 or image.shape[2] != 3 or image.dtype != np.uint8 or image.size == 0:
+        raise ValueError(
+            f"a frame should be an array (height, width, 3) of uint8, it has shape {image.shape} "
+            f"and dtype {image.dtype}"
+        )
+    return image
+
+
+def tile_images(
+    images: Mapping[Any, Any] | Sequence[Any], columns: int | None = None
+) -> npt.NDArray[Any]:
+    """Return several images as one, side by side in rows from left to right.
+
+    Example:
+        >>> import numpy as np
+        >>> from envmgr.env import tile_images
+        >>> frames = {0: np.zeros((2, 3, 3), np.uint8), 1: np.ones((2, 3, 3), np.uint8)}
+        >>> tile_images(frames).shape
+        (2, 6, 3)
+
+    Args:
+        images: arrays `(height, width, channels)` or `(height, width)` of one dtype, or a dict of
+            them, such as `manager.ready_imgs`, in its order. Smaller ones are filled up with zeros.
+        columns: how many are in a row; None: about as many as there are rows.
+
+    Returns:
+        `(rows * height, columns * width, channels)`, or without channels.
+
+    Raises:
+        ConfigError: there are none, or they are no such arrays.
+    """
+    values: Any = images.values() if isinstance(images, Mapping) else images
+    arrays = [np.asarray(image) for image in values] if isinstance(values, Iterable) else []
+    kinds = {(array.dtype, *array.shape[2:]) for array in arrays}
+    if len(kinds) != 1 or any(array.ndim not in (2, 3) or not array.size for array in arrays):
+        found = sorted({f"{array.dtype} {array.shape}" for array in arrays}) or short_text(images)
+        raise ConfigError(
+            "tile_images takes images (height, width, channels) of one dtype and number of "
+            f"channels, found {found}. Of lists of frames, give one of each."
+        )
+    if columns is None:
+        columns = math.ceil(math.sqrt(len(arrays)))
+    if type(columns) is not int or columns < 1:
+        raise ConfigError(f"columns is {columns!r}, but must be a positive integer")
+    height, width = (max(array.shape[axis] for array in arrays) for axis in (0, 1))
+    rows = -(-len(arrays) // columns)
+    grid: npt.NDArray[Any] = np.zeros(
+        (rows, columns, height, width, *arrays[0].shape[2:]), arrays[0].dtype
+    )
+    for place, array in enumerate(arrays):
+        grid[place // columns, place % columns, : array.shape[0], : array.shape[1]] = array
+    tall: npt.NDArray[Any] = grid.swapaxes(1, 2)
+    return tall.reshape(rows * height, columns * width, *arrays[0].shape[2:])
 
 
 def write_png(path: str, frame: Any) -> None:
@@ -17,12 +85,7 @@ def write_png(path: str, frame: Any) -> None:
     Raises:
         ValueError: the frame has another shape or dtype.
     """
-    image = np.ascontiguousarray(frame)
-    if image.ndim != 3 or image.shape[2] != 3 or image.dtype != np.uint8 or image.size == 0:
-        raise ValueError(
-            f"a frame should be an array (height, width, 3) of uint8, it has shape {image.shape} "
-            f"and dtype {image.dtype}"
-        )
+    image = checked_frame(frame)
     height, width = image.shape[:2]
     rows = np.zeros((height, 1 + 3 * width), dtype=np.uint8)  # each row begins with its filter: 0
     rows[:, 1:] = image.reshape(height, 3 * width)

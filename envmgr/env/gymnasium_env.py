@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import os
-import uuid
 from collections.abc import Mapping
 from typing import Any
 
@@ -21,11 +18,11 @@ from envmgr.env.contract import (
     gymnasium_outcome,
     timestep_of,
 )
-from envmgr.env.figures import write_png
 from envmgr.env.gym_spaces import convert_space
 from envmgr.env.old_gym import OldGymEnv
+from envmgr.env.pictures import FRAME_MODES, EpisodePictures, film
 from envmgr.env.seeds import EpisodeSeeds
-from envmgr.errors import ConfigError, MissingDependencyError
+from envmgr.errors import ConfigError
 from envmgr.spaces import codec_of
 from envmgr.types import EnvTimestep
 
@@ -45,6 +42,7 @@ class GymnasiumEnv(BaseEnv):
     Attributes:
         env: the env inside.
         reset_info: the info of the last reset; `{}` before.
+        pictures: what is saved of its episodes.
 
     Raises:
         EnvContractError: a space is not a known kind of space.
@@ -58,12 +56,7 @@ class GymnasiumEnv(BaseEnv):
         self.reset_info = {}
         self._convert_action = codec_of(self.action_space).for_env
         self._seeds = EpisodeSeeds()
-        self._env_id = env_id
-        # Renewed envs of the same id save into the same folder and must not overwrite anything.
-        self._file_prefix = f"env_{env_id}-{uuid.uuid4().hex[:8]}"
-        self._recorder: gymnasium.wrappers.RecordVideo[Any, Any] | None = None
-        self._figure_folder: str | None = None
-        self._n_figures = 0
+        self.pictures = EpisodePictures(env_id, self._fps())
 
     def seed(self, seed: int | None, dynamic_seed: bool | None = None) -> None:
         """Seed the env at its next reset, and the action space (for `random_action`) now.
@@ -132,10 +125,7 @@ class GymnasiumEnv(BaseEnv):
 
     def outcome_of(self, result: Any) -> Outcome:
         """Return the outcome of what the env's own `step` returned; as `outcome`."""
-        outcome = gymnasium_outcome(result, self.env)
-        if outcome[2] and self._figure_folder is not None:
-            self._save_figure(self._figure_folder)
-        return outcome
+        return gymnasium_outcome(result, self.env)
 
     def inner_attribute(self, name: str) -> Any:
         """Return an attribute from the outermost wrapper that has it, or from the env itself."""
@@ -174,8 +164,11 @@ class GymnasiumEnv(BaseEnv):
         return getattr(self.env, "unwrapped", self.env)
 
     def close(self) -> None:
-        """Close the env inside."""
-        self.env.close()
+        """Close the env inside, and finish the video of an episode that is under way."""
+        try:
+            self.pictures.close()
+        finally:
+            self.env.close()
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.env})"
@@ -212,56 +205,41 @@ class GymnasiumEnv(BaseEnv):
         return frame
 
     def enable_save_replay(self, path: str) -> None:
-        """Record a video of every episode from the next reset on.
+        """Save a video of every episode from the next reset on, in the folder `path`.
 
-        The videos go to a new folder `path/env_<env_id>-<unique>`, which is made here. Calling it
-        again ends the recording and begins one in the new place.
+        Calling it again ends the recording and begins one in the new place. An env whose mode is
+        "rgb_array_list" gives its frames away: to the videos.
 
         Raises:
-            MissingDependencyError: moviepy is not installed.
+            MissingDependencyError: PyAV is not installed.
             ConfigError: the env was not built with a render mode that gives frames.
         """
         self._require_frames("record videos")
-        try:
-            importlib.import_module("moviepy")
-        except ImportError as error:
-            raise MissingDependencyError(
-                "recording videos needs the package moviepy: pip install moviepy"
-            ) from error
-        os.makedirs(path, exist_ok=True)
-        if self._recorder is not None:
-            if self._recorder.recording:
-                self._recorder.stop_recording()  # type: ignore[no-untyped-call]
-            self.env = self._recorder.env
-        self._recorder = gymnasium.wrappers.RecordVideo(
-            self.env,
-            os.path.join(path, f"env_{self._env_id}-{uuid.uuid4().hex[:8]}"),
-            episode_trigger=_every_episode,
-            name_prefix=f"env_{self._env_id}",
-        )
-        self.env = self._recorder
+        self.pictures.save_videos(path)
+        film(self.env, self.pictures, self._frame)
 
     def enable_save_figure(self, path: str) -> None:
         """Save the last frame of every episode as `path/env_<env_id>-<unique>-<number>.png`.
 
         Raises:
-            ConfigError: the env was not built with render_mode="rgb_array".
+            ConfigError: the env was not built with a render mode that gives frames.
         """
-        self._require_frames("save figures", ("rgb_array",))
-        os.makedirs(path, exist_ok=True)
-        self._figure_folder = path
+        self._require_frames("save figures")
+        self.pictures.save_figures(path)
+        film(self.env, self.pictures, self._frame)
 
-    def _save_figure(self, folder: str) -> None:
-        name = f"{self._file_prefix}-{self._n_figures:06d}.png"
-        write_png(os.path.join(folder, name), self.render("rgb_array"))
-        self._n_figures += 1
+    def _frame(self) -> Any:
+        return self.render(self.render_mode or "rgb_array")
 
-    def _require_frames(
-        self, what: str, modes: tuple[str, ...] = ("rgb_array", "rgb_array_list")
-    ) -> None:
-        if self.render_mode not in modes:
+    def _fps(self) -> Any:
+        metadata = self.metadata
+        return metadata.get("render_fps") if isinstance(metadata, Mapping) else None
+
+    def _require_frames(self, what: str) -> None:
+        own = self.render_mode
+        if own not in FRAME_MODES and (own is not None or not isinstance(self.env, OldGymEnv)):
             raise ConfigError(
-                f"{self.env} cannot {what}: its render_mode is {self.render_mode!r}; build it with "
+                f"{self.env} cannot {what}: its render_mode is {own!r}; build it with "
                 "render_mode='rgb_array' (in YAML: env.kwargs.render_mode: rgb_array)"
             )
 
@@ -285,7 +263,3 @@ class GymnasiumEnv(BaseEnv):
             return self.inner_attribute(name)
         except AttributeError:
             return None
-
-
-def _every_episode(episode: int) -> bool:
-    return True

@@ -11,6 +11,7 @@ from gymnasium.vector.utils import concatenate, create_empty_array, iterate
 from envmgr.env.batched import BatchedEnv, First
 from envmgr.env.contract import EnvContractError, describe, env_name
 from envmgr.env.gym_spaces import convert_space
+from envmgr.env.row_pictures import RowPictures
 from envmgr.env.vector_forms import (
     AutoresetMode,
     is_of,
@@ -89,6 +90,7 @@ class VectorBatch(BatchedEnv):
         self._in_episode = np.zeros(self.num_envs, np.bool_)
         # Rows whose episodes had ended with the latest step, as the env sees it.
         self._ended = np.zeros(self.num_envs, np.bool_)
+        self._pictures = RowPictures(env)
 
     # -- resets -----------------------------------------------------------------------------
 
@@ -105,6 +107,7 @@ class VectorBatch(BatchedEnv):
     def leave(self, row: int) -> None:
         """A row takes no part any more."""
         self._in_episode[row] = False
+        self._pictures.leave(row)
 
     def reset(
         self,
@@ -124,6 +127,8 @@ class VectorBatch(BatchedEnv):
         for row in rows:
             self._seeds.pop(row, None)
         self._in_episode[list(rows)] = True
+        if self._pictures:
+            self._pictures.begun(rows)
         return [obs for obs, _ in begun], [info for _, info in begun]
 
     def _begin(self, due: list[tuple[int, int | None, dict[str, Any]]]) -> None:
@@ -226,6 +231,9 @@ class VectorBatch(BatchedEnv):
             self._in_episode[ended] = False
             if self.mode is AutoresetMode.SAME_STEP:
                 obs, told = self._note_begun_anew(ended, rows, obs, infos)
+        if self._pictures:
+            shows_next = self.mode is AutoresetMode.SAME_STEP
+            self._pictures.stepped(rows, ended, shows_next=shows_next)
         if len(rows) == self.num_envs:
             return obs, rewards, terminated, truncated, told
         some = list(rows)
@@ -300,12 +308,15 @@ class VectorBatch(BatchedEnv):
     def attribute(self, row: int, name: str) -> Any:
         """Return an attribute of the env of a row, if rows are envs; else of the vector env.
 
-        `render` is the row's part of what the env renders.
+        `render` is the row's part of what the env renders, and pictures are saved of the row.
         """
         if name in ("observation_space", "action_space", "reward_space", "metadata"):
             return getattr(self, name)
         if name == "render":
             return lambda mode=None: self.env.render()[row]
+        if name in ("enable_save_replay", "enable_save_figure"):
+            pictures = self._pictures.of(row, self.first_env_id + row)
+            return pictures.save_videos if name.endswith("replay") else pictures.save_figures
         env = self._env_of(row)
         return getattr(self.env, name) if env is None else env.get_wrapper_attr(name)
 

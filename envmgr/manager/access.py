@@ -216,11 +216,15 @@ class EnvAccess(ManagerLifetime):
     def render(
         self, env_ids: int | Iterable[int] | None = None, mode: str | None = None
     ) -> dict[int, Any]:
-        """Return a frame of each of `env_ids` (None for all), by env_id.
+        """Return what each of `env_ids` (None for all) renders, by env_id.
 
         Args:
             env_ids: which envs.
             mode: such as "rgb_array"; None for the mode the env was built with.
+
+        Returns:
+            In mode "rgb_array" frames `(height, width, 3)` of uint8, in "rgb_array_list" lists of
+            those since the last time, in "ansi" texts.
         """
         ids = arguments.checked_env_ids(env_ids, self.env_num)
         frames = self.call("render", arguments.checked_mode(mode), env_ids=ids)
@@ -228,14 +232,33 @@ class EnvAccess(ManagerLifetime):
 
     @property
     def ready_imgs(self) -> dict[int, Any]:
-        """A frame (`rgb_array`) of each ready env, by env_id."""
-        return self.render(self.ready_env, mode="rgb_array")
+        """What each ready env renders, by env_id; `envmgr.env.tile_images` makes one image of it.
+
+        As `render`, in the mode that env 0 was built with, or "rgb_array" if it says none.
+
+        Raises:
+            ConfigError: the envs were built to show windows ("human"), which are no images.
+        """
+        mode = self.render_mode
+        if mode == "human":
+            raise ConfigError(
+                "env 0 was built with render_mode='human', which shows a window and gives no "
+                "image. Build the envs with render_mode='rgb_array' (YAML: "
+                "env.kwargs.render_mode: rgb_array)"
+            )
+        return self.render(self.ready_env, mode=mode if isinstance(mode, str) else "rgb_array")
 
     def enable_save_replay(self, replay_path: str | Sequence[str]) -> None:
         """Have every env save a replay of each episode that begins from now on.
 
+        Gymnasium envs and vector envs, built with a render mode that gives frames, save videos
+        `<folder>/env_<env_id>-episode_<number>.mp4`; others what they save themselves.
+
         Args:
             replay_path: a folder for all envs, or one for each.
+
+        Raises:
+            EnvFailure: an env cannot: it gives no frames, PyAV (extra `video`) is not installed.
         """
         paths = arguments.checked_folders(replay_path, self.env_num, "replay_path")
         self._replay_paths = paths

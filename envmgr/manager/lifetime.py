@@ -11,7 +11,7 @@ from envmgr.core import Supervisor, arguments
 from envmgr.core.engine import Engine
 from envmgr.core.launching import begin_envs, build_envs
 from envmgr.core.spares import NO_SPARES
-from envmgr.env import adapt
+from envmgr.env import adapt, videos
 from envmgr.env.batch_specs import batches_of
 from envmgr.errors import (
     LaunchError,
@@ -249,6 +249,7 @@ class ManagerLifetime(EngineOwner):
         env_ref, self._env_ref = self._env_ref, None
         if env_ref is not None:
             adapt.close_env(env_ref)
+        videos.sweep(self._replay_paths or ())
 
     def __enter__(self) -> Self:
         """Launch it, unless it is launched already."""

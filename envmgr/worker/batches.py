@@ -89,6 +89,7 @@ class RunningBatch:
         """
         if self._env is None:
             self._env = self._spec()
+            self._env.first_env_id = self._batch.first
         row = env_id - self._batch.first
         self._rows[row] = env = BatchRow(self._env, row, self.in_episode)
         self._missing = None

@@ -136,6 +136,7 @@ class HostedEnv:
             if message.request_id != UNANSWERED:
                 self._refuse(message, "reset", "there is no env")
             return
+        adapt.serve_env_id(running.env, message.env_id)
         if message.payload is not None:
             self._attach(message, running)
         else:

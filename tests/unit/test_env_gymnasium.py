@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import struct
-import sys
-import types
 import zlib
 from pathlib import Path
 from typing import Any
@@ -18,7 +16,7 @@ from envmgr.env.contract import EnvContractError, as_flag, scalar_reward
 from envmgr.env.figures import write_png
 from envmgr.env.gymnasium_env import GymnasiumEnv
 from envmgr.env.seeds import EpisodeSeeds
-from envmgr.errors import ConfigError, MissingDependencyError
+from envmgr.errors import ConfigError
 
 
 class Scripted(gymnasium.Env[Any, Any]):
@@ -377,76 +375,6 @@ def test_rendering_without_the_mode_says_how_to_get_it() -> None:
         GymnasiumEnv(Scripted(render=FRAME)).render("human")
     with pytest.raises(EnvContractError, match="should render an array"):
         GymnasiumEnv(Scripted(render="frame")).render()
-
-
-def test_replays_need_frames_and_moviepy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = str(tmp_path / "videos")
-    with pytest.raises(ConfigError, match="cannot record videos"):
-        GymnasiumEnv(Scripted()).enable_save_replay(folder)
-    monkeypatch.setitem(sys.modules, "moviepy", None)
-    with pytest.raises(MissingDependencyError, match="moviepy"):
-        GymnasiumEnv(Scripted(render=FRAME)).enable_save_replay(folder)
-    assert not (tmp_path / "videos").exists()
-
-
-@pytest.fixture
-def videos(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
-    """A stand-in for moviepy; returns the path and the number of frames of each video written."""
-    written: list[tuple[str, int]] = []
-
-    class ImageSequenceClip:
-        def __init__(self, frames: list[Any], fps: int) -> None:
-            self.n_frames = len(frames)
-
-        def write_videofile(self, path: str, logger: Any) -> None:
-            written.append((path, self.n_frames))
-
-    names = ["moviepy", "moviepy.video", "moviepy.video.io", "moviepy.video.io.ImageSequenceClip"]
-    for name in names:
-        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
-    sys.modules[names[-1]].ImageSequenceClip = ImageSequenceClip  # type: ignore[attr-defined]
-    return written
-
-
-def test_replays_of_each_episode_go_to_a_folder_per_env(
-    tmp_path: Path, videos: list[tuple[str, int]]
-) -> None:
-    running, ended = (OBS, 0.0, False, False, {}), (OBS, 0.0, True, False, {})
-    for _ in range(2):  # the second is a renewed env of the same id
-        inner = Scripted(running, render=FRAME)
-        env = GymnasiumEnv(inner, env_id=3)
-        env.reset()
-        env.enable_save_replay(str(tmp_path / "videos"))
-        inner.result = running
-        env.step(0)  # the episode that runs already is not recorded
-        for _ in range(3):
-            env.reset()
-            env.step(0)
-            inner.result = ended
-            env.step(0)
-            inner.result = running
-        env.close()
-    assert [n_frames for _, n_frames in videos] == [3] * 6
-    paths = [Path(path) for path, _ in videos]
-    assert [path.name for path in paths] == [f"env_3-episode-{n}.mp4" for n in range(3)] * 2
-    assert len(set(paths)) == 6
-    assert all(path.parent.parent == tmp_path / "videos" for path in paths)
-    assert all(path.parent.name.startswith("env_3-") for path in paths)
-
-
-def test_recording_again_moves_to_the_new_place(
-    tmp_path: Path, videos: list[tuple[str, int]]
-) -> None:
-    inner = Scripted((OBS, 0.0, False, False, {}), render=FRAME)
-    env = GymnasiumEnv(inner)
-    for place in ("a", "b"):
-        env.enable_save_replay(str(tmp_path / place))
-        env.reset()
-        env.step(0)
-    env.close()
-    assert [Path(path).parent.parent.name for path, _ in videos] == ["a", "b"]
-    assert [n_frames for _, n_frames in videos] == [2, 2]
-    assert env.env.env is inner
 
 
 def test_figures_are_the_last_frames_of_episodes(tmp_path: Path) -> None:

@@ -1,0 +1,188 @@
+"""What is saved of the episodes of an env: videos, and their last frames."""
+
+from __future__ import annotations
+
+import logging
+import os
+import uuid
+from collections.abc import Callable
+from typing import Any
+
+from envmgr.env.figures import write_png
+from envmgr.env.videos import Video, import_av, next_number, sweep
+
+logger = logging.getLogger("envmgr")
+
+DEFAULT_FPS = 30.0
+
+FRAME_MODES = ("rgb_array", "rgb_array_list")
+"""Render modes that give frames."""
+
+
+class EpisodePictures:
+    """Saves videos and last frames of one env's episodes, as far as that is enabled.
+
+    For envs of your own: call `begun` after each reset, `stepped` after each step, and `close`.
+    `GymnasiumEnv` and `VectorBatch` do.
+
+    Args:
+        env_id: in the names of the files.
+        fps: frames per second of videos.
+
+    Attributes:
+        env_id: likewise.
+        fps: likewise, from the next video on.
+    """
+
+    def __init__(self, env_id: int = 0, fps: Any = None) -> None:
+        self.env_id = env_id
+        is_number = isinstance(fps, (int, float)) and not isinstance(fps, bool)
+        self.fps = float(fps) if is_number and 0 < fps <= 1000 else DEFAULT_FPS
+        self._folder: str | None = None
+        self._next = 0
+        self._video: Video | None = None
+        self._figure_folder: str | None = None
+        # Renewed envs of the same id save into the same folder and must not overwrite anything.
+        self._unique = uuid.uuid4().hex[:8]
+        self._n_figures = 0
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> EpisodePictures:
+        """Return itself: the copy of an env goes on with the same video."""
+        return self
+
+    def save_videos(self, folder: str) -> None:
+        """Save a video of each episode that begins from now on, in a folder that is made here.
+
+        They are `<folder>/env_<env_id>-episode_<number>.mp4`, numbered on from those that are there
+        of this env_id. One that is being made is finished first.
+
+        Raises:
+            MissingDependencyError: PyAV is not installed.
+            OSError: the folder cannot be made.
+        """
+        import_av()
+        self._finish()
+        os.makedirs(folder, exist_ok=True)
+        sweep((folder,))
+        self._folder, self._next = folder, next_number(folder, self._stem)
+
+    def serve(self, env_id: int) -> None:
+        """Go on as another env_id: also the video that is being made."""
+        self.env_id = env_id
+        if self._folder is not None:
+            self._next = next_number(self._folder, self._stem)
+
+    def save_figures(self, folder: str) -> None:
+        """Save the last frame of each episode as `<folder>/env_<env_id>-<unique>-<number>.png`.
+
+        Raises:
+            OSError: the folder cannot be made.
+        """
+        os.makedirs(folder, exist_ok=True)
+        self._figure_folder = folder
+
+    def begun(self, frame: Callable[[], Any]) -> None:
+        """An episode has begun.
+
+        Args:
+            frame: returns the present frame, `(height, width, 3)` of uint8, or a list that ends
+                with it; called if it is needed.
+        """
+        self._finish()
+        if self._folder is not None:
+            self._write(frame, self._folder)
+
+    def stepped(self, frame: Callable[[], Any] | None, *, ended: bool) -> None:
+        """A step was taken.
+
+        Args:
+            frame: as in `begun`; None if the env shows the next episode already.
+            ended: whether it was the last of its episode.
+        """
+        wants_figure = ended and self._figure_folder is not None
+        if frame is not None and (wants_figure or self._video is not None):
+            image = last_of(frame())
+            if self._video is not None:
+                self._write(lambda: image, self._video)
+            if wants_figure:
+                name = f"{self._stem}-{self._unique}-{self._n_figures:06d}.png"
+                write_png(os.path.join(self._figure_folder or "", name), image)
+                self._n_figures += 1
+        if ended:
+            self._finish()
+
+    def close(self) -> None:
+        """Finish the video of an episode that is under way."""
+        self._finish()
+
+    @property
+    def _stem(self) -> str:
+        return f"env_{self.env_id}"
+
+    def _write(self, frame: Callable[[], Any], into: Video | str) -> None:
+        image = last_of(frame())
+        try:
+            self._video = Video(into, self.fps) if isinstance(into, str) else into
+            self._video.add(image)
+        except OSError as error:
+            self._give_up(error)
+
+    def _finish(self) -> None:
+        video, self._video = self._video, None
+        if video is None:
+            return
+        try:
+            _, number = video.finish(self._stem, self._next)
+            self._next = number + 1
+        except OSError as error:
+            self._give_up(error)
+
+    def _give_up(self, error: OSError) -> None:
+        """A disk that is full is no failure of the env."""
+        video, self._video = self._video, None
+        if video is not None:
+            video.discard()
+        logger.warning(
+            "the video of an episode of env %s in %s is lost: %s", self.env_id, self._folder, error
+        )
+
+
+def last_of(rendered: Any) -> Any:
+    """Return the last frame of what an env renders: a frame, or a list of them."""
+    return rendered[-1] if isinstance(rendered, list) and rendered else rendered
+
+
+def film(env: Any, pictures: EpisodePictures, frame: Callable[[], Any]) -> None:
+    """Have each reset and step of a gymnasium env be seen by `pictures`.
+
+    The env stays the object that it is: those that take its steps hold on to it.
+
+    Args:
+        env: the outermost wrapper.
+        pictures: told of them.
+        frame: returns the present frame.
+    """
+    if not isinstance(getattr(env.step, "__self__", None), _Filmed):
+        filmed = _Filmed(env, pictures, frame)
+        env.reset, env.step = filmed.reset, filmed.step
+
+
+class _Filmed:
+    """The `reset` and `step` of an env, and what is done after them."""
+
+    def __init__(self, env: Any, pictures: EpisodePictures, frame: Callable[[], Any]) -> None:
+        self._reset, self._step = env.reset, env.step
+        self._pictures = pictures
+        self._frame = frame
+
+    def reset(self, **arguments: Any) -> Any:
+        result = self._reset(**arguments)
+        self._pictures.begun(self._frame)
+        return result
+
+    def step(self, action: Any) -> Any:
+        result = self._step(action)
+        if isinstance(result, tuple) and len(result) == 5:  # else it is refused
+            ended = bool(result[2]) or bool(result[3])
+            self._pictures.stepped(self._frame, ended=ended)
+        return result
