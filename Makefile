@@ -53,7 +53,7 @@ demo: $(VENV)/.core  ## run CartPole-v1 on subprocesses, with progress and a sum
 
 test: $(VENV)/.test-$(V2)  ## run all tests
 	@echo "==> running the tests with $$($(VENV)/bin/python --version)"
-	@ENVMGR_TEST_V2=$(V2) $(VENV)/bin/python -m pytest --numprocesses $(JOBS) --dist worksteal $(ARGS)
+	@ENVMGR_TEST_V2=$(V2) $(VENV)/bin/python -m pytest --numprocesses $(JOBS) --dist load --maxschedchunk 10 $(ARGS)
 
 test-trainers: $(VENV)/.core  ## run trainers' own tests on envmgr; SUITES=DIR has checkouts (DIR/gymnasium ...)
 	@$(VENV)/bin/python tests/trainers/run.py --suites $(SUITES) --venvs .venv-trainers --torch '$(TORCH)' $(ARGS)

@@ -97,7 +97,8 @@ def _imports_torch(item: pytest.Item) -> bool:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Run what imports PyTorch last; skip V2 tests where treetensor cannot be had, or else fail.
 
-    A process with PyTorch in it takes three times as long to fork.
+    A process with PyTorch in it takes three times as long to fork: `make test` has processes take
+    the tests in this order.
     """
     items.sort(key=_imports_torch)
     if importlib.util.find_spec("treetensor") is not None:

@@ -266,6 +266,9 @@ class _WireTransport(ProcessTransport):
         if has_come:
             self.wire.n_polls_in_vain = 0
 
+    def await_ring(self, timeout_s: float) -> bool:
+        return super().await_ring(0.0)
+
     def ring(self, host_ids: Iterable[int], *, asks: bool = False) -> None:
         for host_id in host_ids:
             worker = self.wire.spawner.workers.get(host_id)
