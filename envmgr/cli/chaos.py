@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from functools import partial
@@ -12,6 +11,7 @@ import click
 
 from envmgr.cli import FAILED
 from envmgr.cli.attempt import CODES, Attempt
+from envmgr.cli.figures import try_to_write, write_json
 from envmgr.cli.interrupt import Interruption
 from envmgr.cli.prepare import RunOptions, manager_of
 from envmgr.cli.progress import Progress
@@ -68,7 +68,7 @@ def execute(options: ChaosOptions, interruption: Interruption) -> int:
     moves = bool(resolved.values.manager.spare_env_num)
     manager = manager_of(resolved, partial(_wrapped, moves=moves))
     _refuse_without_workers(manager, resolved)
-    _try_to_write(options.json_file)
+    try_to_write(options.json_file)
     return _ChaosRun(options, resolved, manager, changes, interruption).execute()
 
 
@@ -110,23 +110,6 @@ def _refuse_without_workers(manager: EnvManager, resolved: ResolvedConfig) -> No
             "process: there is no worker to hurt. Choose a kind with worker processes, as in --set "
             "manager.type=subprocess."
         )
-
-
-def _try_to_write(path: str | None) -> None:
-    """Find out before the run whether its figures can be written.
-
-    Raises:
-        ConfigError: they cannot.
-    """
-    if path is None:
-        return
-    try:
-        with open(path, "a", encoding="utf-8"):
-            pass
-    except OSError as error:
-        raise ConfigError(
-            f"the figures cannot be written to {path!r}: {error}. Name another file with --json."
-        ) from error
 
 
 class _ChaosRun(Attempt):
@@ -246,9 +229,7 @@ class _ChaosRun(Attempt):
         if path is None:
             return
         try:
-            with open(path, "w", encoding="utf-8") as file:
-                json.dump(figures, file, indent=2)
-                file.write("\n")
+            write_json(path, figures)
         except OSError as error:
             self._not_written("the figures", error)
 

@@ -160,6 +160,46 @@ def chaos(process: dict[str, bool], /, kinds: str, **options: Any) -> int:
         return execute(ChaosOptions(kinds=named, **options), interruption)
 
 
+@envmgr.command(short_help="Check the env of a config before it runs for days.")
+@_reads_config
+@click.option(
+    "--episodes",
+    type=click.IntRange(min=1),
+    default=1000,
+    show_default=True,
+    help="How many episodes the env is to endure, to find leaks.",
+)
+@click.option(
+    "--seconds",
+    type=click.FloatRange(min=0, min_open=True),
+    default=60.0,
+    show_default=True,
+    help="How long each part may take; an env that exceeds it hangs.",
+)
+@click.option(
+    "--methods",
+    default="fork,spawn,forkserver",
+    show_default=True,
+    help="Start methods to try besides the worker server; '' for none.",
+)
+@click.option("--strict", is_flag=True, help="Take warnings for problems.")
+@click.option(
+    "--json", "json_file", metavar="FILE", help="Write the findings; - prints them instead."
+)
+def check(**options: Any) -> int:
+    """Look at the env of CONFIG: would managers run it, and for long?
+
+    Spaces and dtypes, determinism under a seed (twice, in two processes, with each start method),
+    pickling, reset options, times of steps and resets, leaks over many episodes, closing, frames,
+    and the end at Ctrl-C. The env runs in worker processes: a crash or a hang is a finding.
+
+    Exit codes: 0 no problems, 1 problems, 2 bad input, 130 interrupted.
+    """
+    from envmgr.cli.check import Asked, execute
+
+    return execute(Asked(**options))
+
+
 @envmgr.command("list", short_help="List the kinds of managers.")
 def list_managers() -> None:
     """List the kinds of managers: their registry keys, classes and sources."""

@@ -1,0 +1,45 @@
+"""Figures of a command in a file of their own, as JSON."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from envmgr.errors import ConfigError
+
+STDOUT = "-"
+
+
+def try_to_write(path: str | None) -> None:
+    """Find out before the work whether its figures can be written.
+
+    Raises:
+        ConfigError: they cannot.
+    """
+    if path is None or path == STDOUT:
+        return
+    try:
+        with open(path, "a", encoding="utf-8"):
+            pass
+    except OSError as error:
+        raise ConfigError(
+            f"the figures cannot be written to {path!r}: {error}. Name another file with --json."
+        ) from error
+
+
+def write_json(path: str | None, figures: Mapping[str, Any]) -> None:
+    """Write figures; None writes nothing, `-` to stdout.
+
+    Raises:
+        OSError: they cannot be written.
+    """
+    if path is None:
+        return
+    text = json.dumps(figures, indent=2) + "\n"
+    if path == STDOUT:
+        sys.stdout.write(text)
+        return
+    with open(path, "w", encoding="utf-8") as file:
+        file.write(text)

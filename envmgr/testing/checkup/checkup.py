@@ -1,0 +1,198 @@
+"""The order in which an env is checked. Yields what is found as soon as it is known."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from envmgr.errors import EnvManagerError
+from envmgr.testing.checkup import probes, verdicts
+from envmgr.testing.checkup.findings import Finding, Level
+from envmgr.testing.checkup.interrupting import interrupt
+from envmgr.testing.checkup.laboratory import Laboratory, Outcome
+
+PACE_S = 1.0
+REBUILT = 6
+METHODS = ("fork", "spawn", "forkserver")
+FRAMES = "rgb_array"
+ENOUGH = 2
+"""After so many hangs and crashes the rest would only say the same again."""
+
+
+@dataclass(frozen=True)
+class CheckOptions:
+    """How thoroughly to look.
+
+    Attributes:
+        episodes: how many the env is to endure.
+        limit_s: how long each part may take.
+        n_steps: steps whose values are compared.
+        seed: to reset with.
+        methods: start methods to try besides the server.
+        close_timeout_s: as `manager.close_timeout`.
+    """
+
+    episodes: int = 1000
+    limit_s: float = 60.0
+    n_steps: int = 200
+    seed: int = 0
+    methods: tuple[str, ...] = METHODS
+    close_timeout_s: float = 5.0
+
+
+def check_up(
+    factory: Callable[[], Any],
+    options: CheckOptions | None = None,
+    *,
+    with_frames: Callable[[], Any] | None = None,
+    begin: Callable[[str], None] = lambda part: None,
+) -> Iterator[Finding]:
+    """Yield findings about an env, each as soon as it is known.
+
+    Nothing of the env runs in this process. An env that cannot be built is not looked at further.
+
+    Args:
+        factory: builds one env.
+        options: how thoroughly to look.
+        with_frames: builds one in render mode `rgb_array`, if the env is built without a mode.
+        begin: called with the name of each part before it begins.
+
+    Raises:
+        EnvManagerError: no worker process can be started at all.
+    """
+    options = options or CheckOptions()
+    with Laboratory(places=2, limit_s=options.limit_s) as laboratory:
+        check = _Check(laboratory, factory, options, with_frames)
+        for name, part in check.parts.items():
+            begin(name)
+            yield from part()
+            if check.is_over:
+                text = f"the rest was not looked at, as it {check.is_over}"
+                yield Finding("check", Level.NOTE, text)
+                return
+
+
+class _Check:
+    """The parts of a check, and what has come of them.
+
+    Attributes:
+        parts: by name, in their order.
+        is_over: why nothing else is worth looking at; empty as long as it is.
+    """
+
+    def __init__(
+        self,
+        laboratory: Laboratory,
+        factory: Callable[[], Any],
+        options: CheckOptions,
+        with_frames: Callable[[], Any] | None,
+    ) -> None:
+        self._laboratory = laboratory
+        self._factory = factory
+        self._options = options
+        self._with_frames = with_frames
+        self._n_broken = 0
+        self.is_over = ""
+        self.parts: dict[str, Callable[[], list[Finding]]] = {
+            "construction": self._contract,
+            "determinism": self._determinism,
+            "reset options": self._reset_options,
+            "times": self._times,
+            f"{options.episodes:,} episodes": self._endurance,
+            "closing": self._closing,
+            "render": self._rendering,
+            "Ctrl-C": self._interrupt,
+        }
+
+    def _try(self, probe: Callable[..., Any], *args: Any, place: int = 0) -> Outcome:
+        outcome = self._laboratory.run(probe, *args, place=place)
+        self._n_broken += outcome.is_broken
+        if self._n_broken >= ENOUGH:
+            self.is_over = "hangs or crashes again and again"
+        return outcome
+
+    def _judged(
+        self,
+        part: str,
+        doing: str,
+        judge: Callable[[Any], list[Finding]],
+        probe: Callable[..., Any],
+        *args: Any,
+    ) -> list[Finding]:
+        outcome = self._try(probe, self._factory, *args)
+        if outcome.failure is not None:
+            return [verdicts.failed(part, outcome, doing)]
+        return judge(outcome.value)
+
+    def _contract(self) -> list[Finding]:
+        options = self._options
+        described = self._described = self._try(probes.describe, self._factory)
+        kept = self._try(probes.contract, self._factory, options.n_steps, options.seed)
+        findings: list[Finding] = []
+        if kept.failure is not None:
+            findings.append(verdicts.failed("contract", kept, "random steps"))
+        else:
+            findings += verdicts.of_contract(kept.value)
+        if described.failure is None:
+            return [*verdicts.of_description(described.value), *findings]
+        self.is_over = "cannot be built and stepped"
+        if kept.failure is None and kept.value:  # which says it better
+            return findings
+        return [verdicts.failed("construction", described, "building it and a few steps")]
+
+    def _determinism(self) -> list[Finding]:
+        options = self._options
+        arguments = (probes.trajectory, self._factory, options.n_steps, options.seed)
+        found = {
+            "in a worker": self._try(*arguments),
+            "in another": self._try(*arguments, place=1),
+        }
+        untried = {}
+        for method in options.methods if not self.is_over else ():
+            try:
+                with Laboratory(method, limit_s=options.limit_s) as other:
+                    found[f"with {method}"] = other.run(*arguments)
+            except EnvManagerError as error:
+                untried[method] = str(error)
+        findings = verdicts.of_trajectories(found)
+        return [*findings, verdicts.of_methods(untried)] if options.methods else findings
+
+    def _reset_options(self) -> list[Finding]:
+        empty, unknown = (
+            self._try(probes.reset_with, self._factory, params)
+            for params in ({}, {"envmgr_check": 1})
+        )
+        return [verdicts.of_reset_options(empty, unknown)]
+
+    def _times(self) -> list[Finding]:
+        seconds = min(PACE_S, self._options.limit_s / 4)
+        return self._judged("times", "random steps", verdicts.of_pace, probes.pace, seconds)
+
+    def _endurance(self) -> list[Finding]:
+        episodes, limit_s = self._options.episodes, self._options.limit_s / 2
+
+        def judge(found: probes.Endured) -> list[Finding]:
+            return verdicts.of_endurance(found, episodes)
+
+        return self._judged("leaks", "running episodes", judge, probes.endure, episodes, limit_s)
+
+    def _closing(self) -> list[Finding]:
+        doing, limit_s = "building and closing envs", self._options.limit_s / 2
+        return self._judged(
+            "closing", doing, verdicts.of_rebuilding, probes.rebuild, REBUILT, limit_s
+        )
+
+    def _rendering(self) -> list[Finding]:
+        described: probes.Description = self._described.value
+        mode, builds = described.render_mode, self._factory
+        if mode is None and FRAMES in described.render_modes and self._with_frames is not None:
+            mode, builds = FRAMES, self._with_frames
+        outcome: Outcome | None = None
+        if mode is not None and mode != "human":  # which would open a window
+            outcome = self._try(probes.rendered, builds)
+        return [verdicts.of_rendering(described, outcome, mode)]
+
+    def _interrupt(self) -> list[Finding]:
+        found = interrupt(self._factory, self._options.limit_s)
+        return [verdicts.of_interrupt(found, self._options.close_timeout_s)]

@@ -1,0 +1,153 @@
+"""A worker process in which an env is tried out: what it does to that process is an outcome."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NamedTuple
+
+import cloudpickle
+import gymnasium
+import numpy as np
+from typing_extensions import Self
+
+import envmgr
+from envmgr.errors import EnvCrash, EnvFailure, EnvManagerError, EnvRaised, EnvTimeout
+from envmgr.manager import EnvManager
+from envmgr.registry import create_env_manager
+
+_MANY = 1_000_000
+_MOST_LINES = 30
+_PACKAGE = str(Path(envmgr.__file__).parent)
+_OF_FAULTHANDLER = ("Extension modules:", "Traceback (most")
+
+
+class Outcome(NamedTuple):
+    """What came of a probe.
+
+    Attributes:
+        value: what it returned; None if it failed.
+        failure: what happened instead: it raised, crashed or hung.
+    """
+
+    value: Any = None
+    failure: EnvManagerError | None = None
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether it took its process with it."""
+        return isinstance(self.failure, (EnvTimeout, EnvCrash))
+
+    @property
+    def text(self) -> str:
+        """What happened, in one line."""
+        failure = self.failure
+        if isinstance(failure, EnvRaised):
+            return f"it raised {failure.type_name}: {' '.join(failure.remote_message.split())}"
+        if isinstance(failure, EnvTimeout):
+            return f"it hangs: nothing came within {failure.limit_s:g} s"
+        if isinstance(failure, EnvCrash):
+            first = str(failure).partition("\n")[0]
+            return f"its process died: {first.rpartition(': ')[2]}"
+        return str(failure).partition("\n")[0]
+
+    @property
+    def stack(self) -> str:
+        """Where in the env's code it happened, as lines; empty if nobody knows."""
+        failure, text = self.failure, ""
+        if isinstance(failure, EnvRaised):
+            text = failure.remote_traceback
+        elif isinstance(failure, EnvTimeout):
+            text = failure.stacks
+        elif isinstance(failure, EnvCrash):
+            text = failure.stderr_tail
+        return own_frames(text)
+
+
+def own_frames(text: str) -> str:
+    """Return the lines of a stack or traceback without the frames that are envmgr's."""
+    kept, skips = [], False
+    for line in text.splitlines():
+        is_frame = line.lstrip().startswith('File "')
+        if is_frame:
+            skips = line.partition('"')[2].startswith((_PACKAGE, "<"))
+        elif not line.startswith("    "):
+            skips = False
+        if not skips and not line.startswith(_OF_FAULTHANDLER):
+            kept.append(line)
+    return "\n".join(kept[-_MOST_LINES:])
+
+
+class Laboratory:
+    """Worker processes for probes: a manager of envs that do nothing, to which they are applied.
+
+    A probe that ends its process, or exceeds its limit, leaves a new process for the next.
+
+    Args:
+        context: how processes start, as `manager.context`.
+        places: how many processes.
+        limit_s: how long a probe may take.
+
+    Raises:
+        EnvManagerError: no worker could be started this way.
+    """
+
+    def __init__(self, context: str = "server", places: int = 1, limit_s: float = 60.0) -> None:
+        config = {
+            "type": "subprocess",
+            "context": context,
+            "reset_timeout": limit_s,
+            "max_failures": _MANY,
+            "max_failures_total": _MANY,
+            "retry_waiting_time": 0.0,
+            "preload": False,
+        }
+        self._manager: EnvManager = create_env_manager(config, env_fn=[IdleEnv] * places)
+        self._manager.launch()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._manager.close()
+
+    def run(self, probe: Callable[..., Any], *args: Any, place: int = 0) -> Outcome:
+        """Call a function in a worker and return what came of it.
+
+        Args:
+            probe: of a module that workers can import.
+            *args: for it; may hold anything that cloudpickle takes.
+            place: in which of the processes.
+        """
+        packed = cloudpickle.dumps((probe, args))  # unpacked where a failure is the probe's own
+        try:
+            return Outcome(self._manager.apply(_unpack_and_run, packed, env_ids=place)[0])
+        except EnvFailure as failure:
+            return Outcome(failure=failure)
+
+
+def _unpack_and_run(env: Any, packed: bytes) -> Any:
+    probe, args = cloudpickle.loads(packed)
+    return probe(*args)
+
+
+class IdleEnv(gymnasium.Env[Any, Any]):
+    """Does nothing: probes need a process, and no env of its own in it."""
+
+    observation_space: Any = gymnasium.spaces.Box(-1.0, 1.0, (1,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+    _obs: Any = np.zeros(1, np.float32)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        """Begin an episode."""
+        return self._obs, {}
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        """Take a step."""
+        return self._obs, 0.0, False, False, {}

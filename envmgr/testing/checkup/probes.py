@@ -1,0 +1,246 @@
+"""What runs in workers to find out about an env. Each probe builds an env of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import pickle
+import signal
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import gymnasium
+import numpy as np
+
+from envmgr.env import adapt
+from envmgr.env.contract import env_name
+from envmgr.env.steps import step_env
+from envmgr.spaces import codec_of
+from envmgr.testing.checksums import checksum_of, reward_checksum
+from envmgr.testing.checkup.processes import Holdings, holdings
+from envmgr.testing.env_check import env_problems
+from envmgr.worker.profiling import profile_env
+
+Factory = Callable[[], Any]
+
+SAMPLES = 40
+"""How often the process is looked at while it endures episodes."""
+
+LONGEST_EPISODE = 1000
+"""Steps after which an episode is cut short by a reset."""
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class Description(NamedTuple):
+    """What an env is, from its construction and a few steps.
+
+    Attributes:
+        name: of its class.
+        spaces: of observations and actions, as text.
+        has_layout: its observations have a fixed layout, and need not be pickled.
+        casts: dtypes of observations that differ from those of the space, as text.
+        unpicklable: why an info cannot be sent; empty if all can.
+        construction_s: seconds until it was built.
+        before: what the process had before.
+        after: with the env built and reset.
+        handlers: names of signals whose handlers it changed.
+        render_mode: the one it was built with.
+        render_modes: the ones it has.
+    """
+
+    name: str
+    spaces: tuple[str, str]
+    has_layout: bool
+    casts: tuple[str, ...]
+    unpicklable: str
+    construction_s: float
+    before: Holdings
+    after: Holdings
+    handlers: tuple[str, ...]
+    render_mode: str | None
+    render_modes: tuple[str, ...]
+
+
+@contextlib.contextmanager
+def _env_of(factory: Factory) -> Iterator[Any]:
+    env = adapt.as_base_env(factory(), 0)
+    try:
+        yield env
+    finally:
+        adapt.close_env(env)
+
+
+def describe(factory: Factory, n_steps: int = 20) -> Description:
+    """Build an env, reset it, and take a few steps."""
+    handlers = [signal.getsignal(number) for number in _SIGNALS]
+    before, began = holdings(), time.perf_counter()
+    with _env_of(factory) as env:
+        construction_s = time.perf_counter() - began
+        observation_space, action_space, _ = adapt.spaces_of(env)
+        obs, info = adapt.reset_env(env, None)
+        after, unpicklable = holdings(), _why_unpicklable(info)
+        casts = set(_casts(observation_space, obs))
+        for _ in range(n_steps):
+            timestep = step_env(env, action_space.sample())
+            casts |= set(_casts(observation_space, timestep.obs))
+            unpicklable = unpicklable or _why_unpicklable(timestep.info)
+            if timestep.done:
+                adapt.reset_env(env, None)
+        built = adapt.as_built(env)
+        changed = zip(_SIGNALS, handlers, strict=True)
+        return Description(
+            env_name(built),
+            (str(observation_space), str(action_space)),
+            codec_of(observation_space).layout is not None,
+            tuple(sorted(casts)),
+            unpicklable,
+            construction_s,
+            before,
+            after,
+            tuple(number.name for number, old in changed if signal.getsignal(number) is not old),
+            getattr(built, "render_mode", None),
+            tuple(map(str, (getattr(built, "metadata", None) or {}).get("render_modes", ()))),
+        )
+
+
+def _casts(space: Any, obs: Any, path: str = "observation") -> Iterator[str]:
+    if isinstance(space, gymnasium.spaces.Dict) and isinstance(obs, dict):
+        for key, part in space.spaces.items():
+            yield from _casts(part, obs.get(key), f"{path}[{key!r}]")
+    elif isinstance(space, gymnasium.spaces.Tuple) and isinstance(obs, (tuple, list)):
+        for k, part in enumerate(space.spaces[: len(obs)]):
+            yield from _casts(part, obs[k], f"{path}[{k}]")
+    elif isinstance(space, gymnasium.spaces.Box):
+        dtype = getattr(obs, "dtype", None)
+        if isinstance(dtype, np.dtype) and dtype != space.dtype:
+            yield f"{path} is {dtype}, its space {space.dtype}"
+
+
+def _why_unpicklable(info: Any) -> str:
+    try:
+        pickle.dumps(info)
+    except Exception as error:  # whatever a __reduce__ may raise
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def contract(factory: Factory, n_steps: int, seed: int) -> list[tuple[str, str]]:
+    """Return what `env_problems` finds, as pairs of kind and message."""
+    problems = env_problems(factory, n_steps=n_steps, seed=seed)
+    return [(problem.kind, problem.message) for problem in problems]
+
+
+class Trajectory(NamedTuple):
+    """What one env gave for the same seed and actions, twice.
+
+    Attributes:
+        is_seeded: it takes seeds.
+        first: checksums of observations, rewards and ends, reset after reset.
+        again: likewise, after a second reset of the same env with the same seed.
+    """
+
+    is_seeded: bool
+    first: tuple[int, ...]
+    again: tuple[int, ...]
+
+
+def trajectory(factory: Factory, n_steps: int, seed: int) -> Trajectory:
+    """Step an env with actions that follow from the seed, two times over."""
+    with _env_of(factory) as env:
+        observation_space, action_space, _ = adapt.spaces_of(env)
+        of_obs = checksum_of(observation_space)
+
+        def run() -> tuple[int, ...]:
+            action_space.seed(seed)
+            adapt.seed_env(env, seed, None)
+            sums = [of_obs(adapt.reset_env(env, None)[0])]
+            for _ in range(n_steps):
+                timestep = step_env(env, action_space.sample())
+                sums.append(of_obs(timestep.obs) ^ reward_checksum(timestep.reward))
+                if timestep.done:
+                    sums.append(of_obs(adapt.reset_env(env, None)[0]))
+            return tuple(sums)
+
+        first = run()
+        return Trajectory(adapt.seed_env(env, seed, None), first, run())
+
+
+def reset_with(factory: Factory, params: dict[str, Any]) -> None:
+    """Reset an env with these params, as `manager.reset({0: params})` does."""
+    with _env_of(factory) as env:
+        adapt.reset_env(env, None)
+        adapt.reset_env(env, params)
+
+
+def pace(factory: Factory, seconds: float) -> dict[str, Any]:
+    """Return how long steps and resets take."""
+    with _env_of(factory) as env:
+        return profile_env(env, None, seconds).as_dict()
+
+
+class Endured(NamedTuple):
+    """What became of a process while an env ran episodes.
+
+    Attributes:
+        n_steps: steps taken.
+        cut: episodes that had not ended after `LONGEST_EPISODE` steps.
+        samples: pairs of the number of episodes and what the process had then.
+    """
+
+    n_steps: int
+    cut: int
+    samples: tuple[tuple[int, Holdings], ...]
+
+
+def endure(factory: Factory, episodes: int, limit_s: float) -> Endured:
+    """Run episodes, as many as asked for or as fit into the time."""
+    end, every = time.monotonic() + limit_s, max(1, episodes // SAMPLES)
+    n_steps = cut = 0
+    samples = []
+    with _env_of(factory) as env:
+        _, action_space, _ = adapt.spaces_of(env)
+        for episode in range(episodes + 1):
+            over = time.monotonic() >= end
+            if episode % every == 0 or over:
+                gc.collect()
+                samples.append((episode, holdings()))
+            if over or episode == episodes:
+                break
+            adapt.reset_env(env, None)
+            taken, done = 0, False
+            while not done and taken < LONGEST_EPISODE and time.monotonic() < end:
+                done = step_env(env, action_space.sample()).done
+                taken += 1
+            n_steps += taken
+            cut += not done
+    return Endured(n_steps, cut, tuple(samples))
+
+
+def rebuild(factory: Factory, times: int, limit_s: float) -> tuple[Holdings, ...]:
+    """Build, reset and close envs one after the other; return what the process had after each."""
+    end = time.monotonic() + limit_s
+    found = []
+    for _ in range(times):
+        with _env_of(factory) as env:
+            adapt.reset_env(env, None)
+        del env
+        gc.collect()
+        found.append(holdings())
+        if time.monotonic() >= end:
+            break
+    return tuple(found)
+
+
+def rendered(factory: Factory) -> tuple[str, float]:
+    """Return what a frame is, in words, and how long it took."""
+    with _env_of(factory) as env:
+        adapt.reset_env(env, None)
+        render = adapt.env_attribute(env, "render")
+        began = time.perf_counter()
+        frame = render()
+        took_s = time.perf_counter() - began
+    if isinstance(frame, np.ndarray):
+        return f"an array {frame.shape} of {frame.dtype}", took_s
+    return "nothing" if frame is None else f"a {type(frame).__name__}", took_s

@@ -1,0 +1,77 @@
+"""What the system says of processes: memory, open files, threads, children. Linux; else nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+from typing import NamedTuple
+
+
+class Holdings(NamedTuple):
+    """What a process has, at one moment; None where the system does not tell.
+
+    Attributes:
+        rss_bytes: memory in use.
+        fds: open files, sockets and pipes.
+        threads: threads of Python.
+        children: processes that it started and that live, with theirs.
+    """
+
+    rss_bytes: int | None
+    fds: int | None
+    threads: int
+    children: int | None
+
+
+def holdings() -> Holdings:
+    """Return what this process has."""
+    rss = fds = children = None
+    with contextlib.suppress(OSError, ValueError):
+        with open("/proc/self/statm") as file:
+            rss = int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        fds = len(os.listdir("/proc/self/fd")) - 1  # the listing itself
+        children = len(descendants(os.getpid()))
+    return Holdings(rss, fds, threading.active_count(), children)
+
+
+def descendants(pid: int) -> list[int]:
+    """Return the processes that descend from one, zombies left out."""
+    parents: dict[int, int] = {}
+    for name in _pids():
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            with open(f"/proc/{name}/stat", "rb") as file:
+                state, parent = file.read().rpartition(b")")[2].split()[:2]
+            if state not in (b"Z", b"X"):
+                parents[int(name)] = int(parent)
+    found: list[int] = []
+    layer = {pid}
+    while layer:
+        layer = {child for child, parent in parents.items() if parent in layer}
+        found += layer
+    return sorted(found)
+
+
+def marked(token: str) -> list[int]:
+    """Return the living processes whose environment began with this text in it."""
+    found = []
+    for name in _pids():
+        # A zombie has none, and that of other users is not ours to read.
+        with contextlib.suppress(OSError), open(f"/proc/{name}/environ", "rb") as file:
+            if token.encode() in file.read():
+                found.append(int(name))
+    return found
+
+
+def kill_marked(token: str) -> None:
+    """Kill the processes that `marked` finds."""
+    for pid in marked(token):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def _pids() -> list[str]:
+    with contextlib.suppress(OSError):
+        return [name for name in os.listdir("/proc") if name.isdecimal()]
+    return []

@@ -1,0 +1,352 @@
+"""What is thought of what the probes have found. Pure: figures in, findings out."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from envmgr.errors import EnvTimeout
+from envmgr.testing.checkup.findings import Finding, Level
+from envmgr.testing.checkup.interrupting import Interrupted
+from envmgr.testing.checkup.laboratory import Outcome
+from envmgr.testing.checkup.probes import Description, Endured, Trajectory
+from envmgr.testing.checkup.processes import Holdings
+
+_KINDS_OF_CONTRACT = {"spaces": "spaces", "observation": "spaces", "seed": "determinism"}
+_NOTICED = {"rss_bytes": 2e6, "fds": 3, "threads": 3, "children": 3}
+"""How much must have come to stay, over the time looked at, to be called a leak."""
+
+_WHAT = {
+    "rss_bytes": "memory",
+    "fds": "open files",
+    "threads": "threads",
+    "children": "child processes",
+}
+_FEWEST_SAMPLES = 9
+
+CHEAP_STEP_S = 50e-6
+UNEVEN = 4.0
+SLOW_RESET_STEPS = 20
+
+
+def failed(part: str, outcome: Outcome, doing: str) -> Finding:
+    """Return the finding for a probe that raised, crashed or hung."""
+    text = f"{doing}: {outcome.text}"
+    advice = "Run the env by itself with the same steps, and mend it."
+    if outcome.stack:
+        text += f"\n{outcome.stack.rstrip()}"
+    if isinstance(outcome.failure, EnvTimeout):
+        advice = "The stack says where it hangs. Set step_timeout and reset_timeout in any case."
+    return Finding(part, Level.PROBLEM, text, advice)
+
+
+def of_description(found: Description) -> list[Finding]:
+    """Judge the construction, the dtypes and what can be sent."""
+    grown = _difference(found.before, found.after)
+    figures = {"construction_s": found.construction_s, **grown}
+    text = f"{found.name}, built in {_time(found.construction_s)}"
+    if grown.get("rss_bytes", 0) > 0:
+        text += f", with {grown['rss_bytes'] / 1e6:,.0f} MB more memory (imports included)"
+    findings = [Finding("construction", Level.OK, text, figures=figures)]
+    if found.handlers:
+        findings.append(
+            Finding(
+                "signals",
+                Level.WARNING,
+                f"its construction replaces the handlers of {', '.join(found.handlers)}",
+                "Workers are ended by SIGTERM, and trainers by Ctrl-C: leave signals alone.",
+            )
+        )
+    if grown.get("children", 0) > 0:
+        findings.append(
+            Finding(
+                "processes",
+                Level.NOTE,
+                f"it starts {grown['children']} processes",
+                "They end with the worker, as long as they stay in its session. Needs daemon: "
+                "false if it starts them by multiprocessing.",
+            )
+        )
+    findings.append(_of_dtypes(found))
+    if found.unpicklable:
+        text = f"an info cannot be sent to the trainer: {found.unpicklable}"
+        advice = "Put plain values and arrays into infos."
+        findings.append(Finding("pickling", Level.PROBLEM, text, advice))
+    return findings
+
+
+def _of_dtypes(found: Description) -> Finding:
+    if found.casts:
+        return Finding(
+            "dtypes",
+            Level.NOTE,
+            "; ".join(found.casts),
+            "Each observation is cast; strict_dtype: true would refuse it. Return the space's.",
+        )
+    return Finding("dtypes", Level.OK, f"as its space says: {found.spaces[0]}")
+
+
+def of_contract(problems: Sequence[tuple[str, str]]) -> list[Finding]:
+    """Judge what `env_problems` found."""
+    findings = []
+    for kind, message in problems:
+        part, pickled = _KINDS_OF_CONTRACT.get(kind, kind), "no fixed layout" in message
+        level = Level.WARNING if pickled or kind == "close" else Level.PROBLEM
+        findings.append(Finding(part, level, message))
+    if not findings:
+        text = "spaces, observations, rewards and flags are as managers expect them"
+        findings.append(Finding("contract", Level.OK, text))
+    return findings
+
+
+def of_trajectories(found: Mapping[str, Outcome]) -> list[Finding]:
+    """Judge whether the same seed and actions gave the same, wherever the env ran.
+
+    Args:
+        found: trajectories by where they ran; the others are compared with the first.
+    """
+    findings = [
+        failed("determinism", outcome, f"with the same seed, {name}")
+        for name, outcome in found.items()
+        if outcome.failure is not None
+    ]
+    runs: dict[str, Trajectory] = {n: o.value for n, o in found.items() if o.failure is None}
+    if not runs:
+        return findings
+    where, reference = next(iter(runs.items()))
+    if not reference.is_seeded:
+        text = "the env takes no seeds, so runs cannot be repeated"
+        advice = "Give it a seed method, or reset(seed=...)."
+        return [*findings, Finding("determinism", Level.WARNING, text, advice)]
+    place = _difference_at(reference.first, reference.again)
+    if place is not None:
+        findings.append(
+            Finding(
+                "determinism",
+                Level.WARNING,
+                f"the same env, reset with the same seed, differs from its first run at value "
+                f"{place}",
+                "Something of the first run is left over: have reset begin anew.",
+            )
+        )
+    others = {n: _difference_at(reference.first, run.first) for n, run in runs.items()}
+    differing = [name for name, place in others.items() if place is not None]
+    if differing:
+        findings.append(
+            Finding(
+                "determinism",
+                Level.PROBLEM,
+                f"the same seed and actions give something else {', '.join(differing)} than "
+                f"{where}, from value {others[differing[0]]} on",
+                "Draw all random numbers from generators that reset or seed sets; do not depend on "
+                "hash order, time, pids or files.",
+            )
+        )
+    if not findings:
+        n = len(reference.first)
+        text = f"{n} values are the same, twice over and {', '.join(runs)}"
+        findings.append(Finding("determinism", Level.OK, text))
+    return findings
+
+
+def _difference_at(one: Sequence[int], other: Sequence[int]) -> int | None:
+    if one == other:
+        return None
+    pairs = zip(one, other, strict=False)
+    return next((k for k, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
+
+
+def of_methods(found: Mapping[str, str]) -> Finding:
+    """Judge start methods that could not be tried: why, by their names."""
+    if not found:
+        return Finding("start methods", Level.OK, "every start method works")
+    reasons = "; ".join(f"{name}: {' '.join(why.split())}" for name, why in found.items())
+    return Finding("start methods", Level.NOTE, f"not tried: {reasons}")
+
+
+def of_reset_options(empty: Outcome, unknown: Outcome) -> Finding:
+    """Judge what resets do with params that are empty, and that they cannot know."""
+    if empty.failure is not None:
+        return failed("reset options", empty, "a second reset without params")
+    if unknown.failure is None:
+        return Finding("reset options", Level.OK, "resets take options; unknown ones do no harm")
+    return Finding(
+        "reset options",
+        Level.NOTE,
+        f"resets refuse options that they do not know: {unknown.text}",
+        "manager.reset({env_id: params}) takes those that the env knows, and no others.",
+    )
+
+
+def of_pace(figures: Mapping[str, Any]) -> list[Finding]:
+    """Judge the times of steps and resets."""
+    step_s, reset_s = figures["step_mean_s"], figures["reset_mean_s"]
+    length = figures["episode_steps"]
+    text = (
+        f"a step takes {_time(step_s)} (median {_time(figures['step_p50_s'])}, p99 "
+        f"{_time(figures['step_p99_s'])}), of which it waits {figures['step_wait_share']:.0%}; a "
+        f"reset {_time(reset_s)}"
+    )
+    if length is not None:
+        text += f"; an episode of random actions {length:,.0f} steps"
+    advice = []
+    if step_s < CHEAP_STEP_S:
+        advice.append("Steps are cheaper than waking a process: share workers, num_workers: auto.")
+    if figures["step_p99_s"] > UNEVEN * figures["step_p50_s"] and step_s > 1e-3:
+        advice.append("Steps are uneven: async_subprocess does not wait for the slowest.")
+    if reset_s > SLOW_RESET_STEPS * step_s and reset_s > 1e-2 and length is not None:
+        advice.append("Resets take as long as many steps: spare_env_num hides them.")
+    limit_s = max(1.0, 20 * figures["step_max_s"])
+    advice.append(f"A step_timeout of {limit_s:,.0f} s would find what hangs. `envmgr tune` tries.")
+    return [Finding("times", Level.OK, text, " ".join(advice), figures=dict(figures))]
+
+
+def of_endurance(found: Endured, asked: int) -> list[Finding]:
+    """Judge what came to stay in a process over many episodes."""
+    episodes = found.samples[-1][0]
+    findings = []
+    for name in _NOTICED:
+        values = [getattr(one, name) for _, one in found.samples]
+        grown = leak_of(values, _NOTICED[name])
+        if grown is None:
+            continue
+        rate = grown / max(1.0, episodes / 2)
+        findings.append(
+            Finding(
+                "leaks",
+                Level.PROBLEM if name != "rss_bytes" else Level.WARNING,
+                f"with every episode {_WHAT[name]} grow by {_rate(name, rate)}",
+                _LEAK_ADVICE[name],
+                figures={"name": name, "per_episode": rate},
+            )
+        )
+    about = f"{episodes:,} episodes, {found.n_steps:,} steps"
+    if episodes < asked:
+        about += f" (of {asked:,} asked for; the time was over)"
+    if found.cut:
+        about += f"; {found.cut:,} episodes were cut short"
+    if len(found.samples) < _FEWEST_SAMPLES:
+        text = f"{about}: too few to tell a leak"
+        return [*findings, Finding("leaks", Level.NOTE, text, "Give more --seconds.")]
+    if not findings:
+        text = f"{about}: memory, files, threads and processes stay as they are"
+        findings.append(Finding("leaks", Level.OK, text))
+    return findings
+
+
+_LEAK_ADVICE = {
+    "rss_bytes": "Until it is mended: max_worker_rss_mb or max_episodes_per_worker renews workers.",
+    "fds": "Close what an episode opens when it ends.",
+    "threads": "Join what an episode starts when it ends.",
+    "children": "End and wait for the processes that an episode starts.",
+}
+
+
+def leak_of(values: Sequence[float | None], noticed: float) -> float | None:
+    """Return by how much values have grown in the second half of the time, if it goes on so.
+
+    What fills up (caches, pools of an allocator) grows less and less; a leak does not.
+
+    Args:
+        values: equally spaced in episodes.
+        noticed: the least growth that counts.
+    """
+    known = [value for value in values if value is not None]
+    if len(known) < _FEWEST_SAMPLES or len(known) < len(values):
+        return None
+    late = known[len(known) // 4 :]
+    third = len(late) // 3
+    first, middle, last = (
+        statistics.median(part) for part in (late[:third], late[third:-third], late[-third:])
+    )
+    early_growth, late_growth = middle - first, last - middle
+    if early_growth <= 0 or late_growth < 0.5 * early_growth or last - first < noticed:
+        return None
+    return float(last - first)
+
+
+def of_rebuilding(found: Sequence[Holdings]) -> list[Finding]:
+    """Judge what envs leave behind that were closed, one after the other in one process."""
+    if len(found) < 3:
+        return []
+    findings = []
+    for name in ("fds", "threads", "children"):
+        values = [getattr(one, name) for one in found[1:]]
+        if None in values:
+            continue
+        rises = [b - a for a, b in itertools.pairwise(values)]
+        if all(rise > 0 for rise in rises):
+            left = f"{_WHAT[name]} behind: {statistics.mean(rises):g}"
+            text = f"each env that is closed leaves {left}"
+            advice = "Have close give back what the env took; workers that renew envs fill up."
+            findings.append(Finding("closing", Level.WARNING, text, advice))
+    if not findings:
+        text = f"{len(found)} envs were built and closed in one process, and left nothing"
+        findings.append(Finding("closing", Level.OK, text))
+    return findings
+
+
+def of_interrupt(found: Interrupted, close_timeout_s: float) -> Finding:
+    """Judge how a trainer ended after Ctrl-C."""
+    part = "Ctrl-C"
+    if found.problem:
+        return Finding(part, Level.PROBLEM, found.problem)
+    if found.left:
+        text = f"{found.left} processes of the env were left {found.took_s:.1f} s after Ctrl-C"
+        advice = "Have the env's processes stay in the worker's session, which is killed whole."
+        return Finding(part, Level.PROBLEM, text, advice)
+    figures = {"took_s": found.took_s}
+    if found.took_s >= close_timeout_s:
+        text = f"the trainer took {found.took_s:.1f} s to end: closing envs takes too long"
+        advice = f"Workers are killed after close_timeout ({close_timeout_s:g} s): close faster."
+        return Finding(part, Level.WARNING, text, advice, figures)
+    text = f"a trainer with two envs ended after {found.took_s:.1f} s and left nothing"
+    return Finding(part, Level.OK, text, figures=figures)
+
+
+def of_rendering(found: Description, outcome: Outcome | None, mode: str | None) -> Finding:
+    """Judge whether frames can be had.
+
+    Args:
+        found: the env as it is configured.
+        outcome: of rendering in `mode`; None if there is no mode to try.
+        mode: the mode that was tried.
+    """
+    part = "render"
+    if outcome is None:
+        text = "it has no render modes" if not found.render_modes else "it has no rgb_array mode"
+        return Finding(part, Level.NOTE, text)
+    if outcome.failure is not None:
+        level = Level.NOTE if found.render_mode is None else Level.WARNING
+        text = failed(part, outcome, f"render_mode {mode}").text
+        return Finding(part, level, text, "Frames and videos cannot be had of it.")
+    kind, took_s = outcome.value
+    text = f"render_mode {mode}: {kind} in {_time(took_s)}"
+    if found.render_mode is None:
+        advice = f"It is built without a mode: env.kwargs: {{render_mode: {mode}}} to have frames."
+        return Finding(part, Level.OK, text, advice)
+    return Finding(part, Level.OK, text)
+
+
+def _difference(before: Holdings, after: Holdings) -> dict[str, int]:
+    pairs = zip(Holdings._fields, before, after, strict=True)
+    return {name: b - a for name, a, b in pairs if a is not None and b is not None}
+
+
+def _rate(name: str, rate: float) -> str:
+    if name != "rss_bytes":
+        return f"{rate:.3g}"
+    if not rate > 0 or math.isinf(rate):
+        return f"{rate:.3g} bytes"
+    return f"{rate / 1e3:,.3g} kB (1 GB after {1e9 / rate:,.0f} episodes)"
+
+
+def _time(seconds: float) -> str:
+    seconds = float(f"{seconds:.3g}")  # so that 0.99996 ms are 1 ms, and not 1e+03 us
+    for unit, scale in (("s", 1.0), ("ms", 1e-3)):
+        if seconds >= scale:
+            return f"{seconds / scale:.3g} {unit}"
+    return f"{seconds * 1e6:.3g} us"

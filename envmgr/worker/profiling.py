@@ -1,0 +1,134 @@
+"""What one env is like: how long its steps and resets take, each of them, and how much they wait.
+
+This module imports nothing of managers, torch or treetensor.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from envmgr.env import adapt
+from envmgr.env.steps import step_env
+from envmgr.types import is_abnormal
+from envmgr.worker.trial import Trial, queued_s_of_this_thread, run_trial
+
+MOST_KEPT = 4096
+"""How many durations are kept, the first ones."""
+
+
+class Profile(NamedTuple):
+    """What was measured of an env.
+
+    Attributes:
+        trial: sums and counts.
+        steps_s: durations of steps, the first `MOST_KEPT` of them.
+        resets_s: likewise of resets.
+        own_share: the part of the time in which this process was not kept waiting for a core.
+    """
+
+    trial: Trial
+    steps_s: tuple[float, ...]
+    resets_s: tuple[float, ...]
+    own_share: float = 1.0
+
+    @property
+    def step_s(self) -> float:
+        """Seconds of a step, on a core of its own."""
+        return self.trial.step_s * self.own_share
+
+    @property
+    def wait_share(self) -> float:
+        """The part of a step in which the process had nothing to do; 0 to 1."""
+        own_s = self.trial.steps_s * self.own_share
+        return min(1.0, self.trial.steps_wait_s / max(own_s, 1e-12))
+
+    @property
+    def episode_steps(self) -> float | None:
+        """Steps of an episode; None if none ended."""
+        trial = self.trial
+        return trial.n_steps / trial.n_episodes if trial.n_episodes else None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the figures as plain values, times in seconds."""
+        steps, trial = np.array(self.steps_s), self.trial
+        return {
+            "n_steps": trial.n_steps,
+            "n_episodes": trial.n_episodes,
+            "step_mean_s": self.step_s,
+            "step_std_s": float(steps.std()),
+            "step_p50_s": float(np.percentile(steps, 50)),
+            "step_p99_s": float(np.percentile(steps, 99)),
+            "step_max_s": float(steps.max()),
+            "step_wait_share": self.wait_share,
+            "reset_mean_s": trial.reset_s * self.own_share,
+            "reset_max_s": max(self.resets_s),
+            "episode_steps": self.episode_steps,
+        }
+
+
+def profile_env(env: Any, params: Mapping[str, Any] | None, seconds: float) -> Profile:
+    """Take random steps in an env, and reset it where an episode ends.
+
+    Args:
+        env: as `adapt.as_base_env` returns it; it is reset here first.
+        params: of its resets.
+        seconds: when to stop; at least one step and one reset are measured.
+
+    Raises:
+        Exception: whatever the env raises.
+    """
+    _, action_space, _ = adapt.spaces_of(env)
+
+    def take(action: Any) -> bool:
+        timestep = step_env(env, action)
+        return timestep.done or (bool(timestep.info) and is_abnormal(timestep.info))
+
+    def reset() -> None:
+        adapt.reset_env(env, params)
+
+    reset()
+    return run_profile(take, reset, action_space.sample, seconds)
+
+
+def run_profile(
+    take: Callable[[Any], bool],
+    reset: Callable[[], None],
+    sample: Callable[[], Any],
+    seconds: float,
+    *,
+    now_s: Callable[[], float] = time.perf_counter,
+    queued_s: Callable[[], float] = queued_s_of_this_thread,
+    **clocks: Any,
+) -> Profile:
+    """Measure steps and resets; the arguments are those of `run_trial`."""
+    steps_s: list[float] = []
+    resets_s: list[float] = []
+
+    def timed_take(action: Any) -> bool:
+        began = now_s()
+        done = take(action)
+        if len(steps_s) <= MOST_KEPT:
+            steps_s.append(now_s() - began)
+        return done
+
+    def timed_reset() -> None:
+        began = now_s()
+        reset()
+        resets_s.append(now_s() - began)
+
+    began, queued_before_s = now_s(), queued_s()
+    trial = run_trial(
+        timed_take, timed_reset, sample, seconds, now_s=now_s, queued_s=queued_s, **clocks
+    )
+    queued_share = (queued_s() - queued_before_s) / max(now_s() - began, 1e-12)
+    # The first step is unlike the others: it is not in the sums either, nor is its reset.
+    return Profile(
+        trial,
+        tuple(steps_s[1:]),
+        tuple(resets_s[-trial.n_resets :][:MOST_KEPT]),
+        min(1.0, max(0.05, 1.0 - queued_share)),
+    )

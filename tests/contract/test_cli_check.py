@@ -1,0 +1,103 @@
+"""`envmgr check` in this process, on envs in workers: what it finds, prints and returns."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from envmgr.cli import main
+
+ENVS = '''
+import os
+
+import gymnasium
+import numpy as np
+
+
+class Sound(gymnasium.Env):
+    observation_space = gymnasium.spaces.Box(-1, 1, (2,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+    metadata = {"render_modes": ["rgb_array"]}
+
+    def __init__(self, render_mode=None):
+        self.render_mode = render_mode
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.n = 0
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action):
+        self.n += 1
+        return self.np_random.random(2).astype(np.float32), 1.0, self.n == 5, False, {}
+
+    def render(self):
+        return np.zeros((4, 4, 3), np.uint8)
+
+
+class Dies(Sound):
+    """Ends its process in its second episode; and has a file of each."""
+
+    files = []
+
+    def reset(self, **params):
+        self.files.append(open(os.devnull))
+        if len(self.files) == 3:
+            os._exit(7)
+        return super().reset(**params)
+'''
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.path", [*sys.path])
+    (tmp_path / "check_users_envs.py").write_text(ENVS)
+    config = "env: {entry: check_users_envs:Sound}\nmanager: {type: subprocess, env_num: 2}\n"
+    (tmp_path / "c.yaml").write_text(config)
+    yield tmp_path
+    sys.modules.pop("check_users_envs", None)
+
+
+def test_a_sound_env_passes(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    args = ["check", "c.yaml", "--episodes", "40", "--methods", "fork", "--json", "found.json"]
+    assert main(args) == 0
+    out = capsys.readouterr().out
+    assert "verdict: " in out
+    found = json.loads((folder / "found.json").read_text())
+    assert found["passes"]
+    levels = {one["part"]: one["level"] for one in found["findings"]}
+    parts = ["construction", "contract", "determinism", "start methods", "reset options", "times"]
+    assert set(levels) == {*parts, "dtypes", "leaks", "closing", "render", "Ctrl-C"}
+    assert levels.pop("Ctrl-C") in ("ok", "warning")  # the latter where it is slow to end
+    assert set(levels.values()) == {"ok"}
+
+
+def test_a_crash_is_a_finding(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    dies = ["--set", "env.entry=check_users_envs:Dies", "--methods", "", "--json", "-"]
+    assert main(["check", "c.yaml", *dies]) == 1
+    found = json.loads(capsys.readouterr().out)
+    assert not found["passes"]
+    assert "its process died: exit code 7" in json.dumps(found["findings"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["nothing.yaml"], "does not exist"),
+        (["c.yaml", "--set", "env.entry=check_users_envs:Other"], "Other"),
+        (["c.yaml", "--set", "env.entry=null"], "does not say which env"),
+        (["c.yaml", "--methods", "vfork"], "'vfork'"),
+        (["c.yaml", "--json", "no/such/folder"], "cannot be written"),
+        (["c.yaml", "--set", "manager.type=env_pool"], "makes its envs itself"),
+    ],
+)
+def test_bad_input_is_refused_before_anything_runs(
+    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["check", *arguments]) == 2
+    assert said in capsys.readouterr().err

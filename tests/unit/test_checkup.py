@@ -1,0 +1,198 @@
+"""What `envmgr check` thinks of what it has found, without any process."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+import envmgr
+from envmgr.errors import EnvCrash, EnvRaised, EnvTimeout
+from envmgr.testing.checkup import Finding, Level, verdict_of, verdicts
+from envmgr.testing.checkup.interrupting import Interrupted
+from envmgr.testing.checkup.laboratory import Outcome, own_frames
+from envmgr.testing.checkup.probes import Description, Endured, Trajectory
+from envmgr.testing.checkup.processes import Holdings
+from envmgr.worker.profiling import run_profile
+
+HAS = Holdings(10_000_000, 8, 1, 0)
+
+
+def levels(findings: Sequence[Finding]) -> list[Level]:
+    return [finding.level for finding in findings]
+
+
+def description(**changes: Any) -> Description:
+    plain = Description("E", ("Box", "Discrete"), True, (), "", 0.01, HAS, HAS, (), None, ())
+    return plain._replace(**changes)
+
+
+@pytest.mark.parametrize(
+    ("values", "leaks"),
+    [
+        ([10.0] * 40, False),
+        ([float(n) for n in range(40)], True),
+        ([min(n, 12.0) for n in range(40)], False),  # a cache that is full
+        ([40.0 * (1 - 0.8**n) for n in range(40)], False),  # one that is nearly so
+        ([10.0 + n % 2 for n in range(40)], False),
+        ([0.01 * n for n in range(40)], False),  # less than what counts
+        ([float(n) for n in range(5)], False),  # too few
+        ([None] * 40, False),
+    ],
+)
+def test_a_leak_goes_on_and_a_cache_does_not(values: list[float | None], leaks: bool) -> None:
+    assert (verdicts.leak_of(values, 2.0) is not None) == leaks
+
+
+def test_each_thing_that_leaks_is_named_with_its_rate() -> None:
+    samples = [(25 * k, HAS._replace(fds=8 + 25 * k)) for k in range(41)]
+    (finding,) = verdicts.of_endurance(Endured(9000, 0, tuple(samples)), 1000)
+    assert finding.level is Level.PROBLEM
+    assert "open files" in finding.text
+    assert finding.figures["per_episode"] == pytest.approx(1.0, rel=0.2)
+    clean = [(25 * k, HAS) for k in range(41)]
+    assert levels(verdicts.of_endurance(Endured(9000, 0, tuple(clean)), 1000)) == [Level.OK]
+    (cut,) = verdicts.of_endurance(Endured(10, 2, tuple(clean[:3])), 1000)
+    assert cut.level is Level.NOTE
+    assert "of 1,000 asked for" in cut.text
+    assert "cut short" in cut.text
+
+
+def test_envs_that_are_closed_leave_nothing() -> None:
+    kept = [HAS._replace(fds=8 + k) for k in range(6)]
+    assert levels(verdicts.of_rebuilding(kept)) == [Level.WARNING]
+    assert levels(verdicts.of_rebuilding([HAS] * 6)) == [Level.OK]
+    assert verdicts.of_rebuilding([HAS] * 2) == []
+
+
+def run(*values: int, again: tuple[int, ...] | None = None, seeded: bool = True) -> Outcome:
+    return Outcome(Trajectory(seeded, values, values if again is None else again))
+
+
+def test_trajectories_are_compared_with_the_first() -> None:
+    same = {"in a worker": run(1, 2, 3), "with spawn": run(1, 2, 3)}
+    assert levels(verdicts.of_trajectories(same)) == [Level.OK]
+    (finding,) = verdicts.of_trajectories({**same, "with fork": run(1, 9, 3)})
+    assert finding.level is Level.PROBLEM
+    assert "with fork than in a worker, from value 1 on" in finding.text
+    (finding,) = verdicts.of_trajectories({"in a worker": run(1, 2, again=(1, 3))})
+    assert finding.level is Level.WARNING
+    (finding,) = verdicts.of_trajectories({"in a worker": run(1, again=(2,), seeded=False)})
+    assert "takes no seeds" in finding.text
+    (finding,) = verdicts.of_trajectories({"in a worker": run(1, 2), "with fork": run(1)})
+    assert "from value 1 on" in finding.text
+    crashed = Outcome(failure=EnvCrash("host died: killed by SIGSEGV", env_id=0, during="call"))
+    found = verdicts.of_trajectories({"in a worker": crashed, "with fork": run(1)})
+    assert levels(found) == [Level.PROBLEM]
+    assert "its process died: killed by SIGSEGV" in found[0].text
+
+
+def test_failures_say_where_in_the_code_of_the_env_they_happened() -> None:
+    stack = (
+        "Current thread 0x1 (most recent call first):\n"
+        '  File "/home/me/sim.py", line 7 in step\n'
+        f'  File "{envmgr.__path__[0]}/env/steps.py", line 31 in step_env\n'
+    )
+    hung = EnvTimeout("x", env_id=0, during="call", limit_s=4.0, stacks=stack)
+    finding = verdicts.failed("leaks", Outcome(failure=hung), "running episodes")
+    assert "it hangs: nothing came within 4 s" in finding.text
+    assert "/home/me/sim.py" in finding.text
+    assert "steps.py" not in finding.text
+    assert own_frames("words\n") == "words"
+    raised = EnvRaised("x", env_id=0, during="call", type_name="ValueError", remote_message="no\n1")
+    assert Outcome(failure=raised).text == "it raised ValueError: no 1"
+    assert not Outcome(failure=raised).is_broken
+
+
+def test_what_an_env_is_may_be_worth_a_warning() -> None:
+    assert levels(verdicts.of_description(description())) == [Level.OK, Level.OK]
+    odd = description(
+        handlers=("SIGINT",),
+        casts=("observation is float64, its space float32",),
+        unpicklable="TypeError: a lock",
+        after=HAS._replace(children=2),
+    )
+    found = {finding.part: finding.level for finding in verdicts.of_description(odd)}
+    assert found == {
+        "construction": Level.OK,
+        "signals": Level.WARNING,
+        "processes": Level.NOTE,
+        "dtypes": Level.NOTE,
+        "pickling": Level.PROBLEM,
+    }
+
+
+def test_the_contract_is_kept_or_not() -> None:
+    assert levels(verdicts.of_contract([])) == [Level.OK]
+    broken = [("observation", "value has shape (3,)"), ("spaces", "they have no fixed layout")]
+    assert levels(verdicts.of_contract(broken)) == [Level.PROBLEM, Level.WARNING]
+
+
+def test_resets_frames_and_start_methods() -> None:
+    failure = Outcome(failure=EnvRaised("x", env_id=0, during="call", type_name="TypeError"))
+    assert verdicts.of_reset_options(Outcome(), Outcome()).level is Level.OK
+    assert verdicts.of_reset_options(Outcome(), failure).level is Level.NOTE
+    assert verdicts.of_reset_options(failure, Outcome()).level is Level.PROBLEM
+    frame = Outcome(("an array (4, 4, 3) of uint8", 0.01))
+    modes = description(render_modes=("rgb_array",))
+    assert verdicts.of_rendering(description(), None, None).level is Level.NOTE
+    assert "render_mode: rgb_array" in verdicts.of_rendering(modes, frame, "rgb_array").advice
+    assert verdicts.of_rendering(modes, failure, "rgb_array").level is Level.NOTE
+    configured = modes._replace(render_mode="rgb_array")
+    assert verdicts.of_rendering(configured, failure, "rgb_array").level is Level.WARNING
+    assert verdicts.of_methods({}).level is Level.OK
+    assert "spawn: no main" in verdicts.of_methods({"spawn": "no\nmain"}).text
+
+
+def test_the_end_at_ctrl_c() -> None:
+    assert verdicts.of_interrupt(Interrupted(took_s=0.2), 5.0).level is Level.OK
+    assert verdicts.of_interrupt(Interrupted(took_s=5.2), 5.0).level is Level.WARNING
+    assert verdicts.of_interrupt(Interrupted(left=1), 5.0).level is Level.PROBLEM
+    assert verdicts.of_interrupt(Interrupted(problem="it hangs"), 5.0).level is Level.PROBLEM
+
+
+def test_times_come_with_advice() -> None:
+    def profiled(step_s: float, reset_s: float) -> dict[str, Any]:
+        clock = itertools.count()
+        now = [0.0]
+
+        def take(action: int) -> bool:
+            now[0] += step_s
+            return next(clock) % 10 == 9
+
+        def reset() -> None:
+            now[0] += reset_s
+
+        return run_profile(
+            take,
+            reset,
+            lambda: 0,
+            100 * step_s + 5 * reset_s,
+            now_s=lambda: now[0],
+            cpu_s=lambda: now[0],
+            queued_s=lambda: 0.0,
+        ).as_dict()
+
+    cheap, slow = profiled(1e-5, 1e-5), profiled(2e-3, 0.2)
+    assert cheap["step_mean_s"] == pytest.approx(1e-5)
+    assert cheap["step_std_s"] == pytest.approx(0.0, abs=1e-9)
+    assert cheap["step_wait_share"] == pytest.approx(0.0)
+    assert slow["episode_steps"] == pytest.approx(10, rel=0.2)
+    assert slow["reset_mean_s"] == pytest.approx(0.2)
+    assert "num_workers: auto" in verdicts.of_pace(cheap)[0].advice
+    assert verdicts.of_pace(slow)[0].text.startswith("a step takes 2 ms (median 2 ms")
+    assert "spare_env_num" in verdicts.of_pace(slow)[0].advice
+    uneven = {**slow, "step_p99_s": 0.5, "reset_mean_s": 0.0}
+    assert "async_subprocess" in verdicts.of_pace(uneven)[0].advice
+
+
+def test_the_verdict_is_that_of_the_worst() -> None:
+    def found(*levels: Level) -> str:
+        return verdict_of([Finding("part", level, "text") for level in levels])
+
+    assert found(Level.OK, Level.NOTE).startswith("ready")
+    assert found(Level.OK, Level.WARNING) == "it runs, with 1 warning"
+    assert found(Level.PROBLEM, Level.WARNING) == "not ready: 1 problem, 1 warning"
+    assert found() == found(Level.OK)
