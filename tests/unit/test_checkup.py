@@ -10,7 +10,7 @@ import pytest
 
 import envmgr
 from envmgr.errors import EnvCrash, EnvRaised, EnvTimeout
-from envmgr.testing.checkup import Finding, Level, verdict_of, verdicts
+from envmgr.testing.checkup import Finding, Level, leaks, verdict_of, verdicts
 from envmgr.testing.checkup.interrupting import Interrupted
 from envmgr.testing.checkup.laboratory import Outcome, own_frames
 from envmgr.testing.checkup.probes import Description, Endured, Trajectory
@@ -30,7 +30,7 @@ def description(**changes: Any) -> Description:
 
 
 @pytest.mark.parametrize(
-    ("values", "leaks"),
+    ("values", "goes_on"),
     [
         ([10.0] * 40, False),
         ([float(n) for n in range(40)], True),
@@ -42,19 +42,19 @@ def description(**changes: Any) -> Description:
         ([None] * 40, False),
     ],
 )
-def test_a_leak_goes_on_and_a_cache_does_not(values: list[float | None], leaks: bool) -> None:
-    assert (verdicts.leak_of(values, 2.0) is not None) == leaks
+def test_a_leak_goes_on_and_a_cache_does_not(values: list[float | None], goes_on: bool) -> None:
+    assert (leaks.leak_of(values, 2.0) is not None) == goes_on
 
 
 def test_each_thing_that_leaks_is_named_with_its_rate() -> None:
     samples = [(25 * k, HAS._replace(fds=8 + 25 * k)) for k in range(41)]
-    (finding,) = verdicts.of_endurance(Endured(9000, 0, tuple(samples)), 1000)
+    (finding,) = leaks.of_endurance(Endured(9000, 0, tuple(samples)), 1000)
     assert finding.level is Level.PROBLEM
     assert "open files" in finding.text
     assert finding.figures["per_episode"] == pytest.approx(1.0, rel=0.2)
     clean = [(25 * k, HAS) for k in range(41)]
-    assert levels(verdicts.of_endurance(Endured(9000, 0, tuple(clean)), 1000)) == [Level.OK]
-    (cut,) = verdicts.of_endurance(Endured(10, 2, tuple(clean[:3])), 1000)
+    assert levels(leaks.of_endurance(Endured(9000, 0, tuple(clean)), 1000)) == [Level.OK]
+    (cut,) = leaks.of_endurance(Endured(10, 2, tuple(clean[:3])), 1000)
     assert cut.level is Level.NOTE
     assert "of 1,000 asked for" in cut.text
     assert "cut short" in cut.text
@@ -62,9 +62,9 @@ def test_each_thing_that_leaks_is_named_with_its_rate() -> None:
 
 def test_envs_that_are_closed_leave_nothing() -> None:
     kept = [HAS._replace(fds=8 + k) for k in range(6)]
-    assert levels(verdicts.of_rebuilding(kept)) == [Level.WARNING]
-    assert levels(verdicts.of_rebuilding([HAS] * 6)) == [Level.OK]
-    assert verdicts.of_rebuilding([HAS] * 2) == []
+    assert levels(leaks.of_rebuilding(kept)) == [Level.WARNING]
+    assert levels(leaks.of_rebuilding([HAS] * 6)) == [Level.OK]
+    assert leaks.of_rebuilding([HAS] * 2) == []
 
 
 def run(*values: int, again: tuple[int, ...] | None = None, seeded: bool = True) -> Outcome:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from envmgr.errors import EnvManagerError
-from envmgr.testing.checkup import probes, verdicts
+from envmgr.testing.checkup import leaks, probes, verdicts
 from envmgr.testing.checkup.findings import Finding, Level
 from envmgr.testing.checkup.interrupting import interrupt
 from envmgr.testing.checkup.laboratory import Laboratory, Outcome
@@ -173,15 +173,13 @@ class _Check:
         episodes, limit_s = self._options.episodes, self._options.limit_s / 2
 
         def judge(found: probes.Endured) -> list[Finding]:
-            return verdicts.of_endurance(found, episodes)
+            return leaks.of_endurance(found, episodes)
 
         return self._judged("leaks", "running episodes", judge, probes.endure, episodes, limit_s)
 
     def _closing(self) -> list[Finding]:
         doing, limit_s = "building and closing envs", self._options.limit_s / 2
-        return self._judged(
-            "closing", doing, verdicts.of_rebuilding, probes.rebuild, REBUILT, limit_s
-        )
+        return self._judged("closing", doing, leaks.of_rebuilding, probes.rebuild, REBUILT, limit_s)
 
     def _rendering(self) -> list[Finding]:
         described: probes.Description = self._described.value

@@ -12,14 +12,13 @@ import gymnasium
 import numpy as np
 from typing_extensions import Self
 
-import envmgr
 from envmgr.errors import EnvCrash, EnvFailure, EnvManagerError, EnvRaised, EnvTimeout
 from envmgr.manager import EnvManager
 from envmgr.registry import create_env_manager
 
 _MANY = 1_000_000
 _MOST_LINES = 30
-_PACKAGE = str(Path(envmgr.__file__).parent)
+_PACKAGE = str(Path(__file__).parents[2])
 _OF_FAULTHANDLER = ("Extension modules:", "Traceback (most")
 
 

@@ -1,0 +1,116 @@
+"""What has come to stay in a process, and whether that goes on. Pure: figures in, findings out."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import statistics
+from collections.abc import Sequence
+
+from envmgr.testing.checkup.findings import Finding, Level
+from envmgr.testing.checkup.probes import Endured
+from envmgr.testing.checkup.processes import Holdings
+
+_NOTICED = {"rss_bytes": 2e6, "fds": 3, "threads": 3, "children": 3}
+"""How much must have come to stay, over the time looked at, to be called a leak."""
+
+_WHAT = {
+    "rss_bytes": "memory",
+    "fds": "open files",
+    "threads": "threads",
+    "children": "child processes",
+}
+_FEWEST_SAMPLES = 9
+
+
+def of_endurance(found: Endured, asked: int) -> list[Finding]:
+    """Judge what came to stay in a process over many episodes."""
+    episodes = found.samples[-1][0]
+    findings = []
+    for name in _NOTICED:
+        values = [getattr(one, name) for _, one in found.samples]
+        grown = leak_of(values, _NOTICED[name])
+        if grown is None:
+            continue
+        rate = grown / max(1.0, episodes / 2)
+        findings.append(
+            Finding(
+                "leaks",
+                Level.PROBLEM if name != "rss_bytes" else Level.WARNING,
+                f"with every episode {_WHAT[name]} grow by {_rate(name, rate)}",
+                _LEAK_ADVICE[name],
+                figures={"name": name, "per_episode": rate},
+            )
+        )
+    about = f"{episodes:,} episodes, {found.n_steps:,} steps"
+    if episodes < asked:
+        about += f" (of {asked:,} asked for; the time was over)"
+    if found.cut:
+        about += f"; {found.cut:,} episodes were cut short"
+    if len(found.samples) < _FEWEST_SAMPLES:
+        text = f"{about}: too few to tell a leak"
+        return [*findings, Finding("leaks", Level.NOTE, text, "Give more --seconds.")]
+    if not findings:
+        text = f"{about}: memory, files, threads and processes stay as they are"
+        findings.append(Finding("leaks", Level.OK, text))
+    return findings
+
+
+_LEAK_ADVICE = {
+    "rss_bytes": "Until it is mended: max_worker_rss_mb or max_episodes_per_worker renews workers.",
+    "fds": "Close what an episode opens when it ends.",
+    "threads": "Join what an episode starts when it ends.",
+    "children": "End and wait for the processes that an episode starts.",
+}
+
+
+def leak_of(values: Sequence[float | None], noticed: float) -> float | None:
+    """Return by how much values have grown in the second half of the time, if it goes on so.
+
+    What fills up (caches, pools of an allocator) grows less and less; a leak does not.
+
+    Args:
+        values: equally spaced in episodes.
+        noticed: the least growth that counts.
+    """
+    known = [value for value in values if value is not None]
+    if len(known) < _FEWEST_SAMPLES or len(known) < len(values):
+        return None
+    late = known[len(known) // 4 :]
+    third = len(late) // 3
+    first, middle, last = (
+        statistics.median(part) for part in (late[:third], late[third:-third], late[-third:])
+    )
+    early_growth, late_growth = middle - first, last - middle
+    if early_growth <= 0 or late_growth < 0.5 * early_growth or last - first < noticed:
+        return None
+    return float(last - first)
+
+
+def of_rebuilding(found: Sequence[Holdings]) -> list[Finding]:
+    """Judge what envs leave behind that were closed, one after the other in one process."""
+    if len(found) < 3:
+        return []
+    findings = []
+    for name in ("fds", "threads", "children"):
+        values = [getattr(one, name) for one in found[1:]]
+        if None in values:
+            continue
+        rises = [b - a for a, b in itertools.pairwise(values)]
+        if all(rise > 0 for rise in rises):
+            left = f"{_WHAT[name]} behind: {statistics.mean(rises):g}"
+            text = f"each env that is closed leaves {left}"
+            advice = "Have close give back what the env took; workers that renew envs fill up."
+            findings.append(Finding("closing", Level.WARNING, text, advice))
+    if not findings:
+        text = f"{len(found)} envs were built and closed in one process, and left nothing"
+        findings.append(Finding("closing", Level.OK, text))
+    return findings
+
+
+def _rate(name: str, rate: float) -> str:
+    if name != "rss_bytes":
+        return f"{rate:.3g}"
+    if not rate > 0 or math.isinf(rate):
+        return f"{rate:.3g} bytes"
+    return f"{rate / 1e3:,.3g} kB (1 GB after {1e9 / rate:,.0f} episodes)"
