@@ -23,12 +23,12 @@ class Trial(NamedTuple):
 
     Attributes:
         n_steps: steps; the very first one, which may be unlike all others, is not among them.
-        steps_s: seconds that they took together.
+        steps_s: seconds that they took together, but for those that it waited for a core.
         steps_wait_s: those of them in which the process had nothing to do: it slept, or waited for
-            a device or for another process. Waiting for a core is not among them.
+            a device or for another process.
         n_episodes: episodes that these steps ended.
         n_resets: resets; the first one is not among them.
-        resets_s: seconds that these took together.
+        resets_s: seconds that these took together, likewise.
     """
 
     n_steps: int
@@ -129,9 +129,10 @@ def run_trial(
             with resets:
                 reset()
             n_resets += 1
-    queued_share = (queued_s() - queued_before_s) / max(now_s() - begin, 1e-9)
-    wait_s = steps.wall_s * (1.0 - queued_share) - steps.cpu_s
-    return Trial(n_steps, steps.wall_s, max(wait_s, 0.0), n_episodes, n_resets, resets.wall_s)
+    own_share = 1.0 - min((queued_s() - queued_before_s) / max(now_s() - begin, 1e-9), 1.0)
+    steps_s, resets_s = steps.wall_s * own_share, resets.wall_s * own_share
+    wait_s = max(steps_s - steps.cpu_s, 0.0)
+    return Trial(n_steps, steps_s, wait_s, n_episodes, n_resets, resets_s)
 
 
 def queued_s_of_this_thread() -> float:
