@@ -23,7 +23,9 @@ class ObservationReader:
     """
 
     def __init__(self, space: Any) -> None:
-        self._layout = codec_of(space).layout
+        self._structure = codec_of(space).structure
+        # Of what goes to shared memory: all of it, or a part.
+        self._layout = self._structure if self._structure.is_fixed else self._structure.fixed
         self._places = COPIED
         self._latest_step = self._latest_reset = -1
         self._found_at: list[tuple[Array, bool]] | None = None
@@ -32,7 +34,7 @@ class ObservationReader:
 
     @property
     def layout(self) -> Layout | None:
-        """The fixed layout, if there is one."""
+        """The layout of what goes to shared memory: all of it, or a part; None if nothing does."""
         return self._layout
 
     def attach(
@@ -66,13 +68,22 @@ class ObservationReader:
         Raises:
             ValueMismatchError: the reference is not one that a writer makes.
         """
-        layout = self._layout
+        structure, layout = self._structure, self._layout
         if layout is None:
             return reference
+        if structure.is_fixed:
+            return structure.unflatten(self._leaves(layout, reference))
+        free = reference[1] if type(reference) is tuple and len(reference) == 2 else None
+        if type(free) is not list or len(free) + len(layout.leaves) != len(structure.leaves):
+            raise ValueMismatchError(f"{type(reference).__name__} is not a place with objects")
+        return structure.join(self._leaves(layout, reference[0]), free)
+
+    def _leaves(self, layout: Layout, reference: Any) -> list[Any]:
+        """Return the leaves that are arrays."""
         if self._found_at is None:
             if not isinstance(reference, list) or len(reference) != len(layout.leaves):
                 raise ValueMismatchError(f"{type(reference).__name__} is not a list of leaves")
-            return layout.unflatten(list(map(_own, layout.leaves, reference)))
+            return list(map(_own, layout.leaves, reference))
         if type(reference) is not int or not 0 <= reference < self._places.count:
             shown = reference if type(reference) is int else f"a {type(reference).__name__}"
             raise ValueMismatchError(f"{shown} is not a place of 0..{self._places.count - 1}")
@@ -85,7 +96,7 @@ class ObservationReader:
             found = [view.copy() for view in found]
         elif self._guard is not None:
             found = list(map(self._guard, found))
-        return layout.unflatten(found)
+        return found
 
     def note(self, place: int) -> None:
         """Remember that the newest observation of its kind is in `place`."""

@@ -100,7 +100,7 @@ class Orientation:
 
     def _block_plan(self, described: Sequence[EnvDescription]) -> BlockPlan | None:
         """Return the plan of the block; None if the envs differ, or their data has no layout."""
-        layouts = [reader.layout for reader in self._readers]
+        layouts = [codec_of(d.observation_space).layout for d in described]
         actions = codec_of(described[0].action_space).layout
         possible = (
             self._hosts.transport.has_block

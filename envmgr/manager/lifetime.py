@@ -118,7 +118,7 @@ class ManagerLifetime(EngineOwner):
         self._description = ours[0]
         self._env_spaces = [(d.observation_space, d.action_space) for d in ours[: self.env_num]]
         codecs = [codec_of(d.observation_space) for d in ours]
-        alike = all(codec.layout == codecs[0].layout for codec in codecs)
+        alike = all(codec.structure == codecs[0].structure for codec in codecs)
         self._codec = codecs[0] if alike else codec_of(None)
         action_spaces = [d.action_space for d in ours]
         if all(same_space(space, action_spaces[0]) for space in action_spaces):

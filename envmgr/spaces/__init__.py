@@ -30,6 +30,7 @@ from envmgr.spaces.values import (
     ValueMismatchError,
     check_finite,
     finite_test,
+    has_floats,
     path_text,
 )
 
@@ -48,6 +49,7 @@ __all__ = [
     "codec_of",
     "concatenated",
     "finite_test",
+    "has_floats",
     "has_samples",
     "indexed",
     "path_text",

@@ -12,9 +12,9 @@ from gymnasium import spaces
 
 from envmgr.spaces.columns import ActionColumns, Bounds
 from envmgr.spaces.interrupts import pass_interrupt_on
-from envmgr.spaces.layouts import Layout, Leaf
+from envmgr.spaces.layouts import Layout, Leaf, objects
 from envmgr.spaces.reading import error_text, short_text
-from envmgr.spaces.values import Array, Path, ValueMismatchError, structure_text
+from envmgr.spaces.values import Array, Path, ValueMismatchError, path_text, structure_text
 
 ActionCheck = Callable[[Any], str | None]
 """Returns why an action is refused, or None."""
@@ -35,27 +35,37 @@ class Codec:
     @cached_property
     def layout(self) -> Layout | None:
         """The fixed layout of the values, which takes them apart; None if they have none."""
+        return self.structure if self.structure.is_fixed else None
+
+    @cached_property
+    def structure(self) -> Layout:
+        """What takes the values apart, into arrays and what has no fixed layout."""
         leaves: list[Leaf] = []
         skeleton = self.skeleton((), leaves)
-        return None if skeleton is None else Layout(tuple(leaves), skeleton)
+        return Layout(tuple(leaves), skeleton)
 
     def skeleton(self, path: Path, leaves: list[Leaf]) -> Any:
-        """Add the leaves of the layout to `leaves` and return its skeleton; None if it has none."""
-        return None
+        """Add the leaves of the structure to `leaves` and return its skeleton."""
+        leaves.append(Leaf(path, (), np.dtype(object), check=self.check_value))
+        return len(leaves) - 1
 
     def bounds(self) -> list[Bounds]:
         """Return the bounds of actions, for each leaf of the layout."""
         return []
 
-    def check_value(self, value: Any) -> None:
+    def check_value(self, value: Any, path: Path = ()) -> None:
         """Check a value that has no layout.
+
+        Args:
+            value: what the env returned, or a part of it.
+            path: where it sits in that.
 
         Raises:
             ValueMismatchError: it is not in the space.
         """
         reason = "is None" if value is None else self._doubt(value)
         if reason is not None:
-            raise ValueMismatchError(f"value {reason}")
+            raise ValueMismatchError(f"value{path_text(path)} {reason}")
 
     def refusal(self, action: Any) -> str | None:
         """Return what is wrong with the kind, shape or bounds of an action; None if nothing is."""
@@ -82,20 +92,16 @@ class Codec:
         return ActionColumns(self.layout, self.bounds() if checked else None)
 
     def stack(self, values: Sequence[Any]) -> Any:
-        """Return k values as one batch: arrays `(k, *shape)` per leaf, else an object array."""
-        if self.layout is not None:
-            return self.layout.stack(values)
-        batch = np.empty(len(values), dtype=object)
-        for i, value in enumerate(values):
-            batch[i] = value
-        return batch
+        """Return k values as one batch: arrays `(k, *shape)` per leaf.
+
+        What has no fixed layout becomes an array of objects (k,): a leaf, or the whole values if
+        all of their leaves are such.
+        """
+        return self.structure.stack(values) if self.structure.fixed else objects(values)
 
     def zeros(self, *lengths: int) -> Any:
-        """Return room for values: arrays `(*lengths, *shape)` per leaf, else one of objects."""
-        if self.layout is None:
-            return np.empty(lengths, dtype=object)
-        leaves = self.layout.leaves
-        return self.layout.unflatten([np.zeros((*lengths, *x.shape), x.dtype) for x in leaves])
+        """Return room for values, nested as `stack` does: zeros, and None for objects."""
+        return self.structure.zeros(*lengths) if self.structure.fixed else np.empty(lengths, object)
 
     def as_bytes(self, value: Any) -> bytes:
         """Return a value as bytes, cast as it is on its way: the same on both sides of a manager.
@@ -145,7 +151,7 @@ class _ArrayCodec(Codec):
 
     def skeleton(self, path: Path, leaves: list[Leaf]) -> Any:
         if self._dtype.hasobject:
-            return None
+            return super().skeleton(path, leaves)
         leaves.append(Leaf(path, self._shape, self._dtype, self.is_number))
         return len(leaves) - 1
 
@@ -169,11 +175,21 @@ class _ArrayCodec(Codec):
         return np.asarray(value, self._dtype).tobytes()
 
 
-class _BoxCodec(_ArrayCodec):
-    def __init__(self, space: spaces.Box, strict: bool) -> None:
-        super().__init__(space, strict, (space.low, space.high) if strict else None)
+class _AnyArrayCodec(_ArrayCodec):
+    """Of a space of an unknown class that says by its shape and dtype that its values are arrays.
+
+    It may have dtypes that Box cannot have: records, and texts.
+    """
+
+    def __init__(self, space: Any, strict: bool, bounds: Bounds = None) -> None:
+        super().__init__(space, strict, bounds)
         self._is_float = self._dtype.kind == "f"
-        self.kinds = "biuf" if self._is_float else "biu"
+        self.kinds = {"f": "biuf", "i": "biu", "u": "biu", "b": "biu"}.get(
+            self._dtype.kind, self._dtype.kind
+        )
+
+    def refusal(self, action: Any) -> str | None:
+        return super().refusal(action) or (self._doubt(action) if self._is_asked else None)
 
     def for_env(self, action: Any) -> Any:
         dtype = self._dtype
@@ -188,6 +204,12 @@ class _BoxCodec(_ArrayCodec):
             converted = array.astype(dtype)
             return converted if np.array_equal(converted, array) else action
         return action
+
+
+class _BoxCodec(_AnyArrayCodec):
+    def __init__(self, space: spaces.Box, strict: bool) -> None:
+        super().__init__(space, strict, (space.low, space.high) if strict else None)
+        self._is_asked = False  # its bounds say it all
 
 
 class _MultiDiscreteCodec(_ArrayCodec):
@@ -238,8 +260,10 @@ class _NestedCodec(Codec, ABC):
         self._parts = {key: codec_of(part, strict=strict) for key, part in parts.items()}
 
     def skeleton(self, path: Path, leaves: list[Leaf]) -> Any:
+        if not self._parts:
+            return super().skeleton(path, leaves)
         parts = {key: part.skeleton((*path, key), leaves) for key, part in self._parts.items()}
-        return None if None in parts.values() or not parts else self.put_together(parts)
+        return self.put_together(parts)
 
     def bounds(self) -> list[Bounds]:
         return [bounds for part in self._parts.values() for bounds in part.bounds()]
@@ -319,12 +343,21 @@ _CODECS: dict[type[Any], Callable[[Any, bool], Codec]] = {
 def codec_of(space: spaces.Space[Any] | None, *, strict: bool = False) -> Codec:
     """Return the codec of a space: that of its class, else of the nearest one it derives from.
 
+    Others know of their space whether its values are arrays, which its shape and dtype tell.
+
     Args:
         space: the space; None has any value.
         strict: see `Codec`.
     """
     found = (_CODECS[cls] for cls in type(space).__mro__ if cls in _CODECS)
-    return next(found, Codec)(space, strict)
+    return next(found, _AnyArrayCodec if _says_arrays(space) else Codec)(space, strict)
+
+
+def _says_arrays(space: Any) -> bool:
+    """Whether all values of a space are arrays of one shape and one dtype of fixed size."""
+    dtype = getattr(space, "dtype", None)
+    known = isinstance(space, spaces.Space) and space.shape is not None
+    return known and isinstance(dtype, np.dtype) and dtype.itemsize > 0
 
 
 def _action_array(action: Any) -> Array | None:

@@ -1,9 +1,10 @@
-"""Fixed layouts: taking values apart into arrays, and putting them together."""
+"""Layouts: taking values apart into arrays and objects, and putting them together."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -20,19 +21,27 @@ from envmgr.spaces.values import (
 
 @dataclass(frozen=True)
 class Leaf:
-    """One array of a structured value.
+    """One array of a structured value, or an object of any form.
 
     Attributes:
         path: where it sits in the value; empty if the value is this array.
         shape: its shape; `()` for Discrete.
         dtype: its dtype.
         is_number: its value is a numpy number, as Discrete's, and not an array of shape `()`.
+        check: raises ValueMismatchError unless it is given an object that is as it should be, and
+            its path; None for arrays.
     """
 
     path: Path
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
     is_number: bool = field(default=False, compare=False)
+    check: Callable[[Any, Path], None] | None = field(default=None, compare=False, repr=False)
+
+    @property
+    def is_free(self) -> bool:
+        """Whether its values are no arrays of this shape and dtype, but objects of any form."""
+        return self.check is not None
 
     @property
     def nbytes(self) -> int:
@@ -42,7 +51,7 @@ class Leaf:
 
 @dataclass(frozen=True)
 class Layout:
-    """The leaves of a fixed-layout space, and how to take values apart and put them together.
+    """The leaves of a space, and how to take values apart and put them together.
 
     Attributes:
         leaves: in the order of the space (dict keys as the space orders them).
@@ -52,10 +61,32 @@ class Layout:
     leaves: tuple[Leaf, ...]
     skeleton: Any = field(repr=False, hash=False)
 
+    @cached_property
+    def fixed(self) -> Layout | None:
+        """The leaves that are arrays, as a layout of a tuple of them; None if there are none."""
+        leaves = tuple(leaf for leaf in self.leaves if not leaf.is_free)
+        return Layout(leaves, tuple(range(len(leaves)))) if leaves else None
+
+    @property
+    def is_fixed(self) -> bool:
+        """Whether all leaves are arrays."""
+        return not any(leaf.is_free for leaf in self.leaves)
+
+    def split(self, leaves: Sequence[Any]) -> tuple[list[Array], list[Any]]:
+        """Return those of the values of the leaves that are arrays, and those that are not."""
+        pairs = list(zip(self.leaves, leaves, strict=True))
+        fixed = [value for leaf, value in pairs if not leaf.is_free]
+        return fixed, [value for leaf, value in pairs if leaf.is_free]
+
+    def join(self, fixed: Sequence[Any], free: Sequence[Any]) -> Any:
+        """Return the nested value whose leaves `split` has told apart."""
+        parts = {False: iter(fixed), True: iter(free)}
+        return self.unflatten([next(parts[leaf.is_free]) for leaf in self.leaves])
+
     def flatten(
         self, value: Any, *, strict_dtype: bool = False, on_cast: OnCast | None = None
     ) -> list[Array]:
-        """Check a value and return its leaves as arrays; may alias the value.
+        """Check a value and return its leaves, those not free as arrays; may alias the value.
 
         Args:
             value: what the env returned.
@@ -74,7 +105,8 @@ class Layout:
         self, skeleton: Any, value: Any, path: Path, found: list[Array], check: _LeafCheck
     ) -> None:
         if type(skeleton) is int:
-            found.append(check(self.leaves[skeleton], value))
+            leaf = self.leaves[skeleton]
+            found.append(check.of_object(leaf, value) if leaf.is_free else check(leaf, value))
         elif isinstance(skeleton, dict):
             if not isinstance(value, Mapping) or value.keys() != skeleton.keys():
                 raise ValueMismatchError(structure_text(path, value, f"a dict of {[*skeleton]}"))
@@ -91,11 +123,39 @@ class Layout:
         return leaves[0] if type(self.skeleton) is int else _rebuild(self.skeleton, leaves)
 
     def stack(self, values: Sequence[Any]) -> Any:
-        """Return k values as one batch: arrays `(k, *shape)` per leaf."""
+        """Return k values as one batch: arrays `(k, *shape)` per leaf, of objects where it is free.
+
+        Objects are not checked.
+        """
         if not values:
             return self.unflatten([np.empty((0, *leaf.shape), leaf.dtype) for leaf in self.leaves])
-        columns = zip(*map(self.flatten, values), strict=True)
-        return self.unflatten([np.stack(column) for column in columns])
+        rows: list[list[Any]] = []
+        for value in values:
+            rows.append([])
+            self._collect(self.skeleton, value, (), rows[-1], _UNCHECKED)
+        columns = zip(self.leaves, zip(*rows, strict=True), strict=True)
+        return self.unflatten(
+            [objects(column) if leaf.is_free else np.stack(column) for leaf, column in columns]
+        )
+
+    def zeros(self, *lengths: int) -> Any:
+        """Return room for values: arrays `(*lengths, *shape)` per leaf, None where it is free."""
+        return self.unflatten(
+            [
+                np.empty(lengths, object)
+                if leaf.is_free
+                else np.zeros((*lengths, *leaf.shape), leaf.dtype)
+                for leaf in self.leaves
+            ]
+        )
+
+
+def objects(values: Sequence[Any]) -> Array:
+    """Return k values as an array of objects (k,), whatever they are."""
+    batch = np.empty(len(values), dtype=object)
+    for i, value in enumerate(values):
+        batch[i] = value
+    return batch
 
 
 def _rebuild(skeleton: Any, leaves: Sequence[Any]) -> Any:
@@ -110,6 +170,12 @@ def _rebuild(skeleton: Any, leaves: Sequence[Any]) -> Any:
 class _LeafCheck:
     strict: bool
     on_cast: OnCast | None
+    checks_objects: bool = True
+
+    def of_object(self, leaf: Leaf, value: Any) -> Any:
+        if self.checks_objects and leaf.check is not None:
+            leaf.check(value, leaf.path)
+        return value
 
     def __call__(self, leaf: Leaf, value: Any) -> Array:
         if type(value) is np.ndarray and value.dtype == leaf.dtype and value.shape == leaf.shape:
@@ -130,10 +196,15 @@ class _LeafCheck:
             info = np.iinfo(leaf.dtype)
             if array.size and (array.min() < info.min or array.max() > info.max):
                 raise ValueMismatchError(_dtype_text(leaf, array, "a number does not fit"))
-        elif not np.can_cast(array.dtype, leaf.dtype, casting="same_kind"):
+        elif not np.can_cast(array.dtype, leaf.dtype, _CASTS.get(leaf.dtype.kind, "same_kind")):
             raise ValueMismatchError(_dtype_text(leaf, array, "the cast would lose information"))
         if self.on_cast is not None and not python_number:
             self.on_cast(_dtype_text(leaf, array, "it is cast"))
+
+
+_UNCHECKED = _LeafCheck(False, None, checks_objects=False)
+_CASTS: dict[str, Any] = {"U": "safe", "S": "safe", "V": "no"}
+"""Of these kinds a cast "of the same kind" cuts texts off, or takes a record's fields apart."""
 
 
 def _as_array(leaf: Leaf, value: Any) -> Array:

@@ -46,10 +46,19 @@ def check_finite(value: Any, path: Path = ()) -> None:
             check_finite(part, (*path, index))
     elif isinstance(value, (np.ndarray, np.generic, float, complex)):
         array = np.asarray(value)
+        for name in array.dtype.names or ():
+            check_finite(array[name], (*path, name))
         if array.dtype.kind in "fc" and not np.isfinite(array).all():
             raise NonFiniteError(
                 f"value{path_text(path)} has NaN or infinite numbers (nan_policy is not allow)"
             )
+
+
+def has_floats(dtype: np.dtype[Any]) -> bool:
+    """Return whether there may be NaN and infinities in an array of a dtype, or in its fields."""
+    if dtype.names is not None:
+        return any(has_floats(dtype[name]) for name in dtype.names)
+    return dtype.base.kind in "fc"
 
 
 def finite_test(dtype: np.dtype[Any], shape: tuple[int, ...]) -> Callable[[Array], Any] | None:

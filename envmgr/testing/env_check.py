@@ -138,8 +138,9 @@ class _Trial:
         if codec_of(observation_space).layout is None:
             self._note(
                 "spaces",
-                f"observations of {observation_space} have no fixed layout, so they are pickled in "
-                "every step. Use Box, Discrete, MultiBinary, MultiDiscrete, Dict and Tuple.",
+                f"observations of {observation_space} have no fixed layout, or parts of them have "
+                "none, which are pickled in every step. Use Box, Discrete, MultiBinary, "
+                "MultiDiscrete, Dict and Tuple.",
             )
         self._space, self._of_obs = observation_space, checksum_of(observation_space)
         action_space.seed(seed)
@@ -204,12 +205,8 @@ def misfit(space: Any, value: Any) -> str:
 
     As with them, values of another dtype of the same kind will do (float64 for float32).
     """
-    codec = codec_of(space)
     try:
-        if codec.layout is None:
-            codec.check_value(value)
-        else:
-            codec.layout.flatten(value)
+        codec_of(space).structure.flatten(value)
     except ValueMismatchError as error:
         return str(error)
     return ""

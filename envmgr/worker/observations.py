@@ -10,11 +10,13 @@ import numpy as np
 
 from envmgr.spaces import (
     Array,
+    Layout,
     OnCast,
     ValueMismatchError,
     check_finite,
     codec_of,
     finite_test,
+    has_floats,
 )
 from envmgr.spaces.interrupts import pass_interrupt_on
 from envmgr.wire.arenas import COPIED, ObservationRules, Placement, arena_arrays
@@ -59,6 +61,9 @@ class ObservationWriter:
         self._rules = rules
         self._on_cast = on_cast
         self._layout = self._codec.layout
+        structure = self._codec.structure
+        # What goes to the arena and what does not, if there are both.
+        self._mixed = structure if structure.fixed and not structure.is_fixed else None
         self._targets: list[tuple[Array, ...]] | None = None
         self._places = COPIED
         self.step_place = self._reset_place = 0
@@ -66,7 +71,8 @@ class ObservationWriter:
 
     def attach(self, memory: Any, placement: Placement) -> None:
         """Write into shared memory from now on."""
-        self._layout = placement.layout
+        if self._mixed is None:
+            self._layout = placement.layout
         self._places = placement.places
         arenas = arena_arrays(memory, placement)
         arrays = [arena[:, placement.row] for arena in arenas]
@@ -76,7 +82,7 @@ class ObservationWriter:
         self.step_place, self._reset_place = placement.step_place, placement.reset_place
         self.lone = None
         leaf = placement.layout.leaves[0]
-        is_tested = self._rules.refuse_non_finite and leaf.dtype.kind in "fc"
+        is_tested = self._rules.refuse_non_finite and has_floats(leaf.dtype)
         finite = finite_test(leaf.dtype, leaf.shape) if is_tested else None
         if type(placement.layout.skeleton) is int and is_tested == (finite is not None):
             targets = [target for (target,) in self._targets]
@@ -107,22 +113,31 @@ class ObservationWriter:
             and (lone.finite is None or lone.finite(observation) == 0.0)
         ):
             return self._commit((observation,), of_reset)  # the ordinary case: nothing to check
-        if self._layout is None:
+        layout = self._layout or self._mixed
+        if layout is None:
             if self._rules.refuse_non_finite:
                 check_finite(observation)
             self._codec.check_value(observation)
             return _copied(observation) if self._rules.copy_free_form else observation
-        leaves = self._layout.flatten(
+        leaves = layout.flatten(
             observation, strict_dtype=self._rules.strict_dtype, on_cast=self._on_cast
         )
         if self._rules.refuse_non_finite:
-            self._check_finite(leaves)
-        if self._targets is None:
-            return [
-                np.array(value, dtype=leaf.dtype)
-                for leaf, value in zip(self._layout.leaves, leaves, strict=True)
-            ]
-        return self._commit(leaves, of_reset)
+            for leaf, value in zip(layout.leaves, leaves, strict=True):
+                check_finite(value, leaf.path)
+        if self._mixed is None or self._mixed.fixed is None:
+            return self._commit_or_copy(layout, leaves, of_reset)
+        fixed, free = self._mixed.split(leaves)
+        if self._rules.copy_free_form:
+            free = list(map(_copied, free))
+        return self._commit_or_copy(self._mixed.fixed, fixed, of_reset), free
+
+    def _commit_or_copy(self, layout: Layout, leaves: Sequence[Array], of_reset: bool) -> Any:
+        """Return what refers to checked leaves: their place, or themselves."""
+        if self._targets is not None:
+            return self._commit(leaves, of_reset)
+        pairs = zip(layout.leaves, leaves, strict=True)
+        return [np.array(value, dtype=leaf.dtype) for leaf, value in pairs]
 
     def _commit(self, leaves: Sequence[Array], of_reset: bool) -> int:
         """Write checked leaves at the next place and return its number."""
@@ -136,12 +151,6 @@ class ObservationWriter:
         else:
             self.step_place = self._places.after(place)
         return place
-
-    def _check_finite(self, leaves: Sequence[Array]) -> None:
-        layout = self._layout
-        for leaf, value in zip(layout.leaves if layout else (), leaves, strict=True):
-            if leaf.dtype.kind in "fc":
-                check_finite(value, leaf.path)
 
 
 def _copied(observation: Any) -> Any:

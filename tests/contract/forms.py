@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import string
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -9,6 +10,17 @@ from typing import Any
 
 import gymnasium
 import numpy as np
+from gymnasium.spaces import (
+    Box,
+    Dict,
+    Discrete,
+    Graph,
+    GraphInstance,
+    MultiBinary,
+    Sequence,
+    Text,
+    Tuple,
+)
 
 from envmgr import BaseEnv, EnvTimestep
 
@@ -104,10 +116,96 @@ class Bare(gymnasium.Env[Any, Any]):
         return self.text, 1.0, len(self.text) > 40, False, {}
 
 
+SCENE = Dict(
+    {
+        "picture": Box(0, 255, (6, 5, 3), np.uint8),
+        "task": Text(99, charset=string.printable),
+        "parts": Tuple((Sequence(Box(-1, 1, (2,), np.float32)), Discrete(7), gymnasium.Space())),
+        "speed": Box(-np.inf, np.inf, (), np.float64),
+    }
+)
+
+
+class Mixed(Formed):
+    """Has arrays, and beside them what has no fixed layout; its actions too."""
+
+    observation_space = SCENE
+    action_space = Dict(
+        {"say": Text(99, charset=string.printable), "push": Box(-1, 1, (2,), np.float32)}
+    )
+
+    def observe(self) -> Any:
+        picture = np.full((6, 5, 3), self.t, np.uint8)
+        points = tuple(self.rng.random((self.t, 2), np.float32))
+        self.names = [self.heard]
+        return {
+            "picture": picture,
+            "task": f"do {self.t}",
+            "parts": (points, np.int64(self.t), self.names),
+            "speed": np.array(self.rng.random()),
+        }
+
+    def spoil(self, action: Any) -> None:
+        action["push"][:] = 0
+        self.names.append("spoilt")
+
+
+class Graphs(Formed):
+    """Has graphs, whose values are made of arrays of any length."""
+
+    observation_space = Tuple((Graph(Box(-1, 1, (2,)), Discrete(3)), MultiBinary(2)))
+    action_space = Discrete(5)
+
+    def observe(self) -> Any:
+        n = self.t + 1
+        nodes = self.rng.random((n, 2), np.float32)
+        links = np.arange(2 * n).reshape(n, 2) % n
+        graph = GraphInstance(nodes, np.zeros(n, np.int64), links)
+        return (graph, np.array([1, self.t % 2], np.int8))
+
+
+UNIT = np.dtype([("hp", np.float32), ("at", np.int16, (2,)), ("name", "U6")])
+
+
+class Records(Formed):
+    """Has records, as a space of its own says; takes texts of fixed length."""
+
+    observation_space = gymnasium.Space(shape=(3,), dtype=UNIT)
+    action_space = gymnasium.Space(shape=(2,), dtype=np.dtype("U8"))
+
+    def observe(self) -> Any:
+        self.units = np.zeros(3, UNIT)
+        self.units["hp"], self.units["at"][1], self.units["name"] = (
+            self.rng.random(3),
+            self.t,
+            "ork",
+        )
+        return self.units
+
+    def spoil(self, action: Any) -> None:
+        action[:] = "spoilt"
+        self.units["hp"] = 0
+
+
+class Loose(Formed):
+    """Has no spaces, and gives records, texts and objects in arrays, of any shape."""
+
+    def observe(self) -> Any:
+        units = np.zeros((self.t, 2), UNIT)
+        return (units, np.array(["north", self.heard]), np.array([None, {"t": self.t}], object))
+
+    def spoil(self, action: Any) -> None:
+        action[0] = {}
+
+
 FORMS: dict[type[Any], Callable[[int], Any]] = {
     Chat: lambda k: Message("user", f"step {k}"),
     Dicts: lambda k: {"x": [k], "y": (k, str(k))},
     Bare: lambda k: f"go {k}",
+    Mixed: lambda k: {"say": f"go {k}", "push": np.full(2, k / 9, np.float32)},
+    Graphs: lambda k: k % 5,
+    Records: lambda k: np.array(["left", str(k)], "U8"),
+    Loose: lambda k: np.array([{"k": k}, [k]], object),
 }
 """What builds an env of each form, and its kth action."""
 

@@ -698,3 +698,30 @@ def test_a_bare_space_has_any_value_but_none_and_no_samples() -> None:
     assert codec_of(gymnasium.Space(), strict=True).refusal(object()) is None
     assert has_samples(Text(3))
     assert not has_samples(gymnasium.Space())
+
+
+UNIT = np.dtype([("hp", np.float32), ("at", np.int16, (2,))])
+
+
+@pytest.mark.parametrize("kind", [UNIT, np.dtype("U4"), np.dtype("datetime64[s]")], ids=str)
+def test_a_space_of_any_class_that_says_what_arrays_it_has_is_laid_out(kind: Any) -> None:
+    space = gymnasium.Space((2,), kind)
+    codec = codec_of(space)
+    assert codec.layout is not None
+    assert codec.layout.leaves == (Leaf((), (2,), kind),)
+    actions = codec.action_columns(checked=True)
+    assert actions is not None
+    good, short = np.zeros(2, kind), np.zeros(1, kind)
+    columns, _ = actions.of_values([good, good]) or ([], 0)
+    assert columns[0].shape == (2, 2)
+    assert columns[0].dtype == kind
+    assert actions.of_batch(np.zeros((2, 2), kind), 2) is not None
+    for odd in (short, np.zeros(2, np.float32), object()):
+        assert codec.refusal(odd) is not None
+        assert actions.of_values([good, odd]) is None
+    assert codec.refusal(good) is None
+    assert codec.zeros(3).dtype == kind
+    for other in (Loose(1), gymnasium.Space((2,)), gymnasium.Space(None, np.float32)):
+        assert codec_of(other).layout is None
+    assert codec_of(gymnasium.Space((2,), np.dtype(object))).layout is None
+    assert codec_of(gymnasium.Space((2,), str)).layout is None
