@@ -138,6 +138,7 @@ def trial_config_of(config: ManagerConfig) -> ManagerConfig:
         env_num=1,
         num_workers=None,
         seed=None,
+        start_steps=0,
         max_retry=1,
         step_timeout=None,
         reset_timeout=None,

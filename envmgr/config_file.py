@@ -121,6 +121,9 @@ def resolve_config(
             import_object(collect.policy, allow=policy, key="collect.policy")
         if origins.get(("collect", "output")) == origin:
             check_output(collect.output)
+        if manager.worker_log is not None and origins[("manager", "worker_log")] == origin:
+            instead = "Name that folder with --set manager.worker_log=FOLDER on the command line."
+            check_confined(manager.worker_log, "manager.worker_log", instead)
     values = {"env": env.to_dict(), "manager": manager.to_dict(), "collect": collect.to_dict()}
     return ResolvedConfig(
         values=to_easydict(values),

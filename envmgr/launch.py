@@ -81,7 +81,11 @@ def _affinity_of(config: ManagerConfig) -> tuple[tuple[int, ...], ...] | None:
 
 
 def worker_settings_of(config: ManagerConfig) -> WorkerSettings:
-    """Return how a config wants worker processes set up."""
+    """Return how a config wants worker processes set up.
+
+    Raises:
+        ConfigError: the folder of their logs cannot be made.
+    """
     rules = config.worker_env or WorkerEnv()
     return WorkerSettings(
         threads=config.worker_threads,
@@ -91,7 +95,20 @@ def worker_settings_of(config: ManagerConfig) -> WorkerSettings:
         set=rules.set,
         daemon=config.daemon,
         spin_s=spin_s_of(config),
+        log=None if config.worker_log is None else _folder_of_logs(config.worker_log),
     )
+
+
+def _folder_of_logs(path: str) -> str:
+    folder = os.path.abspath(os.path.expanduser(path))
+    try:
+        os.makedirs(folder, exist_ok=True)
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"manager.worker_log is {path!r}, but that folder cannot be made: {error}. Name "
+            "another."
+        ) from error
+    return folder
 
 
 def host_settings_of(
@@ -112,6 +129,7 @@ def host_settings_of(
         max_rss_bytes=None if rss_mb is None else int(rss_mb * 1e6),
         propagate=transport.propagated,
         batches=batches,
+        start_steps=config.start_steps,
     )
 
 
@@ -238,6 +256,11 @@ def with_batches(config: ManagerConfig, factories: Sequence[EnvFactory]) -> Mana
         raise ConfigError(
             f"manager.spare_env_num is {config.spare_env_num}, but env_fn has batched envs, and a "
             f"spare, which is one env, cannot take the place of {size} rows. Leave it 0."
+        )
+    if config.start_steps:
+        raise ConfigError(
+            f"manager.start_steps is {config.start_steps}, but env_fn has batched envs, whose rows "
+            "are stepped together and cannot begin with different numbers of steps. Leave it 0."
         )
     if asked == "auto":
         raise ConfigError(

@@ -96,6 +96,12 @@ class ManagerConfig(Section):
         "the env resets inside the step's own request: next `ready_obs` at once, reproducible "
         "step for step; terminal observation kept; needs `auto_reset`",
     )
+    start_steps: int = option(
+        0,
+        integer(0),
+        "most random steps that each env takes within its first reset after a launch: a number "
+        "drawn for each, by its seed, so that their episodes do not end together",
+    )
     step_timeout: float | None = option(
         None, _timeout, "seconds one step may take; null: no limit, a warning every 30 s"
     )
@@ -220,6 +226,12 @@ class ManagerConfig(Section):
     )
     worker_env: WorkerEnv | None = option(  # noqa: RUF009
         None, or_null(worker_env(), "all of the parent's"), "environment variables of workers"
+    )
+    worker_log: str | None = option(
+        None,
+        or_null(text(), "the trainer's streams"),
+        "folder in which each worker process writes what its envs print and log, in a file of its "
+        "own; without effect where envs run in the trainer's own thread",
     )
     daemon: bool = option(True, boolean(), "false: envs may start processes of their own")
     gym_vector: GymVector | None = option(  # noqa: RUF009

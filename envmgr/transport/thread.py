@@ -85,6 +85,7 @@ class ThreadTransport(Transport):
             "worker_threads": f"{_PROCESS}whose math threads all of it shares",
             "worker_env": f"{_PROCESS}whose environment all of it shares",
             "worker_affinity": f"{_PROCESS}which it does not bind to cores",
+            "worker_log": f"{_PROCESS}whose streams all of it shares",
             "max_worker_rss_mb": f"{_PROCESS}whose memory cannot be told apart",
         }
     )

@@ -38,6 +38,7 @@ class HostSettings:
     propagate: tuple[type[BaseException], ...] = ()
     announced: frozenset[int] = frozenset()
     batches: tuple[Batch, ...] = ()
+    start_steps: int = 0
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,8 @@ class WorkerSettings:
         set: variables set in them.
         daemon: whether envs are refused child processes of multiprocessing.
         spin_s: how long a worker watches the block before it sleeps; only where cores are free.
+        log: the folder of files that workers write into what they print; None: the trainer's
+            streams.
     """
 
     threads: int | None = 1
@@ -61,6 +64,7 @@ class WorkerSettings:
     set: Mapping[str, str] = field(default_factory=dict)
     daemon: bool = True
     spin_s: float = 0.0
+    log: str | None = None
 
 
 class EnvOrder(NamedTuple):

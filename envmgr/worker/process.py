@@ -25,7 +25,7 @@ from envmgr.wire.channel import Channel, ChannelClosedError
 from envmgr.wire.frames import FrameError, encode
 from envmgr.wire.hosts import HostSettings, Orders, WorkerSettings
 from envmgr.wire.messages import UNANSWERED, FailureKind, Message, Op, RemoteFailure
-from envmgr.worker import last_words
+from envmgr.worker import last_words, logs
 from envmgr.worker.host import Host
 from envmgr.worker.imported import report_imports
 from envmgr.worker.posted import PostedSteps
@@ -159,7 +159,7 @@ def run_worker(
         if (first := inbox.next()) is None or first.op != Op.HELLO:
             return 0  # the launch has failed before it began
         orders: Orders = first.payload
-        _set_up(orders.host_index, orders.worker, last_words_fd)
+        _set_up(orders, last_words_fd)
         try:
             settings: HostSettings = pickle.loads(orders.settings)  # noqa: S301 - from the parent
         except Exception as error:  # whatever a __setstate__ of a space may raise
@@ -229,7 +229,11 @@ class _Factory:
         return pickle.loads(self._pickled)()  # noqa: S301 - from the parent, over its own socket
 
 
-def _set_up(index: int, settings: WorkerSettings, last_words_fd: int | None) -> None:
+def _set_up(orders: Orders, last_words_fd: int | None) -> None:
+    index, settings = orders.host_index, orders.worker
+    if settings.log is not None:
+        ids, generations, _, _ = zip(*orders.envs, strict=True)
+        logs.write_to_file(settings.log, logs.Writer(index, ids, max(generations)))
     if last_words_fd is not None:
         last_words.record(last_words_fd, index)
     replace_environment(os.environ, worker_environment(os.environ, settings))

@@ -5,13 +5,16 @@ This module imports nothing of managers, torch or treetensor.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 from envmgr.env import adapt
-from envmgr.env.contract import Outcome, info_of
+from envmgr.env.contract import EnvContractError, Outcome, env_name, info_of
 from envmgr.env.steps import outcome_function
 from envmgr.types import is_abnormal
 from envmgr.wire.hosts import HostSettings
@@ -31,6 +34,8 @@ from envmgr.worker.observations import ObservationWriter
 from envmgr.worker.sinks import MessageSink
 
 _NOTHING_KEPT = RemoteFailure(FailureKind.PROTOCOL, "reset", message="no reset was kept")
+_START_KEY = (0x57A27,)
+"""Makes another stream of an env's seed than any of those that the env itself uses."""
 _NO_PLAN = EpisodePlan(auto_reset=False, episodes_left=0, params={})
 
 
@@ -84,6 +89,7 @@ class RunningEnv:
         self._notices: list[str] = []
         self._told: set[str] = set()
         self._is_closed = False
+        self._start_steps = settings.start_steps
         try:
             self.spaces = adapt.spaces_of(env, settings.observation_space, settings.action_space)
         except BaseException:  # whatever the env's code may raise, SystemExit included
@@ -209,6 +215,8 @@ class RunningEnv:
             if order.seed is not None:
                 adapt.seed_env(self.env, order.seed, order.dynamic_seed)
             observation, info = adapt.reset_env(self.env, order.params)
+            if self._start_steps and message.generation == 0:
+                observation, info = self._started(order, observation, info)
             if order.keeps:
                 self.writer.write(observation, of_reset=True)  # only checks: it is not attached
         except BaseException as error:  # as in `take_step`
@@ -221,6 +229,24 @@ class RunningEnv:
         else:
             replies = self._begun(self._messages, message, observation, info)
             self._answer(self._messages, message, replies)
+
+    def _started(
+        self, order: ResetOrder, observation: Any, info: dict[str, Any]
+    ) -> tuple[Any, dict[str, Any]]:
+        """Take the random steps that a launch begins with; return what the episode begins with."""
+        random = np.random.default_rng(np.random.SeedSequence(order.seed, spawn_key=_START_KEY))
+        action_space = copy.deepcopy(self.spaces[1])
+        action_space.seed(int(random.integers(1 << 31)))
+        for _ in range(int(random.integers(self._start_steps, endpoint=True))):
+            observation, _, done, _, told = self.outcome(action_space.sample())
+            if told and is_abnormal(told):
+                raise EnvContractError(
+                    f"a step of {env_name(self.env)} that start_steps asks for was abnormal"
+                )
+            if done:
+                observation, info = adapt.reset_env(self.env, order.params)
+        self._start_steps = 0
+        return observation, info
 
     def _begin(self, sink: MessageSink, key: Any) -> Sequence[Any]:
         try:

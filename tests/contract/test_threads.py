@@ -240,6 +240,7 @@ REFUSED = {
     "worker_affinity": [0],
     "max_worker_rss_mb": 500,
     "worker_threads": 2,
+    "worker_log": "logs",
     "preload": ["numpy"],
 }
 

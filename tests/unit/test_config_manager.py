@@ -29,6 +29,7 @@ DEFAULTS = {
     "retry_waiting_time": 0.1,
     "auto_reset": True,
     "reset_inplace": False,
+    "start_steps": 0,
     "step_timeout": None,
     "reset_timeout": None,
     "connect_timeout": 60,
@@ -56,6 +57,7 @@ DEFAULTS = {
     "worker_threads": 1,
     "worker_affinity": None,
     "worker_env": None,
+    "worker_log": None,
     "daemon": True,
     "gym_vector": None,
     "env_pool": None,
@@ -114,6 +116,8 @@ def accepted() -> list[tuple[str, Any, Any]]:
         ("worker_env", {"allow": [], "set": {"A": "1"}}, WorkerEnv(allow=(), set={"A": "1"})),
         ("worker_env", {"set": None}, WorkerEnv()),
         ("worker_env", None, None),
+        ("worker_log", "logs", "logs"),
+        ("start_steps", 100, 100),
         ("gym_vector", {"autoreset_mode": "SameStep"}, GymVector(autoreset_mode="SameStep")),
         ("gym_vector", GymVector(), GymVector()),
         ("env_pool", {"env_id": "Pong-v5", "stack_num": 4}, EnvPool(env_id="Pong-v5", stack_num=4)),
@@ -144,7 +148,8 @@ def refused() -> list[tuple[str, Any]]:
         rows += [(key, value) for value in [*NOT_COUNTS, math.inf]]
     for key in ("episode_num", "wait_num"):
         rows += [(key, value) for value in [*NOT_COUNTS, None, "inf", ".inf"]]
-    for key in ("max_failures", "spare_env_num"):
+    rows += [("worker_log", value) for value in ["", " ", 1, True, ["a"]]]
+    for key in ("max_failures", "spare_env_num", "start_steps"):
         rows += [(key, value) for value in [*NOT_NUMBERS, -1, 0.5, math.inf, None]]
     rows += [("max_failures_total", value) for value in [*NOT_NUMBERS, -1, 0.5, math.inf]]
     for key in ("step_timeout", "reset_timeout", "connect_timeout", "failure_window_s"):

@@ -54,6 +54,16 @@ def test_results_do_not_leave_the_working_directory(here: Path, path: str) -> No
     assert list(here.parent.joinpath("elsewhere").iterdir()) == []
 
 
+def test_logs_of_workers_do_not_leave_it(here: Path) -> None:
+    for path in ESCAPES:
+        with pytest.raises(ConfigError, match=r"^manager\.worker_log is "):
+            resolve_config(write(here, f"manager: {{worker_log: {path}}}\n"))
+    file = write(here, "manager: {worker_log: logs}\n")
+    assert resolve_config(file).values.manager.worker_log == "logs"
+    given = resolve_config(file, set=["manager.worker_log=/tmp/x"])
+    assert given.values.manager.worker_log == "/tmp/x"
+
+
 def test_results_may_go_below_it(here: Path) -> None:
     for path in ("out", "runs/a/b", str(here / "absolute")):
         file = write(here, f"collect: {{output: {path}}}\n")

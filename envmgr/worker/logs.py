@@ -1,0 +1,78 @@
+"""What a worker writes, in a file of its own in place of the trainer's streams.
+
+This module imports nothing of managers, torch or treetensor.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import sys
+import time
+from collections.abc import Sequence
+from typing import NamedTuple
+
+
+class Writer(NamedTuple):
+    """Who writes.
+
+    Attributes:
+        host: place of the worker among those of the manager; the same for the one that replaces it.
+        env_ids: of its envs.
+        generation: the highest of theirs when it is started.
+    """
+
+    host: int
+    env_ids: Sequence[int]
+    generation: int
+
+    @property
+    def file_name(self) -> str:
+        """The name of its file: another for each worker of a launch."""
+        first, last = self.env_ids[0], self.env_ids[-1]
+        envs = f"env_{first}" if first == last else f"envs_{first}-{last}"
+        return f"worker_{self.host}-{envs}-generation_{self.generation}.log"
+
+
+def write_to_file(folder: str, writer: Writer) -> None:
+    """Have all that this process and its children write, and what they log, go to a file.
+
+    What is there of an earlier launch stays. Where logging is not set up, INFO and above is kept.
+
+    Raises:
+        OSError: the file cannot be opened.
+    """
+    path = os.path.join(folder, writer.file_name)
+    fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+    for number, name in ((1, "stdout"), (2, "stderr")):
+        with contextlib.suppress(Exception):  # a stream that is closed
+            getattr(sys, name).flush()
+        os.dup2(fd, number)
+        setattr(sys, name, _stream_of(number, name))
+    if fd > 2:  # it may be that of a stream that was closed
+        os.close(fd)
+    if not logging.root.handlers:
+        _log_as_well()
+    began = time.strftime("%Y-%m-%d %H:%M:%S")
+    print(f"--- {began}: process {os.getpid()}, {writer.file_name}")
+
+
+def _stream_of(number: int, name: str) -> object:
+    """Return the stream itself if it has this fd, as others hold on to it; else a new one."""
+    stream = getattr(sys, name)
+    with contextlib.suppress(Exception):  # it has no fd, or is something else than Python makes
+        if stream.fileno() == number:
+            stream.reconfigure(line_buffering=True)
+            return stream
+    return open(
+        number, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False
+    )
+
+
+def _log_as_well() -> None:
+    """Have records without a handler be written; an env may still set logging up."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    logging.lastResort = handler
+    logging.root.setLevel(logging.INFO)
