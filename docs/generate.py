@@ -390,6 +390,7 @@ What `@ENV_MANAGER_REGISTRY.register("key")` adds, a config can name in `manager
 kinds through the entry-point group `envmgr.managers`, with entries `key = package.module:Class`.
 
 {_members(Registry, ("register", "get", "build", "source", "keys", "problems"), level=4)}
+{_functions(envmgr.dump_on_signal)}
 ## Kinds
 
 {table(("registry key", "class", "what it does"), rows)}

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         SyncSubprocessEnvManager,
         ThreadEnvManager,
     )
+    from envmgr.observing.signals import dump_on_signal
     from envmgr.registry import ENV_MANAGER_REGISTRY, create_env_manager, get_env_manager_cls
     from envmgr.shortcuts import make
     from envmgr.types import EnvTimestep
@@ -48,6 +49,7 @@ __all__ = [
     "as_sb3",
     "as_tianshou",
     "create_env_manager",
+    "dump_on_signal",
     "get_env_manager_cls",
     "load_config",
     "make",
@@ -71,6 +73,7 @@ _HOME = {
     "as_sb3": "adapters.entries",
     "as_tianshou": "adapters.entries",
     "create_env_manager": "registry",
+    "dump_on_signal": "observing.signals",
     "get_env_manager_cls": "registry",
     "load_config": "config_file",
     "make": "shortcuts",

@@ -48,6 +48,10 @@ class MissingDependencyError(EnvManagerError, ImportError):
     """An optional package is needed for this and is not installed; the message names the extra."""
 
 
+class UnreadableRunError(EnvManagerError):
+    """What is to be looked at is no trainer, run or file of envmgr's, or not whole any more."""
+
+
 class StateError(EnvManagerError, RuntimeError):
     """The call is not legal in the present state. Nothing was sent and nothing was changed."""
 

@@ -15,6 +15,7 @@ from envmgr.config import ManagerConfig, WorkerEnv, check_kind
 from envmgr.core import EpisodeRules, Hosts, Supervisor
 from envmgr.core.engine import Engine
 from envmgr.core.shelter import Shelter
+from envmgr.core.watch import Watch
 from envmgr.env.batch_specs import Batch, batches_of
 from envmgr.errors import ConfigError
 from envmgr.policy import Deadlines, FailurePolicy
@@ -169,7 +170,15 @@ def build_engine(
     rules = _rules_of(config, () if spare is None else _takers(factories, spare))
     supervisor = Supervisor(hosts, rules, _failure_policy_of(config))
     alone, spin_s = transport.works_alone, spin_s_of(config) if transport.spins else 0.0
-    return Engine(supervisor, transport, clock, background=alone, shelter=shelter, spin_s=spin_s)
+    return Engine(
+        supervisor,
+        transport,
+        clock,
+        background=alone,
+        shelter=shelter,
+        spin_s=spin_s,
+        watch=Watch(config.type, clock),
+    )
 
 
 def _rules_of(config: ManagerConfig, spare_takers: tuple[bool, ...]) -> EpisodeRules:

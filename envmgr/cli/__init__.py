@@ -1,4 +1,4 @@
-"""The command line: `envmgr run`, `envmgr chaos`, `envmgr list`, `envmgr show`.
+"""The command line: `envmgr run`, `envmgr chaos`, `envmgr dump`, `envmgr list`, `envmgr show`.
 
 Exit codes: 0 done; 1 the run failed; 2 bad input, nothing was run; 130 interrupted.
 """
@@ -41,7 +41,12 @@ def _run(argv: Sequence[str] | None) -> int:
 
     from envmgr.cli.commands import envmgr
     from envmgr.cli.report import paragraph
-    from envmgr.errors import ConfigError, EnvManagerError, MissingDependencyError
+    from envmgr.errors import (
+        ConfigError,
+        EnvManagerError,
+        MissingDependencyError,
+        UnreadableRunError,
+    )
 
     try:
         code = envmgr.main(
@@ -56,7 +61,8 @@ def _run(argv: Sequence[str] | None) -> int:
         return BAD_INPUT
     except EnvManagerError as error:
         click.echo(f"envmgr: error: {paragraph(error)}", err=True)
-        return BAD_INPUT if isinstance(error, (ConfigError, MissingDependencyError)) else FAILED
+        is_bad = isinstance(error, (ConfigError, MissingDependencyError, UnreadableRunError))
+        return BAD_INPUT if is_bad else FAILED
 
 
 def discard_output() -> None:

@@ -96,7 +96,7 @@ def run(process: dict[str, bool], /, no_output: bool, **options: Any) -> int:
     """Collect timesteps with the manager, the envs and the policy that CONFIG names.
 
     Ends after --steps, --episodes, or when every env has run manager.episode_num episodes. Ctrl-C
-    and SIGTERM end it, too, and what was collected is kept.
+    and SIGTERM end it, too, and what was collected is kept. SIGUSR1 prints what `envmgr dump` does.
 
     Exit codes: 0 done, 1 the run failed, 2 bad input, 130 interrupted.
     """
@@ -109,8 +109,10 @@ def run(process: dict[str, bool], /, no_output: bool, **options: Any) -> int:
     with Interruption(last=process["exits"]) as interruption:  # before the imports that take time
         from envmgr.cli.prepare import RunOptions
         from envmgr.cli.run import execute
+        from envmgr.observing.signals import dumping_on_signal
 
-        return execute(RunOptions(write=not no_output, **options), interruption)
+        with dumping_on_signal():
+            return execute(RunOptions(write=not no_output, **options), interruption)
 
 
 @envmgr.command(short_help="Run a config while hurting its workers.")
@@ -198,6 +200,34 @@ def check(**options: Any) -> int:
     from envmgr.cli.check import Asked, execute
 
     return execute(Asked(**options))
+
+
+_target = click.argument("target", metavar="PID|RUN")
+
+
+@envmgr.command(short_help="Print what every env of a trainer is at.")
+@_target
+@click.option("--no-stacks", is_flag=True, help="Do not ask workers where they are.")
+@click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON.")
+def dump(target: str, no_stacks: bool, as_json: bool) -> None:
+    """Print the state of every env of a trainer that runs on this machine, and workers' stacks.
+
+    The trainer is the process PID, or the one whose results go into the folder RUN. It is not
+    disturbed, and may be in a long wait, stopped, or hung. On Linux only.
+
+    Exit codes: 0 done, 2 there is no such trainer.
+    """
+    import json
+
+    from envmgr.observing.boards import boards_of, pid_of
+    from envmgr.observing.dump import dump_of, figures_of
+
+    boards = boards_of(pid_of(target))
+    if as_json:
+        found = [figures_of(board, stacks=not no_stacks) for board in boards]
+        click.echo(json.dumps(found, indent=2))
+    else:
+        click.echo(dump_of(boards, stacks=not no_stacks), nl=False)
 
 
 @envmgr.command("list", short_help="List the kinds of managers.")

@@ -16,9 +16,11 @@ from typing import Any
 
 from envmgr.collect import EpisodeRecord
 from envmgr.errors import ConfigError
+from envmgr.observing.boards import PROCESS, process_facts
 
 EPISODES, CONFIG, SUMMARY = "episodes.jsonl", "config.yaml", "summary.json"
 RESULTS = (EPISODES, CONFIG, SUMMARY)
+"""What a run leaves behind. As long as it goes on, `PROCESS` is there too."""
 
 
 class RunFolder:
@@ -90,6 +92,7 @@ class RunFolder:
         self._episodes = io.FileIO(self.path / EPISODES, "x")
         self._written = [self.path / EPISODES, self.path / CONFIG]
         write_atomically(self.path / CONFIG, config_yaml)
+        write_atomically(self.path / PROCESS, json.dumps(process_facts()) + "\n")
 
     def add(self, record: EpisodeRecord) -> None:
         """Append an episode, as one line of JSON.
@@ -117,10 +120,12 @@ class RunFolder:
         write_atomically(self.path / SUMMARY, text)
 
     def close(self) -> None:
-        """Close the list of episodes."""
+        """Close the list of episodes: the run does not go on."""
         if self._episodes is not None:
             self._episodes.close()
             self._episodes = None
+            with contextlib.suppress(OSError):
+                (self.path / PROCESS).unlink(missing_ok=True)
 
     def discard(self) -> None:
         """Remove what this run has made: it came to nothing."""

@@ -21,6 +21,7 @@ from envmgr.core.calls import FORKS, Call
 from envmgr.core.phases import BEHIND_THE_CALLER, Phase
 from envmgr.core.shelter import Shelter
 from envmgr.core.supervisor import Supervisor
+from envmgr.core.watch import Watch
 from envmgr.errors import ManagerClosedError
 from envmgr.transport.base import Transport
 from envmgr.types import Clock
@@ -47,6 +48,7 @@ class Engine:
         background: whether a background thread may run (not for envs in the caller's thread).
         shelter: where what must not be half done is done; None: in the caller's thread.
         spin_s: how long to watch for replies before sleeping; only where cores are free.
+        watch: keeps a board of the envs for others to look at.
 
     Attributes:
         supervisor: the envs.
@@ -70,6 +72,7 @@ class Engine:
         background: bool,
         shelter: Shelter | None = None,
         spin_s: float = 0.0,
+        watch: Watch | None = None,
     ) -> None:
         self.supervisor = supervisor
         self.transport = transport
@@ -84,6 +87,9 @@ class Engine:
         self._ended = False
         self._background = Background(self, self._lock) if background else None
         self.calling = Call(self, self._lock, self._background)
+        self._watch = watch
+        if watch is not None:
+            watch.begin(self)
 
     # -- public calls -----------------------------------------------------------------------
 
@@ -329,7 +335,7 @@ class Engine:
                 else:  # its envs are closed in the thread that they ran in
                     self.transport.close(grace_s)
                 self._ended = True  # not before: what is interrupted here can be done again
-        for thread in (self._background, self._shelter):
+        for thread in (self._background, self._watch, self._shelter):
             if thread is not None:
                 thread.end()
 

@@ -43,6 +43,7 @@ class Hosts:
             place where they run in the caller.
         moves: how often an env_id has got another place.
         request_ids: one for each request, in order, whatever way it goes.
+        block: where steps are posted; None where they go by message.
     """
 
     def __init__(
@@ -79,7 +80,7 @@ class Hosts:
         together, seen = transport.posts_together, self.slots[: self.env_num]
         self.index_of = [0 if together else slot.group.index for slot in seen]
         self.moves = 0
-        self._block: Block | None = None
+        self.block: Block | None = None
 
     # -- which host serves which envs ---------------------------------------------------------
 
@@ -231,14 +232,14 @@ class Hosts:
 
     def share(self, block: Block | None) -> None:
         """Steps are posted in this block from now on; None: not any more."""
-        self._block = block
+        self.block = block
         self.limits.look_into(block)
         if block is not None:
             self.transport.count_mail(block.mail)
 
     def take_over(self, slot: EnvSlot) -> None:
         """Look after a posted step by itself; nothing if the env takes none."""
-        block = self._block
+        block = self.block
         if block is None or slot.phase is not Phase.POSTED:
             return
         self.phases.apply(slot.env_id, Change.TAKE_OVER)
@@ -250,7 +251,7 @@ class Hosts:
 
     def may_stay_silent(self, env_id: int) -> bool:
         """Return whether an env's host may not ring for its posted step, which has not replied."""
-        block = self._block
+        block = self.block
         if block is None:
             return False
         posting = int(block.posted[self.index_of[env_id]])

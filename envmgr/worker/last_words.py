@@ -1,9 +1,12 @@
 """What a worker that died has left behind: the end of its stderr, and faulthandler's report.
 
-And where a worker is that hangs: the stacks of all its threads, when it is sent `STACKS_SIGNAL`.
 All are written into one anonymous, sparse file of the manager, in which each host has a place. So
 a worker never waits for somebody to read, the trainer needs one fd for all of them, and the file is
-read only after a death, or a limit. Why not pipes, or a file each: docs/decisions/0015.
+read only after a death. Why not pipes, or a file each: docs/decisions/0015.
+
+Where a worker is that lives goes into a file of its own, when it is sent `STACKS_SIGNAL`: the
+stacks of all its threads. Who asks empties it before, through `/proc`; it may be asked any number
+of times, by the trainer and by others of the same user.
 
 What goes through `sys.stderr` goes to the trainer's stderr as ever, and a copy of its end is kept.
 Fatal signals are reported by faulthandler from inside of a signal handler, into one fd: the report
@@ -30,8 +33,8 @@ PLACE_BYTES = 1 << 20
 STDERR_AT = 1 << 19
 """Where the stderr of a host is in its place; in front of it is room for faulthandler's report."""
 
-STACKS_AT = 3 << 18
-"""Where its stacks are. It is asked for them once, as it is killed then; there is room for more."""
+STACKS_FILE = "envmgr-stacks"
+"""Name of the anonymous file that a worker writes its stacks into."""
 
 STACKS_SIGNAL: int | None = None if sys.platform != "linux" else signal.SIGRTMIN + 11
 """Has a worker write down its stacks: a real-time signal, which nobody else is likely to use."""
@@ -54,11 +57,10 @@ class Recorder:
         self._kept = bytearray()
         self._area = mmap.mmap(fd, mmap.PAGESIZE, offset=place + STDERR_AT)
         self._report = _opened_anew(fd, place)
-        stacks = _opened_anew(fd, place + STACKS_AT)
         os.close(fd)
         faulthandler.enable(self._report)
         if STACKS_SIGNAL is not None:  # written by the handler itself, which needs no GIL
-            faulthandler.register(STACKS_SIGNAL, stacks)
+            faulthandler.register(STACKS_SIGNAL, _file_of_stacks())
         self._writes = True
         os.register_at_fork(after_in_child=self._leave_to_parent)
         if sys.stderr is not None:
@@ -98,6 +100,15 @@ def _opened_anew(fd: int, offset: int) -> int:
     opened = os.open(f"/proc/self/fd/{fd}", os.O_WRONLY | os.O_CLOEXEC)
     os.lseek(opened, offset, os.SEEK_SET)
     return opened
+
+
+def _file_of_stacks() -> int:
+    """Return the fd of a file to which all that is written is appended, wherever it ends then."""
+    fd = os.memfd_create(STACKS_FILE, os.MFD_CLOEXEC)
+    try:
+        return os.open(f"/proc/self/fd/{fd}", os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+    finally:
+        os.close(fd)
 
 
 def record(fd: int, index: int) -> None:

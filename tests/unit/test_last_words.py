@@ -142,33 +142,30 @@ def test_a_stack_of_nothing_else_is_shown_whole() -> None:
     assert of_envs(ours) == ours.strip()
 
 
-def test_stacks_are_read_from_where_they_were_forgotten(
+def test_stacks_go_into_a_file_that_others_find_and_empty(
     words: LastWords, reports: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     record(words, 2, monkeypatch)
     _, fd = reports
-    os.write(fd, b"first\n")
-    assert words.stacks(2) == "first\n"
-    words.forget_stacks(2)
-    assert words.stacks(2) == ""
-    os.write(fd, b"second\n")
-    assert (words.stacks(2), words.stacks(1)) == ("second\n", "")
+    path = stacks._file_of(os.getpid())
+    assert path is not None
+    for text in ("first\n", "second, which is longer\n"):
+        os.truncate(path, 0)
+        os.write(fd, text.encode())
+        assert stacks._read(path) == text, "written at the end, which is the beginning again"
     assert words.take(2) == "", "they are no last words"
-    record(words, 2, monkeypatch)
-    assert words.stacks(2) == "", "they were its predecessor's"
+    assert stacks._file_of(2**22 + 1) is None, "there is no such process"
 
 
 def test_a_process_that_is_no_worker_is_not_sent_the_signal() -> None:
-    asked: list[int] = []
-    asker = Stacks(lambda index: "", asked.append)
+    asker = Stacks()
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
-        found = asker.of(0, process.pid)
+        found = asker.of(process.pid)
         assert process.poll() is None
         process.kill()
     assert found.startswith(f"no stacks: process {process.pid} blocks the signal")
     assert "memory" in found
-    assert not asked
-    assert asker.of(0, process.pid) == "", "it is gone"
+    assert asker.of(process.pid) == "", "it is gone"
 
 
 def pass_time_by_looking(monkeypatch: pytest.MonkeyPatch) -> list[float]:
@@ -180,7 +177,10 @@ def pass_time_by_looking(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
     times = SimpleNamespace(monotonic=lambda: clock[0], sleep=sleep)
     monkeypatch.setattr(stacks, "time", times)
-    monkeypatch.setattr(stacks, "os", SimpleNamespace(kill=lambda *_: None, sysconf=os.sysconf))
+    calls = {"kill": lambda *_: None, "truncate": lambda *_: None, "sysconf": os.sysconf}
+    monkeypatch.setattr(stacks, "os", SimpleNamespace(**calls))
+    monkeypatch.setattr(stacks, "_file_of", lambda pid: "")
+    monkeypatch.setattr(stacks, "_read", lambda path: "")
     monkeypatch.setattr(stacks, "_status_of", lambda pid: {"State": "S"})
     monkeypatch.setattr(stacks, "_listens", lambda pid, status: True)
     return clock
@@ -190,19 +190,20 @@ def test_many_that_do_not_answer_are_not_waited_for_one_after_another(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     clock = pass_time_by_looking(monkeypatch)
-    deaf = Stacks(lambda index: "", lambda index: None)
-    for index in range(100):
-        assert deaf.of(index, 1).startswith("no stacks: ")
+    deaf = Stacks()
+    for _ in range(100):
+        assert deaf.of(1).startswith("no stacks: ")
     assert 0.5 <= clock[0] - 100.0 < 1.2, "half a second for all, and a moment for each"
     clock[0] += 5.0
     began = clock[0]
-    deaf.of(0, 1)
+    deaf.of(1)
     assert clock[0] - began >= 0.1, "later, each is waited for again"
 
 
 def test_an_answer_is_read_until_nothing_follows(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = pass_time_by_looking(monkeypatch)
     written = STACKS.encode()
-    answer = Stacks(lambda index: written[: int((clock[0] - 100.0) * 1e5)].decode(), print)
-    assert answer.of(0, 1) == OF_ENVS
+    shown = lambda path: written[: int((clock[0] - 100.0) * 1e5)].decode()  # noqa: E731
+    monkeypatch.setattr(stacks, "_read", shown)
+    assert Stacks().of(1) == OF_ENVS
     assert clock[0] - 100.0 < 0.05

@@ -11,7 +11,6 @@ from envmgr.transport.base import HostDied
 from envmgr.worker.last_words import (
     PLACE_BYTES,
     REPORT_BYTES,
-    STACKS_AT,
     STDERR_AT,
     STDERR_BYTES,
 )
@@ -19,7 +18,6 @@ from envmgr.worker.last_words import (
 logger = logging.getLogger("envmgr")
 
 _MOST_LINES = 40
-_MOST_STACKS_BYTES = 1 << 16
 
 _FAULTS = frozenset(
     -int(getattr(signal, name))
@@ -37,7 +35,6 @@ class LastWords:
 
     def __init__(self) -> None:
         self.fd = os.memfd_create("envmgr-last-words", os.MFD_CLOEXEC)
-        self._n_read: dict[int, int] = {}  # of the stacks of hosts, by index
 
     def prepare(self, index: int) -> None:
         """Make room for what a host writes that serves the envs of group `index`.
@@ -46,7 +43,6 @@ class LastWords:
             OSError: there is not enough memory.
         """
         os.posix_fallocate(self.fd, index * PLACE_BYTES + STDERR_AT, mmap.PAGESIZE)
-        self._n_read.pop(index, None)
 
     def take(self, index: int) -> str:
         """Return what the dead host of group `index` has left, and make room for the next one."""
@@ -56,19 +52,7 @@ class LastWords:
         if len(lines) > 1 and len(stderr.encode()) >= STDERR_BYTES:
             del lines[0]  # its beginning is lost
         report = self._take(place, REPORT_BYTES).splitlines()
-        self._take(place + STACKS_AT, self._n_read.pop(index, 0) + _MOST_STACKS_BYTES)
         return "\n".join([*lines[-_MOST_LINES:], *report[:_MOST_LINES]]).rstrip()
-
-    def stacks(self, index: int) -> str:
-        """Return what the host of group `index` has written of its stacks since `forget_stacks`."""
-        offset = index * PLACE_BYTES + STACKS_AT + self._n_read.get(index, 0)
-        written = os.pread(self.fd, _MOST_STACKS_BYTES, offset)
-        return written.partition(b"\0")[0].decode(errors="replace")
-
-    def forget_stacks(self, index: int) -> None:
-        """Have `stacks` begin after what has been written so far."""
-        while written := self.stacks(index):
-            self._n_read[index] = self._n_read.get(index, 0) + len(written.encode())
 
     def _take(self, offset: int, most_bytes: int) -> str:
         data = os.pread(self.fd, most_bytes, offset)

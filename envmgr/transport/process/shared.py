@@ -37,12 +37,11 @@ class SharedFiles:
     def __init__(self, *, has_memory: bool) -> None:
         self.host_bells: dict[int, int] = {}
         self._memory: mmap.mmap | None = None
+        self._stacks = Stacks()
         with contextlib.ExitStack() as opened:  # closed again if there is not enough for all
             self._last_words = LastWords() if ARE_KEPT else None
             if self._last_words is not None:
                 opened.callback(self._last_words.close)
-            words = self._last_words
-            self._stacks = None if words is None else Stacks(words.stacks, words.forget_stacks)
             self._memory_fd = _anonymous_file() if has_memory else None
             if self._memory_fd is not None:
                 opened.callback(os.close, self._memory_fd)
@@ -84,9 +83,9 @@ class SharedFiles:
         """Return what the dead worker of a group has left; see `LastWords.take`."""
         return "" if self._last_words is None else self._last_words.take(index)
 
-    def stacks(self, index: int, pid: int) -> str:
+    def stacks(self, pid: int) -> str:
         """Return where a worker is that hangs; see `Stacks.of`."""
-        return "" if self._stacks is None else self._stacks.of(index, pid)
+        return "" if self._last_words is None else self._stacks.of(pid)
 
     # -- what the parent does with it ---------------------------------------------------------
 
@@ -122,7 +121,7 @@ class SharedFiles:
         for host_id in list(self.host_bells):
             self.drop_bell(host_id)
         fds = self._fds
-        self._memory_fd = self.bell = self._last_words = self._stacks = None
+        self._memory_fd = self.bell = self._last_words = None
         for fd in fds:
             forget_fd(fd)
             os.close(fd)

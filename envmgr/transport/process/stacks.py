@@ -6,11 +6,10 @@ import contextlib
 import itertools
 import os
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 from envmgr.worker import last_words
-from envmgr.worker.last_words import STACKS_SIGNAL
+from envmgr.worker.last_words import STACKS_FILE, STACKS_SIGNAL
 
 _PATIENCE_S = 0.1
 """How long to wait for one worker's stacks: writing them takes less than a millisecond, once it
@@ -27,25 +26,19 @@ _LOOK_EVERY_S = 0.001
 _STILL_S = 0.004
 """Nothing says that all is written but that nothing follows."""
 
+_MOST_BYTES = 1 << 16
+
 
 class Stacks:
-    """Asks workers for their stacks.
+    """Asks workers for their stacks; from any process of their user."""
 
-    Args:
-        read: returns what the worker of a group has written since `forget`.
-        forget: has it begin after what has been written so far.
-    """
-
-    def __init__(self, read: Callable[[int], str], forget: Callable[[int], None]) -> None:
-        self._read = read
-        self._forget = forget
+    def __init__(self) -> None:
         self._window_ends = self._left_s = 0.0
 
-    def of(self, index: int, pid: int) -> str:
+    def of(self, pid: int) -> str:
         """Return where a worker is.
 
         Args:
-            index: of its group.
             pid: of the process.
 
         Returns:
@@ -55,25 +48,43 @@ class Stacks:
         status = _status_of(pid)
         if not status:
             return ""
-        found = self._asked(index, pid) if _listens(pid, status) else ""
+        path = _file_of(pid) if _listens(pid, status) else None
+        found = "" if path is None else self._asked(pid, path)
         return of_envs(found) or _without_stacks(pid, status)
 
-    def _asked(self, index: int, pid: int) -> str:
-        self._forget(index)
-        with contextlib.suppress(OSError):
+    def _asked(self, pid: int, path: str) -> str:
+        text = ""
+        with contextlib.suppress(OSError):  # it has ended
+            os.truncate(path, 0)
             os.kill(pid, STACKS_SIGNAL or 0)
-        began = now = changed = time.monotonic()
-        if now > self._window_ends:
-            self._window_ends, self._left_s = now + _WINDOW_S, _MOST_S
-        text, patience_s = "", min(_PATIENCE_S, max(self._left_s, _STILL_S))
-        while now - began < patience_s and not (text and now - changed >= _STILL_S):
-            time.sleep(_LOOK_EVERY_S)
-            now = time.monotonic()
-            if (latest := self._read(index)) != text:
-                text, changed = latest, now
-        if not text:
-            self._left_s -= now - began
+            began = now = changed = time.monotonic()
+            if now > self._window_ends:
+                self._window_ends, self._left_s = now + _WINDOW_S, _MOST_S
+            patience_s = min(_PATIENCE_S, max(self._left_s, _STILL_S))
+            while now - began < patience_s and not (text and now - changed >= _STILL_S):
+                time.sleep(_LOOK_EVERY_S)
+                now = time.monotonic()
+                if (latest := _read(path)) != text:
+                    text, changed = latest, now
+            if not text:
+                self._left_s -= now - began
         return text
+
+
+def _file_of(pid: int) -> str | None:
+    """Return the path of the file that a worker writes its stacks into; None if it has none."""
+    folder = f"/proc/{pid}/fd"
+    with contextlib.suppress(OSError):
+        for name in os.listdir(folder):
+            with contextlib.suppress(OSError):  # closed meanwhile
+                if os.readlink(f"{folder}/{name}").startswith(f"/memfd:{STACKS_FILE} "):
+                    return f"{folder}/{name}"
+    return None
+
+
+def _read(path: str) -> str:
+    with open(path, "rb") as file:
+        return file.read(_MOST_BYTES).decode(errors="replace")
 
 
 def of_envs(stacks: str) -> str:

@@ -136,8 +136,8 @@ class ProcessTransport(Transport):
 
     def whereabouts(self, host_id: int) -> str:
         """Return the stacks of a worker; waits for them, for a tenth of a second at most."""
-        index, pid = self._alive.get(host_id), self.pids.get(host_id)
-        return "" if index is None or pid is None else self._shared.stacks(index, pid)
+        pid = self.pids.get(host_id)
+        return "" if pid is None else self._shared.stacks(pid)
 
     @property
     def pids(self) -> dict[int, int]:

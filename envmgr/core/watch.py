@@ -1,0 +1,235 @@
+"""The thread that keeps the board of a manager: what others on the machine may know of its envs.
+
+It looks at the record once a second, and reads only. Nothing that happens in a step has to be noted
+for it, so it costs nothing there; what it says is as exact as it looks often.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import logging
+import os
+import queue
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from envmgr.core.phases import Phase
+from envmgr.errors import EnvFailure
+from envmgr.transport.fds import forget_fd, keep_from_children
+from envmgr.transport.process.threads import BACKGROUND_THREAD
+from envmgr.types import Clock
+from envmgr.wire.board import Activity, Board, BoardPlan, PostedBoard, put_text, text_in
+
+if TYPE_CHECKING:  # it is the engine's
+    from envmgr.core.engine import Engine
+
+logger = logging.getLogger("envmgr")
+
+LOOK_EVERY_S = 1.0
+_LEAST_REST = 100
+"""With many envs it looks less often: it rests so many times as long as it has looked."""
+
+_MOST_CALLS = 12
+
+_OURS = f"{Path(__file__).parents[1]}{os.sep}"
+
+_OF_PHASE = np.zeros(len(Phase), np.uint8)
+for _phase, _activity in {
+    Phase.IDLE: Activity.READY,
+    Phase.STARTING: Activity.STARTING,
+    Phase.RESETTING: Activity.RESETTING,
+    Phase.POSTED: Activity.STEPPING,
+    Phase.STEPPING: Activity.STEPPING,
+    Phase.CANCELLING: Activity.CANCELLING,
+    Phase.CALLING: Activity.CALLING,
+    Phase.ENDING: Activity.ENDING,
+    Phase.PAUSING: Activity.PAUSING,
+}.items():
+    _OF_PHASE[_phase] = _activity
+
+_AT_WORK = np.isin(
+    np.arange(len(Activity)),
+    [Activity.STARTING, Activity.RESETTING, Activity.STEPPING, Activity.CALLING],
+)
+"""At what a host has to be asked first whether it has begun with it."""
+
+
+class Watch:
+    """Writes the board of an engine.
+
+    Where there are no fds or threads for it, there is no board, and all else goes on.
+
+    Args:
+        kind: of the manager.
+        clock: monotonic seconds.
+    """
+
+    def __init__(self, kind: str, clock: Clock) -> None:
+        self._kind = kind
+        self._clock = clock
+        self._posted: PostedBoard | None = None
+        self._thread: threading.Thread | None = None
+        self._ended: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._tokens = np.empty(0, np.uint64)
+        self._latest: EnvFailure | None = None
+
+    def begin(self, engine: Engine) -> None:
+        """Begin to watch an engine."""
+        hosts = engine.supervisor.hosts
+        plan = BoardPlan(
+            os.getpid(), self._kind, hosts.env_num, len(hosts.slots), len(hosts.groups)
+        )
+        try:
+            self._posted = posted = PostedBoard(plan)
+            if posted.fd is not None:
+                keep_from_children(posted.fd)
+            self._engine = engine
+            self._tokens = hosts.record.tokens.copy()
+            if (board := posted.board) is not None:
+                board.since[...] = board.call_since[...] = self._clock()
+            self.look()
+            thread = threading.Thread(target=self._run, name=BACKGROUND_THREAD, daemon=True)
+            thread.start()
+            self._thread = thread
+        except (OSError, RuntimeError, ValueError) as error:
+            logger.debug("there is no board of this manager: %s", error)
+            self._close()
+
+    def end(self) -> None:
+        """Let go of the board; idempotent."""
+        thread = self._thread
+        self._ended.put(None)
+        if thread is not None and thread is not threading.current_thread():
+            thread.join()
+        self._close()
+
+    def _close(self) -> None:
+        posted = self._posted
+        if posted is not None:
+            if posted.fd is not None:
+                forget_fd(posted.fd)
+            posted.close()
+
+    def _run(self) -> None:
+        rest_s = LOOK_EVERY_S
+        while True:
+            with contextlib.suppress(queue.Empty):
+                self._ended.get(timeout=rest_s)
+                return
+            began = self._clock()
+            try:
+                self.look()
+            except Exception:  # a defect of ours must not vanish with the thread
+                logger.exception("the board of a manager is not kept any more")
+                return
+            rest_s = max(LOOK_EVERY_S, _LEAST_REST * (self._clock() - began))
+
+    # -- looking ----------------------------------------------------------------------------
+
+    def look(self) -> None:
+        """Write down how things are."""
+        board, now = None if self._posted is None else self._posted.board, self._clock()
+        if board is None:
+            return
+        hosts, states = self._engine.supervisor.hosts, self._engine.supervisor.states
+        activities, tokens = self._activities(), hosts.record.tokens.copy()
+        seen = np.frombuffer(bytes(states.column), np.uint8)
+        slots = hosts.slots
+        with board.writing():
+            changed = activities != board.activities
+            changed |= tokens != self._tokens
+            changed |= seen != board.states
+            board.since[changed] = now
+            board.activities[...], board.states[...], self._tokens = activities, seen, tokens
+            board.hosts[...] = [slot.group.index for slot in slots]
+            board.generations[...] = [slot.generation for slot in slots]
+            board.episodes[...] = [slot.episode for slot in slots]
+            pids = self._engine.transport.pids
+            board.pids[...] = [pids.get(group.host_id or 0, 0) for group in hosts.groups]
+            self._write_counters(board)
+            self._write_failures(board)
+            self._write_call(board, now)
+            board.looked_at[0] = now
+
+    def _activities(self) -> npt.NDArray[np.uint8]:
+        hosts = self._engine.supervisor.hosts
+        record, block, n = hosts.record, hosts.block, hosts.env_num
+        phases = np.frombuffer(bytes(record.phases.column), np.uint8)
+        found: npt.NDArray[np.uint8] = _OF_PHASE[phases]
+        for env_id in list(record.undelivered):
+            if phases[env_id] == Phase.IDLE:
+                found[env_id] = Activity.ANSWERED
+        for slot in hosts.slots:
+            if slot.host_id is None and phases[slot.env_id] == Phase.IDLE:
+                found[slot.env_id] = Activity.NONE
+        if block is not None:
+            posted = (phases[:n] == Phase.POSTED) | (phases[:n] == Phase.STEPPING)
+            answered = (block.replies == record.tokens[:n]) & posted
+            found[:n][answered] = Activity.ANSWERED
+        at_work = _AT_WORK[found]
+        for group in hosts.groups:
+            if not group.is_shared:
+                continue
+            running = group.running.env_id if group.running is not None else -1
+            if block is not None and block.running[group.index]:
+                running = int(block.running[group.index]) - 1
+            if running in group.by_id:
+                for env_id in group.by_id:
+                    if env_id != running and at_work[env_id]:
+                        found[env_id] = Activity.QUEUED
+        return found
+
+    def _write_counters(self, board: Board) -> None:
+        counted = self._engine.supervisor.statistics
+        board.counters[...] = (
+            counted.actions,
+            counted.timesteps,
+            counted.episodes,
+            sum(counted.failures_by_kind.copy().values()),
+            counted.renewals,
+        )
+
+    def _write_failures(self, board: Board) -> None:
+        """Write down the failures that have come since the last look."""
+        counted = self._engine.supervisor.statistics
+        latest = tuple(counted.latest_failures)
+        if not latest or latest[-1] is self._latest:
+            return
+        known = [i for i, failure in enumerate(latest) if failure is self._latest]
+        self._latest = latest[-1]
+        for failure in latest[known[0] + 1 if known else 0 :]:
+            if 0 <= failure.env_id < len(board.errors):
+                put_text(board.errors[failure.env_id], str(failure))
+        for env_id, count in counted.failures_by_env.copy().items():
+            board.failed[env_id] = count
+
+    def _write_call(self, board: Board, now: float) -> None:
+        """Write down which call the trainer is in, and where its main thread is."""
+        caller = self._engine.caller
+        call = "" if caller is None else caller.f_code.co_name
+        if call != text_in(board.call):
+            put_text(board.call, call)
+            board.call_since[0] = now
+        frame = sys._current_frames().get(threading.main_thread().ident or 0)
+        put_text(board.where, "\n".join(itertools.islice(_calls(frame), _MOST_CALLS)))
+
+
+def _calls(frame: FrameType | None) -> Iterator[str]:
+    """Return the calls of a thread, the innermost first, in faulthandler's form.
+
+    Without those of ours that it is in: which that is, is known.
+    """
+    while frame is not None and frame.f_code.co_filename.startswith(_OURS):
+        frame = frame.f_back
+    while frame is not None:
+        code = frame.f_code
+        yield f'  File "{code.co_filename}", line {frame.f_lineno} in {code.co_name}'
+        frame = frame.f_back

@@ -1,0 +1,1 @@
+"""Looking at trainers that run: dumps, live tables, metrics and timelines."""

@@ -1,0 +1,141 @@
+"""Finds the boards of a trainer that runs on this machine."""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import socket
+from pathlib import Path
+from typing import Any
+
+from envmgr.errors import UnreadableRunError
+from envmgr.wire.board import FILE, HEADER_BYTES, Board, board_in
+
+PROCESS = "process.json"
+"""Name of the file in a run's folder that says which process it is, as long as it goes on."""
+
+
+def boards_of(pid: int) -> list[Board]:
+    """Return the boards of the managers of a process, those launched first first.
+
+    They show how things are, not how they were: `Board.read` makes a copy.
+
+    Raises:
+        UnreadableRunError: there is no such process, it is another user's, or it has no manager.
+    """
+    folder = f"/proc/{pid}/fd"
+    try:
+        names = os.listdir(folder)
+    except FileNotFoundError as error:
+        raise UnreadableRunError(_no_process(pid)) from error
+    except OSError as error:
+        raise UnreadableRunError(
+            f"process {pid} cannot be looked at: {error.strerror}. Only its own user and root may."
+        ) from error
+    by_file: dict[int, Board] = {}
+    for name in names:
+        _look_at(f"{folder}/{name}", by_file)
+    found = by_file.values()
+    own = [board for board in found if board.plan.pid in _pids_of(pid)]
+    if not own:
+        detail = " (it is a fork of the process that has one)" if found else ""
+        raise UnreadableRunError(
+            f"process {pid} has no manager that is launched, or one of an older envmgr{detail}. "
+            "Give the pid of the trainer itself, not of a worker or of a shell around it."
+        )
+    return sorted(own, key=lambda board: (float(board.since.min(initial=0.0)), id(board)))
+
+
+def _no_process(pid: int) -> str:
+    if not os.path.isdir("/proc/self"):
+        return "trainers can be looked at from outside on Linux only: it takes /proc"
+    return f"there is no process {pid}: it has ended, or is in another container"
+
+
+def _look_at(path: str, found: dict[int, Board]) -> None:
+    """Add the board that an open file is, if it is one; a file may be open several times."""
+    try:
+        if not os.readlink(path).startswith(f"/memfd:{FILE} "):
+            return
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:  # closed meanwhile
+        return
+    try:
+        about = os.fstat(fd)
+        if about.st_ino in found or about.st_size < HEADER_BYTES:
+            return  # or it is being made
+        memory = mmap.mmap(fd, about.st_size, prot=mmap.PROT_READ)
+    finally:
+        os.close(fd)
+    found[about.st_ino] = board_in(memory, about.st_size)
+
+
+def _pids_of(pid: int) -> list[int]:
+    """Return a pid, and what the process is called in its own container."""
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except OSError:
+        return [pid]
+    own = [line.split()[1:] for line in lines if line.startswith("NSpid:")]
+    return [pid, *map(int, *own)] if own else [pid]
+
+
+# -- runs ---------------------------------------------------------------------------------------
+
+
+def process_facts() -> dict[str, Any]:
+    """Return what tells this process from all others, for the folder of a run."""
+    pid = os.getpid()
+    return {"pid": pid, "started": _start_of(pid), "host": socket.gethostname()}
+
+
+def pid_of(target: str) -> int:
+    """Return the pid of a trainer.
+
+    Args:
+        target: the pid, or the folder of an `envmgr run`.
+
+    Raises:
+        UnreadableRunError: it is neither, or the run has ended.
+    """
+    if target.isascii() and target.isdecimal() and not os.path.isdir(target):
+        return int(target[:20])
+    folder = Path(target)
+    try:
+        facts = json.loads((folder / PROCESS).read_bytes()[:4096])
+        pid, started, host = facts["pid"], facts["started"], facts["host"]
+        if type(pid) is not int or pid < 1:
+            raise ValueError(f"its pid is {pid!r}")
+    except FileNotFoundError as error:
+        raise UnreadableRunError(_no_run(folder)) from error
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UnreadableRunError(
+            f"{str(folder / PROCESS)!r} does not say which process the run is: {error!r}. "
+            "Give the pid of the trainer."
+        ) from error
+    if host != socket.gethostname():
+        raise UnreadableRunError(f"the run in {target!r} is, or was, on {host!r}: look at it there")
+    if _start_of(pid) != started:
+        raise UnreadableRunError(f"the run in {target!r} has ended: it was process {pid}")
+    return pid
+
+
+def _no_run(folder: Path) -> str:
+    if (folder / "summary.json").exists():
+        return f"the run in {str(folder)!r} has ended: see summary.json there"
+    if folder.is_dir():
+        return f"{str(folder)!r} is no folder of a run that goes on: there is no {PROCESS} in it"
+    return (
+        f"{str(folder)!r} is neither a pid nor a folder. Give the pid of the trainer, or the "
+        "folder that `envmgr run` writes its results into."
+    )
+
+
+def _start_of(pid: int) -> str | None:
+    """Return when a process was started, in a form to compare; None if it is gone."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()} {fields[19]}"
+    except (OSError, IndexError):
+        return None

@@ -1,0 +1,166 @@
+"""What a dump of a trainer says: of every env, and where its workers are."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from envmgr.lifecycle import EnvState
+from envmgr.transport.process.stacks import Stacks
+from envmgr.wire.board import COUNTERS, Activity, Board, text_in
+
+_MOST_ERROR = 160
+_IDLE = " in await_bell\n"
+"""How a line of stacks ends that is where workers wait."""
+
+_HEADER = ("env", "state", "at", "for", "generation", "episodes", "failures")
+
+
+def figures_of(board: Board, *, stacks: bool) -> dict[str, Any]:
+    """Return what a board says, as values that JSON holds.
+
+    Args:
+        board: a copy, or one that goes on.
+        stacks: ask worker processes for theirs.
+    """
+    shown, now = board.read(), time.monotonic()
+    plan, ask = shown.plan, Stacks()
+    workers = [
+        {
+            "pid": pid,
+            "env_ids": [i for i in range(plan.total) if shown.hosts[i] == index],
+            "memory_bytes": resident_bytes(pid),
+            **({"stacks": ask.of(pid)} if stacks else {}),
+        }
+        for index, pid in enumerate(shown.pids.tolist())
+        if pid
+    ]
+    return {
+        "pid": plan.pid,
+        "command": command_of(plan.pid),
+        "manager": plan.kind,
+        "env_num": plan.env_num,
+        "age_s": max(now - float(shown.looked_at[0]), 0.0),
+        "call": text_in(shown.call) or None,
+        "call_s": max(now - float(shown.call_since[0]), 0.0),
+        "trainer": text_in(shown.where),
+        **dict(zip(COUNTERS, shown.counters.tolist(), strict=True)),
+        "envs": [_env(shown, i, now) for i in range(plan.total)],
+        "workers": workers,
+    }
+
+
+def _env(board: Board, i: int, now: float) -> dict[str, Any]:
+    return {
+        "env_id": i,
+        "is_spare": i >= board.plan.env_num,
+        "state": _name(EnvState, int(board.states[i])),
+        "at": _label(int(board.activities[i])),
+        "for_s": max(now - float(board.since[i]), 0.0),
+        "generation": int(board.generations[i]),
+        "episodes": int(board.episodes[i]),
+        "failures": int(board.failed[i]),
+        "last_error": text_in(board.errors[i]) or None,
+    }
+
+
+def _name(states: type[EnvState], number: int) -> str:
+    return states(number).name if number in states._value2member_map_ else "?"
+
+
+def _label(number: int) -> str:
+    return Activity(number).label if number < len(Activity) else "?"
+
+
+def dump_of(boards: Sequence[Board], *, stacks: bool = True) -> str:
+    """Return a dump as text.
+
+    Args:
+        boards: of one process.
+        stacks: ask worker processes for theirs, which takes a tenth of a second for one that does
+            not answer.
+    """
+    parts = [_text_of(figures_of(board, stacks=stacks)) for board in boards]
+    return "\n\n".join(parts) + "\n"
+
+
+def _text_of(figures: dict[str, Any]) -> str:
+    doing = "in code of its own"
+    if figures["call"]:
+        doing = f"in {figures['call']}"
+    lines = [
+        f"process {figures['pid']}: {figures['command']}",
+        f"{figures['manager']} manager of {figures['env_num']} envs, as it was "
+        f"{_seconds(figures['age_s'])} ago: {figures['timesteps']:,} timesteps, "
+        f"{figures['episodes']:,} episodes, {figures['failures']:,} failures",
+        f"the trainer is {doing}, for {_seconds(figures['call_s'])}; its main thread:",
+        figures["trainer"],
+        "",
+        *_table(figures["envs"]),
+    ]
+    for worker in figures["workers"]:
+        memory_mb = worker["memory_bytes"] / 1e6
+        name = f"worker {worker['pid']} of {_envs_text(worker['env_ids'])}, {memory_mb:.0f} MB"
+        stacks = worker.get("stacks", "")
+        if _IDLE in stacks:  # between requests: nothing of that is the env's
+            stacks = ""
+            name += ": waits for what to do"
+        lines += ["", name, *([stacks] if stacks else [])]
+    return "\n".join(lines)
+
+
+def _table(envs: Sequence[dict[str, Any]]) -> Iterator[str]:
+    rows = [_HEADER, *map(_row, envs)]
+    widths = [max(len(row[k]) for row in rows) for k in range(len(_HEADER))]
+    for row, env in zip(rows, [None, *envs], strict=True):
+        error = "last error" if env is None else _first_line(env["last_error"])
+        cells = "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+        yield f"{cells}  {error}".rstrip()
+
+
+def _row(env: dict[str, Any]) -> tuple[str, ...]:
+    name = f"{env['env_id']}{' (spare)' if env['is_spare'] else ''}"
+    counts = (str(env[key]) for key in ("generation", "episodes", "failures"))
+    return (name, env["state"], env["at"], _seconds(env["for_s"]), *counts)
+
+
+def _envs_text(env_ids: Sequence[int]) -> str:
+    if len(env_ids) == 1:
+        return f"env {env_ids[0]}"
+    return f"envs {', '.join(map(str, env_ids))}"
+
+
+def _first_line(error: str | None) -> str:
+    line = (error or "").partition("\n")[0]
+    return line if len(line) <= _MOST_ERROR else f"{line[:_MOST_ERROR]}..."
+
+
+def _seconds(seconds: float) -> str:
+    if seconds < 1.0:
+        return "< 1 s"
+    if seconds < 120.0:
+        return f"{seconds:.0f} s"
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
+
+
+def command_of(pid: int) -> str:
+    """Return the command line of a process, as far as it is known."""
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return "?"
+    return b" ".join(words).decode(errors="replace").strip()[:200] or "?"
+
+
+def resident_bytes(pid: int) -> int:
+    """Return the resident memory of a process; 0 where that cannot be read."""
+    try:
+        pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+        return pages * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError, IndexError):
+        return 0

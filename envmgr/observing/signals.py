@@ -1,0 +1,102 @@
+"""A dump when a signal comes."""
+
+from __future__ import annotations
+
+import _thread
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+from envmgr.errors import ConfigError, StateError
+from envmgr.observing.dump import dump_of
+from envmgr.wire.board import own_boards
+
+
+class _Dumper:
+    """A signal handler that has a dump written, and then calls the one that was there."""
+
+    def __init__(self, path: str | None, before: Callable[..., Any] | None) -> None:
+        self._path = path
+        self._before = before
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        # On a thread of its own, and by one system call: what the signal has interrupted may hold
+        # any lock, that of stderr first of all.
+        _thread.start_new_thread(self._write, ())
+        if self._before is not None:
+            self._before(number, frame)
+
+    def _write(self) -> None:
+        with contextlib.suppress(Exception):  # nobody is there to catch it
+            boards = own_boards()
+            text = dump_of(boards) if boards else "envmgr: no manager is launched\n"
+            write_text(self._path, text)
+
+
+def write_text(path: str | None, text: str) -> None:
+    """Append a text to a file; to stderr if there is no path."""
+    if path is None:
+        os.write(2, text.encode(errors="replace"))
+        return
+    with open(path, "a", encoding="utf-8", errors="replace") as file:
+        file.write(text)
+
+
+def dump_on_signal(signal_number: int | None = None, file: str | None = None) -> None:
+    """Have a signal write a dump of all managers of this process; from now on.
+
+    What `envmgr dump` prints: the state of every env, and where its workers are. The run goes on
+    meanwhile. A handler that is there is called afterwards. Python runs handlers between two
+    bytecodes of the main thread: of a trainer that hangs in C code, ask `envmgr dump` instead.
+
+    Args:
+        signal_number: which; None: SIGUSR1.
+        file: path of a file that dumps are appended to; None: stderr.
+
+    Raises:
+        ConfigError: there is no such signal here, or a handler that cannot be kept.
+        StateError: this is not the main thread, in which Python has handlers set.
+    """
+    _install(signal_number, file)
+
+
+@contextmanager
+def dumping_on_signal() -> Iterator[None]:
+    """As `dump_on_signal`, as long as this is open, and where it can be had."""
+    before: tuple[int, Any] | None = None
+    with contextlib.suppress(ConfigError, StateError):
+        before = _install(None, None)
+    try:
+        yield
+    finally:
+        if before is not None:
+            signal.signal(*before)
+
+
+def _install(signal_number: int | None, file: str | None) -> tuple[int, Any]:
+    """Set the handler; return the signal, and the handler that was there."""
+    number = getattr(signal, "SIGUSR1", None) if signal_number is None else signal_number
+    if number is None:
+        raise ConfigError(f"there is no SIGUSR1 on {sys.platform}: name another signal")
+    try:
+        before = signal.getsignal(number)
+    except (ValueError, TypeError) as error:
+        raise ConfigError(f"{number!r} is no signal: {error}") from error
+    if before is None:
+        raise ConfigError(
+            f"{signal.Signals(number).name} has a handler that is not Python's, such as one of "
+            "faulthandler, and cannot be kept. Choose another signal."
+        )
+    kept = before._before if isinstance(before, _Dumper) else before
+    try:
+        signal.signal(number, _Dumper(file, kept if callable(kept) else None))
+    except ValueError as error:
+        raise StateError("handlers of signals are set in the main thread: call it there") from error
+    except OSError as error:
+        raise ConfigError(f"signal {number} can have no handler: {error}") from error
+    return number, before

@@ -1,0 +1,289 @@
+"""The board of a manager: what others on the machine may know of its envs.
+
+It is a file without a name. The trainer writes it now and then, and nobody else does. Processes of
+the same user find it among the open files of the trainer (`/proc/<pid>/fd`) and map it for reading.
+So they need nothing of the trainer: it may be in a long wait, in code of its own, stopped, or hung
+with the GIL held.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import sys
+import weakref
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from enum import IntEnum
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from envmgr.errors import UnreadableRunError
+from envmgr.spaces import Array
+
+FILE = "envmgr-board"
+VERSION = 1
+HEADER_BYTES = 4096
+TEXT_BYTES = 2048
+_TRIES = 50
+
+
+class Activity(IntEnum):
+    """What an env is at, as its trainer knows it."""
+
+    NONE = 0
+    READY = 1
+    STARTING = 2
+    RESETTING = 3
+    STEPPING = 4
+    QUEUED = 5
+    ANSWERED = 6
+    CANCELLING = 7
+    CALLING = 8
+    ENDING = 9
+    PAUSING = 10
+
+    @property
+    def label(self) -> str:
+        """What it is called in a dump."""
+        return _LABELS[self]
+
+
+_LABELS = {
+    Activity.NONE: "no host",
+    Activity.READY: "waits for an action",
+    Activity.STARTING: "construction",
+    Activity.RESETTING: "reset",
+    Activity.STEPPING: "step",
+    Activity.QUEUED: "waits for its host",
+    Activity.ANSWERED: "waits to be gathered",
+    Activity.CANCELLING: "cancelled step",
+    Activity.CALLING: "call",
+    Activity.ENDING: "its host ends",
+    Activity.PAUSING: "pause before a retry",
+}
+
+COUNTERS = ("actions", "timesteps", "episodes", "failures", "renewals")
+
+
+class BoardPlan(NamedTuple):
+    """How large a board is, and whose it is.
+
+    Attributes:
+        pid: of the trainer.
+        kind: `manager.type`.
+        env_num: envs.
+        total: envs and spares.
+        n_hosts: hosts.
+        latencies: numbers of `wire.latencies` of each env and kind; 0 if none are measured.
+    """
+
+    pid: int
+    kind: str
+    env_num: int
+    total: int
+    n_hosts: int
+    latencies: int = 0
+
+    def columns(self) -> list[tuple[str, tuple[int, ...], Any]]:
+        """Return name, shape and dtype of each column, in their order."""
+        n, hosts = self.total, self.n_hosts
+        return [
+            ("version", (1,), np.uint64),
+            ("looked_at", (1,), np.float64),
+            ("call_since", (1,), np.float64),
+            ("counters", (len(COUNTERS),), np.uint64),
+            ("call", (64,), np.uint8),
+            ("where", (TEXT_BYTES,), np.uint8),
+            ("pids", (hosts,), np.int64),
+            ("states", (n,), np.uint8),
+            ("activities", (n,), np.uint8),
+            ("hosts", (n,), np.int64),
+            ("since", (n,), np.float64),
+            ("generations", (n,), np.uint64),
+            ("episodes", (n,), np.uint64),
+            ("failed", (n,), np.uint64),
+            ("latencies", (2, n, self.latencies), np.float64),
+            ("errors", (n, TEXT_BYTES), np.uint8),
+        ]
+
+    @property
+    def nbytes(self) -> int:
+        """Size of a board."""
+        return HEADER_BYTES + sum(
+            _aligned(int(np.prod(shape)) * np.dtype(dtype).itemsize)
+            for _, shape, dtype in self.columns()
+        )
+
+
+def _aligned(nbytes: int) -> int:
+    return -(-nbytes // 8) * 8
+
+
+class Board:
+    """The columns of a board over a memory.
+
+    Args:
+        memory: of `plan.nbytes` bytes.
+        plan: how large it is.
+
+    Attributes:
+        plan: how large it is, and whose.
+        version: (1,) odd while it is written.
+        looked_at: (1,) when it was written last, on the monotonic clock, which is the same for all
+            processes of a machine.
+        call: name of the public call that the trainer is in; empty if it is in code of its own.
+        call_since: (1,) since when, on that clock; at most so long ago as was looked.
+        where: the innermost Python calls of the trainer's main thread.
+        counters: see `COUNTERS`.
+        pids: (n_hosts,) of worker processes; 0 where there is none.
+        states: (total,) numbers of `EnvState`.
+        activities: (total,) numbers of `Activity`.
+        hosts: (total,) index of each env's host.
+        since: (total,) since when state, activity and request are what they are.
+        generations, episodes, failed: (total,) how often each was renewed, reset, and has failed.
+        errors: (total, TEXT_BYTES) the last failure of each.
+        latencies: (2, total, plan.latencies) those of steps, and of resets.
+    """
+
+    version: npt.NDArray[np.uint64]
+    looked_at: npt.NDArray[np.float64]
+    call: npt.NDArray[np.uint8]
+    call_since: npt.NDArray[np.float64]
+    where: npt.NDArray[np.uint8]
+    counters: npt.NDArray[np.uint64]
+    pids: npt.NDArray[np.int64]
+    states: npt.NDArray[np.uint8]
+    activities: npt.NDArray[np.uint8]
+    hosts: npt.NDArray[np.int64]
+    since: npt.NDArray[np.float64]
+    generations: npt.NDArray[np.uint64]
+    episodes: npt.NDArray[np.uint64]
+    failed: npt.NDArray[np.uint64]
+    errors: npt.NDArray[np.uint8]
+    latencies: npt.NDArray[np.float64]
+
+    def __init__(self, memory: Any, plan: BoardPlan) -> None:
+        self.plan = plan
+        offset = HEADER_BYTES
+        for name, shape, dtype in plan.columns():
+            column: Array = np.ndarray(shape, dtype=dtype, buffer=memory, offset=offset)
+            offset += _aligned(column.nbytes)
+            setattr(self, name, column)
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """Have readers wait, or look again, while this is open."""
+        self.version += np.uint64(1)
+        try:
+            yield
+        finally:
+            self.version += np.uint64(1)
+
+    def read(self) -> Board:
+        """Return a copy that nobody changes, of one moment.
+
+        Of a trainer that was stopped or killed while it wrote, the copy is of what there is.
+        """
+        copied = bytearray(self.plan.nbytes)
+        copy = Board(copied, self.plan)
+        names = [name for name, _, _ in self.plan.columns()]
+        for _ in range(_TRIES):
+            before = int(self.version[0])
+            for name in names:
+                getattr(copy, name)[...] = getattr(self, name)
+            if before % 2 == 0 and before == int(self.version[0]):
+                break
+        return copy
+
+
+def put_text(place: npt.NDArray[np.uint8], text: str) -> None:
+    """Write a text into its place, as far as there is room."""
+    data = text.encode(errors="replace")[: len(place)]
+    place[: len(data)] = memoryview(data)
+    place[len(data) :] = 0
+
+
+def text_in(place: npt.NDArray[np.uint8]) -> str:
+    """Return the text in a place."""
+    return place.tobytes().rstrip(b"\0").decode(errors="replace")
+
+
+class PostedBoard:
+    """A board of this process, for others to find.
+
+    Args:
+        plan: how large it is.
+
+    Attributes:
+        board: to be written; None once it is closed.
+        fd: of the file; None where there are no such files.
+
+    Raises:
+        OSError: there are no more fds, or no more memory.
+    """
+
+    def __init__(self, plan: BoardPlan) -> None:
+        self.fd: int | None = None
+        self.board: Board | None = None
+        memory: Any = bytearray(plan.nbytes)
+        if sys.platform == "linux" and hasattr(os, "memfd_create"):
+            self.fd = os.memfd_create(FILE, os.MFD_CLOEXEC)
+            try:
+                os.ftruncate(self.fd, plan.nbytes)
+                memory = mmap.mmap(self.fd, plan.nbytes)
+            except BaseException:
+                self.close()
+                raise
+        header = json.dumps({"envmgr_board": VERSION, **plan._asdict()}).encode()
+        memory[: len(header)] = header
+        self.board = Board(memory, plan)
+        OPEN.add(self)
+
+    def close(self) -> None:
+        """Have nobody find it any more."""
+        OPEN.discard(self)
+        self.board = None  # with the memory, which has an fd of its own
+        fd, self.fd = self.fd, None
+        if fd is not None:
+            os.close(fd)
+
+
+OPEN: weakref.WeakSet[PostedBoard] = weakref.WeakSet()
+
+
+def own_boards() -> list[Board]:
+    """Return the boards of this process; from any thread."""
+    boards = [posted.board for posted in list(OPEN)]
+    return [board for board in boards if board is not None and board.plan.pid == os.getpid()]
+
+
+def board_in(memory: Any, nbytes: int) -> Board:
+    """Return the board in a memory.
+
+    Args:
+        memory: what was found.
+        nbytes: its size.
+
+    Raises:
+        UnreadableRunError: it is none, or none of this version, or not whole.
+    """
+    try:
+        header: Mapping[str, Any] = json.loads(bytes(memory[:HEADER_BYTES]).rstrip(b"\0"))
+        version = header["envmgr_board"]
+        plan = BoardPlan(**{name: header[name] for name in BoardPlan._fields})
+        sizes = (plan.pid, plan.env_num, plan.total, plan.n_hosts, plan.latencies)
+        fits = all(type(size) is int and size >= 0 for size in sizes) and type(plan.kind) is str
+    except (ValueError, KeyError, TypeError) as error:
+        raise UnreadableRunError(f"what was found is no board of a manager: {error!r}") from error
+    if version != VERSION:
+        raise UnreadableRunError(
+            f"the trainer's envmgr keeps boards of version {version}, and this one reads those of "
+            f"{VERSION}. Use the envmgr that the trainer runs."
+        )
+    if not fits or plan.nbytes > nbytes:
+        raise UnreadableRunError(f"a board of {nbytes} bytes is not whole, or its header is wrong")
+    return Board(memory, plan)

@@ -1,0 +1,98 @@
+"""A trainer is looked at from outside while it runs, and is not disturbed by it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium.spaces import Box, Discrete
+
+from envmgr import make
+from envmgr.cli import main
+from envmgr.worker.last_words import STACKS_SIGNAL
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="it takes /proc")
+
+PATIENCE_S = 60.0
+
+
+class Gated(gymnasium.Env[Any, Any]):
+    """An env whose steps wait for a file where the action is 2."""
+
+    observation_space = Box(0.0, 1.0, (2,), np.float32)
+    action_space = Discrete(3)
+
+    def __init__(self, gate: Path) -> None:
+        self._gate = gate
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        while action == 2 and not self._gate.exists():
+            time.sleep(0.01)
+        return np.ones(2, np.float32), 1.0, False, False, {}
+
+
+def awaited(look: Callable[[], Any], is_so: Callable[[Any], bool]) -> Any:
+    end = time.monotonic() + PATIENCE_S
+    while not is_so(found := look()):
+        assert time.monotonic() < end, found
+        time.sleep(0.05)
+    return found
+
+
+def dumped() -> Any:
+    found = subprocess.run(
+        [sys.executable, "-m", "envmgr", "dump", "--json", str(os.getpid())],
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    (figures,) = json.loads(found.stdout)
+    return figures
+
+
+def test_a_dump_of_a_trainer_that_waits_shows_who_keeps_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gate = tmp_path / "gate"
+    with make(partial(Gated, gate), env_num=4, type="subprocess", num_workers=2) as manager:
+        manager.step(dict.fromkeys(manager.ready_obs, 1))
+        manager.send({0: 1, 1: 2, 2: 1, 3: 1})
+
+        def at(figures: Any) -> list[str]:
+            return [env["at"] for env in figures["envs"]]
+
+        kept = ["waits to be gathered", "step", "waits to be gathered", "waits to be gathered"]
+        figures = awaited(dumped, lambda figures: at(figures) == kept)
+        assert [env["state"] for env in figures["envs"]] == ["RUN"] * 4
+        workers = figures["workers"]
+        assert [worker["env_ids"] for worker in workers] == [[0, 1], [2, 3]]
+        assert f'File "{__file__}", line ' in workers[0]["stacks"]
+        assert " in step" in workers[0]["stacks"]
+        assert figures["pid"] == os.getpid()
+        assert f'"{__file__}"' in figures["trainer"]
+        for _ in range(300):  # more than a file of stacks that only grew would hold
+            os.kill(workers[0]["pid"], STACKS_SIGNAL or 0)
+        assert main(["dump", str(os.getpid())]) == 0
+        text = capsys.readouterr().out
+        assert f'File "{__file__}", line ' in text
+        assert "envs 2, 3" in text
+        assert main(["dump", str(workers[0]["pid"])]) == 2
+        assert "has no manager" in capsys.readouterr().err
+        gate.touch()
+        timesteps = manager.recv(min_ready=4)
+        assert sorted(timesteps) == [0, 1, 2, 3]
+        assert not any(timestep.done for timestep in timesteps.values())
+        assert manager.stats()["failures"] == 0
