@@ -33,13 +33,15 @@ BENCH_VENV ?= .venv-bench
 # DI-engine needs numpy below 2, and so an environment of its own.
 BENCH_DING_VENV = $(BENCH_VENV)-ding
 BENCH_DING_PYTHON ?= $(PYTHON)
+# The packages of the extra `envs` have an environment of their own as well.
+ENVS_VENV ?= .venv-envs
 BENCH_OUT ?= docs/benchmarks
 SOAK_OUT ?= docs/reliability
 
 PIP_INSTALL = $(VENV)/bin/python -m pip install --disable-pip-version-check -qq
 REQUIREMENTS = setup.cfg pyproject.toml
 
-.PHONY: help venv demo test test-trainers docs bench soak scoreboard test-matrix lint typecheck format clean distclean
+.PHONY: help venv demo test test-trainers test-envs docs bench soak scoreboard test-matrix lint typecheck format clean distclean
 
 help:  ## print this list
 	@echo 'usage: make TARGET'
@@ -57,6 +59,10 @@ test: $(VENV)/.test-$(V2)  ## run all tests
 
 test-trainers: $(VENV)/.core  ## run trainers' own tests on envmgr; SUITES=DIR has checkouts (DIR/gymnasium ...)
 	@$(VENV)/bin/python tests/trainers/run.py --suites $(SUITES) --venvs .venv-trainers --torch '$(TORCH)' $(ARGS)
+
+test-envs: $(ENVS_VENV)/.envs  ## run Atari, MuJoCo, MiniGrid and Procgen under every kind that fits
+	@echo "==> running envs of other packages with $$($(ENVS_VENV)/bin/python --version)"
+	@$(ENVS_VENV)/bin/python -m pytest tests/contract/test_real_envs.py $(ARGS)
 
 docs: $(VENV)/.dev  ## write the generated pages of docs/reference anew
 	@echo "==> generating docs/reference"
@@ -112,7 +118,7 @@ clean:  ## remove caches and build outputs
 
 distclean: clean  ## remove the virtual environments as well
 	@echo "==> removing virtual environments"
-	@rm -rf .venv .venv-3.* $(BENCH_VENV) $(BENCH_DING_VENV) .venv-trainers .venv-suites
+	@rm -rf .venv .venv-3.* $(ENVS_VENV) $(BENCH_VENV) $(BENCH_DING_VENV) .venv-trainers .venv-suites
 
 # The stamp files below say what is installed; a newer setup.cfg or pyproject.toml installs again.
 
@@ -149,6 +155,12 @@ $(VENV)/.test-no: $(VENV)/.made $(REQUIREMENTS)
 	@echo "==> installing envmgr with the extra test into $(VENV)"
 	@$(PIP_INSTALL) --editable '.[test]' $(foreach requirement,$(WITH),'$(requirement)')
 	@touch $@ $(VENV)/.core
+
+$(ENVS_VENV)/.envs: $(REQUIREMENTS)
+	@$(MAKE) --no-print-directory VENV=$(ENVS_VENV) $(ENVS_VENV)/.made
+	@echo "==> installing envmgr with the extras test and envs into $(ENVS_VENV)"
+	@$(ENVS_VENV)/bin/python -m pip install --disable-pip-version-check -qq --editable '.[test,envs]'
+	@touch $@
 
 $(VENV)/.dev: $(VENV)/.made $(REQUIREMENTS)
 	@echo "==> installing envmgr with the extra dev into $(VENV)"

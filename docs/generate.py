@@ -12,7 +12,7 @@ import inspect
 import re
 import sys
 import textwrap
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from enum import Enum, IntEnum
 from pathlib import Path
 from typing import Any, TypeVar
@@ -22,6 +22,7 @@ from envmgr import collect, errors, lifecycle, testing
 from envmgr.config import CollectConfig, EnvConfig, ManagerConfig, schema_markdown
 from envmgr.config.checks import show_value
 from envmgr.config.kind_sections import EnvPool, GymVector
+from envmgr.config.known_envs import KNOWN_PACKAGES
 from envmgr.core import ArrayBatch, phases
 from envmgr.env import (
     BatchedEnv,
@@ -197,12 +198,34 @@ One of `id` and `entry` is given. The keys are only for config files and for `ma
 is built by `create_env_manager` gets its envs as `env_fn`.
 
 {schema_markdown(EnvConfig)}
+### Well-known packages
+
+Ids of these envs have their package imported: see
+[the guide](../guide/configs.md#envs-of-well-known-packages). An id has one of the namespaces, which
+end with a slash, or is like one of the patterns. Where `kwargs` is "no", a config file gives the
+env no arguments but `render_mode`, unless the module is allowed.
+
+{table(("ids", "`pip install`", "module", "`kwargs`", "registered in"), _known_packages())}
 ## `collect`
 
 What `envmgr run` does. `--steps`, `--episodes` and `--output` replace the keys of the same name. At
 most one of `steps` and `episodes` is given.
 
 {schema_markdown(CollectConfig)}"""
+
+
+def _known_packages() -> Iterator[tuple[str, ...]]:
+    for known in KNOWN_PACKAGES:
+        n_shown = 12  # of Atari's old ids there are many
+        ids = [*(f"{name}/" for name in known.namespaces), *known.ids]
+        more = f" and {len(ids) - n_shown} more" if len(ids) > n_shown else ""
+        yield (
+            " ".join(f"`{name}`" for name in ids[:n_shown]) + more,
+            f"`{known.distribution}`",
+            f"`{known.module}`",
+            "yes" if known.plain_arguments else "no",
+            known.source,
+        )
 
 
 def _own_kinds() -> list[str]:

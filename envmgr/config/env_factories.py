@@ -11,6 +11,7 @@ import difflib
 import importlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -18,7 +19,15 @@ from gymnasium.envs import registration
 from gymnasium.envs.registration import EnvSpec
 
 from envmgr.config.checks import check_value, integer, show_value
-from envmgr.config.imports import ImportPolicy, check_env_id, import_modules, import_object
+from envmgr.config.imports import (
+    ImportPolicy,
+    check_env_id,
+    import_modules,
+    import_object,
+    module_of,
+)
+from envmgr.config.installed import check_installed
+from envmgr.config.known_envs import nearest_package, package_around, package_of_id
 from envmgr.config.manager import MAX_ENV_NUM
 from envmgr.config.merge import to_plain
 from envmgr.config.paths import check_wrapper_paths
@@ -109,7 +118,7 @@ def env_factories(
     module = None
     source: EnvSpec | str
     if config.id is not None:
-        source, module = _registration(config.id)
+        source, module = _registration(config.id, policy)
     elif config.entry is not None:
         source = config.entry
     else:
@@ -133,6 +142,7 @@ def check_imports(config: EnvConfig, policy: ImportPolicy | None) -> None:
     """
     if config.id is not None and policy is not None:
         check_env_id(config.id, policy)
+        _check_arguments(config.id, config.kwargs, policy)
     if config.entry is not None:
         import_object(config.entry, allow=policy, key="env.entry")
     for index, wrapper in enumerate(config.wrappers):
@@ -142,13 +152,30 @@ def check_imports(config: EnvConfig, policy: ImportPolicy | None) -> None:
             check_wrapper_paths(found, wrapper["kwargs"], key)
 
 
-def _registration(env_id: str) -> tuple[EnvSpec, str | None]:
+def _check_arguments(env_id: str, kwargs: Mapping[str, Any], policy: ImportPolicy) -> None:
+    """Refuse arguments in a file for envs of known packages that may do anything with them.
+
+    Raises:
+        ConfigError: says what would allow them.
+    """
+    module, _, name = env_id.rpartition(":")
+    spec = gymnasium.registry.get(name)
+    registrar = module_of(spec.entry_point) if spec and callable(spec.entry_point) else ""
+    if spec is not None and isinstance(spec.entry_point, str):
+        registrar = spec.entry_point.partition(":")[0]
+    for known in (package_of_id(name), package_around(module), package_around(registrar)):
+        if known is not None:
+            policy.admit_arguments(known, kwargs, env_id)
+
+
+def _registration(env_id: str, policy: ImportPolicy | None) -> tuple[EnvSpec, str | None]:
     """Return what gymnasium knows of an id, and the module to import for it."""
     module, colon, name = env_id.partition(":")
     if colon:
         import_modules([module], key="env.id")
     else:
         name = env_id
+        _import_known(name, policy)
     try:
         spec = gymnasium.spec(_current_name(name))
     except gymnasium.error.Error as error:
@@ -159,6 +186,21 @@ def _registration(env_id: str) -> tuple[EnvSpec, str | None]:
             "can be made alone"
         )
     return spec, module if colon else None
+
+
+def _import_known(name: str, policy: ImportPolicy | None) -> None:
+    """Import the well-known package that registers an id, unless somebody has.
+
+    Raises:
+        MissingDependencyError: it is not installed.
+        ConfigError: Python would import something else, or importing it fails.
+    """
+    known = None if name in gymnasium.registry else package_of_id(name)
+    if known is None:
+        return
+    if policy is None or not policy.allows(known.module):
+        check_installed(known, [Path.cwd()] if policy is None else policy.folders, name, "env.id")
+    import_modules([known.module], key="env.id")
 
 
 def _current_name(name: str) -> str:
@@ -179,6 +221,9 @@ def _current_name(name: str) -> str:
 def _unknown_id_text(env_id: str, name: str, error: Exception) -> str:
     near = difflib.get_close_matches(name, list(gymnasium.registry), n=3, cutoff=0.5)
     nearest = f"the nearest ids are {', '.join(near)}" if near else "no id is like it"
+    meant = None if package_of_id(name) else nearest_package(name)
+    if meant is not None:
+        nearest += f"; ids that begin with {meant[0]!r} are of the package {meant[1].distribution}"
     return (
         f"env.id is {env_id!r}, which gymnasium does not have: {nearest}. ({error}) If a module "
         "registers it when it is imported, write `module:Name-v0`."

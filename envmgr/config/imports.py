@@ -3,9 +3,12 @@
 A config given by code is trusted: it imports what it names. A config file is not, since naming a
 module runs its code. What a file names is imported only when its module is
 
-* in the allow-list, which code (`load_config(..., allow_imports=["my_pkg"])`) or the command line
-  (`--allow-import my_pkg`) gives, never the file: `my_pkg` allows `my_pkg` and `my_pkg.*`;
+* in the allow-list, which code (`load_config(..., allow_imports=["my_pkg"])`), the command line
+  (`--allow-import my_pkg`) or the user's surroundings (`allow_list`) give, never the file: `my_pkg`
+  allows `my_pkg` and `my_pkg.*`;
 * part of gymnasium (environment and wrapper classes) or of envmgr's own envs and policies;
+* one of the table of well-known packages (`known_envs`), and is installed as that: these may be
+  imported for the envs that they register. What arguments these may be given is said there, too;
 * found in the config file's own folder or in the current working directory, so that a user's own
   config runs his own code without further ado. Such a folder is appended to `sys.path`, once, and
   stays there, because workers import the module as well and get the `sys.path` of their parent.
@@ -24,23 +27,33 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
-import importlib.util
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from importlib.machinery import ModuleSpec, PathFinder
+from importlib.machinery import PathFinder
 from pathlib import Path
 from types import ModuleType
 from typing import Any, cast
 
-from envmgr.config.checks import check_value, list_of, nearest
+from envmgr.config.allow_list import allowed_by_user, checked_prefixes
+from envmgr.config.checks import check_value, nearest
 from envmgr.config.field_checks import MODULE_NAME, OBJECT_PATH
+from envmgr.config.installed import check_installed, find, homes_of
+from envmgr.config.known_envs import (
+    CLASS_MODULES,
+    KnownPackage,
+    package_of_classes,
+    package_of_module,
+)
 from envmgr.errors import ConfigError
 
 OWN_MODULES = ("envmgr.testing", "envmgr.env", "envmgr.collect")
 """Modules of envmgr whose envs and policies a config file may name without an allow-list."""
 
 _POLICIES = "envmgr.collect.policies"
+
+_OF_CLASSES = ("gymnasium", *OWN_MODULES, *CLASS_MODULES)
+"""Modules of which a file may name classes of envs and wrappers."""
 
 
 @dataclass(frozen=True)
@@ -55,11 +68,18 @@ class ImportPolicy:
     allow: tuple[str, ...] = ()
     folders: tuple[Path, ...] = ()
 
-    def admit_module(self, module: str, name: str, key: str) -> None:
+    def allows(self, module: str) -> bool:
+        """Return whether the allow-list has a module."""
+        return _within(module, self.allow)
+
+    def admit_module(self, module: str, name: str, key: str, *, registers: bool = False) -> None:
         """Refuse a module that is not allowed; nothing is imported.
+
+        With `registers` the import itself is all that the config asks for.
 
         Raises:
             ConfigError: says what would allow it.
+            MissingDependencyError: it is of a known package that is not installed.
         """
         if _within(module, (*self.allow, "gymnasium", *OWN_MODULES)):
             return
@@ -68,7 +88,41 @@ class ImportPolicy:
             if _is_found_in(folder, top):
                 _make_importable(folder, top, key)
                 return
-        raise self._refusal(module, name, key)
+        known = package_of_module(module) if registers else package_of_classes(module)
+        if known is None:
+            raise self._refusal(module, name, key)
+        check_installed(known, self.folders, name, key)
+
+    def admit_registering(self, module: str, name: str, key: str) -> None:
+        """Refuse a module to be imported for what it registers that is not allowed for that.
+
+        The folders do not count: modules in them are to be listed.
+
+        Raises:
+            ConfigError: says what would allow it.
+            MissingDependencyError: it is of a known package that is not installed.
+        """
+        if self.allows(module):
+            return
+        known = package_of_module(module)
+        if known is None:
+            raise ImportPolicy(self.allow)._refusal(module, name, key)
+        check_installed(known, self.folders, name, key)
+
+    def admit_arguments(self, known: KnownPackage, given: Iterable[str], name: str) -> None:
+        """Refuse arguments from a file for an env that may do anything with them.
+
+        Raises:
+            ConfigError: says what would allow them.
+        """
+        refused = sorted(set(given) - {"render_mode"})
+        if known.plain_arguments or not refused or self._is_trusted(known.module):
+            return
+        raise ConfigError(
+            f"env.id is {name!r}, and env.kwargs has {', '.join(refused)}; but arguments of the "
+            f"envs of {known.distribution} can name code, programs or files to write, so a config "
+            f"file gives them none but render_mode. {_ways_out(known.top)}"
+        )
 
     def admit_object(self, found: Any, name: str, key: str) -> None:
         """Refuse an object that belongs to a module that is not allowed.
@@ -76,7 +130,7 @@ class ImportPolicy:
         Raises:
             ConfigError: says what would allow it.
         """
-        module = _module_of(found)
+        module = module_of(found)
         if self._is_trusted(module) or _is_env_class(found) or _is_own_policy(found):
             return
         raise self._refusal(module, name, key)
@@ -89,11 +143,11 @@ class ImportPolicy:
         """
         if isinstance(owner, ModuleType):
             module = owner.__name__
-            if not self._is_trusted(module) and not _within(module, ("gymnasium", *OWN_MODULES)):
+            if not self._is_trusted(module) and not _within(module, _OF_CLASSES):
                 raise self._refusal(module, name, key)
 
     def _is_trusted(self, module: str) -> bool:
-        if _within(module, self.allow):
+        if self.allows(module):
             return True
         return any(_lives_in(folder, module.partition(".")[0]) for folder in self.folders)
 
@@ -103,32 +157,28 @@ class ImportPolicy:
         return ConfigError(
             f"{key} is {name!r}, which belongs to module {module!r}; a config file may not import "
             f"that (allowed: {allowed}{f', and modules found in {folders}' if folders else ''}). "
-            f"If you trust it, run with --allow-import {module.partition('.')[0]}, or pass "
-            f"load_config(..., allow_imports=[{module.partition('.')[0]!r}])."
+            f"{_ways_out(module.partition('.')[0])}"
         )
+
+
+def _ways_out(top: str) -> str:
+    return (
+        f"If you trust it, run with --allow-import {top}, pass load_config(..., "
+        f"allow_imports=[{top!r}]), or see docs/guide/configs.md for lasting ways."
+    )
 
 
 def file_policy(allow_imports: Sequence[str] | None, file: Path) -> ImportPolicy:
     """Return the policy for the names in `file`.
 
     Raises:
-        ConfigError: `allow_imports` is not a list of module names.
+        ConfigError: `allow_imports`, or what the user has set for all configs, is malformed.
     """
     folders = [file.parent.resolve()]
+    allow = (*checked_prefixes(allow_imports), *allowed_by_user(folders[0]))
     with contextlib.suppress(OSError):  # the working directory may have been removed
         folders.append(Path.cwd().resolve())
-    return ImportPolicy(checked_prefixes(allow_imports), tuple(dict.fromkeys(folders)))
-
-
-def checked_prefixes(allow_imports: Sequence[str] | None) -> tuple[str, ...]:
-    """Return an allow-list as a tuple; None is the empty one.
-
-    Raises:
-        ConfigError: it is not a list of dotted module names.
-    """
-    given = () if allow_imports is None else allow_imports
-    prefixes: tuple[str, ...] = check_value(list_of(MODULE_NAME), given, "allow_imports")
-    return prefixes
+    return ImportPolicy(allow, tuple(dict.fromkeys(folders)))
 
 
 def import_object(
@@ -165,25 +215,27 @@ def import_object(
 def import_modules(
     names: Iterable[str], *, policy: ImportPolicy | None = None, key: str = "manager.import_names"
 ) -> None:
-    """Import modules for what they register; with a policy, only those in its allow-list.
+    """Import modules for what they register; with a policy, only those that it allows for that.
 
     Raises:
         ConfigError: a module is not allowed, not found or fails.
+        MissingDependencyError: it is of a known package that is not installed.
     """
     for name in names:
         if policy is not None:
-            ImportPolicy(policy.allow).admit_module(name, name, key)
+            policy.admit_registering(name, name, key)
         _import_module(name, key)
 
 
 def check_preload(names: Iterable[str], policy: ImportPolicy) -> None:
-    """Refuse modules that are not in the allow-list: workers are to import them. None is imported.
+    """Refuse modules that may not be imported: workers are to import them. None is imported here.
 
     Raises:
         ConfigError: a module is not allowed.
+        MissingDependencyError: it is of a known package that is not installed.
     """
     for name in names:
-        ImportPolicy(policy.allow).admit_module(name, name, "manager.preload")
+        policy.admit_registering(name, name, "manager.preload")
 
 
 def check_env_id(env_id: str, policy: ImportPolicy) -> None:
@@ -191,10 +243,22 @@ def check_env_id(env_id: str, policy: ImportPolicy) -> None:
 
     Raises:
         ConfigError: the module is not allowed.
+        MissingDependencyError: it is of a known package that is not installed.
     """
     module, colon, _ = env_id.partition(":")
     if colon:
-        policy.admit_module(check_value(MODULE_NAME, module, "env.id"), env_id, "env.id")
+        checked = check_value(MODULE_NAME, module, "env.id")
+        policy.admit_module(checked, env_id, "env.id", registers=True)
+
+
+def module_of(found: Any) -> str:
+    """Return the name of the module that an object belongs to, whatever it was reached through."""
+    if isinstance(found, ModuleType):
+        return found.__name__
+    if isinstance(found, functools.partial):
+        return module_of(found.func)
+    module = getattr(found, "__module__", None)
+    return module if isinstance(module, str) else type(found).__module__
 
 
 def _split(path: str) -> tuple[str, list[str]]:
@@ -251,19 +315,9 @@ def _within(module: str, prefixes: Iterable[str]) -> bool:
     return any(module == prefix or module.startswith(f"{prefix}.") for prefix in prefixes)
 
 
-def _module_of(found: Any) -> str:
-    """Return the name of the module that an object belongs to, whatever it was reached through."""
-    if isinstance(found, ModuleType):
-        return found.__name__
-    if isinstance(found, functools.partial):
-        return _module_of(found.func)
-    module = getattr(found, "__module__", None)
-    return module if isinstance(module, str) else type(found).__module__
-
-
 def _is_env_class(found: Any) -> bool:
-    """Return whether it is a class of envs or wrappers, of gymnasium or of envmgr."""
-    if not isinstance(found, type) or not _within(found.__module__, ("gymnasium", *OWN_MODULES)):
+    """Return whether it is a class of envs or wrappers that files may name."""
+    if not isinstance(found, type) or not _within(found.__module__, _OF_CLASSES):
         return False
     bases = {(base.__module__, base.__name__) for base in found.__mro__}
     return bool(bases & {("gymnasium.core", "Env"), ("envmgr.env.base", "BaseEnv")})
@@ -273,16 +327,6 @@ def _is_own_policy(found: Any) -> bool:
     return isinstance(found, type) and found.__module__ == _POLICIES
 
 
-def _homes(spec: ModuleSpec | None) -> list[Path]:
-    """Return the folders that a top-level module was found in."""
-    if spec is None:
-        return []
-    places = list(spec.submodule_search_locations or ())
-    if not places and spec.has_location and spec.origin:
-        places = [spec.origin]
-    return [Path(place).absolute().parent.resolve() for place in places]
-
-
 def _is_found_in(folder: Path, top: str) -> bool:
     importlib.invalidate_caches()
     return PathFinder.find_spec(top, [str(folder)]) is not None
@@ -290,10 +334,7 @@ def _is_found_in(folder: Path, top: str) -> bool:
 
 def _lives_in(folder: Path, top: str) -> bool:
     """Return whether Python would take, or has taken, the module `top` from `folder`."""
-    try:
-        return folder in _homes(importlib.util.find_spec(top))
-    except ValueError:  # a module without a spec, such as `__main__`
-        return False
+    return folder in homes_of(find(top))
 
 
 def _make_importable(folder: Path, top: str, key: str) -> None:

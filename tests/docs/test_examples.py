@@ -23,6 +23,7 @@ from packaging.version import Version
 import envmgr
 from envmgr import load_config
 from envmgr.cli import main
+from envmgr.config.allow_list import allowed_by_user
 from envmgr.errors import EnvManagerError
 from tests.docs.blocks import (
     ROOT,
@@ -146,6 +147,12 @@ def test_a_config_loads(block: Block, folder: Path) -> None:
         assert "raises" not in block.marks, f"{block} is not refused"
 
 
+@pytest.mark.parametrize("block", _params(_of_language("toml")))
+def test_a_project_file_allows_something(block: Block, folder: Path) -> None:
+    (folder / "pyproject.toml").write_text(block.text, encoding="utf-8")
+    assert allowed_by_user(folder / "configs")
+
+
 @pytest.mark.parametrize("block", _params(_of_language("pycon")))
 def test_a_session_gives_what_it_shows(block: Block, folder: Path) -> None:
     public = {name: getattr(envmgr, name) for name in envmgr.__all__}
@@ -237,7 +244,7 @@ def check_script(arguments: list[str]) -> None:
 
 
 def test_every_block_is_of_a_language_that_is_tested() -> None:
-    tested = {"python", "yaml", "sh", "pycon", "text"}
+    tested = {"python", "yaml", "sh", "pycon", "text", "toml"}
     untested = {"mermaid"}  # a diagram
     found = {block.language for blocks in BLOCKS.values() for block in blocks}
     assert found <= tested | untested

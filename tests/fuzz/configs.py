@@ -61,10 +61,13 @@ class ConfigReport:
 
 # -- values ---------------------------------------------------------------------------------------
 
+FORGED = "highway_env"
+"""A well-known package that lies beside the configs, and is not installed."""
 NAMES = (
     *("os:system", "logging.os:system", "logging:os.system", "logging.os.system", "posix:system"),
     *("subprocess:Popen", "builtins:exec", "builtins:eval", "importlib:import_module", "this:s"),
     *("antigravity:fly", "turtle:done", "pty:spawn", "os.path:os.system", "..os:system", ":", "a:"),
+    *("shimmy", FORGED, "minigrid.wrappers:ViewSizeWrapper"),
     *("canary:run", "canary.deep:run", "canary.deep.run", "canary", "canary.deep", "__main__:main"),
     *("gymnasium:make", "gymnasium.envs.registration:load_env_creator", "gymnasium:Env.__class__"),
     *("gymnasium:Env.__subclasses__", "gymnasium.core:np.f2py.main", "gymnasium:core.np.load"),
@@ -79,7 +82,8 @@ NAMES = (
     *("envmgr.env.figures:os.system", "envmgr.collect.policies:RandomPolicy", "random", "\u00aa:b"),
     *("gymnasium:" + "a." * 500 + "b", "a" * 5000 + ":b", "canary:run.__globals__", "canary:Env()"),
 )
-IDS = ("CartPole-v1", "CartPole-v0", "CartPole", "canary:CartPole-v1", "os:X-v0", "this:Foo-v0")
+IDS = ("highway-v0", "GymV26Environment-v0", "ALEE/Pong-v5")
+IDS += ("CartPole-v1", "CartPole-v0", "CartPole", "canary:CartPole-v1", "os:X-v0", "this:Foo-v0")
 IDS += (
     "a/b/c-v1",
     "-v1",
@@ -343,7 +347,12 @@ def _fuzz_in(folder: Path, n: int, seed: int, stack: contextlib.ExitStack) -> Co
         package.mkdir(parents=True)
     (site / "canary" / "__init__.py").write_text(CANARY)
     (site / "canary" / "deep" / "__init__.py").write_text(CANARY)
+    (work / f"{FORGED}.py").write_text(CANARY)
     (work / "link").symlink_to(site)
+    (work / f"{FORGED}-1.0.dist-info").mkdir()
+    metadata = f"Metadata-Version: 2.1\nName: {FORGED}\nVersion: 1.0\n"
+    (work / f"{FORGED}-1.0.dist-info" / "METADATA").write_text(metadata)
+    (work / "pyproject.toml").write_text('[tool.envmgr]\nallow_imports = ["canary", "os"]\n')
     sys.path.append(str(site))
     stack.callback(sys.path.remove, str(site))
     stack.callback(os.chdir, Path.cwd())
