@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from envmgr import make
 from envmgr.cli import main
 from envmgr.cli.prepare import manager_of
 from envmgr.config_file import resolve_config
@@ -128,6 +129,28 @@ def test_the_same_seeds_and_actions_give_the_same_under_every_kind(game: str) ->
     for kind in KINDS[1:]:
         found = observations(game, kind)
         assert all(map(np.array_equal, found, expected)), kind
+
+
+def test_an_atari_episode_becomes_a_video(tmp_path: Path) -> None:
+    needs("ale_py")
+    av = pytest.importorskip("av")
+    kwargs = {"render_mode": "rgb_array", "max_num_frames_per_episode": 120}
+    manager = make("ALE/Pong-v5", 2, num_workers=2, env_kwargs=kwargs, seed=0)
+    manager.enable_save_replay(str(tmp_path))
+    n_steps = {0: 0, 1: 0}
+    with manager:
+        running = {0, 1}
+        while running:
+            for env_id, timestep in manager.step(dict.fromkeys(running, 2)).items():
+                n_steps[env_id] += 1
+                if timestep.done:
+                    running.remove(env_id)
+    for env_id in (0, 1):
+        with av.open(str(tmp_path / f"env_{env_id}-episode_000000.mp4")) as video:
+            frames = [frame.to_ndarray(format="rgb24") for frame in video.decode(video=0)]
+        assert len(frames) == n_steps[env_id] + 1
+        assert frames[0].shape == (210, 160, 3)
+        assert not np.array_equal(frames[5], frames[-1])
 
 
 def test_an_atari_id_needs_nothing_else(tmp_path: Path) -> None:
