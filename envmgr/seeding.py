@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from envmgr.errors import ConfigError, UnknownEnvError
+from envmgr.spaces.agents import random_action
 from envmgr.spaces.reading import Unreadable, read_dict, read_list, short_text
 
 
@@ -126,14 +127,18 @@ class Samplers:
                 sequence = np.random.SeedSequence((seed, _ACTIONS))
                 self._spaces[env_id].seed(int(sequence.generate_state(1)[0]))
 
-    def sample(self, env_id: int) -> Any:
+    def sample(self, env_id: int, newest: Callable[[], Any] = lambda: None) -> Any:
         """Return a random action for one env.
+
+        Args:
+            env_id: which.
+            newest: gives the observation that it shows: the agents in it act. None: all do.
 
         Raises:
             ConfigError: its action space has none.
         """
         try:
-            return self._spaces[env_id].sample()
+            return random_action(self._spaces[env_id], newest)
         except NotImplementedError as error:
             raise ConfigError(
                 f"the action space of env {env_id} has no random values: it is a bare Space, or "

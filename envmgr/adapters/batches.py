@@ -13,7 +13,7 @@ from envmgr.adapters.failures import failure_of, plain_info, raise_in_trainer, r
 from envmgr.adapters.rows import EnvIds, Rows, joined
 from envmgr.errors import ConfigError, EnvManagerError
 from envmgr.manager import EnvManager
-from envmgr.spaces import rows_of
+from envmgr.spaces import AgentSpace, rows_of
 from envmgr.types import Once
 
 
@@ -65,6 +65,7 @@ class FixedBatches:
                 + ("episodes begin by themselves" if auto_reset else "the trainer resets its envs")
             )
         self.manager = manager
+        self._adapter = adapter
         self.n = manager.env_num
         self._raises = raises(on_failure, config.on_failure)
         self._all = list(range(self.n))
@@ -76,11 +77,22 @@ class FixedBatches:
     # -- resets -----------------------------------------------------------------------------
 
     def build(self) -> None:
-        """Build the envs, if they are not, so that what is wrong with them is known now."""
+        """Build the envs, if they are not, so that what is wrong with them is known now.
+
+        Raises:
+            ConfigError: they are multi-agent envs, whose observations are no rows.
+            EnvManagerError: as `EnvManager.launch`.
+        """
         try:
             self.manager.build()
         except EnvManagerError as error:
             self.fail(error)
+        if isinstance(self.manager.observation_space, AgentSpace):
+            raise ConfigError(
+                f"{self._adapter}: observations of these envs are dicts by agent, whose agents "
+                "come and go. Wrap each env in envmgr.env.AgentRows (in a config: env.wrappers: "
+                "[envmgr.env.AgentRows]), by which agents are rows with a mask"
+            )
 
     def reset(
         self,

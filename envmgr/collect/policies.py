@@ -31,6 +31,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from types import MappingProxyType
 from typing import Any, NamedTuple, cast
 
@@ -91,7 +92,7 @@ class RandomPolicy:
 
     def __call__(self, obs: Mapping[int, Any]) -> dict[int, Any]:
         """Return a random action for each env of `obs`."""
-        return {env_id: self._stream(env_id).sample(0) for env_id in obs}
+        return {i: self._stream(i).sample(0, partial(obs.get, i)) for i in obs}
 
     def _stream(self, env_id: int) -> Samplers:
         stream = self._streams.get(env_id)

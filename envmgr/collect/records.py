@@ -97,7 +97,8 @@ class OpenEpisode(NamedTuple):
         """Return the episode with one timestep more.
 
         Raises:
-            EnvProtocolError: the reward is neither a number nor an array of numbers.
+            EnvProtocolError: the reward is neither a number nor an array of numbers, nor a dict of
+                such by agent, of which the sum counts.
         """
         generation, began, rewards, length, _, steps, first = self
         rewards = rewards + (reward if type(reward) is float else _as_numbers(reward, env_id))
@@ -108,6 +109,8 @@ _episode = partial(tuple.__new__, OpenEpisode)  # in half the time
 
 
 def _as_numbers(reward: Any, env_id: int) -> Any:
+    if isinstance(reward, Mapping):  # by agent
+        return sum(_as_numbers(of_one, env_id) for of_one in reward.values())
     try:
         numbers = np.asarray(reward, dtype=np.float64)
     except (TypeError, ValueError):
@@ -124,6 +127,8 @@ def _as_numbers(reward: Any, env_id: int) -> Any:
 def flag_of(info: Any, name: str) -> bool | None:
     """Return `terminated` or `truncated` of an info; None if it does not say."""
     value = info.get(name) if isinstance(info, Mapping) else None
+    if isinstance(value, Mapping):  # by agent
+        return any(value.values())
     return None if value is None else bool(value)
 
 

@@ -161,7 +161,9 @@ def abnormal_timestep(slot: EnvSlot, failure: EnvFailure, env_info: Any = None) 
         env_info: what the env itself said, if it did: a dict, or a list or tuple of dicts, whose
             form is kept.
     """
-    marks = {"abnormal": True, "terminated": False, "truncated": True, "error": failure}
+    obs = copy.deepcopy(slot.obs)
+    reward, terminated, truncated = slot.record.observed.lost_step(slot.env_id, obs)
+    marks = {"abnormal": True, "terminated": terminated, "truncated": truncated, "error": failure}
     info: Any
     if isinstance(env_info, (list, tuple)) and env_info:
         info = type(env_info)(
@@ -169,4 +171,4 @@ def abnormal_timestep(slot: EnvSlot, failure: EnvFailure, env_info: Any = None) 
         )
     else:
         info = {**(env_info if isinstance(env_info, Mapping) else {}), **marks}
-    return EnvTimestep(copy.deepcopy(slot.obs), 0.0, True, info)
+    return EnvTimestep(obs, reward, True, info)

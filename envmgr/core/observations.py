@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from envmgr.spaces import Array, Layout, Leaf, ValueMismatchError, codec_of, path_text
+from envmgr.spaces.agents import lost_step
 from envmgr.wire.arenas import COPIED, Placement, place_arrays
 
 Guard = Callable[[Array], Array]
@@ -20,9 +22,13 @@ class ObservationReader:
 
     Args:
         space: the observation space; None if unknown.
+
+    Attributes:
+        lost_step: see `spaces.agents.lost_step`.
     """
 
     def __init__(self, space: Any) -> None:
+        self.lost_step = partial(lost_step, space)
         self._structure = codec_of(space).structure
         # Of what goes to shared memory: all of it, or a part.
         self._layout = self._structure if self._structure.is_fixed else self._structure.fixed

@@ -114,6 +114,15 @@ class Observed:
         self._note(env_id)
         return self._readers[env_id].read(reference)
 
+    def lost_step(self, env_id: int, observation: Any) -> tuple[Any, Any, Any]:
+        """Return reward, terminated and truncated of a step that an env has lost.
+
+        Args:
+            env_id: which.
+            observation: the newest that it has shown.
+        """
+        return self._readers[env_id].lost_step(observation)
+
     def keep(self, env_id: int, observation: Any) -> None:
         """This is the newest observation of an env, as its user gets it."""
         self._kept[env_id] = observation

@@ -17,6 +17,7 @@ from envmgr.spaces import codec_of, same_space
 from envmgr.wire.arenas import CopyOnGet, Placement, arena_arrays, places_for, plan_placements
 from envmgr.wire.block import Block, BlockPlan
 from envmgr.wire.messages import EnvDescription, Op
+from envmgr.wire.rewards import MOST_ROOM, ROOM
 
 
 class Orientation:
@@ -111,7 +112,8 @@ class Orientation:
         )
         if not possible or actions is None:
             return None
-        return BlockPlan(len(described), len(self._hosts.groups), actions)
+        room = _reward_room(described[0].reward_space)
+        return BlockPlan(len(described), len(self._hosts.groups), actions, room)
 
     def fits(self, slot: EnvSlot, description: EnvDescription) -> bool:
         """Keep what an env says of itself; False if the one before it said something else."""
@@ -168,6 +170,12 @@ class Orientation:
             alike = _same_spaces(self.descriptions[env_id], self.descriptions[spare_id])
             self._alike[env_id] = alike
         return alike
+
+
+def _reward_room(reward_space: Any) -> int:
+    """Return how many numbers the block has room for in a reward."""
+    shape: Any = getattr(reward_space, "shape", None) or ()
+    return int(shape[0]) if len(shape) == 1 and ROOM < shape[0] <= MOST_ROOM else ROOM
 
 
 def _same_spaces(one: EnvDescription, other: EnvDescription) -> bool:

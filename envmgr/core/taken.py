@@ -273,15 +273,16 @@ def ends_of(done: bool, info: Any) -> tuple[bool, bool]:
     """Return (terminated, truncated) of a timestep whose env need not have said.
 
     An env that does not say why its episode ended counts as terminated. Where the info is a list
-    or tuple of infos, one of them is enough.
+    or tuple of infos, one of them is enough, and so is one agent where it says so by agent.
     """
-    truncated = _flag_of(info, "truncated", False)
-    return _flag_of(info, "terminated", done and not truncated), truncated
+    truncated = _flag_of(info, "truncated", False, done)
+    return _flag_of(info, "terminated", done and not truncated, done), truncated
 
 
-def _flag_of(info: Any, name: str, default: bool) -> bool:
+def _flag_of(info: Any, name: str, default: bool, done: bool) -> bool:
     if isinstance(info, dict):
-        return bool(info.get(name, default))
+        flag = info.get(name, default)
+        return done and any(flag.values()) if isinstance(flag, dict) else bool(flag)
     told = [part[name] for part in info if name in part] if isinstance(info, (list, tuple)) else []
     return any(told) if told else default
 

@@ -6,6 +6,7 @@ numpy only, and of this one what stands below `env`. An env imports its package 
 
 from __future__ import annotations
 
+from envmgr.env.agent_rows import AgentRows
 from envmgr.env.base import BaseEnv
 from envmgr.env.batch_specs import BatchedEnvSpec
 from envmgr.env.batched import BatchedEnv
@@ -16,6 +17,7 @@ from envmgr.env.pictures import EpisodePictures
 from envmgr.env.vector_batch import VectorBatch
 
 __all__ = [
+    "AgentRows",
     "BaseEnv",
     "BatchedEnv",
     "BatchedEnvSpec",

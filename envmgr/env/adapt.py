@@ -1,8 +1,8 @@
 """Hides the differences between kinds of envs from the code that runs them.
 
-Known kinds: `BaseEnv` and DI-engine's own, plain classes with the same methods, gymnasium envs, and
-envs of the old `gym` package. `as_base_env` is called on what a factory built; the other functions
-take what it returned.
+Known kinds: `BaseEnv` and DI-engine's own, plain classes with the same methods, gymnasium envs,
+multi-agent envs in PettingZoo's form, and envs of the old `gym` package. `as_base_env` is called on
+what a factory built; the other functions take what it returned.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from typing import Any
 import gymnasium
 from gymnasium.spaces import Space
 
+from envmgr.env.agent_dicts import AgentDicts, MultiAgentEnv
+from envmgr.env.agents import is_multi_agent
 from envmgr.env.base import BaseEnv
 from envmgr.env.batched import BatchedEnv, BatchRow
 from envmgr.env.contract import (
@@ -31,7 +33,7 @@ from envmgr.env.old_gym import (
     renders,
     split_reset,
 )
-from envmgr.spaces import has_samples
+from envmgr.spaces import AgentSpace, has_samples
 from envmgr.types import EnvFactory
 
 __all__ = [
@@ -60,8 +62,8 @@ def as_base_env(obj: Any, env_id: int) -> Any:
     """Return what a factory built in a form that the other functions here can run.
 
     Args:
-        obj: the env: a `BaseEnv`, a plain class with `reset` and `step`, a `gymnasium.Env`, or an
-            env of the old `gym` package.
+        obj: the env: a `BaseEnv`, a plain class with `reset` and `step`, a `gymnasium.Env`, a
+            multi-agent env in PettingZoo's form, or an env of the old `gym` package.
         env_id: the id of the env, for messages.
 
     Returns:
@@ -75,6 +77,8 @@ def as_base_env(obj: Any, env_id: int) -> Any:
         raise EnvContractError(f"the factory of env {env_id} returned {problem}")
     if isinstance(obj, BaseEnv) or _follows_ding(obj):
         return obj
+    if is_multi_agent(obj):
+        return MultiAgentEnv(obj, env_id)
     if not isinstance(obj, gymnasium.Env) and (is_old_gym(obj) or is_seeded_by_reset(obj)):
         obj = OldGymEnv(obj)
     return GymnasiumEnv(obj, env_id) if isinstance(obj, gymnasium.Env) else obj
@@ -82,8 +86,8 @@ def as_base_env(obj: Any, env_id: int) -> Any:
 
 def as_built(env: Any) -> Any:
     """Return what the factory built, given what `as_base_env` made of it."""
-    built = env.env if type(env) is GymnasiumEnv else env
-    return built.env if isinstance(built, OldGymEnv) else built
+    built = env.env if isinstance(env, GymnasiumEnv) else env
+    return built.env if isinstance(built, (OldGymEnv, AgentDicts)) else built
 
 
 def serve_env_id(env: Any, env_id: int) -> None:
@@ -229,8 +233,11 @@ def random_action_of(env: Any) -> Any:
 
 
 def sampler_of(env: Any, action_space: Space[Any]) -> Callable[[], Any]:
-    """Return what gives random actions: of the space, or where it has none those of the env."""
-    if has_samples(action_space):
+    """Return what gives random actions: of the space, or where it has none those of the env.
+
+    Those of agents are the env's, which knows who lives.
+    """
+    if has_samples(action_space) and not isinstance(action_space, AgentSpace):
         return action_space.sample
     return functools.partial(random_action_of, env)
 

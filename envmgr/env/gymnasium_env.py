@@ -9,6 +9,7 @@ import gymnasium
 import numpy as np
 from gymnasium.spaces import Box, Space
 
+from envmgr.env.agents import AgentsEnv
 from envmgr.env.base import BaseEnv
 from envmgr.env.contract import (
     EnvContractError,
@@ -137,7 +138,7 @@ class GymnasiumEnv(BaseEnv):
         layer = self.env
         while isinstance(layer, gymnasium.Wrapper) and not hasattr(layer, name):
             layer = layer.env
-        if isinstance(layer, OldGymEnv):
+        if isinstance(layer, (OldGymEnv, AgentsEnv)):
             layer.set_wrapper_attr(name, value)
         else:
             setattr(layer if hasattr(layer, name) else self.env, name, value)

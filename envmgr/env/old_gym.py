@@ -106,13 +106,13 @@ class OldGymEnv(gymnasium.Env[Any, Any]):
     def get_wrapper_attr(self, name: str) -> Any:
         """Return an attribute from the outermost wrapper that has it, or from the env itself."""
         for layer in self._layers[:-1]:
-            if _defines(layer, name):
+            if defines(layer, name):
                 return getattr(layer, name)
         return getattr(self._layers[-1], name)
 
     def set_wrapper_attr(self, name: str, value: Any, *, force: bool = True) -> bool:
         """Set an attribute where it is defined, else on the outermost wrapper."""
-        layer = next((one for one in self._layers if _defines(one, name)), self.env)
+        layer = next((one for one in self._layers if defines(one, name)), self.env)
         setattr(layer, name, value)
         return True
 
@@ -132,7 +132,8 @@ def _layers(env: Any) -> list[Any]:
     return layers
 
 
-def _defines(layer: Any, name: str) -> bool:
+def defines(layer: Any, name: str) -> bool:
+    """Return whether an attribute is an object's own, and not that of what it wraps."""
     # hasattr would not do: gym's wrappers hand on every attribute of what they wrap.
     return name in getattr(layer, "__dict__", {}) or hasattr(type(layer), name)
 

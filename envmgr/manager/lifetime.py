@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from typing_extensions import Self
@@ -21,6 +21,7 @@ from envmgr.lifecycle import EnvState
 from envmgr.manager.engine_owner import EngineOwner
 from envmgr.seeding import Samplers
 from envmgr.spaces import codec_of, same_space
+from envmgr.spaces.agents import action_check
 from envmgr.wire.messages import EnvDescription
 
 _MOST_INTERRUPTS = 10
@@ -126,9 +127,17 @@ class ManagerLifetime(EngineOwner):
         wanted = self._config.check_actions
         if wanted:
             codec = {id(s): codec_of(s, strict=wanted == "strict") for s in action_spaces}
-            self._action_checks = [codec[id(space)].refusal for space in action_spaces]
+            self._action_checks = [
+                action_check(space, codec[id(space)].refusal, self._newest(env_id))
+                for env_id, space in enumerate(action_spaces[: self.env_num])
+            ]
         self._samplers = Samplers(action_spaces)
         self._samplers.seed(self._seeds)
+
+    def _newest(self, env_id: int) -> Callable[[], Any]:
+        """Return what gives the observation that an env shows."""
+        slot = self._running.supervisor.slots[env_id]  # not of the manager: see `_keep_engine`
+        return lambda: slot.obs
 
     def _with_given_spaces(self, description: EnvDescription) -> EnvDescription:
         names = ("observation_space", "action_space", "reward_space")

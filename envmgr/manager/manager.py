@@ -336,7 +336,7 @@ class EnvManager(EnvAccess):
         samplers = self._samplers
         if samplers is None:
             raise ManagerClosedError("the manager is closed; call launch() first")
-        return {i: samplers.sample(i) for i in self.ready_obs_id}
+        return {i: samplers.sample(i, self._newest(i)) for i in self.ready_obs_id}
 
 
 @functools.lru_cache(maxsize=64)

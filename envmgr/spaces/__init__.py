@@ -10,6 +10,7 @@ and is what an env without spaces is taken to have.
 
 from __future__ import annotations
 
+from envmgr.spaces.agents import AgentSpace
 from envmgr.spaces.batches import (
     as_batch,
     concatenated,
@@ -37,6 +38,7 @@ from envmgr.spaces.values import (
 __all__ = [
     "ActionCheck",
     "ActionColumns",
+    "AgentSpace",
     "Array",
     "Codec",
     "Layout",

@@ -328,7 +328,7 @@ class _TupleCodec(_NestedCodec):
         return tuple(part.for_env(action[index]) for index, part in self._parts.items())
 
 
-_CODECS: dict[type[Any], Callable[[Any, bool], Codec]] = {
+CODECS: dict[type[Any], Callable[[Any, bool], Codec]] = {
     spaces.Box: _BoxCodec,
     spaces.Discrete: _DiscreteCodec,
     spaces.MultiDiscrete: _MultiDiscreteCodec,
@@ -349,7 +349,7 @@ def codec_of(space: spaces.Space[Any] | None, *, strict: bool = False) -> Codec:
         space: the space; None has any value.
         strict: see `Codec`.
     """
-    found = (_CODECS[cls] for cls in type(space).__mro__ if cls in _CODECS)
+    found = (CODECS[cls] for cls in type(space).__mro__ if cls in CODECS)
     return next(found, _AnyArrayCodec if _says_arrays(space) else Codec)(space, strict)
 
 

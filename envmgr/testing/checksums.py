@@ -6,7 +6,7 @@ A manager casts values to the dtypes of their spaces on the way; so does this, b
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -37,8 +37,14 @@ def checksum_of(space: Any) -> Checksum:
 
 
 def reward_checksum(reward: Any) -> int:
-    """Return the checksum of a reward: of its value as float64, whatever its type."""
+    """Return the checksum of a reward: of its value as float64, whatever its type.
+
+    Of rewards by agent it is that of all of them, in the order of the agents' names.
+    """
     try:
+        if isinstance(reward, Mapping):
+            in_order = sorted((str(agent), value) for agent, value in reward.items())
+            return zlib.crc32(repr([(a, reward_checksum(r)) for a, r in in_order]).encode()) or 1
         return zlib.crc32(np.asarray(reward, np.float64).tobytes()) or 1
     except (TypeError, ValueError):
         return UNKNOWN

@@ -102,11 +102,13 @@ class BlockPlan:
         env_num: rows.
         n_hosts: hosts that serve them.
         actions: the layout of the envs' actions.
+        reward_room: numbers that there is room for in a reward.
     """
 
     env_num: int
     n_hosts: int
     actions: Layout
+    reward_room: int = ROOM
 
     @property
     def nbytes(self) -> int:
@@ -127,7 +129,7 @@ class BlockPlan:
             ("replies", (n,), np.uint64),
             ("resets", (n,), np.uint64),
             ("rewards", (n,), np.float64),
-            ("wide_rewards", (n, ROOM), np.float64),
+            ("wide_rewards", (n, self.reward_room), np.float64),
             ("flags", (n,), np.uint16),
             ("reset_flags", (n,), np.uint16),
             ("kinds", (n,), np.uint8),
@@ -198,7 +200,7 @@ class Block:
         resets: (env_num,) token of the reset that was asked for and has been run, or of the step
             after which an episode was begun.
         rewards: (env_num,) float64; see the module `rewards`.
-        wide_rewards: (env_num, ROOM) float64, those of several numbers.
+        wide_rewards: (env_num, reward_room) float64, those of several numbers.
         flags: (env_num,) of replies.
         reset_flags: (env_num,) place of the first observation, and whether there is an info.
         kinds: (env_num,) forms of actions, see `spaces.columns`.
@@ -250,5 +252,5 @@ class Block:
         if kind < FIRST_WIDE:
             numbers = self.rewards[rows]
         else:
-            numbers = self.wide_rewards[rows, : ARRAYS[kind - FIRST_ARRAY][1]]
+            numbers = self.wide_rewards[rows, : ARRAYS[kind - FIRST_ARRAY][1] or None]
         return numbers

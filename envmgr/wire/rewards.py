@@ -14,13 +14,18 @@ import numpy.typing as npt
 TYPES: tuple[type, ...] = (float, int, np.float64, np.float32, np.int64, bool)
 """Types of single rewards, which are the first kinds; all are kept exactly as a float64."""
 
-ROOM = 8
-"""The most numbers in an array; larger ones go by message."""
+ROOM, MOST_ROOM = 8, 1024
+"""The most numbers in an array: 8, or as many as the env's reward space says, up to 1024. Others go
+by message."""
 
+_ALL = 0
 ARRAYS: tuple[tuple[np.dtype[Any], int], ...] = tuple(
-    (np.dtype(dtype), length) for length in range(1, ROOM + 1) for dtype in (np.float32, np.float64)
+    (np.dtype(dtype), length)
+    for length in (*range(1, ROOM + 1), _ALL)
+    for dtype in (np.float32, np.float64)
 )
-"""Type and length of rewards that are arrays of one dimension, which are the other kinds."""
+"""Type and length of rewards that are arrays of one dimension, which are the other kinds; 0 is the
+length of those that take all the room."""
 
 FIRST_ARRAY = len(TYPES)
 FIRST_WIDE = FIRST_ARRAY + 2
@@ -29,7 +34,12 @@ KINDS = FIRST_ARRAY + len(ARRAYS)
 
 _TYPE_KINDS = {kind: number for number, kind in enumerate(TYPES)}
 _ARRAY_KINDS: dict[tuple[np.dtype[Any], tuple[int, ...]], int] = {
-    (dtype, (length,)): FIRST_ARRAY + number for number, (dtype, length) in enumerate(ARRAYS)
+    (dtype, (length,)): FIRST_ARRAY + number
+    for number, (dtype, length) in enumerate(ARRAYS)
+    if length != _ALL
+}
+_WHOLE_KINDS = {
+    dtype: FIRST_ARRAY + k for k, (dtype, length) in enumerate(ARRAYS) if length == _ALL
 }
 _MOST_EXACT = 1 << 53
 
@@ -37,10 +47,13 @@ FITS_ALL = frozenset(range(KINDS)) - {TYPES.index(int), TYPES.index(np.int64)}
 """Kinds of which every number is one: no integer is NaN or infinite."""
 
 
-def kind_of_reward(reward: Any) -> int | None:
+def kind_of_reward(reward: Any, room: int = ROOM) -> int | None:
     """Return the kind of a reward; None if there is no room for it, or it is not kept exactly."""
     if type(reward) is np.ndarray:
-        return _ARRAY_KINDS.get((reward.dtype, reward.shape))
+        kind = _ARRAY_KINDS.get((reward.dtype, reward.shape))
+        if kind is None and reward.shape == (room,):
+            kind = _WHOLE_KINDS.get(reward.dtype)
+        return kind
     kind = _TYPE_KINDS.get(type(reward))
     if kind in FITS_ALL or (kind is not None and -_MOST_EXACT < reward < _MOST_EXACT):
         return kind
@@ -62,4 +75,4 @@ def restored(kind: int, numbers: npt.NDArray[np.float64]) -> list[Any]:
         if kind < FIRST_ARRAY:
             return list(map(TYPES[kind], numbers.tolist()))
         dtype, length = ARRAYS[kind - FIRST_ARRAY]
-        return list(numbers.reshape(-1, length).astype(dtype))
+        return list(numbers.reshape(-1, length or numbers.shape[-1]).astype(dtype))

@@ -171,6 +171,7 @@ class BlockSink(MessageSink):
         self.env_id = env_id
         self._begin = announce
         self._encoder = InfoEncoder(INFO_BYTES)
+        self._room = block.plan.reward_room
         self.rewards = items(block.rewards)
         self.flags = items(block.flags)
         self.replies = items(block.replies)
@@ -194,7 +195,7 @@ class BlockSink(MessageSink):
     ) -> tuple[Sequence[Any], bool]:
         """Write the answer; it counts when it is complete."""
         _, reward, done, ending, info = outcome
-        kind = 0 if type(reward) is float else kind_of_reward(reward)
+        kind = 0 if type(reward) is float else kind_of_reward(reward, self._room)
         data = self._encoded(info)
         if kind is None or data is None:
             return super().stepped(key, reference, outcome, after, complete)

@@ -1,0 +1,229 @@
+"""Multi-agent envs in PettingZoo's form, known by what they can do; PettingZoo is not imported.
+
+A *parallel* env takes an action of every living agent at once. One that takes turns (AEC) is made a
+parallel one by PettingZoo's own converters.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import gymnasium
+from gymnasium.spaces import Space
+
+from envmgr.env.contract import EnvContractError, as_flag, describe, env_name, scalar_reward
+from envmgr.env.gym_spaces import convert_space
+from envmgr.env.old_gym import defines
+from envmgr.errors import MissingDependencyError
+from envmgr.types import is_abnormal
+
+
+def is_multi_agent(obj: Any) -> bool:
+    """Return whether something has its spaces by agent, as PettingZoo's envs."""
+    return not isinstance(obj, gymnasium.Env) and all(
+        callable(_read(obj, name)) for name in ("observation_space", "action_space")
+    )
+
+
+def _read(obj: Any, name: str) -> Any:
+    try:
+        return getattr(obj, name, None)
+    except Exception:  # a property of an env that has not built itself yet may raise anything
+        return None
+
+
+def as_parallel(env: Any) -> Any:
+    """Return a multi-agent env as a parallel one: itself, or one that takes turns in a converter.
+
+    Raises:
+        MissingDependencyError: PettingZoo, whose converters these are, is not installed.
+        EnvContractError: it does not say which agents there may be.
+    """
+    if all(callable(_read(env, name)) for name in ("last", "agent_iter")):
+        env = _converted(env)
+    if not isinstance(_read(env, "possible_agents"), (list, tuple)):
+        raise EnvContractError(
+            f"{env_name(env)} should list in `possible_agents` all agents that may ever live, "
+            f"found {describe(_read(env, 'possible_agents'))}: their spaces are known from the "
+            "start, agents leave and join"
+        )
+    return env
+
+
+def _converted(env: Any) -> Any:
+    try:
+        conversions = importlib.import_module("pettingzoo.utils.conversions")
+    except ImportError as error:
+        raise MissingDependencyError(
+            f"{env_name(env)} takes turns (AEC), and is made a parallel env by PettingZoo, which "
+            f"cannot be imported ({error}): pip install pettingzoo"
+        ) from error
+    if (_read(env, "metadata") or {}).get("is_parallelizable", False):
+        return conversions.aec_to_parallel(env)
+    return conversions.turn_based_aec_to_parallel(env)
+
+
+class AgentStep(NamedTuple):
+    """What a step gave, by agent.
+
+    Attributes:
+        obs: of the agents that live on.
+        last: of those that ended with this step.
+        rewards: floats, of all of these; terminated, truncated: bools, likewise.
+        terminated: likewise.
+        truncated: likewise.
+        infos: as the env gave them.
+    """
+
+    obs: dict[Any, Any]
+    last: dict[Any, Any]
+    rewards: dict[Any, Any]
+    terminated: dict[Any, bool]
+    truncated: dict[Any, bool]
+    infos: Mapping[Any, Any]
+
+
+class AgentsEnv(gymnasium.Env[Any, Any]):
+    """A parallel env inside of a `gymnasium.Env`: what both views of agents have in common.
+
+    Args:
+        env: the env, with its wrappers.
+
+    Attributes:
+        env: the same, as a parallel env.
+        possible_agents: all that may ever live, in the env's order.
+        living: those that take an action now, in the same order.
+        of_observations: the space of each agent's observations.
+        of_actions: likewise of its actions.
+
+    Raises:
+        EnvContractError: it does not say which agents there may be, or lacks a space of one.
+        MissingDependencyError: it takes turns, and PettingZoo is not installed.
+    """
+
+    def __init__(self, env: Any) -> None:
+        self.env = as_parallel(env)
+        self.metadata = _read(self.env, "metadata") or {}
+        self.render_mode = _read(self.env, "render_mode")
+        self.possible_agents = list(self.env.possible_agents)
+        self.living: list[Any] = []
+        self.of_observations = self._spaces("observation_space")
+        self.of_actions = self._spaces("action_space")
+
+    def _spaces(self, name: str) -> dict[Any, Space[Any]]:
+        space_of = getattr(self.env, name)
+        return {agent: convert_space(space_of(agent)) for agent in self.possible_agents}
+
+    # -- episodes ---------------------------------------------------------------------------
+
+    def begin(self, seed: int | None, options: Any) -> tuple[dict[Any, Any], Mapping[Any, Any]]:
+        """Reset the env; return observations of the living agents, and the env's infos.
+
+        Raises:
+            EnvContractError: it returned something else.
+        """
+        super().reset(seed=seed)
+        result = self.env.reset(seed=seed, options=options)
+        if not (isinstance(result, (tuple, list)) and len(result) == 2 and _are_dicts(result)):
+            raise EnvContractError(
+                f"reset of {env_name(self.env)} should return (observations, infos), dicts by "
+                f"agent, as PettingZoo's parallel envs do; it returned {describe(result)}"
+            )
+        obs, infos = result
+        self.living = self._listed(())
+        if not self.living:
+            raise EnvContractError(f"no agent of {env_name(self.env)} lives after its reset")
+        return self._of(obs, self.living, "an observation"), infos
+
+    def act(self, actions: Any) -> AgentStep:
+        """Take an action of each living agent.
+
+        Raises:
+            EnvContractError: the env returned something else than PettingZoo's parallel envs do.
+        """
+        result = self.env.step(actions)
+        if not (isinstance(result, (tuple, list)) and len(result) == 5 and _are_dicts(result)):
+            raise EnvContractError(
+                f"step of {env_name(self.env)} should return (observations, rewards, terminations, "
+                "truncations, infos), dicts by agent, as PettingZoo's parallel envs do; it "
+                f"returned {describe(result)}"
+            )
+        obs, rewards, terminations, truncations, infos = result
+        acted = self.living
+        self._of(rewards, acted, "a reward")
+        truncated = [a for a in self.possible_agents if _flag(truncations, a)]
+        ended = [a for a in self.possible_agents if _flag(terminations, a) or a in truncated]
+        self.living = living = self._listed(ended)
+        told = [a for a in self.possible_agents if a in acted or a in living]
+        return AgentStep(
+            self._of(obs, living, "an observation"),
+            {a: obs[a] for a in acted if a not in living and a in obs},
+            {agent: scalar_reward(rewards.get(agent, 0.0)) for agent in told},
+            # One that left and was not said to have ended counts as terminated.
+            {a: _flag(terminations, a) or a not in {*living, *truncated} for a in told},
+            {agent: agent in truncated for agent in told},
+            infos,
+        )
+
+    def _listed(self, ended: Any) -> list[Any]:
+        """Return the agents that the env lists as living, in the order of `possible_agents`."""
+        listed = list(self.env.agents)
+        unknown = [agent for agent in listed if agent not in self.of_actions]
+        if unknown:
+            raise EnvContractError(
+                f"{env_name(self.env)} has agents {unknown}, which its possible_agents lack"
+            )
+        return [a for a in self.possible_agents if a in listed and a not in ended]
+
+    def _of(self, by_agent: Mapping[Any, Any], agents: list[Any], what: str) -> dict[Any, Any]:
+        missing = [agent for agent in agents if agent not in by_agent]
+        if missing:
+            raise EnvContractError(
+                f"{env_name(self.env)} gave {what} to agents {[*by_agent]}, but none to {missing}, "
+                "which its `agents` lists"
+            )
+        return {agent: by_agent[agent] for agent in agents}
+
+    # -- the env inside ---------------------------------------------------------------------
+
+    def render(self) -> Any:
+        """Return what the env renders."""
+        return self.env.render()
+
+    def close(self) -> None:
+        """Close the env."""
+        self.env.close()
+
+    def get_wrapper_attr(self, name: str) -> Any:
+        """Return an attribute of the env, else of this view, whose own the spaces are."""
+        if name in ("observation_space", "action_space") or not hasattr(self.env, name):
+            return getattr(self, name)
+        return getattr(self.env, name)
+
+    def set_wrapper_attr(self, name: str, value: Any, *, force: bool = True) -> bool:
+        """Set an attribute where it is defined, else on the outermost wrapper of the env."""
+        layer: Any = self.env
+        while layer is not None and not defines(layer, name):
+            inside = getattr(layer, "__dict__", {})
+            layer = inside.get("env", inside.get("aec_env"))
+        setattr(self.env if layer is None else layer, name, value)
+        return True
+
+
+def _are_dicts(parts: Any) -> bool:
+    return all(isinstance(part, Mapping) for part in parts)
+
+
+def _flag(flags: Mapping[Any, Any], agent: Any) -> bool:
+    flag = flags.get(agent, False)
+    return flag if type(flag) is bool else as_flag(flag, f"terminations or truncations[{agent!r}]")
+
+
+def infos_of(infos: Mapping[Any, Any]) -> dict[str, Any]:
+    """Return the infos of agents as part of one info; one of them may call the step abnormal."""
+    info: dict[str, Any] = {"infos": dict(infos)} if infos else {}
+    if is_abnormal(infos) or is_abnormal([*infos.values()]):
+        info["abnormal"] = True
+    return info
