@@ -1,4 +1,4 @@
-"""Envs that show what managers are for: uneven ones, and ones that fail.
+"""Envs that show what managers are for: uneven ones, ones that fail, and one with several agents.
 
 The configs beside this file name them in `env.entry`. A config may name any module that lies beside
 it, or in the working directory; other modules need --allow-import.
@@ -85,6 +85,81 @@ class FragileEnv(UnevenEnv):
         if fate < self._p_raise + self._p_exit + self._p_hang:
             time.sleep(1e6)
         return super().step(action)
+
+
+class ForagersEnv:
+    """Agents that look for food on a ring: a multi-agent env as PettingZoo's parallel ones are.
+
+    An agent that finds food gets 1, and sometimes another one joins; one that finds none for
+    `patience` steps starves.
+
+    Args:
+        places: of agents; half of them are taken at first.
+        patience: steps that an agent lives without food.
+        time_limit: steps after which the rest are truncated.
+    """
+
+    metadata: Any = {"name": "foragers_v0", "render_modes": []}  # noqa: RUF012
+
+    def __init__(self, places: int = 6, patience: int = 15, time_limit: int = 100) -> None:
+        self.possible_agents = [f"forager_{k}" for k in range(places)]
+        self.agents: list[str] = []
+        self._seen = gymnasium.spaces.Box(-1.0, 1.0, (2,), np.float32)
+        self._moves = gymnasium.spaces.Discrete(3)
+        self._patience, self._time_limit = patience, time_limit
+        self._rng = np.random.default_rng()
+
+    def observation_space(self, agent: str) -> Any:
+        """Return the space of (how far the food is, on which side; what is left of patience)."""
+        return self._seen
+
+    def action_space(self, agent: str) -> Any:
+        """Return the space of moves: left, none, right."""
+        return self._moves
+
+    def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        """Begin with half of the agents."""
+        if seed is not None:
+            self._rng = np.random.default_rng(seed)
+        self.agents = self.possible_agents[: (len(self.possible_agents) + 1) // 2]
+        self._at = {agent: int(self._rng.integers(20)) for agent in self.agents}
+        self._hungry = dict.fromkeys(self.agents, 0)
+        self._food, self._t = int(self._rng.integers(20)), 0
+        return self._observed(), {agent: {} for agent in self.agents}
+
+    def step(self, actions: dict[str, int]) -> Any:
+        """Move every agent."""
+        self._t += 1
+        rewards = dict.fromkeys(self.agents, 0.0)
+        for agent in list(self.agents):
+            self._at[agent] = (self._at[agent] + actions[agent] - 1) % 20
+            self._hungry[agent] += 1
+            if self._at[agent] == self._food:
+                rewards[agent], self._hungry[agent] = 1.0, 0
+                self._food = int(self._rng.integers(20))
+                self._join()
+        starved = {a: self._hungry[a] >= self._patience for a in self.agents}
+        late = dict.fromkeys(self.agents, self._t >= self._time_limit)
+        obs, infos = self._observed(), {agent: {} for agent in self.agents}
+        self.agents = [a for a in self.agents if not (starved[a] or late[a])]
+        return obs, rewards, starved, late, infos
+
+    def _join(self) -> None:
+        free = [agent for agent in self.possible_agents if agent not in self._at]
+        if free and self._rng.random() < 0.5:
+            self.agents.append(free[0])
+            self._at[free[0]], self._hungry[free[0]] = int(self._rng.integers(20)), 0
+
+    def _observed(self) -> dict[str, Any]:
+        seen = {}
+        for agent in self.agents:
+            distance = (self._food - self._at[agent] + 10) % 20 - 10
+            left = 1.0 - self._hungry[agent] / self._patience
+            seen[agent] = np.array([distance / 10.0, left], np.float32)
+        return seen
+
+    def close(self) -> None:
+        """Close nothing."""
 
 
 def make_pendulum(gravity: float = 9.8, time_limit: int = 100) -> gymnasium.Env[Any, Any]:

@@ -13,7 +13,7 @@ from envmgr.adapters.failures import failure_of, plain_info, raise_in_trainer, r
 from envmgr.adapters.rows import EnvIds, Rows, joined
 from envmgr.errors import ConfigError, EnvManagerError
 from envmgr.manager import EnvManager
-from envmgr.spaces import AgentSpace, rows_of
+from envmgr.spaces import refuse_agents, rows_of
 from envmgr.types import Once
 
 
@@ -87,12 +87,7 @@ class FixedBatches:
             self.manager.build()
         except EnvManagerError as error:
             self.fail(error)
-        if isinstance(self.manager.observation_space, AgentSpace):
-            raise ConfigError(
-                f"{self._adapter}: observations of these envs are dicts by agent, whose agents "
-                "come and go. Wrap each env in envmgr.env.AgentRows (in a config: env.wrappers: "
-                "[envmgr.env.AgentRows]), by which agents are rows with a mask"
-            )
+        refuse_agents(self.manager.observation_space, self._adapter)
 
     def reset(
         self,

@@ -21,7 +21,7 @@ from envmgr.lifecycle import EnvState
 from envmgr.manager import EnvManager
 from envmgr.manager.loop import failure_text
 from envmgr.seeding import seeds_by_env
-from envmgr.spaces import put_rows, rows_of
+from envmgr.spaces import put_rows, refuse_agents, rows_of
 from envmgr.types import Clock, is_abnormal, monotonic
 
 
@@ -58,7 +58,7 @@ class RolloutCollector:
         rollout: the buffer, which every `collect` fills and returns.
 
     Raises:
-        ConfigError: `n_steps` is no integer >= 1.
+        ConfigError: `n_steps` is no integer >= 1; or observations are by agent.
     """
 
     def __init__(
@@ -72,6 +72,7 @@ class RolloutCollector:
     ) -> None:
         if type(n_steps) is not int or n_steps < 1:
             raise ConfigError(f"n_steps is {n_steps!r}, but must be an integer >= 1")
+        refuse_agents(manager.observation_space, "RolloutCollector")
         config = manager.cfg
         if policy is None:
             policy = RandomBatchPolicy(manager.action_space, policy_seed(config.seed))

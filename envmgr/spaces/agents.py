@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
+from envmgr.errors import ConfigError
 from envmgr.spaces.codecs import CODECS, ActionCheck, Codec, codec_of
 from envmgr.spaces.equality import same_space
 from envmgr.spaces.layouts import Leaf
@@ -102,6 +103,24 @@ class AgentSpace(spaces.Space[dict[Any, Any]]):
 
     def __repr__(self) -> str:
         return f"AgentSpace({', '.join(f'{a!r}: {s}' for a, s in self.spaces.items())})"
+
+
+def refuse_agents(space: Any, what: str) -> None:
+    """Refuse observations by agent where they have to be rows.
+
+    Args:
+        space: of observations.
+        what: takes rows, for the message.
+
+    Raises:
+        ConfigError: they are by agent.
+    """
+    if isinstance(space, AgentSpace):
+        raise ConfigError(
+            f"{what} takes observations of fixed shapes, and those of these envs are dicts by "
+            "agent, whose agents come and go. Wrap each env in envmgr.env.AgentRows (in a config: "
+            "env.wrappers: [envmgr.env.AgentRows]): then agents are rows with a mask"
+        )
 
 
 class _AgentsCodec(Codec):

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from envmgr import as_gymnasium, create_env_manager, make
+from envmgr.collect import Collector, RolloutCollector
 from envmgr.env import AgentRows
 from envmgr.errors import ActionError, ConfigError, EnvCrash, EnvRaised, EnvTimeout
 from envmgr.types import Once
@@ -176,8 +177,20 @@ def test_rows_are_what_trainers_take() -> None:
     assert not truncated.any()
     assert infos["final_obs"][0]["mask"].tolist() == [0, 0, 0]
     vec.close()
-    with pytest.raises(ConfigError, match="AgentRows"):
+    with pytest.raises(ConfigError, match="as_gymnasium takes observations of fixed"):
         as_gymnasium(create_env_manager(cfg, env_fn=[Relay]))
+
+
+def test_collectors_take_agents() -> None:
+    with relays(IN_LINE) as manager:
+        records = Collector(manager).collect(episodes=2)
+        assert [record.episode_return for record in records] == pytest.approx([10.2] * 2)
+        assert all(record.terminated and not record.truncated for record in records)
+        with pytest.raises(ConfigError, match="RolloutCollector takes observations of fixed"):
+            RolloutCollector(manager, n_steps=2)
+    with create_env_manager({"type": "base"}, env_fn=[lambda: AgentRows(Relay())]) as manager:
+        rollout = RolloutCollector(manager, n_steps=5).collect()
+        assert rollout.rewards.shape == (5, 1, len(AGENTS))
 
 
 def test_lives_may_be_params_of_resets() -> None:
