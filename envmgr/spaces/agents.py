@@ -102,7 +102,11 @@ class AgentSpace(spaces.Space[dict[Any, Any]]):
     __hash__ = None  # type: ignore[assignment]
 
     def __repr__(self) -> str:
-        return f"AgentSpace({', '.join(f'{a!r}: {s}' for a, s in self.spaces.items())})"
+        agents_of: dict[str, list[Any]] = {}  # those with the same space together
+        for agent, space in self.spaces.items():
+            agents_of.setdefault(str(space), []).append(agent)
+        parts = [f"{', '.join(map(repr, agents))}: {space}" for space, agents in agents_of.items()]
+        return f"AgentSpace({'; '.join(parts)})"
 
 
 def refuse_agents(space: Any, what: str) -> None:

@@ -62,7 +62,7 @@ class TestRewards:
         assert found == expected
         assert type(found) is type(expected)
 
-    @pytest.mark.parametrize("reward", ["much", {"a": 1.0}, object()])
+    @pytest.mark.parametrize("reward", ["much", {"a": "much"}, object()])
     def test_that_are_no_numbers(self, reward: Any) -> None:
         with pytest.raises(EnvProtocolError, match="reward of env 4"):
             self.sum_of(reward)

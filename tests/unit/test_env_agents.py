@@ -203,7 +203,9 @@ def test_any_agent_may_be_absent() -> None:
     assert pickle.loads(pickle.dumps(both)) == both == copy.deepcopy(both)
     assert both != space(ann=Discrete(3))
     assert both != Dict(both.spaces)
-    assert "'ann': Discrete(3)" in str(both)
+    assert str(space(ann=Discrete(3), bob=Discrete(2), cleo=Discrete(3))) == (
+        "AgentSpace('ann', 'cleo': Discrete(3); 'bob': Discrete(2))"
+    )
     assert (len(both), [*both], both["ann"], both.is_np_flattenable) == (
         2,
         ["ann", "bob"],
