@@ -16,6 +16,7 @@ import numpy as np
 from envmgr.env import adapt
 from envmgr.env.contract import EnvContractError, Outcome, env_name, info_of
 from envmgr.env.steps import outcome_function
+from envmgr.spaces.agents import random_action
 from envmgr.types import is_abnormal
 from envmgr.wire.hosts import HostSettings
 from envmgr.wire.messages import (
@@ -234,11 +235,16 @@ class RunningEnv:
         self, order: ResetOrder, observation: Any, info: dict[str, Any]
     ) -> tuple[Any, dict[str, Any]]:
         """Take the random steps that a launch begins with; return what the episode begins with."""
+
+        def newest() -> Any:
+            return observation
+
         random = np.random.default_rng(np.random.SeedSequence(order.seed, spawn_key=_START_KEY))
         action_space = copy.deepcopy(self.spaces[1])
         action_space.seed(int(random.integers(1 << 31)))
         for _ in range(int(random.integers(self._start_steps, endpoint=True))):
-            observation, _, done, _, told = self.outcome(action_space.sample())
+            action = random_action(action_space, newest)
+            observation, _, done, _, told = self.outcome(action)
             if told and is_abnormal(told):
                 raise EnvContractError(
                     f"a step of {env_name(self.env)} that start_steps asks for was abnormal"

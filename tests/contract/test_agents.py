@@ -193,6 +193,14 @@ def test_collectors_take_agents() -> None:
         assert rollout.rewards.shape == (5, 1, len(AGENTS))
 
 
+def test_random_steps_at_the_start_are_of_the_living() -> None:
+    with relays(IN_LINE, start_steps=6) as manager:
+        begun = {
+            i: [int(x) for x in next(iter(o.values()))[1:3]] for i, o in manager.ready_obs.items()
+        }
+        assert len({*map(tuple, begun.values())}) > 1
+
+
 def test_lives_may_be_params_of_resets() -> None:
     with relays(IN_LINE, auto_reset=False) as manager:
         manager.reset({0: {"lives": {**LIVES, "bob": (0, 1), "ann": (0, 1), "cleo": (2, 3)}}})
