@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import logging
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,8 +14,7 @@ import click
 from envmgr.cli import DONE, FAILED
 from envmgr.cli.figures import STDOUT, try_to_write, write_json
 from envmgr.cli.prepare import env_name
-from envmgr.cli.progress import logging_to
-from envmgr.cli.report import wide_console
+from envmgr.cli.progress import doing, logging_to
 from envmgr.cli.versions import versions
 from envmgr.config.env_factories import ConfiguredEnv, env_factories
 from envmgr.config_file import ResolvedConfig, resolve_config
@@ -137,17 +135,6 @@ def _with_frames(factory: Callable[[], Any]) -> Callable[[], Any]:
     if not isinstance(factory, ConfiguredEnv):
         return factory
     return dataclasses.replace(factory, kwargs={**factory.kwargs, "render_mode": FRAMES})
-
-
-@contextlib.contextmanager
-def doing(shows: bool = True) -> Iterator[Callable[[str], None]]:
-    """Show on terminals what is being done; yields the function that says it."""
-    console = wide_console()
-    if not shows or not sys.stdout.isatty() or console.is_dumb_terminal:
-        yield lambda text: None
-        return
-    with console.status("") as status:
-        yield lambda text: status.update(f"{text} ...")
 
 
 def _print(finding: Finding) -> None:

@@ -230,6 +230,41 @@ def dump(target: str, no_stacks: bool, as_json: bool) -> None:
         click.echo(dump_of(boards, stacks=not no_stacks), nl=False)
 
 
+@envmgr.command(short_help="Find the setting that steps the envs of a config fastest.")
+@_reads_config
+@click.option(
+    "--seconds",
+    type=click.FloatRange(min=0.5),
+    default=40.0,
+    show_default=True,
+    help="About how long it may take.",
+)
+@click.option(
+    "--kinds",
+    default="",
+    help="Registry keys to try, as in subprocess,base. Without it, those with workers.",
+)
+@click.option(
+    "--out", type=click.Path(), metavar="FILE", help="Write the tuned config; else it is printed."
+)
+@click.option("--force", is_flag=True, help="Replace that file.")
+@click.option(
+    "--json", "json_file", metavar="FILE", help="Write the figures; - prints them instead."
+)
+def tune(**options: Any) -> int:
+    """Find the num_workers, wait_num, spare_env_num and kind that step the envs of CONFIG fastest.
+
+    Measures one env and what managers cost on this machine, says what it expects of each setting,
+    and measures the promising ones in turns. Prints a table, and CONFIG with the best setting in
+    it. Run it while the machine does what it will do while training.
+
+    Exit codes: 0 done, 1 the env cannot be run, 2 bad input, 130 interrupted.
+    """
+    from envmgr.cli.tune import Asked, execute
+
+    return execute(Asked(**options))
+
+
 @envmgr.command("list", short_help="List the kinds of managers.")
 def list_managers() -> None:
     """List the kinds of managers: their registry keys, classes and sources."""

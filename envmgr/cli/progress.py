@@ -258,3 +258,14 @@ def logging_to(handler: logging.Handler) -> Iterator[None]:
     finally:
         logger.removeHandler(handler)
         logger.propagate = propagate
+
+
+@contextlib.contextmanager
+def doing(shows: bool = True) -> Iterator[Callable[[str], None]]:
+    """Show on terminals what is being done; yields the function that says it."""
+    console = wide_console()
+    if not shows or not sys.stdout.isatty() or console.is_dumb_terminal:
+        yield lambda text: None
+        return
+    with console.status("") as status:
+        yield lambda text: status.update(f"{text} ...")

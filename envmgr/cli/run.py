@@ -16,6 +16,7 @@ from envmgr.cli.prepare import RunOptions, folder_of, manager_of
 from envmgr.cli.progress import Progress
 from envmgr.cli.report import counted, raised_by_envs
 from envmgr.cli.summary import Ending, print_summary, summary_of
+from envmgr.cli.usage import UsageMeter
 from envmgr.cli.versions import versions
 from envmgr.collect import Collector
 from envmgr.config_file import to_yaml
@@ -53,6 +54,7 @@ class _Run(Attempt):
 
     folder: RunFolder | None = None
     _states: Mapping[str, int] = MappingProxyType({})
+    _advice = ""
 
     def _announce(self) -> None:
         print(f"envmgr run: launching {self.title}", flush=True)
@@ -64,8 +66,10 @@ class _Run(Attempt):
             self.folder.begin(self._config_text())
         on_episode = None if self.folder is None else self.folder.add
         collector = Collector(manager, policy, on_episode=on_episode, keep_episodes=False)
+        meter = UsageMeter(manager, self._resolved, collector.statistics)
         try:
             self._collect(collector, progress)
+            self._advice = meter.advice(collector.statistics)
             self._check_goal(collector)
         finally:
             self._states = manager.stats()["states"]  # before they are closed
@@ -127,6 +131,8 @@ class _Run(Attempt):
         where = self._write(summary)
         if self._steps:
             self._show(lambda to: print_summary(to, summary, title=self.title, where=where))
+        if self._advice:
+            click.echo(f"envmgr: {self._advice} (`envmgr tune` measures it)")
         if self._ending is Ending.INTERRUPTED:
             click.echo(f"envmgr: {self._error}; {self._kept(where)}", err=True)
         elif self._ending is Ending.FAILED:

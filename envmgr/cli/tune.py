@@ -1,0 +1,286 @@
+"""`envmgr tune`: the setting of a config that steps its envs fastest here."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+from envmgr.cli import DONE
+from envmgr.cli.figures import STDOUT, try_to_write, write_json
+from envmgr.cli.prepare import env_name
+from envmgr.cli.progress import doing, logging_to
+from envmgr.cli.report import seconds as as_time
+from envmgr.cli.report import table, wide_console
+from envmgr.cli.versions import versions
+from envmgr.collect import make_policy, policy_seed
+from envmgr.config import to_plain
+from envmgr.config.env_factories import env_factories
+from envmgr.config.yaml_text import load_yaml
+from envmgr.config_file import ResolvedConfig, resolve_config
+from envmgr.errors import ConfigError
+from envmgr.manager import EnvManager
+from envmgr.registry import ENV_MANAGER_REGISTRY, get_env_manager_cls
+from envmgr.tuning.measuring import Act
+from envmgr.tuning.tune import Row, Tuned, tune
+from envmgr.tuning.yaml_edit import edited
+
+_SHOWN_UNMEASURED = 3
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What `envmgr tune` was told.
+
+    Attributes:
+        config: path of the config file.
+        overrides: `section.key=value`, in order.
+        allow_import: modules that the config may import.
+        seconds: about how long it may take.
+        kinds: registry keys to try, separated by commas; empty for those with workers.
+        out: where the tuned config goes; None prints it.
+        force: replace that file.
+        json_file: where the figures go; None writes none.
+    """
+
+    config: str
+    overrides: tuple[str, ...] = ()
+    allow_import: tuple[str, ...] = ()
+    seconds: float = 40.0
+    kinds: str = ""
+    out: str | None = None
+    force: bool = False
+    json_file: str | None = None
+
+
+def execute(asked: Asked) -> int:
+    """Tune a config, print what came of it, and return the exit code.
+
+    Raises:
+        ConfigError: nothing was run.
+        EnvManagerError: the env cannot be built and stepped.
+    """
+    resolved = resolve_config(asked.config, set=asked.overrides, allow_imports=asked.allow_import)
+    values = resolved.values
+    factories = factories_of(resolved, "tune")
+    kinds = _kinds(asked.kinds)
+    _check_out(asked)
+    try_to_write(asked.json_file)
+    shows = asked.json_file != STDOUT
+    if shows:
+        click.echo(
+            f"envmgr tune: {len(factories)} envs of {env_name(resolved)}, about "
+            f"{asked.seconds:g} s; load {load()}"
+        )
+    with logging_to(logging.NullHandler()), doing(shows) as say:
+        tuned = tune(
+            to_plain(values.manager),
+            factories,
+            seconds=asked.seconds,
+            kinds=kinds,
+            policy_of=_policy_of(resolved),
+            say=say,
+        )
+    text = _tuned_text(asked, tuned)
+    if shows:
+        _print(tuned)
+        _deliver(asked, text)
+    elif asked.out is not None:
+        _write(asked.out, text)
+    write_json(asked.json_file, {**as_figures(tuned), "env": env_name(resolved), "config": text})
+    return DONE
+
+
+def factories_of(resolved: ResolvedConfig, command: str) -> list[Callable[[], Any]]:
+    """Return the factories of the envs of a config.
+
+    Raises:
+        ConfigError: it does not say how many, or its kind of manager makes them itself.
+    """
+    cfg = resolved.values.manager
+    if cfg.env_num is None:
+        raise ConfigError(
+            "manager.env_num is null, so nothing says how many envs to run. Set it in the config, "
+            "or with --set manager.env_num=8."
+        )
+    if getattr(get_env_manager_cls(cfg), "makes_envs", False):
+        raise ConfigError(
+            f"manager.type is {cfg.type!r}, which makes its envs itself: `envmgr {command}` runs "
+            "envs that a section `env` names in several ways"
+        )
+    return env_factories(resolved.values.env, cfg.env_num, policy=resolved.import_policy)
+
+
+def load() -> str:
+    """Return how busy the machine was in the last minute, beside its cores."""
+    try:
+        busy = f"{os.getloadavg()[0]:.1f}"
+    except OSError:
+        busy = "unknown"
+    return f"{busy} on {os.cpu_count()} cores"
+
+
+def _kinds(text: str) -> tuple[str, ...]:
+    kinds = tuple(name.strip() for name in text.split(",") if name.strip())
+    for kind in kinds:
+        ENV_MANAGER_REGISTRY.get(kind)  # raises, and names the nearest
+    return kinds
+
+
+def _check_out(asked: Asked) -> None:
+    if asked.out is not None and os.path.exists(asked.out) and not asked.force:
+        raise ConfigError(
+            f"{asked.out!r} is there already, and is not replaced. Name another file with --out, "
+            "or give --force."
+        )
+
+
+def _policy_of(resolved: ResolvedConfig) -> Callable[[EnvManager], Act] | None:
+    """Return what makes the policy that the config names; random actions are drawn before."""
+    values = resolved.values
+    if values.collect.policy == "random":
+        return None
+
+    def policy_of(manager: EnvManager) -> Act:
+        spaces = (manager.observation_space, manager.action_space)
+        seed = policy_seed(values.manager.seed)
+        policy = make_policy(values.collect.policy, *spaces, seed, allow=resolved.import_policy)
+        if hasattr(policy, "initial_state"):
+            raise ConfigError(
+                "collect.policy is recurrent, which `envmgr tune` does not run: give --set "
+                "collect.policy=random"
+            )
+        return lambda obs: getattr(acted := policy(dict(obs)), "actions", acted)
+
+    return policy_of
+
+
+# -- what came of it ------------------------------------------------------------------------------
+
+
+def as_figures(tuned: Tuned) -> dict[str, Any]:
+    """Return what came of tuning as values that JSON holds."""
+
+    def row(one: Row) -> dict[str, Any]:
+        return {
+            "setting": to_plain(_finite(one.setting.as_config())),
+            "expected": one.expected,
+            "measured": one.measured,
+            "ratio": one.ratio,
+            "spread": one.spread,
+            "right": one.right,
+            "error": one.error,
+        }
+
+    return {
+        "profile": tuned.profile.as_dict(),
+        "worker_bytes": tuned.worker_bytes,
+        "machine": vars(tuned.machine),
+        "load": load(),
+        "now": _finite(tuned.now.as_config()),
+        "best": _finite(tuned.best.as_config()),
+        "changes": _finite(tuned.changes),
+        "gains": dict(tuned.gains),
+        "rows": [row(one) for one in tuned.rows],
+        "versions": versions(),
+    }
+
+
+def _finite(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: "inf" if value == float("inf") else value for key, value in values.items()}
+
+
+def _print(tuned: Tuned) -> None:
+    profile = tuned.profile.as_dict()
+    length, n_bytes = profile["episode_steps"], tuned.worker_bytes
+    memory = "" if n_bytes is None else f"; a worker has {n_bytes / 1e6:,.0f} MB of its own"
+    click.echo(
+        f"a step takes {_us(profile['step_mean_s'])} (std {_us(profile['step_std_s'])}), of which "
+        f"it waits {profile['step_wait_share']:.0%}; a reset {_us(profile['reset_mean_s'])}; "
+        f"{'no episode ended' if length is None else f'{length:,.0f} steps per episode'}{memory}"
+    )
+    rows = [row for row in tuned.rows if row.measured is not None or row.error]
+    console = wide_console()
+    header = ("setting", "expected", "measured", "beside now", "spread", "model")
+    console.print(table(header, [_cells(row, tuned) for row in rows]))
+    others = [row for row in tuned.rows if row not in rows][:_SHOWN_UNMEASURED]
+    if others:
+        named = "; ".join(f"{row.setting} ({_rate(row.expected)})" for row in others)
+        n_others = len(tuned.rows) - len(rows)
+        click.echo(f"not measured, as less was expected: {n_others} settings, such as {named}")
+    click.echo(_conclusion(tuned))
+
+
+def _cells(row: Row, tuned: Tuned) -> Sequence[str]:
+    marks = [name for name in ("best", "now") if row.setting == getattr(tuned, name)]
+    name = f"{row.setting} ({', '.join(marks)})" if marks else str(row.setting)
+    if row.error:
+        return (name, _rate(row.expected), "cannot be run", "", "", row.error[:80])
+    ratio = "" if row.ratio is None else f"{row.ratio:.2f} x"
+    rates = (_rate(row.expected), _rate(row.measured))
+    return (name, *rates, ratio, f"{row.spread:.0%}", _judgement(row))
+
+
+def _judgement(row: Row) -> str:
+    if row.right is None or row.expected is None or row.measured is None:
+        return "knows nothing of this"
+    return "right" if row.right else f"{row.expected / row.measured - 1:+.0%}"
+
+
+def _conclusion(tuned: Tuned) -> str:
+    if tuned.best == tuned.now:
+        return "The present setting is as good as any."
+    best, now = tuned.row_of(tuned.best), tuned.row_of(tuned.now)
+    ratio = best.ratio or 0.0
+    text = (
+        f"{tuned.best}: {ratio:.2f} x as many steps as now ({_rate(best.measured)} and "
+        f"{_rate(now.measured)} per second)."
+    )
+    alone = ", ".join(f"{key} {gain:.2f} x" for key, gain in tuned.gains.items())
+    if len(tuned.gains) > 1:
+        text += f" Each change alone, as the model expects: {alone}."
+    return text
+
+
+def _tuned_text(asked: Asked, tuned: Tuned) -> str:
+    """Return the config file with the best setting in it, and with the overrides."""
+    text = Path(asked.config).read_text(encoding="utf-8")
+    changes: dict[tuple[str, ...], Any] = {}
+    for override in asked.overrides:
+        dotted, _, value = override.partition("=")
+        changes[tuple(part.strip() for part in dotted.split("."))] = load_yaml(value, override)
+    notes: dict[tuple[str, ...], str] = {}
+    ratio = tuned.row_of(tuned.best).ratio or 0.0
+    for key, value in tuned.changes.items():
+        whole = isinstance(value, float) and value.is_integer()
+        changes["manager", key] = int(value) if whole else value
+        notes["manager", key] = f"tuned: {ratio:.2f} x the steps/s, with all that is marked so"
+    return edited(text, changes, notes)
+
+
+def _deliver(asked: Asked, text: str) -> None:
+    if asked.out is not None:
+        _write(asked.out, text)
+        click.echo(f"The tuned config is in {asked.out}.")
+        return
+    click.echo(f"\n{text}", nl=False)
+
+
+def _write(path: str, text: str) -> None:
+    try:
+        Path(path).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"the tuned config cannot be written to {path!r}: {error}") from error
+
+
+def _rate(value: float | None) -> str:
+    return "-" if value is None else f"{value:,.0f}"
+
+
+def _us(seconds: float) -> str:
+    return f"{seconds * 1e6:,.1f} us" if seconds < 1e-3 else as_time(seconds)

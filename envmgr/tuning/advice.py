@@ -1,0 +1,120 @@
+"""Whether a run would be much faster with other workers: what `envmgr run` says in one line. Pure.
+
+It says nothing unless the figures of the run leave no other explanation: docs/decisions/0032.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from envmgr.tuning.model import EnvFigures, Machine, expected_rate
+from envmgr.tuning.settings import Setting
+
+MUCH = 1.5
+"""How many times as fast another setting has to be to be worth a line."""
+
+LEAST_S, LEAST_STEPS = 1.0, 500
+"""What a run has to have done before its figures count."""
+
+_BUSY = 0.6
+"""The part of all cores that is in use where nothing but computing limits a run."""
+
+_IDLE = 0.2
+"""The part of a core that workers and trainer use, each, where a run waits for its envs."""
+
+_QUEUED = 0.05
+"""The part of the time for which workers may have been kept waiting for a core."""
+
+_CHEAP_S = 60e-6
+"""What a step costs a worker of its own at most where sharing is worth a line: of so little, much
+is being woken."""
+
+_KEPT = 0.6
+"""The part of what trainer and workers compute that is there still when workers are shared. It is
+less in truth: docs/benchmarks."""
+
+_BATCH_S = 20e-6
+"""What a call of `step` costs at most, whatever is in it; added to be on the safe side."""
+
+
+@dataclass(frozen=True)
+class Usage:
+    """What a run has used. Times in seconds, of all workers together.
+
+    Attributes:
+        setting: the setting it ran with.
+        env_num: number of envs.
+        n_workers: workers that there were.
+        cores: that may be used.
+        steps: steps taken.
+        wall_s: in so much time.
+        trainer_s: time that the trainer's process computed, all of it.
+        workers_s: time that workers computed.
+        queued_s: time that they were ready to compute and had no core.
+        policy_waits: the policy may have waited for something.
+    """
+
+    setting: Setting
+    env_num: int
+    n_workers: int
+    cores: int
+    steps: int
+    wall_s: float
+    trainer_s: float
+    workers_s: float
+    queued_s: float
+    policy_waits: bool = False
+
+
+def advice_of(usage: Usage) -> str:
+    """Return what would be much faster, as a sentence; empty if that cannot be said safely."""
+    plain = usage.setting.has_workers and not usage.setting.spare_env_num
+    if not plain or usage.wall_s < LEAST_S or usage.steps < LEAST_STEPS:
+        return ""
+    if usage.n_workers == usage.env_num > usage.cores:
+        return _advice_to_share(usage)
+    if usage.n_workers < usage.env_num:
+        return _advice_to_spread(usage)
+    return ""
+
+
+def _advice_to_share(usage: Usage) -> str:
+    """Judge workers with one env each, more than cores, that do little but wake and be woken."""
+    worker_s = usage.workers_s / usage.steps
+    if worker_s > _CHEAP_S:
+        return ""
+    if usage.trainer_s + usage.workers_s < _BUSY * usage.cores * usage.wall_s:
+        return ""  # something else limits it: envs that wait, or other programs
+    env = EnvFigures((_KEPT * worker_s,))
+    trainer_s = _KEPT * usage.trainer_s / usage.steps
+    machine = Machine(usage.cores, batch_s=_BATCH_S, env_s=trainer_s, step_s=0.0, wake_s=0.0)
+    shared = usage.setting._replace(num_workers=usage.cores)
+    rate = usage.steps / usage.wall_s
+    factor = expected_rate(shared, usage.env_num, env, machine) / rate
+    if factor < MUCH:
+        return ""
+    return (
+        f"num_workers: auto would be about {factor:.1f} x as fast, or more: steps cost less than "
+        "waking a process for each"
+    )
+
+
+def _advice_to_spread(usage: Usage) -> str:
+    """Judge workers that share envs which wait: each then waits for its neighbours, too."""
+    wall_s = usage.wall_s
+    is_idle = (
+        usage.workers_s < _IDLE * usage.n_workers * wall_s
+        and usage.trainer_s < _IDLE * wall_s
+        and usage.queued_s < _QUEUED * usage.n_workers * wall_s
+    )
+    if not is_idle or usage.policy_waits:
+        return ""
+    computed_s = usage.trainer_s + usage.workers_s
+    by_cores = _BUSY * usage.cores * wall_s / max(computed_s, 1e-9)
+    factor = min(usage.env_num / usage.n_workers, by_cores)
+    if factor < MUCH:
+        return ""
+    return (
+        f"num_workers: null, a worker for each env, would be up to {factor:.1f} x as fast: steps "
+        "wait, and neighbours in a worker wait for each other"
+    )

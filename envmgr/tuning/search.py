@@ -1,0 +1,130 @@
+"""The search for the best of some settings: measured in turns, and compared with each other. Pure.
+
+A machine is now faster and now slower, so rates of different moments say little. In a lap every
+setting is measured once, forwards and backwards by turns, and what counts is how it did beside the
+others of the same lap. After each round the slower half is left out.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from envmgr.tuning.plan import rounds_of
+from envmgr.tuning.settings import Setting
+
+Measure = Callable[[Setting], float]
+"""Returns steps per second; 0 if the setting cannot be run."""
+
+CLOSE = 0.97
+"""Settings that do at least so well beside the best are as good."""
+
+
+@dataclass
+class Measured:
+    """What was measured of one setting.
+
+    Attributes:
+        setting: the setting.
+        rates: steps per second, by lap.
+        ratios: how it did beside the first setting, by lap; see `compare`.
+    """
+
+    setting: Setting
+    rates: dict[int, float] = field(default_factory=dict)
+    ratios: dict[int, float] = field(default_factory=dict)
+
+    @property
+    def rate(self) -> float:
+        """Steps per second, the median; 0 if nothing was measured."""
+        return statistics.median(self.rates.values()) if self.rates else 0.0
+
+    @property
+    def ratio(self) -> float:
+        """How it did beside the first setting, the median; 0 if it cannot be run."""
+        return statistics.median(self.ratios.values()) if self.ratios else 0.0
+
+    @property
+    def spread(self) -> float:
+        """Half of the middle range of the ratios, as a part of their median."""
+        if len(self.ratios) < 2 or not self.ratio:
+            return 0.0
+        low, _, high = statistics.quantiles(self.ratios.values(), n=4, method="inclusive")
+        return (high - low) / 2 / self.ratio
+
+
+def compare(everyone: Sequence[Measured]) -> None:
+    """Set the ratios of all settings: to the first, as if all laps had been equally fast.
+
+    How fast a lap was follows from those that were in it, how fast a setting is from its laps, by
+    medians, which one measurement that was disturbed does not move (Tukey's median polish).
+
+    Args:
+        everyone: the first of them has run in every lap.
+    """
+    logs = {
+        k: {lap: math.log(rate) for lap, rate in one.rates.items() if rate > 0}
+        for k, one in enumerate(everyone)
+    }
+    laps = {lap for by_lap in logs.values() for lap in by_lap}
+    speed, pace = dict.fromkeys(logs, 0.0), dict.fromkeys(laps, 0.0)
+    for _ in range(_POLISHES):
+        for k, by_lap in logs.items():
+            if by_lap:
+                speed[k] = statistics.median(x - pace[lap] for lap, x in by_lap.items())
+        for lap in laps:
+            there = [x[lap] - speed[k] for k, x in logs.items() if lap in x]
+            pace[lap] = statistics.median(there)
+    runs = [k for k, by_lap in logs.items() if by_lap]
+    reference = speed[0] if 0 in runs else min((speed[k] for k in runs), default=0.0)
+    for k, one in enumerate(everyone):
+        one.ratios = {lap: math.exp(x - pace[lap] - reference) for lap, x in logs[k].items()}
+
+
+_POLISHES = 10
+
+
+def search(
+    settings: Sequence[Setting],
+    measure: Measure,
+    *,
+    dropped: Callable[[Setting], None] = lambda setting: None,
+    cost: Callable[[Setting], tuple[int, ...]] = lambda setting: (),
+) -> tuple[Measured, list[Measured]]:
+    """Return the best setting, and what was measured of all.
+
+    Args:
+        settings: at least one; the first, which is the present one, is measured to the end, so that
+            all are compared with it.
+        measure: runs one for a while.
+        dropped: told of each setting that is not measured any more.
+        cost: what to keep low among settings that do equally well; the present one comes first.
+    """
+    first, *others = (Measured(setting) for setting in settings)
+    everyone, left = [first, *others], others
+    lap = 0
+    for size, laps in rounds_of(len(settings)):
+        for rest in left[size - 1 :]:
+            dropped(rest.setting)
+        left = left[: size - 1]
+        for _ in range(laps):
+            entrants = [first, *left]
+            for one in reversed(entrants) if lap % 2 else entrants:
+                one.rates[lap] = measure(one.setting)
+            lap += 1
+        compare(everyone)
+        left = sorted(left, key=lambda one: -one.ratio)
+    finalists = [first, *left]
+    best = max(finalists, key=lambda one: one.ratio)
+    close = [one for one in finalists if one.ratio >= CLOSE * best.ratio]
+    simplest = min(close, key=lambda one: (one is not first, cost(one.setting)))
+    return simplest, everyone
+
+
+def is_right(expected: float | None, measured: float, within: float = 0.15) -> bool | None:
+    """Return whether an expectation came true; None if there was none."""
+    if expected is None or measured <= 0:
+        return None
+    return abs(expected - measured) <= within * measured

@@ -1,0 +1,113 @@
+"""Values in the text of a YAML file, changed in place: all else stays, comments too. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import yaml
+
+from envmgr.config.yaml_text import dump_yaml, load_yaml
+from envmgr.errors import ConfigError
+
+_Path = tuple[str, ...]
+
+
+def edited(text: str, changes: Mapping[_Path, Any], notes: Mapping[_Path, str]) -> str:
+    """Return a config's text with some values changed or added.
+
+    Where the text cannot be edited so that it says just that (anchors, odd layouts), the whole is
+    written anew, without its comments.
+
+    Args:
+        text: YAML that `load_config` reads.
+        changes: by the path of their keys.
+        notes: comments for changed lines, likewise.
+
+    Raises:
+        ConfigError: the text is no YAML of a mapping.
+    """
+    wanted = load_yaml(text, "the config")
+    wanted = {} if wanted is None else wanted
+    for path, value in changes.items():
+        _set(wanted, path, value)
+    found = text if text.endswith("\n") or not text else f"{text}\n"
+    try:
+        for path, value in changes.items():
+            found = _with_value(found, path, value, notes.get(path, ""))
+        if load_yaml(found, "the config") == wanted:
+            return found
+    except (ConfigError, yaml.YAMLError, KeyError):
+        pass  # said below, in another way
+    return "# Written anew: the comments of the file could not be kept.\n" + dump_yaml(wanted)
+
+
+def _set(values: Any, path: _Path, value: Any) -> None:
+    for part in path[:-1]:
+        if values.get(part) is None:
+            values[part] = {}
+        values = values[part]
+    values[path[-1]] = value
+
+
+def _with_value(text: str, path: _Path, value: Any, note: str) -> str:
+    """Return the text with one value changed, or added in the innermost mapping that is there."""
+    node, depth = yaml.compose(text, Loader=yaml.SafeLoader), 0
+    parent, key_node = None, None
+    while depth < len(path) and isinstance(node, yaml.MappingNode):
+        pair = next(((k, v) for k, v in node.value if k.value == path[depth]), None)
+        if pair is None:
+            break
+        parent, (key_node, node), depth = node, pair, depth + 1
+    if node is None:
+        raise KeyError(path)
+    if depth == len(path):
+        return _replaced(text, node, value, note)
+    if not isinstance(node, yaml.MappingNode):  # `manager:` with nothing below it
+        if parent is None or parent.flow_style or key_node is None or node.value:
+            raise KeyError(path)
+        indent = key_node.start_mark.column + 2
+        return _inserted(text, node.end_mark.line, indent, path[depth:], value, note)
+    if node.flow_style:
+        end = text.rindex("}", 0, node.end_mark.index)
+        comma = ", " if node.value else ""
+        return f"{text[:end]}{comma}{_flow(path[depth:], value)}{text[end:]}"
+    last_key, last = node.value[-1]
+    line = last.end_mark.line if last.end_mark.column == 0 else last.end_mark.line + 1
+    lines = text.split("\n")
+    while line - 1 > last_key.start_mark.line and lines[line - 1].partition("#")[0].strip() == "":
+        line -= 1  # what stands before the next section belongs to that
+    indent = node.value[0][0].start_mark.column
+    return _inserted(text, line - 1, indent, path[depth:], value, note)
+
+
+def _replaced(text: str, node: yaml.Node, value: Any, note: str) -> str:
+    begin, end = node.start_mark.index, node.end_mark.index
+    after = text[end:]
+    rest, newline, more = after.partition("\n")
+    if note and not rest.strip():
+        rest = f"  # {note}"
+    return f"{text[:begin]}{_scalar(value)}{rest}{newline}{more}"
+
+
+def _inserted(text: str, line: int, indent: int, path: _Path, value: Any, note: str) -> str:
+    """Return the text with lines for a path behind a line."""
+    lines = text.split("\n")
+    new = [f"{' ' * (indent + 2 * k)}{part}:" for k, part in enumerate(path)]
+    new[-1] += f" {_scalar(value)}" + (f"  # {note}" if note else "")
+    return "\n".join([*lines[: line + 1], *new, *lines[line + 1 :]])
+
+
+def _flow(path: _Path, value: Any) -> str:
+    head, *rest = path
+    inner = _flow(tuple(rest), value) if rest else None
+    return f"{head}: {{{inner}}}" if inner is not None else f"{head}: {_scalar(value)}"
+
+
+def _scalar(value: Any) -> str:
+    """Return a value as YAML in one line."""
+    text = dump_yaml({"value": value}) if not isinstance(value, (dict, list)) else ""
+    if text:
+        return text.partition(":")[2].strip()
+    flow: str = yaml.safe_dump(value, default_flow_style=True, width=10_000)
+    return flow.strip()

@@ -1,0 +1,91 @@
+"""`envmgr tune` in this process, with a small budget: what it measures, prints and writes."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from envmgr.cli import main
+from envmgr.config_file import load_config
+
+ENVS = """
+import gymnasium
+import numpy as np
+
+
+class Plain(gymnasium.Env):
+    observation_space = gymnasium.spaces.Box(-1, 1, (2,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def __init__(self, fault=None):
+        if fault:
+            raise ValueError(fault)
+
+    def reset(self, *, seed=None, options=None):
+        self.n = 0
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action):
+        self.n += 1
+        return np.zeros(2, np.float32), 1.0, self.n == 5, False, {}
+"""
+CONFIG = """\
+env: {entry: tune_users_envs:Plain}  # mine
+manager:
+  type: subprocess  # kept
+  env_num: 2
+"""
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.path", [*sys.path])
+    (tmp_path / "tune_users_envs.py").write_text(ENVS)
+    (tmp_path / "c.yaml").write_text(CONFIG)
+    yield tmp_path
+    sys.modules.pop("tune_users_envs", None)
+
+
+@pytest.mark.timeout(180)  # seven launches; most of it is waiting for a core
+def test_prints_a_table_and_writes_a_config(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    args = ["tune", "c.yaml", "--seconds", "0.5", "--out", "t.yaml", "--json", "f.json"]
+    assert main([*args, "--kinds", "subprocess", "--set", "manager.seed=3"]) == 0
+    out = capsys.readouterr().out
+    assert "a step takes" in out
+    assert "(best" in out
+    assert "in t.yaml" in out
+    text = (folder / "t.yaml").read_text()
+    assert "# mine" in text
+    assert "# kept" in text
+    found = json.loads((folder / "f.json").read_text())
+    tuned = load_config(folder / "t.yaml").manager
+    assert tuned.seed == 3
+    assert tuned.num_workers == found["best"]["num_workers"]
+    rows = [row for row in found["rows"] if row["measured"]]
+    assert {row["setting"]["num_workers"] for row in rows} == {None, 1}
+    assert found["now"]["num_workers"] is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (["nothing.yaml"], 2, "does not exist"),
+        (["c.yaml", "--set", "manager.env_num=null"], 2, "manager.env_num is null"),
+        (["c.yaml", "--out", "c.yaml"], 2, "is there already"),
+        (["c.yaml", "--kinds", "subproces"], 2, "subprocess"),
+        (["c.yaml", "--set", "manager.type=env_pool"], 2, "makes its envs itself"),
+        (["c.yaml", "--set", "env.kwargs={fault: no licence}"], 1, "no licence"),
+    ],
+)
+def test_what_cannot_be_tuned_is_refused(
+    arguments: list[str], code: int, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["tune", *arguments]) == code
+    assert said in capsys.readouterr().err
