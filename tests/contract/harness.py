@@ -21,7 +21,7 @@ import pytest
 from envmgr import create_env_manager
 from tests.contract.envs import ScriptedEnv, end_of, gate_path, read_journal
 
-PATIENCE_S = 20.0
+PATIENCE_S = 40.0
 """How long a test waits for what has to happen. Nothing depends on it unless the test fails."""
 
 

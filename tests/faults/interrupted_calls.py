@@ -19,7 +19,7 @@ from tests.faults.interrupting import Interrupted, Point, handlers, interrupt_at
 
 EPISODE_STEPS = 3
 ENV_NUM = 3
-_PATIENCE_S = 20.0
+_PATIENCE_S = 40.0
 _SOON_S, _LATE_S = 5e-6, 1e-3
 
 PROCESS_KINDS: dict[str, dict[str, Any]] = {

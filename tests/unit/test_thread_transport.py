@@ -16,7 +16,7 @@ from envmgr.wire.hosts import EnvOrder, HostSettings, HostSpec
 from envmgr.wire.messages import Message, Op
 from envmgr.worker.thread import ThreadInbox
 
-PATIENCE_S = 20.0
+PATIENCE_S = 40.0
 
 
 class Gated(gymnasium.Env[Any, Any]):
