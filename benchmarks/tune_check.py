@@ -30,7 +30,7 @@ GOOD = 0.9
 
 def exhaustive(
     settings: Sequence[Setting], config: Any, factories: Sequence[Any], laps: int, seconds: float
-) -> list[Measured]:
+) -> list[Measured[Setting]]:
     """Measure every setting in each lap, forwards and backwards by turns."""
 
     def opened(setting: Setting) -> Course:
@@ -46,7 +46,7 @@ def exhaustive(
     return sorted(found, key=lambda one: -one.ratio)
 
 
-def judged(tuned: Tuned, found: Sequence[Measured]) -> tuple[bool, str]:
+def judged(tuned: Tuned, found: Sequence[Measured[Setting]]) -> tuple[bool, str]:
     """Return whether a choice was good, and why."""
     best = found[0]
     chosen = next(one for one in found if one.setting == tuned.best)

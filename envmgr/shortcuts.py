@@ -43,8 +43,7 @@ def make(
     count = checked_env_num(env_num)
     if not callable(env):
         path: str = check_value(text(), env, "env")
-        is_id = "/" in path or ":" not in path or "-v" in path.rpartition(":")[2]
-        section = {"id" if is_id else "entry": path, "kwargs": env_kwargs, "wrappers": wrappers}
+        section = {key_of(path): path, "kwargs": env_kwargs, "wrappers": wrappers}
         env_fn = env_factories(section, count)
     else:
         given = EnvConfig.from_mapping({"kwargs": env_kwargs, "wrappers": wrappers})
@@ -55,3 +54,9 @@ def make(
         env_fn = [env] * count
     manager: BaseEnvManager = create_env_manager({"type": type, **cfg}, env_fn=env_fn)
     return manager
+
+
+def key_of(path: str) -> str:
+    """Return under which key of the section `env` a name belongs: `id` or `entry`."""
+    is_id = "/" in path or ":" not in path or "-v" in path.rpartition(":")[2]
+    return "id" if is_id else "entry"

@@ -10,9 +10,8 @@ from spec import Runner, Spec, UnavailableError
 
 import envmgr
 from adapters.actions import array_batches, list_batches
-from adapters.gymnasium_vector import GymnasiumVector
-from adapters.loops import Sb3Loop, TianshouLoop
 from envmgr.errors import ConfigError, MissingDependencyError
+from envmgr.tuning.loops import GymnasiumLoop, Sb3Loop, TianshouLoop
 
 
 class _Managed:
@@ -131,19 +130,20 @@ def open_runner(spec: Spec, factory: Callable[[], Any]) -> Runner:
         manager = envmgr.make(factory, env_num, seed=0, **options["cfg"])
         if options["form"] == "sb3":
             vec_env = envmgr.as_sb3(manager)
-            return Sb3Loop(lambda: vec_env, env_num)
+            return Sb3Loop(lambda: vec_env, env_num, array_batches(env_num))
         if options["form"] == "tianshou":
             vector_env = envmgr.as_tianshou(manager)
-            return TianshouLoop(lambda: vector_env, env_num)
+            return TianshouLoop(lambda: vector_env, env_num, array_batches(env_num))
     except ConfigError as error:
         raise UnavailableError(f"the config is refused: {error}") from error
     except MissingDependencyError as error:
         raise UnavailableError(str(error)) from error
     if options["form"] in ("NextStep", "SameStep"):
         mode = options["form"]
-        return GymnasiumVector(
+        return GymnasiumLoop(
             lambda: envmgr.as_gymnasium(manager, mode),
             env_num,
+            array_batches(env_num),
             resets_at_once=mode == "SameStep",
         )
     if options["form"] == "v2":

@@ -10,10 +10,11 @@ import pufferlib.emulation
 import pufferlib.vector
 from spec import Runner, Spec
 
-from adapters.gymnasium_vector import GymnasiumVector
+from adapters.actions import array_batches
+from envmgr.tuning.loops import GymnasiumLoop
 
 
-class PufferVector(GymnasiumVector):
+class PufferVector(GymnasiumLoop):
     """A vector env of PufferLib. Observations are valid until the next step."""
 
     def start(self) -> None:
@@ -47,4 +48,4 @@ def open_runner(spec: Spec, factory: Callable[[], Any]) -> Runner:
             overwork=True,
         )
 
-    return PufferVector(build, spec.env_num)
+    return PufferVector(build, spec.env_num, array_batches(spec.env_num))

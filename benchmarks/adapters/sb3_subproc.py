@@ -9,10 +9,12 @@ from typing import Any
 from spec import Runner, Spec
 from stable_baselines3.common.vec_env import SubprocVecEnv
 
-from adapters.loops import Sb3Loop
+from adapters.actions import array_batches
+from envmgr.tuning.loops import Sb3Loop
 
 
 def open_runner(spec: Spec, factory: Callable[[], Any]) -> Runner:
     """Return a runner. Workers are forked: the default imports PyTorch in each of them."""
     fns = [factory] * spec.env_num
-    return Sb3Loop(functools.partial(SubprocVecEnv, fns, start_method="fork"), spec.env_num)
+    build = functools.partial(SubprocVecEnv, fns, start_method="fork")
+    return Sb3Loop(build, spec.env_num, array_batches(spec.env_num))

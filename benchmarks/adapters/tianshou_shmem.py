@@ -9,7 +9,8 @@ from typing import Any
 from spec import Runner, Spec
 from tianshou.env import ShmemVectorEnv
 
-from adapters.loops import TianshouLoop
+from adapters.actions import array_batches
+from envmgr.tuning.loops import TianshouLoop
 
 
 def open_runner(spec: Spec, factory: Callable[[], Any]) -> Runner:
@@ -17,4 +18,5 @@ def open_runner(spec: Spec, factory: Callable[[], Any]) -> Runner:
     share = spec.options.get("wait_share")
     wait_num = None if share is None else max(1, int(share * spec.env_num))
     build = functools.partial(ShmemVectorEnv, [factory] * spec.env_num, wait_num=wait_num)
-    return TianshouLoop(build, spec.env_num, gathers_some=wait_num is not None)
+    actions = array_batches(spec.env_num)
+    return TianshouLoop(build, spec.env_num, actions, gathers_some=wait_num is not None)

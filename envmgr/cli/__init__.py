@@ -1,4 +1,4 @@
-"""The command line: `envmgr run`, `envmgr chaos`, `envmgr dump`, `envmgr list`, `envmgr show`.
+"""The command line: `envmgr run`, `check`, `tune`, `bench`, `init`, `chaos`, `dump` and others.
 
 Exit codes: 0 done; 1 the run failed; 2 bad input, nothing was run; 130 interrupted.
 """
@@ -39,8 +39,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(argv: Sequence[str] | None) -> int:
     import click
 
-    from envmgr.cli.commands import envmgr
     from envmgr.cli.report import paragraph
+    from envmgr.cli.trial_commands import envmgr
     from envmgr.errors import (
         ConfigError,
         EnvManagerError,

@@ -30,13 +30,23 @@ def _with(*options: Callable[[_Command], _Command]) -> Callable[[_Command], _Com
     return decorate
 
 
-_reads_config = _with(
+def _keys(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
+    """Return the keys of a config that begin so, for the completion of shells."""
+    from envmgr.config import CollectConfig, EnvConfig, ManagerConfig
+
+    sections = {"env": EnvConfig, "manager": ManagerConfig, "collect": CollectConfig}
+    keys = (f"{name}.{key}=" for name, cls in sections.items() for key in cls().to_dict())
+    return [key for key in keys if key.startswith(incomplete)]
+
+
+reads_config = _with(
     click.argument("config", metavar="CONFIG", type=click.Path()),
     click.option(
         "--set",
         "overrides",
         multiple=True,
         metavar="KEY=VALUE",
+        shell_complete=_keys,
         help="Override a key, as in --set manager.env_num=16; the value is YAML. Repeatable.",
     ),
     click.option(
@@ -67,7 +77,7 @@ def envmgr() -> None:
 
 
 @envmgr.command(short_help="Collect timesteps as a config says.")
-@_reads_config
+@reads_config
 @_steps
 @click.option(
     "--episodes",
@@ -116,7 +126,7 @@ def run(process: dict[str, bool], /, no_output: bool, **options: Any) -> int:
 
 
 @envmgr.command(short_help="Run a config while hurting its workers.")
-@_reads_config
+@reads_config
 @click.option(
     "--rate",
     "rate_hz",
@@ -162,46 +172,6 @@ def chaos(process: dict[str, bool], /, kinds: str, **options: Any) -> int:
         return execute(ChaosOptions(kinds=named, **options), interruption)
 
 
-@envmgr.command(short_help="Check the env of a config before it runs for days.")
-@_reads_config
-@click.option(
-    "--episodes",
-    type=click.IntRange(min=1),
-    default=1000,
-    show_default=True,
-    help="How many episodes the env is to endure, to find leaks.",
-)
-@click.option(
-    "--seconds",
-    type=click.FloatRange(min=0, min_open=True),
-    default=60.0,
-    show_default=True,
-    help="How long each part may take; an env that exceeds it hangs.",
-)
-@click.option(
-    "--methods",
-    default="fork,spawn,forkserver",
-    show_default=True,
-    help="Start methods to try besides the worker server; '' for none.",
-)
-@click.option("--strict", is_flag=True, help="Take warnings for problems.")
-@click.option(
-    "--json", "json_file", metavar="FILE", help="Write the findings; - prints them instead."
-)
-def check(**options: Any) -> int:
-    """Look at the env of CONFIG: would managers run it, and for long?
-
-    Spaces and dtypes, determinism under a seed (twice, in two processes, with each start method),
-    pickling, reset options, times of steps and resets, leaks over many episodes, closing, frames,
-    and the end at Ctrl-C. The env runs in worker processes: a crash or a hang is a finding.
-
-    Exit codes: 0 no problems, 1 problems, 2 bad input, 130 interrupted.
-    """
-    from envmgr.cli.check import Asked, execute
-
-    return execute(Asked(**options))
-
-
 _target = click.argument("target", metavar="PID|RUN")
 
 
@@ -230,41 +200,6 @@ def dump(target: str, no_stacks: bool, as_json: bool) -> None:
         click.echo(dump_of(boards, stacks=not no_stacks), nl=False)
 
 
-@envmgr.command(short_help="Find the setting that steps the envs of a config fastest.")
-@_reads_config
-@click.option(
-    "--seconds",
-    type=click.FloatRange(min=0.5),
-    default=40.0,
-    show_default=True,
-    help="About how long it may take.",
-)
-@click.option(
-    "--kinds",
-    default="",
-    help="Registry keys to try, as in subprocess,base. Without it, those with workers.",
-)
-@click.option(
-    "--out", type=click.Path(), metavar="FILE", help="Write the tuned config; else it is printed."
-)
-@click.option("--force", is_flag=True, help="Replace that file.")
-@click.option(
-    "--json", "json_file", metavar="FILE", help="Write the figures; - prints them instead."
-)
-def tune(**options: Any) -> int:
-    """Find the num_workers, wait_num, spare_env_num and kind that step the envs of CONFIG fastest.
-
-    Measures one env and what managers cost on this machine, says what it expects of each setting,
-    and measures the promising ones in turns. Prints a table, and CONFIG with the best setting in
-    it. Run it while the machine does what it will do while training.
-
-    Exit codes: 0 done, 1 the env cannot be run, 2 bad input, 130 interrupted.
-    """
-    from envmgr.cli.tune import Asked, execute
-
-    return execute(Asked(**options))
-
-
 @envmgr.command("list", short_help="List the kinds of managers.")
 def list_managers() -> None:
     """List the kinds of managers: their registry keys, classes and sources."""
@@ -274,7 +209,7 @@ def list_managers() -> None:
 
 
 @envmgr.command(short_help="Print a config with every key and its origin.")
-@_reads_config
+@reads_config
 def show(config: str, overrides: tuple[str, ...], allow_import: tuple[str, ...]) -> None:
     """Print CONFIG with every key filled in, and where each value came from.
 

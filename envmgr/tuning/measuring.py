@@ -17,6 +17,7 @@ from envmgr.errors import EnvManagerError, NothingReadyError
 from envmgr.manager import EnvManager
 from envmgr.manager.loop import ManagerLoop
 from envmgr.registry import create_env_manager
+from envmgr.spaces import AgentSpace, has_samples
 from envmgr.tuning.model import Anchors, EnvFigures
 from envmgr.tuning.settings import Setting
 from envmgr.types import EnvFactory
@@ -30,6 +31,7 @@ _ACTIONS = 257
 
 _MANY = 1_000_000
 _SAMPLE = 500
+_STAND_INS = (gymnasium.spaces.Box(-1.0, 1.0, (4,), np.float32), gymnasium.spaces.Discrete(2))
 
 
 class Course:
@@ -40,6 +42,7 @@ class Course:
         config: all else of the manager's config.
         factories: of the envs.
         policy_of: returns the policy for a launched manager; None acts at random, at no cost.
+        changes: keys to set in place of the setting's.
 
     Attributes:
         manager: launched.
@@ -51,9 +54,10 @@ class Course:
         config: Mapping[str, Any],
         factories: Sequence[EnvFactory],
         policy_of: Callable[[EnvManager], Act] | None = None,
+        changes: Mapping[str, Any] | None = None,
     ) -> None:
         changes = {
-            **setting.as_config(),
+            **(setting.as_config() if changes is None else changes),
             "episode_num": float("inf"),
             "auto_reset": True,
             "max_failures_total": _MANY,
@@ -92,8 +96,10 @@ class Course:
 
 
 def drawn_before(manager: EnvManager) -> Act:
-    """Return a policy that takes random actions which were drawn before."""
+    """Return a policy that takes random actions which were drawn before, where that can be done."""
     space = manager.action_space
+    if not is_plain(space):  # what actions there are only the envs know
+        return lambda obs: manager.random_action()
     actions = itertools.cycle([space.sample() for _ in range(_ACTIONS)])
     return lambda obs: {i: next(actions) for i in obs}
 
@@ -150,6 +156,11 @@ class Stable:
         course = self._courses.pop(setting, None)
         if course is not None:
             course.close()
+
+
+def is_plain(space: Any) -> bool:
+    """Whether values of a space can be drawn from itself, whoever is in the env."""
+    return has_samples(space) and not isinstance(space, AgentSpace)
 
 
 class StillEnv(gymnasium.Env[Any, Any]):
@@ -215,6 +226,8 @@ def anchors_of(
         policy_of: see `Course`; what it costs is among the costs of the machine.
     """
     env_num = int(config["env_num"])
+    if not all(map(is_plain, spaces)):
+        spaces, policy_of = _STAND_INS, None
 
     def rate(n: int, num_workers: int | None) -> float:
         factories = [lambda: StillEnv(*spaces)] * n

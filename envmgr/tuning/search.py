@@ -11,6 +11,7 @@ import math
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
 
 from envmgr.tuning.plan import rounds_of
 from envmgr.tuning.settings import Setting
@@ -22,9 +23,12 @@ CLOSE = 0.97
 """Settings that do at least so well beside the best are as good."""
 
 
+T = TypeVar("T")
+
+
 @dataclass
-class Measured:
-    """What was measured of one setting.
+class Measured(Generic[T]):
+    """What was measured of one setting, or of whatever else is compared.
 
     Attributes:
         setting: the setting.
@@ -32,7 +36,7 @@ class Measured:
         ratios: how it did beside the first setting, by lap; see `compare`.
     """
 
-    setting: Setting
+    setting: T
     rates: dict[int, float] = field(default_factory=dict)
     ratios: dict[int, float] = field(default_factory=dict)
 
@@ -55,7 +59,7 @@ class Measured:
         return (high - low) / 2 / self.ratio
 
 
-def compare(everyone: Sequence[Measured]) -> None:
+def compare(everyone: Sequence[Measured[Any]]) -> None:
     """Set the ratios of all settings: to the first, as if all laps had been equally fast.
 
     How fast a lap was follows from those that were in it, how fast a setting is from its laps, by
@@ -92,7 +96,7 @@ def search(
     *,
     dropped: Callable[[Setting], None] = lambda setting: None,
     cost: Callable[[Setting], tuple[int, ...]] = lambda setting: (),
-) -> tuple[Measured, list[Measured]]:
+) -> tuple[Measured[Setting], list[Measured[Setting]]]:
     """Return the best setting, and what was measured of all.
 
     Args:

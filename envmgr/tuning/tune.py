@@ -209,7 +209,7 @@ def _cost(now: Setting) -> Callable[[Setting], tuple[int, ...]]:
 
 
 def _rows(
-    found: Sequence[Measured],
+    found: Sequence[Measured[Setting]],
     settings: Sequence[Setting],
     expected: Callable[[Setting], float | None],
     errors: Mapping[Setting, str],

@@ -104,7 +104,7 @@ def profile_env(env: Any, params: Mapping[str, Any] | None, seconds: float) -> P
         adapt.reset_env(env, params)
 
     reset()
-    return run_profile(take, reset, action_space.sample, seconds)
+    return run_profile(take, reset, adapt.sampler_of(env, action_space), seconds)
 
 
 def run_profile(

@@ -198,6 +198,8 @@ def _shortened(arguments: list[str]) -> list[str]:
     """Return the arguments of `envmgr` with a small number of steps instead of a large one."""
     if arguments[:1] == ["check"]:
         return [*arguments, "--episodes", "2", "--methods", ""]
+    if arguments[:1] == ["bench"]:
+        return [*arguments, "--laps", "1", "--seconds", "0.02", "--set", "manager.env_num=2"]
     if arguments[:1] == ["tune"]:
         fewer = ["--set", "manager.env_num=2", "--kinds", "subprocess"]
         return [*arguments, "--seconds", "0.5", *fewer]

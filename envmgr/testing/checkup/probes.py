@@ -81,9 +81,10 @@ def describe(factory: Factory, n_steps: int = 20) -> Description:
         observation_space, action_space, _ = adapt.spaces_of(env)
         obs, info = adapt.reset_env(env, None)
         after, unpicklable = holdings(), _why_unpicklable(info)
+        sample = adapt.sampler_of(env, action_space)
         casts = set(_casts(observation_space, obs))
         for _ in range(n_steps):
-            timestep = step_env(env, action_space.sample())
+            timestep = step_env(env, sample())
             casts |= set(_casts(observation_space, timestep.obs))
             unpicklable = unpicklable or _why_unpicklable(timestep.info)
             if timestep.done:
@@ -150,14 +151,14 @@ def trajectory(factory: Factory, n_steps: int, seed: int) -> Trajectory:
     """Step an env with actions that follow from the seed, two times over."""
     with _env_of(factory) as env:
         observation_space, action_space, _ = adapt.spaces_of(env)
-        of_obs = checksum_of(observation_space)
+        of_obs, sample = checksum_of(observation_space), adapt.sampler_of(env, action_space)
 
         def run() -> tuple[int, ...]:
             action_space.seed(seed)
             adapt.seed_env(env, seed, None)
             sums = [of_obs(adapt.reset_env(env, None)[0])]
             for _ in range(n_steps):
-                timestep = step_env(env, action_space.sample())
+                timestep = step_env(env, sample())
                 sums.append(of_obs(timestep.obs) ^ reward_checksum(timestep.reward))
                 if timestep.done:
                     sums.append(of_obs(adapt.reset_env(env, None)[0]))
@@ -201,6 +202,7 @@ def endure(factory: Factory, episodes: int, limit_s: float) -> Endured:
     samples = []
     with _env_of(factory) as env:
         _, action_space, _ = adapt.spaces_of(env)
+        sample = adapt.sampler_of(env, action_space)
         for episode in range(episodes + 1):
             over = time.monotonic() >= end
             if episode % every == 0 or over:
@@ -211,7 +213,7 @@ def endure(factory: Factory, episodes: int, limit_s: float) -> Endured:
             adapt.reset_env(env, None)
             taken, done = 0, False
             while not done and taken < LONGEST_EPISODE and time.monotonic() < end:
-                done = step_env(env, action_space.sample()).done
+                done = step_env(env, sample()).done
                 taken += 1
             n_steps += taken
             cut += not done

@@ -1,0 +1,120 @@
+"""`envmgr bench`: the envs of a config under envmgr and under the peers that are installed."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import Any
+
+import click
+
+from envmgr.cli import DONE, FAILED
+from envmgr.cli.figures import STDOUT, try_to_write, write_json
+from envmgr.cli.prepare import env_name
+from envmgr.cli.progress import doing, logging_to
+from envmgr.cli.report import table, wide_console
+from envmgr.cli.tune import factories_of, load
+from envmgr.cli.versions import versions
+from envmgr.config import to_plain
+from envmgr.config_file import resolve_config
+from envmgr.errors import ConfigError
+from envmgr.tuning.bench import OURS, bench
+from envmgr.tuning.peers import PEERS, Peer, installed
+from envmgr.tuning.search import Measured
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What `envmgr bench` was told.
+
+    Attributes:
+        config: path of the config file.
+        overrides: `section.key=value`, in order.
+        allow_import: modules that the config may import.
+        laps: how often each is measured.
+        seconds: how long each time.
+        peers: words that the names of peers have to have, separated by commas; empty for all.
+        limit_s: how long a peer may take to start, or hang, before it is given up.
+        json_file: where the figures go; None writes none.
+    """
+
+    config: str
+    overrides: tuple[str, ...] = ()
+    allow_import: tuple[str, ...] = ()
+    laps: int = 5
+    seconds: float = 1.0
+    peers: str = ""
+    limit_s: float = 60.0
+    json_file: str | None = None
+
+
+def execute(asked: Asked) -> int:
+    """Run the envs of a config under envmgr and its peers, print a table, return the exit code.
+
+    Raises:
+        ConfigError: nothing was run.
+    """
+    resolved = resolve_config(asked.config, set=asked.overrides, allow_imports=asked.allow_import)
+    factories = factories_of(resolved, "bench")
+    peers, missing = installed(_named(asked.peers))
+    try_to_write(asked.json_file)
+    shows, name = asked.json_file != STDOUT, env_name(resolved)
+    if shows:
+        click.echo(
+            f"envmgr bench: {len(factories)} envs of {name}, {asked.laps} laps of "
+            f"{asked.seconds:g} s for each; load {load()}"
+        )
+    with logging_to(logging.NullHandler()), doing(shows) as say:
+        found, errors = bench(
+            peers,
+            factories[0],
+            len(factories),
+            to_plain(resolved.values.manager),
+            laps=asked.laps,
+            seconds=asked.seconds,
+            limit_s=asked.limit_s,
+            say=say,
+        )
+    if shows:
+        _print(found, errors, missing)
+    figures = {"env": name, "env_num": len(factories), "load": load(), "versions": versions()}
+    rows = [_figures(one, errors) for one in found]
+    write_json(asked.json_file, {**figures, "rows": rows, "missing": missing})
+    if OURS in errors:
+        click.echo(f"envmgr: error: envmgr itself cannot run them: {errors[OURS]}", err=True)
+        return FAILED
+    return DONE
+
+
+def _named(text: str) -> list[Peer]:
+    words = [word.strip().lower() for word in text.split(",") if word.strip()]
+    chosen = [p for p in PEERS if not words or any(word in p.name.lower() for word in words)]
+    if not chosen:
+        raise ConfigError(
+            f"--peers {text!r} names none of {', '.join(peer.name for peer in PEERS)}. Give words "
+            "of these, separated by commas."
+        )
+    return chosen
+
+
+def _figures(one: Measured[str], errors: dict[str, str]) -> dict[str, Any]:
+    return {
+        "name": one.setting,
+        "steps_per_s": one.rate or None,
+        "ratio": one.ratio or None,
+        "spread": one.spread,
+        "error": errors.get(one.setting, ""),
+    }
+
+
+def _print(found: list[Measured[str]], errors: dict[str, str], missing: list[str]) -> None:
+    rows = []
+    for one in found:
+        if one.setting in errors:
+            rows.append((one.setting, "cannot be run", "", "", errors[one.setting]))
+        else:
+            ratio = f"{one.ratio:.2f} x"
+            rows.append((one.setting, f"{one.rate:,.0f}", ratio, f"{one.spread:.0%}", ""))
+    wide_console().print(table(("", "steps/s", "beside envmgr", "spread", ""), rows))
+    if missing:
+        click.echo(f"not installed: {', '.join(missing)}")

@@ -1,0 +1,87 @@
+"""envmgr and its peers with the same envs, side by side: measured in laps, compared in pairs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from envmgr.tuning.contest import Contestant, ContestantError
+from envmgr.tuning.peers import Peer
+from envmgr.tuning.search import Measured, compare
+from envmgr.types import EnvFactory
+
+OURS = "envmgr"
+
+Open = Callable[["Peer | None"], Any]
+"""Opens a contestant; None is envmgr."""
+
+
+def bench(
+    peers: Sequence[Peer],
+    factory: EnvFactory,
+    env_num: int,
+    config: Mapping[str, Any],
+    *,
+    laps: int,
+    seconds: float,
+    limit_s: float,
+    say: Callable[[str], None] = lambda text: None,
+) -> tuple[list[Measured[str]], dict[str, str]]:
+    """Return what was measured of envmgr and of each peer, and why those failed that did.
+
+    Args:
+        peers: who runs beside it.
+        factory: of the envs.
+        env_num: how many.
+        config: of envmgr's manager.
+        laps: how often each is measured.
+        seconds: how long each time.
+        limit_s: how long a contestant may take to start, or hang, before it is given up.
+        say: told what is being done.
+    """
+
+    def opened(peer: Peer | None) -> Contestant:
+        return Contestant(peer, factory, env_num, config, limit_s)
+
+    return contested(peers, opened, laps=laps, seconds=seconds, say=say)
+
+
+def contested(
+    peers: Sequence[Peer],
+    opened: Open,
+    *,
+    laps: int,
+    seconds: float,
+    say: Callable[[str], None] = lambda text: None,
+) -> tuple[list[Measured[str]], dict[str, str]]:
+    """Open contestants, run them in turns, and close them; see `bench`."""
+    everyone = [Measured(OURS), *(Measured(peer.name) for peer in peers)]
+    contestants: dict[str, Any] = {}
+    errors: dict[str, str] = {}
+
+    def give_up(name: str, error: ContestantError) -> None:
+        errors[name] = str(error)
+        if name in contestants:
+            contestants.pop(name).close()
+
+    try:
+        for peer in (None, *peers):
+            name = OURS if peer is None else peer.name
+            say(f"starting {name}")
+            try:
+                contestants[name] = opened(peer)
+            except ContestantError as error:
+                give_up(name, error)
+        for lap in range(laps):
+            for one in reversed(everyone) if lap % 2 else everyone:
+                if one.setting in contestants:
+                    say(f"lap {lap + 1} of {laps}: {one.setting}")
+                    try:
+                        one.rates[lap] = contestants[one.setting].run(seconds)
+                    except ContestantError as error:
+                        give_up(one.setting, error)
+    finally:
+        for contestant in contestants.values():
+            contestant.close()
+    compare(everyone)
+    return sorted(everyone, key=lambda one: -one.ratio), errors

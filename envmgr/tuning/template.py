@@ -1,0 +1,116 @@
+"""The config that `envmgr init` writes: its keys, and comments from what was measured. Pure."""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from envmgr.config.yaml_text import dump_yaml
+
+_WIDTH = 96
+_LEAST_STEP_LIMIT_S, _LEAST_RESET_LIMIT_S = 10.0, 60.0
+_PATIENCE = 50
+"""How many times as long as the longest that was seen a step or a reset may take."""
+
+
+class Tried(NamedTuple):
+    """What was seen of an env.
+
+    Attributes:
+        profile: figures of a `Profile`.
+        spaces: of observations and actions, as text.
+        n_steps: how many steps were taken through a manager.
+        render_modes: that it has.
+        allow_import: modules that had to be allowed.
+    """
+
+    profile: Mapping[str, Any]
+    spaces: tuple[str, str]
+    n_steps: int
+    render_modes: tuple[str, ...] = ()
+    allow_import: tuple[str, ...] = ()
+
+
+def config_text(name: str, key: str, env_num: int, path: str, tried: Tried | None) -> str:
+    """Return a commented config.
+
+    Args:
+        name: of the env.
+        key: of the section `env`, under which it belongs.
+        env_num: how many.
+        path: of the file, for the commands in its comments.
+        tried: what was seen of the env; None if it is still to be tried.
+    """
+    env = dump_yaml({key: name}).strip()
+    step_limit_s = reset_limit_s = None
+    if tried is not None:
+        step_limit_s = _limit(tried.profile["step_max_s"], _LEAST_STEP_LIMIT_S)
+        reset_limit_s = _limit(tried.profile["reset_max_s"], _LEAST_RESET_LIMIT_S)
+    modes = tried.render_modes if tried is not None else ()
+    kwargs = f"{{render_mode: {modes[-1]}}}" if modes else "{}"
+    return f"""{_head(name, path, tried)}
+env:
+  {env}
+  # kwargs: {kwargs:<20} # arguments of the env
+  # wrappers: []                # `module:Class`, the innermost first
+
+manager:
+  type: subprocess              # `envmgr list` has the others; async_subprocess for uneven steps
+  env_num: {env_num}
+  num_workers: auto             # tries one env at launch; null: a process each; or a number
+  seed: 0                       # env i gets seed + i; null: no seeds
+  step_timeout: {_text(step_limit_s):<15} # seconds; an env that takes longer is replaced
+  reset_timeout: {_text(reset_limit_s):<14} # seconds
+  # spare_env_num: 0            # envs kept reset, to hide slow resets; with num_workers: null
+  # on_failure: recover         # raise: end the run at the first failure
+
+collect:
+  steps: 10_000                 # or episodes: N; --steps and --episodes override both
+  # policy: random              # or `module:factory`
+"""
+
+
+def _head(name: str, path: str, tried: Tried | None) -> str:
+    if tried is None:
+        return f"# {name}"
+    profile, (observations, actions) = tried.profile, tried.spaces
+    length = profile["episode_steps"]
+    episodes = "no episode ended"
+    if length is not None:
+        episodes = f"an episode of random actions {length:,.0f} steps"
+    about = (
+        f"{name}: written by `envmgr init`, which launched and stepped it. Observations "
+        f"{observations}, actions {actions}. A step took {_time(profile['step_mean_s'])}, a reset "
+        f"{_time(profile['reset_mean_s'])}; {episodes}."
+    )
+    allowed = "".join(f" --allow-import {module}" for module in tried.allow_import)
+    commands = {
+        f"envmgr check {path}{allowed}": "is the env fit to run for days?",
+        f"envmgr tune {path}{allowed}": "workers, kind and spares that step it fastest",
+        f"envmgr run {path}{allowed}": "collect timesteps",
+        f"envmgr show {path}{allowed}": "every other key, with its default",
+    }
+    widest = max(map(len, commands))
+    lines = textwrap.wrap(" ".join(about.split()), _WIDTH)
+    lines += ["", *(f"  {command:<{widest}}  # {why}" for command, why in commands.items()), ""]
+    return "\n".join(f"# {line}".rstrip() for line in lines)
+
+
+def _limit(longest_s: float, least_s: float) -> float:
+    """Return a time limit that nothing sound exceeds: a round number of seconds."""
+    wanted = max(least_s, _PATIENCE * longest_s)
+    scale = 10 ** math.floor(math.log10(wanted))
+    return float(math.ceil(wanted / scale) * scale)
+
+
+def _text(limit_s: float | None) -> str:
+    return "null" if limit_s is None else f"{limit_s:g}"
+
+
+def _time(seconds: float) -> str:
+    for unit, scale in (("s", 1.0), ("ms", 1e-3)):
+        if seconds >= scale:
+            return f"{seconds / scale:.3g} {unit}"
+    return f"{seconds * 1e6:.3g} us"

@@ -1,0 +1,154 @@
+"""The contest of `envmgr bench`, the config of `envmgr init` and completion, without processes."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.shell_completion import BashComplete, FishComplete, ShellComplete, ZshComplete
+
+from envmgr.cli import main
+from envmgr.cli.trial_commands import envmgr
+from envmgr.config_file import load_config
+from envmgr.shortcuts import key_of
+from envmgr.tuning.bench import OURS, contested
+from envmgr.tuning.contest import ContestantError
+from envmgr.tuning.loops import GymnasiumLoop, look_at
+from envmgr.tuning.peers import PEERS, Peer, installed, loop_of
+from envmgr.tuning.template import Tried, config_text
+
+# -- bench ----------------------------------------------------------------------------------------
+
+
+class Fake:
+    """A contestant whose rates are known; it fails in a lap, or when it starts."""
+
+    def __init__(self, log: list[str], name: str, rate: float, fails_in: int | None) -> None:
+        self.log, self.name, self.rate, self.fails_in, self.runs = log, name, rate, fails_in, 0
+        if fails_in == 0:
+            raise ContestantError("no such thing")
+
+    def run(self, seconds: float) -> float:
+        self.runs += 1
+        self.log.append(self.name)
+        if self.runs == self.fails_in:
+            raise ContestantError("it died")
+        return self.rate
+
+    def close(self) -> None:
+        self.log.append(f"close {self.name}")
+
+
+def test_contestants_run_in_turns_and_failures_are_theirs() -> None:
+    peers, log = PEERS[:4], list[str]()
+    rates = {OURS: 100.0, **{p.name: 50.0 * k for k, p in enumerate(peers, 1)}}
+    fails = {peers[0].name: 2, peers[1].name: 0}
+
+    def opened(peer: Peer | None) -> Fake:
+        name = OURS if peer is None else peer.name
+        return Fake(log, name, rates[name], fails.get(name))
+
+    found, errors = contested(peers, opened, laps=3, seconds=1.0)
+    assert errors == {peers[0].name: "it died", peers[1].name: "no such thing"}
+    assert [one.setting for one in found[:3]] == [peers[3].name, peers[2].name, OURS]
+    assert found[0].ratio == pytest.approx(2.0)
+    names = [p.name for p in peers]
+    assert log[:4] == [OURS, names[0], names[2], names[3]]
+    assert log[4:6] == [names[3], names[2]]  # the other way round
+    assert sorted(line for line in log if line.startswith("close")) == sorted(
+        f"close {name}" for name in (OURS, names[0], names[2], names[3])
+    )
+
+
+def test_peers_are_those_that_are_installed() -> None:
+    there, missing = installed(find=lambda name: None if name == "ding" else name)
+    assert missing == ["ding"]
+    assert {p.module for p in there} == {"gymnasium", "stable_baselines3", "tianshou"}
+
+
+def test_a_loop_counts_steps_and_not_resets() -> None:
+    import gymnasium
+
+    sync = next(p for p in PEERS if "SyncVectorEnv" in p.cls and "Async" not in p.cls)
+    loop = loop_of(sync, lambda: gymnasium.make("CartPole-v1", max_episode_steps=2), 3)
+    loop.start()
+    assert [loop.step() for _ in range(4)] == [3, 3, 0, 3]
+    loop.close()
+    with pytest.raises(TypeError, match="takes envs of gymnasium"):
+        loop_of(sync, object, 1)
+    assert isinstance(loop, GymnasiumLoop)
+    look_at({"a": (np.zeros(2), 1)})
+
+
+# -- init -----------------------------------------------------------------------------------------
+
+PROFILE = {
+    "step_mean_s": 1e-5,
+    "step_max_s": 3e-4,
+    "reset_mean_s": 2e-3,
+    "reset_max_s": 3.0,
+    "episode_steps": 22.5,
+}
+
+
+@pytest.mark.parametrize("tried", [None, Tried(PROFILE, ("Box(...)", "Discrete(2)"), 8, ("rgb",))])
+def test_the_config_of_init_is_one(tried: Tried | None, tmp_path: Path) -> None:
+    text = config_text("CartPole-v1", key_of("CartPole-v1"), 4, "c.yaml", tried)
+    (tmp_path / "c.yaml").write_text(text)
+    found = load_config(tmp_path / "c.yaml")
+    assert (found.env.id, found.manager.env_num, found.manager.type) == (
+        "CartPole-v1",
+        4,
+        "subprocess",
+    )
+    assert found.manager.reset_timeout == (None if tried is None else 200.0)
+    assert max(map(len, text.splitlines())) <= 100
+    # What is a comment would be right, too.
+    (tmp_path / "c.yaml").write_text(re.sub(r"^  # (\w+:)", r"  \1", text, flags=re.MULTILINE))
+    assert load_config(tmp_path / "c.yaml").manager.on_failure == "recover"
+
+
+def test_names_are_told_apart() -> None:
+    assert [key_of(n) for n in ("CartPole-v1", "ALE/Pong-v5", "my:Env-v0")] == ["id"] * 3
+    assert [key_of(n) for n in ("my_module:make", "a.b:Class")] == ["entry"] * 2
+
+
+# -- completion -----------------------------------------------------------------------------------
+
+
+def completed(args: list[str], incomplete: str) -> list[str]:
+    shell = ShellComplete(envmgr, {}, "envmgr", "_ENVMGR_COMPLETE")
+    return [item.value for item in shell.get_completions(args, incomplete)]
+
+
+def test_commands_options_and_keys_are_completed() -> None:
+    assert set(completed([], "")) >= {"bench", "chaos", "check", "init", "run", "show", "tune"}
+    assert completed([], "tu") == ["tune"]
+    assert "--episodes" in completed(["check", "c.yaml"], "--e")
+    assert completed(["run", "c.yaml", "--set"], "manager.num_w") == ["manager.num_workers="]
+    shell = ShellComplete(envmgr, {}, "envmgr", "_ENVMGR_COMPLETE")
+    assert [item.type for item in shell.get_completions(["run"], "c")] == ["file"]
+
+
+@pytest.mark.parametrize(
+    ("shell", "cls"), [("bash", BashComplete), ("zsh", ZshComplete), ("fish", FishComplete)]
+)
+def test_there_is_a_script_for_each_shell(
+    shell: str,
+    cls: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(BashComplete, "_check_version", lambda *_: None)  # which would run bash
+    monkeypatch.setitem(os.environ, "_ENVMGR_COMPLETE", f"{shell}_source")
+    with pytest.raises(SystemExit) as ended:
+        main([])
+    assert ended.value.code == 0
+    script = capsys.readouterr().out
+    assert f"_ENVMGR_COMPLETE={shell}_complete" in script
+    assert script.strip() == cls(envmgr, {}, "envmgr", "_ENVMGR_COMPLETE").source().strip()
