@@ -21,7 +21,7 @@ import envmgr
 from envmgr import collect, errors, lifecycle, testing
 from envmgr.config import CollectConfig, EnvConfig, ManagerConfig, schema_markdown
 from envmgr.config.checks import show_value
-from envmgr.config.kind_sections import EnvPool, GymVector
+from envmgr.config.kind_sections import EnvPool, GymVector, NormalizationSection
 from envmgr.config.known_envs import KNOWN_PACKAGES
 from envmgr.core import ArrayBatch, phases
 from envmgr.env import (
@@ -34,6 +34,7 @@ from envmgr.env import (
 )
 from envmgr.lifecycle import TRANSITIONS, EnvState, mermaid_diagram
 from envmgr.manager import EnvManager
+from envmgr.normalizing import Normalization
 from envmgr.registry import ENV_MANAGER_REGISTRY, Registry
 from envmgr.testing import contract, faulty, injuries
 
@@ -186,6 +187,9 @@ keys are refused. [The guide](../guide/configs.md) says how configs are written 
 ### `manager.gym_vector`
 
 {schema_markdown(GymVector)}
+### `manager.normalization`
+
+{schema_markdown(NormalizationSection)}
 ### `manager.env_pool`
 
 {schema_markdown(EnvPool)}
@@ -366,11 +370,13 @@ _GROUPS: Mapping[str, Sequence[str]] = {
         "env_states",
     ),
     "Steps": ("step", "send", "recv", "send_arrays", "recv_arrays", "random_action"),
+    "Normalising": ("normalization",),
     "Resets and seeds": ("reset", "seed"),
     "Calls and attributes of envs": (
         "call",
         "call_async",
         "call_wait",
+        "apply",
         "get_attr",
         "set_attr",
         "__getattr__",
@@ -430,7 +436,7 @@ What all kinds have.
 
 {_classes(envmgr.EnvTimestep, envmgr.BaseEnv, BatchedEnv, BatchedEnvSpec, level=3)}
 {_classes(VectorBatch, ArrayBatch, level=3)}
-{_classes(EpisodePictures, level=3)}
+{_classes(EpisodePictures, Normalization, level=3)}
 {_functions(tile_images, write_png)}
 `EnvState` is in the [lifecycle](lifecycle.md), the errors are in [errors](errors.md).
 

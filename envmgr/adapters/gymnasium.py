@@ -100,7 +100,8 @@ class EnvmgrVectorEnv(ManagerVectorEnv):
         if worker is not None:
             raise ConfigError(
                 "worker should be None: workers of envmgr run their own loop. What is special "
-                "about an env's steps and resets belongs into a wrapper of the env"
+                "about an env's steps and resets belongs into a wrapper of the env; what is to be "
+                "run beside them, manager.apply(function) runs in the worker"
             )
         given = {
             "shared_memory": shared_memory,

@@ -1,4 +1,4 @@
-"""Sections of the manager's config that are about one kind of manager only."""
+"""Sections of the manager's config that are about one kind of manager, or one feature, only."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from envmgr.config.checks import (
     choice,
     integer,
     list_of,
+    number,
     or_null,
     text,
 )
@@ -86,6 +87,35 @@ class EnvPool(Section):
     )
     kwargs: Mapping[str, Any] = option(
         None, free_mapping(), "further arguments of `envpool.make`", "{}"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class NormalizationSection(Section):
+    """How `normalize_obs` and `normalize_reward` do it.
+
+    Attributes:
+        keys: of an observation that is a Dict; None: all of them that hold boxes.
+        clip_obs: the largest number in normalised observations.
+        clip_reward: the largest normalised reward.
+        gamma: discounts the returns by whose spread rewards are divided.
+        epsilon: added to variances.
+        frozen: statistics stay as they are.
+    """
+
+    PATH: ClassVar[str] = "manager.normalization"
+
+    keys: tuple[str, ...] | None = option(
+        None, or_null(list_of(text(), at_least=1), "all"), "keys of Dict observations to normalise"
+    )
+    clip_obs: float = option(10.0, number(above=0), "the largest number in observations")
+    clip_reward: float = option(10.0, number(above=0), "the largest reward")
+    gamma: float = option(
+        0.99, number(minimum=0), "discounts the returns by whose spread rewards are divided"
+    )
+    epsilon: float = option(1e-8, number(above=0), "added to variances")
+    frozen: bool = option(
+        False, boolean(), "statistics stay as they are, or are loaded: for evaluation"
     )
 
 

@@ -11,9 +11,7 @@ import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
-
-from easydict import EasyDict
+from typing import ClassVar, Literal
 
 from envmgr.config.checks import (
     boolean,
@@ -37,9 +35,8 @@ from envmgr.config.field_checks import (
     seed_mapping,
     worker_env,
 )
-from envmgr.config.kind_sections import EnvPool, GymVector, section
-from envmgr.config.merge import to_easydict
-from envmgr.config.schema import Section, option, schema_table
+from envmgr.config.kind_sections import EnvPool, GymVector, NormalizationSection, section
+from envmgr.config.schema import Section, option
 from envmgr.errors import ConfigError
 
 MAX_ENV_NUM = 65536
@@ -234,6 +231,20 @@ class ManagerConfig(Section):
         "own; without effect where envs run in the trainer's own thread",
     )
     daemon: bool = option(True, boolean(), "false: envs may start processes of their own")
+    normalize_obs: bool = option(
+        False, boolean(), "observations minus their mean, over their standard deviation"
+    )
+    normalize_reward: bool = option(
+        False, boolean(), "rewards over the standard deviation of discounted returns"
+    )
+    episode_statistics: bool = option(
+        False, boolean(), "the info that ends an episode has `episode`: return, length and seconds"
+    )
+    normalization: NormalizationSection | None = option(  # noqa: RUF009
+        None,
+        or_null(section(NormalizationSection), "its defaults"),
+        "how that is normalised: its keys are below",
+    )
     gym_vector: GymVector | None = option(  # noqa: RUF009
         None,
         or_null(section(GymVector), "as gymnasium does it"),
@@ -301,44 +312,3 @@ class ManagerConfig(Section):
                 f"one factory for each env, or leave manager.env_num null to take their number."
             )
         return dataclasses.replace(self, env_num=n)
-
-
-def check_kind(
-    config: ManagerConfig, *, hides_resets: bool, refused: Mapping[str, str] | None = None
-) -> None:
-    """Refuse what a kind of manager cannot do.
-
-    Args:
-        config: the config.
-        hides_resets: whether its envs can be reset while the trainer does something else.
-        refused: keys that mean nothing to this kind, and why.
-
-    Raises:
-        ConfigError: the config asks for more.
-    """
-    for key, reason in (refused or {}).items():
-        value = getattr(config, key)
-        if value and value != _DEFAULTS[key]:
-            raise ConfigError(
-                f"manager.{key} is {show_value(value)}, but manager.type {config.type} {reason}. "
-                "Leave it out, or use type: subprocess."
-            )
-    if config.spare_env_num and not hides_resets:
-        raise ConfigError(
-            f"manager.spare_env_num is {config.spare_env_num}, but manager.type {config.type} runs "
-            "its envs in the trainer's own thread, where no reset can be hidden. Leave it 0, or "
-            "use type: subprocess."
-        )
-
-
-_DEFAULTS = {field.name: field.default for field in dataclasses.fields(ManagerConfig)}
-
-
-def default_manager_config(preset: Mapping[str, Any] | None = None) -> EasyDict:
-    """Return every key with its default, `preset` on top, as an EasyDict of its own."""
-    return to_easydict(ManagerConfig.from_mapping(None, preset).to_dict())
-
-
-def schema_markdown(schema: type = ManagerConfig) -> str:
-    """Return the reference table of a section's keys as markdown; by default a manager's."""
-    return schema_table(schema)

@@ -35,11 +35,13 @@ class Hand:
         n_delivered: timesteps delivered since launch, these included.
         n_episodes: episodes ended since launch, these included.
         is_done: the envs were moved on.
+        given_back: an interrupt has ended the call, and they are owed again.
     """
 
     __slots__ = (
         "count",
         "endings",
+        "given_back",
         "is_done",
         "kept",
         "n_delivered",
@@ -67,6 +69,7 @@ class Hand:
         self.n_delivered = n_delivered
         self.n_episodes = n_episodes
         self.is_done = False
+        self.given_back = False
 
 
 class Delivery:

@@ -185,6 +185,7 @@ class Supervisor:
         hand, self.delivery.in_hand = self.delivery.in_hand, None
         if hand is None:
             return
+        hand.given_back = True
         self.handout.follow_up(hand)
         timesteps = by_env_id(hand.result)
         self.record.undelivered.update(timesteps)

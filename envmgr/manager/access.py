@@ -14,11 +14,13 @@ from envmgr.errors import (
     EnvAttributeError,
     EnvFailure,
     EnvProtocolError,
+    ManagerClosedError,
     MethodAccessError,
     StateError,
 )
 from envmgr.manager.engine_owner import Called
 from envmgr.manager.lifetime import ManagerLifetime
+from envmgr.normalizing import Normalization
 from envmgr.types import monotonic
 from envmgr.wire.messages import Attribute, Op, RemoteFailure
 from envmgr.worker.applied import EnvFunction
@@ -210,6 +212,23 @@ class EnvAccess(ManagerLifetime):
             deadline=deadline,
             doing="a call",
         )
+
+    # -- what is handed out -----------------------------------------------------------------
+
+    @property
+    def normalization(self) -> Normalization | None:
+        """The running statistics of `normalize_obs`, `normalize_reward` and `episode_statistics`.
+
+        None where none of these is on.
+        """
+        return self._normalization
+
+    def random_action(self) -> dict[int, Any]:
+        """Return a random action for each ready env, from a seeded stream of each env."""
+        samplers = self._samplers
+        if samplers is None:
+            raise ManagerClosedError("the manager is closed; call launch() first")
+        return {i: samplers.sample(i, self._newest(i)) for i in self.ready_obs_id}
 
     # -- pictures, replays, rewards ---------------------------------------------------------
 

@@ -19,6 +19,7 @@ from envmgr.core.shelter import Shelter
 from envmgr.core.stats import Statistics
 from envmgr.errors import ConfigError, LaunchError, ManagerClosedError, StateError
 from envmgr.launch import build_engine, with_batches
+from envmgr.normalizing import normalization_of
 from envmgr.policy import GatherPolicy
 from envmgr.seeding import Samplers, seeds_by_env, seeds_of_spares
 from envmgr.spaces import ActionCheck, codec_of
@@ -81,6 +82,7 @@ class EngineOwner:
         self._calibration: Calibration | None = None
         self._trial: Engine | None = None
         self._view = self._make_view()
+        self._normalization = normalization_of(config, self.env_num)
         self._policy = GatherPolicy(self._config.wait_num, self._config.step_wait_timeout)
         self._given = (
             arguments.checked_space(observation_space, "observation_space"),
@@ -145,6 +147,8 @@ class EngineOwner:
     def _keep_engine(self, engine: Engine) -> None:
         self._engine = engine
         self._gather = Gather(engine)
+        if self._normalization is not None:
+            self._normalization.begin(range(self.env_num))
         self._statistics = engine.supervisor.statistics
         self._figures = engine.transport.figures
         # Not of the manager itself: what is dropped without close() ends with its finalizer.
@@ -251,6 +255,11 @@ class EngineOwner:
         if self._engine is None:
             raise ManagerClosedError("the manager was closed during this call")
         return self._engine
+
+    def _newest(self, env_id: int) -> Callable[[], Any]:
+        """Return what gives the observation that an env shows."""
+        slot = self._running.supervisor.slots[env_id]  # not of the manager: see `_keep_engine`
+        return lambda: slot.obs
 
     def _surface(self, supervisor: Supervisor) -> None:
         """Raise what failed for good, once; with `on_failure: raise`, close first."""

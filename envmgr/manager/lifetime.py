@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from typing_extensions import Self
@@ -87,9 +87,8 @@ class ManagerLifetime(EngineOwner):
 
     def _described(self) -> EnvDescription:
         if self._description is None:
-            observation_space, action_space, reward_space = self._given
-            if observation_space is not None and action_space is not None:
-                return EnvDescription(observation_space, action_space, reward_space, {}, None, None)
+            if self._given[0] is not None and self._given[1] is not None:
+                return self._handed_out([EnvDescription(*self._given, {}, None, None)])[0]
             self._describe_early()
         if self._description is None:
             raise StateError("env 0 has not described itself yet: call launch()")
@@ -115,7 +114,9 @@ class ManagerLifetime(EngineOwner):
 
     def _adopt(self, descriptions: Mapping[int, EnvDescription]) -> None:
         """Take over what env 0, or each of several different envs, said of itself."""
-        ours = [self._with_given_spaces(descriptions[i]) for i in sorted(descriptions)]
+        ours = self._handed_out(
+            [self._with_given_spaces(descriptions[i]) for i in sorted(descriptions)]
+        )
         self._description = ours[0]
         self._env_spaces = [(d.observation_space, d.action_space) for d in ours[: self.env_num]]
         codecs = [codec_of(d.observation_space) for d in ours]
@@ -134,10 +135,10 @@ class ManagerLifetime(EngineOwner):
         self._samplers = Samplers(action_spaces)
         self._samplers.seed(self._seeds)
 
-    def _newest(self, env_id: int) -> Callable[[], Any]:
-        """Return what gives the observation that an env shows."""
-        slot = self._running.supervisor.slots[env_id]  # not of the manager: see `_keep_engine`
-        return lambda: slot.obs
+    def _handed_out(self, descriptions: list[EnvDescription]) -> list[EnvDescription]:
+        """Return what envs say of themselves, with the spaces of what is handed out."""
+        normalization = self._normalization
+        return descriptions if normalization is None else normalization.adopt(descriptions)
 
     def _with_given_spaces(self, description: EnvDescription) -> EnvDescription:
         names = ("observation_space", "action_space", "reward_space")

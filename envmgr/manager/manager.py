@@ -20,9 +20,6 @@ from envmgr.core import (
     requests,
 )
 from envmgr.core.readiness import await_all_ready, await_one_ready, refuse_unready
-from envmgr.errors import (
-    ManagerClosedError,
-)
 from envmgr.lifecycle import EnvState
 from envmgr.manager.access import EnvAccess
 from envmgr.policy import GatherPolicy
@@ -74,9 +71,10 @@ class EnvManager(EnvAccess):
                 self._running.collect()
                 self._surface(supervisor)
                 ready = self._ready_ids(supervisor)
-            return self._view.ready(
-                dict(zip(ready, supervisor.record.observed.of(ready), strict=True))
-            )
+            shown = dict(zip(ready, supervisor.record.observed.of(ready), strict=True))
+            if self._normalization is not None:
+                shown = self._normalization.ready(shown)
+            return self._view.ready(shown)
 
     def _ready_ids(self, supervisor: Supervisor) -> list[int]:
         """Return the envs that are ready, at least one; none if all are DONE."""
@@ -230,7 +228,10 @@ class EnvManager(EnvAccess):
         if taken is None:
             self._surface(supervisor)
             return {}
-        return supervisor.timesteps(taken, self._running.undisturbed)
+        timesteps = supervisor.timesteps(taken, self._running.undisturbed)
+        if self._normalization is not None:
+            return self._normalization.timesteps(timesteps, supervisor.delivery.in_hand)
+        return timesteps
 
     def send_arrays(self, env_ids: Sequence[int], actions: Any) -> None:
         """Send one action to each of `env_ids`.
@@ -258,6 +259,8 @@ class EnvManager(EnvAccess):
             batch = None if taken is None else supervisor.arrays(taken, undisturbed)
             if batch is None:
                 batch = array_batch(self._deliver(supervisor, taken), self._codec)
+            elif self._normalization is not None:
+                batch = self._normalization.batch(batch, supervisor.delivery.in_hand)
             delivery = supervisor.delivery
         delivery.in_hand = None  # as in `step`
         return batch
@@ -288,6 +291,8 @@ class EnvManager(EnvAccess):
             obs = supervisor.batch_of(ids) if ids else None
             if obs is None:
                 obs = self._codec.stack(supervisor.record.observed.of(ids))
+            if self._normalization is not None:
+                obs = self._normalization.ready_batch(ids, obs)
             return ReadyBatch(np.array(ids, dtype=np.int64), obs)
 
     # -- resets and seeds -------------------------------------------------------------------
@@ -313,6 +318,8 @@ class EnvManager(EnvAccess):
             requests.refuse_unsendable_params(supervisor, params)
             requests.refuse_partial_resets(supervisor, params)
             self._view.forget()
+            if self._normalization is not None:
+                self._normalization.begin(list(params))
             self._running.undisturbed(functools.partial(self._begin_resets, supervisor, params))
             slots = [supervisor.slots[i] for i in params]
             repair = supervisor.repair
@@ -330,13 +337,6 @@ class EnvManager(EnvAccess):
     ) -> None:
         supervisor.rules.dynamic_seed = self._dynamic_seed
         supervisor.resets.begin(params)
-
-    def random_action(self) -> dict[int, Any]:
-        """Return a random action for each ready env, from a seeded stream of each env."""
-        samplers = self._samplers
-        if samplers is None:
-            raise ManagerClosedError("the manager is closed; call launch() first")
-        return {i: samplers.sample(i, self._newest(i)) for i in self.ready_obs_id}
 
 
 @functools.lru_cache(maxsize=64)

@@ -12,7 +12,7 @@ import pytest
 
 from envmgr import ENV_MANAGER_REGISTRY, errors, testing
 from envmgr.config import CollectConfig, EnvConfig, ManagerConfig
-from envmgr.config.kind_sections import EnvPool, GymVector
+from envmgr.config.kind_sections import EnvPool, GymVector, NormalizationSection
 from tests.docs.blocks import ROOT, pages
 
 _LINK = re.compile(r"(?<!!)\[[^\]]+\]\((?P<target>[^)\s]+)\)")
@@ -81,7 +81,14 @@ def _tables(page: Path) -> list[tuple[str, list[str]]]:
 def test_tables_of_keys_name_keys_that_exist(page: Path) -> None:
     known = {
         name
-        for schema in (ManagerConfig, GymVector, EnvPool, EnvConfig, CollectConfig)
+        for schema in (
+            ManagerConfig,
+            GymVector,
+            EnvPool,
+            NormalizationSection,
+            EnvConfig,
+            CollectConfig,
+        )
         for name in schema.__dataclass_fields__
     }
     for header, cells in _tables(page):

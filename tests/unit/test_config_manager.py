@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from envmgr.config import ManagerConfig, WorkerEnv, default_manager_config, schema_markdown
-from envmgr.config.kind_sections import EnvPool, GymVector
+from envmgr.config.kind_sections import EnvPool, GymVector, NormalizationSection
 from envmgr.errors import ConfigError, UnknownKeyError
 
 # DESIGN: every key with its default.
@@ -59,6 +59,10 @@ DEFAULTS = {
     "worker_env": None,
     "worker_log": None,
     "daemon": True,
+    "normalize_obs": False,
+    "normalize_reward": False,
+    "episode_statistics": False,
+    "normalization": None,
     "gym_vector": None,
     "env_pool": None,
 }
@@ -120,6 +124,7 @@ def accepted() -> list[tuple[str, Any, Any]]:
         ("start_steps", 100, 100),
         ("gym_vector", {"autoreset_mode": "SameStep"}, GymVector(autoreset_mode="SameStep")),
         ("gym_vector", GymVector(), GymVector()),
+        ("normalization", {"gamma": 1}, NormalizationSection(gamma=1.0)),
         ("env_pool", {"env_id": "Pong-v5", "stack_num": 4}, EnvPool(env_id="Pong-v5", stack_num=4)),
     ]
     for key in BOOLEANS:
@@ -173,7 +178,7 @@ def refused() -> list[tuple[str, Any]]:
     envs = ["X", [], {"allow": "X"}, {"deny": [1]}, {"set": ["A"]}, {"set": {"A": 1}}]
     envs += [{"set": {"": "x"}}, {"set": {"A=B": "x"}}, {"set": {"A": "\0"}}, {"set": {1: "x"}}]
     rows += [("worker_env", value) for value in envs]
-    rows += [("gym_vector", 1), ("gym_vector", []), ("env_pool", True)]
+    rows += [("gym_vector", 1), ("gym_vector", []), ("env_pool", True), ("normalization", True)]
     return rows
 
 

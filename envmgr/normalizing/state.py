@@ -1,0 +1,79 @@
+"""All that is known of what was handed out; replaced as a whole."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from envmgr.normalizing.moments import Floats, Moments, no_moments
+
+OF_EPISODES = ("discounted", "returns", "lengths", "is_new")
+"""What is known of the episodes that are under way."""
+
+
+class State(NamedTuple):
+    """All that is known.
+
+    Attributes:
+        obs: of each array that is normalised.
+        reward: of discounted returns.
+        discounted: the discounted return of each env's episode so far.
+        returns: its sum of rewards so far.
+        lengths: its steps so far.
+        began_s: when the episode before it ended.
+        is_new: the next observation that the env shows is the first of an episode.
+    """
+
+    obs: tuple[Moments, ...]
+    reward: Moments
+    discounted: Floats
+    returns: Floats
+    lengths: npt.NDArray[np.int64]
+    began_s: Floats
+    is_new: npt.NDArray[np.bool_]
+
+    def begun(self, env_ids: Sequence[int], now: float) -> State:
+        """Return the state when these envs are at the beginning of an episode."""
+        discounted, returns, lengths, began_s, is_new = (c.copy() for c in self[2:])
+        for column in (discounted, returns, lengths):
+            column[env_ids] = 0
+        began_s[env_ids], is_new[env_ids] = now, True
+        return State(self.obs, self.reward, discounted, returns, lengths, began_s, is_new)
+
+    def with_rewards(
+        self, ids: Any, rewards: Floats, counted: Any, done: Any, gamma: float
+    ) -> State:
+        """Return the state with the discounted returns that rewards lead to; `counted` are."""
+        discounted = self.discounted.copy()
+        now = discounted[ids] * gamma + rewards
+        discounted[ids] = np.where(done, 0.0, now)
+        return self._replace(reward=self.reward.seen(now[counted]), discounted=discounted)
+
+    def with_episodes(
+        self, ids: Any, rewards: Floats, normal: Any, done: Any, now: float
+    ) -> tuple[State, dict[int, dict[str, Any]]]:
+        """Return the state with these rewards in it, and statistics of what has ended."""
+        returns, lengths = self.returns.copy(), self.lengths.copy()
+        returns[ids] += rewards
+        lengths[ids] += 1
+        episodes = {}
+        for k in done.nonzero()[0].tolist():
+            i = ids[k]
+            if normal[k]:  # else a failure has cut it short, and it says nothing
+                took_s = round(now - float(self.began_s[i]), 6)
+                episodes[k] = {"r": float(returns[i]), "l": int(lengths[i]), "t": took_s}
+        returns[ids[done]] = 0.0
+        lengths[ids[done]] = 0
+        began_s = self.began_s.copy()
+        began_s[ids[done]] = now
+        return self._replace(returns=returns, lengths=lengths, began_s=began_s), episodes
+
+
+def no_state(env_num: int, now: float) -> State:
+    """Return the state before anything was handed out."""
+    zeros = np.zeros(env_num)
+    lengths, is_new = np.zeros(env_num, np.int64), np.ones(env_num, np.bool_)
+    return State((), no_moments(()), zeros, zeros, lengths, np.full(env_num, now), is_new)
