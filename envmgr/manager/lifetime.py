@@ -114,9 +114,8 @@ class ManagerLifetime(EngineOwner):
 
     def _adopt(self, descriptions: Mapping[int, EnvDescription]) -> None:
         """Take over what env 0, or each of several different envs, said of itself."""
-        ours = self._handed_out(
-            [self._with_given_spaces(descriptions[i]) for i in sorted(descriptions)]
-        )
+        given = [self._with_given_spaces(descriptions[i]) for i in sorted(descriptions)]
+        ours = self._handed_out(given)
         self._description = ours[0]
         self._env_spaces = [(d.observation_space, d.action_space) for d in ours[: self.env_num]]
         codecs = [codec_of(d.observation_space) for d in ours]
