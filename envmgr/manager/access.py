@@ -282,18 +282,27 @@ class EnvAccess(ManagerLifetime):
         paths = arguments.checked_folders(replay_path, self.env_num, "replay_path")
         self._replay_paths = paths
         if self._launched:
-            payloads = replay_payloads(paths)
-            ids = list(range(self.env_num))
-            with self._calling() as supervisor:
-                self._request(supervisor, ids, Op.CALL, payloads, "enable_save_replay")
-                repeat = functools.partial(supervisor.repeat, ids, Op.CALL, payloads)
-                self._running.undisturbed(repeat)
+            self._enable(list(range(self.env_num)), replay_payloads(paths), "enable_save_replay")
+
+    def _enable(self, ids: list[int], payloads: list[Any], what: str) -> None:
+        """Call a method of envs, and of those that take their places later."""
+        with self._calling() as supervisor:
+            self._request(supervisor, ids, Op.CALL, payloads, what)
+            repeat = functools.partial(supervisor.repeat, ids, Op.CALL, payloads)
+            self._running.undisturbed(repeat)
 
     def enable_save_figure(self, env_id: int, figure_path: str) -> None:
-        """Have one env save figures in a folder."""
+        """Have one env, and those that are renewed in its place, save figures in a folder.
+
+        Gymnasium envs and vector envs save the last frame of each episode as a PNG file. With
+        spares, such an env takes none.
+
+        Raises:
+            EnvFailure: the env cannot.
+        """
         folder = arguments.checked_folder(figure_path, "figure_path")
         env_id = arguments.checked_env_id(env_id, self.env_num)
-        self.call("enable_save_figure", folder, env_ids=env_id)
+        self._enable([env_id], [("enable_save_figure", (folder,))], "enable_save_figure")
 
     def reward_shaping(self, env_id: int, transitions: list[Any]) -> Any:
         """Return the transitions of one env's episode with their rewards shaped by the env."""

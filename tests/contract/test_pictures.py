@@ -56,6 +56,7 @@ def test_a_killed_worker_leaves_no_video_and_the_next_env_goes_on(tmp_path: Path
     cfg = {"type": "subprocess", "max_failures": 5}
     with create_env_manager(cfg, env_fn=[partial(Dawn, 3)]) as manager:
         manager.enable_save_replay(str(tmp_path))
+        manager.enable_save_figure(0, str(tmp_path / "figures"))
         manager.reset()
         manager.step({0: 0})
         (worker,) = manager.stats()["workers"]
@@ -63,11 +64,12 @@ def test_a_killed_worker_leaves_no_video_and_the_next_env_goes_on(tmp_path: Path
         assert manager.step({0: 0})[0].info["abnormal"]
         for _ in range(3):
             manager.step(dict.fromkeys(manager.ready_obs, 0))
-        assert names(tmp_path)[-1:] == ["env_0-episode_000000.mp4"]
+        assert "env_0-episode_000000.mp4" in names(tmp_path)
+        assert len(names(tmp_path / "figures")) == 1
         assert len(manager.ready_obs) == 1
         (worker,) = manager.stats()["workers"]
         os.kill(worker["pid"], signal.SIGKILL)
-    assert names(tmp_path) == ["env_0-episode_000000.mp4"]
+    assert names(tmp_path) == ["env_0-episode_000000.mp4", "figures"]
 
 
 def test_what_cannot_be_saved_is_refused(tmp_path: Path) -> None:
