@@ -62,9 +62,15 @@ class Video:
         self._folder = folder
         self._fps = Fraction(fps).limit_denominator(1001)
         self._part, self._file = _opened_part(folder)
-        self._container = self._av.open(self._file, "w", format="mp4")
         self._stream: Any = None
         self._shape: tuple[int, ...] = ()
+        self._container: Any = None
+        try:
+            with self._as_os_errors():
+                self._container = self._av.open(self._file, "w", format="mp4")
+        except BaseException:
+            self.discard()
+            raise
 
     def add(self, frame: Any) -> None:
         """Append a frame `(height, width, 3)` of uint8.
