@@ -96,14 +96,14 @@ class AgentRows(AgentsEnv):
         return self._rows(step.obs | step.last), reward, *ends, info
 
     def _rows(self, by_agent: dict[Any, Any]) -> dict[str, Any]:
-        n = len(self.possible_agents)
+        n, lives = len(self.possible_agents), {*self.living}
         leaves = [np.zeros((n, *leaf.shape), leaf.dtype) for leaf in self._layout.leaves]
         mask = np.zeros(n, np.int8)
         for row, agent in enumerate(self.possible_agents):
             if agent in by_agent:
                 for leaf, value in zip(leaves, self._layout.flatten(by_agent[agent]), strict=True):
                     leaf[row] = value
-            mask[row] = agent in self.living
+            mask[row] = agent in lives
         return {"obs": self._layout.unflatten(leaves), "mask": mask}
 
     def _flags(self, by_agent: dict[Any, bool]) -> Any:

@@ -7,7 +7,7 @@ parallel one by PettingZoo's own converters.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from typing import Any, NamedTuple
 
 import gymnasium
@@ -132,7 +132,7 @@ class AgentsEnv(gymnasium.Env[Any, Any]):
                 f"agent, as PettingZoo's parallel envs do; it returned {describe(result)}"
             )
         obs, infos = result
-        self.living = self._listed(())
+        self.living = self._listed(frozenset())
         if not self.living:
             raise EnvContractError(f"no agent of {env_name(self.env)} lives after its reset")
         return self._of(obs, self.living, "an observation"), infos
@@ -153,23 +153,25 @@ class AgentsEnv(gymnasium.Env[Any, Any]):
         obs, rewards, terminations, truncations, infos = result
         acted = self.living
         self._of(rewards, acted, "a reward")
-        truncated = [a for a in self.possible_agents if _flag(truncations, a)]
-        ended = [a for a in self.possible_agents if _flag(terminations, a) or a in truncated]
-        self.living = living = self._listed(ended)
-        told = [a for a in self.possible_agents if a in acted or a in living]
+        truncated = {a for a in self.possible_agents if _flag(truncations, a)}
+        terminated = {a for a in self.possible_agents if _flag(terminations, a)}
+        self.living = self._listed(truncated | terminated)
+        lives, known = {*self.living}, {*acted, *self.living}
+        told = [agent for agent in self.possible_agents if agent in known]
+        # One that left and was not said to have ended counts as terminated.
+        terminated |= known - lives - truncated
         return AgentStep(
-            self._of(obs, living, "an observation"),
-            {a: obs[a] for a in acted if a not in living and a in obs},
+            self._of(obs, self.living, "an observation"),
+            {agent: obs[agent] for agent in acted if agent not in lives and agent in obs},
             {agent: scalar_reward(rewards.get(agent, 0.0)) for agent in told},
-            # One that left and was not said to have ended counts as terminated.
-            {a: _flag(terminations, a) or a not in {*living, *truncated} for a in told},
+            {agent: agent in terminated for agent in told},
             {agent: agent in truncated for agent in told},
             infos,
         )
 
-    def _listed(self, ended: Any) -> list[Any]:
+    def _listed(self, ended: Set[Any]) -> list[Any]:
         """Return the agents that the env lists as living, in the order of `possible_agents`."""
-        listed = list(self.env.agents)
+        listed = {*self.env.agents}
         unknown = [agent for agent in listed if agent not in self.of_actions]
         if unknown:
             raise EnvContractError(
@@ -182,7 +184,7 @@ class AgentsEnv(gymnasium.Env[Any, Any]):
         if missing:
             raise EnvContractError(
                 f"{env_name(self.env)} gave {what} to agents {[*by_agent]}, but none to {missing}, "
-                "which its `agents` lists"
+                "which live (`agents`)"
             )
         return {agent: by_agent[agent] for agent in agents}
 

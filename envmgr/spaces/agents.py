@@ -57,14 +57,10 @@ class AgentSpace(spaces.Space[dict[Any, Any]]):
         """Return a random action for each agent that lives, where this is a space of actions.
 
         Args:
-            observations: of those agents; with an entry `action_mask` only legal ones are drawn.
+            observations: of those agents; with an entry `action_mask` only legal actions are drawn
+                of Discrete.
         """
-        return {
-            agent: self.spaces[agent].sample(obs[_MASK])
-            if isinstance(obs, Mapping) and _MASK in obs
-            else self.spaces[agent].sample()
-            for agent, obs in observations.items()
-        }
+        return {agent: _legal(self.spaces[agent], obs) for agent, obs in observations.items()}
 
     def seed(self, seed: Any = None) -> list[int]:
         """Seed the generator of each agent's space with one of its own.
@@ -107,6 +103,13 @@ class AgentSpace(spaces.Space[dict[Any, Any]]):
             agents_of.setdefault(str(space), []).append(agent)
         parts = [f"{', '.join(map(repr, agents))}: {space}" for space, agents in agents_of.items()]
         return f"AgentSpace({'; '.join(parts)})"
+
+
+def _legal(space: spaces.Space[Any], obs: Any) -> Any:
+    """Return a random action that an observation does not say to be illegal."""
+    if isinstance(space, spaces.Discrete) and isinstance(obs, Mapping) and _MASK in obs:
+        return space.sample(np.asarray(obs[_MASK], np.int8))
+    return space.sample()
 
 
 def refuse_agents(space: Any, what: str) -> None:
