@@ -26,7 +26,7 @@ from envmgr.env.agent_dicts import MultiAgentEnv
 from envmgr.env.steps import step_env
 from envmgr.errors import ConfigError, MissingDependencyError
 from envmgr.spaces import AgentSpace, ValueMismatchError, codec_of
-from envmgr.spaces.agents import action_check, lost_step, random_action
+from envmgr.spaces.agents import action_check, caster_of, lost_step, random_action
 from envmgr.testing import env_problems
 from tests.agents import AGENTS, Layer, Relay
 
@@ -244,6 +244,10 @@ def test_each_value_is_checked_by_the_space_of_its_agent() -> None:
         with pytest.raises(ValueMismatchError, match=said):
             codec.check_value(value)
     assert codec.as_bytes({"ann": "a"}) != codec.as_bytes({"bob": np.zeros(2)})
+    cast = caster_of(space(ann=Text(3), bob=Box(-1, 1, (2,), np.float32), cleo=Discrete(3)))
+    values = cast({"ann": "a", "bob": np.ones(2), "cleo": 1})
+    assert values["bob"].dtype == np.float32
+    assert (values["ann"], type(values["cleo"])) == ("a", np.int64)
 
 
 def test_actions_are_those_of_the_agents_that_live() -> None:
