@@ -223,7 +223,8 @@ def _unknown_id_text(env_id: str, name: str, error: Exception) -> str:
     nearest = f"the nearest ids are {', '.join(near)}" if near else "no id is like it"
     meant = None if package_of_id(name) else nearest_package(name)
     if meant is not None:
-        nearest += f"; ids that begin with {meant[0]!r} are of the package {meant[1].distribution}"
+        known = f"ids that begin with {meant[0]!r} are of the package {meant[1].distribution}"
+        nearest = known if "/" in name or not near else f"{nearest}; {known}"
     return (
         f"env.id is {env_id!r}, which gymnasium does not have: {nearest}. ({error}) If a module "
         "registers it when it is imported, write `module:Name-v0`."

@@ -273,11 +273,11 @@ def nearest_package(env_id: str) -> tuple[str, KnownPackage] | None:
     heads = {
         head: known
         for known in KNOWN_PACKAGES
-        for head in (known.namespaces if slash else map(_head_of, known.ids))
+        for head in (known.namespaces if slash else _heads_of(known.ids))
     }
     alike = nearest(begins, heads)
     return None if alike is None else (alike, heads[alike])
 
 
-def _head_of(pattern: str) -> str:
-    return pattern.partition("-")[0].strip("*_")
+def _heads_of(patterns: tuple[str, ...]) -> list[str]:
+    return [pattern.partition("-")[0].strip("*_") for pattern in patterns if pattern[-1] == "*"]
