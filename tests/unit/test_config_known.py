@@ -192,6 +192,7 @@ def test_its_name_is_allowed_where_all_is_in_the_import(site: Path, policy: Impo
     assert "cfgtest_known" not in sys.modules
     import_modules(["cfgtest_known"], policy=policy)
     assert "cfgtest_known" in sys.modules
+    check_preload(["gymnasium.envs.classic_control", "envmgr.testing"], policy)
     for name in ("cfgtest_known.more", "cfgtest"):
         with pytest.raises(ConfigError, match="may not import"):
             check_preload([name], policy)
