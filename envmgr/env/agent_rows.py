@@ -111,5 +111,6 @@ class AgentRows(AgentsEnv):
 
 
 def _told(infos: Any) -> dict[str, Any]:
-    """Return the infos of agents that have something to say."""
-    return infos_of({agent: info for agent, info in infos.items() if info})
+    """Return the infos of agents that have something to say; nothing if there are none."""
+    told = {agent: info for agent, info in infos.items() if info}
+    return infos_of(told) if told else {}

@@ -43,11 +43,12 @@ def as_parallel(env: Any) -> Any:
     """
     if all(callable(_read(env, name)) for name in ("last", "agent_iter")):
         env = _converted(env)
-    if not isinstance(_read(env, "possible_agents"), (list, tuple)):
+    possible = _read(env, "possible_agents")
+    if not isinstance(possible, (list, tuple)) or not possible:
         raise EnvContractError(
             f"{env_name(env)} should list in `possible_agents` all agents that may ever live, "
-            f"found {describe(_read(env, 'possible_agents'))}: their spaces are known from the "
-            "start, agents leave and join"
+            f"found {describe(possible)}: their spaces are known from the start, agents leave and "
+            "join"
         )
     return env
 
@@ -225,7 +226,7 @@ def _flag(flags: Mapping[Any, Any], agent: Any) -> bool:
 
 def infos_of(infos: Mapping[Any, Any]) -> dict[str, Any]:
     """Return the infos of agents as part of one info; one of them may call the step abnormal."""
-    info: dict[str, Any] = {"infos": dict(infos)} if infos else {}
+    info: dict[str, Any] = {"infos": dict(infos)}
     if is_abnormal(infos) or is_abnormal([*infos.values()]):
         info["abnormal"] = True
     return info

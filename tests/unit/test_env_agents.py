@@ -121,9 +121,10 @@ def test_agents_have_to_be_known_before_they_live() -> None:
     nobody = dict.fromkeys(AGENTS, (1, 2))
     with pytest.raises(EnvContractError, match="no agent of Relay lives after its reset"):
         reset_env(env, {"lives": nobody})
-    del relay.possible_agents
-    with pytest.raises(EnvContractError, match="should list in `possible_agents` all agents"):
-        as_base_env(relay, 0)
+    for possible in ([], None):
+        relay.possible_agents = possible  # type: ignore[assignment]
+        with pytest.raises(EnvContractError, match="should list in `possible_agents` all agents"):
+            as_base_env(relay, 0)
 
 
 def test_an_agent_that_just_leaves_counts_as_terminated() -> None:
@@ -132,14 +133,15 @@ def test_an_agent_that_just_leaves_counts_as_terminated() -> None:
     ordinary = relay.step
 
     def step(actions: Any) -> Any:
-        obs, rewards, _, _, infos = ordinary(actions)
+        obs, rewards, *_ = ordinary(actions)
         relay.agents = []
-        return obs, rewards, {}, {}, infos
+        return obs, rewards, {}, {}, {}
 
     relay.step = step  # type: ignore[method-assign]
     timestep = step_env(env, random_action_of(env))
     assert timestep.done
     assert timestep.info["terminated"] == {"ann": True, "bob": True}
+    assert timestep.info["infos"] == {}
 
 
 # -- what is known of them ------------------------------------------------------------------------
