@@ -92,7 +92,7 @@ def as_built(env: Any) -> Any:
 
 def serve_env_id(env: Any, env_id: int) -> None:
     """Have an env go on as another env_id."""
-    if type(env) is GymnasiumEnv:
+    if isinstance(env, GymnasiumEnv):
         env.pictures.serve(env_id)
 
 
