@@ -12,7 +12,7 @@ from envmgr.cli import DONE, FAILED
 from envmgr.cli.figures import STDOUT, try_to_write, write_json
 from envmgr.cli.prepare import env_name
 from envmgr.cli.progress import doing, logging_to
-from envmgr.cli.report import table, wide_console
+from envmgr.cli.report import counted, table, wide_console
 from envmgr.cli.tune import factories_of, load
 from envmgr.cli.versions import versions
 from envmgr.config import to_plain
@@ -60,9 +60,9 @@ def execute(asked: Asked) -> int:
     try_to_write(asked.json_file)
     shows, name = asked.json_file != STDOUT, env_name(resolved)
     if shows:
+        each = f"{counted(asked.laps, 'lap')} of {asked.seconds:g} s for each"
         click.echo(
-            f"envmgr bench: {len(factories)} envs of {name}, {asked.laps} laps of "
-            f"{asked.seconds:g} s for each; load {load()}"
+            f"envmgr bench: {counted(len(factories), 'env')} of {name}, {each}; load {load()}"
         )
     with logging_to(logging.NullHandler()), doing(shows) as say:
         found, errors = bench(

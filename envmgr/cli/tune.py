@@ -15,8 +15,8 @@ from envmgr.cli import DONE
 from envmgr.cli.figures import STDOUT, try_to_write, write_json
 from envmgr.cli.prepare import env_name
 from envmgr.cli.progress import doing, logging_to
+from envmgr.cli.report import counted, table, wide_console
 from envmgr.cli.report import seconds as as_time
-from envmgr.cli.report import table, wide_console
 from envmgr.cli.versions import versions
 from envmgr.collect import make_policy, policy_seed
 from envmgr.config import to_plain
@@ -74,7 +74,7 @@ def execute(asked: Asked) -> int:
     shows = asked.json_file != STDOUT
     if shows:
         click.echo(
-            f"envmgr tune: {len(factories)} envs of {env_name(resolved)}, about "
+            f"envmgr tune: {counted(len(factories), 'env')} of {env_name(resolved)}, about "
             f"{asked.seconds:g} s; load {load()}"
         )
     with logging_to(logging.NullHandler()), doing(shows) as say:
@@ -212,7 +212,7 @@ def _print(tuned: Tuned) -> None:
     if others:
         named = "; ".join(f"{row.setting} ({_rate(row.expected)})" for row in others)
         n_others = len(tuned.rows) - len(rows)
-        click.echo(f"not measured, as less was expected: {n_others} settings, such as {named}")
+        click.echo(f"not measured: {n_others} other settings, of which most is expected of {named}")
     click.echo(_conclusion(tuned))
 
 

@@ -62,7 +62,7 @@ def contested(
     def give_up(name: str, error: ContestantError) -> None:
         errors[name] = str(error)
         if name in contestants:
-            contestants.pop(name).close()
+            contestants.pop(name).close(grace_s=0.0)
 
     try:
         for peer in (None, *peers):
@@ -80,8 +80,11 @@ def contested(
                         one.rates[lap] = contestants[one.setting].run(seconds)
                     except ContestantError as error:
                         give_up(one.setting, error)
-    finally:
+    except BaseException:
         for contestant in contestants.values():
-            contestant.close()
+            contestant.close(grace_s=0.0)
+        raise
+    for contestant in contestants.values():
+        contestant.close()
     compare(everyone)
     return sorted(everyone, key=lambda one: -one.ratio), errors

@@ -68,7 +68,7 @@ class Contestant:
         try:
             self._ask(base64.b64encode(packed), limit_s)
         except BaseException:
-            self.close()
+            self.close(grace_s=0.0)
             raise
 
     def run(self, seconds: float) -> float:
@@ -79,14 +79,14 @@ class Contestant:
         """
         return float(self._ask(repr(seconds).encode(), seconds + self._limit_s))
 
-    def close(self) -> None:
-        """End the process; it has some seconds to close its envs, and is killed with its own."""
+    def close(self, grace_s: float = _END_S) -> None:
+        """End the process, which has so long to close its envs; then it is killed with its own."""
         process = self._process
         if process.stdin is not None:
             with contextlib.suppress(OSError):
                 process.stdin.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(_END_S)
+            process.wait(grace_s)
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()

@@ -10,8 +10,8 @@ from typing import NamedTuple
 from envmgr.tuning.model import EnvFigures
 from envmgr.tuning.settings import Setting, pair_of
 
-_WORTH_HIDING = 0.05
-"""Resets that take less than this share of the steps' time need no spares."""
+_WORTH_HIDING, _LEAST_RESET_S = 0.05, 1e-3
+"""Resets that take less than this share of the steps' time, or so little time, need no spares."""
 
 
 class Candidate(NamedTuple):
@@ -73,7 +73,8 @@ def _waits(env_num: int) -> list[float]:
 
 def _spares(env_num: int, env: EnvFigures) -> list[int]:
     """Return numbers of spares: of about as many envs as are being reset at a time, and more."""
-    if math.isinf(env.episode_steps) or env.reset_s_per_step < _WORTH_HIDING * env.step_s:
+    is_cheap = env.reset_s < _LEAST_RESET_S or env.reset_s_per_step < _WORTH_HIDING * env.step_s
+    if math.isinf(env.episode_steps) or is_cheap:
         return []
     share = env.reset_s_per_step / max(env.reset_s_per_step + env.step_s, 1e-12)
     busy = max(1, round(env_num * share))

@@ -19,8 +19,8 @@ from envmgr.tuning.settings import Setting
 Measure = Callable[[Setting], float]
 """Returns steps per second; 0 if the setting cannot be run."""
 
-CLOSE = 0.97
-"""Settings that do at least so well beside the best are as good."""
+CLOSE = 0.03
+"""Settings that do by so little worse than the best are as good."""
 
 
 T = TypeVar("T")
@@ -122,9 +122,15 @@ def search(
         left = sorted(left, key=lambda one: -one.ratio)
     finalists = [first, *left]
     best = max(finalists, key=lambda one: one.ratio)
-    close = [one for one in finalists if one.ratio >= CLOSE * best.ratio]
+    close = [one for one in finalists if _is_as_good(one, best)]
     simplest = min(close, key=lambda one: (one is not first, cost(one.setting)))
     return simplest, everyone
+
+
+def _is_as_good(one: Measured[Setting], best: Measured[Setting]) -> bool:
+    """Whether one does as well as the best, as far as laps that vary can tell."""
+    errors = [x.spread / math.sqrt(max(len(x.ratios), 1)) for x in (one, best)]
+    return one.ratio >= best.ratio * (1.0 - max(CLOSE, sum(errors)))
 
 
 def is_right(expected: float | None, measured: float, within: float = 0.15) -> bool | None:

@@ -24,10 +24,10 @@ class Profile(NamedTuple):
     """What was measured of an env.
 
     Attributes:
-        trial: sums and counts.
+        trial: sums and counts, on a core of the env's own.
         steps_s: durations of steps, the first `MOST_KEPT` of them.
         resets_s: likewise of resets.
-        own_share: the part of the time in which this process was not kept waiting for a core.
+        own_share: the part of these durations in which it was not kept waiting for a core.
         reset_wait_share: the part of a reset in which the process had nothing to do; 0 to 1.
     """
 
@@ -38,11 +38,6 @@ class Profile(NamedTuple):
     reset_wait_share: float = 0.0
 
     @property
-    def step_s(self) -> float:
-        """Seconds of a step, on a core of its own."""
-        return self.trial.step_s * self.own_share
-
-    @property
     def own_steps_s(self) -> Any:
         """Durations of steps as an array, on a core of the env's own.
 
@@ -51,13 +46,12 @@ class Profile(NamedTuple):
         """
         steps = np.array(self.steps_s)
         steps = np.minimum(steps, np.percentile(steps, 99))
-        return steps * (self.step_s / max(float(steps.mean()), 1e-12))
+        return steps * (self.trial.step_s / max(float(steps.mean()), 1e-12))
 
     @property
     def wait_share(self) -> float:
         """The part of a step in which the process had nothing to do; 0 to 1."""
-        own_s = self.trial.steps_s * self.own_share
-        return min(1.0, self.trial.steps_wait_s / max(own_s, 1e-12))
+        return min(1.0, self.trial.steps_wait_s / max(self.trial.steps_s, 1e-12))
 
     @property
     def episode_steps(self) -> float | None:
@@ -71,13 +65,13 @@ class Profile(NamedTuple):
         return {
             "n_steps": trial.n_steps,
             "n_episodes": trial.n_episodes,
-            "step_mean_s": self.step_s,
+            "step_mean_s": trial.step_s,
             "step_std_s": float(steps.std()),
             "step_p50_s": float(np.percentile(steps, 50)),
             "step_p99_s": float(np.percentile(steps, 99)),
             "step_max_s": max(self.steps_s),
             "step_wait_share": self.wait_share,
-            "reset_mean_s": trial.reset_s * self.own_share,
+            "reset_mean_s": trial.reset_s,
             "reset_max_s": max(self.resets_s),
             "episode_steps": self.episode_steps,
         }
@@ -95,16 +89,18 @@ def profile_env(env: Any, params: Mapping[str, Any] | None, seconds: float) -> P
         Exception: whatever the env raises.
     """
     _, action_space, _ = adapt.spaces_of(env)
+    sample = adapt.sampler_of(env, action_space)
+    is_ahead = sample == action_space.sample  # else it depends on where the env is by then
 
     def take(action: Any) -> bool:
-        timestep = step_env(env, action)
+        timestep = step_env(env, action if is_ahead else sample())
         return timestep.done or (bool(timestep.info) and is_abnormal(timestep.info))
 
     def reset() -> None:
         adapt.reset_env(env, params)
 
     reset()
-    return run_profile(take, reset, adapt.sampler_of(env, action_space), seconds)
+    return run_profile(take, reset, sample if is_ahead else lambda: None, seconds)
 
 
 def run_profile(
@@ -136,13 +132,15 @@ def run_profile(
         resets_s.append(now_s() - began)
         reset_cpu_s += cpu_s() - cpu_before_s
 
-    began, queued_before_s = now_s(), queued_s()
+    began, cpu_before_s, queued_before_s = now_s(), cpu_s(), queued_s()
     trial = run_trial(
         timed_take, timed_reset, sample, seconds, now_s=now_s, cpu_s=cpu_s, queued_s=queued_s
     )
-    queued_share = (queued_s() - queued_before_s) / max(now_s() - began, 1e-12)
+    took_s = max(now_s() - began, 1e-12)
+    queued_share = (queued_s() - queued_before_s) / took_s
     # The first step is unlike the others: it is not in the sums either, nor is its reset.
-    own_share = min(1.0, max(0.05, 1.0 - queued_share))
+    # Never less than what was computed, whatever the system says of queues.
+    own_share = min(1.0, max(1.0 - queued_share, (cpu_s() - cpu_before_s) / took_s, 0.01))
     return Profile(
         trial,
         tuple(steps_s[1:]),

@@ -40,8 +40,8 @@ class Fake:
             raise ContestantError("it died")
         return self.rate
 
-    def close(self) -> None:
-        self.log.append(f"close {self.name}")
+    def close(self, grace_s: float = 1.0) -> None:
+        self.log.append(f"{'close' if grace_s else 'kill'} {self.name}")
 
 
 def test_contestants_run_in_turns_and_failures_are_theirs() -> None:
@@ -60,9 +60,21 @@ def test_contestants_run_in_turns_and_failures_are_theirs() -> None:
     names = [p.name for p in peers]
     assert log[:4] == [OURS, names[0], names[2], names[3]]
     assert log[4:6] == [names[3], names[2]]  # the other way round
-    assert sorted(line for line in log if line.startswith("close")) == sorted(
-        f"close {name}" for name in (OURS, names[0], names[2], names[3])
-    )
+    assert f"kill {names[0]}" in log
+    assert log[-3:] == [f"close {name}" for name in (OURS, names[2], names[3])]
+
+
+def test_an_interrupt_ends_all_contestants_at_once() -> None:
+    log: list[str] = []
+
+    def opened(peer: Peer | None) -> Fake:
+        if peer is PEERS[1]:
+            raise KeyboardInterrupt
+        return Fake(log, OURS if peer is None else peer.name, 1.0, None)
+
+    with pytest.raises(KeyboardInterrupt):
+        contested(PEERS[:2], opened, laps=1, seconds=1.0)
+    assert log == [f"kill {OURS}", f"kill {PEERS[0].name}"]
 
 
 def test_peers_are_those_that_are_installed() -> None:
