@@ -226,10 +226,24 @@ def close_env(env: Any) -> None:
 
 
 def random_action_of(env: Any) -> Any:
-    """Return the env's own random action, or a sample of its action space if it gives none."""
+    """Return the env's own random action, or a sample of its action space if it gives none.
+
+    Raises:
+        EnvContractError: there is neither.
+    """
     method = getattr(env, "random_action", None)
-    action = method() if callable(method) else None
-    return env.action_space.sample() if action is None else action
+    try:
+        action = method() if callable(method) else None
+    except NotImplementedError:  # of a space without values, which the default asks
+        action = None
+    if action is not None:
+        return action
+    if not has_samples(env.action_space):
+        raise EnvContractError(
+            f"{env_name(env)} has no random actions: its action space has no values of its own. "
+            "Give the env a method random_action"
+        )
+    return env.action_space.sample()
 
 
 def sampler_of(env: Any, action_space: Space[Any]) -> Callable[[], Any]:
