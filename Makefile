@@ -29,6 +29,7 @@ MATRIX = 3.10 3.11 3.12 3.13
 OLDEST_PYTHON = 3.10
 OLDEST = numpy==1.26.* gymnasium==1.0.*
 
+RAY_VENV ?= .venv-ray
 BENCH_VENV ?= .venv-bench
 # DI-engine needs numpy below 2, and so an environment of its own.
 BENCH_DING_VENV = $(BENCH_VENV)-ding
@@ -41,7 +42,7 @@ SOAK_OUT ?= docs/reliability
 PIP_INSTALL = $(VENV)/bin/python -m pip install --disable-pip-version-check -qq
 REQUIREMENTS = setup.cfg pyproject.toml
 
-.PHONY: help venv demo test test-trainers test-envs docs bench soak scoreboard test-matrix lint typecheck format clean distclean
+.PHONY: help venv demo demo-cluster test test-ray test-trainers test-envs docs bench soak scoreboard test-matrix lint typecheck format clean distclean
 
 help:  ## print this list
 	@echo 'usage: make TARGET'
@@ -53,9 +54,16 @@ demo: $(VENV)/.core  ## run CartPole-v1 on subprocesses, with progress and a sum
 	@echo "==> envmgr run configs/cartpole.yaml"
 	@$(VENV)/bin/envmgr run configs/cartpole.yaml
 
+demo-cluster: $(RAY_VENV)/.ray  ## run CartPole-v1 on a Ray cluster of two nodes, one of which is killed
+	@$(RAY_VENV)/bin/python examples/ray_cluster.py
+
 test: $(VENV)/.test-$(V2)  ## run all tests
 	@echo "==> running the tests with $$($(VENV)/bin/python --version)"
 	@ENVMGR_TEST_V2=$(V2) $(VENV)/bin/python -m pytest --numprocesses $(JOBS) --dist load --maxschedchunk 10 $(ARGS)
+
+test-ray: $(RAY_VENV)/.ray  ## run the tests that need a Ray cluster, which they start on this machine
+	@echo "==> running the tests over Ray with $$($(RAY_VENV)/bin/python --version)"
+	@$(RAY_VENV)/bin/python -m pytest tests/contract/test_ray.py $(ARGS)
 
 test-trainers: $(VENV)/.core  ## run trainers' own tests on envmgr; SUITES=DIR has checkouts (DIR/gymnasium ...)
 	@$(VENV)/bin/python tests/trainers/run.py --suites $(SUITES) --venvs .venv-trainers --torch '$(TORCH)' $(ARGS)
@@ -118,7 +126,7 @@ clean:  ## remove caches and build outputs
 
 distclean: clean  ## remove the virtual environments as well
 	@echo "==> removing virtual environments"
-	@rm -rf .venv .venv-3.* $(ENVS_VENV) $(BENCH_VENV) $(BENCH_DING_VENV) .venv-trainers .venv-suites
+	@rm -rf .venv .venv-3.* $(ENVS_VENV) $(RAY_VENV) $(BENCH_VENV) $(BENCH_DING_VENV) .venv-trainers .venv-suites
 
 # The stamp files below say what is installed; a newer setup.cfg or pyproject.toml installs again.
 
@@ -160,6 +168,12 @@ $(ENVS_VENV)/.envs: $(REQUIREMENTS)
 	@$(MAKE) --no-print-directory VENV=$(ENVS_VENV) $(ENVS_VENV)/.made
 	@echo "==> installing envmgr with the extras test and envs into $(ENVS_VENV)"
 	@$(ENVS_VENV)/bin/python -m pip install --disable-pip-version-check -qq --editable '.[test,envs]'
+	@touch $@
+
+$(RAY_VENV)/.ray: $(REQUIREMENTS)
+	@$(MAKE) --no-print-directory VENV=$(RAY_VENV) $(RAY_VENV)/.made
+	@echo "==> installing envmgr with the extras test and ray into $(RAY_VENV)"
+	@$(RAY_VENV)/bin/python -m pip install --disable-pip-version-check -qq --editable '.[test,ray]'
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.made $(REQUIREMENTS)

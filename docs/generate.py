@@ -21,7 +21,7 @@ import envmgr
 from envmgr import collect, errors, lifecycle, testing
 from envmgr.config import CollectConfig, EnvConfig, ManagerConfig, schema_markdown
 from envmgr.config.checks import show_value
-from envmgr.config.kind_sections import EnvPool, GymVector, NormalizationSection
+from envmgr.config.kind_sections import EnvPool, GymVector, NormalizationSection, Ray
 from envmgr.config.known_envs import KNOWN_PACKAGES
 from envmgr.core import ArrayBatch, phases
 from envmgr.env import (
@@ -193,6 +193,9 @@ keys are refused. [The guide](../guide/configs.md) says how configs are written 
 ### `manager.env_pool`
 
 {schema_markdown(EnvPool)}
+### `manager.ray`
+
+{schema_markdown(Ray)}
 The default of `wait_num` depends on the kind:
 
 {table(("kind", "its own defaults"), presets)}

@@ -12,6 +12,7 @@ from typing import Any
 import cloudpickle
 
 from envmgr.config import ManagerConfig, WorkerEnv, check_kind
+from envmgr.config.kind_sections import Ray
 from envmgr.core import EpisodeRules, Hosts, Supervisor
 from envmgr.core.engine import Engine
 from envmgr.core.shelter import Shelter
@@ -20,6 +21,8 @@ from envmgr.env.batch_specs import Batch, batches_of
 from envmgr.errors import ConfigError
 from envmgr.policy import Deadlines, FailurePolicy
 from envmgr.transport.base import Transport
+from envmgr.transport.process.preloading import say_that_nothing_is_preloaded
+from envmgr.transport.ray.transport import ActorPlan
 from envmgr.types import Clock, EnvFactory
 from envmgr.wire.arenas import ObservationRules
 from envmgr.wire.hosts import HostSettings, WorkerSettings
@@ -110,6 +113,24 @@ def _folder_of_logs(path: str) -> str:
             "another."
         ) from error
     return folder
+
+
+def actor_plan_of(config: ManagerConfig, factories: Sequence[EnvFactory]) -> ActorPlan:
+    """Return which actors of a Ray cluster a config wants for envs."""
+    options = config.ray or Ray()
+    n_units = len(factories) - sum(batch.size - 1 for batch in batches_of(factories))
+    isolated = options.isolation == "process"
+    if config.preload and not isolated:
+        say_that_nothing_is_preloaded("manager.ray.isolation: actor")
+    n_actors = n_units if config.spare_env_num and not isolated else n_hosts_of(config) or n_units
+    return ActorPlan(
+        options,
+        n_actors if isolated else n_actors + config.spare_env_num,
+        n_units,
+        replace(worker_settings_of(config), affinity=None, spin_s=0.0),
+        () if config.preload is False else config.preload,
+        config.connect_timeout,
+    )
 
 
 def host_settings_of(

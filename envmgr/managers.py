@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from envmgr.config import ManagerConfig
-from envmgr.launch import all_factories, deadlines_of, n_hosts_of, worker_settings_of
+from envmgr.errors import ConfigError
+from envmgr.launch import actor_plan_of, all_factories, deadlines_of, n_hosts_of, worker_settings_of
 from envmgr.manager import EnvManager
 from envmgr.manager.engine_owner import checked_factories
 from envmgr.pools import rows_of_pool
@@ -23,6 +24,8 @@ from envmgr.transport.process.preloading import PreloadRules, say_that_nothing_i
 from envmgr.transport.process.start_methods import make_spawner
 from envmgr.transport.process.threads import refuse_unsafe_fork
 from envmgr.transport.process.transport import ProcessTransport
+from envmgr.transport.ray.api import refuse_without_ray
+from envmgr.transport.ray.transport import RayTransport
 from envmgr.transport.thread import ThreadTransport
 from envmgr.types import EnvFactory
 from envmgr.vectorized import rows_of_vector_env
@@ -102,6 +105,30 @@ class PoolEnvManager(BaseEnvManager):
 
     def _factories_of(self, env_fn: Any, config: ManagerConfig) -> list[EnvFactory]:
         return rows_of_pool(env_fn, config)
+
+
+@ENV_MANAGER_REGISTRY.register("ray")
+class RayEnvManager(BaseEnvManager):
+    """Envs on a Ray cluster (extra `ray`): `num_workers` actors share them.
+
+    The config section `ray` says where they run, what they take of the cluster, and whether each
+    env has a worker process of its node.
+    """
+
+    preset: ClassVar[Mapping[str, Any]] = {"type": "ray", "wait_num": math.inf}
+    _transport_cls: ClassVar[type[Transport]] = RayTransport
+
+    def _factories_of(self, env_fn: Any, config: ManagerConfig) -> list[EnvFactory]:
+        refuse_without_ray()
+        if config.num_workers == "auto":
+            raise ConfigError(
+                "manager.num_workers is auto, which looks at the cores of this machine, but type: "
+                "ray runs its hosts on a cluster. Give a number, such as that of its nodes or cores"
+            )
+        return super()._factories_of(env_fn, config)
+
+    def _make_transport(self) -> Transport:
+        return RayTransport(actor_plan_of(self._config, self._env_fn))
 
 
 @ENV_MANAGER_REGISTRY.register("async_subprocess")

@@ -13,6 +13,7 @@ from envmgr.config.checks import (
     choice,
     integer,
     list_of,
+    named,
     number,
     or_null,
     text,
@@ -22,6 +23,28 @@ from envmgr.config.schema import Section, option
 
 _S = TypeVar("_S", bound=Section)
 _flag = or_null(boolean(), "envpool's default")
+
+
+def _is_address(name: str) -> bool:
+    _, colon, port = name.rpartition(":")
+    return name == "auto" or (bool(colon) and "//" not in name and port.isdigit())
+
+
+def _amounts() -> Check:
+    """Amounts by name, more than 0; null is none."""
+    amount = number(above=0)
+
+    def convert(value: Any) -> dict[str, float]:
+        if not isinstance(value, Mapping):
+            raise Refused
+        try:
+            return {text().convert(name): amount.convert(value[name]) for name in value}
+        except Refused as refusal:
+            raise Refused(f"an amount is not {amount.allowed}") from refusal
+
+    return or_null(Check("a mapping of names to numbers above 0", convert), null_is={})
+
+
 _count = or_null(integer(1), "envpool's default")
 
 
@@ -116,6 +139,56 @@ class NormalizationSection(Section):
     epsilon: float = option(1e-8, number(above=0), "added to variances")
     frozen: bool = option(
         False, boolean(), "statistics stay as they are, or are loaded: for evaluation"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Ray(Section):
+    """Where `type: ray` runs its hosts, and what each of them takes of the cluster.
+
+    Attributes:
+        address: of the head node, `host:port`; `auto` is the cluster that this machine belongs to;
+            None the one that this process is connected to, else a new one on this machine.
+        num_cpus: that each host takes; None, as with Ray: one to be started, none to run.
+        num_gpus: likewise.
+        resources: further resources of the cluster that each host takes, by name.
+        scheduling: hosts go to as many nodes as there are, or to few.
+        runtime_env: of the hosts, as Ray has it: packages, files, variables.
+        isolation: `process`: each env is in a worker process of its node.
+    """
+
+    PATH: ClassVar[str] = "manager.ray"
+
+    address: str | None = option(
+        None,
+        or_null(named("`host:port`, or `auto`", _is_address), "a cluster on this machine"),
+        "head node of the cluster (`ray start --head` prints it); `auto`: the one that this "
+        "machine belongs to",
+    )
+    num_cpus: float | None = option(
+        None,
+        or_null(number(minimum=0), "one to be started, none to run"),
+        "CPUs of the cluster that each host takes",
+    )
+    num_gpus: float | None = option(
+        None, or_null(number(minimum=0), "none"), "GPUs that each host takes"
+    )
+    resources: Mapping[str, float] = option(
+        None, _amounts(), "other resources of the cluster that each host takes", "{}"
+    )
+    scheduling: Literal["spread", "pack"] = option(
+        "spread", choice("spread", "pack"), "hosts go to many nodes, or to few"
+    )
+    runtime_env: Mapping[str, Any] | None = option(
+        None,
+        or_null(free_mapping(), "as the nodes are"),
+        "packages, files and variables of the hosts, as Ray's `runtime_env` has them",
+    )
+    isolation: Literal["actor", "process"] = option(
+        "actor",
+        choice("actor", "process"),
+        "`actor`: the envs of a host are in its actor's process; `process`: each has a worker "
+        "process, which the actor starts and looks after",
     )
 
 

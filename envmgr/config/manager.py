@@ -35,7 +35,7 @@ from envmgr.config.field_checks import (
     seed_mapping,
     worker_env,
 )
-from envmgr.config.kind_sections import EnvPool, GymVector, NormalizationSection, section
+from envmgr.config.kind_sections import EnvPool, GymVector, NormalizationSection, Ray, section
 from envmgr.config.schema import Section, option
 from envmgr.errors import ConfigError
 
@@ -254,6 +254,11 @@ class ManagerConfig(Section):
         None,
         or_null(section(EnvPool), "none"),
         "which envs `type: env_pool` makes: its keys are below",
+    )
+    ray: Ray | None = option(  # noqa: RUF009
+        None,
+        or_null(section(Ray), "a cluster on this machine"),
+        "where `type: ray` runs its hosts: its keys are below",
     )
 
     def _check_together(self) -> None:

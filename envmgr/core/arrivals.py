@@ -217,9 +217,8 @@ class Arrivals:
             warn_of_fault(died)
             self._repair.renewals.host_ended(group)
         else:
-            self._fail(
-                culprit, failures.crash(culprit, died), Lost.HOST, charged=not died.is_interrupt
-            )
+            charged = not (died.is_interrupt or died.with_others)
+            self._fail(culprit, failures.crash(culprit, died), Lost.HOST, charged=charged)
 
     def _find_running(self, group: HostGroup) -> None:
         """Something has happened to a host: which of its envs was running then?"""

@@ -32,6 +32,7 @@ class HostDied(NamedTuple):
         is_interrupt: it was given up because the trainer was interrupted in the midst of it.
         lingers: it was given up because it does not end, and cannot be made to. It may go on, and
             write into its envs' rows of the block, their places and its own columns.
+        with_others: others have died of the same, and one of them is charged for it.
     """
 
     exit_status: int | None
@@ -39,6 +40,7 @@ class HostDied(NamedTuple):
     last_words: str = ""
     is_interrupt: bool = False
     lingers: bool = False
+    with_others: bool = False
 
 
 class Garbage(NamedTuple):
@@ -74,7 +76,7 @@ class Transport(ABC):
     works_alone: ClassVar[bool] = True
     """Whether hosts work on while nobody polls; else no reset is hidden, and nothing ever waits."""
 
-    packs_envs: ClassVar[bool] = True
+    packs_envs: bool = True
     """Whether one host may serve several envs, besides the rows of one batched env."""
 
     kill_patience_s: ClassVar[float] = 5.0

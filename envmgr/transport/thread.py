@@ -22,7 +22,8 @@ import numpy as np
 import numpy.typing as npt
 
 from envmgr.transport.base import Arrival, HostDied, Transport, at_most
-from envmgr.transport.ready import ReadySet, Waker
+from envmgr.transport.outbox import Outbox
+from envmgr.transport.ready import ReadySet
 from envmgr.wire.block import block_is_possible, items
 from envmgr.wire.hosts import HostSpec
 from envmgr.wire.messages import UNANSWERED, Message, Op
@@ -35,28 +36,6 @@ _LAST_S = 0.5
 """What threads get to end when they are not asked any more: their envs still have to be closed."""
 
 _PROCESS = "runs its envs on threads of the trainer's process, "
-
-
-class _Bell(Waker):
-    """Stays open as long as anybody may ring it: a thread that was given up may, at any time."""
-
-    def __del__(self) -> None:
-        self.close()
-
-
-class _Outbox:
-    """What hosts have sent, in the order in which it came; rings for the trainer.
-
-    Threads that were given up keep it, not the transport.
-    """
-
-    def __init__(self) -> None:
-        self.sent: deque[tuple[int, Arrival]] = deque()
-        self.bell = _Bell()
-
-    def put(self, host_id: int, arrival: Arrival) -> None:
-        self.sent.append((host_id, arrival))
-        self.bell.wake()
 
 
 class _Entry(NamedTuple):
@@ -95,7 +74,7 @@ class ThreadTransport(Transport):
         self._hosts: dict[int, _Entry] = {}
         self._killed: set[int] = set()
         self._given_up: list[threading.Thread] = []
-        self._outbox: _Outbox | None = _Outbox()
+        self._outbox: Outbox | None = Outbox()
         self._ready = ReadySet()
         self._ready.add(self._outbox.bell)
         self._has_memory = shared_memory
@@ -145,13 +124,7 @@ class ThreadTransport(Transport):
     def whereabouts(self, host_id: int) -> str:
         """Return the stack of a thread, without envmgr's calls around the env's."""
         entry = self._hosts.get(host_id)
-        frame = None if entry is None else sys._current_frames().get(entry.thread.ident or 0)
-        if frame is None:
-            return ""
-        frames = traceback.extract_stack(frame)
-        inner = itertools.dropwhile(lambda f: not f.filename.startswith(_PACKAGE), frames)
-        theirs = itertools.dropwhile(lambda f: f.filename.startswith(_PACKAGE), inner)
-        return "".join(traceback.format_list([*theirs] or frames)).rstrip()
+        return "" if entry is None else stack_of(entry.thread)
 
     def figures(self) -> dict[str, Any]:
         """Count the threads that were given up and still run."""
@@ -188,21 +161,10 @@ class ThreadTransport(Transport):
 
     def poll(self, timeout_s: float | None, *, pivot: int | None = None) -> None:
         """Wait for a ring, then take what has come from hosts that were not given up."""
-        outbox, arrivals, hosts = self._open_outbox(), self.arrivals, self._hosts
-        sent = outbox.sent
-        if self._ready.ready(0.0 if arrivals or sent else at_most(timeout_s)):
+        outbox = self._open_outbox()
+        if self._ready.ready(0.0 if self.arrivals or outbox.sent else at_most(timeout_s)):
             outbox.bell.silence()
-        while sent:  # an interrupt may come anywhere
-            item = sent[0]
-            host_id, arrival = item
-            has_died = type(arrival) is HostDied
-            if host_id in hosts and (has_died or host_id not in self._killed):
-                if not arrivals or arrivals[-1] is not item:
-                    arrivals.append(item)
-                if has_died:
-                    self._killed.discard(host_id)
-                    del hosts[host_id]
-            sent.popleft()
+        outbox.move_to(self.arrivals, self._hosts, self._killed)
 
     def await_ring(self, timeout_s: float) -> bool:
         """Wait for a ring, which may be for a message as well."""
@@ -222,7 +184,7 @@ class ThreadTransport(Transport):
         if (outbox := self._outbox) is not None:
             outbox.bell.wake()
 
-    def _open_outbox(self) -> _Outbox:
+    def _open_outbox(self) -> Outbox:
         if self._outbox is None:
             raise ValueError("the transport is closed")
         return self._outbox
@@ -309,7 +271,7 @@ class ThreadTransport(Transport):
         self._memory = self._mail = None
 
 
-def _run(spec: HostSpec, inbox: ThreadInbox, outbox: _Outbox, **given: Any) -> None:
+def _run(spec: HostSpec, inbox: ThreadInbox, outbox: Outbox, **given: Any) -> None:
     """Be the thread of a host."""
     detail = ""
     try:
@@ -317,3 +279,14 @@ def _run(spec: HostSpec, inbox: ThreadInbox, outbox: _Outbox, **given: Any) -> N
     except BaseException as error:  # a defect of ours must not vanish with the thread
         detail = "".join(traceback.format_exception(error))
     outbox.put(spec.host_id, HostDied(None, detail))
+
+
+def stack_of(thread: threading.Thread) -> str:
+    """Return the stack of a thread that runs envs, without envmgr's calls around the env's."""
+    frame = sys._current_frames().get(thread.ident or 0)
+    if frame is None:
+        return ""
+    frames = traceback.extract_stack(frame)
+    inner = itertools.dropwhile(lambda f: not f.filename.startswith(_PACKAGE), frames)
+    theirs = itertools.dropwhile(lambda f: f.filename.startswith(_PACKAGE), inner)
+    return "".join(traceback.format_list([*theirs] or frames)).rstrip()

@@ -51,11 +51,35 @@ def encode(message: Message, *, has_main: bool = True) -> bytes:
         FrameError: the payload cannot be pickled, or is larger than `MAX_PAYLOAD_BYTES`.
     """
     op, env_id, generation, request_id, payload = message
+    return _framed(op, env_id, generation, request_id, _body_of(payload, has_main))
+
+
+def pack(message: Message, *, has_main: bool = True) -> Frame:
+    """Return a message as a frame that is no bytes yet: for what carries objects by itself.
+
+    Args:
+        message: the message.
+        has_main: as for `encode`.
+
+    Raises:
+        FrameError: as `encode`.
+    """
+    op, env_id, generation, request_id, payload = message
+    return Frame(op, env_id, generation, request_id, _body_of(payload, has_main))
+
+
+def _framed(
+    op: int, env_id: int, generation: int, request_id: int, body: bytes | memoryview
+) -> bytes:
+    header = _HEADER.pack(_MAGIC, _VERSION, op, env_id, generation, request_id, len(body))
+    return header + _CHECKSUMS.pack(zlib.crc32(header), zlib.crc32(body)) + body
+
+
+def _body_of(payload: Any, has_main: bool) -> bytes:
     body = b"" if payload is None else _dumps(payload, has_main)
     if len(body) > MAX_PAYLOAD_BYTES:
         raise FrameError(f"{len(body)} bytes exceed the limit of {MAX_PAYLOAD_BYTES}")
-    header = _HEADER.pack(_MAGIC, _VERSION, op, env_id, generation, request_id, len(body))
-    return header + _CHECKSUMS.pack(zlib.crc32(header), zlib.crc32(body)) + body
+    return body
 
 
 def _dumps(payload: Any, has_main: bool) -> bytes:
@@ -88,6 +112,10 @@ class Frame(NamedTuple):
     generation: int
     request_id: int
     body: bytes | memoryview
+
+    def encoded(self) -> bytes:
+        """Return it as bytes, as `encode` does."""
+        return _framed(*self)
 
     def message(self) -> Message:
         """Unpickle the payload.

@@ -236,6 +236,16 @@ def _set_up(orders: Orders, last_words_fd: int | None) -> None:
         logs.write_to_file(settings.log, logs.Writer(index, ids, max(generations)))
     if last_words_fd is not None:
         last_words.record(last_words_fd, index)
+    set_up(index, settings)
+
+
+def set_up(index: int, settings: WorkerSettings) -> None:
+    """Give this process the variables, cores and threads of a worker.
+
+    Args:
+        index: which of the manager's hosts it is.
+        settings: what it is given.
+    """
     replace_environment(os.environ, worker_environment(os.environ, settings))
     current_process()._config["daemon"] = settings.daemon  # type: ignore[attr-defined]
     if settings.affinity is not None and hasattr(os, "sched_setaffinity"):

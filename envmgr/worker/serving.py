@@ -22,6 +22,13 @@ from envmgr.worker.posted import PostedSteps
 _DURING = {Op.STEP: "step", Op.RESET: "reset", Op.HELLO: "construction"}
 
 
+def unreadable(frame: Frame, error: FrameError) -> Message:
+    """Return the reply to a request that cannot be unpickled."""
+    during = _DURING.get(Op(frame.op), "call")
+    failure = RemoteFailure(FailureKind.PROTOCOL, during, message=str(error))
+    return Message(Op.FAILED, *frame[1:4], failure)
+
+
 class Served(Protocol):
     """Where the requests to a host come from, and bells: see `Inbox`."""
 
@@ -109,9 +116,7 @@ class Inbox:
             try:
                 message = frame.message()
             except FrameError as error:
-                during = _DURING.get(Op(frame.op), "call")
-                failure = RemoteFailure(FailureKind.PROTOCOL, during, message=str(error))
-                self.answer(Message(Op.FAILED, *frame[1:4], failure))
+                self.answer(unreadable(frame, error))
             else:
                 yield message
 

@@ -29,7 +29,7 @@ class ThreadInbox:
         reply: takes the host's replies.
     """
 
-    def __init__(self, reply: Callable[[Message], None]) -> None:
+    def __init__(self, reply: Callable[[Any], None]) -> None:
         self._reply = reply
         self._queue: SimpleQueue[Message | bool] = SimpleQueue()
         self._latest: tuple[Message | None, list[None]] = (None, [])
@@ -102,8 +102,8 @@ class ThreadInbox:
         self.read()
         return not self._messages and not self._asked
 
-    def answer(self, message: Message) -> None:
-        """Send a reply.
+    def answer(self, message: Any) -> None:
+        """Send a reply, encoded.
 
         Raises:
             ChannelClosedError: the host is to end, and nobody wants its replies.
@@ -128,6 +128,8 @@ def run_on_thread(
     *,
     memory: Callable[[int], Any],
     ring: Callable[[], None] | None,
+    encode: Callable[[Message], Any] = private_reply,
+    rss_bytes: Callable[[], int] = lambda: 0,
 ) -> None:
     """Build the envs of a host, and run what comes for them until it is told to end.
 
@@ -136,6 +138,8 @@ def run_on_thread(
         inbox: where requests come from.
         memory: opens the memory that observations are placed in.
         ring: rings for the trainer; None where no steps are posted.
+        encode: see `Host`.
+        rss_bytes: see `Host`.
     """
     settings = spec.settings
     timed = bool(settings.announced)
@@ -143,9 +147,10 @@ def run_on_thread(
     host = Host(
         spec.factories,
         settings,
-        encode=private_reply,
+        encode=encode,
         send=inbox.answer,
         memory=memory,
+        rss_bytes=rss_bytes,
         posted=posted,
     )
     try:

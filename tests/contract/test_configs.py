@@ -20,7 +20,7 @@ GAMES = {"atari", "atari_vector", "minigrid", "mujoco", "procgen"}
 FILES = sorted(file for file in FOLDER.glob("*.yaml") if file.stem not in GAMES)
 BUDGETED = {"evaluation"}
 """Those that end when the envs have run their episodes."""
-NEEDS = {"env_pool": "envpool"}
+NEEDS = {"env_pool": "envpool", "ray": "ray"}
 """Packages that one of them needs, and that need not be there."""
 WHOLE_BATCHES = {"gym_vector"}
 """Those whose envs are stepped together: they take a batch more than was asked for."""

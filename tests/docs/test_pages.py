@@ -12,7 +12,7 @@ import pytest
 
 from envmgr import ENV_MANAGER_REGISTRY, errors, testing
 from envmgr.config import CollectConfig, EnvConfig, ManagerConfig
-from envmgr.config.kind_sections import EnvPool, GymVector, NormalizationSection
+from envmgr.config.kind_sections import EnvPool, GymVector, NormalizationSection, Ray
 from tests.docs.blocks import ROOT, pages
 
 _LINK = re.compile(r"(?<!!)\[[^\]]+\]\((?P<target>[^)\s]+)\)")
@@ -85,6 +85,7 @@ def test_tables_of_keys_name_keys_that_exist(page: Path) -> None:
             ManagerConfig,
             GymVector,
             EnvPool,
+            Ray,
             NormalizationSection,
             EnvConfig,
             CollectConfig,

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from envmgr.config import ManagerConfig, WorkerEnv, default_manager_config, schema_markdown
-from envmgr.config.kind_sections import EnvPool, GymVector, NormalizationSection
+from envmgr.config.kind_sections import EnvPool, GymVector, NormalizationSection, Ray
 from envmgr.errors import ConfigError, UnknownKeyError
 
 # DESIGN: every key with its default.
@@ -65,6 +65,7 @@ DEFAULTS = {
     "normalization": None,
     "gym_vector": None,
     "env_pool": None,
+    "ray": None,
 }
 
 BOOLEANS = [key for key, value in DEFAULTS.items() if isinstance(value, bool)]
@@ -126,6 +127,8 @@ def accepted() -> list[tuple[str, Any, Any]]:
         ("gym_vector", GymVector(), GymVector()),
         ("normalization", {"gamma": 1}, NormalizationSection(gamma=1.0)),
         ("env_pool", {"env_id": "Pong-v5", "stack_num": 4}, EnvPool(env_id="Pong-v5", stack_num=4)),
+        ("ray", {"address": "auto", "num_cpus": 2}, Ray(address="auto", num_cpus=2.0)),
+        ("ray", {"resources": {"big": 1}}, Ray(resources={"big": 1.0})),
     ]
     for key in BOOLEANS:
         rows += [(key, True, True), (key, False, False), (key, np.False_, False)]
@@ -179,6 +182,7 @@ def refused() -> list[tuple[str, Any]]:
     envs += [{"set": {"": "x"}}, {"set": {"A=B": "x"}}, {"set": {"A": "\0"}}, {"set": {1: "x"}}]
     rows += [("worker_env", value) for value in envs]
     rows += [("gym_vector", 1), ("gym_vector", []), ("env_pool", True), ("normalization", True)]
+    rows += [("ray", "auto"), ("ray", [])]
     return rows
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 from envmgr.transport.base import Arrival, Garbage
@@ -11,7 +12,7 @@ from envmgr.transport.fds import forget_fd, keep_from_children
 from envmgr.transport.ready import ReadySet
 from envmgr.wire.block import items
 from envmgr.wire.channel import Channel, ChannelClosedError
-from envmgr.wire.frames import FrameError
+from envmgr.wire.frames import Frame, FrameError
 
 
 class Connections:
@@ -19,6 +20,7 @@ class Connections:
 
     Args:
         ready: watches them.
+        as_arrival: makes of a frame what arrives.
 
     Attributes:
         by_host: the channels.
@@ -28,7 +30,10 @@ class Connections:
         deaf: hosts that take nothing any more.
     """
 
-    def __init__(self, ready: ReadySet) -> None:
+    def __init__(
+        self, ready: ReadySet, as_arrival: Callable[[Frame], Arrival] = Frame.message
+    ) -> None:
+        self._as_arrival = as_arrival
         self.by_host: dict[int, Channel] = {}
         self.arrivals: deque[tuple[int, Arrival]] = deque()
         self.unsent: dict[int, Channel] = {}
@@ -128,7 +133,7 @@ class Connections:
             while frames:
                 frame, item = channel.first
                 if frame is not frames[0]:
-                    item = (host_id, frames[0].message())
+                    item = (host_id, self._as_arrival(frames[0]))
                     channel.first = (frames[0], item)
                 if not arrivals or arrivals[-1] is not item:
                     arrivals.append(item)

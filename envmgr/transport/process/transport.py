@@ -12,7 +12,7 @@ import os
 import selectors
 import signal
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from multiprocessing.connection import wait
 from typing import Any
 
@@ -35,7 +35,7 @@ from envmgr.wire.channel import (
     FrameChannel,
     PipeChannel,
 )
-from envmgr.wire.frames import encode
+from envmgr.wire.frames import Frame, encode
 from envmgr.wire.hosts import HostSpec, WorkerSettings
 from envmgr.wire.messages import UNANSWERED, Message, Op
 
@@ -50,9 +50,17 @@ class ProcessTransport(Transport):
         spawner: starts them.
         settings: how they are set up.
         shared_memory: whether observations of fixed layout go through shared memory.
+        as_arrival: makes of a frame what arrives; who passes them on leaves them as they are.
     """
 
-    def __init__(self, spawner: Spawner, settings: WorkerSettings, *, shared_memory: bool) -> None:
+    def __init__(
+        self,
+        spawner: Spawner,
+        settings: WorkerSettings,
+        *,
+        shared_memory: bool,
+        as_arrival: Callable[[Frame], Any] = Frame.message,
+    ) -> None:
         self._spawner = spawner
         self._orders = OrderWriter(settings, with_factories=not spawner.inherits_factories)
         self._alive: dict[int, int] = {}  # by host_id, which of the manager's hosts it is
@@ -72,7 +80,7 @@ class ProcessTransport(Transport):
             if self._bell is not None:
                 self._ready.add(self._bell)
             opened.pop_all()
-        self._connections = Connections(self._ready)
+        self._connections = Connections(self._ready, as_arrival)
         self.arrivals = self._connections.arrivals
         spawner.report_to(self._ready)
 

@@ -1,0 +1,57 @@
+"""What hosts have sent that other threads of this process speak for."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+from envmgr.transport.base import Arrival, HostDied
+from envmgr.transport.ready import Waker
+
+
+class _Bell(Waker):
+    """Stays open as long as anybody may ring it: a thread that was given up may, at any time."""
+
+    def __del__(self) -> None:
+        self.close()
+
+
+class Outbox:
+    """What hosts have sent, in the order in which it came; rings for the trainer.
+
+    Threads that were given up keep it, not the transport.
+    """
+
+    def __init__(self) -> None:
+        self.sent: deque[tuple[int, Arrival]] = deque()
+        self.bell = _Bell()
+
+    def put(self, host_id: int, arrival: Arrival) -> None:
+        """Send something."""
+        self.sent.append((host_id, arrival))
+        self.bell.wake()
+
+    def move_to(
+        self, arrivals: deque[tuple[int, Arrival]], hosts: dict[int, Any], killed: set[int]
+    ) -> None:
+        """Have what has come arrive, but for what hosts say that were killed or are not known.
+
+        An interrupt may come anywhere: then it is called again.
+
+        Args:
+            arrivals: where it goes.
+            hosts: by host_id; those that have died are taken out.
+            killed: likewise: all that still arrives from these is their deaths.
+        """
+        sent = self.sent
+        while sent:
+            item = sent[0]
+            host_id, arrival = item
+            has_died = type(arrival) is HostDied
+            if host_id in hosts and (has_died or host_id not in killed):
+                if not arrivals or arrivals[-1] is not item:
+                    arrivals.append(item)
+                if has_died:
+                    killed.discard(host_id)
+                    del hosts[host_id]
+            sent.popleft()

@@ -1,0 +1,195 @@
+"""What runs on a node of the cluster: an actor, whose envs are on a thread of it or in workers.
+
+Nothing here needs Ray: an actor is an object like any other.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import pickle
+import threading
+import traceback
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+from envmgr.errors import MissingDependencyError
+from envmgr.transport.base import HostDied
+from envmgr.transport.ray.exchange import Exchange, Reply
+from envmgr.transport.ray.items import Do, Item, Node
+from envmgr.transport.thread import stack_of
+from envmgr.wire.frames import Frame, FrameError, pack
+from envmgr.wire.hosts import EnvOrder, HostSpec, Orders, WorkerSettings
+from envmgr.worker.process import resident_bytes, set_up
+from envmgr.worker.serving import unreadable
+from envmgr.worker.thread import ThreadInbox, run_on_thread
+
+
+class ActorSettings(NamedTuple):
+    """What an actor needs to know before the first of its hosts.
+
+    Attributes:
+        worker: of its process, or of its worker processes.
+        isolated: each host is a worker process of the node.
+        preload: modules that are imported once for all workers; None: those that are found out.
+        import_s: how long one import may take.
+        pickles: the factories of all envs, for finding these out.
+    """
+
+    worker: WorkerSettings
+    isolated: bool
+    preload: tuple[str, ...] | None
+    import_s: float
+    pickles: tuple[bytes, ...]
+
+
+@dataclass(frozen=True)
+class NodeFactory:
+    """Builds an env on a node, where what it needs may not be installed.
+
+    Attributes:
+        pickled: the user's factory.
+        where: the node.
+    """
+
+    pickled: bytes
+    where: str
+
+    def __call__(self) -> Any:
+        """Return a new env.
+
+        Raises:
+            MissingDependencyError: the node lacks a module.
+        """
+        try:
+            return pickle.loads(self.pickled)()  # noqa: S301 - from the trainer, over its cluster
+        except ImportError as error:
+            raise MissingDependencyError(
+                f"node {self.where} lacks what the env needs: {type(error).__name__}: {error}. "
+                "Install it on every node, or name it in manager.ray.runtime_env"
+            ) from error
+
+
+class Hosting(Protocol):
+    """What runs hosts in an actor."""
+
+    def deliver(self, items: Sequence[Item]) -> None:
+        """Take what is to be done; does not wait."""
+
+    def whereabouts(self, host_id: int) -> str:
+        """Return what a host is at, as `Transport.whereabouts`."""
+
+
+class HostActor:
+    """The actor. Its methods are called over the cluster, several at a time.
+
+    Args:
+        settings: see `ActorSettings`.
+        node: where it is; None: as Ray says.
+    """
+
+    def __init__(self, settings: ActorSettings, node: Node | None = None) -> None:
+        from envmgr.transport.ray.workers import Workers
+
+        node = node or node_of_ray()
+        self._exchange = Exchange(lambda items: self._hosting.deliver(items))
+        self._hosting: Hosting = (Workers if settings.isolated else OneHost)(
+            settings, self._exchange, node
+        )
+        self._exchange.put(0, node)
+
+    def exchange(self, number: int, items: Sequence[Item]) -> tuple[int, list[Reply]]:
+        """See `Exchange.call`."""
+        return self._exchange.call(number, items)
+
+    def whereabouts(self, host_id: int) -> str:
+        """See `Transport.whereabouts`."""
+        return self._hosting.whereabouts(host_id)
+
+
+def node_of_ray() -> Node:
+    """Return where this process is."""
+    from envmgr.transport.ray.api import imported_ray
+
+    context = imported_ray().get_runtime_context()
+    address = imported_ray().util.get_node_ip_address()
+    return Node(context.get_node_id(), address, os.getpid())
+
+
+@functools.lru_cache(256)
+def _unpickled(data: bytes) -> Any:
+    """Return one object for equal pickles: settings of hosts, which nobody changes."""
+    return pickle.loads(data)  # noqa: S301 - from the trainer, over its cluster
+
+
+def spec_of(host_id: int, orders: Orders, node: Node) -> HostSpec:
+    """Return the host that orders are about."""
+    made = [_factory(pickled, node.address) for pickled in orders.factories]
+    envs = tuple(EnvOrder(*order[:3], made[order[3]]) for order in orders.envs)
+    return HostSpec(host_id, orders.host_index, envs, _unpickled(orders.settings))
+
+
+@functools.lru_cache(256)
+def _factory(pickled: bytes, where: str) -> NodeFactory:
+    return NodeFactory(pickled, where)  # one object for all, which are pickled once then
+
+
+class OneHost:
+    """The one host of an actor that runs its envs itself, on a thread.
+
+    Args:
+        settings: of the actor.
+        exchange: takes what it says.
+        node: where it is.
+    """
+
+    def __init__(self, settings: ActorSettings, exchange: Exchange, node: Node) -> None:
+        set_up(0, settings.worker)
+        self._exchange, self._node = exchange, node
+        self._inbox: ThreadInbox | None = None
+        self._thread: threading.Thread | None = None
+
+    def deliver(self, items: Sequence[Item]) -> None:
+        """Start the host, or hand requests over to it; it is killed with the actor."""
+        for do, host_id, data in items:
+            if do == Do.START:
+                self._start(host_id, data)
+            elif do == Do.SEND and self._inbox is not None:
+                self._hand_over(host_id, data, self._inbox)
+
+    def _start(self, host_id: int, orders: Orders) -> None:
+        self._inbox = ThreadInbox(functools.partial(self._exchange.put, host_id))
+        self._thread = threading.Thread(
+            target=self._run, args=(host_id, orders, self._inbox), name="envmgr-envs", daemon=True
+        )
+        self._thread.start()
+
+    def _hand_over(self, host_id: int, frame: Frame, inbox: ThreadInbox) -> None:
+        try:
+            inbox.send(frame.message())
+        except FrameError as error:
+            self._exchange.put(host_id, pack(unreadable(frame, error)))
+
+    def _run(self, host_id: int, orders: Orders, inbox: ThreadInbox) -> None:
+        detail = ""
+        try:
+            run_on_thread(
+                spec_of(host_id, orders, self._node),
+                inbox,
+                memory=_no_memory,
+                ring=None,
+                encode=pack,
+                rss_bytes=resident_bytes,
+            )
+        except BaseException as error:  # settings that cannot be unpickled; a defect of ours
+            detail = "".join(traceback.format_exception(error))
+        self._exchange.put(host_id, HostDied(None, detail))
+
+    def whereabouts(self, host_id: int) -> str:
+        """Return the stack of the thread."""
+        return "" if self._thread is None else stack_of(self._thread)
+
+
+def _no_memory(nbytes: int) -> Any:
+    raise FrameError("observations are placed in shared memory, but there is none")

@@ -1,0 +1,38 @@
+"""Ray itself, which is imported when it is needed first."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from typing import Any
+
+from envmgr.errors import MissingDependencyError
+
+
+def refuse_without_ray() -> None:
+    """Refuse to go on where Ray is not installed; does not import it.
+
+    Raises:
+        MissingDependencyError: it is not.
+    """
+    if importlib.util.find_spec("ray") is None:
+        raise MissingDependencyError(
+            "type: ray needs the package ray. Install the extra ray, in a clone of this project "
+            "with: pip install '.[ray]'"
+        )
+
+
+def imported_ray() -> Any:
+    """Return the package.
+
+    Raises:
+        MissingDependencyError: it is not installed, or cannot be imported.
+    """
+    refuse_without_ray()
+    try:
+        return importlib.import_module("ray")
+    except ImportError as error:
+        raise MissingDependencyError(
+            f"type: ray needs the package ray, which cannot be imported: {error}. Install it anew, "
+            "in a clone of this project with: pip install '.[ray]'"
+        ) from error

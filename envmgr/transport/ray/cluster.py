@@ -1,0 +1,192 @@
+"""The connection to a Ray cluster, which all managers of this process share.
+
+Who has called `ray.init` before keeps what he has. Else the first manager connects, or starts a
+cluster on this machine, and the last one that is closed undoes that.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import queue
+import socket
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+from envmgr.errors import ConfigError, LaunchError
+from envmgr.transport.process.threads import BACKGROUND_THREAD
+from envmgr.transport.ray.api import imported_ray
+
+REACH_S = 5.0
+"""How long the head of a cluster may take to accept a connection."""
+
+_HERE: dict[str, Any] = {
+    "address": "local",
+    "include_dashboard": False,
+}
+_OFF = {"RAY_USAGE_STATS_ENABLED": "0"}
+_LOCK = threading.Lock()
+
+
+class _Keeper(threading.Thread):
+    """The thread that connects, and disconnects when it is told to.
+
+    What a cluster on this machine consists of is ended by the kernel with the thread that has
+    started it. So that is one of its own, which outlives managers.
+    """
+
+    def __init__(self, ray: Any, address: str | None) -> None:
+        super().__init__(name=BACKGROUND_THREAD, daemon=True)
+        self.address = address
+        self.users = 1
+        self.job: Any = None
+        self._ray = ray
+        self._orders: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._opened: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
+
+    def open(self) -> None:
+        """Connect, and wait for that; raises what comes of it."""
+        self.start()
+        error = self._opened.get()
+        if error is not None:
+            self.join()
+            raise error
+
+    def run(self) -> None:
+        try:
+            with _environment(), _no_word_of_sigterm():
+                given = {"address": self.address} if self.address else _HERE
+                self._ray.init(configure_logging=False, **given)
+            self.job = _job_of(self._ray)
+        except BaseException as error:
+            self._opened.put(error)
+            return
+        self._opened.put(None)
+        self._orders.get()
+        if _job_of(self._ray) == self.job:  # else its user has shut it down
+            self._ray.shutdown()
+
+    def close(self) -> None:
+        """Disconnect; a cluster that was started for this ends."""
+        self._orders.put(None)
+        self.join()
+
+
+_keeper: _Keeper | None = None
+
+
+def open_cluster(address: str | None) -> Any:
+    """Return Ray, connected to a cluster; `close_cluster` follows.
+
+    Args:
+        address: `host:port`, `auto`, or None: the one that this process is connected to, or else a
+            new one on this machine.
+
+    Raises:
+        MissingDependencyError: Ray is not installed.
+        ConfigError: this process is connected to another cluster.
+        LaunchError: the cluster cannot be reached, or none can be started.
+    """
+    global _keeper
+    ray = imported_ray()
+    with _LOCK:
+        if ray.is_initialized():
+            _refuse_other(ray, address)
+            if _keeper is not None:
+                _keeper.users += 1
+            return ray
+        _refuse_unreachable(address)
+        keeper = _Keeper(ray, address)
+        try:
+            keeper.open()
+        except Exception as error:  # whatever Ray may raise
+            what = "started on this machine" if address is None else f"reached at {address}"
+            raise LaunchError(
+                f"a Ray cluster cannot be {what}: {type(error).__name__}: {error}. See that "
+                "manager.ray.address is that of its head node (host:port, 6379 unless it was "
+                "started with another port), and that it has the same versions of Ray and Python"
+            ) from error
+        _keeper = keeper
+        return ray
+
+
+def close_cluster() -> None:
+    """Let go of what `open_cluster` returned; the last to do so disconnects."""
+    global _keeper
+    with _LOCK:
+        keeper = _keeper
+        if keeper is None:
+            return
+        keeper.users -= 1
+        if keeper.users == 0:
+            _keeper = None
+            keeper.close()
+
+
+def _refuse_other(ray: Any, address: str | None) -> None:
+    if address in (None, "auto"):
+        return
+    here = ray.get_runtime_context().gcs_address
+    if here != address and _resolved(here) != _resolved(address or ""):
+        raise ConfigError(
+            f"manager.ray.address is {address}, but this process is connected to the Ray cluster "
+            f"at {here}, and one process can be connected to one only. Give that address, or null"
+        )
+
+
+def _resolved(address: str) -> tuple[str, str]:
+    host, _, port = address.rpartition(":")
+    with contextlib.suppress(OSError):
+        host = socket.gethostbyname(host)
+    return host, port
+
+
+def _refuse_unreachable(address: str | None) -> None:
+    """Find out quickly that nobody is there: Ray itself would try for long."""
+    if address is None or ":" not in address:
+        return
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host, int(port)), REACH_S).close()
+    except (OSError, ValueError) as error:
+        raise LaunchError(
+            f"there is no Ray cluster at manager.ray.address {address}: {error}. Give host:port of "
+            "its head node (`ray start --head` prints it), or leave it null for a cluster on this "
+            "machine"
+        ) from error
+
+
+def _job_of(ray: Any) -> Any:
+    return ray.get_runtime_context().get_job_id() if ray.is_initialized() else None
+
+
+@contextlib.contextmanager
+def _environment() -> Iterator[None]:
+    """Have no reports of use be sent by what is started meanwhile."""
+    before = {name: os.environ.get(name) for name in _OFF}
+    os.environ.update(_OFF)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+@contextlib.contextmanager
+def _no_word_of_sigterm() -> Iterator[None]:
+    """Keep Ray from warning that it leaves the trainer's handler of SIGTERM alone."""
+
+    def passes(record: logging.LogRecord) -> bool:
+        return "SIGTERM" not in record.getMessage()
+
+    logger = logging.getLogger("ray._private.worker")
+    logger.addFilter(passes)
+    try:
+        yield
+    finally:
+        logger.removeFilter(passes)

@@ -1,0 +1,116 @@
+"""Whether a cluster has room for the actors of a manager, and on which of its nodes they go."""
+
+from __future__ import annotations
+
+import importlib
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from envmgr.config.kind_sections import Ray
+from envmgr.errors import ConfigError
+
+_OWN = ("node:", "object_store_memory", "memory", "bundle_group")
+
+
+def options_of(options: Ray) -> dict[str, Any]:
+    """Return how Ray is asked for an actor."""
+    asked: dict[str, Any] = {"max_restarts": 0, "max_task_retries": 0}
+    for key in ("num_cpus", "num_gpus"):
+        if (value := getattr(options, key)) is not None:
+            asked[key] = value
+    if options.resources:
+        asked["resources"] = dict(options.resources)
+    if options.runtime_env is not None:
+        asked["runtime_env"] = dict(options.runtime_env)
+    return asked
+
+
+def refuse_without_room(nodes: Sequence[Mapping[str, Any]], options: Ray, n_actors: int) -> None:
+    """Refuse actors that would wait for ever.
+
+    Args:
+        nodes: as `ray.nodes()` returns them.
+        options: what each actor takes.
+        n_actors: how many there are to be.
+
+    Raises:
+        ConfigError: no node has what one of them takes, or all together do not for all.
+    """
+    wanted = _wanted(options)
+    room = [_room(node["Resources"], wanted) for node in nodes if node["Alive"]]
+    if sum(room) < n_actors:
+        what = ", ".join(f"{name}: {amount:g}" for name, amount in wanted.items()) or "nothing"
+        least = "no node has as much" if not any(room) else f"there is room for {sum(room):g}"
+        raise ConfigError(
+            f"manager.ray asks for {{{what}}} for each of {n_actors} hosts, but {least}. The "
+            f"cluster has {describe(nodes)}. Ask for less, give a smaller manager.num_workers, or "
+            "add nodes first"
+        )
+
+
+def _wanted(options: Ray) -> dict[str, float]:
+    asked = {"CPU": options.num_cpus, "GPU": options.num_gpus, **options.resources}
+    return {name: amount for name, amount in asked.items() if amount}
+
+
+class Placement:
+    """Chooses the node of each actor.
+
+    What Ray calls SPREAD leaves actors that take no CPU in one place, and knows nothing of nodes
+    that actors have just been lost with.
+
+    Args:
+        ray: the package, connected.
+        options: what each actor takes.
+    """
+
+    def __init__(self, ray: Any, options: Ray) -> None:
+        self._ray, self._options = ray, options
+        self._lost: Counter[str] = Counter()
+
+    def lost(self, node_id: str) -> None:
+        """An actor was lost on a node, which may be gone: others are tried before it."""
+        self._lost[node_id] += 1
+
+    def choose(self, taken: Iterable[str]) -> str | None:
+        """Return the node of a new actor; None leaves it to Ray.
+
+        Args:
+            taken: the nodes of those that there are.
+        """
+        if self._options.scheduling == "pack":
+            return None
+        wanted = {"CPU": 1.0, **_wanted(self._options)}  # to be started it takes one
+        lost, loads = self._lost, Counter(taken)
+        fitting = [
+            node["NodeID"]
+            for node in self._ray.nodes()
+            if node["Alive"] and _room(node["Resources"], wanted) >= 1.0
+        ]
+        return min(fitting, key=lambda i: (loads[i] + lost[i], lost[i]), default=None)
+
+
+def strategy_of(node_id: str | None) -> Any:
+    """Return how Ray is asked for a node; it takes another one where that is gone or full."""
+    if node_id is None:
+        return "DEFAULT"
+    strategies = importlib.import_module("ray.util.scheduling_strategies")
+    return strategies.NodeAffinitySchedulingStrategy(node_id, soft=True, _spill_on_unavailable=True)
+
+
+def _room(has: Mapping[str, float], wanted: Mapping[str, float]) -> float:
+    each = (math.floor(has.get(name, 0.0) / amount + 1e-9) for name, amount in wanted.items())
+    return min(each, default=math.inf)
+
+
+def describe(nodes: Sequence[Mapping[str, Any]]) -> str:
+    """Return what a cluster has, in words."""
+    alive = [node for node in nodes if node["Alive"]]
+    texts = []
+    for node in alive:
+        has = {k: v for k, v in node["Resources"].items() if not k.startswith(_OWN)}
+        amounts = ", ".join(f"{name}: {amount:g}" for name, amount in sorted(has.items()))
+        texts.append(f"{node['NodeManagerAddress']} {{{amounts}}}")
+    return f"{len(alive)} node{'s' * (len(alive) != 1)}: {'; '.join(texts)}"

@@ -1,0 +1,310 @@
+"""Hosts on a Ray cluster: actors, or worker processes of actors."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import time
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, ClassVar, NamedTuple
+
+from envmgr.config.kind_sections import Ray
+from envmgr.errors import ConfigError
+from envmgr.transport.base import Arrival, Transport, at_most
+from envmgr.transport.outbox import Outbox
+from envmgr.transport.process.orders import OrderWriter
+from envmgr.transport.ray.actor import ActorSettings, HostActor
+from envmgr.transport.ray.cluster import close_cluster, open_cluster
+from envmgr.transport.ray.courier import KILL, LOSE, Courier, Link
+from envmgr.transport.ray.exchange import THREADS
+from envmgr.transport.ray.items import Do, Item
+from envmgr.transport.ray.room import (
+    Placement,
+    describe,
+    options_of,
+    refuse_without_room,
+    strategy_of,
+)
+from envmgr.transport.ready import ReadySet, Waker
+from envmgr.types import EnvFactory
+from envmgr.wire.frames import Frame, pack
+from envmgr.wire.hosts import HostSpec, WorkerSettings
+from envmgr.wire.messages import UNANSWERED, Message, Op
+
+_LAST_S = 1.0
+"""What actors get to be gone that were killed."""
+
+_ASK_S = 0.3
+"""What an actor gets to say where a host hangs."""
+
+_ELSEWHERE = "runs its hosts on other machines, "
+
+
+class ActorPlan(NamedTuple):
+    """Which actors a manager wants.
+
+    Attributes:
+        options: of the config.
+        n_actors: how many share the hosts of the envs.
+        n_hosts: how many of these there are, without spares.
+        worker: settings of their processes.
+        preload: see `ActorSettings`.
+        import_s: likewise.
+    """
+
+    options: Ray
+    n_actors: int
+    n_hosts: int
+    worker: WorkerSettings
+    preload: tuple[str, ...] | None
+    import_s: float
+
+
+class RayTransport(Transport):
+    """Hosts on a Ray cluster. All goes by message; docs/decisions/0025 says how.
+
+    Args:
+        plan: see `ActorPlan`.
+
+    Raises:
+        MissingDependencyError: Ray is not installed.
+        ConfigError: the cluster has no room for the actors, or Ray refuses their options.
+        LaunchError: there is no cluster to be had.
+    """
+
+    kill_patience_s = 1.0
+    spins = False
+    refused: ClassVar[Mapping[str, str]] = MappingProxyType(
+        {
+            "context": f"{_ELSEWHERE}where envmgr's own launcher starts workers",
+            "worker_affinity": f"{_ELSEWHERE}whose cores it cannot name",
+            "worker_log": f"{_ELSEWHERE}where Ray writes logs",
+        }
+    )
+
+    def __init__(self, plan: ActorPlan) -> None:
+        self.arrivals: deque[tuple[int, Arrival]] = deque()
+        self._plan = plan
+        self._isolated = plan.options.isolation == "process"
+        self.packs_envs = not self._isolated
+        self._orders = OrderWriter(plan.worker, with_factories=True)
+        self._pickles: tuple[bytes, ...] = ()
+        self._hosts: dict[int, Link] = {}
+        self._links: dict[int, Link] = {}
+        self._killed: set[int] = set()
+        self._given_up: set[int] = set()
+        self._latest: tuple[Any, list[None]] = (None, [])
+        self._hurried = self._closed = False
+        self._ray = open_cluster(plan.options.address)
+        with contextlib.ExitStack() as opened:
+            opened.callback(close_cluster)
+            self._actor_class = self._checked_class()
+            self._outbox, self._deaths, self._ready = Outbox(), Waker(), ReadySet()
+            for bell in (self._outbox.bell, self._deaths):
+                self._ready.add(bell)
+            self._placement = Placement(self._ray, plan.options)
+            self._courier = Courier(self._ray, self._outbox, self._deaths, self._placement.lost)
+            self._tasks: queue.SimpleQueue[Any] = self._courier.tasks
+            opened.pop_all()
+
+    def _checked_class(self) -> Any:
+        """Return the actor's class with its options, if there is room for the actors."""
+        plan = self._plan
+        refuse_without_room(self._ray.nodes(), plan.options, plan.n_actors)
+        self._options = {**options_of(plan.options), "max_concurrency": THREADS}
+        actor_class = self._ray.remote(HostActor)
+        try:
+            actor_class.options(**self._options)
+            return actor_class
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"Ray refuses what manager.ray says of actors: {error}") from error
+
+    # -- hosts ------------------------------------------------------------------------------
+
+    def preload(self, factories: Sequence[EnvFactory]) -> None:
+        """Pickle all factories.
+
+        Raises:
+            ConfigError: one cannot be pickled; nothing was started.
+        """
+        pickles = self._orders.pickles_of(factories)
+        if self._isolated and self._plan.preload != ():
+            self._pickles = tuple(pickles)
+
+    def start(self, specs: Sequence[HostSpec]) -> None:
+        """Have hosts started, in new actors where there are none for them.
+
+        Raises:
+            ConfigError: a factory cannot be pickled; nothing was started.
+        """
+        orders = [self._orders.orders_of(spec) for spec in specs]
+        for spec, payload in zip(specs, orders, strict=True):
+            link = self._link_for(spec)
+            self._hosts[spec.host_id] = link
+            self._tasks.put((link, Item(Do.START, spec.host_id, payload)))
+
+    def _link_for(self, spec: HostSpec) -> Link:
+        """Return the actor of a host; hosts that share one are neighbours by their index."""
+        plan, index = self._plan, spec.index
+        if self._isolated:
+            beyond = index - plan.n_hosts  # spares are dealt out
+            index = index * plan.n_actors // plan.n_hosts if beyond < 0 else beyond % plan.n_actors
+            if (link := self._links.get(index)) is not None and not link.is_over:
+                return link
+        self._links[index] = link = Link(self._start_actor, serves_one=not self._isolated)
+        return link
+
+    def _start_actor(self) -> tuple[Any, str | None]:
+        """Have an actor started; return its handle, and where it is to be."""
+        plan = self._plan
+        settings = ActorSettings(
+            plan.worker, self._isolated, plan.preload, plan.import_s, self._pickles
+        )
+        links = list(self._links.values())
+        taken = [link.node_id for link in links if link.node_id and not link.is_over]
+        node_id = self._placement.choose(taken)
+        options = {**self._options, "scheduling_strategy": strategy_of(node_id)}
+        return self._actor_class.options(**options).remote(settings), node_id
+
+    def kill(self, host_id: int) -> None:
+        """Kill its actor, or have its actor kill it."""
+        link = self._hosts.get(host_id)
+        if link is not None:
+            self._killed.add(host_id)
+            self._tasks.put((link, Item(Do.KILL, host_id) if self._isolated else KILL))
+
+    def give_up(self, host_id: int) -> None:
+        """Have the actor do what it can; one that does not answer is given up with all it has."""
+        link = self._hosts.get(host_id)
+        if link is None:
+            return
+        if self._isolated and host_id not in self._given_up:
+            self._given_up.add(host_id)
+            self._tasks.put((link, Item(Do.KILL, host_id)))
+        else:
+            self._given_up.discard(host_id)
+            self._tasks.put((link, LOSE))
+
+    def whereabouts(self, host_id: int) -> str:
+        """Ask its actor, unless that does not answer."""
+        link = self._hosts.get(host_id)
+        if link is None or link.is_over or link.is_silent or not self._ray.is_initialized():
+            return ""
+        try:
+            if link.node is None:
+                has = describe(self._ray.nodes())
+                return f"Ray has not started its actor. The cluster has {has}"
+            return str(self._ray.get(link.handle.whereabouts.remote(host_id), timeout=_ASK_S))
+        except Exception:  # no answer in time, or it has just died
+            link.is_silent = True
+            return ""
+
+    def figures(self) -> dict[str, Any]:
+        """Say where the actors are, and how many hosts each has."""
+        return {
+            "actors": [
+                {**link.node._asdict(), "hosts": len(link.hosts)}
+                for link in list(self._links.values())
+                if link.node is not None and not link.is_over
+            ]
+        }
+
+    # -- messages ---------------------------------------------------------------------------
+
+    def prepare(self, host_id: int, message: Message) -> Frame:
+        """Pickle the payload."""
+        return pack(message, has_main=False)
+
+    def send(self, host_id: int, prepared: Any) -> None:
+        """Leave a request to the courier."""
+        link = self._hosts.get(host_id)
+        if link is not None:
+            was_put: list[None] = []
+            self._latest = (prepared, was_put)
+            task = (link, Item(Do.SEND, host_id, prepared))
+            # In one go: no signal handler comes between the putting and the note of it.
+            was_put.extend(map(self._tasks.put, (task,)))
+
+    def has_sent(self, host_id: int, prepared: Any) -> bool:
+        """Whether this very object was left to the courier last."""
+        latest, was_put = self._latest
+        return latest is prepared and bool(was_put)
+
+    def poll(self, timeout_s: float | None, *, pivot: int | None = None) -> None:
+        """Wait for a ring, then take what has come from hosts that were not given up."""
+        if self._closed:
+            raise ValueError("the transport is closed")
+        sent = self._outbox.sent
+        for bell in self._ready.ready(0.0 if self.arrivals or sent else at_most(timeout_s)):
+            bell.silence()
+        self._outbox.move_to(self.arrivals, self._hosts, self._killed)
+
+    def waitables(self, hosts: Iterable[int]) -> list[Any]:
+        """Return the bell, which is that of all hosts."""
+        return [self._outbox.bell] if any(host_id in self._hosts for host_id in hosts) else []
+
+    def any_death(self) -> list[Any]:
+        """Return what is rung for deaths alone."""
+        return [self._deaths]
+
+    def wake(self) -> None:
+        """Ring."""
+        self._outbox.bell.wake()
+
+    def place(self, nbytes: int) -> memoryview | None:
+        """Return nothing: there is no memory that machines share."""
+        return None
+
+    # -- the end ----------------------------------------------------------------------------
+
+    def close(self, grace_s: float) -> None:
+        """Have envs closed, then kill the actors; who started the cluster ends it, too."""
+        if self._closed:
+            return
+        try:
+            if grace_s > 0.0 and self._ray.is_initialized():
+                self._ask_to_end(grace_s)
+        finally:
+            self._hurried = False
+            for link in self._links.values():
+                self._tasks.put((link, KILL))
+            if self._ray.is_initialized():  # not so when the interpreter ends
+                self._await_ends(_LAST_S)
+            self._courier.end(_LAST_S)
+            self._closed = True
+            self._release()
+
+    def _ask_to_end(self, grace_s: float) -> None:
+        if self._isolated:
+            for link in self._links.values():
+                self._tasks.put((link, Item(Do.CLOSE, 0, grace_s)))
+            grace_s += _LAST_S  # the actor sees to the time itself
+        else:
+            for host_id in list(self._hosts):
+                self.send(host_id, pack(Message(Op.CLOSE, 0, 0, UNANSWERED, None)))
+        self._await_ends(grace_s)
+
+    def _await_ends(self, limit_s: float) -> None:
+        end = time.monotonic() + limit_s
+        while self._hosts and not self._hurried:
+            remaining_s = end - time.monotonic()
+            if remaining_s <= 0.0:
+                return
+            self.poll(remaining_s)
+            self.arrivals.clear()
+
+    def hurry(self) -> None:
+        """Give actors that are asked to end no more time."""
+        self._hurried = True
+        self.wake()
+
+    def _release(self) -> None:
+        self._hosts.clear()
+        self._links.clear()
+        self._ready.close()
+        self._deaths.close()
+        self._outbox.bell.close()
+        close_cluster()
+        self.arrivals = deque()

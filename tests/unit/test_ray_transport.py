@@ -1,0 +1,242 @@
+"""`ray` over a stand-in for the package: what is sent, what is refused, who connects and ends."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+
+from envmgr import RayEnvManager, create_env_manager
+from envmgr.errors import ConfigError, LaunchError, MissingDependencyError
+from envmgr.transport.ray import cluster
+from envmgr.transport.ray.exchange import Exchange
+from envmgr.transport.ray.items import Do, Item
+from envmgr.wire.frames import pack
+from envmgr.wire.messages import Message, Op
+from tests.fake_ray import Counting, FakeRay, Handle, manager_of, zeros
+
+PATIENCE_S = 20.0
+
+
+def ready_ids(manager: Any, n: int) -> list[int]:
+    while len(manager.ready_obs) < n:
+        pass
+    return [*manager.ready_obs]
+
+
+def exchanges(handle: Handle) -> list[Any]:
+    return [args for name, args in handle.calls if name == "exchange"]
+
+
+# -- steps ----------------------------------------------------------------------------------------
+
+
+def test_the_same_as_in_line_and_a_few_calls_for_each_batch(ray: FakeRay) -> None:
+    with (
+        manager_of(seed=3) as manager,
+        create_env_manager({"type": "base", "seed": 3}, env_fn=[Counting] * 4) as base,
+    ):
+        assert type(manager) is RayEnvManager
+        assert [h.options["scheduling_strategy"] for h in ray.actors] == ["node1", "node2"]
+        for k in range(12):
+            expected, found = base.ready_obs, manager.ready_obs
+            while len(found) < 4:  # its resets go on behind
+                found = manager.ready_obs
+            assert all((found[i] == expected[i]).all() for i in range(4))
+            actions = {i: int(k % 4 == i) for i in range(4)}
+            expected, found = base.step(actions), manager.step(actions)
+            for i in range(4):
+                assert (found[i].obs == expected[i].obs).all()
+                assert found[i][1:] == expected[i][1:]
+        assert manager.stats()["failures"] == 0
+        assert [a["hosts"] for a in manager.stats()["actors"]] == [1, 1]
+        before = [len(exchanges(h)) for h in ray.actors]
+        manager.step(zeros())
+        assert max(len(exchanges(h)) - n for h, n in zip(ray.actors, before, strict=True)) <= 3
+    assert all(handle.is_dead for handle in ray.actors)
+    assert ray.shutdowns == 1
+
+
+def test_envs_that_raise_and_arrays_and_async_gathers(ray: FakeRay) -> None:
+    with manager_of(wait_num=1) as manager:
+        manager.send_arrays(np.arange(4), np.array([0, 2, 0, 0]))
+        got: list[int] = []
+        while len(got) < 4:
+            got += manager.recv_arrays().env_ids.tolist()
+        assert sorted(got) == [0, 1, 2, 3]
+        assert manager.stats()["failures_by_kind"] == {"EnvRaised": 1}
+
+
+def test_workers_of_an_actor(ray: FakeRay) -> None:
+    options = {"ray": {"isolation": "process"}, "preload": False, "max_failures_total": 2}
+    with manager_of(2, num_workers=1, **options) as manager:
+        assert [a["hosts"] for a in manager.stats()["actors"]] == [2]
+        timesteps = manager.step({0: 1, 1: 2})
+        assert [t.done for t in timesteps.values()] == [True, True]
+        assert sorted(ready_ids(manager, 2)) == [0, 1]
+        ray.actors[0].die()
+        timesteps = manager.step(zeros(2))
+        assert [bool(t.info.get("abnormal")) for t in timesteps.values()] == [True, True]
+        assert sorted(ready_ids(manager, 2)) == [0, 1]
+        assert manager.stats()["failures"] == 3, "two of them were one death, and charged once"
+
+
+# -- what is refused ------------------------------------------------------------------------------
+
+
+def test_ray_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(MissingDependencyError, match=r"pip install '\.\[ray\]'"):
+        manager_of()
+
+
+@pytest.mark.parametrize(
+    ("cfg", "error", "said"),
+    [
+        ({"num_workers": "auto"}, ConfigError, "Give a number"),
+        ({"context": "spawn"}, ConfigError, "other machines"),
+        ({"ray": {"address": "ray://head:10001"}}, ConfigError, "manager.ray.address"),
+        ({"ray": {"address": "head"}}, ConfigError, "manager.ray.address"),
+        ({"ray": {"resources": {"licence": 0}}}, ConfigError, "manager.ray.resources"),
+        ({"ray": {"resources": [1]}}, ConfigError, "manager.ray.resources"),
+        ({"ray": {"isolation": "thread"}}, ConfigError, "manager.ray.isolation"),
+        ({"ray": {"num_gpus": 1}}, ConfigError, r"GPU: 1.*no node has.*10\.0\.0\.2 {CPU: 4, lic"),
+        ({"ray": {"resources": {"licence": 1}}}, ConfigError, "there is room for 1"),
+        ({"ray": {"num_cpus": 8}}, ConfigError, "CPU: 8"),
+        ({"ray": {"address": "127.0.0.1:1"}}, LaunchError, "no Ray cluster at"),
+    ],
+)
+def test_what_cannot_be_had_is_refused_before_anything_is_started(
+    ray: FakeRay, cfg: dict[str, Any], error: type[Exception], said: str
+) -> None:
+    with pytest.raises(error, match=said):
+        manager_of(**cfg).launch()
+    assert ray.actors == []
+    assert ray.shutdowns == len(ray.inits)
+
+
+def test_what_ray_refuses(ray: FakeRay) -> None:
+    ray.refused = ValueError("pip is not a list")
+    with pytest.raises(ConfigError, match="pip is not a list"):
+        manager_of(ray={"runtime_env": {"pip": 3}}).launch()
+    ray.refused, ray.init_error = None, ConnectionError("nobody there")
+    with pytest.raises(LaunchError, match="nobody there"):
+        manager_of(ray={"address": "auto"}).launch()
+    assert (len(ray.inits), ray.shutdowns) == (2, 1)
+
+
+def test_a_node_without_the_env(ray: FakeRay) -> None:
+    def lacks() -> Any:
+        import no_such_module  # type: ignore[import-not-found]
+
+        return no_such_module
+
+    with pytest.raises(LaunchError, match=r"node 10\.0\.0\.1 lacks.*runtime_env"):
+        create_env_manager({"type": "ray"}, env_fn=[lacks]).launch()
+    assert ray.shutdowns == 1
+
+
+# -- who connects and disconnects -----------------------------------------------------------------
+
+
+def test_managers_share_a_cluster_and_the_last_ends_it(ray: FakeRay) -> None:
+    one, other = manager_of(), manager_of(2)
+    one.launch()
+    other.launch()
+    assert [(i["address"], i["include_dashboard"]) for i in ray.inits] == [("local", False)]
+    one.close()
+    assert ray.shutdowns == 0
+    assert len(other.step(zeros(2))) == 2
+    other.close()
+    assert ray.shutdowns == 1
+    one.launch()
+    one.close()
+    assert ray.shutdowns == 2
+    assert cluster._keeper is None
+
+
+def test_a_cluster_of_the_user_stays(ray: FakeRay) -> None:
+    ray.init(address="head:1")
+    with pytest.raises(ConfigError, match="connected to one only"):
+        manager_of(ray={"address": "head:2"}).launch()
+    with manager_of(ray={"address": "10.0.0.1:6379"}) as manager:
+        manager.step(zeros())
+    assert ray.shutdowns == 0
+    assert len(ray.inits) == 1
+
+
+# -- calls and what they bring back ---------------------------------------------------------------
+
+
+def request(number: int, op: Op = Op.STEP) -> Item:
+    return Item(Do.SEND, 7, pack(Message(op, 0, 0, number, None)))
+
+
+def reply(number: int, op: Op = Op.STEPPED) -> Any:
+    return pack(Message(op, 0, 0, number, None))
+
+
+class Calls:
+    """Calls to an exchange, each on a thread of its own."""
+
+    def __init__(self) -> None:
+        self.delivered: list[Any] = []
+        self.exchange = Exchange(self.delivered.extend)
+        self.returned: dict[int, Any] = {}
+        self.threads: dict[int, threading.Thread] = {}
+
+    def call(self, number: int, *items: Item) -> None:
+        def run() -> None:
+            self.returned[number] = self.exchange.call(number, items)
+
+        self.threads[number] = thread = threading.Thread(target=run, daemon=True)
+        thread.start()
+
+    def result(self, number: int) -> Any:
+        self.threads[number].join(PATIENCE_S)
+        return self.returned[number]
+
+
+def test_calls_are_taken_in_order_and_one_carries_a_batch() -> None:
+    calls = Calls()
+    calls.call(1, request(2))
+    calls.call(0, request(1), request(3))
+    while len(calls.delivered) < 3:
+        pass
+    assert [item.data.request_id for item in calls.delivered] == [1, 3, 2]
+    for number in (3, 1):
+        calls.exchange.put(7, reply(number))
+    calls.exchange._look_at = float("inf")
+    calls.exchange.put(7, reply(2))
+    returned, replies = calls.result(1)
+    assert returned == 0
+    assert {frame.request_id for _, frame in replies} == {1, 2, 3}
+    assert calls.threads[0].is_alive()
+    calls.exchange.put(7, reply(2, Op.RESET_DONE))  # a reset that was not asked for
+    assert calls.result(0) == (1, [(7, reply(2, Op.RESET_DONE))])
+
+
+def test_what_takes_long_is_told_of_in_parts() -> None:
+    calls = Calls()
+    calls.call(0)
+    calls.call(1, request(1), request(2))
+    while len(calls.delivered) < 2:
+        pass
+    calls.exchange.put(7, reply(1))
+    assert calls.result(1) == (0, [(7, reply(1))])
+    calls.exchange.put(7, reply(2))
+    assert calls.result(0) == (1, [(7, reply(2))])
+
+
+def test_no_more_than_a_few_calls_wait() -> None:
+    calls = Calls()
+    for number in range(3):
+        calls.call(number)
+    assert calls.result(0) == (0, [])
+    calls.call(3, request(1))
+    assert calls.result(1) == (1, [])
+    for number in (3, 2):
+        calls.exchange.put(7, reply(1))
+        assert calls.result(number)[0] == 5 - number
