@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from envmgr.cli import DONE, FAILED
-from envmgr.cli.figures import STDOUT, try_to_write, write_json
+from envmgr.cli.figures import STDOUT, try_to_write, write_figures
 from envmgr.cli.prepare import env_name
 from envmgr.cli.progress import doing, logging_to
 from envmgr.cli.report import counted, table, wide_console
@@ -79,7 +79,7 @@ def execute(asked: Asked) -> int:
         _print(found, errors, missing)
     figures = {"env": name, "env_num": len(factories), "load": load(), "versions": versions()}
     rows = [_figures(one, errors) for one in found]
-    write_json(asked.json_file, {**figures, "rows": rows, "missing": missing})
+    write_figures(asked.json_file, {**figures, "rows": rows, "missing": missing})
     if OURS in errors:
         click.echo(f"envmgr: error: envmgr itself cannot run them: {errors[OURS]}", err=True)
         return FAILED

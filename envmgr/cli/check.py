@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from envmgr.cli import DONE, FAILED
-from envmgr.cli.figures import STDOUT, try_to_write, write_json
+from envmgr.cli.figures import STDOUT, try_to_write, write_figures
 from envmgr.cli.prepare import env_name
 from envmgr.cli.progress import doing, logging_to
 from envmgr.cli.versions import versions
@@ -90,10 +90,7 @@ def _write(
         "findings": [finding.as_dict() for finding in findings],
         "versions": versions(),
     }
-    try:
-        write_json(asked.json_file, figures)
-    except OSError as error:
-        raise ConfigError(f"the findings cannot be written: {error}") from error
+    write_figures(asked.json_file, figures)
 
 
 def _options(asked: Asked, resolved: ResolvedConfig) -> CheckOptions:

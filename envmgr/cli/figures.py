@@ -29,6 +29,18 @@ def try_to_write(path: str | None) -> None:
         ) from error
 
 
+def write_figures(path: str | None, figures: Mapping[str, Any]) -> None:
+    """Write figures at the end of a command; see `write_json`.
+
+    Raises:
+        ConfigError: they cannot be written.
+    """
+    try:
+        write_json(path, figures)
+    except OSError as error:
+        raise ConfigError(f"the figures cannot be written to {path!r}: {error}") from error
+
+
 def write_json(path: str | None, figures: Mapping[str, Any]) -> None:
     """Write figures; None writes nothing, `-` to stdout.
 

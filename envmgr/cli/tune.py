@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from envmgr.cli import DONE
-from envmgr.cli.figures import STDOUT, try_to_write, write_json
+from envmgr.cli.figures import STDOUT, try_to_write, write_figures
 from envmgr.cli.prepare import env_name
 from envmgr.cli.progress import doing, logging_to
 from envmgr.cli.report import counted, table, wide_console
@@ -92,7 +92,7 @@ def execute(asked: Asked) -> int:
         _deliver(asked, text)
     elif asked.out is not None:
         _write(asked.out, text)
-    write_json(asked.json_file, {**as_figures(tuned), "env": env_name(resolved), "config": text})
+    write_figures(asked.json_file, {**as_figures(tuned), "env": env_name(resolved), "config": text})
     return DONE
 
 

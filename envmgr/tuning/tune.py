@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -11,6 +12,7 @@ from typing import Any
 
 from envmgr.calibrate import choose
 from envmgr.config import ManagerConfig
+from envmgr.errors import EnvManagerError
 from envmgr.launch import usable_cores, worker_settings_of
 from envmgr.manager import EnvManager
 from envmgr.tuning.measuring import Act, Course, Stable, anchors_of, figures_of, profiled
@@ -103,7 +105,7 @@ def tune(
         say: told what is being done.
 
     Raises:
-        LaunchError, EnvFailure: the env cannot be built and stepped.
+        EnvManagerError: the env cannot be built and stepped, or with no setting.
     """
     end, env_num = time.monotonic() + seconds, len(factories)
     config = {**config, "env_num": env_num}
@@ -116,32 +118,55 @@ def tune(
     anchors = anchors_of(one.spaces, sync, config, cores, anchor_s, policy_of)
     env, machine = figures_of(one.profile), fitted_machine(anchors, cores, sync)
 
-    def expected(setting: Setting) -> float | None:
-        known = setting.has_workers or setting.kind.startswith("base")
-        return expected_rate(setting, env_num, env, machine) if known else None
-
+    expected = _expectation(env_num, env, machine)
     now = _present(config, env_num, cores, one.profile)
     settings = candidates(now, env_num, cores, env, kinds)
     most = _most_entrants(seconds, one, env_num)
     chosen = [candidate.setting for candidate in entrants(settings, expected, most)]
-    n_measurements = sum(size * laps for size, laps in rounds_of(len(chosen)))
-    left_s = end - time.monotonic() - len(chosen) * one.launch_s * (1 + env_num / 16)
-    window_s = max(left_s / n_measurements, 0.02 * seconds / len(chosen))
-    lead_s = min(0.3 * window_s, _cycle_s(env)) if env.reset_s_per_step else 0.1 * window_s
-
-    def measured(setting: Setting) -> float:
-        say(str(setting))
-        return stable.measure(setting)
+    launches_s = len(chosen) * one.launch_s * (1 + env_num / 16)
+    left_s = max(end - time.monotonic() - launches_s, 0.2 * seconds)
 
     def launched(setting: Setting) -> Course:
+        say(str(setting))
         return Course(setting, config, factories, policy_of)
 
-    with Stable(launched, window_s - lead_s, lead_s) as stable:
-        best, found = search(chosen, measured, dropped=stable.drop, cost=_cost(now))
+    with Stable(launched, *_window(left_s, len(chosen), env)) as stable:
+        best, found = search(chosen, stable.measure, dropped=stable.drop, cost=_cost(now))
+    if not best.rate:
+        why = stable.errors.get(now) or next(iter(stable.errors.values()), "it takes no step")
+        raise EnvManagerError(f"no setting can be run: {why}")
     rows = _rows(found, settings, expected, stable.errors)
     changes = changes_of(best.setting, now, config)
     gains = _gains(changes, best.setting, now, expected)
     return Tuned(one.profile, one.worker_bytes, machine, now, best.setting, rows, changes, gains)
+
+
+def _expectation(
+    env_num: int, env: EnvFigures, machine: Machine
+) -> Callable[[Setting], float | None]:
+    """Return what says what is expected of a setting; None where the model knows nothing of it."""
+
+    @functools.cache
+    def expected(setting: Setting) -> float | None:
+        known = setting.has_workers or setting.kind.startswith("base")
+        return expected_rate(setting, env_num, env, machine) if known else None
+
+    return expected
+
+
+def _window(left_s: float, n_entrants: int, env: EnvFigures) -> tuple[float, float]:
+    """Return how long to measure a setting each time, and how long to step it before that.
+
+    Where resets take their time, a window should see several episodes; for that it may be twice as
+    long as the budget has it.
+    """
+    window_s = left_s / sum(size * laps for size, laps in rounds_of(n_entrants))
+    if env.reset_s_per_step <= 0.05 * env.step_s:
+        return 0.9 * window_s, 0.1 * window_s
+    cycle_s = env.reset_s + env.episode_steps * env.step_s
+    window_s = max(window_s, min(_CYCLES * cycle_s, 2.0 * window_s))
+    lead_s = min(0.3 * window_s, cycle_s)
+    return window_s - lead_s, lead_s
 
 
 @dataclass(frozen=True)
@@ -186,11 +211,6 @@ def _most_entrants(seconds: float, one: _One, env_num: int) -> int:
     if one.worker_bytes and available:
         by_memory = 0.5 * available / (one.worker_bytes * env_num)
     return int(max(2, min(max(by_time, LEAST_ENTRANTS), MOST_ENTRANTS, by_memory)))
-
-
-def _cycle_s(env: EnvFigures) -> float:
-    """Return how long an episode and its reset take; what is measured should see several."""
-    return env.reset_s + min(env.episode_steps, 1e6) * env.step_s
 
 
 def _cost(now: Setting) -> Callable[[Setting], tuple[int, ...]]:

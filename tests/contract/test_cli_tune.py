@@ -21,7 +21,8 @@ class Plain(gymnasium.Env):
     observation_space = gymnasium.spaces.Box(-1, 1, (2,), np.float32)
     action_space = gymnasium.spaces.Discrete(2)
 
-    def __init__(self, fault=None):
+    def __init__(self, fault=None, breaks=0):
+        self.breaks = breaks
         if fault:
             raise ValueError(fault)
 
@@ -31,6 +32,8 @@ class Plain(gymnasium.Env):
 
     def step(self, action):
         self.n += 1
+        if self.breaks and self.n > self.breaks:
+            raise OSError("lost")
         return np.zeros(2, np.float32), 1.0, self.n == 5, False, {}
 """
 CONFIG = """\
@@ -82,6 +85,7 @@ def test_prints_a_table_and_writes_a_config(
         (["c.yaml", "--kinds", "subproces"], 2, "subprocess"),
         (["c.yaml", "--set", "manager.type=env_pool"], 2, "makes its envs itself"),
         (["c.yaml", "--set", "env.kwargs={fault: no licence}"], 1, "no licence"),
+        (["c.yaml", "--set", "env.kwargs={breaks: 2}"], 1, "lost"),
     ],
 )
 def test_what_cannot_be_tuned_is_refused(

@@ -14,6 +14,7 @@ from envmgr.tuning.model import Anchors, EnvFigures, Machine, expected_rate, fit
 from envmgr.tuning.plan import candidates, entrants, rounds_of
 from envmgr.tuning.search import Measured, compare, is_right, search
 from envmgr.tuning.settings import Setting, changes_of, setting_of
+from envmgr.tuning.tune import _window
 from envmgr.tuning.yaml_edit import edited
 
 MACHINE = Machine(cores=2, batch_s=20e-6, env_s=2e-6, step_s=3e-6, wake_s=30e-6)
@@ -121,6 +122,14 @@ def test_rounds_halve(n: int) -> None:
     assert sizes[0] == n
     assert sizes == sorted(sizes, reverse=True)
     assert sizes[-1] == min(n, 3)
+
+
+def test_windows_see_several_episodes_where_resets_take_long() -> None:
+    for env in (NULL, CARTPOLE, SLOW_RESET):
+        window_s, lead_s = _window(16.0, 8, env)
+        assert 0 < lead_s < window_s
+        assert window_s + lead_s <= 2 * 16.0 / 32
+    assert sum(_window(16.0, 8, SLOW_RESET)) > sum(_window(16.0, 8, NULL))
 
 
 # -- the search -----------------------------------------------------------------------------------
