@@ -113,15 +113,20 @@ class Stable:
         open_course: launches one.
         seconds: how long to step it each time.
         lead_s: how long before that.
+        say: told which setting it is.
 
     Attributes:
         errors: by setting.
     """
 
     def __init__(
-        self, open_course: Callable[[Setting], Course], seconds: float, lead_s: float = 0.0
+        self,
+        open_course: Callable[[Setting], Course],
+        seconds: float,
+        lead_s: float = 0.0,
+        say: Callable[[str], None] = lambda text: None,
     ) -> None:
-        self._open_course = open_course
+        self._open_course, self._say = open_course, say
         self._seconds, self._lead_s = seconds, lead_s
         self._courses: dict[Setting, Course] = {}
         self.errors: dict[Setting, str] = {}
@@ -142,6 +147,7 @@ class Stable:
         """Return steps per second of a setting, launching it if need be."""
         if setting in self.errors:
             return 0.0
+        self._say(str(setting))
         try:
             if setting not in self._courses:
                 self._courses[setting] = self._open_course(setting)

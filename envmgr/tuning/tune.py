@@ -127,10 +127,9 @@ def tune(
     left_s = max(end - time.monotonic() - launches_s, 0.2 * seconds)
 
     def launched(setting: Setting) -> Course:
-        say(str(setting))
         return Course(setting, config, factories, policy_of)
 
-    with Stable(launched, *_window(left_s, len(chosen), env)) as stable:
+    with Stable(launched, *_window(left_s, len(chosen), env), say) as stable:
         best, found = search(chosen, stable.measure, dropped=stable.drop, cost=_cost(now))
     if not best.rate:
         why = stable.errors.get(now) or next(iter(stable.errors.values()), "it takes no step")
