@@ -23,6 +23,7 @@ from envmgr.config import CollectConfig, EnvConfig, ManagerConfig, schema_markdo
 from envmgr.config.checks import show_value
 from envmgr.config.kind_sections import EnvPool, GymVector, NormalizationSection, Ray
 from envmgr.config.known_envs import KNOWN_PACKAGES
+from envmgr.config.observing import Metrics, Trace
 from envmgr.core import ArrayBatch, phases
 from envmgr.env import (
     BatchedEnv,
@@ -196,6 +197,12 @@ keys are refused. [The guide](../guide/configs.md) says how configs are written 
 ### `manager.ray`
 
 {schema_markdown(Ray)}
+### `manager.metrics`
+
+{schema_markdown(Metrics)}
+### `manager.trace`
+
+{schema_markdown(Trace)}
 The default of `wait_num` depends on the kind:
 
 {table(("kind", "its own defaults"), presets)}

@@ -124,6 +124,10 @@ def resolve_config(
         if manager.worker_log is not None and origins[("manager", "worker_log")] == origin:
             instead = "Name that folder with --set manager.worker_log=FOLDER on the command line."
             check_confined(manager.worker_log, "manager.worker_log", instead)
+        given_there = [o for key, o in origins.items() if key[:2] == ("manager", "trace")]
+        if manager.trace is not None and origin in given_there:
+            instead = "Name that file with --trace on the command line."
+            check_confined(manager.trace.path, "manager.trace", instead)
     values = {"env": env.to_dict(), "manager": manager.to_dict(), "collect": collect.to_dict()}
     return ResolvedConfig(
         values=to_easydict(values),

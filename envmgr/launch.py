@@ -16,6 +16,7 @@ from envmgr.config.kind_sections import Ray
 from envmgr.core import EpisodeRules, Hosts, Supervisor
 from envmgr.core.engine import Engine
 from envmgr.core.shelter import Shelter
+from envmgr.core.tracing import Tracer
 from envmgr.core.watch import Watch
 from envmgr.env.batch_specs import Batch, batches_of
 from envmgr.errors import ConfigError
@@ -152,6 +153,8 @@ def host_settings_of(
         propagate=transport.propagated,
         batches=batches,
         start_steps=config.start_steps,
+        measures=config.metrics is not None or config.trace is not None,
+        events=0 if config.trace is None else config.trace.events,
     )
 
 
@@ -188,6 +191,8 @@ def build_engine(
         num_workers=n_hosts_of(config) if transport.packs_envs and not spare else None,
         spare_num=config.spare_env_num,
     )
+    if config.trace is not None:
+        hosts.tracer = Tracer(clock, config.trace.events)
     rules = _rules_of(config, () if spare is None else _takers(factories, spare))
     supervisor = Supervisor(hosts, rules, _failure_policy_of(config))
     alone, spin_s = transport.works_alone, spin_s_of(config) if transport.spins else 0.0

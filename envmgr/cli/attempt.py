@@ -141,12 +141,16 @@ class Attempt(ABC):
         progress.start(collector)
         try:
             for _ in collector.iterate(steps=goal.steps, episodes=goal.episodes):
-                progress.tick()
+                self._tick(progress, collector)
                 if self._interruption.requested:
                     raise KeyboardInterrupt
         finally:
             self._interruption.acknowledge()
             progress.stop()
+
+    def _tick(self, progress: Progress, collector: Collector) -> None:
+        """Show how it gets on; after each gather."""
+        progress.tick()
 
     def _about(self) -> dict[str, Any]:
         """Return what was run, as values that JSON holds."""

@@ -88,6 +88,12 @@ def envmgr() -> None:
     "--seed", type=click.IntRange(min=0), help="Seed of envs and policy, as manager.seed."
 )
 @click.option(
+    "--trace",
+    type=click.Path(),
+    metavar="FILE",
+    help="Write a timeline of what happens, for Perfetto or chrome://tracing, as manager.trace.",
+)
+@click.option(
     "--output",
     type=click.Path(),
     metavar="DIR",
@@ -198,6 +204,52 @@ def dump(target: str, no_stacks: bool, as_json: bool) -> None:
         click.echo(json.dumps(found, indent=2))
     else:
         click.echo(dump_of(boards, stacks=not no_stacks), nl=False)
+
+
+@envmgr.command(short_help="Print what is in a timeline.")
+@click.argument("file", metavar="FILE", type=click.Path())
+def trace(file: str) -> None:
+    """Print how often things happened in a timeline that envmgr wrote, and for how long in all.
+
+    Perfetto (https://ui.perfetto.dev) and chrome://tracing show the timeline itself.
+
+    Exit codes: 0 done, 2 it is none, or not whole.
+    """
+    from envmgr.observing.timeline import read_trace, totals_of
+
+    for name, (count, total_s) in totals_of(read_trace(file)).items():
+        click.echo(f"{name:<30} {count:>10,} {total_s:>12,.3f} s")
+
+
+@envmgr.command(short_help="Show the envs of a trainer, live.")
+@_target
+@click.option(
+    "--interval",
+    "interval_s",
+    type=click.FloatRange(min=0.1, max=3600),
+    default=1.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="Between two tables.",
+)
+@click.option("--once", is_flag=True, help="Print one table, and end.")
+@click.option(
+    "--sort",
+    type=click.Choice(("env", "slowest", "longest", "failures")),
+    default="env",
+    show_default=True,
+    help="Which envs come first.",
+)
+def top(target: str, **how: Any) -> None:
+    """Show every env of a trainer that runs on this machine: state, rate, times, failures, memory.
+
+    The trainer is named as for `envmgr dump`. Rates and times of each env need `metrics` in its
+    config. Ctrl-C ends it.
+    """
+    from envmgr.observing.boards import pid_of
+    from envmgr.observing.top import watch
+
+    watch(pid_of(target), **how)
 
 
 @envmgr.command("list", short_help="List the kinds of managers.")

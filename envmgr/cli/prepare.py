@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -29,6 +30,7 @@ class RunOptions:
         steps: timesteps to collect, in place of what the config says.
         episodes: likewise.
         seed: in place of `manager.seed`.
+        trace: in place of `manager.trace`.
         output: folder for the results; None: that of the config, or a new one.
         force: replace results.
         write: whether to write files.
@@ -41,6 +43,7 @@ class RunOptions:
     steps: int | None = None
     episodes: int | None = None
     seed: int | None = None
+    trace: str | None = None
     output: str | None = None
     force: bool = False
     write: bool = True
@@ -59,6 +62,8 @@ class RunOptions:
             overrides += ["collect.steps=null", f"collect.episodes={self.episodes}"]
         if self.seed is not None:
             overrides.append(f"manager.seed={self.seed}")
+        if self.trace is not None:
+            overrides.append(f"manager.trace={json.dumps({'path': self.trace})}")
         return resolve_config(self.config, set=overrides, allow_imports=self.allow_import)
 
 

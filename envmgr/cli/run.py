@@ -11,6 +11,7 @@ import click
 
 from envmgr.cli.attempt import CODES, Attempt
 from envmgr.cli.interrupt import Interruption
+from envmgr.cli.loggers import Loggers
 from envmgr.cli.output import RunFolder
 from envmgr.cli.prepare import RunOptions, folder_of, manager_of
 from envmgr.cli.progress import Progress
@@ -19,6 +20,7 @@ from envmgr.cli.summary import Ending, print_summary, summary_of
 from envmgr.cli.usage import UsageMeter
 from envmgr.cli.versions import versions
 from envmgr.collect import Collector
+from envmgr.config import to_plain
 from envmgr.config_file import to_yaml
 from envmgr.errors import EnvManagerError
 
@@ -36,6 +38,7 @@ def execute(options: RunOptions, interruption: Interruption) -> int:
     """
     resolved = options.resolve()
     run = _Run(options, resolved, manager_of(resolved), interruption)
+    run.loggers = Loggers(resolved.values.collect.loggers, writes=options.write)
     run.folder = folder = folder_of(options, resolved)
     try:
         return run.execute()
@@ -50,9 +53,11 @@ class _Run(Attempt):
 
     Attributes:
         folder: of the results, prepared; None writes nothing.
+        loggers: write figures into it.
     """
 
     folder: RunFolder | None = None
+    loggers: Loggers
     _states: Mapping[str, int] = MappingProxyType({})
     _advice = ""
 
@@ -64,6 +69,7 @@ class _Run(Attempt):
         policy = self._make_policy()
         if self.folder is not None:
             self.folder.begin(self._config_text())
+            self.loggers.begin(self.folder.path, to_plain(values))
         on_episode = None if self.folder is None else self.folder.add
         collector = Collector(manager, policy, on_episode=on_episode, keep_episodes=False)
         meter = UsageMeter(manager, self._resolved, collector.statistics)
@@ -73,11 +79,23 @@ class _Run(Attempt):
             self._check_goal(collector)
         finally:
             self._states = manager.stats()["states"]  # before they are closed
+            self._end_loggers(collector)
             if self._interruption.requested:
                 limit_s = values.manager.close_timeout
                 progress.log(
                     f"envmgr: {self._interruption.name}: closing the envs, in {limit_s:g} s at most"
                 )
+
+    def _tick(self, progress: Progress, collector: Collector) -> None:
+        progress.tick()
+        if self.loggers.are_wanted:
+            self.loggers.tick(collector, self._manager)
+
+    def _end_loggers(self, collector: Collector) -> None:
+        try:
+            self.loggers.log(collector, self._manager)
+        finally:
+            self.loggers.end()
 
     def _check_goal(self, collector: Collector) -> None:
         """Refuse to call a run done that ended early because no env was left."""

@@ -36,6 +36,7 @@ from envmgr.config.field_checks import (
     worker_env,
 )
 from envmgr.config.kind_sections import EnvPool, GymVector, NormalizationSection, Ray, section
+from envmgr.config.observing import Metrics, Trace, trace
 from envmgr.config.schema import Section, option
 from envmgr.errors import ConfigError
 
@@ -158,11 +159,7 @@ class ManagerConfig(Section):
         choice("recover", "raise"),
         "recover: abnormal timestep and repair; raise: close and raise at once",
     )
-    max_failures: int = option(
-        3,
-        integer(0),
-        "failures allowed per env_id in the window",
-    )
+    max_failures: int = option(3, integer(0), "failures allowed per env_id in the window")
     max_failures_total: int | None = option(
         None,
         or_null(integer(0), "`max(10, env_num)`"),
@@ -259,6 +256,15 @@ class ManagerConfig(Section):
         None,
         or_null(section(Ray), "a cluster on this machine"),
         "where `type: ray` runs its hosts: its keys are below",
+    )
+
+    metrics: Metrics | None = option(  # noqa: RUF009
+        None,
+        or_null(section(Metrics), "nothing is measured"),
+        "`{}`: how long steps and resets take is measured; its keys are below",
+    )
+    trace: Trace | None = option(  # noqa: RUF009
+        None, or_null(trace(), "none"), "file for a timeline of what happens; its keys are below"
     )
 
     def _check_together(self) -> None:

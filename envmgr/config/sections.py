@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from envmgr.config.checks import integer, or_null, text
+from envmgr.config.checks import choice, integer, list_of, or_null, text
 from envmgr.config.field_checks import OBJECT_NAME, POLICY_NAME, free_mapping, wrapper_list
 from envmgr.config.schema import Section, option
 from envmgr.errors import ConfigError
@@ -61,6 +61,7 @@ class CollectConfig(Section):
         steps: timesteps to collect, over all envs.
         episodes: episodes to collect, over all envs.
         output: folder for the results.
+        loggers: what writes figures there while the run goes on.
     """
 
     PATH: ClassVar[str] = "collect"
@@ -69,6 +70,12 @@ class CollectConfig(Section):
     steps: int | None = option(None, or_null(integer(1)), "timesteps to collect, over all envs")
     episodes: int | None = option(None, or_null(integer(1)), "episodes to collect, over all envs")
     output: str | None = option(None, or_null(text()), "folder for the results")
+    loggers: tuple[str, ...] = option(
+        (),
+        list_of(choice("csv", "tensorboard", "wandb")),
+        "what writes figures there every 10 s: `csv` (metrics.csv), `tensorboard` (by "
+        "tensorboardX), `wandb` (an offline run)",
+    )
 
     def _check_together(self) -> None:
         if self.steps is not None and self.episodes is not None:

@@ -21,6 +21,7 @@ from envmgr.core.calls import FORKS, Call
 from envmgr.core.phases import BEHIND_THE_CALLER, Phase
 from envmgr.core.shelter import Shelter
 from envmgr.core.supervisor import Supervisor
+from envmgr.core.tracing import TracedCall
 from envmgr.core.watch import Watch
 from envmgr.errors import ManagerClosedError
 from envmgr.transport.base import Transport
@@ -57,6 +58,7 @@ class Engine:
         caller: the frame of the public call under way; it stays after one that an interrupt has
             kept from ending as it should.
         forks: forks of this process when it was made: in a fork there are more.
+        watch: keeps a board of the envs; None if nobody does.
         calling: a context that holds the engine for one public call. Entering it gives the
             supervisor; leaving it hands what is outstanding to the background. Entering it raises
             ConcurrentCallError if another thread is inside a call, and ManagerClosedError if the
@@ -87,7 +89,9 @@ class Engine:
         self._ended = False
         self._background = Background(self, self._lock) if background else None
         self.calling = Call(self, self._lock, self._background)
-        self._watch = watch
+        if (tracer := supervisor.hosts.tracer) is not None:
+            self.calling = TracedCall(self, self._lock, self._background, tracer)
+        self.watch = watch
         if watch is not None:
             watch.begin(self)
 
@@ -335,7 +339,7 @@ class Engine:
                 else:  # its envs are closed in the thread that they ran in
                     self.transport.close(grace_s)
                 self._ended = True  # not before: what is interrupted here can be done again
-        for thread in (self._background, self._watch, self._shelter):
+        for thread in (self._background, self.watch, self._shelter):
             if thread is not None:
                 thread.end()
 

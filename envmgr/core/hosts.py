@@ -12,6 +12,7 @@ from envmgr.core.limits import Limits, announced_in
 from envmgr.core.phases import Change, Next, Phase
 from envmgr.core.slots import NEVER, EnvSlot, Record
 from envmgr.core.together import Together
+from envmgr.core.tracing import Tracer
 from envmgr.policy import Deadlines
 from envmgr.transport.base import Transport
 from envmgr.types import Clock, EnvFactory
@@ -44,6 +45,8 @@ class Hosts:
         moves: how often an env_id has got another place.
         request_ids: one for each request, in order, whatever way it goes.
         block: where steps are posted; None where they go by message.
+        settings: for every host that serves one env.
+        tracer: is told what hosts are at.
     """
 
     def __init__(
@@ -57,8 +60,7 @@ class Hosts:
         num_workers: int | None = None,
         spare_num: int = 0,
     ) -> None:
-        self.transport = transport
-        self.clock = clock
+        self.transport, self.clock = transport, clock
         self.env_num = len(factories) - spare_num
         self.record = Record(self.env_num, spare_num)
         self.slots, self.phases = self.record.slots, self.record.phases
@@ -69,7 +71,8 @@ class Hosts:
             self.record.together = Together(self.record, lockstep)
         self.groups = host_groups(self.slots, num_workers)
         self._factories = factories
-        self._settings = settings
+        self.settings = settings
+        self.tracer: Tracer | None = None
         self._shared_settings = replace(settings, announced=announced_in(deadlines))
         self._host_ids = itertools.count(1)
         self.request_ids = itertools.count(UNANSWERED + 1)
@@ -116,7 +119,7 @@ class Hosts:
             )
             for slot in group.slots
         )
-        settings = self._shared_settings if group.is_shared else self._settings
+        settings = self._shared_settings if group.is_shared else self.settings
         return HostSpec(next(self._host_ids), group.index, orders, settings)
 
     def _await_start(self, spec: HostSpec, built: Sequence[EnvSlot]) -> None:
@@ -182,7 +185,7 @@ class Hosts:
     @property
     def resets_need_no_looking_after(self) -> bool:
         """Whether resets have no time limit, and workers none that has them replaced."""
-        settings = self._settings
+        settings = self.settings
         unlimited = settings.max_episodes is None and settings.max_rss_bytes is None
         return unlimited and self.limits.of_phase(Phase.RESETTING) is None
 
@@ -225,6 +228,8 @@ class Hosts:
 
     def _change(self, slot: EnvSlot, change: Change) -> None:
         self.phases.apply(slot.env_id, change)
+        if self.tracer is not None:
+            self.tracer.changed(slot.env_id, slot.phase)
         self.record.late.discard(slot.env_id)
         self.limits.changes += 1
 

@@ -113,7 +113,10 @@ class Orientation:
         if not possible or actions is None:
             return None
         room = _reward_room(described[0].reward_space)
-        return BlockPlan(len(described), len(self._hosts.groups), actions, room)
+        hosts = self._hosts
+        n_hosts, settings = len(hosts.groups), hosts.settings
+        events = -(-settings.events // n_hosts)
+        return BlockPlan(len(described), n_hosts, actions, room, settings.measures, events)
 
     def fits(self, slot: EnvSlot, description: EnvDescription) -> bool:
         """Keep what an env says of itself; False if the one before it said something else."""

@@ -13,10 +13,10 @@ import os
 import queue
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +27,7 @@ from envmgr.transport.fds import forget_fd, keep_from_children
 from envmgr.transport.process.threads import BACKGROUND_THREAD
 from envmgr.types import Clock
 from envmgr.wire.board import Activity, Board, BoardPlan, PostedBoard, put_text, text_in
+from envmgr.wire.latencies import KINDS, NUMBERS, summary
 
 if TYPE_CHECKING:  # it is the engine's
     from envmgr.core.engine import Engine
@@ -62,6 +63,13 @@ _AT_WORK = np.isin(
 """At what a host has to be asked first whether it has begun with it."""
 
 
+class Follower(Protocol):
+    """Something that looks at a board, and ends with it."""
+
+    def end(self) -> None:
+        """End; can be called again."""
+
+
 class Watch:
     """Writes the board of an engine.
 
@@ -70,9 +78,13 @@ class Watch:
     Args:
         kind: of the manager.
         clock: monotonic seconds.
+
+    Attributes:
+        followers: what ends with it.
     """
 
     def __init__(self, kind: str, clock: Clock) -> None:
+        self.followers: list[Follower] = []
         self._kind = kind
         self._clock = clock
         self._posted: PostedBoard | None = None
@@ -81,11 +93,21 @@ class Watch:
         self._tokens = np.empty(0, np.uint64)
         self._latest: EnvFailure | None = None
 
+    @property
+    def board(self) -> Board | None:
+        """What it writes; None if there is none, or no more."""
+        return None if self._posted is None else self._posted.board
+
     def begin(self, engine: Engine) -> None:
         """Begin to watch an engine."""
         hosts = engine.supervisor.hosts
         plan = BoardPlan(
-            os.getpid(), self._kind, hosts.env_num, len(hosts.slots), len(hosts.groups)
+            os.getpid(),
+            self._kind,
+            hosts.env_num,
+            len(hosts.slots),
+            len(hosts.groups),
+            NUMBERS if hosts.settings.measures else 0,
         )
         try:
             self._posted = posted = PostedBoard(plan)
@@ -105,6 +127,8 @@ class Watch:
 
     def end(self) -> None:
         """Let go of the board; idempotent."""
+        for follower in self.followers:
+            follower.end()
         thread = self._thread
         self._ended.put(None)
         if thread is not None and thread is not threading.current_thread():
@@ -136,7 +160,7 @@ class Watch:
 
     def look(self) -> None:
         """Write down how things are."""
-        board, now = None if self._posted is None else self._posted.board, self._clock()
+        board, now = self.board, self._clock()
         if board is None:
             return
         hosts, states = self._engine.supervisor.hosts, self._engine.supervisor.states
@@ -154,6 +178,8 @@ class Watch:
             board.episodes[...] = [slot.episode for slot in slots]
             pids = self._engine.transport.pids
             board.pids[...] = [pids.get(group.host_id or 0, 0) for group in hosts.groups]
+            if hosts.settings.measures and (block := hosts.block) is not None:
+                board.latencies[:, : hosts.env_num] = block.latencies
             self._write_counters(board)
             self._write_failures(board)
             self._write_call(board, now)
@@ -220,6 +246,25 @@ class Watch:
             board.call_since[0] = now
         frame = sys._current_frames().get(threading.main_thread().ident or 0)
         put_text(board.where, "\n".join(itertools.islice(_calls(frame), _MOST_CALLS)))
+
+
+def figures_of(engine: Engine) -> Callable[[], dict[str, Any]]:
+    """Return what gives the figures of a transport, and how long steps and resets take.
+
+    From any thread. Once the engine is closed, those times are as they were when this was asked
+    before.
+    """
+    hosts, transport = engine.supervisor.hosts, engine.transport
+    measured: dict[str, Any] = {}
+
+    def figures() -> dict[str, Any]:
+        block = hosts.block
+        if block is not None and block.plan.measures:
+            rows = zip(KINDS, block.latencies.copy(), strict=True)
+            measured["latency"] = {kind: summary(some) for kind, some in rows}
+        return {**transport.figures(), **measured}
+
+    return figures
 
 
 def _calls(frame: FrameType | None) -> Iterator[str]:

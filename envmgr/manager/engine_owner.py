@@ -17,9 +17,12 @@ from envmgr.core.engine import Engine
 from envmgr.core.gather import Gather
 from envmgr.core.shelter import Shelter
 from envmgr.core.stats import Statistics
+from envmgr.core.watch import Watch, figures_of
 from envmgr.errors import ConfigError, LaunchError, ManagerClosedError, StateError
 from envmgr.launch import build_engine, with_batches
 from envmgr.normalizing import normalization_of
+from envmgr.observing.endpoint import Endpoint
+from envmgr.observing.timeline import write_trace
 from envmgr.policy import GatherPolicy
 from envmgr.seeding import Samplers, seeds_by_env, seeds_of_spares
 from envmgr.spaces import ActionCheck, codec_of
@@ -142,6 +145,7 @@ class EngineOwner:
         if self._engine is None:
             self._resolve_num_workers(params or {})
             self._build_engine(self._env_fn, self._config, self._keep_engine)
+            self._open_endpoint(self._running.watch)
         return self._running
 
     def _keep_engine(self, engine: Engine) -> None:
@@ -150,7 +154,7 @@ class EngineOwner:
         if self._normalization is not None:
             self._normalization.begin(range(self.env_num))
         self._statistics = engine.supervisor.statistics
-        self._figures = engine.transport.figures
+        self._figures = figures_of(engine)
         # Not of the manager itself: what is dropped without close() ends with its finalizer.
         self._finalizer = weakref.finalize(self, engine.close, 0.0)
 
@@ -177,6 +181,16 @@ class EngineOwner:
                 raise
         except OSError as error:
             raise LaunchError(f"nothing was started: {error}") from error
+
+    def _open_endpoint(self, watch: Watch | None) -> None:
+        """Open the endpoint of metrics, if the config wants one.
+
+        Raises:
+            MissingDependencyError, ConfigError: it cannot be had.
+        """
+        metrics = self._config.metrics
+        if metrics is not None and metrics.port is not None and watch is not None:
+            watch.followers.append(Endpoint(metrics.port, lambda: watch.board))
 
     def _keep_trial(self, engine: Engine) -> None:
         self._trial = engine
@@ -231,6 +245,9 @@ class EngineOwner:
         self._view.forget()
         if engine is None:
             return
+        self._figures()  # for the last time with what hosts have measured
+        if self._config.trace is not None:
+            write_trace(self._config.trace.path, engine)
         engine.close(grace_s)
         if self._engine is engine:  # kept until here: what Ctrl-C interrupts can be done again
             self._engine = self._gather = None

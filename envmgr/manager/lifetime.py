@@ -13,10 +13,7 @@ from envmgr.core.launching import begin_envs, build_envs
 from envmgr.core.spares import NO_SPARES
 from envmgr.env import adapt, videos
 from envmgr.env.batch_specs import batches_of
-from envmgr.errors import (
-    LaunchError,
-    StateError,
-)
+from envmgr.errors import LaunchError, StateError
 from envmgr.lifecycle import EnvState
 from envmgr.manager.engine_owner import EngineOwner
 from envmgr.seeding import Samplers
@@ -310,6 +307,9 @@ class ManagerLifetime(EngineOwner):
         more), `spares_ready` how many of them have been reset, `swaps` how often one took the place
         of another env, and `spare_failures` counts what they failed; `failures` does not. A worker
         without `env_ids` has a spare.
+
+        With `metrics`, `latency` has lists for "step" and "reset", with an entry for each env:
+        `count`, an estimate, and `mean`, `p50`, `p90`, `p99` and `max` in seconds, or None.
 
         Where envs run on threads, `threads_abandoned` is how many threads were given up that still
         run: in env code that hangs. It is true of this moment, also after `close`.

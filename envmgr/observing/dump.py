@@ -94,9 +94,9 @@ def _text_of(figures: dict[str, Any]) -> str:
     lines = [
         f"process {figures['pid']}: {figures['command']}",
         f"{figures['manager']} manager of {figures['env_num']} envs, as it was "
-        f"{_seconds(figures['age_s'])} ago: {figures['timesteps']:,} timesteps, "
+        f"{seconds_text(figures['age_s'])} ago: {figures['timesteps']:,} timesteps, "
         f"{figures['episodes']:,} episodes, {figures['failures']:,} failures",
-        f"the trainer is {doing}, for {_seconds(figures['call_s'])}; its main thread:",
+        f"the trainer is {doing}, for {seconds_text(figures['call_s'])}; its main thread:",
         figures["trainer"],
         "",
         *_table(figures["envs"]),
@@ -124,7 +124,7 @@ def _table(envs: Sequence[dict[str, Any]]) -> Iterator[str]:
 def _row(env: dict[str, Any]) -> tuple[str, ...]:
     name = f"{env['env_id']}{' (spare)' if env['is_spare'] else ''}"
     counts = (str(env[key]) for key in ("generation", "episodes", "failures"))
-    return (name, env["state"], env["at"], _seconds(env["for_s"]), *counts)
+    return (name, env["state"], env["at"], seconds_text(env["for_s"]), *counts)
 
 
 def _envs_text(env_ids: Sequence[int]) -> str:
@@ -138,7 +138,8 @@ def _first_line(error: str | None) -> str:
     return line if len(line) <= _MOST_ERROR else f"{line[:_MOST_ERROR]}..."
 
 
-def _seconds(seconds: float) -> str:
+def seconds_text(seconds: float) -> str:
+    """Return how long something lasts, in words."""
     if seconds < 1.0:
         return "< 1 s"
     if seconds < 120.0:

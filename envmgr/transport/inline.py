@@ -16,6 +16,7 @@ from envmgr.transport.base import Arrival, HostDied, TimedOut, Transport, at_mos
 from envmgr.wire.hosts import HostSpec
 from envmgr.wire.messages import UNANSWERED, Message, Op
 from envmgr.worker.host import Host
+from envmgr.worker.measured import MeasuredSteps
 from envmgr.worker.posted import PostedSteps
 from envmgr.worker.private import private_reply, private_request
 
@@ -102,6 +103,8 @@ class InlineTransport(Transport):
 
     def start(self, specs: Sequence[HostSpec]) -> None:
         """Queue the building of envs; it happens in `poll`."""
+        if not self._posted.has_seats and any(spec.settings.measures for spec in specs):
+            self._posted = MeasuredSteps(0, None, timed=False)
         for spec in specs:
             host = Host(
                 spec.factories,

@@ -21,11 +21,13 @@ import numpy as np
 import numpy.typing as npt
 
 from envmgr.spaces import Array, Layout
+from envmgr.wire import timeline
+from envmgr.wire.latencies import KINDS, NUMBERS
 from envmgr.wire.rewards import ARRAYS, FIRST_ARRAY, FIRST_WIDE, ROOM
 
 _ALIGNMENT_BYTES = 64
 _WORDS = 8
-_BY_HOST = frozenset(("posted", "finished", "mail", "running", "since", "sleeping"))
+_BY_HOST = frozenset(("posted", "finished", "mail", "running", "since", "sleeping", "n_events"))
 """Columns whose items have a cache line each: who writes into one makes others wait for it."""
 
 
@@ -103,12 +105,16 @@ class BlockPlan:
         n_hosts: hosts that serve them.
         actions: the layout of the envs' actions.
         reward_room: numbers that there is room for in a reward.
+        measures: whether hosts write down how long steps and resets take.
+        events: how much of what it does each host notes.
     """
 
     env_num: int
     n_hosts: int
     actions: Layout
     reward_room: int = ROOM
+    measures: bool = False
+    events: int = 0
 
     @property
     def nbytes(self) -> int:
@@ -135,6 +141,9 @@ class BlockPlan:
             ("kinds", (n,), np.uint8),
             ("infos", (n, INFO_BYTES), np.uint8),
             ("reset_infos", (n, INFO_BYTES), np.uint8),
+            ("n_events", (self.n_hosts, _WORDS), np.uint64),
+            ("events", (self.n_hosts, self.events, timeline.NUMBERS), np.float64),
+            ("latencies", (len(KINDS), n if self.measures else 0, NUMBERS), np.float64),
         ]
         leaves = enumerate(self.actions.leaves)
         return columns + [(f"action {i}", (n, *leaf.shape), leaf.dtype) for i, leaf in leaves]
@@ -206,6 +215,10 @@ class Block:
         kinds: (env_num,) forms of actions, see `spaces.columns`.
         infos: (env_num, INFO_BYTES) what `infos.InfoEncoder` made.
         reset_infos: likewise.
+        n_events: (n_hosts,) how much each host has noted, ever.
+        events: (n_hosts, plan.events, NUMBERS) the newest of it; see the module `timeline`.
+        latencies: (2, env_num, NUMBERS) how long steps, and resets, took; see the module
+            `latencies`. Of no env, unless that is measured.
         actions: per leaf (env_num, *shape).
     """
 
@@ -226,6 +239,9 @@ class Block:
     kinds: npt.NDArray[np.uint8]
     infos: npt.NDArray[np.uint8]
     reset_infos: npt.NDArray[np.uint8]
+    n_events: npt.NDArray[np.uint64]
+    events: npt.NDArray[np.float64]
+    latencies: npt.NDArray[np.float64]
 
     def __init__(self, memory: Any, plan: BlockPlan) -> None:
         self.plan = plan

@@ -27,6 +27,8 @@ class HostSettings:
         announced: operations that the host says BEGAN of before it runs one.
         batches: which env_ids of the manager are the rows of batched envs; one host serves all
             rows of a batch.
+        measures: how long steps and resets take is written into the block.
+        events: so much of what all hosts do is noted there.
     """
 
     rules: ObservationRules = field(default_factory=ObservationRules)
@@ -39,6 +41,8 @@ class HostSettings:
     announced: frozenset[int] = frozenset()
     batches: tuple[Batch, ...] = ()
     start_steps: int = 0
+    measures: bool = False
+    events: int = 0
 
 
 @dataclass(frozen=True)

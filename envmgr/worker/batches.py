@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
+from time import monotonic
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from envmgr.env import adapt
@@ -234,11 +235,15 @@ class RunningBatch:
         """Reset rows, so that each has what its own `reset` is to return or to raise."""
         rows, seeds = [env.row for env in envs], [env.seeds.due() for env in envs]
         begun: Sequence[First | BaseException]
+        began = monotonic()
         try:
             begun = reset_rows(self._built, rows, seeds, params)
         except BaseException as error:  # it is raised again, and reported, for each row
             pass_on(error, self._given.settings)
             begun = [error] * len(rows)
+        if (meter := self._given.meter) is not None:
+            for env in envs:
+                meter.note_reset(env, monotonic() - began)
         for env, first in zip(envs, begun, strict=True):
             env.first = first
 

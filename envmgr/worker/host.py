@@ -18,6 +18,7 @@ from envmgr.wire.hosts import HostSettings
 from envmgr.wire.messages import FailureKind, Message, Op, RemoteFailure
 from envmgr.worker.batches import RunningBatch
 from envmgr.worker.hosted_env import HostedEnv
+from envmgr.worker.measured import MeasuredSteps
 from envmgr.worker.posted import PostedSteps
 from envmgr.worker.running import Surroundings
 from envmgr.worker.sinks import MessageSink, Send
@@ -59,8 +60,9 @@ class Host:
         self._posted = posted
         self._is_worn = False
         self.resets: deque[Callable[[], None]] = deque()
+        meter = posted if isinstance(posted, MeasuredSteps) else None
         given = Surroundings(
-            settings, self._messages, self._has_reached_a_limit, self.resets.append
+            settings, self._messages, self._has_reached_a_limit, self.resets.append, meter
         )
         self._envs = {
             env_id: HostedEnv(env_id, factory, given, memory, posted)

@@ -28,6 +28,7 @@ from envmgr.wire.messages import UNANSWERED, FailureKind, Message, Op, RemoteFai
 from envmgr.worker import last_words, logs
 from envmgr.worker.host import Host
 from envmgr.worker.imported import report_imports
+from envmgr.worker.measured import posted_steps
 from envmgr.worker.posted import PostedSteps
 from envmgr.worker.serving import Inbox, serve
 
@@ -200,7 +201,13 @@ def _posted_steps(
     if len(shared_fds) < 2:
         return None
     ring, timed = functools.partial(_ring, shared_fds[1]), bool(settings.announced)
-    return PostedSteps(orders.host_index, ring, timed=timed, spin_s=orders.worker.spin_s)
+    return posted_steps(
+        orders.host_index,
+        ring,
+        timed=timed,
+        spin_s=orders.worker.spin_s,
+        measures=settings.measures,
+    )
 
 
 def _factories(

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from envmgr.env import adapt
 from envmgr.env.batched import BatchRow
 from envmgr.wire.messages import AfterStep, FailureKind, Message, RemoteFailure, ResetOrder
 from envmgr.worker.running import RunningEnv, Surroundings
@@ -59,6 +60,7 @@ class RunningRow(RunningEnv):
     def __init__(self, env: BatchRow, given: Surroundings, batch: RunningBatch) -> None:
         self.batch = batch
         super().__init__(env, given)
+        self._reset_env = adapt.reset_env  # the batch is measured, not what each row has of it
 
     def close(self) -> None:
         """Leave the env."""

@@ -6,10 +6,10 @@ This module imports nothing of managers, torch or treetensor.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -40,6 +40,16 @@ _START_KEY = (0x57A27,)
 _NO_PLAN = EpisodePlan(auto_reset=False, episodes_left=0, params={})
 
 
+class Meter(Protocol):
+    """Measures how long resets take."""
+
+    def reset_env(self, env: Any, params: Mapping[str, Any] | None) -> tuple[Any, dict[str, Any]]:
+        """As `adapt.reset_env`, measured."""
+
+    def note_reset(self, env: Any, seconds: float) -> None:
+        """Take note of a reset that was measured otherwise."""
+
+
 @dataclass(frozen=True)
 class Surroundings:
     """What an env is given by its host.
@@ -49,12 +59,14 @@ class Surroundings:
         messages: answers by message.
         is_worn: asked at each episode's end whether the worker has reached a limit.
         postpone: takes what runs a reset that the host begins by itself, to have it run later.
+        meter: is told how long resets take; None where nobody wants to know.
     """
 
     settings: HostSettings
     messages: MessageSink
     is_worn: Callable[[], bool]
     postpone: Callable[[Callable[[], None]], None]
+    meter: Meter | None = None
 
 
 class RunningEnv:
@@ -91,6 +103,7 @@ class RunningEnv:
         self._told: set[str] = set()
         self._is_closed = False
         self._start_steps = settings.start_steps
+        self._reset_env = adapt.reset_env if given.meter is None else given.meter.reset_env
         try:
             self.spaces = adapt.spaces_of(env, settings.observation_space, settings.action_space)
         except BaseException:  # whatever the env's code may raise, SystemExit included
@@ -215,7 +228,7 @@ class RunningEnv:
         try:
             if order.seed is not None:
                 adapt.seed_env(self.env, order.seed, order.dynamic_seed)
-            observation, info = adapt.reset_env(self.env, order.params)
+            observation, info = self._reset_env(self.env, order.params)
             if self._start_steps and message.generation == 0:
                 observation, info = self._started(order, observation, info)
             if order.keeps:
@@ -256,7 +269,7 @@ class RunningEnv:
 
     def _begin(self, sink: MessageSink, key: Any) -> Sequence[Any]:
         try:
-            observation, info = adapt.reset_env(self.env, self.plan.params)
+            observation, info = self._reset_env(self.env, self.plan.params)
         except BaseException as error:  # as in `take_step`
             return (sink.raised(key, error, "reset"),)
         return self._begun(sink, key, observation, info)

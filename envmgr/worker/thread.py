@@ -15,7 +15,7 @@ from envmgr.wire.channel import ChannelClosedError
 from envmgr.wire.hosts import HostSpec
 from envmgr.wire.messages import UNANSWERED, Message, Op
 from envmgr.worker.host import Host
-from envmgr.worker.posted import PostedSteps
+from envmgr.worker.measured import posted_steps
 from envmgr.worker.private import private_reply
 from envmgr.worker.serving import serve
 
@@ -143,7 +143,9 @@ def run_on_thread(
     """
     settings = spec.settings
     timed = bool(settings.announced)
-    posted = None if ring is None else PostedSteps(spec.index, ring, timed=timed)
+    measures, posted = settings.measures, None
+    if ring is not None:
+        posted = posted_steps(spec.index, ring, timed=timed, measures=measures)
     host = Host(
         spec.factories,
         settings,

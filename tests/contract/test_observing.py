@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import operator
 import os
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from gymnasium.spaces import Box, Discrete
 
 from envmgr import make
 from envmgr.cli import main
+from envmgr.observing.timeline import read_trace, totals_of
 from envmgr.worker.last_words import STACKS_SIGNAL
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="it takes /proc")
@@ -67,8 +69,9 @@ def test_a_dump_of_a_trainer_that_waits_shows_who_keeps_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     gate = tmp_path / "gate"
-    with make(partial(Gated, gate), env_num=4, type="subprocess", num_workers=2) as manager:
-        manager.step(dict.fromkeys(manager.ready_obs, 1))
+    trace = tmp_path / "trace.json"
+    kind = {"type": "subprocess", "num_workers": 2, "metrics": {}, "trace": str(trace)}
+    with make(partial(Gated, gate), env_num=4, **kind) as manager:
         manager.send({0: 1, 1: 2, 2: 1, 3: 1})
 
         def at(figures: Any) -> list[str]:
@@ -89,6 +92,11 @@ def test_a_dump_of_a_trainer_that_waits_shows_who_keeps_it(
         text = capsys.readouterr().out
         assert f'File "{__file__}", line ' in text
         assert "envs 2, 3" in text
+        assert main(["top", "--once", "--interval", "0.1", str(os.getpid())]) == 0
+        rows = capsys.readouterr().out.splitlines()[2:]
+        assert [row.split()[0] for row in rows] == ["0", "1", "2", "3"]
+        measured = [" us " in row or " ms " in row for row in rows]
+        assert measured == [True, False, True, True], "it is at its first step"
         assert main(["dump", str(workers[0]["pid"])]) == 2
         assert "has no manager" in capsys.readouterr().err
         gate.touch()
@@ -96,3 +104,14 @@ def test_a_dump_of_a_trainer_that_waits_shows_who_keeps_it(
         assert sorted(timesteps) == [0, 1, 2, 3]
         assert not any(timestep.done for timestep in timesteps.values())
         assert manager.stats()["failures"] == 0
+    latency = manager.stats()["latency"]  # also once it is closed
+    assert all(count >= 1 for kind in ("step", "reset") for count in latency[kind]["count"])
+    assert latency["step"]["max"][1] > 0.05, "it has waited"
+    totals = totals_of(read_trace(str(trace)))
+    assert totals["env step"][0] == sum(latency["step"]["count"]) == 4
+    assert totals["env step"][1] == pytest.approx(
+        sum(map(operator.mul, latency["step"]["count"], latency["step"]["mean"])), rel=0.01
+    )
+    assert totals["env reset"][0] == sum(latency["reset"]["count"])
+    assert totals["host construction"][0] == 4
+    assert totals["call send"][0] == totals["call recv"][0] == 1

@@ -13,6 +13,7 @@ import pytest
 from envmgr import ENV_MANAGER_REGISTRY, errors, testing
 from envmgr.config import CollectConfig, EnvConfig, ManagerConfig
 from envmgr.config.kind_sections import EnvPool, GymVector, NormalizationSection, Ray
+from envmgr.config.observing import Metrics, Trace
 from tests.docs.blocks import ROOT, pages
 
 _LINK = re.compile(r"(?<!!)\[[^\]]+\]\((?P<target>[^)\s]+)\)")
@@ -87,6 +88,8 @@ def test_tables_of_keys_name_keys_that_exist(page: Path) -> None:
             EnvPool,
             Ray,
             NormalizationSection,
+            Metrics,
+            Trace,
             EnvConfig,
             CollectConfig,
         )

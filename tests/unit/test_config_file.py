@@ -20,6 +20,8 @@ from envmgr.config_file import load_config, read_config_file, resolve_config, to
 from envmgr.errors import ConfigError, UnknownKeyError
 from envmgr.registry import Registry
 
+NO_COLLECT = {"episodes": None, "output": None, "loggers": []}
+
 
 class Base:
     @classmethod
@@ -97,14 +99,14 @@ def test_whole_file_with_all_defaults(tmp_path: Path) -> None:
         "seed": {0: 5, 3: None},
     }
     assert cfg.manager.wait_num == 2
-    assert cfg.collect == {"policy": "random", "steps": 1000, "episodes": None, "output": None}
+    assert cfg.collect == {"policy": "random", "steps": 1000, **NO_COLLECT}
 
 
 def test_everything_has_a_default() -> None:
     cfg = load_config({})
     assert cfg.manager == default_manager_config()
     assert cfg.env == {"id": None, "entry": None, "kwargs": {}, "wrappers": []}
-    assert cfg.collect == {"policy": "random", "steps": None, "episodes": None, "output": None}
+    assert cfg.collect == {"policy": "random", "steps": None, **NO_COLLECT}
     assert load_config({"env": None, "manager": None, "collect": {}}) == cfg
 
 
@@ -329,7 +331,7 @@ def test_origin_of_every_value(tmp_path: Path) -> None:
     assert origins.pop("collect.steps") == from_file
     assert set(origins.values()) == {"default"}
     left_of_manager = len(default_manager_config()) - 6
-    left_of_collect = 3
+    left_of_collect = 4
     assert len(origins) == left_of_manager + left_of_collect
 
 

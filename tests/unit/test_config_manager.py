@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from envmgr.config import ManagerConfig, WorkerEnv, default_manager_config, schema_markdown
 from envmgr.config.kind_sections import EnvPool, GymVector, NormalizationSection, Ray
+from envmgr.config.observing import Metrics, Trace
 from envmgr.errors import ConfigError, UnknownKeyError
 
 # DESIGN: every key with its default.
@@ -66,6 +67,8 @@ DEFAULTS = {
     "gym_vector": None,
     "env_pool": None,
     "ray": None,
+    "metrics": None,
+    "trace": None,
 }
 
 BOOLEANS = [key for key, value in DEFAULTS.items() if isinstance(value, bool)]
@@ -121,6 +124,10 @@ def accepted() -> list[tuple[str, Any, Any]]:
         ("worker_env", {"allow": [], "set": {"A": "1"}}, WorkerEnv(allow=(), set={"A": "1"})),
         ("worker_env", {"set": None}, WorkerEnv()),
         ("worker_env", None, None),
+        ("metrics", {}, Metrics()),
+        ("trace", "a.json", Trace("a.json")),
+        ("trace", {"path": "a.json", "events": 1e4}, Trace("a.json", 10_000)),
+        ("metrics", {"port": 9100.0}, Metrics(9100)),
         ("worker_log", "logs", "logs"),
         ("start_steps", 100, 100),
         ("gym_vector", {"autoreset_mode": "SameStep"}, GymVector(autoreset_mode="SameStep")),
@@ -183,6 +190,8 @@ def refused() -> list[tuple[str, Any]]:
     rows += [("worker_env", value) for value in envs]
     rows += [("gym_vector", 1), ("gym_vector", []), ("env_pool", True), ("normalization", True)]
     rows += [("ray", "auto"), ("ray", [])]
+    rows += [("metrics", value) for value in [True, 1, [], "on"]]
+    rows += [("trace", value) for value in [True, 1, []]]
     return rows
 
 

@@ -35,7 +35,7 @@ from envmgr.wire.infos import InfoDecoder
 from envmgr.wire.messages import AfterStep, EpisodePlan, FailureKind, Message, Op, ResetOrder
 from envmgr.wire.rewards import restored
 from envmgr.worker.host import Host
-from envmgr.worker.posted import PostedSteps
+from envmgr.worker.measured import posted_steps
 
 OBS = Box(-9, 9, (2,), np.float32)
 PLAN = EpisodePlan(True, float("inf"), {})
@@ -91,18 +91,20 @@ class Rig:
         timed: bool = False,
         plan: Any = PLAN,
         n_hosts: int = 1,
+        measures: bool = False,
+        events: int = 0,
         **settings: Any,
     ) -> None:
         layouts: list[Any] = [codec_of(OBS).layout] * n
         actions = codec_of(Env.action_space).layout
         assert actions is not None
-        block_plan = BlockPlan(n, n_hosts, actions)
+        block_plan = BlockPlan(n, n_hosts, actions, measures=measures, events=events)
         placements, nbytes = plan_placements(layouts, places_for(True), block_plan.nbytes)
         self.memory = bytearray(nbytes)
         self.block = Block(self.memory, block_plan)
         self.block.sleeping[-1] = 1
         self.rings = 0
-        self.posted = PostedSteps(0, self._ring, timed=timed)
+        self.posted = posted_steps(0, self._ring, timed=timed, measures=measures)
         self.envs: dict[int, Env] = {}
         self.sent: list[Message] = []
         self.host = Host(

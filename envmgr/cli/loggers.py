@@ -1,0 +1,213 @@
+"""Writers of a run's figures, now and then while it goes on: CSV, TensorBoard, W&B offline."""
+
+from __future__ import annotations
+
+import csv
+import importlib
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from envmgr.collect import Collector
+from envmgr.errors import ConfigError, MissingDependencyError
+from envmgr.manager import EnvManager
+
+EVERY_S = 10.0
+"""How often figures are written; and once at the end."""
+
+Figures = Mapping[str, float | None]
+
+
+class Logger(ABC):
+    """Writes figures into the folder of a run."""
+
+    module = ""
+    """What has to be installed."""
+
+    @abstractmethod
+    def open(self, folder: Path, config: Mapping[str, Any]) -> None:
+        """Begin to write there.
+
+        Raises:
+            OSError: nothing can be written.
+        """
+
+    @abstractmethod
+    def log(self, figures: Figures) -> None:
+        """Write the figures of one moment; what is None is not known."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Be done; only after `open`."""
+
+
+class CsvLogger(Logger):
+    """Writes `metrics.csv`, a line for each moment."""
+
+    def open(self, folder: Path, config: Mapping[str, Any]) -> None:
+        """Open the file."""
+        self._file = open(  # noqa: SIM115 - until `close`
+            folder / "metrics.csv", "w", encoding="utf-8", newline="", buffering=1
+        )
+        self._writer: Any = None
+
+    def log(self, figures: Figures) -> None:
+        """Write a line."""
+        if self._writer is None:
+            self._writer = csv.DictWriter(self._file, list(figures), extrasaction="ignore")
+            self._writer.writeheader()
+        self._writer.writerow(figures)
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+class TensorBoardLogger(Logger):
+    """Writes event files into `tensorboard`, by tensorboardX."""
+
+    module = "tensorboardX"
+
+    def open(self, folder: Path, config: Mapping[str, Any]) -> None:
+        """Open the event file."""
+        self._writer = importlib.import_module("tensorboardX").SummaryWriter(
+            str(folder / "tensorboard")
+        )
+
+    def log(self, figures: Figures) -> None:
+        """Add a scalar for each figure."""
+        step = int(figures["steps"] or 0)
+        for name, value in figures.items():
+            if value is not None and name != "steps":
+                self._writer.add_scalar(f"envmgr/{name}", value, step)
+
+    def close(self) -> None:
+        """Close the event file."""
+        self._writer.close()
+
+
+class WandbLogger(Logger):
+    """Writes an offline run of Weights & Biases into `wandb`; nothing is sent anywhere."""
+
+    module = "wandb"
+
+    def open(self, folder: Path, config: Mapping[str, Any]) -> None:
+        """Begin the run."""
+        self._run = importlib.import_module("wandb").init(
+            mode="offline", dir=str(folder), project="envmgr", name=folder.name, config=dict(config)
+        )
+
+    def log(self, figures: Figures) -> None:
+        """Log what is known."""
+        known = {name: value for name, value in figures.items() if value is not None}
+        self._run.log(known, step=int(figures["steps"] or 0))
+
+    def close(self) -> None:
+        """End the run."""
+        self._run.finish()
+
+
+KINDS: Mapping[str, type[Logger]] = {
+    "csv": CsvLogger,
+    "tensorboard": TensorBoardLogger,
+    "wandb": WandbLogger,
+}
+
+
+class Loggers:
+    """Writes the figures of a run with each of its loggers.
+
+    Args:
+        names: of `KINDS`.
+        writes: whether the run has a folder.
+
+    Raises:
+        MissingDependencyError: one is not installed.
+        ConfigError: there is nowhere to write.
+    """
+
+    def __init__(self, names: Sequence[str], *, writes: bool) -> None:
+        if names and not writes:
+            raise ConfigError(
+                f"collect.loggers is {list(names)}, but nothing is to be written. Leave out "
+                "--no-output, or the loggers."
+            )
+        for name in names:
+            module = KINDS[name].module
+            try:
+                if module:
+                    importlib.import_module(module)
+            except ImportError as error:
+                raise MissingDependencyError(
+                    f"collect.loggers names {name}, which needs {module}: pip install {module}"
+                ) from error
+        self._loggers = [KINDS[name]() for name in names]
+        self._open: list[Logger] = []
+        self._due_s = 0.0
+        self._before: tuple[float, int] = (0.0, 0)
+
+    def begin(self, folder: Path, config: Mapping[str, Any]) -> None:
+        """Begin to write.
+
+        Raises:
+            OSError: nothing can be written.
+        """
+        for logger in self._loggers:
+            logger.open(folder, config)
+            self._open.append(logger)
+        self._due_s = time.monotonic() + EVERY_S
+
+    @property
+    def are_wanted(self) -> bool:
+        """Whether there are any."""
+        return bool(self._loggers)
+
+    def tick(self, collector: Collector, manager: EnvManager) -> None:
+        """Write figures if it is time for it."""
+        if time.monotonic() >= self._due_s:
+            self._due_s = time.monotonic() + EVERY_S
+            self.log(collector, manager)
+
+    def log(self, collector: Collector, manager: EnvManager) -> None:
+        """Write figures."""
+        if not self._open:
+            return
+        figures = self._figures(collector, manager)
+        for logger in self._open:
+            logger.log(figures)
+
+    def end(self) -> None:
+        """Be done; idempotent."""
+        while self._open:
+            self._open.pop().close()
+
+    def _figures(self, collector: Collector, manager: EnvManager) -> dict[str, float | None]:
+        found, stats = collector.statistics, manager.stats()
+        about = found.as_dict()
+        elapsed_s, steps = self._before
+        passed_s = found.elapsed_s - elapsed_s
+        self._before = found.elapsed_s, found.steps
+        return {
+            "steps": found.steps,
+            "elapsed_s": found.elapsed_s,
+            "steps_per_s": (found.steps - steps) / passed_s if passed_s > 0.0 else None,
+            "episodes": found.episodes,
+            "failures": stats["failures"],
+            "return_mean_of_last_100": about["return"]["mean_of_last_100"],
+            "length_mean": about["length"]["mean"],
+            **_latencies(stats.get("latency", {})),
+        }
+
+
+def _latencies(latency: Mapping[str, Mapping[str, Sequence[float | None]]]) -> Figures:
+    """Return the times of the middle env, and of the slowest one."""
+    found: dict[str, float | None] = {}
+    for kind, figures in latency.items():
+        p50s = [value for value in figures["p50"] if value is not None]
+        p99s = [value for value in figures["p99"] if value is not None]
+        found[f"{kind}_p50_s"] = median(p50s) if p50s else None
+        found[f"{kind}_p99_of_slowest_s"] = max(p99s, default=None)
+    return found

@@ -1,0 +1,222 @@
+"""Timelines in the Chrome trace event format, which Perfetto and chrome://tracing open."""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+import json
+import logging
+import os
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from envmgr.core.engine import Engine
+from envmgr.core.tracing import Notes
+from envmgr.errors import UnreadableRunError
+from envmgr.wire.timeline import BATCH, STEP, Done
+
+logger = logging.getLogger("envmgr")
+
+FORMAT = 1
+TRAINER, HOSTS, ENVS = 1, 2, 3
+"""Processes of a timeline."""
+
+_NAMES = ("batch", "step", "reset")
+_GATHERING = frozenset(("step", "recv", "recv_arrays"))
+_SENDING = frozenset(("step", "send", "send_arrays"))
+_US = 1e6
+
+
+def trace_of(notes: Notes) -> dict[str, Any]:
+    """Return a timeline as the value of a JSON file.
+
+    Args:
+        notes: of a launch.
+    """
+    events = [*_names(notes), *_happened(notes)]
+    return {
+        "traceEvents": events,
+        "displayTimeUnit": "ms",
+        "otherData": {"envmgr_trace": FORMAT, "pid": os.getpid(), "env_num": notes.env_num},
+    }
+
+
+def write_trace(path: str, engine: Engine) -> None:
+    """Write the timeline of an engine that is about to be closed; nothing if it was begun before.
+
+    What keeps it from being written is logged.
+    """
+    hosts = engine.supervisor.hosts
+    if hosts.tracer is not None and hosts.block is not None:
+        try:
+            write(path, hosts.tracer.notes(engine))
+        except OSError as error:
+            logger.warning("the timeline cannot be written to %r: %s", path, error)
+
+
+def write(path: str, notes: Notes) -> None:
+    """Write a timeline into a file.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    target = Path(path)
+    part = target.with_name(f".{target.name}.part")
+    with open(part, "w", encoding="utf-8") as file:
+        json.dump(trace_of(notes), file, allow_nan=False, separators=(",", ":"))
+    os.replace(part, target)
+
+
+def _names(notes: Notes) -> Iterator[dict[str, Any]]:
+    for pid, name in ((TRAINER, "trainer"), (HOSTS, "hosts"), (ENVS, "envs")):
+        yield {"ph": "M", "name": "process_name", "pid": pid, "tid": 0, "args": {"name": name}}
+    ids = {i for i, *_ in notes.phases} | {moment.env_id for moment in notes.moments}
+    ids.update(range(notes.env_num))
+    threads = [(TRAINER, 0, "public calls")]
+    threads += [(HOSTS, index, f"host {index}") for index in range(len(notes.done))]
+    threads += [
+        (ENVS, i, f"env {i}" if i < notes.env_num else f"spare env {i}") for i in sorted(ids)
+    ]
+    for pid, tid, name in threads:
+        yield {"ph": "M", "name": "thread_name", "pid": pid, "tid": tid, "args": {"name": name}}
+
+
+def _happened(notes: Notes) -> Iterator[dict[str, Any]]:
+    for name, began, ended in notes.calls:
+        yield _span(name, "call", TRAINER, 0, began, ended)
+    for env_id, name, began, ended in notes.phases:
+        yield _span(name, "host", ENVS, env_id, began, ended)
+    yield from _failures(notes)
+    of_envs: dict[int, list[Done]] = defaultdict(list)
+    for index, done in enumerate(notes.done):
+        for one in done:
+            if one.what == BATCH:
+                yield _span("batch", "host", HOSTS, index, one.began, one.ended)
+            elif one.row < notes.env_num:
+                name = _NAMES[one.what]
+                yield _span(name, "env", ENVS, one.row, one.began, one.ended)
+                of_envs[one.row].append(one)
+    yield from _waits(notes, of_envs)
+
+
+def _span(
+    name: str, category: str, pid: int, tid: int, began: float, ended: float
+) -> dict[str, Any]:
+    return {
+        "ph": "X",
+        "name": name,
+        "cat": category,
+        "pid": pid,
+        "tid": tid,
+        "ts": round(began * _US, 3),
+        "dur": round((ended - began) * _US, 3),
+    }
+
+
+def _failures(notes: Notes) -> Iterator[dict[str, Any]]:
+    """Return failures as instants, and from each until the env was ready again."""
+    failed: dict[int, float] = {}
+    for env_id, generation, event, time_s in notes.moments:
+        if event == "failed":
+            failed.setdefault(env_id, time_s)
+            yield {
+                "ph": "i",
+                "s": "t",
+                "name": "failure",
+                "cat": "failure",
+                "pid": ENVS,
+                "tid": env_id,
+                "ts": round(time_s * _US, 3),
+                "args": {"generation": generation},
+            }
+        elif env_id in failed:
+            yield _span("repair", "failure", ENVS, env_id, failed.pop(env_id), time_s)
+
+
+def _waits(notes: Notes, of_envs: Mapping[int, Sequence[Done]]) -> Iterator[dict[str, Any]]:
+    """Return between which of an env's steps it has waited to be gathered, and for its action.
+
+    Only between steps with no other in between: of a sample it is not known.
+    """
+    gathers = sorted((end, begin) for name, begin, end in notes.calls if name in _GATHERING)
+    sends = sorted((begin, end) for name, begin, end in notes.calls if name in _SENDING)
+    for env_id, done in of_envs.items():
+        done = sorted(done, key=lambda one: one.began)
+        for one, after in itertools.pairwise(done):
+            if one.what != STEP or after.passed_over:
+                continue
+            at = bisect.bisect_left(gathers, (one.ended, 0.0))
+            if at == len(gathers):
+                continue
+            gathered = gathers[at][0]
+            if gathered <= after.began or after.what == STEP:
+                end = min(gathered, after.began)
+                yield _span("waits to be gathered", "wait", ENVS, env_id, one.ended, end)
+            if after.what != STEP or gathered > after.began:
+                continue
+            sent = bisect.bisect_right(sends, (after.began, float("inf"))) - 1
+            if sent >= 0 and sends[sent][0] >= gathered:
+                begin = sends[sent][0]
+                yield _span("waits for the policy", "wait", ENVS, env_id, gathered, begin)
+
+
+# -- reading ------------------------------------------------------------------------------------
+
+
+def read_trace(path: str) -> list[dict[str, Any]]:
+    """Return the events of a timeline that envmgr has written.
+
+    Raises:
+        UnreadableRunError: it is none, or not whole; the message says what could be read.
+    """
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise UnreadableRunError(f"{path!r} cannot be read: {error}") from error
+    try:
+        found = json.loads(text)
+    except ValueError as error:
+        n = sum(1 for _ in _whole_events(text))
+        raise UnreadableRunError(
+            f"{path!r} is no whole timeline: {error}. {n} events can be read in it."
+        ) from error
+    about = found.get("otherData") if isinstance(found, dict) else None
+    if not isinstance(about, dict) or about.get("envmgr_trace") != FORMAT:
+        raise UnreadableRunError(
+            f"{path!r} is no timeline that this envmgr has written: there is no "
+            f"otherData.envmgr_trace of {FORMAT} in it"
+        )
+    events = found.get("traceEvents")
+    if not isinstance(events, list) or not all(map(_is_event, events)):
+        raise UnreadableRunError(f"the traceEvents of {path!r} are no list of events")
+    return events
+
+
+def _is_event(event: Any) -> bool:
+    return isinstance(event, dict) and isinstance(event.get("name"), str) and "ph" in event
+
+
+def _whole_events(text: str) -> Iterator[Any]:
+    """Return the events at the beginning of a text that ends somewhere."""
+    decoder, at = json.JSONDecoder(), text.find("[") + 1
+    while 0 < at < len(text):
+        try:
+            event, at = decoder.raw_decode(text, at)
+        except ValueError:
+            return
+        yield event
+        at += 1  # the comma
+
+
+def totals_of(events: Sequence[Mapping[str, Any]]) -> dict[str, tuple[int, float]]:
+    """Return how often things happened, and for how many seconds in all: category, and name."""
+    counts: Counter[str] = Counter()
+    seconds: dict[str, float] = defaultdict(float)
+    for event in events:
+        if event["ph"] in ("X", "i"):
+            name, duration = f"{event.get('cat', '')} {event['name']}", event.get("dur", 0.0)
+            counts[name] += 1
+            seconds[name] += duration if isinstance(duration, (int, float)) else 0.0
+    return {name: (count, seconds[name] / _US) for name, count in counts.most_common()}

@@ -1,0 +1,174 @@
+"""Timelines: what was noted is what they show, and what is none is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from envmgr.cli import main
+from envmgr.config import ManagerConfig
+from envmgr.config_file import load_config
+from envmgr.core.phases import Phase
+from envmgr.core.stats import Moment
+from envmgr.core.tracing import Notes, Tracer
+from envmgr.errors import ConfigError, UnreadableRunError
+from envmgr.observing.timeline import (
+    ENVS,
+    HOSTS,
+    TRAINER,
+    read_trace,
+    totals_of,
+    trace_of,
+    write,
+)
+from envmgr.wire.timeline import BATCH, NUMBERS, RESET, STEP, Done, HostLog, noted
+from tests.fakes import FakeClock
+from tests.unit.test_posted import Rig
+
+
+def test_a_ring_keeps_the_newest() -> None:
+    ring, count = np.zeros((4, NUMBERS)), np.zeros(1, np.uint64)
+    log = HostLog(ring, count)
+    for k in range(3):
+        log.note(STEP, k, float(k), k + 0.5, k)
+    assert noted(ring, int(count[0])) == [Done(STEP, k, float(k), k + 0.5, k) for k in range(3)]
+    again = HostLog(ring, count)  # of the host that comes next
+    for k in range(3, 10):
+        again.note(BATCH, -1, float(k), float(k))
+    assert [one.began for one in noted(ring, int(count[0]))] == [6, 7, 8, 9]
+
+
+def test_what_no_host_in_order_writes_is_left_out() -> None:
+    ring = np.array([[9, np.nan, 2, 0], [7, 1, 2, 0], [9, 3, 2, 0], [-8, 1, 2, 0], [9, 1, 2, 0]])
+    assert noted(ring, 5) == [Done(STEP, 0, 1.0, 2.0, 0)]
+    assert noted(ring, 10**15) == noted(ring, 5)
+
+
+NOTES = Notes(
+    env_num=2,
+    calls=[("step", 10.0, 11.0), ("step", 12.0, 13.0), ("close", 14.0, 14.5)],
+    phases=[(0, "construction", 1.0, 3.0), (1, "construction", 1.0, 4.0)],
+    moments=[Moment(1, 0, "failed", 12.5), Moment(1, 1, "ready", 13.5)],
+    done=[
+        [
+            Done(STEP, 0, 10.1, 10.2, 0),
+            Done(STEP, 1, 10.2, 10.4, 0),
+            Done(BATCH, -1, 10.0625, 10.5, 0),
+            Done(STEP, 0, 12.1, 12.2, 0),
+            Done(RESET, 0, 13.1, 13.2, 0),
+        ]
+    ],
+)
+
+
+def of(found: list[dict[str, Any]], name: str) -> list[tuple[int, int, float, float]]:
+    return [
+        (e["pid"], e["tid"], e["ts"] / 1e6, round(e.get("dur", 0.0) / 1e6, 9))
+        for e in found
+        if e["name"] == name
+    ]
+
+
+def test_everything_that_was_noted_has_its_place(tmp_path: Path) -> None:
+    path = str(tmp_path / "trace.json")
+    write(path, NOTES)
+    assert [one.name for one in tmp_path.iterdir()] == ["trace.json"]
+    found = read_trace(path)
+    for event in found:
+        assert event["ph"] in ("X", "M", "i")
+        assert type(event["pid"]) is type(event["tid"]) is int
+        if event["ph"] == "X":
+            assert event["dur"] >= 0.0
+            assert event["ts"] > 0.0
+    assert of(found, "batch") == [(HOSTS, 0, 10.0625, 0.4375)]
+    assert of(found, "reset") == [(ENVS, 0, 13.1, 0.1)]
+    assert of(found, "failure") == [(ENVS, 1, 12.5, 0.0)]
+    assert of(found, "repair") == [(ENVS, 1, 12.5, 1.0)]
+    assert of(found, "close") == [(TRAINER, 0, 14.0, 0.5)]
+    assert len(of(found, "step")) == 5
+    assert of(found, "waits to be gathered") == [(ENVS, 0, 10.2, 0.8), (ENVS, 0, 12.2, 0.8)]
+    assert of(found, "waits for the policy") == [(ENVS, 0, 11.0, 1.0)]
+    names = {event["args"]["name"] for event in found if event["ph"] == "M"}
+    assert names == {"trainer", "hosts", "envs", "public calls", "host 0", "env 0", "env 1"}
+    totals = totals_of(found)
+    assert totals["call step"] == (2, pytest.approx(2.0))
+    assert totals["env step"] == (3, pytest.approx(0.4))
+
+
+def test_of_a_sample_no_waits_are_made_up() -> None:
+    steps = [Done(STEP, 0, 10.1, 10.2, 0), Done(STEP, 0, 12.1, 12.2, 7)]
+    found = trace_of(NOTES._replace(done=[steps]))["traceEvents"]
+    assert of(found, "waits to be gathered") == of(found, "waits for the policy") == []
+
+
+def test_what_is_no_whole_timeline_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "trace.json"
+    with pytest.raises(UnreadableRunError, match="cannot be read"):
+        read_trace(str(path))
+    text = json.dumps(trace_of(NOTES), separators=(",", ":"))
+    n = len(trace_of(NOTES)["traceEvents"])
+    path.write_text(text)
+    assert main(["trace", str(path)]) == 0
+    assert "env reset" in capsys.readouterr().out
+    path.write_text(text[: text.index(',"displayTimeUnit"') - 3])
+    with pytest.raises(UnreadableRunError, match=f"{n - 1} events can be read"):
+        read_trace(str(path))
+    for foreign in ("[]", '{"traceEvents": []}', '{"otherData": {"envmgr_trace": 9}}'):
+        path.write_text(foreign)
+        with pytest.raises(UnreadableRunError, match="no timeline that this envmgr"):
+            read_trace(str(path))
+    for odd in ("3", "[3]", '[{"name": 1, "ph": "X"}]'):
+        path.write_text(f'{{"otherData": {{"envmgr_trace": 1}}, "traceEvents": {odd}}}')
+        with pytest.raises(UnreadableRunError, match="no list of events"):
+            read_trace(str(path))
+    path.write_bytes(b"\xff\xfe\x00")
+    assert main(["trace", str(path)]) == 2
+    assert "cannot be read" in capsys.readouterr().err
+
+
+def test_what_hosts_do_not_note_is_noted_by_the_trainer() -> None:
+    clock = FakeClock(8.0)
+    tracer = Tracer(clock, 10)
+    for moment, phase in [
+        (8.0, Phase.STARTING),
+        (9.0, Phase.STARTING),
+        (10.0, Phase.RESETTING),
+        (11.0, Phase.IDLE),
+        (12.0, Phase.ENDING),
+    ]:
+        clock.advance_to(moment)
+        tracer.changed(3, phase)
+    assert list(tracer._phases) == [(3, "construction", 8.0, 10.0)]
+
+
+@pytest.mark.parametrize("n", [1, 3])
+def test_hosts_note_batches_steps_and_resets(n: int) -> None:
+    rig = Rig(n, measures=True, events=100)
+    for _ in range(3):
+        rig.post(*range(n))
+        rig.run()
+    found = noted(rig.block.events[0], int(rig.block.n_events[0]))
+    what = [one.what for one in found]
+    assert what.count(RESET) == n, "the first ones"
+    assert {one.row for one in found if one.what == STEP} == set(range(n))
+    assert what.count(BATCH) == (0 if n == 1 else 3)
+
+
+def test_a_path_alone_will_do_but_not_any_from_a_file(tmp_path: Path) -> None:
+    trace = ManagerConfig(trace="a.json").trace  # type: ignore[arg-type]
+    assert trace is not None
+    assert (trace.path, trace.events) == ("a.json", 200_000)
+    for wrong in ({}, {"path": ""}, {"path": "a", "events": 1}, 3, ["a"]):
+        with pytest.raises(ConfigError, match=r"manager\.trace"):
+            ManagerConfig(trace=wrong)  # type: ignore[arg-type]
+    file = tmp_path / "c.yaml"
+    for text in ("/etc/a.json", "../a.json", "{path: ../a.json}"):
+        file.write_text(f"manager: {{trace: {text}}}\n")
+        with pytest.raises(ConfigError, match=r"manager\.trace.*--trace"):
+            load_config(file)
