@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -158,14 +159,25 @@ def _check_arguments(env_id: str, kwargs: Mapping[str, Any], policy: ImportPolic
     Raises:
         ConfigError: says what would allow them.
     """
-    module, _, name = env_id.rpartition(":")
-    spec = gymnasium.registry.get(name)
-    registrar = module_of(spec.entry_point) if spec and callable(spec.entry_point) else ""
-    if spec is not None and isinstance(spec.entry_point, str):
-        registrar = spec.entry_point.partition(":")[0]
-    for known in (package_of_id(name), package_around(module), package_around(registrar)):
-        if known is not None:
-            policy.admit_arguments(known, kwargs, env_id)
+    module, colon, name = env_id.partition(":")
+    name = _without_version(name if colon else env_id)
+    known = {package_of_id(name), package_of_id(f"{name}-v0"), package_around(module)}
+    for spec in gymnasium.registry.values():  # whoever else has had them registered
+        if _without_version(spec.id) == name:
+            known.add(package_around(_registrar(spec)))
+    for package in known:
+        if package is not None:
+            policy.admit_arguments(package, kwargs, env_id)
+
+
+def _without_version(name: str) -> str:
+    return re.sub(r"-v\d+$", "", name)
+
+
+def _registrar(spec: EnvSpec) -> str:
+    """Return the module of what builds an env."""
+    build = spec.entry_point
+    return build.partition(":")[0] if isinstance(build, str) else module_of(build)
 
 
 def _registration(env_id: str, policy: ImportPolicy | None) -> tuple[EnvSpec, str | None]:

@@ -45,8 +45,8 @@ def check_installed(known: KnownPackage, folders: Sequence[Path], name: object, 
             f"{shown}, and that is not installed. Install it: pip install {known.distribution}"
         )
     homes = homes_of(find(known.top))
-    if not any(_belongs(home, distribution) for home in homes):
-        where = f"in {homes[0]}" if homes else "elsewhere, or nowhere"
+    if not homes or not all(_belongs(home, distribution) for home in homes):
+        where = " and ".join(f"in {home}" for home in homes) or "elsewhere, or nowhere"
         raise ConfigError(
             f"{shown}. That is installed, but Python finds the module {known.top!r} {where}. "
             f"Rename that file or folder, or allow it with --allow-import {known.top} or "

@@ -239,6 +239,18 @@ def test_a_file_that_hides_the_package_is_not_imported(
     assert build(policy) == "Env"  # where the file hides nothing it does no harm
 
 
+def test_a_folder_that_mixes_itself_into_the_package_is_noticed(
+    tmp_path: Path, site: Path, policy: ImportPolicy
+) -> None:
+    """Packages without an `__init__.py` are all folders of that name together."""
+    put_metadata(site)
+    for place in (site, tmp_path / "work"):
+        (place / "cfgtest_known").mkdir()
+    sys.path.insert(0, str(tmp_path / "work"))
+    with pytest.raises(ConfigError, match=r"in .*work and in .*site-packages"):
+        build(policy)
+
+
 def test_an_editable_install_is_the_package(
     tmp_path: Path, site: Path, policy: ImportPolicy
 ) -> None:
@@ -294,8 +306,10 @@ def test_arguments_are_refused_where_they_can_name_code(
     with pytest.raises(ConfigError, match=refused):
         build(policy, "cfgtest_known:cfgtest-other-v0", **arguments)
     assert build(policy, render_mode="rgb_array") == "Env"
-    with pytest.raises(ConfigError, match=refused):  # by who has registered it
-        build(policy, "cfgtest-other-v0", **arguments)
+    import_modules(["cfgtest_known"], policy=policy)
+    for other in ("cfgtest-other-v0", "cfgtest-other", "Cfgtest-Two", "Cfgtest/One-v7"):
+        with pytest.raises(ConfigError, match=refused):  # by who has registered it
+            build(policy, other, **arguments)
     assert build(ImportPolicy(("cfgtest_known",), policy.folders), **arguments) == "Env"
     assert build(None, **arguments) == "Env"
 
