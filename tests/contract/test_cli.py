@@ -366,6 +366,7 @@ class TestList:
             ["base_v2", "BaseEnvManagerV2", "envmgr"],
             ["env_pool", "PoolEnvManager", "envmgr"],
             ["gym_vector", "GymVectorEnvManager", "envmgr"],
+            ["ray", "RayEnvManager", "envmgr"],
             ["subprocess", "SyncSubprocessEnvManager", "envmgr"],
             ["subprocess_v2", "SubprocessEnvManagerV2", "envmgr"],
             ["thread", "ThreadEnvManager", "envmgr"],
