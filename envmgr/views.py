@@ -7,7 +7,7 @@ import importlib
 import keyword
 import re
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,24 @@ from envmgr.errors import ActionError, MissingDependencyError, NothingReadyError
 from envmgr.spaces import Codec, ValueMismatchError, codec_of
 from envmgr.spaces.reading import error_text, short_text
 from envmgr.types import EnvTimestep
+
+
+class Forms:
+    """What stacks observations of envs, whose spaces may differ.
+
+    Args:
+        spaces: of the observations of each env.
+    """
+
+    def __init__(self, spaces: Sequence[Any]) -> None:
+        self._codecs = [codec_of(space) for space in spaces]
+        structures = [codec.structure for codec in self._codecs]
+        self._form_of = [structures.index(structure) for structure in structures]
+
+    def codec_of(self, env_ids: Iterable[int]) -> Codec:
+        """Return the codec of some envs; one of any objects, if they have not one structure."""
+        form, *others = {self._form_of[i] for i in env_ids} or set(self._form_of)
+        return codec_of(None) if others else self._codecs[form]
 
 
 def array_batch(timesteps: Mapping[int, EnvTimestep], codec: Codec) -> ArrayBatch:

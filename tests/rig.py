@@ -19,6 +19,7 @@ from envmgr.core import (
     Selection,
     Supervisor,
     Taken,
+    accepting,
     requests,
 )
 from envmgr.core.engine import Engine
@@ -185,7 +186,7 @@ class Rig:
         """
         by_id = {actions: 1} if isinstance(actions, int) else actions
         supervisor = self.supervisor
-        posted = requests.post_actions(supervisor, by_id, ring)
+        posted = accepting.post_actions(supervisor, by_id, ring)
         if posted is not None:
             return posted
         supervisor.sending.send(requests.prepared_steps(supervisor, by_id, None))

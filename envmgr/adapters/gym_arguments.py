@@ -12,6 +12,7 @@ from gymnasium.vector.utils import batch_differing_spaces, batch_space
 
 from envmgr.adapters.requirements import missing
 from envmgr.errors import ConfigError
+from envmgr.spaces import same_space
 
 try:
     from gymnasium.vector import AutoresetMode
@@ -96,7 +97,7 @@ def batched_action_space(spaces: Sequence[Space[Any]]) -> Space[Any]:
         RuntimeError: the spaces differ.
     """
     for i, space in enumerate(spaces):
-        if space != spaces[0]:
+        if not same_space(space, spaces[0]):
             raise RuntimeError(
                 f"env {i} has the action space {space}, env 0 has {spaces[0]}: to batch actions, "
                 "the action spaces of all envs must be equal"
@@ -106,7 +107,7 @@ def batched_action_space(spaces: Sequence[Space[Any]]) -> Space[Any]:
 
 def _check_same(spaces: Sequence[Space[Any]]) -> None:
     for i, space in enumerate(spaces):
-        if space != spaces[0]:
+        if not same_space(space, spaces[0]):
             raise RuntimeError(
                 "the sub-environments observation spaces are not equivalent. "
                 f"env {i} has {space}, env 0 has {spaces[0]}. If this is intentional, use "

@@ -7,13 +7,14 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from envmgr.core.arenas import Arena, Arenas
 from envmgr.core.checked_views import ViewGuard
 from envmgr.core.hosts import Hosts
 from envmgr.core.observations import ObservationReader
 from envmgr.core.phases import Phase
 from envmgr.core.slots import EnvSlot
 from envmgr.errors import LaunchError, SpaceMismatchError
-from envmgr.spaces import codec_of, same_space
+from envmgr.spaces import Layout, codec_of, same_space, space_text
 from envmgr.wire.arenas import CopyOnGet, Placement, arena_arrays, places_for, plan_placements
 from envmgr.wire.block import Block, BlockPlan
 from envmgr.wire.messages import EnvDescription, Op
@@ -29,6 +30,8 @@ class Orientation:
 
     Attributes:
         descriptions: what each env said of itself, by env_id.
+        kinds: the action spaces of envs whose steps are posted, each once, and which of them each
+            env has; None for the others.
     """
 
     def __init__(self, hosts: Hosts, env_num: int) -> None:
@@ -37,6 +40,7 @@ class Orientation:
         self._observed = hosts.record.observed
         self._readers: list[ObservationReader] = []
         self._placements: list[Placement | None] = [None] * env_num
+        self.kinds: tuple[list[Any], list[int | None]] = ([], [None] * env_num)
         self._repeated: dict[int, dict[tuple[Op, str], Any]] = {}
         self._alike: dict[int, bool] = {}  # by env_id; spares are all alike
 
@@ -65,12 +69,36 @@ class Orientation:
         guard = ViewGuard(len(described)) if handed_out == "checked" else None
         self._observed.open(self._readers, guard)
         self._attach(memory, placements, plan, guard, copies=handed_out is True)
-        first = placements[0]
-        if plan is None or first is None:
+        if plan is None:
             return None
-        arenas = arena_arrays(memory, first)
-        self._observed.lay_out(arenas, first.layout, places, copies=handed_out is True)
+        arena = self._arena_of(memory, placements, guard, copies=handed_out is True)
+        self._observed.lay_out(arena, places, copies=handed_out is True)
+        kinds = self.kinds[1]
+        self._hosts.record.unposted.update(i for i, kind in enumerate(kinds) if kind is None)
         return Block(memory, plan)
+
+    def _arena_of(
+        self,
+        memory: memoryview,
+        placements: Sequence[Placement | None],
+        guard: ViewGuard | None,
+        *,
+        copies: bool,
+    ) -> Arena | Arenas:
+        """Return what reads the observations of envs whose steps are posted."""
+        members: dict[Layout, list[int]] = {}
+        for env_id, placement in enumerate(placements):
+            if placement is not None:
+                members.setdefault(placement.layout, []).append(env_id)
+        found: list[tuple[Arena, int] | None] = [None] * len(placements)
+        for layout, env_ids in members.items():
+            placement = placements[env_ids[0]]
+            if placement is not None:
+                arrays = arena_arrays(memory, placement)
+                arena = Arena(arrays, layout, placement.places, env_ids, copies=copies, guard=guard)
+                for row, env_id in enumerate(env_ids):
+                    found[env_id] = arena, row
+        return arena if len(env_ids) == len(placements) else Arenas(found)
 
     def _memory_of(self, nbytes: int) -> memoryview | None:
         try:
@@ -94,29 +122,42 @@ class Orientation:
         """Have readers look where the observations of their envs are placed."""
         for env_id, (reader, placement) in enumerate(zip(self._readers, placements, strict=True)):
             if placement is not None:
-                placement = replace(placement, block=plan)
+                kind = self.kinds[1][env_id]
+                if kind is not None:
+                    placement = replace(placement, block=plan, action_kind=kind)
                 wrap = None if guard is None else partial(guard.wrap, [env_id])
                 reader.attach(memory, placement, copy_on_get=copies, guard=wrap)
                 self._placements[env_id] = placement
 
     def _block_plan(self, described: Sequence[EnvDescription]) -> BlockPlan | None:
-        """Return the plan of the block; None if the envs differ, or their data has no layout."""
-        layouts = [codec_of(d.observation_space).layout for d in described]
-        actions = codec_of(described[0].action_space).layout
-        possible = (
-            self._hosts.transport.has_block
-            and layouts[0] is not None
-            and actions is not None
-            and all(layout == layouts[0] for layout in layouts)
-            and all(same_space(d.action_space, described[0].action_space) for d in described)
-        )
-        if not possible or actions is None:
+        """Return the plan of the block; None if no env's data has a fixed layout.
+
+        There is a column for each kind of actions.
+        """
+        spaces, kind_of = self.kinds
+        if not self._hosts.transport.has_block:
             return None
-        room = _reward_room(described[0].reward_space)
-        hosts = self._hosts
-        n_hosts, settings = len(hosts.groups), hosts.settings
-        events = -(-settings.events // n_hosts)
-        return BlockPlan(len(described), n_hosts, actions, room, settings.measures, events)
+        for env_id, (observations, actions, *_) in enumerate(described):
+            if codec_of(observations).layout is None or codec_of(actions).layout is None:
+                continue
+            known = (kind for kind, space in enumerate(spaces) if same_space(space, actions))
+            kind_of[env_id] = kind = next(known, len(spaces))
+            if kind == len(spaces):
+                spaces.append(actions)
+        layouts = [layout for space in spaces if (layout := codec_of(space).layout) is not None]
+        if not layouts:
+            return None
+        room = max(_reward_room(d.reward_space) for d in described)
+        n_hosts, settings = len(self._hosts.groups), self._hosts.settings
+        return BlockPlan(
+            len(described),
+            n_hosts,
+            layouts[0],
+            room,
+            settings.measures,
+            -(-settings.events // n_hosts),
+            tuple(layouts[1:]),
+        )
 
     def fits(self, slot: EnvSlot, description: EnvDescription) -> bool:
         """Keep what an env says of itself; False if the one before it said something else."""
@@ -194,6 +235,7 @@ def _check_same_spaces(described: Sequence[EnvDescription]) -> None:
             expected, found = getattr(first, name), getattr(description, name)
             if not same_space(expected, found):
                 raise SpaceMismatchError(
-                    f"env {env_id} has {name} {found}, env 0 has {expected}. All envs of a "
-                    "manager need equal spaces; set same_spaces: false if this is intended."
+                    f"env {env_id} has {name} {space_text(found)}, env 0 has "
+                    f"{space_text(expected)}. All envs of a manager need equal spaces; set "
+                    "same_spaces: false if this is intended."
                 )

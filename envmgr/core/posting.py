@@ -8,10 +8,12 @@ from typing import Any
 
 import numpy as np
 
+from envmgr.core.action_kinds import ActionKinds
 from envmgr.core.hosts import Hosts
 from envmgr.core.late import expect_late
 from envmgr.core.phases import Change, Phase
 from envmgr.core.selection import Selection
+from envmgr.core.sending import Sending, Submitted
 from envmgr.core.stats import Statistics
 from envmgr.spaces import ActionColumns, Array
 from envmgr.wire.block import (
@@ -36,16 +38,24 @@ class Posting:
         actions: packs actions, whose space has a fixed layout.
         hosts: rings their doorbells.
         statistics: where steps are counted.
+        sending: sends what goes by message beside what is posted.
 
     Attributes:
         actions: packs actions.
+        kinds: writes actions, where there are several kinds of them; else None.
         any_shared: whether a host serves several envs.
     """
 
     def __init__(
-        self, block: Block, actions: ActionColumns, hosts: Hosts, statistics: Statistics
+        self,
+        block: Block,
+        actions: ActionColumns,
+        hosts: Hosts,
+        statistics: Statistics,
+        sending: Sending,
     ) -> None:
         self.actions = actions
+        self.kinds: ActionKinds | None = None
         self.any_shared = any(group.is_shared for group in hosts.groups)
         self._block = block
         self._hosts = hosts
@@ -53,6 +63,7 @@ class Posting:
         self._limits = hosts.limits
         self._record = hosts.record
         self._statistics = statistics
+        self._sending = sending
         self._posted = items(block.posted)
         self._sleeping = items(block.sleeping)
         self._groups = hosts.groups
@@ -60,7 +71,7 @@ class Posting:
         self._works_alone = hosts.transport.works_alone
         self._kinds = -1
         # What is to be the case when a batch has been posted, also if Ctrl-C comes in between.
-        self._unfinished: tuple[Selection, Any, int, int] | None = None
+        self._unfinished: tuple[Selection, Any, int, int, Sequence[Submitted]] | None = None
         # By index of a host: what was posted when it was ordered to reset envs.
         self._orders: dict[int, int] = {}
         self._latest: Selection | None = None
@@ -76,22 +87,26 @@ class Posting:
     def post(
         self,
         selection: Selection,
-        actions: Sequence[Array],
+        actions: Sequence[Array] | None,
         *,
         form: int,
         ring: int,
+        beside: Sequence[Submitted] = (),
     ) -> None:
         """Have ready envs take a step.
 
         Args:
             selection: which.
-            actions: per leaf (k, *shape).
+            actions: per leaf (k, *shape); None if they were written, with their forms.
             form: what the envs get of them, see `spaces.columns`.
             ring: when their hosts ring. With `block.RING_LAST` one does when all have replied; who
                 waits for some of them has to call `have_all_ring`.
+            beside: actions of other envs, which are sent with these.
         """
         rows, window = selection.rows, selection.window
-        if window is None:
+        if actions is None:
+            form = self._kinds
+        elif window is None:
             for column, values in zip(self._block.actions, actions, strict=True):
                 column[rows] = values
         else:
@@ -110,8 +125,10 @@ class Posting:
         else:
             tokens = self._tokens(selection, request_id)
         posting = posting_of(request_id, ring)
-        self._unfinished = selection, tokens, posting, statistics.actions + count
+        self._unfinished = selection, tokens, posting, statistics.actions + count, beside
         self.finish()
+        if beside:
+            self._sending.finish(again=False)
 
     def _tokens(self, selection: Selection, request_id: int) -> Any:
         """Return the tokens of a request of envs some of which are of later generations.
@@ -126,7 +143,7 @@ class Posting:
         unfinished = self._unfinished
         if unfinished is None:
             return
-        selection, tokens, posting, self._statistics.actions = unfinished
+        selection, tokens, posting, self._statistics.actions, beside = unfinished
         window, phases = selection.window, self._record.phases
         if window is None:
             self._record.tokens[selection.rows] = tokens
@@ -148,6 +165,8 @@ class Posting:
         for index in selection.hosts:
             posted[index] = posting if index not in orders else self._with_orders(index, posting)
         self._ring(selection.hosts)
+        if beside:
+            self._sending.begin(beside)
         self._unfinished = None
 
     def order_resets(self, env_ids: Sequence[int]) -> None:

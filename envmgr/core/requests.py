@@ -9,7 +9,6 @@ import numpy as np
 
 from envmgr.core.arguments import actions_by_id, checked_env_id
 from envmgr.core.phases import Change, Phase
-from envmgr.core.selection import Selection
 from envmgr.core.slots import EnvSlot
 from envmgr.core.supervisor import Supervisor
 from envmgr.errors import (
@@ -19,8 +18,6 @@ from envmgr.errors import (
 )
 from envmgr.lifecycle import EnvState
 from envmgr.spaces import ActionCheck, ValueMismatchError, split_batch
-from envmgr.spaces.columns import NUMPY_VALUES
-from envmgr.spaces.interrupts import pass_interrupt_on
 from envmgr.spaces.reading import error_text, short_text
 from envmgr.wire.frames import FrameError
 from envmgr.wire.messages import Message, Op
@@ -106,58 +103,6 @@ def envs_in_calls(supervisor: Supervisor, env_ids: Any) -> list[int]:
     if not busy or not isinstance(env_ids, (Mapping, list)):
         return []
     return [env_id for env_id in busy if env_id in env_ids]
-
-
-def post_actions(supervisor: Supervisor, actions: Any, ring: int) -> Selection | None:
-    """Post one action for each of several envs, if nothing about them needs a second look.
-
-    Args:
-        supervisor: the envs.
-        actions: `{env_id: action}`.
-        ring: see `Posting.post`.
-
-    Returns:
-        The envs, if they were posted. If not, nothing was changed: `prepared_steps` says why, or
-        prepares them.
-    """
-    posting = supervisor.posting
-    if posting is None or type(actions) is not dict:
-        return None
-    selection = _ready(supervisor, actions)
-    try:
-        packed = None if selection is None else posting.actions.of_values(list(actions.values()))
-    except Exception as error:  # of odd objects among the actions; `prepared_steps` says which
-        pass_interrupt_on(error)
-        return None
-    if selection is not None and packed is not None:
-        posting.post(selection, packed[0], form=packed[1], ring=ring)
-        return selection
-    return None
-
-
-def post_batch(supervisor: Supervisor, env_ids: Any, batch: Any, ring: int) -> Selection | None:
-    """As `post_actions`, for a batch of actions with a row for each of `env_ids`."""
-    posting = supervisor.posting
-    if posting is None:
-        return None
-    selection = _ready(supervisor, env_ids)
-    try:
-        columns = None if selection is None else posting.actions.of_batch(batch, selection.count)
-    except Exception as error:  # as above
-        pass_interrupt_on(error)
-        return None
-    if selection is not None and columns is not None:
-        posting.post(selection, columns, form=NUMPY_VALUES, ring=ring)
-        return selection
-    return None
-
-
-def _ready(supervisor: Supervisor, env_ids: Any) -> Selection | None:
-    """Return envs as a selection, if all of them are ready, and have hosts for the next step."""
-    selection = supervisor.handout.selections.of(env_ids)
-    if selection is None or not selection.may_be_posted(supervisor.record):
-        return None
-    return selection
 
 
 _PLAIN = frozenset((int, float, str, np.ndarray, np.int64, np.float32, np.float64))

@@ -130,6 +130,6 @@ class ExplicitResets:
 
     def _is_planned(self, slot: EnvSlot) -> bool:
         """Whether the host of an env knows all that there is to know of its next reset."""
-        if slot.env_id in self._record.retired:
+        if slot.env_id in self._record.unposted:
             return False
         return slot.has_plan and slot.seed is None and not slot.new_generation

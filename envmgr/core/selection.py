@@ -124,7 +124,7 @@ class Selection:
             return False
         if doomed and not doomed.keys().isdisjoint(ids):
             return False
-        if record.retired and not record.retired.isdisjoint(ids):
+        if record.unposted and not record.unposted.isdisjoint(ids):
             return False
         together = record.together
         if together is not None and not together.may_be_stepped(ids):

@@ -49,8 +49,12 @@ class Sending:
         Args:
             prepared: envs with their encoded actions, from `prepare`.
         """
-        self._unfinished = prepared, self._statistics.actions + len(prepared)
+        self.begin(prepared)
         self.finish(again=False)
+
+    def begin(self, prepared: Sequence[Submitted]) -> None:
+        """Have `finish` send actions: from now on they are accepted."""
+        self._unfinished = prepared, self._statistics.actions + len(prepared)
 
     def finish(self, *, again: bool) -> None:
         """Do what is left of sending actions; nothing if there is none.

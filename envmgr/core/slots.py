@@ -53,6 +53,7 @@ class Record:
         unexecuted: those of them that were sent that action, and whose timestep is still to come.
         retired: envs whose rows and places are not used any more, since a host that could not be
             killed may write there: all about them goes by message.
+        unposted: those, and envs whose data has no fixed layout: their steps are not posted.
         late: rows of batched envs whose next episodes begin with the next step of the others.
         together: says which envs are ready only together; None if none are.
         slots: all else, by env_id.
@@ -75,6 +76,7 @@ class Record:
         self.unexecuted: set[int] = set()
         self.launching = True
         self.retired: set[int] = set()
+        self.unposted: set[int] = set()
         self.late: set[int] = set()
         self.together: Together | None = None
         self.slots = [EnvSlot(i, self, is_spare=i >= env_num) for i in range(count)]
@@ -158,6 +160,7 @@ class Record:
     def retire(self, env_id: int) -> None:
         """Use the row and the places of an env no more."""
         self.retired.add(env_id)
+        self.unposted.add(env_id)
         self.observed.retire(env_id)
 
     def clear(self) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from envmgr.core.action_kinds import ActionKinds
 from envmgr.core.answers import Answers
 from envmgr.core.arrivals import Arrivals
 from envmgr.core.delivery import Delivery
@@ -216,15 +217,17 @@ class Supervisor:
         if block is None:
             return
         self.hosts.share(block)
-        check = self.rules.check_actions
-        codec = codec_of(self.descriptions[0].action_space, strict=check == "strict")
-        actions = codec.action_columns(checked=check is not False)
-        if actions is not None:
-            replies = BlockReplies(block, self.record.observed.places)
-            self._arrivals.share(replies)
-            self.handout.share(block, replies)
-            self.posting = Posting(block, actions, self.hosts, self.statistics)
-            self.resets.share(self.posting)
+        check, (spaces, kind_of) = self.rules.check_actions, self._orientation.kinds
+        codecs = [codec_of(space, strict=check == "strict") for space in spaces]
+        columns = [codec.action_columns(checked=check is not False) for codec in codecs]
+        packs = [each for each in columns if each is not None]
+        replies = BlockReplies(block, self.record.observed.places)
+        self._arrivals.share(replies)
+        self.handout.share(block, replies)
+        self.posting = Posting(block, packs[0], self.hosts, self.statistics, self.sending)
+        if len(packs) > 1:
+            self.posting.kinds = ActionKinds(block, packs, kind_of)
+        self.resets.share(self.posting)
 
     def begin_episodes(self) -> None:
         """Have every env reset for the first time; its host has said HELLO."""
@@ -261,7 +264,7 @@ class Supervisor:
         Per leaf (k, *shape); None if they have to be put together from those of each env.
         """
         observed = self.record.observed
-        if observed.layout is None:
+        if observed.arena is None:
             return None
         found = observed.newest_few(env_ids)
         if found is not None:

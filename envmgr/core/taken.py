@@ -201,6 +201,7 @@ class ReplyReader:
 
     def __init__(self, observed: Observed, block: Block) -> None:
         self._observed = observed
+        self._arena: Any = observed.arena
         self._block = block
 
     def timesteps(
@@ -209,7 +210,7 @@ class ReplyReader:
         """Return timesteps by env_id."""
         usual, count, specials, details = remarks
         ids, rows = selection.ids, selection.rows
-        found = self._observed.rows_of(selection, places)
+        found = self._arena.rows_of(selection, places)
         kind = usual >> REWARD_SHIFT
         rewards: list[Any] = (
             restored(kind, self._block.reward_numbers(kind, rows))
@@ -230,10 +231,11 @@ class ReplyReader:
         self._observed.taken_as_rows(selection, places, found)
         return timesteps
 
-    def arrays(self, selection: Selection, places: Any, remarks: Remarks) -> ArrayBatch:
-        """Return them as arrays."""
+    def arrays(self, selection: Selection, places: Any, remarks: Remarks) -> ArrayBatch | None:
+        """Return them as arrays; None if their observations are of several layouts."""
         usual, window = remarks.usual, selection.window
-        obs = self._observed.batch(selection, places)
+        if (obs := self._arena.batch(selection, places)) is None:
+            return None
         if window is None or usual >= _WIDE:
             kind = usual >> REWARD_SHIFT
             rewards = self._block.reward_numbers(kind, selection.rows).copy()

@@ -25,11 +25,11 @@ from envmgr.observing.endpoint import Endpoint
 from envmgr.observing.timeline import write_trace
 from envmgr.policy import GatherPolicy
 from envmgr.seeding import Samplers, seeds_by_env, seeds_of_spares
-from envmgr.spaces import ActionCheck, codec_of
+from envmgr.spaces import ActionCheck
 from envmgr.spaces.reading import Unreadable, read_list, short_text
 from envmgr.transport.base import Transport
 from envmgr.types import EnvFactory, monotonic
-from envmgr.views import DictView
+from envmgr.views import DictView, Forms
 from envmgr.wire.messages import EnvDescription
 
 _LOOK_EVERY_S = 0.1
@@ -96,7 +96,7 @@ class EngineOwner:
         self._description: EnvDescription | None = None
         self._env_spaces: list[tuple[Any, Any]] = []
         self._action_checks: list[ActionCheck] | None = None
-        self._codec = codec_of(None)
+        self._forms = Forms([])
         self._samplers: Samplers | None = None
         self._seeds: dict[int, int | None] = dict.fromkeys(range(self.env_num))
         self._spare_seeds: list[int | None] = [None] * self._config.spare_env_num

@@ -19,6 +19,7 @@ from envmgr.manager.engine_owner import EngineOwner
 from envmgr.seeding import Samplers
 from envmgr.spaces import codec_of, same_space
 from envmgr.spaces.agents import action_check
+from envmgr.views import Forms
 from envmgr.wire.messages import EnvDescription
 
 _MOST_INTERRUPTS = 10
@@ -115,9 +116,7 @@ class ManagerLifetime(EngineOwner):
         ours = self._handed_out(given)
         self._description = ours[0]
         self._env_spaces = [(d.observation_space, d.action_space) for d in ours[: self.env_num]]
-        codecs = [codec_of(d.observation_space) for d in ours]
-        alike = all(codec.structure == codecs[0].structure for codec in codecs)
-        self._codec = codecs[0] if alike else codec_of(None)
+        self._forms = Forms([d.observation_space for d in ours])
         action_spaces = [d.action_space for d in ours]
         if all(same_space(space, action_spaces[0]) for space in action_spaces):
             action_spaces = [action_spaces[0]] * self.env_num

@@ -16,6 +16,7 @@ from envmgr.core import (
     Selection,
     Supervisor,
     Taken,
+    accepting,
     arguments,
     requests,
 )
@@ -201,27 +202,31 @@ class EnvManager(EnvAccess):
         by_id: dict[int, Any] = self._view.actions(actions, supervisor.ready_ids)
         if by_id:
             self._surface(supervisor)
-            posted = requests.post_actions(supervisor, by_id, ring)
+            posted = accepting.post_actions(supervisor, by_id, ring)
             if posted is not None:
                 self._view.forget()
                 return posted
-            return self._submit_steps(supervisor, by_id)
+            return self._submit_steps(supervisor, by_id, ring)
         if not supervisor.statistics.outstanding:
             self._surface(supervisor)
         return None
 
-    def _submit_steps(self, supervisor: Supervisor, actions: Mapping[int, Any]) -> Selection | None:
+    def _submit_steps(self, supervisor: Supervisor, actions: Any, ring: int) -> Selection | None:
         called = requests.envs_in_calls(supervisor, actions)
         if called:  # which an interrupt has left under way
             self._running.wait_until(
                 lambda: not requests.envs_in_calls(supervisor, called), doing="step"
             )
-        prepared = requests.prepared_steps(supervisor, actions, self._action_checks)
+        checks = self._action_checks
+        sent = accepting.post_some(supervisor, actions, ring, checks)
+        if sent is None:
+            prepared = requests.prepared_steps(supervisor, actions, checks)
+            sent = supervisor.handout.selections.of([slot.env_id for slot, _ in prepared])
+            supervisor.sending.send(prepared)
         self._view.forget()
-        supervisor.sending.send(prepared)
         if supervisor.record.unexecuted:
             self._running.undisturbed(supervisor.sending.settle_doomed)
-        return supervisor.handout.selections.of([slot.env_id for slot, _ in prepared])
+        return sent
 
     def _deliver(self, supervisor: Supervisor, taken: Taken | None) -> dict[int, EnvTimestep]:
         """Hand out what was gathered; if that is nothing, there may have been a failure."""
@@ -243,11 +248,11 @@ class EnvManager(EnvAccess):
         with self._calling() as supervisor:
             self._surface(supervisor)
             ring = self._ring_when_sent()
-            if requests.post_batch(supervisor, env_ids, actions, ring) is not None:
+            if accepting.post_batch(supervisor, env_ids, actions, ring) is not None:
                 self._view.forget()
                 return
             ids = arguments.listed_env_ids(env_ids, self.env_num)
-            self._submit_steps(supervisor, requests.rows_by_id(ids, actions))
+            self._submit_steps(supervisor, requests.rows_by_id(ids, actions), ring)
 
     def recv_arrays(
         self, min_ready: int | None = None, timeout_s: float | None = None
@@ -258,7 +263,8 @@ class EnvManager(EnvAccess):
             undisturbed = self._running.undisturbed
             batch = None if taken is None else supervisor.arrays(taken, undisturbed)
             if batch is None:
-                batch = array_batch(self._deliver(supervisor, taken), self._codec)
+                timesteps = self._deliver(supervisor, taken)
+                batch = array_batch(timesteps, self._forms.codec_of(timesteps))
             elif self._normalization is not None:
                 batch = self._normalization.batch(batch, supervisor.delivery.in_hand)
             delivery = supervisor.delivery
@@ -290,7 +296,7 @@ class EnvManager(EnvAccess):
                 refuse_unready(supervisor, wanted)
             obs = supervisor.batch_of(ids) if ids else None
             if obs is None:
-                obs = self._codec.stack(supervisor.record.observed.of(ids))
+                obs = self._forms.codec_of(ids).stack(supervisor.record.observed.of(ids))
             if self._normalization is not None:
                 obs = self._normalization.ready_batch(ids, obs)
             return ReadyBatch(np.array(ids, dtype=np.int64), obs)

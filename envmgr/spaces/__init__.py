@@ -22,7 +22,7 @@ from envmgr.spaces.batches import (
 )
 from envmgr.spaces.codecs import ActionCheck, Codec, codec_of
 from envmgr.spaces.columns import ActionColumns, row_of, split_batch
-from envmgr.spaces.equality import has_samples, same_space
+from envmgr.spaces.equality import has_samples, same_space, space_text
 from envmgr.spaces.layouts import Layout, Leaf
 from envmgr.spaces.values import (
     Array,
@@ -60,6 +60,7 @@ __all__ = [
     "row_of",
     "rows_of",
     "same_space",
+    "space_text",
     "split_batch",
     "stacked",
     "zeros_for",

@@ -11,6 +11,7 @@ import numpy as np
 from gymnasium import spaces
 
 from envmgr.spaces.columns import ActionColumns, Bounds
+from envmgr.spaces.equality import space_text
 from envmgr.spaces.interrupts import pass_interrupt_on
 from envmgr.spaces.layouts import Layout, Leaf, objects
 from envmgr.spaces.reading import error_text, short_text
@@ -22,6 +23,9 @@ ActionCheck = Callable[[Any], str | None]
 
 class Codec:
     """What a space means for the values that are moved. This one knows nothing of its space.
+
+    So it does not ask the space about observations either: what `contains` does there, and what it
+    costs, is not known, and others who run envs do not ask.
 
     Args:
         space: the space; None has any value.
@@ -63,9 +67,8 @@ class Codec:
         Raises:
             ValueMismatchError: it is not in the space.
         """
-        reason = "is None" if value is None else self._doubt(value)
-        if reason is not None:
-            raise ValueMismatchError(f"value{path_text(path)} {reason}")
+        if value is None:
+            raise ValueMismatchError(f"value{path_text(path)} is None")
 
     def refusal(self, action: Any) -> str | None:
         """Return what is wrong with the kind, shape or bounds of an action; None if nothing is."""
@@ -110,7 +113,7 @@ class Codec:
             TypeError: values of this space have no such form.
             Exception: it does not fit the space.
         """
-        raise TypeError(f"values of {self._space} have no fixed form")
+        raise TypeError(f"values of {space_text(self._space)} have no fixed form")
 
     def _doubt(self, value: Any) -> str | None:
         if self._space is None:
@@ -121,11 +124,21 @@ class Codec:
             return None
         except Exception as error:  # a custom space's own code
             reason = error_text(error)
-            return f"{short_text(value)} cannot be checked by {self._space}: {reason}"
-        return None if contained else f"{short_text(value)} is not in {self._space}"
+            return f"{short_text(value)} cannot be checked by {space_text(self._space)}: {reason}"
+        return None if contained else f"{short_text(value)} is not in {space_text(self._space)}"
 
 
-class _OneOfCodec(Codec):
+class _AskedCodec(Codec):
+    """Of a space of gymnasium's whose values have no fixed layout: it is asked about each."""
+
+    def check_value(self, value: Any, path: Path = ()) -> None:
+        super().check_value(value, path)
+        reason = self._doubt(value)
+        if reason is not None:
+            raise ValueMismatchError(f"value{path_text(path)} {reason}")
+
+
+class _OneOfCodec(_AskedCodec):
     def __init__(self, space: Any, strict: bool) -> None:
         super().__init__(space, strict=True)
 
@@ -161,14 +174,14 @@ class _ArrayCodec(Codec):
     def refusal(self, action: Any) -> str | None:
         array = _action_array(action)
         if array is None:
-            return f"{short_text(action)} is not an array, which {self._space} needs"
+            return f"{short_text(action)} is not an array, which {space_text(self._space)} needs"
         if array.shape != self._shape:
-            return f"shape {array.shape} is not the {self._shape} of {self._space}"
+            return f"shape {array.shape} is not the {self._shape} of {space_text(self._space)}"
         if array.dtype.kind not in self.kinds:
-            return f"dtype {array.dtype} does not fit {self._space}"
+            return f"dtype {array.dtype} does not fit {space_text(self._space)}"
         bounds = self._bounds
         if bounds is not None and not (np.all(array >= bounds[0]) and np.all(array <= bounds[1])):
-            return f"{short_text(action)} is outside the bounds of {self._space}"
+            return f"{short_text(action)} is outside the bounds of {space_text(self._space)}"
         return None
 
     def as_bytes(self, value: Any) -> bytes:
@@ -238,7 +251,7 @@ class _DiscreteCodec(_ArrayCodec):
             action = array.item()
         if self._low <= action <= self._high:
             return None
-        return f"{action} is outside {self._space}: {self._low}..{self._high}"
+        return f"{action} is outside {space_text(self._space)}: {self._low}..{self._high}"
 
     def for_env(self, action: Any) -> Any:
         if type(action) is int:
@@ -264,6 +277,14 @@ class _NestedCodec(Codec, ABC):
             return super().skeleton(path, leaves)
         parts = {key: part.skeleton((*path, key), leaves) for key, part in self._parts.items()}
         return self.put_together(parts)
+
+    def check_value(self, value: Any, path: Path = ()) -> None:
+        super().check_value(value, path)
+        reason = self.misfit(value)
+        if reason is not None:
+            raise ValueMismatchError(reason)
+        for key, part in self._parts.items():
+            part.check_value(value[key], (*path, key))
 
     def bounds(self) -> list[Bounds]:
         return [bounds for part in self._parts.values() for bounds in part.bounds()]
@@ -337,6 +358,8 @@ CODECS: dict[type[Any], Callable[[Any, bool], Codec]] = {
     spaces.Tuple: _TupleCodec,
     spaces.Text: _TextCodec,
     spaces.OneOf: _OneOfCodec,
+    spaces.Sequence: _AskedCodec,
+    spaces.Graph: _AskedCodec,
 }
 
 

@@ -17,6 +17,13 @@ def has_samples(space: Any) -> bool:
     return getattr(type(space), "sample", None) is not spaces.Space.sample
 
 
+def space_text(space: Any) -> str:
+    """Return a space as text, also if its class has none."""
+    if not isinstance(space, spaces.Space) or type(space).__repr__ is not object.__repr__:
+        return str(space)
+    return f"{type(space).__name__}(shape={space.shape}, dtype={space.dtype})"
+
+
 def same_space(one: Any, other: Any) -> bool:
     """Return whether two spaces are equal.
 

@@ -11,7 +11,7 @@ import cloudpickle
 from envmgr.env import adapt
 from envmgr.env.steps import step_env
 from envmgr.errors import EnvManagerError
-from envmgr.spaces import ValueMismatchError, codec_of
+from envmgr.spaces import ValueMismatchError, codec_of, space_text
 from envmgr.testing.checksums import UNKNOWN, checksum_of, reward_checksum
 from envmgr.testing.requiring import require
 from envmgr.types import is_abnormal
@@ -138,9 +138,9 @@ class _Trial:
         if codec_of(observation_space).layout is None:
             self._note(
                 "spaces",
-                f"observations of {observation_space} have no fixed layout, or parts of them have "
-                "none, which are pickled in every step. Use Box, Discrete, MultiBinary, "
-                "MultiDiscrete, Dict and Tuple.",
+                f"observations of {space_text(observation_space)} have no fixed layout, or parts "
+                "of them have none, which are pickled in every step. Use Box, Discrete, "
+                "MultiBinary, MultiDiscrete, Dict and Tuple.",
             )
         self._space, self._of_obs = observation_space, checksum_of(observation_space)
         action_space.seed(seed)

@@ -69,11 +69,12 @@ class Placement:
         offset: first byte of the arena in the shared memory.
         nbytes: size of the whole memory.
         rows: envs in the arena.
-        row: this env's row.
+        row: this env's row in it.
         step_place: the place that its next step takes: not one whose view is in use.
         reset_place: likewise for its next reset.
         block: the columns that its steps may be posted in; None if they go by message.
         host_index: which of the manager's hosts serves it.
+        action_kind: which of the kinds of actions in the block it takes.
     """
 
     layout: Layout
@@ -86,6 +87,7 @@ class Placement:
     reset_place: int
     block: BlockPlan | None = None
     host_index: int = 0
+    action_kind: int = 0
 
 
 @dataclass(frozen=True)

@@ -103,10 +103,11 @@ class BlockPlan:
     Attributes:
         env_num: rows.
         n_hosts: hosts that serve them.
-        actions: the layout of the envs' actions.
+        actions: the layout of the envs' actions, or of the first kind of them.
         reward_room: numbers that there is room for in a reward.
         measures: whether hosts write down how long steps and resets take.
         events: how much of what it does each host notes.
+        more_actions: the layouts of the other kinds, where action spaces differ.
     """
 
     env_num: int
@@ -115,6 +116,7 @@ class BlockPlan:
     reward_room: int = ROOM
     measures: bool = False
     events: int = 0
+    more_actions: tuple[Layout, ...] = ()
 
     @property
     def nbytes(self) -> int:
@@ -145,8 +147,14 @@ class BlockPlan:
             ("events", (self.n_hosts, self.events, timeline.NUMBERS), np.float64),
             ("latencies", (len(KINDS), n if self.measures else 0, NUMBERS), np.float64),
         ]
-        leaves = enumerate(self.actions.leaves)
-        return columns + [(f"action {i}", (n, *leaf.shape), leaf.dtype) for i, leaf in leaves]
+        for kind, layout in enumerate(self.layouts):
+            columns += [(f"action {kind}", (n, *leaf.shape), leaf.dtype) for leaf in layout.leaves]
+        return columns
+
+    @property
+    def layouts(self) -> tuple[Layout, ...]:
+        """The layouts of all kinds of actions."""
+        return (self.actions, *self.more_actions)
 
 
 def aligned(nbytes: int) -> int:
@@ -219,7 +227,8 @@ class Block:
         events: (n_hosts, plan.events, NUMBERS) the newest of it; see the module `timeline`.
         latencies: (2, env_num, NUMBERS) how long steps, and resets, took; see the module
             `latencies`. Of no env, unless that is measured.
-        actions: per leaf (env_num, *shape).
+        actions_of: of each kind of actions, per leaf (env_num, *shape).
+        actions: of the first kind.
     """
 
     posted: npt.NDArray[np.uint64]
@@ -245,7 +254,8 @@ class Block:
 
     def __init__(self, memory: Any, plan: BlockPlan) -> None:
         self.plan = plan
-        self.actions: list[Array] = []
+        self.actions_of: list[list[Array]] = [[] for _ in plan.layouts]
+        self.actions = self.actions_of[0]
         offset = 0
         for name, shape, dtype in plan._columns():
             column: Array = np.ndarray(shape, dtype=dtype, buffer=memory, offset=offset)
@@ -253,7 +263,7 @@ class Block:
             if name in _BY_HOST:
                 column = column[:, 0]
             if name.startswith("action "):
-                self.actions.append(column)
+                self.actions_of[int(name.removeprefix("action "))].append(column)
             else:
                 setattr(self, name, column)
 

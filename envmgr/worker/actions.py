@@ -18,13 +18,16 @@ class ActionReader:
         block: the columns.
         rows: which.
         takes_any_number: their envs do not mind whose numbers they get.
+        kind: which kind of actions these take.
     """
 
-    def __init__(self, block: Block, rows: list[int], *, takes_any_number: bool) -> None:
-        layout = block.plan.actions
+    def __init__(
+        self, block: Block, rows: list[int], *, takes_any_number: bool, kind: int = 0
+    ) -> None:
+        layout = block.plan.layouts[kind]
         first, end = rows[0], rows[-1] + 1
         self._positions = None if end - first == len(rows) else [row - first for row in rows]
-        self._columns = [column[first:end] for column in block.actions]
+        self._columns = [column[first:end] for column in block.actions_of[kind]]
         self._kinds = None if takes_any_number else block.kinds[first:end]
         self._layout = layout
         self._is_number = type(layout.skeleton) is int and layout.leaves[0].is_number
@@ -65,6 +68,41 @@ class ActionReader:
             else number
             for number, form in zip(numbers, forms, strict=True)
         ]
+
+
+class KindsReader:
+    """As `ActionReader`, for rows that take different kinds of actions.
+
+    Args:
+        block: the columns.
+        rows: which.
+        kinds: of each of them.
+        takes_any_number: as there.
+    """
+
+    def __init__(
+        self, block: Block, rows: list[int], kinds: list[int], *, takes_any_number: bool
+    ) -> None:
+        self._count = len(rows)
+        self._parts: list[tuple[list[int], ActionReader]] = []
+        for kind in set(kinds):
+            positions = [k for k in range(len(rows)) if kinds[k] == kind]
+            of_kind = [rows[k] for k in positions]
+            reader = ActionReader(block, of_kind, takes_any_number=takes_any_number, kind=kind)
+            self._parts.append((positions, reader))
+
+    @property
+    def readers(self) -> tuple[Any, Callable[[], list[Any]]]:
+        """As there."""
+        return None, self.read
+
+    def read(self) -> list[Any]:
+        """Return the action of each row."""
+        actions: list[Any] = [None] * self._count
+        for positions, reader in self._parts:
+            for position, action in zip(positions, reader.read(), strict=True):
+                actions[position] = action
+        return actions
 
 
 def _copied(column: Any) -> Any:

@@ -67,14 +67,15 @@ class BulkSteps:
         self._requests, self._replies = block.requests[rows], block.replies[rows]
         self._rewards, self._flags = block.rewards[rows], block.flags[rows]
         self._flag_items = items(self._flags)
-        (column,) = block.actions
+        (column,) = block.actions_of[seats[0].action_kind]
         self._actions = column[rows]
         self._dtype, self._shape = lone.dtype, (self._count, *lone.shape)
         self._finite = lone.finite is not None
         self._takes_any_reward = not self._rows[0].refuses_non_finite
         arena = lone.arena
-        self._by_place = [place[rows] for place in arena[: len(lone.after)]]
-        self._arena, self._first = arena, first
+        in_arena = slice(lone.row, lone.row + self._count)
+        self._by_place = [place[in_arena] for place in arena[: len(lone.after)]]
+        self._arena, self._first = arena, lone.row
         self._after = bytes(lone.after)
         self._places = bytearray(row.writer.step_place for row in self._rows)
         self._place_array: Array = np.frombuffer(self._places, np.uint8)
@@ -87,7 +88,7 @@ class BulkSteps:
     def of(batch: RunningBatch, seats: Sequence[Seat]) -> BulkSteps | None:
         """Return what takes steps of these rows in columns; None if they are no columns."""
         env_ids = [seat.sink.env_id for seat in seats]
-        layout = seats[0].sink.block.plan.actions
+        layout = seats[0].sink.block.plan.layouts[seats[0].action_kind]
         fits = (
             env_ids == list(batch.env_ids)
             and type(layout.skeleton) is int

@@ -149,8 +149,8 @@ class HostedEnv:
         running.writer.attach(memory, placement)
         if self._posted is not None and placement.block is not None:
             block, posted = Block(memory, placement.block), self._posted
-            sink = BlockSink(block, placement.row, self.env_id, self._messages, posted.begin)
-            posted.seat(seat_of(running, sink))
+            sink = BlockSink(block, self.env_id, self.env_id, self._messages, posted.begin)
+            posted.seat(seat_of(running, sink, placement.action_kind))
 
     def _run_call(self, message: Message, running: RunningEnv) -> Any:
         op = message.op

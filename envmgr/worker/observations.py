@@ -30,7 +30,8 @@ class LoneLeaf(NamedTuple):
         dtype: of an observation that needs no second look.
         shape: likewise.
         targets: where it is written, by place.
-        arena: where the observations of all envs are: (places, rows, *shape).
+        arena: where the observations of all envs of this layout are: (places, rows, *shape).
+        row: its row there.
         after: the place of the step after the one at each place.
         finite: equals 0 for one whose numbers are finite; None if they need not be.
     """
@@ -39,6 +40,7 @@ class LoneLeaf(NamedTuple):
     shape: tuple[int, ...]
     targets: list[Array]
     arena: Array
+    row: int
     after: list[int]
     finite: Callable[[Array], Any] | None
 
@@ -87,7 +89,8 @@ class ObservationWriter:
         if type(placement.layout.skeleton) is int and is_tested == (finite is not None):
             targets = [target for (target,) in self._targets]
             after = [placement.places.after(place) for place in range(placement.places.steps)]
-            self.lone = LoneLeaf(leaf.dtype, leaf.shape, targets, arenas[0], after, finite)
+            lone = (leaf.dtype, leaf.shape, targets, arenas[0], placement.row, after, finite)
+            self.lone = LoneLeaf(*lone)
 
     def detach(self) -> None:
         """Write nowhere any more: references carry the observations themselves."""

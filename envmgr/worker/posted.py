@@ -13,7 +13,7 @@ from envmgr.wire.block import (
     RING_MASK,
     items,
 )
-from envmgr.worker.actions import ActionReader
+from envmgr.worker.actions import ActionReader, KindsReader
 from envmgr.worker.bulk import bulks_of
 from envmgr.worker.seats import Seat, Step
 
@@ -141,7 +141,13 @@ class PostedSteps:
         self._first, self._end = self._rows[0], self._rows[-1] + 1
         self._is_dense = self._end - self._first == len(seats)
         takes_any = all(seat.takes_any_number for seat in seats)
-        self._actions = ActionReader(seats[0].sink.block, self._rows, takes_any_number=takes_any)
+        block, kinds = seats[0].sink.block, [seat.action_kind for seat in seats]
+        self._actions: ActionReader | KindsReader
+        if len(set(kinds)) == 1:
+            rows, kind = self._rows, kinds[0]
+            self._actions = ActionReader(block, rows, takes_any_number=takes_any, kind=kind)
+        else:
+            self._actions = KindsReader(block, self._rows, kinds, takes_any_number=takes_any)
         self._readers = self._actions.readers
 
     def _telling(self, seat: Seat) -> Step:

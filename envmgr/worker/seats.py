@@ -16,6 +16,7 @@ import numpy as np
 from envmgr.env.contract import TOLD
 from envmgr.env.gymnasium_env import GymnasiumEnv
 from envmgr.env.steps import step_in_two
+from envmgr.spaces import Layout
 from envmgr.types import EnvTimestep
 from envmgr.wire.block import ENDING_SHIFT, REWARD_SHIFT
 from envmgr.wire.rewards import kind_of_reward
@@ -42,6 +43,7 @@ class Seat:
         order_reset: has the env reset after the steps of this batch, and the token answered.
         takes_any_number: an action that is a number is converted by the env in any case.
         running: the env.
+        action_kind: which of the kinds of actions in the block it takes.
     """
 
     sink: BlockSink
@@ -49,6 +51,7 @@ class Seat:
     order_reset: Callable[[BlockSink, int], None]
     takes_any_number: bool
     running: RunningEnv
+    action_kind: int = 0
 
     @property
     def batch(self) -> RunningBatch | None:
@@ -61,23 +64,26 @@ class Seat:
         return self.sink.row
 
 
-def seat_of(running: RunningEnv, sink: BlockSink) -> Seat:
+def seat_of(running: RunningEnv, sink: BlockSink, action_kind: int = 0) -> Seat:
     """Return the seat of an env, whose writer is attached."""
-    step = _shortcut(running, sink) or partial(running.step, sink)
-    return Seat(sink, step, running.order_reset, isinstance(running.env, GymnasiumEnv), running)
+    step = _shortcut(running, sink, action_kind) or partial(running.step, sink)
+    takes_any = isinstance(running.env, GymnasiumEnv)
+    return Seat(sink, step, running.order_reset, takes_any, running, action_kind)
 
 
-def _shortcut(running: RunningEnv, sink: BlockSink) -> Step | None:
+def _shortcut(running: RunningEnv, sink: BlockSink, action_kind: int) -> Step | None:
     """Return a short `step` for envs whose observation is one array; None for others.
 
     It does at once what `take_step` does in several functions, and leaves odd steps to that.
     """
     writer = running.writer
-    if writer.lone is None or type(running) is not RunningEnv or _converts(running, sink):
+    if writer.lone is None or type(running) is not RunningEnv:
+        return None
+    if _converts(running, sink.block.plan.layouts[action_kind]):
         return None
     take_step, fail_step = running.take_step, running.fail_step
     row, rewards, flags, replies = sink.row, sink.rewards, sink.flags, sink.replies
-    dtype, shape, targets, _, after, finite = writer.lone
+    dtype, shape, targets, _, _, after, finite = writer.lone
     env, outcome_of, gives_five = step_in_two(running.env)
     codes = [place | (TOLD << ENDING_SHIFT if gives_five else 0) for place in range(len(after))]
     codes_of_arrays = {} if gives_five else _with_arrays(codes)
@@ -127,11 +133,10 @@ def _number_of(reward: Any, codes: _Codes) -> tuple[Any, list[int] | None]:
     return (reward.item() if found else reward), found
 
 
-def _converts(running: RunningEnv, sink: BlockSink) -> bool:
+def _converts(running: RunningEnv, actions: Layout) -> bool:
     """Whether the env expects Python's numbers where actions in the block have numpy's."""
-    leaves = sink.block.plan.actions.leaves
     is_gymnasium = type(running.env) is GymnasiumEnv
-    return is_gymnasium and any(leaf.is_number and leaf.path for leaf in leaves)
+    return is_gymnasium and any(leaf.is_number and leaf.path for leaf in actions.leaves)
 
 
 def _with_arrays(codes: list[int]) -> _Codes:

@@ -198,6 +198,32 @@ class Loose(Formed):
         action[0] = {}
 
 
+class Small(Formed):
+    """Has a short vector, and numbers for actions."""
+
+    observation_space = Box(-np.inf, np.inf, (2,), np.float32)
+    action_space = Discrete(3)
+
+    def observe(self) -> Any:
+        return np.array([self.t, self.rng.random()], np.float32)
+
+
+class Wide(Formed):
+    """Has a picture in a dict, and vectors for actions."""
+
+    observation_space = Dict({"picture": Box(0, 255, (80, 60), np.uint8), "n": Discrete(9)})
+    action_space = Box(-1, 1, (2,), np.float64)
+
+    def observe(self) -> Any:
+        return {"picture": np.full((80, 60), self.rng.integers(256), np.uint8), "n": self.t}
+
+
+class Wider(Wide):
+    """As `Wide`, whose actions have other bounds and a name."""
+
+    action_space = Dict({"push": Box(-9, 9, (2,), np.float64), "n": Discrete(2)})
+
+
 FORMS: dict[type[Any], Callable[[int], Any]] = {
     Chat: lambda k: Message("user", f"step {k}"),
     Dicts: lambda k: {"x": [k], "y": (k, str(k))},
@@ -208,6 +234,14 @@ FORMS: dict[type[Any], Callable[[int], Any]] = {
     Loose: lambda k: np.array([{"k": k}, [k]], object),
 }
 """What builds an env of each form, and its kth action."""
+
+FIXED: dict[type[Any], Callable[[int], Any]] = {
+    Small: lambda k: k % 3,
+    Records: FORMS[Records],
+    Wide: lambda k: np.array([k / 9, 0.5]),
+    Wider: lambda k: {"n": np.int64(k % 2), "push": np.array([float(k), 0.0])},
+}
+"""Those whose data has a fixed layout, each another one."""
 
 
 class Odd(Chat):

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import copy
 import threading
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 
-from envmgr import create_env_manager
+from envmgr import as_gymnasium, create_env_manager
 from envmgr.errors import ActionError, ConfigError, EnvProtocolError
-from tests.contract.forms import FORMS, Bare, Chat, Message, Odd
+from tests.contract.forms import FIXED, FORMS, Bare, Chat, Message, Odd, Small
 from tests.contract.harness import (
     ALL_BLOCK,
     ALL_BLOCK_SHARED,
@@ -25,20 +26,22 @@ from tests.contract.harness import (
     ready_all,
     step_all,
 )
+from tests.faults.traffic import sent_by
 
 EACH_WAY = (THREADS, ALL_BLOCK, ALL_MESSAGE, ALL_BLOCK_SHARED)
 N_STEPS = 6
 
 
-def trajectories(setup: Setup) -> list[str]:
-    """Run one env of each form with the same actions; return all that came out, as text.
+def trajectories(setup: Setup, forms: Sequence[Any], **cfg: Any) -> list[str]:
+    """Run an env of each of these forms with the same actions; return what came out, as text.
 
     What was handed out is looked at when all is over: nothing may have changed it by then.
     """
-    env_fn, actions = list(FORMS), list(FORMS.values())
+    makes = {**FORMS, **FIXED}
+    actions = [makes[form] for form in forms]
     out: list[Any] = []
-    cfg = {**setup.cfg, "same_spaces": False, "seed": 3}
-    with create_env_manager(cfg, env_fn=env_fn) as manager:
+    cfg = {**setup.cfg, "same_spaces": False, "seed": 3, **cfg}
+    with create_env_manager(cfg, env_fn=list(forms)) as manager:
         for k in range(N_STEPS):
             ready = ready_all(manager)
             given = {i: make(k) for i, make in enumerate(actions)}
@@ -46,17 +49,78 @@ def trajectories(setup: Setup) -> list[str]:
             found = step_all(manager, given)
             assert str(given) == str(before), "an env has changed what it was given"
             out += [(i, ready[i], found[i]) for i in sorted(found)]
-        batch = manager.ready_arrays(env_ids=range(len(env_fn)))
+        batch = manager.ready_arrays(env_ids=range(len(forms)))
         assert batch.obs.dtype == object
         assert [str(obs) for obs in batch.obs] == [str(obs) for obs in ready_all(manager).values()]
     return [str(each) for each in out]
 
 
 def test_every_form_gives_the_same_trajectories_on_every_way() -> None:
-    expected = trajectories(IN_LINE)
-    assert len(expected) == N_STEPS * len(FORMS)
+    together = (*FORMS, *FIXED)  # those with a fixed layout are posted, the others sent
+    expected = trajectories(IN_LINE, together)
+    assert len(expected) == N_STEPS * len(together)
     for setup in EACH_WAY:
-        assert trajectories(setup) == expected, setup
+        assert trajectories(setup, together) == expected, setup
+
+
+INTERLEAVED = (*FIXED, *reversed(FIXED), Small)
+
+
+def test_envs_of_different_layouts_give_the_same_trajectories_on_every_way() -> None:
+    expected = trajectories(IN_LINE, INTERLEAVED)
+    for setup in (*EACH_WAY, ALL_BLOCK._replace(num_workers=2)):
+        assert trajectories(setup, INTERLEAVED) == expected, setup
+    assert trajectories(ALL_BLOCK_SHARED, INTERLEAVED, reset_inplace=True)[:9] == expected[:9]
+
+
+@over(ALL_BLOCK_SHARED, IN_LINE)
+def test_envs_of_different_layouts_are_stepped_through_the_block(
+    world: World, setup: Setup
+) -> None:
+    makes = {**FIXED, Chat: FORMS[Chat]}
+    forms = (*INTERLEAVED, Chat)
+    manager = world.make(setup, env_fn=list(forms), same_spaces=False, copy_on_get="checked")
+    ids = range(len(INTERLEAVED))
+    with sent_by(manager) as sent:
+        ready_all(manager)
+        for k in range(2):
+            found = step_all(manager, {i: makes[forms[i]](k) for i in ids})
+        assert [what for what, *_ in sent if what == "frame"] in ([], ["frame"] * len(forms))
+        sent.clear()
+        # Envs of one layout, as arrays: they are found by what is given, whoever they are.
+        small = [i for i in ids if forms[i] is Small]
+        manager.send_arrays(small, np.array([0, 1, 2]))
+        batch = manager.recv_arrays()
+        assert (batch.obs.shape, batch.obs.dtype) == ((3, 2), np.float32)
+        assert batch.obs[:, 0].tolist() == [3.0, 3.0, 3.0]
+        assert [info["heard"][-2] for info in batch.infos] == ["0", "1", "2"]
+        ready = manager.ready_arrays(env_ids=small)
+        assert ready.obs.tolist() == batch.obs.tolist()
+        assert manager.ready_arrays(env_ids=[2, 5]).obs["picture"].shape == (2, 80, 60)
+        # Of several layouts, they are objects.
+        actions = [makes[forms[i]](5) for i in (1, 2)]
+        manager.send_arrays([1, 2], actions)
+        mixed = manager.recv_arrays()
+        assert (mixed.obs.dtype, mixed.obs[1]["picture"].shape) == (np.dtype(object), (80, 60))
+        assert "frame" not in [what for what, *_ in sent]
+    assert str(found[1].obs[0]["name"]) == "ork"
+    with pytest.raises(ActionError, match=r"env 1 .*dtype=<U8"):
+        manager.step({0: 1, 1: 7})
+    with pytest.raises(ActionError, match=r"one action for each"):
+        manager.send_arrays([0, 1], [1])
+    # With an env among them whose data has no layout, that one is sent a message.
+    with sent_by(manager) as sent:
+        timesteps = step_all(manager, {0: 1, 9: Message("user", "x"), 1: makes[forms[1]](1)})
+        assert [what for what, *_ in sent].count("frame") == 1
+    assert list(timesteps) == [0, 9, 1]
+    assert timesteps[9].obs[-1].text == "x"
+    ready_all(manager)
+    for bad in ({0: 9, 9: Message("user", "x")}, {0: 1, 9: threading.Lock()}):
+        with sent_by(manager) as sent, pytest.raises(ActionError, match=r"Nothing was sent"):
+            manager.step(bad)
+        assert sent == []
+    stats = manager.stats()
+    assert stats["actions"] == stats["timesteps"]
 
 
 def test_objects_of_a_script_reach_workers_that_have_another_main(
@@ -103,3 +167,11 @@ def test_bare_spaces_are_equal() -> None:
         manager.send_arrays(batch.env_ids, np.array(["a", "b", "c"], object))
         texts = [str(text)[-1] for text in manager.recv_arrays().obs]
     assert texts == ["a", "b", "c"]
+
+
+def test_objects_as_gymnasium_batches_them() -> None:
+    envs = as_gymnasium(create_env_manager(ALL_BLOCK.cfg, env_fn=[Bare] * 2))
+    first, _ = envs.reset(seed=1)
+    obs, *_ = envs.step(("a", "b"))
+    envs.close()
+    assert obs == (f"{first[0]}, a", f"{first[1]}, b")

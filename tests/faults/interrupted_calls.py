@@ -34,6 +34,9 @@ PROCESS_KINDS: dict[str, dict[str, Any]] = {
 }
 """Kinds with worker processes, by how steps reach them and are gathered."""
 
+TWO_FORMS = {"type": "subprocess", "context": "fork", "num_workers": 2, "same_spaces": False}
+"""Of a call's steps some are posted and some sent."""
+
 THREAD_KINDS: dict[str, dict[str, Any]] = {
     "a thread each": {"type": "thread"},
     "shared threads, by message, some at a time": {
@@ -71,6 +74,22 @@ class Echo(gym.Env[Any, Any]):
         return 2 * number
 
 
+class EchoOfObject(Echo):
+    """As `Echo`, with observations that are no arrays to anybody else."""
+
+    observation_space = gym.spaces.Tuple((gym.Space(), gym.spaces.Discrete(9)))
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        """Begin an episode."""
+        super().reset()
+        return (-1, 0), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        """Say what was asked for."""
+        (said, _), *rest = super().step(action)
+        return (said, self._steps), *rest
+
+
 class Account:
     """A manager, and which actions it still owes an answer to.
 
@@ -88,7 +107,9 @@ class Account:
 
     def renew(self) -> None:
         """Launch a manager in place of one that was closed."""
-        self.manager = create_env_manager(self._config, env_fn=[Echo] * ENV_NUM)
+        kinds = [Echo] if self._config.get("same_spaces", True) else [Echo, EchoOfObject]
+        env_fn = [kinds[i % len(kinds)] for i in range(ENV_NUM)]
+        self.manager = create_env_manager(self._config, env_fn=env_fn)
         self.owed = {}
         self.manager.launch()
 

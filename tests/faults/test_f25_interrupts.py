@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.faults.interrupted_calls import PROCESS_KINDS, THREAD_KINDS, run
+from tests.faults.interrupted_calls import PROCESS_KINDS, THREAD_KINDS, TWO_FORMS, run
 
 
 def test_f25_in_line_an_interrupt_costs_no_more_than_the_env_that_was_in_it() -> None:
@@ -23,6 +23,12 @@ def test_f25_an_interrupt_anywhere_loses_and_repeats_nothing(kind: str, seed: in
     # Some of the calls end with the manager closed, and another one is launched: by fork, which is
     # quickest. Launches by other methods are interrupted in test_interruptions.
     figures = run({**PROCESS_KINDS[kind], "context": "fork"}, 25, seed)
+    assert figures == {"points": 25, "raised": figures["raised"], "abnormal": 0}
+    assert figures["raised"] > 10
+
+
+def test_f25_of_steps_that_are_posted_and_sent_by_one_call_all_are_accepted_or_none() -> None:
+    figures = run(TWO_FORMS, 25, seed=25)
     assert figures == {"points": 25, "raised": figures["raised"], "abnormal": 0}
     assert figures["raised"] > 10
 

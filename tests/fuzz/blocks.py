@@ -224,6 +224,7 @@ def _fuzz_one_wire(seed: int, n_mutated: int, report: BlockReport) -> None:
         mutate=_as_it_is,
         auto_reset=rng.random() < 0.8,
         reset_inplace=rng.random() < 0.2,
+        has_forms=rng.random() < 0.3,
     )
     assert wire.supervisor.posting is not None
     wire.scribble = _Scribbler(seed, report)

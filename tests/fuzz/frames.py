@@ -386,6 +386,7 @@ def _fuzz_one_wire(seed: int, n_mutated: int, report: FrameReport) -> None:
         mutate=_Fuzzer(seed, report, mutations),
         auto_reset=rng.random() < 0.8,
         reset_inplace=rng.random() < 0.2,
+        has_forms=rng.random() < 0.3,
     )
     try:
         number = 0

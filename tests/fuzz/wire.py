@@ -13,13 +13,14 @@ import mmap
 import os
 import pickle
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from envmgr.core import EnvSlot, EpisodeRules, Hosts, Phase, Supervisor, requests
+from envmgr.core import EnvSlot, EpisodeRules, Hosts, Phase, Supervisor, accepting, requests
 from envmgr.core.engine import Engine
 from envmgr.core.gather import Gather
 from envmgr.lifecycle import EnvState
@@ -74,6 +75,22 @@ class CountingEnv(gymnasium.Env[Any, Any]):
 
     def colour(self) -> str:
         return "blue"
+
+
+class GuidedEnv(CountingEnv):
+    """As `CountingEnv`, whose observations have a part without a layout beside them."""
+
+    observation_space = spaces.Dict(  # type: ignore[assignment]
+        {"counts": CountingEnv.observation_space, "task": spaces.Space()}
+    )
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        counts, info = super().reset()
+        return {"counts": counts, "task": [self.n_episodes]}, info
+
+    def step(self, action: Any) -> Any:
+        counts, *rest = super().step(action)
+        return {"counts": counts, "task": {"n": self.n_steps}}, *rest
 
 
 class Worker:
@@ -286,6 +303,7 @@ class Wire:
         mutate: changes what workers send, once they are launched.
         auto_reset: whether ended envs are reset.
         reset_inplace: whether steps that end an episode wait for the next one.
+        has_forms: every other env has observations that go by message, in part.
 
     Attributes:
         scribble: writes into the block, when a worker has done so.
@@ -300,6 +318,7 @@ class Wire:
         mutate: Mutate,
         auto_reset: bool = True,
         reset_inplace: bool = False,
+        has_forms: bool = False,
     ) -> None:
         self.mutate: Mutate = lambda worker, frame: (frame,)
         self.scribble: Scribble = lambda block: None
@@ -311,7 +330,8 @@ class Wire:
         self.transport = _WireTransport(self.spawner, settings, shared_memory=shared_memory)
         self.transport.wire = self
         limits = Deadlines(STEP_LIMIT_S, STEP_LIMIT_S, 4.0, 0.5)
-        factories = [lambda i=i: CountingEnv(i) for i in range(env_num)]
+        kinds = (CountingEnv, GuidedEnv if has_forms else CountingEnv)
+        factories = [partial(kinds[i % 2], i) for i in range(env_num)]
         hosts = Hosts(
             self.transport, factories, HostSettings(), limits, self.clock, num_workers=num_workers
         )
@@ -339,7 +359,7 @@ class Wire:
         slots = supervisor.slots
         supervisor.start_hosts(range(len(slots)))
         self.wait(lambda: all(slot.phase is not Phase.STARTING for slot in slots))
-        supervisor.place_observations(same_spaces=True)
+        supervisor.place_observations(same_spaces=False)
         supervisor.begin_episodes()
         self.wait(lambda: len(self.ready()) == len(slots))
         supervisor.record.launching = False
@@ -377,8 +397,9 @@ class Wire:
     def step(self, actions: dict[int, int]) -> dict[int, EnvTimestep]:
         """Send actions and gather all of their timesteps."""
         supervisor = self.supervisor
-        if not requests.post_actions(supervisor, actions, RING_ONCE):
-            supervisor.sending.send(requests.prepared_steps(supervisor, actions, None))
+        if not accepting.post_actions(supervisor, actions, RING_ONCE):
+            if not accepting.post_some(supervisor, actions, RING_ONCE, None):
+                supervisor.sending.send(requests.prepared_steps(supervisor, actions, None))
             supervisor.sending.settle_doomed()
         timesteps: dict[int, EnvTimestep] = {}
         gather, policy = Gather(self.engine), GatherPolicy(float("inf"), 0.0)
@@ -388,7 +409,7 @@ class Wire:
             supervisor.delivery.in_hand = None
             assert not set(got) & set(timesteps), "a timestep was delivered twice"
             timesteps.update(got)
-        return timesteps
+        return {i: _with_counts(timestep) for i, timestep in timesteps.items()}
 
     def slots(self) -> list[EnvSlot]:
         """Return what the supervisor remembers of the envs."""
@@ -405,3 +426,9 @@ class Wire:
         for memory in self._mapped:
             with contextlib.suppress(BufferError):
                 memory.close()
+
+
+def _with_counts(timestep: EnvTimestep) -> EnvTimestep:
+    """Return a timestep of any env here as one of `CountingEnv`."""
+    obs = timestep.obs
+    return timestep if not isinstance(obs, dict) else timestep._replace(obs=obs["counts"])

@@ -61,6 +61,16 @@ class OddSpace(spaces.Space[Any]):
         return "OddSpace()"
 
 
+class OddText(Text):
+    """A custom space that derives from a known one: texts of even length."""
+
+    def contains(self, x: Any) -> bool:
+        return len(x) % 2 == 0
+
+    def __repr__(self) -> str:
+        return "OddText()"
+
+
 class OwnBox(Box):
     """A custom space that derives from a known one."""
 
@@ -352,11 +362,17 @@ def test_the_space_itself_checks_what_has_no_layout() -> None:
 
 
 def test_an_error_in_the_check_of_a_custom_space_is_a_mismatch() -> None:
-    codec_of(OddSpace()).check_value(4)
-    with pytest.raises(ValueMismatchError, match=r"is not in OddSpace\(\)"):
-        codec_of(OddSpace()).check_value(3)
-    with pytest.raises(ValueMismatchError, match=r"value \{\} cannot be checked by OddSpace.*Type"):
-        codec_of(OddSpace()).check_value({})
+    for value in (3, 4, {}):  # spaces of classes that nobody knows are not asked
+        codec_of(OddSpace()).check_value(value)
+    codec_of(OddText(3)).check_value("ab")
+    with pytest.raises(ValueMismatchError, match=r"'a' is not in OddText\(\)"):
+        codec_of(OddText(3)).check_value("a")
+    with pytest.raises(ValueMismatchError, match=r"value 1 cannot be checked by OddText.*Type"):
+        codec_of(OddText(3)).check_value(1)
+    with pytest.raises(ValueMismatchError, match=r"value\['a'\]\[0\] 'long' is not in Text"):
+        codec_of(Dict({"a": Tuple((Text(3),))})).check_value({"a": ("long",)})
+    with pytest.raises(ValueMismatchError, match="2 items"):
+        codec_of(Tuple((Text(3), Text(3)))).check_value(("a",))
 
 
 def test_long_values_are_shown_short() -> None:
