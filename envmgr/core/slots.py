@@ -45,14 +45,11 @@ class Record:
         token_items: the same, for reading and writing one by one.
         since: when a request was sent, where that has a time limit.
         observed: the newest observations.
-        undelivered: timesteps that have arrived and are out of the ordinary (by message, abnormal,
-            before their time), by env_id, until they are handed out.
+        undelivered: timesteps that are out of the ordinary, by env_id, until they are handed out.
         held: those of them that wait for the reset that belongs to them (`reset_inplace`).
-        doomed: envs whose host died while they were ready, and with what failure: their next action
-            gets an abnormal timestep.
+        doomed: envs whose host died while they were ready, and with what failure.
         unexecuted: those of them that were sent that action, and whose timestep is still to come.
-        retired: envs whose rows and places are not used any more, since a host that could not be
-            killed may write there: all about them goes by message.
+        retired: envs whose rows and places are left to a host that could not be killed.
         unposted: those, and envs whose data has no fixed layout: their steps are not posted.
         late: rows of batched envs whose next episodes begin with the next step of the others.
         together: says which envs are ready only together; None if none are.

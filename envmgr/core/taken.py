@@ -184,9 +184,8 @@ class Taken:
     def arrays(self) -> ArrayBatch | None:
         """Return them as arrays; None if they have to be put together from timesteps."""
         remarks, selection, reader = self.remarks, self.selection, self._reader
-        if reader is None or selection is None or self.kept:
-            return None
-        if remarks.specials and remarks.have_rewards_of_different_shapes:
+        odd = remarks.specials and remarks.have_rewards_of_different_shapes
+        if reader is None or selection is None or self.kept or odd:
             return None
         return reader.arrays(selection, self._places, remarks)
 
