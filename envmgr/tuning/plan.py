@@ -101,8 +101,7 @@ def entrants(
     best_of_sort: dict[tuple[str, bool, bool], Candidate] = {}
     for candidate in others:
         best_of_sort.setdefault(_sort_of(candidate.setting), candidate)
-    leaders = others[: max(1, most // 2)]
-    chosen = [now, *leaders, *best_of_sort.values(), *others]
+    chosen = [now, *others[:1], *best_of_sort.values(), *others]
     return list(dict.fromkeys(chosen))[:most]
 
 

@@ -23,7 +23,7 @@ from envmgr.tuning.settings import Setting, changes_of, pair_of, setting_of
 from envmgr.types import EnvFactory
 from envmgr.worker.profiling import Profile
 
-LEAST_ENTRANTS, MOST_ENTRANTS = 4, 8
+LEAST_ENTRANTS, MOST_ENTRANTS = 5, 8
 _PROFILE_SHARE, _MOST_PROFILE_S = 0.1, 3.0
 _ANCHOR_SHARE, _MOST_ANCHOR_S = 0.02, 0.4
 _LAUNCH_SHARE = 0.35

@@ -112,6 +112,9 @@ def test_what_is_measured_has_the_best_and_one_of_each_sort() -> None:
     assert best in [c.setting for c in chosen]
     assert {c.setting.kind for c in chosen} == {"subprocess", "async_subprocess"}
     assert {bool(c.setting.spare_env_num) for c in chosen} == {True, False}
+    few = entrants(candidates(SYNC, 8, 2, BUSY), lambda s: rate(s, BUSY), 5)
+    sorts = {(c.setting.kind, c.setting.num_workers is None) for c in few}
+    assert len(sorts) == 4  # sync and async, shared or not, however few are measured
     unknown = entrants([SYNC, Setting("thread")], lambda s: None, 2)
     assert [c.expected for c in unknown] == [None, None]
 
