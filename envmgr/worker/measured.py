@@ -16,7 +16,7 @@ from envmgr.wire.timeline import BATCH, RESET, STEP, HostLog
 from envmgr.worker.posted import PostedSteps, _Known
 from envmgr.worker.seats import Step
 
-_COST_S = 1e-6
+_COST_S = 2e-6
 """What measuring one step costs, at most."""
 
 _SHARE = 0.005
