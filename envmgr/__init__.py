@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from envmgr.config_file import load_config
     from envmgr.env import BaseEnv
     from envmgr.lifecycle import EnvState
+    from envmgr.manager.snapshots import Snapshot
     from envmgr.managers import (
         AsyncSubprocessEnvManager,
         AsyncSubprocessEnvManagerV2,
@@ -44,6 +45,7 @@ __all__ = [
     "GymVectorEnvManager",
     "PoolEnvManager",
     "RayEnvManager",
+    "Snapshot",
     "SubprocessEnvManagerV2",
     "SyncSubprocessEnvManager",
     "ThreadEnvManager",
@@ -69,6 +71,7 @@ _HOME = {
     "GymVectorEnvManager": "managers",
     "PoolEnvManager": "managers",
     "RayEnvManager": "managers",
+    "Snapshot": "manager.snapshots",
     "SubprocessEnvManagerV2": "managers",
     "SyncSubprocessEnvManager": "managers",
     "ThreadEnvManager": "managers",

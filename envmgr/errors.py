@@ -15,6 +15,8 @@ EnvManagerError
 ├── UnknownEnvError (KeyError)          an env_id outside 0..env_num-1
 ├── ActionError (ValueError)            an action that the action space refuses, or a wrong count
 ├── SpaceMismatchError (ValueError)     the envs of one manager have different spaces
+├── SnapshotError (RuntimeError)        the state of an env cannot be taken, or a file not read
+│   └── SnapshotMismatchError           a snapshot of another version or of other envs
 ├── LaunchError (RuntimeError)          `launch` failed; everything was closed again
 ├── FailuresExhaustedError (RuntimeError)  more failures than the budget allows
 ├── EnvAttributeError (AttributeError)  an env has no such attribute
@@ -97,6 +99,14 @@ class ActionError(EnvManagerError, ValueError):
 
 class SpaceMismatchError(EnvManagerError, ValueError):
     """Spaces of the envs differ and `same_spaces` is on, or observations that V2 is to stack do."""
+
+
+class SnapshotError(EnvManagerError, RuntimeError):
+    """A snapshot cannot be taken, or read; the message says what is missing. All is as it was."""
+
+
+class SnapshotMismatchError(SnapshotError):
+    """A snapshot of another version, or of other envs than these. Nothing was changed."""
 
 
 class EnvAttributeError(EnvManagerError, AttributeError):

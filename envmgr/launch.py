@@ -155,6 +155,8 @@ def host_settings_of(
         start_steps=config.start_steps,
         measures=config.metrics is not None or config.trace is not None,
         events=0 if config.trace is None else config.trace.events,
+        save_every=config.snapshot_every,
+        copies_states=config.snapshot_copy,
     )
 
 
@@ -222,7 +224,7 @@ def _rules_of(config: ManagerConfig, spare_takers: tuple[bool, ...]) -> EpisodeR
 
 def _failure_policy_of(config: ManagerConfig) -> FailurePolicy:
     return FailurePolicy(
-        recover=config.on_failure == "recover",
+        recover=config.on_failure != "raise",
         max_retry=config.max_retry,
         renew_between_attempts=config.retry_type == "renew",
         retry_waiting_s=config.retry_waiting_time,
@@ -296,6 +298,11 @@ def with_batches(config: ManagerConfig, factories: Sequence[EnvFactory]) -> Mana
         raise ConfigError(
             f"manager.start_steps is {config.start_steps}, but env_fn has batched envs, whose rows "
             "are stepped together and cannot begin with different numbers of steps. Leave it 0."
+        )
+    if config.on_failure == "resume":
+        raise ConfigError(
+            "manager.on_failure is resume, but env_fn has batched envs, whose rows have no state "
+            "of their own. Use on_failure: recover."
         )
     if asked == "auto":
         raise ConfigError(

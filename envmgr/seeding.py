@@ -114,10 +114,13 @@ class Samplers:
 
     Args:
         action_spaces: the space of each env.
+
+    Attributes:
+        spaces: copies of them, with the state of each stream.
     """
 
     def __init__(self, action_spaces: Sequence[Any]) -> None:
-        self._spaces = [copy.deepcopy(space) for space in action_spaces]
+        self.spaces = [copy.deepcopy(space) for space in action_spaces]
 
     def seed(self, seeds: Mapping[int, int | None]) -> None:
         """Seed the streams of some envs."""
@@ -125,7 +128,7 @@ class Samplers:
             if seed is not None:
                 # Not the seed itself: an env seeded with it draws the same numbers.
                 sequence = np.random.SeedSequence((seed, _ACTIONS))
-                self._spaces[env_id].seed(int(sequence.generate_state(1)[0]))
+                self.spaces[env_id].seed(int(sequence.generate_state(1)[0]))
 
     def sample(self, env_id: int, newest: Callable[[], Any] = lambda: None) -> Any:
         """Return a random action for one env.
@@ -138,7 +141,7 @@ class Samplers:
             ConfigError: its action space has none.
         """
         try:
-            return random_action(self._spaces[env_id], newest)
+            return random_action(self.spaces[env_id], newest)
         except NotImplementedError as error:
             raise ConfigError(
                 f"the action space of env {env_id} has no random values: it is a bare Space, or "

@@ -27,6 +27,7 @@ from envmgr.config.checks import (
     text,
     word,
 )
+from envmgr.config.cross_checks import check_resuming, check_spares
 from envmgr.config.field_checks import (
     MODULE_NAME,
     WorkerEnv,
@@ -154,10 +155,23 @@ class ManagerConfig(Section):
         "spare envs, each in a worker of its own, that are kept reset and take the place of envs "
         "whose episodes end or whose workers fail; not with `base` or shared workers",
     )
-    on_failure: Literal["recover", "raise"] = option(
+    on_failure: Literal["recover", "raise", "resume"] = option(
         "recover",
-        choice("recover", "raise"),
-        "recover: abnormal timestep and repair; raise: close and raise at once",
+        choice("recover", "raise", "resume"),
+        "recover: abnormal timestep and repair; raise: close and raise at once; resume: as "
+        "recover, but an env that has lost its worker goes on where it was saved last",
+    )
+    snapshot_every: int | None = option(
+        None,
+        or_null(integer(1), "never"),
+        "steps of an episode after which an env is saved, with `on_failure: resume`",
+    )
+    snapshot_copy: bool = option(
+        False,
+        boolean(),
+        "envs that do not give their state themselves (`get_state` and `set_state`, or ALE's "
+        "`clone_state`) are copied for a snapshot: all of it has to be in attributes that can be "
+        "pickled",
     )
     max_failures: int = option(3, integer(0), "failures allowed per env_id in the window")
     max_failures_total: int | None = option(
@@ -269,7 +283,8 @@ class ManagerConfig(Section):
 
     def _check_together(self) -> None:
         if self.spare_env_num:
-            self._check_spares()
+            check_spares(self)
+        check_resuming(self)
         if self.reset_inplace and not self.auto_reset:
             raise ConfigError(
                 "manager.reset_inplace is true while manager.auto_reset is false, but an env that "
@@ -294,22 +309,6 @@ class ManagerConfig(Section):
                     f"manager.seed names env_ids {show_value(unknown)}, but the {self.env_num} "
                     f"envs are 0 to {self.env_num - 1}. Leave them out, or raise manager.env_num."
                 )
-
-    def _check_spares(self) -> None:
-        """Refuse spares where they cannot take anybody's place."""
-        keeps = f"manager.spare_env_num is {self.spare_env_num}, but "
-        if not self.auto_reset:
-            raise ConfigError(
-                f"{keeps}manager.auto_reset is false, and spares stand in for automatic resets. "
-                "Leave it 0, or turn auto_reset on."
-            )
-        workers = self.num_workers
-        own = workers is None or (workers != "auto" and self.env_num in (None, workers))
-        if not own:
-            raise ConfigError(
-                f"{keeps}manager.num_workers is {workers}, and a spare can only take the place of "
-                "an env that has its worker to itself. Leave one of the two out."
-            )
 
     def with_env_num(self, n: int) -> ManagerConfig:
         """Return this config for `n` envs, which is `len(env_fn)`.

@@ -15,6 +15,7 @@ from envmgr.core.payloads import (
     description_of,
     notice_of,
     reset_fields,
+    saved_of,
     step_fields,
 )
 from envmgr.core.phases import Change, Phase
@@ -76,6 +77,10 @@ class Answers:
             self._noticed.add(text)
             logger.warning("observations of %s: %s (reported once)", slot.name, text)
 
+    def saved(self, slot: EnvSlot, payload: Any) -> None:
+        """Keep the payload of SAVED."""
+        self._episodes.restorations.saved[slot.env_id] = saved_of(payload)
+
     def hello(self, slot: EnvSlot, payload: Any) -> bool:
         """Apply the payload of HELLO; False if a renewed env has other spaces than before."""
         description = description_of(payload)
@@ -109,6 +114,9 @@ class Answers:
             return
         self._episodes.use_up_seed(slot)
         self._hosts.settle(slot)
+        restoration = self._episodes.restorations.due.pop(slot.env_id, None)
+        if restoration is not None and restoration.record is None:
+            self._statistics.resumed += 1
         if self._statistics.failing:
             self._statistics.note_ready(slot.env_id, slot.generation, self._hosts.clock())
         if slot.doomed is not None:
@@ -116,6 +124,9 @@ class Answers:
             return
         slot.obs = obs
         self._episodes.begun(slot, info)
+        if restoration is not None and restoration.record is not None:
+            self._episodes.restored(slot, restoration.record)
+            return
         together = self._record.together
         failure = None if together is None else together.doomed_with(slot.env_id)
         if failure is not None:  # nobody has seen this episode: it begins again with the others'

@@ -34,12 +34,12 @@ _AWAITED_IN: dict[int, frozenset[Phase]] = {
     Op.RESET_DONE: frozenset((Phase.RESETTING,)),
     Op.RESULT: frozenset((Phase.CALLING,)),
     Op.CLOSED: frozenset((Phase.ENDING,)),
-    Op.FAILED: frozenset(Phase) - _NOT_BUSY,
-    Op.BEGAN: frozenset(Phase) - _NOT_BUSY,
+    **dict.fromkeys((Op.FAILED, Op.BEGAN), frozenset(Phase) - _NOT_BUSY),
 }
 
-_GOES_ON = frozenset((Op.BEGAN, Op.NOTICE))
-"""Messages that do not say that a host is done with something."""
+_ASIDE = frozenset((Op.NOTICE, Op.SAVED))
+_GOES_ON = frozenset((Op.BEGAN, *_ASIDE))
+"""Messages that do not say that a host is done with something; those aside answer nothing."""
 
 
 class Arrivals:
@@ -81,6 +81,8 @@ class Arrivals:
             Op.FAILED: self._on_failed,
             Op.CLOSED: self._on_closed,
             Op.BEGAN: self._on_began,
+            Op.NOTICE: answers.notice,
+            Op.SAVED: answers.saved,
         }
 
     def share(self, replies: BlockReplies | None) -> None:
@@ -99,7 +101,7 @@ class Arrivals:
             if slot is None:
                 self._on_unexpected(group.blamed(), arrival)
                 return
-            if arrival.op != Op.NOTICE:
+            if arrival.op not in _ASIDE:
                 self._apply_replied((slot,))
             self._on_message(slot, arrival)
             return
@@ -132,12 +134,11 @@ class Arrivals:
 
     def _on_message(self, slot: EnvSlot, message: Message) -> None:
         op, _, generation, request_id, payload = message
-        group = slot.group
-        running = group.running
+        group, running = slot.group, slot.group.running
         if running is not None and op not in _GOES_ON:
             self._hosts.limits.finished(group)
-        if op == Op.NOTICE:
-            self._checked(self._answers.notice, slot, payload)
+        if op in _ASIDE:
+            self._checked(self._handlers[op], slot, payload)
         elif group.is_ending and op != Op.CLOSED:
             self._statistics.dropped_replies += 1
         elif request_id == UNANSWERED:

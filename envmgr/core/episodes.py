@@ -8,13 +8,14 @@ from envmgr.core.groups import HostGroup
 from envmgr.core.hosts import Hosts
 from envmgr.core.late import await_reset
 from envmgr.core.phases import Change, Next, Phase
+from envmgr.core.restoring import EnvRecord, Restorations
 from envmgr.core.rules import EpisodeRules
 from envmgr.core.slots import NEVER, EnvSlot
 from envmgr.core.spares import Spares
 from envmgr.core.stats import Statistics
 from envmgr.lifecycle import EnvState, Event
 from envmgr.seeding import derived_seed
-from envmgr.types import Once
+from envmgr.types import Once, is_abnormal
 from envmgr.wire.messages import AfterStep, EpisodePlan, Op, ResetOrder
 
 _RESETS = (AfterStep.RESETS, AfterStep.RESETS_LATE)
@@ -28,6 +29,9 @@ class Episodes:
         rules: of episodes.
         statistics: where episodes are counted.
         spares: what takes the place of envs whose episodes end; None if there is nothing.
+
+    Attributes:
+        restorations: who is not reset, but restored.
     """
 
     def __init__(
@@ -42,6 +46,7 @@ class Episodes:
         self._rules = rules
         self._statistics = statistics
         self._spares = spares
+        self.restorations = Restorations()
         # With spares, which env is reset is decided here.
         self._hosts_begin = rules.auto_reset and spares is None
 
@@ -55,7 +60,13 @@ class Episodes:
             seed = derived_seed(slot.base_seed, slot.env_id, slot.generation, slot.episode)
         rules = self._rules
         order = ResetOrder(
-            slot.reset_params, seed, rules.dynamic_seed, self._plan(slot), slot.is_spare
+            slot.reset_params,
+            seed,
+            rules.dynamic_seed,
+            self._plan(slot),
+            slot.is_spare,
+            self.restorations.saved_for(slot),
+            slot.episode + 1,
         )
         self._hosts.request(slot, Op.RESET, order, Change.RESET)
         slot.has_plan = not slot.is_spare
@@ -138,6 +149,29 @@ class Episodes:
         if isinstance(slot.reset_params, Once):
             slot.reset_params = {}
         slot.new_generation = False
+
+    def restored(self, slot: EnvSlot, record: EnvRecord) -> None:
+        """An env has its state again, and is in an episode: all else becomes as it was."""
+        slot.new_seed, slot.new_generation = record.new_seed, record.new_generation
+        slot.attended = record.attended
+        timestep, statistics = record.timestep, self._statistics
+        if timestep is not None:
+            slot.timestep = timestep if timestep.done else timestep._replace(obs=slot.obs)
+            statistics.actions += 1
+            if is_abnormal(timestep.info):
+                statistics.abnormal += 1
+            elif timestep.done:
+                statistics.episodes += 1
+        if record.state is EnvState.DONE:
+            self._states.apply(slot.env_id, Event.BUDGET_SPENT)
+        elif record.state is EnvState.NEED_RESET:
+            self._states.apply(slot.env_id, Event.EPISODE_ENDED_UNATTENDED)
+        elif record.waits:
+            self._states.apply(slot.env_id, Event.EPISODE_ENDED)
+            slot.waits = slot.group.is_worn = True
+        else:
+            slot.doomed, slot.fresh = record.doomed, record.fresh
+        self.replace_worn_host(slot.group)
 
     def abandon(self, slot: EnvSlot, after: int) -> None:
         """A step is over that nobody wants any more, because the env is to be reset."""

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from envmgr.spaces import codec_of, same_space
-from envmgr.wire.messages import AfterStep, EnvDescription, FailureKind, RemoteFailure
+from envmgr.wire.messages import AfterStep, EnvDescription, FailureKind, RemoteFailure, SavedEnv
 
 MAX_NOTICES = 100
 """Most texts of notices that are logged for one manager."""
@@ -49,6 +49,17 @@ def reset_fields(payload: Any) -> tuple[Any, Any]:
     if not isinstance(fields[1], Mapping):
         raise MalformedReplyError(f"the info of its reset is a {type(fields[1]).__name__}")
     return fields
+
+
+def saved_of(payload: Any) -> SavedEnv:
+    """Return the payload of SAVED.
+
+    Raises:
+        MalformedReplyError: it is something else.
+    """
+    if type(payload) is not SavedEnv or type(payload.state) is not bytes:
+        raise MalformedReplyError("what it wants to have saved is no state of an env")
+    return payload
 
 
 def _fields(payload: Any, count: int) -> Any:

@@ -120,7 +120,7 @@ class Posting:
             self._limits.set_posted(rows)
         request_id, count, statistics = next(self._request_ids), selection.count, self._statistics
         tokens: Any  # the bytes of those of neighbours, else an array
-        if window is not None and not statistics.renewals and not statistics.swaps:
+        if window is not None and not statistics.has_generations:
             tokens = request_id.to_bytes(TOKEN_BYTES, sys.byteorder) * count
         else:
             tokens = self._tokens(selection, request_id)

@@ -56,6 +56,7 @@ class Renewals:
         slot.new_generation = True
         slot.has_plan = False
         self._statistics.renewals += 1
+        self._statistics.has_generations = True
         if self._states[slot.env_id] is EnvState.ERROR:
             self._states.apply(slot.env_id, Event.RENEW)
 

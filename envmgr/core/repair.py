@@ -62,6 +62,7 @@ class Repair:
         self._auto_reset = auto_reset
         self.renewals = Renewals(hosts, statistics, episodes, spares)
         self._begin_reset = episodes.begin
+        self._restorations = episodes.restorations
         self._replace_worn_host = episodes.replace_worn_host
         self._spares = spares
         self.quiet = False
@@ -97,6 +98,7 @@ class Repair:
                 self.call_ended(slot)
                 return
         self._count(slot, failure)
+        self._restorations.failed(slot, is_lost=lost is not Lost.NOTHING)
         if self._spares is not None:
             self._spares.failed(slot)
         if not self.quiet:
@@ -165,6 +167,7 @@ class Repair:
         self._statistics.note_failed(slot.env_id, slot.generation, self._hosts.clock())
         if slot.phase is Phase.CALLING:
             slot.result = own
+        self._restorations.resume(slot)
         self._settle_failed_work(slot, slot.phase, own, None)
         gives_up = self._states[slot.env_id] is EnvState.DONE or self.urgent
         if self._record.launching and culprit.env_id in self.launch_failures:

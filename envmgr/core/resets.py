@@ -12,11 +12,13 @@ from envmgr.core.late import expect_late
 from envmgr.core.phases import Next, Phase
 from envmgr.core.posting import Posting
 from envmgr.core.repair import Repair
+from envmgr.core.restoring import EnvRecord, Restoration
 from envmgr.core.slots import EnvSlot
 from envmgr.core.spares import Spares
 from envmgr.core.stats import Statistics
 from envmgr.lifecycle import EnvState, Event
 from envmgr.types import is_abnormal
+from envmgr.wire.messages import SavedEnv
 
 
 class ExplicitResets:
@@ -75,10 +77,28 @@ class ExplicitResets:
         if self._spares is not None:
             self._spares.reseed(self._episodes.begin)
 
+    def restore(self, restorations: Mapping[int, tuple[SavedEnv, EnvRecord]]) -> None:
+        """Have envs that are at rest be what they were."""
+        self._statistics.has_generations = True
+        for env_id, (saved, record) in restorations.items():
+            slot = self._record.slots[env_id]
+            self._cancel(slot)
+            self._revive(slot)
+            slot.generation, slot.episodes_done = record.generation, record.episodes_done
+            slot.episode = record.episode - 1  # this counts as the reset that it has been in
+            slot.reset_params, slot.base_seed = record.reset_params, record.base_seed
+            slot.attended = True
+            slot.seed, slot.new_generation, slot.waits = None, False, False
+            due = self._episodes.restorations
+            due.forget(env_id)
+            due.due[env_id] = Restoration(saved, record)
+            self._episodes.begin(slot)
+
     def _begin(self, slot: EnvSlot, params: dict[str, Any] | None) -> bool:
         """Begin the reset of one env; whether it is only to be ordered."""
         self._hosts.take_over(slot)
-        joins = params is None and slot.new_seed is None
+        restoring = self._episodes.restorations.forget(slot.env_id)
+        joins = params is None and slot.new_seed is None and not restoring
         if params is not None:
             slot.reset_params = copy.copy(params)  # as what it is
         if slot.new_seed is not None:

@@ -204,6 +204,7 @@ class Spares:
         self._queue.remove(spare)
         self._waiting.pop(slot.env_id, None)
         self._statistics.swaps += 1
+        self._statistics.has_generations = True
         slot.again = slot.waits = False
         if slot.doomed is None:
             self._states.apply(slot.env_id, Event.BEGIN_RESET)

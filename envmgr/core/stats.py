@@ -44,6 +44,8 @@ class Statistics:
         reset_retries: attempts at resets that failed and were repeated.
         renewals: envs that were renewed.
         recycled: workers replaced at an episode's end because they reached a limit.
+        has_generations: an env may be of another generation than the first.
+        resumed: envs that have gone on where they were saved last, after their host was lost.
         swaps: how often a spare has taken the place of another env.
         spare_failures: failures of spares, which are not among those of the envs.
         dropped_replies: late or foreign replies that were dropped.
@@ -65,6 +67,8 @@ class Statistics:
     reset_retries: int = 0
     renewals: int = 0
     recycled: int = 0
+    has_generations: bool = False
+    resumed: int = 0
     swaps: int = 0
     spare_failures: int = 0
     dropped_replies: int = 0
@@ -121,6 +125,7 @@ class Statistics:
             "reset_retries": self.reset_retries,
             "renewals": self.renewals,
             "recycled": self.recycled,
+            "resumed": self.resumed,
             "swaps": self.swaps,
             "spare_failures": self.spare_failures,
             "dropped_replies": self.dropped_replies,

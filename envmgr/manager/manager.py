@@ -22,14 +22,14 @@ from envmgr.core import (
 )
 from envmgr.core.readiness import await_all_ready, await_one_ready, refuse_unready
 from envmgr.lifecycle import EnvState
-from envmgr.manager.access import EnvAccess
+from envmgr.manager.restoring import EnvRestoring
 from envmgr.policy import GatherPolicy
 from envmgr.types import EnvTimestep, monotonic
 from envmgr.views import array_batch
 from envmgr.wire.block import RING_EACH, RING_LAST, RING_ONCE
 
 
-class EnvManager(EnvAccess):
+class EnvManager(EnvRestoring):
     """Runs `env_num` envs; what the kinds in `envmgr.managers` have in common, which is all of it.
 
     A manager is built closed: nothing starts before `launch()`, or before a space is asked for.

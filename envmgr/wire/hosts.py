@@ -29,6 +29,8 @@ class HostSettings:
             rows of a batch.
         measures: how long steps and resets take is written into the block.
         events: so much of what all hosts do is noted there.
+        save_every: steps after which the state of an env is saved, to resume from; None never.
+        copies_states: whether envs that do not give their state themselves are copied for it.
     """
 
     rules: ObservationRules = field(default_factory=ObservationRules)
@@ -43,6 +45,8 @@ class HostSettings:
     start_steps: int = 0
     measures: bool = False
     events: int = 0
+    save_every: int | None = None
+    copies_states: bool = False
 
 
 @dataclass(frozen=True)

@@ -58,6 +58,8 @@ class Op(IntEnum):
     """The host has closed its envs and ends now."""
     BEGAN = 71
     """A host of several envs begins with this request now; its reply follows when it is done."""
+    SAVED = 72
+    """The state of an env after a step, to resume from. Payload: `SavedEnv`."""
 
 
 @unique
@@ -100,6 +102,24 @@ class EpisodePlan(NamedTuple):
     inplace: bool = False
 
 
+class SavedEnv(NamedTuple):
+    """An env as it was.
+
+    Attributes:
+        state: as `env.states` takes it.
+        obs: the observation that it shows.
+        info: what `ready_info` shows of it.
+        episodes: how many it had ended.
+        episode: how many of its resets had succeeded; only where a host saves it by itself.
+    """
+
+    state: bytes
+    obs: Any
+    info: dict[str, Any]
+    episodes: int = 0
+    episode: int = 0
+
+
 class ResetOrder(NamedTuple):
     """Payload of RESET.
 
@@ -109,6 +129,8 @@ class ResetOrder(NamedTuple):
         dynamic_seed: as in `BaseEnv.seed`.
         plan: what follows at the end of the episode that begins.
         keeps: the host keeps what comes of it until it is told to ADOPT an env_id.
+        saved: what the env is to be again, in place of being reset.
+        episode: how many resets have succeeded with this one.
     """
 
     params: dict[str, Any]
@@ -116,6 +138,8 @@ class ResetOrder(NamedTuple):
     dynamic_seed: bool | None
     plan: EpisodePlan
     keeps: bool = False
+    saved: SavedEnv | None = None
+    episode: int = 0
 
 
 class EnvDescription(NamedTuple):

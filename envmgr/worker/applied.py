@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import cloudpickle
 
-from envmgr.env import adapt
+from envmgr.env import adapt, states
 from envmgr.env.contract import Outcome
 
 
@@ -22,12 +22,14 @@ class AppliedEnv(NamedTuple):
         outcome: takes one action in it.
         action_space: where actions come from.
         reset_params: keyword arguments of its resets, as the last one had them.
+        episodes: how many it has ended in this host.
     """
 
     env: Any
     outcome: Callable[[Any], Outcome]
     action_space: Any
     reset_params: Mapping[str, Any]
+    episodes: int = 0
 
 
 class EnvFunction:
@@ -50,6 +52,27 @@ class EnvFunction:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _loaded, (cloudpickle.dumps((self._function, self._args), protocol=5),)
+
+
+def take_state(applied: AppliedEnv, copies: bool) -> tuple[bytes, int] | str:
+    """Return the state of an env and how many episodes it has ended, or what is missing for it."""
+    try:
+        return states.take(applied.env, copies=copies), applied.episodes
+    except states.NoStateError as error:
+        return str(error)
+
+
+def try_state(applied: AppliedEnv, copies: bool, state: bytes) -> str | None:
+    """Put a state into an env and then its own again; return what is wrong with it, or None."""
+    try:
+        before = states.take(applied.env, copies=copies)
+        try:
+            states.put(applied.env, state)
+        finally:
+            states.put(applied.env, before)
+    except states.NoStateError as error:
+        return str(error)
+    return None
 
 
 def _loaded(pickled: bytes) -> EnvFunction:

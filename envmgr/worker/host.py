@@ -20,7 +20,8 @@ from envmgr.worker.batches import RunningBatch
 from envmgr.worker.hosted_env import HostedEnv
 from envmgr.worker.measured import MeasuredSteps
 from envmgr.worker.posted import PostedSteps
-from envmgr.worker.running import Surroundings
+from envmgr.worker.resumable import ResumableEnv
+from envmgr.worker.running import RunningEnv, Surroundings
 from envmgr.worker.sinks import MessageSink, Send
 
 
@@ -64,8 +65,9 @@ class Host:
         given = Surroundings(
             settings, self._messages, self._has_reached_a_limit, self.resets.append, meter
         )
+        run = RunningEnv if settings.save_every is None else ResumableEnv
         self._envs = {
-            env_id: HostedEnv(env_id, factory, given, memory, posted)
+            env_id: HostedEnv(env_id, factory, given, memory, posted, run)
             for env_id, factory in factories.items()
         }
         self._batches = [

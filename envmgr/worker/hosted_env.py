@@ -182,7 +182,9 @@ def _set_attr(running: RunningEnv, payload: Any) -> None:
 def _apply(running: RunningEnv, payload: Any) -> Any:
     function, args = payload
     _, action_space, _ = running.spaces
-    applied = AppliedEnv(running.env, running.outcome, action_space, running.plan.params)
+    applied = AppliedEnv(
+        running.env, running.outcome, action_space, running.plan.params, running.episodes
+    )
     return function(applied, *args)
 
 

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from envmgr.env import adapt
+from envmgr.env import adapt, states
 from envmgr.env.contract import EnvContractError, Outcome, env_name, info_of
 from envmgr.env.steps import outcome_function
 from envmgr.spaces.agents import random_action
@@ -226,11 +226,7 @@ class RunningEnv:
         order: ResetOrder = message.payload
         self.plan, self._episodes_left = order.plan, order.plan.episodes_left
         try:
-            if order.seed is not None:
-                adapt.seed_env(self.env, order.seed, order.dynamic_seed)
-            observation, info = self._reset_env(self.env, order.params)
-            if self._start_steps and message.generation == 0:
-                observation, info = self._started(order, observation, info)
+            observation, info = self._as_ordered(message)
             if order.keeps:
                 self.writer.write(observation, of_reset=True)  # only checks: it is not attached
         except BaseException as error:  # as in `take_step`
@@ -265,6 +261,19 @@ class RunningEnv:
             if done:
                 observation, info = adapt.reset_env(self.env, order.params)
         self._start_steps = 0
+        return observation, info
+
+    def _as_ordered(self, message: Message) -> tuple[Any, dict[str, Any]]:
+        order: ResetOrder = message.payload
+        if order.saved is not None:
+            states.put(self.env, order.saved.state)
+            self.episodes, self._start_steps = order.saved.episodes, 0
+            return order.saved.obs, order.saved.info
+        if order.seed is not None:
+            adapt.seed_env(self.env, order.seed, order.dynamic_seed)
+        observation, info = self._reset_env(self.env, order.params)
+        if self._start_steps and message.generation == 0:
+            observation, info = self._started(order, observation, info)
         return observation, info
 
     def _begin(self, sink: MessageSink, key: Any) -> Sequence[Any]:

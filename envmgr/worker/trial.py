@@ -74,7 +74,7 @@ def try_env(applied: AppliedEnv, seconds: float) -> Trial:
     Raises:
         Exception: whatever the env raises.
     """
-    env, outcome, action_space, params = applied
+    env, outcome, action_space, params, _ = applied
 
     def take(action: Any) -> bool:
         _, _, done, _, info = outcome(action)

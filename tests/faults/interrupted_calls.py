@@ -98,10 +98,11 @@ class Account:
     """
 
     def __init__(self, config: Mapping[str, Any]) -> None:
-        self._config = {"max_failures": 10**6, **config}
+        self._config = {"max_failures": 10**6, "snapshot_copy": True, **config}
         self.manager: Any = None
         self.owed: dict[int, int] = {}
         self.abnormal = 0
+        self.snapshot: Any = None
         self._action = 0
         self.renew()
 
@@ -189,6 +190,15 @@ def _called(account: Account) -> None:
     account.manager.call_async("double", 4)
 
 
+def _saved(account: Account) -> None:
+    account.snapshot = account.manager.snapshot()
+
+
+def _saved_and_sent(account: Account) -> None:
+    _saved(account)
+    account.send()
+
+
 def _ended(account: Account) -> None:
     _stepped(account, EPISODE_STEPS)
 
@@ -233,6 +243,12 @@ SCENARIOS: dict[str, Scenario] = {
     "call_wait": Scenario(lambda a, _: a.manager.call_wait(), prepare=_called),
     "get_attr": Scenario(lambda a, _: a.manager.get_attr("label")),
     "set_attr": Scenario(lambda a, _: a.manager.set_attr("label", "other")),
+    "snapshot": Scenario(lambda a, _: a.manager.snapshot()),
+    "snapshot of what is stepped": Scenario(lambda a, _: a.manager.snapshot(), prepare=_sent_last),
+    "restore": Scenario(lambda a, _: a.manager.restore(a.snapshot), prepare=_saved),
+    "restore of what is stepped": Scenario(
+        lambda a, _: a.manager.restore(a.snapshot), prepare=_saved_and_sent
+    ),
     "random_action": Scenario(lambda a, _: a.manager.random_action()),
     "close": Scenario(lambda a, _: a.manager.close()),
     "launch": Scenario(lambda a, _: a.manager.launch(), prepare=lambda a: a.manager.close()),

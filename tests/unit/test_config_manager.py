@@ -43,6 +43,8 @@ DEFAULTS = {
     "num_workers": None,
     "spare_env_num": 0,
     "on_failure": "recover",
+    "snapshot_every": None,
+    "snapshot_copy": False,
     "max_failures": 3,
     "max_failures_total": None,
     "failure_window_s": 60,
@@ -106,6 +108,7 @@ def accepted() -> list[tuple[str, Any, Any]]:
         ("step_wait_timeout", None, 0.0),
         ("close_timeout", 0, 0.0),
         ("on_failure", "raise", "raise"),
+        ("snapshot_every", None, None),
         ("on_exhausted", "drop", "drop"),
         ("nan_policy", "abnormal", "abnormal"),
         ("nan_policy", "raise", "raise"),
@@ -159,7 +162,8 @@ def refused() -> list[tuple[str, Any]]:
     rows: list[tuple[str, Any]] = [("env_num", 65537), ("max_worker_rss_mb", math.inf)]
     for key in BOOLEANS:
         rows += [(key, value) for value in NOT_BOOLEANS]
-    for key in ("env_num", "max_retry", "worker_threads", "max_episodes_per_worker"):
+    counts = ("env_num", "max_retry", "worker_threads", "max_episodes_per_worker")
+    for key in (*counts, "snapshot_every"):
         rows += [(key, value) for value in [*NOT_COUNTS, math.inf]]
     for key in ("episode_num", "wait_num"):
         rows += [(key, value) for value in [*NOT_COUNTS, None, "inf", ".inf"]]
@@ -224,6 +228,17 @@ def test_defaults_are_those_of_the_table() -> None:
     assert list(default_manager_config()) == list(DEFAULTS)
     assert default_manager_config() == DEFAULTS
     assert ManagerConfig.from_mapping(None) == ManagerConfig.from_mapping({}) == ManagerConfig()
+
+
+def test_what_resumes_has_to_be_saved() -> None:
+    resumes = {"on_failure": "resume", "snapshot_every": 5}
+    assert ManagerConfig.from_mapping(resumes).snapshot_every == 5
+    for changed in ({"snapshot_every": None}, {"on_failure": "recover"}):
+        with pytest.raises(ConfigError, match="Set both"):
+            ManagerConfig.from_mapping({**resumes, **changed})
+    for further in ({"auto_reset": False}, {"spare_env_num": 1}):
+        with pytest.raises(ConfigError, match="takes the place of an automatic"):
+            ManagerConfig.from_mapping({**resumes, **further})
 
 
 def test_message_shows_value_and_what_is_allowed() -> None:

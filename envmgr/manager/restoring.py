@@ -1,0 +1,220 @@
+"""Snapshots of the envs of a manager, and going on from one."""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+import os
+import pickle
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import cloudpickle
+
+from envmgr.core import Phase, Supervisor, requests
+from envmgr.core.restoring import EnvRecord, hurry_to_rest, is_at_rest, record_of
+from envmgr.errors import ConfigError, EnvFailure, SnapshotError, SnapshotMismatchError
+from envmgr.manager.access import EnvAccess
+from envmgr.manager.snapshots import EnvSnapshot, Snapshot, check_format
+from envmgr.spaces.interrupts import pass_interrupt_on
+from envmgr.spaces.reading import error_text
+from envmgr.wire.messages import Op, SavedEnv
+from envmgr.worker.applied import take_state, try_state
+
+_HostFunction = Callable[..., Any]
+
+
+class _Common(NamedTuple):
+    """What is not of one env."""
+
+    spaces: list[tuple[Any, Any]]
+    sampled: list[Any]
+    seeds: dict[int, int | None]
+    dynamic_seeds: tuple[bool | None, bool | None]
+
+
+class EnvRestoring(EnvAccess):
+    """Takes snapshots of the envs and restores them; see `EnvManager`."""
+
+    def snapshot(self) -> Snapshot:
+        """Return all envs as they are now, for a run that is to go on from here, bit for bit.
+
+        Waits for resets, repairs, and steps under way. The timesteps of these are not delivered by
+        it: they are a part of it, and the next `step` or `recv` delivers them, here and after
+        `restore`.
+
+        Raises:
+            SnapshotError: the state of an env cannot be taken; the message says what is missing.
+                Or there are spares, whose states are not a part of it.
+            EnvNotReadyError: an env has failed for good, and is gone.
+            EnvFailure: an env failed in it: its own method raised, or its host died.
+        """
+        with self._calling() as supervisor:
+            records = self._at_rest(supervisor, "snapshot")
+            found = self._run_in_hosts(supervisor, take_state, [()] * self.env_num, "snapshot")
+            common = self._common(supervisor)
+        envs = []
+        for env_id, (record, taken) in enumerate(zip(records, found, strict=True)):
+            if isinstance(taken, str):
+                raise SnapshotError(f"the state of env {env_id} cannot be taken: {taken}")
+            pickled = _pickled(record, f"what is known of env {env_id}, its infos for example,")
+            envs.append(EnvSnapshot(self._kind_of(env_id), pickled, *taken))
+        return Snapshot(tuple(envs), _pickled(common, "what envs have in common"))
+
+    def restore(self, snapshot: Snapshot | str | os.PathLike[str]) -> None:
+        """Have all envs be what they were: observations, generators, counters, seeds, generations.
+
+        All envs are restored or none. A step under way is awaited and its timestep discarded
+        (counted as cancelled), as `reset` does. The first that follows is `ready_obs`, or `recv`
+        for what was under way when the snapshot was taken. Attributes that `set_attr` sets on
+        renewed envs, and the failures that were counted, are those of this manager.
+
+        Args:
+            snapshot: of a manager with the same envs, of whatever kind; or the file of one. Only
+                those you trust: what they hold may run code.
+
+        Raises:
+            SnapshotMismatchError: it is of another version, or of other envs; nothing was changed.
+            SnapshotError, EnvNotReadyError, EnvFailure: as `snapshot`; nothing was changed.
+            FailuresExhaustedError: an env failed while it was restored, more often than allowed.
+        """
+        snapshot = self._checked_snapshot(snapshot)
+        with self._calling() as supervisor:
+            common, records = self._read(snapshot)
+            self._at_rest(supervisor, "restore")
+            states = [(env.state,) for env in snapshot.envs]
+            refused = self._run_in_hosts(supervisor, try_state, states, "restore")
+            for env_id, reason in enumerate(refused):
+                if reason is not None:
+                    raise SnapshotMismatchError(
+                        f"env {env_id} cannot be restored: {reason}. Nothing was changed."
+                    )
+            restored = {
+                env_id: (SavedEnv(env.state, record.obs, record.reset_info, env.episodes), record)
+                for env_id, (env, record) in enumerate(zip(snapshot.envs, records, strict=True))
+            }
+            self._view.forget()
+            begin = functools.partial(self._begin_restoring, supervisor, common, restored)
+            self._running.undisturbed(begin)
+            repair, slots = supervisor.repair, supervisor.slots
+            self._running.wait_until(
+                lambda: repair.fatal is not None or all(s.phase is Phase.IDLE for s in slots),
+                doing="restore",
+            )
+            self._surface(supervisor)
+
+    # -- taking -----------------------------------------------------------------------------
+
+    def _at_rest(self, supervisor: Supervisor, what: str) -> list[EnvRecord]:
+        """Wait until nothing is under way; return what is known of each env then."""
+        if supervisor.spares is not None:
+            raise SnapshotError(
+                f"{what} is not for managers with spares, whose states are not a part of snapshots "
+                f"(spare_env_num is {self._config.spare_env_num}); leave it 0"
+            )
+        repair, record = supervisor.repair, supervisor.record
+        self._running.undisturbed(functools.partial(hurry_to_rest, supervisor.hosts))
+        self._running.wait_until(lambda: repair.fatal is not None or is_at_rest(record), doing=what)
+        self._surface(supervisor)
+        requests.refuse_gone(supervisor, record.all_ids, what)
+        return list(map(record_of, supervisor.slots))
+
+    def _run_in_hosts(
+        self,
+        supervisor: Supervisor,
+        function: _HostFunction,
+        arguments: Sequence[tuple[Any, ...]],
+        what: str,
+    ) -> list[Any]:
+        """Run a function of ours on each env, and return what it returned."""
+        ids = list(range(self.env_num))
+        payloads = [(function, (self._config.snapshot_copy, *given)) for given in arguments]
+        submit = functools.partial(requests.submit_calls, supervisor, ids, Op.APPLY, payloads, what)
+        self._running.undisturbed(submit)
+        self._await_results(supervisor, ids, math.inf)
+        results = [supervisor.slots[i].result for i in ids]
+        supervisor.forget_results(ids)
+        for result in results:
+            if isinstance(result, EnvFailure):
+                raise result
+        return results
+
+    def _kind_of(self, env_id: int) -> str:
+        """Return what an env is, as far as its registration tells."""
+        engine = self._running
+        spec = getattr(engine.supervisor.descriptions[env_id], "spec", None)
+        given = sorted((getattr(spec, "kwargs", None) or {}).items())
+        kwargs = {name: value for name, value in given if name != "render_mode"}
+        text = json.dumps(kwargs, skipkeys=True, default=_name_of_type)
+        return f"{getattr(spec, 'id', None) or 'an env without registration'} {text}"
+
+    def _common(self, supervisor: Supervisor) -> _Common:
+        sampled = [] if self._samplers is None else self._samplers.spaces
+        dynamic = self._dynamic_seed, supervisor.rules.dynamic_seed
+        return _Common(self._env_spaces, sampled, self._seeds, dynamic)
+
+    # -- putting back -----------------------------------------------------------------------
+
+    def _checked_snapshot(self, given: Any) -> Snapshot:
+        snapshot = Snapshot.load(given) if isinstance(given, (str, os.PathLike)) else given
+        if not isinstance(snapshot, Snapshot):
+            raise ConfigError(
+                f"restore takes a Snapshot or the path of one, found a {type(given).__name__}"
+            )
+        check_format(snapshot.format, "the snapshot")
+        if snapshot.env_num != self.env_num:
+            raise SnapshotMismatchError(
+                f"the snapshot has {snapshot.env_num} envs, this manager has {self.env_num}. "
+                "Nothing was changed."
+            )
+        return snapshot
+
+    def _read(self, snapshot: Snapshot) -> tuple[_Common, list[EnvRecord]]:
+        """Return what a snapshot holds, if it is of envs like these."""
+        for env_id, env in enumerate(snapshot.envs):
+            if env.kind != self._kind_of(env_id):
+                raise SnapshotMismatchError(
+                    f"env {env_id} of the snapshot is {env.kind}, here it is "
+                    f"{self._kind_of(env_id)}. Nothing was changed."
+                )
+        try:
+            # docs/security.md says who may load snapshots.
+            common: _Common = pickle.loads(snapshot.common)  # noqa: S301
+            records = [pickle.loads(env.record) for env in snapshot.envs]  # noqa: S301
+            differ = [i for i, spaces in enumerate(self._env_spaces) if spaces != common.spaces[i]]
+        except Exception as error:  # whatever is unpickled may raise
+            pass_interrupt_on(error)
+            raise SnapshotMismatchError(
+                f"the snapshot cannot be read: {error_text(error)}. Nothing was changed."
+            ) from error
+        if differ:
+            env_id = differ[0]
+            raise SnapshotMismatchError(
+                f"env {env_id} of the snapshot has the spaces {common.spaces[env_id]}, here it has "
+                f"{self._env_spaces[env_id]}. Nothing was changed."
+            )
+        return common, records
+
+    def _begin_restoring(
+        self,
+        supervisor: Supervisor,
+        common: _Common,
+        restored: dict[int, tuple[SavedEnv, EnvRecord]],
+    ) -> None:
+        self._seeds = common.seeds
+        self._dynamic_seed, supervisor.rules.dynamic_seed = common.dynamic_seeds
+        if self._samplers is not None:
+            self._samplers.spaces = common.sampled
+        supervisor.resets.restore(restored)
+
+
+def _name_of_type(value: object) -> str:
+    return type(value).__qualname__
+
+
+def _pickled(value: Any, what: str) -> bytes:
+    try:
+        return bytes(cloudpickle.dumps(value, protocol=5))
+    except Exception as error:  # whatever a __reduce__ may raise
+        raise SnapshotError(f"{what} cannot be pickled: {error_text(error)}") from error
