@@ -8,6 +8,7 @@ the frames of a stack. Layers stay the objects that they are; only what they hol
 
 from __future__ import annotations
 
+import functools
 import inspect
 import io
 import pickle
@@ -35,7 +36,7 @@ _WITH_A_PAIR = ("_np_random", "_np_random_seed", "action_space")
 """What a gymnasium env has beside what its pair is about."""
 
 _CHOSEN: dict[type, tuple[str, ...]] = {
-    GymnasiumEnv: ("reset_info", "action_space", "_seeds", "_n_figures"),
+    GymnasiumEnv: ("reset_info", "action_space", "_seeds"),
     OldGymEnv: (),
 }
 """Attributes of our own layers that are state; of other layers all are."""
@@ -74,7 +75,7 @@ class _Layers:
         while layer is not None and all(layer is not other for other in self.chain):
             self.chain.append(layer)
             if self.source is None:
-                self.pair = _pair_of(layer)
+                self.pair = _pair_of(type(layer))
                 if self.pair is None:
                     self.copied.append(layer)
                 else:
@@ -118,9 +119,10 @@ def _chosen(layer: Any, names: Sequence[str] | None) -> dict[str, Any]:
     return {n: v for n, v in attributes.items() if names is None or n in names}
 
 
-def _pair_of(layer: Any) -> tuple[str, str] | None:
+@functools.lru_cache(maxsize=256)
+def _pair_of(kind: type) -> tuple[str, str] | None:
     for pair in PAIRS:
-        getter, setter = (getattr(type(layer), name, None) for name in pair)
+        getter, setter = (getattr(kind, name, None) for name in pair)
         if _takes(getter, 1) and _takes(setter, 2):  # with `self`
             return pair
     return None

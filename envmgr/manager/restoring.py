@@ -17,6 +17,7 @@ from envmgr.core.restoring import EnvRecord, hurry_to_rest, is_at_rest, record_o
 from envmgr.errors import ConfigError, EnvFailure, SnapshotError, SnapshotMismatchError
 from envmgr.manager.access import EnvAccess
 from envmgr.manager.snapshots import EnvSnapshot, Snapshot, check_format
+from envmgr.spaces import same_space
 from envmgr.spaces.interrupts import pass_interrupt_on
 from envmgr.spaces.reading import error_text
 from envmgr.wire.messages import Op, SavedEnv
@@ -182,7 +183,8 @@ class EnvRestoring(EnvAccess):
             # docs/security.md says who may load snapshots.
             common: _Common = pickle.loads(snapshot.common)  # noqa: S301
             records = [pickle.loads(env.record) for env in snapshot.envs]  # noqa: S301
-            differ = [i for i, spaces in enumerate(self._env_spaces) if spaces != common.spaces[i]]
+            spaces = enumerate(zip(self._env_spaces, common.spaces, strict=True))
+            differ = [i for i, (one, other) in spaces if not all(map(same_space, one, other))]
         except Exception as error:  # whatever is unpickled may raise
             pass_interrupt_on(error)
             raise SnapshotMismatchError(
