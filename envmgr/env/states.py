@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import cloudpickle
 from gymnasium.utils import EzPickle
 
+from envmgr.env.agents import AgentsEnv
 from envmgr.env.batched import BatchRow
 from envmgr.env.contract import env_name
 from envmgr.env.gymnasium_env import GymnasiumEnv
@@ -38,6 +39,7 @@ _WITH_A_PAIR = ("_np_random", "_np_random_seed", "action_space")
 _CHOSEN: dict[type, tuple[str, ...]] = {
     GymnasiumEnv: ("reset_info", "action_space", "_seeds"),
     OldGymEnv: (),
+    AgentsEnv: (*_WITH_A_PAIR, "living", "_actions", "_shown"),
 }
 """Attributes of our own layers that are state; of other layers all are."""
 
@@ -75,7 +77,8 @@ class _Layers:
         while layer is not None and all(layer is not other for other in self.chain):
             self.chain.append(layer)
             if self.source is None:
-                self.pair = _pair_of(type(layer))
+                kind: Any = type(layer)
+                self.pair = _pair_of(kind)
                 if self.pair is None:
                     self.copied.append(layer)
                 else:
@@ -89,7 +92,7 @@ class _Layers:
 
     def attributes(self) -> list[dict[str, Any]]:
         """Return the attributes of each layer that are state."""
-        found = [_chosen(layer, _CHOSEN.get(type(layer))) for layer in self.copied]
+        found = [_chosen(layer, _names_in(layer)) for layer in self.copied]
         if self.source is not None:
             found.append(_chosen(self.source, _WITH_A_PAIR))
         return found
@@ -97,7 +100,7 @@ class _Layers:
     def replace(self, attributes: Sequence[dict[str, Any]]) -> None:
         """Give each layer the attributes that it had."""
         for layer, values in zip(self.copied, attributes, strict=False):
-            if type(layer) not in _CHOSEN:
+            if _names_in(layer) is None:
                 vars(layer).clear()
             vars(layer).update(values)
         if self.source is not None and hasattr(self.source, "__dict__"):
@@ -107,11 +110,16 @@ class _Layers:
 def _inside(layer: Any) -> Any:
     """Return the env that an env wraps; None if it wraps none."""
     attributes = getattr(layer, "__dict__", {})
-    for name in ("env", "_env"):
+    for name in ("env", "_env", "aec_env"):
         inner = attributes.get(name)
         if all(callable(getattr(inner, method, None)) for method in ("reset", "step")):
             return inner
     return None
+
+
+def _names_in(layer: Any) -> tuple[str, ...] | None:
+    """Return which attributes of a layer are state; None if all are."""
+    return next((names for kind, names in _CHOSEN.items() if isinstance(layer, kind)), None)
 
 
 def _chosen(layer: Any, names: Sequence[str] | None) -> dict[str, Any]:
