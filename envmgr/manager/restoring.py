@@ -33,6 +33,7 @@ class _Common(NamedTuple):
     sampled: list[Any]
     seeds: dict[int, int | None]
     dynamic_seeds: tuple[bool | None, bool | None]
+    normalization: dict[str, Any] | None
 
 
 class EnvRestoring(EnvAccess):
@@ -78,6 +79,7 @@ class EnvRestoring(EnvAccess):
         Raises:
             SnapshotMismatchError: it is of another version, or of other envs; nothing was changed.
             SnapshotError, EnvNotReadyError, EnvFailure: as `snapshot`; nothing was changed.
+            ConfigError: what it has of `manager.normalization` does not fit; nothing was changed.
             FailuresExhaustedError: an env failed while it was restored, more often than allowed.
         """
         snapshot = self._checked_snapshot(snapshot)
@@ -153,7 +155,9 @@ class EnvRestoring(EnvAccess):
     def _common(self, supervisor: Supervisor) -> _Common:
         sampled = [] if self._samplers is None else self._samplers.spaces
         dynamic = self._dynamic_seed, supervisor.rules.dynamic_seed
-        return _Common(self._env_spaces, sampled, self._seeds, dynamic)
+        known = self._normalization
+        normalization = None if known is None else known.state_dict(episodes=True)
+        return _Common(self._env_spaces, sampled, self._seeds, dynamic, normalization)
 
     # -- putting back -----------------------------------------------------------------------
 
@@ -204,6 +208,10 @@ class EnvRestoring(EnvAccess):
         common: _Common,
         restored: dict[int, tuple[SavedEnv, EnvRecord]],
     ) -> None:
+        if self._normalization is not None and common.normalization is not None:
+            self._normalization.load_state_dict(common.normalization)  # first: it may not fit
+        elif self._normalization is not None:
+            self._normalization.begin(range(self.env_num))
         self._seeds = common.seeds
         self._dynamic_seed, supervisor.rules.dynamic_seed = common.dynamic_seeds
         if self._samplers is not None:
