@@ -33,6 +33,7 @@ LIMITS: Mapping[str, float] = {"step_timeout": 1.0, "reset_timeout": 5.0, "conne
 
 BUDGET: Mapping[str, Any] = {
     "on_failure": "recover",
+    "snapshot_every": None,  # an env that is resumed signs some of its steps twice
     "max_failures": 1_000_000,
     "max_failures_total": 1_000_000,
     "retry_waiting_time": 0.0,
