@@ -15,14 +15,18 @@ import gymnasium
 from envmgr import create_env_manager
 from tests.walkers import Walker
 
-ENV_NUM = 4
+ENV_NUM = 3
+N_STEPS = 16
 _EPISODE_STEPS = 6
 
 KINDS: dict[str, dict[str, Any]] = {
     "base": {"type": "base"},
     "thread": {"type": "thread", "num_workers": 2},
-    "block": {"type": "subprocess"},
-    "message": {"type": "subprocess", "shared_memory": False},
+    "block-worn-views": {
+        "type": "subprocess",
+        "max_episodes_per_worker": 3,
+        "copy_on_get": False,
+    },
     "some-block-shared": {"type": "async_subprocess", "num_workers": 2, "wait_num": 1},
     "some-message-shared": {
         "type": "async_subprocess",
@@ -30,11 +34,6 @@ KINDS: dict[str, dict[str, Any]] = {
         "shared_memory": False,
         "wait_num": 1,
         "reset_inplace": True,
-    },
-    "worn-views": {
-        "type": "subprocess",
-        "max_episodes_per_worker": 2,
-        "copy_on_get": False,
     },
 }
 
@@ -83,7 +82,7 @@ def main(folder: Path) -> None:
         with launched(kind, seed=77) as manager:
             go_on(manager, 1)
             manager.restore(folder / kind)
-            found[kind] = go_on(manager, 20)
+            found[kind] = go_on(manager, N_STEPS)
     print(json.dumps(found))
 
 
