@@ -75,9 +75,9 @@ def test_a_host_that_was_started_early_is_not_started_again() -> None:
 
 def test_the_first_reset_carries_params_seed_and_plan() -> None:
     rig = Rig(2, episode_num=3).launch(seeds={0: 7}, params={1: {"level": 3}})
-    assert rig.orders(0) == [ResetOrder({}, 7, None, EpisodePlan(True, 2, {}))]
+    assert rig.orders(0) == [ResetOrder({}, 7, None, EpisodePlan(True, 2, {}), episode=1)]
     assert rig.orders(1) == [
-        ResetOrder({"level": 3}, None, None, EpisodePlan(True, 2, {"level": 3}))
+        ResetOrder({"level": 3}, None, None, EpisodePlan(True, 2, {"level": 3}), episode=1)
     ]
 
 
@@ -322,7 +322,7 @@ def test_a_host_that_does_not_reset_by_itself_is_told_to() -> None:
     rig.stepped(done=True, after=AfterStep.NOTHING)
     assert rig.state() is EnvState.RESET
     assert rig.orders()[-1] == ResetOrder(
-        {"level": 3}, None, None, EpisodePlan(True, INF, {"level": 3})
+        {"level": 3}, None, None, EpisodePlan(True, INF, {"level": 3}), episode=2
     )
 
 
