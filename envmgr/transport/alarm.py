@@ -12,6 +12,9 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
 
+_AGAIN_S = 0.1
+"""It rings again and again: the first time may have been just before the code began to sleep."""
+
 _PACKAGE = str(Path(__file__).parents[1])
 
 
@@ -49,6 +52,7 @@ class Alarm:
         self.where = ""
         self._before: _Before | None = None
         self._limit_s = 0.0
+        self._has_raised = False
 
     @property
     def is_set(self) -> bool:
@@ -70,7 +74,7 @@ class Alarm:
             finally:
                 self.restore()
         except TimeIsUp as error:
-            self.restore()  # it may have rung in the midst of that; it rings once
+            self.restore()  # it may have rung in the midst of that; it raises once
             self.where = _stack_of(error)
             interrupt = error.__context__
             if interrupt is not None and not isinstance(interrupt, Exception):
@@ -78,10 +82,10 @@ class Alarm:
 
     def _set(self, limit_s: float) -> None:
         handler, timer = signal.getsignal(signal.SIGALRM), signal.getitimer(signal.ITIMER_REAL)
-        self._limit_s = limit_s
+        self._limit_s, self._has_raised = limit_s, False
         self._before = _Before(handler, *timer, time.monotonic())
         signal.signal(signal.SIGALRM, self._ring)
-        signal.setitimer(signal.ITIMER_REAL, limit_s)
+        signal.setitimer(signal.ITIMER_REAL, limit_s, _AGAIN_S)
 
     def restore(self) -> None:
         """Put back the handler and the timer that were there; may be called again."""
@@ -101,7 +105,8 @@ class Alarm:
             return  # it was put back just now
         if callable(before.handler) and time.monotonic() - before.began < self._limit_s:
             before.handler(signum, frame)  # the user's own alarm
-        else:
+        elif not self._has_raised:
+            self._has_raised = True
             raise TimeIsUp
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -110,6 +111,13 @@ def test_an_alarm_that_rings_while_it_is_set_or_put_back_ends_nothing_else(
     assert signal.getsignal(signal.SIGALRM) is signal.SIG_DFL
     assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
     assert not alarm.is_set
+
+
+def test_an_alarm_that_rings_just_before_the_code_sleeps_ends_it_all_the_same() -> None:
+    signal.signal(signal.SIGALRM, own)
+    sleep = ctypes.CDLL(None).sleep
+    # Between the two Python does not look whether there was a signal.
+    Alarm().bound(0.01, lambda: list(map(sleep, (100, 100))))
 
 
 def slow() -> None:
