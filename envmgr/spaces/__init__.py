@@ -20,7 +20,8 @@ from envmgr.spaces.batches import (
     stacked,
     zeros_for,
 )
-from envmgr.spaces.codecs import ActionCheck, Codec, codec_of
+from envmgr.spaces.codec import ActionCheck, Codec
+from envmgr.spaces.codecs import codec_of
 from envmgr.spaces.columns import ActionColumns, row_of, split_batch
 from envmgr.spaces.equality import has_samples, same_space, space_text
 from envmgr.spaces.layouts import Layout, Leaf

@@ -9,7 +9,8 @@ import numpy as np
 from gymnasium import spaces
 
 from envmgr.errors import ConfigError
-from envmgr.spaces.codecs import CODECS, ActionCheck, Codec, codec_of
+from envmgr.spaces.codec import ActionCheck, Codec
+from envmgr.spaces.codecs import CODECS, codec_of
 from envmgr.spaces.equality import same_space
 from envmgr.spaces.layouts import Leaf
 from envmgr.spaces.reading import short_text

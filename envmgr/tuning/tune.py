@@ -125,10 +125,7 @@ def tune(
     chosen = [candidate.setting for candidate in entrants(settings, expected, most)]
     launches_s = len(chosen) * one.launch_s * (1 + env_num / 16)
     left_s = max(end - time.monotonic() - launches_s, 0.2 * seconds)
-
-    def launched(setting: Setting) -> Course:
-        return Course(setting, config, factories, policy_of)
-
+    launched = functools.partial(Course, config=config, factories=factories, policy_of=policy_of)
     with Stable(launched, *_window(left_s, len(chosen), env), say) as stable:
         best, found = search(chosen, stable.measure, dropped=stable.drop, cost=_cost(now))
     if not best.rate:

@@ -162,8 +162,6 @@ class PostedSteps:
 
         return step
 
-    # -- what there is to do ----------------------------------------------------------------
-
     @property
     def is_due(self) -> bool:
         """Whether something is posted that has not been looked at."""

@@ -66,20 +66,19 @@ class Seat:
 
 def seat_of(running: RunningEnv, sink: BlockSink, action_kind: int = 0) -> Seat:
     """Return the seat of an env, whose writer is attached."""
-    step = _shortcut(running, sink, action_kind) or partial(running.step, sink)
+    actions = sink.block.plan.layouts[action_kind]
+    step = _shortcut(running, sink, actions) or partial(running.step, sink)
     takes_any = isinstance(running.env, GymnasiumEnv)
     return Seat(sink, step, running.order_reset, takes_any, running, action_kind)
 
 
-def _shortcut(running: RunningEnv, sink: BlockSink, action_kind: int) -> Step | None:
+def _shortcut(running: RunningEnv, sink: BlockSink, actions: Layout) -> Step | None:
     """Return a short `step` for envs whose observation is one array; None for others.
 
     It does at once what `take_step` does in several functions, and leaves odd steps to that.
     """
     writer = running.writer
-    if writer.lone is None or type(running) is not RunningEnv:
-        return None
-    if _converts(running, sink.block.plan.layouts[action_kind]):
+    if writer.lone is None or type(running) is not RunningEnv or _converts(running, actions):
         return None
     take_step, fail_step = running.take_step, running.fail_step
     row, rewards, flags, replies = sink.row, sink.rewards, sink.flags, sink.replies

@@ -66,7 +66,8 @@ def test_runs(file: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> 
 
 def test_there_is_one_for_each_kind() -> None:
     kinds = {load_config(file).manager.type for file in FILES}
-    assert kinds == set(ENV_MANAGER_REGISTRY)
+    registry = ENV_MANAGER_REGISTRY  # pages have examples that register kinds of their own
+    assert kinds == {key for key in registry if registry.source(key) == "envmgr"}
     for kind in kinds:
         assert load_config(FOLDER / f"{kind}.yaml").manager.type == kind
 

@@ -254,7 +254,7 @@ def test_each_value_is_checked_by_the_space_of_its_agent() -> None:
 
 def test_actions_are_those_of_the_agents_that_live() -> None:
     codec = codec_of(space(ann=Discrete(3), bob=Discrete(3), cleo=Discrete(3)))
-    check = action_check(codec._space, codec.refusal, lambda: {"ann": None, "cleo": None})
+    check = action_check(codec.space, codec.refusal, lambda: {"ann": None, "cleo": None})
     assert check({"cleo": np.array([1]), "ann": 2}) is None
     for action, said in [
         ({"ann": 0, "bob": 0, "cleo": 0}, "for agents ['bob'], which have ended, or have not join"),
@@ -265,7 +265,7 @@ def test_actions_are_those_of_the_agents_that_live() -> None:
     ]:
         assert said in str(check(action))
     assert codec.for_env({"ann": np.int64(1), "dora": 1}) == {"ann": 1, "dora": 1}
-    assert lost_step(codec._space, {"ann": 0}) == ({"ann": 0.0}, {"ann": False}, {"ann": True})
+    assert lost_step(codec.space, {"ann": 0}) == ({"ann": 0.0}, {"ann": False}, {"ann": True})
     assert lost_step(Discrete(3), 1) == (0.0, False, True)
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import selectors
 from collections import deque
 from collections.abc import Callable
+from multiprocessing.connection import wait
 from typing import Any
 
 from envmgr.transport.base import Arrival, Garbage
@@ -92,6 +94,19 @@ class Connections:
             self._count(channel)
         if not channel.has_unsent or host_id in self.deaf:
             self.unsent.pop(host_id, None)
+
+    def wait(self, objects: list[Any], timeout_s: float | None) -> None:
+        """Wait until one of some objects is readable, or what is unsent can be sent on."""
+        if not self.unsent:
+            wait(objects, timeout_s)
+            return
+        with selectors.DefaultSelector() as selector:
+            for item in objects:
+                selector.register(item, selectors.EVENT_READ)
+            for channel in self.unsent.values():
+                selector.register(channel.write_fd, selectors.EVENT_WRITE)
+            selector.select(timeout_s)
+        self.flush()
 
     def flush(self) -> None:
         """Send on what hosts did not take at once."""

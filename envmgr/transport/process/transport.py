@@ -9,11 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import os
-import selectors
 import signal
 import time
 from collections.abc import Callable, Iterable, Sequence
-from multiprocessing.connection import wait
 from typing import Any
 
 from envmgr.errors import LaunchError
@@ -69,12 +67,11 @@ class ProcessTransport(Transport):
         self._closed = False
         fill_standard_fds()
         with contextlib.ExitStack() as opened:  # closed again if there is not enough for all
-            self._waker = Waker()
-            opened.callback(self._waker.close)
-            self._shared = SharedFiles(has_memory=shared_memory)
-            opened.callback(self._shared.close)
-            self._ready = ReadySet()
-            opened.callback(self._ready.close)
+            self._waker = opened.enter_context(contextlib.closing(Waker()))
+            self._shared = opened.enter_context(
+                contextlib.closing(SharedFiles(has_memory=shared_memory))
+            )
+            self._ready = opened.enter_context(contextlib.closing(ReadySet()))
             self._ready.add(self._waker)
             self._bell = self._shared.bell
             if self._bell is not None:
@@ -182,7 +179,7 @@ class ProcessTransport(Transport):
         elif self._bell is not None and pivot is None and not connections.unsent:
             ready = self._ready.ready(at_most(timeout_s))
         else:
-            self._wait(self._watched(pivot), at_most(timeout_s))
+            connections.wait(self._watched(pivot), at_most(timeout_s))
             ready = self._ready.ready()
         for item in ready:
             if item is self._bell:
@@ -252,19 +249,6 @@ class ProcessTransport(Transport):
     def any_death(self) -> list[Any]:
         """Return what becomes readable when any worker dies."""
         return self._spawner.any_death()
-
-    def _wait(self, objects: list[Any], timeout_s: float | None) -> None:
-        unsent = self._connections.unsent
-        if not unsent:
-            wait(objects, timeout_s)
-            return
-        with selectors.DefaultSelector() as selector:
-            for item in objects:
-                selector.register(item, selectors.EVENT_READ)
-            for channel in unsent.values():
-                selector.register(channel.write_fd, selectors.EVENT_WRITE)
-            selector.select(timeout_s)
-        self._connections.flush()
 
     @property
     def has_unsent(self) -> bool:

@@ -15,7 +15,8 @@ def refuse_without_ray() -> None:
     Raises:
         MissingDependencyError: it is not.
     """
-    if importlib.util.find_spec("ray") is None:
+    spec = importlib.util.find_spec("ray")
+    if spec is None or spec.origin is None:  # a mere folder of that name, as Ray leaves in /tmp
         raise MissingDependencyError(
             "type: ray needs the package ray. Install the extra ray, in a clone of this project "
             "with: pip install '.[ray]'"

@@ -1,0 +1,127 @@
+"""What a codec does, and the one of spaces that nothing is known of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+
+from envmgr.spaces.columns import ActionColumns, Bounds
+from envmgr.spaces.equality import space_text
+from envmgr.spaces.layouts import Layout, Leaf, objects
+from envmgr.spaces.reading import error_text, short_text
+from envmgr.spaces.values import Path, ValueMismatchError, path_text
+
+ActionCheck = Callable[[Any], str | None]
+"""Returns why an action is refused, or None."""
+
+
+class Codec:
+    """What a space means for the values that are moved. This one knows nothing of its space.
+
+    So it does not ask the space about observations either: what `contains` does there, and what it
+    costs, is not known, and others who run envs do not ask.
+
+    Args:
+        space: the space; None has any value.
+        strict: actions are checked for the bounds of Box, too, and by spaces of unknown classes.
+    """
+
+    def __init__(self, space: spaces.Space[Any] | None, strict: bool) -> None:
+        self.space = space
+        self.is_asked = strict
+
+    @cached_property
+    def layout(self) -> Layout | None:
+        """The fixed layout of the values, which takes them apart; None if they have none."""
+        return self.structure if self.structure.is_fixed else None
+
+    @cached_property
+    def structure(self) -> Layout:
+        """What takes the values apart, into arrays and what has no fixed layout."""
+        leaves: list[Leaf] = []
+        skeleton = self.skeleton((), leaves)
+        return Layout(tuple(leaves), skeleton)
+
+    def skeleton(self, path: Path, leaves: list[Leaf]) -> Any:
+        """Add the leaves of the structure to `leaves` and return its skeleton."""
+        leaves.append(Leaf(path, (), np.dtype(object), check=self.check_value))
+        return len(leaves) - 1
+
+    def bounds(self) -> list[Bounds]:
+        """Return the bounds of actions, for each leaf of the layout."""
+        return []
+
+    def check_value(self, value: Any, path: Path = ()) -> None:
+        """Check a value that has no layout.
+
+        Args:
+            value: what the env returned, or a part of it.
+            path: where it sits in that.
+
+        Raises:
+            ValueMismatchError: it is not in the space.
+        """
+        if value is None:
+            raise ValueMismatchError(f"value{path_text(path)} is None")
+
+    def refusal(self, action: Any) -> str | None:
+        """Return what is wrong with the kind, shape or bounds of an action; None if nothing is."""
+        return self.doubt(action) if self.is_asked else None
+
+    def for_env(self, action: Any) -> Any:
+        """Return an action in the form that gymnasium envs expect.
+
+        One integer in whatever form (int, numpy integer, array of one element) becomes an int for
+        Discrete; what can become an array of Box's dtype without losing information in kind does
+        so; Dict and Tuple convert their parts. Everything else is handed on unchanged: whether an
+        action is legal is the caller's check, and in the end the env's.
+        """
+        return action
+
+    def action_columns(self, *, checked: bool) -> ActionColumns | None:
+        """Return what packs actions of many envs; None if they have no fixed layout.
+
+        Args:
+            checked: it takes no actions that are out of bounds.
+        """
+        if self.layout is None:
+            return None
+        return ActionColumns(self.layout, self.bounds() if checked else None)
+
+    def stack(self, values: Sequence[Any]) -> Any:
+        """Return k values as one batch: arrays `(k, *shape)` per leaf.
+
+        What has no fixed layout becomes an array of objects (k,): a leaf, or the whole values if
+        all of their leaves are such.
+        """
+        return self.structure.stack(values) if self.structure.fixed else objects(values)
+
+    def zeros(self, *lengths: int) -> Any:
+        """Return room for values, nested as `stack` does: zeros, and None for objects."""
+        return self.structure.zeros(*lengths) if self.structure.fixed else np.empty(lengths, object)
+
+    def as_bytes(self, value: Any) -> bytes:
+        """Return a value as bytes, cast as it is on its way: the same on both sides of a manager.
+
+        Raises:
+            TypeError: values of this space have no such form.
+            Exception: it does not fit the space.
+        """
+        raise TypeError(f"values of {space_text(self.space)} have no fixed form")
+
+    def doubt(self, value: Any) -> str | None:
+        """Ask the space; return why a value is not in it."""
+        if self.space is None:
+            return None
+        try:
+            contained = self.space.contains(value)
+        except NotImplementedError:  # a bare `gymnasium.Space()`: any object
+            return None
+        except Exception as error:  # a custom space's own code
+            reason = error_text(error)
+            return f"{short_text(value)} cannot be checked by {space_text(self.space)}: {reason}"
+        return None if contained else f"{short_text(value)} is not in {space_text(self.space)}"
