@@ -71,7 +71,7 @@ MALFORMED: dict[str, dict[str, Any]] = {
     "a slot after the last": {"flags": 4},
     "a slot of resets": {"flags": 2},
     "a kind of rewards that is none": {"flags": 31 << REWARD_SHIFT},
-    "the first kind of rewards that is none": {"flags": 22 << REWARD_SHIFT},
+    "the first kind of rewards that is none": {"flags": KINDS << REWARD_SHIFT},
     "an integer that is none": {"flags": TYPES.index(int) << REWARD_SHIFT, "reward": np.nan},
     "an infinite integer": {"flags": TYPES.index(np.int64) << REWARD_SHIFT, "reward": np.inf},
     "an info of zeros": {"flags": HAS_INFO, "info": bytes(32)},
@@ -317,5 +317,5 @@ def test_who_lies_about_the_time_is_timed_out_all_the_same(world: World, setup: 
 
 def test_flags_of_the_tests_are_those_of_the_block() -> None:
     """So that a change of the block's layout is not overlooked here."""
-    assert KINDS == 22
+    assert KINDS == 24
     assert (DONE, HAS_INFO, AFTER_SHIFT, REWARD_SHIFT, ENDING_SHIFT) == (0x80, 0x100, 9, 11, 4)
