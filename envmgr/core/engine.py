@@ -339,11 +339,13 @@ class Engine:
                 else:  # its envs are closed in the thread that they ran in
                     self.transport.close(grace_s)
                 self._ended = True  # not before: what is interrupted here can be done again
-        for thread in (self._background, self.watch, self._shelter):
+        for thread in (self._background, self._shelter):
             if thread is not None:
                 thread.end()
 
     def _stop(self) -> None:
         if self._background is not None:
             self._background.stop()
+        if self.watch is not None:
+            self.watch.end()
         self.supervisor.stop()
