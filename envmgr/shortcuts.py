@@ -7,7 +7,7 @@ from typing import Any
 
 from envmgr.config import EnvConfig
 from envmgr.config.checks import check_value, text
-from envmgr.config.env_factories import checked_env_num, env_factories
+from envmgr.config.env_factories import checked_env_num, env_factories, key_of
 from envmgr.errors import ConfigError
 from envmgr.managers import BaseEnvManager
 from envmgr.registry import create_env_manager
@@ -54,9 +54,3 @@ def make(
         env_fn = [env] * count
     manager: BaseEnvManager = create_env_manager({"type": type, **cfg}, env_fn=env_fn)
     return manager
-
-
-def key_of(path: str) -> str:
-    """Return under which key of the section `env` a name belongs: `id` or `entry`."""
-    is_id = "/" in path or ":" not in path or "-v" in path.rpartition(":")[2]
-    return "id" if is_id else "entry"

@@ -11,9 +11,10 @@ import numpy.typing as npt
 
 from envmgr.adapters.failures import failure_of, plain_info, raise_in_trainer, raises
 from envmgr.adapters.rows import EnvIds, Rows, joined
+from envmgr.env.agent_rows import refuse_agents
 from envmgr.errors import ConfigError, EnvManagerError
 from envmgr.manager import EnvManager
-from envmgr.spaces import refuse_agents, rows_of
+from envmgr.spaces import rows_of
 from envmgr.types import Once
 
 

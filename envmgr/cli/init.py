@@ -17,9 +17,9 @@ import click
 from envmgr.cli import DONE
 from envmgr.cli.prepare import manager_of
 from envmgr.cli.progress import doing, logging_to
+from envmgr.config.env_factories import key_of
 from envmgr.config_file import resolve_config
 from envmgr.errors import ConfigError
-from envmgr.shortcuts import key_of
 from envmgr.tuning.measuring import profiled
 from envmgr.tuning.template import Tried, config_text
 from envmgr.worker.profiling import Profile

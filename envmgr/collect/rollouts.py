@@ -16,12 +16,13 @@ from envmgr.collect.rollout_arrays import Bools, Ends, Ints, Recorded, make_reco
 from envmgr.collect.statistics import CollectStatistics
 from envmgr.collect.tally import Tally
 from envmgr.core import ArrayBatch
+from envmgr.env.agent_rows import refuse_agents
 from envmgr.errors import ConfigError, NothingReadyError, StateError
 from envmgr.lifecycle import EnvState
 from envmgr.manager import EnvManager
 from envmgr.manager.loop import failure_text
 from envmgr.seeding import seeds_by_env
-from envmgr.spaces import put_rows, refuse_agents, rows_of
+from envmgr.spaces import put_rows, rows_of
 from envmgr.types import Clock, is_abnormal, monotonic
 
 

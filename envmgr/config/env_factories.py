@@ -241,3 +241,9 @@ def _unknown_id_text(env_id: str, name: str, error: Exception) -> str:
         f"env.id is {env_id!r}, which gymnasium does not have: {nearest}. ({error}) If a module "
         "registers it when it is imported, write `module:Name-v0`."
     )
+
+
+def key_of(path: str) -> str:
+    """Return under which key of the section `env` a name belongs: `id` or `entry`."""
+    is_id = "/" in path or ":" not in path or "-v" in path.rpartition(":")[2]
+    return "id" if is_id else "entry"

@@ -12,6 +12,7 @@ from envmgr.env.agents import AgentsEnv, infos_of
 from envmgr.env.contract import EnvContractError, env_name
 from envmgr.errors import ConfigError
 from envmgr.spaces import Layout, codec_of
+from envmgr.spaces.agents import AgentSpace
 
 _REWARDS = {"each": None, "sum": np.sum, "mean": np.mean}
 
@@ -114,3 +115,21 @@ def _told(infos: Any) -> dict[str, Any]:
     """Return the infos of agents that have something to say; nothing if there are none."""
     told = {agent: info for agent, info in infos.items() if info}
     return infos_of(told) if told else {}
+
+
+def refuse_agents(space: Any, what: str) -> None:
+    """Refuse observations by agent where they have to be rows.
+
+    Args:
+        space: of observations.
+        what: takes rows, for the message.
+
+    Raises:
+        ConfigError: they are by agent.
+    """
+    if isinstance(space, AgentSpace):
+        raise ConfigError(
+            f"{what} takes observations of fixed shapes, and those of these envs are dicts by "
+            "agent, whose agents come and go. Wrap each env in envmgr.env.AgentRows (in a config: "
+            "env.wrappers: [envmgr.env.AgentRows]): then agents are rows with a mask"
+        )

@@ -10,7 +10,7 @@ and is what an env without spaces is taken to have.
 
 from __future__ import annotations
 
-from envmgr.spaces.agents import AgentSpace, refuse_agents
+from envmgr.spaces.agents import AgentSpace
 from envmgr.spaces.batches import (
     as_batch,
     concatenated,
@@ -57,7 +57,6 @@ __all__ = [
     "indexed",
     "path_text",
     "put_rows",
-    "refuse_agents",
     "row_of",
     "rows_of",
     "same_space",

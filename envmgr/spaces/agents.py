@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
-from envmgr.errors import ConfigError
 from envmgr.spaces.codec import ActionCheck, Codec
 from envmgr.spaces.codecs import CODECS, codec_of
 from envmgr.spaces.equality import same_space
@@ -111,24 +110,6 @@ def _legal(space: spaces.Space[Any], obs: Any) -> Any:
     if isinstance(space, spaces.Discrete) and isinstance(obs, Mapping) and _MASK in obs:
         return space.sample(np.asarray(obs[_MASK], np.int8))
     return space.sample()
-
-
-def refuse_agents(space: Any, what: str) -> None:
-    """Refuse observations by agent where they have to be rows.
-
-    Args:
-        space: of observations.
-        what: takes rows, for the message.
-
-    Raises:
-        ConfigError: they are by agent.
-    """
-    if isinstance(space, AgentSpace):
-        raise ConfigError(
-            f"{what} takes observations of fixed shapes, and those of these envs are dicts by "
-            "agent, whose agents come and go. Wrap each env in envmgr.env.AgentRows (in a config: "
-            "env.wrappers: [envmgr.env.AgentRows]): then agents are rows with a mask"
-        )
 
 
 class _AgentsCodec(Codec):

@@ -14,8 +14,8 @@ from click.shell_completion import BashComplete, FishComplete, ShellComplete, Zs
 
 from envmgr.cli import main
 from envmgr.cli.trial_commands import envmgr
+from envmgr.config.env_factories import key_of
 from envmgr.config_file import load_config
-from envmgr.shortcuts import key_of
 from envmgr.tuning.bench import OURS, contested
 from envmgr.tuning.contest import ContestantError
 from envmgr.tuning.loops import GymnasiumLoop, look_at
