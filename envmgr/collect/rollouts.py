@@ -152,13 +152,14 @@ class RolloutCollector:
         if self._arrived:
             self._record(self._arrived[0])
             self._arrived.clear()
-        pending = set(manager.active_env) - set(manager.ready_env)
-        if pending and not self._has_sent:
+        ready = manager.ready_env  # first: the figures are after what this call makes up for
+        self._n_pending = manager.stats()["outstanding"]
+        if self._n_pending and not self._has_sent:
+            pending = sorted(set(manager.active_env) - set(ready))
             raise StateError(
-                f"envs {sorted(pending)} have steps under way that this collector has not sent: "
+                f"envs {pending} have steps under way that this collector has not sent: "
                 "gather their timesteps with recv() first"
             )
-        self._n_pending = len(pending)
 
     def _completed(self) -> Recorded:
         """Return what says that the rollout is complete, and what the next one begins with."""

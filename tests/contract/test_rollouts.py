@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import random
 import signal
+import threading
 from collections.abc import Callable
 from functools import partial
 from itertools import islice
@@ -25,6 +26,8 @@ from envmgr.collect import (
     Trajectory,
     by_env,
 )
+from tests.faults.interrupted_calls import at_point
+from tests.faults.interrupting import points_of
 
 N_ENVS, N_STEPS = 3, 50
 
@@ -201,6 +204,42 @@ def test_signals_at_any_moment_lose_and_repeat_nothing(kind: str, style: str) ->
     assert n_returned > 10
     for found in seen.values():
         assert found == list(range(len(found)))
+
+
+class Unending(Counting):
+    """Its first episode is the only one: the reset after it does not end."""
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        if self._ever:
+            threading.Event().wait()
+        return super().reset(seed=seed, options=options)
+
+
+def test_a_signal_when_all_envs_are_being_reset() -> None:
+    def raise_struck(number: int, frame: object) -> None:
+        raise Struck
+
+    def rollouts() -> tuple[Any, Callable[[], Any]]:
+        manager = make(Unending, env_num=2, num_workers=1, context="fork", close_timeout=0.0)
+        return manager, RolloutCollector(manager, Agent(), n_steps=7).collect
+
+    before = signal.signal(signal.SIGALRM, raise_struck)
+    try:
+        manager, collect = rollouts()
+        with manager:
+            points = [p for p in points_of(collect) if p.code.co_name == "recv_arrays"]
+        strikes = [at_point(p, signal.SIGALRM) for p in points if p.is_opcode and p.hit > 1]
+        strikes = [strike for strike in strikes if not strike.is_past(Struck())]
+        for strike in strikes[-1::-6]:
+            manager, collect = rollouts()
+            seen: dict[int, list[float]] = {0: [], 1: []}
+            with manager:
+                with pytest.raises(Struck):
+                    strike.run(collect)
+                note(collect(), seen)
+            assert [*seen.values()] == [[*range(7)]] * 2
+    finally:
+        signal.signal(signal.SIGALRM, before)
 
 
 def collect_by(manager: Any, style: str) -> Callable[[], Any]:

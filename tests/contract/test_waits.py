@@ -22,7 +22,7 @@ def test_no_wait_overlooks_a_signal_for_long(
         return []
 
     with monkeypatch.context() as patch:
-        patch.setattr(transport, "_wait", note)
+        patch.setattr(transport._connections, "wait", note)
         patch.setattr(transport._ready, "ready", note)
         for pivot in (None, 1):
             for timeout_s in (None, 30.0):

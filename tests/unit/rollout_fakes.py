@@ -124,7 +124,7 @@ class FakeArrays:
             self._state[i] = EnvState.RUN
 
     def stats(self) -> dict[str, Any]:
-        return {}
+        return {"outstanding": len(self._pending)}
 
     # -- the envs -------------------------------------------------------------------------------
 
