@@ -88,9 +88,8 @@ class Engine:
         self._shelter = shelter
         self._ended = False
         self._background = Background(self, self._lock) if background else None
-        self.calling = Call(self, self._lock, self._background)
-        if (tracer := supervisor.hosts.tracer) is not None:
-            self.calling = TracedCall(self, self._lock, self._background, tracer)
+        tracer, guards = supervisor.hosts.tracer, (self, self._lock, self._background)
+        self.calling = Call(*guards) if tracer is None else TracedCall(*guards, tracer)
         self.watch = watch
         if watch is not None:
             watch.begin(self)

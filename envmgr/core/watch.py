@@ -180,9 +180,9 @@ class Watch:
             board.pids[...] = [pids.get(group.host_id or 0, 0) for group in hosts.groups]
             if hosts.settings.measures and (block := hosts.block) is not None:
                 board.latencies[:, : hosts.env_num] = block.latencies
-            self._write_counters(board)
+            has_moved = self._write_counters(board)
             self._write_failures(board)
-            self._write_call(board, now)
+            self._write_call(board, now, is_new=has_moved)
             board.looked_at[0] = now
 
     def _activities(self) -> npt.NDArray[np.uint8]:
@@ -213,8 +213,10 @@ class Watch:
                         found[env_id] = Activity.QUEUED
         return found
 
-    def _write_counters(self, board: Board) -> None:
+    def _write_counters(self, board: Board) -> bool:
+        """Write them down; return whether steps were sent or delivered since the last look."""
         counted = self._engine.supervisor.statistics
+        before = board.counters[:2].tolist()
         board.counters[...] = (
             counted.actions,
             counted.timesteps,
@@ -222,6 +224,7 @@ class Watch:
             sum(counted.failures_by_kind.copy().values()),
             counted.renewals,
         )
+        return bool(board.counters[:2].tolist() != before)
 
     def _write_failures(self, board: Board) -> None:
         """Write down the failures that have come since the last look."""
@@ -237,11 +240,17 @@ class Watch:
         for env_id, count in counted.failures_by_env.copy().items():
             board.failed[env_id] = count
 
-    def _write_call(self, board: Board, now: float) -> None:
-        """Write down which call the trainer is in, and where its main thread is."""
+    def _write_call(self, board: Board, now: float, *, is_new: bool) -> None:
+        """Write down which call the trainer is in, and where its main thread is.
+
+        Args:
+            board: where.
+            now: the moment.
+            is_new: it is not the call of the last look, whatever its name.
+        """
         caller = self._engine.caller
         call = "" if caller is None else caller.f_code.co_name
-        if call != text_in(board.call):
+        if is_new or call != text_in(board.call):
             put_text(board.call, call)
             board.call_since[0] = now
         frame = sys._current_frames().get(threading.main_thread().ident or 0)

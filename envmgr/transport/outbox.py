@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
-from envmgr.transport.base import Arrival, HostDied
+from envmgr.transport.base import Arrival, HostDied, Transport
 from envmgr.transport.ready import Waker
 
 
@@ -55,3 +57,20 @@ class Outbox:
                     killed.discard(host_id)
                     del hosts[host_id]
             sent.popleft()
+
+
+def await_ends(transport: Transport, are_over: Callable[[], bool], limit_s: float) -> None:
+    """Wait until all hosts have reported their ends, or nobody waits for that any more.
+
+    Args:
+        transport: that of the hosts. What arrives besides is dropped.
+        are_over: whether there is nothing to wait for.
+        limit_s: how long to wait at most.
+    """
+    end = time.monotonic() + limit_s
+    while not are_over():
+        remaining_s = end - time.monotonic()
+        if remaining_s <= 0.0:
+            return
+        transport.poll(remaining_s)
+        transport.arrivals.clear()

@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from envmgr.transport.base import Arrival, HostDied, Transport, at_most
-from envmgr.transport.outbox import Outbox
+from envmgr.transport.outbox import Outbox, await_ends
 from envmgr.transport.ready import ReadySet
 from envmgr.wire.block import block_is_possible, items
 from envmgr.wire.hosts import HostSpec
@@ -236,14 +236,7 @@ class ThreadTransport(Transport):
             self._closed = True
 
     def _await_ends(self, limit_s: float) -> None:
-        """Wait until all hosts have reported their ends."""
-        end = time.monotonic() + limit_s
-        while self._hosts and not self._hurried:
-            remaining_s = end - time.monotonic()
-            if remaining_s <= 0.0:
-                return
-            self.poll(remaining_s)
-            self.arrivals.clear()
+        await_ends(self, lambda: self._hurried or not self._hosts, limit_s)
 
     def hurry(self) -> None:
         """Give threads that are asked to end no more time."""

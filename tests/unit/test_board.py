@@ -163,7 +163,14 @@ class TestWatch:
         with rig.engine.calling:
             watch.look()
             assert text_in(board.call) == "test_shows_where_the_trainer_is"
-            assert board.call_since[0] == rig.clock()
+            began = rig.clock()
+            assert board.call_since[0] == began
+            rig.clock.advance(2)
+            watch.look()
+            assert board.call_since[0] == began
+            rig.engine.supervisor.statistics.timesteps += 1
+            watch.look()
+            assert board.call_since[0] == rig.clock(), "another call of the same name"
         assert " in test_shows_where_the_trainer_is\n" in text_in(board.where)
         assert f"{os.sep}envmgr{os.sep}core{os.sep}" not in text_in(board.where).split("\n")[0]
 

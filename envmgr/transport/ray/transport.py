@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import queue
-import time
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
@@ -13,7 +12,7 @@ from typing import Any, ClassVar, NamedTuple
 from envmgr.config.kind_sections import Ray
 from envmgr.errors import ConfigError
 from envmgr.transport.base import Arrival, Transport, at_most
-from envmgr.transport.outbox import Outbox
+from envmgr.transport.outbox import Outbox, await_ends
 from envmgr.transport.process.orders import OrderWriter
 from envmgr.transport.ray.actor import ActorSettings, HostActor
 from envmgr.transport.ray.cluster import close_cluster, open_cluster
@@ -287,13 +286,7 @@ class RayTransport(Transport):
         self._await_ends(grace_s)
 
     def _await_ends(self, limit_s: float) -> None:
-        end = time.monotonic() + limit_s
-        while self._hosts and not self._hurried:
-            remaining_s = end - time.monotonic()
-            if remaining_s <= 0.0:
-                return
-            self.poll(remaining_s)
-            self.arrivals.clear()
+        await_ends(self, lambda: self._hurried or not self._hosts, limit_s)
 
     def hurry(self) -> None:
         """Give actors that are asked to end no more time."""
