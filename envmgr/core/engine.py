@@ -266,8 +266,8 @@ class Engine:
 
     def _apply_steps(self) -> None:
         """Apply the ordinary steps that come before anything else."""
-        arrivals, supervisor = self.transport.arrivals, self.supervisor
-        while arrivals and not self.closing and supervisor.handle_step(arrivals[0]):
+        arrivals, handle_step = self.transport.arrivals, self.supervisor.handle_step
+        while arrivals and not self.closing and handle_step(arrivals[0]):
             arrivals.popleft()
 
     def _apply_all(self) -> None:

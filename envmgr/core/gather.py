@@ -61,9 +61,9 @@ class Gather:
         return partial(self._one_of_the_missing, selection)
 
     def _one_of_the_missing(self, selection: Selection) -> int | None:
-        handout, slots = self._handout, self._supervisor.slots
-        missing = [i for i in selection.ids if not handout.has_arrived(i)]
-        return slots[missing[len(missing) // 2]].host_id if missing else None
+        undelivered = self._record.undelivered
+        missing = [i for i in selection.ids if i not in undelivered]
+        return self._supervisor.slots[missing[len(missing) // 2]].host_id if missing else None
 
     def some(
         self, policy: GatherPolicy, *, deadline: float = math.inf, exactly: bool = False

@@ -94,6 +94,8 @@ class Handout:
         if window is not None and not self._record.undelivered:
             return bool(window.replies == window.tokens)
         record, rows = self._record, selection.array
+        if self._block is None and not record.held:
+            return all(map(record.undelivered.__contains__, selection.ids))
         if self._block is not None and not record.undelivered and selection.count > _FEW:
             replied: Any = self._block.replies[rows] == record.tokens[rows]
             return bool(replied.all()) and selection.is_posted(record.phases.column)

@@ -82,7 +82,8 @@ class Observed:
         Raises:
             ValueMismatchError: it refers to none.
         """
-        self._note(env_id)
+        if self._place_bytes[env_id] != _NO_PLACE:
+            self._note(env_id)
         return self._readers[env_id].read(reference)
 
     def lost_step(self, env_id: int, observation: Any) -> tuple[Any, Any, Any]:

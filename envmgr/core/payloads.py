@@ -17,6 +17,8 @@ MAX_NOTICES = 100
 
 MAX_NOTICE_CHARACTERS = 1000
 
+_LAST_AFTER_STEP = max(AfterStep)
+
 
 class MalformedReplyError(ValueError):
     """A reply whose payload is not what the protocol says."""
@@ -32,7 +34,7 @@ def step_fields(payload: Any) -> tuple[Any, Any, bool, Any, int]:
     _, _, done, info, after = fields
     if type(done) is not bool:
         raise MalformedReplyError(f"it says that done is a {type(done).__name__}")
-    if not isinstance(after, int) or not 0 <= after <= max(AfterStep):
+    if not isinstance(after, int) or not 0 <= after <= _LAST_AFTER_STEP:
         raise MalformedReplyError("it says something unknown of what follows a step")
     if type(info) is not dict and not isinstance(info, (Mapping, list, tuple)):
         raise MalformedReplyError(f"its info is a {type(info).__name__}")

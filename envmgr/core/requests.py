@@ -99,9 +99,11 @@ def _refusal(check: ActionCheck, action: Any) -> str | None:
 
 def envs_in_calls(supervisor: Supervisor, env_ids: Any) -> list[int]:
     """Return which of these envs run a call; what does not list any is left to be refused."""
-    busy = [slot.env_id for slot in supervisor.slots if slot.phase is Phase.CALLING]
-    if not busy or not isinstance(env_ids, (Mapping, list)):
+    if Phase.CALLING not in supervisor.record.phases.column:
         return []
+    if not isinstance(env_ids, (Mapping, list)):
+        return []
+    busy = [slot.env_id for slot in supervisor.slots if slot.phase is Phase.CALLING]
     return [env_id for env_id in busy if env_id in env_ids]
 
 

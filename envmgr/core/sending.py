@@ -71,7 +71,7 @@ class Sending:
         for slot, frame in prepared:
             if frame is None:
                 self._record.unexecuted.add(slot.env_id)
-            elif slot.request_id != frame[0]:
+            elif not again or slot.request_id != frame[0]:
                 self._hosts.submit_step(slot, frame, again=again)
         self._unfinished = None
 

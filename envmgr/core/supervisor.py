@@ -61,6 +61,7 @@ class Supervisor:
         sending: sends steps by message.
         handout: finds what has arrived, and hands it out.
         delivery: what the call under way is about to return.
+        handle_step: applies an ordinary step that came by message, as `Arrivals` does.
     """
 
     def __init__(self, hosts: Hosts, rules: EpisodeRules, policy: FailurePolicy) -> None:
@@ -103,6 +104,7 @@ class Supervisor:
             self.repair,
             raise_non_finite=rules.raise_non_finite,
         )
+        self.handle_step = self._arrivals.handle_step
         self.handout = Handout(
             hosts,
             self._episodes,
@@ -123,10 +125,6 @@ class Supervisor:
     def handle(self, host_id: int, arrival: Arrival) -> None:
         """Apply what came from a host; not to be interrupted."""
         self._arrivals.handle(host_id, arrival)
-
-    def handle_step(self, item: tuple[int, Arrival]) -> bool:
-        """As `Arrivals.handle_step`."""
-        return self._arrivals.handle_step(item)
 
     def collect(self) -> bool:
         """Apply what has arrived by another way than by message, as far as that is ordinary.

@@ -67,7 +67,7 @@ class Layout:
         leaves = tuple(leaf for leaf in self.leaves if not leaf.is_free)
         return Layout(leaves, tuple(range(len(leaves)))) if leaves else None
 
-    @property
+    @cached_property
     def is_fixed(self) -> bool:
         """Whether all leaves are arrays."""
         return not any(leaf.is_free for leaf in self.leaves)

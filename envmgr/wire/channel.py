@@ -11,7 +11,7 @@ import os
 from collections import deque
 from collections.abc import Sequence
 from multiprocessing.connection import Connection, wait
-from typing import Any
+from typing import Any, NamedTuple
 
 from envmgr.wire.frames import Frame, FrameError, needed_for, split_frame
 
@@ -32,33 +32,22 @@ class ChannelClosedError(ConnectionError):
     """The other end is gone."""
 
 
-class _Incoming:
+class _Incoming(NamedTuple):
     """What has been read.
 
-    Args:
+    Attributes:
         frames: whole frames that were not taken.
-        parts: the beginning of one that is not whole.
+        read: bytes that were read and are not in the others.
+        parts: the beginning of a frame that is not whole.
         n_bytes: size of that.
         needed: bytes that it takes at least.
-
-    Attributes:
-        read: bytes that were read and are not in the others.
     """
 
-    __slots__ = ("frames", "n_bytes", "needed", "parts", "read")
-
-    def __init__(
-        self,
-        frames: deque[Frame] | None = None,
-        parts: Sequence[bytes] = (),
-        n_bytes: int = 0,
-        needed: int = 0,
-    ) -> None:
-        self.frames: deque[Frame] = deque() if frames is None else frames
-        self.parts = parts
-        self.n_bytes = n_bytes
-        self.needed = needed
-        self.read: list[bytes] = []
+    frames: deque[Frame]
+    read: list[bytes]
+    parts: Sequence[bytes] = ()
+    n_bytes: int = 0
+    needed: int = 0
 
 
 class FrameChannel:
@@ -88,7 +77,7 @@ class FrameChannel:
         # Each of these is replaced as a whole, so that an interrupt finds the one or the other.
         self._sending: tuple[list[bytes], list[int]] = ([], [])
         self._latest: bytes | None = None
-        self._incoming = _Incoming()
+        self._incoming = _Incoming(deque(), [])
         self.first: tuple[Frame | None, Any] = (None, None)
         self._broken: Exception | None = None
 
@@ -186,8 +175,7 @@ class FrameChannel:
         """
         if self._broken is not None:
             raise self._broken
-        incoming = self._incoming
-        read = incoming.read
+        kept, read, parts, n_bytes, needed = self._incoming
         try:
             if not read:  # else an interrupt has come since
                 # In one go, as in `flush`.
@@ -199,19 +187,18 @@ class FrameChannel:
         data = read[0]
         if not data:
             raise ChannelClosedError("end of stream")
-        parts = incoming.parts
         if not parts and data[0] in _BELLS:
             data = self._without_bells(data)
-        n_bytes = incoming.n_bytes + len(data)
-        if n_bytes < incoming.needed:
-            self._incoming = _Incoming(incoming.frames, [*parts, data], n_bytes, incoming.needed)
+        n_bytes += len(data)
+        if n_bytes < needed:
+            self._incoming = _Incoming(kept, [], [*parts, data], n_bytes, needed)
             return
         found, rest = self._split(b"".join([*parts, data]) if parts else data)
-        frames = deque([*incoming.frames, *found]) if incoming.frames else deque(found)
+        frames = deque([*kept, *found]) if kept else deque(found)
         if rest:
-            self._incoming = _Incoming(frames, [rest], len(rest), needed_for(rest))
+            self._incoming = _Incoming(frames, [], [rest], len(rest), needed_for(rest))
         else:
-            self._incoming = _Incoming(frames)
+            self._incoming = _Incoming(frames, [])
         if self._broken is not None:
             raise self._broken
 

@@ -76,27 +76,28 @@ def _framed(
 
 
 def _body_of(payload: Any, has_main: bool) -> bytes:
-    body = b"" if payload is None else _dumps(payload, has_main)
+    if payload is None:
+        return b""
+    try:
+        body = pickle.dumps(payload, protocol=5)
+        if not has_main and b"__main__" in body:
+            body = cloudpickle.dumps(payload, protocol=5)
+    except Exception as first:  # any error of an object's own __reduce__; cloudpickle comes last
+        if came_through_a_handler(first):
+            raise
+        body = _by_cloudpickle(payload)
     if len(body) > MAX_PAYLOAD_BYTES:
         raise FrameError(f"{len(body)} bytes exceed the limit of {MAX_PAYLOAD_BYTES}")
     return body
 
 
-def _dumps(payload: Any, has_main: bool) -> bytes:
+def _by_cloudpickle(payload: Any) -> bytes:
     try:
-        body = pickle.dumps(payload, protocol=5)
-        if has_main or b"__main__" not in body:
-            return body
         return bytes(cloudpickle.dumps(payload, protocol=5))
-    except Exception as first:  # any error of an object's own __reduce__; cloudpickle comes last
-        if came_through_a_handler(first):
+    except Exception as error:
+        if came_through_a_handler(error):
             raise
-        try:
-            return bytes(cloudpickle.dumps(payload, protocol=5))
-        except Exception as error:
-            if came_through_a_handler(error):
-                raise
-            raise FrameError(f"{type(error).__name__}: {text_of(error)}") from error
+        raise FrameError(f"{type(error).__name__}: {text_of(error)}") from error
 
 
 class Frame(NamedTuple):
