@@ -28,7 +28,7 @@ logger = logging.getLogger("envmgr")
 
 _NOT_BUSY = {Phase.IDLE, Phase.PAUSING, Phase.ENDING}
 _STEPS = (Phase.STEPPING, Phase.CANCELLING)
-_AWAITED_IN: dict[int, frozenset[Phase]] = {
+AWAITED_IN: dict[int, frozenset[Phase]] = {
     Op.HELLO: frozenset((Phase.STARTING,)),
     Op.STEPPED: frozenset(_STEPS),
     Op.RESET_DONE: frozenset((Phase.RESETTING,)),
@@ -146,7 +146,7 @@ class Arrivals:
         elif (
             request_id != slot.request_id
             or generation != slot.generation
-            or slot.phase not in _AWAITED_IN.get(op, ())
+            or slot.phase not in AWAITED_IN.get(op, ())
         ):
             culprit = running or (group.blamed() if group.is_shared else slot)
             self._on_unexpected(culprit, message)

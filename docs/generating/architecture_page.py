@@ -1,0 +1,114 @@
+"""The page of the layers of the code, and of what becomes of a request."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import envmgr
+from envmgr.core import phases
+from envmgr.core.arrivals import AWAITED_IN
+from envmgr.core.phases import CHANGES, Change
+from envmgr.wire import messages
+from envmgr.wire.messages import Op
+from generating.docstrings import table
+from generating.lifecycle_page import meanings
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+_PACKAGE = Path(envmgr.__file__).resolve().parent
+_FIRST_REPLY = Op.HELLO
+_CLOSE = '%%{init: {"flowchart": {"rankSpacing": 18, "nodeSpacing": 20}}}%%'
+
+
+def architecture_page() -> str:
+    """What stands on what, and who answers whom."""
+    texts = meanings(messages, Op)
+    requests = [(f"`{op.name}`", texts[op.name]) for op in Op if op < _FIRST_REPLY]
+    replies = [(f"`{op.name}`", texts[op.name]) for op in Op if op >= _FIRST_REPLY]
+    return f"""# Architecture
+
+This page is made from the contracts in `pyproject.toml` and from the tables of the code.
+[Decision 0017](../decisions/0017-places.md) says why the places are these, and
+[CONTRIBUTING](../../CONTRIBUTING.md#where-is-x-decided) where a question is decided.
+
+## Layers
+
+A module imports only from layers below its own; `make lint` checks it.
+
+```mermaid
+{_layers_diagram()}
+```
+
+{table(("module", "what it is"), _modules())}
+## The life of a request
+
+A call of the trainer becomes a request to the env's host, whose *phase* says what it is busy with
+until the reply has come. `FAILED` is a reply in each of these phases. The timestep of a step that
+was posted in shared memory is found there, without a message, unless it is looked after by itself.
+
+```mermaid
+{_requests_diagram()}
+```
+
+What may follow what is in [lifecycle](lifecycle.md#phases).
+
+## Requests
+
+{table(("request", "what it asks for"), requests)}
+## Replies
+
+{table(("reply", "what it says"), replies)}"""
+
+
+def _layers() -> list[list[str]]:
+    """Return the modules of each layer, from the top."""
+    project = tomllib.loads((_PACKAGE.parent / "pyproject.toml").read_text(encoding="utf-8"))
+    contracts = project["tool"]["importlinter"]["contracts"]
+    lines = next(c["layers"] for c in contracts if c["type"] == "layers")
+    return [
+        [name.strip().strip("()") for name in line.replace("|", ":").split(":")] for line in lines
+    ]
+
+
+def _layers_diagram() -> str:
+    nodes = [f'    L{i}["{"<br>".join(_rows(names))}"]' for i, names in enumerate(_layers())]
+    chain = " --> ".join(f"L{i}" for i in range(len(nodes)))
+    return "\n".join([_CLOSE, "flowchart TB", *nodes, f"    {chain}"])
+
+
+def _rows(names: list[str], width: int = 4) -> list[str]:
+    return [" · ".join(names[i : i + width]) for i in range(0, len(names), width)]
+
+
+def _modules() -> Iterator[tuple[str, str]]:
+    """Return every module of a layer, with the first line of its docstring."""
+    for names in _layers():
+        for name in names:
+            file = _PACKAGE / name / "__init__.py"
+            file = file if file.is_file() else _PACKAGE / f"{name}.py"
+            text = ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or ""
+            yield f"`{name}`", " ".join(text.partition("\n\n")[0].split())
+
+
+def _requests_diagram() -> str:
+    """Return what leads into the phases in which something is awaited, and out of them."""
+    awaited = [phase for phase in phases.Phase if phase in phases.AWAITED | {phases.Phase.POSTED}]
+    lines = [_CLOSE, "flowchart LR"]
+    for change, targets in CHANGES.items():
+        source, target = next(iter(targets.items()))
+        if change in (Change.TAKE_OVER, Change.CANCEL):
+            lines.append(f'    {source.name} -- "{change.value}" --> {target.name}')
+        elif target in awaited:
+            lines.append(f'    {change.name}_(["{change.value}"]) --> {target.name}')
+    for op, where in AWAITED_IN.items():
+        if op not in (Op.FAILED, Op.BEGAN):
+            lines += [
+                f"    {p.name} --> {Op(op).name}([{Op(op).name}])" for p in awaited if p in where
+            ]
+    return "\n".join(lines)

@@ -1,0 +1,130 @@
+"""The page of states and phases, from the tables that the code runs on."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable, Mapping
+from enum import Enum, IntEnum
+from typing import Any, TypeVar
+
+from envmgr import lifecycle
+from envmgr.core import phases
+from envmgr.core.phases import Change
+from envmgr.lifecycle import TRANSITIONS, EnvState, Event, mermaid_diagram
+from generating.docstrings import member_texts, table
+
+S = TypeVar("S", bound=IntEnum)
+E = TypeVar("E", bound=Enum)
+
+# Each table is shown in several diagrams, or nobody could read them.
+_REPAIR = {Event.FAILED, Event.RENEW, Event.REPAIRED_UNATTENDED, Event.DROP}
+
+
+def lifecycle_page() -> str:
+    """States, phases and what changes them, from the tables that the code runs on."""
+    texts = meanings(lifecycle, EnvState)
+    states = [(f"`{state.name}`", str(int(state)), texts[state.name]) for state in EnvState]
+    texts = meanings(phases, phases.Phase)
+    busy = [(f"`{phase.name}`", phase.label, texts[phase.name]) for phase in phases.Phase]
+    return f"""# Lifecycle of an env
+
+`manager.env_states` gives the state of each env_id. Every change of state goes through one table,
+in `envmgr/lifecycle.py`; a change that is not in it is refused. What the env's host is busy with
+meanwhile, its phase, has a table of the same form, in `envmgr/core/phases.py`. This page is made
+from these two. [Decision 0020](../decisions/0020-one-record-of-each-env.md) says what else is known
+of an env.
+
+## States
+
+{table(("state", "value", "meaning"), states)}
+An env is *ready* (in `ready_obs`) when it is in `RUN` and no timestep of it is owed to the caller.
+It is *pending* from the moment that its action is accepted until its timestep has been delivered.
+
+## Diagrams
+
+Edges to `VOID` by `close`, which exist from every state, are left out. Without failures:
+
+```mermaid
+{_diagram(TRANSITIONS, EnvState, without=_REPAIR)}
+```
+
+What failures lead to:
+
+```mermaid
+{_diagram(TRANSITIONS, EnvState, without=set(TRANSITIONS) - _REPAIR)}
+```
+
+## Transitions
+
+{table(("from", "what happens", "to"), _transitions(TRANSITIONS, EnvState))}
+## Phases
+
+What an env's host is busy with: at most one thing at a time. Users see it as `during` of a failure
+and in messages, under the names in the second column. State and phase go together, but neither
+follows from the other: the state is as the env's user sees it. An env whose host dies while it is
+ready stays in `RUN` until its user has been told, while a new host goes through `STARTING` and
+`RESETTING`.
+
+{table(("phase", "`during`", "meaning"), busy)}
+A step is in `POSTED` or in `STEPPING`, and may go from the first to the second, never back. Its
+timestep is owed from then on; it still is when the host is done with the step, until it is handed
+out.
+
+## Diagrams of phases
+
+What leads from every phase to the same one is left out: to `IDLE` when nothing is awaited any more,
+to `ENDING` when the host is ended, and to `PAUSING` when something is to follow later.
+
+Steps and calls:
+
+```mermaid
+{_diagram(phases.CHANGES, phases.Phase, without={Change.BUILD, Change.RESET})}
+```
+
+Construction:
+
+```mermaid
+{_diagram(phases.CHANGES, phases.Phase, without=set(phases.CHANGES) - {Change.BUILD})}
+```
+
+Resets:
+
+```mermaid
+{_diagram(phases.CHANGES, phases.Phase, without=set(phases.CHANGES) - {Change.RESET})}
+```
+
+## Changes of phases
+
+{table(("from", "what happens", "to"), _transitions(phases.CHANGES, phases.Phase))}"""
+
+
+def _diagram(
+    transitions: Mapping[E, Mapping[S, S]], states: type[S], *, without: Container[E]
+) -> str:
+    """Return a part of a table as a diagram, with the beginning if something leads from there."""
+    part = {event: targets for event, targets in transitions.items() if event not in without}
+    lines = mermaid_diagram(part, states).splitlines()
+    first = f"    {next(iter(states)).name} -->"
+    if not any(line.startswith(first) for line in lines):
+        del lines[1]
+    return "\n".join(lines)
+
+
+def meanings(module: Any, members: type[IntEnum]) -> dict[str, str]:
+    """Return what the members of an enum mean; all of them have to say it."""
+    texts = member_texts(module, members.__name__)
+    missing = {member.name for member in members} - set(texts)
+    if missing:
+        raise LookupError(f"these members of {members.__name__} have no docstring: {missing}")
+    return texts
+
+
+def _transitions(
+    transitions: Mapping[E, Mapping[S, S]], states: type[S]
+) -> Iterable[tuple[str, str, str]]:
+    """Return the rows of a table of transitions; what leads from everywhere takes one."""
+    for event, targets in transitions.items():
+        if lifecycle.leads_from_everywhere(targets, states):
+            yield "any", event.value, f"`{next(iter(targets.values())).name}`"
+            continue
+        for source, target in targets.items():
+            yield f"`{source.name}`", event.value, f"`{target.name}`"
