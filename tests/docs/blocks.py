@@ -11,10 +11,14 @@ rendered page. It holds marks, separated by commas:
 * `needs=MODULE`, `needs=MODULE>=VERSION`: the block needs a trainer, and runs where there is one.
 
 A block of language `text` right after a Python block is exactly what that one prints.
+
+The code cells of a notebook in docs/notebooks are one program; what is kept of their output is
+exactly what they print.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -141,6 +145,24 @@ def programs_of(blocks: list[Block]) -> list[Program]:
             programs[-1].outputs[-1] = block.text
         before = block
     return programs
+
+
+def program_of(notebook: Path, text: str | None = None) -> Program:
+    """Return the code cells of a notebook."""
+    text = notebook.read_text(encoding="utf-8") if text is None else text
+    blocks: list[Block] = []
+    outputs: list[str | None] = []
+    for number, cell in enumerate(json.loads(text)["cells"], start=1):
+        if cell["cell_type"] == "code":
+            blocks.append(Block(notebook, number, "python", "".join(cell["source"])))
+            shown = ["".join(output["text"]) for output in cell["outputs"]]
+            outputs.append("".join(shown) if shown else None)
+    return Program(blocks, outputs)
+
+
+def notebooks() -> list[Path]:
+    """Return every notebook."""
+    return sorted((ROOT / "docs" / "notebooks").glob("*.ipynb"))
 
 
 def pages() -> list[Path]:

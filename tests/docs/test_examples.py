@@ -8,6 +8,7 @@ import doctest
 import importlib
 import importlib.util
 import io
+import json
 import re
 import shlex
 import subprocess
@@ -31,7 +32,9 @@ from tests.docs.blocks import (
     PageError,
     Program,
     blocks_of,
+    notebooks,
     pages,
+    program_of,
     programs_of,
 )
 
@@ -118,6 +121,11 @@ def test_a_python_example_runs(program: Program, folder: Path) -> None:
     page = program.blocks[0].page
     write_files(page, folder)
     run_program(program, page)
+
+
+@pytest.mark.parametrize("notebook", notebooks(), ids=lambda notebook: notebook.stem)
+def test_a_notebook_runs(notebook: Path, folder: Path) -> None:
+    run_program(program_of(notebook), notebook)
 
 
 @pytest.mark.parametrize("program", _params(SCRIPTS))
@@ -286,6 +294,22 @@ def test_what_a_block_prints_is_compared() -> None:
     _run("```python", "print(1)", "```", "", "```text", "1", "```")
     with pytest.raises(AssertionError, match="prints something else"):
         _run("```python", "print(2)", "```", "```text", "1", "```")
+
+
+def test_a_notebook_is_a_program() -> None:
+    stream = {"output_type": "stream", "name": "stdout", "text": ["1\n"]}
+    cells = [
+        {"cell_type": "code", "source": ["a = 1\n", "b = 2"], "outputs": []},
+        {"cell_type": "markdown", "source": ["words"]},
+        {"cell_type": "code", "source": ["print(a)"], "outputs": [stream]},
+    ]
+    notebook = ROOT / "docs" / "notebooks" / "one.ipynb"
+    program = program_of(notebook, json.dumps({"cells": cells}))
+    assert [block.line for block in program.blocks] == [1, 3]
+    run_program(program, notebook)
+    program.outputs[1] = "2\n"
+    with pytest.raises(AssertionError, match="prints something else"):
+        run_program(program, notebook)
 
 
 def test_line_numbers_are_those_of_the_page() -> None:
