@@ -35,6 +35,8 @@ BENCH_VENV ?= .venv-bench
 # DI-engine needs numpy below 2, and so an environment of its own.
 BENCH_DING_VENV = $(BENCH_VENV)-ding
 BENCH_DING_PYTHON ?= $(PYTHON)
+SITE_VENV ?= .venv-site
+SITE_OUT ?= build/site
 # The packages of the extra `envs` have an environment of their own as well.
 ENVS_VENV ?= .venv-envs
 BENCH_OUT ?= docs/benchmarks
@@ -43,7 +45,7 @@ SOAK_OUT ?= docs/reliability
 PIP_INSTALL = $(VENV)/bin/python -m pip install --disable-pip-version-check -qq
 REQUIREMENTS = setup.cfg pyproject.toml
 
-.PHONY: help venv demo demo-cluster test test-ray test-trainers test-envs docs bench soak scoreboard test-matrix lint typecheck format clean distclean
+.PHONY: help venv demo demo-cluster test test-ray test-trainers test-envs docs site bench soak scoreboard test-matrix lint typecheck format clean distclean
 
 help:  ## print this list
 	@echo 'usage: make TARGET'
@@ -76,6 +78,10 @@ test-envs: $(ENVS_VENV)/.envs  ## run Atari, MuJoCo, MiniGrid and Procgen under 
 docs: $(VENV)/.dev  ## write the generated pages of docs/reference anew
 	@echo "==> generating docs/reference"
 	@$(VENV)/bin/python docs/generate.py
+
+site: $(SITE_VENV)/.site  ## make the site of the docs, with a search, in build/site/html
+	@echo "==> the site of the docs, into $(SITE_OUT)"
+	@$(SITE_VENV)/bin/python docs/site/build.py --out $(SITE_OUT) $(ARGS)
 
 bench: $(BENCH_VENV)/.bench $(BENCH_DING_VENV)/.bench  ## measure envmgr beside its peers; ARGS=--quick for a short look
 	@echo "==> benchmarks, into $(BENCH_OUT)"
@@ -127,7 +133,7 @@ clean:  ## remove caches and build outputs
 
 distclean: clean  ## remove the virtual environments as well
 	@echo "==> removing virtual environments"
-	@rm -rf .venv .venv-3.* $(ENVS_VENV) $(RAY_VENV) $(BENCH_VENV) $(BENCH_DING_VENV) .venv-trainers .venv-suites
+	@rm -rf .venv .venv-3.* $(SITE_VENV) $(ENVS_VENV) $(RAY_VENV) $(BENCH_VENV) $(BENCH_DING_VENV) .venv-trainers .venv-suites
 
 # The stamp files below say what is installed; a newer setup.cfg or pyproject.toml installs again.
 
@@ -175,6 +181,12 @@ $(RAY_VENV)/.ray: $(REQUIREMENTS)
 	@$(MAKE) --no-print-directory VENV=$(RAY_VENV) $(RAY_VENV)/.made
 	@echo "==> installing envmgr with the extras test and ray into $(RAY_VENV)"
 	@$(RAY_VENV)/bin/python -m pip install --disable-pip-version-check -qq --editable '.[test,ray]'
+	@touch $@
+
+$(SITE_VENV)/.site: $(REQUIREMENTS)
+	@$(MAKE) --no-print-directory VENV=$(SITE_VENV) $(SITE_VENV)/.made
+	@echo "==> installing envmgr with the extra site into $(SITE_VENV)"
+	@$(SITE_VENV)/bin/python -m pip install --disable-pip-version-check -qq --editable '.[site]'
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.made $(REQUIREMENTS)

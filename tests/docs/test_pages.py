@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import importlib.util
+import json
 import re
 from pathlib import Path
 from types import ModuleType
@@ -14,7 +15,9 @@ from envmgr import ENV_MANAGER_REGISTRY, errors, testing
 from envmgr.config import CollectConfig, EnvConfig, ManagerConfig
 from envmgr.config.kind_sections import EnvPool, GymVector, NormalizationSection, Ray
 from envmgr.config.observing import Metrics, Trace
-from tests.docs.blocks import ROOT, pages
+from tests.docs.blocks import ROOT, notebooks, pages
+
+PAGES = [*pages(), *notebooks()]
 
 _LINK = re.compile(r"(?<!!)\[[^\]]+\]\((?P<target>[^)\s]+)\)")
 _HEADING = re.compile(r"^#+ (?P<title>.+)$", re.MULTILINE)
@@ -23,7 +26,11 @@ _CODE_WORD = re.compile(r"`([^`]+)`")
 
 
 def _prose(page: Path) -> str:
-    return _CODE.sub("", page.read_text(encoding="utf-8"))
+    text = page.read_text(encoding="utf-8")
+    if page.suffix == ".ipynb":
+        cells = json.loads(text)["cells"]
+        text = "\n".join("".join(c["source"]) for c in cells if c["cell_type"] == "markdown")
+    return _CODE.sub("", text)
 
 
 def _anchor(title: str) -> str:
@@ -32,7 +39,7 @@ def _anchor(title: str) -> str:
 
 
 def _page_params() -> list[object]:
-    return [pytest.param(page, id=page.relative_to(ROOT).as_posix()) for page in pages()]
+    return [pytest.param(page, id=page.relative_to(ROOT).as_posix()) for page in PAGES]
 
 
 @pytest.mark.parametrize("page", _page_params())
@@ -131,8 +138,8 @@ def test_paths_that_the_pages_name_exist(page: Path) -> None:
             assert (ROOT / word).exists(), f"there is no {word}"
 
 
-def _generator() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("docs_generate", ROOT / "docs" / "generate.py")
+def _script(path: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(Path(path).stem, ROOT / "docs" / path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -140,7 +147,9 @@ def _generator() -> ModuleType:
     return module
 
 
-GENERATOR = _generator()
+GENERATOR = _script("generate.py")
+SITE = _script("site/pages.py")
+CHECKED = _script("site/checked.py")
 
 
 @pytest.mark.parametrize("name", sorted(GENERATOR.PAGES))
@@ -161,3 +170,40 @@ def test_a_page_that_is_out_of_date_is_noticed(
     (tmp_path / "config.md").write_text("old", encoding="utf-8")
     assert GENERATOR.main(["--check"]) == 1
     assert "config.md" in capsys.readouterr().out
+
+
+def test_every_page_is_in_the_navigation_once() -> None:
+    listed = [page for s in SITE.sections() for _, items in s.groups for _, page in items]
+    of_the_repository = {ROOT / name for name in ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")}
+    of_the_repository |= {ROOT / "benchmarks" / "README.md", ROOT / "soak" / "README.md"}
+    docs = {page for page in PAGES if page.is_relative_to(SITE.DOCS)} - {SITE.CONTENTS}
+    assert sorted(listed) == sorted(docs | of_the_repository)
+
+
+def test_pages_of_the_site_link_to_each_other(tmp_path: Path) -> None:
+    stage = SITE.Stage(tmp_path, lambda source, folder, top: f"![]({top}/index.md)")
+    stage.put("configs", "# Configs\n", ROOT / "configs" / "README.md")
+    stage.write({"Project": [("Configs", "configs")]})
+    written = list(tmp_path.rglob("*.md"))
+    assert len(written) > len(PAGES)
+    for page in written:
+        text = page.read_text(encoding="utf-8")
+        for target in _LINK.findall(_CODE.sub("", text)):
+            path = page.parent / target.partition("#")[0]
+            assert "://" in target or path.exists(), f"{page.name}: {target}"
+    trees = re.findall(r"^(?:.* <)?/([\w/.-]+)>?$", "".join(p.read_text() for p in written), re.M)
+    assert set(trees) == {p.relative_to(tmp_path).with_suffix("").as_posix() for p in written} - {
+        "index"
+    }
+
+
+def test_a_site_with_a_mistake_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "b.html").write_text('<p id="x"><a href="a.html#x">', encoding="utf-8")
+    (tmp_path / "a.html").write_text('<p id="x"><a href="b.html#x">', encoding="utf-8")
+    assert CHECKED.problems(tmp_path) == []
+    mistakes = ('<a href="b.html#y">', '<a href="c.html">', '<script src="https://a.b/c.js">')
+    (tmp_path / "a.html").write_text('<p id="x">' + "".join(mistakes), encoding="utf-8")
+    (tmp_path / "a.css").write_text("@import 'https://a.b/c.css'", encoding="utf-8")
+    found = CHECKED.problems(tmp_path)
+    assert len(found) == 4
+    assert all(any(word in line for line in found) for word in ("#y", "c.html", "c.js", "a.css"))
