@@ -270,24 +270,26 @@ class Arrivals:
         if replies is None or Phase.RESETTING not in column:
             return True
         observed, slots, is_complete = self._record.observed, self._record.slots, True
+        is_quiet, episodes = not (self._record.doomed or self._statistics.failing), self._episodes
         for env_id in replies.resets_of(self._record):
             slot, place = slots[env_id], replies.plain_reset(env_id)
-            if place is None or self._has_more_to_it(slot):
+            if place is None or slot.again or not (is_quiet or self._is_well(slot)):
                 is_complete = False
                 continue
-            self._episodes.count_reset(slot)
-            self._episodes.use_up_seed(slot)
-            self._episodes.begun(slot, {})
+            episodes.count_reset(slot)
+            episodes.use_up_seed(slot)
+            episodes.begun(slot, {})
             observed.began(env_id, place)
             self._record.phases.apply(env_id, Change.SETTLE)  # last: until then it is done again
         return is_complete
 
-    def _has_more_to_it(self, slot: EnvSlot) -> bool:
+    def _is_well(self, slot: EnvSlot) -> bool:
+        """Whether neither an env nor any that goes with it has failed and is not told of yet."""
         failing, doomed = self._statistics.failing, self._record.doomed
         together = self._record.together if doomed else None
         if together is not None and together.doomed_with(slot.env_id) is not None:
-            return True
-        return slot.again or slot.env_id in doomed or slot.env_id in failing
+            return False
+        return not (slot.env_id in doomed or slot.env_id in failing)
 
     @property
     def have_replied(self) -> bool:

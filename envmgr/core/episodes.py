@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
+from envmgr.core.delivery import Ending
 from envmgr.core.groups import HostGroup
 from envmgr.core.hosts import Hosts
 from envmgr.core.late import await_reset
@@ -16,6 +18,7 @@ from envmgr.core.stats import Statistics
 from envmgr.lifecycle import EnvState, Event
 from envmgr.seeding import derived_seed
 from envmgr.types import Once, is_abnormal
+from envmgr.wire.block import AFTER_BITS, AFTER_SHIFT
 from envmgr.wire.messages import AfterStep, EpisodePlan, Op, ResetOrder
 
 _RESETS = (AfterStep.RESETS, AfterStep.RESETS_LATE)
@@ -112,30 +115,40 @@ class Episodes:
             self._hosts.settle(slot)
             self.replace_worn_host(slot.group)
 
-    def end_plainly(self, slot: EnvSlot, episodes_done: int, *, late: bool = False) -> bool:
-        """An episode ended and its host resets it: note that, unless it was the last.
+    def end_plainly(self, endings: Sequence[Ending]) -> Sequence[Ending]:
+        """Episodes ended and hosts reset the envs: note that; return those about which there is more.
 
-        The short form of `end`, for an env about which there is nothing else to know. Here, and in
+        The short form of `end`, for envs about which there is nothing else to know. Here, and in
         `begun`, what is noted may have been noted already, before an interrupt.
         """
-        if not self._hosts_begin or episodes_done >= self._rules.episode_num:
-            return False
-        slot.episodes_done = episodes_done
-        slot.next_episode = slot.episode + 1
-        if late:
-            self._hosts.record.late.add(slot.env_id)
-        if self._states[slot.env_id] is EnvState.RUN:
-            self._states.apply(slot.env_id, Event.EPISODE_ENDED)
-        self._hosts.phases.apply(slot.env_id, Change.RESET)
-        return True
+        if not self._hosts_begin:
+            return endings
+        record, states, odd = self._hosts.record, self._states, []
+        slots, episode_num, running = record.slots, self._rules.episode_num, EnvState.RUN
+        for ending in endings:
+            env_id, flag, episodes_done = ending
+            after = (flag & AFTER_BITS) >> AFTER_SHIFT
+            if after not in _RESETS or episodes_done >= episode_num:
+                odd.append(ending)
+                continue
+            slot = slots[env_id]
+            slot.episodes_done = episodes_done
+            slot.next_episode = slot.episode + 1
+            if after == AfterStep.RESETS_LATE:
+                record.late.add(env_id)
+            if states.column[env_id] == running:
+                states.apply(env_id, Event.EPISODE_ENDED)
+            record.phases.apply(env_id, Change.RESET)
+        return odd
 
     def begun(self, slot: EnvSlot, info: dict[str, Any]) -> None:
         """The reset of an env has succeeded, and its observation is there."""
+        record = self._hosts.record
         slot.reset_info = info
-        slot.held = False
         slot.deadline = NEVER
-        self._hosts.record.late.discard(slot.env_id)
-        if self._states[slot.env_id] is not EnvState.RUN:
+        record.held.discard(slot.env_id)
+        record.late.discard(slot.env_id)
+        if self._states.column[slot.env_id] != EnvState.RUN:
             self._states.apply(slot.env_id, Event.RESET_SUCCEEDED)
 
     def count_reset(self, slot: EnvSlot) -> None:

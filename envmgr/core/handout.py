@@ -199,21 +199,21 @@ class Handout:
         if flags[0] >> REWARD_SHIFT in FITS_ALL:
             usual |= flags[0] & REWARD_BITS
         plain_ends = (PLAIN_END | usual & REWARD_BITS, LATE_END | usual & REWARD_BITS)
-        places = [flag & PLACE_BITS for flag in flags]
+        ordinary, found = range(usual, usual + steps), set(flags)
         details: dict[int, Any] = {}
         specials: dict[int, int] = {}
-        for position, (flag, place) in enumerate(zip(flags, places, strict=True)):
-            if flag - place == usual and place < steps:
-                continue
-            env_id = selection.ids[position]
-            is_plain = flag & PLAIN_END_BITS in plain_ends and place < steps
+        for position in [k for k, flag in enumerate(flags) if flag not in ordinary]:
+            flag, env_id = flags[position], selection.ids[position]
+            is_plain = flag & PLAIN_END_BITS in plain_ends and flag & PLACE_BITS < steps
             if not is_plain and not self._is_sound(env_id, position, flag, details):
                 return None
             if flag & DONE and self._reset_inplace and self._awaits_reset(env_id, flag):
                 self.left = env_id
                 return None
             specials[position] = flag
-        where: Any = places[0] if places.count(places[0]) == len(places) else places
+        where: Any = flags[0] & PLACE_BITS
+        if len({flag & PLACE_BITS for flag in found}) > 1:
+            where = [flag & PLACE_BITS for flag in flags]
         remarks = Remarks(usual, selection.count, specials, details)
         return Taken(selection.ids, selection, self._reader, where, remarks)
 
@@ -289,17 +289,13 @@ class Handout:
             self._record.undelivered.pop(env_id, None)
         statistics.timesteps = hand.n_delivered
         if hand.endings:
-            hand.odd = odd = [ending for ending in hand.endings if not self._end_plainly(ending)]
+            hand.odd = odd = self._end_plainly(hand.endings)
             statistics.episodes = hand.n_episodes - len(odd)
         hand.is_done = True
 
-    def _end_plainly(self, ending: Ending) -> bool:
-        """End an episode whose host begins the next one by itself; False if it does not."""
-        env_id, flag, episodes_done = ending
-        if resets_after(flag) and self._resets_plainly:
-            slot = self._record.slots[env_id]
-            return self._episodes.end_plainly(slot, episodes_done, late=resets_late(flag))
-        return False
+    def _end_plainly(self, endings: Sequence[Ending]) -> Sequence[Ending]:
+        """End episodes whose hosts begin the next ones by themselves; return the others."""
+        return self._episodes.end_plainly(endings) if self._resets_plainly else endings
 
     def follow_up(self, hand: Hand) -> None:
         """Go on with the episodes that ended otherwise than most; not to be interrupted."""

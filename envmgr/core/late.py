@@ -25,11 +25,12 @@ def expect_late(hosts: Hosts, env_ids: Iterable[int]) -> None:
     record = hosts.record
     if not record.late or record.together is None:
         return
-    for env_id in record.together.begun_with(env_ids):
-        if record.slots[env_id].phase is Phase.RESETTING:
-            limit_s = hosts.limits.of_phase(Phase.RESETTING)
-            hosts.limits.set(record.slots[env_id], limit_s)
-        record.late.discard(env_id)
+    begun, limit_s = record.together.begun_with(env_ids), hosts.limits.of_phase(Phase.RESETTING)
+    if limit_s is not None:
+        for slot in map(record.slots.__getitem__, begun):
+            if slot.phase is Phase.RESETTING:
+                hosts.limits.set(slot, limit_s)
+    record.late.difference_update(begun)
 
 
 def released(hosts: Hosts, env_id: int) -> None:

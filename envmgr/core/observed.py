@@ -103,8 +103,10 @@ class Observed:
 
     def began(self, env_id: int, place: int) -> None:
         """The newest observation of an env is that of a reset, in `place`."""
-        self._note(env_id)  # its view may be in use
-        self._readers[env_id].note(place)  # now: the next to be read may be that of a step
+        note, before = self._readers[env_id].note, self._place_bytes[env_id]
+        if before != _NO_PLACE:
+            note(before)  # its view may be in use
+        note(place)  # now: the next to be read may be that of a step
         self._place_bytes[env_id] = place
         self._in_arena[env_id] = 1
 

@@ -127,6 +127,8 @@ class BlockReplies:
         kind = (flag & REWARD_BITS) >> REWARD_SHIFT
         if kind >= KINDS:
             raise ValueMismatchError(f"there is no kind {kind} of rewards")
+        if kind == 0:
+            return info, float(self._block.rewards[env_id])
         numbers = self._block.reward_numbers(kind, slice(env_id, env_id + 1))
         try:
             return info, restored(kind, numbers)[0]

@@ -129,9 +129,8 @@ class Together:
         late = self._record.late
         if not late:
             return []
-        stepped = set(env_ids)
-        batches = {self._of(env_id) for env_id in late}
-        of_these = {rows for rows in batches if not stepped.isdisjoint(rows)}
+        batches, stepped = {self._of(env_id) for env_id in late}, list(env_ids)
+        of_these = {rows for rows in batches if any(env_id in rows for env_id in stepped)}
         return [env_id for env_id in late if self._of(env_id) in of_these]
 
     def doomed_with(self, env_id: int) -> EnvFailure | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence, Sized
+from collections.abc import Callable, Mapping, Sequence, Sized
 from types import MethodType
 from typing import Any
 
@@ -42,6 +42,9 @@ class BatchedEnv(ABC):
         begins_late: the next episode of a row whose episode has ended begins with the next step of
             the others.
         first_env_id: the env_id of row 0; set by what hosts it.
+        step_whole: as `step`, for some of the rows, given as an array (k,); actions, and what is
+            returned, have an entry for every row of the env, and those of the others mean nothing.
+            It spares those who step all rows anyhow the selecting. None if there is none.
     """
 
     observation_space: Space[Any]
@@ -50,6 +53,7 @@ class BatchedEnv(ABC):
     resets_alone: bool = True
     begins_late: bool = False
     first_env_id: int = 0
+    step_whole: Callable[[Any, Any], Sequence[Any]] | None = None
 
     def resettable(self, asked: Mapping[int, bool], *, others: bool) -> Sequence[int]:
         """Return which of the rows that are to be reset can be reset now.
@@ -178,7 +182,7 @@ class BatchRow(BaseEnv):
         if isinstance(first, BaseException):
             raise first
         self.seeds.reset_done()
-        self.is_in_episode = True
+        self._in_episode[self.row] = True
         obs, self.reset_info = first
         return obs
 

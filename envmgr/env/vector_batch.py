@@ -28,6 +28,8 @@ from envmgr.spaces import codec_of
 _ANY = -1
 """A seed that is equal to all others."""
 
+_NOTHING: Mapping[str, Any] = {}
+
 _FINAL = frozenset(("final_obs", "_final_obs", "final_info", "_final_info"))
 
 
@@ -211,44 +213,70 @@ class VectorBatch(BatchedEnv):
 
     def step(self, rows: Sequence[int], actions: Any) -> Sequence[Any]:
         """Take one action in each of some rows; the others take any."""
-        if self.mode is AutoresetMode.DISABLED and self._ended.any():
+        if len(rows) == self.num_envs:
+            given = actions if self._action_is_array else self._concatenated(list(actions))
+            return self._step(rows, given)
+        some = np.asarray(rows)
+        if self._action_is_array:
+            every = np.zeros((self.num_envs, *self.action_space.shape), self.action_space.dtype)
+            every[some] = actions
+            obs, *ends, told = self.step_whole(some, every)
+        else:
+            listed = [actions[0]] * self.num_envs
+            for row, action in zip(rows, actions, strict=True):
+                listed[row] = action
+            obs, *ends, told = self._step(self._all, self._concatenated(listed))
+        obs = obs[some] if self._obs_is_array else [obs[row] for row in rows]
+        infos = None if told is None else [told[row] for row in rows]
+        return (obs, *(column[some] for column in ends), infos)
+
+    def step_whole(self, rows: Any, actions: Any) -> Sequence[Any]:
+        """As `step`, in whole columns."""
+        every = np.empty_like(actions)
+        every[...] = actions[rows[0]]
+        every[rows] = actions[rows]
+        return self._step(rows, every)
+
+    def _step(self, rows: Sequence[int], actions: Any) -> Sequence[Any]:
+        """Take a step with an action for each row, of which some are meant."""
+        if self.mode is AutoresetMode.DISABLED and 1 in self._ended.tobytes():
             self._begin_some([(row, None, {}) for row in self._ended.nonzero()[0].tolist()], {})
-        result = self.env.step(self._actions(rows, actions))
+        if self._action_is_array:
+            actions = np.asarray(actions, dtype=self.action_space.dtype)
+        result = self.env.step(actions)
         if not isinstance(result, (tuple, list)) or len(result) != 5:
             raise EnvContractError(
                 f"step of {env_name(self.env)} should return (obs, rewards, terminations, "
                 f"truncations, infos) as gymnasium's vector envs do, it returned {describe(result)}"
             )
         obs, rewards, terminated, truncated, infos = result
-        obs = self._observations(obs)
+        if type(obs) is not np.ndarray or not self._obs_is_array:
+            obs = self._observations(obs)
         self._first.clear()  # what nobody has asked for before this step is over
         begun, self._ended = self._ended, np.logical_or(terminated, truncated)
-        if self.mode is AutoresetMode.NEXT_STEP and begun.any():
+        if self.mode is AutoresetMode.NEXT_STEP and 1 in begun.tobytes():
             self._note_begun(begun.nonzero()[0].tolist(), obs, infos)
-        ended = self._ended.nonzero()[0].tolist() if self._ended.any() else ()
-        told: Any = RowInfos(infos, rows, self.num_envs, _FINAL) if infos else None
-        if ended:
+        told: Any = RowInfos(infos, self._all, self.num_envs, _FINAL) if infos else None
+        ended: list[int] = []
+        if 1 in self._ended.tobytes():
+            ended = self._ended.nonzero()[0].tolist()
             self._in_episode[ended] = False
             if self.mode is AutoresetMode.SAME_STEP:
-                obs, told = self._note_begun_anew(ended, rows, obs, infos)
+                obs, told = self._note_begun_anew(ended, obs, infos)
         if self._pictures:
             shows_next = self.mode is AutoresetMode.SAME_STEP
             self._pictures.stepped(rows, ended, shows_next=shows_next)
-        if len(rows) == self.num_envs:
-            return obs, rewards, terminated, truncated, told
-        some = list(rows)
-        obs = obs[some] if self._obs_is_array else [obs[row] for row in some]
-        return obs, rewards[some], terminated[some], truncated[some], told
+        return obs, rewards, terminated, truncated, told
 
     def _note_begun(self, begun: list[int], obs: Any, infos: Mapping[str, Any]) -> None:
         """The step has begun the next episodes of rows: NEXT_STEP."""
-        told = RowInfos(infos, begun, self.num_envs)
-        for k, row in enumerate(begun):
-            if not self._in_episode[row]:
-                self._first[row] = own(obs[row]), told[k]
+        begun = [row for row in begun if not self._in_episode[row]]
+        told = RowInfos(infos, begun, self.num_envs) if infos else [_NOTHING] * len(begun)
+        found = obs[begun] if self._obs_is_array else [own(obs[row]) for row in begun]
+        self._first.update(zip(begun, zip(found, told, strict=True), strict=True))
 
     def _note_begun_anew(
-        self, ended: list[int], rows: Sequence[int], obs: Any, infos: Mapping[str, Any]
+        self, ended: list[int], obs: Any, infos: Mapping[str, Any]
     ) -> tuple[Any, Any]:
         """The step has ended episodes of rows and begun the next ones: SAME_STEP.
 
@@ -270,26 +298,13 @@ class VectorBatch(BatchedEnv):
         for row in ended:
             each[row] = final[row] if not isinstance(final, Mapping) else row_in(final, row)
         instead = {row: last[row] for row in ended}
-        return each, RowInfos(infos, rows, self.num_envs, _FINAL, instead)
+        return each, RowInfos(infos, self._all, self.num_envs, _FINAL, instead)
 
-    def _actions(self, rows: Sequence[int], actions: Sequence[Any]) -> Any:
-        """Return an action for each row of the env; those that were given none take any."""
-        is_whole = len(rows) == self.num_envs
-        if self._action_is_array:
-            given = np.asarray(actions, dtype=self.action_space.dtype)
-            if is_whole:
-                return given
-            every = np.empty((self.num_envs, *given.shape[1:]), given.dtype)
-            every[:] = given[0]
-            every[list(rows)] = given
-            return every
-        listed = list(actions) if is_whole else [actions[0]] * self.num_envs
-        if not is_whole:
-            for row, action in zip(rows, actions, strict=True):
-                listed[row] = action
+    def _concatenated(self, actions: list[Any]) -> Any:
+        """Return an action for each row in the form that the env takes."""
         space = self.env.single_action_space
         empty: Any = create_empty_array(space, self.num_envs)
-        return concatenate(space, listed, empty)
+        return concatenate(space, actions, empty)
 
     def _observations(self, obs: Any) -> Any:
         """Return the observations of all rows: an array, or a list."""

@@ -6,9 +6,9 @@ This module imports nothing of managers, torch or treetensor.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from time import monotonic
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from envmgr.env import adapt
 from envmgr.env.batch_specs import Batch
@@ -22,8 +22,6 @@ from envmgr.worker.running import RunningEnv, Surroundings
 
 if TYPE_CHECKING:  # it takes steps of this
     from envmgr.worker.bulk import BulkSteps
-
-T = TypeVar("T")
 
 
 class RunningBatch:
@@ -135,19 +133,19 @@ class RunningBatch:
             return True
         return False
 
-    def want_reset(self, row: int, reset: Reset) -> None:
-        """Have a row be reset."""
-        self.in_episode[row] = False
+    def want_resets(self, resets: Mapping[int, Reset]) -> None:
+        """Have rows be reset."""
+        for row, reset in resets.items():
+            self.in_episode[row] = False
+            if reset.is_ordered:
+                self._postpone()
         self._missing = None
-        self._resets[row] = reset
-        if reset.is_ordered:
-            self._postpone()
-        else:
-            self._look_after_resets()
+        self._resets.update(resets)
+        self._look_after_resets()
 
     def _look_after_resets(self) -> None:
         """Have resets be run, unless all that are left wait for the next step of others."""
-        if self._resets and not (self._built.begins_late and 1 in self.in_episode):
+        if self._resets and not (self.built.begins_late and 1 in self.in_episode):
             self._postpone()
 
     def _postpone(self) -> None:
@@ -170,9 +168,12 @@ class RunningBatch:
         rows = sorted(steps)
         first = steps[rows[0]]
         actions = [steps[row].action for row in rows]
-        outcomes = self.run_step(first, lambda env: step_rows(env, rows, actions))
-        if outcomes is None:
-            return False
+        first.sink.announce(first.key, Op.STEP)
+        try:
+            outcomes = step_rows(self.built, rows, actions)
+        except BaseException as error:  # whatever the env's code may raise, SystemExit included
+            return self.fail(first, error)
+        self.begin_late()
         if self.bulk is not None:
             self.bulk.lend(rows)
         self.answer({row: steps[row] for row in rows}, outcomes)
@@ -180,17 +181,15 @@ class RunningBatch:
             self.bulk.take_back(rows)
         return self._is_postponed
 
-    def run_step(self, first: Step, code: Callable[[BatchedEnv], T]) -> T | None:
-        """Run what steps the env; None if that failed, which was reported, for the first row."""
-        first.sink.announce(first.key, Op.STEP)
-        try:
-            result = code(self._built)
-        except BaseException as error:  # whatever the env's code may raise, SystemExit included
-            self._given.messages.send(first.sink.raised(first.key, error, "step", of_batch=True))
-            return None
-        if self._resets and self._built.begins_late:
-            self._run_resets()  # first: when a step was answered, its rows take the next one
-        return result
+    def fail(self, step: Step, error: BaseException) -> bool:
+        """Report that the env's step has raised, which takes all rows, for one; return False."""
+        self._given.messages.send(step.sink.raised(step.key, error, "step", of_batch=True))
+        return False
+
+    def begin_late(self) -> None:
+        """Answer the resets that a step has begun: before its rows take the next one."""
+        if self._resets and self.built.begins_late:
+            self._run_resets()
 
     def answer(self, steps: dict[int, Step], outcomes: Sequence[Outcome]) -> None:
         """Answer the steps of rows one by one."""
@@ -207,7 +206,7 @@ class RunningBatch:
 
     def note_ended(self, rows: Sequence[int]) -> None:
         """Find out when the next episodes of rows begin whose step has ended theirs."""
-        if rows and self._built.begins_late:
+        if rows and self.built.begins_late:
             self.is_late = self.in_episode.count(1) > len(rows)
 
     def begin_inplace(self, rows: Sequence[RunningRow]) -> None:
@@ -220,7 +219,7 @@ class RunningBatch:
         """Run the resets that need not wait."""
         asked = {row: r.is_ordered for row, r in self._resets.items() if r.env.first is None}
         others = 1 in self.in_episode  # those that are to be reset are not
-        rows = sorted({*self._built.resettable(asked, others=others)} | self._resets.keys() - asked)
+        rows = sorted({*self.built.resettable(asked, others=others)} | self._resets.keys() - asked)
         if not rows:
             return
         resets, self._missing = {row: self._resets.pop(row) for row in rows}, None
@@ -237,7 +236,7 @@ class RunningBatch:
         begun: Sequence[First | BaseException]
         began = monotonic()
         try:
-            begun = reset_rows(self._built, rows, seeds, params)
+            begun = reset_rows(self.built, rows, seeds, params)
         except BaseException as error:  # it is raised again, and reported, for each row
             pass_on(error, self._given.settings)
             begun = [error] * len(rows)
@@ -248,7 +247,8 @@ class RunningBatch:
             env.first = first
 
     @property
-    def _built(self) -> BatchedEnv:
+    def built(self) -> BatchedEnv:
+        """The env."""
         if self._env is None:
             raise RuntimeError("a row without its env: a defect of envmgr, please report it")
         return self._env

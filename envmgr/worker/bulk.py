@@ -17,15 +17,17 @@ import numpy as np
 from envmgr.env.batched import BatchedEnv, outcomes_of
 from envmgr.env.contract import TERMINATED, TOLD, TRUNCATED, Outcome
 from envmgr.spaces import Array
-from envmgr.wire.block import AFTER_SHIFT, DONE, ENDING_SHIFT, items
+from envmgr.types import is_abnormal
+from envmgr.wire.block import AFTER_SHIFT, DONE, ENDING_SHIFT, HAS_INFO, INFO_BYTES
+from envmgr.wire.infos import InfoEncoder
 from envmgr.wire.messages import AfterStep
 from envmgr.worker.batches import RunningBatch
-from envmgr.worker.rows import RunningRow, Step
+from envmgr.worker.rows import Reset, RunningRow, Step
 
 if TYPE_CHECKING:  # a seat is where steps come from
     from envmgr.worker.seats import Seat
 
-_TOLD = TOLD << ENDING_SHIFT
+_TOLD = np.uint16(TOLD << ENDING_SHIFT)
 _TERMINATED = np.uint16(TERMINATED << ENDING_SHIFT | DONE)
 _TRUNCATED = np.uint16(TRUNCATED << ENDING_SHIFT | DONE)
 
@@ -35,14 +37,17 @@ _Begun = Sequence[tuple[int, Sequence[Any]]]
 
 
 class _Columns(NamedTuple):
-    """What a step gave, with an entry for each row that took it; what is odd is in `told`."""
+    """What a step gave, with an entry for each row of the env, whichever of them have taken it.
+
+    `told` are the rows whose infos hold something, and `infos` these infos by row.
+    """
 
     obs: Array
     rewards: Array
     terminated: Array
     truncated: Array
-    told: Sequence[int]
-    infos: Any
+    told: Sequence[int] = ()
+    infos: Any = None
 
 
 class BulkSteps:
@@ -59,6 +64,7 @@ class BulkSteps:
         self._rows: list[RunningRow] = [seat.running for seat in seats]  # type: ignore[misc]
         self._count = len(seats)
         self._all = list(range(self._count))
+        self._array = np.arange(self._count)
         block, lone = seats[0].sink.block, self._rows[0].writer.lone
         if lone is None:
             raise RuntimeError("rows without places: a defect of envmgr, please report it")
@@ -66,10 +72,12 @@ class BulkSteps:
         rows = slice(first, first + self._count)
         self._requests, self._replies = block.requests[rows], block.replies[rows]
         self._rewards, self._flags = block.rewards[rows], block.flags[rows]
-        self._flag_items = items(self._flags)
+        self._infos = block.infos[rows]
+        self._encode = InfoEncoder(INFO_BYTES).encode
+        self._made = np.empty(self._count, np.uint16)  # the flags of a step, until they are written
         (column,) = block.actions_of[seats[0].action_kind]
         self._actions = column[rows]
-        self._dtype, self._shape = lone.dtype, (self._count, *lone.shape)
+        self._dtype, self._shape = lone.dtype, lone.shape
         self._finite = lone.finite is not None
         self._takes_any_reward = not self._rows[0].refuses_non_finite
         arena = lone.arena
@@ -132,105 +140,129 @@ class BulkSteps:
             changed = bytes(map(operator.ne, requests, taken))
         if changed != batch.in_episode or batch.has_steps:
             return None
-        is_whole = changed == self._ones
-        rows = self._all if is_whole else [row for row, new in enumerate(changed) if new]
-        tokens = self._requests.copy()
-        actions = self._actions.copy() if is_whole else self._actions[rows]
-        first = self._step_of(rows[0], tokens)
-        result = batch.run_step(first, lambda env: self._run(env, rows, actions))
-        if result is None:
-            return False
+        tokens, actions, mask, rows = self._requests.copy(), self._actions.copy(), None, self._array
+        if changed != self._ones:
+            mask = np.frombuffer(changed, np.bool_)
+            rows = mask.nonzero()[0]
+        first = int(rows[0])
+        if first:
+            self._sinks[first].announce(int(tokens[first]))
+        try:
+            result = self._run(batch.built, rows, actions, mask)
+        except BaseException as error:  # whatever the env's code may raise, SystemExit included
+            return batch.fail(self._step_of(first, tokens), error)
+        batch.begin_late()
         if isinstance(result, _Columns):
-            return self._answer(rows, result, tokens, is_whole=is_whole)
-        self.lend(rows)
-        batch.answer({row: self._step_of(row, tokens) for row in rows}, result)
-        self.take_back(rows)
+            return self._answer(rows, result, tokens, mask)
+        some = rows.tolist()
+        self.lend(some)
+        batch.answer({row: self._step_of(row, tokens) for row in some}, result)
+        self.take_back(some)
         return batch.has_resets
 
     def _step_of(self, row: int, tokens: Array) -> Step:
         return Step(self._rows[row], self._sinks[row], int(tokens[row]), None)
 
     def _run(
-        self, env: BatchedEnv, rows: Sequence[int], actions: Array
+        self, env: BatchedEnv, rows: Array, actions: Array, mask: Array | None
     ) -> _Columns | list[Outcome]:
         """Step the env; return what that gave as columns, or as outcomes if it is none."""
-        result = env.step(rows, actions)
-        columns = self._columns(result, len(rows))
-        return outcomes_of(env, result, len(rows)) if columns is None else columns
+        if mask is None:
+            result = env.step(self._all, actions)
+        elif env.step_whole is not None:
+            result = env.step_whole(rows, actions)
+        else:
+            some = rows.tolist()
+            result = env.step(some, actions[rows])
+            columns = self._columns(result, len(some))
+            return outcomes_of(env, result, len(some)) if columns is None else self._spread(columns, rows)
+        columns = self._columns(result, self._count)
+        if columns is not None:
+            return columns
+        outcomes = outcomes_of(env, result, self._count)
+        return outcomes if mask is None else [outcomes[row] for row in rows.tolist()]
 
     def _columns(self, result: Any, count: int) -> _Columns | None:
         if type(result) is not tuple or len(result) != 5:
             return None
         obs, rewards, terminated, truncated, infos = result
         fits = (
-            type(obs) is np.ndarray
+            type(obs) is type(rewards) is type(terminated) is type(truncated) is np.ndarray
             and obs.dtype == self._dtype
-            and obs.shape == (count, *self._shape[1:])
-            and type(rewards) is np.ndarray
-            and rewards.shape == (count,)
+            and obs.shape == (count, *self._shape)
+            and rewards.shape == terminated.shape == truncated.shape == (count,)
             and rewards.dtype.kind in "fiub"
-            and _are_flags(terminated, count)
-            and _are_flags(truncated, count)
+            and terminated.dtype == truncated.dtype == np.bool_
         )
-        if not fits:
+        if not fits or (self._finite and not np.isfinite(obs).all()):
             return None
-        told: Sequence[int] | None = () if infos is None else getattr(infos, "told", None)
+        if not self._takes_any_reward and not np.isfinite(rewards).all():
+            return None
+        if infos is None:
+            return _Columns(obs, rewards, terminated, truncated)
+        told: Sequence[int] | None = getattr(infos, "told", None)
         if told is None:
             if not isinstance(infos, (list, tuple)) or len(infos) != count:
                 return None
             told = [k for k, info in enumerate(infos) if type(info) is not dict or info]
-        if self._finite and not np.isfinite(obs).all():
-            return None
-        if not self._takes_any_reward and not np.isfinite(rewards).all():
-            return None
         return _Columns(obs, rewards, terminated, truncated, told, infos)
+
+    def _spread(self, columns: _Columns, rows: Array) -> _Columns:
+        """Return what a step gave for some rows as columns of all of them."""
+        *parts, told, infos = columns
+        whole = [np.zeros((self._count, *part.shape[1:]), part.dtype) for part in parts]
+        for target, part in zip(whole, parts, strict=True):
+            target[rows] = part
+        by_row = {int(rows[k]): infos[k] for k in told}
+        return _Columns(*whole, list(by_row), by_row)
 
     # -- answers ----------------------------------------------------------------------------
 
-    def _answer(self, rows: list[int], columns: _Columns, tokens: Array, *, is_whole: bool) -> bool:
+    def _answer(self, rows: Array, columns: _Columns, tokens: Array, mask: Array | None) -> bool:
         obs, rewards, terminated, truncated, told, _ = columns
-        places = self._written(rows, obs, is_whole=is_whole)
-        ended = np.logical_or(terminated, truncated)
-        any_ended = ended.any()
-        if is_whole:
-            self._rewards[...] = rewards
-            flags = self._flags
-        else:
-            self._rewards[rows] = rewards
-            flags = np.empty(len(rows), np.uint16)
-        flags[...] = places
-        flags |= np.uint16(_TOLD)
+        flags = self._made
+        flags[...] = self._written(rows, obs, is_whole=mask is None)
+        flags |= _TOLD
+        odd = self._tell(columns, flags, mask) if told else ()
         begun: _Begun = ()
-        if any_ended:
+        if 1 in terminated.tobytes() or 1 in truncated.tobytes():
             flags |= terminated * _TERMINATED
             flags |= truncated * _TRUNCATED
-            begun = self._end(rows, ended.nonzero()[0].tolist(), flags, tokens, told)
-        if not is_whole:
-            self._flags[rows] = flags
-        if not told and is_whole:
+            ended = np.logical_or(terminated, truncated)
+            if mask is not None:
+                ended &= mask
+            begun = self._end(ended.nonzero()[0].tolist(), flags, tokens, odd)
+        if mask is None and not odd:
+            self._rewards[...] = rewards
+            self._flags[...] = flags
             self._replies[...] = tokens  # last: from now on the answers count
         else:
-            plain = [row for k, row in enumerate(rows) if k not in set(told)] if told else rows
-            self._replies[plain] = tokens[plain]
-            self._tell(rows, columns, tokens)
+            where = np.ones(self._count, np.bool_) if mask is None else mask.copy()
+            where[list(odd)] = False
+            np.copyto(self._rewards, rewards, where=where)
+            np.copyto(self._flags, flags, where=where)
+            np.copyto(self._replies, tokens, where=where)  # as above
+        if odd:
+            self._tell_odd(odd, columns, tokens)
         for row, replies in begun:
             self._rows[row].send(self._sinks[row], int(tokens[row]), replies)
         return self._batch.has_resets
 
-    def _written(self, rows: list[int], obs: Array, *, is_whole: bool) -> Any:
-        """Write observations; return the place, or the places, that they are at."""
+    def _written(self, rows: Array, obs: Array, *, is_whole: bool) -> Any:
+        """Write observations; return the place, or the places of all rows, that they are at."""
         place = self._next
         if place is None and is_whole and self._places == self._same[self._places[0]]:
             place = self._places[0]
         if place is None:
-            where = self._place_array[rows].copy()
-            self._arena[where, self._first + np.array(rows)] = obs
+            places = self._place_array.copy()
+            where = places[rows]
+            self._arena[where, self._first + rows] = obs[rows]
             self._place_array[rows] = np.frombuffer(self._after, np.uint8)[where]
-            return where
+            return places
         if is_whole:
             self._by_place[place][...] = obs
         else:
-            self._by_place[place][rows] = obs
+            self._by_place[place][rows] = obs[rows]
         after = self._after[place]
         if self._next is None:
             self._places[:] = self._same[after]
@@ -238,57 +270,68 @@ class BulkSteps:
             self._next = after
         return place
 
+    def _tell(self, columns: _Columns, flags: Array, mask: Array | None) -> list[int]:
+        """Write infos beside the answers; return the rows whose infos there is no room for."""
+        odd: list[int] = []
+        infos, written, encode = columns.infos, self._infos, self._encode
+        for row in columns.told:
+            if mask is not None and not mask[row]:
+                continue
+            info = infos[row]
+            is_plain = type(info) is dict and not is_abnormal(info)
+            data = encode(info) if is_plain else None
+            if data is None:
+                odd.append(row)
+            else:
+                written[row, : len(data)] = memoryview(data)
+                flags[row] |= HAS_INFO
+        return odd
+
     def _end(
-        self, rows: list[int], ended: list[int], flags: Array, tokens: Array, told: Sequence[int]
+        self, ended: list[int], flags: Array, tokens: Array, odd: Sequence[int]
     ) -> _Begun:
-        """End episodes of which there is nothing else to say, and write what follows.
+        """End the episodes of rows, but for odd ones, and write what follows.
 
         Returns:
             What is to be sent when that has been answered.
         """
         batch, inplace = self._batch, []
-        batch.note_ended([rows[k] for k in ended])
-        for k in ended:
-            if told and k in told:
+        resets: dict[int, Reset] = {}
+        batch.note_ended(ended)
+        for row in ended:
+            if row in odd:
                 continue
-            row = rows[k]
             running = self._rows[row]
             batch.in_episode[row] = False
-            begins = running.resets_inplace
+            begins = running.plan.inplace and running.resets_inplace
             after = running.end_episode()
-            flags[k] |= after << AFTER_SHIFT
+            flags[row] |= after << AFTER_SHIFT
             if after is AfterStep.RESETS and begins:
                 inplace.append(row)
             elif after is AfterStep.RESETS or after is AfterStep.RESETS_LATE:
-                running.go_on(self._sinks[row], int(tokens[row]))
+                resets[row] = running.beginning(self._sinks[row], int(tokens[row]))
+        batch.want_resets(resets)
         if not inplace:
             return ()
         batch.begin_inplace([self._rows[row] for row in inplace])
         return [(row, self._rows[row].begin(self._sinks[row], int(tokens[row]))) for row in inplace]
 
-    def _tell(self, rows: list[int], columns: _Columns, tokens: Array) -> None:
-        """Answer the steps of which there is more to say."""
-        batch, told = self._batch, columns.told
-        if not told:
-            return
-        result = tuple(column[list(told)] for column in columns[:4])
+    def _tell_odd(self, odd: list[int], columns: _Columns, tokens: Array) -> None:
+        """Answer the steps of which there is more to say one by one."""
+        batch = self._batch
+        result = tuple(column[odd] for column in columns[:4])
         outcomes = outcomes_of(
-            self._rows[0].env.batched, (*result, [columns.infos[k] for k in told]), len(told)
+            batch.built, (*result, [columns.infos[row] for row in odd]), len(odd)
         )
-        some = [rows[k] for k in told]
-        before = [self._before(row) for row in some]
-        for row, place in zip(some, before, strict=True):
+        before = [self._before(row) for row in odd]
+        for row, place in zip(odd, before, strict=True):
             self._rows[row].writer.step_place = place
-        batch.answer({row: self._step_of(row, tokens) for row in some}, outcomes)
+        batch.answer({row: self._step_of(row, tokens) for row in odd}, outcomes)
 
     def _before(self, row: int) -> int:
         """Return the place of the observation that was written last."""
         now = self._places[row] if self._next is None else self._next
         return self._after.index(now)
-
-
-def _are_flags(column: Any, count: int) -> bool:
-    return type(column) is np.ndarray and column.dtype == np.bool_ and column.shape == (count,)
 
 
 def bulks_of(seats: Sequence[Seat]) -> list[tuple[int, int, BulkSteps]]:

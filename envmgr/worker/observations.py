@@ -67,7 +67,7 @@ class ObservationWriter:
         # What goes to the arena and what does not, if there are both.
         self._mixed = structure if structure.fixed and not structure.is_fixed else None
         self._targets: list[tuple[Array, ...]] | None = None
-        self._places = COPIED
+        self._after: list[int] = []
         self.step_place = self._reset_place = 0
         self.lone: LoneLeaf | None = None
 
@@ -75,11 +75,12 @@ class ObservationWriter:
         """Write into shared memory from now on."""
         if self._mixed is None:
             self._layout = placement.layout
-        self._places = placement.places
+        places = placement.places
+        self._after = [places.after(place) for place in range(places.count)]
         arenas = arena_arrays(memory, placement)
         arrays = [arena[:, placement.row] for arena in arenas]
         self._targets = [
-            tuple(array[place, ...] for array in arrays) for place in range(placement.places.count)
+            tuple(array[place, ...] for array in arrays) for place in range(places.count)
         ]
         self.step_place, self._reset_place = placement.step_place, placement.reset_place
         self.lone = None
@@ -88,7 +89,7 @@ class ObservationWriter:
         finite = finite_test(leaf.dtype, leaf.shape) if is_tested else None
         if type(placement.layout.skeleton) is int and is_tested == (finite is not None):
             targets = [target for (target,) in self._targets]
-            after = [placement.places.after(place) for place in range(placement.places.steps)]
+            after = self._after[: places.steps]
             lone = (leaf.dtype, leaf.shape, targets, arenas[0], placement.row, after, finite)
             self.lone = LoneLeaf(*lone)
 
@@ -150,9 +151,9 @@ class ObservationWriter:
         ):
             target[...] = value
         if of_reset:
-            self._reset_place = self._places.after(place)
+            self._reset_place = self._after[place]
         else:
-            self.step_place = self._places.after(place)
+            self.step_place = self._after[place]
         return place
 
 

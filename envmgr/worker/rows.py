@@ -130,7 +130,8 @@ class RunningRow(RunningEnv):
         if order.seed is not None:
             self.env.seed(order.seed, order.dynamic_seed)
         answer = partial(super().reset, message)
-        self._want_reset(self._messages, message, order.params, answer, is_ordered=True)
+        reset = Reset(self.env, self._messages, message, order.params, answer, True)
+        self.batch.want_resets({self.env.row: reset})
 
     def _refuse_dynamic_seed(self, message: Message) -> None:
         text = (
@@ -142,24 +143,18 @@ class RunningRow(RunningEnv):
 
     def order_reset(self, sink: MessageSink, key: Any) -> None:
         """Have the row be reset later, as its plan says."""
-        self._want_begin(sink, key, is_ordered=True)
+        self.batch.want_resets({self.env.row: self.beginning(sink, key, is_ordered=True)})
 
     def go_on(self, sink: MessageSink, key: Any) -> None:
         """Have the next episode begin later."""
-        self._want_begin(sink, key, is_ordered=False)
+        self.batch.want_resets({self.env.row: self.beginning(sink, key)})
 
-    def _want_begin(self, sink: MessageSink, key: Any, *, is_ordered: bool) -> None:
+    def beginning(self, sink: MessageSink, key: Any, *, is_ordered: bool = False) -> Reset:
+        """Return the reset that its plan says."""
         answer = partial(self.begin_episode, sink, key)
-        self._want_reset(sink, key, self.plan.params, answer, is_ordered=is_ordered)
+        return Reset(self.env, sink, key, self.plan.params, answer, is_ordered)
 
-    def _want_reset(
-        self,
-        sink: MessageSink,
-        key: Any,
-        params: dict[str, Any],
-        answer: Callable[[], None],
-        *,
-        is_ordered: bool,
-    ) -> None:
-        reset = Reset(self.env, sink, key, params, answer, is_ordered)
-        self.batch.want_reset(self.env.row, reset)
+    def begin_episode(self, sink: MessageSink, key: Any) -> None:
+        """Answer a reset that was ordered and has been run; nothing if the row was closed since."""
+        if not self._is_closed:
+            self._answer(sink, key, self._begin(sink, key))
