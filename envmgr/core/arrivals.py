@@ -284,12 +284,10 @@ class Arrivals:
         return is_complete
 
     def _is_well(self, slot: EnvSlot) -> bool:
-        """Whether neither an env nor any that goes with it has failed and is not told of yet."""
-        failing, doomed = self._statistics.failing, self._record.doomed
-        together = self._record.together if doomed else None
+        together = self._record.together if (doomed := self._record.doomed) else None
         if together is not None and together.doomed_with(slot.env_id) is not None:
             return False
-        return not (slot.env_id in doomed or slot.env_id in failing)
+        return not (slot.env_id in doomed or slot.env_id in self._statistics.failing)
 
     @property
     def have_replied(self) -> bool:

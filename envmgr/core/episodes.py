@@ -116,7 +116,7 @@ class Episodes:
             self.replace_worn_host(slot.group)
 
     def end_plainly(self, endings: Sequence[Ending]) -> Sequence[Ending]:
-        """Episodes ended and hosts reset the envs: note that; return those about which there is more.
+        """Episodes ended and hosts reset the envs: note that; return those with more to it.
 
         The short form of `end`, for envs about which there is nothing else to know. Here, and in
         `begun`, what is noted may have been noted already, before an interrupt.

@@ -15,7 +15,7 @@ from envmgr.core.selection import Selection
 from envmgr.env.contract import TERMINATED, TOLD, TRUNCATED, info_of
 from envmgr.spaces import row_of
 from envmgr.types import EnvTimestep
-from envmgr.wire.block import DONE, ENDING_BITS, ENDING_SHIFT, REWARD_SHIFT, Block
+from envmgr.wire.block import DONE, ENDING_BITS, ENDING_SHIFT, REWARD_SHIFT, TOLD_BIT, Block
 from envmgr.wire.rewards import FIRST_WIDE, restored
 
 _make_timestep = partial(tuple.__new__, EnvTimestep)
@@ -126,10 +126,9 @@ class Remarks(NamedTuple):
     @property
     def have_rewards_of_different_shapes(self) -> bool:
         """Whether those are no column of an array as they are."""
-        usual, specials = self.usual, self.specials.values()
-        if usual < _WIDE and all(flag < _WIDE for flag in specials):
-            return False
-        return any(flag >> REWARD_SHIFT != usual >> REWARD_SHIFT for flag in specials)
+        flags = (self.usual, *self.specials.values())
+        kind = self.usual >> REWARD_SHIFT
+        return max(flags) >= _WIDE and any(flag >> REWARD_SHIFT != kind for flag in flags)
 
 
 class Taken:
@@ -242,7 +241,8 @@ class ReplyReader:
             rewards = window.rewards.copy()
         ends = np.zeros((2, remarks.size), dtype=np.bool_)
         for position, flag in remarks.specials.items():
-            ends[:, position] = _ends(flag, remarks.details, position)
+            if flag & ENDING_BITS != TOLD_BIT:  # else it says that the episode goes on
+                ends[:, position] = _ends(flag, remarks.details, position)
         self._observed.taken_as_batch(selection, places)
         return _make_batch((selection.array, obs, rewards, ends[0], ends[1], BatchInfos(remarks)))
 

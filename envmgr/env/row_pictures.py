@@ -16,14 +16,14 @@ class RowPictures:
 
     Args:
         env: the vector env; its `render` gives a frame of each row.
+
+    Attributes:
+        rows: the pictures of each of them.
     """
 
     def __init__(self, env: Any) -> None:
         self._env = env
-        self._rows: dict[int, EpisodePictures] = {}
-
-    def __bool__(self) -> bool:
-        return bool(self._rows)
+        self.rows: dict[int, EpisodePictures] = {}
 
     def of(self, row: int, env_id: int) -> EpisodePictures:
         """Return the pictures of a row, from now on.
@@ -39,13 +39,13 @@ class RowPictures:
             )
         metadata = getattr(self._env, "metadata", None)
         fps = metadata.get("render_fps") if isinstance(metadata, Mapping) else None
-        return self._rows.setdefault(row, EpisodePictures(env_id, fps))
+        return self.rows.setdefault(row, EpisodePictures(env_id, fps))
 
     def begun(self, rows: Sequence[int]) -> None:
         """Episodes of rows have begun."""
         frames = self._frames()
-        for row in self._rows.keys() & set(rows):
-            self._rows[row].begun(functools.partial(frames, row))
+        for row in self.rows.keys() & set(rows):
+            self.rows[row].begun(functools.partial(frames, row))
 
     def stepped(self, rows: Sequence[int], ended: Collection[int], *, shows_next: bool) -> None:
         """Rows have taken a step.
@@ -56,14 +56,14 @@ class RowPictures:
             shows_next: of these the env shows the next episode already.
         """
         frames = self._frames()
-        for row in self._rows.keys() & set(rows):
+        for row in self.rows.keys() & set(rows):
             is_gone = shows_next and row in ended
             frame = None if is_gone else functools.partial(frames, row)
-            self._rows[row].stepped(frame, ended=row in ended)
+            self.rows[row].stepped(frame, ended=row in ended)
 
     def leave(self, row: int) -> None:
         """A row takes no part any more."""
-        pictures = self._rows.pop(row, None)
+        pictures = self.rows.pop(row, None)
         if pictures is not None:
             pictures.close()
 

@@ -28,8 +28,6 @@ from envmgr.spaces import codec_of
 _ANY = -1
 """A seed that is equal to all others."""
 
-_NOTHING: Mapping[str, Any] = {}
-
 _FINAL = frozenset(("final_obs", "_final_obs", "final_info", "_final_info"))
 
 
@@ -129,7 +127,7 @@ class VectorBatch(BatchedEnv):
         for row in rows:
             self._seeds.pop(row, None)
         self._in_episode[list(rows)] = True
-        if self._pictures:
+        if self._pictures.rows:
             self._pictures.begun(rows)
         return [obs for obs, _ in begun], [info for _, info in begun]
 
@@ -216,19 +214,15 @@ class VectorBatch(BatchedEnv):
         if len(rows) == self.num_envs:
             given = actions if self._action_is_array else self._concatenated(list(actions))
             return self._step(rows, given)
-        some = np.asarray(rows)
-        if self._action_is_array:
-            every = np.zeros((self.num_envs, *self.action_space.shape), self.action_space.dtype)
-            every[some] = actions
-            obs, *ends, told = self.step_whole(some, every)
-        else:
-            listed = [actions[0]] * self.num_envs
-            for row, action in zip(rows, actions, strict=True):
-                listed[row] = action
-            obs, *ends, told = self._step(self._all, self._concatenated(listed))
+        some, whole = np.asarray(rows), dict.fromkeys(self._all, actions[0])
+        whole.update(zip(rows, actions, strict=True))
+        every: Any = list(whole.values())
+        if not self._action_is_array:
+            every = self._concatenated(every)
+        obs, rewards, terminated, truncated, told = self._step(rows, every)
         obs = obs[some] if self._obs_is_array else [obs[row] for row in rows]
         infos = None if told is None else [told[row] for row in rows]
-        return (obs, *(column[some] for column in ends), infos)
+        return obs, rewards[some], terminated[some], truncated[some], infos
 
     def step_whole(self, rows: Any, actions: Any) -> Sequence[Any]:
         """As `step`, in whole columns."""
@@ -263,7 +257,7 @@ class VectorBatch(BatchedEnv):
             self._in_episode[ended] = False
             if self.mode is AutoresetMode.SAME_STEP:
                 obs, told = self._note_begun_anew(ended, obs, infos)
-        if self._pictures:
+        if self._pictures.rows:
             shows_next = self.mode is AutoresetMode.SAME_STEP
             self._pictures.stepped(rows, ended, shows_next=shows_next)
         return obs, rewards, terminated, truncated, told
@@ -271,7 +265,7 @@ class VectorBatch(BatchedEnv):
     def _note_begun(self, begun: list[int], obs: Any, infos: Mapping[str, Any]) -> None:
         """The step has begun the next episodes of rows: NEXT_STEP."""
         begun = [row for row in begun if not self._in_episode[row]]
-        told = RowInfos(infos, begun, self.num_envs) if infos else [_NOTHING] * len(begun)
+        told: Any = RowInfos(infos, begun, self.num_envs) if infos else [{}] * len(begun)
         found = obs[begun] if self._obs_is_array else [own(obs[row]) for row in begun]
         self._first.update(zip(begun, zip(found, told, strict=True), strict=True))
 

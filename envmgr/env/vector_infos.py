@@ -28,12 +28,7 @@ class RowInfos(Sequence[Mapping[str, Any]]):
         instead: Mapping[int, Mapping[str, Any]] | None = None,
     ) -> None:
         self._instead = instead or {}
-        self._infos = {
-            key: value
-            for key, value in infos.items()
-            if key not in hidden and not _is_mask_of_another(key, infos)
-        }
-        self._masks = infos
+        self._columns = _columns_of(infos, num_envs, hidden)
         self._rows = rows
         self._num_envs = num_envs
 
@@ -41,12 +36,12 @@ class RowInfos(Sequence[Mapping[str, Any]]):
     def told(self) -> list[int]:
         """The positions of infos that are not empty, ascending."""
         instead = self._instead
-        if not self._infos:
+        if not self._columns:
             return [k for k, row in enumerate(self._rows) if instead.get(row)] if instead else []
-        masks: list[Any] = [self._masks.get(f"_{key}") for key in self._infos]
-        if any(mask is None for mask in masks):  # each of them has something
-            masks = [np.ones(self._num_envs, np.bool_)]
-        told = np.logical_or.reduce(masks)
+        masks = [mask for _, _, mask in self._columns]
+        if None in masks:  # each of them has something
+            masks = [[True] * self._num_envs]
+        told = [any(each) for each in zip(*masks, strict=True)]
         return [k for k, row in enumerate(self._rows) if instead.get(row, told[row])]
 
     def __len__(self) -> int:
@@ -64,29 +59,62 @@ class RowInfos(Sequence[Mapping[str, Any]]):
         row = self._rows[index]
         if row in self._instead:
             return dict(self._instead[row])
-        return _row_of(self._infos, self._masks, row, self._num_envs)
+        return _row_of(self._columns, row)
 
 
-def _is_mask_of_another(key: str, infos: Mapping[str, Any]) -> bool:
-    return key.startswith("_") and key[1:] in infos
+_Columns = list[tuple[str, Any, list[bool] | None]]
+"""Keys, with what gives the value of a row, and which rows have one; None for all of them."""
 
 
-def _row_of(
-    infos: Mapping[str, Any], masks: Mapping[str, Any], row: int, num_envs: int
-) -> dict[str, Any]:
-    info: dict[str, Any] = {}
+class _Whole:
+    """A value that is that of the whole env: of each row the same."""
+
+    def __init__(self, value: Any) -> None:
+        self._value = value
+
+    def __getitem__(self, row: int) -> Any:
+        return self._value
+
+
+class _Nested:
+    """An info in an info."""
+
+    def __init__(self, columns: _Columns) -> None:
+        self._columns = columns
+
+    def __getitem__(self, row: int) -> Any:
+        return _row_of(self._columns, row)
+
+
+def _columns_of(
+    infos: Mapping[str, Any], num_envs: int, hidden: frozenset[str] = frozenset()
+) -> _Columns:
+    columns: _Columns = []
     for key, value in infos.items():
-        mask = masks.get(f"_{key}")
-        if mask is not None and not mask[row]:
+        if key in hidden or (key.startswith("_") and key[1:] in infos):  # the mask of another
             continue
+        mask = infos.get(f"_{key}")
+        values: Any = _Whole(value)
         if isinstance(value, Mapping):
-            inner = {k: v for k, v in value.items() if not _is_mask_of_another(k, value)}
-            info[key] = _row_of(inner, value, row, num_envs)
+            values = _Nested(_columns_of(value, num_envs))
         elif isinstance(value, (np.ndarray, list, tuple)) and len(value) == num_envs:
-            info[key] = _own(value[row])
-        else:  # of the whole env
-            info[key] = value
-    return info
+            # Numbers as Python's, as envs of one's own give them.
+            values = value
+            if isinstance(value, np.ndarray) and value.ndim == 1:
+                values = value.tolist()
+        columns.append((key, values, None if mask is None else np.asarray(mask, bool).tolist()))
+    return columns
+
+
+def _row_of(columns: _Columns, row: int) -> dict[str, Any]:
+    return {
+        key: value if type(value := values[row]) in _PLAIN else _own(value)
+        for key, values, mask in columns
+        if mask is None or mask[row]
+    }
+
+
+_PLAIN = frozenset((int, float, bool, str, dict))
 
 
 def _own(value: Any) -> Any:

@@ -40,6 +40,9 @@ class RunningBatch:
     Attributes:
         in_episode: a byte for each row: 1 for those that take actions.
         is_late: episodes that end with the present step go on with the next one.
+        steps: that rows were sent, and that have not been taken.
+        resets: of rows, that have not been run.
+        is_postponed: some of them are to be run that do not wait for the next step.
         bulk: takes steps of all rows in columns, and keeps their places; None if nobody does.
     """
 
@@ -49,11 +52,11 @@ class RunningBatch:
         self._given = given
         self._env: BatchedEnv | None = None
         self._rows: dict[int, BatchRow] = {}
-        self._steps: dict[int, Step] = {}
-        self._resets: dict[int, Reset] = {}
+        self.steps: dict[int, Step] = {}
+        self.resets: dict[int, Reset] = {}
         # Rows in an episode that are to be sent an action before the next step; None: all of them.
         self._missing: set[int] | None = None
-        self._is_postponed = False
+        self.is_postponed = False
         self.in_episode = bytearray(batch.size)
         self.is_late = False
         self.bulk: BulkSteps | None = None
@@ -62,16 +65,6 @@ class RunningBatch:
     def env_ids(self) -> range:
         """Those of its rows."""
         return self._batch.env_ids
-
-    @property
-    def has_steps(self) -> bool:
-        """Whether rows were sent actions that have not been taken."""
-        return bool(self._steps)
-
-    @property
-    def has_resets(self) -> bool:
-        """Whether resets are to be run that do not wait for the next step."""
-        return self._is_postponed
 
     @property
     def partial_steps(self) -> bool:
@@ -101,8 +94,8 @@ class RunningBatch:
     def leave(self, row: int) -> None:
         """A row is closed."""
         self._rows.pop(row, None)
-        self._steps.pop(row, None)
-        self._resets.pop(row, None)
+        self.steps.pop(row, None)
+        self.resets.pop(row, None)
         self._missing = None
         self.in_episode[row] = False
         if self._env is None:
@@ -123,8 +116,8 @@ class RunningBatch:
         """Have a row take a step; return whether something is to be run later."""
         if self._missing is None:
             self._missing = {i for i, env in self._rows.items() if env.is_in_episode}
-            self._missing.difference_update(self._steps)
-        self._steps[row] = step
+            self._missing.difference_update(self.steps)
+        self.steps[row] = step
         self._missing.discard(row)
         if not self._missing:
             return self._take_steps()
@@ -140,31 +133,31 @@ class RunningBatch:
             if reset.is_ordered:
                 self._postpone()
         self._missing = None
-        self._resets.update(resets)
+        self.resets.update(resets)
         self._look_after_resets()
 
     def _look_after_resets(self) -> None:
         """Have resets be run, unless all that are left wait for the next step of others."""
-        if self._resets and not (self.built.begins_late and 1 in self.in_episode):
+        if self.resets and not (self.built.begins_late and 1 in self.in_episode):
             self._postpone()
 
     def _postpone(self) -> None:
-        if not self._is_postponed:
-            self._is_postponed = True
+        if not self.is_postponed:
+            self.is_postponed = True
             self._given.postpone(self._run)
 
     def _run(self) -> None:
-        self._is_postponed = False
-        if self._steps and self._batch.partial_steps:
+        self.is_postponed = False
+        if self.steps and self._batch.partial_steps:
             self._take_steps()
-        if self._resets:
+        if self.resets:
             self._run_resets()
 
     # -- steps ------------------------------------------------------------------------------
 
     def _take_steps(self) -> bool:
         """Take the steps that rows were sent; return whether resets follow."""
-        steps, self._steps, self._missing = self._steps, {}, None
+        steps, self.steps, self._missing = self.steps, {}, None
         rows = sorted(steps)
         first = steps[rows[0]]
         actions = [steps[row].action for row in rows]
@@ -179,7 +172,7 @@ class RunningBatch:
         self.answer({row: steps[row] for row in rows}, outcomes)
         if self.bulk is not None:
             self.bulk.take_back(rows)
-        return self._is_postponed
+        return self.is_postponed
 
     def fail(self, step: Step, error: BaseException) -> bool:
         """Report that the env's step has raised, which takes all rows, for one; return False."""
@@ -188,7 +181,7 @@ class RunningBatch:
 
     def begin_late(self) -> None:
         """Answer the resets that a step has begun: before its rows take the next one."""
-        if self._resets and self.built.begins_late:
+        if self.resets and self.built.begins_late:
             self._run_resets()
 
     def answer(self, steps: dict[int, Step], outcomes: Sequence[Outcome]) -> None:
@@ -217,12 +210,12 @@ class RunningBatch:
 
     def _run_resets(self) -> None:
         """Run the resets that need not wait."""
-        asked = {row: r.is_ordered for row, r in self._resets.items() if r.env.first is None}
+        asked = {row: r.is_ordered for row, r in self.resets.items() if r.env.first is None}
         others = 1 in self.in_episode  # those that are to be reset are not
-        rows = sorted({*self.built.resettable(asked, others=others)} | self._resets.keys() - asked)
+        rows = sorted({*self.built.resettable(asked, others=others)} | self.resets.keys() - asked)
         if not rows:
             return
-        resets, self._missing = {row: self._resets.pop(row) for row in rows}, None
+        resets, self._missing = {row: self.resets.pop(row) for row in rows}, None
         first = resets[rows[0]]
         first.sink.announce(first.key)
         if due := [reset for row in rows if (reset := resets[row]).env.first is None]:

@@ -10,7 +10,8 @@ from __future__ import annotations
 import itertools
 import operator
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -22,32 +23,19 @@ from envmgr.wire.block import AFTER_SHIFT, DONE, ENDING_SHIFT, HAS_INFO, INFO_BY
 from envmgr.wire.infos import InfoEncoder
 from envmgr.wire.messages import AfterStep
 from envmgr.worker.batches import RunningBatch
+from envmgr.worker.columns import Columns, columns_of, spread
 from envmgr.worker.rows import Reset, RunningRow, Step
 
 if TYPE_CHECKING:  # a seat is where steps come from
     from envmgr.worker.seats import Seat
 
-_TOLD = np.uint16(TOLD << ENDING_SHIFT)
+_TOLD = TOLD << ENDING_SHIFT
 _TERMINATED = np.uint16(TERMINATED << ENDING_SHIFT | DONE)
 _TRUNCATED = np.uint16(TRUNCATED << ENDING_SHIFT | DONE)
 
 
 _Begun = Sequence[tuple[int, Sequence[Any]]]
 """Rows whose next episodes have begun, and what is to be sent of that."""
-
-
-class _Columns(NamedTuple):
-    """What a step gave, with an entry for each row of the env, whichever of them have taken it.
-
-    `told` are the rows whose infos hold something, and `infos` these infos by row.
-    """
-
-    obs: Array
-    rewards: Array
-    terminated: Array
-    truncated: Array
-    told: Sequence[int] = ()
-    infos: Any = None
 
 
 class BulkSteps:
@@ -77,9 +65,8 @@ class BulkSteps:
         self._made = np.empty(self._count, np.uint16)  # the flags of a step, until they are written
         (column,) = block.actions_of[seats[0].action_kind]
         self._actions = column[rows]
-        self._dtype, self._shape = lone.dtype, lone.shape
-        self._finite = lone.finite is not None
-        self._takes_any_reward = not self._rows[0].refuses_non_finite
+        refuses = lone.finite is not None, self._rows[0].refuses_non_finite
+        self._columns = partial(columns_of, dtype=lone.dtype, shape=lone.shape, finite=refuses)
         arena = lone.arena
         in_arena = slice(lone.row, lone.row + self._count)
         self._by_place = [place[in_arena] for place in arena[: len(lone.after)]]
@@ -138,34 +125,35 @@ class BulkSteps:
             changed = self._ones
         else:
             changed = bytes(map(operator.ne, requests, taken))
-        if changed != batch.in_episode or batch.has_steps:
+        if changed != batch.in_episode or batch.steps:
             return None
-        tokens, actions, mask, rows = self._requests.copy(), self._actions.copy(), None, self._array
+        tokens, actions, mask = self._requests.copy(), self._actions.copy(), None
+        rows, first = self._array, 0
         if changed != self._ones:
             mask = np.frombuffer(changed, np.bool_)
             rows = mask.nonzero()[0]
-        first = int(rows[0])
-        if first:
-            self._sinks[first].announce(int(tokens[first]))
+            if first := int(rows[0]):
+                self._sinks[first].announce(int(tokens[first]))
         try:
             result = self._run(batch.built, rows, actions, mask)
         except BaseException as error:  # whatever the env's code may raise, SystemExit included
             return batch.fail(self._step_of(first, tokens), error)
-        batch.begin_late()
-        if isinstance(result, _Columns):
+        if batch.resets:
+            batch.begin_late()
+        if type(result) is Columns:  # `isinstance` asks longer
             return self._answer(rows, result, tokens, mask)
-        some = rows.tolist()
+        some, outcomes = rows.tolist(), cast("list[Outcome]", result)
         self.lend(some)
-        batch.answer({row: self._step_of(row, tokens) for row in some}, result)
+        batch.answer({row: self._step_of(row, tokens) for row in some}, outcomes)
         self.take_back(some)
-        return batch.has_resets
+        return batch.is_postponed
 
     def _step_of(self, row: int, tokens: Array) -> Step:
         return Step(self._rows[row], self._sinks[row], int(tokens[row]), None)
 
     def _run(
         self, env: BatchedEnv, rows: Array, actions: Array, mask: Array | None
-    ) -> _Columns | list[Outcome]:
+    ) -> Columns | list[Outcome]:
         """Step the env; return what that gave as columns, or as outcomes if it is none."""
         if mask is None:
             result = env.step(self._all, actions)
@@ -175,78 +163,49 @@ class BulkSteps:
             some = rows.tolist()
             result = env.step(some, actions[rows])
             columns = self._columns(result, len(some))
-            return outcomes_of(env, result, len(some)) if columns is None else self._spread(columns, rows)
+            if columns is not None:
+                return spread(columns, rows, self._count)
+            return outcomes_of(env, result, len(some))
         columns = self._columns(result, self._count)
         if columns is not None:
             return columns
         outcomes = outcomes_of(env, result, self._count)
         return outcomes if mask is None else [outcomes[row] for row in rows.tolist()]
 
-    def _columns(self, result: Any, count: int) -> _Columns | None:
-        if type(result) is not tuple or len(result) != 5:
-            return None
-        obs, rewards, terminated, truncated, infos = result
-        fits = (
-            type(obs) is type(rewards) is type(terminated) is type(truncated) is np.ndarray
-            and obs.dtype == self._dtype
-            and obs.shape == (count, *self._shape)
-            and rewards.shape == terminated.shape == truncated.shape == (count,)
-            and rewards.dtype.kind in "fiub"
-            and terminated.dtype == truncated.dtype == np.bool_
-        )
-        if not fits or (self._finite and not np.isfinite(obs).all()):
-            return None
-        if not self._takes_any_reward and not np.isfinite(rewards).all():
-            return None
-        if infos is None:
-            return _Columns(obs, rewards, terminated, truncated)
-        told: Sequence[int] | None = getattr(infos, "told", None)
-        if told is None:
-            if not isinstance(infos, (list, tuple)) or len(infos) != count:
-                return None
-            told = [k for k, info in enumerate(infos) if type(info) is not dict or info]
-        return _Columns(obs, rewards, terminated, truncated, told, infos)
-
-    def _spread(self, columns: _Columns, rows: Array) -> _Columns:
-        """Return what a step gave for some rows as columns of all of them."""
-        *parts, told, infos = columns
-        whole = [np.zeros((self._count, *part.shape[1:]), part.dtype) for part in parts]
-        for target, part in zip(whole, parts, strict=True):
-            target[rows] = part
-        by_row = {int(rows[k]): infos[k] for k in told}
-        return _Columns(*whole, list(by_row), by_row)
-
     # -- answers ----------------------------------------------------------------------------
 
-    def _answer(self, rows: Array, columns: _Columns, tokens: Array, mask: Array | None) -> bool:
+    def _answer(self, rows: Array, columns: Columns, tokens: Array, mask: Array | None) -> bool:
         obs, rewards, terminated, truncated, told, _ = columns
+        place = self._written(rows, obs, is_whole=mask is None)
+        any_ended = 1 in terminated.tobytes() or 1 in truncated.tobytes()
+        if mask is None and not told and not any_ended:
+            self._rewards[...] = rewards
+            self._flags[...] = place | _TOLD
+            self._replies[...] = tokens  # last: from now on the answers count
+            return self._batch.is_postponed
         flags = self._made
-        flags[...] = self._written(rows, obs, is_whole=mask is None)
-        flags |= _TOLD
+        flags[...] = place | _TOLD
         odd = self._tell(columns, flags, mask) if told else ()
         begun: _Begun = ()
-        if 1 in terminated.tobytes() or 1 in truncated.tobytes():
+        if any_ended:
             flags |= terminated * _TERMINATED
             flags |= truncated * _TRUNCATED
             ended = np.logical_or(terminated, truncated)
             if mask is not None:
                 ended &= mask
             begun = self._end(ended.nonzero()[0].tolist(), flags, tokens, odd)
-        if mask is None and not odd:
-            self._rewards[...] = rewards
-            self._flags[...] = flags
-            self._replies[...] = tokens  # last: from now on the answers count
-        else:
+        where: Any = True if mask is None else mask
+        if odd:
             where = np.ones(self._count, np.bool_) if mask is None else mask.copy()
-            where[list(odd)] = False
-            np.copyto(self._rewards, rewards, where=where)
-            np.copyto(self._flags, flags, where=where)
-            np.copyto(self._replies, tokens, where=where)  # as above
+            where[odd] = False
+        np.copyto(self._rewards, rewards, where=where)
+        np.copyto(self._flags, flags, where=where)
+        np.copyto(self._replies, tokens, where=where)  # last, as above
         if odd:
             self._tell_odd(odd, columns, tokens)
         for row, replies in begun:
             self._rows[row].send(self._sinks[row], int(tokens[row]), replies)
-        return self._batch.has_resets
+        return self._batch.is_postponed
 
     def _written(self, rows: Array, obs: Array, *, is_whole: bool) -> Any:
         """Write observations; return the place, or the places of all rows, that they are at."""
@@ -270,7 +229,7 @@ class BulkSteps:
             self._next = after
         return place
 
-    def _tell(self, columns: _Columns, flags: Array, mask: Array | None) -> list[int]:
+    def _tell(self, columns: Columns, flags: Array, mask: Array | None) -> list[int]:
         """Write infos beside the answers; return the rows whose infos there is no room for."""
         odd: list[int] = []
         infos, written, encode = columns.infos, self._infos, self._encode
@@ -287,9 +246,7 @@ class BulkSteps:
                 flags[row] |= HAS_INFO
         return odd
 
-    def _end(
-        self, ended: list[int], flags: Array, tokens: Array, odd: Sequence[int]
-    ) -> _Begun:
+    def _end(self, ended: list[int], flags: Array, tokens: Array, odd: Sequence[int]) -> _Begun:
         """End the episodes of rows, but for odd ones, and write what follows.
 
         Returns:
@@ -316,7 +273,7 @@ class BulkSteps:
         batch.begin_inplace([self._rows[row] for row in inplace])
         return [(row, self._rows[row].begin(self._sinks[row], int(tokens[row]))) for row in inplace]
 
-    def _tell_odd(self, odd: list[int], columns: _Columns, tokens: Array) -> None:
+    def _tell_odd(self, odd: list[int], columns: Columns, tokens: Array) -> None:
         """Answer the steps of which there is more to say one by one."""
         batch = self._batch
         result = tuple(column[odd] for column in columns[:4])

@@ -83,7 +83,7 @@ class Host:
     @property
     def has_steps(self) -> bool:
         """Whether a step of a batched env is among what waits."""
-        return any(rows.has_steps for rows in self._batches)
+        return any(rows.steps for rows in self._batches)
 
     def handle(self, message: Message) -> None:
         """Run one request and send its replies."""

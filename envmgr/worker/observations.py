@@ -19,7 +19,7 @@ from envmgr.spaces import (
     has_floats,
 )
 from envmgr.spaces.interrupts import pass_interrupt_on
-from envmgr.wire.arenas import COPIED, ObservationRules, Placement, arena_arrays
+from envmgr.wire.arenas import ObservationRules, Placement, arena_arrays
 from envmgr.wire.messages import text_of
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,8 +17,18 @@ from envmgr.env.batched import BatchedEnv
 from envmgr.errors import ConfigError
 from envmgr.spaces import codec_of
 from envmgr.wire.arenas import arena_arrays, places_for, plan_placements
-from envmgr.wire.block import DONE, PLACE_BITS, RING_ONCE, Block, BlockPlan, posting_of, token_of
+from envmgr.wire.block import (
+    DONE,
+    HAS_INFO,
+    PLACE_BITS,
+    RING_ONCE,
+    Block,
+    BlockPlan,
+    posting_of,
+    token_of,
+)
 from envmgr.wire.hosts import HostSettings
+from envmgr.wire.infos import InfoDecoder
 from envmgr.wire.messages import AfterStep, EpisodePlan, FailureKind, Message, Op, ResetOrder
 from envmgr.worker.host import Host
 from envmgr.worker.posted import PostedSteps
@@ -467,3 +477,48 @@ def test_a_step_in_columns_leaves_the_newest_observation_where_it_is() -> None:
         assert [rig.observed(i)[4] for i in range(3)] == [number] * 3
     assert places[0] == places[2] != places[1]
     assert all(len(set(found)) == 1 for found in places)
+
+
+class Telling(ScriptedBatch):
+    """Rows tell their action in an info; 9 in one that is no data."""
+
+    def step(self, rows: Sequence[int], actions: Sequence[Any]) -> Any:
+        *columns, _ = super().step(rows, actions)
+        told = [int(action) for action in actions]
+        infos = [{"n": n} if n < 9 else {"n": object()} if n == 9 else {} for n in told]
+        return (*columns, infos)
+
+
+@pytest.mark.parametrize("partial_steps", [False, True])
+def test_infos_of_a_step_in_columns_are_written_beside_it(partial_steps: bool) -> None:
+    rig = Rig(4, partial_steps=partial_steps, build=Telling)
+    rig.reset(*range(4))
+    assert rig.step({0: 1, 1: Do.END, 2: 9, 3: 3}) == [
+        (0, Op.STEPPED),
+        (1, Op.STEPPED),
+        (3, Op.STEPPED),
+        (2, Op.STEPPED),  # by message
+    ]
+    assert type(rig.sent[0].payload[3]["n"]) is object
+    decode, block = InfoDecoder().decode, rig.block
+    told = [bool(flag & HAS_INFO) for flag in block.flags]
+    assert told == [True, False, False, True]
+    assert [decode(block.infos[i].tobytes()) for i in (0, 3)] == [{"n": 1}, {"n": 3}]
+    assert [rig.observed(i)[4] for i in (0, 1, 3)] == [1, Do.END, 3]
+    rig.later()  # row 1 begins an episode
+    assert len(rig.step({0: 4, 1: 5, 2: 6, 3: 7})) == 4
+    assert [decode(block.infos[i].tobytes())["n"] for i in range(4)] == [4, 5, 6, 7]
+    assert [rig.observed(i)[4] for i in range(4)] == [4, 5, 6, 7]
+
+
+@pytest.mark.parametrize("partial_steps", [False, True])
+def test_what_rows_that_take_no_step_have_replied_stays(partial_steps: bool) -> None:
+    rig = Rig(4, partial_steps=partial_steps, build=Telling, plan=WAITING)
+    rig.reset(*range(4))
+    rig.step({0: 1, 1: 2, 2: 3, 3: Do.END})
+    before = rig.block.rewards[3], rig.block.flags[3], rig.block.replies[3]
+    shown = rig.observed(3)
+    assert len(rig.step({0: 4, 1: 5, 2: 6})) == 3
+    assert (rig.block.rewards[3], rig.block.flags[3], rig.block.replies[3]) == before
+    assert rig.observed(3) == shown
+    assert [rig.observed(i)[4] for i in range(3)] == [4, 5, 6]
