@@ -176,7 +176,7 @@ class ProcessTransport(Transport):
             connections.flush()
         if timeout_s == 0.0 or self.arrivals or self.needs_attention:
             ready = self._ready.ready()
-        elif self._bell is not None and pivot is None and not connections.unsent:
+        elif pivot is None and not connections.unsent:
             ready = self._ready.ready(at_most(timeout_s))
         else:
             connections.wait(self._watched(pivot), at_most(timeout_s))

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple, Protocol
 
 from envmgr.errors import MissingDependencyError
 from envmgr.transport.base import HostDied
-from envmgr.transport.ray.exchange import Exchange, Reply
-from envmgr.transport.ray.items import Do, Item, Node
+from envmgr.transport.ray.exchange import Exchange
+from envmgr.transport.ray.items import Do, Item, Node, packed, unpacked
 from envmgr.transport.thread import stack_of
 from envmgr.wire.frames import Frame, FrameError, pack
 from envmgr.wire.hosts import EnvOrder, HostSpec, Orders, WorkerSettings
@@ -99,9 +99,10 @@ class HostActor:
         )
         self._exchange.put(0, node)
 
-    def exchange(self, number: int, items: Sequence[Item]) -> tuple[int, list[Reply]]:
-        """See `Exchange.call`."""
-        return self._exchange.call(number, items)
+    def exchange(self, number: int, items: bytes) -> tuple[int, bytes]:
+        """See `Exchange.call`; items and replies are packed."""
+        returned, replies = self._exchange.call(number, unpacked(items))
+        return returned, packed(replies)
 
     def whereabouts(self, host_id: int) -> str:
         """See `Transport.whereabouts`."""

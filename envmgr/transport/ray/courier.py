@@ -21,7 +21,7 @@ from envmgr.transport.base import Arrival, Garbage, HostDied
 from envmgr.transport.outbox import Outbox
 from envmgr.transport.process.threads import BACKGROUND_THREAD
 from envmgr.transport.ray.exchange import Reply
-from envmgr.transport.ray.items import Do, Item, Node
+from envmgr.transport.ray.items import Do, Item, Node, packed, unpacked
 from envmgr.transport.ready import Waker
 from envmgr.wire.frames import Frame, FrameError
 
@@ -66,7 +66,7 @@ class Link:
         if self.handle is None:
             self.handle, self.node_id = self.start()
         number = next(self._numbers)
-        return self.handle.exchange.remote(number, items).future()
+        return self.handle.exchange.remote(number, packed(items)).future()
 
     def in_order(self, returned: int, replies: list[Reply]) -> list[Reply]:
         """Return the replies whose turn it is, now that these have come."""
@@ -170,7 +170,8 @@ class Courier:
             if link.is_gone:
                 return
             try:
-                returned, replies = future.result()
+                returned, data = future.result()
+                replies = unpacked(data)
             except BaseException as error:  # the actor's death, or a defect of ours in it
                 self._lose(link, error)
                 return

@@ -1,7 +1,13 @@
-"""What a trainer and its actors say to each other: lists of these, one list with each call."""
+"""What a trainer and its actors say to each other: lists of these, one list with each call.
+
+A list goes as one `bytes`, which Ray carries as it is: with anything else it has code in Python look
+at every part of it.
+"""
 
 from __future__ import annotations
 
+import pickle
+from collections.abc import Sequence
 from enum import IntEnum, unique
 from typing import Any, NamedTuple
 
@@ -34,3 +40,13 @@ class Node(NamedTuple):
     node_id: str
     address: str
     pid: int
+
+
+def packed(said: Sequence[Any]) -> bytes:
+    """Return what is said with one call, in one piece."""
+    return pickle.dumps(said, protocol=5)
+
+
+def unpacked(data: bytes) -> Any:
+    """Return what was `packed` by the other side: the trainer, or an actor that it has started."""
+    return pickle.loads(data)  # noqa: S301 - over the trainer's own cluster
