@@ -9,8 +9,6 @@ html_title = "envmgr"
 copyright = "The envmgr authors"
 extensions = ["myst_parser"]
 myst_heading_anchors = 4
-# A link that leads nowhere is an error, as every warning is (`build.py`).
-suppress_warnings: list[str] = []
 exclude_patterns = ["files"]
 
 highlight_language = "text"
@@ -19,6 +17,7 @@ html_theme = "pydata_sphinx_theme"
 html_static_path = [str(Path(__file__).resolve().parent / "static")]
 html_css_files = ["envmgr.css"]
 html_copy_source = False
+html_use_index = False
 html_show_sourcelink = False
 html_show_sphinx = False
 html_sidebars = {"index": []}

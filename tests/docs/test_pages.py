@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import functools
 import importlib.util
 import json
 import re
@@ -25,6 +26,7 @@ _CODE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 _CODE_WORD = re.compile(r"`([^`]+)`")
 
 
+@functools.cache
 def _prose(page: Path) -> str:
     text = page.read_text(encoding="utf-8")
     if page.suffix == ".ipynb":
