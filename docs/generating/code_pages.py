@@ -74,15 +74,25 @@ _GROUPS: Mapping[str, Sequence[str]] = {
         "ready_obs",
         "ready_info",
         "ready_obs_id",
+        "ready_arrays",
         "ready_env",
         "active_env",
         "done",
         "env_state_done",
         "env_states",
     ),
-    "Steps": ("step", "send", "recv", "send_arrays", "recv_arrays", "random_action"),
+    "Steps": (
+        "step",
+        "send",
+        "recv",
+        "send_arrays",
+        "recv_arrays",
+        "random_action",
+        "stepped_together",
+    ),
     "Normalising": ("normalization",),
-    "Resets and seeds": ("reset", "seed"),
+    "Resets and seeds": ("reset", "seed", "reset_infos"),
+    "Snapshots": ("snapshot", "restore"),
     "Calls and attributes of envs": (
         "call",
         "call_async",
@@ -109,8 +119,9 @@ _GROUPS: Mapping[str, Sequence[str]] = {
         "method_name_list",
         "stats",
     ),
+    "For kinds of your own": ("build", "env_spaces", "makes_envs"),
 }
-_NOT_LISTED = frozenset(("__enter__", "__exit__", "preset"))
+_NOT_LISTED = frozenset(("__enter__", "__exit__", "makes_envs", "preset"))
 
 
 def api_page() -> str:
