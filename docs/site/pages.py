@@ -143,7 +143,8 @@ class Stage:
             target /= "README.md"
         if target == CONTENTS and anchor:  # a heading there is a page here
             return os.path.relpath(self._folder / f"{anchor[1:]}.md", folder)
-        if target in self._pages | {CONTENTS} and target != page.with_suffix(".ipynb"):
+        to_itself = target == page and page.suffix == ".ipynb"  # for who wants it as it is
+        if target in self._pages | {CONTENTS} and not to_itself:
             there = self._folder / f"{place_of(target)}.md"
         elif target == ROOT / "configs" / "README.md":
             there = self._folder / "configs.md"
