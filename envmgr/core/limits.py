@@ -154,6 +154,8 @@ class Limits:
         if not since <= now:  # NaN too: nobody may put off a deadline
             since = group.quiet_since
         slot = group.by_id.get(running - 1)
+        if slot is None and group.running is not None and since <= group.quiet_since:
+            return  # a message has said what it runs, and the block knows of nothing later
         if slot is None or slot.phase in _STEPS:
             posted, finished = int(block.posted[group.index]), int(block.finished[group.index])
             if self._is_passed_over(group, posted, finished, now):

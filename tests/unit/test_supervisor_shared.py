@@ -678,7 +678,7 @@ def test_what_a_dead_host_ran_is_not_held_against_the_host_that_replaces_it() ->
 def test_an_env_that_hangs_as_its_host_lets_go_of_it_costs_the_host() -> None:
     policy = FailurePolicy(max_failures=0, drop_exhausted=True, retry_waiting_s=0.0)
     deadlines = Deadlines(step_s=2.0, close_s=1.0)
-    rig = shared(3, policy=policy, deadlines=deadlines, has_block=False)
+    rig = shared(3, policy=policy, deadlines=deadlines)
     rig.send(0)
     rig.fail(0)
     rig.deliver(0)
