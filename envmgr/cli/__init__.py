@@ -45,6 +45,7 @@ def _run(argv: Sequence[str] | None) -> int:
         ConfigError,
         EnvManagerError,
         MissingDependencyError,
+        UnknownKeyError,
         UnreadableRunError,
     )
 
@@ -60,7 +61,8 @@ def _run(argv: Sequence[str] | None) -> int:
         error.show()
         return BAD_INPUT
     except EnvManagerError as error:
-        click.echo(f"envmgr: error: {paragraph(error)}", err=True)
+        lists_keys = isinstance(error, UnknownKeyError)  # in lines
+        click.echo(f"envmgr: error: {error if lists_keys else paragraph(error)}", err=True)
         is_bad = isinstance(error, (ConfigError, MissingDependencyError, UnreadableRunError))
         return BAD_INPUT if is_bad else FAILED
 

@@ -44,13 +44,18 @@ def show_value(value: object, limit: int = 80) -> str:
     return text if len(text) <= limit else text[: limit - 3] + "..."
 
 
+def nearest_few(name: object, known: Iterable[str], most: int = 3) -> list[str]:
+    """Return the known names that are like `name`, the most alike first."""
+    if not isinstance(name, str):
+        return []
+    by_lower_case = {word.lower(): word for word in known}
+    found = difflib.get_close_matches(name.lower(), by_lower_case, n=most, cutoff=0.6)
+    return [by_lower_case[one] for one in found]
+
+
 def nearest(name: object, known: Iterable[str]) -> str | None:
     """Return the known name most like `name`, or None if none is alike."""
-    if not isinstance(name, str):
-        return None
-    by_lower_case = {word.lower(): word for word in known}
-    found = difflib.get_close_matches(name.lower(), by_lower_case, n=1, cutoff=0.6)
-    return by_lower_case[found[0]] if found else None
+    return next(iter(nearest_few(name, known, 1)), None)
 
 
 def check_value(check: Check, value: object, path: str) -> Any:

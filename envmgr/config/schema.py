@@ -7,15 +7,19 @@ suggested for unknown keys and the generated reference table all come from these
 from __future__ import annotations
 
 import dataclasses
+import textwrap
 from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar
 
 from typing_extensions import Self
 
-from envmgr.config.checks import Check, check_value, nearest, show_value
+from envmgr.config.checks import Check, check_value, nearest_few, show_value
 from envmgr.config.merge import deep_merge, to_plain
 from envmgr.errors import ConfigError, UnknownKeyError
 from envmgr.spaces.reading import Unreadable, read_dict
+
+_LINE = 96
+"""Characters of a line of messages that list many names."""
 
 
 def option(default: Any, check: Check, doc: str, default_text: str | None = None) -> Any:
@@ -70,7 +74,7 @@ class Section:
             preset: a kind's own defaults, such as `{"wait_num": 2}`; not changed.
 
         Raises:
-            UnknownKeyError: a key that the schema does not have; the nearest one is named.
+            UnknownKeyError: a key that the schema does not have; the nearest ones are named.
             ConfigError: a value that is not allowed.
         """
         user = as_mapping(cfg, cls.PATH)
@@ -91,13 +95,16 @@ def _as_given(value: Any) -> Any:
 
 
 def unknown_key(name: object, known: Iterable[str], where: str) -> UnknownKeyError:
-    """Return the error for a key that `where` does not know; it names the nearest known one."""
+    """Return the error for a key that `where` does not know; it names the nearest known ones."""
     names = list(known)
-    alike = nearest(name, names)
-    hint = f"did you mean {alike!r}? " if alike else ""
-    return UnknownKeyError(
-        f"unknown key {show_value(name)} in {where}: {hint}Known keys: {', '.join(names)}."
-    )
+    alike = " or ".join(map(repr, nearest_few(name, names)))
+    hint = f"did you mean {alike}? " if alike else ""
+    keys = f" {', '.join(names)}."
+    if len(keys) > _LINE:
+        keys = "\n" + textwrap.fill(
+            keys, _LINE, initial_indent=" ", subsequent_indent="  ", break_on_hyphens=False
+        )
+    return UnknownKeyError(f"unknown key {show_value(name)} in {where}: {hint}Known keys:{keys}")
 
 
 def checks_of(schema: type) -> dict[str, Check]:
@@ -109,7 +116,7 @@ def check_keys(given: Iterable[object], schema: type[Section], path: str) -> Non
     """Refuse a key that `schema` does not have, and does not pass over.
 
     Raises:
-        UnknownKeyError: names the unknown key, `path` and the nearest known key.
+        UnknownKeyError: names the unknown key, `path` and the nearest known keys.
     """
     known = checks_of(schema)
     for name in given:

@@ -292,7 +292,10 @@ BAD_INPUT = {
     "broken YAML": (["run", "broken.yaml"], "broken.yaml, line 2"),
     "empty": (["run", "empty.yaml"], "is empty"),
     "unknown kind": (["run", "c.yaml", "--set", "manager.type=bse"], "did you mean 'base'?"),
-    "unknown key": (["run", "c.yaml", "--set", "manager.env_nm=2"], "did you mean 'env_num'?"),
+    "unknown key": (
+        ["run", "c.yaml", "--set", "manager.env_nm=2"],
+        "did you mean 'env_num' or 'spare_env_num'? Known keys:\n  type, import_names, env_num,",
+    ),
     "wrong type": (["run", "c.yaml", "--set", "manager.env_num=two"], "manager.env_num is 'two'"),
     "no env_num": (["run", "c.yaml", "--set", "manager.env_num=null"], "manager.env_num is null"),
     "no end": (["run", "c.yaml", "--set", "collect.steps=null"], "when the run ends"),
