@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import numbers
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn, cast
 
@@ -15,7 +16,30 @@ from envmgr.env.agent_rows import refuse_agents
 from envmgr.errors import ConfigError, EnvManagerError
 from envmgr.manager import EnvManager
 from envmgr.spaces import rows_of
+from envmgr.spaces.reading import Unreadable, read_list
 from envmgr.types import Once
+
+
+def each_seed(seed: Any, n: int) -> list[Any] | None:
+    """Return the seed of each of n envs; None for none.
+
+    Raises:
+        ConfigError: it is neither an int, nor a list with one for each.
+    """
+    if seed is None:
+        return None
+    if isinstance(seed, numbers.Integral):
+        return [int(seed) + i for i in range(n)]
+    try:
+        seeds = read_list(seed)
+    except Unreadable as error:
+        raise ConfigError(f"seed should be an int, or a list of {n}, but {error}") from error
+    if len(seeds) != n:
+        raise ConfigError(
+            "If seeds are passed as a list the length must match "
+            f"num_envs={n} but got length={len(seeds)}."
+        )
+    return seeds
 
 
 class FixedBatches:
@@ -114,7 +138,7 @@ class FixedBatches:
         """
         ids = self._all if env_ids is None else list(env_ids)
         if seed is not None:
-            seeds = [seed + i for i in self._all] if isinstance(seed, int) else seed
+            seeds = each_seed(seed, self.n) or ()
             self.manager.seed({i: seeds[i] for i in ids})
         given = [options] * self.n if options is None or isinstance(options, Mapping) else options
         if len(given) != self.n:

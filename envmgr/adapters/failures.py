@@ -6,6 +6,7 @@ import builtins
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
+from envmgr.config.checks import check_value, choice, or_null
 from envmgr.errors import (
     ConfigError,
     EnvFailure,
@@ -14,6 +15,8 @@ from envmgr.errors import (
     FailuresExhaustedError,
     LaunchError,
 )
+
+_POLICY = or_null(choice("raise", "recover"), "as the manager")
 
 _OWN_KEYS = ("terminated", "truncated")
 """What managers put into infos, and trainers get beside them."""
@@ -46,11 +49,7 @@ def raises(on_failure: str | None, of_manager: str) -> bool:
     Raises:
         ConfigError: there is no such policy, or the manager's own comes before it.
     """
-    if on_failure not in (None, "raise", "recover"):
-        raise ConfigError(
-            f'on_failure should be "recover", "raise" or None (as the manager), found '
-            f"{on_failure!r}"
-        )
+    check_value(_POLICY, on_failure, "on_failure")
     if on_failure == "recover" and of_manager == "raise":
         raise ConfigError(
             'on_failure="recover" was asked for, but the manager raises: build it with '

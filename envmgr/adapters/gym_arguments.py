@@ -11,15 +11,38 @@ from gymnasium.spaces.utils import is_space_dtype_shape_equiv
 from gymnasium.vector.utils import batch_differing_spaces, batch_space
 
 from envmgr.adapters.requirements import missing
+from envmgr.config.checks import check_value, choice
 from envmgr.errors import ConfigError
 from envmgr.spaces import same_space
+from envmgr.spaces.reading import short_text
 
 try:
     from gymnasium.vector import AutoresetMode
 except ImportError as error:  # 1.0 resets in the next step only, and does not say so
     raise missing("as_gymnasium", "gymnasium>=1.1", error) from error
 
-__all__ = ["AutoresetMode", "batched_action_space", "batched_spaces", "check_mask", "is_029"]
+__all__ = [
+    "AutoresetMode",
+    "batched_action_space",
+    "batched_spaces",
+    "check_mask",
+    "checked_mode",
+    "is_029",
+]
+
+_MODE = choice(*(mode.value for mode in AutoresetMode))
+_INFO_FORMAT = choice("gymnasium", "gym029")
+
+
+def checked_mode(mode: Any) -> AutoresetMode:
+    """Return how envs are reset when their episodes end.
+
+    Raises:
+        ConfigError: there is no such mode.
+    """
+    if isinstance(mode, AutoresetMode):
+        return mode
+    return AutoresetMode(check_value(_MODE, mode, "autoreset_mode"))
 
 
 def is_029(info_format: str, autoreset_mode: str) -> bool:
@@ -28,8 +51,7 @@ def is_029(info_format: str, autoreset_mode: str) -> bool:
     Raises:
         ConfigError: there is no such form, or it does not go with the mode.
     """
-    if info_format not in ("gymnasium", "gym029"):
-        raise ConfigError(f'info_format should be "gymnasium" or "gym029", found {info_format!r}')
+    check_value(_INFO_FORMAT, info_format, "info_format")
     if info_format == "gym029" and autoreset_mode != "SameStep":
         raise ConfigError(
             'info_format="gym029" goes with autoreset_mode="SameStep": Gymnasium 0.29 reset '
@@ -78,15 +100,16 @@ def batched_spaces(mode: Any, spaces: Sequence[Space[Any]]) -> tuple[Space[Any],
         batched, single = mode
         _check_alike(single, spaces)
         return single, batched
-    if mode == "same":
+    word = mode if isinstance(mode, str) else ""
+    if word == "same":
         _check_same(spaces)
         return spaces[0], batch_space(spaces[0], len(spaces))
-    if mode == "different":
+    if word == "different":
         _check_alike(spaces[0], spaces)
         return spaces[0], batch_differing_spaces(list(spaces))
     raise ValueError(
         "Invalid `observation_mode`, expected: 'same' or 'different' or tuple of single and "
-        f"batch observation space, actual got {mode}"
+        f"batch observation space, actual got {short_text(mode)}"
     )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import numbers
 from collections.abc import Sequence
 from typing import Any, cast
 
@@ -13,19 +12,23 @@ from gymnasium.error import ResetNeeded
 from gymnasium.vector.utils import concatenate, create_empty_array, iterate
 
 from envmgr.adapters import gym_infos
-from envmgr.adapters.batches import FixedBatches
+from envmgr.adapters.batches import FixedBatches, each_seed
 from envmgr.adapters.gym_access import GymAccess
 from envmgr.adapters.gym_arguments import (
     AutoresetMode,
     batched_action_space,
     batched_spaces,
     check_mask,
+    checked_mode,
     is_029,
 )
 from envmgr.adapters.gym_calls import InThread
 from envmgr.adapters.rows import Rows, spread
+from envmgr.config.schema import as_mapping
+from envmgr.errors import ActionError
 from envmgr.manager import EnvManager
 from envmgr.spaces import put_rows, rows_of
+from envmgr.spaces.reading import error_text, read_list
 
 StepResult = tuple[
     Any, npt.NDArray[Any], npt.NDArray[np.bool_], npt.NDArray[np.bool_], dict[str, Any]
@@ -57,7 +60,7 @@ class ManagerVectorEnv(GymAccess):
         on_failure: str | None = None,
         info_format: str = "gymnasium",
     ) -> None:
-        self.autoreset_mode = mode = AutoresetMode(autoreset_mode)
+        self.autoreset_mode = mode = checked_mode(autoreset_mode)
         self._as_029 = is_029(info_format, mode.value)
         batches = FixedBatches(
             manager,
@@ -129,18 +132,12 @@ class ManagerVectorEnv(GymAccess):
         return cast("ResetResult", resetting.result())
 
     def _reset_arguments(self, seed: Any, options: Any) -> tuple[Any, Any, dict[str, Any]]:
-        n, rest = self.num_envs, dict(options or {})
-        if isinstance(seed, numbers.Integral):
-            seed = [int(seed) + i for i in range(n)]
-        elif seed is not None and len(seed) != n:
-            raise ValueError(
-                "If seeds are passed as a list the length must match "
-                f"num_envs={n} but got length={len(seed)}."
-            )
+        n, rest = self.num_envs, as_mapping(options, "options")
+        seeds = each_seed(seed, n)
         mask = rest.pop("reset_mask", None)
         if mask is not None:
             check_mask(mask, n)
-        return seed, mask, rest
+        return seeds, mask, rest
 
     def _reset(self, seeds: Any, mask: Any, options: dict[str, Any]) -> ResetResult:
         batches, n = self._batches, self.num_envs
@@ -185,9 +182,17 @@ class ManagerVectorEnv(GymAccess):
             raise ResetNeeded("Cannot call env.step() before calling env.reset()")
         n = self.num_envs
         if type(actions) is not np.ndarray or actions.ndim == 0 or actions.dtype == object:
-            actions = list(iterate(self.action_space, actions))
+            try:
+                actions = read_list(iterate(self.action_space, actions))
+            except TypeError:  # as of Gymnasium's own vector envs
+                raise
+            except Exception as error:  # whatever reading them raises
+                raise ActionError(
+                    f"{n} actions are needed, in the order of the envs, but {error_text(error)}. "
+                    "No env was stepped"
+                ) from error
         if len(actions) != n:
-            raise ValueError(
+            raise ActionError(
                 f"{len(actions)} actions were given for {n} envs; no env was stepped. Give one for "
                 "each, in the order of the envs"
             )

@@ -8,7 +8,7 @@ from typing import Any
 
 import gymnasium
 
-from envmgr.adapters.gym_arguments import AutoresetMode
+from envmgr.adapters.gym_arguments import AutoresetMode, checked_mode
 from envmgr.adapters.gym_statistics import RecordEpisodeStatistics
 from envmgr.adapters.gym_vector import ManagerVectorEnv
 from envmgr.errors import ConfigError
@@ -96,7 +96,7 @@ class EnvmgrVectorEnv(ManagerVectorEnv):
         info_format: str = "gymnasium",
         **cfg: Any,
     ) -> None:
-        mode = AutoresetMode(autoreset_mode)
+        mode = checked_mode(autoreset_mode)
         if worker is not None:
             raise ConfigError(
                 "worker should be None: workers of envmgr run their own loop. What is special "
@@ -106,7 +106,7 @@ class EnvmgrVectorEnv(ManagerVectorEnv):
         given = {
             "shared_memory": shared_memory,
             "copy_on_get": copy,
-            "context": context or "server",
+            "context": "server" if context is None else context,
             "daemon": daemon,
             "num_workers": max_concurrency,
             "same_spaces": False,  # the spaces are compared here
@@ -114,7 +114,7 @@ class EnvmgrVectorEnv(ManagerVectorEnv):
             "reset_inplace": mode is AutoresetMode.SAME_STEP,
             **cfg,
         }
-        manager = create_env_manager({"type": "subprocess", **given}, env_fn=list(env_fns))
+        manager = create_env_manager({"type": "subprocess", **given}, env_fn=env_fns)
         try:
             super().__init__(
                 manager,

@@ -23,6 +23,7 @@ from envmgr.adapters.rows import Rows
 from envmgr.errors import ActionError, ConfigError, EnvNotReadyError, ManagerClosedError
 from envmgr.manager import EnvManager
 from envmgr.registry import create_env_manager
+from envmgr.spaces.reading import error_text
 
 __all__ = ["DriverEnv", "PufferVecEnv", "as_puffer", "make"]
 
@@ -229,9 +230,13 @@ class PufferVecEnv:
                 "there are no observations that actions could be for: call async_reset() once, "
                 "then recv() before each send()"
             )
-        actions = np.asarray(actions)
-        if len(actions) != self.num_envs:
-            raise ActionError(f"{len(actions)} actions came for {self.num_envs} envs")
+        try:
+            actions = np.asarray(actions)
+        except Exception as error:  # whatever reading them raises
+            raise ActionError(f"the actions are no array: {error_text(error)}") from error
+        if actions.shape[:1] != (self.num_envs,):
+            came = len(actions) if actions.ndim else "no"
+            raise ActionError(f"{came} actions came for {self.num_envs} envs")
         begins = block.terminals | block.truncations
         if block.is_told:
             self.manager.apply(env_functions.notify, env_ids=block.env_ids.tolist())

@@ -16,10 +16,17 @@ from envmgr.adapters.batches import FixedBatches
 from envmgr.adapters.failures import raise_in_trainer
 from envmgr.adapters.requirements import missing
 from envmgr.adapters.rows import Rows
-from envmgr.errors import ConfigError, EnvFailure, EnvNotReadyError, ManagerClosedError
+from envmgr.errors import (
+    ConfigError,
+    EnvFailure,
+    EnvNotReadyError,
+    ManagerClosedError,
+    UnknownEnvError,
+)
 from envmgr.manager import EnvManager
 from envmgr.registry import create_env_manager
 from envmgr.spaces import put_rows, row_of, rows_of
+from envmgr.spaces.reading import error_text, read_list, short_text
 
 try:
     from stable_baselines3.common.vec_env.base_vec_env import VecEnv
@@ -167,7 +174,7 @@ class ManagerVecEnv(VecEnv):  # type: ignore[misc]
     def get_attr(self, attr_name: str, indices: _Indices = None) -> list[Any]:
         """Return an attribute of envs; of wrapped ones from the outermost wrapper that has it."""
         ids = self._env_ids(indices)
-        if attr_name == "render_mode" and self.manager.closed and not self.closed:
+        if short_text(attr_name) == "'render_mode'" and self.manager.closed and not self.closed:
             return [self.manager.render_mode] * len(ids)
         result: list[Any] = self._ask("get_attr", attr_name, ids)
         return result
@@ -234,8 +241,11 @@ class ManagerVecEnv(VecEnv):  # type: ignore[misc]
     def _env_ids(self, indices: _Indices) -> list[int]:
         if indices is None:
             return list(range(self.num_envs))
-        each = [indices] if isinstance(indices, (int, np.integer)) else indices
-        return [i + self.num_envs if i < 0 else i for i in each]
+        try:
+            each = [indices] if isinstance(indices, (int, np.integer)) else read_list(indices)
+            return [i + self.num_envs if i < 0 else i for i in each]
+        except Exception as error:  # whatever reading them raises
+            raise UnknownEnvError(f"these are no indices of envs: {error_text(error)}") from error
 
     # -- the end ----------------------------------------------------------------------------
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numbers
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -10,14 +12,15 @@ import numpy.typing as npt
 from gymnasium.spaces import Tuple
 
 from envmgr.adapters import env_functions
-from envmgr.adapters.batches import FixedBatches
+from envmgr.adapters.batches import FixedBatches, each_seed
 from envmgr.adapters.failures import raise_in_trainer
 from envmgr.adapters.requirements import missing
 from envmgr.adapters.rows import Rows
-from envmgr.errors import ConfigError, EnvAttributeError, EnvFailure
+from envmgr.errors import ActionError, ConfigError, EnvAttributeError, EnvFailure
 from envmgr.manager import EnvManager
 from envmgr.registry import create_env_manager
 from envmgr.spaces import row_of
+from envmgr.spaces.reading import error_text, short_text
 
 try:
     from tianshou.env import BaseVectorEnv
@@ -72,6 +75,9 @@ class ManagerVectorEnv(BaseVectorEnv):  # type: ignore[misc]
             manager, adapter=adapter, on_failure=on_failure, auto_reset=False
         )
         self.env_num = n = batches.n
+        for name, value in (("wait_num", wait_num), ("timeout", timeout)):
+            is_number = value is None or isinstance(value, numbers.Real)
+            _claim(is_number, f"{name} should be a number, found {short_text(value)}")
         self.wait_num = wait_num or n
         self.timeout = timeout
         _claim(1 <= self.wait_num <= n, f"wait_num should be 1 to {n}, found {wait_num}")
@@ -127,10 +133,7 @@ class ManagerVectorEnv(BaseVectorEnv):  # type: ignore[misc]
             The seeds.
         """
         self._refuse_closed()
-        if seed is None or isinstance(seed, (int, np.integer)):
-            seeds = [None if seed is None else int(seed) + i for i in self._all]
-        else:
-            seeds = list(seed)
+        seeds = each_seed(seed, self.env_num) or [None] * self.env_num
         self._reset(self._ready_ids(None), seeds, None)
         return [None if one is None else [one] for one in seeds]
 
@@ -158,9 +161,10 @@ class ManagerVectorEnv(BaseVectorEnv):  # type: ignore[misc]
         if action is None and not self.is_async:
             raise ValueError("without wait_num and timeout every step needs actions, found None")
         if action is not None:
-            ids = self._ready_ids(id)
-            _claim(len(action) == len(ids), f"{len(action)} actions came for {len(ids)} envs")
-            self._batches.send(_plain(action), ids)
+            ids, rows = self._ready_ids(id), _plain(action)
+            count = len(rows) if isinstance(rows, list) or rows.ndim else 0
+            _claim(count == len(ids), f"{count} actions came for {len(ids)} envs")
+            self._batches.send(rows, ids)
             if self.is_async:
                 self.waiting_id += ids
                 self.ready_id = [i for i in self.ready_id if i not in self.waiting_id]
@@ -229,8 +233,9 @@ class ManagerVectorEnv(BaseVectorEnv):  # type: ignore[misc]
         Raises:
             AssertionError: a step of one of them is under way.
         """
-        given = self._all if env_ids is None else np.atleast_1d(np.asarray(env_ids)).tolist()
-        ids: list[int] = list(given)
+        ids = list(self._all) if env_ids is None else _listed(env_ids)
+        known = len(set(ids)) == len(ids) and set(ids) <= set(self._all)
+        _claim(known, f"env ids are 0 to {self.env_num - 1}, each once, found {short_text(ids)}")
         if self.waiting_id:
             busy = [i for i in ids if i in self.waiting_id]
             _claim(not busy, f"envs {busy} have steps under way: gather them with step(None)")
@@ -273,7 +278,7 @@ class EnvmgrVectorEnv(ManagerVectorEnv):
         given = {"auto_reset": False, "same_spaces": False, "check_actions": False}
         some = wait_num is not None or timeout is not None
         kind = "async_subprocess" if some else "subprocess"
-        manager = create_env_manager({"type": kind, **given, **cfg}, env_fn=list(env_fns))
+        manager = create_env_manager({"type": kind, **given, **cfg}, env_fn=env_fns)
         super().__init__(
             manager,
             wait_num=wait_num,
@@ -288,8 +293,19 @@ def _claim(holds: bool, message: str) -> None:
         raise AssertionError(message)
 
 
+def _listed(env_ids: Any) -> list[Any]:
+    try:
+        listed: list[Any] = np.atleast_1d(np.asarray(env_ids)).tolist()
+        return [operator.index(i) for i in listed]
+    except Exception as error:  # whatever reading them raises
+        raise AssertionError(f"these are no env ids: {error_text(error)}") from error
+
+
 def _plain(action: Any) -> Any:
-    return action if isinstance(action, (np.ndarray, list)) else np.asarray(action)
+    try:
+        return action if isinstance(action, (np.ndarray, list)) else np.asarray(action)
+    except Exception as error:  # as above
+        raise ActionError(f"the actions are no array: {error_text(error)}") from error
 
 
 def _step_of(env_ids: list[int], rows: Rows) -> _Step:

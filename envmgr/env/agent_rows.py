@@ -13,6 +13,7 @@ from envmgr.env.contract import EnvContractError, env_name
 from envmgr.errors import ConfigError
 from envmgr.spaces import Layout, codec_of
 from envmgr.spaces.agents import AgentSpace
+from envmgr.spaces.reading import short_text
 
 _REWARDS = {"each": None, "sum": np.sum, "mean": np.mean}
 
@@ -40,8 +41,9 @@ class AgentRows(AgentsEnv):
     """
 
     def __init__(self, env: Any, reward: str = "each") -> None:
-        if reward not in _REWARDS:
-            raise ConfigError(f"reward is {reward!r}, but must be one of {', '.join(_REWARDS)}")
+        if type(reward) is not str or reward not in _REWARDS:
+            known = ", ".join(_REWARDS)
+            raise ConfigError(f"reward is {short_text(reward)}, but must be one of {known}")
         super().__init__(env)
         self._reduce: Any = _REWARDS[reward]
         n = len(self.possible_agents)

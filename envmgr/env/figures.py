@@ -7,14 +7,14 @@ import os
 import struct
 import uuid
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from envmgr.errors import ConfigError
-from envmgr.spaces.reading import short_text
+from envmgr.spaces.reading import error_text, read_dict, read_list, short_text
 
 
 def checked_frame(frame: Any) -> npt.NDArray[np.uint8]:
@@ -55,8 +55,12 @@ def tile_images(
     Raises:
         ConfigError: there are none, or they are no such arrays.
     """
-    values: Any = images.values() if isinstance(images, Mapping) else images
-    arrays = [np.asarray(image) for image in values] if isinstance(values, Iterable) else []
+    try:
+        given: Any = read_dict(images).values() if isinstance(images, Mapping) else images
+        arrays = [np.asarray(image) for image in read_list(given)]
+    except Exception as error:  # whatever reading them raises
+        reason = error_text(error)
+        raise ConfigError(f"tile_images takes a list or dict of images, but {reason}") from error
     kinds = {(array.dtype, *array.shape[2:]) for array in arrays}
     if len(kinds) != 1 or any(array.ndim not in (2, 3) or not array.size for array in arrays):
         found = sorted({f"{array.dtype} {array.shape}" for array in arrays}) or short_text(images)
@@ -67,7 +71,7 @@ def tile_images(
     if columns is None:
         columns = math.ceil(math.sqrt(len(arrays)))
     if type(columns) is not int or columns < 1:
-        raise ConfigError(f"columns is {columns!r}, but must be a positive integer")
+        raise ConfigError(f"columns is {short_text(columns)}, but must be a positive integer")
     height, width = (max(array.shape[axis] for array in arrays) for axis in (0, 1))
     rows = -(-len(arrays) // columns)
     grid: npt.NDArray[Any] = np.zeros(

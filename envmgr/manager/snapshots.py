@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from envmgr.errors import SnapshotError, SnapshotMismatchError
-from envmgr.spaces.reading import error_text
+from envmgr.core.arguments import checked_folder
+from envmgr.errors import ConfigError, SnapshotError, SnapshotMismatchError
+from envmgr.spaces.reading import error_text, short_text
 
 FORMAT = 1
 """Of snapshots; those of another one are refused."""
@@ -76,8 +77,10 @@ class Snapshot:
         Only its owner may read it.
 
         Raises:
+            ConfigError: this is no path.
             OSError: it cannot be written; what was there before is as it was.
         """
+        target = Path(_checked_path(path))
         parts = self._parts()
         header = {
             "format": self.format,
@@ -85,7 +88,6 @@ class Snapshot:
             "sizes": list(map(len, parts)),
             "sha256": _digest(parts),
         }
-        target = Path(path)
         partial = target.with_name(f".{target.name}.{uuid.uuid4().hex}.part")
         try:
             fd = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -109,22 +111,24 @@ class Snapshot:
         """Read it from a file that `save` has written. Nothing in it is run.
 
         Raises:
+            ConfigError: this is no path.
             OSError: the file cannot be read.
             SnapshotMismatchError: it is of another version.
             SnapshotError: it is no snapshot, or is damaged.
         """
-        with open(path, "rb") as file:
+        name = _checked_path(path)
+        with open(name, "rb") as file:
             magic, line = file.read(len(_MAGIC)), file.readline(_MOST_HEADER_BYTES)
             data = file.read()
         if magic != _MAGIC:
-            raise SnapshotError(f"{os.fspath(path)} is no snapshot of envmgr")
+            raise SnapshotError(f"{name} is no snapshot of envmgr")
         try:
             header = json.loads(line)
-            check_format(header["format"], os.fspath(path))
+            check_format(header["format"], name)
             return cls._of(header, data)
         except (ValueError, KeyError, TypeError) as error:
             raise SnapshotError(
-                f"{os.fspath(path)} is damaged: {error_text(error)}. Take another one."
+                f"{name} is damaged: {error_text(error)}. Take another one."
             ) from error
 
     @classmethod
@@ -150,11 +154,21 @@ def check_format(found: Any, where: str) -> None:
     Raises:
         SnapshotMismatchError: it is one.
     """
-    if found != FORMAT:
+    if type(found) is not int or found != FORMAT:
         raise SnapshotMismatchError(
-            f"{where} is of format {found}, this version of envmgr reads format {FORMAT}. Restore "
-            "it with the version that took it, or take another one."
+            f"{where} is of format {short_text(found)}, this version of envmgr reads format "
+            f"{FORMAT}. Restore it with the version that took it, or take another one."
         )
+
+
+def _checked_path(path: Any) -> str:
+    name = checked_folder(path, "path")
+    try:
+        with contextlib.suppress(OSError):  # what is wrong there is said when it is opened
+            os.stat(name)
+    except ValueError as error:
+        raise ConfigError(f"path is {short_text(name)}, which no file has: {error}") from error
+    return name
 
 
 def _digest(parts: list[bytes]) -> str:

@@ -24,7 +24,7 @@ from envmgr.normalizing.moments import Floats, Moments, array_like, loaded, no_m
 from envmgr.normalizing.state import OF_EPISODES, State, no_state
 from envmgr.spaces import codec_of, row_of
 from envmgr.spaces.normalized import box_paths, leaf_at, with_boxes, with_leaves
-from envmgr.spaces.reading import short_text
+from envmgr.spaces.reading import error_text, short_text
 from envmgr.spaces.values import path_text
 from envmgr.types import EnvTimestep, is_abnormal, monotonic
 from envmgr.wire.messages import EnvDescription
@@ -288,14 +288,14 @@ class Normalization:
             ConfigError: it is of another version, or of other observations or envs; nothing was
                 loaded.
         """
-        if self._with_obs and self._space is None:
-            self._given = dict(state_dict)
-            return
-        state, named = self._settled(), self._named()
         try:
             if state_dict["version"] != VERSION:
                 raise ValueError(f"it has version {state_dict['version']!r}, not {VERSION}")
-            if set(state_dict["obs"]) != set(named):
+            if self._with_obs and self._space is None:
+                self._given = dict(state_dict)
+                return
+            state, named = self._settled(), self._named()
+            if set(state_dict["obs"].keys()) != set(named):
                 raise ValueError(f"it is of {sorted(state_dict['obs'])}, not of {sorted(named)}")
             state = state._replace(
                 obs=tuple(loaded(state_dict["obs"][name], own) for name, own in named.items()),
@@ -305,9 +305,10 @@ class Normalization:
             state = state._replace(
                 **{name: array_like(columns[name], getattr(state, name)) for name in columns}
             )
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except Exception as error:  # it may be anything, and raise when it is read
+            reason = error_text(error).removeprefix("ValueError: ")
             raise ConfigError(
-                f"these statistics do not fit: {error}. Give what state_dict() of a manager of "
+                f"these statistics do not fit: {reason}. Give what state_dict() of a manager of "
                 "equal envs and options returned."
             ) from error
         self._state = state

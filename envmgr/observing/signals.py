@@ -12,8 +12,10 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
+from envmgr.core.arguments import checked_folder
 from envmgr.errors import ConfigError, StateError
 from envmgr.observing.dump import dump_of
+from envmgr.spaces.reading import error_text, short_text
 from envmgr.wire.board import own_boards
 
 
@@ -59,10 +61,11 @@ def dump_on_signal(signal_number: int | None = None, file: str | None = None) ->
         file: path of a file that dumps are appended to; None: stderr.
 
     Raises:
-        ConfigError: there is no such signal here, or a handler that cannot be kept.
+        ConfigError: there is no such signal here, or a handler that cannot be kept; or `file` is no
+            path.
         StateError: this is not the main thread, in which Python has handlers set.
     """
-    _install(signal_number, file)
+    _install(signal_number, None if file is None else checked_folder(file, "file"))
 
 
 @contextmanager
@@ -85,8 +88,8 @@ def _install(signal_number: int | None, file: str | None) -> tuple[int, Any]:
         raise ConfigError(f"there is no SIGUSR1 on {sys.platform}: name another signal")
     try:
         before = signal.getsignal(number)
-    except (ValueError, TypeError) as error:
-        raise ConfigError(f"{number!r} is no signal: {error}") from error
+    except Exception as error:  # also what odd numbers raise
+        raise ConfigError(f"{short_text(number)} is no signal: {error_text(error)}") from error
     if before is None:
         raise ConfigError(
             f"{signal.Signals(number).name} has a handler that is not Python's, such as one of "

@@ -19,12 +19,19 @@ from gymnasium.spaces import Box
 from envmgr import (
     ENV_MANAGER_REGISTRY,
     BaseEnvManager,
+    Snapshot,
+    as_gymnasium,
     create_env_manager,
+    dump_on_signal,
     get_env_manager_cls,
     load_config,
     make,
 )
+from envmgr.adapters.gymnasium import EnvmgrVectorEnv
+from envmgr.adapters.puffer import as_puffer
+from envmgr.env import AgentRows, tile_images
 from envmgr.errors import EnvFailure, EnvManagerError, LaunchError
+from tests.agents import Relay
 from tests.contract.envs import journal_path
 from tests.contract.family import ACTIONS
 from tests.contract.harness import Setup, World, over, ready_all
@@ -129,6 +136,11 @@ CALLS = {
     "enable_save_replay, one": Call(lambda m, v: m.enable_save_replay([v, v]), FOLDER),
     "enable_save_figure, env_id": Call(lambda m, v: m.enable_save_figure(v, "x"), ONE_ENV),
     "enable_save_figure": Call(lambda m, v: m.enable_save_figure(0, v), FOLDER),
+    "restore": Call(lambda m, v: m.restore(v), FOLDER),
+    "reset_infos": Call(
+        lambda m, v: m.reset_infos(v),
+        ENVS - ONE_ENV - takes("None") | takes("list twice", "mapping twice"),
+    ),
     "reward_shaping, env_id": Call(lambda m, v: m.reward_shaping(v, []), ONE_ENV),
     "reward_shaping": Call(
         lambda m, v: m.reward_shaping(0, v),
@@ -286,9 +298,47 @@ def test_odd_actions_of_other_spaces_are_refused(world: World, setup: Setup, act
     manager.step(manager.random_action())
 
 
+def test_odd_arguments_of_adapters_and_statistics_are_refused_or_taken() -> None:
+    config = {"type": "base", "normalize_obs": True}
+    manager = create_env_manager(config, env_fn=[partial(Still, "box")] * 2)
+    vector, statistics = as_gymnasium(manager), manager.normalization
+    vector.reset(seed=0)
+    puffer = as_puffer(create_env_manager({"type": "base"}, env_fn=[partial(Still, "box")] * 2))
+    puffer.async_reset(0)
+    puffer.recv()
+    good = statistics.state_dict(episodes=True)
+
+    def changed(key: str, value: Any) -> dict[str, Any]:
+        return {**good, "reward": {**good["reward"], key: value}}
+
+    calls = {
+        "reset, seed": Call(lambda m, v: vector.reset(seed=v)),
+        "reset, options": Call(lambda m, v: vector.reset(options=v)),
+        "step": Call(lambda m, v: vector.step([v, v])),
+        "puffer, send": Call(lambda m, v: puffer.send(v)),
+        "puffer, seed": Call(lambda m, v: puffer.async_reset(v)),
+        "load": Call(lambda m, v: statistics.load_state_dict(v)),
+        **{
+            f"load, {key}": Call(lambda m, v, key=key: statistics.load_state_dict({**good, key: v}))
+            for key in good
+        },
+        "load, n_seen": Call(lambda m, v: statistics.load_state_dict(changed("n_seen", v))),
+        "load, mean": Call(lambda m, v: statistics.load_state_dict(changed("mean", v))),
+    }
+
+    def state() -> Any:
+        return manager.stats()["outstanding"], manager.env_states, repr(statistics.state_dict())
+
+    assert problems_of(calls, manager, state, lambda: None) == []
+    vector.close()
+    puffer.close()
+
+
 # -- before there is a manager --------------------------------------------------------------------
 
 UNUSED = BaseEnvManager([int])
+NORMALIZED = BaseEnvManager([int], {"normalize_obs": True})
+FRAME = np.zeros((2, 3, 3), np.uint8)
 
 
 def created(**arguments: Any) -> Any:
@@ -344,6 +394,27 @@ FREE_CALLS = {
     "load_config, allow_imports one": Call(
         lambda m, v: load_config("configs/base.yaml", allow_imports=[v]), NAME
     ),
+    "Snapshot.load": Call(lambda m, v: Snapshot.load(v), FOLDER),
+    "Snapshot.save": Call(lambda m, v: Snapshot((), b"").save(v), FOLDER),
+    "restore": Call(lambda m, v: UNUSED.restore(v), FOLDER),
+    "load_state_dict": Call(lambda m, v: NORMALIZED.normalization.load_state_dict(v)),
+    "dump_on_signal": Call(
+        lambda m, v: dump_on_signal(v), takes("None", "True", "one", "np.int64", "np.uint8")
+    ),
+    "dump_on_signal, file": Call(lambda m, v: dump_on_signal(file=v), takes(FOLDER, "None")),
+    "tile_images": Call(lambda m, v: tile_images(v)),
+    "tile_images, one": Call(lambda m, v: tile_images({0: FRAME, 1: v})),
+    "tile_images, columns": Call(
+        lambda m, v: tile_images([FRAME], v), takes("None", "one", "huge", "2**63")
+    ),
+    "AgentRows, reward": Call(lambda m, v: AgentRows(Relay(), v)),
+    "as_gymnasium, autoreset_mode": Call(lambda m, v: as_gymnasium(UNUSED, v)),
+    "as_gymnasium, on_failure": Call(
+        lambda m, v: as_gymnasium(UNUSED, on_failure=v), takes("None")
+    ),
+    "as_gymnasium, info_format": Call(lambda m, v: as_gymnasium(UNUSED, info_format=v)),
+    "EnvmgrVectorEnv": Call(lambda m, v: EnvmgrVectorEnv(v, type="base")),
+    "EnvmgrVectorEnv, context": Call(lambda m, v: EnvmgrVectorEnv([int], context=v), takes("None")),
     "register": Call(lambda m, v: ENV_MANAGER_REGISTRY.register(v), FOLDER - {"path"}),
     "register, what": Call(lambda m, v: ENV_MANAGER_REGISTRY.register("base")(v)),
     "registry, get": Call(lambda m, v: ENV_MANAGER_REGISTRY.get(v)),

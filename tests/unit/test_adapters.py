@@ -63,7 +63,7 @@ def test_the_policy_is_the_managers_unless_the_user_asks() -> None:
     assert not raises("recover", "recover")
     with pytest.raises(ConfigError, match="build it with on_failure: recover"):
         raises("recover", "raise")
-    with pytest.raises(ConfigError, match="found 'ignore'"):
+    with pytest.raises(ConfigError, match="on_failure is 'ignore'"):
         raises("ignore", "recover")
 
 
