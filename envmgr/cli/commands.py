@@ -97,7 +97,7 @@ def envmgr() -> None:
     "--output",
     type=click.Path(),
     metavar="DIR",
-    help="Folder for episodes.jsonl, config.yaml and summary.json. Without it: collect.output of "
+    help="Folder for the results and the report of them. Without it: collect.output of "
     "the config, or a new folder runs/<config>-<date>-<time>.",
 )
 @click.option("--force", is_flag=True, help="Replace the results that the folder holds.")
@@ -219,6 +219,28 @@ def trace(file: str) -> None:
 
     for name, (count, total_s) in totals_of(read_trace(file)).items():
         click.echo(f"{name:<30} {count:>10,} {total_s:>12,.3f} s")
+
+
+@envmgr.command(short_help="Write the report of a run, or compare several.")
+@click.argument("runs", metavar="RUN...", nargs=-1, required=True, type=click.Path())
+@click.option(
+    "--out",
+    type=click.Path(),
+    metavar="FILE",
+    help="The page; its figures go beside it, with the ending .json. Without it: report.html in "
+    "the folder of the run, or, of several, comparison.html.",
+)
+def report(runs: tuple[str, ...], out: str | None) -> None:
+    """Write a page that shows how the `envmgr run` went whose results are in the folder RUN.
+
+    `envmgr run` writes one when it ends; this makes it again, also of a run that goes on or was
+    killed, or one page that compares several runs.
+
+    Exit codes: 0 done, 2 there is no such run, or nothing of it can be read.
+    """
+    from envmgr.cli.reporting import execute
+
+    click.echo(execute(runs, out))
 
 
 @envmgr.command(short_help="Show the envs of a trainer, live.")

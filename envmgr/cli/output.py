@@ -17,9 +17,9 @@ from typing import Any
 from envmgr.collect import EpisodeRecord
 from envmgr.errors import ConfigError
 from envmgr.observing.boards import PROCESS, process_facts
+from envmgr.reporting.files import CONFIG, EPISODES, FIGURES, PAGE, SAMPLES, SUMMARY
 
-EPISODES, CONFIG, SUMMARY = "episodes.jsonl", "config.yaml", "summary.json"
-RESULTS = (EPISODES, CONFIG, SUMMARY)
+RESULTS = (EPISODES, CONFIG, SUMMARY, SAMPLES, PAGE, FIGURES)
 """What a run leaves behind. As long as it goes on, `PROCESS` is there too."""
 
 
@@ -90,7 +90,7 @@ class RunFolder:
         # Exclusively: of two runs that begin here at once, one fails. And unbuffered: a line is
         # with the system as soon as it is written, whatever becomes of this process.
         self._episodes = io.FileIO(self.path / EPISODES, "x")
-        self._written = [self.path / EPISODES, self.path / CONFIG]
+        self._written = [self.path / name for name in (EPISODES, CONFIG, SAMPLES)]
         write_atomically(self.path / CONFIG, config_yaml)
         write_atomically(self.path / PROCESS, json.dumps(process_facts()) + "\n")
 

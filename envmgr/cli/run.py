@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
@@ -16,12 +17,14 @@ from envmgr.cli.output import RunFolder
 from envmgr.cli.prepare import RunOptions, folder_of, manager_of
 from envmgr.cli.progress import Progress
 from envmgr.cli.report import counted, raised_by_envs
+from envmgr.cli.reporting import write_report
+from envmgr.cli.samples import Samples
 from envmgr.cli.summary import Ending, print_summary, summary_of
 from envmgr.cli.usage import UsageMeter
 from envmgr.cli.versions import versions
 from envmgr.collect import Collector
 from envmgr.config import to_plain
-from envmgr.config_file import to_yaml
+from envmgr.config_file import ResolvedConfig, to_yaml
 from envmgr.errors import EnvManagerError
 
 
@@ -36,7 +39,7 @@ def execute(options: RunOptions, interruption: Interruption) -> int:
         ConfigError, MissingDependencyError: nothing was run.
         KeyboardInterrupt: interrupted before anything was collected.
     """
-    resolved = options.resolve()
+    resolved = _measured(options)
     run = _Run(options, resolved, manager_of(resolved), interruption)
     run.loggers = Loggers(resolved.values.collect.loggers, writes=options.write)
     run.folder = folder = folder_of(options, resolved)
@@ -46,6 +49,14 @@ def execute(options: RunOptions, interruption: Interruption) -> int:
         if folder is not None:
             folder.discard()
         raise
+
+
+def _measured(options: RunOptions) -> ResolvedConfig:
+    """Return the config, with the envs' times measured for the report unless it says otherwise."""
+    resolved = options.resolve()
+    if options.write and resolved.origins.get("manager.metrics") == "default":
+        resolved.values.manager.metrics = {"port": None}
+    return resolved
 
 
 class _Run(Attempt):
@@ -58,6 +69,7 @@ class _Run(Attempt):
 
     folder: RunFolder | None = None
     loggers: Loggers
+    _samples: Samples
     _states: Mapping[str, int] = MappingProxyType({})
     _advice = ""
 
@@ -73,12 +85,15 @@ class _Run(Attempt):
         on_episode = None if self.folder is None else self.folder.add
         collector = Collector(manager, policy, on_episode=on_episode, keep_episodes=False)
         meter = UsageMeter(manager, self._resolved, collector.statistics)
+        path = None if self.folder is None else self.folder.path
+        self._samples = Samples(path, collector, manager)
         try:
             self._collect(collector, progress)
             self._advice = meter.advice(collector.statistics)
             self._check_goal(collector)
         finally:
             self._states = manager.stats()["states"]  # before they are closed
+            self._samples.end()
             self._end_loggers(collector)
             if self._interruption.requested:
                 limit_s = values.manager.close_timeout
@@ -88,6 +103,7 @@ class _Run(Attempt):
 
     def _tick(self, progress: Progress, collector: Collector) -> None:
         progress.tick()
+        self._samples.tick()
         if self.loggers.are_wanted:
             self.loggers.tick(collector, self._manager)
 
@@ -167,11 +183,20 @@ class _Run(Attempt):
             if not folder.begun:
                 folder.begin(self._config_text())
             folder.end(summary)
+            self._write_report(folder)
         except OSError as error:
             self._not_written("the summary", error)
         finally:
             folder.close()
         return str(folder.path)
+
+    def _write_report(self, folder: RunFolder) -> None:
+        """Write the report. The run is none the worse where there can be none."""
+        try:
+            write_report(folder.path)
+        except Exception as error:
+            again = f"`envmgr report {shlex.quote(str(folder.path))}` makes it"
+            click.echo(f"envmgr: there is no report: {error!r}; {again}", err=True)
 
     def _kept(self, where: str | None) -> str:
         statistics = None if self._collector is None else self._collector.statistics

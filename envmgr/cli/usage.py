@@ -62,7 +62,7 @@ class UsageMeter:
         workers = self._manager.stats().get("workers", ())
         pids = tuple(sorted(worker["pid"] for worker in workers if worker["env_ids"]))
         try:
-            times = [_times_of(pid) for pid in pids]
+            times = [times_of(pid) for pid in pids]
         except (OSError, ValueError, IndexError):
             return None
         if not times:
@@ -73,7 +73,7 @@ class UsageMeter:
         return _Reading(pids, monotonic(), statistics.steps, trainer_s, workers_s, queued_s)
 
 
-def _times_of(pid: int) -> tuple[float, float]:
+def times_of(pid: int) -> tuple[float, float]:
     """Return seconds that a process has computed, and those it was queued for a core."""
     tick = os.sysconf("SC_CLK_TCK")
     with open(f"/proc/{pid}/stat", "rb") as file:

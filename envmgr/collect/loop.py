@@ -6,6 +6,7 @@ import inspect
 import weakref
 from collections.abc import Callable, Generator, Iterator
 from copy import copy
+from time import perf_counter
 from typing import Any, NamedTuple
 
 from envmgr.collect.actor import Acted, Actor
@@ -47,6 +48,7 @@ class CollectLoop:
         manager: the manager.
         policy: the policy.
         episodes: the records of the episodes that ended, if they are kept.
+        policy_s: seconds spent in the policy.
     """
 
     _keeps = False
@@ -68,6 +70,7 @@ class CollectLoop:
         self.manager = manager
         self.policy = policy
         self.episodes: list[EpisodeRecord] = []
+        self.policy_s = 0.0
         self._actor = Actor(policy, self._own if self._keeps else None)
         self._on_episode = on_episode
         self._keep_episodes = keep_episodes
@@ -166,7 +169,9 @@ class CollectLoop:
         under_way = self._books.open
         in_episode = [i for i in observations if i in under_way and under_way[i].length]
         states = {i: under_way[i].state for i in in_episode}
+        began_s = perf_counter()
         actions, acted = self._actor.choose(observations, states)
+        self.policy_s += perf_counter() - began_s
         self._begin_episodes(observations)
         self._acted.update(acted)
         self._pending.update(actions)

@@ -285,6 +285,57 @@ class TestFailures:
         assert summary_in(tmp_path / "out")["ending"] == "failed"
 
 
+class TestReport:
+    def test_is_what_a_run_ends_with(self, envmgr: Run, tmp_path: Path) -> None:
+        limits = ("manager.max_failures=99", "manager.max_failures_total=99")
+        allowed = [part for limit in limits for part in ("--set", limit)]
+        assert envmgr("run", "c.yaml", *FAULTY, *allowed, "--output", "o").code == 0
+        out, total = tmp_path / "o", summary_in(tmp_path / "o")
+        figures = json.loads((out / "report.json").read_text())
+        assert figures["unread"] == []
+        assert figures["summary"]["steps"] == total["steps"] == 200
+        assert figures["failures"]["count"] == total["stats"]["failures"] > 0
+        shown = [one["text"] for one in figures["failures"]["shown"]]
+        assert shown == [e["failure"] for e in episodes_in(out) if e["abnormal"]]
+        assert all(env["step"]["p99"] > 0 for env in figures["envs"])
+        time = figures["time"]["trainer"]
+        assert sum(time.values()) == pytest.approx(total["elapsed_s"], rel=0.2)
+        assert time["policy"] > 0
+        page = (out / "report.html").read_text()
+        assert "lost the\nconnection" in page
+
+        result = envmgr("report", "o")
+        assert (result.code, result.out, result.err) == (0, "o/report.html\n", "")
+        assert json.loads((out / "report.json").read_text()) == figures
+        result = envmgr("report", "o", "o")
+        assert result.out == "comparison.html\n"
+        assert (tmp_path / "comparison.json").is_file()
+
+    def test_measures_unless_the_config_says_otherwise(self, envmgr: Run, tmp_path: Path) -> None:
+        envmgr("run", "c.yaml", "--set", "manager.metrics=null", "--output", "out")
+        assert "latency" not in summary_in(tmp_path / "out")["stats"]
+        figures = json.loads((tmp_path / "out/report.json").read_text())
+        assert not any("step" in env for env in figures["envs"])
+
+    def test_that_cannot_be_made_costs_a_line(
+        self, envmgr: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def write_report(folder: Path) -> None:
+            raise ValueError("odd")
+
+        monkeypatch.setattr("envmgr.cli.run.write_report", write_report)
+        result = envmgr("run", "c.yaml", "--output", "out")
+        assert result.code == 0
+        line = "there is no report: ValueError('odd'); `envmgr report out` makes it"
+        assert result.err.splitlines() == [f"envmgr: {line}"]
+        assert summary_in(tmp_path / "out")["ending"] == "done"
+
+    def test_of_no_run(self, envmgr: Run) -> None:
+        result = envmgr("report", ".")
+        assert result.code == 2
+        assert "'.' is no folder of a run" in result.err
+
+
 BAD_INPUT = {
     "no such file": (["run", "no.yaml"], "'no.yaml' does not exist"),
     "a folder": (["run", "."], "is a folder"),

@@ -230,6 +230,7 @@ class TestKills:
         assert {path.name for path in (tmp_path / "out").iterdir()} == {
             "episodes.jsonl",
             "config.yaml",
+            "samples.jsonl",
             "process.json",
         }
         # and the leak guard sees to it that the workers are gone

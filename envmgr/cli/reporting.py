@@ -1,0 +1,64 @@
+"""`envmgr report`: reports of runs that have ended, go on, or were killed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from envmgr.cli.output import write_atomically
+from envmgr.errors import ConfigError
+from envmgr.reporting.comparison import comparison_of, comparison_page
+from envmgr.reporting.figures import figures_of
+from envmgr.reporting.files import FIGURES, PAGE
+from envmgr.reporting.folder import read_run
+from envmgr.reporting.page import page_of
+from envmgr.reporting.pictures import pictures_in
+
+COMPARISON = "comparison.html"
+
+
+def write_report(folder: Path, out: Path | None = None) -> Path:
+    """Write the report of a run, and its figures beside it; return where the page is.
+
+    Args:
+        folder: of the run.
+        out: the page; None: `report.html` in the folder.
+
+    Raises:
+        UnreadableRunError: nothing can be read of it.
+        OSError: it cannot be written.
+    """
+    run = read_run(folder)
+    figures = figures_of(run)
+    page = folder / PAGE if out is None else out
+    return _write(page, page_of(figures, pictures_in(folder)), figures)
+
+
+def _write(page: Path, text: str, figures: Mapping[str, Any]) -> Path:
+    write_atomically(page.with_suffix(Path(FIGURES).suffix), json.dumps(figures, allow_nan=False))
+    write_atomically(page, text)
+    return page
+
+
+def execute(folders: Sequence[str], out: str | None) -> Path:
+    """Write a report of a run, or of several that compares them; return where the page is.
+
+    Args:
+        folders: of the runs.
+        out: the page; None: in the folder of the run, or of several `comparison.html`.
+
+    Raises:
+        UnreadableRunError: nothing can be read of one of them.
+        ConfigError: the report cannot be written.
+    """
+    try:
+        if len(folders) == 1:
+            return write_report(Path(folders[0]), None if out is None else Path(out))
+        figures = comparison_of([figures_of(read_run(folder)) for folder in folders])
+        return _write(Path(out or COMPARISON), comparison_page(figures), figures)
+    except OSError as error:
+        raise ConfigError(
+            f"the report cannot be written: {error}. Name another place with --out."
+        ) from error

@@ -1,0 +1,153 @@
+"""Where a run stands, written down now and then: what its report shows over time."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from envmgr.cli.usage import times_of
+from envmgr.collect import Collector
+from envmgr.manager import EnvManager
+from envmgr.observing.dump import resident_bytes
+from envmgr.reporting.files import SAMPLES, Sample
+from envmgr.types import monotonic
+
+EVERY_S = 1.0
+_OF_THE_RUN = 500.0
+"""After so many samples they become rarer: no more than one in this part of the time so far."""
+
+_RESTS = 100.0
+"""A sample that takes long is followed by so many times as long without one."""
+
+
+class Samples:
+    """Appends lines to `samples.jsonl`, from the thread that steps the envs.
+
+    Args:
+        folder: of the run; None writes nothing.
+        collector: of the run.
+        manager: launched.
+
+    Raises:
+        OSError: nothing can be written.
+    """
+
+    def __init__(self, folder: Path | None, collector: Collector, manager: EnvManager) -> None:
+        self._collector, self._manager = collector, manager
+        self._file = None if folder is None else io.FileIO(folder / SAMPLES, "x")
+        self._usage = _WorkersUsage()
+        self._began_s = monotonic()
+        self._cpu_s, self._queued_s = time.thread_time(), _queued_s()
+        self._due_s = 0.0 if folder is not None else float("inf")
+        self.tick()
+
+    def tick(self) -> None:
+        """Write a line if it is time for one; after each gather."""
+        if monotonic() >= self._due_s:
+            self.take()
+
+    def take(self) -> None:
+        """Write a line."""
+        if self._file is None:
+            return
+        began_s = monotonic()
+        with contextlib.suppress(OSError):  # figures over time are not worth a run
+            self._file.write(msgspec.json.encode(self._sample()) + b"\n")
+        now = monotonic()
+        pause_s = max(EVERY_S, (now - self._began_s) / _OF_THE_RUN, (now - began_s) * _RESTS)
+        self._due_s = now + pause_s
+
+    def end(self) -> None:
+        """Write the last line, and be done."""
+        self.take()
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _sample(self) -> Sample:
+        stats = self._manager.stats()
+        pids = [worker["pid"] for worker in stats.get("workers", ())]
+        usage = self._usage
+        usage.look(pids)
+        memory = [resident_bytes(pid) for pid in pids]
+        queued_s = _queued_s()
+        return Sample(
+            elapsed_s=max(monotonic() - self._began_s, 0.0),
+            steps=self._collector.statistics.steps,
+            failures=stats["failures"],
+            policy_s=self._collector.policy_s,
+            trainer_cpu_s=time.thread_time() - self._cpu_s,
+            trainer_queued_s=None if queued_s is None else queued_s - (self._queued_s or 0.0),
+            env_step_s=_total_s(stats, "step"),
+            env_reset_s=_total_s(stats, "reset"),
+            workers=len(pids),
+            workers_s=usage.alive_s,
+            workers_cpu_s=usage.cpu_s,
+            workers_queued_s=usage.queued_s,
+            trainer_bytes=resident_bytes(os.getpid()),
+            workers_bytes=sum(memory),
+            largest_bytes=max(memory, default=0),
+        )
+
+
+def _queued_s() -> float | None:
+    """Return how long the main thread was queued for a core; None where the system does not say."""
+    try:
+        return times_of(os.getpid())[1]
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def _total_s(stats: Mapping[str, Any], kind: str) -> float | None:
+    """Return how long steps, or resets, took in all; None where it is not measured."""
+    if "latency" not in stats:
+        return None
+    of_envs = stats["latency"][kind]
+    counted = zip(of_envs["count"], of_envs["mean"], strict=True)
+    return float(sum(n * mean for n, mean in counted if mean is not None))
+
+
+class _WorkersUsage:
+    """Adds up what workers have used, also those that others have replaced meanwhile.
+
+    Attributes:
+        alive_s: seconds that there were workers, of all together, between looks.
+        cpu_s: seconds that they have computed; None where the system does not say.
+        queued_s: seconds that they were queued for a core; likewise.
+    """
+
+    def __init__(self) -> None:
+        self.alive_s = 0.0
+        self.cpu_s: float | None = 0.0
+        self.queued_s: float | None = 0.0
+        self._before: dict[int, tuple[float, float]] = {}
+        self._looked_s = monotonic()
+
+    def look(self, pids: list[int]) -> None:
+        """Look at the workers there are."""
+        now = monotonic()
+        passed_s, self._looked_s = now - self._looked_s, now
+        self.alive_s += passed_s * len(pids)
+        if self.cpu_s is None or self.queued_s is None:
+            return
+        found: dict[int, tuple[float, float]] = {}
+        try:
+            for pid in pids:
+                with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it died
+                    found[pid] = times_of(pid)
+        except (OSError, ValueError, IndexError):
+            self.cpu_s = self.queued_s = None
+            return
+        for pid, (cpu_s, queued_s) in found.items():
+            before = self._before.get(pid)
+            if before is not None:  # of a new one, what it took to start does not count
+                self.cpu_s += max(cpu_s - before[0], 0.0)
+                self.queued_s += max(queued_s - before[1], 0.0)
+        self._before = found

@@ -1,0 +1,174 @@
+"""Charts as SVG, by pygal. They have no script and take their colours from the page."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Container, Iterable, Mapping, Sequence
+from math import ceil, floor, log10
+from typing import Any
+
+from envmgr.reporting.markup import Html, plain, seconds, tag
+
+N_COLOURS = 8
+_PARTS = {"policy": 0, "env steps": 2, "env resets": 3, "computing": 2, "envmgr": 1, "queued": 4}
+_PARTS["waiting"] = 7
+"""Colours of what time is spent on, in the order in which it is drawn."""
+
+_IN_A_ROW, _ROW = 3, 18
+"""Of legends: names in a row, and its height."""
+
+Points = Sequence[tuple[float, float | None]]
+
+_NOT_DRAWN = (ArithmeticError, ValueError, IndexError, TypeError)
+"""What pygal raises of figures that no sound run has."""
+
+
+def lines(
+    title: str, unit: str, series: Mapping[str, Points], *, aside: Container[str] = ()
+) -> Html:
+    """Return a chart of lines over seconds.
+
+    Args:
+        title: above it.
+        unit: of what is drawn.
+        series: points by name.
+        aside: the names of those that are drawn thinner.
+    """
+    thin = {"show_dots": False, "stroke_style": {"width": 1, "dasharray": "4, 3"}}
+    options = {name: thin if name in aside else {} for name in series}
+    return _chart("XY", title, series.items(), options, x_title="seconds", y_title=unit)
+
+
+def times(title: str, series: Mapping[str, Points], *, x: str) -> Html:
+    """Return a chart of dots, seconds on a logarithmic scale.
+
+    Args:
+        title: above it.
+        series: points by name.
+        x: what they are drawn over.
+    """
+    logs = [(name, [(at, log10(y)) for at, y in points if y]) for name, points in series.items()]
+    heights = [y for _, points in logs for _, y in points] or [0.0]
+    decades = list(range(floor(min(heights)), ceil(max(heights)) + 1))
+    how = {"stroke": False, "y_labels": decades, "include_x_axis": False}
+    how["value_formatter"] = lambda y: seconds(10**y)
+    return _chart("XY", title, logs, {}, x_title=x, **how)
+
+
+def shares(title: str, bars: Mapping[str, Mapping[str, float]]) -> Html:
+    """Return bars of which each is a whole, made of its parts.
+
+    Args:
+        title: above it.
+        bars: seconds by part, by the names of the bars.
+    """
+    names = [name for name in _PARTS if any(name in parts for parts in bars.values())]
+    upwards = list(bars.values())[::-1]  # they are drawn from below
+    series = [(name, [_share(name, parts) for parts in upwards]) for name in names]
+    height = 110 + 32 * len(bars) + _ROW * ceil(len(names) / _IN_A_ROW)
+    how = {"x_labels": [plain(name) for name in bars][::-1], "height": height}
+    how["colours"] = [_PARTS[name] for name in names]
+    return _chart("HorizontalStackedBar", title, series, {}, x_title="% of the time", **how)
+
+
+def _share(name: str, parts: Mapping[str, float]) -> float | None:
+    return 100 * parts[name] / (sum(parts.values()) or 1.0) if name in parts else None
+
+
+def _chart(
+    kind: str,
+    title: str,
+    series: Iterable[tuple[str, Sequence[Any]]],
+    options: Mapping[str, Mapping[str, Any]],
+    **how: Any,
+) -> Html:
+    """Return a chart with its title, or what keeps it from being drawn."""
+    known = [(name, values) for name, values in series if len(values)]
+    if not known:
+        return _figure(title, tag("p", "nothing was recorded", class_="dim"))
+    try:
+        pygal = _imported()
+    except ImportError:
+        return _figure(title, tag("p", "drawing it needs pygal: pip install pygal", class_="dim"))
+    made = getattr(pygal, kind)(_config(pygal, len(known), how))
+    with contextlib.suppress(*_NOT_DRAWN):
+        for name, values in known:
+            made.add(plain(name), list(values), **options.get(name, {}))
+        return _figure(title, Html(_without_scripts(made)))
+    return _figure(title, tag("p", "these figures cannot be drawn", class_="dim"))
+
+
+def _imported() -> Any:
+    import pygal
+
+    # It adds an importer of an old kind, for its plugins: Python warns of it at each import.
+    sys.meta_path[:] = [one for one in sys.meta_path if type(one).__module__ != "pygal"]
+    return pygal
+
+
+def _figure(title: str, drawn: Html) -> Html:
+    return tag("figure", tag("figcaption", title), drawn)
+
+
+def _config(pygal: Any, n_series: int, how: Mapping[str, Any]) -> Any:
+    n_rows = ceil(n_series / _IN_A_ROW)
+    numbers = how.get("colours") or [i % N_COLOURS for i in range(n_series)]
+    colours = tuple(f"var(--c{number})" for number in numbers)
+    style = pygal.style.Style(
+        background="transparent",
+        plot_background="transparent",
+        foreground="var(--text)",
+        foreground_strong="var(--text)",
+        foreground_subtle="var(--dim)",
+        guide_stroke_color="var(--line)",
+        major_guide_stroke_color="var(--line)",
+        guide_stroke_dasharray="none",
+        major_guide_stroke_dasharray="none",
+        colors=colours,
+        value_colors=colours,
+        font_family="system-ui, sans-serif",
+        label_font_size=11,
+        major_label_font_size=11,
+        legend_font_size=12,
+        title_font_size=12,
+        stroke_width="1.5",
+        opacity=".85",
+    )
+    given = {
+        "js": [],
+        "style": style,
+        "width": 600,
+        "height": 264 + _ROW * n_rows,
+        "margin": 8,
+        "margin_bottom": 16 + _ROW * (n_rows - max(n_series // _IN_A_ROW, 1)),  # it rounds down
+        "include_x_axis": True,
+        "dots_size": 2,
+        "max_scale": 6,
+        "truncate_legend": 40,
+        "legend_at_bottom": True,
+        "legend_at_bottom_columns": _IN_A_ROW,
+        "legend_box_size": 10,
+        "show_legend": True,
+        "value_formatter": lambda value: f"{value:,.4g}",
+        "x_value_formatter": lambda value: f"{value:,.4g}",
+        "title": None,
+    }
+    return pygal.Config(**{**given, **{key: how[key] for key in how if key != "colours"}})
+
+
+def _without_scripts(chart: Any) -> str:
+    """Return a chart as SVG whose figures browsers show by themselves where the mouse is."""
+    from pygal.etree import etree
+
+    tree = chart.render_tree()
+    for parent in list(tree.iter()):
+        for child in list(parent):
+            kind = child.tag.rpartition("}")[2] if isinstance(child.tag, str) else ""
+            if kind == "desc" and child.get("class") == "value":
+                child.tag = child.tag.replace("desc", "title")
+                child.attrib.clear()
+            elif kind in ("script", "desc") or (kind == "title" and parent is tree):
+                parent.remove(child)
+    found: str = etree.tostring(tree, encoding="unicode")
+    return found

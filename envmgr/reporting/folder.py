@@ -1,0 +1,198 @@
+"""Reads the folder of a run, which may be of a run that goes on or was killed, or of anything."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from array import array
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, TypeVar
+
+import msgspec
+import numpy as np
+
+from envmgr.errors import UnreadableRunError
+from envmgr.observing.boards import PROCESS
+from envmgr.reporting.files import CONFIG, EPISODES, SAMPLES, SUMMARY, Episode, Sample, Summary
+
+MOST_FAILURES = 100
+"""Texts of so many are kept; all are counted."""
+
+_LONGEST_LINE = 1 << 20
+_LARGEST_FILE = 1 << 26
+_LARGEST_CONFIG = 1 << 18
+
+_UNREADABLE = (msgspec.MsgspecError, ValueError, RecursionError)
+
+_Line = TypeVar("_Line", Episode, Sample)
+_Kind = TypeVar("_Kind", Episode, Sample, Summary)
+
+
+@dataclass(frozen=True)
+class Failed:
+    """A failure of an env.
+
+    Attributes:
+        text: what it says, with stacks where there are some.
+        env_id: whose; None if the text alone is known.
+        elapsed_s: when; likewise.
+    """
+
+    text: str
+    env_id: int | None = None
+    elapsed_s: float | None = None
+
+
+@dataclass
+class Run:
+    """What could be read of a run.
+
+    Attributes:
+        path: of its folder.
+        name: of its folder.
+        unread: what could not be read, a sentence each.
+        goes_on: it has not ended, or was killed.
+        summary: None if there is none.
+        config: likewise.
+        samples: in their order.
+        failures: the first `MOST_FAILURES` of those that ended episodes.
+        env_ids, lengths, returns, ended_s, abnormal: of the episodes, in their order.
+    """
+
+    path: Path
+    name: str
+    unread: list[str] = field(default_factory=list)
+    goes_on: bool = False
+    summary: Summary | None = None
+    config: str | None = None
+    samples: list[Sample] = field(default_factory=list)
+    failures: list[Failed] = field(default_factory=list)
+    env_ids: array[int] = field(default_factory=lambda: array("q"))
+    lengths: array[float] = field(default_factory=lambda: array("d"))
+    returns: array[float] = field(default_factory=lambda: array("d"))
+    ended_s: array[float] = field(default_factory=lambda: array("d"))
+    abnormal: bytearray = field(default_factory=bytearray)
+
+    def add(self, episode: Episode) -> None:
+        """Take an episode."""
+        self.env_ids.append(episode.env_id)
+        self.lengths.append(episode.length)
+        self.returns.append(_number(episode.returned))
+        self.ended_s.append(episode.ended_s)
+        self.abnormal.append(episode.abnormal)
+        if episode.failure is not None and len(self.failures) < MOST_FAILURES:
+            self.failures.append(Failed(episode.failure, episode.env_id, episode.ended_s))
+
+
+def _number(returned: float | list[float | None] | None) -> float:
+    """Return a return as one number: NaN for what was not finite, the sum of several."""
+    if isinstance(returned, list):
+        return float(np.sum([np.nan if one is None else one for one in returned]))
+    return float("nan") if returned is None else returned
+
+
+def read_run(folder: str | os.PathLike[str]) -> Run:
+    """Return what there is to read of a run.
+
+    Raises:
+        UnreadableRunError: it is no folder of a run, or nothing in it can be read; the message says
+            what was found.
+    """
+    path = Path(folder)
+    try:
+        names = set(os.listdir(path))
+    except (OSError, ValueError) as error:  # ValueError: a NUL
+        raise UnreadableRunError(
+            f"{str(folder)!r} cannot be read: {getattr(error, 'strerror', None) or error}. Give "
+            "the folder that `envmgr run` wrote its results into."
+        ) from error
+    run = Run(path, path.resolve().name or str(path))
+    if not names & {EPISODES, SUMMARY}:
+        raise UnreadableRunError(
+            f"{str(folder)!r} is no folder of a run: there is neither {EPISODES} nor {SUMMARY} in "
+            "it. Give the folder that `envmgr run` wrote its results into."
+        )
+    run.goes_on = PROCESS in names and SUMMARY not in names
+    for episode in _lines(run, EPISODES, Episode):
+        run.add(episode)
+    run.samples += _lines(run, SAMPLES, Sample)
+    _read_summary(run)
+    _read_config(run)
+    if run.summary is None and not run.ended_s and run.unread and not run.samples:
+        raise UnreadableRunError(
+            f"nothing can be read of the run in {str(folder)!r}: {'; '.join(run.unread)}"
+        )
+    return run
+
+
+def _opened(path: Path) -> IO[bytes]:
+    """Open a file; what is none, such as a pipe that nobody writes into, is refused."""
+    fd = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0))
+    file = os.fdopen(fd, "rb")
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        file.close()
+        raise OSError("it is no file")
+    return file
+
+
+def _decoded(decoder: msgspec.json.Decoder[_Kind], data: bytes) -> _Kind:
+    """Return a value of JSON.
+
+    Raises:
+        MsgspecError, ValueError, RecursionError: it is none, or not of the kind.
+    """
+    try:
+        return decoder.decode(data)
+    except msgspec.ValidationError:
+        raise
+    except msgspec.DecodeError:  # or it has half of a surrogate pair, as Python writes them
+        found = json.loads(data, parse_constant=int)  # which refuses NaN
+        return msgspec.convert(found, decoder.type, str_keys=True)
+
+
+def _lines(run: Run, name: str, kind: type[_Line]) -> Iterator[_Line]:
+    """Yield the lines that can be read, and note how many cannot."""
+    decoder = msgspec.json.Decoder(kind)
+    n = n_bad = 0
+    first = ""
+    try:
+        with _opened(run.path / name) as file:
+            for n, line in enumerate(iter(lambda: file.readline(_LONGEST_LINE), b""), 1):
+                try:
+                    yield _decoded(decoder, line)
+                except _UNREADABLE as error:
+                    n_bad += 1
+                    first = first or f"line {n}: {error}"
+    except OSError as error:
+        run.unread.append(f"{name} cannot be read: {error.strerror or error}")
+    if n_bad:
+        run.unread.append(f"{n_bad:,} of {n:,} lines of {name} cannot be read; the first, {first}")
+
+
+def _read_summary(run: Run) -> None:
+    if run.goes_on:
+        run.unread.append(f"the run has not ended, or was killed: there is no {SUMMARY}")
+        return
+    try:
+        with _opened(run.path / SUMMARY) as file:
+            decoder = msgspec.json.Decoder(Summary)
+            run.summary = _decoded(decoder, file.read(_LARGEST_FILE))
+    except OSError as error:
+        run.unread.append(f"{SUMMARY} cannot be read: {error.strerror or error}")
+    except _UNREADABLE as error:
+        run.unread.append(f"{SUMMARY} is not whole, or none of envmgr: {error}")
+
+
+def _read_config(run: Run) -> None:
+    try:
+        with _opened(run.path / CONFIG) as file:
+            data = file.read(_LARGEST_CONFIG + 1)
+    except OSError as error:
+        run.unread.append(f"{CONFIG} cannot be read: {error.strerror or error}")
+        return
+    run.config = data[:_LARGEST_CONFIG].decode(errors="replace")
+    if len(data) > _LARGEST_CONFIG:
+        run.unread.append(f"{CONFIG} is larger than {_LARGEST_CONFIG:,} bytes: its begin is shown")

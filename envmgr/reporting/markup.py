@@ -1,0 +1,82 @@
+"""HTML whose texts are escaped wherever they come from, and figures as texts."""
+
+from __future__ import annotations
+
+import html
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+
+class Html(str):
+    """A text that is HTML; every other text is escaped where it becomes part of some."""
+
+    __slots__ = ()
+
+
+Part = str | Iterable["Part"]
+"""A text, HTML, or several."""
+
+_EMPTY = frozenset(("meta", "img"))
+_ODD = re.compile(
+    r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
+)
+"""Characters that no page can hold, or that would change how others look."""
+
+
+def plain(text: str) -> str:
+    """Return a text with odd characters as the escapes that Python writes for them."""
+    return _ODD.sub(lambda odd: ascii(odd.group())[1:-1], text)
+
+
+def escaped(part: Part) -> str:
+    """Return a part as HTML."""
+    if isinstance(part, Html):
+        return part
+    if isinstance(part, str):
+        return html.escape(plain(part))
+    return "".join(map(escaped, part))
+
+
+def tag(name: str, /, *parts: Part, **attributes: str) -> Html:
+    """Return an element.
+
+    Args:
+        name: of the tag.
+        *parts: what is in it.
+        **attributes: by their names; an underscore at the end of a name is left out.
+    """
+    given = "".join(f' {key.rstrip("_")}="{escaped(str(v))}"' for key, v in attributes.items())
+    end = "" if name in _EMPTY else f"</{name}>"
+    return Html(f"<{name}{given}>{escaped(parts)}{end}")
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[Part]]) -> Html:
+    """Return a table; cells but those of the first column are figures."""
+    head = tag("tr", [tag("th", cell) for cell in header])
+    body = [tag("tr", [tag("td", cell) for cell in row]) for row in rows]
+    return tag("div", tag("table", tag("thead", head), tag("tbody", body)), class_="wide")
+
+
+def folded(title: Part, *parts: Part) -> Html:
+    """Return something of which the title alone is seen until it is clicked."""
+    return tag("details", tag("summary", title), *parts)
+
+
+def number(value: Any, digits: int = 2) -> str:
+    """Return a figure as text; `-` for None."""
+    if value is None:
+        return "-"
+    if isinstance(value, (list, tuple)):
+        return "[" + ", ".join(number(one, digits) for one in value) + "]"
+    return f"{value:,.{digits}f}" if isinstance(value, float) else f"{value:,}"
+
+
+def seconds(value: float | None) -> str:
+    """Return a time as text; `-` for None."""
+    if value is None:
+        return "-"
+    if value >= 1.0:
+        return f"{value:,.1f} s"
+    scaled, unit = (value * 1e3, "ms") if value >= 1e-3 else (value * 1e6, "us")
+    return f"{float(f'{scaled:.3g}'):,g} {unit}"
