@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +12,8 @@ from envmgr.config.kind_sections import EnvPool
 from envmgr.config.merge import to_plain
 from envmgr.env import BatchedEnvSpec
 from envmgr.env.pool_batch import PoolBatch
-from envmgr.errors import ConfigError, MissingDependencyError
+from envmgr.errors import ConfigError
+from envmgr.optional_packages import imported
 from envmgr.types import EnvFactory
 
 
@@ -58,13 +58,12 @@ def imported_envpool() -> Any:
     Raises:
         MissingDependencyError: it is not installed.
     """
-    try:
-        return importlib.import_module("envpool")
-    except ImportError as error:
-        raise MissingDependencyError(
-            "type: env_pool needs the package envpool, which has wheels for Linux and macOS. "
-            "Install the extra envpool, in a clone of this project with: pip install '.[envpool]'"
-        ) from error
+    return imported(
+        "envpool",
+        "type: env_pool needs the package envpool",
+        extra="envpool",
+        note=". It has wheels for Linux and macOS",
+    )
 
 
 def rows_of_pool(env_fn: Sequence[EnvFactory] | None, config: ManagerConfig) -> list[EnvFactory]:

@@ -16,7 +16,8 @@ import numpy.typing as npt
 from envmgr.core import ArrayBatch, ends_of
 from envmgr.core.arguments import actions_by_id
 from envmgr.core.requests import rows_by_id
-from envmgr.errors import ActionError, MissingDependencyError, NothingReadyError, SpaceMismatchError
+from envmgr.errors import ActionError, NothingReadyError, SpaceMismatchError
+from envmgr.optional_packages import imported
 from envmgr.spaces import Codec, ValueMismatchError, codec_of
 from envmgr.spaces.reading import error_text, short_text
 from envmgr.types import EnvTimestep
@@ -179,17 +180,15 @@ def import_treetensor() -> Any:
     Raises:
         MissingDependencyError: it is not installed.
     """
-    try:
-        with warnings.catch_warnings():  # its own use of names that numpy and PyTorch have moved
-            warnings.simplefilter("ignore")
-            return importlib.import_module("treetensor.numpy")
-    except ImportError as error:
-        raise MissingDependencyError(
-            "kinds whose key ends in _v2 need treetensor, which is not installed (or not "
-            f"complete: {error}). Install the extra treetensor, in a clone of this project with: "
-            "pip install '.[treetensor]'. On PyPI it is DI-treetensor (Python 3.10 to 3.12, needs "
-            "PyTorch); the package called treetensor there is something else."
-        ) from error
+    with warnings.catch_warnings():  # its own use of names that numpy and PyTorch have moved
+        warnings.simplefilter("ignore")
+        return imported(
+            "treetensor.numpy",
+            "kinds whose key ends in _v2 need treetensor",
+            extra="treetensor",
+            note=". On PyPI it is DI-treetensor (Python 3.10 to 3.12, needs PyTorch); the package "
+            "called treetensor there is something else",
+        )
 
 
 def _untree(actions: Any) -> Any:

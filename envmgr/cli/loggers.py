@@ -12,8 +12,9 @@ from statistics import median
 from typing import Any
 
 from envmgr.collect import Collector
-from envmgr.errors import ConfigError, MissingDependencyError
+from envmgr.errors import ConfigError
 from envmgr.manager import EnvManager
+from envmgr.optional_packages import imported
 
 EVERY_S = 10.0
 """How often figures are written; and once at the end."""
@@ -136,14 +137,8 @@ class Loggers:
                 "--no-output, or the loggers."
             )
         for name in names:
-            module = KINDS[name].module
-            try:
-                if module:
-                    importlib.import_module(module)
-            except ImportError as error:
-                raise MissingDependencyError(
-                    f"collect.loggers names {name}, which needs {module}: pip install {module}"
-                ) from error
+            if module := KINDS[name].module:
+                imported(module, f"collect.loggers names {name}, which needs {module}")
         self._loggers = [KINDS[name]() for name in names]
         self._open: list[Logger] = []
         self._due_s = 0.0

@@ -6,7 +6,6 @@ parallel one by PettingZoo's own converters.
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Mapping, Set
 from typing import Any, NamedTuple
 
@@ -16,7 +15,7 @@ from gymnasium.spaces import Space
 from envmgr.env.contract import EnvContractError, as_flag, describe, env_name, scalar_reward
 from envmgr.env.gym_spaces import convert_space
 from envmgr.env.old_gym import defines
-from envmgr.errors import MissingDependencyError
+from envmgr.optional_packages import imported
 from envmgr.types import is_abnormal
 
 
@@ -54,13 +53,10 @@ def as_parallel(env: Any) -> Any:
 
 
 def _converted(env: Any) -> Any:
-    try:
-        conversions = importlib.import_module("pettingzoo.utils.conversions")
-    except ImportError as error:
-        raise MissingDependencyError(
-            f"{env_name(env)} takes turns (AEC), and is made a parallel env by PettingZoo, which "
-            f"cannot be imported ({error}): pip install pettingzoo"
-        ) from error
+    conversions = imported(
+        "pettingzoo.utils.conversions",
+        f"{env_name(env)} takes turns (AEC), and is made a parallel env by PettingZoo",
+    )
     if (_read(env, "metadata") or {}).get("is_parallelizable", False):
         return conversions.aec_to_parallel(env)
     return conversions.turn_based_aec_to_parallel(env)

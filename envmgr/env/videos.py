@@ -19,7 +19,7 @@ from fractions import Fraction
 from typing import IO, Any
 
 from envmgr.env.figures import checked_frame
-from envmgr.errors import MissingDependencyError
+from envmgr.optional_packages import imported
 
 # On Windows nobody can remove a file that is open, which does as well as a lock.
 fcntl: Any = None if sys.platform == "win32" else importlib.import_module("fcntl")
@@ -35,14 +35,7 @@ def import_av() -> Any:
     Raises:
         MissingDependencyError: it is not installed.
     """
-    try:
-        return importlib.import_module("av")
-    except ImportError as error:
-        raise MissingDependencyError(
-            "recording videos needs PyAV, which is not installed (or cannot be loaded: "
-            f"{error}). Install the extra video, in a clone of this project with: "
-            "pip install '.[video]'. On PyPI it is av."
-        ) from error
+    return imported("av", "recording videos needs PyAV", extra="video", note=". On PyPI it is av")
 
 
 class Video:

@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from envmgr.errors import ConfigError, MissingDependencyError
+from envmgr.errors import ConfigError
 from envmgr.lifecycle import EnvState
 from envmgr.observing.dump import resident_bytes
+from envmgr.optional_packages import imported
 from envmgr.wire.board import COUNTERS, Board
 from envmgr.wire.latencies import BOUNDS, KINDS, N_BUCKETS, SUM, Numbers, quantiles, sane
 
@@ -43,13 +44,12 @@ class Endpoint:
     """
 
     def __init__(self, port: int, board: Callable[[], Board | None]) -> None:
-        try:
-            import prometheus_client
-        except ImportError as error:
-            raise MissingDependencyError(
-                "manager.metrics.port needs prometheus_client, which is not installed: "
-                "pip install '.[metrics]' in the clone, or leave the port out"
-            ) from error
+        prometheus_client = imported(
+            "prometheus_client",
+            "manager.metrics.port needs prometheus_client",
+            extra="metrics",
+            note=", or leave the port out",
+        )
         self._board = board
         registry = prometheus_client.CollectorRegistry()
         registry.register(self)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
 from typing import Any
 
 from envmgr.errors import MissingDependencyError
+from envmgr.optional_packages import imported
 
 
 def refuse_without_ray() -> None:
@@ -30,10 +30,4 @@ def imported_ray() -> Any:
         MissingDependencyError: it is not installed, or cannot be imported.
     """
     refuse_without_ray()
-    try:
-        return importlib.import_module("ray")
-    except ImportError as error:
-        raise MissingDependencyError(
-            f"type: ray needs the package ray, which cannot be imported: {error}. Install it anew, "
-            "in a clone of this project with: pip install '.[ray]'"
-        ) from error
+    return imported("ray", "type: ray needs the package ray", extra="ray")

@@ -1,7 +1,7 @@
 """What a trainer and its actors say to each other: lists of these, one list with each call.
 
-A list goes as one `bytes`, which Ray carries as it is: with anything else it has code in Python look
-at every part of it.
+A list goes as one `bytes`, which Ray carries as it is: at the parts of anything else it has code in
+Python look.
 """
 
 from __future__ import annotations
