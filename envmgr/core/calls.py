@@ -44,7 +44,7 @@ class Call:
         self._lock = lock
         self._background = background
 
-    def __enter__(self) -> Supervisor:
+    def __enter__(self, depth: int = 1) -> Supervisor:  # from whose frame it is called
         engine, lock = self._engine, self._lock
         if engine.closing or engine.forks != len(FORKS):
             _refuse(engine)
@@ -55,7 +55,7 @@ class Call:
             if engine.closing:  # meanwhile
                 lock.release()
                 _refuse(engine)
-        frame = _frame(1)
+        frame = _frame(depth)
         if engine.caller is not None:
             if _is_called_by(frame, engine.caller):
                 lock.release()

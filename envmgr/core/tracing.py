@@ -5,9 +5,10 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Sequence
+from types import CodeType
 from typing import TYPE_CHECKING, NamedTuple
 
-from envmgr.core.calls import Call, _frame
+from envmgr.core.calls import Call
 from envmgr.core.phases import Phase
 from envmgr.core.stats import Moment
 from envmgr.types import Clock
@@ -50,7 +51,7 @@ class Tracer:
 
     def __init__(self, clock: Clock, events: int) -> None:
         self.clock = clock
-        self.calls: deque[tuple[str, float, float]] = deque(maxlen=events)
+        self.calls: deque[tuple[CodeType, float, float]] = deque(maxlen=events)
         self._phases: deque[tuple[int, str, float, float]] = deque(maxlen=events)
         self._since: dict[int, tuple[Phase, float]] = {}
 
@@ -74,7 +75,7 @@ class Tracer:
             done = [noted(ring.copy(), n) for ring, n in zip(block.events, counts, strict=True)]
         return Notes(
             hosts.env_num,
-            list(self.calls),
+            [(code.co_name, began, ended) for code, began, ended in list(self.calls)],
             [*self._phases, *open_now],
             list(engine.supervisor.statistics.moments),
             done,
@@ -93,17 +94,19 @@ class TracedCall(Call):
     ) -> None:
         super().__init__(engine, lock, background)
         self._clock, self._noted = tracer.clock, tracer.calls
-        self._name, self._began = "", 0.0
+        self._code: CodeType = _enter.__code__
+        self._began = 0.0
 
-    def __enter__(self) -> Supervisor:
+    def __enter__(self, depth: int = 2) -> Supervisor:
         began = self._clock()
-        supervisor = _enter(self)
-        self._engine.caller = frame = _frame(1)  # not this one, which ends
-        self._name, self._began = frame.f_code.co_name, began
+        supervisor = _enter(self, depth)
+        self._began = began
+        if (caller := self._engine.caller) is not None:
+            self._code = caller.f_code
         return supervisor
 
     def __exit__(self, kind: object, *details: object) -> None:
         try:
-            _exit(self, kind, *details)
+            _exit(self, kind)
         finally:
-            self._noted.append((self._name, self._began, self._clock()))
+            self._noted.append((self._code, self._began, self._clock()))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,6 +14,10 @@ BATCH, STEP, RESET = 0, 1, 2
 NUMBERS = 4
 """Of an entry: what + 8 * (row + 1), when it began and ended, and how many batches had been passed
 over since steps of envs were noted last."""
+
+
+_ENTRY = struct.Struct(f"{NUMBERS}d")
+_write, _NBYTES = _ENTRY.pack_into, _ENTRY.size
 
 
 class Done(NamedTuple):
@@ -43,19 +48,17 @@ class HostLog:
 
     def __init__(self, entries: npt.NDArray[np.float64], count: npt.NDArray[np.uint64]) -> None:
         self._size = len(entries)
-        self._flat: Any = memoryview(entries.reshape(-1))  # type: ignore[arg-type]
+        self._bytes = memoryview(entries.reshape(-1)).cast("B")  # type: ignore[arg-type]
         self._count: Any = memoryview(count)  # type: ignore[arg-type]
         self._n = int(count[0])
 
     def note(self, what: int, row: int, began: float, ended: float, passed_over: int = 0) -> None:
         """Note something that was done."""
-        flat, at = self._flat, self._n % self._size * NUMBERS
-        flat[at] = what + 8 * (row + 1)
-        flat[at + 1] = began
-        flat[at + 2] = ended
-        flat[at + 3] = passed_over
-        self._n += 1
-        self._count[0] = self._n
+        n = self._n
+        _write(
+            self._bytes, n % self._size * _NBYTES, what + 8 * (row + 1), began, ended, passed_over
+        )
+        self._n = self._count[0] = n + 1
 
 
 def noted(entries: npt.NDArray[np.float64], count: int) -> list[Done]:

@@ -95,17 +95,24 @@ class TestMeasuredSteps:
         assert shown["count"] == [20.0] * n
         assert shown["mean"] == pytest.approx([0.001 * (i + 1) for i in range(n)])
 
-    @pytest.mark.parametrize("n", [1, 3])
-    def test_of_fast_ones_a_sample_stands_for_all(self, clock: list[float], n: int) -> None:
+    @pytest.mark.parametrize(("n", "most"), [(1, 0.03), (3, 0.009)])
+    def test_of_fast_ones_a_sample_stands_for_all(
+        self, clock: list[float], n: int, most: float
+    ) -> None:
         rig = Rig(n, measures=True)
 
         def take_time() -> None:
             n_taken[0] += 1
             clock[0] += 2e-6
 
+        def note_slowly(*given: Any) -> None:
+            noted.append(1)
+            original(*given)
+            clock[0] += 3e-6  # does not make the steps slow ones
+
         n_taken, noted = [0], []
         original = measured.note
-        measured.note = lambda *given: (noted.append(1), original(*given))[0]  # type: ignore[assignment]
+        measured.note = note_slowly
         try:
             for _ in range(2000):
                 for env in rig.envs.values():
@@ -115,7 +122,7 @@ class TestMeasuredSteps:
         finally:
             measured.note = original
         assert n_taken == [2000 * n]
-        assert len(noted) < 2000 * n * 0.03, "most are passed over"
+        assert len(noted) < 2000 * n * most, "most are passed over"
         counts = summary(rig.block.latencies[STEPS])["count"]
         assert all(abs(count - 2000) < 300 for count in counts if count is not None)
 
