@@ -79,7 +79,7 @@ docs: $(VENV)/.dev  ## write the generated pages of docs/reference anew
 	@echo "==> generating docs/reference"
 	@$(VENV)/bin/python docs/generate.py
 
-site: $(SITE_VENV)/.site  ## make the site of the docs, with a search, in build/site/html
+site: $(SITE_VENV)/.site  ## make the site of the docs, with a gallery of reports, in build/site/html
 	@echo "==> the site of the docs, into $(SITE_OUT)"
 	@$(SITE_VENV)/bin/python docs/site/build.py --out $(SITE_OUT) $(ARGS)
 

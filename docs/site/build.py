@@ -1,6 +1,7 @@
 """Makes the site of the docs: `make site`.
 
-The pages are put together in FOLDER/source, Sphinx makes FOLDER/html of them, and that is checked.
+Some configs are run for the gallery. The pages are put together in FOLDER/source, Sphinx makes
+FOLDER/html of them, and that is checked.
 Every warning of Sphinx, every link that leads nowhere, and everything that a page would fetch from
 the network is an error.
 """
@@ -15,6 +16,7 @@ from pathlib import Path
 
 from checked import problems
 from diagrams import draw
+from gallery import make_gallery
 from pages import ROOT, Stage
 from sphinx.cmd.build import main as sphinx
 
@@ -35,14 +37,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "site", metavar="FOLDER")
     folder = parser.parse_args(argv).out.resolve()
-    source, html = folder / "source", folder / "html"
-    for old in (source, html):
+    source, html, reports = folder / "source", folder / "html", folder / "reports"
+    for old in (source, html, reports):
         shutil.rmtree(old, ignore_errors=True)
     stage = Stage(source, draw)
-    stage.write({"Project": [("Configs", "configs")]})
+    stage.write({"Getting started": [("Gallery of reports", "gallery"), ("Configs", "configs")]})
     stage.put("configs", configs_page(), ROOT / "configs" / "README.md")
+    stage.put("gallery", make_gallery(folder / "runs", reports), HERE / "gallery.py")
     if sphinx(["-qW", "--keep-going", "-j", "auto", "-c", str(HERE), str(source), str(html)]):
         return 1
+    shutil.copytree(reports, html / "gallery")
     found = problems(html)
     print("\n".join(found) or f"open {html / 'index.html'}")
     return 1 if found else 0

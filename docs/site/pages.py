@@ -148,6 +148,8 @@ class Stage:
             there = self._folder / f"{place_of(target)}.md"
         elif target == ROOT / "configs" / "README.md":
             there = self._folder / "configs.md"
+        elif not target.is_file():
+            return found[0]  # Sphinx says where this is
         else:  # a file to look at or to download
             there = self._folder / "files" / target.relative_to(ROOT)
             there.parent.mkdir(parents=True, exist_ok=True)
