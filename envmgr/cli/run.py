@@ -25,7 +25,8 @@ from envmgr.cli.versions import versions
 from envmgr.collect import Collector
 from envmgr.config import to_plain
 from envmgr.config_file import ResolvedConfig, to_yaml
-from envmgr.errors import EnvManagerError
+from envmgr.errors import ConfigError, EnvManagerError
+from envmgr.reporting.files import VIDEOS
 
 
 def execute(options: RunOptions, interruption: Interruption) -> int:
@@ -44,6 +45,7 @@ def execute(options: RunOptions, interruption: Interruption) -> int:
     run.loggers = Loggers(resolved.values.collect.loggers, writes=options.write)
     run.folder = folder = folder_of(options, resolved)
     try:
+        run.save_videos()
         return run.execute()
     except BaseException:
         if folder is not None:
@@ -72,6 +74,21 @@ class _Run(Attempt):
     _samples: Samples
     _states: Mapping[str, int] = MappingProxyType({})
     _advice = ""
+
+    def save_videos(self) -> None:
+        """Have the envs save videos, if the config says so.
+
+        Raises:
+            ConfigError: there is nowhere to save them.
+        """
+        if not self._resolved.values.collect.videos:
+            return
+        if self.folder is None:
+            raise ConfigError(
+                "collect.videos is true, but nothing is to be written. Leave out --no-output, or "
+                "the videos."
+            )
+        self._manager.enable_save_replay(str(self.folder.path.absolute() / VIDEOS))
 
     def _announce(self) -> None:
         print(f"envmgr run: launching {self.title}", flush=True)

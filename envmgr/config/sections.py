@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from envmgr.config.checks import choice, integer, list_of, or_null, text
+from envmgr.config.checks import boolean, choice, integer, list_of, or_null, text
 from envmgr.config.field_checks import OBJECT_NAME, POLICY_NAME, free_mapping, wrapper_list
 from envmgr.config.schema import Section, option
 from envmgr.errors import ConfigError
@@ -62,6 +62,7 @@ class CollectConfig(Section):
         episodes: episodes to collect, over all envs.
         output: folder for the results.
         loggers: what writes figures there while the run goes on.
+        videos: whether a video of each episode is saved there.
     """
 
     PATH: ClassVar[str] = "collect"
@@ -75,6 +76,12 @@ class CollectConfig(Section):
         list_of(choice("csv", "tensorboard", "wandb")),
         "what writes figures there every 10 s: `csv` (metrics.csv), `tensorboard` (by "
         "tensorboardX), `wandb` (an offline run)",
+    )
+    videos: bool = option(
+        False,
+        boolean(),
+        "save a video of each episode in `videos` there (extra `video`; envs need "
+        "`kwargs: {render_mode: rgb_array}`)",
     )
 
     def _check_together(self) -> None:

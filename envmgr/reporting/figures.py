@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from envmgr.reporting.files import Latency, Sample
-from envmgr.reporting.folder import MOST_FAILURES, Failed, Run
+from envmgr.reporting.folder import MOST_FAILURES, Failed, Run, shortened
 
 FORMAT = 1
 MOST_POINTS = 150
@@ -263,7 +263,8 @@ def _failures(run: Run) -> dict[str, Any]:
     """
     stats = None if run.summary is None else run.summary.stats
     known = {one.text for one in run.failures}
-    others = [] if stats is None else [text for text in stats.latest_failures if text not in known]
+    latest = [] if stats is None else map(shortened, stats.latest_failures)
+    others = [text for text in latest if text not in known]
     shown = [*run.failures, *map(Failed, others)][:MOST_FAILURES]
     n_abnormal = sum(run.abnormal)
     n = n_abnormal if stats is None else max(stats.failures, n_abnormal)

@@ -12,7 +12,7 @@ EnvId = Annotated[int, Meta(ge=0, lt=1 << 31)]
 Seconds = Annotated[float, Meta(ge=0.0, le=1e12)]
 
 EPISODES, CONFIG, SUMMARY = "episodes.jsonl", "config.yaml", "summary.json"
-SAMPLES = "samples.jsonl"
+SAMPLES, VIDEOS = "samples.jsonl", "videos"
 PAGE, FIGURES = "report.html", "report.json"
 
 

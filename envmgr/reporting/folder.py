@@ -21,9 +21,12 @@ from envmgr.reporting.files import CONFIG, EPISODES, SAMPLES, SUMMARY, Episode, 
 MOST_FAILURES = 100
 """Texts of so many are kept; all are counted."""
 
+MOST_OF_A_TEXT = 8000
+"""So many characters of the text of a failure are kept: half from its begin, half from its end."""
+
 _LONGEST_LINE = 1 << 20
 _LARGEST_FILE = 1 << 26
-_LARGEST_CONFIG = 1 << 18
+_LARGEST_CONFIG = 1 << 17
 
 _UNREADABLE = (msgspec.MsgspecError, ValueError, RecursionError)
 
@@ -84,7 +87,16 @@ class Run:
         self.ended_s.append(episode.ended_s)
         self.abnormal.append(episode.abnormal)
         if episode.failure is not None and len(self.failures) < MOST_FAILURES:
-            self.failures.append(Failed(episode.failure, episode.env_id, episode.ended_s))
+            text = shortened(episode.failure)
+            self.failures.append(Failed(text, episode.env_id, episode.ended_s))
+
+
+def shortened(text: str) -> str:
+    """Return the text of a failure without its middle, if it is long."""
+    if len(text) <= MOST_OF_A_TEXT:
+        return text
+    half = MOST_OF_A_TEXT // 2
+    return f"{text[:half]}\n[... {len(text) - 2 * half:,} characters ...]\n{text[-half:]}"
 
 
 def _number(returned: float | list[float | None] | None) -> float:
@@ -167,7 +179,8 @@ def _lines(run: Run, name: str, kind: type[_Line]) -> Iterator[_Line]:
                     n_bad += 1
                     first = first or f"line {n}: {error}"
     except OSError as error:
-        run.unread.append(f"{name} cannot be read: {error.strerror or error}")
+        if name != SAMPLES or not isinstance(error, FileNotFoundError):  # it failed at its launch
+            run.unread.append(f"{name} cannot be read: {error.strerror or error}")
     if n_bad:
         run.unread.append(f"{n_bad:,} of {n:,} lines of {name} cannot be read; the first, {first}")
 

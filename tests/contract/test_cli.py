@@ -66,6 +66,30 @@ def takes_one(obs):
 '''
 
 
+SHOWN = """
+import gymnasium
+import numpy as np
+
+
+class ShownEnv(gymnasium.Env):
+    observation_space = gymnasium.spaces.Discrete(9)
+    action_space = gymnasium.spaces.Discrete(2)
+    metadata = {"render_modes": ["rgb_array"]}
+    render_mode = "rgb_array"
+
+    def reset(self, *, seed=None, options=None):
+        self.n = 0
+        return 0, {}
+
+    def step(self, action):
+        self.n += 1
+        return self.n, 1.0, self.n == 2, False, {}
+
+    def render(self):
+        return np.full((16, 16, 3), 100 * self.n, np.uint8)
+"""
+
+
 class Result(NamedTuple):
     code: int
     out: str
@@ -299,7 +323,9 @@ class TestReport:
         assert shown == [e["failure"] for e in episodes_in(out) if e["abnormal"]]
         assert all(env["step"]["p99"] > 0 for env in figures["envs"])
         time = figures["time"]["trainer"]
-        assert sum(time.values()) == pytest.approx(total["elapsed_s"], rel=0.2)
+        last = json.loads((out / "samples.jsonl").read_text().splitlines()[-1])
+        assert last["steps"] == 200
+        assert sum(time.values()) == pytest.approx(last["elapsed_s"], rel=1e-3)
         assert time["policy"] > 0
         page = (out / "report.html").read_text()
         assert "lost the\nconnection" in page
@@ -329,6 +355,22 @@ class TestReport:
         line = "there is no report: ValueError('odd'); `envmgr report out` makes it"
         assert result.err.splitlines() == [f"envmgr: {line}"]
         assert summary_in(tmp_path / "out")["ending"] == "done"
+
+    def test_has_the_videos_of_the_run(self, envmgr: Run, tmp_path: Path) -> None:
+        pytest.importorskip("av", reason="PyAV is not installed")
+        (tmp_path / "cli_users_module.py").write_text(SHOWN)
+        entry = ("--set", "env.id=null", "--set", "env.entry=cli_users_module:ShownEnv")
+        videos = ("--set", "collect.videos=true", "--steps", 12)
+        assert envmgr("run", "c.yaml", *entry, *videos, "--output", "out").code == 0
+        saved = {path.name for path in (tmp_path / "out/videos").iterdir()}
+        assert {f"env_{i}-episode_000000.mp4" for i in range(3)} <= saved
+        page = (tmp_path / "out/report.html").read_text()
+        assert (
+            'videos/env_0-episode_000000.mp4</figcaption><video controls src="data:video/' in page
+        )
+        result = envmgr("run", "c.yaml", *entry, *videos, "--no-output")
+        assert result.code == 2
+        assert "collect.videos is true, but nothing is to be written" in result.err
 
     def test_of_no_run(self, envmgr: Run) -> None:
         result = envmgr("report", ".")

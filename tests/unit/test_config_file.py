@@ -20,7 +20,7 @@ from envmgr.config_file import load_config, read_config_file, resolve_config, to
 from envmgr.errors import ConfigError, UnknownKeyError
 from envmgr.registry import Registry
 
-NO_COLLECT = {"episodes": None, "output": None, "loggers": []}
+NO_COLLECT = {"episodes": None, "output": None, "loggers": [], "videos": False}
 
 
 class Base:
@@ -331,7 +331,7 @@ def test_origin_of_every_value(tmp_path: Path) -> None:
     assert origins.pop("collect.steps") == from_file
     assert set(origins.values()) == {"default"}
     left_of_manager = len(default_manager_config()) - 6
-    left_of_collect = 4
+    left_of_collect = 5
     assert len(origins) == left_of_manager + left_of_collect
 
 

@@ -20,7 +20,7 @@ from envmgr.cli.reporting import execute
 from envmgr.errors import ConfigError, UnreadableRunError
 from envmgr.reporting.figures import MOST_ENVS, MOST_POINTS, figures_of
 from envmgr.reporting.files import Sample
-from envmgr.reporting.folder import MOST_FAILURES, read_run
+from envmgr.reporting.folder import MOST_FAILURES, MOST_OF_A_TEXT, read_run
 from envmgr.reporting.pictures import MOST_BYTES, pictures_in
 
 pytest.importorskip("pygal", reason="pygal is not installed")
@@ -391,6 +391,16 @@ class TestBadInput:
 
 def re_found(text: str, notes: list[str]) -> bool:
     return any(text in note for note in notes)
+
+
+def test_long_texts_lose_their_middle(make_run: Callable[..., Path]) -> None:
+    text = "begin " + "x" * 100_000 + " end"
+    run = make_run(episodes=[episode(1, abnormal=True, failure=text)])
+    (shown,) = figures_of(read_run(run))["failures"]["shown"]
+    assert len(shown["text"]) < 1.01 * MOST_OF_A_TEXT
+    assert shown["text"].startswith("begin ")
+    assert "[... 92,010 characters ...]" in shown["text"]
+    assert shown["text"].endswith(" end")
 
 
 def test_only_so_many_failures_are_shown(make_run: Callable[..., Path]) -> None:
