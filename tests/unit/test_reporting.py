@@ -8,8 +8,10 @@ import os
 import random
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable
 from html.parser import HTMLParser
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +25,8 @@ from envmgr.reporting.files import Sample
 from envmgr.reporting.folder import MOST_FAILURES, MOST_OF_A_TEXT, read_run
 from envmgr.reporting.pictures import MOST_BYTES, pictures_in
 
-pytest.importorskip("pygal", reason="pygal is not installed")
+# Found, not imported: the product takes back what importing it does to `sys.meta_path`.
+pytestmark = pytest.mark.skipif(find_spec("pygal") is None, reason="pygal is not installed")
 
 FILES = ("config.yaml", "episodes.jsonl", "samples.jsonl", "summary.json")
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -267,6 +270,10 @@ class TestPage:
         out = run.parent / "two.html"
         assert "<svg onload=alert(4)>&amp;" in seen(execute([str(run), str(other)], str(out))).text
 
+    def test_leaves_nothing_behind(self, make_run: Callable[..., Path]) -> None:
+        execute([str(make_run())], None)
+        assert not [one for one in sys.meta_path if type(one).__module__.startswith("pygal")]
+
     def test_compares_runs(self, make_run: Callable[..., Path], tmp_path: Path) -> None:
         runs = [make_run(name) for name in ("one", "two", "three")]
         (runs[1] / "config.yaml").write_text("manager: {type: base}\n")
@@ -280,7 +287,7 @@ class TestPage:
     def test_says_what_draws_it_where_that_is_missing(
         self, make_run: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setitem(__import__("sys").modules, "pygal", None)
+        monkeypatch.setitem(sys.modules, "pygal", None)
         found = seen(execute([str(make_run())], None))
         assert "pip install pygal" in found.text
         assert "Stragglers: env 2" in found.text
