@@ -278,8 +278,33 @@ def n_hosts_of(config: ManagerConfig) -> int | None:
     return config.num_workers if isinstance(config.num_workers, int) else config.env_num
 
 
-def with_batches(config: ManagerConfig, factories: Sequence[EnvFactory]) -> ManagerConfig:
+def _gathering_some(
+    config: ManagerConfig, batches: Sequence[Batch], *, in_line: bool
+) -> ManagerConfig:
+    """Return a config for batched envs that give the results of some rows at a time."""
+    if not in_line:
+        raise ConfigError(
+            f"manager.type is {config.type}, but a BatchedEnvSpec has a batch_size: its env works "
+            "while nobody waits for it, and is driven by the trainer's own thread. Use type: base"
+        )
+    if config.reset_inplace:
+        raise ConfigError(
+            "manager.reset_inplace is true, but the envs are those of a pool with a batch_size, "
+            "whose resets come later than its steps. Leave it false, or batch_size null."
+        )
+    least = min(batch.batch_size for batch in batches if batch.batch_size)
+    return replace(config, wait_num=least) if math.isinf(config.wait_num) else config
+
+
+def with_batches(
+    config: ManagerConfig, factories: Sequence[EnvFactory], *, in_line: bool
+) -> ManagerConfig:
     """Return a config for envs some of which are rows of batched envs, which share a host.
+
+    Args:
+        config: as it was given.
+        factories: of all envs.
+        in_line: they run in the caller's thread.
 
     Raises:
         ConfigError: a batched env lacks rows, or what the config asks for cannot be had with them.
@@ -314,6 +339,8 @@ def with_batches(config: ManagerConfig, factories: Sequence[EnvFactory]) -> Mana
             f"manager.num_workers is {asked}, but the rows of a batched env share a worker, and "
             f"with that env_fn names {n_units} envs. Give 1 to {n_units}, or null."
         )
+    if any(batch.batch_size for batch in batches):
+        config = _gathering_some(config, batches, in_line=in_line)
     # Rows that are stepped together wait for each other's resets in any case.
     together = not all(batch.partial_steps for batch in batches)
     inplace = config.reset_inplace or (together and config.auto_reset)

@@ -11,7 +11,7 @@ from envmgr.config.checks import nearest
 from envmgr.config.kind_sections import EnvPool
 from envmgr.config.merge import to_plain
 from envmgr.env import BatchedEnvSpec
-from envmgr.env.pool_batch import PoolBatch
+from envmgr.env.pool_batch import AsyncPoolBatch, PoolBatch
 from envmgr.errors import ConfigError
 from envmgr.optional_packages import imported
 from envmgr.types import EnvFactory
@@ -31,14 +31,23 @@ class PoolFactory:
     size: int
     seed: int
 
+    @property
+    def batch_size(self) -> int | None:
+        """How many envs give their results at a time; None for those that were sent actions."""
+        some = self.options.batch_size
+        return None if some == self.size else some
+
     def __call__(self) -> PoolBatch:
         """Return a new pool, as a batched env."""
-        return PoolBatch(self._make, self.seed, self.options.infos)
+        kind = PoolBatch if self.batch_size is None else AsyncPoolBatch
+        return kind(self._make, self.seed, self.options.infos)
 
     def _make(self, seed: int | list[int]) -> Any:
         envpool = imported_envpool()
         options, known = self.options, ("num_threads", *_OF_ATARI)
         given = {key: value for key in known if (value := getattr(options, key)) is not None}
+        if self.batch_size is not None:
+            given["batch_size"] = self.batch_size
         return envpool.make(
             options.env_id,
             env_type="gymnasium",
@@ -88,11 +97,12 @@ def rows_of_pool(env_fn: Sequence[EnvFactory] | None, config: ManagerConfig) -> 
             "type: env_pool makes its envs itself: say in manager.env_pool.env_id which (such as "
             "Pong-v5), and in manager.env_num how many."
         )
-    if options.batch_size not in (None, size):
+    if options.batch_size is not None and size % options.batch_size:
         raise ConfigError(
-            f"manager.env_pool.batch_size is {options.batch_size}, but there are {size} envs: only "
-            "whole batches are driven. Give the same number, or null. For steps that some envs "
-            "answer before others, use type: async_subprocess."
+            f"manager.env_pool.batch_size is {options.batch_size}, which does not divide the "
+            f"{size} envs: the pool gives the results of so many at a time, and those of the last "
+            "few would never come. Give a divisor of env_num, or null for steps of all that were "
+            "sent actions."
         )
     known = imported_envpool().list_all_envs()
     if options.env_id not in known:
@@ -103,5 +113,6 @@ def rows_of_pool(env_fn: Sequence[EnvFactory] | None, config: ManagerConfig) -> 
             "envpool.list_all_envs() names all of them."
         )
     seed = config.seed if isinstance(config.seed, int) else 0
-    spec = BatchedEnvSpec(PoolFactory(options, size, seed), size, partial_steps=True)
+    factory = PoolFactory(options, size, seed)
+    spec = BatchedEnvSpec(factory, size, partial_steps=True, batch_size=factory.batch_size)
     return [spec] * size

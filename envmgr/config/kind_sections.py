@@ -82,7 +82,8 @@ class EnvPool(Section):
 
     Attributes:
         env_id: a task of envpool, such as `Pong-v5`.
-        batch_size: None, or `env_num`: a step takes all envs that are given actions.
+        batch_size: how many envs give their results at a time, those that are done first; a
+            divisor of `env_num`. None, or `env_num`: those that were given actions, together.
         num_threads: of the pool; None is as many as there are cores.
         episodic_life: of Atari's envs, as the four that follow; None leaves envpool's default.
         reward_clip: whether rewards are -1, 0 or 1.
@@ -96,7 +97,12 @@ class EnvPool(Section):
     PATH: ClassVar[str] = "manager.env_pool"
 
     env_id: str | None = option(None, or_null(text()), "task of envpool, such as `Pong-v5`")
-    batch_size: int | None = option(None, or_null(integer(1), "env_num"), "null, or `env_num`")
+    batch_size: int | None = option(
+        None,
+        or_null(integer(1), "env_num"),
+        "so many envs, those that are done first, give their results at a time: a divisor of "
+        "`env_num`; null: those that were given actions, together",
+    )
     num_threads: int | None = option(None, or_null(integer(1), "all cores"), "threads of the pool")
     episodic_life: bool | None = option(None, _flag, "Atari: a lost life ends the episode")
     reward_clip: bool | None = option(None, _flag, "Atari: rewards are -1, 0 or 1")

@@ -11,6 +11,7 @@ from envmgr.core.taken import Taken
 from envmgr.errors import NothingReadyError
 from envmgr.policy import GatherPolicy
 
+_A_MOMENT_S = 0.001
 _LOOK_EVERY_S = 0.002
 """A host of many cheap envs rings late, lest it ring for each; so long it may be overlooked."""
 
@@ -90,16 +91,20 @@ class Gather:
         is_limited = deadline != math.inf  # and may have passed before anybody looks
         if posting is None or is_limited or supervisor.record.phases.any_repaired:
             self._engine.collect()
+        if is_limited and supervisor.record.pools is not None:  # which have to be waited for
+            deadline = max(deadline, self._engine.now() + _A_MOMENT_S)
         if posting is not None:
             latest = posting.latest(outstanding)
             wants_all = policy.needed(outstanding) == outstanding and not is_limited
-            if latest is not None and wants_all:
+            if latest is not None and wants_all and supervisor.record.pools is None:
                 return self.exactly(latest)
             posting.have_all_ring()
         while True:
             arrived = self._some_ids(policy, outstanding, deadline, exactly=exactly)
             selection = self._handout.selections.of(arrived)
             if supervisor.repair.urgent or selection is None:
+                if not is_limited:
+                    self._refuse_to_wait(arrived)
                 return None
             taken = self._handout.take(selection)
             if taken is not None:
@@ -110,18 +115,19 @@ class Gather:
         self, policy: GatherPolicy, outstanding: int, deadline: float, *, exactly: bool
     ) -> list[int]:
         handout, repair, engine = self._handout, self._supervisor.repair, self._engine
-        needed = policy.needed(outstanding)
+        needed, pools = policy.needed(outstanding), self._record.pools
         arrived: list[int] = []
 
         def satisfied() -> bool:
             arrived[:] = handout.arrived_ids()
             if len(arrived) < needed:
-                return repair.urgent
+                return repair.urgent or not (pools is None or pools.may_go_on(arrived))
             return (
                 repair.urgent
                 or exactly
                 or len(arrived) == outstanding
                 or handout.any_goes_on(arrived)
+                or not (pools is None or pools.may_go_on(arrived))
             )
 
         def complete() -> bool:
@@ -141,6 +147,20 @@ class Gather:
             until = min(deadline, engine.now() + policy.step_wait_timeout_s)
             engine.wait_until(complete, deadline=until, look_every_s=look_every_s, doing="step")
         return arrived
+
+    def _refuse_to_wait(self, arrived: list[int]) -> None:
+        """Refuse to wait for what does not come before more actions are sent.
+
+        Raises:
+            NothingReadyError: that is so.
+        """
+        pools, repair = self._record.pools, self._supervisor.repair
+        if arrived or pools is None or repair.urgent or pools.may_go_on(()):
+            return
+        raise NothingReadyError(
+            f"envs {self._record.owed_ids()} have actions under way, but their pool gives nothing "
+            f"before {pools.sizes()} of its envs are (batch_size): send actions to more of them"
+        )
 
     def _set_aside(self) -> None:
         self._engine.collect()  # what its host has sent before, for other envs, too

@@ -10,8 +10,8 @@ from typing import Any
 from envmgr.core.groups import HostGroup, host_groups
 from envmgr.core.limits import Limits, announced_in
 from envmgr.core.phases import Change, Next, Phase
+from envmgr.core.pools import note_rows
 from envmgr.core.slots import NEVER, EnvSlot, Record
-from envmgr.core.together import Together
 from envmgr.core.tracing import Tracer
 from envmgr.policy import Deadlines
 from envmgr.transport.base import Transport
@@ -64,11 +64,7 @@ class Hosts:
         self.env_num = len(factories) - spare_num
         self.record = Record(self.env_num, spare_num)
         self.slots, self.phases = self.record.slots, self.record.phases
-        for batch in settings.batches:
-            for env_id in batch.env_ids:
-                self.slots[env_id].batch = batch
-        if lockstep := [batch for batch in settings.batches if not batch.partial_steps]:
-            self.record.together = Together(self.record, lockstep)
+        note_rows(self.record, settings.batches)
         self.groups = host_groups(self.slots, num_workers)
         self._factories = factories
         self.settings = settings

@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from envmgr.core.observed import Observed
 from envmgr.core.phases import COMING, ENDS, Next, Phase, PhaseTable
+from envmgr.core.pools import Pools
 from envmgr.core.together import Together
 from envmgr.env.batch_specs import Batch
 from envmgr.errors import EnvFailure
@@ -28,6 +29,7 @@ if TYPE_CHECKING:  # a group has envs, and each of them knows its group
     from envmgr.core.groups import HostGroup
 
 NEVER = math.inf
+_STEPS = bytes((Phase.POSTED, Phase.STEPPING))
 
 
 class Record:
@@ -53,6 +55,7 @@ class Record:
         unposted: those, and envs whose data has no fixed layout: their steps are not posted.
         late: rows of batched envs whose next episodes begin with the next step of the others.
         together: says which envs are ready only together; None if none are.
+        pools: says which envs give nothing before others are under way; None if none do.
         slots: all else, by env_id.
         launching: the first resets are not over.
         all_ids: of all envs, ascending; without spares.
@@ -76,10 +79,10 @@ class Record:
         self.unposted: set[int] = set()
         self.late: set[int] = set()
         self.together: Together | None = None
+        self.pools: Pools | None = None
         self.slots = [EnvSlot(i, self, is_spare=i >= env_num) for i in range(count)]
         self.all_ids = range(env_num)
-        self._all_idle = bytes([Phase.IDLE]) * env_num
-        self._all_run = bytes([EnvState.RUN]) * env_num
+        self._all_idle, self._all_run = (bytes([i]) * env_num for i in (Phase.IDLE, EnvState.RUN))
         self._seen = self.phases.view[:env_num], self.tokens[:env_num]
         self._found = np.empty(env_num, np.bool_), np.empty(env_num, np.bool_)
 
@@ -118,7 +121,9 @@ class Record:
 
     def is_coming(self, env_id: int) -> bool:
         """Return whether an env that is not ready will be without anybody doing anything."""
-        together = self.together
+        together, pools = self.together, self.pools
+        if pools is not None and not pools.gives(env_id):
+            return False
         return self.slots[env_id].is_coming if together is None else together.is_coming(env_id)
 
     def are_ready(self, env_ids: Sequence[int]) -> bool:
@@ -127,13 +132,8 @@ class Record:
 
     def owes(self, env_id: int) -> bool:
         """Return whether an env owes a timestep: an action was accepted, and it is undelivered."""
-        phase = self.phases.column[env_id]
-        return (
-            phase == Phase.POSTED
-            or phase == Phase.STEPPING
-            or env_id in self.undelivered
-            or env_id in self.unexecuted
-        )
+        has_sent = self.phases.column[env_id] in _STEPS
+        return has_sent or env_id in self.undelivered or env_id in self.unexecuted
 
     def owed_ids(self) -> list[int]:
         """Return the envs that owe a timestep, ascending."""

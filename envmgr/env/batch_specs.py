@@ -24,11 +24,13 @@ class BatchedEnvSpec:
         size: how many rows it has.
         partial_steps: its `step` takes some of the rows in an episode, and leaves the others. If
             not, all of them have to be sent their actions in one call.
+        batch_size: it is an `AsyncBatchedEnv`, which gives the results of so many rows at a time.
     """
 
     build: Callable[[], Any]
     size: int
     partial_steps: bool = False
+    batch_size: int | None = None
 
     def __post_init__(self) -> None:
         """Check the fields.
@@ -40,6 +42,12 @@ class BatchedEnvSpec:
             raise ConfigError(f"the `build` of a BatchedEnvSpec is {self.build!r}, not a function")
         if type(self.size) is not int or self.size < 1:
             raise ConfigError(f"the `size` of a BatchedEnvSpec is {self.size!r}, not 1 or more")
+        some = self.batch_size
+        if some is not None and (type(some) is not int or some < 1 or self.size % some):
+            raise ConfigError(
+                f"the `batch_size` of a BatchedEnvSpec is {some!r}, which does not divide its "
+                f"{self.size} rows. Results come in batches, and those of the last would never come"
+            )
 
     def __call__(self) -> BatchedEnv:
         """Return a new env.
@@ -74,11 +82,13 @@ class Batch(NamedTuple):
         first: the lowest.
         size: how many there are.
         partial_steps: see `BatchedEnvSpec`.
+        batch_size: likewise.
     """
 
     first: int
     size: int
     partial_steps: bool
+    batch_size: int | None = None
 
     @property
     def env_ids(self) -> range:
@@ -107,6 +117,7 @@ def batches_of(factories: Sequence[EnvFactory]) -> tuple[Batch, ...]:
                 f"for {n_rows} envs there. Every batch needs all of its rows, side by side: "
                 f"env_fn=[spec] * ({spec.size} * n) for n batches"
             )
-        batches.append(Batch(env_id, spec.size, spec.partial_steps))
+        is_partial = spec.partial_steps or spec.batch_size is not None
+        batches.append(Batch(env_id, spec.size, is_partial, spec.batch_size))
         env_id += spec.size
     return tuple(batches)

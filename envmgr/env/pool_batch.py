@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from envmgr.env.async_batch import AsyncBatchedEnv
 from envmgr.env.batched import BatchedEnv
 from envmgr.env.contract import EnvContractError
 from envmgr.env.gym_spaces import convert_space
@@ -17,6 +18,11 @@ from envmgr.spaces import codec_of
 
 _ITS_OWN = frozenset(("env_id", "players", "elapsed_step"))
 """Infos that are about the pool."""
+
+_SEEDED_ALONE = (
+    "rows {} of an EnvPool cannot be seeded alone: a pool takes seeds when it is made. Reset all "
+    "of its envs together"
+)
 
 
 class PoolBatch(BatchedEnv):
@@ -87,10 +93,11 @@ class PoolBatch(BatchedEnv):
         if fits and (self._is_fresh or len(rows) < self.num_envs):
             return
         if len(rows) < self.num_envs and not self._is_fresh:
-            raise EnvContractError(
-                f"rows {list(rows)} of an EnvPool cannot be seeded alone: a pool takes seeds when "
-                "it is made. Reset all of its envs together"
-            )
+            raise EnvContractError(_SEEDED_ALONE.format(list(rows)))
+        self._remake(wanted)
+
+    def _remake(self, wanted: Mapping[int, int | None]) -> None:
+        """Make a pool with these seeds of rows; the others keep theirs."""
         known = enumerate(self._seeds)
         self._seeds = [old if (seed := wanted.get(i)) is None else seed for i, old in known]
         self.pool.close()
@@ -135,3 +142,77 @@ class PoolBatch(BatchedEnv):
         if name == "render":
             return lambda mode=None: self.pool.render(env_ids=np.array([row], np.int32))[0]
         return getattr(self, name) if hasattr(type(self), name) else getattr(self.pool, name)
+
+
+class AsyncPoolBatch(PoolBatch, AsyncBatchedEnv):
+    """A pool in its asynchronous mode: `batch_size` below the number of its envs.
+
+    Rows are begun and stepped as they are asked for; `receive` gives those that are done first. A
+    pool with other seeds is made when the resets of all rows are asked for and none is under way.
+    """
+
+    def __init__(
+        self,
+        make: Callable[[int | list[int]], Any],
+        seed: int,
+        infos: Sequence[str] | None = None,
+    ) -> None:
+        super().__init__(make, seed, infos)
+        self._unused = set(range(self.num_envs))
+        self._left: set[int] = set()
+        self.action_space.seed(0)
+        self._any_action = self.action_space.sample()
+
+    reset = AsyncBatchedEnv.reset
+    step = AsyncBatchedEnv.step
+
+    def leave(self, row: int) -> None:
+        """A row takes no part any more."""
+        self._left.add(row)
+
+    def may_begin(self, seeds: Mapping[int, int | None], *, others: bool) -> bool:
+        """Return whether rows can be reset now: not some of them with other seeds."""
+        return self._are_its_own(seeds) or (self._are_all(seeds) and not others)
+
+    def _are_all(self, rows: Iterable[int]) -> bool:
+        return len(self._left.union(rows)) == self.num_envs
+
+    def _are_its_own(self, seeds: Mapping[int, int | None]) -> bool:
+        """Whether the pool has been made with these seeds, and not used them."""
+        unused = self._unused
+        return all(s is None or (s == self._seeds[i] and i in unused) for i, s in seeds.items())
+
+    def begin(
+        self,
+        rows: Sequence[int],
+        seeds: Sequence[int | None],
+        params: Sequence[Mapping[str, Any]],
+    ) -> None:
+        """Begin an episode in some rows."""
+        if any(params):
+            raise EnvContractError("an EnvPool takes no reset params: leave them {}")
+        wanted = dict(zip(rows, seeds, strict=True))
+        if not self._are_its_own(wanted):
+            if not self._are_all(rows):
+                raise EnvContractError(_SEEDED_ALONE.format(list(rows)))
+            self._remake(wanted)
+            self._unused = set(range(self.num_envs))
+        self._unused.difference_update(rows)
+        self.pool._reset(np.array(rows, np.int32))  # its `reset` would wait for the results
+
+    def send(self, rows: Sequence[int], actions: Sequence[Any]) -> None:
+        """Begin a step of some rows."""
+        self.pool.send(np.asarray(actions, dtype=self._dtype), np.array(rows, np.int32))
+
+    def fill(self, rows: Sequence[int]) -> None:
+        """Step rows that are in no episode."""
+        self._unused.difference_update(rows)
+        self.send(rows, [self._any_action] * len(rows))
+
+    def receive(self) -> tuple[Sequence[int], Sequence[Any]]:
+        """Wait for the next results."""
+        obs, *columns, infos = self.pool.recv()
+        rows = infos["env_id"].tolist()
+        told = self._told(infos, len(rows))
+        each = obs if self._obs_is_array else [row_in(obs, k) for k in range(len(rows))]
+        return rows, (each, *columns, told)

@@ -80,7 +80,8 @@ class EngineOwner:
         self._env_fn = self._factories_of(env_fn, config)
         kind = self._transport_cls
         check_kind(config, hides_resets=kind.works_alone, refused=kind.refused)
-        config = with_batches(config.with_env_num(len(self._env_fn)), self._env_fn)
+        config, in_line = config.with_env_num(len(self._env_fn)), not kind.works_alone
+        config = with_batches(config, self._env_fn, in_line=in_line)
         self._config = self._asked_config = config
         self._calibration: Calibration | None = None
         self._trial: Engine | None = None

@@ -148,7 +148,7 @@ class InlineTransport(Transport):
         if self._to_close:
             self._close_killed()
         ran = self._run_posted()
-        if self._has_work and self._run_all():
+        if self._has_work and self._run_all(waits=timeout_s != 0.0):
             ran = True
         if not ran and not self.arrivals and timeout_s != 0.0:
             with contextlib.suppress(queue.Empty):
@@ -176,12 +176,18 @@ class InlineTransport(Transport):
             self._has_work = had_work
         return follows is not None
 
-    def _run_all(self) -> bool:
-        """Run what hosts have to do besides; return whether that was anything."""
+    def _run_all(self, *, waits: bool) -> bool:
+        """Run what hosts have to do besides; return whether that was anything.
+
+        Results of envs that work on meanwhile are waited for once, and only if the caller waits.
+        """
         ran = False
         busy = [(i, entry) for i, entry in self._hosts.items() if entry.inbox or entry.resets]
         for host_id, entry in busy:
-            while self._advance(host_id, entry):
+            is_async = entry.host.is_async
+            while not (is_async and (ran or not waits) and entry.host.receives):
+                if not self._advance(host_id, entry):
+                    break
                 ran = True
         self._has_work = any(entry.has_work() for entry in self._hosts.values())
         return ran

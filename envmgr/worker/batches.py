@@ -38,6 +38,8 @@ class RunningBatch:
         given: what its rows are given by their host.
 
     Attributes:
+        is_async: results come later than steps and resets are begun.
+        receives: all that it wants to run is to wait for them.
         in_episode: a byte for each row: 1 for those that take actions.
         is_late: episodes that end with the present step go on with the next one.
         steps: that rows were sent, and that have not been taken.
@@ -45,6 +47,9 @@ class RunningBatch:
         is_postponed: some of them are to be run that do not wait for the next step.
         bulk: takes steps of all rows in columns, and keeps their places; None if nobody does.
     """
+
+    is_async = False
+    receives = False
 
     def __init__(self, batch: Batch, spec: EnvFactory, given: Surroundings) -> None:
         self._batch = batch

@@ -85,7 +85,8 @@ class BulkSteps:
         env_ids = [seat.sink.env_id for seat in seats]
         layout = seats[0].sink.block.plan.layouts[seats[0].action_kind]
         fits = (
-            env_ids == list(batch.env_ids)
+            not batch.is_async
+            and env_ids == list(batch.env_ids)
             and type(layout.skeleton) is int
             and [seat.row - seats[0].row for seat in seats] == list(range(len(seats)))
             and all(seat.running.writer.lone is not None for seat in seats)

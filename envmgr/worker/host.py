@@ -13,9 +13,11 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
+from envmgr.env.batch_specs import Batch
 from envmgr.types import EnvFactory
 from envmgr.wire.hosts import HostSettings
 from envmgr.wire.messages import FailureKind, Message, Op, RemoteFailure
+from envmgr.worker.async_batches import RunningAsyncBatch
 from envmgr.worker.batches import RunningBatch
 from envmgr.worker.hosted_env import HostedEnv
 from envmgr.worker.measured import MeasuredSteps
@@ -23,6 +25,10 @@ from envmgr.worker.posted import PostedSteps
 from envmgr.worker.resumable import ResumableEnv
 from envmgr.worker.running import RunningEnv, Surroundings
 from envmgr.worker.sinks import MessageSink, Send
+
+
+def _kind_of(batch: Batch) -> type[RunningBatch]:
+    return RunningBatch if batch.batch_size is None else RunningAsyncBatch
 
 
 class Host:
@@ -42,6 +48,7 @@ class Host:
 
     Attributes:
         resets: what runs the resets that wait, the oldest first.
+        is_async: it has batched envs that work on while nobody waits for them.
     """
 
     def __init__(
@@ -71,10 +78,11 @@ class Host:
             for env_id, factory in factories.items()
         }
         self._batches = [
-            RunningBatch(batch, factories[batch.first], given)
+            _kind_of(batch)(batch, factories[batch.first], given)
             for batch in settings.batches
             if batch.first in factories
         ]
+        self.is_async = any(rows.is_async for rows in self._batches)
         for rows in self._batches:
             for i in rows.env_ids:
                 open_row = partial(rows.open_row, i)
@@ -83,7 +91,13 @@ class Host:
     @property
     def has_steps(self) -> bool:
         """Whether a step of a batched env is among what waits."""
-        return any(rows.steps for rows in self._batches)
+        return any(rows.steps or rows.receives for rows in self._batches)
+
+    @property
+    def receives(self) -> bool:
+        """Whether all that waits is to wait for results of batched envs that work on meanwhile."""
+        n_waits = sum(rows.receives for rows in self._batches)
+        return 0 < n_waits == len(self.resets)
 
     def handle(self, message: Message) -> None:
         """Run one request and send its replies."""

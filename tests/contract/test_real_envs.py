@@ -79,6 +79,12 @@ def test_a_game_of_envpool_runs(game: str, tmp_path: Path) -> None:
     run("env_pool", tmp_path, f"manager.env_pool.env_id={POOLED[game]}")
 
 
+def test_a_game_of_envpool_runs_asynchronously(tmp_path: Path) -> None:
+    needs("envpool")
+    settings = (f"manager.env_pool.env_id={POOLED['atari']}", "manager.env_pool.batch_size=2")
+    assert run("env_pool", tmp_path, *settings)["stats"]["timesteps"] >= STEPS
+
+
 def test_procgen_runs_through_envpool(tmp_path: Path) -> None:
     """In a process of its own: Qt, which EnvPool's Procgen draws with, keeps fds until its end."""
     needs("envpool")
