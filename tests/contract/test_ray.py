@@ -23,8 +23,10 @@ from envmgr import RayEnvManager, create_env_manager
 from envmgr.errors import EnvCrash, EnvRaised, EnvTimeout, LaunchError
 from envmgr.testing import LedgerEnv
 from envmgr.testing.audited import AuditedLoop
+from tests.agents import Relay
 from tests.contract.envs import Do, SampleEnv, seen
 from tests.contract.harness import Setup, World, over, ready_all, step_all, wait_ended
+from tests.contract.snapshot_runs import ENV_NUM, go_on, send_all, walker
 from tests.contract.test_trajectories import EPISODE_LENGTH, SPACES, difference, managed_run
 
 ray = pytest.importorskip("ray")
@@ -137,6 +139,36 @@ def test_trajectories_are_those_of_base(setup: Setup) -> None:
             assert len({actor["node_id"] for actor in actors(manager)}) == 2, "not spread"
             assert difference(expected, managed_run(manager)) is None
             assert manager.stats()["failures"] == 0
+
+
+@each_isolation
+def test_a_run_goes_on_here_from_a_snapshot_of_the_cluster_and_back(setup: Setup) -> None:
+    env_fn, cfg = [walker] * ENV_NUM, {"snapshot_copy": True}
+    with create_env_manager({**cfg, "type": "ray", **cfg_of(setup)}, env_fn=env_fn) as manager:
+        go_on(manager, 4)
+        send_all(manager)
+        snapshot = manager.snapshot()
+        expected = go_on(manager, 9)
+        with create_env_manager({**cfg, "type": "base"}, env_fn=env_fn) as base:
+            base.restore(snapshot)
+            assert go_on(base, 9) == expected
+            base.restore(snapshot)
+            manager.restore(base.snapshot())
+        assert go_on(manager, 9) == expected
+
+
+@each_isolation
+def test_agents_are_those_of_base(setup: Setup) -> None:
+    found: list[list[Any]] = []
+    for cfg in ({"type": "base"}, {"type": "ray", **cfg_of(setup)}):
+        with create_env_manager({**cfg, "seed": 9}, env_fn=[Relay] * 3) as manager:
+            found.append([])
+            for _ in range(6):
+                ready_all(manager)
+                for timestep in step_all(manager, manager.random_action()).values():
+                    obs = {agent: array.tolist() for agent, array in timestep.obs.items()}
+                    found[-1].append((obs, timestep.reward, timestep.done))
+    assert found[0] == found[1]
 
 
 @each_isolation
