@@ -289,7 +289,7 @@ class TestSignals:
         assert cli.end()[0] == 130
         assert cli.check_accounts()["steps"] == 30
 
-    @pytest.mark.parametrize("kind", ["base", "subprocess", "async_subprocess"])
+    @pytest.mark.parametrize("kind", ["base", "async_subprocess"])
     def test_while_an_env_hangs(self, start: Start, gate: Gate, kind: str) -> None:
         sets = ["env.kwargs.where=step", "collect.policy=random", f"manager.type={kind}"]
         if kind == "async_subprocess":
@@ -412,6 +412,7 @@ def terminal(request: pytest.FixtureRequest) -> Iterator[Terminal]:
 
 
 class TestTerminals:
+    @pytest.mark.parametrize("terminal", [30], indirect=True)
     def test_ctrl_c_twice(self, start: Start, gate: Gate, terminal: Terminal) -> None:
         cli = start("run", "c.yaml", "--steps", "1000000", gate_at=[100], **terminal.io)
         visit: Visit = gate.await_visit()

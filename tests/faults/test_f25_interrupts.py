@@ -17,14 +17,13 @@ def test_f25_in_line_an_interrupt_costs_no_more_than_the_env_that_was_in_it() ->
     assert figures["raised"] > 300
 
 
-@pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("kind", PROCESS_KINDS)
-def test_f25_an_interrupt_anywhere_loses_and_repeats_nothing(kind: str, seed: int) -> None:
+def test_f25_an_interrupt_anywhere_loses_and_repeats_nothing(kind: str) -> None:
     # Some of the calls end with the manager closed, and another one is launched: by fork, which is
     # quickest. Launches by other methods are interrupted in test_interruptions.
-    figures = run({**PROCESS_KINDS[kind], "context": "fork"}, 25, seed)
-    assert figures == {"points": 25, "raised": figures["raised"], "abnormal": 0}
-    assert figures["raised"] > 10
+    figures = run({**PROCESS_KINDS[kind], "context": "fork"}, 75)
+    assert figures == {"points": 75, "raised": figures["raised"], "abnormal": 0}
+    assert figures["raised"] > 30
 
 
 def test_f25_of_steps_that_are_posted_and_sent_by_one_call_all_are_accepted_or_none() -> None:

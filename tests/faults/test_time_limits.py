@@ -222,7 +222,7 @@ class LargeActions(gymnasium.Env[Any, Any]):
         return np.array([float(action[0])]), float(action[-1]), False, False, {}
 
 
-@over(ALL_BLOCK, SOME_MESSAGE, ALL_MESSAGE, SOME_BLOCK)
+@over(ALL_BLOCK, SOME_MESSAGE)
 def test_f30_the_limit_holds_for_an_action_that_nobody_takes(world: World, setup: Setup) -> None:
     manager = world.make(setup, env_fn=[LargeActions] * 2, step_timeout=1.0)
     pid = int(ready_all(manager)[0][0])

@@ -625,7 +625,7 @@ def test_f43_a_forked_child_may_launch_a_manager_of_its_own(script: Script) -> N
 # -- threads of the trainer -----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("context", ["server", "spawn", "forkserver"])
+@pytest.mark.parametrize("context", ["server", "spawn"])
 def test_f31_launch_in_the_midst_of_busy_threads(script: Script, context: str) -> None:
     done = script.run(
         """
