@@ -60,7 +60,7 @@ def tile_images(
         arrays = [np.asarray(image) for image in read_list(given)]
     except Exception as error:  # whatever reading them raises
         reason = error_text(error)
-        raise ConfigError(f"tile_images takes a list or dict of images, but {reason}") from error
+        raise ConfigError(f"tile_images takes images, in a list or a dict, but {reason}") from error
     kinds = {(array.dtype, *array.shape[2:]) for array in arrays}
     if len(kinds) != 1 or any(array.ndim not in (2, 3) or not array.size for array in arrays):
         found = sorted({f"{array.dtype} {array.shape}" for array in arrays}) or short_text(images)
