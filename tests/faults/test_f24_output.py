@@ -12,7 +12,7 @@ import pytest
 from tests.contract.harness import PATIENCE_S
 from tests.faults.test_trainers import PREAMBLE, ROOT
 
-# By our own server, and by multiprocessing, all of whose methods end workers in the same way. One of
+# By our own server, and by multiprocessing, whose methods all end workers in the same way. One of
 # them forks the trainer, with what its buffers hold.
 contexts = pytest.mark.parametrize("context", ["server", "fork"])
 
