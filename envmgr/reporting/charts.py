@@ -15,7 +15,7 @@ _PARTS = {"policy": 0, "env steps": 2, "env resets": 3, "computing": 2, "envmgr"
 _PARTS["waiting"] = 7
 """Colours of what time is spent on, in the order in which it is drawn."""
 
-_IN_A_ROW, _ROW = 3, 18
+_IN_A_ROW, _ROW = 4, 18
 """Of legends: names in a row, and its height."""
 
 Points = Sequence[tuple[float, float | None]]
@@ -141,7 +141,7 @@ def _config(pygal: Any, n_series: int, how: Mapping[str, Any]) -> Any:
         "width": 600,
         "height": 264 + _ROW * n_rows,
         "margin": 8,
-        "margin_bottom": 16 + _ROW * (n_rows - max(n_series // _IN_A_ROW, 1)),  # it rounds down
+        "margin_bottom": 16 + _ROW * (n_rows - n_series // _IN_A_ROW),  # it rounds down
         "include_x_axis": True,
         "dots_size": 2,
         "max_scale": 6,
@@ -149,7 +149,7 @@ def _config(pygal: Any, n_series: int, how: Mapping[str, Any]) -> Any:
         "legend_at_bottom": True,
         "legend_at_bottom_columns": _IN_A_ROW,
         "legend_box_size": 10,
-        "show_legend": True,
+        "show_legend": n_series > 1,
         "value_formatter": lambda value: f"{value:,.4g}",
         "x_value_formatter": lambda value: f"{value:,.4g}",
         "title": None,

@@ -138,8 +138,8 @@ def _samples_over_time(samples: Sequence[Sample]) -> dict[str, Column]:
         found["steps_per_s"].append(finite(max(rate, 0.0)))
         found["failures"].append(one.failures)
         found["trainer_mb"].append(finite(one.trainer_bytes / 1e6))
-        found["workers_mb"].append(finite(one.workers_bytes / 1e6))
-        found["largest_worker_mb"].append(finite(one.largest_bytes / 1e6))
+        for name, n_bytes in zip(memory[1:], (one.workers_bytes, one.largest_bytes), strict=True):
+            found[name].append(finite(n_bytes / 1e6) if one.workers else None)
     return found
 
 

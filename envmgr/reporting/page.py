@@ -133,7 +133,7 @@ def _columns(runs: Mapping[str, Mapping[str, Any]], what: str) -> dict[str, Any]
         return {name: _points(one[where], first) for name, one in runs.items()}
     (one,) = runs.values()
     found = {name: _points(one[where], column) for name, column in parts.items()}
-    return {name: points for name, points in found.items() if any(y for _, y in points)}
+    return {name: points for name, points in found.items() if any(y is not None for _, y in points)}
 
 
 def _points(columns: Mapping[str, Any], name: str) -> list[tuple[float, float | None]]:

@@ -161,6 +161,10 @@ def seen(page: Path) -> Seen:
         if name in ("src", "href", "xlink:href", "srcset", "action"):
             assert str(value).startswith("data:")
     assert "url(" not in page.read_text()
+    policies = [v for name, v in found.attributes if name == "content" and "default-src" in str(v)]
+    assert policies == [
+        "default-src 'none'; style-src 'unsafe-inline'; img-src data:; media-src data:"
+    ]
     return found
 
 
@@ -252,6 +256,16 @@ class TestPage:
             assert text in found.text
         assert found.tags.count("svg") == 7
         assert json.loads((run / "report.json").read_text()) == figures_of(read_run(run))
+
+    def test_draws_what_is_zero_and_not_what_there_is_none_of(
+        self, make_run: Callable[..., Path]
+    ) -> None:
+        samples = [sample(i, workers=0, workers_bytes=0, largest_bytes=0) for i in range(5)]
+        episodes = [episode(i, **{"return": 0.0}) for i in range(9)]
+        page = execute([str(make_run(episodes=episodes, samples=samples))], None)
+        found = seen(page)
+        assert "nothing was recorded" not in found.text
+        assert "largest worker" not in found.text
 
     def test_shows_what_envs_write_and_no_more(self, make_run: Callable[..., Path]) -> None:
         text = (
