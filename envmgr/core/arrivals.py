@@ -269,19 +269,19 @@ class Arrivals:
         replies, column = self._replies, self._record.phases.column
         if replies is None or Phase.RESETTING not in column:
             return True
-        observed, slots, is_complete = self._record.observed, self._record.slots, True
-        is_quiet, episodes = not (self._record.doomed or self._statistics.failing), self._episodes
-        for env_id in replies.resets_of(self._record):
-            slot, place = slots[env_id], replies.plain_reset(env_id)
-            if place is None or slot.again or not (is_quiet or self._is_well(slot)):
-                is_complete = False
-                continue
-            episodes.count_reset(slot)
-            episodes.use_up_seed(slot)
-            episodes.begun(slot, {})
-            observed.began(env_id, place)
-            self._record.phases.apply(env_id, Change.SETTLE)  # last: until then it is done again
-        return is_complete
+        record, episodes, begun = self._record, self._episodes, []
+        is_quiet, replied = (
+            not (record.doomed or self._statistics.failing),
+            replies.resets_of(record),
+        )
+        for env_id in replied:
+            slot, place = record.slots[env_id], replies.plain_reset(env_id)
+            if place is not None and not slot.again and (is_quiet or self._is_well(slot)):
+                episodes.begun_plainly(slot)
+                record.observed.began(env_id, place)
+                begun.append(env_id)
+        record.phases.apply_all(begun, Change.SETTLE)  # last: until then it is done again
+        return len(begun) == len(replied)
 
     def _is_well(self, slot: EnvSlot) -> bool:
         together = self._record.together if (doomed := self._record.doomed) else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 from envmgr.core.selection import Selection
@@ -20,6 +21,9 @@ class Ending(NamedTuple):
     env_id: int
     flag: int
     episodes_done: int
+
+
+make_ending = partial(tuple.__new__, Ending)
 
 
 class Hand:

@@ -22,6 +22,7 @@ from envmgr.wire.block import AFTER_BITS, AFTER_SHIFT
 from envmgr.wire.messages import AfterStep, EpisodePlan, Op, ResetOrder
 
 _RESETS = (AfterStep.RESETS, AfterStep.RESETS_LATE)
+_SOON, _LATE = (after << AFTER_SHIFT for after in _RESETS)
 
 
 class Episodes:
@@ -123,22 +124,23 @@ class Episodes:
         """
         if not self._hosts_begin:
             return endings
-        record, states, odd = self._hosts.record, self._states, []
-        slots, episode_num, running = record.slots, self._rules.episode_num, EnvState.RUN
+        record, column, odd, plain = self._hosts.record, self._states.column, [], []
+        slots, episode_num = record.slots, self._rules.episode_num
         for ending in endings:
             env_id, flag, episodes_done = ending
-            after = (flag & AFTER_BITS) >> AFTER_SHIFT
-            if after not in _RESETS or episodes_done >= episode_num:
+            after = flag & AFTER_BITS
+            if (after != _SOON and after != _LATE) or episodes_done >= episode_num:
                 odd.append(ending)
                 continue
             slot = slots[env_id]
             slot.episodes_done = episodes_done
             slot.next_episode = slot.episode + 1
-            if after == AfterStep.RESETS_LATE:
+            if after == _LATE:
                 record.late.add(env_id)
-            if states.column[env_id] == running:
-                states.apply(env_id, Event.EPISODE_ENDED)
-            record.phases.apply(env_id, Change.RESET)
+            plain.append(env_id)
+        running = EnvState.RUN
+        self._states.apply_all([i for i in plain if column[i] == running], Event.EPISODE_ENDED)
+        record.phases.apply_all(plain, Change.RESET)
         return odd
 
     def begun(self, slot: EnvSlot, info: dict[str, Any]) -> None:
@@ -150,6 +152,12 @@ class Episodes:
         record.late.discard(slot.env_id)
         if self._states.column[slot.env_id] != EnvState.RUN:
             self._states.apply(slot.env_id, Event.RESET_SUCCEEDED)
+
+    def begun_plainly(self, slot: EnvSlot) -> None:
+        """The reset of an env, about which there is nothing else to know, has succeeded."""
+        self.count_reset(slot)
+        self.use_up_seed(slot)
+        self.begun(slot, {})
 
     def count_reset(self, slot: EnvSlot) -> None:
         """The reset of an env has succeeded, whatever comes of it."""

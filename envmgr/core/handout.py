@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from envmgr.core.delivery import Delivery, Ending, Hand
+from envmgr.core.delivery import Delivery, Ending, Hand, make_ending
 from envmgr.core.episodes import Episodes
 from envmgr.core.hosts import Hosts
 from envmgr.core.phases import Change, Phase
@@ -207,7 +207,8 @@ class Handout:
             is_plain = flag & PLAIN_END_BITS in plain_ends and flag & PLACE_BITS < steps
             if not is_plain and not self._is_sound(env_id, position, flag, details):
                 return None
-            if flag & DONE and self._reset_inplace and self._awaits_reset(env_id, flag):
+            has_to_wait = flag & DONE and self._reset_inplace and not resets_late(flag)
+            if has_to_wait and self._awaits_reset(env_id, flag):
                 self.left = env_id
                 return None
             specials[position] = flag
@@ -232,8 +233,6 @@ class Handout:
         """Whether an end of an episode is not complete, or it takes a second look to know."""
         if self._has_spares or self._replies is None or not resets_after(flag):
             return True
-        if resets_late(flag):
-            return False
         token: int = self._record.token_items[env_id]
         return not self._replies.has_reset(env_id, token)
 
@@ -266,7 +265,7 @@ class Handout:
     def _endings(self, selection: Selection, specials: Mapping[int, int]) -> list[Ending]:
         ids, slots = selection.ids, self._record.slots
         return [
-            Ending(ids[position], flag, slots[ids[position]].episodes_done + 1)
+            make_ending((ids[position], flag, slots[ids[position]].episodes_done + 1))
             for position, flag in specials.items()
             if flag & DONE
         ]

@@ -35,6 +35,7 @@ PLAIN_END_BITS = DONE | TOLD_BIT | AFTER_BITS | HAS_INFO | REWARD_BITS
 """An episode has ended, and its host begins the next one, soon or late: with these bits and none of
 the others there is nothing else to the reply, if its reward is a float, as kind 0 is."""
 
+_LATE = AfterStep.RESETS_LATE << AFTER_SHIFT
 _RESETS = (AfterStep.RESETS, AfterStep.RESETS_LATE)
 _STEPS = (np.uint8(Phase.STEPPING), np.uint8(Phase.CANCELLING))
 _RESETTING = np.uint8(Phase.RESETTING)
@@ -52,7 +53,7 @@ def resets_after(flag: int) -> bool:
 
 def resets_late(flag: int) -> bool:
     """Return whether it does so with the next step of the other rows of its batched env."""
-    return after_of(flag) == AfterStep.RESETS_LATE
+    return flag & AFTER_BITS == _LATE
 
 
 class BlockReplies:

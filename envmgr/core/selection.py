@@ -73,7 +73,7 @@ class Selection:
             `Handout`.
         fresh: of neighbours: what says of all that the newest observation is in the arena.
         stale: likewise that it is not.
-        posted: likewise that their steps are posted.
+        posted: what says that the steps of all are posted.
         idle: likewise that nothing is asked of their hosts.
         run: likewise that they are in RUN.
     """
@@ -106,11 +106,11 @@ class Selection:
         self.is_slice = ids[-1] - first == count - 1 and ids == list(range(first, first + count))
         self.is_ascending = self.is_slice or ids == sorted(ids)
         self.rows: Any = self.array
-        self.fresh = self.stale = self.posted = self.idle = self.run = b""
+        self.fresh = self.stale = self.idle = self.run = b""
+        self.posted = bytes((Phase.POSTED,)) * count
         if self.is_slice:
             self.rows = slice(first, first + count)
             self.fresh, self.stale = bytes((1,)) * count, bytes(count)
-            self.posted = bytes((Phase.POSTED,)) * count
             self.idle = bytes((Phase.IDLE,)) * count
             self.run = bytes((EnvState.RUN,)) * count
         self.window: Window | None = None
@@ -142,7 +142,9 @@ class Selection:
         """Whether the steps of all of these envs are posted; given the column of phases."""
         if self.is_slice:
             return bool(phases[self.rows] == self.posted)
-        return set(map(phases.__getitem__, self.ids)) == _POSTED
+        if self.count < _FEW:
+            return set(map(phases.__getitem__, self.ids)) == _POSTED
+        return np.frombuffer(phases, np.uint8)[self.array].tobytes() == self.posted
 
 
 _POSTED = {Phase.POSTED}

@@ -231,20 +231,20 @@ class ReplyReader:
 
     def arrays(self, selection: Selection, places: Any, remarks: Remarks) -> ArrayBatch | None:
         """Return them as arrays; None if their observations are of several layouts."""
-        usual, window = remarks.usual, selection.window
-        if (obs := self._arena.batch(selection, places)) is None:
+        usual, window, obs = remarks.usual, selection.window, self._arena.batch(selection, places)
+        if obs is None:
             return None
-        if window is None or usual >= _WIDE:
-            kind = usual >> REWARD_SHIFT
-            rewards = self._block.reward_numbers(kind, selection.rows).copy()
-        else:
+        if window is not None and usual < _WIDE:
             rewards = window.rewards.copy()
-        ends = np.zeros((2, remarks.size), dtype=np.bool_)
-        for position, flag in remarks.specials.items():
+        else:
+            rewards = self._block.reward_numbers(usual >> REWARD_SHIFT, selection.rows).copy()
+        terminated, truncated = bytearray(remarks.size), bytearray(remarks.size)
+        for at, flag in remarks.specials.items():
             if flag & ENDING_BITS != TOLD_BIT:  # else it says that the episode goes on
-                ends[:, position] = _ends(flag, remarks.details, position)
+                terminated[at], truncated[at] = _ends(flag, remarks.details, at)
         self._observed.taken_as_batch(selection, places)
-        return _make_batch((selection.array, obs, rewards, ends[0], ends[1], BatchInfos(remarks)))
+        ends = (np.frombuffer(column, np.bool_) for column in (terminated, truncated))
+        return _make_batch((selection.array, obs, rewards, *ends, BatchInfos(remarks)))
 
 
 def _ends(flag: int, details: Mapping[int, tuple[Any, Any]], position: int) -> tuple[bool, bool]:

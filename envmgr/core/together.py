@@ -71,7 +71,7 @@ class Together:
 
     def _are_late(self, rows: range, count: int) -> bool:
         """Whether so many of these rows begin with the next step."""
-        return sum(env_id in rows for env_id in self._record.late) == count
+        return sum(map(rows.__contains__, self._record.late)) == count
 
     def settled(self, env_ids: Sequence[int]) -> list[int]:
         """Return those of some envs for which that is so."""
@@ -129,9 +129,10 @@ class Together:
         late = self._record.late
         if not late:
             return []
-        batches, stepped = {self._of(env_id) for env_id in late}, list(env_ids)
-        of_these = {rows for rows in batches if any(env_id in rows for env_id in stepped)}
-        return [env_id for env_id in late if self._of(env_id) in of_these]
+        stepped, rows_of = set(env_ids), self._rows
+        batches: set[Sequence[int]] = {rows_of.get(env_id, ()) for env_id in late}
+        of_these = {rows for rows in batches if not stepped.isdisjoint(rows)}
+        return [env_id for env_id in late if rows_of.get(env_id, ()) in of_these]
 
     def doomed_with(self, env_id: int) -> EnvFailure | None:
         """Return the failure by which an env that goes with this one was lost, but is shown still.
