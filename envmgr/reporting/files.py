@@ -93,7 +93,7 @@ class Stats(msgspec.Struct):
     latency: dict[str, Latency] = {}
 
 
-Spread = dict[str, "float | list[float | None] | None"]
+Spread = dict[str, float | list[float | None] | None]
 
 
 class Summary(msgspec.Struct):
