@@ -17,9 +17,7 @@ from envmgr.tuning.loops import GymnasiumLoop
 class PufferVector(GymnasiumLoop):
     """A vector env of PufferLib. Observations are valid until the next step."""
 
-    def start(self) -> None:
-        """Build and reset."""
-        self._envs = self._build()
+    def _begin(self) -> None:
         self._envs.async_reset(0)
         self._envs.recv()
 

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import click
 
 from envmgr.cli.commands import envmgr, reads_config
 
 __all__ = ["envmgr"]
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+_POSITIVE = click.FloatRange(min=0, min_open=True)
+
+
+def _writes(what: str) -> Callable[[_F], _F]:
+    """Return the option `--json` of a command that has findings or figures."""
+    says = f"Write the {what}; - prints them instead."
+    return click.option("--json", "json_file", metavar="FILE", help=says)
 
 
 @envmgr.command(short_help="Check the env of a config before it runs for days.")
@@ -22,7 +32,7 @@ __all__ = ["envmgr"]
 )
 @click.option(
     "--seconds",
-    type=click.FloatRange(min=0, min_open=True),
+    type=_POSITIVE,
     default=60.0,
     show_default=True,
     help="How long each part may take; an env that exceeds it hangs.",
@@ -34,9 +44,7 @@ __all__ = ["envmgr"]
     help="Start methods to try besides the worker server; '' for none.",
 )
 @click.option("--strict", is_flag=True, help="Take warnings for problems.")
-@click.option(
-    "--json", "json_file", metavar="FILE", help="Write the findings; - prints them instead."
-)
+@_writes("findings")
 def check(**options: Any) -> int:
     """Look at the env of CONFIG: would managers run it, and for long?
 
@@ -69,9 +77,7 @@ def check(**options: Any) -> int:
     "--out", type=click.Path(), metavar="FILE", help="Write the tuned config; else it is printed."
 )
 @click.option("--force", is_flag=True, help="Replace that file.")
-@click.option(
-    "--json", "json_file", metavar="FILE", help="Write the figures; - prints them instead."
-)
+@_writes("figures")
 def tune(**options: Any) -> int:
     """Find the num_workers, wait_num, spare_env_num and kind that step the envs of CONFIG fastest.
 
@@ -93,7 +99,7 @@ def tune(**options: Any) -> int:
 )
 @click.option(
     "--seconds",
-    type=click.FloatRange(min=0, min_open=True),
+    type=_POSITIVE,
     default=1.0,
     show_default=True,
     help="How long each time.",
@@ -104,15 +110,13 @@ def tune(**options: Any) -> int:
 @click.option(
     "--limit",
     "limit_s",
-    type=click.FloatRange(min=0, min_open=True),
+    type=_POSITIVE,
     default=60.0,
     show_default=True,
     metavar="SECONDS",
     help="How long a peer may take to start, or hang, before it is given up.",
 )
-@click.option(
-    "--json", "json_file", metavar="FILE", help="Write the figures; - prints them instead."
-)
+@_writes("figures")
 def bench(**options: Any) -> int:
     """Step the envs of CONFIG with envmgr, gymnasium's vector envs, and what else is installed.
 

@@ -227,6 +227,8 @@ def _cells(row: Row, tuned: Tuned) -> Sequence[str]:
 
 
 def _judgement(row: Row) -> str:
+    if row.is_fitted:
+        return "fitted to this"
     if row.right is None or row.expected is None or row.measured is None:
         return "knows nothing of this"
     return "right" if row.right else f"{row.expected / row.measured - 1:+.0%}"

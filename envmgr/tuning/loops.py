@@ -37,7 +37,35 @@ def look_at(obs: Any) -> None:
         obs.item(0)
 
 
-class GymnasiumLoop:
+class _VectorLoop:
+    """What the loops have in common: envs are built, begin episodes, and are closed.
+
+    Args:
+        build: builds the envs.
+        env_num: how many.
+        actions: endless batches.
+    """
+
+    def __init__(self, build: Build, env_num: int, actions: Iterator[Any]) -> None:
+        self._build = build
+        self._env_num = env_num
+        self._actions = actions
+
+    def start(self) -> None:
+        """Build and reset."""
+        self._envs = self._build()
+        self._begin()
+
+    def _begin(self) -> None:
+        self._envs.seed(0)
+        self._envs.reset()
+
+    def close(self) -> None:
+        """Close."""
+        self._envs.close()
+
+
+class GymnasiumLoop(_VectorLoop):
     """A vector env of gymnasium's kind, by default in the mode where a call after an end resets.
 
     Args:
@@ -50,15 +78,11 @@ class GymnasiumLoop:
     def __init__(
         self, build: Build, env_num: int, actions: Iterator[Any], *, resets_at_once: bool = False
     ) -> None:
-        self._build = build
-        self._env_num = env_num
+        super().__init__(build, env_num, actions)
         self._resets_at_once = resets_at_once
-        self._actions = actions
         self._resetting = 0
 
-    def start(self) -> None:
-        """Build and reset."""
-        self._envs = self._build()
+    def _begin(self) -> None:
         self._envs.reset(seed=0)
 
     def step(self) -> int:
@@ -70,30 +94,9 @@ class GymnasiumLoop:
             self._resetting = int(np.count_nonzero(terminated | truncated))
         return stepped
 
-    def close(self) -> None:
-        """Close."""
-        self._envs.close()
 
-
-class Sb3Loop:
-    """A vec env of Stable-Baselines3's kind, which resets inside the step that ends an episode.
-
-    Args:
-        build: builds it.
-        env_num: how many envs.
-        actions: endless batches.
-    """
-
-    def __init__(self, build: Build, env_num: int, actions: Iterator[Any]) -> None:
-        self._build = build
-        self._env_num = env_num
-        self._actions = actions
-
-    def start(self) -> None:
-        """Build and reset."""
-        self._envs = self._build()
-        self._envs.seed(0)
-        self._envs.reset()
+class Sb3Loop(_VectorLoop):
+    """A vec env of Stable-Baselines3's kind, which resets inside the step that ends an episode."""
 
     def step(self) -> int:
         """Step all envs."""
@@ -101,12 +104,8 @@ class Sb3Loop:
         look_at(obs)
         return self._env_num
 
-    def close(self) -> None:
-        """Close."""
-        self._envs.close()
 
-
-class TianshouLoop:
+class TianshouLoop(_VectorLoop):
     """A vector env of tianshou's kind. Its caller resets envs, as tianshou's own collector does.
 
     Args:
@@ -119,16 +118,9 @@ class TianshouLoop:
     def __init__(
         self, build: Build, env_num: int, actions: Iterator[Any], *, gathers_some: bool = False
     ) -> None:
-        self._build = build
+        super().__init__(build, env_num, actions)
         self._gathers_some = gathers_some
-        self._actions = actions
         self._ids = np.arange(env_num)
-
-    def start(self) -> None:
-        """Build and reset."""
-        self._envs = self._build()
-        self._envs.seed(0)
-        self._envs.reset()
 
     def step(self) -> int:
         """Step the envs that are ready, and reset those whose episode has ended."""
@@ -147,36 +139,19 @@ class TianshouLoop:
         if self._gathers_some:
             while len(self._envs.waiting_id) > 0:
                 self._envs.step(None)
-        self._envs.close()
+        super().close()
 
 
-class DingLoop:
-    """An env manager of DI-engine's kind: act on what is ready, get timesteps by env_id.
+class DingLoop(_VectorLoop):
+    """An env manager of DI-engine's kind: act on what is ready, get timesteps by env_id."""
 
-    Args:
-        build: builds it.
-        env_num: how many envs.
-        actions: endless batches.
-    """
-
-    def __init__(self, build: Build, env_num: int, actions: Iterator[Any]) -> None:
-        self._build = build
-        self._env_num = env_num
-        self._actions = actions
-
-    def start(self) -> None:
-        """Build, launch, and wait for the first observations."""
-        self._manager = self._build()
-        self._manager.launch()
-        while len(self._manager.ready_obs) < self._env_num:
+    def _begin(self) -> None:
+        self._envs.launch()
+        while len(self._envs.ready_obs) < self._env_num:
             pass
 
     def step(self) -> int:
         """Act on the observations that are ready."""
-        obs = self._manager.ready_obs
-        timesteps = self._manager.step(dict(zip(obs, next(self._actions), strict=False)))
+        obs = self._envs.ready_obs
+        timesteps = self._envs.step(dict(zip(obs, next(self._actions), strict=False)))
         return len(timesteps)
-
-    def close(self) -> None:
-        """Close."""
-        self._manager.close()

@@ -5,12 +5,10 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Mapping, Sequence
-from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 import gymnasium
 import numpy as np
-from typing_extensions import Self
 
 from envmgr.env import adapt
 from envmgr.errors import EnvManagerError, NothingReadyError
@@ -111,8 +109,6 @@ class Stable:
 
     Args:
         open_course: launches one.
-        seconds: how long to step it each time.
-        lead_s: how long before that.
         say: told which setting it is.
 
     Attributes:
@@ -121,47 +117,38 @@ class Stable:
 
     def __init__(
         self,
-        open_course: Callable[[Setting], Course],
-        seconds: float,
-        lead_s: float = 0.0,
+        open_course: Callable[[Any], Course],
         say: Callable[[str], None] = lambda text: None,
     ) -> None:
         self._open_course, self._say = open_course, say
-        self._seconds, self._lead_s = seconds, lead_s
-        self._courses: dict[Setting, Course] = {}
-        self.errors: dict[Setting, str] = {}
+        self._courses: dict[Any, Course] = {}
+        self.errors: dict[Any, str] = {}
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        for setting in list(self._courses):
-            self.drop(setting)
-
-    def measure(self, setting: Setting) -> float:
-        """Return steps per second of a setting, launching it if need be."""
+    def measure(self, setting: Any, seconds: float, lead_s: float = 0.0) -> float:
+        """Return steps per second of a setting, launching it and warming it up if need be."""
         if setting in self.errors:
             return 0.0
         self._say(str(setting))
         try:
             if setting not in self._courses:
                 self._courses[setting] = self._open_course(setting)
-            return self._courses[setting].run(self._seconds, self._lead_s)
+                lead_s += seconds / 2
+            return self._courses[setting].run(seconds, lead_s)
         except EnvManagerError as error:
             self.errors[setting] = " ".join(str(error).split())
             self.drop(setting)
             return 0.0
 
-    def drop(self, setting: Setting) -> None:
+    def drop(self, setting: Any) -> None:
         """Close a setting that is not measured any more."""
         course = self._courses.pop(setting, None)
         if course is not None:
             course.close()
+
+    def close(self) -> None:
+        """Close all that are launched."""
+        for setting in list(self._courses):
+            self.drop(setting)
 
 
 def is_plain(space: Any) -> bool:
@@ -213,39 +200,52 @@ def _even_sample(durations_s: Sequence[float]) -> Any:
     return found[:: max(1, len(found) // _SAMPLE)]
 
 
-def anchors_of(
+class Still(NamedTuple):
+    """Envs that do nothing, in a setting: what is measured of them is what managers cost.
+
+    Attributes:
+        env_num: how many.
+        setting: of a sync kind with workers.
+    """
+
+    env_num: int
+    setting: Setting
+
+    def __str__(self) -> str:
+        return f"what managers cost: {self.setting}"
+
+
+def stills_of(kind: str, env_num: int, cores: int) -> tuple[Still, ...]:
+    """Return those that the model is fitted to: one, all in a worker, one each, one per core."""
+    one = Still(1, Setting(kind))
+    if env_num == 1:
+        return (one,)
+    all_of = (Still(env_num, Setting(kind, 1)), Still(env_num, Setting(kind)))
+    spread = (Still(env_num, Setting(kind, cores)),) if 1 < cores < env_num else ()
+    return (one, *all_of, *spread)
+
+
+def still_course(
+    still: Still,
     spaces: tuple[Any, Any],
-    kind: str,
     config: Mapping[str, Any],
-    cores: int,
-    seconds: float,
     policy_of: Callable[[EnvManager], Act] | None = None,
-) -> Anchors:
-    """Measure what managers of envs that do nothing do here.
+) -> Course:
+    """Launch envs that do nothing.
 
     Args:
+        still: how many, and how.
         spaces: of observations and actions.
-        kind: registry key of a sync kind with workers.
         config: of the manager.
-        cores: that may be used.
-        seconds: for each measurement; there are four at most.
         policy_of: see `Course`; what it costs is among the costs of the machine.
     """
-    env_num = int(config["env_num"])
     if not all(map(is_plain, spaces)):
         spaces, policy_of = _STAND_INS, None
+    plain = {**config, "env_num": still.env_num, "seed": None, "preload": None}
+    factories = [lambda: StillEnv(*spaces)] * still.env_num
+    return Course(still.setting, plain, factories, policy_of)
 
-    def rate(n: int, num_workers: int | None) -> float:
-        factories = [lambda: StillEnv(*spaces)] * n
-        plain = {**config, "env_num": n, "seed": None, "preload": None}
-        course = Course(Setting(kind, num_workers), plain, factories, policy_of)
-        try:
-            return course.run(seconds, seconds / 4)
-        finally:
-            course.close()
 
-    one = rate(1, None)
-    if env_num == 1:
-        return Anchors(1, one, one, one)
-    spread = rate(env_num, cores) if 1 < cores < env_num else None
-    return Anchors(env_num, one, rate(env_num, 1), rate(env_num, None), spread)
+def anchors_of(env_num: int, rates: Sequence[float]) -> Anchors:
+    """Return what the model is fitted to, from the rates of `stills_of`, in their order."""
+    return Anchors(env_num, *(rates if len(rates) > 1 else (*rates, *rates, *rates)))

@@ -21,6 +21,9 @@ _LEAST_BATCHES = 60
 _MOST_STEPS = 8_000
 _LEAST_STEPS = 600
 _CYCLES = 4
+_RING_S = 200e-6
+"""How long a worker goes on with a batch before it wakes the trainer for a part of it."""
+
 _LEAD = 0.25
 """The part of a simulation that does not count."""
 
@@ -35,6 +38,7 @@ class EnvFigures:
         resets_s: durations of resets.
         reset_wait_share: likewise.
         episode_steps: steps of an episode, on average; infinity if none ends.
+        strain: how many times as long it computes when others do so beside it.
     """
 
     steps_s: Sequence[float]
@@ -42,6 +46,7 @@ class EnvFigures:
     resets_s: Sequence[float] = (0.0,)
     reset_wait_share: float = 0.0
     episode_steps: float = math.inf
+    strain: float = 1.0
 
     @property
     def step_s(self) -> float:
@@ -68,7 +73,8 @@ class Machine:
         batch_s: of the trainer, for one call of `step`, whatever is in it.
         env_s: of the trainer, for each env of a batch.
         step_s: of a worker, for each step, the env's own time not counted.
-        wake_s: of waking a worker and being answered by it, where it sleeps.
+        wake_s: of waking a worker and being answered by it, where there are as many as cores.
+        crowd: a larger number of workers, and what waking one of them costs; None if nobody knows.
         policy_s: of the policy, for each batch.
     """
 
@@ -77,11 +83,18 @@ class Machine:
     env_s: float = 3e-6
     step_s: float = 3e-6
     wake_s: float = 30e-6
+    crowd: tuple[int, float] | None = None
     policy_s: float = 0.0
 
     def wakes_s(self, n_workers: int) -> float:
         """Return what waking one of so many workers costs: nothing where they need not sleep."""
-        return 0.0 if n_workers < self.cores else self.wake_s
+        if n_workers < self.cores:
+            return 0.0
+        if self.crowd is None or n_workers == self.cores:
+            return self.wake_s
+        crowd, crowd_s = self.crowd
+        share = min(1.0, math.log(n_workers / self.cores) / math.log(crowd / self.cores))
+        return self.wake_s + share * (crowd_s - self.wake_s)
 
 
 def expected_rate(setting: Setting, env_num: int, env: EnvFigures, machine: Machine) -> float:
@@ -107,7 +120,7 @@ class _Simulation:
         self._ready_at = [0.0] * env_num
         self._left = [self._length(phase=True) for _ in range(env_num)]
         self._spares = [0.0] * setting.spare_env_num
-        self._done: list[tuple[float, int]] = []
+        self._done: list[tuple[float, float, int]] = []  # when finished, when rung for, which
         self._now = 0.0
 
     def run(self) -> float:
@@ -140,10 +153,12 @@ class _Simulation:
         wanted = min(int(self._wait_num), len(done))
         if not wanted:
             return 0
-        self._now = max(self._now, done[wanted - 1][0])
-        taken = [pair for pair in done if pair[0] <= self._now]
+        enough = done[wanted - 1][0]
+        if enough > self._now:
+            self._now = max(self._now, min(rung for _, rung, _ in done if rung >= enough))
+        taken = [one for one in done if one[0] <= self._now]
         self._done = done[len(taken) :]
-        for finished, i in taken:
+        for finished, _, i in taken:
             self._take(finished, i)
         return len(taken)
 
@@ -156,13 +171,19 @@ class _Simulation:
             self._ready_at[i] = math.inf
         turns = [(max(self._now, self._free_at[w]), w, True) for w in rings]
         heapq.heapify(turns)
+        rung_at = {worker: begin for begin, worker, _ in turns}
+        held: dict[int, list[tuple[float, int]]] = {worker: [] for worker in rings}
         while turns:
             begin, worker, is_woken = heapq.heappop(turns)
             i = by_worker[worker].pop(0)
             wait_s, cpu_s = self._parts(self._draw(self._env.steps_s), self._env.wait_share)
             cpu_s += self._step_s + (self._wake_s if is_woken else 0.0)
             finished = self._on_core(begin, cpu_s) + wait_s
-            self._done.append((finished, i))
+            held[worker].append((finished, i))
+            if not by_worker[worker] or finished - rung_at[worker] >= _RING_S:
+                self._done += [(at, finished, which) for at, which in held[worker]]
+                rung_at[worker] = finished
+                held[worker].clear()
             self._free_at[worker] = finished
             if by_worker[worker]:
                 heapq.heappush(turns, (finished, worker, False))
@@ -200,7 +221,7 @@ class _Simulation:
         return end
 
     def _parts(self, duration_s: float, wait_share: float) -> tuple[float, float]:
-        return duration_s * wait_share, duration_s * (1.0 - wait_share)
+        return duration_s * wait_share, duration_s * (1.0 - wait_share) * self._env.strain
 
     def _draw(self, durations_s: Sequence[float]) -> float:
         return self._random.choice(durations_s)
@@ -247,23 +268,38 @@ def fitted_machine(anchors: Anchors, cores: int, kind: str) -> Machine:
     if n == 1:
         return machine
 
-    def with_wake(wake_s: float) -> Machine:
-        return replace(machine, wake_s=wake_s)
+    def solved(setting: Setting, rate: float, machine_of: Callable[[float], Machine]) -> Machine:
+        wake_s = _solved(lambda s: expected_rate(setting, n, null, machine_of(s)), rate, 1e-7, 1e-2)
+        return machine_of(wake_s)
 
-    settings = [(Setting(kind), anchors.each)]
-    if anchors.spread is not None:
-        settings.append((Setting(kind, cores), anchors.spread))
-    found = [
-        _solved(lambda w, s=setting: expected_rate(s, n, null, with_wake(w)), rate)  # type: ignore[misc]
-        for setting, rate in settings
-    ]
-    return with_wake(math.exp(sum(map(math.log, found)) / len(found)))
+    if anchors.spread is None:
+        return solved(Setting(kind), anchors.each, lambda s: replace(machine, wake_s=s))
+    spread = Setting(kind, cores)
+    machine = solved(spread, anchors.spread, lambda s: replace(machine, wake_s=s))
+    few = machine
+    return solved(Setting(kind), anchors.each, lambda s: replace(few, crowd=(n, s)))
 
 
-def _solved(rate_of: Callable[[float], float], rate: float) -> float:
+def strained(
+    env: EnvFigures, setting: Setting, env_num: int, machine: Machine, rate: float
+) -> EnvFigures:
+    """Return an env's figures such that the model gives what was measured of one setting.
+
+    By itself an env may compute faster than among others, which share caches, cores and memory.
+    """
+
+    def expected(strain: float) -> float:
+        return expected_rate(setting, env_num, replace(env, strain=strain), machine)
+
+    return replace(env, strain=_solved(expected, rate, *_STRAINS))
+
+
+_STRAINS = (0.5, 4.0)
+
+
+def _solved(rate_of: Callable[[float], float], rate: float, low: float, high: float) -> float:
     """Return the cost at which a rate, which falls with it, is the one that was measured."""
-    low, high = 1e-7, 1e-2
-    for _ in range(30):
+    for _ in range(24):
         middle = math.sqrt(low * high)
         low, high = (middle, high) if rate_of(middle) > rate else (low, middle)
     return math.sqrt(low * high)

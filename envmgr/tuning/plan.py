@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from itertools import pairwise
 from typing import NamedTuple
 
 from envmgr.tuning.model import EnvFigures
@@ -109,12 +108,9 @@ def _sort_of(setting: Setting) -> tuple[str, bool, bool]:
     return setting.kind, setting.num_workers is None, bool(setting.spare_env_num)
 
 
-def rounds_of(n: int, laps: int = 2, last_laps: int = 4) -> list[tuple[int, int]]:
-    """Return the rounds of a search: how many settings are measured in each, and how often.
-
-    Half of them stay after each round, until three are left.
-    """
+def sizes_of(n: int) -> list[int]:
+    """Return how many settings are measured in each round: half of them stay, until three do."""
     sizes = [n]
     while sizes[-1] > 3:
         sizes.append(max(3, math.ceil(sizes[-1] / 2)))
-    return [*((size, laps) for size, _ in pairwise(sizes)), (sizes[-1], last_laps)]
+    return sizes

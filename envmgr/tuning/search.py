@@ -7,16 +7,17 @@ others of the same lap. After each round the slower half is left out.
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
-from envmgr.tuning.plan import rounds_of
+from envmgr.tuning.plan import sizes_of
 from envmgr.tuning.settings import Setting
 
-Measure = Callable[[Setting], float]
+Measure = Callable[[Any], float]
 """Returns steps per second; 0 if the setting cannot be run."""
 
 CLOSE = 0.03
@@ -90,41 +91,89 @@ def compare(everyone: Sequence[Measured[Any]]) -> None:
 _POLISHES = 10
 
 
+_LEAST_ENTRANTS = 3
+_MOST_LAPS = 60
+_LAUNCH_SHARE = 0.4
+
+
 def search(
     settings: Sequence[Setting],
     measure: Measure,
+    seconds: float,
+    clock: Callable[[], float],
     *,
-    dropped: Callable[[Setting], None] = lambda setting: None,
+    beside: Sequence[Any] = (),
+    dropped: Callable[[Any], None] = lambda setting: None,
     cost: Callable[[Setting], tuple[int, ...]] = lambda setting: (),
-) -> tuple[Measured[Setting], list[Measured[Setting]]]:
-    """Return the best setting, and what was measured of all.
+) -> tuple[Measured[Setting], list[Measured[Setting]], list[Measured[Any]]]:
+    """Return the best setting, and what was measured of all, and of what was beside them.
+
+    In the first lap they are launched; those that would be so late that it kept the others from
+    being measured are left out. Rounds share the rest of the time evenly, with a lap at least.
 
     Args:
-        settings: at least one; the first, which is the present one, is measured to the end, so that
-            all are compared with it.
+        settings: at least one, the most promising first; but the first is the present one, and is
+            measured to the end, so that all are compared with it.
         measure: runs one for a while.
+        seconds: about how long it may take.
+        clock: monotonic seconds.
+        beside: what else is measured in the laps of the first round, and is not to be chosen.
         dropped: told of each setting that is not measured any more.
         cost: what to keep low among settings that do equally well; the present one comes first.
     """
-    first, *others = (Measured(setting) for setting in settings)
-    everyone, left = [first, *others], others
-    lap = 0
-    for size, laps in rounds_of(len(settings)):
+    everyone, aside = [Measured(one) for one in settings], [Measured(one) for one in beside]
+    others, began = aside, clock()
+    first, *left = _launched(everyone, measure, lambda: clock() - began > _LAUNCH_SHARE * seconds)
+    for one in aside:
+        one.rates[0] = measure(one.setting)
+    sizes, numbers = sizes_of(1 + len(left)), itertools.count(1)
+    share_s, now_s = (began + seconds - clock()) / len(sizes), clock()
+    for k, size in enumerate(sizes):
         for rest in left[size - 1 :]:
             dropped(rest.setting)
         left = left[: size - 1]
-        for _ in range(laps):
+        for _ in _while_time(clock, now_s + share_s * (k + 1)):
+            lap = next(numbers)
             entrants = [first, *left]
-            for one in reversed(entrants) if lap % 2 else entrants:
+            for one in (*entrants[:: -1 if lap % 2 else 1], *aside):
                 one.rates[lap] = measure(one.setting)
-            lap += 1
-        compare(everyone)
+        compare([*everyone, *others])
         left = sorted(left, key=lambda one: -one.ratio)
-    finalists = [first, *left]
+        for it in aside:
+            dropped(it.setting)
+        aside = []
+    return _simplest([first, *left], cost), everyone, others
+
+
+def _launched(
+    settings: Sequence[Measured[Setting]], measure: Measure, is_late: Callable[[], bool]
+) -> list[Measured[Setting]]:
+    """Launch settings by measuring each once, and return those for which it was not too late."""
+    for n, one in enumerate(settings):
+        if n >= _LEAST_ENTRANTS and is_late():
+            return list(settings[:n])
+        one.rates[0] = measure(one.setting)
+    return list(settings)
+
+
+def _simplest(
+    finalists: Sequence[Measured[Setting]], cost: Callable[[Setting], tuple[int, ...]]
+) -> Measured[Setting]:
+    """Return the best, or the simplest of those that do as well; the first one is simplest."""
     best = max(finalists, key=lambda one: one.ratio)
     close = [one for one in finalists if _is_as_good(one, best)]
-    simplest = min(close, key=lambda one: (one is not first, cost(one.setting)))
-    return simplest, everyone
+    return min(close, key=lambda one: (one is not finalists[0], cost(one.setting)))
+
+
+def _while_time(clock: Callable[[], float], until: float) -> Iterator[None]:
+    """Yield for each lap: for one at least, and for more while there is time for half of one."""
+    took_s = 0.0
+    for n in range(_MOST_LAPS):
+        began = clock()
+        if n and began + took_s / 2 >= until:
+            return
+        yield
+        took_s = clock() - began
 
 
 def _is_as_good(one: Measured[Setting], best: Measured[Setting]) -> bool:

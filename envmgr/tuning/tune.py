@@ -4,30 +4,24 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from envmgr.calibrate import choose
-from envmgr.config import ManagerConfig
 from envmgr.errors import EnvManagerError
-from envmgr.launch import usable_cores, worker_settings_of
 from envmgr.manager import EnvManager
-from envmgr.tuning.measuring import Act, Course, Stable, anchors_of, figures_of, profiled
-from envmgr.tuning.model import EnvFigures, Machine, expected_rate, fitted_machine
-from envmgr.tuning.plan import candidates, entrants, rounds_of
+from envmgr.tuning.measuring import Act, Course, Stable, Still, still_course
+from envmgr.tuning.model import EnvFigures, Machine, expected_rate, strained
+from envmgr.tuning.plan import entrants
 from envmgr.tuning.search import Measured, is_right, search
-from envmgr.tuning.settings import Setting, changes_of, pair_of, setting_of
+from envmgr.tuning.settings import Setting, changes_of
+from envmgr.tuning.task import Task, most_entrants, task_of, window_of
 from envmgr.types import EnvFactory
 from envmgr.worker.profiling import Profile
 
-LEAST_ENTRANTS, MOST_ENTRANTS = 5, 8
-_PROFILE_SHARE, _MOST_PROFILE_S = 0.1, 3.0
-_ANCHOR_SHARE, _MOST_ANCHOR_S = 0.02, 0.4
-_LAUNCH_SHARE = 0.35
-_CYCLES = 3.0
+_STILL_SHARE, _MOST_STILL_S = 0.01, 0.15
+_LEAST_SHARE = 0.2
 
 
 @dataclass(frozen=True)
@@ -37,10 +31,11 @@ class Row:
     Attributes:
         setting: the setting.
         expected: steps per second, by the model; None if it knows nothing of the kind.
-        measured: steps per second, the median; None if it was not measured.
+        measured: steps per second, at the pace of all laps; None if it was not measured.
         ratio: how it did beside the present setting, the median over laps.
         spread: half of the middle range of those ratios, as a part of their median.
         error: why it cannot be run; empty if it can.
+        is_fitted: the model was fitted to what was measured of it, so it says nothing of the model.
     """
 
     setting: Setting
@@ -49,11 +44,14 @@ class Row:
     ratio: float | None = None
     spread: float = 0.0
     error: str = ""
+    is_fitted: bool = False
 
     @property
     def right(self) -> bool | None:
         """Whether the model was right, within 15 %; None if nobody knows."""
-        return None if self.measured is None else is_right(self.expected, self.measured)
+        if self.measured is None or self.is_fitted:
+            return None
+        return is_right(self.expected, self.measured)
 
 
 @dataclass(frozen=True)
@@ -63,6 +61,7 @@ class Tuned:
     Attributes:
         profile: of one env.
         worker_bytes: memory of a worker with one env, not shared with others; None if unknown.
+        env: what the model knows of it.
         machine: what managers cost here.
         now: the present setting.
         best: the best one.
@@ -73,6 +72,7 @@ class Tuned:
 
     profile: Profile
     worker_bytes: int | None
+    env: EnvFigures
     machine: Machine
     now: Setting
     best: Setting
@@ -107,106 +107,94 @@ def tune(
     Raises:
         EnvManagerError: the env cannot be built and stepped, or with no setting.
     """
-    end, env_num = time.monotonic() + seconds, len(factories)
-    config = {**config, "env_num": env_num}
-    cores = usable_cores(worker_settings_of(ManagerConfig.from_mapping(config)).affinity)
+    end = time.monotonic() + seconds
     say("an env by itself")
-    one = _try_one(config, factories, min(_MOST_PROFILE_S, _PROFILE_SHARE * seconds))
-    say("what managers cost here")
-    sync = pair_of(config["type"])[0]
-    anchor_s = min(_MOST_ANCHOR_S, _ANCHOR_SHARE * seconds)
-    anchors = anchors_of(one.spaces, sync, config, cores, anchor_s, policy_of)
-    env, machine = figures_of(one.profile), fitted_machine(anchors, cores, sync)
+    task = task_of(config, factories, seconds, kinds)
+    still_s = min(_MOST_STILL_S, _STILL_SHARE * seconds)
 
-    expected = _expectation(env_num, env, machine)
-    now = _present(config, env_num, cores, one.profile)
-    settings = candidates(now, env_num, cores, env, kinds)
-    most = _most_entrants(seconds, one, env_num)
-    chosen = [candidate.setting for candidate in entrants(settings, expected, most)]
-    launches_s = len(chosen) * one.launch_s * (1 + env_num / 16)
-    left_s = max(end - time.monotonic() - launches_s, 0.2 * seconds)
-    launched = functools.partial(Course, config=config, factories=factories, policy_of=policy_of)
-    with Stable(launched, *_window(left_s, len(chosen), env), say) as stable:
-        best, found = search(chosen, stable.measure, dropped=stable.drop, cost=_cost(now))
+    def opened(what: Setting | Still) -> Course:
+        if isinstance(what, Still):
+            return still_course(what, task.one.spaces, task.config, policy_of)
+        return Course(what, task.config, factories, policy_of)
+
+    def measure(what: Setting | Still) -> float:
+        return stable.measure(what, *((still_s,) if isinstance(what, Still) else window))
+
+    with contextlib.closing(Stable(opened, say)) as stable:
+        machine = task.machine([measure(still) for still in task.stills])
+        # Closing those that are launched at the end takes no longer than launching one.
+        left_s = max(end - time.monotonic() - task.one.launch_s, _LEAST_SHARE * seconds)
+        window = window_of(left_s, task.env)
+        most = most_entrants(left_s, task.one, task.env_num, sum(window))
+        expected = _expectation(task.env_num, task.env, machine)
+        best, found, still = search(
+            [candidate.setting for candidate in entrants(task.settings, expected, most)],
+            measure,
+            left_s,
+            time.monotonic,
+            beside=task.stills,
+            dropped=stable.drop,
+            cost=_cost(task.now),
+        )
     if not best.rate:
-        why = stable.errors.get(now) or next(iter(stable.errors.values()), "it takes no step")
+        why = stable.errors.get(task.now) or next(iter(stable.errors.values()), "it takes no step")
         raise EnvManagerError(f"no setting can be run: {why}")
-    rows = _rows(found, settings, expected, stable.errors)
-    changes = changes_of(best.setting, now, config)
-    gains = _gains(changes, best.setting, now, expected)
-    return Tuned(one.profile, one.worker_bytes, machine, now, best.setting, rows, changes, gains)
+    return _tuned(task, best.setting, found, still, stable.errors)
+
+
+def _tuned(
+    task: Task,
+    best: Setting,
+    found: Sequence[Measured[Setting]],
+    still: Sequence[Measured[Still]],
+    errors: Mapping[Setting, str],
+) -> Tuned:
+    """Return what came of it, beside what the model expects.
+
+    That is at the pace of all laps, which may be another than when those to measure were chosen.
+    """
+    first, now, env = found[0], task.now, task.env
+    machine = task.machine([_paced(one, first) for one in still])
+    scale = 1.0
+    if first.rate and _is_modelled(now):
+        env = strained(env, now, task.env_num, machine, first.rate)
+        # What no strain explains: 1 where costs were measured, and not guessed.
+        scale = first.rate / expected_rate(now, task.env_num, env, machine)
+    expected = _expectation(task.env_num, env, machine, scale)
+    return Tuned(
+        profile=task.one.profile,
+        worker_bytes=task.one.worker_bytes,
+        env=env,
+        machine=machine,
+        now=now,
+        best=best,
+        rows=_rows(found, task.settings, expected, errors),
+        changes=(changes := changes_of(best, now, task.config)),
+        gains=_gains(changes, best, now, expected),
+    )
+
+
+def _paced(one: Measured[Any], first: Measured[Any]) -> float:
+    """Return steps per second at the pace of all laps, whichever of them it was measured in."""
+    return one.ratio * first.rate if first.rate else one.rate
+
+
+def _is_modelled(setting: Setting) -> bool:
+    return setting.has_workers or setting.kind.startswith("base")
 
 
 def _expectation(
-    env_num: int, env: EnvFigures, machine: Machine
+    env_num: int, env: EnvFigures, machine: Machine, scale: float = 1.0
 ) -> Callable[[Setting], float | None]:
     """Return what says what is expected of a setting; None where the model knows nothing of it."""
 
     @functools.cache
     def expected(setting: Setting) -> float | None:
-        known = setting.has_workers or setting.kind.startswith("base")
-        return expected_rate(setting, env_num, env, machine) if known else None
+        if not _is_modelled(setting):
+            return None
+        return scale * expected_rate(setting, env_num, env, machine)
 
     return expected
-
-
-def _window(left_s: float, n_entrants: int, env: EnvFigures) -> tuple[float, float]:
-    """Return how long to measure a setting each time, and how long to step it before that.
-
-    Where resets take their time, a window should see several episodes; for that it may be twice as
-    long as the budget has it.
-    """
-    window_s = left_s / sum(size * laps for size, laps in rounds_of(n_entrants))
-    if env.reset_s_per_step <= 0.05 * env.step_s:
-        return 0.9 * window_s, 0.1 * window_s
-    cycle_s = env.reset_s + env.episode_steps * env.step_s
-    window_s = max(window_s, min(_CYCLES * cycle_s, 2.0 * window_s))
-    lead_s = min(0.3 * window_s, cycle_s)
-    return window_s - lead_s, lead_s
-
-
-@dataclass(frozen=True)
-class _One:
-    """What one env in a worker of its own is like."""
-
-    profile: Profile
-    spaces: tuple[Any, Any]
-    worker_bytes: int | None
-    launch_s: float
-
-
-def _try_one(config: Mapping[str, Any], factories: Sequence[EnvFactory], seconds: float) -> _One:
-    began = time.monotonic()
-    plain = {**config, "env_num": 1, "seed": None}
-    course = Course(Setting(pair_of(config["type"])[0]), plain, factories[:1])
-    manager = course.manager
-    launch_s = time.monotonic() - began
-    try:
-        profile: Profile = manager.apply(profiled, seconds)[0]
-        workers = manager.stats().get("workers") or [{"pid": 0}]
-        spaces = (manager.observation_space, manager.action_space)
-        return _One(profile, spaces, _private_bytes(workers[0]["pid"]), launch_s)
-    finally:
-        course.close()
-
-
-def _present(config: Mapping[str, Any], env_num: int, cores: int, profile: Profile) -> Setting:
-    """Return the setting of the config; what `num_workers: auto` becomes is known by now."""
-    setting = setting_of(config)
-    if config["num_workers"] != "auto":
-        return setting
-    n = choose(env_num, cores, profile.trial).num_workers
-    return setting._replace(num_workers=None if n == env_num else n)
-
-
-def _most_entrants(seconds: float, one: _One, env_num: int) -> int:
-    """Return how many settings can be launched side by side, in the time and the memory."""
-    by_time = _LAUNCH_SHARE * seconds / (one.launch_s * (1 + env_num / 16))
-    by_memory = float(MOST_ENTRANTS)
-    available = _available_bytes()
-    if one.worker_bytes and available:
-        by_memory = 0.5 * available / (one.worker_bytes * env_num)
-    return int(max(2, min(max(by_time, LEAST_ENTRANTS), MOST_ENTRANTS, by_memory)))
 
 
 def _cost(now: Setting) -> Callable[[Setting], tuple[int, ...]]:
@@ -230,16 +218,19 @@ def _rows(
     expected: Callable[[Setting], float | None],
     errors: Mapping[Setting, str],
 ) -> tuple[Row, ...]:
+    first = found[0]
     rows = [
         Row(
             one.setting,
             expected(one.setting),
-            one.rate or None,
-            one.ratio,
+            _paced(one, first) or None,
+            one.ratio or None,
             one.spread,
             errors.get(one.setting, ""),
+            is_fitted=one is first,
         )
         for one in sorted(found, key=lambda one: -one.ratio)
+        if one.rates
     ]
     known = {row.setting for row in rows}
     others = [Row(setting, expected(setting)) for setting in settings if setting not in known]
@@ -263,19 +254,3 @@ def _gains(
         if before and alone:
             gains[key] = alone / before
     return gains
-
-
-def _private_bytes(pid: int) -> int | None:
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        with open(f"/proc/{pid}/statm") as file:
-            _, resident, shared = map(int, file.read().split()[:3])
-        return (resident - shared) * os.sysconf("SC_PAGE_SIZE")
-    return None
-
-
-def _available_bytes() -> int | None:
-    with contextlib.suppress(OSError, ValueError, IndexError), open("/proc/meminfo") as file:
-        for line in file:
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    return None

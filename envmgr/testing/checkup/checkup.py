@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -62,7 +63,7 @@ def check_up(
         EnvManagerError: no worker process can be started at all.
     """
     options = options or CheckOptions()
-    with Laboratory(places=2, limit_s=options.limit_s) as laboratory:
+    with contextlib.closing(Laboratory(places=2, limit_s=options.limit_s)) as laboratory:
         check = _Check(laboratory, factory, options, with_frames)
         for name, part in check.parts.items():
             begin(name)
@@ -151,7 +152,7 @@ class _Check:
         untried = {}
         for method in options.methods if not self.is_over else ():
             try:
-                with Laboratory(method, limit_s=options.limit_s) as other:
+                with contextlib.closing(Laboratory(method, limit_s=options.limit_s)) as other:
                     found[f"with {method}"] = other.run(*arguments)
             except EnvManagerError as error:
                 untried[method] = str(error)

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
 from typing import Any, NamedTuple
 
 import cloudpickle
 import gymnasium
 import numpy as np
-from typing_extensions import Self
 
 from envmgr.errors import EnvCrash, EnvFailure, EnvManagerError, EnvRaised, EnvTimeout
 from envmgr.manager import EnvManager
@@ -105,15 +103,8 @@ class Laboratory:
         self._manager: EnvManager = create_env_manager(config, env_fn=[IdleEnv] * places)
         self._manager.launch()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
+        """End the processes."""
         self._manager.close()
 
     def run(self, probe: Callable[..., Any], *args: Any, place: int = 0) -> Outcome:
