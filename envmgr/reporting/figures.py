@@ -25,6 +25,9 @@ MOST_ENVS = 200
 STRAGGLES = 1.5
 """How many times as long as those of the median env a straggler's steps take."""
 
+_SHORT_S = 0.5
+"""The last sample may follow sooner on the one before it than any other."""
+
 _IN_THE_TRAINER = frozenset(("base", "base_v2", "gym_vector"))
 """Kinds whose envs run in the trainer's main thread."""
 
@@ -125,6 +128,8 @@ def _spread(values: _Numbers) -> dict[str, float | None]:
 
 def _samples_over_time(samples: Sequence[Sample]) -> dict[str, Column]:
     """Return rates and memory over time; rates are those since the moment before."""
+    if len(samples) > 2 and samples[-1].elapsed_s - samples[-2].elapsed_s < _SHORT_S:
+        samples = [*samples[:-2], samples[-1]]  # a rate over next to nothing says nothing
     n = len(samples)
     indices = np.unique(np.linspace(0, n - 1, min(n, MOST_POINTS + 1)).astype(int)).tolist()
     memory = ("trainer_mb", "workers_mb", "largest_worker_mb")

@@ -207,6 +207,12 @@ class TestFigures:
         parts = {"policy": 0.4, "env steps": 4.0, "env resets": 2.0, "envmgr": 0.4}
         assert time["trainer"] == pytest.approx({**parts, "queued": 0.2, "waiting": 1.0})
 
+    def test_have_no_rate_of_the_last_moment(self, make_run: Callable[..., Path]) -> None:
+        samples = [*(sample(i) for i in range(5)), sample(4, elapsed_s=4.01)]
+        over_time = figures_of(read_run(make_run(samples=samples)))["samples_over_time"]
+        assert over_time["elapsed_s"] == [1.0, 2.0, 3.0, 4.01]
+        assert min(over_time["steps_per_s"]) > 980
+
     def test_name_stragglers(self, make_run: Callable[..., Path]) -> None:
         found = figures_of(read_run(make_run()))
         assert [one["env_id"] for one in found["stragglers"]["envs"]] == [2]
