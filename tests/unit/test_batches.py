@@ -125,7 +125,7 @@ class Rig:
             self.block.actions[0][env_id] = action
             self.block.requests[env_id] = token_of(0, self.request_id)
         self.block.posted[0] = posting_of(self.request_id, RING_ONCE)
-        self.posted.run(None)
+        self.follows = self.posted.run(None)
         replied = np.flatnonzero(self.block.replies == token_of(0, self.request_id)).tolist()
         return [*((i, Op.STEPPED) for i in replied), *self.said()]
 
@@ -250,6 +250,17 @@ def test_an_ended_row_is_reset_alone_and_not_waited_for(in_block: bool) -> None:
         ("reset", [1]),
         ("step", [0, 1, 2]),
     ]
+
+
+def test_all_rows_of_a_batch_are_stepped_in_columns_and_fewer_are_not() -> None:
+    rig = Rig(3)
+    assert [(first, end) for first, end, _ in rig.posted._bulks] == [(0, 3)]
+    rig.step({0: 1, 1: 1, 2: 1})
+    assert rig.follows is False
+    rig.step({0: 1, 1: Do.END, 2: 1})
+    assert rig.follows is True, "its reset would wait for the next request"
+    rig.ask(Op.RELEASE, 2)
+    assert not rig.posted._bulks
 
 
 def test_rows_that_end_together_are_reset_together() -> None:
