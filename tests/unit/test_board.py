@@ -218,6 +218,14 @@ def test_the_envs_of_a_shared_host_wait_for_the_one_that_runs(
     watch.look()
     queued, stepping = Activity.QUEUED, Activity.STEPPING
     assert board.activities.tolist() == [queued, stepping, stepping, Activity.READY]
+    block.replies[2] = block.requests[2]
+    watch.look()
+    assert board.activities.tolist() == [queued, stepping, Activity.ANSWERED, Activity.READY]
+    before = int(board.version[0])
+    assert before % 2 == 0, "readers would wait"
+    with board.writing():
+        assert board.version[0] == before + 1
+    assert board.version[0] == before + 2
     watch.end()
 
 

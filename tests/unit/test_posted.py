@@ -449,6 +449,13 @@ def test_it_says_whom_it_runs(n: int) -> None:
     assert rig.block.since[0] > 0
 
 
+def test_after_a_batch_it_runs_none_also_where_nobody_looks_at_the_time() -> None:
+    rig = Rig(2)
+    rig.post(0, 1)
+    rig.run()
+    assert rig.block.running[0] == 0
+
+
 def test_an_env_that_changes_places_takes_no_step_that_is_for_the_one_in_its_place() -> None:
     rig = Rig()
     rig.step(step())
