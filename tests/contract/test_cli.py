@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -371,6 +374,20 @@ class TestReport:
         result = envmgr("run", "c.yaml", *entry, *videos, "--no-output")
         assert result.code == 2
         assert "collect.videos is true, but nothing is to be written" in result.err
+
+    @pytest.mark.skipif(shutil.which("chromium") is None, reason="chromium is not installed")
+    @pytest.mark.skipif(find_spec("pygal") is None, reason="pygal is not installed")
+    def test_opens_in_chromium(self, envmgr: Run, tmp_path: Path) -> None:
+        envmgr("run", "c.yaml", "--output", "out")
+        command = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--dump-dom"]
+        command += ["--enable-logging=stderr", f"--user-data-dir={tmp_path / 'profile'}"]
+        page = (tmp_path / "out/report.html").as_uri()
+        made = subprocess.run(
+            [*command, page], capture_output=True, text=True, timeout=50, check=True
+        )
+        assert "CONSOLE" not in made.stderr  # where refused scripts and broken styles are named
+        assert made.stdout.count("<svg") == 7
+        assert "Where the time went" in made.stdout
 
     def test_of_no_run(self, envmgr: Run) -> None:
         result = envmgr("report", ".")

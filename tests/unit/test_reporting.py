@@ -7,7 +7,6 @@ import json
 import os
 import random
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable
 from html.parser import HTMLParser
@@ -329,19 +328,6 @@ class TestPage:
         ]
         found = seen(execute([str(run)], None))
         assert found.tags.count("img") == found.tags.count("video") == 1
-
-    @pytest.mark.skipif(shutil.which("chromium") is None, reason="chromium is not installed")
-    def test_opens_in_chromium(self, make_run: Callable[..., Path], tmp_path: Path) -> None:
-        page = execute([str(make_run())], None)
-        command = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--dump-dom"]
-        command += ["--enable-logging=stderr", f"--user-data-dir={tmp_path / 'profile'}"]
-        made = subprocess.run(
-            [*command, page.as_uri()], capture_output=True, text=True, timeout=50, check=True
-        )
-        assert "CONSOLE" not in made.stderr  # where refused scripts and broken styles are named
-        found = Seen(made.stdout)
-        assert found.tags.count("svg") == 7
-        assert "Where the time went" in found.text
 
 
 def test_a_run_that_was_killed_has_a_report(make_run: Callable[..., Path]) -> None:
