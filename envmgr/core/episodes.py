@@ -155,7 +155,8 @@ class Episodes:
 
     def begun_plainly(self, slot: EnvSlot) -> None:
         """The reset of an env, about which there is nothing else to know, has succeeded."""
-        self.count_reset(slot)
+        slot.attempts = slot.renewals_in_a_row = 0
+        slot.episode = slot.next_episode
         self.use_up_seed(slot)
         self.begun(slot, {})
 

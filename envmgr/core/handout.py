@@ -12,19 +12,20 @@ from envmgr.core.episodes import Episodes
 from envmgr.core.hosts import Hosts
 from envmgr.core.phases import Change, Phase
 from envmgr.core.replies import (
+    LATE,
     LATE_END,
     PLAIN_END,
     PLAIN_END_BITS,
     BlockReplies,
     after_of,
     resets_after,
-    resets_late,
 )
 from envmgr.core.selection import Selection, Selections
 from envmgr.core.stats import Statistics
 from envmgr.core.taken import Remarks, ReplyReader, Taken
 from envmgr.spaces import ValueMismatchError
 from envmgr.wire.block import (
+    AFTER_BITS,
     DONE,
     ORDINARY_BITS,
     PLACE_BITS,
@@ -207,8 +208,8 @@ class Handout:
             is_plain = flag & PLAIN_END_BITS in plain_ends and flag & PLACE_BITS < steps
             if not is_plain and not self._is_sound(env_id, position, flag, details):
                 return None
-            has_to_wait = flag & DONE and self._reset_inplace and not resets_late(flag)
-            if has_to_wait and self._awaits_reset(env_id, flag):
+            waits = self._reset_inplace and flag & DONE and flag & AFTER_BITS != LATE
+            if waits and self._awaits_reset(env_id, flag):
                 self.left = env_id
                 return None
             specials[position] = flag

@@ -30,12 +30,12 @@ from envmgr.wire.messages import AfterStep
 from envmgr.wire.rewards import KINDS, restored
 
 PLAIN_END = DONE | TOLD_BIT | AfterStep.RESETS << AFTER_SHIFT
-LATE_END = DONE | TOLD_BIT | AfterStep.RESETS_LATE << AFTER_SHIFT
+LATE = AfterStep.RESETS_LATE << AFTER_SHIFT
+LATE_END = DONE | TOLD_BIT | LATE
 PLAIN_END_BITS = DONE | TOLD_BIT | AFTER_BITS | HAS_INFO | REWARD_BITS
 """An episode has ended, and its host begins the next one, soon or late: with these bits and none of
 the others there is nothing else to the reply, if its reward is a float, as kind 0 is."""
 
-_LATE = AfterStep.RESETS_LATE << AFTER_SHIFT
 _RESETS = (AfterStep.RESETS, AfterStep.RESETS_LATE)
 _STEPS = (np.uint8(Phase.STEPPING), np.uint8(Phase.CANCELLING))
 _RESETTING = np.uint8(Phase.RESETTING)
@@ -51,11 +51,6 @@ def resets_after(flag: int) -> bool:
     return after_of(flag) in _RESETS
 
 
-def resets_late(flag: int) -> bool:
-    """Return whether it does so with the next step of the other rows of its batched env."""
-    return flag & AFTER_BITS == _LATE
-
-
 class BlockReplies:
     """Reads what messages would carry out of the block.
 
@@ -67,6 +62,7 @@ class BlockReplies:
     def __init__(self, block: Block, places: Places) -> None:
         self._block = block
         self._places = places
+        self._of_resets = range(places.steps, places.count)
         self._reset_flags = items(block.reset_flags)
         self._decoder = InfoDecoder()
 
@@ -108,9 +104,7 @@ class BlockReplies:
         """Return the place of a reset's observation; None if there is more to the reply."""
         flag: int = self._reset_flags[env_id]
         place = flag & PLACE_BITS
-        if flag & HAS_INFO or not self._places.steps <= place < self._places.count:
-            return None
-        return place
+        return place if place in self._of_resets and not flag & HAS_INFO else None
 
     def detail(self, env_id: int, flag: int) -> tuple[Any, Any]:
         """Return the info of a step's reply and its reward.

@@ -261,7 +261,7 @@ class BulkSteps:
                 continue
             running = self._rows[row]
             batch.in_episode[row] = False
-            begins = running.plan.inplace and running.resets_inplace
+            begins = not batch.is_late and running.resets_inplace
             after = running.end_episode()
             flags[row] |= after << AFTER_SHIFT
             if after is AfterStep.RESETS and begins:

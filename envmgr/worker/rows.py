@@ -43,6 +43,9 @@ class Reset(NamedTuple):
     is_ordered: bool
 
 
+_make_reset = partial(tuple.__new__, Reset)
+
+
 class RunningRow(RunningEnv):
     """One row of a batched env, from when it is opened until it is closed.
 
@@ -152,7 +155,7 @@ class RunningRow(RunningEnv):
     def beginning(self, sink: MessageSink, key: Any, *, is_ordered: bool = False) -> Reset:
         """Return the reset that its plan says."""
         answer = partial(self.begin_episode, sink, key)
-        return Reset(self.env, sink, key, self.plan.params, answer, is_ordered)
+        return _make_reset((self.env, sink, key, self.plan.params, answer, is_ordered))
 
     def begin_episode(self, sink: MessageSink, key: Any) -> None:
         """Answer a reset that was ordered and has been run; nothing if the row was closed since."""

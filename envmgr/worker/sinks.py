@@ -219,7 +219,7 @@ class BlockSink(MessageSink):
 
     def begun(self, key: Any, reference: Any, info: Any) -> Sequence[Any]:
         """Write the answer."""
-        data = self._encoded(info)
+        data = b"" if type(info) is dict and not info else self._encoded(info)
         if data is None:
             return super().begun(key, reference, info)
         flags, row = reference, self.row
