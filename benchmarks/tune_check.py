@@ -30,6 +30,8 @@ from envmgr.tuning.tune import Tuned, tune
 
 ENVS = ("null", "cartpole", "busy", "uneven", "slow-reset")
 GOOD = 0.9
+LEAST_LAPS = 2.6
+"""Laps of all settings that there is time for at least, so that none is left out."""
 
 
 def exhaustive(
@@ -87,8 +89,9 @@ def checked(name: str, options: argparse.Namespace, say: Callable[[str], None]) 
     took_s = time.monotonic() - began
     settings = [tuned.best, *(row.setting for row in tuned.rows if row.setting != tuned.best)]
     window = window_of(options.search, tuned.env)
+    search_s = max(options.search, LEAST_LAPS * len(settings) * sum(window))
     found = exhaustive(
-        settings, window, options.search, lambda setting: Course(setting, config, factories)
+        settings, window, search_s, lambda setting: Course(setting, config, factories)
     )
     good, text = judged(found)
     measured = [row for row in tuned.rows if row.right is not None]
@@ -114,7 +117,7 @@ def main() -> None:
     parser.add_argument("--envs", default=",".join(ENVS), help="which, separated by commas")
     parser.add_argument("--n", type=int, default=8, help="number of envs")
     parser.add_argument("--seconds", type=float, default=40.0, help="the budget of each tuning")
-    parser.add_argument("--search", type=float, default=80.0, help="that of each search among all")
+    parser.add_argument("--search", type=float, default=60.0, help="that of each search among all")
     parser.add_argument("--top", type=int, default=6, help="how many of the best to print")
     options = parser.parse_args()
     options.loops = busy_loops()

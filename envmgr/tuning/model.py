@@ -22,7 +22,8 @@ _MOST_STEPS = 8_000
 _LEAST_STEPS = 600
 _CYCLES = 4
 _RING_S = 200e-6
-"""How long a worker goes on with a batch before it wakes the trainer for a part of it."""
+"""How long a worker goes on with a batch before it wakes the trainer for a part of it. A trainer
+that need not sleep sees each step at once."""
 
 _LEAD = 0.25
 """The part of a simulation that does not count."""
@@ -113,6 +114,7 @@ class _Simulation:
         self._in_line = in_line
         self._wake_s = 0.0 if in_line else machine.wakes_s(n_workers + setting.spare_env_num)
         self._step_s = 0.0 if in_line else machine.step_s
+        self._ring_s = 0.0 if n_workers + setting.spare_env_num < machine.cores else _RING_S
         self._random = random.Random(_SEED)
         self._worker_of = [0 if in_line else i * n_workers // env_num for i in range(env_num)]
         self._free_at = [0.0] * (1 if in_line else n_workers)
@@ -180,7 +182,7 @@ class _Simulation:
             cpu_s += self._step_s + (self._wake_s if is_woken else 0.0)
             finished = self._on_core(begin, cpu_s) + wait_s
             held[worker].append((finished, i))
-            if not by_worker[worker] or finished - rung_at[worker] >= _RING_S:
+            if not by_worker[worker] or finished - rung_at[worker] >= self._ring_s:
                 self._done += [(at, finished, which) for at, which in held[worker]]
                 rung_at[worker] = finished
                 held[worker].clear()
