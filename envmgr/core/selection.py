@@ -213,6 +213,11 @@ class Selections:
             self._latest, self._latest_array = selection, selection.array
         return selection
 
+    def array_of(self, env_ids: Sequence[int]) -> npt.NDArray[np.int64]:
+        """Return env_ids as an array that `of` knows again at once, if they are a selection."""
+        selection = self.of(env_ids)
+        return np.array(env_ids, dtype=np.int64) if selection is None else selection.array
+
     def _made(self, key: tuple[int, ...]) -> Selection | None:
         if min(key) < 0 or max(key) >= self._hosts.env_num or len(set(key)) < len(key):
             return None

@@ -299,10 +299,7 @@ class EnvManager(EnvRestoring):
                 obs = self._forms.codec_of(ids).stack(supervisor.record.observed.of(ids))
             if self._normalization is not None:
                 obs = self._normalization.ready_batch(ids, obs)
-            # The array of a selection is known again when actions are sent to all of it.
-            known = supervisor.handout.selections.of(ids) if wanted is None else None
-            array = np.array(ids, dtype=np.int64) if known is None else known.array
-            return ReadyBatch(array, obs)
+            return ReadyBatch(supervisor.handout.selections.array_of(ids), obs)
 
     # -- resets and seeds -------------------------------------------------------------------
 

@@ -61,10 +61,11 @@ def whole(title: str, *parts: Part) -> str:
 
 def _head(figures: Mapping[str, Any]) -> Html:
     about = figures["summary"]
+    workers = about.get("num_workers")
     versions = ", ".join(f"{name} {v}" for name, v in about.get("versions", {}).items())
     said = [
         f"{number(about.get('env_num'))} envs of {about.get('env')} on {about.get('manager')}",
-        f"{number(about.get('num_workers'))} workers",
+        f"{number(workers)} worker{'' if workers == 1 else 's'}",
         f"policy {about.get('policy')}, seed {about.get('seed')}",
         f"begun {about.get('began_at')}",
         versions,
