@@ -23,7 +23,7 @@ _LEAST_STEPS = 600
 _CYCLES = 4
 _RING_S = 200e-6
 """How long a worker goes on with a batch before it wakes the trainer for a part of it. A trainer
-that need not sleep sees each step at once."""
+that watches on a core of its own could see each step at once; its rates are not those of that."""
 
 _LEAD = 0.25
 """The part of a simulation that does not count."""
@@ -39,7 +39,6 @@ class EnvFigures:
         resets_s: durations of resets.
         reset_wait_share: likewise.
         episode_steps: steps of an episode, on average; infinity if none ends.
-        strain: how many times as long it computes when others do so beside it.
     """
 
     steps_s: Sequence[float]
@@ -47,7 +46,6 @@ class EnvFigures:
     resets_s: Sequence[float] = (0.0,)
     reset_wait_share: float = 0.0
     episode_steps: float = math.inf
-    strain: float = 1.0
 
     @property
     def step_s(self) -> float:
@@ -114,7 +112,6 @@ class _Simulation:
         self._in_line = in_line
         self._wake_s = 0.0 if in_line else machine.wakes_s(n_workers + setting.spare_env_num)
         self._step_s = 0.0 if in_line else machine.step_s
-        self._ring_s = 0.0 if n_workers + setting.spare_env_num < machine.cores else _RING_S
         self._random = random.Random(_SEED)
         self._worker_of = [0 if in_line else i * n_workers // env_num for i in range(env_num)]
         self._free_at = [0.0] * (1 if in_line else n_workers)
@@ -182,7 +179,7 @@ class _Simulation:
             cpu_s += self._step_s + (self._wake_s if is_woken else 0.0)
             finished = self._on_core(begin, cpu_s) + wait_s
             held[worker].append((finished, i))
-            if not by_worker[worker] or finished - rung_at[worker] >= self._ring_s:
+            if not by_worker[worker] or finished - rung_at[worker] >= _RING_S:
                 self._done += [(at, finished, which) for at, which in held[worker]]
                 rung_at[worker] = finished
                 held[worker].clear()
@@ -223,7 +220,7 @@ class _Simulation:
         return end
 
     def _parts(self, duration_s: float, wait_share: float) -> tuple[float, float]:
-        return duration_s * wait_share, duration_s * (1.0 - wait_share) * self._env.strain
+        return duration_s * wait_share, duration_s * (1.0 - wait_share)
 
     def _draw(self, durations_s: Sequence[float]) -> float:
         return self._random.choice(durations_s)
@@ -280,23 +277,6 @@ def fitted_machine(anchors: Anchors, cores: int, kind: str) -> Machine:
     machine = solved(spread, anchors.spread, lambda s: replace(machine, wake_s=s))
     few = machine
     return solved(Setting(kind), anchors.each, lambda s: replace(few, crowd=(n, s)))
-
-
-def strained(
-    env: EnvFigures, setting: Setting, env_num: int, machine: Machine, rate: float
-) -> EnvFigures:
-    """Return an env's figures such that the model gives what was measured of one setting.
-
-    By itself an env may compute faster than among others, which share caches, cores and memory.
-    """
-
-    def expected(strain: float) -> float:
-        return expected_rate(setting, env_num, replace(env, strain=strain), machine)
-
-    return replace(env, strain=_solved(expected, rate, *_STRAINS))
-
-
-_STRAINS = (0.5, 4.0)
 
 
 def _solved(rate_of: Callable[[float], float], rate: float, low: float, high: float) -> float:

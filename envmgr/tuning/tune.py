@@ -12,7 +12,7 @@ from typing import Any
 from envmgr.errors import EnvManagerError
 from envmgr.manager import EnvManager
 from envmgr.tuning.measuring import Act, Course, Stable, Still, still_course
-from envmgr.tuning.model import EnvFigures, Machine, expected_rate, strained
+from envmgr.tuning.model import EnvFigures, Machine, expected_rate
 from envmgr.tuning.plan import entrants
 from envmgr.tuning.search import Measured, is_right, search
 from envmgr.tuning.settings import Setting, changes_of
@@ -154,11 +154,8 @@ def _tuned(
     That is at the pace of all laps, which may be another than when those to measure were chosen.
     """
     first, now, env = found[0], task.now, task.env
-    machine = task.machine([_paced(one, first) for one in still])
-    scale = 1.0
-    if first.rate and _is_modelled(now):
-        env = strained(env, now, task.env_num, machine, first.rate)
-        # What no strain explains: 1 where costs were measured, and not guessed.
+    machine, scale = task.machine([_paced(one, first) for one in still]), 1.0
+    if not still and first.rate and _is_modelled(now):  # the costs are guessed
         scale = first.rate / expected_rate(now, task.env_num, env, machine)
     expected = _expectation(task.env_num, env, machine, scale)
     return Tuned(
@@ -168,7 +165,7 @@ def _tuned(
         machine=machine,
         now=now,
         best=best,
-        rows=_rows(found, task.settings, expected, errors),
+        rows=_rows(found, task.settings, expected, errors, is_fitted=not still),
         changes=(changes := changes_of(best, now, task.config)),
         gains=_gains(changes, best, now, expected),
     )
@@ -217,6 +214,8 @@ def _rows(
     settings: Sequence[Setting],
     expected: Callable[[Setting], float | None],
     errors: Mapping[Setting, str],
+    *,
+    is_fitted: bool,
 ) -> tuple[Row, ...]:
     first = found[0]
     rows = [
@@ -227,7 +226,7 @@ def _rows(
             one.ratio or None,
             one.spread,
             errors.get(one.setting, ""),
-            is_fitted=one is first,
+            is_fitted=is_fitted and one is first,
         )
         for one in sorted(found, key=lambda one: -one.ratio)
         if one.rates
