@@ -70,13 +70,18 @@ class Forking(ScriptedEnv):
     """Leaves children behind that have all that it has open."""
 
     def fork_child(self, session: bool = False) -> int:
+        reading, writing = os.pipe()
         pid = os.fork()
         if pid == 0:
             with contextlib.suppress(BaseException):
                 if session:
                     os.setsid()
+                os.write(writing, b"!")
                 time.sleep(1000)
             os._exit(0)
+        os.close(writing)
+        assert os.read(reading, 1) == b"!"  # else it may be killed with the group it is to leave
+        os.close(reading)
         return pid
 
 
