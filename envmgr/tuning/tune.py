@@ -99,7 +99,7 @@ def tune(
     Args:
         config: of the manager, with every key.
         factories: of the envs.
-        seconds: about how long it may take.
+        seconds: about how long it may take, with closing, which takes no longer than one launch.
         kinds: registry keys to try; empty for those with workers.
         policy_of: returns the policy for a launched manager; None acts at random, at no cost.
         say: told what is being done.
@@ -110,19 +110,14 @@ def tune(
     end = time.monotonic() + seconds
     say("an env by itself")
     task = task_of(config, factories, seconds, kinds)
-    still_s = min(_MOST_STILL_S, _STILL_SHARE * seconds)
-
-    def opened(what: Setting | Still) -> Course:
-        if isinstance(what, Still):
-            return still_course(what, task.one.spaces, task.config, policy_of)
-        return Course(what, task.config, factories, policy_of)
 
     def measure(what: Setting | Still) -> float:
-        return stable.measure(what, *((still_s,) if isinstance(what, Still) else window))
+        of_still = (min(_MOST_STILL_S, _STILL_SHARE * seconds),)
+        return stable.measure(what, *(of_still if isinstance(what, Still) else window))
 
+    opened = functools.partial(_opened, task, factories, policy_of)
     with contextlib.closing(Stable(opened, say)) as stable:
         machine = task.machine([measure(still) for still in task.stills])
-        # Closing those that are launched at the end takes no longer than launching one.
         left_s = max(end - time.monotonic() - task.one.launch_s, _LEAST_SHARE * seconds)
         window = window_of(left_s, task.env)
         most = most_entrants(left_s, task.one, task.env_num, sum(window))
@@ -140,6 +135,17 @@ def tune(
         why = stable.errors.get(task.now) or next(iter(stable.errors.values()), "it takes no step")
         raise EnvManagerError(f"no setting can be run: {why}")
     return _tuned(task, best.setting, found, still, stable.errors)
+
+
+def _opened(
+    task: Task,
+    factories: Sequence[EnvFactory],
+    policy_of: Callable[[EnvManager], Act] | None,
+    what: Setting | Still,
+) -> Course:
+    if isinstance(what, Still):
+        return still_course(what, task.one.spaces, task.config, policy_of)
+    return Course(what, task.config, factories, policy_of)
 
 
 def _tuned(

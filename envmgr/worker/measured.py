@@ -71,7 +71,7 @@ class MeasuredSteps(PostedSteps):
         self._plain = self._steps
         triples = zip(self._steps, self._rows, self._step_rows, strict=True)
         self._measured = [self._measuring(*triple) for triple in triples]
-        if len(self._seats) == 1:
+        if self._is_lone:
             self._steps = [self._sampling(self._plain[0], self._measured[0])]
 
     def _measuring(self, take: Step, row: int, counts: Any) -> Step:

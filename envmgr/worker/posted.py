@@ -132,8 +132,9 @@ class PostedSteps:
         self._seats = seats = [seat for seat, _, _ in known]
         self._taken = [token for _, token, _ in known]
         self._ordered = [token for _, _, token in known]
-        self._steps = [self._telling(seat) if self._timed else seat.step for seat in seats]
+        self._steps = [seat.step for seat in seats]
         self._bulks = bulks_of(seats)
+        self._is_lone = len(seats) == 1 and not self._timed  # there is a short way for those
         if not seats:
             return
         self._rows = [seat.row for seat in seats]
@@ -149,18 +150,6 @@ class PostedSteps:
         else:
             self._actions = KindsReader(block, self._rows, kinds, takes_any_number=takes_any)
         self._readers = self._actions.readers
-
-    def _telling(self, seat: Seat) -> Step:
-        """Return the `step` of a seat, which says when it begins and ends."""
-        row, take = seat.row, seat.step
-
-        def step(token: int, action: Any) -> bool | None:
-            self.begin(row)
-            follows = take(token, action)
-            self.rest()
-            return follows
-
-        return step
 
     @property
     def is_due(self) -> bool:
@@ -201,7 +190,7 @@ class PostedSteps:
             return None
         index, posted, finished, mail = self._index, self._posting, self._finished, self._mail
         sleeping, mail_read, own_fence = self._sleeping, self._read, self._fence
-        is_heard, watches, is_lone = self._is_heard, self._most_s > 0.0, len(self._seats) == 1
+        is_heard, watches, is_lone = self._is_heard, self._most_s > 0.0, self._is_lone
         requests, row, taken, step = self._requests, self._first, self._taken, self._steps[0]
         number, read = self._readers
         while True:
@@ -257,6 +246,7 @@ class PostedSteps:
                 return follows
         actions = self._actions.read()
         running, index, shown = self._running, self._index, self._shown
+        since = self._since if self._timed else None
         self._batch = seats, steps = self._seats, self._steps
         position = -1
         try:
@@ -266,6 +256,8 @@ class PostedSteps:
             ):
                 if token == taken[position]:
                     continue
+                if since is not None:
+                    since[index] = monotonic()
                 running[index] = shown[position]
                 if step(token, action):
                     follows = True
