@@ -80,6 +80,7 @@ _GROUPS: Mapping[str, Sequence[str]] = {
         "done",
         "env_state_done",
         "env_states",
+        "generations",
     ),
     "Steps": (
         "step",

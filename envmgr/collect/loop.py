@@ -213,10 +213,10 @@ class CollectLoop:
         under_way = self._books.open
         beginning = [env_id for env_id in env_ids if env_id not in under_way]
         if beginning:
-            generations = self.manager.stats().get("generations")
+            generations = getattr(self.manager, "generations", None)  # stats() would cost more
             now = self._clock()
             for env_id in beginning:
-                generation = None if generations is None else generations[env_id]
+                generation = generations[env_id] if generations else None
                 under_way[env_id] = OpenEpisode(generation, now)
 
     # -- accounts ---------------------------------------------------------------------------

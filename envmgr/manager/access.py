@@ -31,6 +31,12 @@ class EnvAccess(ManagerLifetime):
 
     # -- calls and attributes ---------------------------------------------------------------
 
+    @property
+    def generations(self) -> list[int]:
+        """How often each env was built anew, by env_id; empty before `launch` and after `close`."""
+        engine = self._engine
+        return [] if engine is None else [slot.generation for slot in engine.supervisor.slots]
+
     def call(
         self, name: str, *args: Any, env_ids: int | Iterable[int] | None = None, **kwargs: Any
     ) -> list[Any]:

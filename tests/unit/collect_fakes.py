@@ -101,8 +101,12 @@ class FakeManager:
         for env_id in params:
             self._state[env_id] = EnvState.RUN
 
+    @property
+    def generations(self) -> list[int]:
+        return [0] * self.env_num
+
     def stats(self) -> dict[str, Any]:
-        return {"generations": [0] * self.env_num, "latest_failures": self.failures}
+        return {"latest_failures": self.failures}
 
     def _deliver(self, env_id: int) -> EnvTimestep:
         self.executed.append((env_id, self._pending.pop(env_id)))
