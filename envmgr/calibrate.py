@@ -16,7 +16,6 @@ from envmgr.core import Phase, requests
 from envmgr.core.engine import Engine
 from envmgr.core.launching import await_all, build_all, reset_all
 from envmgr.errors import EnvFailure, LaunchError
-from envmgr.launch import usable_cores, worker_settings_of
 from envmgr.wire.messages import Op
 from envmgr.worker.trial import Trial, try_env
 
@@ -147,7 +146,7 @@ def trial_config_of(config: ManagerConfig) -> ManagerConfig:
     )
 
 
-def try_out(engine: Engine, config: ManagerConfig, env_num: int) -> Calibration:
+def try_out(engine: Engine, config: ManagerConfig, env_num: int, cores: int) -> Calibration:
     """Try the one env of an engine out, decide how many workers share the envs, and log it.
 
     An env that fails is not reported here: each gets a worker of its own, and the launch that
@@ -157,12 +156,12 @@ def try_out(engine: Engine, config: ManagerConfig, env_num: int) -> Calibration:
         engine: see `trial_config_of`.
         config: that of the manager.
         env_num: number of its envs.
+        cores: on which its workers may run.
 
     Raises:
         ConfigError: the factory cannot be sent to a worker.
         ManagerClosedError: the engine was closed.
     """
-    cores = usable_cores(worker_settings_of(config).affinity)
     construction_s = trial = None
     engine.supervisor.repair.quiet = True
     began = engine.now()

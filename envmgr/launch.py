@@ -9,13 +9,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-import cloudpickle
-
 from envmgr.config import ManagerConfig, WorkerEnv, check_kind
 from envmgr.config.kind_sections import Ray
 from envmgr.core import EpisodeRules, Hosts, Supervisor
 from envmgr.core.engine import Engine
 from envmgr.core.shelter import Shelter
+from envmgr.core.spares import all_factories, spare_factory, takers_of
 from envmgr.core.tracing import Tracer
 from envmgr.core.watch import Watch
 from envmgr.env.batch_specs import Batch, batches_of
@@ -54,6 +53,11 @@ def usable_cores(affinity: tuple[tuple[int, ...], ...] | None) -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def cores_of(config: ManagerConfig) -> int:
+    """Return on how many cores the workers of a config may run."""
+    return usable_cores(_affinity_of(config))
 
 
 def spin_s_of(config: ManagerConfig) -> float:
@@ -186,7 +190,7 @@ def build_engine(
     spare = spare_factory(factories) if config.spare_env_num else None
     hosts = Hosts(
         transport,
-        all_factories(factories, config),
+        all_factories(factories, config.spare_env_num),
         settings,
         deadlines_of(config),
         clock,
@@ -195,7 +199,7 @@ def build_engine(
     )
     if config.trace is not None:
         hosts.tracer = Tracer(clock, config.trace.events)
-    rules = _rules_of(config, () if spare is None else _takers(factories, spare))
+    rules = _rules_of(config, () if spare is None else takers_of(factories, spare))
     supervisor = Supervisor(hosts, rules, _failure_policy_of(config))
     alone, spin_s = transport.works_alone, spin_s_of(config) if transport.spins else 0.0
     return Engine(
@@ -233,44 +237,6 @@ def _failure_policy_of(config: ManagerConfig) -> FailurePolicy:
         window_s=config.failure_window_s,
         drop_exhausted=config.on_exhausted == "drop",
     )
-
-
-def all_factories(factories: Sequence[EnvFactory], config: ManagerConfig) -> list[EnvFactory]:
-    """Return the factories of all envs, and then of the spares."""
-    if not config.spare_env_num:
-        return list(factories)
-    return [*factories, *[spare_factory(factories)] * config.spare_env_num]
-
-
-def spare_factory(factories: Sequence[EnvFactory]) -> EnvFactory:
-    """Return the factory that most envs have, the first of several: it builds the spares."""
-    kinds = _kinds_of(factories)
-    return factories[kinds.index(max(kinds, key=kinds.count))]
-
-
-def _takers(factories: Sequence[EnvFactory], spare: EnvFactory) -> tuple[bool, ...]:
-    """Return for each env whether spares are built as it is."""
-    kind, *kinds = _kinds_of([spare, *factories])
-    alone = [env_id for env_id, other in enumerate(kinds) if other != kind]
-    if alone:
-        logger.warning(
-            "envs %s take no spare: their env_fn is another than that of the spares. Give all envs "
-            "one function, as in env_fn=[make_env] * n",
-            alone,
-        )
-    return tuple(other == kind for other in kinds)
-
-
-def _kinds_of(factories: Sequence[EnvFactory]) -> list[Any]:
-    """Return what is equal for factories that build the same env: one object, or equal pickles."""
-    known: dict[int, Any] = {}
-    for factory in factories:
-        if id(factory) not in known:
-            try:
-                known[id(factory)] = cloudpickle.dumps(factory)
-            except Exception:  # whatever a __reduce__ may raise: with `fork` it need not be sent
-                known[id(factory)] = id(factory)
-    return [known[id(factory)] for factory in factories]
 
 
 def n_hosts_of(config: ManagerConfig) -> int | None:

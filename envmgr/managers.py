@@ -11,8 +11,9 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from envmgr.config import ManagerConfig
+from envmgr.core.spares import all_factories
 from envmgr.errors import ConfigError
-from envmgr.launch import actor_plan_of, all_factories, deadlines_of, n_hosts_of, worker_settings_of
+from envmgr.launch import actor_plan_of, deadlines_of, n_hosts_of, worker_settings_of
 from envmgr.manager import EnvManager
 from envmgr.manager.engine_owner import checked_factories
 from envmgr.pools import rows_of_pool
@@ -151,7 +152,7 @@ class AsyncSubprocessEnvManager(BaseEnvManager):
         rules = PreloadRules(
             () if config.preload is False else config.preload, config.connect_timeout
         )
-        factories = all_factories(self._env_fn, config)
+        factories = all_factories(self._env_fn, config.spare_env_num)
         spawner = make_spawner(config.context, settings, factories, rules)
         if config.preload and not spawner.preloads:
             say_that_nothing_is_preloaded(f"context: {config.context}")

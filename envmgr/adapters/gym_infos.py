@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from envmgr.spaces import row_of
+from envmgr.spaces import indexed, leafwise
 
 AddInfo = Callable[[dict[str, Any], dict[str, Any], int], dict[str, Any]]
 
@@ -67,7 +67,7 @@ def final(
     shown = np.full(n, None, dtype=object)
     vector: dict[str, Any] = {}
     for k, (env_id, info) in enumerate(zip(ended, infos, strict=True)):
-        shown[env_id] = of_one_env(row_of(obs, k))
+        shown[env_id] = of_one_env(indexed(obs, k))
         if info:
             vector = add(vector, info, env_id)
     return {
@@ -96,10 +96,4 @@ def final_as_029(
 
 def of_one_env(obs: Any) -> Any:
     """Return one row of a batch as an env gives it: with an int for a Discrete space."""
-    if type(obs) is np.ndarray:
-        return obs
-    if isinstance(obs, Mapping):
-        return {key: of_one_env(part) for key, part in obs.items()}
-    if isinstance(obs, tuple):
-        return tuple(map(of_one_env, obs))
-    return int(obs) if isinstance(obs, np.int64) else obs
+    return leafwise(lambda part: int(part) if isinstance(part, np.int64) else part, obs)

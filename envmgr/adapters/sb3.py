@@ -25,7 +25,7 @@ from envmgr.errors import (
 )
 from envmgr.manager import EnvManager
 from envmgr.registry import create_env_manager
-from envmgr.spaces import put_rows, row_of, rows_of
+from envmgr.spaces import indexed, put_rows, rows_of
 from envmgr.spaces.reading import error_text, read_list, short_text
 
 try:
@@ -161,7 +161,7 @@ class ManagerVecEnv(VecEnv):  # type: ignore[misc]
             last = self._batches.last_obs(rows)
             for k, env_id in enumerate(ended):
                 infos[env_id][_CUT] = bool(truncated[env_id] and not terminated[env_id])
-                infos[env_id]["terminal_observation"] = row_of(last, k)
+                infos[env_id]["terminal_observation"] = indexed(last, k)
             if self._are_views:
                 obs = rows_of(obs, np.arange(self.num_envs))
             put_rows(obs, ended, first)

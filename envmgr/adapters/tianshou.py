@@ -19,7 +19,7 @@ from envmgr.adapters.rows import Rows
 from envmgr.errors import ActionError, ConfigError, EnvAttributeError, EnvFailure
 from envmgr.manager import EnvManager
 from envmgr.registry import create_env_manager
-from envmgr.spaces import row_of
+from envmgr.spaces import indexed
 from envmgr.spaces.reading import error_text, short_text
 
 try:
@@ -326,4 +326,4 @@ def _stacked(obs: Any, count: int) -> npt.NDArray[Any]:
     """Return observations as one array, of objects where they are dicts."""
     if isinstance(obs, np.ndarray):
         return obs
-    return _objects([row_of(obs, k) for k in range(count)])
+    return _objects([indexed(obs, k) for k in range(count)])

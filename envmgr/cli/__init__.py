@@ -39,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(argv: Sequence[str] | None) -> int:
     import click
 
-    from envmgr.cli.report import paragraph
+    from envmgr.cli.texts import paragraph
     from envmgr.cli.trial_commands import envmgr
     from envmgr.errors import (
         ConfigError,

@@ -14,8 +14,8 @@ from envmgr.cli import DONE, FAILED, INTERRUPTED, discard_output
 from envmgr.cli.interrupt import Interruption
 from envmgr.cli.prepare import RunOptions, env_name, goal_of
 from envmgr.cli.progress import LogLines, Progress, logging_to, make_progress
-from envmgr.cli.report import counted, paragraph, wide_console
 from envmgr.cli.summary import Ending
+from envmgr.cli.texts import counted, paragraph, wide_console
 from envmgr.cli.versions import versions
 from envmgr.collect import Collector, Policy, make_policy, policy_seed
 from envmgr.config import to_plain

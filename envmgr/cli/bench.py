@@ -12,7 +12,7 @@ from envmgr.cli import DONE, FAILED
 from envmgr.cli.figures import STDOUT, try_to_write, write_figures
 from envmgr.cli.prepare import env_name
 from envmgr.cli.progress import doing, logging_to
-from envmgr.cli.report import counted, table, wide_console
+from envmgr.cli.texts import counted, table, wide_console
 from envmgr.cli.tune import factories_of, load
 from envmgr.cli.versions import versions
 from envmgr.config import to_plain

@@ -15,8 +15,8 @@ from envmgr.cli.figures import try_to_write, write_json
 from envmgr.cli.interrupt import Interruption
 from envmgr.cli.prepare import RunOptions, manager_of
 from envmgr.cli.progress import Progress
-from envmgr.cli.report import failures_text, seconds, table
 from envmgr.cli.summary import Ending
+from envmgr.cli.texts import failures_text, seconds, table
 from envmgr.collect import Collector, policy_seed
 from envmgr.config_file import ResolvedConfig
 from envmgr.errors import ConfigError

@@ -238,7 +238,7 @@ def report(runs: tuple[str, ...], out: str | None) -> None:
 
     Exit codes: 0 done, 2 there is no such run, or nothing of it can be read.
     """
-    from envmgr.cli.reporting import execute
+    from envmgr.cli.report import execute
 
     click.echo(execute(runs, out))
 

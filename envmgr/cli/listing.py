@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from envmgr.cli.report import table, wide_console
+from envmgr.cli.texts import table, wide_console
 from envmgr.config_file import to_yaml
 from envmgr.registry import ENV_MANAGER_REGISTRY
 

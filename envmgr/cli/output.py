@@ -8,7 +8,6 @@ import io
 import json
 import os
 import tempfile
-import uuid
 from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
@@ -18,6 +17,7 @@ from envmgr.collect import EpisodeRecord
 from envmgr.errors import ConfigError
 from envmgr.observing.boards import PROCESS, process_facts
 from envmgr.reporting.files import CONFIG, EPISODES, FIGURES, PAGE, SAMPLES, SUMMARY
+from envmgr.whole_files import write_whole
 
 RESULTS = (EPISODES, CONFIG, SUMMARY, SAMPLES, PAGE, FIGURES)
 """What a run leaves behind. As long as it goes on, `PROCESS` is there too."""
@@ -91,8 +91,8 @@ class RunFolder:
         # with the system as soon as it is written, whatever becomes of this process.
         self._episodes = io.FileIO(self.path / EPISODES, "x")
         self._written = [self.path / name for name in (EPISODES, CONFIG, SAMPLES)]
-        write_atomically(self.path / CONFIG, config_yaml)
-        write_atomically(self.path / PROCESS, json.dumps(process_facts()) + "\n")
+        write_whole(self.path / CONFIG, config_yaml.encode())
+        write_whole(self.path / PROCESS, json.dumps(process_facts()).encode(), b"\n")
 
     def add(self, record: EpisodeRecord) -> None:
         """Append an episode, as one line of JSON.
@@ -117,7 +117,7 @@ class RunFolder:
         if self._episodes is not None:
             os.fsync(self._episodes.fileno())
         text = json.dumps(summary, indent=2, allow_nan=False) + "\n"
-        write_atomically(self.path / SUMMARY, text)
+        write_whole(self.path / SUMMARY, text.encode())
 
     def close(self) -> None:
         """Close the list of episodes: the run does not go on."""
@@ -143,32 +143,6 @@ def default_path(config: str, now: datetime) -> Path:
     name = f"{Path(config).stem}-{now:%Y%m%d-%H%M%S}"
     candidates = [Path("runs") / name, *(Path("runs") / f"{name}-{n}" for n in range(2, 1000))]
     return next((path for path in candidates if not path.exists()), candidates[-1])
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Write a file so that readers, and a crash, find it whole or not at all."""
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
-    try:
-        # Exclusively: whatever is there already, such as a link to somewhere else, is not written.
-        with open(temporary, "x", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    _sync_folder(path.parent)
-
-
-def _sync_folder(folder: Path) -> None:
-    """Have the new name on disk too, where folders can be synced."""
-    with contextlib.suppress(OSError):
-        fd = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(fd)
-        finally:
-            os.close(fd)
 
 
 def _reason(error: Exception) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from envmgr.cli.report import number, states_text, wide_console
+from envmgr.cli.texts import number, states_text, wide_console
 from envmgr.errors import EnvFailure, FailuresExhaustedError
 from envmgr.types import monotonic
 

@@ -16,10 +16,10 @@ from envmgr.cli.loggers import Loggers
 from envmgr.cli.output import RunFolder
 from envmgr.cli.prepare import RunOptions, folder_of, manager_of
 from envmgr.cli.progress import Progress
-from envmgr.cli.report import counted, raised_by_envs
-from envmgr.cli.reporting import write_report
+from envmgr.cli.report import write_report
 from envmgr.cli.samples import Samples
 from envmgr.cli.summary import Ending, print_summary, summary_of
+from envmgr.cli.texts import counted, raised_by_envs
 from envmgr.cli.usage import UsageMeter
 from envmgr.cli.versions import versions
 from envmgr.collect import Collector

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
-from envmgr.cli.report import counted, failures_text, number, states_text, table
+from envmgr.cli.texts import counted, failures_text, number, states_text, table
 from envmgr.collect import Collector, CollectStatistics
 from envmgr.config import to_plain
 from envmgr.manager import EnvManager

@@ -15,8 +15,8 @@ from envmgr.cli import DONE
 from envmgr.cli.figures import STDOUT, try_to_write, write_figures
 from envmgr.cli.prepare import env_name
 from envmgr.cli.progress import doing, logging_to
-from envmgr.cli.report import counted, table, wide_console
-from envmgr.cli.report import seconds as as_time
+from envmgr.cli.texts import counted, table, wide_console
+from envmgr.cli.texts import seconds as as_time
 from envmgr.cli.versions import versions
 from envmgr.collect import make_policy, policy_seed
 from envmgr.config import to_plain

@@ -9,7 +9,7 @@ import numpy as np
 
 from envmgr.collect.policies import PolicyStep, checked_actions
 from envmgr.errors import ActionError
-from envmgr.spaces import as_batch, codec_of, row_of, split_batch, stacked
+from envmgr.spaces import as_batch, codec_of, indexed, split_batch, stacked
 
 
 class Acted(NamedTuple):
@@ -60,7 +60,7 @@ class Actor:
         env_ids = list(obs)
         given: dict[int, Any] = {}
         if self._is_recurrent:
-            initial = row_of(as_batch(self._policy.initial_state(1)), 0)
+            initial = indexed(as_batch(self._policy.initial_state(1)), 0)
             given = {i: states.get(i, initial) for i in env_ids}
             step = self._policy(obs, dict(given), {i: i not in states for i in env_ids})
         else:
@@ -137,4 +137,4 @@ class _ByEnv:
 
 
 def _rows(batch: Any, env_ids: list[int]) -> dict[int, Any]:
-    return {env_id: row_of(batch, k) for k, env_id in enumerate(env_ids)}
+    return {env_id: indexed(batch, k) for k, env_id in enumerate(env_ids)}

@@ -213,11 +213,9 @@ class CollectLoop:
         under_way = self._books.open
         beginning = [env_id for env_id in env_ids if env_id not in under_way]
         if beginning:
-            generations = getattr(self.manager, "generations", None)  # stats() would cost more
-            now = self._clock()
+            generations, now = self.manager.generations, self._clock()  # stats() would cost more
             for env_id in beginning:
-                generation = generations[env_id] if generations else None
-                under_way[env_id] = OpenEpisode(generation, now)
+                under_way[env_id] = OpenEpisode(generations[env_id], now)
 
     # -- accounts ---------------------------------------------------------------------------
 

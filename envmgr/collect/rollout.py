@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ from envmgr.collect.gae import Advantages, gae
 from envmgr.collect.records import EpisodeRecord
 from envmgr.collect.rollout_arrays import Bools, Ends, Ints, RolloutArrays
 from envmgr.errors import ConfigError, StateError
-from envmgr.spaces import as_batch, concatenated, indexed
+from envmgr.spaces import as_batch, concatenated, indexed, leafwise
 
 
 class RolloutBuffer(RolloutArrays):
@@ -203,11 +203,7 @@ class RolloutBuffer(RolloutArrays):
 
 def _merged(column: Any) -> Any:
     """Return a column with its first two axes as one."""
-    if isinstance(column, Mapping):
-        return {key: _merged(part) for key, part in column.items()}
-    if isinstance(column, tuple):
-        return tuple(map(_merged, column))
-    return column.reshape(-1, *column.shape[2:])
+    return leafwise(lambda part: part.reshape(-1, *part.shape[2:]), column)
 
 
 _NONE: Ints = np.empty(0, np.int64)

@@ -12,7 +12,7 @@ from envmgr.collect.loop import CollectLoop
 from envmgr.collect.records import EpisodeRecord, OpenEpisode
 from envmgr.core import ends_of
 from envmgr.errors import StateError
-from envmgr.spaces import codec_of, indexed, row_of, stacked
+from envmgr.spaces import codec_of, indexed, stacked
 from envmgr.types import EnvTimestep
 
 
@@ -112,7 +112,7 @@ class _Keeping(CollectLoop):
         as_dict = getattr(obs, "json", None)
         if callable(as_dict):  # a treetensor
             obs = as_dict()
-        return row_of(self._codec.stack([obs]), 0) if self._are_views else obs
+        return indexed(self._codec.stack([obs]), 0) if self._are_views else obs
 
     @property
     def _kept(self) -> list[_Piece]:

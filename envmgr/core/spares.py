@@ -9,7 +9,11 @@ and is reset there. So for everybody else the env is being reset, only not for l
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import cloudpickle
 
 from envmgr.core.hosts import Hosts
 from envmgr.core.orientation import Orientation
@@ -17,7 +21,10 @@ from envmgr.core.phases import Change, Next, Phase
 from envmgr.core.slots import NEVER, EnvSlot
 from envmgr.core.stats import Statistics
 from envmgr.lifecycle import EnvState, Event
+from envmgr.types import EnvFactory
 from envmgr.wire.messages import UNANSWERED, Op
+
+logger = logging.getLogger("envmgr")
 
 NO_SPARES = {"spare_env_num": 0, "spares_ready": 0}
 """The figures of a manager that has none."""
@@ -227,3 +234,39 @@ class Spares:
         slot.has_plan = spare.has_plan = False
         self._hosts.index_of[slot.env_id] = theirs.index
         self._hosts.moves += 1
+
+
+def all_factories(factories: Sequence[EnvFactory], spare_num: int) -> list[EnvFactory]:
+    """Return the factories of all envs, and then of the spares."""
+    return [*factories, *([spare_factory(factories)] * spare_num if spare_num else [])]
+
+
+def spare_factory(factories: Sequence[EnvFactory]) -> EnvFactory:
+    """Return the factory that most envs have, the first of several: it builds the spares."""
+    kinds = _kinds_of(factories)
+    return factories[kinds.index(max(kinds, key=kinds.count))]
+
+
+def takers_of(factories: Sequence[EnvFactory], spare: EnvFactory) -> tuple[bool, ...]:
+    """Return for each env whether spares are built as it is."""
+    kind, *kinds = _kinds_of([spare, *factories])
+    alone = [env_id for env_id, other in enumerate(kinds) if other != kind]
+    if alone:
+        logger.warning(
+            "envs %s take no spare: their env_fn is another than that of the spares. Give all envs "
+            "one function, as in env_fn=[make_env] * n",
+            alone,
+        )
+    return tuple(other == kind for other in kinds)
+
+
+def _kinds_of(factories: Sequence[EnvFactory]) -> list[Any]:
+    """Return what is equal for factories that build the same env: one object, or equal pickles."""
+    known: dict[int, Any] = {}
+    for factory in factories:
+        if id(factory) not in known:
+            try:
+                known[id(factory)] = cloudpickle.dumps(factory)
+            except Exception:  # whatever a __reduce__ may raise: with `fork` it need not be sent
+                known[id(factory)] = id(factory)
+    return [known[id(factory)] for factory in factories]

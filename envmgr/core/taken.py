@@ -13,7 +13,7 @@ import numpy.typing as npt
 from envmgr.core.observed import Observed
 from envmgr.core.selection import Selection
 from envmgr.env.contract import TERMINATED, TOLD, TRUNCATED, info_of
-from envmgr.spaces import row_of
+from envmgr.spaces import indexed
 from envmgr.types import EnvTimestep
 from envmgr.wire.block import DONE, ENDING_BITS, ENDING_SHIFT, REWARD_SHIFT, TOLD_BIT, Block
 from envmgr.wire.rewards import FIRST_WIDE, restored
@@ -70,7 +70,7 @@ def by_env_id(result: Mapping[int, EnvTimestep] | ArrayBatch) -> dict[int, EnvTi
     if type(infos) is BatchInfos:
         rewards = infos.rewards(result.reward)
     return {
-        env_id: EnvTimestep(row_of(result.obs, k), reward, bool(ended), info)
+        env_id: EnvTimestep(indexed(result.obs, k), reward, bool(ended), info)
         for k, (env_id, reward, ended, info) in enumerate(
             zip(
                 result.env_ids.tolist(),

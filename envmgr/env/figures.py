@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-import os
 import struct
-import uuid
 import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -15,6 +13,7 @@ import numpy.typing as npt
 
 from envmgr.errors import ConfigError
 from envmgr.spaces.reading import error_text, read_dict, read_list, short_text
+from envmgr.whole_files import write_whole
 
 
 def checked_frame(frame: Any) -> npt.NDArray[np.uint8]:
@@ -101,10 +100,7 @@ def write_png(path: str, frame: Any) -> None:
             _chunk(b"IEND", b""),
         )
     )
-    partial = f"{path}.{uuid.uuid4().hex}.part"
-    with open(partial, "xb") as file:  # never through a link that somebody has put there
-        file.write(data)
-    os.replace(partial, path)
+    write_whole(path, data, survives=False)
 
 
 def _chunk(kind: bytes, data: bytes) -> bytes:

@@ -12,9 +12,9 @@ from envmgr.env.async_batch import AsyncBatchedEnv
 from envmgr.env.batched import BatchedEnv
 from envmgr.env.contract import EnvContractError
 from envmgr.env.gym_spaces import convert_space
-from envmgr.env.vector_forms import own, row_in
+from envmgr.env.vector_forms import own
 from envmgr.env.vector_infos import RowInfos
-from envmgr.spaces import codec_of
+from envmgr.spaces import codec_of, indexed
 
 _ITS_OWN = frozenset(("env_id", "players", "elapsed_step"))
 """Infos that are about the pool."""
@@ -83,7 +83,7 @@ class PoolBatch(BatchedEnv):
         obs, infos = self.pool.reset(np.array(rows, np.int32))
         order = self._order(rows, infos)
         told = self._told(infos, len(rows))
-        each = [own(row_in(obs, k)) for k in order]
+        each = [own(indexed(obs, k)) for k in order]
         return each, None if told is None else [told[k] for k in order]
 
     def _seed(self, rows: Sequence[int], seeds: Sequence[int | None]) -> None:
@@ -113,9 +113,9 @@ class PoolBatch(BatchedEnv):
         order = self._order(rows, infos)
         told = self._told(infos, len(rows))
         if order == list(range(len(rows))):
-            obs = obs if self._obs_is_array else [row_in(obs, k) for k in order]
+            obs = obs if self._obs_is_array else [indexed(obs, k) for k in order]
             return obs, rewards, terminated, truncated, told
-        obs = obs[order] if self._obs_is_array else [row_in(obs, k) for k in order]
+        obs = obs[order] if self._obs_is_array else [indexed(obs, k) for k in order]
         listed = None if told is None else [told[k] for k in order]
         return obs, rewards[order], terminated[order], truncated[order], listed
 
@@ -214,5 +214,5 @@ class AsyncPoolBatch(PoolBatch, AsyncBatchedEnv):
         obs, *columns, infos = self.pool.recv()
         rows = infos["env_id"].tolist()
         told = self._told(infos, len(rows))
-        each = obs if self._obs_is_array else [row_in(obs, k) for k in range(len(rows))]
+        each = obs if self._obs_is_array else [indexed(obs, k) for k in range(len(rows))]
         return rows, (each, *columns, told)

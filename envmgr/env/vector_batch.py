@@ -19,11 +19,10 @@ from envmgr.env.vector_forms import (
     mode_of,
     own,
     refuse_old_gymnasium,
-    row_in,
     takes_lists,
 )
 from envmgr.env.vector_infos import RowInfos
-from envmgr.spaces import codec_of
+from envmgr.spaces import codec_of, indexed
 
 _ANY = -1
 """A seed that is equal to all others."""
@@ -290,7 +289,7 @@ class VectorBatch(BatchedEnv):
             self._first[row] = own(obs[row]), told[row]
         each: Any = obs.copy() if self._obs_is_array else list(obs)
         for row in ended:
-            each[row] = final[row] if not isinstance(final, Mapping) else row_in(final, row)
+            each[row] = final[row] if not isinstance(final, Mapping) else indexed(final, row)
         instead = {row: last[row] for row in ended}
         return each, RowInfos(infos, self._all, self.num_envs, _FINAL, instead)
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from envmgr.env.contract import EnvContractError, env_name
 from envmgr.errors import MissingDependencyError
+from envmgr.spaces import leafwise
 
 
 class AutoresetMode(str, Enum):
@@ -83,15 +84,4 @@ def knows_reset_mask(env: Any) -> bool:
 
 def own(observation: Any) -> Any:
     """Return an observation that no later step changes."""
-    if isinstance(observation, np.ndarray):
-        return observation.copy()
-    if isinstance(observation, Mapping):
-        return {key: own(part) for key, part in observation.items()}
-    return tuple(map(own, observation)) if isinstance(observation, tuple) else observation
-
-
-def row_in(batch: Any, row: int) -> Any:
-    """Return a row of a batch: of an array, or a dict or tuple of such."""
-    if isinstance(batch, Mapping):
-        return {key: row_in(part, row) for key, part in batch.items()}
-    return tuple(row_in(part, row) for part in batch) if isinstance(batch, tuple) else batch[row]
+    return leafwise(lambda part: part.copy() if isinstance(part, np.ndarray) else part, observation)

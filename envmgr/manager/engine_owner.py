@@ -19,7 +19,7 @@ from envmgr.core.shelter import Shelter
 from envmgr.core.stats import Statistics
 from envmgr.core.watch import Watch, figures_of
 from envmgr.errors import ConfigError, LaunchError, ManagerClosedError, StateError
-from envmgr.launch import build_engine, with_batches
+from envmgr.launch import build_engine, cores_of, with_batches
 from envmgr.normalizing import normalization_of
 from envmgr.observing.endpoint import Endpoint
 from envmgr.observing.timeline import write_trace
@@ -206,7 +206,7 @@ class EngineOwner:
         asked = config.num_workers == "auto" and self._transport_cls.packs_envs
         if not asked or self.env_num == 1 or (known is not None and known.trial is not None):
             return
-        self._config = config
+        self._config, cores = config, cores_of(config)
         self._build_engine(self._env_fn[:1], trial_config_of(config), self._keep_trial)
         engine = self._trial
         if engine is None:
@@ -214,7 +214,7 @@ class EngineOwner:
         try:
             with engine.calling as supervisor:
                 self._prepare(supervisor, params)
-                self._calibration = found = try_out(engine, config, self.env_num)
+                self._calibration = found = try_out(engine, config, self.env_num, cores)
                 engine.close(0.0 if found.trial is None else config.close_timeout)
         finally:
             engine.close(0.0)

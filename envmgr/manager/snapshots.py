@@ -6,7 +6,6 @@ import contextlib
 import hashlib
 import json
 import os
-import uuid
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,6 +13,7 @@ from typing import Any, NamedTuple
 from envmgr.core.arguments import checked_folder
 from envmgr.errors import ConfigError, SnapshotError, SnapshotMismatchError
 from envmgr.spaces.reading import error_text, short_text
+from envmgr.whole_files import write_whole
 
 FORMAT = 1
 """Of snapshots; those of another one are refused."""
@@ -88,23 +88,7 @@ class Snapshot:
             "sizes": list(map(len, parts)),
             "sha256": _digest(parts),
         }
-        partial = target.with_name(f".{target.name}.{uuid.uuid4().hex}.part")
-        try:
-            fd = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-            with open(fd, "wb") as file:
-                file.writelines([_MAGIC, json.dumps(header).encode(), b"\n", *parts])
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(partial, target)
-        except BaseException:
-            partial.unlink(missing_ok=True)
-            raise
-        with contextlib.suppress(OSError):  # the new name, too, where folders can be synced
-            folder = os.open(target.parent, os.O_RDONLY)
-            try:
-                os.fsync(folder)
-            finally:
-                os.close(folder)
+        write_whole(target, _MAGIC, json.dumps(header).encode(), b"\n", *parts, mode=0o600)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Snapshot:

@@ -22,7 +22,7 @@ from envmgr.core.taken import BatchInfos
 from envmgr.errors import ConfigError
 from envmgr.normalizing.moments import Floats, Moments, array_like, loaded, no_moments, saved
 from envmgr.normalizing.state import OF_EPISODES, State, no_state
-from envmgr.spaces import codec_of, row_of
+from envmgr.spaces import codec_of, indexed
 from envmgr.spaces.normalized import box_paths, leaf_at, with_boxes, with_leaves
 from envmgr.spaces.reading import error_text, short_text
 from envmgr.spaces.values import path_text
@@ -128,7 +128,7 @@ class Normalization:
             return observations
         ids = list(observations)
         batch = self.ready_batch(ids, self._codec.stack(list(observations.values())))
-        return {env_id: row_of(batch, k) for k, env_id in enumerate(ids)}
+        return {env_id: indexed(batch, k) for k, env_id in enumerate(ids)}
 
     def ready_batch(self, env_ids: Sequence[int], obs: Any) -> Any:
         """Return the observations that `ready_arrays` shows; those of new episodes are counted."""
@@ -159,7 +159,7 @@ class Normalization:
         )
         made = {}
         for k, (env_id, step) in enumerate(timesteps.items()):
-            obs = row_of(told.obs, k) if self._with_obs else step.obs
+            obs = indexed(told.obs, k) if self._with_obs else step.obs
             reward = step.reward if told.rewards is None else _alike(told.rewards[k], step.reward)
             made[env_id] = EnvTimestep(
                 obs, reward, step.done, _with_episode(step.info, told.episodes.get(k))

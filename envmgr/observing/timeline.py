@@ -15,6 +15,7 @@ from typing import Any
 from envmgr.core.engine import Engine
 from envmgr.core.tracing import Notes
 from envmgr.errors import UnreadableRunError
+from envmgr.whole_files import write_whole
 from envmgr.wire.timeline import BATCH, STEP, Done
 
 logger = logging.getLogger("envmgr")
@@ -62,11 +63,8 @@ def write(path: str, notes: Notes) -> None:
     Raises:
         OSError: it cannot be written.
     """
-    target = Path(path)
-    part = target.with_name(f".{target.name}.part")
-    with open(part, "w", encoding="utf-8") as file:
-        json.dump(trace_of(notes), file, allow_nan=False, separators=(",", ":"))
-    os.replace(part, target)
+    text = json.dumps(trace_of(notes), allow_nan=False, separators=(",", ":"))
+    write_whole(path, text.encode())
 
 
 def _names(notes: Notes) -> Iterator[dict[str, Any]]:

@@ -15,6 +15,7 @@ from envmgr.spaces.batches import (
     as_batch,
     concatenated,
     indexed,
+    leafwise,
     put_rows,
     rows_of,
     stacked,
@@ -22,7 +23,7 @@ from envmgr.spaces.batches import (
 )
 from envmgr.spaces.codec import ActionCheck, Codec
 from envmgr.spaces.codecs import codec_of
-from envmgr.spaces.columns import ActionColumns, row_of, split_batch
+from envmgr.spaces.columns import ActionColumns, split_batch
 from envmgr.spaces.equality import has_samples, same_space, space_text
 from envmgr.spaces.layouts import Layout, Leaf
 from envmgr.spaces.values import (
@@ -55,9 +56,9 @@ __all__ = [
     "has_floats",
     "has_samples",
     "indexed",
+    "leafwise",
     "path_text",
     "put_rows",
-    "row_of",
     "rows_of",
     "same_space",
     "space_text",

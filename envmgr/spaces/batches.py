@@ -2,21 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from operator import setitem
 from typing import Any
 
 import numpy as np
 
 
+def leafwise(fn: Callable[..., Any], batch: Any, *others: Any) -> Any:
+    """Return what a function makes of each array of a batch, nested as these are.
+
+    Args:
+        fn: takes an array of the batch, and the parts of the others that stand in its place.
+        batch: what is nested as the result is to be.
+        *others: nested likewise.
+    """
+    if type(batch) is np.ndarray:  # before the slow questions
+        return fn(batch, *others)
+    if isinstance(batch, Mapping):
+        return {key: leafwise(fn, part, *(o[key] for o in others)) for key, part in batch.items()}
+    if isinstance(batch, tuple):
+        return tuple(leafwise(fn, *parts) for parts in zip(batch, *others, strict=True))
+    return fn(batch, *others)
+
+
+def indexed(batch: Any, index: Any) -> Any:
+    """Return `array[index]` of each array of a batch: of one row, views."""
+    if type(batch) is np.ndarray:  # here and below for speed: this is asked for each env
+        return batch[index]
+    if isinstance(batch, Mapping):
+        return {key: indexed(part, index) for key, part in batch.items()}
+    if isinstance(batch, tuple):
+        return tuple(indexed(part, index) for part in batch)
+    return batch[index]
+
+
 def rows_of(batch: Any, positions: Any) -> Any:
     """Return some rows of a batch, as a batch that is nobody else's."""
-    if type(batch) is np.ndarray:
-        return batch.take(positions, axis=0)
-    if isinstance(batch, Mapping):
-        return {key: rows_of(part, positions) for key, part in batch.items()}
-    if isinstance(batch, tuple):
-        return tuple(rows_of(part, positions) for part in batch)
-    return batch[positions]
+    return leafwise(lambda rows: rows.take(positions, axis=0), batch)
 
 
 def put_rows(batch: Any, positions: Any, rows: Any) -> None:
@@ -27,25 +50,7 @@ def put_rows(batch: Any, positions: Any, rows: Any) -> None:
         positions: what indexes them in each array: a row, a list of rows, or a tuple of both.
         rows: as `batch` is nested.
     """
-    if type(batch) is np.ndarray:
-        batch[positions] = rows
-    elif isinstance(batch, Mapping):
-        for key, part in batch.items():
-            put_rows(part, positions, rows[key])
-    elif isinstance(batch, tuple):
-        for part, of_rows in zip(batch, rows, strict=True):
-            put_rows(part, positions, of_rows)
-    else:
-        batch[positions] = rows
-
-
-def indexed(batch: Any, index: Any) -> Any:
-    """Return `array[index]` of each array of a batch."""
-    if isinstance(batch, Mapping):
-        return {key: indexed(part, index) for key, part in batch.items()}
-    if isinstance(batch, tuple):
-        return tuple(indexed(part, index) for part in batch)
-    return batch[index]
+    leafwise(lambda part, of_rows: setitem(part, positions, of_rows), batch, rows)
 
 
 def zeros_for(rows: Any, *lengths: int) -> Any:
@@ -53,40 +58,23 @@ def zeros_for(rows: Any, *lengths: int) -> Any:
 
     What has no number for zero, such as objects, is None there.
     """
-    if isinstance(rows, Mapping):
-        return {key: zeros_for(part, *lengths) for key, part in rows.items()}
-    if isinstance(rows, tuple):
-        return tuple(zeros_for(part, *lengths) for part in rows)
-    shape = (*lengths, *rows.shape[1:])
-    return np.empty(shape, object) if rows.dtype.hasobject else np.zeros(shape, rows.dtype)
+    return leafwise(lambda part: _zeros((*lengths, *part.shape[1:]), part.dtype), rows)
+
+
+def _zeros(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
+    return np.empty(shape, object) if dtype.hasobject else np.zeros(shape, dtype)
 
 
 def concatenated(batches: Sequence[Any]) -> Any:
     """Return the rows of several batches as one."""
-    first = batches[0]
-    if isinstance(first, Mapping):
-        return {key: concatenated([batch[key] for batch in batches]) for key in first}
-    if isinstance(first, tuple):
-        return tuple(concatenated(parts) for parts in zip(*batches, strict=True))
-    return np.concatenate(batches)
+    return leafwise(lambda *parts: np.concatenate(parts), *batches)
 
 
 def stacked(rows: Sequence[Any]) -> Any:
     """Return arrays or numbers, or dicts and tuples of such, as the rows of one batch."""
-    first = rows[0]
-    if isinstance(first, Mapping):
-        return {key: stacked([row[key] for row in rows]) for key in first}
-    if isinstance(first, tuple):
-        return tuple(stacked(parts) for parts in zip(*rows, strict=True))
-    return np.stack(rows)
+    return leafwise(lambda *parts: np.stack(parts), *rows)
 
 
 def as_batch(value: Any) -> Any:
     """Return what somebody gives as a batch: tensors and lists of numbers as arrays."""
-    if type(value) is np.ndarray:
-        return value
-    if isinstance(value, Mapping):
-        return {key: as_batch(part) for key, part in value.items()}
-    if isinstance(value, tuple):
-        return tuple(map(as_batch, value))
-    return np.asarray(value)
+    return leafwise(np.asarray, value)

@@ -192,17 +192,6 @@ def _inside(column: Array, bounds: Bounds) -> bool:
     return bool((column >= low).all() and (column <= high).all())
 
 
-def row_of(batch: Any, k: int) -> Any:
-    """Return one row of a batch: a view, or a dict or tuple of views."""
-    if type(batch) is np.ndarray:  # before the slow questions
-        return batch[k]
-    if isinstance(batch, Mapping):
-        return {key: row_of(part, k) for key, part in batch.items()}
-    if isinstance(batch, tuple):
-        return tuple(row_of(part, k) for part in batch)
-    return batch[k]
-
-
 def split_batch(batch: Any, count: int) -> list[Any]:
     """Return the rows of a batch: of an array, of a dict or tuple of arrays, or of a list.
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from envmgr.calibrate import choose
 from envmgr.config import ManagerConfig
-from envmgr.launch import usable_cores, worker_settings_of
+from envmgr.launch import cores_of
 from envmgr.tuning.measuring import Course, Still, anchors_of, figures_of, profiled, stills_of
 from envmgr.tuning.model import EnvFigures, Machine, fitted_machine
 from envmgr.tuning.plan import candidates
@@ -65,7 +65,7 @@ def task_of(
     """Profile an env, and say what there is to choose from."""
     env_num, kind = len(factories), pair_of(config["type"])[0]
     config = {**config, "env_num": env_num}
-    cores = usable_cores(worker_settings_of(ManagerConfig.from_mapping(config)).affinity)
+    cores = cores_of(ManagerConfig.from_mapping(config))
     one = _try_one(config, factories, min(_MOST_PROFILE_S, _PROFILE_SHARE * seconds))
     env, now = figures_of(one.profile), _present(config, env_num, cores, one.profile)
     stills = stills_of(kind, env_num, cores)

@@ -32,8 +32,7 @@ setups = over(
 @pytest.fixture(autouse=True)
 def _two_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have the same decided on every machine."""
-    for module in ("launch", "calibrate"):
-        monkeypatch.setattr(f"envmgr.{module}.usable_cores", lambda affinity: 2)
+    monkeypatch.setattr("envmgr.launch.usable_cores", lambda affinity: 2)
 
 
 class PlainEnv(gymnasium.Env[Any, Any]):

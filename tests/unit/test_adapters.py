@@ -19,7 +19,7 @@ from envmgr.errors import (
     FailuresExhaustedError,
     LaunchError,
 )
-from envmgr.spaces import put_rows, row_of
+from envmgr.spaces import indexed, put_rows
 
 
 def raised(type_name: str = "ValueError", message: str = "too far") -> EnvRaised:
@@ -125,7 +125,7 @@ def test_rows_that_came_one_after_the_other_are_joined_in_order() -> None:
     assert whole.infos == [{}, {}, {"k": 2}, {}]
     assert whole.ended == [2, 3]
     put_rows(whole.obs, [1, 2], {"a": np.zeros(2), "b": (np.zeros((2, 2)),)})
-    assert row_of(whole.obs, 1)["b"][0].tolist() == [0, 0]
+    assert indexed(whole.obs, 1)["b"][0].tolist() == [0, 0]
     assert whole.obs["a"].tolist() == [0, 0, 0, 3]
 
 

@@ -198,14 +198,9 @@ def make_one() -> None: ...
 def tried(engine: Engine, wanted: ManagerConfig) -> Calibration:
     try:
         with engine.calling:
-            return try_out(engine, wanted, 8)
+            return try_out(engine, wanted, 8, cores=2)
     finally:
         engine.close(0.0)
-
-
-@pytest.fixture(autouse=True)
-def _two_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("envmgr.calibrate.usable_cores", lambda affinity: 2)
 
 
 def test_an_env_is_built_reset_and_stepped(caplog: pytest.LogCaptureFixture) -> None:

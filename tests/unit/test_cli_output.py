@@ -1,14 +1,13 @@
 from __future__ import annotations
 
 import json
-import os
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from envmgr.cli.output import RunFolder, default_path, write_atomically
+from envmgr.cli.output import RunFolder, default_path
 from envmgr.errors import ConfigError
 from tests.unit.test_collect_records import record_of
 
@@ -122,17 +121,3 @@ def test_the_default_is_new_every_time(tmp_path: Path, monkeypatch: pytest.Monke
         found[-1].mkdir(parents=True)
     name = "runs/pole-20300102-030405"
     assert [str(path) for path in found] == [name, f"{name}-2", f"{name}-3"]
-
-
-def test_a_file_is_whole_or_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "file"
-    write_atomically(path, "old")
-
-    def fail(fd: int) -> None:
-        raise OSError("disk on fire")
-
-    monkeypatch.setattr(os, "fsync", fail)
-    with pytest.raises(OSError, match="on fire"):
-        write_atomically(path, "new")
-    assert path.read_text() == "old"
-    assert names(tmp_path) == {"file"}

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 
 from envmgr.collect import PolicyStep, RolloutBuffer, RolloutCollector, gae
 from envmgr.errors import ActionError, ConfigError, StateError
-from envmgr.spaces import row_of
+from envmgr.spaces import indexed
 from tests.faults.interrupting import interrupt_at, points_of
 from tests.unit.rollout_fakes import NESTED, TEXT, FakeArrays, Taken, values_of
 
@@ -361,4 +361,4 @@ def test_gae_of_one_env_is_that_of_many() -> None:
     for i in range(2):
         one = gae(*(c[:, i] for c in columns), *(f[:, i] for f in flags), gamma=0.9, lam=0.8)
         np.testing.assert_array_equal(one.advantages, both.advantages[:, i])
-    assert row_of(both.returns, 0).shape == (2,)
+    assert indexed(both.returns, 0).shape == (2,)

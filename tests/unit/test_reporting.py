@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from envmgr.cli.reporting import execute
+from envmgr.cli.report import execute
 from envmgr.errors import ConfigError, UnreadableRunError
 from envmgr.reporting.figures import MOST_ENVS, MOST_POINTS, figures_of
 from envmgr.reporting.files import Sample

@@ -11,6 +11,7 @@ from gymnasium.spaces import Discrete
 
 from envmgr.config import ManagerConfig
 from envmgr.core.launching import begin_envs, build_envs
+from envmgr.core.spares import all_factories, spare_factory
 from envmgr.errors import (
     ConfigError,
     EnvCrash,
@@ -20,10 +21,8 @@ from envmgr.errors import (
     SpaceMismatchError,
 )
 from envmgr.launch import (
-    all_factories,
     build_engine,
     deadlines_of,
-    spare_factory,
     spin_s_of,
     worker_settings_of,
 )
@@ -321,7 +320,7 @@ def make_another() -> None: ...
 def test_spares_are_built_by_the_function_that_most_envs_have() -> None:
     many = partial(make_one), make_another, partial(make_one)
     config = ManagerConfig(type="subprocess", spare_env_num=2).with_env_num(3)
-    assert all_factories(many, config)[3:] == [many[0]] * 2
+    assert all_factories(many, 2)[3:] == [many[0]] * 2
     supervisor = build_engine(many, config, FakeTransport(FakeClock()), (None, None), FakeClock())
     assert supervisor.supervisor.rules.spare_takers == (True, False, True)
     supervisor.close(0.0)

@@ -12,8 +12,8 @@ from rich.console import Console
 
 from envmgr.cli.listing import annotated_yaml
 from envmgr.cli.progress import Goal, LiveProgress, LogLines, PlainProgress, Progress
-from envmgr.cli.report import counted, failures_text, number, paragraph, raised_by_envs
 from envmgr.cli.summary import Ending, print_summary, summary_of
+from envmgr.cli.texts import counted, failures_text, number, paragraph, raised_by_envs
 from envmgr.collect import Collector
 from envmgr.config_file import load_config, resolve_config
 from envmgr.errors import EnvCrash, EnvRaised, FailuresExhaustedError, LaunchError
