@@ -7,9 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-import numpy as np
-
-from envmgr.spaces import Array, Layout, Leaf, ValueMismatchError, codec_of, path_text
+from envmgr.spaces import Array, Layout, Leaf, ValueMismatchError, codec_of
 from envmgr.spaces.agents import lost_step
 from envmgr.wire.arenas import COPIED, Placement, place_arrays
 
@@ -75,6 +73,9 @@ class ObservationReader:
             ValueMismatchError: the reference is not one that a writer makes.
         """
         structure, layout = self._structure, self._layout
+        lone = structure.lone if self._found_at is None else None
+        if lone is not None and type(reference) is list and len(reference) == 1:
+            return lone.from_bytes(reference[0])  # the ordinary case of a reply by message
         if layout is None:
             return reference
         if structure.is_fixed:
@@ -89,7 +90,7 @@ class ObservationReader:
         if self._found_at is None:
             if not isinstance(reference, list) or len(reference) != len(layout.leaves):
                 raise ValueMismatchError(f"{type(reference).__name__} is not a list of leaves")
-            return list(map(_own, layout.leaves, reference))
+            return list(map(Leaf.from_bytes, layout.leaves, reference))
         if type(reference) is not int or not 0 <= reference < self._places.count:
             shown = reference if type(reference) is int else f"a {type(reference).__name__}"
             raise ValueMismatchError(f"{shown} is not a place of 0..{self._places.count - 1}")
@@ -124,14 +125,3 @@ class ObservationReader:
     def detach(self) -> None:
         """Let go of the shared memory."""
         self._found_at = None
-
-
-def _own(leaf: Leaf, array: Any) -> Any:
-    if not isinstance(array, np.ndarray) or array.shape != leaf.shape or array.dtype != leaf.dtype:
-        raise ValueMismatchError(
-            f"value{path_text(leaf.path)} of the reply is not an array of shape {leaf.shape} and "
-            f"dtype {leaf.dtype}, which the space says"
-        )
-    if leaf.is_number:
-        return array[()]
-    return array if array.flags.writeable else array.copy()

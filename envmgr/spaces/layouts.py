@@ -43,10 +43,31 @@ class Leaf:
         """Whether its values are no arrays of this shape and dtype, but objects of any form."""
         return self.check is not None
 
-    @property
+    @cached_property
     def nbytes(self) -> int:
         """Bytes of one value."""
         return int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
+
+    def to_bytes(self, value: Any) -> bytearray:
+        """Return a copy of an array that was checked: its numbers alone, which pickle best."""
+        data = bytearray(self.nbytes)
+        np.ndarray(self.shape, self.dtype, data)[...] = value
+        return data
+
+    def from_bytes(self, data: Any) -> Any:
+        """Return what `to_bytes` was given, in the memory of `data`.
+
+        Raises:
+            ValueMismatchError: it has not returned anything like this.
+        """
+        if type(data) is not bytearray or len(data) != self.nbytes:
+            found = f"{len(data)} bytes" if type(data) is bytearray else type(data).__name__
+            raise ValueMismatchError(
+                f"value{path_text(self.path)} of the reply is {found}, which is no array of shape "
+                f"{self.shape} and dtype {self.dtype}, as the space says"
+            )
+        array: Array = np.ndarray(self.shape, self.dtype, data)
+        return array[()] if self.is_number else array
 
 
 @dataclass(frozen=True)
@@ -71,6 +92,12 @@ class Layout:
     def is_fixed(self) -> bool:
         """Whether all leaves are arrays."""
         return not any(leaf.is_free for leaf in self.leaves)
+
+    @cached_property
+    def lone(self) -> Leaf | None:
+        """The leaf of values that are one array; None of others."""
+        is_lone = type(self.skeleton) is int and not self.leaves[0].is_free
+        return self.leaves[0] if is_lone else None
 
     def split(self, leaves: Sequence[Any]) -> tuple[list[Array], list[Any]]:
         """Return those of the values of the leaves that are arrays, and those that are not."""

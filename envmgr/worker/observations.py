@@ -70,6 +70,9 @@ class ObservationWriter:
         self._after: list[int] = []
         self.step_place = self._reset_place = 0
         self.lone: LoneLeaf | None = None
+        sent = None if self._layout is None else self._layout.lone
+        is_plain = sent is not None and sent.dtype.kind in "biuf" and not rules.refuse_non_finite
+        self._sent = sent if is_plain else None
 
     def attach(self, memory: Any, placement: Placement) -> None:
         """Write into shared memory from now on."""
@@ -117,6 +120,15 @@ class ObservationWriter:
             and (lone.finite is None or lone.finite(observation) == 0.0)
         ):
             return self._commit((observation,), of_reset)  # the ordinary case: nothing to check
+        sent = self._sent
+        if (
+            sent is not None
+            and self._targets is None
+            and type(observation) is np.ndarray
+            and observation.dtype == sent.dtype
+            and observation.shape == sent.shape
+        ):
+            return [bytearray(observation.data)]  # likewise, where it goes into the reply
         layout = self._layout or self._mixed
         if layout is None:
             if self._rules.refuse_non_finite:
@@ -137,11 +149,10 @@ class ObservationWriter:
         return self._commit_or_copy(self._mixed.fixed, fixed, of_reset), free
 
     def _commit_or_copy(self, layout: Layout, leaves: Sequence[Array], of_reset: bool) -> Any:
-        """Return what refers to checked leaves: their place, or themselves."""
+        """Return what refers to checked leaves: their place, or their bytes."""
         if self._targets is not None:
             return self._commit(leaves, of_reset)
-        pairs = zip(layout.leaves, leaves, strict=True)
-        return [np.array(value, dtype=leaf.dtype) for leaf, value in pairs]
+        return [leaf.to_bytes(value) for leaf, value in zip(layout.leaves, leaves, strict=True)]
 
     def _commit(self, leaves: Sequence[Array], of_reset: bool) -> int:
         """Write checked leaves at the next place and return its number."""

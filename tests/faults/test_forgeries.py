@@ -52,7 +52,7 @@ class Forger(ScriptedEnv):
         return super().step(action)
 
     def _forge(self, request: Message) -> list[Message]:
-        obs = [np.full(OBS_SPACE.shape, FORGED)]
+        obs = [bytearray(np.full(OBS_SPACE.shape, FORGED).data)]
         reply = request._replace(op=Op.STEPPED, payload=stepped(obs))
         slot = request._replace(op=Op.STEPPED, payload=stepped(0))
         other_env, generation = (self.script.env_id + 1) % 3, request.generation
@@ -68,7 +68,7 @@ class Forger(ScriptedEnv):
             "a negative slot": [slot._replace(payload=stepped(-1))],
             "no slot": [slot._replace(payload=stepped("here"))],
             "leaves too many": [reply._replace(payload=stepped(obs * 2))],
-            "leaves of another shape": [reply._replace(payload=stepped([np.zeros(2)]))],
+            "leaves of another shape": [reply._replace(payload=stepped([bytearray(16)]))],
             "fields missing": [slot._replace(payload=(0, 1.0))],
             "no payload": [slot._replace(payload=None)],
             "no failure": [request._replace(op=Op.FAILED, payload="sorry")],
@@ -96,7 +96,8 @@ class Scribe(ScriptedEnv):
 
 
 def _frame(request: Message) -> bytes:
-    return encode(request._replace(op=Op.STEPPED, payload=stepped([np.full(4, FORGED)])))
+    obs = [bytearray(np.full(4, FORGED).data)]
+    return encode(request._replace(op=Op.STEPPED, payload=stepped(obs)))
 
 
 def _flipped(data: bytes, byte: int) -> bytes:

@@ -230,12 +230,24 @@ def test_observations_are_private_and_writable(in_memory: bool) -> None:
     assert first.tolist() == [7, 7]
 
 
-def test_leaves_of_a_reply_that_are_read_only_are_copied() -> None:
-    leaf = np.array([0.25, 0.5], np.float32)
-    leaf.flags.writeable = False  # as arrays unpickled from out-of-band buffers are
-    observation = ObservationReader(FLOATS).read([leaf])
-    observation[0] = 7
-    assert leaf[0] == 0.25
+@pytest.mark.parametrize(
+    "value",
+    [
+        np.array([[1, 2, 3], [4, 5, 6]], np.int16)[:, ::2],
+        np.array(7, np.int16),
+        np.zeros((0, 3), np.int16),
+    ],
+    ids=["not contiguous", "one number", "nothing"],
+)
+def test_an_array_that_travels_in_a_reply_is_a_copy_of_any_layout(value: Any) -> None:
+    space = Box(-9, 9, value.shape, np.int16)
+    reference = writer(space).write(value)
+    expected = value.copy()
+    if value.size:
+        value[...] = 8
+    observation = ObservationReader(space).read(reference)
+    assert equal(observation, expected)
+    assert observation.flags.writeable
 
 
 @pytest.mark.parametrize("in_memory", [False, True])
@@ -326,8 +338,8 @@ def test_non_finite_numbers_are_refused_if_so_ruled(bad: float, in_memory: bool)
 def test_casts_are_made_and_told() -> None:
     told: list[str] = []
     write = ObservationWriter(FLOATS, ObservationRules(), told.append)
-    (leaf,) = write.write(np.array([0.25, 0.5]))
-    assert leaf.dtype == np.float32
+    reference = write.write(np.array([0.25, 0.5]))
+    assert ObservationReader(FLOATS).read(reference).tolist() == [0.25, 0.5]
     assert told == ["value has dtype float64, the space says float32: it is cast"]
     strict = writer(FLOATS, strict_dtype=True)
     with pytest.raises(ValueMismatchError, match="strict_dtype is on"):
@@ -358,16 +370,19 @@ def test_places_that_a_writer_does_not_name_are_refused(reference: Any) -> None:
         0,
         None,
         "ab",
-        (np.zeros(2, np.float32),),
+        bytearray(8),
+        (bytearray(8),),
         [],
-        [np.zeros(2, np.float32)] * 2,
+        [bytearray(8)] * 2,
         [None],
         ["ab"],
         [[0.0, 0.0]],
-        [np.zeros(3, np.float32)],
-        [np.zeros((), np.float32)],
-        [np.zeros(2, np.float64)],
-        [np.zeros(2, object)],
+        [bytearray(7)],
+        [bytearray(9)],
+        [bytearray()],
+        [bytes(8)],
+        [memoryview(bytearray(8))],
+        [np.zeros(2, np.float32)],
     ],
     ids=repr,
 )
