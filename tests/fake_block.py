@@ -272,7 +272,7 @@ class FakeBlock:
             return message
         if seat is None:  # the reply has the observation itself
             self.observations.append(payload[0])
-            leaf = np.array(len(self.observations) - 1)
+            leaf = bytearray(np.array(len(self.observations) - 1).data)
             return message._replace(payload=([leaf], *payload[1:]))
         place = self._observe(seat, payload[0], of_reset=message.op == Op.RESET_DONE)
         return message._replace(payload=(place, *payload[1:]))
