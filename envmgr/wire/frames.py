@@ -13,6 +13,7 @@ from __future__ import annotations
 import pickle
 import struct
 import zlib
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import cloudpickle
@@ -69,7 +70,7 @@ def pack(message: Message, *, has_main: bool = True) -> Frame:
 
 
 def _framed(
-    op: int, env_id: int, generation: int, request_id: int, body: bytes | memoryview
+    op: int, env_id: int, generation: int, request_id: int, body: bytes | bytearray | memoryview
 ) -> bytes:
     header = _HEADER.pack(_MAGIC, _VERSION, op, env_id, generation, request_id, len(body))
     return header + _CHECKSUMS.pack(zlib.crc32(header), zlib.crc32(body)) + body
@@ -112,14 +113,17 @@ class Frame(NamedTuple):
     env_id: int
     generation: int
     request_id: int
-    body: bytes | memoryview
+    body: bytes | bytearray | memoryview
 
     def encoded(self) -> bytes:
         """Return it as bytes, as `encode` does."""
         return _framed(*self)
 
-    def message(self) -> Message:
+    def message(self, buffers: Sequence[bytearray] = ()) -> Message:
         """Unpickle the payload.
+
+        Args:
+            buffers: those that are not in the pickle, in their order.
 
         Raises:
             FrameError: the payload cannot be unpickled, or would end this process.
@@ -128,6 +132,9 @@ class Frame(NamedTuple):
         if not body:
             return Message(op, env_id, generation, request_id, None)
         try:
+            if buffers:
+                payload = pickle.loads(body, buffers=buffers)  # noqa: S301
+                return Message(op, env_id, generation, request_id, payload)
             return Message(op, env_id, generation, request_id, pickle.loads(body))  # noqa: S301
         except KeyboardInterrupt:
             raise  # the user's, as far as anybody can tell

@@ -124,6 +124,7 @@ class Orders(NamedTuple):
         host_index: which of the manager's hosts it is.
         settings: for the host, pickled.
         worker: for the process.
+        room: where its room for large messages begins; None if it has none.
     """
 
     envs: tuple[tuple[int, int, int, int], ...]
@@ -131,3 +132,4 @@ class Orders(NamedTuple):
     host_index: int
     settings: bytes
     worker: WorkerSettings
+    room: int | None = None

@@ -38,7 +38,7 @@ class InfoEncoder:
 
     def encode(self, info: Mapping[Any, Any]) -> bytes | None:
         """Return the bytes of an info, or None if it does not fit or has other things in it."""
-        if not _comes_out_as_it_is(info):
+        if not _comes_out_as_it_is(info, self._room):
             return None
         try:
             data = self._encode(dict(info))
@@ -47,15 +47,19 @@ class InfoEncoder:
         return _LENGTH.pack(len(data)) + data if _LENGTH.size + len(data) <= self._room else None
 
 
-def _comes_out_as_it_is(info: Mapping[Any, Any]) -> bool:
-    """Whether all entries are of types that are read back as such; a tuple would become a list."""
+def _comes_out_as_it_is(info: Mapping[Any, Any], room: int) -> bool:
+    """Whether all entries are of types that are read back as such; a tuple would become a list.
+
+    Arrays that have no room by themselves are found here: to make bytes of them takes long.
+    """
     for key, value in info.items():
         if type(key) is not str:
             return False
         kind = type(value)
-        if kind in _PLAIN or (kind is dict and _comes_out_as_it_is(value)):
+        if kind in _PLAIN or (kind is dict and _comes_out_as_it_is(value, room)):
             continue
-        if not (kind is np.ndarray or isinstance(value, np.generic)):
+        is_array = kind is np.ndarray
+        if not (is_array or isinstance(value, np.generic)) or (is_array and value.nbytes > room):
             return False
         if value.dtype.kind not in _NUMPY_KINDS:
             return False

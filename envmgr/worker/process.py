@@ -25,6 +25,7 @@ from envmgr.wire.channel import Channel, ChannelClosedError
 from envmgr.wire.frames import FrameError, encode
 from envmgr.wire.hosts import HostSettings, Orders, WorkerSettings
 from envmgr.wire.messages import UNANSWERED, FailureKind, Message, Op, RemoteFailure
+from envmgr.wire.rooms import Room
 from envmgr.worker import last_words, logs
 from envmgr.worker.host import Host
 from envmgr.worker.imported import report_imports
@@ -170,7 +171,7 @@ def run_worker(
         host = Host(
             _factories(orders, factories),
             settings,
-            encode=encode,
+            encode=encode if orders.room is None else Room(shared_fds[0], orders.room).encode,
             send=channel.send,
             memory=functools.cache(lambda nbytes: _open_memory(shared_fds, nbytes)),
             rss_bytes=resident_bytes,

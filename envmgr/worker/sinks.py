@@ -24,7 +24,7 @@ from envmgr.wire.block import (
     items,
     request_of,
 )
-from envmgr.wire.frames import FrameError
+from envmgr.wire.frames import FrameError, encode
 from envmgr.wire.hosts import HostSettings
 from envmgr.wire.infos import InfoEncoder
 from envmgr.wire.messages import AfterStep, Message, Op, RemoteFailure
@@ -125,7 +125,7 @@ class MessageSink:
             reply = self.reply(key, Op.STEPPED, (reference, reward, done, info, int(after)))
         except FrameError as error:
             parts = {"observation": reference, "reward": reward, "info": info}
-            raise self._blaming(key, parts, error) from error
+            raise self._blaming(parts, error) from error
         return (reply,), False
 
     def begun(self, key: Any, reference: Any, info: Any) -> Sequence[Any]:
@@ -133,13 +133,13 @@ class MessageSink:
         try:
             return (self.reply(key, Op.RESET_DONE, (reference, info)),)
         except FrameError as error:
-            raise self._blaming(key, {"observation": reference, "info": info}, error) from error
+            raise self._blaming({"observation": reference, "info": info}, error) from error
 
-    def _blaming(self, key: Any, parts: Mapping[str, Any], error: FrameError) -> FrameError:
+    def _blaming(self, parts: Mapping[str, Any], error: FrameError) -> FrameError:
         """Return an error that names the part of a reply that cannot be sent."""
         for name, part in parts.items():
             try:
-                self.reply(key, Op.RESULT, part)
+                encode(Message(Op.RESULT, 0, 0, 0, part))  # not `reply`: it is not sent
             except FrameError as of_part:
                 text = f"its {name}, a {type(part).__name__}, cannot be sent: {of_part}"
                 return FrameError(text)

@@ -15,6 +15,7 @@ from envmgr.transport.ready import ReadySet
 from envmgr.wire.block import items
 from envmgr.wire.channel import Channel, ChannelClosedError
 from envmgr.wire.frames import Frame, FrameError
+from envmgr.wire.rooms import IN_ROOM, Rooms
 
 
 class Connections:
@@ -23,6 +24,7 @@ class Connections:
     Args:
         ready: watches them.
         as_arrival: makes of a frame what arrives.
+        rooms: where hosts put what is large, if they have such.
 
     Attributes:
         by_host: the channels.
@@ -33,9 +35,13 @@ class Connections:
     """
 
     def __init__(
-        self, ready: ReadySet, as_arrival: Callable[[Frame], Arrival] = Frame.message
+        self,
+        ready: ReadySet,
+        as_arrival: Callable[[Frame], Arrival] = Frame.message,
+        rooms: Rooms | None = None,
     ) -> None:
         self._as_arrival = as_arrival
+        self._rooms = rooms
         self.by_host: dict[int, Channel] = {}
         self.arrivals: deque[tuple[int, Arrival]] = deque()
         self.unsent: dict[int, Channel] = {}
@@ -146,12 +152,17 @@ class Connections:
         frames = channel.frames
         try:
             while frames:
-                frame, item = channel.first
-                if frame is not frames[0]:
-                    item = (host_id, self._as_arrival(frames[0]))
-                    channel.first = (frames[0], item)
+                frame = frames[0]
+                rooms = self._rooms if frame.op & IN_ROOM else None
+                known, item = channel.first
+                if known is not frame:
+                    made = rooms.message(frame, host_id) if rooms else self._as_arrival(frame)
+                    item = (host_id, made)
+                    channel.first = (frame, item)
                 if not arrivals or arrivals[-1] is not item:
                     arrivals.append(item)
+                if rooms is not None:
+                    rooms.free(frame, host_id)  # not before: it is not read again
                 frames.popleft()
                 found = True
         except FrameError as error:

@@ -11,6 +11,7 @@ from envmgr.errors import ConfigError
 from envmgr.types import EnvFactory
 from envmgr.wire.hosts import EnvOrder, HostSpec, Orders, WorkerSettings
 from envmgr.wire.messages import UNANSWERED
+from envmgr.wire.rooms import room_of
 
 
 class OrderWriter:
@@ -26,8 +27,12 @@ class OrderWriter:
         self._with_factories = with_factories
         self._pickled: dict[int, tuple[Any, bytes]] = {}
 
-    def orders_of(self, spec: HostSpec) -> Orders:
+    def orders_of(self, spec: HostSpec, *, has_room: bool = False) -> Orders:
         """Return the orders of one worker.
+
+        Args:
+            spec: of the worker.
+            has_room: it may put large messages into a room of its own.
 
         Raises:
             ConfigError: a factory cannot be pickled.
@@ -39,7 +44,8 @@ class OrderWriter:
             place = pickled.setdefault(factory, len(pickled))
             envs.append((order.env_id, order.generation, order.request_id, place))
         settings = self._pickle(spec.settings, spec.envs[0])
-        return Orders(tuple(envs), tuple(pickled), spec.index, settings, self._settings)
+        room = room_of(spec.host_id) if has_room else None
+        return Orders(tuple(envs), tuple(pickled), spec.index, settings, self._settings, room)
 
     def pickles_of(self, factories: Sequence[EnvFactory]) -> list[bytes]:
         """Return the pickles of factories, equal ones once.

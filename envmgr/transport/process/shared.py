@@ -14,6 +14,7 @@ from envmgr.transport.process.preflight import refuse_more_than_there_is
 from envmgr.transport.process.stacks import Stacks
 from envmgr.wire.block import block_is_possible
 from envmgr.wire.hosts import HostSpec
+from envmgr.wire.rooms import Rooms
 from envmgr.worker.last_words import ARE_KEPT
 
 _MOST_HOST_BELLS = 128
@@ -28,6 +29,7 @@ class SharedFiles:
 
     Attributes:
         bell: the parent's doorbell; None where steps cannot be posted.
+        rooms: where workers put large messages; None likewise.
         host_bells: those of workers, by host_id.
 
     Raises:
@@ -45,8 +47,10 @@ class SharedFiles:
             self._memory_fd = _anonymous_file() if has_memory else None
             if self._memory_fd is not None:
                 opened.callback(os.close, self._memory_fd)
-            rings = self._memory_fd is not None and block_is_possible()
-            self.bell = _doorbell() if rings else None
+            self.bell: int | None = None
+            self.rooms: Rooms | None = None
+            if self._memory_fd is not None and block_is_possible():
+                self.bell, self.rooms = _doorbell(), Rooms(self._memory_fd)
             opened.pop_all()
         for fd in self._fds:
             keep_from_children(fd)
@@ -117,11 +121,13 @@ class SharedFiles:
         """Release everything."""
         # Not closed: arrays that were handed out do not keep it open, they keep it alive, and it is
         # unmapped with the last of them.
-        self._memory = None
+        nbytes, self._memory = 0 if self._memory is None else len(self._memory), None
+        if self._memory_fd is not None:
+            os.ftruncate(self._memory_fd, nbytes)  # so these keep no rooms
         for host_id in list(self.host_bells):
             self.drop_bell(host_id)
         fds = self._fds
-        self._memory_fd = self.bell = self._last_words = None
+        self._memory_fd = self.bell = self.rooms = self._last_words = None
         for fd in fds:
             forget_fd(fd)
             os.close(fd)

@@ -77,7 +77,9 @@ class ProcessTransport(Transport):
             if self._bell is not None:
                 self._ready.add(self._bell)
             opened.pop_all()
-        self._connections = Connections(self._ready, as_arrival)
+        # Who passes frames on passes them on whole.
+        self._rooms = self._shared.rooms if as_arrival is Frame.message else None
+        self._connections = Connections(self._ready, as_arrival, self._rooms)
         self.arrivals = self._connections.arrivals
         spawner.report_to(self._ready)
 
@@ -106,7 +108,8 @@ class ProcessTransport(Transport):
         Raises:
             ConfigError: a factory cannot be pickled; no process was started.
         """
-        orders = [self._orders.orders_of(spec) for spec in specs]
+        has_room = self._rooms is not None
+        orders = [self._orders.orders_of(spec, has_room=has_room) for spec in specs]
         for spec, payload in zip(specs, orders, strict=True):
             try:
                 channel = self._start(spec)
@@ -233,6 +236,8 @@ class ProcessTransport(Transport):
         for host_id, died in self._spawner.deaths():
             self._connections.read_last(host_id)
             self._shared.drop_bell(host_id)
+            if self._rooms is not None:
+                self._rooms.give_back(host_id)
             index = self._alive.pop(host_id, None)
             if index is not None:
                 died = died._replace(last_words=self._shared.last_words(index))
@@ -339,4 +344,4 @@ class ProcessTransport(Transport):
         self._ready.close()
         self._connections.count_mail(None)
         self._shared.close()
-        self._bell = None
+        self._bell = self._rooms = None

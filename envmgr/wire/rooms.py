@@ -1,0 +1,169 @@
+"""Room for large messages: each worker has a part of the shared memory beside its pipe.
+
+A pipe takes 64 KiB at a time, each of which wakes the other side. Large arrays of a reply (pickle
+has them aside), and a pickle that is large itself, are written into the worker's room, and the
+frame says where. The parent copies them out, and then writes into the room which message that was:
+once this is the latest one, the room is empty, and is filled from its beginning again. What finds
+no place goes through the pipe. A room is a hole in a sparse file until something is written there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import pickle
+import struct
+import zlib
+from typing import Any
+
+from envmgr.spaces.interrupts import came_through_a_handler
+from envmgr.wire.frames import Frame, FrameError, encode
+from envmgr.wire.messages import Message
+
+LARGE_BYTES = 1 << 14
+"""The first message as large as this has the worker use its room from then on."""
+
+ROOM_BYTES = 1 << 26
+
+IN_ROOM = 0x80
+"""Bit of the operation of a frame whose payload is in the room of its host."""
+
+_FIRST_ROOM = 1 << 40  # in the file: behind all else that it may ever hold
+_BEGIN = 64  # in a room: behind the number of the message that was read last
+_PART_BYTES = 1 << 12  # smaller arrays stay in the pickle
+_MOST_PARTS = 1000  # that one system call reads
+_NUMBER = struct.Struct("<Q")
+_HEAD = struct.Struct("<QQI")
+
+
+def room_of(host_id: int) -> int:
+    """Return where in the shared memory the room of a host begins; no other host has it, ever."""
+    return _FIRST_ROOM + host_id * ROOM_BYTES
+
+
+class Room:
+    """That of a worker.
+
+    Args:
+        fd: the shared memory.
+        offset: where the room begins.
+    """
+
+    def __init__(self, fd: int, offset: int) -> None:
+        self._fd = fd
+        self._offset = offset
+        self._memory: mmap.mmap | None = None
+        self._is_used = False
+        self._number = 0
+        self._end = _BEGIN
+
+    def encode(self, message: Message) -> bytes:
+        """Return a message as one frame; as `frames.encode`, until one was large.
+
+        Raises:
+            FrameError: it cannot be sent.
+        """
+        if self._is_used and (frame := self._framed(message)) is not None:
+            return frame
+        frame = encode(message)
+        self._is_used = self._is_used or len(frame) >= LARGE_BYTES
+        return frame
+
+    def _framed(self, message: Message) -> bytes | None:
+        """Return a frame whose large parts are in the room; None if they cannot be."""
+        parts: list[Any] = [b""]
+
+        def stays(buffer: pickle.PickleBuffer) -> bool:
+            part = buffer.raw()
+            if part.nbytes < _PART_BYTES or len(parts) == _MOST_PARTS:
+                return True
+            parts.append(part)
+            return False
+
+        try:
+            parts[0] = pickle.dumps(message.payload, protocol=5, buffer_callback=stays)
+        except Exception as error:  # any error of an object's own __reduce__
+            if came_through_a_handler(error):
+                raise
+            return None
+        if len(parts) == 1 and len(parts[0]) < LARGE_BYTES:
+            return Frame(*message[:4], parts[0]).encoded()
+        place = self._write(parts)
+        if place is None:
+            return None
+        self._number += 1
+        head = _HEAD.pack(self._number, place, zlib.crc32(parts[0]))
+        body = head + b"".join(_NUMBER.pack(len(part)) for part in parts)
+        return Frame(message.op | IN_ROOM, *message[1:4], body).encoded()
+
+    def _write(self, parts: list[Any]) -> int | None:
+        """Write where there is place, and return that; None if there is none."""
+        memory = self._memory
+        if memory is not None and _NUMBER.unpack_from(memory)[0] == self._number:
+            self._end = _BEGIN
+        place, end = self._end, self._end + sum(map(len, parts))
+        if memory is None or end > len(memory):
+            try:
+                memory = self._memory = self._opened(end)
+            except OSError:  # no memory, or no fd; or the file may not be so large
+                return None
+        for part in parts:
+            memory[self._end : self._end + len(part)] = part
+            self._end += len(part)
+        return place
+
+    def _opened(self, nbytes: int) -> mmap.mmap:
+        """Return the room up to there, and further; every page is there, so no write can fail."""
+        if nbytes > ROOM_BYTES:
+            raise OSError("the room is full")
+        nbytes = max(LARGE_BYTES, 1 << (nbytes - 1).bit_length())
+        os.posix_fallocate(self._fd, self._offset, nbytes)
+        return mmap.mmap(self._fd, nbytes, offset=self._offset)
+
+
+class Rooms:
+    """Those of all hosts, as the parent sees them.
+
+    Args:
+        fd: the shared memory.
+    """
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+
+    def message(self, frame: Frame, host_id: int) -> Message:
+        """Return the message of a frame, with all that is in the room; changes nothing.
+
+        Raises:
+            FrameError: it is not there, or cannot be unpickled.
+        """
+        try:
+            _, place, checksum = _HEAD.unpack_from(frame.body)
+            lengths = [length for (length,) in _NUMBER.iter_unpack(frame.body[_HEAD.size :])]
+        except struct.error as error:
+            raise FrameError(f"it does not say where it is in its room: {error}") from error
+        nbytes = sum(lengths)
+        if not 0 < len(lengths) <= _MOST_PARTS or place + nbytes > ROOM_BYTES:
+            raise FrameError(f"{len(lengths)} parts at {place}, {nbytes} bytes, are in no room")
+        parts = [bytearray(length) for length in lengths]
+        try:
+            found = os.preadv(self._fd, parts, room_of(host_id) + place)
+        except OSError as error:
+            raise FrameError(f"its room cannot be read: {error}") from error
+        if found != nbytes or zlib.crc32(parts[0]) != checksum:
+            raise FrameError(f"a damaged message in its room, at {place}")
+        return frame._replace(op=frame.op & ~IN_ROOM, body=parts[0]).message(parts[1:])
+
+    def free(self, frame: Frame, host_id: int) -> None:
+        """Let the host have the place of a message again, and of all that came before."""
+        with contextlib.suppress(OSError):  # then the host uses its pipe when the room is full
+            os.pwrite(self._fd, frame.body[: _NUMBER.size], room_of(host_id))
+
+    def give_back(self, host_id: int) -> None:
+        """Free the memory of the room of a host that is dead."""
+        start = room_of(host_id)
+        nbytes = min(os.fstat(self._fd).st_size - start, ROOM_BYTES)
+        if nbytes > 0:
+            with contextlib.suppress(OSError), mmap.mmap(self._fd, nbytes, offset=start) as room:
+                room.madvise(mmap.MADV_REMOVE)
