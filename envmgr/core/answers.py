@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import logging
+from collections import deque
+from collections.abc import Iterable
+from functools import partial
+from itertools import repeat
 from typing import Any
 
 from envmgr.core import failures
@@ -25,13 +29,15 @@ from envmgr.core.spares import Spares
 from envmgr.core.stats import Statistics
 from envmgr.lifecycle import EnvState, Event
 from envmgr.spaces import ValueMismatchError
+from envmgr.transport.base import Arrival
 from envmgr.types import EnvTimestep
-from envmgr.wire.block import token_of
-from envmgr.wire.messages import Message
+from envmgr.wire.block import MAX_REQUEST_ID
+from envmgr.wire.messages import Message, Op
 
 logger = logging.getLogger("envmgr")
 
 _IN_A_STEP = (Phase.POSTED, Phase.STEPPING)
+_make_timestep = partial(tuple.__new__, EnvTimestep)
 
 
 class Answers:
@@ -67,6 +73,8 @@ class Answers:
         self._repair = repair
         self._spares = spares
         self._noticed: set[str] = set()
+        # The arrivals that `step_on` was applying last, and the first env of these.
+        self._applying: tuple[list[tuple[int, Arrival]], int] = ([], 0)
 
     def notice(self, slot: EnvSlot, payload: Any) -> None:
         """Log the payload of NOTICE, once."""
@@ -151,28 +159,59 @@ class Answers:
         else:
             self._episodes.end(slot, after)
 
-    def stepped_on(self, slot: EnvSlot, message: Message) -> bool:
-        """Apply a step after which an episode goes on; False if that is not all there is to it.
+    def step_on(self, arrivals: deque[tuple[int, Arrival]]) -> None:
+        """Apply the steps after which episodes go on, as far as they come before anything else.
 
-        Can be interrupted anywhere: until the last of this it counts as not applied.
+        Can be interrupted anywhere, and called again: they count when their phases have changed,
+        all at once, and leave the queue after that, all at once.
+
+        Args:
+            arrivals: what has come.
         """
-        _, env_id, generation, request_id, payload = message
-        record = self._record
-        is_awaited = record.token_items[env_id] == token_of(generation, request_id)
-        if not is_awaited or record.phases.column[env_id] not in _IN_A_STEP:
-            return False
-        try:
-            reference, reward, done, info, _ = step_fields(payload)
-            if done:
-                return False
-            obs = record.observed.read(env_id, reference)
-        except (ValueMismatchError, MalformedReplyError):
-            return False
-        record.observed.keep(env_id, obs)
-        record.undelivered[env_id] = EnvTimestep(obs, reward, done, info)
-        slot.deadline = NEVER
-        record.phases.apply(env_id, Change.SETTLE)
-        return True
+        record, (applying, first) = self._record, self._applying
+        was_left = bool(applying and arrivals and arrivals[0] is applying[0])
+        if not was_left or record.phases.column[first] != Phase.IDLE:
+            applying = list(arrivals)
+            timesteps = self._ordinary(applying)
+            if not timesteps:
+                return
+            del applying[len(timesteps) :]
+            self._applying = applying, next(iter(timesteps))
+            record.observed.keep_each(timesteps)
+            record.undelivered.update(timesteps)
+            record.phases.apply_all(timesteps, Change.SETTLE)
+        try:  # in one go: no signal handler comes in between
+            deque(map(deque.popleft, repeat(arrivals, len(applying))), maxlen=0)
+        except IndexError:
+            return  # one has closed the manager before that
+        self._applying = [], 0
+
+    def _ordinary(self, arrivals: Iterable[tuple[int, Arrival]]) -> dict[int, EnvTimestep]:
+        """Return the timesteps of the first arrivals, as far as there is nothing else to them."""
+        record, groups = self._record, self._hosts.group_of_host
+        tokens, phases, read = record.token_items, record.phases.column, record.observed.read
+        found: dict[int, EnvTimestep] = {}
+        for host_id, message in arrivals:
+            group = groups.get(host_id)
+            if type(message) is not Message or group is None:
+                break
+            op, env_id, generation, request_id, payload = message
+            slot = group.by_id.get(env_id)
+            if op != Op.STEPPED or slot is None or group.running is not None or group.is_ending:
+                break
+            is_awaited = generation == slot.generation and phases[env_id] in _IN_A_STEP
+            if not is_awaited or tokens[env_id] & MAX_REQUEST_ID != request_id or env_id in found:
+                break
+            try:
+                reference, reward, done, info, _ = step_fields(payload)
+                if done:
+                    break
+                obs = read(env_id, reference)
+            except (ValueMismatchError, MalformedReplyError):
+                break
+            slot.deadline = NEVER
+            found[env_id] = _make_timestep((obs, reward, done, info))
+        return found
 
     def result(self, slot: EnvSlot, payload: Any) -> None:
         """Keep the payload of RESULT, or what stands for it."""

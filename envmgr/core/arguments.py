@@ -87,6 +87,8 @@ def actions_by_id(actions: Any) -> dict[Any, Any]:
     Raises:
         ActionError: they are no mapping, or it cannot be read.
     """
+    if type(actions) is dict:
+        return actions
     if isinstance(actions, Mapping):
         try:
             return read_dict(actions)

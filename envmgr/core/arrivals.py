@@ -72,7 +72,6 @@ class Arrivals:
         self._repair = repair
         self._raise_non_finite = raise_non_finite
         self._replies: BlockReplies | None = None
-        self._applying: object = None
         self._handlers: dict[int, Callable[[EnvSlot, Any], None]] = {
             Op.HELLO: self._on_hello,
             Op.STEPPED: answers.stepped,
@@ -93,7 +92,7 @@ class Arrivals:
 
     def handle(self, host_id: int, arrival: Arrival) -> None:
         """Apply what came from a host; what it had replied in the block comes before that."""
-        group = self._hosts.group_of(host_id)
+        group = self._hosts.group_of_host.get(host_id)
         if group is None:
             return
         if type(arrival) is Message:
@@ -114,23 +113,6 @@ class Arrivals:
                 self._fail(slot, failures.timeout(slot, *arrival[1:]), Lost.HOST)
         elif type(arrival) is Garbage:
             self._break_off(group.blamed(), arrival.reason)
-
-    def handle_step(self, item: tuple[int, Arrival]) -> bool:
-        """Apply an ordinary step that came by message; False if it is something else.
-
-        Can be interrupted anywhere, and called again with the same item.
-        """
-        host_id, arrival = item
-        group = self._hosts.group_of(host_id)
-        if type(arrival) is not Message or arrival.op != Op.STEPPED or group is None:
-            return False
-        slot = group.by_id.get(arrival.env_id)
-        if slot is None or group.running is not None or group.is_ending:
-            return False
-        if item is self._applying and slot.phase is Phase.IDLE:
-            return True  # it was applied before the interrupt
-        self._applying = item
-        return self._answers.stepped_on(slot, arrival)
 
     def _on_message(self, slot: EnvSlot, message: Message) -> None:
         op, _, generation, request_id, payload = message

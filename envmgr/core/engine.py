@@ -266,9 +266,9 @@ class Engine:
 
     def _apply_steps(self) -> None:
         """Apply the ordinary steps that come before anything else."""
-        arrivals, handle_step = self.transport.arrivals, self.supervisor.handle_step
-        while arrivals and not self.closing and handle_step(arrivals[0]):
-            arrivals.popleft()
+        arrivals = self.transport.arrivals
+        if arrivals and not self.closing:
+            self.supervisor.step_on(arrivals)
 
     def _apply_all(self) -> None:
         arrivals, handle = self.transport.arrivals, self.supervisor.handle

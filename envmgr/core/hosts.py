@@ -39,6 +39,7 @@ class Hosts:
         slots: its details, by env_id, those of the spares last.
         phases: what hosts are busy with; changed here, and where steps are posted and handed out.
         groups: which envs share a host.
+        group_of_host: those that a host serves, by host_id; without hosts that were given up.
         limits: how long hosts may take.
         index_of: where steps of each env_id are posted: at the index of its host, or all in one
             place where they run in the caller.
@@ -72,7 +73,7 @@ class Hosts:
         self._shared_settings = replace(settings, announced=announced_in(deadlines))
         self._host_ids = itertools.count(1)
         self.request_ids = itertools.count(UNANSWERED + 1)
-        self._group_of_host: dict[int, HostGroup] = {}
+        self.group_of_host: dict[int, HostGroup] = {}
         self._killed: set[int] = set()
         announces = Op.STEP in self._shared_settings.announced
         self.limits = Limits(self.record, self.groups, deadlines, clock, announces=announces)
@@ -82,10 +83,6 @@ class Hosts:
         self.block: Block | None = None
 
     # -- which host serves which envs ---------------------------------------------------------
-
-    def group_of(self, host_id: int) -> HostGroup | None:
-        """Return the envs that a host serves; None for a host that was given up."""
-        return self._group_of_host.get(host_id)
 
     def start(self, slots: Sequence[EnvSlot]) -> None:
         """Have envs built that have no host: in a new one for each group that has none either.
@@ -121,7 +118,7 @@ class Hosts:
     def _await_start(self, spec: HostSpec, built: Sequence[EnvSlot]) -> None:
         group = self.groups[spec.index]
         group.host_id = spec.host_id
-        self._group_of_host[spec.host_id] = group
+        self.group_of_host[spec.host_id] = group
         for order in spec.envs:
             if order.request_id != UNANSWERED:
                 slot = group.by_id[order.env_id]
@@ -151,32 +148,13 @@ class Hosts:
         """
         request_id = next(self.request_ids)
         message = Message(op, slot.env_id, slot.generation, request_id, payload)
-        return request_id, self.transport.prepare(_host_of(slot), message)
+        return request_id, self.transport.prepare(host_of(slot), message)
 
     def submit(self, slot: EnvSlot, change: Change, prepared: tuple[int, Any]) -> None:
         """Send what `prepare` returned and await its reply."""
         request_id, frame = prepared
         self.await_reply(slot, change, request_id)
-        self.transport.send(_host_of(slot), frame)
-
-    def submit_step(self, slot: EnvSlot, prepared: tuple[int, Any], *, again: bool) -> None:
-        """As `submit`, for an idle env and a step: what happens most.
-
-        Can be interrupted, and called again: until the last of this it counts as not sent.
-
-        Args:
-            slot: the env.
-            prepared: what `prepare` returned.
-            again: it may have been sent, before an interrupt.
-        """
-        request_id, frame = prepared
-        self.phases.apply(slot.env_id, Change.STEP)
-        if self.limits.step_s is not None:
-            self.limits.set(slot, self.limits.step_s)
-        host_id, transport = _host_of(slot), self.transport
-        if not again or not transport.has_sent(host_id, frame):
-            transport.send(host_id, frame)
-        slot.request_id = request_id
+        self.transport.send(host_of(slot), frame)
 
     @property
     def resets_need_no_looking_after(self) -> bool:
@@ -192,7 +170,7 @@ class Hosts:
     def tell(self, slot: EnvSlot, op: Op, payload: Any) -> None:
         """Send a message whose reply, if there is one, is not awaited."""
         message = Message(op, slot.env_id, slot.generation, UNANSWERED, payload)
-        host_id = _host_of(slot)
+        host_id = host_of(slot)
         self.transport.send(host_id, self.transport.prepare(host_id, message))
 
     def await_reset(self, slot: EnvSlot) -> None:
@@ -298,10 +276,10 @@ class Hosts:
         group.deadline = NEVER
         if ask:
             request_id, frame = self.prepare(leaving[0], Op.CLOSE, None)
-            self.transport.send(_host_of(leaving[0]), frame)
+            self.transport.send(host_of(leaving[0]), frame)
         else:
             request_id = UNANSWERED
-            self._kill(_host_of(leaving[0]))
+            self._kill(host_of(leaving[0]))
         for slot in leaving:
             slot.request_id = request_id
             limit_s = self.limits.close_s if ask else self.transport.kill_patience_s
@@ -328,7 +306,7 @@ class Hosts:
         if lingers:
             self._retire(group)
         if group.host_id is not None:
-            self._group_of_host.pop(group.host_id, None)
+            self.group_of_host.pop(group.host_id, None)
             self._killed.discard(group.host_id)
         group.host_id = group.running = None
         group.is_ending = group.is_worn = False
@@ -337,10 +315,11 @@ class Hosts:
 
     def forget_all(self) -> None:
         """Have no host known any more: what still arrives is nobody's."""
-        self._group_of_host.clear()
+        self.group_of_host.clear()
 
 
-def _host_of(slot: EnvSlot) -> int:
+def host_of(slot: EnvSlot) -> int:
+    """Return the host of an env that has one."""
     if slot.host_id is None:
         raise RuntimeError(f"env {slot.env_id} has no host: a defect of envmgr, please report it")
     return slot.host_id

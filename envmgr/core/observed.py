@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,6 +11,7 @@ import numpy.typing as npt
 from envmgr.core.arenas import Arena, Arenas
 from envmgr.core.checked_views import ViewGuard
 from envmgr.core.observations import ObservationReader
+from envmgr.types import EnvTimestep
 from envmgr.wire.arenas import COPIED, Placement, Places
 from envmgr.wire.block import PLACE_BITS
 
@@ -100,6 +101,14 @@ class Observed:
         self._kept[env_id] = observation
         self._in_arena[env_id] = 0
         self._place_bytes[env_id] = _NO_PLACE
+
+    def keep_each(self, timesteps: Mapping[int, EnvTimestep]) -> None:
+        """As `keep`, of the observations of timesteps by env_id."""
+        kept, in_arena, places = self._kept, self._in_arena, self._place_bytes
+        for env_id, timestep in timesteps.items():
+            kept[env_id] = timestep.obs
+            in_arena[env_id] = 0
+            places[env_id] = _NO_PLACE
 
     def began(self, env_id: int, place: int) -> None:
         """The newest observation of an env is that of a reset, in `place`."""

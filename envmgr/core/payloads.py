@@ -30,7 +30,8 @@ def step_fields(payload: Any) -> tuple[Any, Any, bool, Any, int]:
     Raises:
         MalformedReplyError: it is something else.
     """
-    fields: tuple[Any, Any, Any, Any, Any] = _fields(payload, 5)
+    fields: tuple[Any, Any, Any, Any, Any]
+    fields = payload if type(payload) is tuple and len(payload) == 5 else _fields(payload, 5)
     _, _, done, info, after = fields
     if type(done) is not bool:
         raise MalformedReplyError(f"it says that done is a {type(done).__name__}")

@@ -9,7 +9,7 @@ import numpy as np
 
 from envmgr.core.arguments import actions_by_id, checked_env_id
 from envmgr.core.phases import Change, Phase
-from envmgr.core.slots import EnvSlot
+from envmgr.core.sending import Submitted
 from envmgr.core.supervisor import Supervisor
 from envmgr.errors import (
     ActionError,
@@ -34,7 +34,7 @@ _ADVICE = {
 
 def prepared_steps(
     supervisor: Supervisor, actions: Any, checks: Sequence[ActionCheck] | None
-) -> list[tuple[EnvSlot, tuple[int, Any] | None]]:
+) -> list[Submitted]:
     """Check actions and encode them, without sending any.
 
     Args:
@@ -49,12 +49,11 @@ def prepared_steps(
     """
     actions = actions_by_id(actions)
     env_num, record = len(supervisor.slots), supervisor.record
-    ready = record.are_all_ready
-    checked: list[tuple[EnvSlot, Any]] = []
+    ready, slots = record.are_all_ready, supervisor.slots
+    checked: dict[int, Any] = {}
     for key, action in actions.items():
-        env_id = checked_env_id(key, env_num)
-        slot = supervisor.slots[env_id]
-        if not ready and (not record.is_ready(env_id) or slot.phase is Phase.CALLING):
+        env_id = key if type(key) is int and 0 <= key < env_num else checked_env_id(key, env_num)
+        if not ready and (not record.is_ready(env_id) or slots[env_id].phase is Phase.CALLING):
             raise _not_ready(supervisor, env_id)
         if type(action) not in _PLAIN:
             action = _plain_action(env_id, action)
@@ -62,13 +61,14 @@ def prepared_steps(
             raise ActionError(
                 f"the action of env {env_id} is refused: {reason}. Nothing was sent to any env."
             )
-        checked.append((slot, action))
+        checked[env_id] = action
     if record.together is not None:
-        _refuse_without(record.together.missing([slot.env_id for slot, _ in checked]))
-    if len({slot.env_id for slot, _ in checked}) != len(checked):  # 1 and True, say
+        _refuse_without(record.together.missing([*checked]))
+    if len(checked) != len(actions):  # an integer of a class of its own is no equal key
         raise ActionError(f"the actions name an env twice: {short_text([*actions])}")
+    prepare = supervisor.sending.prepare
     try:
-        return [(slot, supervisor.sending.prepare(slot, action)) for slot, action in checked]
+        return [prepare(slots[env_id], action) for env_id, action in checked.items()]
     except FrameError as error:
         raise ActionError(
             f"an action cannot be sent to its env: {error}. Nothing was sent to any env."

@@ -61,7 +61,7 @@ class Supervisor:
         sending: sends steps by message.
         handout: finds what has arrived, and hands it out.
         delivery: what the call under way is about to return.
-        handle_step: applies an ordinary step that came by message, as `Arrivals` does.
+        step_on: applies ordinary steps that have come by message, as `Answers` does.
     """
 
     def __init__(self, hosts: Hosts, rules: EpisodeRules, policy: FailurePolicy) -> None:
@@ -104,7 +104,7 @@ class Supervisor:
             self.repair,
             raise_non_finite=rules.raise_non_finite,
         )
-        self.handle_step = self._arrivals.handle_step
+        self.step_on = answers.step_on
         self.handout = Handout(
             hosts,
             self._episodes,
@@ -135,6 +135,8 @@ class Supervisor:
             Whether there is more: `collect_rest` applies it.
         """
         arrivals, spares = self._arrivals, self.spares
+        if self.posting is None and spares is None:
+            return False
         if not arrivals.begin_episodes() or arrivals.have_replied:
             return True
         if spares is None or not spares.are_wanted:

@@ -219,7 +219,7 @@ class EnvManager(EnvRestoring):
         sent = accepting.post_some(supervisor, actions, ring, checks)
         if sent is None:
             prepared = requests.prepared_steps(supervisor, actions, checks)
-            sent = supervisor.handout.selections.of([slot.env_id for slot, _ in prepared])
+            sent = supervisor.handout.selections.of([slot.env_id for slot, _, _ in prepared])
             supervisor.sending.send(prepared)
         self._view.forget()
         if supervisor.record.unexecuted:

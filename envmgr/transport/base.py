@@ -136,6 +136,22 @@ class Transport(ABC):
             prepared: what `prepare` returned.
         """
 
+    def send_each(self, requests: deque[tuple[int, Any]], *, again: bool) -> None:
+        """Send several requests, as `send` does; each leaves the queue when it was sent.
+
+        Can be interrupted, and called again with the same queue.
+
+        Args:
+            requests: host_ids and what `prepare` returned for them.
+            again: it was interrupted, so that the first of them may have been sent.
+        """
+        while requests:
+            host_id, prepared = requests[0]
+            if not again or not self.has_sent(host_id, prepared):
+                self.send(host_id, prepared)
+            requests.popleft()
+            again = False
+
     arrivals: deque[tuple[int, Arrival]]
     """What has come, and from which host; in the order of each host. Who applies it takes it out.
 

@@ -8,8 +8,10 @@ Linux they are registered once with an epoll, which `wait` then sees as one sing
 from __future__ import annotations
 
 import contextlib
+import math
 import select
 import socket
+from collections.abc import Sequence
 from multiprocessing.connection import wait
 from typing import Any
 
@@ -67,6 +69,29 @@ class ReadySet:
         if self._epoll is not None and not self._epoll.closed:
             forget_fd(self._epoll.fileno())
             self._epoll.close()
+
+
+def await_any(
+    readable: Sequence[Any], timeout_s: float | None, writable: Sequence[int] = ()
+) -> None:
+    """Wait until one of some objects can be read, or one of some fds can be written.
+
+    As `multiprocessing.connection.wait`, which makes and registers ten objects for each of them.
+
+    Args:
+        readable: what has a `fileno()`, or is an fd.
+        timeout_s: None waits for ever.
+        writable: fds; only where there is `poll`.
+    """
+    if not hasattr(select, "poll"):
+        wait(readable, timeout_s)
+        return
+    poll = select.poll()
+    for item in readable:
+        poll.register(item, select.POLLIN)
+    for fd in writable:
+        poll.register(fd, select.POLLOUT)
+    poll.poll(None if timeout_s is None else math.ceil(timeout_s * 1000.0))
 
 
 class Waker:

@@ -2,16 +2,16 @@
 
 On POSIX the connection is a pair of pipes, which cost half of what a socket pair does. The parent's
 ends never block, so that a host which does not read cannot hold the trainer up. Elsewhere it is a
-duplex pipe of `multiprocessing`.
+duplex pipe: see `pipe_channel`.
 """
 
 from __future__ import annotations
 
 import os
-from collections import deque
 from collections.abc import Sequence
-from multiprocessing.connection import Connection, wait
-from typing import Any, NamedTuple
+from itertools import repeat
+from multiprocessing.connection import wait
+from typing import NamedTuple
 
 from envmgr.wire.frames import Frame, FrameError, needed_for, split_frame
 
@@ -32,22 +32,24 @@ class ChannelClosedError(ConnectionError):
     """The other end is gone."""
 
 
-class _Incoming(NamedTuple):
-    """What has been read.
+class Incoming(NamedTuple):
+    """What has been read and is no whole frame.
 
     Attributes:
-        frames: whole frames that were not taken.
-        read: bytes that were read and are not in the others.
         parts: the beginning of a frame that is not whole.
         n_bytes: size of that.
         needed: bytes that it takes at least.
+        broken: what came is no frame, and nothing that follows it is believed.
     """
 
-    frames: deque[Frame]
-    read: list[bytes]
     parts: Sequence[bytes] = ()
     n_bytes: int = 0
     needed: int = 0
+    broken: FrameError | None = None
+
+
+NOTHING_INCOMING = Incoming()
+"""All that has been read are whole frames."""
 
 
 class FrameChannel:
@@ -61,9 +63,10 @@ class FrameChannel:
     Attributes:
         host_id: the host at the other end, for whoever waits for several channels.
         index: which of the manager's hosts that is.
+        read_fd: becomes readable when there is something to receive.
         write_fd: becomes writable when `flush` can go on.
         asked: a bell that wants an answer has come since the owner has set this to False.
-        first: one of them and what it was made, for whoever takes them one by one.
+        incoming: what has been read and is no whole frame.
     """
 
     host_id = index = 0
@@ -72,23 +75,23 @@ class FrameChannel:
     def __init__(self, read_fd: int, write_fd: int, *, blocking: bool) -> None:
         for fd in (read_fd, write_fd):
             os.set_blocking(fd, blocking)
-        self._read_fd = read_fd
+        self.read_fd = read_fd
         self.write_fd = write_fd
-        # Each of these is replaced as a whole, so that an interrupt finds the one or the other.
+        # Frames that are kept, and how much of them was taken, part by part. Replaced as a whole,
+        # so that an interrupt finds the one or the other.
         self._sending: tuple[list[bytes], list[int]] = ([], [])
-        self._latest: bytes | None = None
-        self._incoming = _Incoming(deque(), [])
-        self.first: tuple[Frame | None, Any] = (None, None)
-        self._broken: Exception | None = None
+        self.incoming = NOTHING_INCOMING
 
     def fileno(self) -> int:
         """Return the fd that becomes readable; -1 once closed."""
-        return self._read_fd
+        return self.read_fd
 
     @property
     def fds(self) -> tuple[int, ...]:
         """The fds of this end."""
-        return (self._read_fd, self.write_fd)
+        return (self.read_fd, self.write_fd)
+
+    # -- sending ----------------------------------------------------------------------------
 
     @property
     def has_unsent(self) -> bool:
@@ -101,14 +104,56 @@ class FrameChannel:
         Raises:
             ChannelClosedError: the other end is closed.
         """
-        self._sending[0].append(frame)
-        self._latest = frame
+        if self._sending[0]:
+            self._sending[0].append(frame)
+        else:
+            try:
+                n_bytes = os.write(self.write_fd, frame)
+            except BlockingIOError:
+                n_bytes = 0
+            except OSError as error:
+                raise ChannelClosedError(str(error)) from error
+            if n_bytes == len(frame):
+                return  # the ordinary case
+            self._sending = ([frame], [n_bytes])
         self.flush()
 
-    def has_sent(self, frame: bytes) -> bool:
-        """Return whether this very object was given to `send` last, if that was interrupted."""
+    @staticmethod
+    def write_each(
+        channels: Sequence[FrameChannel], frames: Sequence[bytes], written: list[int]
+    ) -> None:
+        """Write to several channels, none of which has anything that is unsent.
+
+        Can be interrupted, and called again with the same.
+
+        Args:
+            channels: ends that never block.
+            frames: one for each.
+            written: how many bytes each has taken; -1 if the other end is closed.
+        """
+        fds = [channel.write_fd for channel in channels]
+        while len(written) < len(fds):
+            start = len(written)
+            try:
+                # In one go: no signal handler comes between the writing and the note of it.
+                written.extend(map(os.write, fds[start:], frames[start:]))
+            except BlockingIOError:
+                written.append(0)
+            except OSError:
+                written.append(-1)
+
+    def keep(self, frame: bytes, n_bytes: int) -> None:
+        """Keep a frame for `flush`; once, however often this is called for it.
+
+        Args:
+            frame: the frame.
+            n_bytes: how much of it was taken, if no other is kept.
+        """
         frames = self._sending[0]
-        return frame is self._latest or (bool(frames) and frames[-1] is frame)
+        if not frames:
+            self._sending = ([frame], [n_bytes])
+        elif frames[-1] is not frame:
+            frames.append(frame)
 
     def ring(self, bell: bytes) -> None:
         """Have the other end look at the block; nothing happens if it is gone.
@@ -134,10 +179,8 @@ class FrameChannel:
         try:
             while self._sending[0]:
                 frames, taken = self._sending
-                data: Any = frames[0]
-                if taken or len(frames) > 1:
-                    data = memoryview(b"".join(frames))[sum(taken) :]
-                # In one go: no signal handler comes between the writing and the note of it.
+                data = memoryview(b"".join(frames))[sum(taken) :]
+                # In one go, as in `write_each`.
                 taken.extend(map(os.write, (self.write_fd,), (data,)))
                 if taken[-1] == len(data):
                     self._sending = ([], [])
@@ -146,9 +189,11 @@ class FrameChannel:
         except OSError as error:
             raise ChannelClosedError(str(error)) from error
 
+    # -- receiving --------------------------------------------------------------------------
+
     def has_arrived(self) -> bool:
         """Return whether `receive` has something to read, or the end to report; does not wait."""
-        return bool(wait([self._read_fd], 0.0))
+        return bool(wait([self.read_fd], 0.0))
 
     def receive(self) -> Sequence[Frame]:
         """Return the whole frames that have arrived; a blocking end waits for bytes once.
@@ -157,58 +202,56 @@ class FrameChannel:
             ChannelClosedError: the other end is closed, and all frames before that were returned.
             FrameError: garbage arrived, and all frames before that were returned.
         """
+        if self.incoming.broken is not None:
+            raise self.incoming.broken
         try:
-            self.fill()
-        except FrameError:
-            if not self.frames:
-                raise
-        frames = list(self.frames)
-        self.frames.clear()
-        return frames
-
-    def fill(self) -> None:
-        """Put the whole frames that have arrived into `frames`; else as `receive`.
-
-        Raises:
-            ChannelClosedError: the other end is closed.
-            FrameError: garbage arrived after what is in `frames`.
-        """
-        if self._broken is not None:
-            raise self._broken
-        kept, read, parts, n_bytes, needed = self._incoming
-        try:
-            if not read:  # else an interrupt has come since
-                # In one go, as in `flush`.
-                read.extend(map(os.read, (self._read_fd,), (_READ_BYTES,)))
+            data = os.read(self.read_fd, _READ_BYTES)
         except BlockingIOError:
-            return
+            return ()
         except OSError as error:
             raise ChannelClosedError(str(error)) from error
-        data = read[0]
         if not data:
             raise ChannelClosedError("end of stream")
+        frames, self.incoming = self.split(data)
+        if self.incoming.broken is not None and not frames:
+            raise self.incoming.broken
+        return frames
+
+    @staticmethod
+    def read_each(channels: Sequence[FrameChannel], found: list[bytes | None]) -> None:
+        """Read once from each of several channels.
+
+        Can be interrupted, and called again with the same.
+
+        Args:
+            channels: ends that never block.
+            found: what each had; None if that is nothing, empty if the other end is closed.
+        """
+        fds = [channel.read_fd for channel in channels]
+        while len(found) < len(fds):
+            try:
+                # In one go, as in `write_each`.
+                found.extend(map(os.read, fds[len(found) :], repeat(_READ_BYTES)))
+            except BlockingIOError:
+                found.append(None)
+            except OSError:
+                found.append(b"")
+
+    def split(self, data: bytes) -> tuple[Sequence[Frame], Incoming]:
+        """Return the frames that are whole with these bytes, and what is `incoming` then.
+
+        That is left to the caller to replace: until then it can be called again.
+        """
+        parts, n_bytes, needed, broken = self.incoming
+        if broken is not None:
+            return (), self.incoming
         if not parts and data[0] in _BELLS:
             data = self._without_bells(data)
         n_bytes += len(data)
         if n_bytes < needed:
-            self._incoming = _Incoming(kept, [], [*parts, data], n_bytes, needed)
-            return
-        found, rest = self._split(b"".join([*parts, data]) if parts else data)
-        frames = deque([*kept, *found]) if kept else deque(found)
-        if rest:
-            self._incoming = _Incoming(frames, [], [rest], len(rest), needed_for(rest))
-        else:
-            self._incoming = _Incoming(frames, [])
-        if self._broken is not None:
-            raise self._broken
-
-    @property
-    def frames(self) -> deque[Frame]:
-        """What has arrived and was not taken."""
-        return self._incoming.frames
-
-    def _split(self, data: bytes) -> tuple[list[Frame], bytes]:
-        """Return the frames in some bytes, and what is left."""
+            return (), Incoming([*parts, data], n_bytes, needed)
+        if parts:
+            data = b"".join([*parts, data])
         found: list[Frame] = []
         try:
             while data and (parsed := split_frame(data)) is not None:
@@ -217,8 +260,8 @@ class FrameChannel:
                 if data and data[0] in _BELLS:
                     data = self._without_bells(data)
         except FrameError as error:
-            self._broken = error
-        return found, data
+            return found, Incoming(broken=error)
+        return found, Incoming([data], len(data), needed_for(data)) if data else NOTHING_INCOMING
 
     def _without_bells(self, data: bytes) -> bytes:
         rest = data.lstrip(_BELLS)
@@ -227,102 +270,7 @@ class FrameChannel:
 
     def close(self) -> None:
         """Close both pipes."""
-        for fd in (self._read_fd, self.write_fd):
+        for fd in (self.read_fd, self.write_fd):
             if fd >= 0:
                 os.close(fd)
-        self._read_fd = self.write_fd = -1
-
-
-class PipeChannel:
-    """The same over a duplex pipe of `multiprocessing`, where fds cannot be passed (Windows).
-
-    `send` may wait for the other end to read when a frame is large.
-
-    Args:
-        connection: one end of `multiprocessing.Pipe()`; the channel owns it.
-        blocking: whether `receive` waits.
-
-    Attributes:
-        host_id: the host at the other end.
-        index: which of the manager's hosts that is.
-        has_unsent: always False: `send` keeps nothing back.
-        asked: always False: there is no block where there are no pipes.
-    """
-
-    host_id = index = 0
-    has_unsent = False
-    asked = False
-
-    def __init__(self, connection: Connection, *, blocking: bool) -> None:
-        self._connection = connection
-        self._blocking = blocking
-        self.frames: deque[Frame] = deque()
-        self.first: tuple[Frame | None, Any] = (None, None)
-
-    @property
-    def fds(self) -> tuple[int, ...]:
-        """The handle of this end."""
-        return (self._connection.fileno(),)
-
-    @property
-    def write_fd(self) -> int:
-        """The same handle."""
-        return self._connection.fileno()
-
-    def fileno(self) -> int:
-        """Return the handle, for waiting."""
-        return self._connection.fileno()
-
-    def send(self, frame: bytes) -> None:
-        """Send a frame.
-
-        Raises:
-            ChannelClosedError: the other end is closed.
-        """
-        try:
-            self._connection.send_bytes(frame)
-        except OSError as error:
-            raise ChannelClosedError(str(error)) from error
-
-    def has_sent(self, frame: bytes) -> bool:
-        """Return False: it cannot be told."""
-        return False
-
-    def ring(self, bell: bytes) -> None:
-        """Do nothing: there is no block."""
-
-    def flush(self) -> None:
-        """Do nothing: `send` keeps nothing back."""
-
-    def has_arrived(self) -> bool:
-        """Return whether there is something to read, or the end to report; does not wait."""
-        return bool(wait([self._connection], 0.0))
-
-    def receive(self) -> Sequence[Frame]:
-        """Return one frame, if one has arrived; a blocking end waits for it.
-
-        Raises:
-            ChannelClosedError: the other end is closed.
-            FrameError: garbage arrived.
-        """
-        try:
-            if not self._blocking and not self._connection.poll():
-                return ()
-            data = self._connection.recv_bytes()
-        except (EOFError, OSError) as error:
-            raise ChannelClosedError(str(error)) from error
-        parsed = split_frame(data)
-        if parsed is None or parsed[1] != len(data):
-            raise FrameError(f"a message of {len(data)} bytes is not one frame")
-        return (parsed[0],)
-
-    def fill(self) -> None:
-        """As `receive`, into `frames`."""
-        self.frames.extend(self.receive())
-
-    def close(self) -> None:
-        """Close the pipe."""
-        self._connection.close()
-
-
-Channel = FrameChannel | PipeChannel
+        self.read_fd = self.write_fd = -1

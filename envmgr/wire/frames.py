@@ -14,12 +14,13 @@ import pickle
 import struct
 import zlib
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import cloudpickle
 
 from envmgr.spaces.interrupts import came_through_a_handler
-from envmgr.wire.messages import Message, text_of
+from envmgr.wire.messages import Message, make_message, text_of
 
 MAX_PAYLOAD_BYTES = 1 << 30
 
@@ -31,7 +32,9 @@ _HEADER = struct.Struct("<HBBIIQI")
 
 _CHECKSUMS = struct.Struct("<II")
 
-HEADER_BYTES = _HEADER.size + _CHECKSUMS.size
+_BOTH = struct.Struct(_HEADER.format + _CHECKSUMS.format[1:])
+
+HEADER_BYTES = _BOTH.size
 
 
 class FrameError(ValueError):
@@ -132,10 +135,8 @@ class Frame(NamedTuple):
         if not body:
             return Message(op, env_id, generation, request_id, None)
         try:
-            if buffers:
-                payload = pickle.loads(body, buffers=buffers)  # noqa: S301
-                return Message(op, env_id, generation, request_id, payload)
-            return Message(op, env_id, generation, request_id, pickle.loads(body))  # noqa: S301
+            payload = pickle.loads(body, buffers=buffers) if buffers else pickle.loads(body)  # noqa: S301
+            return make_message((op, env_id, generation, request_id, payload))
         except KeyboardInterrupt:
             raise  # the user's, as far as anybody can tell
         except BaseException as error:  # whatever a __setstate__ may raise, SystemExit included
@@ -146,6 +147,9 @@ class Frame(NamedTuple):
             ) from error
 
 
+_make_frame = partial(tuple.__new__, Frame)
+
+
 def split_frame(data: bytes | bytearray | memoryview) -> tuple[Frame, int] | None:
     """Return the first frame in `data` and its length in bytes, or None if it is not complete.
 
@@ -154,8 +158,9 @@ def split_frame(data: bytes | bytearray | memoryview) -> tuple[Frame, int] | Non
     """
     if len(data) < HEADER_BYTES:
         return None
-    magic, version, op, env_id, generation, request_id, length = _HEADER.unpack_from(data)
-    of_header, of_body = _CHECKSUMS.unpack_from(data, _HEADER.size)
+    (magic, version, op, env_id, generation, request_id, length, of_header, of_body) = (
+        _BOTH.unpack_from(data)
+    )
     is_whole = zlib.crc32(data[: _HEADER.size]) == of_header
     if magic != _MAGIC or version != _VERSION or length > MAX_PAYLOAD_BYTES or not is_whole:
         raise FrameError(f"not a frame: it begins with {bytes(data[:HEADER_BYTES]).hex()}")
@@ -165,7 +170,7 @@ def split_frame(data: bytes | bytearray | memoryview) -> tuple[Frame, int] | Non
     body = bytes(data[HEADER_BYTES:end])
     if zlib.crc32(body) != of_body:
         raise FrameError(f"a damaged frame: it begins with {bytes(data[:HEADER_BYTES]).hex()}")
-    return Frame(op, env_id, generation, request_id, body), end
+    return _make_frame((op, env_id, generation, request_id, body)), end
 
 
 def needed_for(data: bytes) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import traceback
 from dataclasses import dataclass
 from enum import IntEnum, unique
+from functools import partial
 from typing import Any, NamedTuple
 
 UNANSWERED = 0
@@ -84,6 +85,10 @@ class Message(NamedTuple):
     generation: int
     request_id: int
     payload: Any
+
+
+make_message = partial(tuple.__new__, Message)
+"""Makes one of a tuple of its fields: as the class does, at half of the cost."""
 
 
 class EpisodePlan(NamedTuple):

@@ -21,10 +21,11 @@ from typing import Any
 import numpy as np
 
 from envmgr.types import EnvFactory
-from envmgr.wire.channel import Channel, ChannelClosedError
+from envmgr.wire.channel import ChannelClosedError
 from envmgr.wire.frames import FrameError, encode
 from envmgr.wire.hosts import HostSettings, Orders, WorkerSettings
 from envmgr.wire.messages import UNANSWERED, FailureKind, Message, Op, RemoteFailure
+from envmgr.wire.pipe_channel import Channel
 from envmgr.wire.rooms import Room
 from envmgr.worker import last_words, logs
 from envmgr.worker.host import Host

@@ -13,9 +13,10 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Protocol
 
-from envmgr.wire.channel import BELL_VALUE_ASKED, Channel, ChannelClosedError
+from envmgr.wire.channel import BELL_VALUE_ASKED, ChannelClosedError
 from envmgr.wire.frames import Frame, FrameError, encode
 from envmgr.wire.messages import FailureKind, Message, Op, RemoteFailure
+from envmgr.wire.pipe_channel import Channel
 from envmgr.worker.host import Host
 from envmgr.worker.posted import PostedSteps
 

@@ -210,6 +210,15 @@ class _WireChannel(FrameChannel):
             raise ChannelClosedError("end of stream")
         self.worker.take(frame)
 
+    @staticmethod
+    def write_each(channels: Any, frames: Sequence[bytes], written: list[int]) -> None:
+        for channel, frame in zip(channels, frames, strict=True):
+            try:
+                channel.send(frame)
+                written.append(len(frame))
+            except ChannelClosedError:
+                written.append(-1)
+
     def ring(self, bell: bytes) -> None:
         self.worker.look()
 

@@ -343,7 +343,7 @@ class SparesMachine(RuleBasedStateMachine):
             assert slot.group.is_spare is slot.is_spare, where
             if slot.host_id is not None:
                 assert slot.group.host_id == slot.host_id, where
-                assert rig.hosts.group_of(slot.host_id) is slot.group, where
+                assert rig.hosts.group_of_host.get(slot.host_id) is slot.group, where
             if slot.is_spare:
                 assert rig.state(slot.env_id) is not EnvState.RUN, where
                 assert slot.phase not in (Phase.STEPPING, Phase.CANCELLING), where

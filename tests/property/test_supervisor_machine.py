@@ -702,7 +702,7 @@ class SupervisorMachine(RuleBasedStateMachine):
                 assert model is not None, where
                 assert not model.fake.reported, where
             if model is not None:
-                assert supervisor.hosts.group_of(model.fake.host_id) is slot.group, where
+                assert supervisor.hosts.group_of_host.get(model.fake.host_id) is slot.group, where
                 assert model.env_id == slot.env_id, where
                 assert not model.fake.reported, where
             assert supervisor.hosts.limits.earliest <= slot.deadline, where
@@ -710,7 +710,7 @@ class SupervisorMachine(RuleBasedStateMachine):
         unknown = [
             model.key
             for model in self.hosts.models.values()
-            if model.is_alive and supervisor.hosts.group_of(model.fake.host_id) is None
+            if model.is_alive and supervisor.hosts.group_of_host.get(model.fake.host_id) is None
         ]
         assert not unknown, f"nobody looks after hosts {unknown}"
 

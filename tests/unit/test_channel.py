@@ -12,9 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from envmgr.wire.channel import ChannelClosedError, FrameChannel, PipeChannel
+from envmgr.wire.channel import ChannelClosedError, FrameChannel
 from envmgr.wire.frames import FrameError, encode, split_frame
 from envmgr.wire.messages import Message, Op
+from envmgr.wire.pipe_channel import PipeChannel
 
 GARBAGE = b"this is not a frame at all, it is text"
 
@@ -347,44 +348,94 @@ def test_a_frame_that_comes_in_many_pieces_with_bells_before_it_is_one_frame(end
     assert [one.message().payload for one in found] == [b"b" * 300_000]
 
 
-def test_the_frame_that_was_sent_last_is_known_by_identity(ends: Any) -> None:
-    parent, _ = ends
-    frame = encode(message(1, b"b"))
-    assert not parent.has_sent(frame)
-    parent.send(frame)
-    assert parent.has_sent(frame)
-    assert not parent.has_sent(encode(message(1, b"b")))
+def test_several_are_written_to_and_read_from_at_once() -> None:
+    pairs = [two_ends() for _ in range(3)]
+    try:
+        parents = [parent for parent, _ in pairs]
+        frames = [encode(message(number, b"b" * number)) for number in range(3)]
+        written: list[int] = []
+        FrameChannel.write_each(parents, frames, written)
+        assert written == [len(frame) for frame in frames]
+        assert [received(host) for _, host in pairs] == [[message(n, b"b" * n)] for n in range(3)]
+        pairs[1][1].send(frames[1])
+        pairs[2][1].close()
+        found: list[bytes | None] = []
+        FrameChannel.read_each(parents, found)
+        assert found == [None, frames[1], b""]
+        written.clear()
+        while 0 not in written:  # until one is full
+            written.clear()
+            FrameChannel.write_each(parents, [b"\0" * 4096] * 3, written)
+        assert written[2] == -1
+    finally:
+        for pair in pairs:
+            for end in pair:
+                end.close()
 
 
-def test_it_is_known_as_soon_as_it_waits_to_be_sent(
-    ends: Any, monkeypatch: pytest.MonkeyPatch
+def test_writing_and_reading_go_on_where_an_interrupt_came(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    class Interrupted(list[bytes]):
-        def append(self, frame: bytes) -> None:
-            super().append(frame)
-            raise KeyboardInterrupt
+    pairs = [two_ends() for _ in range(3)]
+    n_calls = itertools.count()
 
-    parent, _ = ends
-    one, other = encode(message(1, b"b")), encode(message(1, b"c"))
-    monkeypatch.setattr(parent, "_sending", (Interrupted([one]), [0]))
-    with pytest.raises(KeyboardInterrupt):
-        parent.send(other)
-    assert parent.has_sent(other)
-    assert not parent.has_sent(one)
+    def interrupted(call: Any) -> Any:
+        def run(fd: int, what: Any) -> Any:
+            if next(n_calls) == 1:
+                raise KeyboardInterrupt  # as a handler does, when a system call is interrupted
+            return call(fd, what)
+
+        return run
+
+    try:
+        parents = [parent for parent, _ in pairs]
+        frames = [encode(message(number)) for number in range(3)]
+        written: list[int] = []
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "write", interrupted(os.write))
+            with pytest.raises(KeyboardInterrupt):
+                FrameChannel.write_each(parents, frames, written)
+        assert len(written) == 1
+        FrameChannel.write_each(parents, frames, written)
+        FrameChannel.write_each(parents, frames, written)  # nothing is left to do
+        assert [received(host) for _, host in pairs] == [[message(n)] for n in range(3)]
+        for frame, (_, host) in zip(frames, pairs, strict=True):
+            host.send(frame)
+        n_calls, found = itertools.count(), list[bytes | None]()
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "read", interrupted(os.read))
+            with pytest.raises(KeyboardInterrupt):
+                FrameChannel.read_each(parents, found)
+        assert found == frames[:1]
+        FrameChannel.read_each(parents, found)
+        FrameChannel.read_each(parents, found)
+        assert found == frames
+    finally:
+        for pair in pairs:
+            for end in pair:
+                end.close()
 
 
-def test_what_was_read_before_an_interrupt_is_not_read_again(
-    ends: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_frame_is_kept_once_and_behind_those_that_are_kept(ends: Any) -> None:
     parent, host = ends
-    host.send(encode(message(1, b"b")))
+    first, second = encode(message(1, b"b" * 5000)), encode(message(2))
+    os.write(parent.write_fd, first[:100])
+    for _ in range(2):  # as after an interrupt
+        parent.keep(first, 100)
+        assert parent.has_unsent
+    for _ in range(2):
+        parent.keep(second, 0)
+    parent.flush()
+    assert not parent.has_unsent
+    assert received(host) == [message(1, b"b" * 5000), message(2)]
 
-    def interrupt(data: bytes) -> Any:
-        raise KeyboardInterrupt
 
-    with monkeypatch.context() as patch:
-        patch.setattr(parent, "_split", interrupt)
-        with pytest.raises(KeyboardInterrupt):
-            parent.fill()
-    parent.fill()
-    assert [frame.message().payload for frame in parent.frames] == [b"b"]
+def test_frames_are_told_apart_again_until_what_is_left_was_noted(ends: Any) -> None:
+    parent, _ = ends
+    data = encode(message(1)) + encode(message(2))[:30]
+    for _ in range(2):  # as after an interrupt
+        frames, incoming = parent.split(data)
+        assert [frame.message() for frame in frames] == [message(1)]
+    parent.incoming = incoming
+    frames, parent.incoming = parent.split(encode(message(2))[30:])
+    assert [frame.message() for frame in frames] == [message(2)]

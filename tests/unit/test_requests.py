@@ -92,7 +92,7 @@ def test_good_actions_are_encoded_and_not_sent() -> None:
     rig = Rig(3).launch()
     sent = len(rig.transport.sent)
     prepared = prepare(rig, {2: 1, 0: np.int64(2)})
-    assert [slot.env_id for slot, _ in prepared] == [2, 0]
+    assert [slot.env_id for slot, _, _ in prepared] == [2, 0]
     assert len(rig.transport.sent) == sent
     rig.supervisor.sending.send(prepared)
     assert [m.payload for _, m in rig.transport.sent[sent:]] == [1, 2]
@@ -256,8 +256,8 @@ class Tensor:
 )
 def test_tensors_become_arrays_wherever_they_are(action: Any, expected: Any) -> None:
     rig = Rig(1).launch()
-    ((_, frame),) = prepare(rig, {0: action}, check=None)
-    sent = frame[1].payload
+    ((_, _, request),) = prepare(rig, {0: action}, check=None)
+    sent = request.payload
 
     def same(one: Any, other: Any) -> bool:
         if isinstance(other, dict):
@@ -273,8 +273,8 @@ def test_tensors_become_arrays_wherever_they_are(action: Any, expected: Any) -> 
 
 @pytest.mark.parametrize("action", [1, 1.5, "a", np.zeros(2), np.int8(1), (1, 2), [1, 2], None])
 def test_plain_values_stay_what_they_are(action: Any) -> None:
-    ((_, frame),) = prepare(Rig(1).launch(), {0: action}, check=None)
-    assert type(frame[1].payload) is type(action)
+    ((_, _, request),) = prepare(Rig(1).launch(), {0: action}, check=None)
+    assert type(request.payload) is type(action)
 
 
 def test_a_tensor_that_refuses_to_become_an_array_is_an_action_error() -> None:

@@ -360,7 +360,7 @@ def let_everybody_answer(rig: Rig) -> None:
             continue
         if host.killed:
             transport.die(host.env_id)
-        elif rig.supervisor.hosts.group_of(host.host_id) is not None:
+        elif rig.supervisor.hosts.group_of_host.get(host.host_id) is not None:
             slot = rig.slot(host.env_id)
             if slot.phase not in (Phase.IDLE, Phase.PAUSING):
                 for after_s, arrival in _answers(rig, host):

@@ -1,21 +1,56 @@
-"""The connections to workers: sends without blocking, and reads what has come."""
+"""The connections to workers: sends without blocking, and reads what has come.
+
+What is sent to several hosts at once is written at once, and what has come from several is read at
+once: an interrupt finds a batch, and how much of it was done.
+"""
 
 from __future__ import annotations
 
 import itertools
-import selectors
 from collections import deque
-from collections.abc import Callable
-from multiprocessing.connection import wait
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 from envmgr.transport.base import Arrival, Garbage
 from envmgr.transport.fds import forget_fd, keep_from_children
-from envmgr.transport.ready import ReadySet
+from envmgr.transport.ready import ReadySet, await_any
 from envmgr.wire.block import items
-from envmgr.wire.channel import Channel, ChannelClosedError
+from envmgr.wire.channel import ChannelClosedError, Incoming
 from envmgr.wire.frames import Frame, FrameError
+from envmgr.wire.pipe_channel import Channel
 from envmgr.wire.rooms import IN_ROOM, Rooms
+
+
+class _Writing(NamedTuple):
+    """What is to be written to several channels.
+
+    Attributes:
+        requests: what was asked for; emptied when all of it is written, or kept.
+        channels: to whom; those that have taken nothing yet of what they were sent come first.
+        frames: what, for each of them.
+        written: how many bytes of that they have taken, as far as they were tried.
+    """
+
+    requests: deque[tuple[int, bytes]]
+    channels: Sequence[Any]
+    frames: Sequence[bytes]
+    written: list[int]
+
+
+class _Came(NamedTuple):
+    """What was read from several channels.
+
+    Attributes:
+        arrivals: what comes of it.
+        incoming: what is `Channel.incoming` now, where that has changed.
+        ruined: hosts that are to be ended.
+        in_rooms: frames whose messages were in the rooms of their hosts.
+    """
+
+    arrivals: deque[tuple[int, Arrival]]
+    incoming: list[tuple[Channel, Incoming]]
+    ruined: dict[int, Garbage | None]
+    in_rooms: list[tuple[Frame, int]]
 
 
 class Connections:
@@ -48,9 +83,12 @@ class Connections:
         self.ruined: dict[int, Garbage | None] = {}
         self.deaf: set[int] = set()
         self._ready = ready
-        self._reading: Channel | None = None
         self._mail: Any = None
         self._mail_numbers = itertools.count(1)
+        # What is under way: an interrupt may leave it to be done.
+        self._writing: _Writing | None = None
+        self._reading: tuple[Sequence[Any], list[bytes | None]] | None = None
+        self._came: _Came | None = None
 
     def add(self, host_id: int, index: int, channel: Channel) -> None:
         """Take over the channel to a new host.
@@ -76,6 +114,13 @@ class Connections:
                 forget_fd(fd)
             channel.close()
 
+    def finish(self) -> None:
+        """Do what an interrupt has left of writing and reading."""
+        if self._writing is not None:
+            self._finish_writing()
+        if self._reading is not None or self._came is not None:
+            self._finish_reading()
+
     # -- sending ----------------------------------------------------------------------------
 
     def count_mail(self, mail: Any) -> None:
@@ -87,32 +132,76 @@ class Connections:
             self._mail[channel.index] = next(self._mail_numbers)
 
     def send(self, host_id: int, frame: Any) -> None:
-        """Send a frame without blocking; nothing happens if there is no channel."""
+        """Send a frame without blocking; nothing happens if there is no channel.
+
+        Not to be interrupted.
+        """
         channel = self.by_host.get(host_id)
         if channel is None:
             return  # killed, or its death has been seen; HostDied comes or has come
-        self.unsent[host_id] = channel  # before: an interrupt may keep it from being sent
         try:
             channel.send(frame)
         except ChannelClosedError:
             self.deaf.add(host_id)
+            return
+        self._count(channel)
+        if channel.has_unsent:
+            self.unsent[host_id] = channel
         else:
-            self._count(channel)
-        if not channel.has_unsent or host_id in self.deaf:
             self.unsent.pop(host_id, None)
 
-    def wait(self, objects: list[Any], timeout_s: float | None) -> None:
-        """Wait until one of some objects is readable, or what is unsent can be sent on."""
-        if not self.unsent:
-            wait(objects, timeout_s)
+    def send_each(self, requests: deque[tuple[int, Any]]) -> None:
+        """Send frames to several hosts: those for one host are written at once.
+
+        Can be interrupted, and called again with the same queue, which is empty when all was sent.
+        """
+        if self._writing is None or self._writing.requests is not requests:
+            self._writing = self._to_write(requests)
+        self._finish_writing()
+
+    def _to_write(self, requests: deque[tuple[int, bytes]]) -> _Writing:
+        by_host = self.by_host
+        parts: dict[int, list[bytes]] = {}
+        for host_id, frame in requests:
+            parts.setdefault(host_id, []).append(frame)
+        channels = [by_host[host_id] for host_id in parts if host_id in by_host]
+        written: list[int] = []
+        if self.unsent:
+            channels.sort(key=lambda channel: not channel.has_unsent)
+            written = [0 for channel in channels if channel.has_unsent]
+        frames = [b"".join(parts[channel.host_id]) for channel in channels]
+        return _Writing(requests, channels, frames, written)
+
+    def _finish_writing(self) -> None:
+        """Write what is left to be written; what is not taken now is kept."""
+        if self._writing is None:
             return
-        with selectors.DefaultSelector() as selector:
-            for item in objects:
-                selector.register(item, selectors.EVENT_READ)
-            for channel in self.unsent.values():
-                selector.register(channel.write_fd, selectors.EVENT_WRITE)
-            selector.select(timeout_s)
-        self.flush()
+        requests, channels, frames, written = self._writing
+        if channels:
+            channels[0].write_each(channels, frames, written)
+            if written != [*map(len, frames)]:
+                self._keep_rest(channels, frames, written)
+            if self._mail is not None:
+                for channel in channels:
+                    self._count(channel)
+        requests.clear()
+        self._writing = None
+
+    def _keep_rest(
+        self, channels: Sequence[Channel], frames: Sequence[bytes], written: Sequence[int]
+    ) -> None:
+        for channel, frame, n_bytes in zip(channels, frames, written, strict=True):
+            if n_bytes < 0:
+                self.deaf.add(channel.host_id)
+            elif n_bytes < len(frame):
+                channel.keep(frame, n_bytes)
+                self.unsent[channel.host_id] = channel
+
+    def wait(self, objects: Sequence[Any], timeout_s: float | None) -> None:
+        """Wait until one of some objects is readable, or what is unsent can be sent on."""
+        await_any(objects, timeout_s, [channel.write_fd for channel in self.unsent.values()])
+        if self.unsent:
+            self.flush()
 
     def flush(self) -> None:
         """Send on what hosts did not take at once."""
@@ -128,56 +217,65 @@ class Connections:
 
     # -- reading ----------------------------------------------------------------------------
 
-    def finish_reading(self) -> None:
-        """Read what an interrupt has left."""
-        if self._reading is not None:
-            self.read(self._reading)
+    def read(self, channels: Sequence[Channel]) -> None:
+        """Append what hosts have sent to `arrivals`.
 
-    def read(self, channel: Channel) -> bool:
-        """Append what a host has sent to `arrivals`; False if that is nothing.
-
-        After an interrupt at any point of it, it goes on where it was: see `FrameChannel.frames`.
+        After an interrupt at any point of it, `finish` goes on where it was.
         """
-        host_id, arrivals = channel.host_id, self.arrivals
-        self._reading = channel
-        found = False
-        try:
-            channel.fill()
-        except FrameError as error:
-            broken: FrameError | ChannelClosedError | None = error
-        except ChannelClosedError as error:
-            broken = error  # a worker that has let go of its connection is of no use
-        else:
-            broken = None
-        frames = channel.frames
-        try:
-            while frames:
-                frame = frames[0]
-                rooms = self._rooms if frame.op & IN_ROOM else None
-                known, item = channel.first
-                if known is not frame:
-                    made = rooms.message(frame, host_id) if rooms else self._as_arrival(frame)
-                    item = (host_id, made)
-                    channel.first = (frame, item)
-                if not arrivals or arrivals[-1] is not item:
-                    arrivals.append(item)
-                if rooms is not None:
-                    rooms.free(frame, host_id)  # not before: it is not read again
-                frames.popleft()
-                found = True
-        except FrameError as error:
-            frames.clear()
-            broken = error
-        if broken is not None:
-            self.ruined[host_id] = Garbage(str(broken)) if isinstance(broken, FrameError) else None
-        self._reading = None
-        return found
+        self._reading = channels, []
+        self._finish_reading()
+
+    def _finish_reading(self) -> None:
+        if self._reading is not None:
+            self._came = self._taken_apart(*self._reading)  # nothing has come of it so far
+            self._reading = None
+        if self._came is None:
+            return
+        arrivals, changes, ruined, in_rooms = self._came
+        for channel, incoming in changes:
+            channel.incoming = incoming
+        self.ruined.update(ruined)
+        # In one go: at any moment, each of them is in one of the two queues.
+        self.arrivals.extend(map(deque.popleft, itertools.repeat(arrivals, len(arrivals))))
+        if self._rooms is not None:
+            for frame, host_id in in_rooms:
+                self._rooms.free(frame, host_id)  # not before: it is not read again
+        self._came = None
+
+    def _taken_apart(self, channels: Sequence[Any], found: list[bytes | None]) -> _Came:
+        """Return what is in the bytes that channels have; they are read, unless that was done."""
+        channels[0].read_each(channels, found)
+        came, as_arrival, rooms = _Came(deque(), [], {}, []), self._as_arrival, self._rooms
+        for channel, data in zip(channels, found, strict=True):
+            if not data:
+                if data is not None:  # a worker that has let go of its connection is of no use
+                    came.ruined[channel.host_id] = None
+                continue
+            frames, incoming = channel.split(data)
+            try:
+                for frame in frames:
+                    if frame.op & IN_ROOM and rooms is not None:
+                        arrival: Arrival = rooms.message(frame, channel.host_id)
+                        came.in_rooms.append((frame, channel.host_id))
+                    else:
+                        arrival = as_arrival(frame)
+                    came.arrivals.append((channel.host_id, arrival))
+            except FrameError as error:
+                came.ruined[channel.host_id] = Garbage(str(error))
+                continue
+            if incoming is not channel.incoming:
+                came.incoming.append((channel, incoming))
+                if incoming.broken is not None:
+                    came.ruined[channel.host_id] = Garbage(str(incoming.broken))
+        return came
 
     def read_last(self, host_id: int) -> None:
         """Read all that a dead host has sent, say what was wrong with it, and close its channel."""
-        channel = self.by_host.get(host_id)
-        while channel is not None and self.read(channel) and host_id not in self.ruined:
-            pass
+        self.finish()
+        channel, n_read = self.by_host.get(host_id), -1
+        while channel is not None and host_id not in self.ruined and n_read < len(self.arrivals):
+            n_read = len(self.arrivals)
+            self.read([channel])
         garbage = self.ruined.pop(host_id, None)
         if garbage is not None:
             self.arrivals.append((host_id, garbage))

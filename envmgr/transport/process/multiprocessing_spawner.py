@@ -28,8 +28,9 @@ from envmgr.transport.process.server import signal_group
 from envmgr.transport.process.spawner import LEFT_BEHIND, SIGKILL, Spawner
 from envmgr.transport.ready import ReadySet
 from envmgr.types import EnvFactory
-from envmgr.wire.channel import Channel, FrameChannel, PipeChannel
+from envmgr.wire.channel import FrameChannel
 from envmgr.wire.hosts import HostSpec, WorkerSettings
+from envmgr.wire.pipe_channel import Channel, PipeChannel
 from envmgr.worker import process as worker
 from envmgr.worker.lifeline import Lifeline, hold_on_to, kill_with
 

@@ -22,8 +22,9 @@ from envmgr.transport.process.preloading import Preloading, PreloadRules
 from envmgr.transport.process.server_link import ServerLink
 from envmgr.transport.process.spawner import LEFT_BEHIND, Spawner
 from envmgr.transport.ready import ReadySet
-from envmgr.wire.channel import Channel, FrameChannel
+from envmgr.wire.channel import FrameChannel
 from envmgr.wire.hosts import HostSpec, WorkerSettings
+from envmgr.wire.pipe_channel import Channel
 from envmgr.worker import process as worker
 
 _SERVER_PATIENCE_S = 5.0

@@ -9,8 +9,8 @@ from typing import Any
 
 from envmgr.transport.base import HostDied
 from envmgr.transport.ready import ReadySet
-from envmgr.wire.channel import Channel
 from envmgr.wire.hosts import HostSpec, WorkerSettings
+from envmgr.wire.pipe_channel import Channel
 
 SIGKILL: int = getattr(signal, "SIGKILL", signal.SIGTERM)
 """What ends a process for certain; Windows knows only one signal."""

@@ -11,6 +11,7 @@ import contextlib
 import os
 import signal
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -29,13 +30,12 @@ from envmgr.wire.channel import (
     BELL_ASKED,
     BELL_VALUE,
     BELL_VALUE_ASKED,
-    Channel,
     FrameChannel,
-    PipeChannel,
 )
 from envmgr.wire.frames import Frame, encode
 from envmgr.wire.hosts import HostSpec, WorkerSettings
 from envmgr.wire.messages import UNANSWERED, Message, Op
+from envmgr.wire.pipe_channel import Channel, PipeChannel
 
 _TERMINATE_S = 0.4
 _CHANNELS = (FrameChannel, PipeChannel)
@@ -60,7 +60,8 @@ class ProcessTransport(Transport):
         as_arrival: Callable[[Frame], Any] = Frame.message,
     ) -> None:
         self._spawner = spawner
-        self._orders = OrderWriter(settings, with_factories=not spawner.inherits_factories)
+        self._has_main = spawner.inherits_factories
+        self._orders = OrderWriter(settings, with_factories=not self._has_main)
         self._alive: dict[int, int] = {}  # by host_id, which of the manager's hosts it is
         self._any_died = False
         self._hurried = False
@@ -156,16 +157,15 @@ class ProcessTransport(Transport):
 
     def prepare(self, host_id: int, message: Message) -> bytes:
         """Encode a message."""
-        return encode(message, has_main=self._spawner.inherits_factories)
+        return encode(message, has_main=self._has_main)
 
     def send(self, host_id: int, prepared: Any) -> None:
         """Send a frame without blocking."""
         self._connections.send(host_id, prepared)
 
-    def has_sent(self, host_id: int, prepared: Any) -> bool:
-        """Ask the connection."""
-        channel = self._connections.by_host.get(host_id)
-        return channel is not None and channel.has_sent(prepared)
+    def send_each(self, requests: deque[tuple[int, Any]], *, again: bool) -> None:
+        """Send them in as few writes as there are hosts."""
+        self._connections.send_each(requests)
 
     def count_mail(self, mail: Any) -> None:
         """Count the messages there."""
@@ -174,7 +174,7 @@ class ProcessTransport(Transport):
     def poll(self, timeout_s: float | None, *, pivot: int | None = None) -> None:
         """Wait, then read what has come."""
         connections = self._connections
-        connections.finish_reading()
+        connections.finish()
         if connections.unsent:
             connections.flush()
         if timeout_s == 0.0 or self.arrivals or self.needs_attention:
@@ -184,14 +184,20 @@ class ProcessTransport(Transport):
         else:
             connections.wait(self._watched(pivot), at_most(timeout_s))
             ready = self._ready.ready()
+        channels = [item for item in ready if isinstance(item, _CHANNELS)]
+        if channels:
+            connections.read(channels)
+        if len(channels) < len(ready):
+            self._notice(ready)
+
+    def _notice(self, ready: Sequence[Any]) -> None:
+        """Take note of what has become readable besides connections."""
         for item in ready:
             if item is self._bell:
                 self._shared.silence_bell()
-            elif isinstance(item, _CHANNELS):
-                connections.read(item)
             elif item is self._waker:
                 self._waker.silence()
-            else:
+            elif not isinstance(item, _CHANNELS):
                 self._any_died = True
 
     @property
@@ -228,9 +234,11 @@ class ProcessTransport(Transport):
         return True
 
     def _watched(self, pivot: int | None) -> list[Any]:
-        if pivot is None or pivot not in self._connections.by_host:
+        channel = None if pivot is None else self._connections.by_host.get(pivot)
+        if pivot is None or channel is None:
             return self._ready.waitables()
-        return [*self.waitables([pivot]), self._waker]
+        death = self._spawner.death_of(pivot) if pivot in self._alive else None
+        return [channel, self._waker] if death is None else [channel, self._waker, death]
 
     def _collect_deaths(self) -> None:
         for host_id, died in self._spawner.deaths():
