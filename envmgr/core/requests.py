@@ -57,7 +57,11 @@ def prepared_steps(
             raise _not_ready(supervisor, env_id)
         if type(action) not in _PLAIN:
             action = _plain_action(env_id, action)
-        if checks is not None and (reason := _refusal(checks[env_id], action)) is not None:
+        try:
+            reason = None if checks is None else checks[env_id](action)
+        except Exception as error:  # what odd objects raise when they are looked at
+            reason = f"{short_text(action)} cannot be checked: {error_text(error)}"
+        if reason is not None:
             raise ActionError(
                 f"the action of env {env_id} is refused: {reason}. Nothing was sent to any env."
             )
@@ -87,14 +91,6 @@ def _refuse_without(missing: Sequence[int]) -> None:
             "that were: all rows of a batched env take one in the same call, unless its "
             "BatchedEnvSpec says partial_steps. Nothing was sent to any env."
         )
-
-
-def _refusal(check: ActionCheck, action: Any) -> str | None:
-    """Return why an action is refused, or None."""
-    try:
-        return check(action)
-    except Exception as error:  # what odd objects raise when they are looked at
-        return f"{short_text(action)} cannot be checked: {error_text(error)}"
 
 
 def envs_in_calls(supervisor: Supervisor, env_ids: Any) -> list[int]:

@@ -67,7 +67,7 @@ class Sending:
         hosts, generation = self._hosts, slot.generation
         request_id = next(hosts.request_ids)
         message = make_message((Op.STEP, slot.env_id, generation, request_id, action))
-        prepared = hosts.transport.prepare(host_of(slot), message)
+        prepared = hosts.transport.prepare(slot.host_id or host_of(slot), message)
         return slot, token_of(generation, request_id), prepared
 
     def forget(self) -> None:

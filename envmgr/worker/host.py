@@ -103,7 +103,8 @@ class Host:
         """Run one request and send its replies."""
         env = self._envs.get(message.env_id)
         if env is not None:
-            self._messages.announce(message, message.op)
+            if message.op in self._settings.announced:
+                self._messages.announce(message, message.op)
             env.handle(message)
         elif message.op == Op.ADOPT:
             (env,) = self._envs.values()

@@ -75,7 +75,9 @@ class HostedEnv:
     def handle(self, message: Message) -> None:
         """Run one request and send its replies."""
         op, running = message.op, self._running
-        if op == Op.HELLO or op == Op.RENEW:
+        if op == Op.STEP and running is not None:  # first, for it is what comes most
+            running.step(self._messages, message, message.payload)
+        elif op == Op.HELLO or op == Op.RENEW:
             self._messages.send(self._renew(message))
         elif op == Op.RELEASE:
             self.close()
@@ -88,8 +90,6 @@ class HostedEnv:
         elif running is None:
             during = {Op.STEP: "step", Op.RESET: "reset"}.get(Op(op), "call")
             self._refuse(message, during, "there is no env")
-        elif op == Op.STEP:
-            running.step(self._messages, message, message.payload)
         elif op == Op.RESET:
             running.reset(message)
         else:

@@ -61,7 +61,7 @@ def serve(host: Host, posted: PostedSteps | None, inbox: Served) -> None:
     """
     resets = host.resets
     while True:
-        waiting, is_asked = len(resets), inbox.take_asked()
+        waiting, is_asked = len(resets), posted is not None and inbox.take_asked()
         is_busy = waiting > 0 or is_asked or not inbox.is_empty
         if posted is not None and posted.has_seats:
             posted.run(None if is_busy else inbox.await_bell)

@@ -27,7 +27,7 @@ from envmgr.wire.block import (
 from envmgr.wire.frames import FrameError, encode
 from envmgr.wire.hosts import HostSettings
 from envmgr.wire.infos import InfoEncoder
-from envmgr.wire.messages import AfterStep, Message, Op, RemoteFailure
+from envmgr.wire.messages import AfterStep, Message, Op, RemoteFailure, make_message
 from envmgr.wire.rewards import FIRST_ARRAY, FIRST_WIDE, kind_of_reward
 from envmgr.worker.checks import kind_of
 from envmgr.worker.interrupts import pass_on
@@ -70,7 +70,7 @@ class MessageSink:
             FrameError: it cannot be sent.
         """
         _, env_id, generation, request_id, _ = self.request(key)
-        return self.encode(Message(op, env_id, generation, request_id, payload))
+        return self.encode(make_message((op, env_id, generation, request_id, payload)))
 
     def failed(self, key: Any, failure: RemoteFailure) -> Any:
         """Return an encoded FAILED."""

@@ -541,7 +541,7 @@ class SupervisorMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.phase == "running")
     @rule(data=st.data())
     def late_reply_of_a_host_that_was_given_up(self, data: st.DataObject) -> None:
-        serves = self.rig.supervisor.hosts.group_of
+        serves = self.rig.supervisor.hosts.group_of_host.get
         models = [
             model
             for model in self.hosts.models.values()
