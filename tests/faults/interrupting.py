@@ -10,7 +10,7 @@ from __future__ import annotations
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
@@ -103,6 +103,22 @@ def interrupt_at(point: Point, call: Callable[[], Any], number: int) -> tuple[bo
         return tracer.acted, call()
     finally:
         sys.settrace(before)
+
+
+def at_each_point(prepare: Callable[[], None], call: Callable[[], None]) -> Iterator[str]:
+    """Have a call interrupted at each of its points, one after the other; yield after each."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        prepare()
+        points = points_of(call)
+        yield "nowhere"
+        for point in points:
+            prepare()
+            with suppress(KeyboardInterrupt):
+                interrupt_at(point, call, signal.SIGINT)
+            yield str(point)
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 class Interrupted(Exception):

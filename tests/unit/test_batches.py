@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from gymnasium.spaces import Discrete
 
+from envmgr.core.observations import ObservationReader
 from envmgr.env import adapt
 from envmgr.env.batch_specs import Batch, BatchedEnvSpec, batches_of
 from envmgr.env.batched import BatchedEnv
@@ -153,8 +154,8 @@ class Rig:
         """Return the observation that a row's latest reply is about."""
         if not self.in_block:
             (message,) = (m for m in self.sent if m.env_id == env_id)
-            (obs,) = message.payload[0]
-            return list(obs.tolist())
+            reader = ObservationReader(ScriptedBatch.observation_space)
+            return list(reader.read(message.payload[0]).tolist())
         flags = self.block.reset_flags if of_reset else self.block.flags
         return list(self.arena[int(flags[env_id]) & PLACE_BITS, env_id].tolist())
 
