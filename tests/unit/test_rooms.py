@@ -238,7 +238,7 @@ class Connected:
             self.worker.send(self.both.room.encode(message(payload, number)))
 
     def read(self) -> None:
-        self.connections.read(self.parent)
+        self.connections.read([self.parent])
 
     def taken(self) -> list[Any]:
         found = [arrival for _, arrival in self.connections.arrivals]
@@ -274,7 +274,7 @@ def test_interrupts_anywhere_lose_nothing_repeat_nothing_and_free_all(
                 interrupt_at(point, connected.read, signal.SIGALRM)
                 pytest.fail(f"{point} was not reached")
             connected.write(more)  # over the others, if they were freed too early
-            connected.connections.finish_reading()
+            connected.connections.finish()
             connected.read()
             found = connected.taken()
             assert [arrival.request_id for arrival in found] == numbers + more, point

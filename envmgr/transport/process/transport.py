@@ -25,13 +25,7 @@ from envmgr.transport.process.shared import SharedFiles
 from envmgr.transport.process.spawner import SIGKILL, Spawner
 from envmgr.transport.ready import ReadySet, Waker
 from envmgr.types import EnvFactory
-from envmgr.wire.channel import (
-    BELL,
-    BELL_ASKED,
-    BELL_VALUE,
-    BELL_VALUE_ASKED,
-    FrameChannel,
-)
+from envmgr.wire.channel import BELL, BELL_ASKED, BELL_VALUE, BELL_VALUE_ASKED, FrameChannel
 from envmgr.wire.frames import Frame, encode
 from envmgr.wire.hosts import HostSpec, WorkerSettings
 from envmgr.wire.messages import UNANSWERED, Message, Op
