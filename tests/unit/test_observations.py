@@ -381,7 +381,7 @@ def test_places_that_a_writer_does_not_name_are_refused(reference: Any) -> None:
         [bytearray(9)],
         [bytearray()],
         [bytes(8)],
-        [memoryview(bytearray(8))],
+        pytest.param([memoryview(bytearray(8))], id="a view of them"),
         [np.zeros(2, np.float32)],
     ],
     ids=repr,
