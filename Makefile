@@ -60,9 +60,10 @@ demo: $(VENV)/.core  ## run CartPole-v1 on subprocesses, with progress and a sum
 demo-cluster: $(RAY_VENV)/.ray  ## run CartPole-v1 on a Ray cluster of two nodes, one of which is killed
 	@$(RAY_VENV)/bin/python examples/ray_cluster.py
 
+# The tests start hundreds of interpreters: none compiles again what another one has compiled.
 test: $(VENV)/.test-$(V2)  ## run all tests
 	@echo "==> running the tests with $$($(VENV)/bin/python --version)"
-	@ENVMGR_TEST_V2=$(V2) $(VENV)/bin/python -m pytest --numprocesses $(JOBS) --dist load --maxschedchunk 10 $(ARGS)
+	@PYTHONDONTWRITEBYTECODE= ENVMGR_TEST_V2=$(V2) $(VENV)/bin/python -m pytest --numprocesses $(JOBS) --dist load --maxschedchunk 10 $(ARGS)
 
 test-ray: $(RAY_VENV)/.ray  ## run the tests that need a Ray cluster, which they start on this machine
 	@echo "==> running the tests over Ray with $$($(RAY_VENV)/bin/python --version)"

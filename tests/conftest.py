@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import gc
 import importlib
@@ -27,7 +28,8 @@ pytest.register_assert_rewrite(
 hypothesis.settings.register_profile("envmgr", deadline=None, print_blob=True)
 hypothesis.settings.load_profile("envmgr")
 
-_SOAK = Path(__file__).resolve().parents[1] / "soak"
+_TESTS = Path(__file__).resolve().parent
+_SOAK = _TESTS.parent / "soak"
 _guard = LeakGuard()
 
 # Workers that multiprocessing's fork server forks need not import the same again, each by itself.
@@ -49,6 +51,22 @@ def _freeze_what_stays() -> None:
         gc.collect()
         gc.freeze()
         _n_modules_frozen = len(sys.modules)
+
+
+def pytest_collection(session: pytest.Session) -> None:
+    """Rewrite the asserts of a share of the modules; the processes beside this one do the others.
+
+    Rewriting them is what collecting all tests takes time for, and each process collects them all.
+    """
+    config = session.config
+    share = getattr(config, "workerinput", None)
+    if share is None or config.args_source is not pytest.Config.ArgsSource.TESTPATHS:
+        return
+    modules = [p for p in sorted(_TESTS.glob("*/test_*.py")) if p.parent.name != "trainers"]
+    for path in modules[int(share["workerid"][2:]) :: share["workercount"]]:
+        # What it raises it raises again where it is collected.
+        with contextlib.suppress(Exception, pytest.skip.Exception):
+            importlib.import_module(f"tests.{path.parent.name}.{path.stem}")
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
