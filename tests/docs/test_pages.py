@@ -16,6 +16,7 @@ from envmgr import ENV_MANAGER_REGISTRY, errors, testing
 from envmgr.config import CollectConfig, EnvConfig, ManagerConfig
 from envmgr.config.kind_sections import EnvPool, GymVector, NormalizationSection, Ray
 from envmgr.config.observing import Metrics, Trace
+from tests.cases import for_each
 from tests.docs.blocks import ROOT, notebooks, pages
 
 PAGES = [*pages(), *notebooks()]
@@ -40,11 +41,7 @@ def _anchor(title: str) -> str:
     return re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")
 
 
-def _page_params() -> list[object]:
-    return [pytest.param(page, id=page.relative_to(ROOT).as_posix()) for page in PAGES]
-
-
-@pytest.mark.parametrize("page", _page_params())
+@for_each("page", PAGES)
 def test_links_lead_somewhere(page: Path) -> None:
     for target in _LINK.findall(_prose(page)):
         if "://" in target:
@@ -57,17 +54,21 @@ def test_links_lead_somewhere(page: Path) -> None:
             assert anchor in anchors, f"{target}: no such heading"
 
 
-@pytest.mark.parametrize("page", _page_params())
+@for_each("page", PAGES)
 def test_every_page_can_be_reached(page: Path) -> None:
     if page.name in ("README.md", "CHANGELOG.md"):
         return
-    linked = {
-        (other.parent / target.partition("#")[0]).resolve()
-        for other in pages()
-        for target in _LINK.findall(_prose(other))
+    assert page.resolve() in _linked(), "no other page links to this one"
+
+
+@functools.cache
+def _linked() -> set[Path]:
+    return {
+        (page.parent / target.partition("#")[0]).resolve()
+        for page in pages()
+        for target in _LINK.findall(_prose(page))
         if "://" not in target
     }
-    assert page.resolve() in linked, "no other page links to this one"
 
 
 def _tables(page: Path) -> list[tuple[str, list[str]]]:
@@ -87,7 +88,7 @@ def _tables(page: Path) -> list[tuple[str, list[str]]]:
     return tables
 
 
-@pytest.mark.parametrize("page", _page_params())
+@for_each("page", PAGES)
 def test_tables_of_keys_name_keys_that_exist(page: Path) -> None:
     known = {
         name
@@ -133,7 +134,7 @@ def test_errors_that_the_pages_name_exist() -> None:
 _PATH = re.compile(r"(?:envmgr|tests|docs|configs|benchmarks|soak|examples)/[\w./-]*")
 
 
-@pytest.mark.parametrize("page", _page_params())
+@for_each("page", PAGES)
 def test_paths_that_the_pages_name_exist(page: Path) -> None:
     for word in _CODE_WORD.findall(_prose(page)):
         if _PATH.fullmatch(word):

@@ -18,6 +18,7 @@ from envmgr.config import ManagerConfig, WorkerEnv, default_manager_config, sche
 from envmgr.config.kind_sections import EnvPool, GymVector, NormalizationSection, Ray
 from envmgr.config.observing import Metrics, Trace
 from envmgr.errors import ConfigError, UnknownKeyError
+from tests.cases import for_each
 
 # DESIGN: every key with its default.
 DEFAULTS = {
@@ -199,22 +200,21 @@ def refused() -> list[tuple[str, Any]]:
     return rows
 
 
-@pytest.mark.parametrize(("key", "value", "normal"), accepted())
+@for_each("key, value, normal", accepted())
 def test_accepted_value_gets_its_normal_form(key: str, value: Any, normal: Any) -> None:
     found = getattr(ManagerConfig.from_mapping({key: value}), key)
     assert found == normal
     assert type(found) is type(normal)
 
 
-@pytest.mark.parametrize("key", sorted({key for key, _ in refused()}))
-def test_refused_value_is_named_with_its_path(key: str) -> None:
-    for value in [value for each, value in refused() if each == key]:
-        with pytest.raises(ConfigError) as caught:
-            ManagerConfig.from_mapping({key: value})
-        message = str(caught.value)
-        assert message.startswith(f"manager.{key} is "), value
-        assert "must be" in message, value
-        assert "\n" not in message, value
+@for_each("key, value", refused())
+def test_refused_value_is_named_with_its_path(key: str, value: Any) -> None:
+    with pytest.raises(ConfigError) as caught:
+        ManagerConfig.from_mapping({key: value})
+    message = str(caught.value)
+    assert message.startswith(f"manager.{key} is "), value
+    assert "must be" in message, value
+    assert "\n" not in message, value
 
 
 def test_every_key_is_tried_with_good_and_bad_values() -> None:

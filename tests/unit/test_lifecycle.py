@@ -15,6 +15,7 @@ from envmgr.lifecycle import (
     edges,
     mermaid_diagram,
 )
+from tests.cases import for_each
 
 V, I, R, S, N, D, E = (  # noqa: E741 - letters keep the table below readable as a table
     EnvState.VOID,
@@ -77,7 +78,7 @@ def test_every_event_and_state_is_in_the_expected_table() -> None:
     assert set(STATES) == set(EnvState)
 
 
-@pytest.mark.parametrize(("state", "event"), PAIRS, ids=lambda x: x.name)
+@for_each("state, event", PAIRS)
 def test_an_event_leads_where_the_table_says_or_raises_and_changes_nothing(
     state: EnvState, event: Event
 ) -> None:
@@ -158,7 +159,7 @@ def test_the_error_names_the_env_its_state_the_event_and_where_it_is_legal() -> 
     assert "it is legal in ERROR." in text
 
 
-@pytest.mark.parametrize(("state", "event"), PAIRS, ids=lambda x: x.name)
+@for_each("state, event", PAIRS)
 def test_neighbours_are_moved_together_or_not_at_all(state: EnvState, event: Event) -> None:
     table = table_in(state, env_num=4)
     table.column[2] = V if event is Event.LAUNCH else I

@@ -17,6 +17,7 @@ from envmgr.core.phases import (
 )
 from envmgr.errors import IllegalTransitionError
 from envmgr.lifecycle import edges, leads_from_everywhere, mermaid_diagram
+from tests.cases import for_each
 
 I, B, R, P, S, X, C, E, W = (  # noqa: E741 - letters keep the table below readable as a table
     Phase.IDLE,
@@ -29,6 +30,7 @@ I, B, R, P, S, X, C, E, W = (  # noqa: E741 - letters keep the table below reada
     Phase.ENDING,
     Phase.PAUSING,
 )
+
 PHASES = (I, B, R, P, S, X, C, E, W)
 
 # What each change does in IDLE, STARTING, RESETTING, POSTED, STEPPING, CANCELLING, CALLING, ENDING,
@@ -66,7 +68,7 @@ def test_every_change_and_phase_is_in_the_expected_table() -> None:
     assert set(PHASES) == set(Phase)
 
 
-@pytest.mark.parametrize(("phase", "change"), PAIRS, ids=lambda x: x.name)
+@for_each("phase, change", PAIRS)
 def test_a_change_leads_where_the_table_says_or_raises_and_changes_nothing(
     phase: Phase, change: Change
 ) -> None:

@@ -34,6 +34,7 @@ from envmgr.spaces import (
     same_space,
     split_batch,
 )
+from tests.cases import for_each
 
 FLOATS = Box(-1, 1, (2,), np.float32)
 NESTED = Dict(
@@ -392,8 +393,8 @@ def tree_action(move: Any = 1, aim: Any = (0.0, 0.5), flags: Any = (0, 1)) -> di
 
 
 @pytest.mark.parametrize("strict", [False, True])
-@pytest.mark.parametrize(
-    ("space", "action"),
+@for_each(
+    "space, action",
     [
         (Discrete(3), 0),
         (Discrete(3), 2),
@@ -422,17 +423,16 @@ def tree_action(move: Any = 1, aim: Any = (0.0, 0.5), flags: Any = (0, 1)) -> di
         (ONE_OF, (0, np.int64(1))),
         (Sequence(Discrete(2)), (np.int64(0),)),
         (OddSpace(), 4),
-        pytest.param(None, object(), id="object"),
+        (None, object()),
     ],
-    ids=str,
 )
 def test_good_actions_pass(space: Any, action: Any, strict: bool) -> None:
     assert codec_of(space, strict=strict).refusal(action) is None
 
 
 @pytest.mark.parametrize("strict", [False, True])
-@pytest.mark.parametrize(
-    ("space", "action", "reason"),
+@for_each(
+    "space, action, reason",
     [
         (Discrete(3), 3, "3 is outside Discrete(3): 0..2"),
         (Discrete(3), -1, "-1 is outside Discrete(3): 0..2"),
@@ -474,7 +474,6 @@ def test_good_actions_pass(space: Any, action: Any, strict: bool) -> None:
         (ONE_OF, (2, np.int64(1)), "is not in OneOf"),
         (ONE_OF, 1, "is not in OneOf"),
     ],
-    ids=str,
 )
 def test_bad_actions_are_refused_with_a_reason(
     space: Any, action: Any, reason: str, strict: bool

@@ -17,6 +17,7 @@ from envmgr.lifecycle import EnvState
 from envmgr.policy import Deadlines, FailurePolicy
 from envmgr.types import Once
 from envmgr.wire.messages import AfterStep, FailureKind, Op
+from tests.cases import for_each
 from tests.fakes import FakeEnvs, ObsTag
 from tests.rig import Rig, over_routes
 
@@ -335,7 +336,7 @@ SITUATIONS: dict[str, Situation] = {
         following=Next.RENEW_HOST,
     ),
 }
-every_situation = pytest.mark.parametrize("name", SITUATIONS)
+every_situation = for_each("name", SITUATIONS)
 
 
 def situation(name: str) -> Rig:
