@@ -77,7 +77,7 @@ def description_of(payload: Any) -> EnvDescription:
     Raises:
         MalformedReplyError: it is something else, or a space fails when it is looked at.
     """
-    if type(payload) is not EnvDescription:
+    if type(payload) is not EnvDescription or type(payload.resets_alone) is not bool:
         raise MalformedReplyError("its first reply does not describe an env")
     for name in ("observation_space", "action_space"):
         space = getattr(payload, name)

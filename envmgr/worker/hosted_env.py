@@ -111,7 +111,7 @@ class HostedEnv:
     def _hello(self, message: Message, running: RunningEnv) -> Any:
         about = (getattr(running.env, name, None) for name in ("metadata", "spec", "render_mode"))
         described = EnvDescription(*running.spaces, *about)  # type: ignore[arg-type]
-        description = described._replace(resets_alone=running.resets_alone)
+        description = described._replace(resets_alone=bool(running.resets_alone))
         try:
             return self._messages.reply(message, Op.HELLO, description)
         except FrameError:  # registrations may hold what cannot be sent; nothing depends on them

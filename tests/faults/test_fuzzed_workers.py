@@ -16,20 +16,21 @@ from tests.fuzz.frames import DAMAGE, FORGERIES, fuzz_frames
 
 
 @pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="needs pipes that grow")
-def test_mutated_frames_fail_their_env_and_nothing_else() -> None:
-    report = fuzz_frames(3000, seed=7)
-    assert report.n_mutated >= 3000
+@pytest.mark.parametrize("seed", [13, 17, 23])  # in parts, none of which takes long
+def test_mutated_frames_fail_their_env_and_nothing_else(seed: int) -> None:
+    report = fuzz_frames(1000, seed)
+    assert report.n_mutated >= 1000
     assert set(report.by_mutation) == {m.__name__ for m in DAMAGE + FORGERIES}
     assert not report.imported
-    assert report.failures["EnvProtocolError"] > 300
-    assert report.failures["EnvTimeout"] > 30
+    assert report.failures["EnvProtocolError"] > 100
+    assert report.failures["EnvTimeout"] > 10
     assert set(report.failures) <= {"EnvProtocolError", "EnvTimeout", "EnvCrash", "EnvRaised"} | {
         "EnvReportedAbnormal"
     }
 
 
 @pytest.mark.skipif(not block_is_possible(), reason="no block on this platform")
-@pytest.mark.parametrize("seed", [7, 8, 9])  # in parts, none of which takes long
+@pytest.mark.parametrize("seed", [7, 8, 9])
 def test_random_words_in_the_block_fail_envs_and_nothing_else(seed: int) -> None:
     report = fuzz_block(1400, seed)
     assert report.n_mutated >= 1400

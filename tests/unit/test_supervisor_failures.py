@@ -24,6 +24,7 @@ from envmgr.lifecycle import EnvState
 from envmgr.policy import Deadlines, FailurePolicy
 from envmgr.transport.base import Garbage, HostDied, TimedOut
 from envmgr.wire.messages import AfterStep, FailureKind, Message, Op
+from tests.fakes import description
 from tests.rig import Rig, over_routes
 
 pytestmark = over_routes
@@ -416,6 +417,18 @@ def test_a_malformed_timestep_is_never_delivered(payload: Any) -> None:
     rig.pump()
     assert isinstance(rig.error(), EnvProtocolError)
     assert rig.deliver(0)[0].obs.tolist() == rig.obs().tolist()
+
+
+@pytest.mark.parametrize(
+    "payload", [None, description()._replace(resets_alone=np.zeros(2))], ids=["nothing", "no bool"]
+)
+def test_a_malformed_description_is_a_failure(payload: Any) -> None:
+    rig = Rig().launch()
+    rig.die()
+    rig.transport.reply(0, Op.HELLO, payload)
+    rig.pump()
+    assert rig.supervisor.statistics.failures_by_kind == {"EnvCrash": 1, "EnvProtocolError": 1}
+    rig.reset()  # what it said of itself is not believed, and so not looked at
 
 
 @pytest.mark.parametrize("payload", [None, (1,), "ab", (9, {})], ids=str)
