@@ -744,7 +744,7 @@ def test_workers_hold_no_fds_of_their_siblings(world: World, setup: Setup) -> No
     few = world.make(setup, 1, env=WorkerProbe)
     alone = few.call("open_files")[0]
     few.close()
-    many = world.make(setup, 4, env=WorkerProbe)
+    many = world.make(setup, 2, env=WorkerProbe)
     assert max(many.call("open_files")) <= alone
 
 
