@@ -87,9 +87,22 @@ def _nothing_is_left_by_the_session() -> Iterator[None]:
 def _nothing_is_left_by_the_test(_nothing_is_left_by_the_session: None) -> Iterator[None]:
     """Fail the test if it leaves anything behind; `leak_guard` says what counts."""
     _freeze_what_stays()
-    before = _guard.snapshot()
+    # What the test before has left is what there is: looking costs as much as most tests.
+    before = _guard.latest or _guard.snapshot()
     yield
     _fail_on_leaks(_guard.wait_until_clean(before))
+
+
+def pytest_fixture_setup(fixturedef: pytest.FixtureDef[Any]) -> None:
+    """Look again where a fixture of wider scope may have begun something."""
+    if fixturedef.scope != "function":
+        _guard.latest = None
+
+
+def pytest_fixture_post_finalizer(fixturedef: pytest.FixtureDef[Any]) -> None:
+    """Look again where a fixture of wider scope may have ended something."""
+    if fixturedef.scope != "function":
+        _guard.latest = None
 
 
 @pytest.fixture

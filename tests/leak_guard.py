@@ -74,6 +74,8 @@ class LeakGuard:
     def __init__(self) -> None:
         self._marker = _mark_this_process() if _ON_LINUX else None
         self._foreign_pids: set[str] = set()
+        self.latest: Snapshot | None = None
+        """What `wait_until_clean` saw last."""
 
     def snapshot(self) -> Snapshot:
         """Return what exists now."""
@@ -105,7 +107,7 @@ class LeakGuard:
         return leaks
 
     def _leaks(self, before: Snapshot) -> list[str]:
-        now = self.snapshot()
+        self.latest = now = self.snapshot()
         helper_pids, helper_fds = _multiprocessing_helpers()
         new_processes = (now.processes[key] for key in now.processes.keys() - before.processes)
         new_names = now.shared_memory - before.shared_memory
@@ -231,7 +233,8 @@ def _fds(pid: str = "self") -> list[tuple[int, str]]:
 
 
 def _mappings() -> list[str]:
-    lines = _read("/proc/self/maps").split(b"\n")
+    mapped = _read("/proc/self/maps")
+    lines = mapped.split(b"\n") if b" /dev/shm/" in mapped or b" /memfd:" in mapped else []
     paths = (
         line.split(None, 5)[5] for line in lines if b" /dev/shm/" in line or b" /memfd:" in line
     )
