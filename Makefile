@@ -8,7 +8,7 @@
 #   ARGS='-k lifecycle' further arguments for pytest (make test), or for the scripts behind make bench,
 #                       make soak and make scoreboard
 #   SUITES=DIR          where checkouts of trainers are, for make test-trainers; ARGS=gymnasium for one
-#   JOBS=3              how many processes share the tests out (make test): some of them wait at any time;
+#   JOBS=4              how many processes share the tests out (make test): some of them wait at any time;
 #                       0: they run in pytest itself
 #   BENCH_DING_PYTHON=python3.11
 #                       the Python for DI-engine in the benchmarks: one with wheels for numpy below 2
@@ -18,7 +18,7 @@ VENV ?= .venv
 V2 ?= yes
 TORCH ?= torch==2.13.0
 ARGS ?=
-JOBS ?= 3
+JOBS ?= 4
 # Further requirements for the environment of the tests, as in `make test WITH='numpy<2'`.
 WITH ?=
 
