@@ -26,6 +26,7 @@ from envmgr.wire.arenas import (
     plan_placements,
 )
 from envmgr.worker.observations import ObservationWriter
+from tests.cases import for_each
 
 FLOATS = Box(-1, 1, (2,), np.float32)
 NESTED = Dict(
@@ -364,7 +365,7 @@ def test_places_that_a_writer_does_not_name_are_refused(reference: Any) -> None:
         read.read(reference)
 
 
-@pytest.mark.parametrize(
+@for_each(
     "reference",
     [
         0,
@@ -384,7 +385,6 @@ def test_places_that_a_writer_does_not_name_are_refused(reference: Any) -> None:
         pytest.param([memoryview(bytearray(8))], id="a view of them"),
         [np.zeros(2, np.float32)],
     ],
-    ids=repr,
 )
 def test_leaves_that_a_writer_does_not_send_are_refused(reference: Any) -> None:
     with pytest.raises(ValueMismatchError):
