@@ -20,6 +20,15 @@ Rows = Any
 """What indexes rows: a slice of neighbours, or an array of their numbers."""
 
 
+Where = int | bytes
+"""The one place that observations are in, or that of each of them."""
+
+
+def one_of(places: bytes) -> Where:
+    """Return places as one, if they are."""
+    return places[0] if places.count(places[:1]) == len(places) else places
+
+
 class RowsOfArena(Protocol):
     """Rows that are read together.
 
@@ -73,19 +82,19 @@ class Arena:
         odd = any(self._large) or any(self._pointlike)
         self._are_rows_of_a_copy = copies and self._is_lone and not odd
 
-    def rows_of(self, selection: RowsOfArena, places: Any) -> list[Any]:
+    def rows_of(self, selection: RowsOfArena, places: Where) -> list[Any]:
         """Return observations one by one, as `rows` does."""
         if self._are_rows_of_a_copy and type(places) is int and selection.is_slice:
             return list(self.batch(selection, places))  # the ordinary case, and the cheapest way
         return self.rows(selection.ids, selection.rows, places)
 
-    def rows(self, ids: Sequence[int], rows: Rows, places: Any) -> list[Any]:
+    def rows(self, ids: Sequence[int], rows: Rows, places: Where) -> list[Any]:
         """Return observations one by one.
 
         Args:
             ids: numbers of rows.
             rows: the same, as an index.
-            places: the one place that all of them are in, or a list with one for each.
+            places: where.
         """
         leaves = [self._leaf_rows(j, ids, rows, places) for j in range(len(self._arrays))]
         if self._guard is not None:
@@ -98,31 +107,30 @@ class Arena:
             return leaves[0]
         return list(map(self._unflatten, zip(*leaves, strict=True)))
 
-    def _leaf_rows(self, j: int, ids: Sequence[int], rows: Rows, places: Any) -> list[Any]:
-        one_place = type(places) is int
+    def _leaf_rows(self, j: int, ids: Sequence[int], rows: Rows, places: Where) -> list[Any]:
         if self._copies and not self._large[j]:
             batch = self._leaf_batch(j, rows, places)
             if self._pointlike[j]:
                 return [batch[k, ...] for k in range(len(ids))]
             return list(batch)
-        if one_place and isinstance(rows, slice) and not self._pointlike[j]:
+        if isinstance(places, int) and isinstance(rows, slice) and not self._pointlike[j]:
             found = list(self._by_place[places][j][rows])
         else:
-            each = [places] * len(ids) if one_place else places
+            each = [places] * len(ids) if isinstance(places, int) else places
             arena = self._arrays[j]
             if self._numbers[j]:
                 return [arena[place, i] for place, i in zip(each, ids, strict=True)]
             found = [arena[place, i, ...] for place, i in zip(each, ids, strict=True)]
         return [view.copy() for view in found] if self._copies else found
 
-    def batch(self, selection: RowsOfArena, places: Any) -> Any:
+    def batch(self, selection: RowsOfArena, places: Where) -> Any:
         """Return observations as one batch: per leaf (k, *shape), nested as the space.
 
         A view of the arena if nothing is to be copied and it is one slice of it; else a copy.
 
         Args:
             selection: the rows.
-            places: the one place that all of them are in, or a list with one for each.
+            places: where.
         """
         rows = selection.rows
         if type(places) is int and selection.is_slice:
@@ -141,10 +149,11 @@ class Arena:
             leaves = [self._leaf_batch(j, rows, places) for j in range(len(self._arrays))]
         return leaves[0] if self._is_lone else self._unflatten(leaves)
 
-    def _leaf_batch(self, j: int, rows: Rows, places: Any) -> Array:
-        if type(places) is not int:
+    def _leaf_batch(self, j: int, rows: Rows, places: Where) -> Array:
+        if not isinstance(places, int):
             ids = np.arange(rows.start, rows.stop) if isinstance(rows, slice) else rows
-            where = np.array(places) * self._arrays[j].shape[1] + ids
+            each = np.frombuffer(places, np.uint8).astype(np.intp)
+            where = each * self._arrays[j].shape[1] + ids
             batch: Array = self._flat[j].take(where, axis=0)
             return batch
         arena: Array = self._by_place[places][j]
@@ -153,7 +162,7 @@ class Arena:
             return taken
         return arena[rows].copy() if self._copies else arena[rows]
 
-    def copied(self, ids: Sequence[int], places: list[int]) -> Any:
+    def copied(self, ids: Sequence[int], places: bytes) -> Any:
         """Return observations as one batch, as `batch` does, that is a copy in any case."""
         rows = np.array(ids)
         leaves = [self._leaf_batch(j, rows, places) for j in range(len(self._arrays))]
@@ -184,11 +193,11 @@ class Arenas:
         self._arena_of = arena_of
         self._known: dict[tuple[int, ...], list[_Part]] = {}
 
-    def rows_of(self, selection: RowsOfArena, places: Any) -> list[Any]:
+    def rows_of(self, selection: RowsOfArena, places: Where) -> list[Any]:
         """Return observations one by one."""
         return self.rows(selection.ids, selection.rows, places)
 
-    def rows(self, ids: Sequence[int], rows: Rows, places: Any) -> list[Any]:
+    def rows(self, ids: Sequence[int], rows: Rows, places: Where) -> list[Any]:
         """Return observations one by one; as `Arena.rows`."""
         found: list[Any] = [None] * len(ids)
         for part in self._parts(ids):
@@ -197,12 +206,12 @@ class Arenas:
                 found[position] = observation
         return found
 
-    def batch(self, selection: RowsOfArena, places: Any) -> Any:
+    def batch(self, selection: RowsOfArena, places: Where) -> Any:
         """Return observations as one batch; None if they are of several layouts."""
         part, *others = self._parts(selection.ids)
         return None if others else part.arena.batch(part, places)
 
-    def copied(self, ids: Sequence[int], places: list[int]) -> Any:
+    def copied(self, ids: Sequence[int], places: bytes) -> Any:
         """Return observations as one batch; None if they are of several layouts."""
         part, *others = self._parts(ids)
         return None if others else part.arena.copied(part.ids, places)
@@ -230,8 +239,7 @@ class Arenas:
         return [_Part(arena, positions, rows) for arena, (positions, rows) in found.items()]
 
 
-def _places_of(part: _Part, places: Any) -> Any:
-    if type(places) is int:
+def _places_of(part: _Part, places: Where) -> Where:
+    if isinstance(places, int):
         return places
-    found = [places[position] for position in part.positions]
-    return found[0] if found.count(found[0]) == len(found) else found
+    return one_of(bytes([places[position] for position in part.positions]))

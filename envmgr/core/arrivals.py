@@ -251,25 +251,25 @@ class Arrivals:
         replies, column = self._replies, self._record.phases.column
         if replies is None or Phase.RESETTING not in column:
             return True
-        record, episodes, begun = self._record, self._episodes, []
-        is_quiet, replied = (
-            not (record.doomed or self._statistics.failing),
-            replies.resets_of(record),
-        )
-        for env_id in replied:
-            slot, place = record.slots[env_id], replies.plain_reset(env_id)
-            if place is not None and not slot.again and (is_quiet or self._is_well(slot)):
-                episodes.begun_plainly(slot)
-                record.observed.began(env_id, place)
-                begun.append(env_id)
+        record = self._record
+        replied = replies.resets_of(record)
+        if not replied:
+            return True
+        begun = replies.plain_resets(replied)
+        if record.again or record.doomed or self._statistics.failing:
+            begun = {env_id: place for env_id, place in begun.items() if self._is_well(env_id)}
+        self._episodes.begun_plainly(begun)
+        record.observed.began(begun)
         record.phases.apply_all(begun, Change.SETTLE)  # last: until then it is done again
         return len(begun) == len(replied)
 
-    def _is_well(self, slot: EnvSlot) -> bool:
-        together = self._record.together if (doomed := self._record.doomed) else None
-        if together is not None and together.doomed_with(slot.env_id) is not None:
+    def _is_well(self, env_id: int) -> bool:
+        record = self._record
+        together = record.together if record.doomed else None
+        if together is not None and together.doomed_with(env_id) is not None:
             return False
-        return not (slot.env_id in doomed or slot.env_id in self._statistics.failing)
+        odd = (record.again, record.doomed, self._statistics.failing)
+        return not any(env_id in some for some in odd)
 
     @property
     def have_replied(self) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 from envmgr.core.delivery import Ending
@@ -125,18 +125,16 @@ class Episodes:
         if not self._hosts_begin:
             return endings
         record, column, odd, plain = self._hosts.record, self._states.column, [], []
-        slots, episode_num = record.slots, self._rules.episode_num
+        begun, to_begin, done = record.episodes, record.next_episodes, record.episodes_done
+        late, episode_num = record.late, self._rules.episode_num
         for ending in endings:
             env_id, flag, episodes_done = ending
             after = flag & AFTER_BITS
             if (after != _SOON and after != _LATE) or episodes_done >= episode_num:
                 odd.append(ending)
                 continue
-            slot = slots[env_id]
-            slot.episodes_done = episodes_done
-            slot.next_episode = slot.episode + 1
-            if after == _LATE:
-                record.late.add(env_id)
+            done[env_id], to_begin[env_id] = episodes_done, begun[env_id] + 1
+            late[env_id] = after == _LATE
             plain.append(env_id)
         running = EnvState.RUN
         self._states.apply_all([i for i in plain if column[i] == running], Event.EPISODE_ENDED)
@@ -149,16 +147,29 @@ class Episodes:
         slot.reset_info = info
         slot.deadline = NEVER
         record.held.discard(slot.env_id)
-        record.late.discard(slot.env_id)
+        record.late[slot.env_id] = 0
         if self._states.column[slot.env_id] != EnvState.RUN:
             self._states.apply(slot.env_id, Event.RESET_SUCCEEDED)
 
-    def begun_plainly(self, slot: EnvSlot) -> None:
-        """The reset of an env, about which there is nothing else to know, has succeeded."""
-        slot.attempts = slot.renewals_in_a_row = 0
-        slot.episode = slot.next_episode
-        self.use_up_seed(slot)
-        self.begun(slot, {})
+    def begun_plainly(self, env_ids: Collection[int]) -> None:
+        """The resets of envs, about which there is nothing else to know, have succeeded."""
+        hosts, record, column = self._hosts, self._hosts.record, self._states.column
+        for kept in (record.passing, record.reset_infos):
+            if kept:
+                for env_id in env_ids:
+                    kept.pop(env_id, None)
+        if record.reset_params:
+            self._use_up_params(env_ids)
+        if hosts.limits.of_phase(Phase.RESETTING) is not None:
+            for env_id in env_ids:
+                record.slots[env_id].deadline = NEVER
+        record.held.difference_update(env_ids)
+        episodes, next_episodes, late = record.episodes, record.next_episodes, record.late
+        for env_id in env_ids:
+            episodes[env_id], late[env_id] = next_episodes[env_id], 0
+        running = EnvState.RUN
+        resetting = [env_id for env_id in env_ids if column[env_id] != running]
+        self._states.apply_all(resetting, Event.RESET_SUCCEEDED)
 
     def count_reset(self, slot: EnvSlot) -> None:
         """The reset of an env has succeeded, whatever comes of it."""
@@ -167,10 +178,14 @@ class Episodes:
 
     def use_up_seed(self, slot: EnvSlot) -> None:
         """The seed of the reset that has succeeded is not that of the next one, nor are `Once`."""
-        slot.seed = None
-        if isinstance(slot.reset_params, Once):
-            slot.reset_params = {}
-        slot.new_generation = False
+        self._hosts.record.passing.pop(slot.env_id, None)
+        self._use_up_params((slot.env_id,))
+
+    def _use_up_params(self, env_ids: Iterable[int]) -> None:
+        params = self._hosts.record.reset_params
+        for env_id in env_ids:
+            if isinstance(params.get(env_id), Once):
+                del params[env_id]
 
     def restored(self, slot: EnvSlot, record: EnvRecord) -> None:
         """An env has its state again, and is in an episode: all else becomes as it was."""

@@ -85,11 +85,7 @@ class HostGroup:
         them: the block says which of those is run. Nor are resets that wait for a step of others.
         """
         return sorted(
-            (
-                slot
-                for slot in self.slots
-                if slot.phase in AWAITED and slot.env_id not in slot.record.late
-            ),
+            (s for s in self.slots if s.phase in AWAITED and not s.record.late[s.env_id]),
             key=lambda slot: max(slot.request_id, slot.order),
         )
 

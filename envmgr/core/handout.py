@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from envmgr.core.arenas import one_of
 from envmgr.core.delivery import Delivery, Ending, Hand, make_ending
 from envmgr.core.episodes import Episodes
 from envmgr.core.hosts import Hosts
@@ -98,8 +99,7 @@ class Handout:
         if self._block is None and not record.held:
             return all(map(record.undelivered.__contains__, selection.ids))
         if self._block is not None and not record.undelivered and selection.count > _FEW:
-            replied: Any = self._block.replies[rows] == record.tokens[rows]
-            return bool(replied.all()) and selection.is_posted(record.phases.column)
+            return 0 not in record.answered(self._block.replies, _POSTED)[rows].tobytes()
         return all(map(self.has_arrived, selection.ids))
 
     def has_arrived(self, env_id: int) -> bool:
@@ -170,10 +170,11 @@ class Handout:
 
     def _posted(self, selection: Selection) -> Taken | None:
         """As `take`, of envs whose steps are posted."""
-        block, window, column = self._block, selection.window, self._phases.column
+        block, window = self._block, selection.window
         if block is None:
             return None
-        if not selection.is_posted(column):
+        if not selection.is_posted(self._phases):
+            column = self._phases.column
             self.left = next(i for i in selection.ids if column[i] != Phase.POSTED)
             return None
         raw = (block.flags[selection.rows] if window is None else window.flags).tobytes()
@@ -193,18 +194,17 @@ class Handout:
             taken = Taken(selection.ids, selection, self._reader, first & PLACE_BITS, remarks)
             selection.ordinary[raw] = taken
             return taken
-        return self._mixed(selection, np.frombuffer(raw, dtype=np.uint16).tolist(), steps)
+        return self._mixed(selection, raw, first, steps)
 
-    def _mixed(self, selection: Selection, flags: list[int], steps: int) -> Taken | None:
-        usual = flags[0] & TOLD_BIT
-        if flags[0] >> REWARD_SHIFT in FITS_ALL:
-            usual |= flags[0] & REWARD_BITS
+    def _mixed(self, selection: Selection, raw: bytes, first: int, steps: int) -> Taken | None:
+        usual = first & TOLD_BIT
+        if first >> REWARD_SHIFT in FITS_ALL:
+            usual |= first & REWARD_BITS
         plain_ends = (PLAIN_END | usual & REWARD_BITS, LATE_END | usual & REWARD_BITS)
-        ordinary, found = range(usual, usual + steps), set(flags)
         details: dict[int, Any] = {}
         specials: dict[int, int] = {}
-        for position in [k for k, flag in enumerate(flags) if flag not in ordinary]:
-            flag, env_id = flags[position], selection.ids[position]
+        for position, flag in _others(raw, range(usual, usual + steps)):
+            env_id = selection.ids[position]
             is_plain = flag & PLAIN_END_BITS in plain_ends and flag & PLACE_BITS < steps
             if not is_plain and not self._is_sound(env_id, position, flag, details):
                 return None
@@ -213,9 +213,8 @@ class Handout:
                 self.left = env_id
                 return None
             specials[position] = flag
-        where: Any = flags[0] & PLACE_BITS
-        if len({flag & PLACE_BITS for flag in found}) > 1:
-            where = [flag & PLACE_BITS for flag in flags]
+        places = raw[::2].translate(_PLACE_OF)  # they are in the lower bytes
+        where = one_of(places)
         remarks = Remarks(usual, selection.count, specials, details)
         return Taken(selection.ids, selection, self._reader, where, remarks)
 
@@ -264,9 +263,9 @@ class Handout:
         self.move_on(hand)
 
     def _endings(self, selection: Selection, specials: Mapping[int, int]) -> list[Ending]:
-        ids, slots = selection.ids, self._record.slots
+        ids, episodes_done = selection.ids, self._record.episodes_done
         return [
-            make_ending((ids[position], flag, slots[ids[position]].episodes_done + 1))
+            make_ending((env_id := ids[position], flag, episodes_done[env_id] + 1))
             for position, flag in specials.items()
             if flag & DONE
         ]
@@ -304,9 +303,19 @@ class Handout:
             self._episodes.end(self._record.slots[env_id], after_of(flag))
 
 
+def _others(raw: bytes, ordinary: range) -> list[tuple[int, int]]:
+    """Return the flags that are none of these, with their positions."""
+    flags: Any = np.frombuffer(raw, np.uint16)
+    if len(flags) <= _FEW:
+        return [(k, flag) for k, flag in enumerate(flags.tolist()) if flag not in ordinary]
+    found = (flags - np.uint16(ordinary.start) >= len(ordinary)).nonzero()[0]  # lesser ones wrap
+    return list(zip(found.tolist(), flags[found].tolist(), strict=True))
+
+
 _FEW = 16
 """So many envs are looked at one by one rather than as an array."""
 _POSTED = np.uint8(Phase.POSTED)
 _NO_REMARKS = Remarks(0, 0)
+_PLACE_OF = bytes(byte & PLACE_BITS for byte in range(256))
 _ODD_BITS = np.uint16(0xFFFF & ~TOLD_BIT)
 """Without these a reply is not malformed: it is in the first place."""

@@ -204,7 +204,7 @@ class Hosts:
         self.phases.apply(slot.env_id, change)
         if self.tracer is not None:
             self.tracer.changed(slot.env_id, slot.phase)
-        self.record.late.discard(slot.env_id)
+        self.record.late[slot.env_id] = 0
         self.limits.changes += 1
 
     # -- posted steps -------------------------------------------------------------------------

@@ -16,21 +16,22 @@ def await_reset(hosts: Hosts, slot: EnvSlot, *, late: bool) -> None:
     """Await the reset that the host of an env begins by itself: now, or with a step of others."""
     hosts.await_reset(slot)
     if late:
-        hosts.record.late.add(slot.env_id)
+        hosts.record.late[slot.env_id] = 1
         slot.deadline = NEVER
 
 
 def expect_late(hosts: Hosts, env_ids: Iterable[int]) -> None:
     """The episodes of others begin now that these envs take a step; can be done again."""
     record = hosts.record
-    if not record.late or record.together is None:
+    if 1 not in record.late or record.together is None:
         return
     begun, limit_s = record.together.begun_with(env_ids), hosts.limits.of_phase(Phase.RESETTING)
     if limit_s is not None:
         for slot in map(record.slots.__getitem__, begun):
             if slot.phase is Phase.RESETTING:
                 hosts.limits.set(slot, limit_s)
-    record.late.difference_update(begun)
+    for env_id in begun:
+        record.late[env_id] = 0
 
 
 def released(hosts: Hosts, env_id: int) -> None:

@@ -23,6 +23,8 @@ class ObservationReader:
 
     Attributes:
         lost_step: see `spaces.agents.lost_step`.
+        latest_step: the place of the newest observation of a step that is in use; -1 for none.
+        latest_reset: likewise, of a reset.
     """
 
     def __init__(self, space: Any) -> None:
@@ -31,7 +33,7 @@ class ObservationReader:
         # Of what goes to shared memory: all of it, or a part.
         self._layout = self._structure if self._structure.is_fixed else self._structure.fixed
         self._places = COPIED
-        self._latest_step = self._latest_reset = -1
+        self.latest_step = self.latest_reset = -1
         self._found_at: list[tuple[Array, bool]] | None = None
         self._copy = True
         self._guard: Guard | None = None
@@ -108,14 +110,14 @@ class ObservationReader:
     def note(self, place: int) -> None:
         """Remember that the newest observation of its kind is in `place`."""
         if place < self._places.steps:
-            self._latest_step = place
+            self.latest_step = place
         else:
-            self._latest_reset = place
+            self.latest_reset = place
 
     def placed_anew(self, placement: Placement) -> Placement:
         """Return the placement for a new env: it goes on after the places that are in use."""
         places = placement.places
-        step, reset = self._latest_step, self._latest_reset
+        step, reset = self.latest_step, self.latest_reset
         return replace(
             placement,
             step_place=placement.step_place if step < 0 else places.after(step),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from envmgr.core.arenas import Arena, Arenas
+from envmgr.core.arenas import Arena, Arenas, Where, one_of
 from envmgr.core.checked_views import ViewGuard
 from envmgr.core.observations import ObservationReader
 from envmgr.types import EnvTimestep
@@ -20,7 +20,7 @@ if TYPE_CHECKING:  # it knows of hosts, whose record has observations
 
 _NO_PLACE = 255
 _FEW = 8
-"""So many observations are copied rather than looked for as a slice that could be a view."""
+"""So many observations are read one by one rather than as a selection."""
 
 _BYTES = [bytes((place,)) for place in range(PLACE_BITS + 1)]
 
@@ -40,12 +40,12 @@ class Observed:
         self.places = COPIED
         self.arena: Arena | Arenas | None = None
         self._readers: Sequence[ObservationReader] = ()
-        self._copies = True
         self._guard: ViewGuard | None = None
         self._place_bytes = bytearray((_NO_PLACE,)) * count
         self._place_of: npt.NDArray[np.uint8] = np.frombuffer(self._place_bytes, dtype=np.uint8)
         self._kept: list[Any] = [None] * count
         self._in_arena = bytearray(count)
+        self._is_in_arena: npt.NDArray[np.uint8] = np.frombuffer(self._in_arena, dtype=np.uint8)
         self._none_in_arena = bytes(count)
 
     def open(self, readers: Sequence[ObservationReader], guard: ViewGuard | None = None) -> None:
@@ -63,17 +63,15 @@ class Observed:
         """Whether hosts may have been told where observations go."""
         return bool(self._readers)
 
-    def lay_out(self, arena: Arena | Arenas, places: Places, *, copies: bool) -> None:
+    def lay_out(self, arena: Arena | Arenas, places: Places) -> None:
         """Read batches of envs from shared memory.
 
         Args:
             arena: where they are.
             places: of the places.
-            copies: whether observations are copied out of it.
         """
         self.arena = arena
         self.places = places
-        self._copies = copies
 
     # -- what is newest ---------------------------------------------------------------------
 
@@ -110,14 +108,17 @@ class Observed:
             in_arena[env_id] = 0
             places[env_id] = _NO_PLACE
 
-    def began(self, env_id: int, place: int) -> None:
-        """The newest observation of an env is that of a reset, in `place`."""
-        note, before = self._readers[env_id].note, self._place_bytes[env_id]
-        if before != _NO_PLACE:
-            note(before)  # its view may be in use
-        note(place)  # now: the next to be read may be that of a step
-        self._place_bytes[env_id] = place
-        self._in_arena[env_id] = 1
+    def began(self, places: Mapping[int, int]) -> None:
+        """The newest observations of envs are those of resets, in these places, by env_id."""
+        readers, place_bytes, in_arena = self._readers, self._place_bytes, self._in_arena
+        n_steps = self.places.steps
+        for env_id, place in places.items():
+            reader, before = readers[env_id], place_bytes[env_id]
+            if before < n_steps:
+                reader.latest_step = before  # its view may be in use
+            reader.latest_reset = place  # now: the next to be read may be that of a step
+            place_bytes[env_id] = place
+            in_arena[env_id] = 1
 
     def _note(self, env_id: int) -> None:
         """The newest observation of an env is in use, also when there is a newer one."""
@@ -151,12 +152,12 @@ class Observed:
         array, arena = np.array(env_ids, dtype=np.int64), self.arena
         if arena is None:
             raise RuntimeError("places without an arena: a defect of envmgr, please report it")
-        found = arena.rows(env_ids, array, self._place_of[array].tolist())
+        found = arena.rows(env_ids, array, self._place_of[array].tobytes())
         for env_id, observation in zip(env_ids, found, strict=True):
             self._kept[env_id] = observation
             self._in_arena[env_id] = 0
 
-    def taken_as_rows(self, selection: Selection, places: Any, found: Sequence[Any]) -> None:
+    def taken_as_rows(self, selection: Selection, places: Where, found: Sequence[Any]) -> None:
         """The newest observations of envs are in `places`, and were handed out one by one."""
         self._are_in(selection, places)
         if selection.is_slice:
@@ -167,35 +168,33 @@ class Observed:
             self._kept[env_id] = observation
             self._in_arena[env_id] = 0
 
-    def taken_as_batch(self, selection: Selection, places: Any) -> None:
+    def taken_as_batch(self, selection: Selection, places: Where) -> None:
         """The newest observations of envs are in `places`, and were handed out as a batch."""
         self._are_in(selection, places)
         if selection.is_slice:
             self._in_arena[selection.rows] = selection.fresh
-            return
-        for env_id in selection.ids:
-            self._in_arena[env_id] = 1
-
-    def _are_in(self, selection: Selection, places: Any) -> None:
-        if not selection.is_slice:
-            self._place_of[selection.rows] = places
-        elif type(places) is int:
-            self._place_bytes[selection.rows] = _BYTES[places] * selection.count
         else:
-            self._place_bytes[selection.rows] = places
+            self._is_in_arena[selection.rows] = 1
+
+    def _are_in(self, selection: Selection, places: Where) -> None:
+        each = _BYTES[places] * selection.count if isinstance(places, int) else places
+        if selection.is_slice:
+            self._place_bytes[selection.rows] = each
+        else:
+            self._place_of[selection.rows] = np.frombuffer(each, np.uint8)
 
     # -- reading ----------------------------------------------------------------------------
 
     def newest_few(self, env_ids: Sequence[int]) -> Any:
         """Return the newest observations of a few envs as a batch of their own, as an arena does.
 
-        None if some of them were handed out one by one, or views of neighbours are cheaper.
+        None if some of them were handed out one by one, or they are more than a few.
         """
-        if self.arena is None or (not self._copies and len(env_ids) > _FEW):
+        if self.arena is None or len(env_ids) > _FEW:
             return None
         if not all(map(self._in_arena.__getitem__, env_ids)):
             return None
-        return self.arena.copied(env_ids, [self._place_bytes[i] for i in env_ids])
+        return self.arena.copied(env_ids, bytes([self._place_bytes[i] for i in env_ids]))
 
     def newest_batch(self, selection: Selection) -> Any:
         """Return the newest observations of envs as one batch, as an arena does.
@@ -203,11 +202,9 @@ class Observed:
         None if some of them were handed out one by one.
         """
         rows = selection.rows
-        if self.arena is None or not all(map(self._in_arena.__getitem__, selection.ids)):
+        if self.arena is None or 0 in self._is_in_arena[rows].tobytes():
             return None
-        places = self._place_of[rows].tolist()
-        one_place = places.count(places[0]) == len(places)
-        return self.arena.batch(selection, places[0] if one_place else places)
+        return self.arena.batch(selection, one_of(self._place_of[rows].tobytes()))
 
     @property
     def counts(self) -> bool:

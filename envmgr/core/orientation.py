@@ -72,7 +72,7 @@ class Orientation:
         if plan is None:
             return None
         arena = self._arena_of(memory, placements, guard, copies=handed_out is True)
-        self._observed.lay_out(arena, places, copies=handed_out is True)
+        self._observed.lay_out(arena, places)
         kinds = self.kinds[1]
         self._hosts.record.unposted.update(i for i, kind in enumerate(kinds) if kind is None)
         return Block(memory, plan)

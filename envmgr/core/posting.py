@@ -154,7 +154,7 @@ class Posting:
             window.request_bytes[:] = tokens
             phases.apply_rows(selection.rows, Change.POST)
         self._latest = selection
-        if self._record.late:
+        if 1 in self._record.late:
             expect_late(self._hosts, selection.ids)
         observed = self._record.observed
         if observed.counts:
@@ -209,7 +209,7 @@ class Posting:
         selection = self._latest
         if selection is None or selection.count != outstanding or not selection.is_ascending:
             return None
-        return selection if selection.is_posted(self._record.phases.column) else None
+        return selection if selection.is_posted(self._record.phases) else None
 
     def have_all_ring(self) -> None:
         """Have every host ring that need not, because its steps were to be gathered together.

@@ -74,7 +74,7 @@ def _refuse_to_wait(supervisor: Supervisor) -> None:
             f"no env is ready: envs {owed} have actions under way. Gather their timesteps with "
             "recv() or step({}) first."
         )
-    late = sorted(supervisor.record.late)
+    late = [env_id for env_id, is_late in enumerate(supervisor.record.late) if is_late]
     if late:
         raise NothingReadyError(
             f"the next episodes of envs {late} begin with the next step of the other rows of their "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -100,11 +101,10 @@ class BlockReplies:
 
     # -- what they have replied ---------------------------------------------------------------
 
-    def plain_reset(self, env_id: int) -> int | None:
-        """Return the place of a reset's observation; None if there is more to the reply."""
-        flag: int = self._reset_flags[env_id]
-        place = flag & PLACE_BITS
-        return place if place in self._of_resets and not flag & HAS_INFO else None
+    def plain_resets(self, env_ids: Iterable[int]) -> dict[int, int]:
+        """Return where the observations of resets are, by env_id, if a reply says no more."""
+        flags, places = self._reset_flags, self._of_resets
+        return {env_id: flag for env_id in env_ids if (flag := flags[env_id]) in places}
 
     def detail(self, env_id: int, flag: int) -> tuple[Any, Any]:
         """Return the info of a step's reply and its reward.

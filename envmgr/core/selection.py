@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from envmgr.core.hosts import Hosts
-from envmgr.core.phases import Phase
+from envmgr.core.phases import Phase, PhaseTable
 from envmgr.core.slots import Record
 from envmgr.lifecycle import EnvState
 from envmgr.spaces import Array
@@ -71,7 +71,7 @@ class Selection:
         is_ascending: whether the env_ids ascend.
         ordinary: what they are said to be whose replies have nothing to them, by their flags; see
             `Handout`.
-        fresh: of neighbours: what says of all that the newest observation is in the arena.
+        fresh: what says of all that the newest observation is in the arena.
         stale: likewise that it is not.
         posted: what says that the steps of all are posted.
         idle: likewise that nothing is asked of their hosts.
@@ -103,23 +103,19 @@ class Selection:
         self.array.flags.writeable = False
         first, count = ids[0], len(ids)
         self.hosts = list(dict.fromkeys(map(host_index.__getitem__, ids)))
-        self.is_slice = ids[-1] - first == count - 1 and ids == list(range(first, first + count))
-        self.is_ascending = self.is_slice or ids == sorted(ids)
-        self.rows: Any = self.array
-        self.fresh = self.stale = self.idle = self.run = b""
-        self.posted = bytes((Phase.POSTED,)) * count
-        if self.is_slice:
-            self.rows = slice(first, first + count)
-            self.fresh, self.stale = bytes((1,)) * count, bytes(count)
-            self.idle = bytes((Phase.IDLE,)) * count
-            self.run = bytes((EnvState.RUN,)) * count
+        self.is_ascending = 0 not in (self.array[1:] > self.array[:-1]).tobytes()
+        self.is_slice = self.is_ascending and ids[-1] - first == count - 1
+        self.rows: Any = slice(first, first + count) if self.is_slice else self.array
+        self.fresh, self.stale = bytes((1,)) * count, bytes(count)
+        self.posted, self.idle = bytes((Phase.POSTED,)) * count, bytes((Phase.IDLE,)) * count
+        self.run = bytes((EnvState.RUN,)) * count
         self.window: Window | None = None
         self.arenas: dict[int, list[Array]] = {}
         self.ordinary: dict[bytes, Any] = {}
 
     def may_be_posted(self, record: Record) -> bool:
         """Whether all of these envs take an action now that their hosts can execute."""
-        ids, rows, undelivered, doomed = self.ids, self.rows, record.undelivered, record.doomed
+        ids, undelivered, doomed = self.ids, record.undelivered, record.doomed
         if undelivered and not undelivered.keys().isdisjoint(ids):
             return False
         if doomed and not doomed.keys().isdisjoint(ids):
@@ -129,28 +125,19 @@ class Selection:
         together = record.together
         if together is not None and not together.may_be_stepped(ids):
             return False
-        phases, states = record.phases.column, record.states.column
+        rows, phases, states = self.rows, record.phases, record.states
         if self.is_slice:
-            return bool(phases[rows] == self.idle and states[rows] == self.run)
-        if len(ids) < _FEW:
-            idle, run = Phase.IDLE, EnvState.RUN
-            return all(phases[i] == idle and states[i] == run for i in ids)
-        view, seen = record.phases.view, record.states.view
-        return bool((view[rows] == _IDLE).all() and (seen[rows] == _RUN).all())
+            return bool(phases.column[rows] == self.idle and states.column[rows] == self.run)
+        is_idle = phases.view[rows].tobytes() == self.idle
+        return is_idle and states.view[rows].tobytes() == self.run
 
-    def is_posted(self, phases: bytearray) -> bool:
-        """Whether the steps of all of these envs are posted; given the column of phases."""
+    def is_posted(self, phases: PhaseTable) -> bool:
+        """Whether the steps of all of these envs are posted."""
         if self.is_slice:
-            return bool(phases[self.rows] == self.posted)
-        if self.count < _FEW:
-            return set(map(phases.__getitem__, self.ids)) == _POSTED
-        return np.frombuffer(phases, np.uint8)[self.array].tobytes() == self.posted
+            return bool(phases.column[self.rows] == self.posted)
+        return phases.view[self.array].tobytes() == self.posted
 
 
-_POSTED = {Phase.POSTED}
-_IDLE, _RUN = np.uint8(Phase.IDLE), np.uint8(EnvState.RUN)
-_FEW = 16
-"""So many envs are looked at one by one rather than as an array."""
 _PLAIN_SEQUENCES = frozenset((dict, list, tuple, type({}.keys())))
 """What can be read without running code of its own, and comes to an end."""
 
@@ -219,11 +206,13 @@ class Selections:
         return np.array(env_ids, dtype=np.int64) if selection is None else selection.array
 
     def _made(self, key: tuple[int, ...]) -> Selection | None:
-        if min(key) < 0 or max(key) >= self._hosts.env_num or len(set(key)) < len(key):
+        if min(key) < 0 or max(key) >= self._hosts.env_num:
+            return None
+        selection = Selection(list(key), self._hosts.index_of)
+        if not selection.is_ascending and len(set(key)) < len(key):
             return None
         if len(self._known) >= _KNOWN_SELECTIONS:
             self._known.clear()
-        selection = Selection(list(key), self._hosts.index_of)
         if selection.is_slice and self._block is not None:
             selection.window = Window(self._block, selection.rows, self._hosts.record.tokens)
         self._known[key] = selection

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from envmgr.core.facts import Item, Kept, Member, Passing
 from envmgr.core.observed import Observed
 from envmgr.core.phases import COMING, ENDS, Next, Phase, PhaseTable
 from envmgr.core.pools import Pools
@@ -53,7 +54,14 @@ class Record:
         unexecuted: those of them that were sent that action, and whose timestep is still to come.
         retired: envs whose rows and places are left to a host that could not be killed.
         unposted: those, and envs whose data has no fixed layout: their steps are not posted.
-        late: rows of batched envs whose next episodes begin with the next step of the others.
+        late: 1 for rows of batched envs whose next episodes begin with the next step of the others.
+        again: envs that are to be reset once more when the reset under way is over.
+        episodes: of each env, resets that have succeeded.
+        next_episodes: what that is when the reset that was begun last has succeeded.
+        episodes_done: of each env, episodes that were counted against `episode_num`.
+        passing: what holds for few envs until their next reset has succeeded, by env_id.
+        reset_params: keyword arguments of resets, of envs that have any.
+        reset_infos: of the newest resets, as far as they said anything.
         together: says which envs are ready only together; None if none are.
         pools: says which envs give nothing before others are under way; None if none do.
         slots: all else, by env_id.
@@ -77,7 +85,16 @@ class Record:
         self.launching = True
         self.retired: set[int] = set()
         self.unposted: set[int] = set()
-        self.late: set[int] = set()
+        self.late = bytearray(count)
+        self.again: set[int] = set()
+        self.episodes, self.next_episodes, self.episodes_done = (
+            [0] * count,
+            [0] * count,
+            [0] * count,
+        )
+        self.passing: dict[int, dict[str, Any]] = {}
+        self.reset_params: dict[int, dict[str, Any]] = {}
+        self.reset_infos: dict[int, dict[str, Any]] = {}
         self.together: Together | None = None
         self.pools: Pools | None = None
         self.slots = [EnvSlot(i, self, is_spare=i >= env_num) for i in range(count)]
@@ -222,21 +239,11 @@ class EnvSlot:
     limit_s: float = NEVER
     following: Next = Next.NOTHING
     pause_s: float = 0.0
-    reset_info: dict[str, Any] = field(default_factory=dict)
-    reset_params: dict[str, Any] = field(default_factory=dict)
     base_seed: int | None = None
     new_seed: int | None = None
-    seed: int | None = None
-    new_generation: bool = False
     has_plan: bool = False
     attended: bool = True
     waits: bool = False
-    again: bool = False
-    attempts: int = 0
-    renewals_in_a_row: int = 0
-    episode: int = 0
-    next_episode: int = 0
-    episodes_done: int = 0
     fresh: tuple[Any, dict[str, Any]] | None = None
     dropped: bool = False
     resets_alone: bool = True
@@ -272,6 +279,19 @@ class EnvSlot:
         return phase in COMING and not (phase in ENDS and self.following is Next.NOTHING)
 
     # -- what is in the columns ---------------------------------------------------------------
+
+    attempts = Passing(0)
+    renewals_in_a_row = Passing(0)
+    seed = Passing[int | None](None)
+    new_generation = Passing(False)
+    again = Member("again")
+    held = Member("held")
+    doomed = Kept[EnvFailure | None]("doomed", lambda: None)
+    reset_info = Kept[dict[str, Any]]("reset_infos", dict)
+    reset_params = Kept[dict[str, Any]]("reset_params", dict)
+    episode = Item("episodes")
+    next_episode = Item("next_episodes")
+    episodes_done = Item("episodes_done")
 
     @property
     def phase(self) -> Phase:
@@ -315,30 +335,6 @@ class EnvSlot:
     @timestep.setter
     def timestep(self, timestep: EnvTimestep) -> None:
         self.record.undelivered[self.env_id] = timestep
-
-    @property
-    def held(self) -> bool:
-        """Whether the timestep waits for the reset that belongs to it (`reset_inplace`)."""
-        return self.env_id in self.record.held
-
-    @held.setter
-    def held(self, held: bool) -> None:
-        if held:
-            self.record.held.add(self.env_id)
-        else:
-            self.record.held.discard(self.env_id)
-
-    @property
-    def doomed(self) -> EnvFailure | None:
-        """With what its host died while it was ready, if the user has not been told."""
-        return self.record.doomed.get(self.env_id)
-
-    @doomed.setter
-    def doomed(self, failure: EnvFailure | None) -> None:
-        if failure is None:
-            self.record.doomed.pop(self.env_id, None)
-        else:
-            self.record.doomed[self.env_id] = failure
 
     @property
     def obs(self) -> Any:

@@ -15,7 +15,7 @@ from envmgr.core.selection import Selection
 from envmgr.env.contract import TERMINATED, TOLD, TRUNCATED, info_of
 from envmgr.spaces import indexed
 from envmgr.types import EnvTimestep
-from envmgr.wire.block import DONE, ENDING_BITS, ENDING_SHIFT, REWARD_SHIFT, TOLD_BIT, Block
+from envmgr.wire.block import DONE, ENDING_BITS, ENDING_SHIFT, REWARD_SHIFT, Block
 from envmgr.wire.rewards import FIRST_WIDE, restored
 
 _make_timestep = partial(tuple.__new__, EnvTimestep)
@@ -237,22 +237,20 @@ class ReplyReader:
         if window is not None and usual < _WIDE:
             rewards = window.rewards.copy()
         else:
-            rewards = self._block.reward_numbers(usual >> REWARD_SHIFT, selection.rows).copy()
+            rewards = self._block.reward_numbers(usual >> REWARD_SHIFT, selection.rows)
+            rewards = rewards.copy() if selection.is_slice else rewards
         terminated, truncated = bytearray(remarks.size), bytearray(remarks.size)
         for at, flag in remarks.specials.items():
-            if flag & ENDING_BITS != TOLD_BIT:  # else it says that the episode goes on
-                terminated[at], truncated[at] = _ends(flag, remarks.details, at)
+            if flag & ENDING_BITS:
+                terminated[at], truncated[at] = flag & _TERMINATED != 0, flag & _TRUNCATED != 0
+            else:
+                terminated[at], truncated[at] = ends_of(bool(flag & DONE), remarks.details[at][0])
         self._observed.taken_as_batch(selection, places)
-        ends = (np.frombuffer(column, np.bool_) for column in (terminated, truncated))
+        ends = np.frombuffer(terminated, np.bool_), np.frombuffer(truncated, np.bool_)
         return _make_batch((selection.array, obs, rewards, *ends, BatchInfos(remarks)))
 
 
-def _ends(flag: int, details: Mapping[int, tuple[Any, Any]], position: int) -> tuple[bool, bool]:
-    """Return whether an episode was terminated, and whether it was truncated."""
-    ending = (flag & ENDING_BITS) >> ENDING_SHIFT
-    if ending:
-        return bool(ending & TERMINATED), bool(ending & TRUNCATED)
-    return ends_of(bool(flag & DONE), details[position][0])
+_TERMINATED, _TRUNCATED = TERMINATED << ENDING_SHIFT, TRUNCATED << ENDING_SHIFT
 
 
 def _put_in(

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
+from itertools import compress
 from typing import TYPE_CHECKING
 
 from envmgr.core.phases import Phase
@@ -46,7 +47,7 @@ class Together:
     def _is_mending(self, env_id: int) -> bool:
         """Whether an env is not in an episode, and will be without anybody doing anything."""
         record = self._record
-        if record.states[env_id] is EnvState.RUN or env_id in record.late:
+        if record.states[env_id] is EnvState.RUN or record.late[env_id]:
             return False
         return record.slots[env_id].is_coming
 
@@ -57,7 +58,7 @@ class Together:
         """
         record, rows = self._record, self._of(env_id)
         if record.slots[env_id].is_coming:
-            return env_id not in record.late or self.begins(env_id)
+            return not record.late[env_id] or self.begins(env_id)
         return any(map(self._is_mending, rows)) and not any(map(record.owes, rows))
 
     def is_settled(self, env_id: int) -> bool:
@@ -65,13 +66,10 @@ class Together:
         record, rows = self._record, self._of(env_id)
         if isinstance(rows, range) and not (record.undelivered or record.unexecuted):
             busy = record.phases.column[rows.start : rows.stop].translate(None, _QUIET)
-            if not busy or (record.late and self._are_late(rows, len(busy))):
+            # None is, or they begin with the next step.
+            if record.late[rows.start : rows.stop].count(1) == len(busy):
                 return True
         return not any(record.owes(i) or self._is_mending(i) for i in rows)
-
-    def _are_late(self, rows: range, count: int) -> bool:
-        """Whether so many of these rows begin with the next step."""
-        return sum(map(rows.__contains__, self._record.late)) == count
 
     def settled(self, env_ids: Sequence[int]) -> list[int]:
         """Return those of some envs for which that is so."""
@@ -126,13 +124,13 @@ class Together:
 
     def begun_with(self, env_ids: Iterable[int]) -> list[int]:
         """Return the envs whose next episodes begin with a step of these."""
-        late = self._record.late
-        if not late:
-            return []
-        stepped, rows_of = set(env_ids), self._rows
-        batches: set[Sequence[int]] = {rows_of.get(env_id, ()) for env_id in late}
-        of_these = {rows for rows in batches if not stepped.isdisjoint(rows)}
-        return [env_id for env_id in late if rows_of.get(env_id, ()) in of_these]
+        late, stepped = self._record.late, list(env_ids)
+        begun: list[int] = []
+        for rows in self._batches:
+            of_rows = late[rows.start : rows.stop]
+            if 1 in of_rows and any(map(rows.__contains__, stepped)):
+                begun += compress(rows, of_rows)
+        return begun
 
     def doomed_with(self, env_id: int) -> EnvFailure | None:
         """Return the failure by which an env that goes with this one was lost, but is shown still.

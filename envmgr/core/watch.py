@@ -175,7 +175,7 @@ class Watch:
             board.activities[...], board.states[...], self._tokens = activities, seen, tokens
             board.hosts[...] = [slot.group.index for slot in slots]
             board.generations[...] = [slot.generation for slot in slots]
-            board.episodes[...] = [slot.episode for slot in slots]
+            board.episodes[...] = hosts.record.episodes
             pids = self._engine.transport.pids
             board.pids[...] = [pids.get(group.host_id or 0, 0) for group in hosts.groups]
             if hosts.settings.measures and (block := hosts.block) is not None:

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from envmgr.core import Phase, Selection
+from envmgr.core import Selection
+from envmgr.core.phases import Change, PhaseTable
 from tests.rig import Rig
 
 
 @pytest.mark.parametrize("ids", [[1, 2], [2, 0]])
 def test_posted_are_those_whose_steps_are_all_posted(ids: list[int]) -> None:
     selection = Selection(ids, [0, 0, 0])
-    phases = bytearray([Phase.IDLE] * 3)
+    phases = PhaseTable(3)
     for i in ids:
         assert not selection.is_posted(phases)
-        phases[i] = Phase.POSTED
+        phases.apply(i, Change.POST)
     assert selection.is_posted(phases)
 
 
