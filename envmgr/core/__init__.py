@@ -11,12 +11,13 @@ from envmgr.core.groups import HostGroup
 from envmgr.core.hosts import Hosts
 from envmgr.core.phases import Change, Next, Phase
 from envmgr.core.rules import EpisodeRules
-from envmgr.core.selection import Selection
+from envmgr.core.selection import NOBODY, Selection
 from envmgr.core.slots import EnvSlot, Record
 from envmgr.core.supervisor import Supervisor
 from envmgr.core.taken import ArrayBatch, ReadyBatch, Taken, ends_of
 
 __all__ = [
+    "NOBODY",
     "ArrayBatch",
     "Change",
     "EnvSlot",

@@ -145,6 +145,8 @@ class Arena:
             elif self._guard is not None:
                 env_ids: Any = self._env_ids[rows]
                 leaves = [self._guard.wrap(env_ids, leaf) for leaf in leaves]
+        elif self._is_lone:
+            return self._leaf_batch(0, rows, places)
         else:
             leaves = [self._leaf_batch(j, rows, places) for j in range(len(self._arrays))]
         return leaves[0] if self._is_lone else self._unflatten(leaves)
@@ -161,12 +163,6 @@ class Arena:
             taken: Array = arena.take(rows, axis=0)
             return taken
         return arena[rows].copy() if self._copies else arena[rows]
-
-    def copied(self, ids: Sequence[int], places: bytes) -> Any:
-        """Return observations as one batch, as `batch` does, that is a copy in any case."""
-        rows = np.array(ids)
-        leaves = [self._leaf_batch(j, rows, places) for j in range(len(self._arrays))]
-        return leaves[0] if self._is_lone else self._unflatten(leaves)
 
 
 class _Part:
@@ -210,11 +206,6 @@ class Arenas:
         """Return observations as one batch; None if they are of several layouts."""
         part, *others = self._parts(selection.ids)
         return None if others else part.arena.batch(part, places)
-
-    def copied(self, ids: Sequence[int], places: bytes) -> Any:
-        """Return observations as one batch; None if they are of several layouts."""
-        part, *others = self._parts(ids)
-        return None if others else part.arena.copied(part.ids, places)
 
     def _parts(self, ids: Sequence[int]) -> list[_Part]:
         key = tuple(ids)

@@ -249,9 +249,10 @@ class Arrivals:
             Whether all is said; if not, one of the resets has more to it: `collect` looks at it.
         """
         replies, column = self._replies, self._record.phases.column
-        if replies is None or Phase.RESETTING not in column:
-            return True
         record = self._record
+        # Those that begin late have not replied: their turn comes with the step of others.
+        if replies is None or column.count(Phase.RESETTING) == record.late.count(1):
+            return True
         replied = replies.resets_of(record)
         if not replied:
             return True

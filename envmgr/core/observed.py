@@ -19,9 +19,6 @@ if TYPE_CHECKING:  # it knows of hosts, whose record has observations
     from envmgr.core.selection import Selection
 
 _NO_PLACE = 255
-_FEW = 8
-"""So many observations are read one by one rather than as a selection."""
-
 _BYTES = [bytes((place,)) for place in range(PLACE_BITS + 1)]
 
 
@@ -184,17 +181,6 @@ class Observed:
             self._place_of[selection.rows] = np.frombuffer(each, np.uint8)
 
     # -- reading ----------------------------------------------------------------------------
-
-    def newest_few(self, env_ids: Sequence[int]) -> Any:
-        """Return the newest observations of a few envs as a batch of their own, as an arena does.
-
-        None if some of them were handed out one by one, or they are more than a few.
-        """
-        if self.arena is None or len(env_ids) > _FEW:
-            return None
-        if not all(map(self._in_arena.__getitem__, env_ids)):
-            return None
-        return self.arena.copied(env_ids, bytes([self._place_bytes[i] for i in env_ids]))
 
     def newest_batch(self, selection: Selection) -> Any:
         """Return the newest observations of envs as one batch, as an arena does.

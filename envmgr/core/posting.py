@@ -119,11 +119,13 @@ class Posting:
         if self._limits.step_s is not None:
             self._limits.set_posted(rows)
         request_id, count, statistics = next(self._request_ids), selection.count, self._statistics
-        tokens: Any  # the bytes of those of neighbours, else an array
-        if window is not None and not statistics.has_generations:
-            tokens = request_id.to_bytes(TOKEN_BYTES, sys.byteorder) * count
-        else:
+        tokens: Any  # the bytes of those of neighbours, else an array or what is that of each
+        if statistics.has_generations:
             tokens = self._tokens(selection, request_id)
+        elif window is None:
+            tokens = request_id
+        else:
+            tokens = request_id.to_bytes(TOKEN_BYTES, sys.byteorder) * count
         posting = posting_of(request_id, ring)
         self._unfinished = selection, tokens, posting, statistics.actions + count, beside
         self.finish()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -16,6 +15,11 @@ from envmgr.spaces import Array
 from envmgr.wire.block import Block, items
 
 _KNOWN_SELECTIONS = 256
+
+NOBODY = np.empty(0, dtype=np.int64)
+"""The env_ids of a selection that there is none of."""
+
+NOBODY.flags.writeable = False
 
 
 class Window:
@@ -96,13 +100,13 @@ class Selection:
         "window",
     )
 
-    def __init__(self, ids: list[int], host_index: Sequence[int]) -> None:
+    def __init__(self, ids: list[int]) -> None:
         self.ids = ids
         self.count = len(ids)
         self.array: npt.NDArray[np.int64] = np.array(ids, dtype=np.int64)
         self.array.flags.writeable = False
         first, count = ids[0], len(ids)
-        self.hosts = list(dict.fromkeys(map(host_index.__getitem__, ids)))
+        self.hosts: list[int] = []
         self.is_ascending = 0 not in (self.array[1:] > self.array[:-1]).tobytes()
         self.is_slice = self.is_ascending and ids[-1] - first == count - 1
         self.rows: Any = slice(first, first + count) if self.is_slice else self.array
@@ -128,14 +132,14 @@ class Selection:
         rows, phases, states = self.rows, record.phases, record.states
         if self.is_slice:
             return bool(phases.column[rows] == self.idle and states.column[rows] == self.run)
-        is_idle = phases.view[rows].tobytes() == self.idle
-        return is_idle and states.view[rows].tobytes() == self.run
+        is_idle: bool = phases.view[rows].tobytes() == self.idle
+        return is_idle and bool(states.view[rows].tobytes() == self.run)
 
     def is_posted(self, phases: PhaseTable) -> bool:
         """Whether the steps of all of these envs are posted."""
         if self.is_slice:
             return bool(phases.column[self.rows] == self.posted)
-        return phases.view[self.array].tobytes() == self.posted
+        return bool(phases.view[self.array].tobytes() == self.posted)
 
 
 _PLAIN_SEQUENCES = frozenset((dict, list, tuple, type({}.keys())))
@@ -200,17 +204,16 @@ class Selections:
             self._latest, self._latest_array = selection, selection.array
         return selection
 
-    def array_of(self, env_ids: Sequence[int]) -> npt.NDArray[np.int64]:
-        """Return env_ids as an array that `of` knows again at once, if they are a selection."""
-        selection = self.of(env_ids)
-        return np.array(env_ids, dtype=np.int64) if selection is None else selection.array
-
     def _made(self, key: tuple[int, ...]) -> Selection | None:
-        if min(key) < 0 or max(key) >= self._hosts.env_num:
+        try:
+            selection = Selection(list(key))
+        except (IndexError, OverflowError):  # there are none, or what is no number of an env
             return None
-        selection = Selection(list(key), self._hosts.index_of)
-        if not selection.is_ascending and len(set(key)) < len(key):
+        ascends = selection.is_ascending
+        least, most = (key[0], key[-1]) if ascends else (min(key), max(key))
+        if least < 0 or most >= self._hosts.env_num or not (ascends or len(set(key)) == len(key)):
             return None
+        selection.hosts = list(dict.fromkeys(map(self._hosts.index_of.__getitem__, key)))
         if len(self._known) >= _KNOWN_SELECTIONS:
             self._known.clear()
         if selection.is_slice and self._block is not None:

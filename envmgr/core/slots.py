@@ -130,6 +130,13 @@ class Record:
             and self.states.column[:n] == self._all_run
         )
 
+    @property
+    def awaits_nothing(self) -> bool:
+        """Whether all envs are ready but for those that begin with the next step of others."""
+        n_ready = len(self.late) - self.late.count(1)
+        idle, in_run = self.phases.column.count(Phase.IDLE), self.states.column.count(EnvState.RUN)
+        return idle == in_run == n_ready and not (self.undelivered or self.doomed)
+
     def is_ready(self, env_id: int) -> bool:
         """Return whether an env takes an action now."""
         if self.states.column[env_id] != EnvState.RUN or self.owes(env_id):

@@ -258,20 +258,6 @@ class Supervisor:
         """Return the envs that take an action now, ascending."""
         return self.record.ready_ids()
 
-    def batch_of(self, env_ids: Sequence[int]) -> Any:
-        """Return the newest observations of envs that are ready as one batch.
-
-        Per leaf (k, *shape); None if they have to be put together from those of each env.
-        """
-        observed = self.record.observed
-        if observed.arena is None:
-            return None
-        found = observed.newest_few(env_ids)
-        if found is not None:
-            return found
-        selection = self.handout.selections.of(env_ids)
-        return None if selection is None else observed.newest_batch(selection)
-
     def timesteps(self, taken: Taken, undisturbed: Undisturbed) -> dict[int, EnvTimestep]:
         """Hand out what was taken, as timesteps by env_id."""
         timesteps = taken.timesteps()

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from envmgr.core.observed import Observed
-from envmgr.core.selection import Selection
+from envmgr.core.selection import NOBODY, Selection
 from envmgr.env.contract import TERMINATED, TOLD, TRUNCATED, info_of
 from envmgr.spaces import indexed
 from envmgr.types import EnvTimestep
@@ -47,7 +47,7 @@ class ArrayBatch(NamedTuple):
     def ended(self) -> npt.NDArray[np.int64]:
         """The envs whose episodes ended with these timesteps: (m,) int64."""
         if type(self.infos) is BatchInfos and self.infos.are_ordinary:
-            return _NONE
+            return NOBODY
         return self.env_ids[self.terminated | self.truncated]
 
     @property
@@ -89,9 +89,6 @@ _WIDE = FIRST_WIDE << REWARD_SHIFT
 """Flags from this on are those of rewards of several numbers: their bits are the highest."""
 
 _ENDS = frozenset(("terminated", "truncated"))
-
-_NONE = np.empty(0, dtype=np.int64)
-_NONE.flags.writeable = False
 
 
 class ReadyBatch(NamedTuple):

@@ -63,7 +63,7 @@ class Together:
 
     def is_settled(self, env_id: int) -> bool:
         """Whether none of the envs that go with this one is still to become ready."""
-        record, rows = self._record, self._of(env_id)
+        record, rows = self._record, self._rows.get(env_id, ())
         if isinstance(rows, range) and not (record.undelivered or record.unexecuted):
             busy = record.phases.column[rows.start : rows.stop].translate(None, _QUIET)
             # None is, or they begin with the next step.

@@ -85,7 +85,8 @@ class BatchedEnv(ABC):
             params: the manager's reset params of each.
 
         Returns:
-            Their first observations, and their infos; None for infos that are all empty.
+            Their first observations, and their infos; None for infos that are all empty. An array,
+            and None, cost least.
         """
 
     @abstractmethod
@@ -178,7 +179,8 @@ class BatchRow(BaseEnv):
         """Return the first observation of the episode that was begun, or begin one."""
         first, self.first = self.first, None
         if first is None:
-            (first,) = reset_rows(self.batched, [self.row], [self.seeds.due()], [params])
+            result = self.batched.reset([self.row], [self.seeds.due()], [params])
+            (first,) = firsts_of(self.batched, result, 1)
         if isinstance(first, BaseException):
             raise first
         self.seeds.reset_done()
@@ -195,19 +197,13 @@ class BatchRow(BaseEnv):
         """Do nothing: the env is closed with the last of its rows."""
 
 
-def reset_rows(
-    batched: BatchedEnv,
-    rows: Sequence[int],
-    seeds: Sequence[int | None],
-    params: Sequence[Mapping[str, Any]],
-) -> list[First]:
-    """Reset rows; return what each of them begins with.
+def firsts_of(batched: BatchedEnv, result: Any, n_rows: int) -> list[First]:
+    """Return what each row begins with, given what `reset` returned.
 
     Raises:
-        EnvContractError: the env returned something else.
+        EnvContractError: it is something else.
     """
-    result = batched.reset(rows, seeds, params)
-    obs, infos = _parts(batched, "reset", result, ("obs",), len(rows))
+    obs, infos = _parts(batched, "reset", result, ("obs",), n_rows)
     return [(one, dict(info)) for one, info in zip(obs, infos, strict=True)]
 
 

@@ -33,6 +33,11 @@ class EpisodeSeeds:
                 raise ValueError(f"an env's seed should be 0 or more, it is {seed}")
         self._seed, self._dynamic_seed, self._episode = seed, dynamic_seed, 0
 
+    @property
+    def are_used_up(self) -> bool:
+        """Whether no reset uses one before others are given."""
+        return self._seed is None or (self._episode > 0 and self._dynamic_seed is None)
+
     def due(self) -> int | None:
         """Return the seed for the next reset, or None."""
         if self._seed is None or self._episode == 0 or self._dynamic_seed is False:

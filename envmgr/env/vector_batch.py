@@ -128,7 +128,9 @@ class VectorBatch(BatchedEnv):
         self._in_episode[list(rows)] = True
         if self._pictures.rows:
             self._pictures.begun(rows)
-        return [obs for obs, _ in begun], [info for _, info in begun]
+        firsts, infos = zip(*begun, strict=True)
+        obs: Any = np.array(firsts) if self._obs_is_array else firsts
+        return obs, infos if any(infos) else None
 
     def _begin(self, due: list[tuple[int, int | None, dict[str, Any]]]) -> None:
         rows = [row for row, _, _ in due]
@@ -225,7 +227,7 @@ class VectorBatch(BatchedEnv):
 
     def step_whole(self, rows: Any, actions: Any) -> Sequence[Any]:
         """As `step`, in whole columns."""
-        every = np.empty_like(actions)
+        every = np.empty(actions.shape, actions.dtype)
         every[...] = actions[rows[0]]
         every[rows] = actions[rows]
         return self._step(rows, every)

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from envmgr.core import (
+    NOBODY,
     ArrayBatch,
     Phase,
     ReadyBatch,
@@ -272,8 +273,7 @@ class EnvManager(EnvRestoring):
     def ready_arrays(self, env_ids: Sequence[int] | None = None) -> ReadyBatch:
         """As `ready_obs`, with the observations of k envs as arrays: see `ReadyBatch`.
 
-        After `recv_arrays` the envs in `batch.ended` begin their next episodes; their first
-        observations come through this.
+        The first observations of the envs in `batch.ended` of `recv_arrays` come through this.
 
         Args:
             env_ids: wait until all of these are ready; None: those that are, and at least one.
@@ -284,20 +284,22 @@ class EnvManager(EnvRestoring):
         """
         wanted = None if env_ids is None else arguments.checked_env_ids(env_ids, self.env_num)
         with self._calling() as supervisor:
-            if wanted is None or not supervisor.record.are_ready(wanted):
+            record = supervisor.record
+            if not record.awaits_nothing and (wanted is None or not record.are_ready(wanted)):
                 self._running.collect()
             self._surface(supervisor)
             ids = self._ready_ids(supervisor) if wanted is None else wanted
-            if wanted is not None and not supervisor.record.are_ready(wanted):
+            if wanted is not None and not record.are_ready(wanted):
                 await_all_ready(self._running, supervisor, wanted)
                 self._surface(supervisor)
                 refuse_unready(supervisor, wanted)
-            obs = supervisor.batch_of(ids) if ids else None
+            selection, observed = supervisor.handout.selections.of(ids), record.observed
+            obs = None if selection is None else observed.newest_batch(selection)
             if obs is None:
-                obs = self._forms.codec_of(ids).stack(supervisor.record.observed.of(ids))
+                obs = self._forms.codec_of(ids).stack(observed.of(ids))
             if self._normalization is not None:
                 obs = self._normalization.ready_batch(ids, obs)
-            return ReadyBatch(supervisor.handout.selections.array_of(ids), obs)
+            return ReadyBatch(NOBODY if selection is None else selection.array, obs)
 
     # -- resets and seeds -------------------------------------------------------------------
 

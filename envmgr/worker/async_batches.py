@@ -37,7 +37,7 @@ class RunningAsyncBatch(RunningBatch):
         if row in self._under_way:
             self._under_way[row] = None
         super().leave(row)
-        if self._env is None:
+        if not self._is_built:
             self._under_way.clear()
 
     def want_step(self, row: int, step: Step) -> bool:
@@ -54,7 +54,7 @@ class RunningAsyncBatch(RunningBatch):
 
     def _run(self) -> None:
         self.is_postponed = False
-        if self._env is not None:
+        if self._is_built:
             if not self._begin_asked() and self._can_receive:
                 self._receive()
                 self._begin_asked()

@@ -6,14 +6,16 @@ This module imports nothing of managers, torch or treetensor.
 from __future__ import annotations
 
 import copy
+import operator
 from collections.abc import Mapping, Sequence
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from envmgr.env import adapt
 from envmgr.env.batch_specs import Batch
-from envmgr.env.batched import BatchedEnv, BatchRow, First, reset_rows, step_rows
+from envmgr.env.batched import BatchedEnv, BatchRow, First, firsts_of, step_rows
 from envmgr.env.contract import Outcome
+from envmgr.spaces import Array
 from envmgr.types import EnvFactory
 from envmgr.wire.messages import Op
 from envmgr.worker.interrupts import pass_on
@@ -46,16 +48,18 @@ class RunningBatch:
         resets: of rows, that have not been run.
         is_postponed: some of them are to be run that do not wait for the next step.
         bulk: takes steps of all rows in columns, and keeps their places; None if nobody does.
+        built: the env, while there are rows.
     """
 
     is_async = False
     receives = False
+    built: BatchedEnv
 
     def __init__(self, batch: Batch, spec: EnvFactory, given: Surroundings) -> None:
         self._batch = batch
         self._spec = spec
         self._given = given
-        self._env: BatchedEnv | None = None
+        self._is_built = False
         self._rows: dict[int, BatchRow] = {}
         self.steps: dict[int, Step] = {}
         self.resets: dict[int, Reset] = {}
@@ -84,11 +88,12 @@ class RunningBatch:
         Raises:
             Exception: the env cannot be built.
         """
-        if self._env is None:
-            self._env = self._spec()
-            self._env.first_env_id = self._batch.first
+        if not self._is_built:
+            self.built = self._spec()
+            self.built.first_env_id = self._batch.first
+            self._is_built = True
         row = env_id - self._batch.first
-        self._rows[row] = env = BatchRow(self._env, row, self.in_episode)
+        self._rows[row] = env = BatchRow(self.built, row, self.in_episode)
         self._missing = None
         return env
 
@@ -103,17 +108,19 @@ class RunningBatch:
         self.resets.pop(row, None)
         self._missing = None
         self.in_episode[row] = False
-        if self._env is None:
+        if not self._is_built:
             return
-        self._env.leave(row)
+        self.built.leave(row)
         if self._rows:
             self._look_after_resets()
             return
-        env, self._env = self._env, None
+        self._is_built = False
         try:
-            adapt.close_env(env)
+            adapt.close_env(self.built)
         except BaseException as error:  # as in `RunningEnv.close`
             pass_on(error, self._given.settings)
+        finally:
+            del self.built
 
     # -- what rows are asked for --------------------------------------------------------------
 
@@ -207,49 +214,89 @@ class RunningBatch:
         if rows and self.built.begins_late:
             self.is_late = self.in_episode.count(1) > len(rows)
 
-    def begin_inplace(self, rows: Sequence[RunningRow]) -> None:
-        """Begin the next episodes of rows whose steps have ended theirs."""
-        self._begin([row.env for row in rows], [row.plan.params for row in rows])
+    def begin_inplace(self, rows: Sequence[RunningRow], tokens: Array | None = None) -> bool:
+        """Begin the next episodes of rows whose steps have ended theirs.
+
+        Args:
+            rows: which.
+            tokens: of the steps of all rows, if they are answered in columns.
+
+        Returns:
+            Whether that was answered, too.
+        """
+        each, params = [row.env.row for row in rows], [row.plan.params for row in rows]
+        if tokens is not None and False not in map(_is_plain, rows):
+            return self._begin(each, [None] * len(rows), params, bulk=self.bulk, tokens=tokens)
+        return self._begin(each, [row.env.seeds.due() for row in rows], params)
 
     # -- resets -----------------------------------------------------------------------------
 
     def _run_resets(self) -> None:
         """Run the resets that need not wait."""
-        asked = {row: r.is_ordered for row, r in self.resets.items() if r.env.first is None}
-        others = 1 in self.in_episode  # those that are to be reset are not
-        rows = sorted({*self.built.resettable(asked, others=others)} | self.resets.keys() - asked)
+        resets, others = self.resets, 1 in self.in_episode  # those that are to be reset are not
+        is_plain = self.bulk is not None and False not in map(_is_plain, resets.values())
+        if is_plain:
+            asked = dict.fromkeys(resets, False)
+        else:
+            asked = {row: r.is_ordered for row, r in resets.items() if r.env.first is None}
+        rows = sorted({*self.built.resettable(asked, others=others)} | resets.keys() - asked)
         if not rows:
             return
         resets, self._missing = {row: self.resets.pop(row) for row in rows}, None
         first = resets[rows[0]]
         first.sink.announce(first.key)
-        if due := [reset for row in rows if (reset := resets[row]).env.first is None]:
-            self._begin([reset.env for reset in due], [reset.params for reset in due])
-        for row in rows:
-            resets[row].answer()
+        if is_plain:
+            if self._begin(rows, [None] * len(rows), [{}] * len(rows), bulk=self.bulk):
+                return
+        elif due := {row: reset for row, reset in resets.items() if reset.env.first is None}:
+            seeds = [reset.env.seeds.due() for reset in due.values()]
+            self._begin(list(due), seeds, [reset.params for reset in due.values()])
+        for reset in resets.values():
+            reset.answer()
 
-    def _begin(self, envs: Sequence[BatchRow], params: Sequence[dict[str, Any]]) -> None:
-        """Reset rows, so that each has what its own `reset` is to return or to raise."""
-        rows, seeds = [env.row for env in envs], [env.seeds.due() for env in envs]
-        begun: Sequence[First | BaseException]
-        began = monotonic()
+    def _begin(
+        self,
+        rows: list[int],
+        seeds: Sequence[int | None],
+        params: Sequence[dict[str, Any]],
+        *,
+        bulk: BulkSteps | None = None,
+        tokens: Array | None = None,
+    ) -> bool:
+        """Reset rows, so that each has what its own `reset` is to return or to raise.
+
+        Args:
+            rows: which.
+            seeds: of each.
+            params: likewise.
+            bulk: answers all of them, if it can.
+            tokens: of all rows; None: of their newest steps.
+
+        Returns:
+            Whether it has.
+        """
+        columns, began = None, monotonic()
+        begun: Sequence[First | BaseException] = ()
         try:
-            begun = reset_rows(self.built, rows, seeds, params)
+            result = self.built.reset(rows, seeds, params)
+            columns = None if bulk is None else bulk.firsts_of(result, len(rows))
+            if columns is None:
+                begun = firsts_of(self.built, result, len(rows))
         except BaseException as error:  # it is raised again, and reported, for each row
             pass_on(error, self._given.settings)
             begun = [error] * len(rows)
         if (meter := self._given.meter) is not None:
-            for env in envs:
-                meter.note_reset(env, monotonic() - began)
-        for env, first in zip(envs, begun, strict=True):
-            env.first = first
+            for row in rows:
+                meter.note_reset(self._rows[row], monotonic() - began)
+        if bulk is not None and columns is not None:
+            bulk.begin(rows, columns, tokens)
+            return True
+        for row, first in zip(rows, begun, strict=True):
+            self._rows[row].first = first
+        return False
 
-    @property
-    def built(self) -> BatchedEnv:
-        """The env."""
-        if self._env is None:
-            raise RuntimeError("a row without its env: a defect of envmgr, please report it")
-        return self._env
+
+_is_plain = operator.attrgetter("is_plain")
 
 
 def _itself(outcome: Outcome) -> Outcome:

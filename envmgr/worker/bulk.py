@@ -19,11 +19,11 @@ from envmgr.env.batched import BatchedEnv, outcomes_of
 from envmgr.env.contract import TERMINATED, TOLD, TRUNCATED, Outcome
 from envmgr.spaces import Array
 from envmgr.types import is_abnormal
-from envmgr.wire.block import AFTER_SHIFT, DONE, ENDING_SHIFT, HAS_INFO, INFO_BYTES
+from envmgr.wire.block import AFTER_SHIFT, DONE, ENDING_SHIFT, HAS_INFO, INFO_BYTES, items
 from envmgr.wire.infos import InfoEncoder
 from envmgr.wire.messages import AfterStep
 from envmgr.worker.batches import RunningBatch
-from envmgr.worker.columns import Columns, columns_of, spread
+from envmgr.worker.columns import Columns, columns_of, firsts_of, spread
 from envmgr.worker.rows import Reset, RunningRow, Step
 
 if TYPE_CHECKING:  # a seat is where steps come from
@@ -44,6 +44,9 @@ class BulkSteps:
     Args:
         batch: whose rows they are.
         seats: of all of them.
+
+    Attributes:
+        firsts_of: returns what `reset` returned of some rows as an array, as `columns.firsts_of`.
     """
 
     def __init__(self, batch: RunningBatch, seats: Sequence[Seat]) -> None:
@@ -65,8 +68,14 @@ class BulkSteps:
         self._made = np.empty(self._count, np.uint16)  # the flags of a step, until they are written
         (column,) = block.actions_of[seats[0].action_kind]
         self._actions = column[rows]
+        self._reset_flags = items(block.reset_flags[rows])
+        self._resets = items(block.resets[rows])
+        self._plain_resets = [
+            row.plain_reset(sink) for row, sink in zip(self._rows, self._sinks, strict=True)
+        ]
         refuses = lone.finite is not None, self._rows[0].refuses_non_finite
         self._columns = partial(columns_of, dtype=lone.dtype, shape=lone.shape, finite=refuses)
+        self.firsts_of = partial(firsts_of, dtype=lone.dtype, shape=lone.shape, finite=refuses[0])
         arena = lone.arena
         in_arena = slice(lone.row, lone.row + self._count)
         self._by_place = [place[in_arena] for place in arena[: len(lone.after)]]
@@ -256,11 +265,21 @@ class BulkSteps:
         batch, inplace = self._batch, []
         resets: dict[int, Reset] = {}
         batch.note_ended(ended)
+        plainly = AfterStep.RESETS_LATE if batch.is_late else AfterStep.RESETS
         for row in ended:
             if row in odd:
                 continue
             running = self._rows[row]
             batch.in_episode[row] = False
+            if running.is_plain and running.episodes_left > 0:
+                running.episodes += 1
+                running.episodes_left -= 1
+                flags[row] |= plainly << AFTER_SHIFT
+                if running.plan.inplace and not batch.is_late:
+                    inplace.append(row)
+                else:
+                    resets[row] = self._plain_resets[row]
+                continue
             begins = not batch.is_late and running.resets_inplace
             after = running.end_episode()
             flags[row] |= after << AFTER_SHIFT
@@ -269,10 +288,29 @@ class BulkSteps:
             elif after is AfterStep.RESETS or after is AfterStep.RESETS_LATE:
                 resets[row] = running.beginning(self._sinks[row], int(tokens[row]))
         batch.want_resets(resets)
-        if not inplace:
+        if not inplace or batch.begin_inplace([self._rows[row] for row in inplace], tokens):
             return ()
-        batch.begin_inplace([self._rows[row] for row in inplace])
         return [(row, self._rows[row].begin(self._sinks[row], int(tokens[row]))) for row in inplace]
+
+    def begin(self, rows: list[int], obs: Array, tokens: Array | None) -> None:
+        """Answer the resets of rows, which follow steps.
+
+        Args:
+            rows: which.
+            obs: their first observations: (k, *shape).
+            tokens: of the steps of all rows; None: of those that were answered last.
+        """
+        in_episode, flags, resets = self._batch.in_episode, self._reset_flags, self._resets
+        tokens = self._replies if tokens is None else tokens
+        for row, first in zip(rows, obs, strict=True):
+            running = self._rows[row]
+            writer = running.writer
+            flags[row] = place = writer.reset_place
+            writer.reset_place = writer.after[place]
+            self._arena[place, self._first + row] = first
+            running.env.reset_info = {}
+            in_episode[row] = True
+            resets[row] = tokens[row]  # last: from now on the answer counts
 
     def _tell_odd(self, odd: list[int], columns: Columns, tokens: Array) -> None:
         """Answer the steps of which there is more to say one by one."""

@@ -79,6 +79,25 @@ def columns_of(
     return _make((obs, rewards, terminated, truncated, told, infos))
 
 
+def firsts_of(
+    result: Any, count: int, *, dtype: np.dtype[Any], shape: tuple[int, ...], finite: bool
+) -> Array | None:
+    """Return what `reset` returned as an array; None if it is to be looked at row by row.
+
+    Args:
+        result: that.
+        count: of how many rows.
+        dtype: of their observations.
+        shape: of one of them.
+        finite: whether they have to be finite.
+    """
+    if type(result) is not tuple or len(result) != 2 or result[1] is not None:
+        return None
+    obs: Array = result[0]
+    fits = type(obs) is np.ndarray and obs.dtype == dtype and obs.shape == (count, *shape)
+    return obs if fits and (not finite or np.isfinite(obs).all()) else None
+
+
 def spread(columns: Columns, rows: Array, count: int) -> Columns:
     """Return columns with entries for some rows as columns of all of them."""
     whole: list[Any] = [np.zeros((count, *part.shape[1:]), part.dtype) for part in columns[:4]]

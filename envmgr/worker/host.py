@@ -69,9 +69,9 @@ class Host:
         self._is_worn = False
         self.resets: deque[Callable[[], None]] = deque()
         meter = posted if isinstance(posted, MeasuredSteps) else None
-        given = Surroundings(
-            settings, self._messages, self._has_reached_a_limit, self.resets.append, meter
-        )
+        is_limited = settings.max_episodes is not None or settings.max_rss_bytes is not None
+        is_worn = self._has_reached_a_limit if is_limited else None
+        given = Surroundings(settings, self._messages, is_worn, self.resets.append, meter)
         run = RunningEnv if settings.save_every is None else ResumableEnv
         self._envs = {
             env_id: HostedEnv(env_id, factory, given, memory, posted, run)

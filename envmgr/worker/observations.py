@@ -56,6 +56,8 @@ class ObservationWriter:
     Attributes:
         lone: for those who write the observations of steps themselves; None if that cannot be.
         step_place: the place that the next step takes.
+        reset_place: likewise, the next reset.
+        after: the place after each.
     """
 
     def __init__(self, space: Any, rules: ObservationRules, on_cast: OnCast) -> None:
@@ -67,8 +69,8 @@ class ObservationWriter:
         # What goes to the arena and what does not, if there are both.
         self._mixed = structure if structure.fixed and not structure.is_fixed else None
         self._targets: list[tuple[Array, ...]] | None = None
-        self._after: list[int] = []
-        self.step_place = self._reset_place = 0
+        self.after: list[int] = []
+        self.step_place = self.reset_place = 0
         self.lone: LoneLeaf | None = None
         sent = None if self._layout is None else self._layout.lone
         is_plain = sent is not None and sent.dtype.kind in "biuf" and not rules.refuse_non_finite
@@ -79,20 +81,20 @@ class ObservationWriter:
         if self._mixed is None:
             self._layout = placement.layout
         places = placement.places
-        self._after = [places.after(place) for place in range(places.count)]
+        self.after = [places.after(place) for place in range(places.count)]
         arenas = arena_arrays(memory, placement)
         arrays = [arena[:, placement.row] for arena in arenas]
         self._targets = [
             tuple(array[place, ...] for array in arrays) for place in range(places.count)
         ]
-        self.step_place, self._reset_place = placement.step_place, placement.reset_place
+        self.step_place, self.reset_place = placement.step_place, placement.reset_place
         self.lone = None
         leaf = placement.layout.leaves[0]
         is_tested = self._rules.refuse_non_finite and has_floats(leaf.dtype)
         finite = finite_test(leaf.dtype, leaf.shape) if is_tested else None
         if type(placement.layout.skeleton) is int and is_tested == (finite is not None):
             targets = [target for (target,) in self._targets]
-            after = self._after[: places.steps]
+            after = self.after[: places.steps]
             lone = (leaf.dtype, leaf.shape, targets, arenas[0], placement.row, after, finite)
             self.lone = LoneLeaf(*lone)
 
@@ -156,15 +158,15 @@ class ObservationWriter:
 
     def _commit(self, leaves: Sequence[Array], of_reset: bool) -> int:
         """Write checked leaves at the next place and return its number."""
-        place = self._reset_place if of_reset else self.step_place
+        place = self.reset_place if of_reset else self.step_place
         for target, value in zip(
             self._targets[place] if self._targets else (), leaves, strict=True
         ):
             target[...] = value
         if of_reset:
-            self._reset_place = self._after[place]
+            self.reset_place = self.after[place]
         else:
-            self.step_place = self._after[place]
+            self.step_place = self.after[place]
         return place
 
 

@@ -13,7 +13,7 @@ from envmgr.env import adapt
 from envmgr.env.batched import BatchRow
 from envmgr.wire.messages import AfterStep, FailureKind, Message, RemoteFailure, ResetOrder
 from envmgr.worker.running import RunningEnv, Surroundings
-from envmgr.worker.sinks import MessageSink
+from envmgr.worker.sinks import BlockSink, MessageSink
 
 if TYPE_CHECKING:  # it has rows, and each of them knows it
     from envmgr.worker.batches import RunningBatch
@@ -33,6 +33,7 @@ class Reset(NamedTuple):
 
     Attributes:
         is_ordered: somebody has asked for it; else it follows the end of an episode.
+        is_plain: it can be answered in columns.
     """
 
     env: BatchRow
@@ -41,9 +42,7 @@ class Reset(NamedTuple):
     params: dict[str, Any]
     answer: Callable[[], None]
     is_ordered: bool
-
-
-_make_reset = partial(tuple.__new__, Reset)
+    is_plain: bool = False
 
 
 class RunningRow(RunningEnv):
@@ -56,9 +55,11 @@ class RunningRow(RunningEnv):
 
     Attributes:
         batch: likewise.
+        is_plain: it is known that its episodes end and begin with nothing to be said of them.
     """
 
     env: BatchRow
+    is_plain = False
 
     def __init__(self, env: BatchRow, given: Surroundings, batch: RunningBatch) -> None:
         self.batch = batch
@@ -87,7 +88,10 @@ class RunningRow(RunningEnv):
     def end_episode(self) -> AfterStep:
         """Count the end of an episode, and return what is done after that."""
         after = self._after_step()
-        self._episodes_left -= 1
+        self.episodes_left -= 1
+        plan, is_limited = self.plan, self._given.is_worn is not None
+        if plan.auto_reset and not (plan.params or is_limited):
+            self.is_plain = self.env.seeds.are_used_up
         return after
 
     def begin(self, sink: MessageSink, key: Any) -> Sequence[Any]:
@@ -130,6 +134,7 @@ class RunningRow(RunningEnv):
             self._refuse_dynamic_seed(message)
             return
         self.env.first = None  # what an episode was to begin with that is not begun
+        self.is_plain = False
         if order.seed is not None:
             self.env.seed(order.seed, order.dynamic_seed)
         answer = partial(super().reset, message)
@@ -155,7 +160,15 @@ class RunningRow(RunningEnv):
     def beginning(self, sink: MessageSink, key: Any, *, is_ordered: bool = False) -> Reset:
         """Return the reset that its plan says."""
         answer = partial(self.begin_episode, sink, key)
-        return _make_reset((self.env, sink, key, self.plan.params, answer, is_ordered))
+        return Reset(self.env, sink, key, self.plan.params, answer, is_ordered)
+
+    def plain_reset(self, sink: BlockSink) -> Reset:
+        """Return the reset that follows any of its steps, while it `is_plain`."""
+
+        def answer() -> None:
+            self.begin_episode(sink, sink.replies[sink.row])
+
+        return Reset(self.env, sink, None, {}, answer, is_ordered=False, is_plain=True)
 
     def begin_episode(self, sink: MessageSink, key: Any) -> None:
         """Answer a reset that was ordered and has been run; nothing if the row was closed since."""

@@ -57,14 +57,15 @@ class Surroundings:
     Attributes:
         settings: see `HostSettings`.
         messages: answers by message.
-        is_worn: asked at each episode's end whether the worker has reached a limit.
+        is_worn: asked at each episode's end whether the worker has reached a limit; None if it has
+            none.
         postpone: takes what runs a reset that the host begins by itself, to have it run later.
         meter: is told how long resets take; None where nobody wants to know.
     """
 
     settings: HostSettings
     messages: MessageSink
-    is_worn: Callable[[], bool]
+    is_worn: Callable[[], bool] | None
     postpone: Callable[[Callable[[], None]], None]
     meter: Meter | None = None
 
@@ -83,6 +84,7 @@ class RunningEnv:
         writer: writes its observations.
         plan: what the host does by itself when an episode ends.
         episodes: how many have ended.
+        episodes_left: after how many more ends the host begins the next episode by itself.
         refuses_non_finite: rewards have to be finite.
 
     Raises:
@@ -94,7 +96,7 @@ class RunningEnv:
         self.env = env
         self.plan = _NO_PLAN
         self.episodes = 0
-        self._episodes_left = 0.0
+        self.episodes_left = 0.0
         self.refuses_non_finite = settings.refuse_non_finite_rewards
         self._messages = given.messages
         self._given = given
@@ -129,7 +131,7 @@ class RunningEnv:
     def resets_inplace(self) -> bool:
         """Whether the step that ends this episode begins the next one, as far as is known."""
         plan = self.plan
-        return plan.inplace and plan.auto_reset and self._episodes_left > 0
+        return plan.inplace and plan.auto_reset and self.episodes_left > 0
 
     # -- steps ------------------------------------------------------------------------------
 
@@ -185,9 +187,9 @@ class RunningEnv:
 
     def _after_step(self) -> AfterStep:
         self.episodes += 1
-        if self._given.is_worn():
+        if self._given.is_worn is not None and self._given.is_worn():
             return AfterStep.WANTS_RECYCLING
-        if self.plan.auto_reset and self._episodes_left > 0:
+        if self.plan.auto_reset and self.episodes_left > 0:
             return AfterStep.RESETS
         return AfterStep.NOTHING
 
@@ -195,7 +197,7 @@ class RunningEnv:
         self, sink: MessageSink, key: Any, after: AfterStep
     ) -> Callable[[], Sequence[Any]] | None:
         """Count an episode; return what completes its last step, if that takes another one."""
-        self._episodes_left -= 1
+        self.episodes_left -= 1
         if after is AfterStep.RESETS and self.plan.inplace:
             return partial(self._begin, sink, key)
         return None
@@ -224,7 +226,7 @@ class RunningEnv:
     def reset(self, message: Message) -> None:
         """Run RESET and answer it."""
         order: ResetOrder = message.payload
-        self.plan, self._episodes_left = order.plan, order.plan.episodes_left
+        self.plan, self.episodes_left = order.plan, order.plan.episodes_left
         try:
             observation, info = self._as_ordered(message)
             if order.keeps:

@@ -461,7 +461,7 @@ def test_a_new_env_spares_the_slot_of_the_step_before_a_reset_too() -> None:
     assert placement is not None
     observed = Observed(1)
     observed.open([read])
-    lone = Selection([0], [0])
+    lone = Selection([0])
     observed.began({0: 3})
     observed.taken_as_rows(lone, 1, [np.zeros(2, np.float32)])
     observed.began({0: 4})

@@ -11,7 +11,7 @@ from tests.rig import Rig
 
 @pytest.mark.parametrize("ids", [[1, 2], [2, 0]])
 def test_posted_are_those_whose_steps_are_all_posted(ids: list[int]) -> None:
-    selection = Selection(ids, [0, 0, 0])
+    selection = Selection(ids)
     phases = PhaseTable(3)
     for i in ids:
         assert not selection.is_posted(phases)
@@ -23,7 +23,7 @@ def test_posted_are_those_whose_steps_are_all_posted(ids: list[int]) -> None:
     ("ids", "is_slice"), [([1, 2], True), ([2], True), ([0, 2], False), ([2, 1], False)]
 )
 def test_neighbours_are_a_slice(ids: list[int], is_slice: bool) -> None:
-    selection = Selection(ids, [0, 0, 0])
+    selection = Selection(ids)
     assert selection.is_slice is is_slice
     assert [0, 1, 2][selection.rows] == ids if is_slice else selection.rows.tolist() == ids
 
