@@ -275,20 +275,20 @@ class PostedSteps:
 
     def _take_bulks(self, requests: list[int]) -> bool:
         """Take the steps of batched envs that can be taken in columns; as `_take_batch`."""
-        follows = False
+        follows, seats = False, self._seats  # a signal handler may close all of them
         for first, end, bulk in self._bulks:
             new, old, taken = requests[first:end], self._taken[first:end], self._taken
             if new == old:
                 continue
             self.begin(self._rows[first])
-            self._taken = [*taken[:first], *new, *taken[end:]]  # also if that is interrupted
             try:
+                self._taken = [*taken[:first], *new, *taken[end:]]  # also if that is interrupted
                 done = bulk.take(new, old)
+                if done is None:
+                    self._taken = taken
             except BaseException:  # as in `_take_batch`
-                self.interrupted, self._seen = self._seats[first].sink.env_id, _NOTHING_SEEN
+                self.interrupted, self._seen = seats[first].sink.env_id, _NOTHING_SEEN
                 raise
-            if done is None:
-                self._taken = taken
             follows = follows or bool(done)
         return follows
 
