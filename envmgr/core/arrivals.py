@@ -248,10 +248,9 @@ class Arrivals:
         Returns:
             Whether all is said; if not, one of the resets has more to it: `collect` looks at it.
         """
-        replies, column = self._replies, self._record.phases.column
-        record = self._record
-        # Those that begin late have not replied: their turn comes with the step of others.
-        if replies is None or column.count(Phase.RESETTING) == record.late.count(1):
+        replies, record = self._replies, self._record
+        n_resetting, n_late = record.phases.column.count(Phase.RESETTING), record.late.count(1)
+        if replies is None or n_resetting == n_late:  # these reply with the next step of others
             return True
         replied = replies.resets_of(record)
         if not replied:

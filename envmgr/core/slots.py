@@ -54,7 +54,7 @@ class Record:
         unexecuted: those of them that were sent that action, and whose timestep is still to come.
         retired: envs whose rows and places are left to a host that could not be killed.
         unposted: those, and envs whose data has no fixed layout: their steps are not posted.
-        late: 1 for rows of batched envs whose next episodes begin with the next step of the others.
+        late: 1 for rows of batched envs whose next episodes begin with the next step of others.
         again: envs that are to be reset once more when the reset under way is over.
         episodes: of each env, resets that have succeeded.
         next_episodes: what that is when the reset that was begun last has succeeded.
@@ -87,11 +87,7 @@ class Record:
         self.unposted: set[int] = set()
         self.late = bytearray(count)
         self.again: set[int] = set()
-        self.episodes, self.next_episodes, self.episodes_done = (
-            [0] * count,
-            [0] * count,
-            [0] * count,
-        )
+        self.episodes, self.next_episodes, self.episodes_done = ([0] * count for _ in range(3))
         self.passing: dict[int, dict[str, Any]] = {}
         self.reset_params: dict[int, dict[str, Any]] = {}
         self.reset_infos: dict[int, dict[str, Any]] = {}

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import functools
 import re
+import signal
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -19,6 +22,8 @@ from envmgr.errors import ConfigError
 from envmgr.spaces import codec_of
 from envmgr.wire.arenas import arena_arrays, places_for, plan_placements
 from envmgr.wire.block import (
+    AFTER_BITS,
+    AFTER_SHIFT,
     DONE,
     HAS_INFO,
     PLACE_BITS,
@@ -34,6 +39,7 @@ from envmgr.wire.messages import AfterStep, EpisodePlan, FailureKind, Message, O
 from envmgr.worker.host import Host
 from envmgr.worker.posted import PostedSteps
 from tests.batched import Do, ScriptedBatch
+from tests.faults.interrupting import handlers, interrupt_at, points_of
 
 PLAN = EpisodePlan(True, float("inf"), {"hard": 1})
 WAITING = PLAN._replace(auto_reset=False)
@@ -77,6 +83,7 @@ class Rig:
             posted=self.posted if in_block else None,
         )
         self.request_id = 0
+        self.generations = [0] * size
         for env_id in range(size):
             self.ask(Op.HELLO, env_id)
         if self.built and isinstance(self.built[0], ScriptedBatch):
@@ -124,10 +131,12 @@ class Rig:
         self.request_id += 1
         for env_id, action in actions.items():
             self.block.actions[0][env_id] = action
-            self.block.requests[env_id] = token_of(0, self.request_id)
+            token = token_of(self.generations[env_id], self.request_id)
+            self.block.requests[env_id] = token
         self.block.posted[0] = posting_of(self.request_id, RING_ONCE)
         self.follows = self.posted.run(None)
-        replied = np.flatnonzero(self.block.replies == token_of(0, self.request_id)).tolist()
+        newest = [token_of(generation, self.request_id) for generation in self.generations]
+        replied = np.flatnonzero(self.block.replies == newest).tolist()
         return [*((i, Op.STEPPED) for i in replied), *self.said()]
 
     def later(self) -> list[tuple[int, Op]]:
@@ -534,3 +543,119 @@ def test_what_rows_that_take_no_step_have_replied_stays(partial_steps: bool) -> 
     assert (rig.block.rewards[3], rig.block.flags[3], rig.block.replies[3]) == before
     assert rig.observed(3) == shown
     assert [rig.observed(i)[4] for i in range(3)] == [4, 5, 6]
+
+
+class Silent(ScriptedBatch):
+    """Its resets say nothing besides the observations, which it may use again."""
+
+    def reset(self, *args: Any) -> tuple[Any, Any]:
+        return super().reset(*args)[0], None
+
+
+UNTOLD = PLAN._replace(params={})
+
+
+@pytest.mark.parametrize("inplace", [False, True])
+def test_episodes_that_begin_in_columns_are_answered_as_others(inplace: bool) -> None:
+    rig = Rig(4, build=Silent, plan=UNTOLD._replace(inplace=inplace))
+    rig.generations = [0, 1, 2, 3]
+    places = []
+    for episode in (1, 2, 3):  # the first ends are looked at one by one
+        rig.step({0: 1, 1: Do.END, 2: 2, 3: Do.END})
+        tokens = rig.block.replies.copy()
+        after = (AfterStep.RESETS << AFTER_SHIFT | DONE) * np.array([0, 1, 0, 1])
+        assert (rig.block.flags & (AFTER_BITS | DONE)).tolist() == after.tolist()
+        if not inplace:
+            assert rig.later() == begun(1, 3)
+        assert rig.env.log[-1] == ("reset", [1, 3], [None, None])
+        assert rig.block.resets[[1, 3]].tolist() == tokens[[1, 3]].tolist()
+        shown = [rig.observed(i, of_reset=True) for i in (1, 3)]
+        assert shown == [[i, -1, episode + 1, 0, 0] for i in (1, 3)]
+        assert [rig.observed(i)[3] for i in (1, 3)] == [1, 1], "the last observation stays"
+        places.append(rig.block.reset_flags[[1, 3]].tolist())
+    assert places[0] == places[2] != places[1], "those of two episodes are not in one place"
+    assert rig.step(dict.fromkeys(range(4), 1)) == stepped(0, 1, 2, 3)
+    assert [env.episodes for env in rig.host._envs.values()] == [0, 3, 0, 3]
+
+
+def test_episodes_begin_in_columns_with_the_seeds_that_are_due() -> None:
+    rig = Rig(2, build=Silent, plan=UNTOLD)
+    for seed, dynamic, due in ((5, False, [5, 6]), (7, None, [None, None]), (9, False, [9, 10])):
+        rig.reset(0, 1, seed=seed, dynamic_seed=dynamic)
+        for _ in range(3):
+            rig.step({0: Do.END, 1: Do.END})
+            rig.later()
+            assert rig.env.log[-1] == ("reset", [0, 1], due)
+
+
+def test_episodes_that_begin_together_have_the_params_of_their_plans() -> None:
+    rig = Rig(2, build=Silent, plan=PLAN)
+    for _ in range(3):
+        rig.step({0: Do.END, 1: Do.END})
+        assert rig.later() == begun(0, 1)
+        assert rig.env.params == [{"hard": 1}] * 2
+
+
+def test_a_reset_in_columns_that_raises_is_reported_for_each_row() -> None:
+    rig = Rig(3, build=Silent, plan=UNTOLD)
+    for _ in range(2):
+        rig.step({0: Do.END, 1: Do.END, 2: 1})
+        assert rig.later() == begun(0, 1)
+    rig.step({0: Do.END_THEN_RAISE, 1: Do.END, 2: 1})
+    assert rig.later() == [(0, Op.FAILED), (1, Op.FAILED)]
+
+
+def test_resets_in_columns_end_with_the_budget_of_episodes() -> None:
+    rig = Rig(2, build=Silent, plan=UNTOLD._replace(episodes_left=3))
+    for _ in range(3):
+        rig.step({0: Do.END, 1: Do.END})
+        assert rig.later() == begun(0, 1)
+    rig.step({0: Do.END, 1: Do.END})
+    assert rig.later() == []
+    assert (rig.block.flags & AFTER_BITS).tolist() == [0, 0]
+
+
+def test_a_worker_with_a_limit_is_asked_at_each_end() -> None:
+    rig = Rig(2, build=Silent, plan=UNTOLD, max_episodes=4)
+    rig.step({0: Do.END, 1: Do.END})
+    assert rig.later() == begun(0, 1)
+    rig.step({0: Do.END, 1: Do.END})
+    after = (rig.block.flags & AFTER_BITS) >> AFTER_SHIFT
+    assert after.tolist() == [AfterStep.RESETS, AfterStep.WANTS_RECYCLING]
+
+
+def test_steps_in_columns_are_taken_whatever_is_interrupted_before_them() -> None:
+    def posted() -> Rig:
+        rig = Rig(3, partial_steps=False, build=Silent, plan=UNTOLD, propagate=(KeyboardInterrupt,))
+        rig.step(dict.fromkeys(range(3), 1))
+        rig.request_id += 1
+        rig.block.requests[:] = token_of(0, rig.request_id)
+        rig.block.posted[0] = posting_of(rig.request_id, RING_ONCE)
+        return rig
+
+    rig = posted()
+    points = points_of(lambda: rig.posted.run(None))
+    before = [point for point in points if point.code.co_filename.endswith("posted.py")]
+    assert len(before) > 20
+    with handlers(lambda: None):
+        for point in before:
+            rig = posted()
+            with contextlib.suppress(KeyboardInterrupt):
+                interrupt_at(point, functools.partial(rig.posted.run, None), signal.SIGINT)
+            if rig.posted.interrupted is None:
+                rig.posted.run(None)
+                is_answered = rig.block.replies == token_of(0, rig.request_id)
+                assert is_answered.all(), str(point)
+
+
+def test_who_was_interrupted_is_known_though_a_handler_has_closed_all() -> None:
+    rig = Rig(3, propagate=(KeyboardInterrupt,))
+
+    def close_and_raise(*args: Any) -> Any:
+        rig.host.close()
+        raise KeyboardInterrupt
+
+    rig.env.step = close_and_raise  # type: ignore[method-assign]
+    with pytest.raises(KeyboardInterrupt):
+        rig.step(dict.fromkeys(range(3), 1))
+    assert rig.posted.interrupted == 0
