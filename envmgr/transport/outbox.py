@@ -50,12 +50,15 @@ class Outbox:
             item = sent[0]
             host_id, arrival = item
             has_died = type(arrival) is HostDied
-            if host_id in hosts and (has_died or host_id not in killed):
+            if host_id in hosts and has_died:
                 if not arrivals or arrivals[-1] is not item:
                     arrivals.append(item)
-                if has_died:
-                    killed.discard(host_id)
-                    del hosts[host_id]
+                killed.discard(host_id)
+                del hosts[host_id]
+            elif host_id in hosts and host_id not in killed:
+                # In one go: who is interrupted finds it in one of the two, and it is applied once.
+                arrivals.extend(map(deque.popleft, (sent,)))
+                continue
             sent.popleft()
 
 

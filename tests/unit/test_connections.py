@@ -104,7 +104,8 @@ def test_messages_are_counted_where_hosts_look_for_them(world: World) -> None:
     assert [number > 0 for number in mail] == [True, False, True]
 
 
-def test_after_an_interrupt_anywhere_each_frame_is_sent_once(world: World) -> None:
+@pytest.mark.parametrize("waits", [False, True])
+def test_after_an_interrupt_anywhere_each_frame_is_sent_once(world: World, waits: bool) -> None:
     connections, large = world.connections, b"f" * 70_000
     requests: deque[tuple[int, bytes]] = deque()
 
@@ -116,9 +117,10 @@ def test_after_an_interrupt_anywhere_each_frame_is_sent_once(world: World) -> No
         connections.send_each(requests)
 
     n_points = 0
-    for n_points, where in enumerate(at_each_point(prepare, send)):
-        if n_points % 2:
-            connections.finish()  # as the next wait does
+    for where in at_each_point(prepare, send):
+        n_points += 1
+        if waits:
+            connections.finish()
         send()
         assert not requests, where
         found: list[Any] = []
@@ -141,7 +143,8 @@ def payloads(world: World) -> list[tuple[int, Any]]:
     return found
 
 
-def test_after_an_interrupt_anywhere_each_frame_arrives_once(world: World) -> None:
+@pytest.mark.parametrize("applies", [False, True])
+def test_after_an_interrupt_anywhere_each_frame_arrives_once(world: World, applies: bool) -> None:
     connections = world.connections
     first, second = encode(message(1, "first")), encode(message(1, "second"))
 
@@ -155,12 +158,9 @@ def test_after_an_interrupt_anywhere_each_frame_arrives_once(world: World) -> No
         connections.read([*connections.by_host.values()])
 
     n_points = 0
-    for n_points, where in enumerate(at_each_point(prepare, read)):
-        if n_points % 2:
-            before = payloads(world)  # is applied before the next wait
-            connections.finish()
-        else:
-            before = []
+    for where in at_each_point(prepare, read):
+        n_points += 1
+        before = payloads(world) if applies else []  # before the next wait
         world.hosts[3].send(second[40:])
         connections.finish()
         read()

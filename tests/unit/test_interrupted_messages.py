@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections import deque
+from typing import Any
+
 import pytest
 
-from envmgr.wire.messages import Op
+from envmgr.transport.base import HostDied
+from envmgr.transport.outbox import Outbox
+from envmgr.wire.messages import Message, Op
 from tests.faults.interrupting import at_each_point
 from tests.rig import Rig
 
@@ -75,3 +80,26 @@ def test_timesteps_are_delivered_once(rig: Rig) -> None:
         rig.send(ACTIONS)
         ends_well(rig, where)
     assert n_points > 50
+
+
+@pytest.mark.parametrize("applies", [False, True])
+def test_what_threads_have_sent_arrives_once(applies: bool) -> None:
+    outbox, arrived, hosts = Outbox(), list[Any](), dict[int, None]()
+    arrivals: deque[tuple[int, Any]] = deque()
+    expected = [(1, Message(Op.STEPPED, 1, 0, 1, 0)), (1, HostDied(None)), (3, HostDied(None))]
+
+    def prepare() -> None:
+        hosts.update(dict.fromkeys((1, 2, 3)))
+        outbox.sent.extend([*expected[:2], (3, expected[0][1]), *expected[2:], (4, expected[0][1])])
+        arrivals.clear()
+
+    def move() -> None:
+        outbox.move_to(arrivals, hosts, {3})
+
+    for where in at_each_point(prepare, move):
+        arrived.clear()
+        while applies and arrivals and type(arrivals[0][1]) is Message:
+            arrived.append(arrivals.popleft())  # as steps are, before the next poll
+        move()
+        assert [*arrived, *arrivals] == expected, where
+        assert [*hosts] == [2], where
