@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -12,18 +13,27 @@ def sent_by(manager: Any) -> Iterator[list[tuple[Any, ...]]]:
     """Note every frame that a manager sends in the body, and every ring of a bell."""
     transport = manager._engine.transport
     sent: list[tuple[Any, ...]] = []
-    send, ring = transport.send, transport.ring
+    send, send_each, ring = transport.send, transport.send_each, transport.ring
 
     def noted_send(host_id: int, prepared: Any) -> None:
         sent.append(("frame", host_id, prepared))
         send(host_id, prepared)
 
+    def noted_send_each(requests: deque[tuple[int, Any]], **how: Any) -> None:
+        sent.extend(("frame", host_id, prepared) for host_id, prepared in requests)
+        transport.send = send  # which some transports do it with
+        try:
+            send_each(requests, **how)
+        finally:
+            transport.send = noted_send
+
     def noted_ring(host_ids: Iterable[int], **how: Any) -> None:
         sent.extend(("ring", host_id) for host_id in host_ids)
         ring(host_ids, **how)
 
-    transport.send, transport.ring = noted_send, noted_ring
+    transport.send, transport.send_each = noted_send, noted_send_each
+    transport.ring = noted_ring
     try:
         yield sent
     finally:
-        transport.send, transport.ring = send, ring
+        transport.send, transport.send_each, transport.ring = send, send_each, ring
