@@ -78,6 +78,8 @@ def listed_env_ids(env_ids: Any, env_num: int) -> list[int]:
         raise UnknownEnvError(
             f"env_ids should be a list of the env_ids 0 to {env_num - 1}, but {error}"
         ) from error
+    if set(map(type, given)) == {int} and min(given) >= 0 and max(given) < env_num:
+        return given
     return [checked_env_id(env_id, env_num) for env_id in given]
 
 

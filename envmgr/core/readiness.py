@@ -9,6 +9,9 @@ from envmgr.core.supervisor import Supervisor
 from envmgr.errors import AllEnvsFailedError, NothingReadyError
 from envmgr.lifecycle import EnvState
 
+_FEW = 8
+"""So many envs are asked for one by one."""
+
 
 def await_one_ready(engine: Engine, supervisor: Supervisor) -> bool:
     """Wait until an env is ready, or the run has failed.
@@ -34,17 +37,23 @@ def await_one_ready(engine: Engine, supervisor: Supervisor) -> bool:
     return False
 
 
+def unready(supervisor: Supervisor, env_ids: Sequence[int]) -> list[int]:
+    """Return those of some envs that take no action now."""
+    if len(env_ids) <= _FEW:
+        return [env_id for env_id in env_ids if not supervisor.record.is_ready(env_id)]
+    ready = set(supervisor.ready_ids())
+    return [env_id for env_id in env_ids if env_id not in ready]
+
+
 def await_all_ready(engine: Engine, supervisor: Supervisor, env_ids: Sequence[int]) -> None:
     """Wait until all of these envs are ready, or one of them cannot be, or the run has failed."""
     repair, record = supervisor.repair, supervisor.record
 
-    def hopeless() -> bool:
-        return not all(record.is_coming(i) for i in env_ids if not record.is_ready(i))
+    def settled() -> bool:
+        missing = unready(supervisor, env_ids)
+        return repair.fatal is not None or not missing or not all(map(record.is_coming, missing))
 
-    engine.wait_until(
-        lambda: repair.fatal is not None or supervisor.record.are_ready(env_ids) or hopeless(),
-        doing="ready_arrays",
-    )
+    engine.wait_until(settled, doing="ready_arrays")
 
 
 def refuse_unready(supervisor: Supervisor, env_ids: Sequence[int]) -> None:
@@ -54,7 +63,7 @@ def refuse_unready(supervisor: Supervisor, env_ids: Sequence[int]) -> None:
         NothingReadyError: one of them.
         AllEnvsFailedError: none of all envs can become ready.
     """
-    missing = [i for i in env_ids if not supervisor.record.is_ready(i)]
+    missing = unready(supervisor, env_ids)
     if missing:
         _refuse_to_wait(supervisor)
         states = {i: supervisor.states[i].name for i in missing}

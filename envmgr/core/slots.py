@@ -8,7 +8,6 @@ reads and writes the columns for what is there. Nothing is known in two places.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -145,10 +144,6 @@ class Record:
         if pools is not None and not pools.gives(env_id):
             return False
         return self.slots[env_id].is_coming if together is None else together.is_coming(env_id)
-
-    def are_ready(self, env_ids: Sequence[int]) -> bool:
-        """Return whether all of these envs take an action now."""
-        return self.are_all_ready or all(map(self.is_ready, env_ids))
 
     def owes(self, env_id: int) -> bool:
         """Return whether an env owes a timestep: an action was accepted, and it is undelivered."""

@@ -19,7 +19,7 @@ from envmgr.core import (
     arguments,
     requests,
 )
-from envmgr.core.readiness import await_all_ready, await_one_ready, refuse_unready
+from envmgr.core.readiness import await_all_ready, await_one_ready, refuse_unready, unready
 from envmgr.lifecycle import EnvState
 from envmgr.manager.restoring import EnvRestoring
 from envmgr.policy import GatherPolicy
@@ -285,11 +285,11 @@ class EnvManager(EnvRestoring):
         wanted = None if env_ids is None else arguments.checked_env_ids(env_ids, self.env_num)
         with self._calling() as supervisor:
             record = supervisor.record
-            if not record.awaits_nothing and (wanted is None or not record.are_ready(wanted)):
+            if not record.awaits_nothing and (wanted is None or unready(supervisor, wanted)):
                 self._running.collect()
             self._surface(supervisor)
             ids = self._ready_ids(supervisor) if wanted is None else wanted
-            if wanted is not None and not record.are_ready(wanted):
+            if wanted is not None and unready(supervisor, wanted):
                 await_all_ready(self._running, supervisor, wanted)
                 self._surface(supervisor)
                 refuse_unready(supervisor, wanted)
