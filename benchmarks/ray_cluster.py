@@ -3,8 +3,8 @@
     python benchmarks/ray_cluster.py      # needs the extra `ray`, and takes tianshou if it is there
     python benchmarks/ray_cluster.py --only sleep,recovery
 
-sleep: 64 envs that sleep for 10 ms, with `isolation: process` and a host on each node, and with
-`subprocess`.
+sleep: 64 envs that sleep for 10 ms, with `isolation: process` and a host on each node, their steps
+posted or by message (`shared_memory: false`), and with `subprocess`.
 null: 64 envs that do nothing, on two hosts, and an actor for each env: tianshou's RayVectorEnv, or,
 where tianshou is not installed, the same by hand.
 recovery: how long after Ray has reported the loss of a node all envs are back on the others, beside
@@ -146,12 +146,21 @@ def others(env_fns: list[Any]) -> Iterator[tuple[str, Callable[[], Any]]]:
         venv.close()
 
 
+_BEGAN = time.perf_counter()
+
+
+def say(text: str) -> None:
+    """Print how far it has come."""
+    print(f"  [{time.perf_counter() - _BEGAN:.0f} s] {text}", flush=True)
+
+
 def rates(steps: dict[str, Callable[[], Any]], n: int, rounds: int, seconds: float) -> None:
     """Print env steps per second of each, over rounds in which they take turns."""
     found: dict[str, list[float]] = {name: [] for name in steps}
-    for step in steps.values():
+    for name, step in steps.items():
         for _ in range(3):
             step()
+        say(f"{name} has taken its first steps")
     for _ in range(rounds):
         for name, step in steps.items():
             began, count = time.perf_counter(), 0
@@ -159,12 +168,15 @@ def rates(steps: dict[str, Callable[[], Any]], n: int, rounds: int, seconds: flo
                 step()
                 count += 1
             found[name].append(count * n / (time.perf_counter() - began))
+        say("round: " + ", ".join(f"{name} {values[-1]:,.0f}" for name, values in found.items()))
     first = next(iter(found))
     for name, values in found.items():
         ratio = statistics.median(a / b for a, b in zip(values, found[first], strict=True))
         median = statistics.median(values)
         print(
-            f"  {name:34} {median:10,.0f} steps/s (best {max(values):,.0f}); {ratio:.2f} of {first}"
+            f"  {name:34} {median:10,.0f} steps/s (best {max(values):,.0f}); {ratio:.2f} of",
+            first,
+            flush=True,
         )
 
 
@@ -172,9 +184,14 @@ def sleep(args: argparse.Namespace) -> None:
     """64 envs of 10 ms."""
     env_fns = [functools.partial(Plain, sleep_s=0.01)] * 64
     options = {"type": "ray", "num_workers": 2, "ray": {"isolation": "process"}}
-    here = {"type": "subprocess"}
-    with two_nodes(), stepping(here, env_fns) as ours, stepping(options, env_fns) as over_ray:
-        steps = {"subprocess": ours, "ray, isolation: process": over_ray}
+    here, slower = {"type": "subprocess"}, {**options, "shared_memory": False}
+    with (
+        two_nodes(),
+        stepping(here, env_fns) as ours,
+        stepping(options, env_fns) as posted,
+        stepping(slower, env_fns) as sent,
+    ):
+        steps = {"subprocess": ours, "ray, posted": posted, "ray, by message": sent}
         rates(steps, 64, args.rounds, args.seconds)
 
 
@@ -182,8 +199,10 @@ def null(args: argparse.Namespace) -> None:
     """64 envs that do nothing."""
     env_fns = [Plain] * 64
     cfg = {"type": "ray", "num_workers": 2}
-    with two_nodes(), others(env_fns) as (name, theirs), stepping(cfg, env_fns) as ours:
-        rates({name: theirs, "ray, 2 hosts": ours}, 64, args.rounds, args.seconds)
+    with two_nodes():
+        say("the cluster is up; an actor for each env takes some seconds of a core each")
+        with others(env_fns) as (name, theirs), stepping(cfg, env_fns) as ours:
+            rates({name: theirs, "ray, 2 hosts": ours}, 64, args.rounds, args.seconds)
 
 
 def recovery(args: argparse.Namespace) -> None:

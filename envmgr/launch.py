@@ -135,6 +135,7 @@ def actor_plan_of(config: ManagerConfig, factories: Sequence[EnvFactory]) -> Act
         replace(worker_settings_of(config), affinity=None, spin_s=0.0),
         () if config.preload is False else config.preload,
         config.connect_timeout,
+        config.shared_memory,
     )
 
 
@@ -147,6 +148,7 @@ def host_settings_of(
     """Return what hosts of a transport need to know of a config and of what is given with it."""
     finite = config.nan_policy != "allow"
     rss_mb = config.max_worker_rss_mb
+    trace = None if transport.is_mirrored else config.trace  # what is measured does not travel
     return HostSettings(
         rules=ObservationRules(config.strict_dtype, finite, transport.shares_objects),
         refuse_non_finite_rewards=finite,
@@ -157,10 +159,11 @@ def host_settings_of(
         propagate=transport.propagated,
         batches=batches,
         start_steps=config.start_steps,
-        measures=config.metrics is not None or config.trace is not None,
-        events=0 if config.trace is None else config.trace.events,
+        measures=trace is not None or (config.metrics is not None and not transport.is_mirrored),
+        events=0 if trace is None else trace.events,
         save_every=config.snapshot_every,
         copies_states=config.snapshot_copy,
+        carries=transport.is_mirrored,
     )
 
 

@@ -222,11 +222,12 @@ class FakeRay:
         return ref.future().result(timeout)
 
     def clean_up(self) -> None:
-        """End what is left of killed actors."""
+        """End what is left of killed actors, and let go of their memory."""
         for handle in self.actors:
             with contextlib.suppress(AttributeError):  # one that could not be made
                 handle.is_deaf = False
                 handle.clean_up()
+        self.actors.clear()
 
 
 @pytest.fixture

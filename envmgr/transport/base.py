@@ -88,6 +88,10 @@ class Transport(ABC):
     shares_objects: ClassVar[bool] = False
     """Whether replies hold the env's own objects, unless they are copied before they are sent."""
 
+    is_mirrored: ClassVar[bool] = False
+    """Whether hosts have the memory that `place` gives as a copy of their own. What is posted and
+    replied there travels; what messages refer to does not, so they carry it."""
+
     spins: ClassVar[bool] = True
     """Whether watching for something without sleeping keeps nobody from working, where there are
     cores to spare."""

@@ -31,6 +31,7 @@ class HostSettings:
         events: so much of what all hosts do is noted there.
         save_every: steps after which the state of an env is saved, to resume from; None never.
         copies_states: whether envs that do not give their state themselves are copied for it.
+        carries: replies by message carry observations, also those that have a place.
     """
 
     rules: ObservationRules = field(default_factory=ObservationRules)
@@ -47,6 +48,7 @@ class HostSettings:
     events: int = 0
     save_every: int | None = None
     copies_states: bool = False
+    carries: bool = False
 
 
 @dataclass(frozen=True)

@@ -63,7 +63,8 @@ class Host:
         posted: PostedSteps | None = None,
     ) -> None:
         self._settings = settings
-        self._messages = MessageSink(encode, send, settings)
+        carrying = partial(self._carrying, encode) if settings.carries else encode
+        self._messages = MessageSink(carrying, send, settings)
         self._rss_bytes = rss_bytes
         self._posted = posted
         self._is_worn = False
@@ -87,6 +88,13 @@ class Host:
             for i in rows.env_ids:
                 open_row = partial(rows.open_row, i)
                 self._envs[i] = HostedEnv(i, open_row, given, memory, posted, rows.run_row)
+
+    def _carrying(self, encode: Callable[[Message], Any], message: Message) -> Any:
+        """Encode a message with the observation that it refers to."""
+        env, payload = self._envs.get(message.env_id), message.payload
+        if env is not None and payload is not None and message.op in (Op.STEPPED, Op.RESET_DONE):
+            message = message._replace(payload=(env.carried(payload[0]), *payload[1:]))
+        return encode(message)
 
     @property
     def has_steps(self) -> bool:

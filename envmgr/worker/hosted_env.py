@@ -152,6 +152,10 @@ class HostedEnv:
             sink = BlockSink(block, self.env_id, self.env_id, self._messages, posted.begin)
             posted.seat(seat_of(running, sink, placement.action_kind))
 
+    def carried(self, reference: Any) -> Any:
+        """Return what stands for an observation wherever the memory is not that it was put in."""
+        return reference if self._running is None else self._running.writer.carried(reference)
+
     def _run_call(self, message: Message, running: RunningEnv) -> Any:
         op = message.op
         try:

@@ -11,6 +11,7 @@ import numpy as np
 from envmgr.spaces import (
     Array,
     Layout,
+    Leaf,
     OnCast,
     ValueMismatchError,
     check_finite,
@@ -87,6 +88,7 @@ class ObservationWriter:
         self._targets = [
             tuple(array[place, ...] for array in arrays) for place in range(places.count)
         ]
+        self._placed = placement.layout.leaves
         self.step_place, self.reset_place = placement.step_place, placement.reset_place
         self.lone = None
         leaf = placement.layout.leaves[0]
@@ -149,6 +151,14 @@ class ObservationWriter:
         if self._rules.copy_free_form:
             free = list(map(_copied, free))
         return self._commit_or_copy(self._mixed.fixed, fixed, of_reset), free
+
+    def carried(self, reference: Any) -> Any:
+        """Return what `write` has returned, with the bytes of leaves for their place."""
+        if self._targets is None:
+            return reference
+        if type(reference) is tuple:
+            return self.carried(reference[0]), reference[1]
+        return list(map(Leaf.to_bytes, self._placed, self._targets[reference]))
 
     def _commit_or_copy(self, layout: Layout, leaves: Sequence[Array], of_reset: bool) -> Any:
         """Return what refers to checked leaves: their place, or their bytes."""

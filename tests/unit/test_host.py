@@ -711,6 +711,16 @@ def test_after_attach_replies_name_slots() -> None:
     assert not rows[:, 0].any()
 
 
+def test_replies_carry_what_has_a_place_where_the_parent_has_another_memory() -> None:
+    placements, nbytes = plan_placements([codec_of(OBSERVATIONS).layout], COPIED)
+    harness = Harness(ScriptedEnv(step(3)), memory=bytearray(nbytes), carries=True)
+    harness.build()
+    harness.run(Op.ATTACH, placements[0])
+    assert only(harness.reset(), Op.RESET_DONE)[0] == [np.zeros(2, np.float32).tobytes()]
+    carried = only(harness.run(Op.STEP, 0), Op.STEPPED)[0]
+    assert carried == [np.full(2, 3, np.float32).tobytes()]
+
+
 def test_a_renewed_env_writes_into_the_reply_until_it_is_attached_again() -> None:
     placements, nbytes = plan_placements([codec_of(OBSERVATIONS).layout], COPIED)
     harness = Harness(ScriptedEnv(), memory=bytearray(nbytes))

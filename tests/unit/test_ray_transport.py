@@ -5,14 +5,23 @@ from __future__ import annotations
 import threading
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
+from gymnasium.spaces import Box, Dict, Discrete
 
 from envmgr import RayEnvManager, create_env_manager
-from envmgr.errors import ConfigError, LaunchError, MissingDependencyError
+from envmgr.errors import (
+    ConfigError,
+    EnvManagerError,
+    FailuresExhaustedError,
+    LaunchError,
+    MissingDependencyError,
+)
 from envmgr.transport.ray import cluster
 from envmgr.transport.ray.exchange import Exchange
-from envmgr.transport.ray.items import Do, Item
+from envmgr.transport.ray.items import Do, Item, unpacked
+from envmgr.transport.ray.mirror import NodeMirror
 from envmgr.wire.frames import pack
 from envmgr.wire.messages import Message, Op
 from tests.fake_ray import Counting, FakeRay, Handle, manager_of, zeros
@@ -33,9 +42,26 @@ def exchanges(handle: Handle) -> list[Any]:
 # -- steps ----------------------------------------------------------------------------------------
 
 
-def test_the_same_as_in_line_and_a_few_calls_for_each_batch(ray: FakeRay) -> None:
+def posts(handle: Handle) -> int:
+    """Return how often steps were posted."""
+    items = [unpacked(packed_items) for _, packed_items in exchanges(handle)]
+    return sum(item.do == Do.POST for brought in items for item in brought)
+
+
+def count_mail(manager: Any, ray: FakeRay, indexes: list[int]) -> bool:
+    """Return whether hosts of the first actor see that they were sent messages."""
+    mail = ray.actors[0].actor._mirror.block.mail
+    before = mail[indexes].tolist()
+    manager.get_attr("metadata")
+    return all(x != y for x, y in zip(before, mail[indexes].tolist(), strict=True))
+
+
+@pytest.mark.parametrize("shared_memory", [True, False])
+def test_the_same_as_in_line_and_a_few_calls_for_each_batch(
+    ray: FakeRay, shared_memory: bool
+) -> None:
     with (
-        manager_of(seed=3) as manager,
+        manager_of(seed=3, shared_memory=shared_memory) as manager,
         create_env_manager({"type": "base", "seed": 3}, env_fn=[Counting] * 4) as base,
     ):
         assert type(manager) is RayEnvManager
@@ -52,11 +78,100 @@ def test_the_same_as_in_line_and_a_few_calls_for_each_batch(ray: FakeRay) -> Non
                 assert found[i][1:] == expected[i][1:]
         assert manager.stats()["failures"] == 0
         assert [a["hosts"] for a in manager.stats()["actors"]] == [1, 1]
+        assert [posts(h) >= 12 for h in ray.actors] == [shared_memory] * 2
+        assert not shared_memory or count_mail(manager, ray, [0])
         before = [len(exchanges(h)) for h in ray.actors]
         manager.step(zeros())
         assert max(len(exchanges(h)) - n for h, n in zip(ray.actors, before, strict=True)) <= 3
     assert all(handle.is_dead for handle in ray.actors)
     assert ray.shutdowns == 1
+
+
+class Varied(gymnasium.Env[Any, Any]):
+    """Gives rewards and infos of every kind, and observations of several leaves."""
+
+    observation_space = Dict({"n": Discrete(99), "x": Box(0, 99, (2, 2), np.uint8)})
+    action_space = Discrete(3)
+    infos = ({}, {"k": 1}, {"large": [*range(500)]}, {"k": np.ones(2)})
+    rewards = (0.5, 2, np.ones(3, np.float32), np.float64(3.0))
+
+    def _seen(self) -> dict[str, Any]:
+        return {"n": np.int64(self._n), "x": np.full((2, 2), self._n, np.uint8)}
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        """Begin an episode."""
+        self._n = int(options["at"]) if options else 40
+        return self._seen(), self.infos[(self._n + 1) % 4]
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        """Take a step."""
+        self._n += 1 + int(action)
+        return (
+            self._seen(),
+            self.rewards[self._n // 4 % 4],
+            self._n > 52,
+            False,
+            self.infos[self._n % 4],
+        )
+
+
+@pytest.mark.parametrize("more", [{}, {"reset_inplace": True}, {"copy_on_get": False}])
+def test_whatever_envs_give_is_there_by_whichever_way(ray: FakeRay, more: dict[str, Any]) -> None:
+    def run(kind: str) -> list[str]:
+        cfg = {"type": kind, "num_workers": 2, **more} if kind == "ray" else {"type": kind, **more}
+        said = []
+        with create_env_manager(cfg, env_fn=[Varied] * 4) as manager:
+            for k in range(24):
+                if k == 11:
+                    manager.reset({1: {"at": 3}, 2: None})
+                obs = {i: manager.ready_obs[i] for i in ready_ids(manager, 4)}
+                said.append(repr((sorted(obs.items()), sorted(manager.ready_info.items()))))
+                timesteps = manager.step({i: (k + i) % 3 for i in range(4)})
+                said.append(repr(sorted(timesteps.items())))
+        return said
+
+    assert run("ray") == run("base")
+    assert min(map(posts, ray.actors)) >= 24
+
+
+class Missing:
+    """Something that a node cannot unpickle."""
+
+    def __reduce__(self) -> Any:
+        return exec, ("import no_such_module",)
+
+
+def test_a_request_that_the_node_cannot_read_is_answered(ray: FakeRay) -> None:
+    with manager_of(2, num_workers=1) as manager:
+        with pytest.raises(EnvManagerError, match="no_such_module"):
+            manager.set_attr("thing", Missing())
+        assert len(manager.step(zeros(2))) == 2
+
+
+def test_a_node_where_steps_cannot_be_posted(ray: FakeRay, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("envmgr.transport.ray.actor.block_is_possible", lambda: False)
+    with manager_of() as manager:
+        assert len(manager.step(zeros())) == 4
+        assert [posts(h) for h in ray.actors] == [0, 0]
+    monkeypatch.undo()
+
+
+def test_an_env_does_not_come_back_on_such_a_node(
+    ray: FakeRay, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def until_it_is_given_up() -> None:
+        while True:
+            manager.step({2: 0, 3: 0})
+
+    with manager_of() as manager:
+        manager.step(zeros())
+        monkeypatch.setattr("envmgr.transport.ray.actor.block_is_possible", lambda: False)
+        ray.actors[0].die()
+        manager.step(zeros())
+        with pytest.raises(FailuresExhaustedError):
+            until_it_is_given_up()
+    assert "10.0.0.1 is no Linux on x86-64" in caplog.text
+    assert "shared_memory: false" in caplog.text
 
 
 def test_envs_that_raise_and_arrays_and_async_gathers(ray: FakeRay) -> None:
@@ -69,12 +184,16 @@ def test_envs_that_raise_and_arrays_and_async_gathers(ray: FakeRay) -> None:
         assert manager.stats()["failures_by_kind"] == {"EnvRaised": 1}
 
 
-def test_workers_of_an_actor(ray: FakeRay) -> None:
+def test_workers_of_an_actor(ray: FakeRay, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Nothing here waits for the time at which a call looks by itself.
+    monkeypatch.setattr("envmgr.transport.ray.exchange._MOST_LINGER_S", 1000.0)
     options = {"ray": {"isolation": "process"}, "preload": False, "max_failures_total": 2}
     with manager_of(2, num_workers=1, **options) as manager:
         assert [a["hosts"] for a in manager.stats()["actors"]] == [2]
         timesteps = manager.step({0: 1, 1: 2})
         assert [t.done for t in timesteps.values()] == [True, True]
+        assert posts(ray.actors[0]) > 0
+        assert count_mail(manager, ray, [0, 1])
         assert sorted(ready_ids(manager, 2)) == [0, 1]
         ray.actors[0].die()
         timesteps = manager.step(zeros(2))
@@ -183,7 +302,7 @@ class Calls:
 
     def __init__(self) -> None:
         self.delivered: list[Any] = []
-        self.exchange = Exchange(self.delivered.extend)
+        self.exchange = Exchange(self.delivered.extend, NodeMirror(bytearray))
         self.returned: dict[int, Any] = {}
         self.threads: dict[int, threading.Thread] = {}
 

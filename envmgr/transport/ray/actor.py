@@ -6,6 +6,7 @@ Nothing here needs Ray: an actor is an object like any other.
 from __future__ import annotations
 
 import functools
+import itertools
 import os
 import pickle
 import threading
@@ -14,11 +15,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
+import numpy.typing as npt
+
 from envmgr.errors import MissingDependencyError
 from envmgr.transport.base import HostDied
 from envmgr.transport.ray.exchange import Exchange
 from envmgr.transport.ray.items import Do, Item, Node, packed, unpacked
+from envmgr.transport.ray.mirror import PLACING, NodeMirror
 from envmgr.transport.thread import stack_of
+from envmgr.wire.block import block_is_possible, items
 from envmgr.wire.frames import Frame, FrameError, pack
 from envmgr.wire.hosts import EnvOrder, HostSpec, Orders, WorkerSettings
 from envmgr.worker.process import resident_bytes, set_up
@@ -35,6 +41,7 @@ class ActorSettings(NamedTuple):
         preload: modules that are imported once for all workers; None: those that are found out.
         import_s: how long one import may take.
         pickles: the factories of all envs, for finding these out.
+        shared_memory: data of fixed layout goes through the block, and its mirror here.
     """
 
     worker: WorkerSettings
@@ -42,6 +49,7 @@ class ActorSettings(NamedTuple):
     preload: tuple[str, ...] | None
     import_s: float
     pickles: tuple[bytes, ...]
+    shared_memory: bool
 
 
 @dataclass(frozen=True)
@@ -77,6 +85,15 @@ class Hosting(Protocol):
     def deliver(self, items: Sequence[Item]) -> None:
         """Take what is to be done; does not wait."""
 
+    def place(self, nbytes: int) -> Any:
+        """Allocate the memory that hosts share with this process."""
+
+    def count_mail(self, mail: Any) -> None:
+        """See `Transport.count_mail`."""
+
+    def ring(self, host_ids: Sequence[int]) -> None:
+        """Have hosts look at what was posted for them."""
+
     def whereabouts(self, host_id: int) -> str:
         """Return what a host is at, as `Transport.whereabouts`."""
 
@@ -93,11 +110,42 @@ class HostActor:
         from envmgr.transport.ray.workers import Workers
 
         node = node or node_of_ray()
-        self._exchange = Exchange(lambda items: self._hosting.deliver(items))
+        self._node = node
+        self._mirror = NodeMirror(self._place)
+        self._exchange = Exchange(self._deliver, self._mirror)
         self._hosting: Hosting = (Workers if settings.isolated else OneHost)(
             settings, self._exchange, node
         )
         self._exchange.put(0, node)
+
+    def _place(self, nbytes: int) -> Any:
+        """Allocate memory.
+
+        Raises:
+            OSError: there is not enough of it, or no steps can be posted on this node.
+        """
+        if not self._node.posts:
+            raise OSError(
+                f"node {self._node.address} is no Linux on x86-64, where the other nodes are, and "
+                "steps are posted. Set shared_memory: false, or have actors run on such nodes only"
+            )
+        return self._hosting.place(nbytes)
+
+    def _deliver(self, brought: Sequence[Item]) -> None:
+        """Take what a call brings; one at a time."""
+        rung: list[int] = []
+        for do, host_id, data in brought:
+            if do == Do.POST:
+                rung = self._mirror.post(data)
+            elif do == Do.START:
+                self._mirror.host(host_id, data.host_index)
+            elif do == Do.SEND and data.op in PLACING:
+                self._mirror.place_for(host_id, data)
+                if self._mirror.block is not None:
+                    self._hosting.count_mail(self._mirror.block.mail)
+        self._hosting.deliver([item for item in brought if item.do != Do.POST])
+        if rung:
+            self._hosting.ring(rung)
 
     def exchange(self, number: int, items: bytes) -> tuple[int, bytes]:
         """See `Exchange.call`; items and replies are packed."""
@@ -115,7 +163,7 @@ def node_of_ray() -> Node:
 
     context = imported_ray().get_runtime_context()
     address = imported_ray().util.get_node_ip_address()
-    return Node(context.get_node_id(), address, os.getpid())
+    return Node(context.get_node_id(), address, os.getpid(), block_is_possible())
 
 
 @functools.lru_cache(256)
@@ -148,8 +196,13 @@ class OneHost:
     def __init__(self, settings: ActorSettings, exchange: Exchange, node: Node) -> None:
         set_up(0, settings.worker)
         self._exchange, self._node = exchange, node
+        self._posts = settings.shared_memory and node.posts
         self._inbox: ThreadInbox | None = None
         self._thread: threading.Thread | None = None
+        self._memory: npt.NDArray[np.uint8] | None = None
+        self._mail: Any = {}
+        self._mail_numbers = itertools.count(1)
+        self._index = 0
 
     def deliver(self, items: Sequence[Item]) -> None:
         """Start the host, or hand requests over to it; it is killed with the actor."""
@@ -158,9 +211,32 @@ class OneHost:
                 self._start(host_id, data)
             elif do == Do.SEND and self._inbox is not None:
                 self._hand_over(host_id, data, self._inbox)
+                self._mail[self._index] = next(self._mail_numbers)
+            elif do == Do.ASK and self._inbox is not None:
+                self._inbox.ring(asks=True)
+
+    def place(self, nbytes: int) -> memoryview:
+        """Allocate private memory, which its thread shares."""
+        self._memory = np.zeros(nbytes, np.uint8)
+        return self._open_memory(nbytes)
+
+    def _open_memory(self, nbytes: int) -> memoryview:
+        if self._memory is None:
+            raise FrameError("observations are placed in shared memory, but there is none")
+        return memoryview(self._memory)  # type: ignore[arg-type]
+
+    def count_mail(self, mail: Any) -> None:
+        """Count the messages there."""
+        self._mail = items(mail)
+
+    def ring(self, host_ids: Sequence[int]) -> None:
+        """Have the host look at the block."""
+        if self._inbox is not None:
+            self._inbox.ring(asks=False)
 
     def _start(self, host_id: int, orders: Orders) -> None:
         self._inbox = ThreadInbox(functools.partial(self._exchange.put, host_id))
+        self._index = orders.host_index
         self._thread = threading.Thread(
             target=self._run, args=(host_id, orders, self._inbox), name="envmgr-envs", daemon=True
         )
@@ -178,8 +254,8 @@ class OneHost:
             run_on_thread(
                 spec_of(host_id, orders, self._node),
                 inbox,
-                memory=_no_memory,
-                ring=None,
+                memory=self._open_memory,
+                ring=self._exchange.ring if self._posts else None,
                 encode=pack,
                 rss_bytes=resident_bytes,
             )
@@ -190,7 +266,3 @@ class OneHost:
     def whereabouts(self, host_id: int) -> str:
         """Return the stack of the thread."""
         return "" if self._thread is None else stack_of(self._thread)
-
-
-def _no_memory(nbytes: int) -> Any:
-    raise FrameError("observations are placed in shared memory, but there is none")

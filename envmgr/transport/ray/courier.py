@@ -17,11 +17,14 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 from envmgr.transport.base import Arrival, Garbage, HostDied
 from envmgr.transport.outbox import Outbox
 from envmgr.transport.process.threads import BACKGROUND_THREAD
 from envmgr.transport.ray.exchange import Reply
 from envmgr.transport.ray.items import Do, Item, Node, packed, unpacked
+from envmgr.transport.ray.mirror import PLACING, News, TrainerMirror
 from envmgr.transport.ready import Waker
 from envmgr.wire.frames import Frame, FrameError
 
@@ -37,7 +40,10 @@ class Link:
         start: the same.
         serves_one: the same.
         handle: once it was asked for.
-        hosts: those that it serves; in the order of their starts.
+        hosts: those that it serves, and which of the manager's each is; in the order of their
+            starts.
+        rows: envs whose steps are posted for it.
+        is_rung: something was posted for it that it does not know of.
         items: what the next call brings.
         node: where it is, once it has said so.
         node_id: where it is to be.
@@ -50,7 +56,9 @@ class Link:
     def __init__(self, start: Callable[[], tuple[Any, str | None]], *, serves_one: bool) -> None:
         self.start, self.serves_one = start, serves_one
         self.handle: Any = None
-        self.hosts: dict[int, None] = {}
+        self.hosts: dict[int, int] = {}
+        self.rows: set[int] = set()
+        self.is_rung = False
         self.items: list[Item] = []
         self.node: Node | None = None
         self.node_id: str | None = None
@@ -59,6 +67,14 @@ class Link:
         self._n_returned = 0
         self._early: dict[int, list[Reply]] = {}
         self.n_calls = 0
+
+    def posted(self, mirror: TrainerMirror) -> None:
+        """Have the next call bring what was posted."""
+        self.is_rung = False
+        indexes = np.array([*self.hosts.values()], np.int64)
+        posts = mirror.posts(np.array([*self.rows], np.int64), indexes)
+        if posts:
+            self.items.append(Item(Do.POST, 0, posts))
 
     def call(self) -> Any:
         """Make a call with all that is there to be sent; return its future."""
@@ -79,11 +95,13 @@ class Link:
         return found
 
 
-KILL, LOSE = "kill", "lose"
-"""What to do about an actor: end it; end it and wait for no word of that."""
+KILL, LOSE, RING = "kill", "lose", "ring"
+"""What to do about an actor: end it; end it and wait for no word of that; tell it what was posted.
+"""
 
 Task = tuple[Link | None, Any]
-"""An actor, and an item for it, KILL, LOSE, or None if it has no call; no link: that is the end."""
+"""An actor, and an item for it, one of the above, or None if it has no call; no link: that is the
+end."""
 
 
 class Courier:
@@ -94,6 +112,9 @@ class Courier:
         outbox: where it goes.
         deaths: rung when a host has died.
         lost: told of the node of an actor that has died unasked.
+
+    Attributes:
+        mirror: where steps are posted; None where they go by message.
     """
 
     def __init__(
@@ -101,6 +122,8 @@ class Courier:
     ) -> None:
         self._ray, self._lost = ray, lost
         self._outbox, self._deaths = outbox, deaths
+        self.mirror: TrainerMirror | None = None
+        self._links: dict[int, Link] = {}  # of the envs whose steps are posted
         self.tasks: queue.SimpleQueue[Task] = queue.SimpleQueue()
         self._lock = threading.RLock()  # of the links; the trainer's loop does not take it
         self._thread = threading.Thread(target=self._run, name=BACKGROUND_THREAD, daemon=True)
@@ -134,11 +157,15 @@ class Courier:
         """Do what can be done without Ray; return whether the actor is to be killed."""
         if type(what) is Item:
             if what.do == Do.START:
-                link.hosts[what.host_id] = None
+                link.hosts[what.host_id] = what.data.host_index
                 if link.is_over:  # which was not known when it was given this host
                     self._report_deaths(link, [what.host_id], "its actor has ended")
             if not link.is_over:
                 link.items.append(what)
+                if what.do == Do.SEND and what.data.op in PLACING:
+                    self._place(link, what.data)
+        elif what is RING:
+            link.is_rung = True
         elif what is LOSE or (what is KILL and link.handle is None and not link.is_gone):
             error = TimeoutError("it was killed, and has not said a word since")
             self._lose(link, error, is_silent=True)
@@ -148,11 +175,23 @@ class Courier:
             return link.handle is not None
         return False
 
+    def _place(self, link: Link, frame: Frame) -> None:
+        """Where the data of an env is, is said to its host: what is posted for it goes there."""
+        if self.mirror is not None and self.mirror.place(frame):
+            if (before := self._links.get(frame.env_id)) is not None:
+                before.rows.discard(frame.env_id)
+            self._links[frame.env_id] = link
+            link.rows.add(frame.env_id)
+
     def _call(self, link: Link) -> None:
         """Make a call if there is anything to send, or none is in the actor that waits there."""
-        if link.is_over or not (link.items or link.n_calls == 0):
-            return
         with self._lock:
+            if link.is_over:
+                return
+            if link.is_rung and self.mirror is not None:
+                link.posted(self.mirror)
+            if not link.items and link.n_calls:
+                return
             link.n_calls += 1  # first: it may have returned before this has
         try:
             if not self._ray.is_initialized():
@@ -184,6 +223,9 @@ class Courier:
         for host_id, reply in link.in_order(returned, replies):
             if type(reply) is Frame:
                 put((host_id, _opened(reply)))
+            elif type(reply) is News:
+                if self.mirror is not None:
+                    self.mirror.apply(reply)
             elif type(reply) is Node:
                 link.node, link.node_id = reply, reply.node_id
             else:

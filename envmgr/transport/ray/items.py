@@ -24,6 +24,10 @@ class Do(IntEnum):
     """End a host at once, or go further than that if it was killed before. No data."""
     CLOSE = 4
     """Have all hosts close their envs. Data: seconds that this may take."""
+    POST = 5
+    """Have steps be posted. Data: what is new in the block, see `mirror`. For no host."""
+    ASK = 6
+    """Have a host ring when it has done what was posted. No data."""
 
 
 class Item(NamedTuple):
@@ -35,11 +39,19 @@ class Item(NamedTuple):
 
 
 class Node(NamedTuple):
-    """Where an actor is: its first words."""
+    """Where an actor is: its first words.
+
+    Attributes:
+        node_id: as Ray names it.
+        address: likewise.
+        pid: of the actor's process.
+        posts: steps can be posted there.
+    """
 
     node_id: str
     address: str
     pid: int
+    posts: bool = False
 
 
 def packed(said: Sequence[Any]) -> bytes:

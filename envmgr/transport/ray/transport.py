@@ -9,6 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple
 
+import numpy as np
+
 from envmgr.config.kind_sections import Ray
 from envmgr.errors import ConfigError
 from envmgr.transport.base import Arrival, Transport, at_most
@@ -16,9 +18,10 @@ from envmgr.transport.outbox import Outbox, await_ends
 from envmgr.transport.process.orders import OrderWriter
 from envmgr.transport.ray.actor import ActorSettings, HostActor
 from envmgr.transport.ray.cluster import close_cluster, open_cluster
-from envmgr.transport.ray.courier import KILL, LOSE, Courier, Link
+from envmgr.transport.ray.courier import KILL, LOSE, RING, Courier, Link
 from envmgr.transport.ray.exchange import THREADS
 from envmgr.transport.ray.items import Do, Item
+from envmgr.transport.ray.mirror import TrainerMirror
 from envmgr.transport.ray.room import (
     Placement,
     describe,
@@ -28,6 +31,7 @@ from envmgr.transport.ray.room import (
 )
 from envmgr.transport.ready import ReadySet, Waker
 from envmgr.types import EnvFactory
+from envmgr.wire.block import block_is_possible
 from envmgr.wire.frames import Frame, pack
 from envmgr.wire.hosts import HostSpec, WorkerSettings
 from envmgr.wire.messages import UNANSWERED, Message, Op
@@ -51,6 +55,7 @@ class ActorPlan(NamedTuple):
         worker: settings of their processes.
         preload: see `ActorSettings`.
         import_s: likewise.
+        shared_memory: whether steps are posted, where their data has a fixed layout.
     """
 
     options: Ray
@@ -59,10 +64,11 @@ class ActorPlan(NamedTuple):
     worker: WorkerSettings
     preload: tuple[str, ...] | None
     import_s: float
+    shared_memory: bool
 
 
 class RayTransport(Transport):
-    """Hosts on a Ray cluster. All goes by message; docs/decisions/0025 says how.
+    """Hosts on a Ray cluster; docs/decisions/0025 says how.
 
     Args:
         plan: see `ActorPlan`.
@@ -75,6 +81,7 @@ class RayTransport(Transport):
 
     kill_patience_s = 1.0
     spins = False
+    is_mirrored = True
     refused: ClassVar[Mapping[str, str]] = MappingProxyType(
         {
             "context": f"{_ELSEWHERE}where envmgr's own launcher starts workers",
@@ -159,7 +166,12 @@ class RayTransport(Transport):
         """Have an actor started; return its handle, and where it is to be."""
         plan = self._plan
         settings = ActorSettings(
-            plan.worker, self._isolated, plan.preload, plan.import_s, self._pickles
+            plan.worker,
+            self._isolated,
+            plan.preload,
+            plan.import_s,
+            self._pickles,
+            plan.shared_memory,
         )
         links = list(self._links.values())
         taken = [link.node_id for link in links if link.node_id and not link.is_over]
@@ -252,9 +264,42 @@ class RayTransport(Transport):
         """Ring."""
         self._outbox.bell.wake()
 
+    # -- the block --------------------------------------------------------------------------
+
+    @property
+    def has_block(self) -> bool:
+        """Whether steps may be posted: here, and on all nodes that are known."""
+        nodes = [link.node for link in self._links.values() if link.node is not None]
+        return self._plan.shared_memory and block_is_possible() and all(n.posts for n in nodes)
+
     def place(self, nbytes: int) -> memoryview | None:
-        """Return nothing: there is no memory that machines share."""
-        return None
+        """Allocate private memory, which each actor has a copy of; see `mirror`."""
+        if nbytes == 0 or not self.has_block:
+            return None
+        memory = memoryview(np.zeros(nbytes, np.uint8))  # type: ignore[arg-type]
+        self._courier.mirror = TrainerMirror(lambda nbytes: memory)
+        return memory
+
+    def ring(self, host_ids: Iterable[int], *, asks: bool = False) -> None:
+        """Leave to the courier what was posted."""
+        links: dict[Link, None] = {}
+        for host_id in host_ids:
+            if (link := self._hosts.get(host_id)) is not None:
+                links[link] = None
+                if asks:
+                    self._tasks.put((link, Item(Do.ASK, host_id)))
+        for link in links:
+            self._tasks.put((link, RING))
+
+    def await_ring(self, timeout_s: float) -> bool:
+        """Wait for a ring, which may be for a message as well."""
+        outbox = self._outbox
+        if self._closed or self.arrivals or outbox.sent:
+            return False
+        if self._ready.only_ready(timeout_s) != outbox.bell.fileno():
+            return False
+        outbox.bell.silence()
+        return not outbox.sent
 
     # -- the end ----------------------------------------------------------------------------
 
