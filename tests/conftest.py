@@ -134,7 +134,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     unstable = [item.nodeid for item in items if " at 0x" in item.nodeid]
     if unstable:  # each process of `make test` has another name for them, and so none would be run
         raise pytest.UsageError(f"addresses in the names of tests: {unstable}")
-    items.sort(key=_imports_torch)
+    # Those of properties take longest: nobody waits for the one process that has them at the end.
+    items.sort(key=lambda item: (_imports_torch(item), "property" not in item.path.parts))
     if importlib.util.find_spec("treetensor") is not None:
         return
     if sys.version_info >= (3, 13):
