@@ -14,6 +14,7 @@ from envmgr.core.episodes import Episodes
 from envmgr.core.hosts import Hosts
 from envmgr.core.orientation import Orientation
 from envmgr.core.payloads import (
+    LATE_ALONE,
     MAX_NOTICES,
     MalformedReplyError,
     description_of,
@@ -32,7 +33,7 @@ from envmgr.spaces import ValueMismatchError
 from envmgr.transport.base import Arrival
 from envmgr.types import EnvTimestep
 from envmgr.wire.block import MAX_REQUEST_ID
-from envmgr.wire.messages import Message, Op
+from envmgr.wire.messages import AfterStep, Message, Op
 
 logger = logging.getLogger("envmgr")
 
@@ -148,6 +149,9 @@ class Answers:
     def stepped(self, slot: EnvSlot, payload: Any) -> None:
         """Apply the payload of STEPPED."""
         reference, reward, done, info, after = step_fields(payload)
+        together = self._record.together
+        if after == AfterStep.RESETS_LATE and (together is None or slot.env_id not in together):
+            raise MalformedReplyError(LATE_ALONE)
         if slot.phase is Phase.CANCELLING:
             self._episodes.abandon(slot, after)
             return

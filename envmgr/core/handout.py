@@ -200,7 +200,9 @@ class Handout:
         usual = first & TOLD_BIT
         if first >> REWARD_SHIFT in FITS_ALL:
             usual |= first & REWARD_BITS
-        plain_ends = (PLAIN_END | usual & REWARD_BITS, LATE_END | usual & REWARD_BITS)
+        plain_ends = [PLAIN_END | usual & REWARD_BITS]
+        if self._record.together is not None:  # else no episode begins late
+            plain_ends.append(LATE_END | usual & REWARD_BITS)
         details: dict[int, Any] = {}
         specials: dict[int, int] = {}
         for position, flag in _others(raw, range(usual, usual + steps)):

@@ -17,6 +17,8 @@ MAX_NOTICES = 100
 
 MAX_NOTICE_CHARACTERS = 1000
 
+LATE_ALONE = "it says that its next episode begins with a step of others, but there are none"
+
 _LAST_AFTER_STEP = max(AfterStep)
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from typing import Any
 
 import numpy as np
 
+from envmgr.core.payloads import LATE_ALONE
 from envmgr.core.phases import Phase
 from envmgr.core.slots import Record
 from envmgr.env.contract import info_of
@@ -58,11 +59,13 @@ class BlockReplies:
     Args:
         block: the columns.
         places: where observations are.
+        together: the envs whose next episodes may begin late.
     """
 
-    def __init__(self, block: Block, places: Places) -> None:
+    def __init__(self, block: Block, places: Places, together: Container[int] = ()) -> None:
         self._block = block
         self._places = places
+        self._together = together
         self._of_resets = range(places.steps, places.count)
         self._reset_flags = items(block.reset_flags)
         self._decoder = InfoDecoder()
@@ -116,6 +119,8 @@ class BlockReplies:
             raise ValueMismatchError(f"there is no place {flag & PLACE_BITS} for steps")
         if after_of(flag) > max(AfterStep):
             raise ValueMismatchError("it says something unknown of what follows a step")
+        if flag & AFTER_BITS == LATE and env_id not in self._together:
+            raise ValueMismatchError(LATE_ALONE)
         info: dict[str, Any] = {}
         if flag & HAS_INFO:
             info = self._decoder.decode(self._block.infos[env_id].tobytes())

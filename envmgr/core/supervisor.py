@@ -221,7 +221,7 @@ class Supervisor:
         codecs = [codec_of(space, strict=check == "strict") for space in spaces]
         columns = [codec.action_columns(checked=check is not False) for codec in codecs]
         packs = [each for each in columns if each is not None]
-        replies = BlockReplies(block, self.record.observed.places)
+        replies = BlockReplies(block, self.record.observed.places, self.record.together or ())
         self._arrivals.share(replies)
         self.handout.share(block, replies)
         self.posting = Posting(block, packs[0], self.hosts, self.statistics, self.sending)

@@ -40,6 +40,10 @@ class Together:
         self._batches = [batch.env_ids for batch in batches]
         self._rows = {i: env_ids for env_ids in self._batches for i in env_ids}
 
+    def __contains__(self, env_id: object) -> bool:
+        """Whether an env is stepped together with others."""
+        return env_id in self._rows
+
     def _of(self, env_id: int) -> Sequence[int]:
         """Return the rows that an env is stepped together with, itself included."""
         return self._rows.get(env_id, ())

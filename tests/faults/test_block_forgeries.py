@@ -25,6 +25,7 @@ from envmgr.wire.block import (
     HAS_INFO,
     PLACE_BITS,
     REWARD_SHIFT,
+    TOLD_BIT,
     Block,
     block_is_possible,
     request_of,
@@ -66,6 +67,7 @@ def info_bytes(value: Any, n_missing: int = 0) -> bytes:
 
 
 RESETS = int(AfterStep.RESETS) << AFTER_SHIFT
+RESETS_LATE = int(AfterStep.RESETS_LATE) << AFTER_SHIFT
 MALFORMED: dict[str, dict[str, Any]] = {
     "a slot that is none": {"flags": PLACE_BITS},
     "a slot after the last": {"flags": 4},
@@ -87,6 +89,7 @@ MALFORMED: dict[str, dict[str, Any]] = {
     },
     "an end in no slot": {"flags": DONE | RESETS | PLACE_BITS},
     "an end with a strange info": {"flags": DONE | HAS_INFO | RESETS, "info": b"\xff" * 248},
+    "an end after which others begin its episode": {"flags": DONE | TOLD_BIT | RESETS_LATE},
     "all bits": {"flags": 0xFFFF, "info": b"\xff" * 248},
 }
 """Answers to the request that is awaited."""
