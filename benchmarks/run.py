@@ -98,7 +98,6 @@ def measure_all(options: argparse.Namespace, results: Results) -> None:
     loops = busy_loops()
     results.settings = {
         "date": datetime.date.today().isoformat(),
-        "rounds": options.rounds,
         "seconds": options.seconds,
         "busy_loops": loops,
     }
@@ -108,6 +107,7 @@ def measure_all(options: argparse.Namespace, results: Results) -> None:
     print(f"{len(items)} measurements in each of {options.rounds} rounds", flush=True)
     began = time.monotonic()
     for round_ in range(1, options.rounds + 1):
+        results.settings["rounds"] = f"{round_ - 1} and a part of another"  # if it is interrupted
         for number, item in enumerate(items, 1):
             if f"{item.case} n={item.env_num} {item.row}" in results.left_out:
                 continue
@@ -119,6 +119,7 @@ def measure_all(options: argparse.Namespace, results: Results) -> None:
                 f"n={item.env_num:<3}  {ROWS[item.row].label}: {outcome}",
                 flush=True,
             )
+    results.settings["rounds"] = options.rounds
 
 
 def _spec(item: Item, seconds: float, loops: int) -> Spec:
