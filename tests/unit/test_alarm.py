@@ -129,7 +129,8 @@ def test_what_is_interrupted_is_known_by_its_stack() -> None:
     alarm = Alarm()
     alarm.bound(0.01, slow)
     assert "in slow" in alarm.where
-    assert alarm.where.endswith("time.sleep(100.0)")
+    said = alarm.where.rstrip("~^ \n")  # Python 3.13 marks the call in a line below it
+    assert said.endswith("time.sleep(100.0)")
     assert __file__ in alarm.where.splitlines()[0], "nothing of envmgr comes before it"
     alarm.bound(1000.0, idle)
     assert alarm.where == ""
