@@ -226,12 +226,12 @@ class Limits:
 
     # -- what is due --------------------------------------------------------------------------
 
-    def late_steps(self) -> list[int]:
+    def late_steps(self, now: float) -> list[int]:
         """Return the envs whose posted steps have taken too long."""
         block, limit_s = self._block, self.step_s
-        if block is None or limit_s is None or self.clock() < self.earliest:
+        if block is None or limit_s is None or now < self.earliest:
             return []
-        late = self._under_way(block) & (self._since + limit_s <= self.clock())
+        late = self._under_way(block) & (self._since + limit_s <= now)
         found: list[int] = late.nonzero()[0].tolist()
         return found
 
@@ -245,12 +245,16 @@ class Limits:
     def _since(self) -> Array:
         return self._record.since[: self._record.env_num]
 
-    def due(self) -> list[EnvSlot]:
+    def due(self, now: float) -> list[EnvSlot]:
         """Return the envs whose deadline has passed.
 
         Acting on one may change what is due for others of its group: ask `is_due` again.
+
+        Args:
+            now: the moment of which `late_steps` was asked: what passes between two moments would
+                be late for neither, and `earliest` would not know of it.
         """
-        now, slots = self.clock(), self._record.slots
+        slots = self._record.slots
         if now < self.earliest:
             return []
         due = [slot for slot in slots if slot.deadline <= now]

@@ -305,9 +305,10 @@ class Supervisor:
     def expire(self) -> None:
         """Act on deadlines that have passed. What had arrived before has been handled."""
         limits = self.hosts.limits
-        for env_id in limits.late_steps():
+        now = limits.clock()
+        for env_id in limits.late_steps(now):
             self.hosts.take_over(self.slots[env_id])
-        for slot in limits.due():
+        for slot in limits.due(now):
             if not limits.is_due(slot):
                 continue  # settled together with another env of its host
             if slot.phase is Phase.ENDING:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -144,6 +145,31 @@ def test_the_reset_after_a_step_begins_its_own_limit_when_the_step_is_done() -> 
     assert rig.state() is EnvState.RESET
     rig.advance(TICK)
     assert rig.transport.host_of(0).generation_of(0) == 1
+
+
+@pytest.mark.parametrize("n_hosts", [None, 1])
+def test_a_limit_that_passes_while_it_is_looked_for_is_found_at_the_next_look(
+    n_hosts: int | None,
+) -> None:
+    for n_reads in range(8):
+        rig = Rig(2, deadlines=LIMITS, num_workers=n_hosts).launch()
+        rig.send({0: 1})
+        deadline = rig.clock() + 2.0
+        rig.clock.advance_to(deadline - TICK)
+        rig.hosts.limits.earliest = rig.clock()  # it may be too early
+        limits, reads = rig.hosts.limits, itertools.count()
+
+        def clock(rig: Rig = rig, reads: Iterator[int] = reads, n_reads: int = n_reads) -> float:
+            if next(reads) == n_reads:
+                rig.clock.advance(TICK)
+            return rig.clock()
+
+        limits.clock = clock
+        rig.supervisor.expire()
+        limits.clock = rig.clock
+        rig.clock.advance_to(deadline)
+        rig.pump()
+        assert rig.supervisor.statistics.failures_by_env == {0: 1}, n_reads
 
 
 def test_only_the_env_that_is_late_is_given_up() -> None:
