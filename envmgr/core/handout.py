@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -200,14 +200,15 @@ class Handout:
         usual = first & TOLD_BIT
         if first >> REWARD_SHIFT in FITS_ALL:
             usual |= first & REWARD_BITS
-        plain_ends = [PLAIN_END | usual & REWARD_BITS]
-        if self._record.together is not None:  # else no episode begins late
-            plain_ends.append(LATE_END | usual & REWARD_BITS)
+        plain_end, late_end = PLAIN_END | usual & REWARD_BITS, LATE_END | usual & REWARD_BITS
+        together: Container[int] = self._record.together or ()
         details: dict[int, Any] = {}
         specials: dict[int, int] = {}
         for position, flag in _others(raw, range(usual, usual + steps)):
             env_id = selection.ids[position]
-            is_plain = flag & PLAIN_END_BITS in plain_ends and flag & PLACE_BITS < steps
+            bits = flag & PLAIN_END_BITS
+            is_end = bits == plain_end or (bits == late_end and env_id in together)
+            is_plain = is_end and flag & PLACE_BITS < steps
             if not is_plain and not self._is_sound(env_id, position, flag, details):
                 return None
             waits = self._reset_inplace and flag & DONE and flag & AFTER_BITS != LATE

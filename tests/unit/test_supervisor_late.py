@@ -11,7 +11,7 @@ import pytest
 from envmgr.core import requests
 from envmgr.core.readiness import await_all_ready, refuse_unready
 from envmgr.env.batch_specs import Batch
-from envmgr.errors import ConfigError, EnvNotReadyError, NothingReadyError
+from envmgr.errors import ConfigError, EnvNotReadyError, EnvProtocolError, NothingReadyError
 from envmgr.lifecycle import EnvState
 from envmgr.policy import Deadlines, FailurePolicy
 from envmgr.transport.base import Arrival
@@ -64,6 +64,20 @@ def test_nobody_is_ready_between_the_step_of_the_others_and_its_reset() -> None:
         rig.send({1: 1, 2: 2})
     rig.reset_done(0)
     assert rig.ready() == [0, 1, 2]
+
+
+@pytest.mark.parametrize("batches", [(), (Batch(0, 3, False),)])
+def test_who_has_no_others_cannot_begin_with_their_steps(batches: tuple[Batch, ...]) -> None:
+    rig = Rig(4, batches=batches).launch()
+    rig.send(dict.fromkeys(range(4), 1))
+    for env_id, after in enumerate([*[AfterStep.NOTHING] * 3, LATE]):
+        ends = {"terminated": env_id == 3, "truncated": False}
+        rig.transport.reply(env_id, Op.STEPPED, ("next", 1.0, env_id == 3, ends, after))
+    timesteps = rig.hand_out(rig.gather.exactly(rig.selection(range(4))))
+    error = timesteps[3].info["error"]
+    assert isinstance(error, EnvProtocolError)
+    assert "others" in str(error)
+    assert [t.info.get("error") for t in timesteps.values()] == [None, None, None, error]
 
 
 def test_when_all_have_ended_they_are_waited_for() -> None:
