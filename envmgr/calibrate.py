@@ -16,6 +16,7 @@ from envmgr.core import Phase, requests
 from envmgr.core.engine import Engine
 from envmgr.core.launching import await_all, build_all, reset_all
 from envmgr.errors import EnvFailure, LaunchError
+from envmgr.texts import short_time
 from envmgr.wire.messages import Op
 from envmgr.worker.trial import Trial, try_env
 
@@ -92,10 +93,10 @@ class Calibration:
             return text
         trial = self.trial
         return (
-            f"{text} (a step takes {_shown(trial.step_s)}, of which it waits "
-            f"{_shown(trial.step_wait_s)}; a reset {_shown(trial.reset_s)}; measured over "
+            f"{text} (a step takes {short_time(trial.step_s)}, of which it waits "
+            f"{short_time(trial.step_wait_s)}; a reset {short_time(trial.reset_s)}; measured over "
             f"{trial.n_steps} steps and {trial.n_episodes} episodes; built in "
-            f"{_shown(self.construction_s)})"
+            f"{short_time(self.construction_s)})"
         )
 
 
@@ -113,7 +114,7 @@ def choose(env_num: int, usable_cores: int, trial: Trial) -> Choice:
     """
     step_s = trial.step_s
     if step_s > COSTLY_STEP_S:
-        return Choice(env_num, f"a step takes so long that {_shown(WAKE_UP_S)} do not matter")
+        return Choice(env_num, f"a step takes so long that {short_time(WAKE_UP_S)} do not matter")
     # Each worker has as much to do in a batch as it costs to wake it.
     n = max(1, min(env_num, usable_cores, int(env_num * step_s / WAKE_UP_S)))
     if n == env_num:
@@ -125,8 +126,8 @@ def choose(env_num: int, usable_cores: int, trial: Trial) -> Choice:
     cost_s = sum(costs_s.values())
     if cost_s > WAKE_UP_S:
         reason = max(costs_s, key=lambda name: costs_s[name])
-        return Choice(env_num, f"{reason}: sharing would cost {_shown(cost_s)} per step")
-    saved = f"sharing saves about {_shown(WAKE_UP_S)} per step and costs {_shown(cost_s)}"
+        return Choice(env_num, f"{reason}: sharing would cost {short_time(cost_s)} per step")
+    saved = f"sharing saves about {short_time(WAKE_UP_S)} per step and costs {short_time(cost_s)}"
     return Choice(n, f"its steps are cheap and need a core: {saved}")
 
 
@@ -205,11 +206,3 @@ def _is_sound(trial: Any) -> TypeGuard[Trial]:
     return all(type(n) is int and n > 0 for n in counts) and all(
         isinstance(t, float) and 0.0 <= t < math.inf for t in times
     )
-
-
-def _shown(seconds: float) -> str:
-    """Return a time as text: three digits and a unit."""
-    for unit, scale in (("s", 1.0), ("ms", 1e-3)):
-        if seconds >= scale:
-            return f"{seconds / scale:.3g} {unit}"
-    return f"{seconds * 1e6:.3g} us"

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
 import click
 
 from envmgr.cli import DONE, FAILED
 from envmgr.cli.figures import STDOUT, try_to_write, write_figures
-from envmgr.cli.prepare import env_name
+from envmgr.cli.prepare import env_name, factories_of
 from envmgr.cli.progress import doing, logging_to
-from envmgr.cli.texts import counted, table, wide_console
-from envmgr.cli.tune import factories_of, load
+from envmgr.cli.texts import counted, listed, table, wide_console
+from envmgr.cli.tune import load
 from envmgr.cli.versions import versions
 from envmgr.config import to_plain
 from envmgr.config_file import resolve_config
@@ -23,11 +23,20 @@ from envmgr.tuning.peers import PEERS, Peer, installed
 from envmgr.tuning.search import Measured
 
 
-@dataclass(frozen=True)
-class Asked:
-    """What `envmgr bench` was told.
+def execute(
+    config: str,
+    overrides: Sequence[str],
+    allow_import: Sequence[str],
+    *,
+    laps: int,
+    seconds: float,
+    peers: str,
+    limit_s: float,
+    json_file: str | None,
+) -> int:
+    """Run the envs of a config under envmgr and its peers, print a table, return the exit code.
 
-    Attributes:
+    Args:
         config: path of the config file.
         overrides: `section.key=value`, in order.
         allow_import: modules that the config may import.
@@ -36,50 +45,36 @@ class Asked:
         peers: words that the names of peers have to have, separated by commas; empty for all.
         limit_s: how long a peer may take to start, or hang, before it is given up.
         json_file: where the figures go; None writes none.
-    """
-
-    config: str
-    overrides: tuple[str, ...] = ()
-    allow_import: tuple[str, ...] = ()
-    laps: int = 5
-    seconds: float = 1.0
-    peers: str = ""
-    limit_s: float = 60.0
-    json_file: str | None = None
-
-
-def execute(asked: Asked) -> int:
-    """Run the envs of a config under envmgr and its peers, print a table, return the exit code.
 
     Raises:
         ConfigError: nothing was run.
     """
-    resolved = resolve_config(asked.config, set=asked.overrides, allow_imports=asked.allow_import)
-    factories = factories_of(resolved, "bench")
-    peers, missing = installed(_named(asked.peers))
-    try_to_write(asked.json_file)
-    shows, name = asked.json_file != STDOUT, env_name(resolved)
+    resolved = resolve_config(config, set=overrides, allow_imports=allow_import)
+    factories = factories_of(resolved, "`envmgr bench` runs them in several ways")
+    chosen, missing = installed(_named(peers))
+    try_to_write(json_file)
+    shows, name = json_file != STDOUT, env_name(resolved)
     if shows:
-        each = f"{counted(asked.laps, 'lap')} of {asked.seconds:g} s for each"
+        each = f"{counted(laps, 'lap')} of {seconds:g} s for each"
         click.echo(
             f"envmgr bench: {counted(len(factories), 'env')} of {name}, {each}; load {load()}"
         )
     with logging_to(logging.NullHandler()), doing(shows) as say:
         found, errors = bench(
-            peers,
+            chosen,
             factories[0],
             len(factories),
             to_plain(resolved.values.manager),
-            laps=asked.laps,
-            seconds=asked.seconds,
-            limit_s=asked.limit_s,
+            laps=laps,
+            seconds=seconds,
+            limit_s=limit_s,
             say=say,
         )
     if shows:
         _print(found, errors, missing)
     figures = {"env": name, "env_num": len(factories), "load": load(), "versions": versions()}
     rows = [_figures(one, errors) for one in found]
-    write_figures(asked.json_file, {**figures, "rows": rows, "missing": missing})
+    write_figures(json_file, {**figures, "rows": rows, "missing": missing})
     if OURS in errors:
         click.echo(f"envmgr: error: envmgr itself cannot run them: {errors[OURS]}", err=True)
         return FAILED
@@ -87,7 +82,7 @@ def execute(asked: Asked) -> int:
 
 
 def _named(text: str) -> list[Peer]:
-    words = [word.strip().lower() for word in text.split(",") if word.strip()]
+    words = listed(text.lower())
     chosen = [p for p in PEERS if not words or any(word in p.name.lower() for word in words)]
     if not chosen:
         raise ConfigError(

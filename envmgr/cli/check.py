@@ -5,34 +5,43 @@ from __future__ import annotations
 import dataclasses
 import logging
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
 import click
 
 from envmgr.cli import DONE, FAILED
 from envmgr.cli.figures import STDOUT, try_to_write, write_figures
-from envmgr.cli.prepare import env_name
+from envmgr.cli.prepare import env_name, factories_of
 from envmgr.cli.progress import doing, logging_to
+from envmgr.cli.texts import listed
 from envmgr.cli.versions import versions
-from envmgr.config.env_factories import ConfiguredEnv, env_factories
-from envmgr.config_file import ResolvedConfig, resolve_config
+from envmgr.config.env_factories import ConfiguredEnv
+from envmgr.config_file import resolve_config
 from envmgr.errors import ConfigError
-from envmgr.registry import get_env_manager_cls
 from envmgr.testing.checkup import CheckOptions, Finding, Level, check_up, verdict_of
 from envmgr.testing.checkup.checkup import FRAMES, METHODS
 from envmgr.testing.checkup.findings import worst_of
+from envmgr.types import EnvFactory
 
 _COLOURS = {Level.OK: "green", Level.NOTE: "cyan", Level.WARNING: "yellow", Level.PROBLEM: "red"}
 _INDENT = " " * 24
 
 
-@dataclass(frozen=True)
-class Asked:
-    """What `envmgr check` was told.
+def execute(
+    config: str,
+    overrides: Sequence[str],
+    allow_import: Sequence[str],
+    *,
+    episodes: int,
+    seconds: float,
+    methods: str,
+    strict: bool,
+    json_file: str | None,
+) -> int:
+    """Check the env of a config, print what is found, and return the exit code.
 
-    Attributes:
+    Args:
         config: path of the config file.
         overrides: `section.key=value`, in order.
         allow_import: modules that the config may import.
@@ -41,29 +50,22 @@ class Asked:
         methods: start methods to try besides the server, separated by commas.
         strict: warnings count as problems.
         json_file: where the findings go; None writes none.
-    """
-
-    config: str
-    overrides: tuple[str, ...] = ()
-    allow_import: tuple[str, ...] = ()
-    episodes: int = 1000
-    seconds: float = 60.0
-    methods: str = ",".join(METHODS)
-    strict: bool = False
-    json_file: str | None = None
-
-
-def execute(asked: Asked) -> int:
-    """Check the env of a config, print what is found, and return the exit code.
 
     Raises:
         ConfigError: nothing was checked.
     """
-    resolved = resolve_config(asked.config, set=asked.overrides, allow_imports=asked.allow_import)
-    options = _options(asked, resolved)
-    factory = single_factory(resolved, "check")
-    try_to_write(asked.json_file)
-    shows = asked.json_file != STDOUT
+    resolved = resolve_config(config, set=overrides, allow_imports=allow_import)
+    cfg = resolved.values.manager
+    options = CheckOptions(
+        episodes=episodes,
+        limit_s=seconds,
+        seed=cfg.seed if isinstance(cfg.seed, int) else 0,
+        methods=_methods(methods),
+        close_timeout_s=cfg.close_timeout,
+    )
+    factory = factories_of(resolved, "`envmgr check` looks at single envs", env_num=1)[0]
+    try_to_write(json_file)
+    shows = json_file != STDOUT
     if shows:
         click.echo(f"envmgr check: {env_name(resolved)}")
     findings = []
@@ -75,14 +77,7 @@ def execute(asked: Asked) -> int:
     verdict = verdict_of(findings)
     if shows:
         click.secho(f"verdict: {verdict}", bold=True)
-    passes = worst_of(findings) < (Level.WARNING if asked.strict else Level.PROBLEM)
-    _write(asked, resolved, findings, verdict, passes)
-    return DONE if passes else FAILED
-
-
-def _write(
-    asked: Asked, resolved: ResolvedConfig, findings: list[Finding], verdict: str, passes: bool
-) -> None:
+    passes = worst_of(findings) < (Level.WARNING if strict else Level.PROBLEM)
     figures: dict[str, Any] = {
         "env": env_name(resolved),
         "verdict": verdict,
@@ -90,11 +85,12 @@ def _write(
         "findings": [finding.as_dict() for finding in findings],
         "versions": versions(),
     }
-    write_figures(asked.json_file, figures)
+    write_figures(json_file, figures)
+    return DONE if passes else FAILED
 
 
-def _options(asked: Asked, resolved: ResolvedConfig) -> CheckOptions:
-    methods = tuple(name.strip() for name in asked.methods.split(",") if name.strip())
+def _methods(given: str) -> tuple[str, ...]:
+    methods = listed(given)
     wrong = [name for name in methods if name not in METHODS]
     if wrong:
         raise ConfigError(
@@ -102,33 +98,11 @@ def _options(asked: Asked, resolved: ResolvedConfig) -> CheckOptions:
             "worker server, the default, is tried in any case)."
         )
     if sys.platform == "win32":
-        methods = tuple(name for name in methods if name == "spawn")
-    cfg = resolved.values.manager
-    return CheckOptions(
-        episodes=asked.episodes,
-        limit_s=asked.seconds,
-        seed=cfg.seed if isinstance(cfg.seed, int) else 0,
-        methods=methods,
-        close_timeout_s=cfg.close_timeout,
-    )
+        return tuple(name for name in methods if name == "spawn")
+    return methods
 
 
-def single_factory(resolved: ResolvedConfig, command: str) -> Callable[[], Any]:
-    """Return the factory of one env of a config.
-
-    Raises:
-        ConfigError: it names none, or its kind of manager makes envs itself.
-    """
-    cfg = resolved.values.manager
-    if getattr(get_env_manager_cls(cfg), "makes_envs", False):
-        raise ConfigError(
-            f"manager.type is {cfg.type!r}, which makes its envs itself: `envmgr {command}` looks "
-            "at single envs that a section `env` names"
-        )
-    return env_factories(resolved.values.env, 1, policy=resolved.import_policy)[0]
-
-
-def _with_frames(factory: Callable[[], Any]) -> Callable[[], Any]:
+def _with_frames(factory: EnvFactory) -> EnvFactory:
     if not isinstance(factory, ConfiguredEnv):
         return factory
     return dataclasses.replace(factory, kwargs={**factory.kwargs, "render_mode": FRAMES})

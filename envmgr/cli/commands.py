@@ -173,9 +173,9 @@ def chaos(process: dict[str, bool], /, kinds: str, **options: Any) -> int:
 
     with Interruption(last=process["exits"]) as interruption:
         from envmgr.cli.chaos import ChaosOptions, execute
+        from envmgr.cli.texts import listed
 
-        named = tuple(kind.strip() for kind in kinds.split(",") if kind.strip())
-        return execute(ChaosOptions(kinds=named, **options), interruption)
+        return execute(ChaosOptions(kinds=listed(kinds), **options), interruption)
 
 
 _target = click.argument("target", metavar="PID|RUN")

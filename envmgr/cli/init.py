@@ -7,8 +7,7 @@ import logging
 import os
 import re
 import tempfile
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,46 +27,35 @@ TRIED_STEPS = 3
 PROFILE_S = 0.3
 
 
-@dataclass(frozen=True)
-class Asked:
-    """What `envmgr init` was told.
+def execute(env: str, env_num: int, out: str | None, allow_import: Sequence[str]) -> int:
+    """Write a config, having tried it, and return the exit code.
 
-    Attributes:
+    Args:
         env: a gymnasium id, or `package.module:callable`.
         env_num: how many.
         out: where the config goes; None names it after the env.
         allow_import: modules that the config may import.
-    """
-
-    env: str
-    env_num: int = 8
-    out: str | None = None
-    allow_import: tuple[str, ...] = ()
-
-
-def execute(asked: Asked) -> int:
-    """Write a config, having tried it, and return the exit code.
 
     Raises:
         ConfigError: the file is there already, or the env cannot be named so.
         EnvManagerError: the env cannot be launched and stepped.
     """
-    path = Path(asked.out or f"{_slug(asked.env)}.yaml")
+    path = Path(out or f"{_slug(env)}.yaml")
     if path.exists():
         raise ConfigError(
             f"{str(path)!r} is there already, and is not replaced. Name another file with --out."
         )
     with logging_to(logging.NullHandler()), doing() as say:
-        say(f"trying {asked.env}")
-        tried = _tried(asked, path)
-    text = config_text(asked.env, key_of(asked.env), asked.env_num, str(path), tried)
+        say(f"trying {env}")
+        tried = _tried(env, env_num, path, allow_import)
+    text = config_text(env, key_of(env), env_num, str(path), tried)
     try:
         with open(path, "x", encoding="utf-8") as file:
             file.write(text)
     except OSError as error:
         raise ConfigError(f"the config cannot be written to {str(path)!r}: {error}") from error
     click.echo(
-        f"envmgr init: {path}: {asked.env_num} envs were launched, and stepped "
+        f"envmgr init: {path}: {env_num} envs were launched, and stepped "
         f"{tried.n_steps} times. Next: envmgr check {path}"
     )
     return DONE
@@ -77,11 +65,11 @@ def _slug(env: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", env.rpartition(":")[2].rpartition("/")[2].lower()).strip("-")
 
 
-def _tried(asked: Asked, path: Path) -> Tried:
+def _tried(env: str, env_num: int, path: Path, allow_import: Sequence[str]) -> Tried:
     """Launch what will be written, take some steps, and measure one env."""
-    text = config_text(asked.env, key_of(asked.env), asked.env_num, str(path), None)
+    text = config_text(env, key_of(env), env_num, str(path), None)
     with _beside(path, text) as file:  # what may be imported depends on where the config is
-        resolved = resolve_config(file, allow_imports=asked.allow_import or None)
+        resolved = resolve_config(file, allow_imports=allow_import or None)
     manager = manager_of(resolved)
     n_steps = 0
     with manager:
@@ -92,7 +80,7 @@ def _tried(asked: Asked, path: Path) -> Tried:
         spaces = (str(manager.observation_space), str(manager.action_space))
         metadata: Any = manager.metadata or {}
     modes = tuple(map(str, metadata.get("render_modes", ())))
-    return Tried(profile.as_dict(), spaces, n_steps, modes, asked.allow_import)
+    return Tried(profile.as_dict(), spaces, n_steps, modes, tuple(allow_import))
 
 
 @contextlib.contextmanager

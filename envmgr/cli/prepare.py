@@ -107,25 +107,42 @@ def manager_of(
         ConfigError: the config does not say which envs, or how many.
         MissingDependencyError: the kind needs a package that is not installed.
     """
-    env_num = resolved.values.manager.env_num
+    env_fn: list[EnvFactory] | None = None
+    if wrapped is not None:
+        env_fn = wrapped(factories_of(resolved, "they cannot be wrapped for this"))
+    elif not _makes_envs(resolved):
+        env_fn = factories_of(resolved, "")
+    manager: EnvManager = create_env_manager(resolved.values.manager, env_fn=env_fn)
+    return manager
+
+
+def factories_of(
+    resolved: ResolvedConfig, why: str, *, env_num: int | None = None
+) -> list[EnvFactory]:
+    """Return the factories of the envs of a config.
+
+    Args:
+        resolved: the config.
+        why: why a kind of manager that makes its envs itself does not do.
+        env_num: how many; None for as many as the config says.
+
+    Raises:
+        ConfigError: it does not say which envs, or how many; or its kind makes them itself.
+    """
+    cfg = resolved.values.manager
+    env_num = cfg.env_num if env_num is None else env_num
     if env_num is None:
         raise ConfigError(
             "manager.env_num is null, so nothing says how many envs to run. Set it in the config, "
             "or with --set manager.env_num=8."
         )
-    if getattr(get_env_manager_cls(resolved.values.manager), "makes_envs", False):
-        if wrapped is not None:
-            raise ConfigError(
-                f"manager.type {resolved.values.manager.type} makes its envs itself: they cannot "
-                "be wrapped for this"
-            )
-        made: EnvManager = create_env_manager(resolved.values.manager)
-        return made
-    env_fn = env_factories(resolved.values.env, env_num, policy=resolved.import_policy)
-    if wrapped is not None:
-        env_fn = wrapped(env_fn)
-    manager: EnvManager = create_env_manager(resolved.values.manager, env_fn=env_fn)
-    return manager
+    if _makes_envs(resolved):
+        raise ConfigError(f"manager.type is {cfg.type!r}, which makes its envs itself: {why}")
+    return env_factories(resolved.values.env, env_num, policy=resolved.import_policy)
+
+
+def _makes_envs(resolved: ResolvedConfig) -> bool:
+    return getattr(get_env_manager_cls(resolved.values.manager), "makes_envs", False)
 
 
 def folder_of(options: RunOptions, resolved: ResolvedConfig) -> RunFolder | None:

@@ -11,8 +11,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from envmgr.cli.texts import number, states_text, wide_console
+from envmgr.cli.texts import states_text, wide_console
 from envmgr.errors import EnvFailure, FailuresExhaustedError
+from envmgr.texts import number
 from envmgr.types import monotonic
 
 if TYPE_CHECKING:

@@ -81,15 +81,6 @@ def states_text(states: Mapping[str, int]) -> str:
     return ", ".join(f"{name} {n}" for name, n in sorted(states.items()))
 
 
-def number(value: Any, digits: int = 2) -> str:
-    """Return a figure, or a list of figures, as text; `-` for None."""
-    if value is None:
-        return "-"
-    if isinstance(value, (list, tuple)):
-        return "[" + ", ".join(number(one, digits) for one in value) + "]"
-    return f"{value:,.{digits}f}"
-
-
 def seconds(value: float | None) -> str:
     """Return a time as `3.2 ms` or `1.50 s`; `-` for None."""
     if value is None:
@@ -100,3 +91,8 @@ def seconds(value: float | None) -> str:
 def counted(n: int, noun: str) -> str:
     """Return `1 episode`, `2 episodes`."""
     return f"{n:,} {noun}{'' if n == 1 else 's'}"
+
+
+def listed(text: str) -> tuple[str, ...]:
+    """Return the words of a text that are separated by commas."""
+    return tuple(word.strip() for word in text.split(",") if word.strip())

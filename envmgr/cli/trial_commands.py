@@ -54,9 +54,9 @@ def check(**options: Any) -> int:
 
     Exit codes: 0 no problems, 1 problems, 2 bad input, 130 interrupted.
     """
-    from envmgr.cli.check import Asked, execute
+    from envmgr.cli.check import execute
 
-    return execute(Asked(**options))
+    return execute(**options)
 
 
 @envmgr.command(short_help="Find the setting that steps the envs of a config fastest.")
@@ -87,9 +87,9 @@ def tune(**options: Any) -> int:
 
     Exit codes: 0 done, 1 the env cannot be run, 2 bad input, 130 interrupted.
     """
-    from envmgr.cli.tune import Asked, execute
+    from envmgr.cli.tune import execute
 
-    return execute(Asked(**options))
+    return execute(**options)
 
 
 @envmgr.command(short_help="Run the envs of a config under envmgr and its peers, side by side.")
@@ -125,9 +125,9 @@ def bench(**options: Any) -> int:
 
     Exit codes: 0 done, 1 envmgr cannot run the envs, 2 bad input, 130 interrupted.
     """
-    from envmgr.cli.bench import Asked, execute
+    from envmgr.cli.bench import execute
 
-    return execute(Asked(**options))
+    return execute(**options)
 
 
 @envmgr.command(short_help="Write a commented config for an env, having tried it.")
@@ -149,6 +149,6 @@ def init(**options: Any) -> int:
 
     Exit codes: 0 done, 1 the env cannot be launched and stepped, 2 bad input, 130 interrupted.
     """
-    from envmgr.cli.init import Asked, execute
+    from envmgr.cli.init import execute
 
-    return execute(Asked(**options))
+    return execute(**options)

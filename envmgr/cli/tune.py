@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,19 +12,18 @@ import click
 
 from envmgr.cli import DONE
 from envmgr.cli.figures import STDOUT, try_to_write, write_figures
-from envmgr.cli.prepare import env_name
+from envmgr.cli.prepare import env_name, factories_of
 from envmgr.cli.progress import doing, logging_to
-from envmgr.cli.texts import counted, table, wide_console
+from envmgr.cli.texts import counted, listed, table, wide_console
 from envmgr.cli.texts import seconds as as_time
 from envmgr.cli.versions import versions
 from envmgr.collect import make_policy, policy_seed
 from envmgr.config import to_plain
-from envmgr.config.env_factories import env_factories
 from envmgr.config.yaml_text import load_yaml
 from envmgr.config_file import ResolvedConfig, resolve_config
 from envmgr.errors import ConfigError
 from envmgr.manager import EnvManager
-from envmgr.registry import ENV_MANAGER_REGISTRY, get_env_manager_cls
+from envmgr.registry import ENV_MANAGER_REGISTRY
 from envmgr.tuning.measuring import Act
 from envmgr.tuning.tune import Row, Tuned, tune
 from envmgr.tuning.yaml_edit import edited
@@ -33,11 +31,20 @@ from envmgr.tuning.yaml_edit import edited
 _SHOWN_UNMEASURED = 3
 
 
-@dataclass(frozen=True)
-class Asked:
-    """What `envmgr tune` was told.
+def execute(
+    config: str,
+    overrides: Sequence[str],
+    allow_import: Sequence[str],
+    *,
+    seconds: float,
+    kinds: str,
+    out: str | None,
+    force: bool,
+    json_file: str | None,
+) -> int:
+    """Tune a config, print what came of it, and return the exit code.
 
-    Attributes:
+    Args:
         config: path of the config file.
         overrides: `section.key=value`, in order.
         allow_import: modules that the config may import.
@@ -46,74 +53,46 @@ class Asked:
         out: where the tuned config goes; None prints it.
         force: replace that file.
         json_file: where the figures go; None writes none.
-    """
-
-    config: str
-    overrides: tuple[str, ...] = ()
-    allow_import: tuple[str, ...] = ()
-    seconds: float = 40.0
-    kinds: str = ""
-    out: str | None = None
-    force: bool = False
-    json_file: str | None = None
-
-
-def execute(asked: Asked) -> int:
-    """Tune a config, print what came of it, and return the exit code.
 
     Raises:
         ConfigError: nothing was run.
         EnvManagerError: the env cannot be built and stepped.
     """
-    resolved = resolve_config(asked.config, set=asked.overrides, allow_imports=asked.allow_import)
+    resolved = resolve_config(config, set=overrides, allow_imports=allow_import)
     values = resolved.values
-    factories = factories_of(resolved, "tune")
-    kinds = _kinds(asked.kinds)
-    _check_out(asked)
-    try_to_write(asked.json_file)
-    shows = asked.json_file != STDOUT
+    factories = factories_of(resolved, "`envmgr tune` runs them in several ways")
+    for kind in listed(kinds):
+        ENV_MANAGER_REGISTRY.get(kind)  # raises, and names the nearest
+    if out is not None and os.path.exists(out) and not force:
+        raise ConfigError(
+            f"{out!r} is there already, and is not replaced. Name another file with --out, "
+            "or give --force."
+        )
+    try_to_write(json_file)
+    shows = json_file != STDOUT
     if shows:
         click.echo(
             f"envmgr tune: {counted(len(factories), 'env')} of {env_name(resolved)}, about "
-            f"{asked.seconds:g} s; load {load()}"
+            f"{seconds:g} s; load {load()}"
         )
     with logging_to(logging.NullHandler()), doing(shows) as say:
         tuned = tune(
             to_plain(values.manager),
             factories,
-            seconds=asked.seconds,
-            kinds=kinds,
+            seconds=seconds,
+            kinds=listed(kinds),
             policy_of=_policy_of(resolved),
             say=say,
         )
-    text = _tuned_text(asked, tuned)
+    text = _tuned_text(config, overrides, tuned)
     if shows:
         _print(tuned)
-        _deliver(asked, text)
-    elif asked.out is not None:
-        _write(asked.out, text)
-    write_figures(asked.json_file, {**as_figures(tuned), "env": env_name(resolved), "config": text})
+    if out is not None:
+        _write(out, text)
+    if shows:
+        click.echo(f"\n{text}" if out is None else f"The tuned config is in {out}.\n", nl=False)
+    write_figures(json_file, {**as_figures(tuned), "env": env_name(resolved), "config": text})
     return DONE
-
-
-def factories_of(resolved: ResolvedConfig, command: str) -> list[Callable[[], Any]]:
-    """Return the factories of the envs of a config.
-
-    Raises:
-        ConfigError: it does not say how many, or its kind of manager makes them itself.
-    """
-    cfg = resolved.values.manager
-    if cfg.env_num is None:
-        raise ConfigError(
-            "manager.env_num is null, so nothing says how many envs to run. Set it in the config, "
-            "or with --set manager.env_num=8."
-        )
-    if getattr(get_env_manager_cls(cfg), "makes_envs", False):
-        raise ConfigError(
-            f"manager.type is {cfg.type!r}, which makes its envs itself: `envmgr {command}` runs "
-            "envs that a section `env` names in several ways"
-        )
-    return env_factories(resolved.values.env, cfg.env_num, policy=resolved.import_policy)
 
 
 def load() -> str:
@@ -123,21 +102,6 @@ def load() -> str:
     except OSError:
         busy = "unknown"
     return f"{busy} on {os.cpu_count()} cores"
-
-
-def _kinds(text: str) -> tuple[str, ...]:
-    kinds = tuple(name.strip() for name in text.split(",") if name.strip())
-    for kind in kinds:
-        ENV_MANAGER_REGISTRY.get(kind)  # raises, and names the nearest
-    return kinds
-
-
-def _check_out(asked: Asked) -> None:
-    if asked.out is not None and os.path.exists(asked.out) and not asked.force:
-        raise ConfigError(
-            f"{asked.out!r} is there already, and is not replaced. Name another file with --out, "
-            "or give --force."
-        )
 
 
 def _policy_of(resolved: ResolvedConfig) -> Callable[[EnvManager], Act] | None:
@@ -249,11 +213,11 @@ def _conclusion(tuned: Tuned) -> str:
     return text
 
 
-def _tuned_text(asked: Asked, tuned: Tuned) -> str:
+def _tuned_text(config: str, overrides: Sequence[str], tuned: Tuned) -> str:
     """Return the config file with the best setting in it, and with the overrides."""
-    text = Path(asked.config).read_text(encoding="utf-8")
+    text = Path(config).read_text(encoding="utf-8")
     changes: dict[tuple[str, ...], Any] = {}
-    for override in asked.overrides:
+    for override in overrides:
         dotted, _, value = override.partition("=")
         changes[tuple(part.strip() for part in dotted.split("."))] = load_yaml(value, override)
     notes: dict[tuple[str, ...], str] = {}
@@ -263,14 +227,6 @@ def _tuned_text(asked: Asked, tuned: Tuned) -> str:
         changes["manager", key] = int(value) if whole else value
         notes["manager", key] = f"tuned: {ratio:.2f} x the steps/s, with all that is marked so"
     return edited(text, changes, notes)
-
-
-def _deliver(asked: Asked, text: str) -> None:
-    if asked.out is not None:
-        _write(asked.out, text)
-        click.echo(f"The tuned config is in {asked.out}.")
-        return
-    click.echo(f"\n{text}", nl=False)
 
 
 def _write(path: str, text: str) -> None:

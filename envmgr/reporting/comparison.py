@@ -8,8 +8,9 @@ from typing import Any
 
 from envmgr.reporting.charts import shares
 from envmgr.reporting.figures import FORMAT
-from envmgr.reporting.markup import Html, folded, number, seconds, table, tag
+from envmgr.reporting.markup import Html, folded, seconds, table, tag
 from envmgr.reporting.page import bar_of, over_time, whole
+from envmgr.texts import number
 
 _MOST_LINES = 2000
 

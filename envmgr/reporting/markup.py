@@ -5,7 +5,6 @@ from __future__ import annotations
 import html
 import re
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 
 class Html(str):
@@ -61,15 +60,6 @@ def table(header: Sequence[str], rows: Iterable[Sequence[Part]]) -> Html:
 def folded(title: Part, *parts: Part) -> Html:
     """Return something of which the title alone is seen until it is clicked."""
     return tag("details", tag("summary", title), *parts)
-
-
-def number(value: Any, digits: int = 2) -> str:
-    """Return a figure as text; `-` for None."""
-    if value is None:
-        return "-"
-    if isinstance(value, (list, tuple)):
-        return "[" + ", ".join(number(one, digits) for one in value) + "]"
-    return f"{value:,.{digits}f}" if isinstance(value, float) else f"{value:,}"
 
 
 def seconds(value: float | None) -> str:

@@ -8,8 +8,9 @@ from typing import Any
 
 from envmgr.reporting.charts import lines, shares, times
 from envmgr.reporting.figures import OF_IT_QUEUED
-from envmgr.reporting.markup import Html, Part, escaped, folded, number, seconds, table, tag
+from envmgr.reporting.markup import Html, Part, escaped, folded, seconds, table, tag
 from envmgr.reporting.pictures import Picture
+from envmgr.texts import number
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; media-src data:"
 """Nothing is loaded, and no script runs, whatever is in the texts that envs have written."""

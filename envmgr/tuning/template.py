@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from envmgr.config.yaml_text import dump_yaml
+from envmgr.texts import short_time
 
 _WIDTH = 96
 _LEAST_STEP_LIMIT_S, _LEAST_RESET_LIMIT_S = 10.0, 60.0
@@ -82,8 +83,8 @@ def _head(name: str, path: str, tried: Tried | None) -> str:
         episodes = f"an episode of random actions {length:,.0f} steps"
     about = (
         f"{name}: written by `envmgr init`, which launched and stepped it. Observations "
-        f"{observations}, actions {actions}. A step took {_time(profile['step_mean_s'])}, a reset "
-        f"{_time(profile['reset_mean_s'])}; {episodes}."
+        f"{observations}, actions {actions}. A step took {short_time(profile['step_mean_s'])}, a "
+        f"reset {short_time(profile['reset_mean_s'])}; {episodes}."
     )
     allowed = "".join(f" --allow-import {module}" for module in tried.allow_import)
     commands = {
@@ -107,10 +108,3 @@ def _limit(longest_s: float, least_s: float) -> float:
 
 def _text(limit_s: float | None) -> str:
     return "null" if limit_s is None else f"{limit_s:g}"
-
-
-def _time(seconds: float) -> str:
-    for unit, scale in (("s", 1.0), ("ms", 1e-3)):
-        if seconds >= scale:
-            return f"{seconds / scale:.3g} {unit}"
-    return f"{seconds * 1e6:.3g} us"

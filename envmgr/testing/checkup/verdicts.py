@@ -11,6 +11,7 @@ from envmgr.testing.checkup.interrupting import Interrupted
 from envmgr.testing.checkup.laboratory import Outcome
 from envmgr.testing.checkup.probes import Description, Trajectory
 from envmgr.testing.checkup.processes import Holdings
+from envmgr.texts import short_time
 
 _KINDS_OF_CONTRACT = {"spaces": "spaces", "observation": "spaces", "seed": "determinism"}
 CHEAP_STEP_S = 50e-6
@@ -33,7 +34,7 @@ def of_description(found: Description) -> list[Finding]:
     """Judge the construction, the dtypes and what can be sent."""
     grown = _difference(found.before, found.after)
     figures = {"construction_s": found.construction_s, **grown}
-    text = f"{found.name}, built in {_time(found.construction_s)}"
+    text = f"{found.name}, built in {short_time(found.construction_s)}"
     if grown.get("rss_bytes", 0) > 0:
         text += f", with {grown['rss_bytes'] / 1e6:,.0f} MB more memory (imports included)"
     findings = [Finding("construction", Level.OK, text, figures=figures)]
@@ -172,9 +173,9 @@ def of_pace(figures: Mapping[str, Any]) -> list[Finding]:
     step_s, reset_s = figures["step_mean_s"], figures["reset_mean_s"]
     length = figures["episode_steps"]
     text = (
-        f"a step takes {_time(step_s)} (median {_time(figures['step_p50_s'])}, p99 "
-        f"{_time(figures['step_p99_s'])}), of which it waits {figures['step_wait_share']:.0%}; a "
-        f"reset {_time(reset_s)}"
+        f"a step takes {short_time(step_s)} (median {short_time(figures['step_p50_s'])}, p99 "
+        f"{short_time(figures['step_p99_s'])}), of which it waits "
+        f"{figures['step_wait_share']:.0%}; a reset {short_time(reset_s)}"
     )
     if length is not None:
         text += f"; an episode of random actions {length:,.0f} steps"
@@ -225,7 +226,7 @@ def of_rendering(found: Description, outcome: Outcome | None, mode: str | None) 
         text = failed(part, outcome, f"render_mode {mode}").text
         return Finding(part, level, text, "Frames and videos cannot be had of it.")
     kind, took_s = outcome.value
-    text = f"render_mode {mode}: {kind} in {_time(took_s)}"
+    text = f"render_mode {mode}: {kind} in {short_time(took_s)}"
     if found.render_mode is None:
         advice = f"It is built without a mode: env.kwargs: {{render_mode: {mode}}} to have frames."
         return Finding(part, Level.OK, text, advice)
@@ -235,11 +236,3 @@ def of_rendering(found: Description, outcome: Outcome | None, mode: str | None) 
 def _difference(before: Holdings, after: Holdings) -> dict[str, int]:
     pairs = zip(Holdings._fields, before, after, strict=True)
     return {name: b - a for name, a, b in pairs if a is not None and b is not None}
-
-
-def _time(seconds: float) -> str:
-    seconds = float(f"{seconds:.3g}")  # so that 0.99996 ms are 1 ms, and not 1e+03 us
-    for unit, scale in (("s", 1.0), ("ms", 1e-3)):
-        if seconds >= scale:
-            return f"{seconds / scale:.3g} {unit}"
-    return f"{seconds * 1e6:.3g} us"

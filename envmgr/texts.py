@@ -1,0 +1,28 @@
+"""Figures as texts, for people."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def number(value: Any, digits: int = 2) -> str:
+    """Return a figure, or a list of figures, as text; `-` for None.
+
+    Args:
+        value: a number, a list or tuple of numbers, or None.
+        digits: digits after the point, of those that are no integers.
+    """
+    if value is None:
+        return "-"
+    if isinstance(value, (list, tuple)):
+        return "[" + ", ".join(number(one, digits) for one in value) + "]"
+    return f"{value:,.{digits}f}" if isinstance(value, float) else f"{value:,}"
+
+
+def short_time(seconds: float) -> str:
+    """Return a time as text: three digits and a unit."""
+    seconds = float(f"{seconds:.3g}")  # so that 0.99996 ms are 1 ms, and not 1e+03 us
+    for unit, scale in (("s", 1.0), ("ms", 1e-3)):
+        if seconds >= scale:
+            return f"{seconds / scale:.3g} {unit}"
+    return f"{seconds * 1e6:.3g} us"
