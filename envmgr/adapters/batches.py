@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import numbers
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NoReturn, cast
 
 import numpy as np
@@ -13,7 +14,7 @@ import numpy.typing as npt
 from envmgr.adapters.failures import failure_of, plain_info, raise_in_trainer, raises
 from envmgr.adapters.rows import EnvIds, Rows, joined
 from envmgr.env.agent_rows import refuse_agents
-from envmgr.errors import ConfigError, EnvManagerError
+from envmgr.errors import ConfigError, EnvFailure, EnvManagerError
 from envmgr.manager import EnvManager
 from envmgr.spaces import rows_of
 from envmgr.spaces.reading import Unreadable, read_list
@@ -113,6 +114,22 @@ class FixedBatches:
         except EnvManagerError as error:
             self.fail(error)
         refuse_agents(self.manager.observation_space, self._adapter)
+
+    @contextlib.contextmanager
+    def built(self) -> Iterator[None]:
+        """Build the envs for what is done inside; if either fails, close what was built here.
+
+        Raises:
+            ConfigError, EnvManagerError: as `build`.
+        """
+        is_ours = self.manager.closed
+        try:
+            self.build()
+            yield
+        except BaseException:
+            if is_ours:
+                self.close()
+            raise
 
     def reset(
         self,
@@ -255,6 +272,15 @@ class FixedBatches:
                 self.fail(failure)
 
     # -- the rest ---------------------------------------------------------------------------
+
+    def ask(self, method: str, *args: Any, **kwargs: Any) -> Any:
+        """Have the manager reach its envs; what an env raises is raised as it was."""
+        if self.manager.closed:  # until now the envs are only built
+            self.reset()
+        try:
+            return getattr(self.manager, method)(*args, **kwargs)
+        except EnvFailure as failure:
+            raise_in_trainer(failure)
 
     def fail(self, error: EnvManagerError) -> NoReturn:
         """Raise an error of the manager, in the form that `on_failure` asks for."""

@@ -164,15 +164,9 @@ class PufferVecEnv:
             raise ConfigError(
                 f"{adapter}: batch_size should be a divisor of the {n} envs, found {batch_size}"
             )
-        is_ours = manager.closed
-        try:
-            batches.build()
+        with batches.built():
             _refuse_spaces(adapter, manager)
             self.driver_env = DriverEnv(manager)
-        except BaseException:
-            if is_ours:
-                batches.close()
-            raise
         self.single_observation_space = manager.observation_space
         self.single_action_space = manager.action_space
         self.observation_space = batch_space(self.single_observation_space, size)

@@ -13,12 +13,10 @@ from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Sp
 
 from envmgr.adapters import env_functions
 from envmgr.adapters.batches import FixedBatches
-from envmgr.adapters.failures import raise_in_trainer
 from envmgr.adapters.requirements import missing
 from envmgr.adapters.rows import Rows
 from envmgr.errors import (
     ConfigError,
-    EnvFailure,
     EnvNotReadyError,
     ManagerClosedError,
     UnknownEnvError,
@@ -67,15 +65,9 @@ class ManagerVecEnv(VecEnv):  # type: ignore[misc]
         self._may_step = False
         self._has_new_infos = False
         self._are_views = manager.cfg.copy_on_get is not True
-        is_ours = manager.closed
-        try:
-            batches.build()
+        with batches.built():
             refuse_spaces(adapter, manager.observation_space, manager.action_space)
             super().__init__(batches.n, manager.observation_space, manager.action_space)
-        except BaseException:
-            if is_ours:
-                batches.close()
-            raise
 
     # -- resets -----------------------------------------------------------------------------
 
@@ -231,12 +223,7 @@ class ManagerVecEnv(VecEnv):  # type: ignore[misc]
     def _ask(self, method: str, *args: Any, **kwargs: Any) -> Any:
         """Have the manager reach its envs; what an env raises is raised as it was."""
         self._refuse_closed()
-        if self.manager.closed:  # until now the envs are only built
-            self._batches.reset()
-        try:
-            return getattr(self.manager, method)(*args, **kwargs)
-        except EnvFailure as failure:
-            raise_in_trainer(failure)
+        return self._batches.ask(method, *args, **kwargs)
 
     def _env_ids(self, indices: _Indices) -> list[int]:
         if indices is None:

@@ -13,10 +13,9 @@ from gymnasium.spaces import Tuple
 
 from envmgr.adapters import env_functions
 from envmgr.adapters.batches import FixedBatches, each_seed
-from envmgr.adapters.failures import raise_in_trainer
 from envmgr.adapters.requirements import missing
 from envmgr.adapters.rows import Rows
-from envmgr.errors import ActionError, ConfigError, EnvAttributeError, EnvFailure
+from envmgr.errors import ActionError, ConfigError, EnvAttributeError
 from envmgr.manager import EnvManager
 from envmgr.registry import create_env_manager
 from envmgr.spaces import indexed
@@ -87,19 +86,13 @@ class ManagerVectorEnv(BaseVectorEnv):  # type: ignore[misc]
         self.ready_id = list(range(n))
         self.is_closed = False
         self._all = list(range(n))
-        is_ours = manager.closed
-        try:
-            batches.build()
+        with batches.built():
             if isinstance(manager.observation_space, Tuple):
                 raise ConfigError(
                     f"{adapter}: tianshou does not take a Tuple as observation space. Wrap each "
                     "env so that it gives a Dict, or one array: for example in "
                     "gymnasium.wrappers.FlattenObservation"
                 )
-        except BaseException:
-            if is_ours:
-                batches.close()
-            raise
 
     # -- resets and seeds -------------------------------------------------------------------
 
@@ -190,11 +183,11 @@ class ManagerVectorEnv(BaseVectorEnv):  # type: ignore[misc]
         self._refuse_closed()
         ids = self._ready_ids(id)
         try:
-            values: list[Any] = self._ask("get_attr", key, ids)
+            values: list[Any] = self._batches.ask("get_attr", key, ids)
         except EnvAttributeError:
-            has = self._ask("apply", env_functions.has_attribute, key, env_ids=ids)
+            has = self._batches.ask("apply", env_functions.has_attribute, key, env_ids=ids)
             pairs = zip(ids, has, strict=True)
-            values = [self._ask("get_attr", key, [i])[0] if it else None for i, it in pairs]
+            values = [self._batches.ask("get_attr", key, [i])[0] if it else None for i, it in pairs]
         return values
 
     def set_env_attr(self, key: str, value: Any, id: _Ids = None) -> None:
@@ -204,7 +197,9 @@ class ManagerVectorEnv(BaseVectorEnv):  # type: ignore[misc]
         """
         self._refuse_closed()
         ids = self._ready_ids(id)
-        self._ask("set_attr", key, [value] * len(ids) if isinstance(value, list) else value, ids)
+        self._batches.ask(
+            "set_attr", key, [value] * len(ids) if isinstance(value, list) else value, ids
+        )
 
     def render(self, **kwargs: Any) -> list[Any]:
         """Return what each env renders."""
@@ -213,17 +208,8 @@ class ManagerVectorEnv(BaseVectorEnv):  # type: ignore[misc]
             raise RuntimeError(
                 f"envs {self.waiting_id} have steps under way and cannot be rendered"
             )
-        result: list[Any] = self._ask("apply", env_functions.rendered, kwargs)
+        result: list[Any] = self._batches.ask("apply", env_functions.rendered, kwargs)
         return result
-
-    def _ask(self, method: str, *args: Any, **kwargs: Any) -> Any:
-        """Have the manager reach its envs; what an env raises is raised as it was."""
-        if self.manager.closed:  # until now the envs are only built
-            self._batches.reset()
-        try:
-            return getattr(self.manager, method)(*args, **kwargs)
-        except EnvFailure as failure:
-            raise_in_trainer(failure)
 
     # -- the rest ---------------------------------------------------------------------------
 

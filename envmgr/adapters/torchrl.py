@@ -104,9 +104,7 @@ class ManagerEnv(EnvBase):  # type: ignore[misc]
         self._ended: list[int] = []
         self._copies = manager.cfg.copy_on_get is not True
         self.errors: dict[int, str] = {}
-        is_ours = manager.closed
-        try:
-            batches.build()
+        with batches.built():
             space, acted = manager.observation_space, manager.action_space
             one_hot = not categorical_action_encoding
             observed = _spec_of(adapter, space, n) if isinstance(space, Dict) else None
@@ -124,10 +122,6 @@ class ManagerEnv(EnvBase):  # type: ignore[misc]
                 shape=(n,),
             )
             self.to(self.device)
-        except BaseException:
-            if is_ours:
-                batches.close()
-            raise
         self._counts = _counts(acted) if one_hot else None
         self._keys = {*self.observation_spec.keys(), *_FLAGS, "reward", "action"}
 
