@@ -15,9 +15,9 @@ import msgspec
 from envmgr.cli.usage import times_of
 from envmgr.collect import Collector
 from envmgr.manager import EnvManager
-from envmgr.observing.dump import resident_bytes
 from envmgr.reporting.files import SAMPLES, Sample
 from envmgr.types import monotonic
+from envmgr.worker.process import resident_bytes
 
 EVERY_S = 1.0
 _OF_THE_RUN = 500.0

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import socket
 import threading
 from multiprocessing.connection import wait
 from typing import TYPE_CHECKING, Any
 
-from envmgr.transport.fds import forget_fd, keep_from_children
 from envmgr.transport.process.threads import BACKGROUND_THREAD
+from envmgr.transport.ready import Waker
 
 if TYPE_CHECKING:  # it is the engine's
     from envmgr.core.engine import Engine
@@ -43,10 +42,7 @@ class Background:
     def __init__(self, engine: Engine, lock: threading.RLock) -> None:
         self._engine = engine
         self._lock = lock
-        self._doorbell, self._button = socket.socketpair()
-        for end in (self._doorbell, self._button):
-            end.setblocking(False)
-            keep_from_children(end.fileno())
+        self._doorbell = Waker()
         self.dormant = True
         self._deaths: list[Any] = []
         self._interval_s = MIN_INTERVAL_S
@@ -62,7 +58,7 @@ class Background:
                 return
             self.dormant = False
             try:
-                self._ring()
+                self._doorbell.wake()
                 if self.thread is None:
                     thread = threading.Thread(target=self._run, name=BACKGROUND_THREAD, daemon=True)
                     thread.start()
@@ -74,14 +70,10 @@ class Background:
                 self.dormant = True
                 raise
         elif self._interval_s > MIN_INTERVAL_S and self._seen_changes != self._changes():
-            self._ring()
+            self._doorbell.wake()
 
     def _changes(self) -> int:
         return self._engine.supervisor.hosts.limits.changes
-
-    def _ring(self) -> None:
-        with contextlib.suppress(OSError):  # full: it is ringing already; closed: it has ended
-            self._button.send(b"r")
 
     def _run(self) -> None:
         while not self._ending:
@@ -93,9 +85,8 @@ class Background:
         """Wait for the doorbell or one of `objects`; return whether something has happened."""
         happened = False
         with contextlib.suppress(OSError, ValueError):  # an fd that the caller has just closed
-            happened = bool(wait([self._doorbell, *objects], timeout_s))
-        with contextlib.suppress(OSError):
-            self._doorbell.recv(4096)
+            happened = bool(wait([self._doorbell.fileno(), *objects], timeout_s))
+        self._doorbell.silence()
         return happened
 
     def _carry_on(self) -> bool:
@@ -154,13 +145,10 @@ class Background:
     def stop(self) -> None:
         """Have the thread end. Called with the lock."""
         self._ending = True
-        self._ring()
+        self._doorbell.wake()
 
     def end(self) -> None:
         """Wait for the thread, unless this is it, and release the doorbell."""
         if self.thread is not None and self.thread is not threading.current_thread():
             self.thread.join()
-        for end in (self._doorbell, self._button):
-            if end.fileno() >= 0:  # else it was interrupted the last time
-                forget_fd(end.fileno())
-                end.close()
+        self._doorbell.close()

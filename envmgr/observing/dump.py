@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 from envmgr.lifecycle import EnvState
 from envmgr.transport.process.stacks import Stacks
 from envmgr.wire.board import COUNTERS, Activity, Board, text_in
+from envmgr.worker.process import resident_bytes
 
 _MOST_ERROR = 160
 _IDLE = " in await_bell\n"
@@ -156,12 +156,3 @@ def command_of(pid: int) -> str:
     except OSError:
         return "?"
     return b" ".join(words).decode(errors="replace").strip()[:200] or "?"
-
-
-def resident_bytes(pid: int) -> int:
-    """Return the resident memory of a process; 0 where that cannot be read."""
-    try:
-        pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
-        return pages * os.sysconf("SC_PAGE_SIZE")
-    except (OSError, ValueError, IndexError):
-        return 0

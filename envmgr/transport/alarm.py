@@ -75,7 +75,8 @@ class Alarm:
                 self.restore()
         except TimeIsUp as error:
             self.restore()  # it may have rung in the midst of that; it raises once
-            self.where = _stack_of(error)
+            frames = traceback.extract_tb(error.__traceback__)
+            self.where = stack_text(frames[:-1])  # the last is `_ring`
             interrupt = error.__context__
             if interrupt is not None and not isinstance(interrupt, Exception):
                 raise interrupt from None  # it was on its way out when the alarm rang
@@ -110,8 +111,8 @@ class Alarm:
             raise TimeIsUp
 
 
-def _stack_of(error: TimeIsUp) -> str:
-    """Return where the alarm has interrupted the env's code, without our own calls before it."""
-    frames = traceback.extract_tb(error.__traceback__)[:-1]  # the last is `_ring`
-    theirs = itertools.dropwhile(lambda frame: frame.filename.startswith(_PACKAGE), frames)
+def stack_text(frames: list[traceback.FrameSummary]) -> str:
+    """Return the stack of a thread that runs envs, without envmgr's calls around the env's."""
+    inner = itertools.dropwhile(lambda frame: not frame.filename.startswith(_PACKAGE), frames)
+    theirs = itertools.dropwhile(lambda frame: frame.filename.startswith(_PACKAGE), inner)
     return "".join(traceback.format_list([*theirs] or frames)).rstrip()

@@ -13,8 +13,8 @@ from typing import Any
 from envmgr.policy import Deadlines
 from envmgr.transport.alarm import Alarm, TimeIsUp
 from envmgr.transport.base import Arrival, HostDied, TimedOut, Transport, at_most
-from envmgr.wire.hosts import HostSpec
-from envmgr.wire.messages import UNANSWERED, Message, Op
+from envmgr.wire.hosts import HostSpec, hellos
+from envmgr.wire.messages import Message, Op
 from envmgr.worker.host import Host
 from envmgr.worker.measured import MeasuredSteps
 from envmgr.worker.posted import PostedSteps
@@ -116,10 +116,8 @@ class InlineTransport(Transport):
             )
             self._hosts[spec.host_id] = entry = _InlineHost(host)
             self._has_work = True
-            for env_id, generation, request_id, _ in spec.envs:
-                self._host_of[env_id] = spec.host_id
-                if request_id != UNANSWERED:
-                    entry.inbox.append(Message(Op.HELLO, env_id, generation, request_id, None))
+            self._host_of.update((order.env_id, spec.host_id) for order in spec.envs)
+            entry.inbox.extend(hellos(spec.envs))
 
     def prepare(self, host_id: int, message: Message) -> Message:
         """Return the message with arrays and containers of its own."""

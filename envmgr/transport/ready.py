@@ -114,14 +114,15 @@ class Waker:
 
     def silence(self) -> None:
         """Have it be so no longer."""
-        with contextlib.suppress(BlockingIOError):
+        with contextlib.suppress(OSError):  # it is so already, or closed
             self._ends[0].recv(4096)
 
     def close(self) -> None:
         """Release it."""
         for end in self._ends:
-            forget_fd(end.fileno())
-            end.close()
+            if end.fileno() >= 0:  # else it was closed before
+                forget_fd(end.fileno())
+                end.close()
 
 
 def _fd_of(item: Any) -> int:

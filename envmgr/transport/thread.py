@@ -14,13 +14,13 @@ import traceback
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from envmgr.transport.alarm import stack_text
 from envmgr.transport.base import Arrival, HostDied, Transport, at_most
 from envmgr.transport.outbox import Outbox, await_ends
 from envmgr.transport.ready import ReadySet
@@ -29,8 +29,6 @@ from envmgr.wire.hosts import HostSpec
 from envmgr.wire.messages import UNANSWERED, Message, Op
 from envmgr.worker.private import private_request
 from envmgr.worker.thread import ThreadInbox, run_on_thread
-
-_PACKAGE = str(Path(__file__).parents[1])
 
 _LAST_S = 0.5
 """What threads get to end when they are not asked any more: their envs still have to be closed."""
@@ -277,9 +275,4 @@ def _run(spec: HostSpec, inbox: ThreadInbox, outbox: Outbox, **given: Any) -> No
 def stack_of(thread: threading.Thread) -> str:
     """Return the stack of a thread that runs envs, without envmgr's calls around the env's."""
     frame = sys._current_frames().get(thread.ident or 0)
-    if frame is None:
-        return ""
-    frames = traceback.extract_stack(frame)
-    inner = itertools.dropwhile(lambda f: not f.filename.startswith(_PACKAGE), frames)
-    theirs = itertools.dropwhile(lambda f: f.filename.startswith(_PACKAGE), inner)
-    return "".join(traceback.format_list([*theirs] or frames)).rstrip()
+    return "" if frame is None else stack_text(traceback.extract_stack(frame))

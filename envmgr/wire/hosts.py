@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from envmgr.env.batch_specs import Batch
 from envmgr.types import EnvFactory
 from envmgr.wire.arenas import ObservationRules
+from envmgr.wire.messages import UNANSWERED, Message, Op
 
 
 @dataclass(frozen=True)
@@ -135,3 +136,10 @@ class Orders(NamedTuple):
     settings: bytes
     worker: WorkerSettings
     room: int | None = None
+
+
+def hellos(envs: Iterable[tuple[int, int, int, Any]]) -> Iterator[Message]:
+    """Yield the requests to build envs, given as `EnvOrder` or as in `Orders`, that are due now."""
+    for env_id, generation, request_id, _ in envs:
+        if request_id != UNANSWERED:
+            yield Message(Op.HELLO, env_id, generation, request_id, None)

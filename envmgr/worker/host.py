@@ -16,7 +16,7 @@ from typing import Any
 from envmgr.env.batch_specs import Batch
 from envmgr.types import EnvFactory
 from envmgr.wire.hosts import HostSettings
-from envmgr.wire.messages import FailureKind, Message, Op, RemoteFailure
+from envmgr.wire.messages import Message, Op
 from envmgr.worker.async_batches import RunningAsyncBatch
 from envmgr.worker.batches import RunningBatch
 from envmgr.worker.hosted_env import HostedEnv
@@ -120,8 +120,7 @@ class Host:
             env.adopt(message)
         else:
             text = f"env {message.env_id} is not one of {list(self._envs)}, which this host runs"
-            failure = RemoteFailure(FailureKind.PROTOCOL, "request", message=text)
-            self._messages.send(self._messages.failed(message, failure))
+            self._messages.refuse(message, "request", text)
 
     def run_resets(self, count: int) -> None:
         """Run so many of the resets that wait."""

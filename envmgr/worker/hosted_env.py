@@ -22,7 +22,6 @@ from envmgr.wire.messages import (
     FailureKind,
     Message,
     Op,
-    RemoteFailure,
 )
 from envmgr.worker.applied import AppliedEnv
 from envmgr.worker.posted import PostedSteps
@@ -86,18 +85,14 @@ class HostedEnv:
             if running is not None:
                 self._attach(message, running)
         elif op not in _CALLS and op != Op.STEP and op != Op.RESET:
-            self._refuse(message, "request", f"unknown operation {op}")
+            self._messages.refuse(message, "request", f"unknown operation {op}")
         elif running is None:
             during = {Op.STEP: "step", Op.RESET: "reset"}.get(Op(op), "call")
-            self._refuse(message, during, "there is no env")
+            self._messages.refuse(message, during, "there is no env")
         elif op == Op.RESET:
             running.reset(message)
         else:
             self._messages.send(self._run_call(message, running))
-
-    def _refuse(self, message: Message, during: str, text: str) -> None:
-        failure = RemoteFailure(FailureKind.PROTOCOL, during, message=text)
-        self._messages.send(self._messages.failed(message, failure))
 
     def _renew(self, message: Message) -> Any:
         self.close()
@@ -134,7 +129,7 @@ class HostedEnv:
         self.env_id = message.env_id
         if running is None:
             if message.request_id != UNANSWERED:
-                self._refuse(message, "reset", "there is no env")
+                self._messages.refuse(message, "reset", "there is no env")
             return
         adapt.serve_env_id(running.env, message.env_id)
         if message.payload is not None:

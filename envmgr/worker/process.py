@@ -23,8 +23,8 @@ import numpy as np
 from envmgr.types import EnvFactory
 from envmgr.wire.channel import ChannelClosedError
 from envmgr.wire.frames import FrameError, encode
-from envmgr.wire.hosts import HostSettings, Orders, WorkerSettings
-from envmgr.wire.messages import UNANSWERED, FailureKind, Message, Op, RemoteFailure
+from envmgr.wire.hosts import HostSettings, Orders, WorkerSettings, hellos
+from envmgr.wire.messages import FailureKind, Message, Op, RemoteFailure
 from envmgr.wire.pipe_channel import Channel
 from envmgr.wire.rooms import Room
 from envmgr.worker import last_words, logs
@@ -178,7 +178,8 @@ def run_worker(
             rss_bytes=resident_bytes,
             posted=posted,
         )
-        _build(orders, host)
+        for message in hellos(orders.envs):
+            host.handle(message)
         if report_fd is not None:
             report_imports(report_fd, known)
         serve(host, posted, inbox)
@@ -220,12 +221,6 @@ def _factories(
         return {env_id: inherited[env_id] for env_id, _, _, _ in orders.envs}
     made = [_Factory(pickled) for pickled in orders.factories]
     return {env_id: made[place] for env_id, _, _, place in orders.envs}
-
-
-def _build(orders: Orders, host: Host) -> None:
-    for env_id, generation, request_id, _ in orders.envs:
-        if request_id != UNANSWERED:
-            host.handle(Message(Op.HELLO, env_id, generation, request_id, None))
 
 
 class _Factory:
@@ -277,10 +272,10 @@ def _open_memory(shared_fds: tuple[int, ...], nbytes: int) -> mmap.mmap:
     return mmap.mmap(shared_fds[0], nbytes)
 
 
-def resident_bytes() -> int:
-    """Return the resident memory of this process; 0 where that cannot be read."""
+def resident_bytes(pid: int | str = "self") -> int:
+    """Return the resident memory of a process; 0 where that cannot be read."""
     try:
-        with open("/proc/self/statm") as file:
+        with open(f"/proc/{pid}/statm") as file:
             return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except (OSError, ValueError, AttributeError):
+    except (OSError, ValueError, IndexError, AttributeError):
         return 0

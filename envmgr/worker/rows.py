@@ -131,7 +131,11 @@ class RunningRow(RunningEnv):
         """Have RESET be run later."""
         order: ResetOrder = message.payload
         if order.dynamic_seed is not None and not self.resets_alone:
-            self._refuse_dynamic_seed(message)
+            text = (
+                "dynamic_seed has each episode of a row be seeded, which takes an env that can "
+                "reset some of its rows: leave it None"
+            )
+            self._messages.refuse(message, "reset", text)
             return
         self.env.first = None  # what an episode was to begin with that is not begun
         self.is_plain = False
@@ -140,14 +144,6 @@ class RunningRow(RunningEnv):
         answer = partial(super().reset, message)
         reset = Reset(self.env, self._messages, message, order.params, answer, True)
         self.batch.want_resets({self.env.row: reset})
-
-    def _refuse_dynamic_seed(self, message: Message) -> None:
-        text = (
-            "dynamic_seed has each episode of a row be seeded, which takes an env that can reset "
-            "some of its rows: leave it None"
-        )
-        failure = RemoteFailure(FailureKind.PROTOCOL, "reset", message=text)
-        self._messages.send(self._messages.failed(message, failure))
 
     def order_reset(self, sink: MessageSink, key: Any) -> None:
         """Have the row be reset later, as its plan says."""

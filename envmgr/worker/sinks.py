@@ -27,7 +27,7 @@ from envmgr.wire.block import (
 from envmgr.wire.frames import FrameError, encode
 from envmgr.wire.hosts import HostSettings
 from envmgr.wire.infos import InfoEncoder
-from envmgr.wire.messages import AfterStep, Message, Op, RemoteFailure, make_message
+from envmgr.wire.messages import AfterStep, FailureKind, Message, Op, RemoteFailure, make_message
 from envmgr.wire.rewards import FIRST_ARRAY, FIRST_WIDE, kind_of_reward
 from envmgr.worker.checks import kind_of
 from envmgr.worker.interrupts import pass_on
@@ -80,6 +80,11 @@ class MessageSink:
             text = f"its info cannot be sent: {error}"
             failure = RemoteFailure(failure.kind, failure.during, message=text)
             return self.reply(key, Op.FAILED, failure)
+
+    def refuse(self, key: Any, during: str, text: str) -> None:
+        """Send a FAILED: this request cannot be run."""
+        failure = RemoteFailure(FailureKind.PROTOCOL, during, message=text)
+        self.send(self.failed(key, failure))
 
     def raised(self, key: Any, error: BaseException, during: str, *, of_batch: bool = False) -> Any:
         """Return an encoded FAILED that reports an exception; raise it if it is not the env's.

@@ -12,8 +12,8 @@ from queue import SimpleQueue
 from typing import Any
 
 from envmgr.wire.channel import ChannelClosedError
-from envmgr.wire.hosts import HostSpec
-from envmgr.wire.messages import UNANSWERED, Message, Op
+from envmgr.wire.hosts import HostSpec, hellos
+from envmgr.wire.messages import Message
 from envmgr.worker.host import Host
 from envmgr.worker.measured import posted_steps
 from envmgr.worker.private import private_reply
@@ -156,9 +156,8 @@ def run_on_thread(
         posted=posted,
     )
     try:
-        for env_id, generation, request_id, _ in spec.envs:
-            if request_id != UNANSWERED:
-                host.handle(Message(Op.HELLO, env_id, generation, request_id, None))
+        for message in hellos(spec.envs):
+            host.handle(message)
         serve(host, posted, inbox)
     except ChannelClosedError:  # given up: nobody else closes the envs
         host.close()

@@ -8,6 +8,8 @@ import signal
 import threading
 from typing import NamedTuple
 
+from envmgr.worker.process import resident_bytes
+
 
 class Holdings(NamedTuple):
     """What a process has, at one moment; None where the system does not tell.
@@ -27,13 +29,11 @@ class Holdings(NamedTuple):
 
 def holdings() -> Holdings:
     """Return what this process has."""
-    rss = fds = children = None
+    fds = children = None
     with contextlib.suppress(OSError, ValueError):
-        with open("/proc/self/statm") as file:
-            rss = int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
         fds = len(os.listdir("/proc/self/fd")) - 1  # the listing itself
         children = len(descendants(os.getpid()))
-    return Holdings(rss, fds, threading.active_count(), children)
+    return Holdings(resident_bytes() or None, fds, threading.active_count(), children)
 
 
 def descendants(pid: int) -> list[int]:
