@@ -29,7 +29,6 @@ the stacked treetensor.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
@@ -38,6 +37,7 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 
 from envmgr.config.imports import ImportPolicy, import_object
+from envmgr.env.contract import takes
 from envmgr.errors import ActionError, ConfigError
 from envmgr.seeding import Samplers
 from envmgr.spaces import codec_of
@@ -164,7 +164,7 @@ def make_policy(
     """
     shown, factory = _factory_of(name, allow)
     arguments = (observation_space, action_space, seed)
-    if not _takes(factory, arguments):
+    if not takes(factory, *arguments):
         raise ConfigError(
             f"collect.policy is {shown}, which does not take three arguments: {_PROTOCOL}. Change "
             "its parameters."
@@ -186,19 +186,6 @@ def _factory_of(
     if name == "random":
         return name, RandomPolicy
     return repr(name), import_object(name, allow=allow, key="collect.policy")
-
-
-def _takes(factory: Callable[..., Any], arguments: tuple[Any, ...]) -> bool:
-    """Whether a callable can be called with these; True if nobody can tell."""
-    try:
-        signature = inspect.signature(factory)
-    except (ValueError, TypeError):
-        return True
-    try:
-        signature.bind(*arguments)
-    except TypeError:
-        return False
-    return True
 
 
 def checked_actions(actions: Any, env_ids: Sequence[int]) -> dict[int, Any]:

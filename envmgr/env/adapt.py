@@ -21,6 +21,7 @@ from envmgr.env.base import BaseEnv
 from envmgr.env.batched import BatchedEnv, BatchRow
 from envmgr.env.contract import (
     EnvContractError,
+    attribute,
     describe,
     env_name,
 )
@@ -145,10 +146,10 @@ def reset_env(env: Any, params: Mapping[str, Any] | None) -> tuple[Any, dict[str
     """
     result = env.reset(**(params or {}))
     if not isinstance(env, BaseEnv) and not _follows_ding(env):
-        result, returned = split_reset(result, _read(env, "observation_space"))
+        result, returned = split_reset(result, attribute(env, "observation_space"))
         if returned:
             return result, returned
-    info = _read(env, "reset_info")
+    info = attribute(env, "reset_info")
     return result, dict(info) if isinstance(info, Mapping) else {}
 
 
@@ -193,10 +194,10 @@ def spaces_of(
         EnvContractError: a space is not a known kind of space.
     """
     given = {"observation_space": observation_space, "action_space": action_space}
-    found = {name: _read(env, name) if space is None else space for name, space in given.items()}
+    found = {n: attribute(env, n) if space is None else space for n, space in given.items()}
     if any(space is None for space in found.values()):
         reset_env(env, None)
-        found = {n: _read(env, n) if space is None else space for n, space in found.items()}
+        found = {n: attribute(env, n) if space is None else space for n, space in found.items()}
     observations, actions = (
         Space() if space is None else convert_space(space) for space in found.values()
     )
@@ -204,17 +205,10 @@ def spaces_of(
 
 
 def _reward_space_of(env: Any) -> Space[Any] | None:
-    space = _read(env, "reward_space")
+    space = attribute(env, "reward_space")
     try:
         return None if space is None else convert_space(space)
     except EnvContractError:  # it informs and nothing depends on it
-        return None
-
-
-def _read(env: Any, name: str) -> Any:
-    try:
-        return getattr(env, name, None)
-    except Exception:  # a property of an env that has not built itself yet may raise anything
         return None
 
 

@@ -12,7 +12,14 @@ from typing import Any, NamedTuple
 import gymnasium
 from gymnasium.spaces import Space
 
-from envmgr.env.contract import EnvContractError, as_flag, describe, env_name, scalar_reward
+from envmgr.env.contract import (
+    EnvContractError,
+    as_flag,
+    attribute,
+    describe,
+    env_name,
+    scalar_reward,
+)
 from envmgr.env.gym_spaces import convert_space
 from envmgr.env.old_gym import defines
 from envmgr.optional_packages import imported
@@ -22,15 +29,8 @@ from envmgr.types import is_abnormal
 def is_multi_agent(obj: Any) -> bool:
     """Return whether something has its spaces by agent, as PettingZoo's envs."""
     return not isinstance(obj, gymnasium.Env) and all(
-        callable(_read(obj, name)) for name in ("observation_space", "action_space")
+        callable(attribute(obj, name)) for name in ("observation_space", "action_space")
     )
-
-
-def _read(obj: Any, name: str) -> Any:
-    try:
-        return getattr(obj, name, None)
-    except Exception:  # a property of an env that has not built itself yet may raise anything
-        return None
 
 
 def as_parallel(env: Any) -> Any:
@@ -40,9 +40,9 @@ def as_parallel(env: Any) -> Any:
         MissingDependencyError: PettingZoo, whose converters these are, is not installed.
         EnvContractError: it does not say which agents there may be.
     """
-    if all(callable(_read(env, name)) for name in ("last", "agent_iter")):
+    if all(callable(attribute(env, name)) for name in ("last", "agent_iter")):
         env = _converted(env)
-    possible = _read(env, "possible_agents")
+    possible = attribute(env, "possible_agents")
     if not isinstance(possible, (list, tuple)) or not possible:
         raise EnvContractError(
             f"{env_name(env)} should list in `possible_agents` all agents that may ever live, "
@@ -57,7 +57,7 @@ def _converted(env: Any) -> Any:
         "pettingzoo.utils.conversions",
         f"{env_name(env)} takes turns (AEC), and is made a parallel env by PettingZoo",
     )
-    if (_read(env, "metadata") or {}).get("is_parallelizable", False):
+    if (attribute(env, "metadata") or {}).get("is_parallelizable", False):
         return conversions.aec_to_parallel(env)
     return conversions.turn_based_aec_to_parallel(env)
 
@@ -102,8 +102,8 @@ class AgentsEnv(gymnasium.Env[Any, Any]):
 
     def __init__(self, env: Any) -> None:
         self.env = as_parallel(env)
-        self.metadata = _read(self.env, "metadata") or {}
-        self.render_mode = _read(self.env, "render_mode")
+        self.metadata = attribute(self.env, "metadata") or {}
+        self.render_mode = attribute(self.env, "render_mode")
         self.possible_agents = list(self.env.possible_agents)
         self.living: list[Any] = []
         self.of_observations = self._spaces("observation_space")

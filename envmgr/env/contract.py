@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from typing import Any, SupportsFloat
 
@@ -26,6 +27,29 @@ def describe(value: Any) -> str:
 def env_name(env: object) -> str:
     """Return the name of an env's class, of the innermost one if it is wrapped."""
     return type(getattr(env, "unwrapped", env)).__name__
+
+
+def attribute(env: Any, name: str) -> Any:
+    """Return an attribute of an env; None if it has none, or cannot give it."""
+    try:
+        return getattr(env, name, None)
+    except Exception:  # a property of an env that has not built itself yet may raise anything
+        return None
+
+
+def takes(function: Any, *arguments: Any) -> bool:
+    """Return whether a function can be called with these arguments; True if nobody can tell."""
+    if not callable(function):
+        return False
+    try:
+        signature = inspect.signature(function)
+    except (ValueError, TypeError):  # of C: it does not tell
+        return True
+    try:
+        signature.bind(*arguments)
+    except TypeError:
+        return False
+    return True
 
 
 def as_flag(value: Any, name: str) -> bool:

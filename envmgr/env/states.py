@@ -20,7 +20,7 @@ from gymnasium.utils import EzPickle
 
 from envmgr.env.agents import AgentsEnv
 from envmgr.env.batched import BatchRow
-from envmgr.env.contract import env_name
+from envmgr.env.contract import env_name, takes
 from envmgr.env.gymnasium_env import GymnasiumEnv
 from envmgr.env.old_gym import OldGymEnv
 from envmgr.spaces.interrupts import pass_interrupt_on
@@ -131,22 +131,10 @@ def _chosen(layer: Any, names: Sequence[str] | None) -> dict[str, Any]:
 def _pair_of(kind: type) -> tuple[str, str] | None:
     for pair in PAIRS:
         getter, setter = (getattr(kind, name, None) for name in pair)
-        if _takes(getter, 1) and _takes(setter, 2):  # with `self`
+        # With `self`. MuJoCo's `set_state` takes three.
+        if takes(getter, None) and takes(setter, None, None):
             return pair
     return None
-
-
-def _takes(function: Any, count: int) -> bool:
-    """Whether a function can be called with so many arguments; MuJoCo's `set_state` takes three."""
-    if not callable(function):
-        return False
-    try:
-        inspect.signature(function).bind(*(None,) * count)
-    except TypeError:
-        return False
-    except ValueError:  # of C: it does not tell
-        return True
-    return True
 
 
 def refuse(env: Any, *, copies: bool) -> None:

@@ -169,10 +169,7 @@ class EnvAccess(ManagerLifetime):
             payloads = [(name, one) for one in values]
         else:  # one object, which shows that it is the same for all
             payloads = [(name, value)] * len(ids)
-        with self._calling() as supervisor:
-            self._request(supervisor, ids, Op.SET_ATTR, payloads, f"setting {name!r}")
-            repeat = functools.partial(supervisor.repeat, ids, Op.SET_ATTR, payloads)
-            self._running.undisturbed(repeat)
+        self._request_for_good(ids, Op.SET_ATTR, payloads, f"setting {name!r}")
 
     def __getattr__(self, name: str) -> list[Any]:
         """Return the attribute `name` of every env, as DI-engine's managers do."""
@@ -189,6 +186,17 @@ class EnvAccess(ManagerLifetime):
         self, supervisor: Supervisor, ids: list[int], op: Op, payloads: list[Any], what: str
     ) -> list[Any]:
         self._submit(supervisor, ids, op, payloads, what)
+        return self._results_of(supervisor, ids)
+
+    def _request_for_good(self, ids: list[int], op: Op, payloads: list[Any], what: str) -> None:
+        """Have envs do something, and those that take their places later."""
+        with self._calling() as supervisor:
+            self._request(supervisor, ids, op, payloads, what)
+            repeat = functools.partial(supervisor.repeat, ids, op, payloads)
+            self._running.undisturbed(repeat)
+
+    def _results_of(self, supervisor: Supervisor, ids: list[int]) -> list[Any]:
+        """Wait for results without a limit and return them, or raise the first failure."""
         self._await_results(supervisor, ids, math.inf)
         results = [supervisor.slots[i].result for i in ids]
         supervisor.forget_results(ids)
@@ -288,14 +296,8 @@ class EnvAccess(ManagerLifetime):
         paths = arguments.checked_folders(replay_path, self.env_num, "replay_path")
         self._replay_paths = paths
         if self._launched:
-            self._enable(list(range(self.env_num)), replay_payloads(paths), "enable_save_replay")
-
-    def _enable(self, ids: list[int], payloads: list[Any], what: str) -> None:
-        """Call a method of envs, and of those that take their places later."""
-        with self._calling() as supervisor:
-            self._request(supervisor, ids, Op.CALL, payloads, what)
-            repeat = functools.partial(supervisor.repeat, ids, Op.CALL, payloads)
-            self._running.undisturbed(repeat)
+            ids, payloads = list(range(self.env_num)), replay_payloads(paths)
+            self._request_for_good(ids, Op.CALL, payloads, "enable_save_replay")
 
     def enable_save_figure(self, env_id: int, figure_path: str) -> None:
         """Have one env, and those that are renewed in its place, save figures in a folder.
@@ -308,7 +310,8 @@ class EnvAccess(ManagerLifetime):
         """
         folder = arguments.checked_folder(figure_path, "figure_path")
         env_id = arguments.checked_env_id(env_id, self.env_num)
-        self._enable([env_id], [("enable_save_figure", (folder,))], "enable_save_figure")
+        name = "enable_save_figure"
+        self._request_for_good([env_id], Op.CALL, [(name, (folder,))], name)
 
     def reward_shaping(self, env_id: int, transitions: list[Any]) -> Any:
         """Return the transitions of one env's episode with their rewards shaped by the env."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import json
-import math
 import os
 import pickle
 from collections.abc import Callable, Sequence
@@ -14,7 +13,7 @@ import cloudpickle
 
 from envmgr.core import Phase, Supervisor, requests
 from envmgr.core.restoring import EnvRecord, hurry_to_rest, is_at_rest, record_of
-from envmgr.errors import ConfigError, EnvFailure, SnapshotError, SnapshotMismatchError
+from envmgr.errors import ConfigError, SnapshotError, SnapshotMismatchError
 from envmgr.manager.access import EnvAccess
 from envmgr.manager.snapshots import EnvSnapshot, Snapshot, check_format
 from envmgr.spaces import same_space
@@ -135,13 +134,7 @@ class EnvRestoring(EnvAccess):
         payloads = [(function, (self._config.snapshot_copy, *given)) for given in arguments]
         submit = functools.partial(requests.submit_calls, supervisor, ids, Op.APPLY, payloads, what)
         self._running.undisturbed(submit)
-        self._await_results(supervisor, ids, math.inf)
-        results = [supervisor.slots[i].result for i in ids]
-        supervisor.forget_results(ids)
-        for result in results:
-            if isinstance(result, EnvFailure):
-                raise result
-        return results
+        return self._results_of(supervisor, ids)
 
     def _kind_of(self, env_id: int) -> str:
         """Return what an env is, as far as its registration tells."""

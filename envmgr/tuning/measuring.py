@@ -11,6 +11,7 @@ import gymnasium
 import numpy as np
 
 from envmgr.env import adapt
+from envmgr.env.still import StillEnv
 from envmgr.errors import EnvManagerError, NothingReadyError
 from envmgr.manager import EnvManager
 from envmgr.manager.loop import ManagerLoop
@@ -154,27 +155,6 @@ class Stable:
 def is_plain(space: Any) -> bool:
     """Whether values of a space can be drawn from itself, whoever is in the env."""
     return has_samples(space) and not isinstance(space, AgentSpace)
-
-
-class StillEnv(gymnasium.Env[Any, Any]):
-    """Does nothing; its spaces are those of another env.
-
-    Args:
-        observation_space: of the other env.
-        action_space: likewise.
-    """
-
-    def __init__(self, observation_space: Any, action_space: Any) -> None:
-        self.observation_space, self.action_space = observation_space, action_space
-        self._obs = observation_space.sample()
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
-        """Begin an episode."""
-        return self._obs, {}
-
-    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        """Take a step."""
-        return self._obs, 0.0, False, False, {}
 
 
 def profiled(env: Any, seconds: float) -> Profile:

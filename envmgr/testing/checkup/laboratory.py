@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 import cloudpickle
 import gymnasium
-import numpy as np
 
+from envmgr.env.still import StillEnv
 from envmgr.errors import EnvCrash, EnvFailure, EnvManagerError, EnvRaised, EnvTimeout
 from envmgr.manager import EnvManager
 from envmgr.registry import create_env_manager
@@ -100,7 +100,7 @@ class Laboratory:
             "retry_waiting_time": 0.0,
             "preload": False,
         }
-        self._manager: EnvManager = create_env_manager(config, env_fn=[IdleEnv] * places)
+        self._manager: EnvManager = create_env_manager(config, env_fn=[_idle_env] * places)
         self._manager.launch()
 
     def close(self) -> None:
@@ -127,17 +127,6 @@ def _unpack_and_run(env: Any, packed: bytes) -> Any:
     return probe(*args)
 
 
-class IdleEnv(gymnasium.Env[Any, Any]):
-    """Does nothing: probes need a process, and no env of its own in it."""
-
-    observation_space: Any = gymnasium.spaces.Box(-1.0, 1.0, (1,), np.float32)
-    action_space = gymnasium.spaces.Discrete(2)
-    _obs: Any = np.zeros(1, np.float32)
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
-        """Begin an episode."""
-        return self._obs, {}
-
-    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        """Take a step."""
-        return self._obs, 0.0, False, False, {}
+def _idle_env() -> StillEnv:
+    """Return an env of nobody's: probes need a process, and no env of its own in it."""
+    return StillEnv(gymnasium.spaces.Box(-1.0, 1.0, (1,)), gymnasium.spaces.Discrete(2))
