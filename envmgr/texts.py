@@ -26,3 +26,8 @@ def short_time(seconds: float) -> str:
         if seconds >= scale:
             return f"{seconds / scale:.3g} {unit}"
     return f"{seconds * 1e6:.3g} us"
+
+
+def counted(n: int, noun: str) -> str:
+    """Return `1 episode`, `2 episodes`."""
+    return f"{n:,} {noun}{'' if n == 1 else 's'}"

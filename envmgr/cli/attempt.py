@@ -15,13 +15,14 @@ from envmgr.cli.interrupt import Interruption
 from envmgr.cli.prepare import RunOptions, env_name, goal_of
 from envmgr.cli.progress import LogLines, Progress, logging_to, make_progress
 from envmgr.cli.summary import Ending
-from envmgr.cli.texts import counted, paragraph, wide_console
+from envmgr.cli.texts import paragraph, wide_console
 from envmgr.cli.versions import versions
 from envmgr.collect import Collector, Policy, make_policy, policy_seed
 from envmgr.config import to_plain
 from envmgr.config_file import ResolvedConfig
 from envmgr.errors import ConfigError, EnvManagerError, MissingDependencyError
 from envmgr.manager import EnvManager
+from envmgr.texts import counted
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -12,12 +12,13 @@ from envmgr.cli import DONE, FAILED
 from envmgr.cli.figures import STDOUT, try_to_write, write_figures
 from envmgr.cli.prepare import env_name, factories_of
 from envmgr.cli.progress import doing, logging_to
-from envmgr.cli.texts import counted, listed, table, wide_console
+from envmgr.cli.texts import listed, table, wide_console
 from envmgr.cli.tune import load
 from envmgr.cli.versions import versions
 from envmgr.config import to_plain
 from envmgr.config_file import resolve_config
 from envmgr.errors import ConfigError
+from envmgr.texts import counted
 from envmgr.tuning.bench import OURS, bench
 from envmgr.tuning.peers import PEERS, Peer, installed
 from envmgr.tuning.search import Measured

@@ -19,7 +19,7 @@ from envmgr.cli.progress import Progress
 from envmgr.cli.report import write_report
 from envmgr.cli.samples import Samples
 from envmgr.cli.summary import Ending, print_summary, summary_of
-from envmgr.cli.texts import counted, raised_by_envs
+from envmgr.cli.texts import raised_by_envs
 from envmgr.cli.usage import UsageMeter
 from envmgr.cli.versions import versions
 from envmgr.collect import Collector
@@ -27,6 +27,7 @@ from envmgr.config import to_plain
 from envmgr.config_file import ResolvedConfig, to_yaml
 from envmgr.errors import ConfigError, EnvManagerError
 from envmgr.reporting.files import VIDEOS
+from envmgr.texts import counted
 
 
 def execute(options: RunOptions, interruption: Interruption) -> int:

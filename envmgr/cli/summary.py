@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
-from envmgr.cli.texts import counted, failures_text, states_text, table
+from envmgr.cli.texts import failures_text, states_text, table
 from envmgr.collect import Collector, CollectStatistics
 from envmgr.config import to_plain
 from envmgr.manager import EnvManager
-from envmgr.texts import number
+from envmgr.texts import counted, number
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -88,11 +88,6 @@ def seconds(value: float | None) -> str:
     return f"{value * 1e3:,.1f} ms" if value < 1.0 else f"{value:,.2f} s"
 
 
-def counted(n: int, noun: str) -> str:
-    """Return `1 episode`, `2 episodes`."""
-    return f"{n:,} {noun}{'' if n == 1 else 's'}"
-
-
 def listed(text: str) -> tuple[str, ...]:
     """Return the words of a text that are separated by commas."""
     return tuple(word.strip() for word in text.split(",") if word.strip())

@@ -14,7 +14,7 @@ from envmgr.cli import DONE
 from envmgr.cli.figures import STDOUT, try_to_write, write_figures
 from envmgr.cli.prepare import env_name, factories_of
 from envmgr.cli.progress import doing, logging_to
-from envmgr.cli.texts import counted, listed, table, wide_console
+from envmgr.cli.texts import listed, table, wide_console
 from envmgr.cli.texts import seconds as as_time
 from envmgr.cli.versions import versions
 from envmgr.collect import make_policy, policy_seed
@@ -24,6 +24,7 @@ from envmgr.config_file import ResolvedConfig, resolve_config
 from envmgr.errors import ConfigError
 from envmgr.manager import EnvManager
 from envmgr.registry import ENV_MANAGER_REGISTRY
+from envmgr.texts import counted
 from envmgr.tuning.measuring import Act
 from envmgr.tuning.tune import Row, Tuned, tune
 from envmgr.tuning.yaml_edit import edited

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from envmgr.collect.batch_actor import BatchActor
+from envmgr.collect.goals import check_count
 from envmgr.collect.policies import BatchPolicy, RandomBatchPolicy, policy_seed
 from envmgr.collect.rollout import RolloutBuffer
 from envmgr.collect.rollout_arrays import Bools, Ends, Ints, Recorded, make_recorded
@@ -17,7 +18,7 @@ from envmgr.collect.statistics import CollectStatistics
 from envmgr.collect.tally import Tally
 from envmgr.core import ArrayBatch
 from envmgr.env.agent_rows import refuse_agents
-from envmgr.errors import ConfigError, NothingReadyError, StateError
+from envmgr.errors import NothingReadyError, StateError
 from envmgr.lifecycle import EnvState
 from envmgr.manager import EnvManager
 from envmgr.manager.loop import failure_text
@@ -71,8 +72,7 @@ class RolloutCollector:
         on_batch: Callable[[ArrayBatch], None] | None = None,
         clock: Clock = monotonic,
     ) -> None:
-        if type(n_steps) is not int or n_steps < 1:
-            raise ConfigError(f"n_steps is {n_steps!r}, but must be an integer >= 1")
+        check_count("n_steps", n_steps)
         refuse_agents(manager.observation_space, "RolloutCollector")
         config = manager.cfg
         if policy is None:

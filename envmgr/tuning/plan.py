@@ -31,8 +31,6 @@ def candidates(
     cores: int,
     env: EnvFigures,
     kinds: Sequence[str] = (),
-    *,
-    spares: bool = True,
 ) -> list[Setting]:
     """Return the settings to choose from, the present one first.
 
@@ -42,7 +40,6 @@ def candidates(
         cores: that may be used.
         env: what one is like.
         kinds: registry keys to try; empty for those with workers, in the form of the present one.
-        spares: whether envs may change places.
     """
     found = [now]
     for kind in kinds or pair_of(now.kind):
@@ -54,7 +51,7 @@ def candidates(
         for wait_num in waits:
             workers = _workers(env_num, cores)
             found += [Setting(kind, n, wait_num) for n in workers]
-            for n_spares in _spares(env_num, env) if spares else ():
+            for n_spares in _spares(env_num, env):
                 found.append(Setting(kind, None, wait_num, n_spares))
     return list(dict.fromkeys(found))
 

@@ -182,8 +182,8 @@ def _is_as_good(one: Measured[Setting], best: Measured[Setting]) -> bool:
     return one.ratio >= best.ratio * (1.0 - max(CLOSE, sum(errors)))
 
 
-def is_right(expected: float | None, measured: float, within: float = 0.15) -> bool | None:
-    """Return whether an expectation came true; None if there was none."""
+def is_right(expected: float | None, measured: float) -> bool | None:
+    """Return whether an expectation came true, within 15 %; None if there was none."""
     if expected is None or measured <= 0:
         return None
-    return abs(expected - measured) <= within * measured
+    return abs(expected - measured) <= 0.15 * measured

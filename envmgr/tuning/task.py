@@ -12,6 +12,7 @@ from typing import Any
 from envmgr.calibrate import choose
 from envmgr.config import ManagerConfig
 from envmgr.launch import cores_of
+from envmgr.transport.process.preflight import free_memory
 from envmgr.tuning.measuring import Course, Still, anchors_of, figures_of, profiled, stills_of
 from envmgr.tuning.model import EnvFigures, Machine, fitted_machine
 from envmgr.tuning.plan import candidates
@@ -104,9 +105,8 @@ def most_entrants(seconds: float, one: One, env_num: int, window_s: float) -> in
     by_time = _LAUNCH_SHARE * seconds / (one.launch_s * (1 + env_num / 16))
     by_lap = _LAP_SHARE * seconds / window_s
     by_memory = float(MOST_ENTRANTS)
-    available = _available_bytes()
-    if one.worker_bytes and available:
-        by_memory = 0.5 * available / (one.worker_bytes * env_num)
+    if one.worker_bytes:
+        by_memory = 0.5 * free_memory()[0] / (one.worker_bytes * env_num)
     return int(max(2, min(max(min(by_time, by_lap), LEAST_ENTRANTS), MOST_ENTRANTS, by_memory)))
 
 
@@ -130,12 +130,4 @@ def _private_bytes(pid: int) -> int | None:
         with open(f"/proc/{pid}/statm") as file:
             _, resident, shared = map(int, file.read().split()[:3])
         return (resident - shared) * os.sysconf("SC_PAGE_SIZE")
-    return None
-
-
-def _available_bytes() -> int | None:
-    with contextlib.suppress(OSError, ValueError, IndexError), open("/proc/meminfo") as file:
-        for line in file:
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
     return None

@@ -25,7 +25,7 @@ def levels(findings: Sequence[Finding]) -> list[Level]:
 
 
 def description(**changes: Any) -> Description:
-    plain = Description("E", ("Box", "Discrete"), True, (), "", 0.01, HAS, HAS, (), None, ())
+    plain = Description("E", ("Box", "Discrete"), (), "", 0.01, HAS, HAS, (), None, ())
     return plain._replace(**changes)
 
 

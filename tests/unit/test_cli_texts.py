@@ -13,11 +13,11 @@ from rich.console import Console
 from envmgr.cli.listing import annotated_yaml
 from envmgr.cli.progress import Goal, LiveProgress, LogLines, PlainProgress, Progress
 from envmgr.cli.summary import Ending, print_summary, summary_of
-from envmgr.cli.texts import counted, failures_text, paragraph, raised_by_envs
+from envmgr.cli.texts import failures_text, paragraph, raised_by_envs
 from envmgr.collect import Collector
 from envmgr.config_file import load_config, resolve_config
 from envmgr.errors import EnvCrash, EnvRaised, FailuresExhaustedError, LaunchError
-from envmgr.texts import number
+from envmgr.texts import counted, number
 from tests.unit.collect_fakes import FakeManager, answer_zero
 
 

@@ -117,7 +117,6 @@ def test_the_plan_holds_the_present_setting_and_every_sort() -> None:
     assert any(s.spare_env_num for s in found)
     assert all(s.num_workers is None for s in found if s.spare_env_num)
     assert not any(s.spare_env_num for s in candidates(SYNC, 8, 2, NULL))
-    assert not any(s.spare_env_num for s in candidates(SYNC, 8, 2, SLOW_RESET, spares=False))
     v2 = candidates(Setting("subprocess_v2"), 8, 2, NULL)
     assert {s.kind for s in v2} == {"subprocess_v2", "async_subprocess_v2"}
     assert candidates(SYNC, 1, 2, NULL) == [SYNC]

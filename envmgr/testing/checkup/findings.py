@@ -7,6 +7,8 @@ from dataclasses import asdict, dataclass, field
 from enum import IntEnum
 from typing import Any
 
+from envmgr.texts import counted
+
 
 class Level(IntEnum):
     """How much a finding matters."""
@@ -56,11 +58,7 @@ def verdict_of(findings: Iterable[Finding]) -> str:
     counts = {level: sum(one.level is level for one in found) for level in Level}
     problems, warnings = counts[Level.PROBLEM], counts[Level.WARNING]
     if problems:
-        return f"not ready: {_counted(problems, 'problem')}, {_counted(warnings, 'warning')}"
+        return f"not ready: {counted(problems, 'problem')}, {counted(warnings, 'warning')}"
     if warnings:
-        return f"it runs, with {_counted(warnings, 'warning')}"
+        return f"it runs, with {counted(warnings, 'warning')}"
     return "ready: nothing stands in the way"
-
-
-def _counted(n: int, noun: str) -> str:
-    return f"{n} {noun}{'' if n == 1 else 's'}"

@@ -16,7 +16,6 @@ import numpy as np
 from envmgr.env import adapt
 from envmgr.env.contract import env_name
 from envmgr.env.steps import step_env
-from envmgr.spaces import codec_of
 from envmgr.testing.checksums import checksum_of, reward_checksum
 from envmgr.testing.checkup.processes import Holdings, holdings
 from envmgr.testing.env_check import env_problems
@@ -39,7 +38,6 @@ class Description(NamedTuple):
     Attributes:
         name: of its class.
         spaces: of observations and actions, as text.
-        has_layout: its observations have a fixed layout, and need not be pickled.
         casts: dtypes of observations that differ from those of the space, as text.
         unpicklable: why an info cannot be sent; empty if all can.
         construction_s: seconds until it was built.
@@ -52,7 +50,6 @@ class Description(NamedTuple):
 
     name: str
     spaces: tuple[str, str]
-    has_layout: bool
     casts: tuple[str, ...]
     unpicklable: str
     construction_s: float
@@ -94,7 +91,6 @@ def describe(factory: Factory, n_steps: int = 20) -> Description:
         return Description(
             env_name(built),
             (str(observation_space), str(action_space)),
-            codec_of(observation_space).layout is not None,
             tuple(sorted(casts)),
             unpicklable,
             construction_s,
