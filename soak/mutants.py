@@ -19,7 +19,9 @@ import json
 import os
 import random
 import resource
+import select
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -37,6 +39,8 @@ SUITES = ("unit", "property", "contract")
 CPU_LIMIT_S = {"unit": (15.0, 0.03), "property": (120.0, 0.0), "contract": (60.0, 1.0)}
 """Processor time of each process of a run, and for each test more: three times what they take."""
 TEST_LIMIT_S = 60
+WAITS = 20
+"""So many times its processor time a run may last: a mutant may keep off pytest's timeout, too."""
 CONTRACT_CASES = 2
 """Contract tests are traced with so many of the cases of each function, drawn."""
 MOST_TESTS = {"unit": 300, "property": 10, "contract": 60}
@@ -181,6 +185,17 @@ def _run(folder: Path, output: int, cpu_limit_s: int) -> NoReturn:
         os._exit(code)
 
 
+def _exit_code(process: int, limit_s: float) -> int:
+    """Wait for a process that leads its group; kill what has not ended by then."""
+    pidfd = os.pidfd_open(process)
+    try:
+        if not select.select([pidfd], [], [], limit_s)[0]:
+            os.killpg(process, signal.SIGKILL)
+    finally:
+        os.close(pidfd)
+    return os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
+
+
 def first_failed(folder: Path, tests: Sequence[str], cpu_limit_s: float = 1800) -> str:
     """Run tests in a copy of the repository; return the first that failed, "" for none."""
     (folder / "chosen").write_text("\n".join(tests) + "\n", encoding="utf-8")
@@ -188,7 +203,7 @@ def first_failed(folder: Path, tests: Sequence[str], cpu_limit_s: float = 1800) 
         process = os.fork()
         if process == 0:
             _run(folder, output.fileno(), round(cpu_limit_s))
-        code = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
+        code = _exit_code(process, WAITS * cpu_limit_s)
         output.seek(0)
         lines = output.read().splitlines()
     if code == 0:
