@@ -7,13 +7,20 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from figures import Figure
-from tests.faults.interrupted_calls import PROCESS_KINDS, THREAD_KINDS, run, run_at_random
+from tests.faults.interrupted_calls import (
+    LARGE_INFOS,
+    PROCESS_KINDS,
+    THREAD_KINDS,
+    run,
+    run_at_random,
+)
 
 KINDS: dict[str, dict[str, Any]] = {
     "in line": {"type": "base"},
     **THREAD_KINDS,
     # By fork, which starts fastest: a third of the signals close the manager, and need another one.
     **{name: {**config, "context": "fork"} for name, config in PROCESS_KINDS.items()},
+    "shared workers, large infos": LARGE_INFOS,
 }
 AT_RANDOM, QUICK_AT_RANDOM = 10_000, 100
 QUICK_POINTS = 100

@@ -37,6 +37,9 @@ PROCESS_KINDS: dict[str, dict[str, Any]] = {
 TWO_FORMS = {"type": "subprocess", "context": "fork", "num_workers": 2, "same_spaces": False}
 """Of a call's steps some are posted and some sent."""
 
+LARGE_INFOS = {"type": "subprocess", "context": "fork", "num_workers": 2, "large_infos": True}
+"""Infos hold an array that travels beside the pipe. (The last is no key of managers.)"""
+
 THREAD_KINDS: dict[str, dict[str, Any]] = {
     "a thread each": {"type": "thread"},
     "shared threads, by message, some at a time": {
@@ -90,6 +93,16 @@ class EchoOfObject(Echo):
         return (said, self._steps), *rest
 
 
+class EchoWithPages(Echo):
+    """As `Echo`; its infos say 3 000 times what was asked for."""
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        """Say what was asked for."""
+        *rest, info = super().step(action)
+        info["pages"] = np.full(3_000, float(action))
+        return *rest, info
+
+
 class Account:
     """A manager, and which actions it still owes an answer to.
 
@@ -99,6 +112,11 @@ class Account:
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         self._config = {"max_failures": 10**6, "snapshot_copy": True, **config}
+        self._kinds: list[type[Echo]] = [Echo]
+        if self._config.pop("large_infos", False):
+            self._kinds = [EchoWithPages]
+        elif not self._config.get("same_spaces", True):
+            self._kinds = [Echo, EchoOfObject]
         self.manager: Any = None
         self.owed: dict[int, int] = {}
         self.abnormal = 0
@@ -108,8 +126,7 @@ class Account:
 
     def renew(self) -> None:
         """Launch a manager in place of one that was closed."""
-        kinds = [Echo] if self._config.get("same_spaces", True) else [Echo, EchoOfObject]
-        env_fn = [kinds[i % len(kinds)] for i in range(ENV_NUM)]
+        env_fn = [self._kinds[i % len(self._kinds)] for i in range(ENV_NUM)]
         self.manager = create_env_manager(self._config, env_fn=env_fn)
         self.owed = {}
         self.manager.launch()
@@ -146,6 +163,7 @@ class Account:
                 self.abnormal += 1
             else:
                 assert int(obs[0]) == action, f"env {env_id}: {obs} answers {action}"
+                assert np.all(info.get("pages", action) == action), f"env {env_id}: {info}"
 
     def goes_on(self) -> None:
         """Check that nothing is lost, repeated or wedged, and take two more steps."""

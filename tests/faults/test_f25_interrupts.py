@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.faults.interrupted_calls import PROCESS_KINDS, THREAD_KINDS, TWO_FORMS, run
+from tests.faults.interrupted_calls import LARGE_INFOS, PROCESS_KINDS, THREAD_KINDS, TWO_FORMS, run
 
 
 def test_f25_in_line_an_interrupt_costs_no_more_than_the_env_that_was_in_it() -> None:
@@ -30,6 +30,12 @@ def test_f25_of_steps_that_are_posted_and_sent_by_one_call_all_are_accepted_or_n
     figures = run(TWO_FORMS, 25, seed=25)
     assert figures == {"points": 25, "raised": figures["raised"], "abnormal": 0}
     assert figures["raised"] > 10
+
+
+def test_f25_arrays_that_travel_beside_the_pipe_are_delivered_once_and_whole() -> None:
+    figures = run(LARGE_INFOS, 50, seed=25)
+    assert figures == {"points": 50, "raised": figures["raised"], "abnormal": 0}
+    assert figures["raised"] > 20
 
 
 @pytest.mark.parametrize("kind", THREAD_KINDS)
