@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Iterable
 from typing import Any
 
-from envmgr.transport.base import Arrival, HostDied, Transport
-from envmgr.transport.ready import Waker
+from envmgr.transport.base import Arrival, HostDied, Transport, at_most
+from envmgr.transport.ready import ReadySet, Waker
 
 
 class _Bell(Waker):
@@ -62,18 +62,62 @@ class Outbox:
             sent.popleft()
 
 
-def await_ends(transport: Transport, are_over: Callable[[], bool], limit_s: float) -> None:
-    """Wait until all hosts have reported their ends, or nobody waits for that any more.
+class OutboxTransport(Transport):
+    """What transports have in common whose hosts send through an outbox."""
 
-    Args:
-        transport: that of the hosts. What arrives besides is dropped.
-        are_over: whether there is nothing to wait for.
-        limit_s: how long to wait at most.
-    """
-    end = time.monotonic() + limit_s
-    while not are_over():
-        remaining_s = end - time.monotonic()
-        if remaining_s <= 0.0:
-            return
-        transport.poll(remaining_s)
-        transport.arrivals.clear()
+    def __init__(self) -> None:
+        self.arrivals: deque[tuple[int, Arrival]] = deque()
+        self._hosts: dict[int, Any] = {}
+        self._killed: set[int] = set()
+        self._outbox: Outbox | None = Outbox()
+        self._ready = ReadySet()
+        self._ready.add(self._outbox.bell)
+        self._hurried = self._closed = False
+
+    def poll(self, timeout_s: float | None, *, pivot: int | None = None) -> None:
+        """Wait for a ring, then take what has come from hosts that were not given up."""
+        outbox = self._open_outbox()
+        for bell in self._ready.ready(0.0 if self.arrivals or outbox.sent else at_most(timeout_s)):
+            bell.silence()
+        outbox.move_to(self.arrivals, self._hosts, self._killed)
+
+    def await_ring(self, timeout_s: float) -> bool:
+        """Wait for a ring, which may be for a message as well."""
+        outbox = self._open_outbox()
+        if self.arrivals or outbox.sent or self._ready.ready(timeout_s) != [outbox.bell]:
+            return False
+        outbox.bell.silence()
+        return not outbox.sent
+
+    def waitables(self, hosts: Iterable[int]) -> list[Any]:
+        """Return the bell, which is that of all hosts."""
+        has_any = any(host_id in self._hosts for host_id in hosts)
+        return [self._open_outbox().bell] if has_any else []
+
+    def wake(self) -> None:
+        """Ring."""
+        if (outbox := self._outbox) is not None:
+            outbox.bell.wake()
+
+    def _open_outbox(self) -> Outbox:
+        if self._outbox is None:
+            raise ValueError("the transport is closed")
+        return self._outbox
+
+    def hurry(self) -> None:
+        """Give hosts that are asked to end no more time."""
+        self._hurried = True
+        self.wake()
+
+    def _await_ends(self, limit_s: float) -> None:
+        """Wait until all hosts have reported their ends, or nobody waits for that any more.
+
+        What arrives besides is dropped.
+        """
+        end = time.monotonic() + limit_s
+        while self._hosts and not self._hurried:
+            remaining_s = end - time.monotonic()
+            if remaining_s <= 0.0:
+                return
+            self.poll(remaining_s)
+            self.arrivals.clear()

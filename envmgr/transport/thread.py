@@ -21,9 +21,8 @@ import numpy as np
 import numpy.typing as npt
 
 from envmgr.transport.alarm import stack_text
-from envmgr.transport.base import Arrival, HostDied, Transport, at_most
-from envmgr.transport.outbox import Outbox, await_ends
-from envmgr.transport.ready import ReadySet
+from envmgr.transport.base import HostDied
+from envmgr.transport.outbox import Outbox, OutboxTransport
 from envmgr.wire.block import block_is_possible, items
 from envmgr.wire.hosts import HostSpec
 from envmgr.wire.messages import UNANSWERED, Message, Op
@@ -44,7 +43,7 @@ class _Entry(NamedTuple):
     thread: threading.Thread
 
 
-class ThreadTransport(Transport):
+class ThreadTransport(OutboxTransport):
     """Hosts on daemon threads.
 
     Args:
@@ -52,6 +51,7 @@ class ThreadTransport(Transport):
             steps may be posted; else all goes by message.
     """
 
+    _hosts: dict[int, _Entry]
     kill_patience_s = 0.1
     shares_objects = True
     spins = False
@@ -68,19 +68,12 @@ class ThreadTransport(Transport):
     )
 
     def __init__(self, *, shared_memory: bool) -> None:
-        self.arrivals: deque[tuple[int, Arrival]] = deque()
-        self._hosts: dict[int, _Entry] = {}
-        self._killed: set[int] = set()
+        super().__init__()
         self._given_up: list[threading.Thread] = []
-        self._outbox: Outbox | None = Outbox()
-        self._ready = ReadySet()
-        self._ready.add(self._outbox.bell)
         self._has_memory = shared_memory
         self._memory: npt.NDArray[np.uint8] | None = None
         self._mail: Any = None
         self._mail_numbers = itertools.count(1)
-        self._hurried = False
-        self._closed = False
 
     # -- hosts ------------------------------------------------------------------------------
 
@@ -157,36 +150,6 @@ class ThreadTransport(Transport):
         if self._mail is not None:
             self._mail[entry.place] = next(self._mail_numbers)
 
-    def poll(self, timeout_s: float | None, *, pivot: int | None = None) -> None:
-        """Wait for a ring, then take what has come from hosts that were not given up."""
-        outbox = self._open_outbox()
-        if self._ready.ready(0.0 if self.arrivals or outbox.sent else at_most(timeout_s)):
-            outbox.bell.silence()
-        outbox.move_to(self.arrivals, self._hosts, self._killed)
-
-    def await_ring(self, timeout_s: float) -> bool:
-        """Wait for a ring, which may be for a message as well."""
-        outbox = self._open_outbox()
-        if self.arrivals or outbox.sent or not self._ready.ready(timeout_s):
-            return False
-        outbox.bell.silence()
-        return not outbox.sent
-
-    def waitables(self, hosts: Iterable[int]) -> list[Any]:
-        """Return the bell, which is that of all hosts."""
-        has_any = any(host_id in self._hosts for host_id in hosts)
-        return [self._open_outbox().bell] if has_any else []
-
-    def wake(self) -> None:
-        """Ring."""
-        if (outbox := self._outbox) is not None:
-            outbox.bell.wake()
-
-    def _open_outbox(self) -> Outbox:
-        if self._outbox is None:
-            raise ValueError("the transport is closed")
-        return self._outbox
-
     # -- the block --------------------------------------------------------------------------
 
     @property
@@ -232,14 +195,6 @@ class ThreadTransport(Transport):
             self._await_ends(_LAST_S)
             self._release(threads)
             self._closed = True
-
-    def _await_ends(self, limit_s: float) -> None:
-        await_ends(self, lambda: self._hurried or not self._hosts, limit_s)
-
-    def hurry(self) -> None:
-        """Give threads that are asked to end no more time."""
-        self._hurried = True
-        self.wake()
 
     def _release(self, threads: Sequence[threading.Thread]) -> None:
         """Let go of everything that no thread may touch any more.

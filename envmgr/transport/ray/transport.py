@@ -13,8 +13,7 @@ import numpy as np
 
 from envmgr.config.kind_sections import Ray
 from envmgr.errors import ConfigError
-from envmgr.transport.base import Arrival, Transport, at_most
-from envmgr.transport.outbox import Outbox, await_ends
+from envmgr.transport.outbox import OutboxTransport
 from envmgr.transport.process.orders import OrderWriter
 from envmgr.transport.ray.actor import ActorSettings, HostActor
 from envmgr.transport.ray.cluster import close_cluster, open_cluster
@@ -29,7 +28,7 @@ from envmgr.transport.ray.room import (
     refuse_without_room,
     strategy_of,
 )
-from envmgr.transport.ready import ReadySet, Waker
+from envmgr.transport.ready import Waker
 from envmgr.types import EnvFactory
 from envmgr.wire.block import block_is_possible
 from envmgr.wire.frames import Frame, pack
@@ -67,7 +66,7 @@ class ActorPlan(NamedTuple):
     shared_memory: bool
 
 
-class RayTransport(Transport):
+class RayTransport(OutboxTransport):
     """Hosts on a Ray cluster; docs/decisions/0025 says how.
 
     Args:
@@ -79,6 +78,7 @@ class RayTransport(Transport):
         LaunchError: there is no cluster to be had.
     """
 
+    _hosts: dict[int, Link]
     kill_patience_s = 1.0
     spins = False
     is_mirrored = True
@@ -91,27 +91,23 @@ class RayTransport(Transport):
     )
 
     def __init__(self, plan: ActorPlan) -> None:
-        self.arrivals: deque[tuple[int, Arrival]] = deque()
         self._plan = plan
         self._isolated = plan.options.isolation == "process"
         self.packs_envs = not self._isolated
         self._orders = OrderWriter(plan.worker, with_factories=True)
         self._pickles: tuple[bytes, ...] = ()
-        self._hosts: dict[int, Link] = {}
         self._links: dict[int, Link] = {}
-        self._killed: set[int] = set()
         self._given_up: set[int] = set()
         self._latest: tuple[Any, list[None]] = (None, [])
-        self._hurried = self._closed = False
         self._ray = open_cluster(plan.options.address)
         with contextlib.ExitStack() as opened:
             opened.callback(close_cluster)
             self._actor_class = self._checked_class()
-            self._outbox, self._deaths, self._ready = Outbox(), Waker(), ReadySet()
-            for bell in (self._outbox.bell, self._deaths):
-                self._ready.add(bell)
+            super().__init__()
+            self._deaths, outbox = Waker(), self._open_outbox()
+            self._ready.add(self._deaths)
             self._placement = Placement(self._ray, plan.options)
-            self._courier = Courier(self._ray, self._outbox, self._deaths, self._placement.lost)
+            self._courier = Courier(self._ray, outbox, self._deaths, self._placement.lost)
             self._tasks: queue.SimpleQueue[Any] = self._courier.tasks
             opened.pop_all()
 
@@ -243,26 +239,9 @@ class RayTransport(Transport):
         latest, was_put = self._latest
         return latest is prepared and bool(was_put)
 
-    def poll(self, timeout_s: float | None, *, pivot: int | None = None) -> None:
-        """Wait for a ring, then take what has come from hosts that were not given up."""
-        if self._closed:
-            raise ValueError("the transport is closed")
-        sent = self._outbox.sent
-        for bell in self._ready.ready(0.0 if self.arrivals or sent else at_most(timeout_s)):
-            bell.silence()
-        self._outbox.move_to(self.arrivals, self._hosts, self._killed)
-
-    def waitables(self, hosts: Iterable[int]) -> list[Any]:
-        """Return the bell, which is that of all hosts."""
-        return [self._outbox.bell] if any(host_id in self._hosts for host_id in hosts) else []
-
     def any_death(self) -> list[Any]:
         """Return what is rung for deaths alone."""
         return [self._deaths]
-
-    def wake(self) -> None:
-        """Ring."""
-        self._outbox.bell.wake()
 
     # -- the block --------------------------------------------------------------------------
 
@@ -290,16 +269,6 @@ class RayTransport(Transport):
                     self._tasks.put((link, Item(Do.ASK, host_id)))
         for link in links:
             self._tasks.put((link, RING))
-
-    def await_ring(self, timeout_s: float) -> bool:
-        """Wait for a ring, which may be for a message as well."""
-        outbox = self._outbox
-        if self._closed or self.arrivals or outbox.sent:
-            return False
-        if self._ready.only_ready(timeout_s) != outbox.bell.fileno():
-            return False
-        outbox.bell.silence()
-        return not outbox.sent
 
     # -- the end ----------------------------------------------------------------------------
 
@@ -330,19 +299,13 @@ class RayTransport(Transport):
                 self.send(host_id, pack(Message(Op.CLOSE, 0, 0, UNANSWERED, None)))
         self._await_ends(grace_s)
 
-    def _await_ends(self, limit_s: float) -> None:
-        await_ends(self, lambda: self._hurried or not self._hosts, limit_s)
-
-    def hurry(self) -> None:
-        """Give actors that are asked to end no more time."""
-        self._hurried = True
-        self.wake()
-
     def _release(self) -> None:
         self._hosts.clear()
         self._links.clear()
         self._ready.close()
         self._deaths.close()
-        self._outbox.bell.close()
+        outbox, self._outbox = self._outbox, None
+        if outbox is not None:
+            outbox.bell.close()
         close_cluster()
         self.arrivals = deque()
