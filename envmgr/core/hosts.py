@@ -173,11 +173,6 @@ class Hosts:
         host_id = host_of(slot)
         self.transport.send(host_id, self.transport.prepare(host_id, message))
 
-    def await_reset(self, slot: EnvSlot) -> None:
-        """Await another reply to the same request: the host resets the env by itself."""
-        slot.order = next(self.request_ids)
-        self.await_reply(slot, Change.RESET, slot.request_id)
-
     def await_reply(self, slot: EnvSlot, change: Change, request_id: int) -> None:
         """Await the reply to a request, from now on."""
         self._change(slot, change)

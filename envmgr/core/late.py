@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from envmgr.core.phases import Phase
+from envmgr.core.phases import Change, Phase
 from envmgr.core.slots import NEVER, EnvSlot
 
 if TYPE_CHECKING:  # they tell of what they do
@@ -14,7 +14,8 @@ if TYPE_CHECKING:  # they tell of what they do
 
 def await_reset(hosts: Hosts, slot: EnvSlot, *, late: bool) -> None:
     """Await the reset that the host of an env begins by itself: now, or with a step of others."""
-    hosts.await_reset(slot)
+    slot.order = next(hosts.request_ids)
+    hosts.await_reply(slot, Change.RESET, slot.request_id)  # another reply to the same request
     if late:
         hosts.record.late[slot.env_id] = 1
         slot.deadline = NEVER

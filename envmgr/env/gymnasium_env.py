@@ -21,7 +21,7 @@ from envmgr.env.contract import (
 )
 from envmgr.env.gym_spaces import convert_space
 from envmgr.env.old_gym import OldGymEnv
-from envmgr.env.pictures import FRAME_MODES, EpisodePictures, film
+from envmgr.env.pictures import FRAME_MODES, EpisodePictures, film, fps_of
 from envmgr.env.seeds import EpisodeSeeds
 from envmgr.errors import ConfigError
 from envmgr.spaces import codec_of
@@ -57,7 +57,7 @@ class GymnasiumEnv(BaseEnv):
         self.reset_info = {}
         self._convert_action = codec_of(self.action_space).for_env
         self._seeds = EpisodeSeeds()
-        self.pictures = EpisodePictures(env_id, self._fps())
+        self.pictures = EpisodePictures(env_id, fps_of(env))
 
     def seed(self, seed: int | None, dynamic_seed: bool | None = None) -> None:
         """Seed the env at its next reset, and the action space (for `random_action`) now.
@@ -231,10 +231,6 @@ class GymnasiumEnv(BaseEnv):
 
     def _frame(self) -> Any:
         return self.render(self.render_mode or "rgb_array")
-
-    def _fps(self) -> Any:
-        metadata = self.metadata
-        return metadata.get("render_fps") if isinstance(metadata, Mapping) else None
 
     def _require_frames(self, what: str) -> None:
         own = self.render_mode

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from envmgr.env.figures import write_png
@@ -17,6 +17,12 @@ DEFAULT_FPS = 30.0
 
 FRAME_MODES = ("rgb_array", "rgb_array_list")
 """Render modes that give frames."""
+
+
+def fps_of(env: Any) -> Any:
+    """Return how many frames per second an env says that it has, whatever that may be."""
+    metadata = getattr(env, "metadata", None)
+    return metadata.get("render_fps") if isinstance(metadata, Mapping) else None
 
 
 class EpisodePictures:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from envmgr.env.contract import EnvContractError, describe, env_name
-from envmgr.env.pictures import FRAME_MODES, EpisodePictures
+from envmgr.env.pictures import FRAME_MODES, EpisodePictures, fps_of
 from envmgr.errors import ConfigError
 
 
@@ -37,9 +37,7 @@ class RowPictures:
                 f"{env_name(self._env)} cannot save videos or figures: its render_mode is "
                 f"{mode!r}; build it with render_mode='rgb_array'"
             )
-        metadata = getattr(self._env, "metadata", None)
-        fps = metadata.get("render_fps") if isinstance(metadata, Mapping) else None
-        return self.rows.setdefault(row, EpisodePictures(env_id, fps))
+        return self.rows.setdefault(row, EpisodePictures(env_id, fps_of(self._env)))
 
     def begun(self, rows: Sequence[int]) -> None:
         """Episodes of rows have begun."""

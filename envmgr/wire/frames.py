@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import cloudpickle
 
-from envmgr.spaces.interrupts import came_through_a_handler
+from envmgr.spaces.interrupts import pass_interrupt_on
 from envmgr.wire.messages import Message, make_message, text_of
 
 MAX_PAYLOAD_BYTES = 1 << 30
@@ -87,8 +87,7 @@ def _body_of(payload: Any, has_main: bool) -> bytes:
         if not has_main and b"__main__" in body:
             body = cloudpickle.dumps(payload, protocol=5)
     except Exception as first:  # any error of an object's own __reduce__; cloudpickle comes last
-        if came_through_a_handler(first):
-            raise
+        pass_interrupt_on(first)
         body = _by_cloudpickle(payload)
     if len(body) > MAX_PAYLOAD_BYTES:
         raise FrameError(f"{len(body)} bytes exceed the limit of {MAX_PAYLOAD_BYTES}")
@@ -99,8 +98,7 @@ def _by_cloudpickle(payload: Any) -> bytes:
     try:
         return bytes(cloudpickle.dumps(payload, protocol=5))
     except Exception as error:
-        if came_through_a_handler(error):
-            raise
+        pass_interrupt_on(error)
         raise FrameError(f"{type(error).__name__}: {text_of(error)}") from error
 
 
@@ -140,8 +138,7 @@ class Frame(NamedTuple):
         except KeyboardInterrupt:
             raise  # the user's, as far as anybody can tell
         except BaseException as error:  # whatever a __setstate__ may raise, SystemExit included
-            if came_through_a_handler(error):
-                raise
+            pass_interrupt_on(error)
             raise FrameError(
                 f"the payload cannot be unpickled: {type(error).__name__}: {text_of(error)}"
             ) from error

@@ -17,7 +17,7 @@ import struct
 import zlib
 from typing import Any
 
-from envmgr.spaces.interrupts import came_through_a_handler
+from envmgr.spaces.interrupts import pass_interrupt_on
 from envmgr.wire.frames import Frame, FrameError, encode
 from envmgr.wire.messages import Message
 
@@ -84,8 +84,7 @@ class Room:
         try:
             parts[0] = pickle.dumps(message.payload, protocol=5, buffer_callback=stays)
         except Exception as error:  # any error of an object's own __reduce__
-            if came_through_a_handler(error):
-                raise
+            pass_interrupt_on(error)
             return None
         if len(parts) == 1 and len(parts[0]) < LARGE_BYTES:
             return Frame(*message[:4], parts[0]).encoded()
