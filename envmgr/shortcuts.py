@@ -8,7 +8,7 @@ from typing import Any
 from envmgr.config import EnvConfig
 from envmgr.config.checks import check_value, text
 from envmgr.config.env_factories import checked_env_num, env_factories, key_of
-from envmgr.errors import ConfigError
+from envmgr.errors import ConfigError, UnknownKeyError
 from envmgr.managers import BaseEnvManager
 from envmgr.registry import create_env_manager
 
@@ -52,5 +52,10 @@ def make(
                 "env_kwargs and wrappers go with an id, but env is a function: let it apply them"
             )
         env_fn = [env] * count
-    manager: BaseEnvManager = create_env_manager({"type": type, **cfg}, env_fn=env_fn)
+    try:
+        manager: BaseEnvManager = create_env_manager({"type": type, **cfg}, env_fn=env_fn)
+    except UnknownKeyError as error:
+        if cfg.keys() <= BaseEnvManager.default_config().keys():
+            raise
+        raise UnknownKeyError(f"{error}\nArguments of the env go into env_kwargs.") from None
     return manager

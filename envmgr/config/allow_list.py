@@ -14,9 +14,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from envmgr.config.checks import check_value, list_of, nearest, show_value
+from envmgr.config.checks import check_value, list_of
 from envmgr.config.field_checks import MODULE_NAME
-from envmgr.errors import ConfigError, UnknownKeyError
+from envmgr.config.schema import unknown_key
+from envmgr.errors import ConfigError
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -72,9 +73,5 @@ def _of_project(file: Path) -> tuple[str, ...]:
         raise ConfigError(f"{file} cannot be read: {error}. Correct it.") from error
     for key in keys:
         if key != KEY:
-            hint = f"did you mean {KEY!r}? " if nearest(key, [KEY]) else ""
-            raise UnknownKeyError(
-                f"unknown key {show_value(key)} in [tool.envmgr] of {file}: {hint}Known keys: "
-                f"{KEY}."
-            )
+            raise unknown_key(key, [KEY], f"[tool.envmgr] of {file}")
     return checked_prefixes(section.get(KEY), f"tool.envmgr.{KEY} of {file}")

@@ -98,13 +98,13 @@ def unknown_key(name: object, known: Iterable[str], where: str) -> UnknownKeyErr
     """Return the error for a key that `where` does not know; it names the nearest known ones."""
     names = list(known)
     alike = " or ".join(map(repr, nearest_few(name, names)))
-    hint = f"did you mean {alike}? " if alike else ""
+    hint = f": did you mean {alike}?" if alike else "."
     keys = f" {', '.join(names)}."
     if len(keys) > _LINE:
         keys = "\n" + textwrap.fill(
             keys, _LINE, initial_indent=" ", subsequent_indent="  ", break_on_hyphens=False
         )
-    return UnknownKeyError(f"unknown key {show_value(name)} in {where}: {hint}Known keys:{keys}")
+    return UnknownKeyError(f"unknown key {show_value(name)} in {where}{hint} Known keys:{keys}")
 
 
 def checks_of(schema: type) -> dict[str, Check]:

@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from envmgr.errors import ConfigError
 from envmgr.types import EnvFactory
 from envmgr.wire.channel import ChannelClosedError
 from envmgr.wire.frames import FrameError, encode
@@ -253,10 +254,20 @@ def set_up(index: int, settings: WorkerSettings) -> None:
     replace_environment(os.environ, worker_environment(os.environ, settings))
     current_process()._config["daemon"] = settings.daemon  # type: ignore[attr-defined]
     if settings.affinity is not None and hasattr(os, "sched_setaffinity"):
-        os.sched_setaffinity(0, settings.affinity[index % len(settings.affinity)])
+        _keep_to(settings.affinity[index % len(settings.affinity)])
     torch = sys.modules.get("torch")
     if torch is not None and settings.threads is not None:
         torch.set_num_threads(settings.threads)
+
+
+def _keep_to(cores: tuple[int, ...]) -> None:
+    try:
+        os.sched_setaffinity(0, cores)
+    except (OSError, OverflowError) as error:
+        raise ConfigError(
+            f"manager.worker_affinity gives a worker the cores {[*cores]}, none of which it may "
+            f"run on ({error}). Those of its parent are {sorted(os.sched_getaffinity(0))}."
+        ) from None
 
 
 def _ring(bell: int) -> None:

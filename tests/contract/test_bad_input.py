@@ -130,6 +130,12 @@ def test_make_says_what_does_not_exist() -> None:
     with pytest.raises(UnknownKeyError) as raised:
         make("CartPole-v1", env_num=2, step_timout=1)
     check_text(raised.value, "step_timeout")
+    with pytest.raises(UnknownKeyError) as raised:
+        make("CartPole-v1", render_mode="rgb_array")
+    check_text(raised.value, "Arguments of the env go into env_kwargs.")
+    with pytest.raises(UnknownKeyError) as raised:
+        make("CartPole-v1", type="subproces")
+    assert "env_kwargs" not in str(raised.value)
 
 
 # -- calls ----------------------------------------------------------------------------------------

@@ -753,6 +753,9 @@ def test_workers_run_on_the_cores_they_are_given(world: World, setup: Setup) -> 
     core = min(os.sched_getaffinity(0))
     manager = world.make(setup, 2, env=WorkerProbe, worker_affinity=[core])
     assert manager.call("cores") == [[core], [core]]
+    nowhere = world.make(setup, 1, env=WorkerProbe, worker_affinity=[4095], launch=False)
+    with Raises(LaunchError, "worker_affinity gives a worker the cores [4095], none of which"):
+        nowhere.launch()
 
 
 @over(Setup("subprocess", "fork"), Setup("subprocess", "server"))

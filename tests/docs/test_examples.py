@@ -8,6 +8,7 @@ import doctest
 import importlib
 import importlib.util
 import io
+import itertools
 import json
 import re
 import shlex
@@ -44,6 +45,8 @@ SCRIPTS = programs_of(BLOCKS[README])
 PROGRAMS = [p for page, blocks in BLOCKS.items() if page != README for p in programs_of(blocks)]
 STEPS = 40
 """How many steps the commands on the pages run here, whatever the pages say."""
+MOST_AUDITED_PER_S = 50_000
+"""How many steps of CartPole `envmgr chaos` takes in a second, on a fast machine."""
 
 
 def _params(things: list[Any]) -> list[Any]:
@@ -213,6 +216,10 @@ def _shortened(arguments: list[str]) -> list[str]:
         return [*arguments, "--seconds", "0.5", *fewer]
     if arguments[:1] not in (["run"], ["chaos"]):
         return arguments
+    if arguments[0] == "chaos":
+        given = {"--rate": "1", **dict(itertools.pairwise(arguments))}
+        n_injuries = int(given["--steps"]) * float(given["--rate"]) / MOST_AUDITED_PER_S
+        assert n_injuries >= 1, "it ends before a worker is hurt"
     shortened = list(arguments)
     for option, number in (("--steps", str(STEPS)), ("--episodes", "2")):
         if option in shortened:

@@ -192,7 +192,7 @@ def test_bad_file_is_refused_in_one_line(tmp_path: Path, text: str, problem: str
         ({"id": "X"}, r"Write env\.id instead"),
         ({7: {}}, "unknown key 7"),
         ({"env": {"idd": "X"}}, "unknown key 'idd' in env: did you mean 'id'"),
-        ({"env": {"id": "X", "arguments": {}}}, "unknown key 'arguments' in env: Known keys: id,"),
+        ({"env": {"id": "X", "arguments": {}}}, "unknown key 'arguments' in env. Known keys: id,"),
         ({"manager": {"wait_nm": 1}}, "unknown key 'wait_nm' in manager: did you mean 'wait_num'"),
         ({"collect": {"step": 1}}, "unknown key 'step' in collect: did you mean 'steps'"),
         ({"manager": {"type": "asinc_subprocess"}}, "did you mean 'async_subprocess'.* base"),
