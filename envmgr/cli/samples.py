@@ -15,9 +15,9 @@ import msgspec
 from envmgr.cli.usage import times_of
 from envmgr.collect import Collector
 from envmgr.manager import EnvManager
+from envmgr.proc import queued_s_of, resident_bytes
 from envmgr.reporting.files import SAMPLES, Sample
 from envmgr.types import monotonic
-from envmgr.worker.process import resident_bytes
 
 EVERY_S = 1.0
 _OF_THE_RUN = 500.0
@@ -100,7 +100,7 @@ class Samples:
 def _queued_s() -> float | None:
     """Return how long the main thread was queued for a core; None where the system does not say."""
     try:
-        return times_of(os.getpid())[1]
+        return queued_s_of(os.getpid())
     except (OSError, ValueError, IndexError):
         return None
 

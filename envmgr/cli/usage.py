@@ -9,6 +9,7 @@ from envmgr.collect import CollectStatistics
 from envmgr.config_file import ResolvedConfig
 from envmgr.launch import usable_cores
 from envmgr.manager import EnvManager
+from envmgr.proc import cpu_s_of, queued_s_of
 from envmgr.tuning.advice import Usage, advice_of
 from envmgr.tuning.settings import setting_of
 from envmgr.types import monotonic
@@ -75,9 +76,4 @@ class UsageMeter:
 
 def times_of(pid: int) -> tuple[float, float]:
     """Return seconds that a process has computed, and those it was queued for a core."""
-    tick = os.sysconf("SC_CLK_TCK")
-    with open(f"/proc/{pid}/stat", "rb") as file:
-        user, system = file.read().rpartition(b")")[2].split()[11:13]
-    with open(f"/proc/{pid}/schedstat") as file:
-        queued_ns = int(file.read().split()[1])
-    return (int(user) + int(system)) / tick, queued_ns * 1e-9
+    return cpu_s_of(pid), queued_s_of(pid)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from envmgr.errors import UnreadableRunError
+from envmgr.proc import memfds_of, stat_of, status_of
 from envmgr.wire.board import FILE, HEADER_BYTES, Board, board_in
 
 PROCESS = "process.json"
@@ -24,9 +25,8 @@ def boards_of(pid: int) -> list[Board]:
     Raises:
         UnreadableRunError: there is no such process, it is another user's, or it has no manager.
     """
-    folder = f"/proc/{pid}/fd"
     try:
-        names = os.listdir(folder)
+        paths = memfds_of(pid, FILE)
     except FileNotFoundError as error:
         raise UnreadableRunError(_no_process(pid)) from error
     except OSError as error:
@@ -34,10 +34,12 @@ def boards_of(pid: int) -> list[Board]:
             f"process {pid} cannot be looked at: {error.strerror}. Only its own user and root may."
         ) from error
     by_file: dict[int, Board] = {}
-    for name in names:
-        _look_at(f"{folder}/{name}", by_file)
+    for path in paths:
+        _look_at(path, by_file)
     found = by_file.values()
-    own = [board for board in found if board.plan.pid in _pids_of(pid)]
+    # What the process is called in its own container counts, too.
+    pids = [pid, *map(int, status_of(pid).get("NSpid", "").split())]
+    own = [board for board in found if board.plan.pid in pids]
     if not own:
         detail = " (it is a fork of the process that has one)" if found else ""
         raise UnreadableRunError(
@@ -54,10 +56,8 @@ def _no_process(pid: int) -> str:
 
 
 def _look_at(path: str, found: dict[int, Board]) -> None:
-    """Add the board that an open file is, if it is one; a file may be open several times."""
+    """Add the board that an open file is; a file may be open several times."""
     try:
-        if not os.readlink(path).startswith(f"/memfd:{FILE} "):
-            return
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:  # closed meanwhile
         return
@@ -69,16 +69,6 @@ def _look_at(path: str, found: dict[int, Board]) -> None:
     finally:
         os.close(fd)
     found[about.st_ino] = board_in(memory, about.st_size)
-
-
-def _pids_of(pid: int) -> list[int]:
-    """Return a pid, and what the process is called in its own container."""
-    try:
-        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    except OSError:
-        return [pid]
-    own = [line.split()[1:] for line in lines if line.startswith("NSpid:")]
-    return [pid, *map(int, *own)] if own else [pid]
 
 
 # -- runs ---------------------------------------------------------------------------------------
@@ -135,7 +125,7 @@ def _no_run(folder: Path) -> str:
 def _start_of(pid: int) -> str | None:
     """Return when a process was started, in a form to compare; None if it is gone."""
     try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()} {fields[19]}"
+        boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot_id} {stat_of(pid)[19]}"
     except (OSError, IndexError):
         return None

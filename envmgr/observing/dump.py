@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from envmgr.lifecycle import EnvState
+from envmgr.proc import resident_bytes
 from envmgr.transport.process.stacks import Stacks
 from envmgr.wire.board import COUNTERS, Activity, Board, text_in
-from envmgr.worker.process import resident_bytes
 
 _MOST_ERROR = 160
 _IDLE = " in await_bell\n"

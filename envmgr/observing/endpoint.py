@@ -10,9 +10,9 @@ import numpy as np
 from envmgr.errors import ConfigError
 from envmgr.lifecycle import EnvState
 from envmgr.optional_packages import imported
+from envmgr.proc import resident_bytes
 from envmgr.wire.board import COUNTERS, Board
 from envmgr.wire.latencies import BOUNDS, KINDS, N_BUCKETS, SUM, Numbers, quantiles, sane
-from envmgr.worker.process import resident_bytes
 
 ADDRESS = "127.0.0.1"
 _SHOWN = (0.5, 0.99)

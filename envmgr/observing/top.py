@@ -13,9 +13,9 @@ from envmgr.errors import UnreadableRunError
 from envmgr.lifecycle import EnvState
 from envmgr.observing.boards import boards_of
 from envmgr.observing.dump import seconds_text
+from envmgr.proc import resident_bytes
 from envmgr.wire.board import COUNTERS, Activity, Board
 from envmgr.wire.latencies import counts_of, quantiles
-from envmgr.worker.process import resident_bytes
 
 _HEADER = (
     f"{'env':>5} {'state':<10} {'at':<20} {'for':>9} {'steps/s':>8} "

@@ -28,6 +28,7 @@ from typing import Any, Protocol
 from typing_extensions import Self
 
 from envmgr.errors import ConfigError
+from envmgr.proc import stat_of
 from envmgr.testing.injuries import AT_ONCE, refuse_kinds, signal_of
 from envmgr.types import Clock, monotonic
 
@@ -334,8 +335,7 @@ def _descends_from_this(pid: int) -> bool:
         if pid == own:
             return True
         try:
-            with open(f"/proc/{pid}/stat", "rb") as file:
-                pid = int(file.read().rpartition(b")")[2].split()[1])
+            pid = int(stat_of(pid)[1])
         except (OSError, ValueError, IndexError):
             return False
         if pid <= 1:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,6 +10,7 @@ from typing import Any
 from envmgr.calibrate import choose
 from envmgr.config import ManagerConfig
 from envmgr.launch import cores_of
+from envmgr.proc import resident_bytes
 from envmgr.transport.process.preflight import free_memory
 from envmgr.tuning.measuring import Course, Still, anchors_of, figures_of, profiled, stills_of
 from envmgr.tuning.model import EnvFigures, Machine, fitted_machine
@@ -86,7 +85,8 @@ def _try_one(config: Mapping[str, Any], factories: Sequence[EnvFactory], seconds
         profile: Profile = manager.apply(profiled, seconds)[0]
         workers = manager.stats().get("workers") or [{"pid": 0}]
         spaces = (manager.observation_space, manager.action_space)
-        return One(profile, spaces, _private_bytes(workers[0]["pid"]), launch_s)
+        private = resident_bytes(workers[0]["pid"], shared=False) or None
+        return One(profile, spaces, private, launch_s)
     finally:
         course.close()
 
@@ -123,11 +123,3 @@ def window_of(left_s: float, env: EnvFigures) -> tuple[float, float]:
     cycle_s = env.reset_s + env.episode_steps * env.step_s
     window_s = max(window_s, min(_CYCLES * cycle_s, left_s / 24))
     return window_s, min(0.3 * window_s, cycle_s)
-
-
-def _private_bytes(pid: int) -> int | None:
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        with open(f"/proc/{pid}/statm") as file:
-            _, resident, shared = map(int, file.read().split()[:3])
-        return (resident - shared) * os.sysconf("SC_PAGE_SIZE")
-    return None

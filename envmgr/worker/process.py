@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from envmgr.errors import ConfigError
+from envmgr.proc import resident_bytes
 from envmgr.types import EnvFactory
 from envmgr.wire.channel import ChannelClosedError
 from envmgr.wire.frames import FrameError, encode
@@ -281,12 +282,3 @@ def _open_memory(shared_fds: tuple[int, ...], nbytes: int) -> mmap.mmap:
     if not shared_fds:
         raise FrameError("observations are placed in shared memory, but there is none")
     return mmap.mmap(shared_fds[0], nbytes)
-
-
-def resident_bytes(pid: int | str = "self") -> int:
-    """Return the resident memory of a process; 0 where that cannot be read."""
-    try:
-        with open(f"/proc/{pid}/statm") as file:
-            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except (OSError, ValueError, IndexError, AttributeError):
-        return 0

@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Any, NamedTuple
 
 from envmgr.env import adapt
+from envmgr.proc import queued_s_of
 from envmgr.types import is_abnormal
 from envmgr.worker.applied import AppliedEnv
 
@@ -138,8 +139,7 @@ def run_trial(
 def queued_s_of_this_thread() -> float:
     """Return how long this thread has waited for a core; 0 where the system does not tell."""
     try:
-        with open("/proc/thread-self/schedstat") as file:
-            return int(file.read().split()[1]) * 1e-9
+        return queued_s_of("thread-self")
     except (OSError, ValueError, IndexError):
         return 0.0
 

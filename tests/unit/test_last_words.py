@@ -177,11 +177,11 @@ def pass_time_by_looking(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
     times = SimpleNamespace(monotonic=lambda: clock[0], sleep=sleep)
     monkeypatch.setattr(stacks, "time", times)
-    calls = {"kill": lambda *_: None, "truncate": lambda *_: None, "sysconf": os.sysconf}
+    calls = {"kill": lambda *_: None, "truncate": lambda *_: None}
     monkeypatch.setattr(stacks, "os", SimpleNamespace(**calls))
     monkeypatch.setattr(stacks, "_file_of", lambda pid: "")
     monkeypatch.setattr(stacks, "_read", lambda path: "")
-    monkeypatch.setattr(stacks, "_status_of", lambda pid: {"State": "S"})
+    monkeypatch.setattr(stacks, "status_of", lambda pid: {"State": "S"})
     monkeypatch.setattr(stacks, "_listens", lambda pid, status: True)
     return clock
 

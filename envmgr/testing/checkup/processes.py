@@ -8,7 +8,7 @@ import signal
 import threading
 from typing import NamedTuple
 
-from envmgr.worker.process import resident_bytes
+from envmgr.proc import resident_bytes, stat_of
 
 
 class Holdings(NamedTuple):
@@ -41,9 +41,8 @@ def descendants(pid: int) -> list[int]:
     parents: dict[int, int] = {}
     for name in _pids():
         with contextlib.suppress(OSError, ValueError, IndexError):
-            with open(f"/proc/{name}/stat", "rb") as file:
-                state, parent = file.read().rpartition(b")")[2].split()[:2]
-            if state not in (b"Z", b"X"):
+            state, parent = stat_of(int(name))[:2]
+            if state not in ("Z", "X"):
                 parents[int(name)] = int(parent)
     found: list[int] = []
     layer = {pid}

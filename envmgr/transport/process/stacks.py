@@ -8,6 +8,7 @@ import os
 import time
 from pathlib import Path
 
+from envmgr.proc import cpu_s_of, memfds_of, status_of
 from envmgr.worker import last_words
 from envmgr.worker.last_words import STACKS_FILE, STACKS_SIGNAL
 
@@ -45,7 +46,7 @@ class Stacks:
             The stacks of its threads, the innermost calls first, without envmgr's own. If
             it does not give them: what the kernel says of the process. Empty if it is gone.
         """
-        status = _status_of(pid)
+        status = status_of(pid)
         if not status:
             return ""
         path = _file_of(pid) if _listens(pid, status) else None
@@ -73,13 +74,10 @@ class Stacks:
 
 def _file_of(pid: int) -> str | None:
     """Return the path of the file that a worker writes its stacks into; None if it has none."""
-    folder = f"/proc/{pid}/fd"
-    with contextlib.suppress(OSError):
-        for name in os.listdir(folder):
-            with contextlib.suppress(OSError):  # closed meanwhile
-                if os.readlink(f"{folder}/{name}").startswith(f"/memfd:{STACKS_FILE} "):
-                    return f"{folder}/{name}"
-    return None
+    try:
+        return next(memfds_of(pid, STACKS_FILE), None)
+    except OSError:
+        return None
 
 
 def _read(path: str) -> str:
@@ -106,15 +104,6 @@ def _of_env(lines: list[str]) -> list[str]:
     return inner if len(inner) > 1 else lines  # the first says which thread it is
 
 
-def _status_of(pid: int) -> dict[str, str]:
-    """Return what the kernel says of a process, by name; nothing if it is gone."""
-    try:
-        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    except OSError:
-        return {}
-    return {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
-
-
 def _listens(pid: int, status: dict[str, str]) -> bool:
     """Whether the process is a worker that has a handler for the signal: others would die of it."""
     if STACKS_SIGNAL is None or status.get("State", "Z").startswith("Z"):
@@ -132,8 +121,7 @@ def _without_stacks(pid: int, status: dict[str, str]) -> str:
         place = Path(f"/proc/{pid}/wchan").read_text().strip("0 \n")
     cpu_s = 0.0
     with contextlib.suppress(OSError, ValueError, IndexError):
-        times = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]
-        cpu_s = sum(map(int, times)) / os.sysconf("SC_CLK_TCK")
+        cpu_s = cpu_s_of(pid)
     facts = [
         f"state {status.get('State', '?')}",
         f"waiting in {place}" if place else "",

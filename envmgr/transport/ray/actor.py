@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from envmgr.errors import MissingDependencyError
+from envmgr.proc import resident_bytes
 from envmgr.transport.base import HostDied
 from envmgr.transport.ray.exchange import Exchange
 from envmgr.transport.ray.items import Do, Item, Node, packed, unpacked
@@ -27,7 +28,7 @@ from envmgr.transport.thread import stack_of
 from envmgr.wire.block import block_is_possible, items
 from envmgr.wire.frames import Frame, FrameError, pack
 from envmgr.wire.hosts import EnvOrder, HostSpec, Orders, WorkerSettings
-from envmgr.worker.process import resident_bytes, set_up
+from envmgr.worker.process import set_up
 from envmgr.worker.serving import unreadable
 from envmgr.worker.thread import ThreadInbox, run_on_thread
 
