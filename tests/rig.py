@@ -65,6 +65,7 @@ class Rig:
         spare_num: spares besides them.
         batches: which of the envs are rows of batched envs.
         transport: what hosts run on.
+        clock: of all of them.
         **rules: of episodes: fields of `EpisodeRules`.
     """
 
@@ -82,9 +83,10 @@ class Rig:
         spare_num: int = 0,
         batches: tuple[Batch, ...] = (),
         transport: type[FakeTransport] = FakeTransport,
+        clock: FakeClock | None = None,
         **rules: Any,
     ) -> None:
-        self.clock = FakeClock()
+        self.clock = clock or FakeClock()
         if has_block is None:
             has_block = _route == "block" and not has_memory
         self.transport = transport(
@@ -140,6 +142,7 @@ class Rig:
         seeds: Mapping[int, int] | None = None,
         params: Mapping[int, dict[str, Any]] | None = None,
         space: Any = None,
+        envs: FakeEnvs | None = None,
     ) -> Rig:
         """Launch all envs, whatever `answer` is: they are in RUN afterwards.
 
@@ -148,10 +151,11 @@ class Rig:
             params: reset params by env_id.
             space: the observation space of all envs, whose observations are zeros then; None:
                 observations travel as they are.
+            envs: who answers meanwhile; None: envs like that.
         """
         transport = self.transport
         observe = None if space is None else lambda message, kind: 0  # a slot
-        envs = FakeEnvs(observation_space=space, observe=observe)
+        envs = envs or FakeEnvs(observation_space=space, observe=observe)
         answer, transport.answer = transport.answer, envs
         for slot in self.supervisor.slots:
             slot.base_seed = slot.new_seed = (seeds or {}).get(slot.env_id)

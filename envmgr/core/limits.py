@@ -154,6 +154,8 @@ class Limits:
         if not since <= now:  # NaN too: nobody may put off a deadline
             since = group.quiet_since
         slot = group.by_id.get(running - 1)
+        if slot is not None and slot.phase is Phase.IDLE:  # it is done with that
+            slot = None
         if slot is None and group.running is not None and since <= group.quiet_since:
             return  # a message has said what it runs, and the block knows of nothing later
         if slot is None or slot.phase in _STEPS:

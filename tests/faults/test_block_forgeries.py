@@ -297,6 +297,7 @@ class Deceiver(Forger):
         running, since = {
             "idle": (0, float("inf")),
             "busy with a stranger": (99, float("inf")),
+            "busy with one who does nothing": (1, float("inf")),
             "busy for ever": (2, float("inf")),
             "busy since when": (2, float("nan")),
             "idle since when": (0, float("nan")),
@@ -305,7 +306,14 @@ class Deceiver(Forger):
         block.running[:] = running
 
 
-LIES = ("idle", "busy with a stranger", "busy for ever", "busy since when", "idle since when")
+LIES = (
+    "idle",
+    "busy with a stranger",
+    "busy with one who does nothing",
+    "busy for ever",
+    "busy since when",
+    "idle since when",
+)
 
 
 @sync_blocks

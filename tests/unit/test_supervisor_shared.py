@@ -10,7 +10,13 @@ from gymnasium.spaces import Discrete
 from envmgr.core import Phase
 from envmgr.core.groups import host_groups
 from envmgr.core.slots import Record
-from envmgr.errors import EnvCrash, EnvProtocolError, EnvRaised, FailuresExhaustedError
+from envmgr.errors import (
+    EnvCrash,
+    EnvProtocolError,
+    EnvRaised,
+    EnvTimeout,
+    FailuresExhaustedError,
+)
 from envmgr.lifecycle import EnvState
 from envmgr.policy import Deadlines, FailurePolicy
 from envmgr.wire.messages import UNANSWERED, AfterStep, FailureKind, Message, Op
@@ -655,6 +661,20 @@ def test_each_construction_has_its_limit_and_the_first_counts_from_the_start() -
     rig.began(0)
     rig.advance(4.0)
     assert "env 0" in str(rig.supervisor.repair.launch_failures[0])
+
+
+@pytest.mark.parametrize("shown", [0, 2, 99])
+def test_a_host_that_shows_an_env_that_does_nothing_is_not_waited_for(shown: int) -> None:
+    rig = shared(2, has_block=True, deadlines=Deadlines(step_s=2.0))
+    assert rig.transport.shared is not None
+    block = rig.transport.shared.block
+    assert block is not None
+    rig.send({0: 1})
+    block.running[:], block.since[:] = shown, rig.clock()  # 2: the other, who has no limit then
+    rig.run(1.75)
+    assert not rig.transport.killed
+    rig.run(2.0)
+    assert isinstance(rig.error(0), EnvTimeout)
 
 
 def test_what_a_dead_host_ran_is_not_held_against_the_host_that_replaces_it() -> None:
