@@ -83,8 +83,10 @@ class OutboxTransport(Transport):
 
     def await_ring(self, timeout_s: float) -> bool:
         """Wait for a ring, which may be for a message as well."""
-        outbox = self._open_outbox()
-        if self.arrivals or outbox.sent or self._ready.ready(timeout_s) != [outbox.bell]:
+        outbox = self._outbox  # without a call: this runs for each batch
+        if outbox is None or self.arrivals or outbox.sent:
+            return False
+        if self._ready.ready(timeout_s) != [outbox.bell]:
             return False
         outbox.bell.silence()
         return not outbox.sent
