@@ -11,6 +11,8 @@ from envmgr.core.taken import Taken
 from envmgr.errors import NothingReadyError
 from envmgr.policy import GatherPolicy
 
+_NONE_READY = ". No env takes one now: ready_obs waits until one does, or says why none will"
+
 _A_MOMENT_S = 0.001
 _LOOK_EVERY_S = 0.002
 """A host of many cheap envs rings late, lest it ring for each; so long it may be overlooked."""
@@ -87,6 +89,7 @@ class Gather:
         if not outstanding:
             raise NothingReadyError(
                 "nothing is outstanding: send actions first, with step(actions) or send(actions)"
+                + ("" if supervisor.ready_ids() else _NONE_READY)
             )
         is_limited = deadline != math.inf  # and may have passed before anybody looks
         if posting is None or is_limited or supervisor.record.phases.any_repaired:

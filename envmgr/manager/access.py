@@ -238,7 +238,10 @@ class EnvAccess(ManagerLifetime):
         return self._normalization
 
     def random_action(self) -> dict[int, Any]:
-        """Return a random action for each ready env, from a seeded stream of each env."""
+        """Return a random action for each ready env, from a seeded stream of each env.
+
+        Does not wait: `{}` if none is ready, as when all of them are being reset.
+        """
         samplers = self._samplers
         if samplers is None:
             raise ManagerClosedError("the manager is closed; call launch() first")

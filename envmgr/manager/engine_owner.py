@@ -152,8 +152,6 @@ class EngineOwner:
     def _keep_engine(self, engine: Engine) -> None:
         self._engine = engine
         self._gather = Gather(engine)
-        if self._normalization is not None:
-            self._normalization.begin(range(self.env_num))
         self._statistics = engine.supervisor.statistics
         self._figures = figures_of(engine)
         # Not of the manager itself: what is dropped without close() ends with its finalizer.

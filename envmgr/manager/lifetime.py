@@ -120,8 +120,7 @@ class ManagerLifetime(EngineOwner):
         action_spaces = [d.action_space for d in ours]
         if all(same_space(space, action_spaces[0]) for space in action_spaces):
             action_spaces = [action_spaces[0]] * self.env_num
-        wanted = self._config.check_actions
-        if wanted:
+        if wanted := self._config.check_actions:
             codec = {id(s): codec_of(s, strict=wanted == "strict") for s in action_spaces}
             self._action_checks = [
                 action_check(space, codec[id(space)].refusal, self._newest(env_id))
@@ -183,6 +182,8 @@ class ManagerLifetime(EngineOwner):
             with engine.calling as supervisor:
                 self._prepare(supervisor, params)
                 self._build(engine, supervisor)
+                if self._normalization is not None:
+                    self._normalization.begin(range(self.env_num))
                 begin_envs(engine, self._replay_paths)
         except BaseException as error:
             self._give_up(error)

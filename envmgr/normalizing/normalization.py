@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from envmgr.config import ManagerConfig
 from envmgr.config.kind_sections import NormalizationSection
+from envmgr.config.schema import unknown_key
 from envmgr.core import ArrayBatch
 from envmgr.core.delivery import Hand
 from envmgr.core.taken import BatchInfos
@@ -23,7 +24,7 @@ from envmgr.errors import ConfigError
 from envmgr.normalizing.moments import Floats, Moments, array_like, loaded, no_moments, saved
 from envmgr.normalizing.state import OF_EPISODES, State, no_state
 from envmgr.spaces import codec_of, indexed
-from envmgr.spaces.normalized import box_paths, leaf_at, with_boxes, with_leaves
+from envmgr.spaces.normalized import box_paths, leaf_at, missing_keys, with_boxes, with_leaves
 from envmgr.spaces.reading import error_text, short_text
 from envmgr.spaces.values import path_text
 from envmgr.types import EnvTimestep, is_abnormal, monotonic
@@ -93,13 +94,15 @@ class Normalization:
         return [self._shown(description) for description in descriptions]
 
     def _adopt_space(self, space: Any) -> None:
-        paths = box_paths(space, self._section.keys)
+        keys = self._section.keys
+        for key in missing_keys(space, keys):
+            raise unknown_key(key, space.spaces, "manager.normalization.keys")
+        paths = box_paths(space, keys)
         if not paths:
+            under = "" if keys is None else f" under {list(keys)}"
             raise ConfigError(
                 "manager.normalize_obs is true, but there is no Box to normalise in the "
-                f"observation space {short_text(space)}"
-                + ("" if self._section.keys is None else f" under {list(self._section.keys)}")
-                + ". Turn it off."
+                f"observation space {short_text(space)}{under}. Turn it off."
             )
         self._space, self._codec, self._paths = space, codec_of(space), paths
         shapes = [leaf.shape for leaf in self._codec.structure.leaves if leaf.path in paths]

@@ -30,6 +30,13 @@ def box_paths(space: Any, keys: Collection[str] | None = None) -> list[Path]:
     return []
 
 
+def missing_keys(space: Any, keys: Collection[str] | None) -> list[str]:
+    """Return those of some keys that a Dict does not have; of other spaces none are asked for."""
+    if not isinstance(space, spaces.Dict):
+        return []
+    return [key for key in keys or () if key not in space.spaces]
+
+
 def with_boxes(space: Any, paths: Collection[Path], high: float, path: Path = ()) -> Any:
     """Return a space whose boxes at `paths` hold float32 numbers from -high to high."""
     if path in paths:

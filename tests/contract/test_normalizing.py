@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import gymnasium
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 from gymnasium.spaces import Box, Discrete
 
-from envmgr import as_gymnasium, create_env_manager
+from envmgr import as_gymnasium, create_env_manager, make
 from envmgr.errors import ConfigError, LaunchError
 
 ALL = {"normalize_obs": True, "normalize_reward": True, "episode_statistics": True, "seed": 0}
@@ -136,3 +137,17 @@ def test_what_cannot_be_normalised_fails_the_launch() -> None:
     assert manager.closed
     plain = create_env_manager({"type": "base"}, env_fn=[Walk])
     assert plain.normalization is None
+
+
+def test_the_first_episode_does_not_last_since_before_envs_were_built() -> None:
+    built_s: list[float] = []
+
+    class Slow(Walk):
+        def __init__(self) -> None:
+            time.sleep(0.05)
+            built_s.append(time.monotonic())
+
+    with make(Slow, type="base", episode_statistics=True) as manager:
+        for _ in range(4):
+            timestep = manager.step({0: 0})[0]
+        assert 0.0 < timestep.info["episode"]["t"] <= time.monotonic() - built_s[-1]

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from envmgr import make
 from envmgr.errors import (
     ActionError,
     ConcurrentCallError,
@@ -228,8 +229,17 @@ def test_an_empty_step_gathers_when_something_is_outstanding_and_raises_otherwis
     timesteps = manager.step({})
     assert [*timesteps] == [1]
     assert seen(timesteps[1].obs).action == 4
-    with pytest.raises(NothingReadyError):
+    with pytest.raises(NothingReadyError) as raised:
         manager.step({})
+    assert "ready_obs" not in str(raised.value)
+
+
+def test_an_empty_step_says_what_waits_for_envs_of_which_none_is_ready() -> None:
+    short = {"env_kwargs": {"max_episode_steps": 1}, "auto_reset": False}
+    with make("CartPole-v1", type="base", **short) as manager:
+        assert manager.step(manager.random_action())[0].done
+        with Raises(NothingReadyError, "outstanding", "No env takes one now: ready_obs waits"):
+            manager.step(manager.random_action())
 
 
 @every_kind

@@ -12,7 +12,7 @@ from gymnasium.spaces import Box, Dict, Discrete, Text, Tuple
 from envmgr.config import ManagerConfig
 from envmgr.core import ArrayBatch
 from envmgr.core.delivery import Hand
-from envmgr.errors import ConfigError
+from envmgr.errors import ConfigError, UnknownKeyError
 from envmgr.normalizing import Normalization, normalization_of
 from envmgr.normalizing.moments import no_moments
 from envmgr.types import EnvTimestep
@@ -242,6 +242,12 @@ def test_nothing_asked_for_is_nothing() -> None:
 def test_observations_without_numbers_are_refused(space: Any) -> None:
     with pytest.raises(ConfigError, match="there is no Box to normalise"):
         normalization(1, space, normalize_obs=True)
+
+
+def test_keys_that_observations_do_not_have_are_named() -> None:
+    keys, space = {"keys": ["speed", "camra"]}, Dict(camera=Box(0, 1, (2,)), speed=Box(0, 1))
+    with pytest.raises(UnknownKeyError, match=r"'camra' in .*\.keys: did you mean 'camera'\?"):
+        normalization(1, space, normalize_obs=True, normalization=keys)
 
 
 def test_what_cannot_be_normalised_is_refused() -> None:
