@@ -121,9 +121,9 @@ class TreeView(DictView):
             stacked = self._trees.stacked(list(observations.values()))
         except ValueError as error:
             raise SpaceMismatchError(
-                f"the observations of envs {short_text(self._read)} are no batch: {error}. Envs of "
-                "V2 kinds have to give observations of one structure and shape; the other kinds "
-                "give them one by one."
+                f"the observations of envs {short_text(self._read)} are no batch: envs of V2 kinds "
+                "have to give arrays of one structure and shape; the other kinds give observations "
+                f"one by one. ({error})"
             ) from error
         return self._trees.tree(stacked) if isinstance(stacked, dict) else stacked
 

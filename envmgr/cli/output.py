@@ -50,12 +50,6 @@ class RunFolder:
         try:
             self._make()
             held = [name for name in RESULTS if os.path.lexists(self.path / name)]
-            if held and not self._force:
-                raise ConfigError(
-                    f"the output folder {str(self.path)!r} holds the results of another run "
-                    f"({', '.join(held)}). Name another folder with --output, or replace them with "
-                    "--force."
-                )
             with tempfile.TemporaryFile(dir=self.path):
                 pass  # it can be written
         except (OSError, ValueError) as error:  # ValueError: a NUL, or half of a surrogate pair
@@ -64,6 +58,12 @@ class RunFolder:
                 f"the output folder {str(self.path)!r} cannot be written: {_reason(error)}. Name "
                 "another one with --output, or write nothing with --no-output."
             ) from error
+        if held and not self._force:
+            raise ConfigError(
+                f"the output folder {str(self.path)!r} holds the results of another run "
+                f"({', '.join(held)}). Name another folder with --output, or replace them with "
+                "--force."
+            )
 
     def _make(self) -> None:
         missing = [p for p in (self.path, *self.path.parents) if not p.exists()]
