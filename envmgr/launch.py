@@ -120,6 +120,15 @@ def _folder_of_logs(path: str) -> str:
     return folder
 
 
+def _refuse_nowhere(path: str) -> None:
+    folder = os.path.dirname(os.path.abspath(path))
+    if not os.path.isdir(folder):  # else that is only found out at the end of the run
+        raise ConfigError(
+            f"manager.trace is {path!r}, but there is no folder {folder!r} to write it into. Make "
+            "it, or name another file."
+        )
+
+
 def actor_plan_of(config: ManagerConfig, factories: Sequence[EnvFactory]) -> ActorPlan:
     """Return which actors of a Ray cluster a config wants for envs."""
     options = config.ray or Ray()
@@ -186,7 +195,7 @@ def build_engine(
         shelter: see `Engine`.
 
     Raises:
-        ConfigError: spares are asked for where no reset can be hidden.
+        ConfigError: spares are asked for where no reset can be hidden, or a timeline nowhere.
     """
     check_kind(config, hides_resets=transport.works_alone, refused=transport.refused)
     settings = host_settings_of(config, given_spaces, transport, batches_of(factories))
@@ -201,6 +210,7 @@ def build_engine(
         spare_num=config.spare_env_num,
     )
     if config.trace is not None:
+        _refuse_nowhere(config.trace.path)
         hosts.tracer = Tracer(clock, config.trace.events)
     rules = _rules_of(config, () if spare is None else takers_of(factories, spare))
     supervisor = Supervisor(hosts, rules, _failure_policy_of(config))

@@ -60,7 +60,7 @@ env:
 manager:
   type: subprocess              # `envmgr list` has the others; async_subprocess for uneven steps
   env_num: {env_num}
-  num_workers: auto             # tries one env at launch; null: a process each; or a number
+  num_workers: auto             # auto: one env is tried at launch; null: a process each
   seed: 0                       # env i gets seed + i; null: no seeds
   step_timeout: {_text(step_limit_s):<15} # seconds; an env that takes longer is replaced
   reset_timeout: {_text(reset_limit_s):<14} # seconds

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from envmgr import make
 from envmgr.cli import main
 from envmgr.config import ManagerConfig
 from envmgr.config_file import load_config
@@ -172,3 +173,10 @@ def test_a_path_alone_will_do_but_not_any_from_a_file(tmp_path: Path) -> None:
         file.write_text(f"manager: {{trace: {text}}}\n")
         with pytest.raises(ConfigError, match=r"manager\.trace.*--trace"):
             load_config(file)
+
+
+def test_a_folder_that_is_not_there_is_found_out_before_anything_is_launched(
+    tmp_path: Path,
+) -> None:
+    with pytest.raises(ConfigError, match=r"manager\.trace is .*no folder .*nowhere"):
+        make("CartPole-v1", type="base", trace=str(tmp_path / "nowhere/t.json")).launch()
