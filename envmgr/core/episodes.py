@@ -79,7 +79,8 @@ class Episodes:
 
     def _plan(self, slot: EnvSlot) -> EpisodePlan:
         left = self._rules.episode_num - slot.episodes_done - 1
-        inplace = self._rules.reset_inplace
+        # A reset that has a limit of its own, or none where steps have one, is no part of a step.
+        inplace = self._rules.reset_inplace and not self._hosts.limits.limit_episodes
         params = {} if isinstance(slot.reset_params, Once) else slot.reset_params
         return EpisodePlan(self._hosts_begin, left, params, inplace)
 

@@ -37,6 +37,7 @@ class Limits:
         clock: monotonic seconds.
         step_s: the limit of steps.
         close_s: the limit of closing.
+        limit_episodes: whether steps or resets have a limit.
         earliest: a moment before which no deadline passes; may be too early, never too late.
         changes: grows when there is something new to look after behind the caller.
     """
@@ -53,6 +54,7 @@ class Limits:
         self.clock = clock
         self.step_s = deadlines.step_s
         self.close_s = deadlines.close_s
+        self.limit_episodes = deadlines.step_s is not None or deadlines.reset_s is not None
         self.earliest = NEVER
         self.changes = 0
         self._record = record

@@ -98,7 +98,8 @@ class EpisodePlan(NamedTuple):
         auto_reset: begin the next episode at once.
         episodes_left: how many more episodes may be begun so; `inf` for no limit.
         params: keyword arguments of those resets.
-        inplace: a step that ends an episode is complete when the next one has begun.
+        inplace: a step that ends an episode is complete when the next one has begun; else it is
+            answered before that.
     """
 
     auto_reset: bool

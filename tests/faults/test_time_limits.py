@@ -161,6 +161,30 @@ def test_f15_a_reset_that_hangs_behind_the_caller_is_begun_in_a_new_process(
     assert (stats["failures_by_kind"], stats["abnormal"]) == ({"EnvTimeout": 1}, 0)
 
 
+class Silent(ScriptedGymEnv):
+    """Has nothing in its infos, so that its steps are answered in the block."""
+
+    def step(self, action: Any) -> Any:
+        *rest, _ = super().step(action)
+        return *rest, {}
+
+
+@over(ALL_BLOCK, SOME_MESSAGE, ALL_BLOCK_SHARED, IN_LINE, *ON_THREADS)
+def test_f15_a_reset_that_belongs_to_a_step_is_too(world: World, setup: Setup) -> None:
+    manager = world.make(
+        setup,
+        2,
+        env=Silent,
+        reset_timeout=LIMIT_S,
+        reset_inplace=True,
+        scripts={0: {"reset_faults": {1: "sleep"}}},
+    )
+    last = step_all(manager, {0: int(Do.END), 1: 1})  # plain numbers travel in the block
+    assert ["abnormal" in timestep.info for timestep in last.values()] == [False, False]
+    assert seen(ready_all(manager)[0])[:4] == (0, 1, 0, 0)
+    assert manager.stats()["failures_by_kind"] == {"EnvTimeout": 1}
+
+
 @over(ALL_BLOCK, SOME_MESSAGE, SOME_BLOCK, ALL_BLOCK_SHARED, *ON_THREADS)
 def test_f15_a_reset_that_hangs_before_the_caller_is_too(world: World, setup: Setup) -> None:
     scripts = {0: {"reset_faults": {1: "sleep"}}}

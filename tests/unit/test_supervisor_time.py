@@ -172,6 +172,26 @@ def test_a_limit_that_passes_while_it_is_looked_for_is_found_at_the_next_look(
         assert rig.supervisor.statistics.failures_by_env == {0: 1}, n_reads
 
 
+@pytest.mark.parametrize(
+    ("deadlines", "within_the_step"),
+    [(Deadlines(), True), (Deadlines(step_s=2.0), False), (Deadlines(reset_s=4.0), False)],
+)
+def test_a_reset_is_part_of_a_step_where_neither_has_a_limit(
+    deadlines: Deadlines, within_the_step: bool
+) -> None:
+    rig = Rig(deadlines=deadlines, reset_inplace=True).launch()
+    rig.reset()
+    assert rig.requests(Op.RESET)[-1].payload.plan.inplace == within_the_step
+    rig.reset_done()
+    rig.send(0)
+    rig.stepped(done=True, after=AfterStep.RESETS)
+    rig.advance(2.0)  # of the step's limit nothing is left
+    assert rig.deliver() == {}
+    rig.reset_done()
+    assert [*rig.deliver()] == [0]
+    assert rig.supervisor.statistics.failures_by_env == {}
+
+
 def test_only_the_env_that_is_late_is_given_up() -> None:
     rig = Rig(3, deadlines=LIMITS).launch()
     rig.send(0)
