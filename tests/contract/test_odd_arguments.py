@@ -200,8 +200,8 @@ def problems_of(
             if wrong == _TAKEN and settle is not None:
                 settle()
                 wrong, before = None, state()
-            if wrong is None and state() != before:
-                wrong = "changed something"
+            if wrong is None and (after := state()) != before:
+                wrong = f"changed {before} to {after}"
             if wrong is not None:
                 problems.append(f"{call_name}({name}): {wrong}")
                 before = state()
