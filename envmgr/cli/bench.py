@@ -52,28 +52,19 @@ def execute(
     """
     resolved = resolve_config(config, set=overrides, allow_imports=allow_import)
     factories = factories_of(resolved, "`envmgr bench` runs them in several ways")
+    factory, env_num, manager = factories[0], len(factories), to_plain(resolved.values.manager)
     chosen, missing = installed(_named(peers))
     try_to_write(json_file)
     shows, name = json_file != STDOUT, env_name(resolved)
     if shows:
         each = f"{counted(laps, 'lap')} of {seconds:g} s for each"
-        click.echo(
-            f"envmgr bench: {counted(len(factories), 'env')} of {name}, {each}; load {load()}"
-        )
+        click.echo(f"envmgr bench: {counted(env_num, 'env')} of {name}, {each}; load {load()}")
     with logging_to(logging.NullHandler()), doing(shows) as say:
-        found, errors = bench(
-            chosen,
-            factories[0],
-            len(factories),
-            to_plain(resolved.values.manager),
-            laps=laps,
-            seconds=seconds,
-            limit_s=limit_s,
-            say=say,
-        )
+        limits = {"seconds": seconds, "limit_s": limit_s}
+        found, errors = bench(chosen, factory, env_num, manager, laps=laps, say=say, **limits)
     if shows:
         _print(found, errors, missing)
-    figures = {"env": name, "env_num": len(factories), "load": load(), "versions": versions()}
+    figures = {"env": name, "env_num": env_num, "load": load(), "versions": versions()}
     rows = [_figures(one, errors) for one in found]
     write_figures(json_file, {**figures, "rows": rows, "missing": missing})
     if OURS in errors:

@@ -6,7 +6,6 @@ import dataclasses
 import logging
 import sys
 from collections.abc import Sequence
-from typing import Any
 
 import click
 
@@ -68,25 +67,26 @@ def execute(
     shows = json_file != STDOUT
     if shows:
         click.echo(f"envmgr check: {env_name(resolved)}")
+    findings = _findings(factory, options, shows)
+    verdict = verdict_of(findings)
+    if shows:
+        click.secho(f"verdict: {verdict}", bold=True)
+    passes = worst_of(findings) < (Level.WARNING if strict else Level.PROBLEM)
+    figures = {"env": env_name(resolved), "verdict": verdict, "passes": passes}
+    found = [finding.as_dict() for finding in findings]
+    write_figures(json_file, {**figures, "findings": found, "versions": versions()})
+    return DONE if passes else FAILED
+
+
+def _findings(factory: EnvFactory, options: CheckOptions, shows: bool) -> list[Finding]:
+    """Check an env; show each finding as it is made."""
     findings = []
     with logging_to(logging.NullHandler()), doing(shows) as begin:
         for finding in check_up(factory, options, with_frames=_with_frames(factory), begin=begin):
             findings.append(finding)
             if shows:
                 _print(finding)
-    verdict = verdict_of(findings)
-    if shows:
-        click.secho(f"verdict: {verdict}", bold=True)
-    passes = worst_of(findings) < (Level.WARNING if strict else Level.PROBLEM)
-    figures: dict[str, Any] = {
-        "env": env_name(resolved),
-        "verdict": verdict,
-        "passes": passes,
-        "findings": [finding.as_dict() for finding in findings],
-        "versions": versions(),
-    }
-    write_figures(json_file, figures)
-    return DONE if passes else FAILED
+    return findings
 
 
 def _methods(given: str) -> tuple[str, ...]:

@@ -28,6 +28,7 @@ from envmgr.texts import counted
 from envmgr.tuning.measuring import Act
 from envmgr.tuning.tune import Row, Tuned, tune
 from envmgr.tuning.yaml_edit import edited
+from envmgr.types import EnvFactory
 
 _SHOWN_UNMEASURED = 3
 
@@ -60,7 +61,6 @@ def execute(
         EnvManagerError: the env cannot be built and stepped.
     """
     resolved = resolve_config(config, set=overrides, allow_imports=allow_import)
-    values = resolved.values
     factories = factories_of(resolved, "`envmgr tune` runs them in several ways")
     for kind in listed(kinds):
         ENV_MANAGER_REGISTRY.get(kind)  # raises, and names the nearest
@@ -71,20 +71,7 @@ def execute(
         )
     try_to_write(json_file)
     shows = json_file != STDOUT
-    if shows:
-        click.echo(
-            f"envmgr tune: {counted(len(factories), 'env')} of {env_name(resolved)}, about "
-            f"{seconds:g} s; load {load()}"
-        )
-    with logging_to(logging.NullHandler()), doing(shows) as say:
-        tuned = tune(
-            to_plain(values.manager),
-            factories,
-            seconds=seconds,
-            kinds=listed(kinds),
-            policy_of=_policy_of(resolved),
-            say=say,
-        )
+    tuned = _tuned(resolved, factories, seconds, listed(kinds), shows)
     text = _tuned_text(config, overrides, tuned)
     if shows:
         _print(tuned)
@@ -94,6 +81,30 @@ def execute(
         click.echo(f"\n{text}" if out is None else f"The tuned config is in {out}.\n", nl=False)
     write_figures(json_file, {**as_figures(tuned), "env": env_name(resolved), "config": text})
     return DONE
+
+
+def _tuned(
+    resolved: ResolvedConfig,
+    factories: Sequence[EnvFactory],
+    seconds: float,
+    kinds: Sequence[str],
+    shows: bool,
+) -> Tuned:
+    """Tune; show what is run meanwhile."""
+    if shows:
+        click.echo(
+            f"envmgr tune: {counted(len(factories), 'env')} of {env_name(resolved)}, about "
+            f"{seconds:g} s; load {load()}"
+        )
+    with logging_to(logging.NullHandler()), doing(shows) as say:
+        return tune(
+            to_plain(resolved.values.manager),
+            factories,
+            seconds=seconds,
+            kinds=kinds,
+            policy_of=_policy_of(resolved),
+            say=say,
+        )
 
 
 def load() -> str:
