@@ -22,10 +22,11 @@ from envmgr.config import (
     to_easydict,
     to_plain,
 )
+from envmgr.config.allow_list import plain_key
 from envmgr.config.checks import check_value, show_value, text
-from envmgr.config.env_factories import check_imports
-from envmgr.config.imports import ImportPolicy, check_preload, file_policy, import_object
-from envmgr.config.paths import check_confined
+from envmgr.config.file_rules import admit, keys_to_allow
+from envmgr.config.imports import FilePolicy, file_policy
+from envmgr.config.origins import Origin, Source
 from envmgr.config.schema import Section, as_mapping, check_keys, checks_of, unknown_key
 from envmgr.config.yaml_text import MAX_BYTES, dump_yaml, load_yaml
 from envmgr.errors import ConfigError, UnknownKeyError
@@ -48,14 +49,13 @@ class ResolvedConfig:
 
     Attributes:
         values: the sections `env`, `manager` and `collect` with all their keys.
-        origins: by dotted key, where the value came from: "default", "kind <registry key>",
-            "file <name>", "argument" (a mapping given by code) or "set" (an override).
-        import_policy: what names in it may be imported; None if code gave it.
+        origins: by dotted key, where the value came from.
+        file_policy: what the file may do; None if code gave the config.
     """
 
     values: EasyDict
-    origins: Mapping[str, str]
-    import_policy: ImportPolicy | None = None
+    origins: Mapping[str, Origin]
+    file_policy: FilePolicy | None = None
 
 
 def load_config(
@@ -63,6 +63,8 @@ def load_config(
     *,
     set: Sequence[str] = (),
     allow_imports: Sequence[str] | None = None,
+    allow_env: Sequence[str] | None = None,
+    allow: Sequence[str] | None = None,
 ) -> EasyDict:
     """Return a whole config, checked, with every default filled in.
 
@@ -71,6 +73,8 @@ def load_config(
         set: overrides such as `manager.env_num=16`; the right-hand side is YAML.
         allow_imports: modules (with those below them) that a file may name for import; see
             `envmgr.config.imports` for what it may name without. A mapping is trusted.
+        allow_env: environment variables that a file may set in workers besides the harmless ones.
+        allow: keys that a file may set to anything, such as `ray.runtime_env`.
 
     Returns:
         An EasyDict with the sections `env`, `manager` and `collect`. Mappings whose keys are no
@@ -78,10 +82,12 @@ def load_config(
 
     Raises:
         UnknownKeyError: a key or a kind of manager that does not exist; the nearest is named.
-        ConfigError: the file cannot be read or is malformed, a value is not allowed, or a name may
-            not be imported or cannot be.
+        ConfigError: the file cannot be read or is malformed, a value is not allowed, or not in a
+            file, or a name may not be imported or cannot be.
     """
-    return resolve_config(source, set=set, allow_imports=allow_imports).values
+    return resolve_config(
+        source, set=set, allow_imports=allow_imports, allow_env=allow_env, allow=allow
+    ).values
 
 
 def resolve_config(
@@ -89,51 +95,75 @@ def resolve_config(
     *,
     set: Sequence[str] = (),
     allow_imports: Sequence[str] | None = None,
+    allow_env: Sequence[str] | None = None,
+    allow: Sequence[str] | None = None,
 ) -> ResolvedConfig:
     """Return what `load_config` returns, with the origin of every value.
 
     The arguments and errors are those of `load_config`.
     """
-    policy: ImportPolicy | None = None
+    policy: FilePolicy | None = None
     if isinstance(source, Mapping):
-        given, origin = to_plain(source), "argument"
+        given, origin = to_plain(source), Origin(Source.CODE)
     else:
         source = _checked_path(source)
-        given, origin = to_plain(read_config_file(source)), f"file {source}"
-        policy = file_policy(allow_imports, Path(source))
-    origins: dict[_Path, str] = dict.fromkeys(_leaves(given), origin)
+        given, origin = to_plain(read_config_file(source)), Origin(Source.FILE, source)
+        lists = {"allow_imports": allow_imports, "allow_env": allow_env, "allow": allow}
+        policy = file_policy(lists, Path(source))
+        _check_keys_to_allow(policy)
+    origins: dict[_Path, Origin] = dict.fromkeys(_leaves(given), origin)
     for override in _checked_overrides(set):
         _apply_override(given, override, origins)
     _check_sections(given)
 
     env = EnvConfig.from_mapping(given.get("env"))
     collect = CollectConfig.from_mapping(given.get("collect"))
+    said = _said_by_file(given, origins)
+
+    def check_trust(schema: type[Section]) -> None:
+        if policy is not None:
+            in_file, whole = (as_mapping(t.get(schema.PATH), schema.PATH) for t in (said, given))
+            admit(schema, in_file, whole, policy, env)
+
+    check_trust(ManagerConfig)  # before its modules are imported
     kind = kind_of({"type": "base", **as_mapping(given.get("manager"), "manager")}, policy)
     manager_cls = ENV_MANAGER_REGISTRY.get(kind)
     preset = default_config_of(manager_cls, kind)
     manager = ManagerConfig.from_mapping(given.get("manager"), preset)
     transport_cls = getattr(manager_cls, "_transport_cls", Transport)  # not in classes of others
     check_kind(manager, hides_resets=transport_cls.works_alone, refused=transport_cls.refused)
-    if policy is not None:
-        check_imports(env, policy)
-        check_preload(manager.preload or (), policy)
-        if collect.policy != "random":
-            import_object(collect.policy, allow=policy, key="collect.policy")
-        if origins.get(("collect", "output")) == origin:
-            check_output(collect.output)
-        if manager.worker_log is not None and origins[("manager", "worker_log")] == origin:
-            instead = "Name that folder with --set manager.worker_log=FOLDER on the command line."
-            check_confined(manager.worker_log, "manager.worker_log", instead)
-        given_there = [o for key, o in origins.items() if key[:2] == ("manager", "trace")]
-        if manager.trace is not None and origin in given_there:
-            instead = "Name that file with --trace on the command line."
-            check_confined(manager.trace.path, "manager.trace", instead)
+    check_trust(EnvConfig)
+    check_trust(CollectConfig)
     values = {"env": env.to_dict(), "manager": manager.to_dict(), "collect": collect.to_dict()}
     return ResolvedConfig(
         values=to_easydict(values),
         origins=_origins_of(values, origins, kind, preset),
-        import_policy=policy,
+        file_policy=policy,
     )
+
+
+def _check_keys_to_allow(policy: FilePolicy) -> None:
+    """Refuse to allow a key that cannot be allowed, so that no mistyped one is relied upon."""
+    known = {*map(plain_key, keys_to_allow(*SECTIONS.values()))}
+    for key in policy.keys:
+        if key not in known:
+            raise unknown_key(key, sorted(known), "what config files are allowed to set (allow)")
+
+
+def _said_by_file(
+    given: Mapping[Any, Any], origins: Mapping[_Path, Origin], path: _Path = ()
+) -> dict[Any, Any]:
+    """Return what of a config a file has given, less what was overridden."""
+    said = {}
+    for key, value in given.items():
+        here = (*path, _name_of(key))
+        if isinstance(value, Mapping) and value:
+            below = _said_by_file(value, origins, here)
+            if below:
+                said[key] = below
+        elif here in origins and origins[here].source is Source.FILE:
+            said[key] = value
+    return said
 
 
 def _checked_overrides(given: Any) -> list[str]:
@@ -228,18 +258,7 @@ def _check_sections(given: Mapping[Any, Any]) -> None:
         raise unknown_key(name, SECTIONS, "the config")
 
 
-def check_output(path: str | None) -> None:
-    """Refuse a `collect.output` of a config file that leads out of the working directory.
-
-    Raises:
-        ConfigError: it does.
-    """
-    if path is not None:
-        instead = "Name that folder with --output on the command line."
-        check_confined(path, "collect.output", instead)
-
-
-def _apply_override(given: dict[str, Any], override: str, origins: dict[_Path, str]) -> None:
+def _apply_override(given: dict[str, Any], override: str, origins: dict[_Path, Origin]) -> None:
     """Store one `section.key=value` in `given` and note it in `origins`."""
     dotted, equals, text = override.partition("=")
     path = tuple(part.strip() for part in dotted.split("."))
@@ -265,7 +284,7 @@ def _apply_override(given: dict[str, Any], override: str, origins: dict[_Path, s
     # What was given for all or for a part of it is replaced; neighbours keep their origin.
     for known in [k for k in origins if k[: len(path)] == path or k == path[: len(k)]]:
         del origins[known]
-    origins.update(dict.fromkeys(_leaves(value, path), "set"))
+    origins.update(dict.fromkeys(_leaves(value, path), Origin(Source.SET)))
 
 
 def _key_like(part: str, node: Mapping[Any, Any]) -> Any:
@@ -287,16 +306,17 @@ def _leaves(value: Any, path: _Path = ()) -> Iterator[_Path]:
 
 
 def _origins_of(
-    values: Mapping[str, Any], given: Mapping[_Path, str], kind: str, preset: Mapping[str, Any]
-) -> dict[str, str]:
+    values: Mapping[str, Any], given: Mapping[_Path, Origin], kind: str, preset: Mapping[str, Any]
+) -> dict[str, Origin]:
     """Return the origin of every value: of the longest part of its path that was given, if any."""
     defaults = ManagerConfig().to_dict()
     origins = {}
     for path in _leaves(values):
         prefixes = (path[:length] for length in range(len(path), 1, -1))
-        origin = next((given[prefix] for prefix in prefixes if prefix in given), "default")
-        is_managers = path[0] == "manager" and origin == "default"
+        found = next((given[prefix] for prefix in prefixes if prefix in given), None)
+        origin = Origin(Source.DEFAULT) if found is None else found
+        is_managers = path[0] == "manager" and found is None
         if is_managers and preset[path[1]] != defaults[path[1]]:
-            origin = f"kind {kind}"
+            origin = Origin(Source.KIND, kind)
         origins[".".join(path)] = origin
     return origins

@@ -12,7 +12,7 @@ from easydict import EasyDict
 
 from envmgr.config import ManagerConfig, default_manager_config, to_easydict, to_plain
 from envmgr.config.checks import check_value, nearest, show_value, text
-from envmgr.config.imports import ImportPolicy, import_modules
+from envmgr.config.imports import FilePolicy, import_modules
 from envmgr.config.schema import as_mapping, check_keys
 from envmgr.errors import ConfigError, UnknownKeyError
 from envmgr.types import EnvFactory
@@ -241,7 +241,7 @@ def create_env_manager(
     return manager_cls(env_fn=env_fn, cfg=to_easydict(config.to_dict()), **kwargs)
 
 
-def kind_of(cfg: Mapping[str, Any], policy: ImportPolicy | None = None) -> str:
+def kind_of(cfg: Mapping[str, Any], policy: FilePolicy | None = None) -> str:
     """Return the registry key that a manager section names, after importing its `import_names`.
 
     Args:

@@ -125,7 +125,7 @@ class Attempt(ABC):
             self._manager.observation_space,
             self._manager.action_space,
             policy_seed(values.manager.seed),
-            allow=self._resolved.import_policy,
+            allow=self._resolved.file_policy,
         )
 
     def _collect(self, collector: Collector, progress: Progress) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import click
@@ -27,7 +27,7 @@ from envmgr.tuning.search import Measured
 def execute(
     config: str,
     overrides: Sequence[str],
-    allow_import: Sequence[str],
+    allowed: Mapping[str, Sequence[str]],
     *,
     laps: int,
     seconds: float,
@@ -40,7 +40,7 @@ def execute(
     Args:
         config: path of the config file.
         overrides: `section.key=value`, in order.
-        allow_import: modules that the config may import.
+        allowed: what the config may do, by the names of the lists in `allow_list`.
         laps: how often each is measured.
         seconds: how long each time.
         peers: words that the names of peers have to have, separated by commas; empty for all.
@@ -50,7 +50,7 @@ def execute(
     Raises:
         ConfigError: nothing was run.
     """
-    resolved = resolve_config(config, set=overrides, allow_imports=allow_import)
+    resolved = resolve_config(config, set=overrides, **allowed)
     factories = factories_of(resolved, "`envmgr bench` runs them in several ways")
     factory, env_num, manager = factories[0], len(factories), to_plain(resolved.values.manager)
     chosen, missing = installed(_named(peers))

@@ -18,6 +18,7 @@ from envmgr.cli.progress import Progress
 from envmgr.cli.summary import Ending
 from envmgr.cli.texts import failures_text, seconds, table
 from envmgr.collect import Collector, policy_seed
+from envmgr.config.origins import Source
 from envmgr.config_file import ResolvedConfig
 from envmgr.errors import ConfigError
 from envmgr.manager import EnvManager
@@ -90,7 +91,7 @@ def _harden(resolved: ResolvedConfig) -> dict[str, Any]:
     changes: dict[str, Any] = {
         key: value
         for key, value in LIMITS.items()
-        if section[key] is None or origins[f"manager.{key}"] == "default"
+        if section[key] is None or origins[f"manager.{key}"].source is Source.DEFAULT
     }
     changes.update({key: value for key, value in BUDGET.items() if section[key] != value})
     section.update(changes)

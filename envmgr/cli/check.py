@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import click
 
@@ -30,7 +30,7 @@ _INDENT = " " * 24
 def execute(
     config: str,
     overrides: Sequence[str],
-    allow_import: Sequence[str],
+    allowed: Mapping[str, Sequence[str]],
     *,
     episodes: int,
     seconds: float,
@@ -43,7 +43,7 @@ def execute(
     Args:
         config: path of the config file.
         overrides: `section.key=value`, in order.
-        allow_import: modules that the config may import.
+        allowed: what the config may do, by the names of the lists in `allow_list`.
         episodes: how many the env is to endure.
         seconds: how long each part may take.
         methods: start methods to try besides the server, separated by commas.
@@ -53,7 +53,7 @@ def execute(
     Raises:
         ConfigError: nothing was checked.
     """
-    resolved = resolve_config(config, set=overrides, allow_imports=allow_import)
+    resolved = resolve_config(config, set=overrides, **allowed)
     cfg = resolved.values.manager
     options = CheckOptions(
         episodes=episodes,

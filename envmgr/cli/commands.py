@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import click
@@ -39,7 +40,25 @@ def _keys(context: click.Context, parameter: click.Parameter, incomplete: str) -
     return [key for key in keys if key.startswith(incomplete)]
 
 
-reads_config = _with(
+def _allowing(command: _Command) -> _Command:
+    """Give a command what its options allow a config as one argument, `allowed`."""
+
+    @functools.wraps(command)
+    def with_lists(*args: Any, **options: Any) -> Any:
+        return command(*args, allowed={name: options.pop(name) for name in _LISTS}, **options)
+
+    return with_lists
+
+
+_LISTS = ("allow_imports", "allow_env", "allow")
+
+
+def reads_config(command: _Command) -> _Command:
+    """Have a command read a config, by the options that say which and how."""
+    return _config_options(_allowing(command))
+
+
+_config_options = _with(
     click.argument("config", metavar="CONFIG", type=click.Path()),
     click.option(
         "--set",
@@ -51,11 +70,27 @@ reads_config = _with(
     ),
     click.option(
         "--allow-import",
-        "allow_import",
+        "allow_imports",
         multiple=True,
         metavar="MODULE",
         help="Let the config import this module and those below it. Repeatable. Without it, "
         "modules of gymnasium, and those beside the config or in the working directory.",
+    ),
+    click.option(
+        "--allow-env",
+        "allow_env",
+        multiple=True,
+        metavar="NAME",
+        help="Let the config set this environment variable in workers. Repeatable. Without it, "
+        "harmless ones, such as MUJOCO_GL.",
+    ),
+    click.option(
+        "--allow",
+        "allow",
+        multiple=True,
+        metavar="KEY",
+        help="Let the config set this key to anything, as in --allow ray.runtime_env. Repeatable. "
+        "Without it, only what cannot run a command or reach the network.",
     ),
 )
 _steps = click.option(
@@ -284,7 +319,7 @@ def list_managers() -> None:
 
 @envmgr.command(short_help="Print a config with every key and its origin.")
 @reads_config
-def show(config: str, overrides: tuple[str, ...], allow_import: tuple[str, ...]) -> None:
+def show(config: str, overrides: tuple[str, ...], allowed: Mapping[str, Sequence[str]]) -> None:
     """Print CONFIG with every key filled in, and where each value came from.
 
     What is printed is a config itself; the origins are its comments.
@@ -292,5 +327,5 @@ def show(config: str, overrides: tuple[str, ...], allow_import: tuple[str, ...])
     from envmgr.cli.listing import annotated_yaml
     from envmgr.config_file import resolve_config
 
-    resolved = resolve_config(config, set=overrides, allow_imports=allow_import)
+    resolved = resolve_config(config, set=overrides, **allowed)
     click.echo(annotated_yaml(resolved.values, resolved.origins), nl=False)

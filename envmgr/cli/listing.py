@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from envmgr.cli.texts import table, wide_console
+from envmgr.config.origins import Origin
 from envmgr.config_file import to_yaml
 from envmgr.registry import ENV_MANAGER_REGISTRY
 
@@ -29,7 +30,7 @@ def print_managers() -> None:
         click.echo(f"envmgr: warning: {problem}", err=True)
 
 
-def annotated_yaml(values: Mapping[str, Any], origins: Mapping[str, str]) -> str:
+def annotated_yaml(values: Mapping[str, Any], origins: Mapping[str, Origin]) -> str:
     """Return a config as YAML with the origin of every value in a comment."""
     lines = list(_lines(values, origins, ()))
     widest = max((len(text) for text, origin in lines if origin), default=0)
@@ -40,7 +41,7 @@ def annotated_yaml(values: Mapping[str, Any], origins: Mapping[str, str]) -> str
 
 
 def _lines(
-    values: Mapping[Any, Any], origins: Mapping[str, str], path: tuple[str, ...]
+    values: Mapping[Any, Any], origins: Mapping[str, Origin], path: tuple[str, ...]
 ) -> Iterator[tuple[str, str]]:
     """Yield lines of YAML, each with the origin to be written behind it, or none."""
     indent = "  " * len(path)
@@ -51,7 +52,7 @@ def _lines(
             yield from _lines(value, origins, here)
             continue
         first, *others = to_yaml({key: value}).rstrip("\n").split("\n")
-        origin = origins[".".join(here)]
+        origin = str(origins[".".join(here)])
         if others and not isinstance(value, (list, tuple)):  # a comment would end up in the string
             yield f"{indent}# {origin}:", ""
             origin = ""

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 
 from envmgr.cli.output import RunFolder, default_path
 from envmgr.cli.progress import Goal
 from envmgr.config.env_factories import env_factories
-from envmgr.config_file import ResolvedConfig, check_output, resolve_config
+from envmgr.config.origins import Source
+from envmgr.config.paths import check_output
+from envmgr.config_file import ResolvedConfig, resolve_config
 from envmgr.errors import ConfigError
 from envmgr.manager import EnvManager
 from envmgr.registry import create_env_manager, get_env_manager_cls
@@ -26,7 +28,7 @@ class RunOptions:
     Attributes:
         config: path of the config file.
         overrides: `section.key=value`, in order.
-        allow_import: modules that the config may import.
+        allowed: what the config may do, by the names of the lists in `allow_list`.
         steps: timesteps to collect, in place of what the config says.
         episodes: likewise.
         seed: in place of `manager.seed`.
@@ -39,7 +41,7 @@ class RunOptions:
 
     config: str
     overrides: tuple[str, ...] = ()
-    allow_import: tuple[str, ...] = ()
+    allowed: Mapping[str, Sequence[str]] = field(default_factory=dict)
     steps: int | None = None
     episodes: int | None = None
     seed: int | None = None
@@ -64,7 +66,9 @@ class RunOptions:
             overrides.append(f"manager.seed={self.seed}")
         if self.trace is not None:
             overrides.append(f"manager.trace={json.dumps({'path': self.trace})}")
-        return resolve_config(self.config, set=overrides, allow_imports=self.allow_import)
+        if self.output is not None:
+            overrides.append("collect.output=null")  # whatever the config says is not asked for
+        return resolve_config(self.config, set=overrides, **self.allowed)
 
 
 def goal_of(resolved: ResolvedConfig) -> Goal:
@@ -138,7 +142,7 @@ def factories_of(
         )
     if _makes_envs(resolved):
         raise ConfigError(f"manager.type is {cfg.type!r}, which makes its envs itself: {why}")
-    return env_factories(resolved.values.env, env_num, policy=resolved.import_policy)
+    return env_factories(resolved.values.env, env_num, policy=resolved.file_policy)
 
 
 def _makes_envs(resolved: ResolvedConfig) -> bool:
@@ -154,8 +158,9 @@ def folder_of(options: RunOptions, resolved: ResolvedConfig) -> RunFolder | None
     if not options.write:
         return None
     given = options.output or resolved.values.collect.output
-    if options.output is None and resolved.origins["collect.output"].startswith("file "):
-        check_output(given)
+    is_files = resolved.origins["collect.output"].source is Source.FILE
+    if options.output is None and given is not None and is_files:
+        check_output(given)  # links may have been made since
     # Local time: it is for people, who look for the run of this afternoon.
     now = datetime.now().astimezone()
     path = Path(given).expanduser() if given else default_path(options.config, now)

@@ -24,6 +24,7 @@ from envmgr.cli.usage import UsageMeter
 from envmgr.cli.versions import versions
 from envmgr.collect import Collector
 from envmgr.config import to_plain
+from envmgr.config.origins import Source
 from envmgr.config_file import ResolvedConfig, to_yaml
 from envmgr.errors import ConfigError, EnvManagerError
 from envmgr.reporting.files import VIDEOS
@@ -57,7 +58,8 @@ def execute(options: RunOptions, interruption: Interruption) -> int:
 def _measured(options: RunOptions) -> ResolvedConfig:
     """Return the config, with the envs' times measured for the report unless it says otherwise."""
     resolved = options.resolve()
-    if options.write and resolved.origins.get("manager.metrics") == "default":
+    origin = resolved.origins.get("manager.metrics")
+    if options.write and origin is not None and origin.source is Source.DEFAULT:
         resolved.values.manager.metrics = {"port": None}
     return resolved
 

@@ -36,7 +36,7 @@ _SHOWN_UNMEASURED = 3
 def execute(
     config: str,
     overrides: Sequence[str],
-    allow_import: Sequence[str],
+    allowed: Mapping[str, Sequence[str]],
     *,
     seconds: float,
     kinds: str,
@@ -49,7 +49,7 @@ def execute(
     Args:
         config: path of the config file.
         overrides: `section.key=value`, in order.
-        allow_import: modules that the config may import.
+        allowed: what the config may do, by the names of the lists in `allow_list`.
         seconds: about how long it may take.
         kinds: registry keys to try, separated by commas; empty for those with workers.
         out: where the tuned config goes; None prints it.
@@ -60,7 +60,7 @@ def execute(
         ConfigError: nothing was run.
         EnvManagerError: the env cannot be built and stepped.
     """
-    resolved = resolve_config(config, set=overrides, allow_imports=allow_import)
+    resolved = resolve_config(config, set=overrides, **allowed)
     factories = factories_of(resolved, "`envmgr tune` runs them in several ways")
     for kind in listed(kinds):
         ENV_MANAGER_REGISTRY.get(kind)  # raises, and names the nearest
@@ -125,7 +125,7 @@ def _policy_of(resolved: ResolvedConfig) -> Callable[[EnvManager], Act] | None:
     def policy_of(manager: EnvManager) -> Act:
         spaces = (manager.observation_space, manager.action_space)
         seed = policy_seed(values.manager.seed)
-        policy = make_policy(values.collect.policy, *spaces, seed, allow=resolved.import_policy)
+        policy = make_policy(values.collect.policy, *spaces, seed, allow=resolved.file_policy)
         if hasattr(policy, "initial_state"):
             raise ConfigError(
                 "collect.policy is recurrent, which `envmgr tune` does not run: give --set "

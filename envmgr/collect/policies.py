@@ -36,7 +36,7 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 
-from envmgr.config.imports import ImportPolicy, import_object
+from envmgr.config.imports import FilePolicy, import_object
 from envmgr.env.contract import takes
 from envmgr.errors import ActionError, ConfigError
 from envmgr.seeding import Samplers
@@ -147,7 +147,7 @@ def make_policy(
     action_space: Any,
     seed: int | None = None,
     *,
-    allow: ImportPolicy | None = None,
+    allow: FilePolicy | None = None,
 ) -> Policy:
     """Return the policy that a config names.
 
@@ -179,7 +179,7 @@ def make_policy(
 
 
 def _factory_of(
-    name: str | PolicyFactory, allow: ImportPolicy | None
+    name: str | PolicyFactory, allow: FilePolicy | None
 ) -> tuple[str, Callable[..., Any]]:
     if not isinstance(name, str):
         return repr(name), name

@@ -1,6 +1,8 @@
-"""What config files may import, as whoever runs them has said beside the command line and code.
+"""What config files may do, as whoever runs them has said: three lists, in four places.
 
-There are two more places: the environment variable `ENVMGR_ALLOW_IMPORTS`, and the table
+The lists are modules that files may have imported, keys that they may set to anything, and
+environment variables that they may set in workers. The command line and code have them; and there
+are two more places: environment variables (`ENVMGR_ALLOW_IMPORTS` and others), and the table
 `[tool.envmgr]` in the `pyproject.toml` of the working directory. Never one beside the config file,
 not even if that is the working directory: it may have come with the config.
 """
@@ -8,13 +10,15 @@ not even if that is the working directory: it may have come with the config.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from envmgr.config.checks import check_value, list_of
+from envmgr.config.checks import Check, check_value, list_of, named
 from envmgr.config.field_checks import MODULE_NAME
 from envmgr.config.schema import unknown_key
 from envmgr.errors import ConfigError
@@ -24,12 +28,76 @@ if sys.version_info >= (3, 11):
 else:  # the same library, as a package of its own
     import tomli as tomllib
 
-VARIABLE = "ENVMGR_ALLOW_IMPORTS"
-KEY = "allow_imports"
+
+class _List(NamedTuple):
+    """One of the lists: by the name that it has in code and in `pyproject.toml`.
+
+    Attributes:
+        field: of `Allowed`.
+        option: of the command line.
+        variable: of the environment.
+        entry: what is in it.
+    """
+
+    field: str
+    option: str
+    variable: str
+    entry: Check
+
+
+_KEY_NAME = named(
+    "a dotted key, such as ray.runtime_env",
+    lambda name: len(name) < 200 and all(part.isidentifier() for part in name.split(".")),
+)
+_VARIABLE_NAME = named(
+    "the name of an environment variable",
+    lambda name: 0 < len(name) < 200 and not set(name) & set("=\0,* \t\n"),
+)
+LISTS: Mapping[str, _List] = {
+    "allow_imports": _List("imports", "--allow-import", "ENVMGR_ALLOW_IMPORTS", MODULE_NAME),
+    "allow": _List("keys", "--allow", "ENVMGR_ALLOW", _KEY_NAME),
+    "allow_env": _List("env", "--allow-env", "ENVMGR_ALLOW_ENV", _VARIABLE_NAME),
+}
 _MAX_BYTES = 1 << 20
 
 
-def checked_prefixes(allow_imports: Sequence[str] | None, where: str = KEY) -> tuple[str, ...]:
+@dataclass(frozen=True)
+class Allowed:
+    """What config files may do; the lists are checked.
+
+    Attributes:
+        imports: modules, with those below them, that they may have imported.
+        keys: that they may set to anything: `ray.runtime_env`, or with `manager.` before it.
+        env: environment variables that they may set in workers.
+    """
+
+    imports: tuple[str, ...] = ()
+    keys: tuple[str, ...] = ()
+    env: tuple[str, ...] = ()
+
+    def __add__(self, other: Allowed) -> Allowed:
+        """Return what either of the two allows."""
+        return Allowed(
+            *((*getattr(self, f.name), *getattr(other, f.name)) for f in dataclasses.fields(self))
+        )
+
+
+def plain_key(key: str) -> str:
+    """Return a dotted key as the list of keys has it: those of managers without `manager.`."""
+    return key.removeprefix("manager.")
+
+
+def ways_out(list_name: str, entry: str) -> str:
+    """Return how to have something on one of the lists, for a message."""
+    return (
+        f"If you trust it, run with {LISTS[list_name].option} {entry}, pass load_config(..., "
+        f"{list_name}=[{entry!r}]), or see docs/guide/configs.md for lasting ways."
+    )
+
+
+def checked_prefixes(
+    allow_imports: Sequence[str] | None, where: str = "allow_imports"
+) -> tuple[str, ...]:
     """Return an allow-list as a tuple; None is the empty one.
 
     Raises:
@@ -40,8 +108,8 @@ def checked_prefixes(allow_imports: Sequence[str] | None, where: str = KEY) -> t
     return prefixes
 
 
-def allowed_by_user(config_folder: Path) -> tuple[str, ...]:
-    """Return what the variable and the working directory's `pyproject.toml` allow.
+def allowed_by_user(config_folder: Path) -> Allowed:
+    """Return what the variables and the working directory's `pyproject.toml` allow.
 
     Args:
         config_folder: resolved; no file in it is read.
@@ -49,20 +117,40 @@ def allowed_by_user(config_folder: Path) -> tuple[str, ...]:
     Raises:
         ConfigError: one of them is malformed.
     """
-    named = [name.strip() for name in os.environ.get(VARIABLE, "").split(",")]
-    allowed = checked_prefixes([name for name in named if name], f"${VARIABLE}")
+    given = {}
+    for name, one in LISTS.items():
+        names = [part.strip() for part in os.environ.get(one.variable, "").split(",")]
+        given[name] = [part for part in names if part]
+    allowed = checked_lists(given, lambda name: f"${LISTS[name].variable}")
     with contextlib.suppress(OSError):  # no such file, or no working directory any more
         folder = Path.cwd().resolve()
         if folder != config_folder:
-            return (*allowed, *_of_project(folder / "pyproject.toml"))
+            return allowed + _of_project(folder / "pyproject.toml")
     return allowed
 
 
-def _of_project(file: Path) -> tuple[str, ...]:
+def checked_lists(given: Mapping[str, Any], shown: Callable[[str], str] = str) -> Allowed:
+    """Return the lists that are given by the names of `LISTS`; None is the empty one.
+
+    Args:
+        given: some of the lists.
+        shown: returns what a list is called in a message.
+
+    Raises:
+        ConfigError: one is no list of such names.
+    """
+    found = {}
+    for name, one in LISTS.items():
+        entries = () if given.get(name) is None else given[name]
+        found[one.field] = check_value(list_of(one.entry), entries, shown(name))
+    return Allowed(**found)
+
+
+def _of_project(file: Path) -> Allowed:
     with file.open("rb") as stream:
         content = stream.read(_MAX_BYTES + 1)
     if b"envmgr" not in content:
-        return ()
+        return Allowed()
     if len(content) > _MAX_BYTES:
         raise ConfigError(f"{file} is larger than {_MAX_BYTES} bytes. Is it a pyproject.toml?")
     try:
@@ -72,6 +160,6 @@ def _of_project(file: Path) -> tuple[str, ...]:
     except (ValueError, AttributeError, RecursionError) as error:
         raise ConfigError(f"{file} cannot be read: {error}. Correct it.") from error
     for key in keys:
-        if key != KEY:
-            raise unknown_key(key, [KEY], f"[tool.envmgr] of {file}")
-    return checked_prefixes(section.get(KEY), f"tool.envmgr.{KEY} of {file}")
+        if key not in LISTS:
+            raise unknown_key(key, LISTS, f"[tool.envmgr] of {file}")
+    return checked_lists(section, lambda name: f"tool.envmgr.{name} of {file}")

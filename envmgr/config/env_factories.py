@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import difflib
 import importlib
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,18 +19,12 @@ from gymnasium.envs import registration
 from gymnasium.envs.registration import EnvSpec
 
 from envmgr.config.checks import check_value, integer, show_value
-from envmgr.config.imports import (
-    ImportPolicy,
-    check_env_id,
-    import_modules,
-    import_object,
-    module_of,
-)
+from envmgr.config.file_rules import admit
+from envmgr.config.imports import FilePolicy, import_modules, import_object
 from envmgr.config.installed import check_installed
-from envmgr.config.known_envs import nearest_package, package_around, package_of_id
+from envmgr.config.known_envs import nearest_package, package_of_id
 from envmgr.config.manager import MAX_ENV_NUM
 from envmgr.config.merge import to_plain
-from envmgr.config.paths import check_wrapper_paths
 from envmgr.config.sections import EnvConfig
 from envmgr.errors import ConfigError
 from envmgr.types import EnvFactory
@@ -97,7 +90,7 @@ def checked_env_num(env_num: Any) -> int:
 
 
 def env_factories(
-    env_cfg: Mapping[str, Any] | EnvConfig, env_num: int, *, policy: ImportPolicy | None = None
+    env_cfg: Mapping[str, Any] | EnvConfig, env_num: int, *, policy: FilePolicy | None = None
 ) -> list[EnvFactory]:
     """Return the factories of `env_num` equal envs.
 
@@ -131,7 +124,7 @@ def env_factories(
     return [ConfiguredEnv(source, to_plain(config.kwargs), wrappers, module)] * count
 
 
-def check_imports(config: EnvConfig, policy: ImportPolicy | None) -> None:
+def check_imports(config: EnvConfig, policy: FilePolicy | None) -> None:
     """Import what a section names, so that what is missing or not allowed is found before the run.
 
     Args:
@@ -141,46 +134,17 @@ def check_imports(config: EnvConfig, policy: ImportPolicy | None) -> None:
     Raises:
         ConfigError: a name is not allowed, or names something that does not exist.
     """
-    if config.id is not None and policy is not None:
-        check_env_id(config.id, policy)
-        _check_arguments(config.id, config.kwargs, policy)
+    if policy is not None:
+        section = config.to_dict()
+        admit(EnvConfig, section, section, policy, config)
+        return
     if config.entry is not None:
-        import_object(config.entry, allow=policy, key="env.entry")
+        import_object(config.entry, key="env.entry")
     for index, wrapper in enumerate(config.wrappers):
-        key = f"env.wrappers[{index}]"
-        found = import_object(wrapper["path"], allow=policy, key=key)
-        if policy is not None:
-            check_wrapper_paths(found, wrapper["kwargs"], key)
+        import_object(wrapper["path"], key=f"env.wrappers[{index}]")
 
 
-def _check_arguments(env_id: str, kwargs: Mapping[str, Any], policy: ImportPolicy) -> None:
-    """Refuse arguments in a file for envs of known packages that may do anything with them.
-
-    Raises:
-        ConfigError: says what would allow them.
-    """
-    module, colon, name = env_id.partition(":")
-    name = _without_version(name if colon else env_id)
-    known = {package_of_id(name), package_of_id(f"{name}-v0"), package_around(module)}
-    for spec in gymnasium.registry.values():  # whoever else has had them registered
-        if _without_version(spec.id) == name:
-            known.add(package_around(_registrar(spec)))
-    for package in known:
-        if package is not None:
-            policy.admit_arguments(package, kwargs, env_id)
-
-
-def _without_version(name: str) -> str:
-    return re.sub(r"-v\d+$", "", name)
-
-
-def _registrar(spec: EnvSpec) -> str:
-    """Return the module of what builds an env."""
-    build = spec.entry_point
-    return build.partition(":")[0] if isinstance(build, str) else module_of(build)
-
-
-def _registration(env_id: str, policy: ImportPolicy | None) -> tuple[EnvSpec, str | None]:
+def _registration(env_id: str, policy: FilePolicy | None) -> tuple[EnvSpec, str | None]:
     """Return what gymnasium knows of an id, and the module to import for it."""
     module, colon, name = env_id.partition(":")
     if colon:
@@ -200,7 +164,7 @@ def _registration(env_id: str, policy: ImportPolicy | None) -> tuple[EnvSpec, st
     return spec, module if colon else None
 
 
-def _import_known(name: str, policy: ImportPolicy | None) -> None:
+def _import_known(name: str, policy: FilePolicy | None) -> None:
     """Import the well-known package that registers an id, unless somebody has.
 
     Raises:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, ClassVar, cast
+from typing import Any, cast
 
 from envmgr.config.checks import (
     MAX_TEXT,
@@ -17,10 +16,8 @@ from envmgr.config.checks import (
     named,
     or_null,
     show_value,
-    text,
 )
 from envmgr.config.merge import to_plain
-from envmgr.config.schema import Section, check_keys, checks_of, option
 
 
 def seed_list() -> Check:
@@ -97,41 +94,6 @@ def _is_variable(text: object) -> bool:
     except UnicodeEncodeError:  # half of a surrogate pair
         return False
     return True
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerEnv(Section):
-    """Which environment variables a worker gets.
-
-    Attributes:
-        allow: glob patterns (`OMP_*`); variables of the parent that match one are passed on.
-        deny: glob patterns; variables that match one are not passed on, whatever `allow` says.
-        set: variables set in the worker, after `allow` and `deny`.
-    """
-
-    PATH: ClassVar[str] = "manager.worker_env"
-
-    allow: tuple[str, ...] = option(("*",), list_of(text()), "patterns of what is passed on")
-    deny: tuple[str, ...] = option((), list_of(text()), "patterns of what is not")
-    set: Mapping[str, str] = option(None, variables(), "what is set besides")
-
-
-def worker_env() -> Check:
-    """Rules for environment variables, kept as a `WorkerEnv`."""
-
-    def convert(value: Any) -> WorkerEnv:
-        if isinstance(value, WorkerEnv):
-            return value
-        if not isinstance(value, Mapping):
-            raise Refused
-        check_keys(value, WorkerEnv, WorkerEnv.PATH)
-        checks = checks_of(WorkerEnv)
-        return WorkerEnv(**{name: checks[name].convert(part) for name, part in value.items()})
-
-    return Check(
-        "a mapping with `allow` and `deny` (lists of name patterns) and `set` (name: string)",
-        convert,
-    )
 
 
 def _is_dotted(name: str) -> bool:

@@ -1,4 +1,4 @@
-"""Importing what a config names, inside an allow-list when the config came from a file.
+"""What a config file may do; importing what a config names, inside an allow-list if a file did.
 
 A config given by code is trusted: it imports what it names. A config file is not, since naming a
 module runs its code. What a file names is imported only when its module is
@@ -28,15 +28,21 @@ import contextlib
 import functools
 import importlib
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.machinery import PathFinder
 from pathlib import Path
 from types import ModuleType
 from typing import Any, cast
 
-from envmgr.config.allow_list import allowed_by_user, checked_prefixes
-from envmgr.config.checks import check_value, nearest
+from envmgr.config.allow_list import (
+    allowed_by_user,
+    checked_lists,
+    checked_prefixes,
+    plain_key,
+    ways_out,
+)
+from envmgr.config.checks import check_value, nearest, show_value
 from envmgr.config.field_checks import MODULE_NAME, OBJECT_PATH
 from envmgr.config.installed import check_installed, find, homes_of
 from envmgr.config.known_envs import (
@@ -57,20 +63,52 @@ _OF_CLASSES = ("gymnasium", *OWN_MODULES, *CLASS_MODULES)
 
 
 @dataclass(frozen=True)
-class ImportPolicy:
-    """What the names of a config file may import.
+class FilePolicy:
+    """What a config file may do: which modules it may have imported, and what else it may say.
 
     Attributes:
         allow: allowed modules; each allows the modules below it too.
         folders: folders whose own modules are allowed.
+        keys: it may set these to anything; as `plain_key` has them.
+        variables: environment variables that it may set in workers.
     """
 
     allow: tuple[str, ...] = ()
     folders: tuple[Path, ...] = ()
+    keys: tuple[str, ...] = ()
+    variables: tuple[str, ...] = ()
 
     def allows(self, module: str) -> bool:
         """Return whether the allow-list has a module."""
         return _within(module, self.allow)
+
+    def allows_variable(self, name: str) -> bool:
+        """Return whether the file may set a variable to anything."""
+        return name in self.variables
+
+    def admit_key(self, key: str, value: object, why: str) -> None:
+        """Refuse to have a key set by the file that the list of keys does not have.
+
+        Args:
+            key: its dotted path.
+            value: what the file says.
+            why: why not, to follow that.
+
+        Raises:
+            ConfigError: says what would allow it.
+        """
+        plain = plain_key(key)
+        if plain not in self.keys:
+            raise ConfigError(
+                f"{key} is {show_value(value)} in a config file, {why}. "
+                f"{ways_out('allow', plain)} Or say it yourself: --set {key}=..."
+            )
+
+    def refused_variable(self, key: str, name: str, value: object, why: str) -> ConfigError:
+        """Return the error for a variable that the file may not set, or not to that."""
+        return ConfigError(
+            f"{key} is {show_value(value)}, but {why}. {ways_out('allow_env', name)}"
+        )
 
     def admit_module(self, module: str, name: str, key: str, *, registers: bool = False) -> None:
         """Refuse a module that is not allowed; nothing is imported.
@@ -106,10 +144,12 @@ class ImportPolicy:
             return
         known = package_of_module(module)
         if known is None:
-            raise ImportPolicy(self.allow)._refusal(module, name, key)
+            raise FilePolicy(self.allow)._refusal(module, name, key)
         check_installed(known, self.folders, name, key)
 
-    def admit_arguments(self, known: KnownPackage, given: Iterable[str], name: str) -> None:
+    def admit_arguments(
+        self, known: KnownPackage, given: Iterable[str], name: str, key: str = "env.kwargs"
+    ) -> None:
         """Refuse arguments from a file for an env that may do anything with them.
 
         Raises:
@@ -119,9 +159,9 @@ class ImportPolicy:
         if known.plain_arguments or not refused or self._is_trusted(known.module):
             return
         raise ConfigError(
-            f"env.id is {name!r}, and env.kwargs has {', '.join(refused)}; but arguments of the "
+            f"env.id is {name!r}, and {key} has {', '.join(refused)}; but arguments of the "
             f"envs of {known.distribution} can name code, programs or files to write, so a config "
-            f"file gives them none but render_mode. {_ways_out(known.top)}"
+            f"file gives them none but render_mode. {ways_out('allow_imports', known.top)}"
         )
 
     def admit_object(self, found: Any, name: str, key: str) -> None:
@@ -157,32 +197,30 @@ class ImportPolicy:
         return ConfigError(
             f"{key} is {name!r}, which belongs to module {module!r}; a config file may not import "
             f"that (allowed: {allowed}{f', and modules found in {folders}' if folders else ''}). "
-            f"{_ways_out(module.partition('.')[0])}"
+            f"{ways_out('allow_imports', module.partition('.')[0])}"
         )
 
 
-def _ways_out(top: str) -> str:
-    return (
-        f"If you trust it, run with --allow-import {top}, pass load_config(..., "
-        f"allow_imports=[{top!r}]), or see docs/guide/configs.md for lasting ways."
-    )
+def file_policy(lists: Mapping[str, Sequence[str] | None], file: Path) -> FilePolicy:
+    """Return what `file` may do.
 
-
-def file_policy(allow_imports: Sequence[str] | None, file: Path) -> ImportPolicy:
-    """Return the policy for the names in `file`.
+    Args:
+        lists: that the command line, or code, gives, by the names in `allow_list`.
+        file: its path.
 
     Raises:
-        ConfigError: `allow_imports`, or what the user has set for all configs, is malformed.
+        ConfigError: a list, or what the user has set for all configs, is malformed.
     """
     folders = [file.parent.resolve()]
-    allow = (*checked_prefixes(allow_imports), *allowed_by_user(folders[0]))
+    allowed = checked_lists(lists) + allowed_by_user(folders[0])
     with contextlib.suppress(OSError):  # the working directory may have been removed
         folders.append(Path.cwd().resolve())
-    return ImportPolicy(allow, tuple(dict.fromkeys(folders)))
+    keys = tuple(map(plain_key, allowed.keys))
+    return FilePolicy(allowed.imports, tuple(dict.fromkeys(folders)), keys, allowed.env)
 
 
 def import_object(
-    name: str, *, allow: ImportPolicy | Sequence[str] | None = None, key: str = "env.entry"
+    name: str, *, allow: FilePolicy | Sequence[str] | None = None, key: str = "env.entry"
 ) -> Callable[..., Any]:
     """Return the callable that a config names.
 
@@ -197,8 +235,8 @@ def import_object(
     """
     module, attributes = _split(check_value(OBJECT_PATH, name, key))
     policy = allow
-    if policy is not None and not isinstance(policy, ImportPolicy):
-        policy = ImportPolicy(checked_prefixes(policy))
+    if policy is not None and not isinstance(policy, FilePolicy):
+        policy = FilePolicy(checked_prefixes(policy))
     if policy is not None:
         policy.admit_module(module, name, key)
     found = _walk(_import_module(module, key), attributes, name, key, policy)
@@ -213,7 +251,7 @@ def import_object(
 
 
 def import_modules(
-    names: Iterable[str], *, policy: ImportPolicy | None = None, key: str = "manager.import_names"
+    names: Iterable[str], *, policy: FilePolicy | None = None, key: str = "manager.import_names"
 ) -> None:
     """Import modules for what they register; with a policy, only those that it allows for that.
 
@@ -227,18 +265,7 @@ def import_modules(
         _import_module(name, key)
 
 
-def check_preload(names: Iterable[str], policy: ImportPolicy) -> None:
-    """Refuse modules that may not be imported: workers are to import them. None is imported here.
-
-    Raises:
-        ConfigError: a module is not allowed.
-        MissingDependencyError: it is of a known package that is not installed.
-    """
-    for name in names:
-        policy.admit_registering(name, name, "manager.preload")
-
-
-def check_env_id(env_id: str, policy: ImportPolicy) -> None:
+def check_env_id(env_id: str, policy: FilePolicy) -> None:
     """Refuse a gymnasium id that names a module to import (`module:Name-v0`) that is not allowed.
 
     Raises:
@@ -291,7 +318,7 @@ def _import_module(name: str, key: str) -> ModuleType:
 
 
 def _walk(
-    module: ModuleType, attributes: list[str], name: str, key: str, policy: ImportPolicy | None
+    module: ModuleType, attributes: list[str], name: str, key: str, policy: FilePolicy | None
 ) -> Any:
     found: Any = module
     for attribute in attributes:

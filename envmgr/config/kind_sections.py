@@ -19,6 +19,7 @@ from envmgr.config.checks import (
     text,
 )
 from envmgr.config.field_checks import free_mapping
+from envmgr.config.file_rules import ANY, ARGUMENTS, LOOKED_UP, plain_values, unless_allowed
 from envmgr.config.schema import Section, option
 
 _S = TypeVar("_S", bound=Section)
@@ -65,14 +66,16 @@ class GymVector(Section):
         None,
         or_null(choice("sync", "async", "vector_entry_point"), "as registered, else sync"),
         "as in `gymnasium.make_vec`",
+        from_file=ANY,
     )
     autoreset_mode: Literal["NextStep", "SameStep", "Disabled"] | None = option(
         None,
         or_null(choice("NextStep", "SameStep", "Disabled"), "Disabled"),
         "of `sync` and `async`: when the vector env begins episodes by itself",
+        from_file=ANY,
     )
     vector_kwargs: Mapping[str, Any] = option(
-        None, free_mapping(), "further arguments of the vector env", "{}"
+        None, free_mapping(), "further arguments of the vector env", "{}", from_file=ARGUMENTS
     )
 
 
@@ -96,26 +99,38 @@ class EnvPool(Section):
 
     PATH: ClassVar[str] = "manager.env_pool"
 
-    env_id: str | None = option(None, or_null(text()), "task of envpool, such as `Pong-v5`")
+    env_id: str | None = option(
+        None, or_null(text()), "task of envpool, such as `Pong-v5`", from_file=LOOKED_UP
+    )
     batch_size: int | None = option(
         None,
         or_null(integer(1), "env_num"),
         "so many envs, those that are done first, give their results at a time: a divisor of "
         "`env_num`; null: those that were given actions, together",
+        from_file=ANY,
     )
-    num_threads: int | None = option(None, or_null(integer(1), "all cores"), "threads of the pool")
-    episodic_life: bool | None = option(None, _flag, "Atari: a lost life ends the episode")
-    reward_clip: bool | None = option(None, _flag, "Atari: rewards are -1, 0 or 1")
-    stack_num: int | None = option(None, _count, "Atari: frames in an observation")
-    gray_scale: bool | None = option(None, _flag, "Atari: frames are grey")
-    frame_skip: int | None = option(None, _count, "Atari: frames for each action")
+    num_threads: int | None = option(
+        None, or_null(integer(1), "all cores"), "threads of the pool", from_file=ANY
+    )
+    episodic_life: bool | None = option(
+        None, _flag, "Atari: a lost life ends the episode", from_file=ANY
+    )
+    reward_clip: bool | None = option(None, _flag, "Atari: rewards are -1, 0 or 1", from_file=ANY)
+    stack_num: int | None = option(None, _count, "Atari: frames in an observation", from_file=ANY)
+    gray_scale: bool | None = option(None, _flag, "Atari: frames are grey", from_file=ANY)
+    frame_skip: int | None = option(None, _count, "Atari: frames for each action", from_file=ANY)
     infos: tuple[str, ...] | None = option(
         None,
         or_null(list_of(text()), "all that are not about the pool"),
         "which of the pool's infos timesteps have; each costs some microseconds per env and step",
+        from_file=LOOKED_UP,
     )
     kwargs: Mapping[str, Any] = option(
-        None, free_mapping(), "further arguments of `envpool.make`", "{}"
+        None,
+        free_mapping(),
+        "further arguments of `envpool.make`",
+        "{}",
+        from_file=unless_allowed("can name programs, files and folders", but=plain_values()),
     )
 
 
@@ -135,16 +150,27 @@ class NormalizationSection(Section):
     PATH: ClassVar[str] = "manager.normalization"
 
     keys: tuple[str, ...] | None = option(
-        None, or_null(list_of(text(), at_least=1), "all"), "keys of Dict observations to normalise"
+        None,
+        or_null(list_of(text(), at_least=1), "all"),
+        "keys of Dict observations to normalise",
+        from_file=LOOKED_UP,
     )
-    clip_obs: float = option(10.0, number(above=0), "the largest number in observations")
-    clip_reward: float = option(10.0, number(above=0), "the largest reward")
+    clip_obs: float = option(
+        10.0, number(above=0), "the largest number in observations", from_file=ANY
+    )
+    clip_reward: float = option(10.0, number(above=0), "the largest reward", from_file=ANY)
     gamma: float = option(
-        0.99, number(minimum=0), "discounts the returns by whose spread rewards are divided"
+        0.99,
+        number(minimum=0),
+        "discounts the returns by whose spread rewards are divided",
+        from_file=ANY,
     )
-    epsilon: float = option(1e-8, number(above=0), "added to variances")
+    epsilon: float = option(1e-8, number(above=0), "added to variances", from_file=ANY)
     frozen: bool = option(
-        False, boolean(), "statistics stay as they are, or are loaded: for evaluation"
+        False,
+        boolean(),
+        "statistics stay as they are, or are loaded: for evaluation",
+        from_file=ANY,
     )
 
 
@@ -170,31 +196,41 @@ class Ray(Section):
         or_null(named("`host:port`, or `auto`", _is_address), "a cluster on this machine"),
         "head node of the cluster (`ray start --head` prints it); `auto`: the one that this "
         "machine belongs to",
+        from_file=unless_allowed("has this process connect to a cluster, which can run code in it"),
     )
     num_cpus: float | None = option(
         None,
         or_null(number(minimum=0), "one to be started, none to run"),
         "CPUs of the cluster that each host takes",
+        from_file=ANY,
     )
     num_gpus: float | None = option(
-        None, or_null(number(minimum=0), "none"), "GPUs that each host takes"
+        None, or_null(number(minimum=0), "none"), "GPUs that each host takes", from_file=ANY
     )
     resources: Mapping[str, float] = option(
-        None, _amounts(), "other resources of the cluster that each host takes", "{}"
+        None,
+        _amounts(),
+        "other resources of the cluster that each host takes",
+        "{}",
+        from_file=LOOKED_UP,
     )
     scheduling: Literal["spread", "pack"] = option(
-        "spread", choice("spread", "pack"), "hosts go to many nodes, or to few"
+        "spread", choice("spread", "pack"), "hosts go to many nodes, or to few", from_file=ANY
     )
     runtime_env: Mapping[str, Any] | None = option(
         None,
         or_null(free_mapping(), "as the nodes are"),
         "packages, files and variables of the hosts, as Ray's `runtime_env` has them",
+        from_file=unless_allowed(
+            "has nodes run programs, fetch packages and files, and set variables"
+        ),
     )
     isolation: Literal["actor", "process"] = option(
         "actor",
         choice("actor", "process"),
         "`actor`: the envs of a host are in its actor's process; `process`: each has a worker "
         "process, which the actor starts and looks after",
+        from_file=ANY,
     )
 
 

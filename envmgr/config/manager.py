@@ -30,15 +30,15 @@ from envmgr.config.checks import (
 from envmgr.config.cross_checks import check_resuming, check_spares
 from envmgr.config.field_checks import (
     MODULE_NAME,
-    WorkerEnv,
     affinity,
     seed_list,
     seed_mapping,
-    worker_env,
 )
+from envmgr.config.file_rules import ANY, KIND, LOG, MODULES, below
 from envmgr.config.kind_sections import EnvPool, GymVector, NormalizationSection, Ray, section
 from envmgr.config.observing import Metrics, Trace, trace
 from envmgr.config.schema import Section, option
+from envmgr.config.worker_env import WorkerEnv, worker_env
 from envmgr.errors import ConfigError
 
 MAX_ENV_NUM = 65536
@@ -65,82 +65,109 @@ class ManagerConfig(Section):
     PATH: ClassVar[str] = "manager"
     PASSED_OVER: ClassVar[frozenset[str]] = frozenset(("cfg_type",))  # of DI-engine's configs
 
-    type: str = option("base", text(), "registry key of the kind of manager")
+    type: str = option("base", text(), "registry key of the kind of manager", from_file=KIND)
     import_names: tuple[str, ...] = option(
-        (), list_of(MODULE_NAME), "modules to import first, such as those that register kinds"
+        (),
+        list_of(MODULE_NAME),
+        "modules to import first, such as those that register kinds",
+        from_file=MODULES,
     )
     env_num: int | None = option(
         None,
         or_null(integer(1, MAX_ENV_NUM), "len(env_fn)"),
         "number of envs; null takes `len(env_fn)`; a mismatch raises",
+        from_file=ANY,
     )
-    episode_num: float = option(math.inf, count_or_inf(), "episodes per env before DONE")
-    max_retry: int = option(1, integer(1), "attempts at one reset, the first included")
+    episode_num: float = option(
+        math.inf, count_or_inf(), "episodes per env before DONE", from_file=ANY
+    )
+    max_retry: int = option(
+        1, integer(1), "attempts at one reset, the first included", from_file=ANY
+    )
     retry_type: Literal["reset", "renew"] = option(
         "reset",
         choice("reset", "renew"),
         "reset or renew between attempts, while the host is healthy",
+        from_file=ANY,
     )
     retry_waiting_time: float = option(
         0.1,
         number(minimum=0, unit="seconds"),
         "seconds between attempts, doubling at renewals",
+        from_file=ANY,
     )
     auto_reset: bool = option(
-        True, boolean(), "off: an ended env waits in NEED_RESET for `reset({id: params})`"
+        True,
+        boolean(),
+        "off: an ended env waits in NEED_RESET for `reset({id: params})`",
+        from_file=ANY,
     )
     reset_inplace: bool = option(
         False,
         boolean(),
         "the env resets inside the step's own request: next `ready_obs` at once, reproducible "
         "step for step; terminal observation kept; needs `auto_reset`",
+        from_file=ANY,
     )
     start_steps: int = option(
         0,
         integer(0),
         "most random steps that each env takes within its first reset after a launch: a number "
         "drawn for each, by its seed, so that their episodes do not end together",
+        from_file=ANY,
     )
     step_timeout: float | None = option(
-        None, _timeout, "seconds one step may take; null: no limit, a warning every 30 s"
+        None,
+        _timeout,
+        "seconds one step may take; null: no limit, a warning every 30 s",
+        from_file=ANY,
     )
     reset_timeout: float | None = option(
-        None, _timeout, "seconds one reset may take; null: no limit, a warning every 30 s"
+        None,
+        _timeout,
+        "seconds one reset may take; null: no limit, a warning every 30 s",
+        from_file=ANY,
     )
     connect_timeout: float = option(
         60.0,
         number(above=0, unit="seconds"),
         "seconds from process start to env built and ready",
+        from_file=ANY,
     )
     close_timeout: float = option(
         5.0,
         number(minimum=0, unit="seconds"),
         "seconds of grace before SIGTERM, then SIGKILL; for all hosts together",
+        from_file=ANY,
     )
     shared_memory: bool = option(
-        True, boolean(), "fixed-layout data in shared memory; false: pipes only"
+        True, boolean(), "fixed-layout data in shared memory; false: pipes only", from_file=ANY
     )
     copy_on_get: bool | Literal["until_send", "checked"] = option(
         True,
         either(boolean(), word("until_send"), word("checked")),
         "false: views, valid through that env's next two steps; checked: the same, and using one "
         "after that raises; until_send: views, valid until that env's next action is sent",
+        from_file=ANY,
     )
     context: Literal["server", "fork", "spawn", "forkserver"] = option(
         "server",
         choice("server", "fork", "spawn", "forkserver"),
         "how workers start: envmgr's own launcher (`server`), or a standard method",
+        from_file=ANY,
     )
     wait_num: float = option(
         math.inf,
         count_or_inf(),
         "timesteps to gather; `.inf`: all outstanding",
         "2 async, .inf sync",
+        from_file=ANY,
     )
     step_wait_timeout: float = option(
         0.0,
         or_null(number(minimum=0, unit="seconds"), "0", null_is=0.0),
         "seconds to wait for stragglers after `wait_num` is met; never shortens that wait",
+        from_file=ANY,
     )
     num_workers: int | Literal["auto"] | None = option(
         None,
@@ -148,23 +175,27 @@ class ManagerConfig(Section):
         "worker processes, or threads, which share the envs in equal runs of env_ids; null: one "
         "per env; auto: found at launch by trying one env in a worker of its own; without effect "
         "where envs run in the trainer's own thread (`base`)",
+        from_file=ANY,
     )
     spare_env_num: int = option(
         0,
         integer(0, MAX_ENV_NUM),
         "spare envs, each in a worker of its own, that are kept reset and take the place of envs "
         "whose episodes end or whose workers fail; not with `base` or shared workers",
+        from_file=ANY,
     )
     on_failure: Literal["recover", "raise", "resume"] = option(
         "recover",
         choice("recover", "raise", "resume"),
         "recover: abnormal timestep and repair; raise: close and raise at once; resume: as "
         "recover, but an env that has lost its worker goes on where it was saved last",
+        from_file=ANY,
     )
     snapshot_every: int | None = option(
         None,
         or_null(integer(1), "never"),
         "steps of an episode after which an env is saved, with `on_failure: resume`",
+        from_file=ANY,
     )
     snapshot_copy: bool = option(
         False,
@@ -172,50 +203,63 @@ class ManagerConfig(Section):
         "envs that do not give their state themselves (`get_state` and `set_state`, or ALE's "
         "`clone_state`) are copied for a snapshot: all of it has to be in attributes that can be "
         "pickled",
+        from_file=ANY,
     )
-    max_failures: int = option(3, integer(0), "failures allowed per env_id in the window")
+    max_failures: int = option(
+        3, integer(0), "failures allowed per env_id in the window", from_file=ANY
+    )
     max_failures_total: int | None = option(
         None,
         or_null(integer(0), "`max(10, env_num)`"),
         "failures allowed of all env_ids together in the window",
+        from_file=ANY,
     )
     failure_window_s: float = option(
-        60.0, number(above=0, unit="seconds"), "length of the window of failures"
+        60.0, number(above=0, unit="seconds"), "length of the window of failures", from_file=ANY
     )
     on_exhausted: Literal["raise", "drop"] = option(
         "raise",
         choice("raise", "drop"),
         "failures spent: raise (chaining the first cause), or drop the env_id (DONE, reported)",
+        from_file=ANY,
     )
     max_worker_rss_mb: float | None = option(
         None,
         or_null(number(above=0), "no limit"),
         "MB of resident memory above which a worker is replaced at an episode's end",
+        from_file=ANY,
     )
     max_episodes_per_worker: int | None = option(
-        None, or_null(integer(1), "no limit"), "episodes after which a worker is replaced"
+        None,
+        or_null(integer(1), "no limit"),
+        "episodes after which a worker is replaced",
+        from_file=ANY,
     )
     nan_policy: Literal["allow", "abnormal", "raise"] = option(
         "allow",
         choice("allow", "abnormal", "raise"),
         "what a NaN in an observation or reward means",
+        from_file=ANY,
     )
     check_actions: bool | Literal["strict"] = option(
         True,
         either(boolean(), word("strict")),
         "before anything is sent: known ids, ready, shape and kind; Discrete-like bounds too; "
         "Box bounds only with `strict`",
+        from_file=ANY,
     )
     strict_dtype: bool = option(
         False,
         boolean(),
         "false: same-kind casts (float64 into float32) with one warning; true: exact",
+        from_file=ANY,
     )
-    same_spaces: bool = option(True, boolean(), "all envs must have equal spaces")
+    same_spaces: bool = option(True, boolean(), "all envs must have equal spaces", from_file=ANY)
     seed: Seed = option(  # noqa: RUF009 (a field, as all others; its default is immutable)
         None,
         or_null(either(integer(0), seed_list(), seed_mapping()), "unseeded"),
         "as `manager.seed(...)`",
+        from_file=ANY,
     )
     preload: tuple[str, ...] | Literal[False] | None = option(
         None,
@@ -224,61 +268,83 @@ class ManagerConfig(Section):
         "what the envs need of installed distributions is found out; false: none; this key, "
         "`context` and those about workers' threads, cores, variables and memory mean nothing to "
         "`thread`, which refuses them",
+        from_file=MODULES,
     )
-    worker_threads: int = option(1, integer(1), "math threads per worker")
+    worker_threads: int = option(1, integer(1), "math threads per worker", from_file=ANY)
     worker_affinity: tuple[int, ...] | tuple[tuple[int, ...], ...] | None = option(
         None,
         or_null(affinity(), "any core"),
         "cores that workers may run on; null: any, but as many workers of several envs as there "
         "are cores get one each",
+        from_file=ANY,
     )
     worker_env: WorkerEnv | None = option(  # noqa: RUF009
-        None, or_null(worker_env(), "all of the parent's"), "environment variables of workers"
+        None,
+        or_null(worker_env(), "all of the parent's"),
+        "environment variables of workers",
+        from_file=below(WorkerEnv),
     )
     worker_log: str | None = option(
         None,
         or_null(text(), "the trainer's streams"),
         "folder in which each worker process writes what its envs print and log, in a file of its "
         "own; without effect where envs run in the trainer's own thread",
+        from_file=LOG,
     )
-    daemon: bool = option(True, boolean(), "false: envs may start processes of their own")
+    daemon: bool = option(
+        True, boolean(), "false: envs may start processes of their own", from_file=ANY
+    )
     normalize_obs: bool = option(
-        False, boolean(), "observations minus their mean, over their standard deviation"
+        False,
+        boolean(),
+        "observations minus their mean, over their standard deviation",
+        from_file=ANY,
     )
     normalize_reward: bool = option(
-        False, boolean(), "rewards over the standard deviation of discounted returns"
+        False, boolean(), "rewards over the standard deviation of discounted returns", from_file=ANY
     )
     episode_statistics: bool = option(
-        False, boolean(), "the info that ends an episode has `episode`: return, length and seconds"
+        False,
+        boolean(),
+        "the info that ends an episode has `episode`: return, length and seconds",
+        from_file=ANY,
     )
     normalization: NormalizationSection | None = option(  # noqa: RUF009
         None,
         or_null(section(NormalizationSection), "its defaults"),
         "how that is normalised: its keys are below",
+        from_file=below(NormalizationSection),
     )
     gym_vector: GymVector | None = option(  # noqa: RUF009
         None,
         or_null(section(GymVector), "as gymnasium does it"),
         "how `type: gym_vector` makes one vector env of its envs: its keys are below",
+        from_file=below(GymVector),
     )
     env_pool: EnvPool | None = option(  # noqa: RUF009
         None,
         or_null(section(EnvPool), "none"),
         "which envs `type: env_pool` makes: its keys are below",
+        from_file=below(EnvPool),
     )
     ray: Ray | None = option(  # noqa: RUF009
         None,
         or_null(section(Ray), "a cluster on this machine"),
         "where `type: ray` runs its hosts: its keys are below",
+        from_file=below(Ray),
     )
 
     metrics: Metrics | None = option(  # noqa: RUF009
         None,
         or_null(section(Metrics), "nothing is measured"),
         "`{}`: how long steps and resets take is measured; its keys are below",
+        from_file=below(Metrics),
     )
     trace: Trace | None = option(  # noqa: RUF009
-        None, or_null(trace(), "none"), "file for a timeline of what happens; its keys are below"
+        None,
+        or_null(trace(), "none"),
+        "file for a timeline of what happens; its keys are below",
+        from_file=below(Trace, lone="path"),
     )
 
     def _check_together(self) -> None:

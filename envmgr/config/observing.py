@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from envmgr.config.checks import Check, integer, or_null, text
+from envmgr.config.file_rules import ANY, TIMELINE, unless_allowed
 from envmgr.config.kind_sections import section
 from envmgr.config.schema import Section, option
 
@@ -21,11 +22,14 @@ class Trace(Section):
 
     PATH: ClassVar[str] = "manager.trace"
 
-    path: str = option("", text(), "file that `close` writes, in the Chrome trace event format")
+    path: str = option(
+        "", text(), "file that `close` writes, in the Chrome trace event format", from_file=TIMELINE
+    )
     events: int = option(
         200_000,
         integer(1000, 10_000_000),
         "so many of what hosts did, and of the trainer's calls, are kept: the newest",
+        from_file=ANY,
     )
 
 
@@ -52,4 +56,5 @@ class Metrics(Section):
         None,
         or_null(integer(1, 65535), "no endpoint"),
         "port of an OpenMetrics endpoint on 127.0.0.1 (extra `metrics`)",
+        from_file=unless_allowed("opens a port to listen on"),
     )

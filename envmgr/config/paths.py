@@ -1,9 +1,9 @@
 """Paths that a config file names: none of them leads out of the working directory.
 
 A config may come from anywhere, and its results are written with the rights of whoever runs it. So
-what a file names has to be below the working directory, where the results of runs go by default;
-symbolic links are followed to see where it leads. Whoever runs it may name any other place, on the
-command line or in code.
+what a file names has to be below the working directory, where the results of runs go by default,
+and not hidden there; symbolic links are followed to see where it leads. Whoever runs it may name
+any other place, on the command line or in code.
 """
 
 from __future__ import annotations
@@ -42,29 +42,82 @@ def check_confined(path: object, key: str, instead: str) -> None:
             f"{shown}, which leads to {target}; a config file may name folders below the working "
             f"directory {home} only. {instead}"
         )
+    if any(part.startswith(".") for part in target.relative_to(home).parts):
+        raise ConfigError(
+            f"{shown}, which leads to {target}; a config file may name no hidden folders or files, "
+            f"since programs keep what they run and obey in those. {instead}"
+        )
 
 
-def check_wrapper_paths(wrapper: Any, kwargs: Mapping[str, Any], key: str) -> None:
-    """Refuse arguments of a wrapper from a config file that have it write elsewhere.
+def check_output(path: object) -> None:
+    """Refuse a `collect.output` of a config file, as `check_confined`.
 
-    Of gymnasium's wrappers, `RecordVideo` writes files. Wrappers of allowed modules of others are
-    trusted as these modules are.
+    Raises:
+        ConfigError: it leads elsewhere, or is no path.
+    """
+    check_confined(path, "collect.output", "Name that folder with --output on the command line.")
+
+
+_PLACES = {
+    ("gymnasium", "RecordVideo"): "video_folder",
+    ("envmgr", "FaultyEnv"): "folder",
+}
+"""Of the classes that any file may name, those that write, and the argument that says where."""
+
+
+def check_places(found: Any, kwargs: Mapping[str, Any], key: str) -> None:
+    """Refuse arguments of an env or a wrapper from a config file that have it write elsewhere.
+
+    This is about gymnasium's and envmgr's own. Those of allowed modules of others are trusted as
+    these modules are.
 
     Raises:
         ConfigError: as `check_confined`.
     """
-    kinds = getattr(wrapper, "__mro__", ())
-    if not any(k.__name__ == "RecordVideo" and _is_gymnasiums(k) for k in kinds):
-        return
-    instead = "Call enable_save_replay in code for other places."
-    check_confined(kwargs.get("video_folder"), f"{key}.kwargs.video_folder", instead)
+    kinds = getattr(found, "__mro__", ())
+    names = {(kind.__module__.partition(".")[0], kind.__name__) for kind in kinds}
+    for name, argument in _PLACES.items():
+        if name in names and (argument in kwargs or argument == "video_folder"):
+            instead = "Name other places in code."
+            check_confined(kwargs.get(argument), f"{key}.{argument}", instead)
     prefix = kwargs.get("name_prefix", "")
-    if not isinstance(prefix, str) or any(mark in prefix for mark in "/\\\0"):
+    is_written = ("gymnasium", "RecordVideo") in names
+    if is_written and (not isinstance(prefix, str) or any(mark in prefix for mark in "/\\\0")):
         raise ConfigError(
-            f"{key}.kwargs.name_prefix is {show_value(prefix)}, but must be the beginning of a "
+            f"{key}.name_prefix is {show_value(prefix)}, but must be the beginning of a "
             "file's name, without a path."
         )
 
 
-def _is_gymnasiums(kind: type) -> bool:
-    return kind.__module__.partition(".")[0] == "gymnasium"
+_BEGINNING = b'{"traceEvents":['
+"""Of a timeline."""
+
+
+def check_timeline(path: object, key: str, instead: str) -> None:
+    """Refuse a file of a config file that is no place for a timeline.
+
+    It is replaced when it is there, and its name could be one that has a meaning to somebody: so it
+    ends with `.json`, and what is there has to be a timeline.
+
+    Raises:
+        ConfigError: as `check_confined`; or the file is none.
+    """
+    check_confined(path, key, instead)
+    file = Path(str(path)).expanduser()
+    shown = f"{key} is {show_value(path)}"
+    if file.suffix != ".json":
+        raise ConfigError(
+            f"{shown}, but a config file may name only a file that ends with .json. {instead}"
+        )
+    try:
+        with file.open("rb") as stream:
+            begins = stream.read(len(_BEGINNING))
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise ConfigError(f"{shown}, which cannot be read: {error}. Name another.") from error
+    if begins != _BEGINNING:
+        raise ConfigError(
+            f"{shown}, which is there and is no timeline; a config file may replace nothing else. "
+            f"Name another. {instead}"
+        )

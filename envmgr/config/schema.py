@@ -1,4 +1,4 @@
-"""The schema mechanism: dataclass fields whose metadata hold the check and the text of a key.
+"""The schema mechanism: dataclass fields that hold check, text, and trust in files, of a key.
 
 A section of a config is a `Section`, whose fields are made by `option`. Defaults, checks, the names
 suggested for unknown keys and the generated reference table all come from these fields.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import textwrap
 from collections.abc import Iterable, Mapping
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from typing_extensions import Self
 
@@ -18,11 +18,21 @@ from envmgr.config.merge import deep_merge, to_plain
 from envmgr.errors import ConfigError, UnknownKeyError
 from envmgr.spaces.reading import Unreadable, read_dict
 
+if TYPE_CHECKING:  # rules are about values of this schema
+    from envmgr.config.file_rules import FileRule
+
 _LINE = 96
 """Characters of a line of messages that list many names."""
 
 
-def option(default: Any, check: Check, doc: str, default_text: str | None = None) -> Any:
+def option(
+    default: Any,
+    check: Check,
+    doc: str,
+    default_text: str | None = None,
+    *,
+    from_file: FileRule | None = None,
+) -> Any:
     """Return the dataclass field of one key.
 
     Args:
@@ -30,10 +40,10 @@ def option(default: Any, check: Check, doc: str, default_text: str | None = None
         check: what the key accepts.
         doc: one line for the reference table.
         default_text: how the table shows the default, if not as its YAML.
+        from_file: what of it a config file may set; None: nothing, unless it is allowed to.
     """
-    return dataclasses.field(
-        default=default, metadata={"check": check, "doc": doc, "default_text": default_text}
-    )
+    about = {"check": check, "doc": doc, "default_text": default_text, "from_file": from_file}
+    return dataclasses.field(default=default, metadata=about)
 
 
 class Section:
@@ -105,6 +115,11 @@ def unknown_key(name: object, known: Iterable[str], where: str) -> UnknownKeyErr
             keys, _LINE, initial_indent=" ", subsequent_indent="  ", break_on_hyphens=False
         )
     return UnknownKeyError(f"unknown key {show_value(name)} in {where}{hint} Known keys:{keys}")
+
+
+def keys_of(schema: type) -> tuple[dataclasses.Field[Any], ...]:
+    """Return the fields of a section's keys, in the order of the table."""
+    return dataclasses.fields(schema)
 
 
 def checks_of(schema: type) -> dict[str, Check]:

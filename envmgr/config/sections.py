@@ -8,6 +8,16 @@ from typing import Any, ClassVar
 
 from envmgr.config.checks import boolean, choice, integer, list_of, or_null, text
 from envmgr.config.field_checks import OBJECT_NAME, POLICY_NAME, free_mapping, wrapper_list
+from envmgr.config.file_rules import (
+    ANY,
+    ARGUMENTS,
+    ENV_ID,
+    OBJECT,
+    OUTPUT,
+    POLICY,
+    WRAPPERS,
+    unless_allowed,
+)
 from envmgr.config.schema import Section, option
 from envmgr.errors import ConfigError
 
@@ -25,13 +35,21 @@ class EnvConfig(Section):
 
     PATH: ClassVar[str] = "env"
 
-    id: str | None = option(None, or_null(text()), "id for `gymnasium.make`")
+    id: str | None = option(None, or_null(text()), "id for `gymnasium.make`", from_file=ENV_ID)
     entry: str | None = option(
-        None, or_null(OBJECT_NAME), "`package.module:callable` that builds the env"
+        None,
+        or_null(OBJECT_NAME),
+        "`package.module:callable` that builds the env",
+        from_file=OBJECT,
     )
-    kwargs: Mapping[str, Any] = option(None, free_mapping(), "keyword arguments for it", "{}")
+    kwargs: Mapping[str, Any] = option(
+        None, free_mapping(), "keyword arguments for it", "{}", from_file=ARGUMENTS
+    )
     wrappers: tuple[Mapping[str, Any], ...] = option(
-        (), wrapper_list(), "wrappers, the innermost first: a dotted path, or `{path, kwargs}`"
+        (),
+        wrapper_list(),
+        "wrappers, the innermost first: a dotted path, or `{path, kwargs}`",
+        from_file=WRAPPERS,
     )
 
     def _check_together(self) -> None:
@@ -67,21 +85,37 @@ class CollectConfig(Section):
 
     PATH: ClassVar[str] = "collect"
 
-    policy: str = option("random", POLICY_NAME, "`random`, or `package.module:callable`")
-    steps: int | None = option(None, or_null(integer(1)), "timesteps to collect, over all envs")
-    episodes: int | None = option(None, or_null(integer(1)), "episodes to collect, over all envs")
-    output: str | None = option(None, or_null(text()), "folder for the results")
+    policy: str = option(
+        "random", POLICY_NAME, "`random`, or `package.module:callable`", from_file=POLICY
+    )
+    steps: int | None = option(
+        None, or_null(integer(1)), "timesteps to collect, over all envs", from_file=ANY
+    )
+    episodes: int | None = option(
+        None, or_null(integer(1)), "episodes to collect, over all envs", from_file=ANY
+    )
+    output: str | None = option(
+        None,
+        or_null(text()),
+        "folder for the results",
+        from_file=OUTPUT,
+    )
     loggers: tuple[str, ...] = option(
         (),
         list_of(choice("csv", "tensorboard", "wandb")),
         "what writes figures there every 10 s: `csv` (metrics.csv), `tensorboard` (by "
         "tensorboardX), `wandb` (an offline run)",
+        from_file=unless_allowed(
+            "runs the wandb service, which listens, and reads settings of its own",
+            but=list_of(choice("csv", "tensorboard")),
+        ),
     )
     videos: bool = option(
         False,
         boolean(),
         "save a video of each episode in `videos` there (extra `video`; envs need "
         "`kwargs: {render_mode: rgb_array}`)",
+        from_file=ANY,
     )
 
     def _check_together(self) -> None:

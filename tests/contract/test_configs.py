@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from envmgr.cli import main
+from envmgr.config.origins import Source
 from envmgr.config_file import load_config, resolve_config
 from envmgr.registry import ENV_MANAGER_REGISTRY
 
@@ -78,7 +79,7 @@ def test_teaches(file: Path) -> None:
     assert lines[0].startswith("# ")
     assert max(map(len, lines)) <= 100
     origins = resolve_config(file).origins.items()
-    given = {key for key, origin in origins if origin.startswith("file ")}
+    given = {key for key, origin in origins if origin.source is Source.FILE}
     assert given >= {"manager.type", "manager.env_num", "manager.seed"} or "evaluation" in file.stem
 
 

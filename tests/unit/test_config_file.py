@@ -16,10 +16,12 @@ from easydict import EasyDict
 
 from envmgr import config_file, registry
 from envmgr.config import default_manager_config
+from envmgr.config.origins import Origin, Source
 from envmgr.config_file import load_config, read_config_file, resolve_config, to_yaml
 from envmgr.errors import ConfigError, UnknownKeyError
 from envmgr.registry import Registry
 
+DEFAULT, SET, CODE = Origin(Source.DEFAULT), Origin(Source.SET), Origin(Source.CODE)
 NO_COLLECT = {"episodes": None, "output": None, "loggers": [], "videos": False}
 
 
@@ -314,22 +316,22 @@ def test_origin_of_every_value(tmp_path: Path) -> None:
     sets = ["manager.env_num=4", "env.kwargs.foo.bar=1", "manager.seed.1=7"]
     resolved = resolve_config(file, set=sets)
     origins = dict(resolved.origins)
-    from_file = f"file {file}"
+    from_file = Origin(Source.FILE, str(file))
     assert origins.pop("env.id") == from_file
-    assert origins.pop("env.entry") == "default"
+    assert origins.pop("env.entry") == DEFAULT
     assert origins.pop("env.kwargs.render_mode") == from_file
-    assert origins.pop("env.kwargs.foo.bar") == "set"
+    assert origins.pop("env.kwargs.foo.bar") == SET
     assert origins.pop("env.wrappers") == from_file
     assert origins.pop("manager.type") == from_file
-    assert origins.pop("manager.env_num") == "set"
+    assert origins.pop("manager.env_num") == SET
     assert origins.pop("manager.episode_num") == from_file
     assert origins.pop("manager.step_timeout") == from_file
-    assert origins.pop("manager.wait_num") == "kind async_subprocess"
+    assert origins.pop("manager.wait_num") == Origin(Source.KIND, "async_subprocess")
     assert origins.pop("manager.seed.0") == from_file
-    assert origins.pop("manager.seed.1") == "set"
+    assert origins.pop("manager.seed.1") == SET
     assert origins.pop("manager.seed.3") == from_file
     assert origins.pop("collect.steps") == from_file
-    assert set(origins.values()) == {"default"}
+    assert set(origins.values()) == {DEFAULT}
     left_of_manager = len(default_manager_config()) - 6
     left_of_collect = 5
     assert len(origins) == left_of_manager + left_of_collect
@@ -338,31 +340,31 @@ def test_origin_of_every_value(tmp_path: Path) -> None:
 def test_origin_of_arguments_and_partly_given_mappings() -> None:
     source = {"manager": {"worker_env": {"deny": ["A"]}, "wait_num": math.inf}}
     origins = resolve_config(source, set=["manager.type=async_subprocess"]).origins
-    assert origins["manager.worker_env.deny"] == "argument"
-    assert origins["manager.worker_env.allow"] == "default"
-    assert origins["manager.wait_num"] == "argument"
-    assert origins["manager.type"] == "set"
-    assert origins["env.kwargs"] == "default"
-    assert resolve_config({"manager": None}).origins["manager.type"] == "default"
+    assert origins["manager.worker_env.deny"] == CODE
+    assert origins["manager.worker_env.allow"] == DEFAULT
+    assert origins["manager.wait_num"] == CODE
+    assert origins["manager.type"] == SET
+    assert origins["env.kwargs"] == DEFAULT
+    assert resolve_config({"manager": None}).origins["manager.type"] == DEFAULT
 
 
 def test_override_of_a_whole_mapping_forgets_what_the_file_gave(tmp_path: Path) -> None:
     file = write(tmp_path, CARTPOLE)
     origins = resolve_config(file, set=["manager.seed=3", "env.kwargs={}"]).origins
-    assert origins["manager.seed"] == "set"
-    assert origins["env.kwargs"] == "set"
+    assert origins["manager.seed"] == SET
+    assert origins["env.kwargs"] == SET
     assert not any(key.startswith(("manager.seed.", "env.kwargs.")) for key in origins)
 
 
 def test_override_of_a_part_or_a_whole_leaves_no_origin_of_what_it_replaced() -> None:
     source = {"manager": {"worker_env": {"allow": ["A"]}}}
     origins = resolve_config(source, set=["manager.worker_env={deny: [B]}"]).origins
-    assert origins["manager.worker_env.allow"] == "default"
-    assert origins["manager.worker_env.deny"] == "set"
+    assert origins["manager.worker_env.allow"] == DEFAULT
+    assert origins["manager.worker_env.deny"] == SET
     source = {"manager": {"worker_env": None}}
     origins = resolve_config(source, set=["manager.worker_env.deny=[B]"]).origins
-    assert origins["manager.worker_env.allow"] == "default"
-    assert origins["manager.worker_env.deny"] == "set"
+    assert origins["manager.worker_env.allow"] == DEFAULT
+    assert origins["manager.worker_env.deny"] == SET
 
 
 # --- imports -------------------------------------------------------------------------------------
@@ -379,8 +381,8 @@ def test_file_runs_what_lies_beside_it(tmp_path: Path, monkeypatch: pytest.Monke
     file = write(tmp_path, text)
     resolved = resolve_config(file)
     assert sys.path[-1] == str(tmp_path.resolve())
-    assert resolved.import_policy is not None
-    assert tmp_path.resolve() in resolved.import_policy.folders
+    assert resolved.file_policy is not None
+    assert tmp_path.resolve() in resolved.file_policy.folders
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     os.rename(file, elsewhere / "my.yaml")
@@ -428,7 +430,7 @@ def test_mapping_is_trusted_and_imports_only_what_registers_kinds(tmp_path: Path
         "manager": {"type": "cfgtest_kind", "import_names": ["cfgtest_kind"]},
     }
     assert load_config(cfg).manager.type == "cfgtest_kind"
-    assert resolve_config(cfg).import_policy is None
+    assert resolve_config(cfg).file_policy is None
 
 
 def test_missing_entry_of_a_file_is_found_when_it_is_loaded(tmp_path: Path) -> None:
@@ -441,7 +443,7 @@ def test_missing_entry_of_a_file_is_found_when_it_is_loaded(tmp_path: Path) -> N
 
 
 def test_resolved_config_comes_back_equal(tmp_path: Path) -> None:
-    cfg = load_config(write(tmp_path, CARTPOLE), set=["manager.worker_env.set.A=x"])
+    cfg = load_config(write(tmp_path, CARTPOLE), set=["manager.worker_env.set.MUJOCO_GL=egl"])
     again = load_config(write(tmp_path, to_yaml(cfg), "again.yaml"))
     assert again == cfg
     assert to_yaml(again) == to_yaml(cfg)

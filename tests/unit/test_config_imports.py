@@ -10,7 +10,7 @@ import gymnasium
 import pytest
 
 from envmgr.config.imports import (
-    ImportPolicy,
+    FilePolicy,
     check_env_id,
     file_policy,
     import_modules,
@@ -49,9 +49,9 @@ def own(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def policy(own: Path) -> ImportPolicy:
+def policy(own: Path) -> FilePolicy:
     """Nothing listed; the folder of the config file."""
-    return ImportPolicy(folders=(own.resolve(),))
+    return FilePolicy(folders=(own.resolve(),))
 
 
 def write(folder: Path, name: str, text: str) -> None:
@@ -108,7 +108,7 @@ def test_refusal_comes_before_the_import_and_names_the_way_out(installed: Path) 
     ],
 )
 def test_object_of_another_module_is_refused_whatever_it_was_reached_through(
-    installed: Path, own: Path, policy: ImportPolicy, name: str
+    installed: Path, own: Path, policy: FilePolicy, name: str
 ) -> None:
     text = (
         "import os, functools, json\nclass Env: pass\nrun = os.system\nevaluate = eval\n"
@@ -202,7 +202,7 @@ def test_envs_and_policies_of_envmgr_need_no_list() -> None:
 
 
 def test_module_beside_the_file_is_found_and_its_folder_stays_on_the_path(
-    own: Path, policy: ImportPolicy
+    own: Path, policy: FilePolicy
 ) -> None:
     write(own, "cfgtest_mine.py", MAKE)
     write(own, "cfgtest_pkg/__init__.py", "")
@@ -216,7 +216,7 @@ def test_module_beside_the_file_is_found_and_its_folder_stays_on_the_path(
 
 
 def test_path_is_left_alone_when_nothing_of_the_folder_is_used(
-    own: Path, policy: ImportPolicy
+    own: Path, policy: FilePolicy
 ) -> None:
     write(own, "logging/extra.txt", "")
     before = list(sys.path)
@@ -228,7 +228,7 @@ def test_path_is_left_alone_when_nothing_of_the_folder_is_used(
 
 
 def test_module_that_is_shadowed_by_an_installed_one_is_refused(
-    own: Path, installed: Path, policy: ImportPolicy
+    own: Path, installed: Path, policy: FilePolicy
 ) -> None:
     write(installed, "cfgtest_same.py", "raise SystemExit('the wrong one ran')")
     write(own, "cfgtest_same.py", MAKE)
@@ -238,7 +238,7 @@ def test_module_that_is_shadowed_by_an_installed_one_is_refused(
 
 
 def test_packages_below_a_trusted_folder_are_not_its_own_modules(
-    own: Path, policy: ImportPolicy
+    own: Path, policy: FilePolicy
 ) -> None:
     # A virtual environment inside the project's folder.
     site = own / "venv" / "site-packages"
@@ -254,9 +254,9 @@ def test_file_policy_trusts_the_files_folder_and_the_working_directory(
     tmp_path: Path, own: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    policy = file_policy(["a.b"], Path("own") / "my.yaml")
-    assert policy == ImportPolicy(("a.b",), (own.resolve(), tmp_path.resolve()))
-    assert file_policy(None, Path("my.yaml")) == ImportPolicy((), (tmp_path.resolve(),))
+    policy = file_policy({"allow_imports": ["a.b"]}, Path("own") / "my.yaml")
+    assert policy == FilePolicy(("a.b",), (own.resolve(), tmp_path.resolve()))
+    assert file_policy({}, Path("my.yaml")) == FilePolicy((), (tmp_path.resolve(),))
 
 
 @pytest.mark.parametrize("allow", ["my_pkg", ["a b"], [1], [""], {"a": 1}])
@@ -264,7 +264,7 @@ def test_malformed_list_is_refused(allow: list[str]) -> None:
     with pytest.raises(ConfigError, match=r"^allow_imports is "):
         import_object("os:system", allow=allow)
     with pytest.raises(ConfigError, match=r"^allow_imports is "):
-        file_policy(allow, Path("x.yaml"))
+        file_policy({"allow_imports": allow}, Path("x.yaml"))
 
 
 @pytest.mark.parametrize("name", ["", "os", ":x", "os:", "os:a:b", "a b:c", "..x", 3, None])
@@ -315,7 +315,7 @@ def test_what_cannot_be_called_is_refused(installed: Path) -> None:
 def test_import_names_of_a_file_have_to_be_listed(own: Path, installed: Path) -> None:
     write(installed, "cfgtest_kinds.py", "")
     write(own, "cfgtest_mine.py", "")
-    policy = ImportPolicy(("cfgtest_kinds",), (own.resolve(),))
+    policy = FilePolicy(("cfgtest_kinds",), (own.resolve(),))
     import_modules(["cfgtest_kinds"], policy=policy)
     assert "cfgtest_kinds" in sys.modules
     with pytest.raises(ConfigError, match=r"manager\.import_names .*--allow-import cfgtest_mine"):
@@ -326,12 +326,12 @@ def test_import_names_of_a_file_have_to_be_listed(own: Path, installed: Path) ->
         import_modules(["cfgtest_no"])
 
 
-def test_gymnasium_id_with_a_module_is_checked(own: Path, policy: ImportPolicy) -> None:
+def test_gymnasium_id_with_a_module_is_checked(own: Path, policy: FilePolicy) -> None:
     write(own, "cfgtest_mine.py", "")
     check_env_id("CartPole-v1", policy)
     check_env_id("ALE/Pong-v5", policy)
     check_env_id("cfgtest_mine:Mine-v0", policy)
-    check_env_id("cfgtest_a.b:Env-v0", ImportPolicy(("cfgtest_a",)))
+    check_env_id("cfgtest_a.b:Env-v0", FilePolicy(("cfgtest_a",)))
     with pytest.raises(ConfigError, match=r"env\.id .*--allow-import antigravity"):
         check_env_id("antigravity:Env-v0", policy)
     with pytest.raises(ConfigError, match=r"^env\.id is "):

@@ -12,12 +12,11 @@ import gymnasium
 import pytest
 
 from envmgr.config import EnvConfig, imports, known_envs
-from envmgr.config.allow_list import allowed_by_user
+from envmgr.config.allow_list import Allowed, allowed_by_user
 from envmgr.config.env_factories import check_imports, env_factories
 from envmgr.config.imports import (
-    ImportPolicy,
+    FilePolicy,
     check_env_id,
-    check_preload,
     file_policy,
     import_modules,
     import_object,
@@ -95,10 +94,10 @@ def site(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def policy(tmp_path: Path) -> ImportPolicy:
+def policy(tmp_path: Path) -> FilePolicy:
     """Of a config in a folder of its own."""
     (tmp_path / "own").mkdir()
-    return file_policy(None, tmp_path / "own" / "run.yaml")
+    return file_policy({}, tmp_path / "own" / "run.yaml")
 
 
 def put_module(folder: Path, text: str = ENV) -> None:
@@ -119,7 +118,7 @@ def install(site: Path, text: str = ENV) -> None:
     put_metadata(site)
 
 
-def build(policy: ImportPolicy | None, env_id: str = "Cfgtest/One-v0", **kwargs: object) -> str:
+def build(policy: FilePolicy | None, env_id: str = "Cfgtest/One-v0", **kwargs: object) -> str:
     """Return what the env of a config is."""
     section = {"id": env_id, "kwargs": kwargs}
     (make,) = env_factories(section, 1, policy=policy)
@@ -176,7 +175,7 @@ def test_the_nearest_is_named(env_id: str, begins: str, distribution: str) -> No
 # -- what is imported by it -----------------------------------------------------------------------
 
 
-def test_an_installed_package_needs_neither_list_nor_name(site: Path, policy: ImportPolicy) -> None:
+def test_an_installed_package_needs_neither_list_nor_name(site: Path, policy: FilePolicy) -> None:
     install(site)
     assert build(policy) == "Env"
     assert build(policy, "Cfgtest-Two-v0", depth=3) == "Env"
@@ -185,20 +184,25 @@ def test_an_installed_package_needs_neither_list_nor_name(site: Path, policy: Im
         build(policy, "Cfgtest/Onn-v0")
 
 
-def test_its_name_is_allowed_where_all_is_in_the_import(site: Path, policy: ImportPolicy) -> None:
+def preload(name: str, policy: FilePolicy) -> None:
+    policy.admit_registering(name, name, "manager.preload")
+
+
+def test_its_name_is_allowed_where_all_is_in_the_import(site: Path, policy: FilePolicy) -> None:
     install(site)
     check_env_id("cfgtest_known:Cfgtest/One-v0", policy)
-    check_preload(["cfgtest_known"], policy)
+    preload("cfgtest_known", policy)
     assert "cfgtest_known" not in sys.modules
     import_modules(["cfgtest_known"], policy=policy)
     assert "cfgtest_known" in sys.modules
-    check_preload(["gymnasium.envs.classic_control", "envmgr.testing"], policy)
+    preload("gymnasium.envs.classic_control", policy)
+    preload("envmgr.testing", policy)
     for name in ("cfgtest_known.more", "cfgtest"):
         with pytest.raises(ConfigError, match="may not import"):
-            check_preload([name], policy)
+            preload(name, policy)
 
 
-def test_what_is_not_installed_is_named(policy: ImportPolicy) -> None:
+def test_what_is_not_installed_is_named(policy: FilePolicy) -> None:
     for each in (policy, None):
         with pytest.raises(MissingDependencyError, match="pip install cfgtest-known"):
             build(each)
@@ -211,7 +215,7 @@ def test_what_is_not_installed_is_named(policy: ImportPolicy) -> None:
 @pytest.mark.parametrize("place", ["own", "work"])
 @pytest.mark.parametrize("on_path", [True, False])
 def test_a_file_of_that_name_is_not_the_package(
-    tmp_path: Path, policy: ImportPolicy, place: str, on_path: bool
+    tmp_path: Path, policy: FilePolicy, place: str, on_path: bool
 ) -> None:
     """Beside the config or in the working directory, with forged metadata too."""
     put_module(tmp_path / place, "raise SystemExit('the stranger ran')")
@@ -226,7 +230,7 @@ def test_a_file_of_that_name_is_not_the_package(
 
 
 def test_a_file_that_hides_the_package_is_not_imported(
-    tmp_path: Path, site: Path, policy: ImportPolicy
+    tmp_path: Path, site: Path, policy: FilePolicy
 ) -> None:
     install(site)
     put_module(tmp_path / "work", "raise SystemExit('the stranger ran')")
@@ -240,7 +244,7 @@ def test_a_file_that_hides_the_package_is_not_imported(
 
 
 def test_a_folder_that_mixes_itself_into_the_package_is_noticed(
-    tmp_path: Path, site: Path, policy: ImportPolicy
+    tmp_path: Path, site: Path, policy: FilePolicy
 ) -> None:
     """Packages without an `__init__.py` are all folders of that name together."""
     put_metadata(site)
@@ -251,9 +255,7 @@ def test_a_folder_that_mixes_itself_into_the_package_is_noticed(
         build(policy)
 
 
-def test_an_editable_install_is_the_package(
-    tmp_path: Path, site: Path, policy: ImportPolicy
-) -> None:
+def test_an_editable_install_is_the_package(tmp_path: Path, site: Path, policy: FilePolicy) -> None:
     project = tmp_path / "project"
     (project / "src").mkdir(parents=True)
     put_module(project / "src")
@@ -272,11 +274,11 @@ def test_an_editable_install_is_the_package(
 def test_what_the_list_has_may_come_from_anywhere(tmp_path: Path) -> None:
     put_module(tmp_path / "work")
     sys.path.insert(0, str(tmp_path / "work"))
-    assert build(ImportPolicy(("cfgtest_known",), (tmp_path / "work",))) == "Env"
+    assert build(FilePolicy(("cfgtest_known",), (tmp_path / "work",))) == "Env"
 
 
 def test_classes_of_envs_can_be_named_where_the_table_says_so(
-    site: Path, policy: ImportPolicy
+    site: Path, policy: FilePolicy
 ) -> None:
     install(site)
     assert import_object("cfgtest_known:Env", allow=policy)(depth=1)
@@ -285,7 +287,7 @@ def test_classes_of_envs_can_be_named_where_the_table_says_so(
             import_object(name, allow=policy)
 
 
-def test_classes_of_a_package_that_is_not_there(policy: ImportPolicy) -> None:
+def test_classes_of_a_package_that_is_not_there(policy: FilePolicy) -> None:
     with pytest.raises(MissingDependencyError, match=r"env\.entry is 'cfgtest_known:Env'"):
         import_object("cfgtest_known:Env", allow=policy)
 
@@ -294,7 +296,7 @@ def test_classes_of_a_package_that_is_not_there(policy: ImportPolicy) -> None:
 
 
 def test_arguments_are_refused_where_they_can_name_code(
-    site: Path, policy: ImportPolicy, monkeypatch: pytest.MonkeyPatch
+    site: Path, policy: FilePolicy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(known_envs, "KNOWN_PACKAGES", (LOOSE,))
     install(site)
@@ -310,11 +312,11 @@ def test_arguments_are_refused_where_they_can_name_code(
     for other in ("cfgtest-other-v0", "cfgtest-other", "Cfgtest-Two", "Cfgtest/One-v7"):
         with pytest.raises(ConfigError, match=refused):  # by who has registered it
             build(policy, other, **arguments)
-    assert build(ImportPolicy(("cfgtest_known",), policy.folders), **arguments) == "Env"
+    assert build(FilePolicy(("cfgtest_known",), policy.folders), **arguments) == "Env"
     assert build(None, **arguments) == "Env"
 
 
-def test_an_env_of_the_old_gym_is_not_imported_through_shimmy(policy: ImportPolicy) -> None:
+def test_an_env_of_the_old_gym_is_not_imported_through_shimmy(policy: FilePolicy) -> None:
     section = EnvConfig.from_mapping({"id": "GymV26Environment-v0", "kwargs": {"env_id": "os:X"}})
     with pytest.raises(ConfigError, match="can name code"):
         check_imports(section, policy)
@@ -333,23 +335,28 @@ def test_the_variable_and_the_project_allow(
     tmp_path: Path, project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = tmp_path / "own"
-    assert allowed_by_user(config) == ()
+    assert allowed_by_user(config) == Allowed()
     monkeypatch.setenv("ENVMGR_ALLOW_IMPORTS", " my_a, my_b.c ,")
     project.write_text('[tool.other]\nx = 1\n[tool.envmgr]\nallow_imports = ["my_d"]\n')
-    assert allowed_by_user(config) == ("my_a", "my_b.c", "my_d")
-    assert file_policy(["my_e"], config / "x.yaml").allow == ("my_e", "my_a", "my_b.c", "my_d")
-    assert file_policy(None, Path("configs") / "x.yaml").allow == ("my_a", "my_b.c", "my_d")
+    assert allowed_by_user(config) == Allowed(("my_a", "my_b.c", "my_d"))
+    assert file_policy({"allow_imports": ["my_e"]}, config / "x.yaml").allow == (
+        "my_e",
+        "my_a",
+        "my_b.c",
+        "my_d",
+    )
+    assert file_policy({}, Path("configs") / "x.yaml").allow == ("my_a", "my_b.c", "my_d")
 
 
 def test_a_project_file_beside_the_config_allows_nothing(tmp_path: Path, project: Path) -> None:
     project.write_text('[tool.envmgr]\nallow_imports = ["os"]\n')
-    assert file_policy(None, Path("run.yaml")).allow == ()  # the working directory is that folder
+    assert file_policy({}, Path("run.yaml")).allow == ()  # the working directory is that folder
     link = tmp_path / "link"
     link.symlink_to(tmp_path / "work")
-    assert file_policy(None, link / "run.yaml").allow == ()
+    assert file_policy({}, link / "run.yaml").allow == ()
     (tmp_path / "own").mkdir()
     (tmp_path / "own" / "pyproject.toml").write_text("[tool.envmgr]\nwrong = 1\n")
-    assert file_policy(None, tmp_path / "own" / "run.yaml").allow == ("os",)
+    assert file_policy({}, tmp_path / "own" / "run.yaml").allow == ("os",)
 
 
 @pytest.mark.parametrize(
@@ -372,7 +379,7 @@ def test_a_malformed_project_file_is_refused(
 
 def test_a_project_file_without_a_word_of_envmgr_is_not_read(tmp_path: Path, project: Path) -> None:
     project.write_text("[tool.other\n")
-    assert allowed_by_user(tmp_path) == ()
+    assert allowed_by_user(tmp_path) == Allowed()
 
 
 def test_a_malformed_variable_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from easydict import EasyDict
 from gymnasium.spaces import Discrete
 
 from envmgr.config.env_factories import ConfiguredEnv, env_factories
-from envmgr.config.imports import ImportPolicy
+from envmgr.config.imports import FilePolicy
 from envmgr.config.sections import EnvConfig
 from envmgr.env.adapt import as_base_env
 from envmgr.errors import ConfigError, UnknownKeyError
@@ -276,9 +276,9 @@ def test_env_num_is_a_positive_integer(env_num: Any) -> None:
 )
 def test_only_allowed_modules_are_imported(module: str, cfg: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="spec_test_envs"):
-        env_factories(cfg, 1, policy=ImportPolicy())
+        env_factories(cfg, 1, policy=FilePolicy())
     assert module not in sys.modules
-    assert env_factories(cfg, 1, policy=ImportPolicy(allow=(module,)))
+    assert env_factories(cfg, 1, policy=FilePolicy(allow=(module,)))
 
 
 def test_the_same_seed_gives_the_same_episode_in_every_env() -> None:
