@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import csv
 import importlib
+import os
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, ClassVar
 
 from envmgr.collect import Collector
 from envmgr.errors import ConfigError
@@ -27,6 +28,9 @@ class Logger(ABC):
 
     module = ""
     """What has to be installed."""
+
+    environment: ClassVar[Mapping[str, str]] = {}
+    """Variables that it finds when it is imported, unless they are set."""
 
     @abstractmethod
     def open(self, folder: Path, config: Mapping[str, Any]) -> None:
@@ -94,6 +98,8 @@ class WandbLogger(Logger):
     """Writes an offline run of Weights & Biases into `wandb`; nothing is sent anywhere."""
 
     module = "wandb"
+    # Even offline it would tell sentry.io that a run has begun, and what it raised.
+    environment: ClassVar[Mapping[str, str]] = {"WANDB_ERROR_REPORTING": "false"}
 
     def open(self, folder: Path, config: Mapping[str, Any]) -> None:
         """Begin the run."""
@@ -138,6 +144,8 @@ class Loggers:
             )
         for name in names:
             if module := KINDS[name].module:
+                for variable, value in KINDS[name].environment.items():
+                    os.environ.setdefault(variable, value)
                 imported(module, f"collect.loggers names {name}, which needs {module}")
         self._loggers = [KINDS[name]() for name in names]
         self._open: list[Logger] = []

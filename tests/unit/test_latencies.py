@@ -257,12 +257,14 @@ class TestLoggers:
         wandb = SimpleNamespace(init=lambda **how: told.append(how["mode"]) or run)
         monkeypatch.setitem(sys.modules, "tensorboardX", tensorboard)
         monkeypatch.setitem(sys.modules, "wandb", wandb)
+        monkeypatch.setattr(os, "environ", {})
         writers = Loggers(["tensorboard", "wandb"], writes=True)
         writers.begin(tmp_path, {"manager": {}})
         collector.statistics.steps = 5
         writers.log(collector, manager)
         writers.end()
         assert told[0] == "offline"
+        assert os.environ == {"WANDB_ERROR_REPORTING": "false"}  # nothing is sent anywhere
         assert ("envmgr/failures", 1, 5) in told
         assert (["elapsed_s", "episodes", "failures", "steps"], 5) in told
         assert told[-2:] == ["finished", "closed"]
@@ -271,6 +273,7 @@ class TestLoggers:
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setitem(sys.modules, "wandb", None)
+        monkeypatch.setattr(os, "environ", {})
         with pytest.raises(MissingDependencyError, match="pip install wandb"):
             Loggers(["wandb"], writes=True)
         with pytest.raises(ConfigError, match="nothing is to be written"):

@@ -30,7 +30,9 @@ from envmgr.worker import process as worker
 _SERVER_PATIENCE_S = 5.0
 _CLOSE_S = 0.5
 _BOOTSTRAP = (
-    "import json, sys; sys.path[:], sys.argv[:], fd, pid = json.loads(sys.argv[1]); "
+    # Not from the working directory, which `-c` puts first: a json.py may lie there.
+    "import sys; sys.path[:] = filter(None, sys.path); import json; "
+    "sys.path[:], sys.argv[:], fd, pid = json.loads(sys.argv[1]); "
     "from envmgr.transport.process.server import main; main(fd, pid)"
 )
 
