@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from envmgr.config import CollectConfig, EnvConfig, ManagerConfig, schema_markdown
+from envmgr.config import CollectConfig, EnvConfig, ManagerConfig, WorkerEnv, schema_markdown
 from envmgr.config.checks import show_value
 from envmgr.config.kind_sections import EnvPool, GymVector, NormalizationSection, Ray
 from envmgr.config.known_envs import KNOWN_PACKAGES
 from envmgr.config.observing import Metrics, Trace
+from envmgr.config.variables import HARMLESS
 from envmgr.registry import ENV_MANAGER_REGISTRY
 from generating.docstrings import table
 
@@ -26,9 +27,19 @@ A config has three sections, all of which may be left out: `manager`, `env` and 
 keys are refused. [The guide](../guide/configs.md) says how configs are written and merged, and
 [`envmgr show`](../guide/configs.md#what-a-config-comes-to) prints one with every key filled in.
 
+"In a file" is what a config file may set a key to, since it may come from anywhere; the command
+line and code may set all that is allowed. [The guide](../guide/configs.md#what-a-file-may-set) says
+how to allow a file more.
+
 ## `manager`
 
 {schema_markdown(ManagerConfig)}
+### `manager.worker_env`
+
+{schema_markdown(WorkerEnv)}
+#### Variables that a file may set
+
+{table(("variable", "in a file"), _variables())}
 ### `manager.gym_vector`
 
 {schema_markdown(GymVector)}
@@ -70,6 +81,11 @@ What `envmgr run` does. `--steps`, `--episodes` and `--output` replace the keys 
 most one of `steps` and `episodes` is given.
 
 {schema_markdown(CollectConfig)}"""
+
+
+def _variables() -> Iterator[tuple[str, ...]]:
+    for name, check in HARMLESS.items():
+        yield f"`{name}`", check.allowed
 
 
 def _known_packages() -> Iterator[tuple[str, ...]]:

@@ -49,7 +49,7 @@ class FileRule:
     """What a config file may set a key to.
 
     Attributes:
-        says: that in words, for the reference.
+        says: that in words, for the reference; empty is nothing.
         admit: raises `ConfigError` if a value is more than that; says what would allow it.
         can_be_allowed: whether `--allow KEY` lets a file set it to anything.
         names_code: overrides are asked as well: they say which code is meant, and one of the lists
@@ -107,14 +107,13 @@ def unless_allowed(why: str, but: Check | None = None) -> FileRule:
         why: what the value could do, to follow "which".
         but: what a file may set it to in any case.
     """
-    says = "nothing" if but is None else but.allowed
 
     def admit(asked: Asked) -> None:
         if but is None or not _fits(but, asked.value):
             what = "not set that" if but is None else f"set that only to {but.allowed}"
             asked.policy.admit_key(asked.key, asked.value, f"which {why}; it may {what}")
 
-    return FileRule(f"{says}, unless allowed", admit, can_be_allowed=True)
+    return FileRule("" if but is None else but.allowed, admit, can_be_allowed=True)
 
 
 def _fits(check: Check, value: Any) -> bool:
@@ -194,7 +193,7 @@ def _admit_kind(asked: Asked) -> None:
         asked.policy.admit_key(asked.key, asked.value, why)
 
 
-KIND = FileRule("anything; `ray` with a Ray that asks for tokens", _admit_kind, can_be_allowed=True)
+KIND = FileRule("anything; `ray` if it asks for tokens", _admit_kind, can_be_allowed=True)
 
 # -- places to write to ---------------------------------------------------------------------------
 
@@ -237,7 +236,7 @@ def _admit_variables(asked: Asked) -> None:
 
 
 VARIABLES = FileRule(
-    "[harmless ones](#variables-that-a-file-may-set), unless allowed", _admit_variables
+    "[harmless ones](#variables-that-a-file-may-set); others with `--allow-env`", _admit_variables
 )
 
 # -- asking ---------------------------------------------------------------------------------------

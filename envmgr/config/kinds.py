@@ -11,7 +11,7 @@ from easydict import EasyDict
 from envmgr.config.checks import show_value
 from envmgr.config.manager import ManagerConfig
 from envmgr.config.merge import to_easydict
-from envmgr.config.schema import schema_table
+from envmgr.config.schema import Section, schema_table
 from envmgr.errors import ConfigError
 
 
@@ -51,6 +51,6 @@ def default_manager_config(preset: Mapping[str, Any] | None = None) -> EasyDict:
     return to_easydict(ManagerConfig.from_mapping(None, preset).to_dict())
 
 
-def schema_markdown(schema: type = ManagerConfig) -> str:
+def schema_markdown(schema: type[Section] = ManagerConfig) -> str:
     """Return the reference table of a section's keys as markdown; by default a manager's."""
     return schema_table(schema)

@@ -149,18 +149,32 @@ def default_text(field: dataclasses.Field[Any]) -> str:
     return field.default if isinstance(field.default, str) else show_value(field.default)
 
 
-def schema_table(schema: type) -> str:
-    """Return a markdown table of a section: key, default, what is allowed, meaning."""
-    lines = ["| key | default | allowed | meaning |", "| --- | --- | --- | --- |"]
-    for field in dataclasses.fields(schema):
+def schema_table(schema: type[Section]) -> str:
+    """Return a markdown table of a section: key, default, what is allowed, in a file, meaning."""
+    lines = [
+        "| key | default | allowed | in a file | meaning |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    for field in keys_of(schema):
         cells = (
             f"`{field.name}`",
             f"`{default_text(field)}`",
             field.metadata["check"].allowed,
+            _in_a_file(schema, field),
             field.metadata["doc"],
         )
         lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     return "\n".join(lines) + "\n"
+
+
+def _in_a_file(schema: type[Section], field: dataclasses.Field[Any]) -> str:
+    """Return what a config file may set a key to, as the reference table shows it."""
+    rule: FileRule | None = field.metadata["from_file"]
+    says = "" if rule is None else rule.says
+    if rule is None or rule.can_be_allowed:
+        plain = f"{schema.PATH}.{field.name}".removeprefix("manager.")
+        return f"{says}{'; more ' if says else ''}with `--allow {plain}`"
+    return says
 
 
 def as_mapping(value: object, path: str) -> dict[Any, Any]:

@@ -25,12 +25,14 @@ class WorkerEnv(Section):
     PATH: ClassVar[str] = "manager.worker_env"
 
     allow: tuple[str, ...] = option(
-        ("*",), list_of(text()), "patterns of what is passed on", from_file=TAKES_AWAY
+        ("*",), list_of(text()), "patterns of what is passed on", '["*"]', from_file=TAKES_AWAY
     )
     deny: tuple[str, ...] = option(
         (), list_of(text()), "patterns of what is not", from_file=TAKES_AWAY
     )
-    set: Mapping[str, str] = option(None, variables(), "what is set besides", from_file=VARIABLES)
+    set: Mapping[str, str] = option(
+        None, variables(), "what is set besides", "{}", from_file=VARIABLES
+    )
 
 
 def worker_env() -> Check:

@@ -25,7 +25,7 @@ from packaging.version import Version
 import envmgr
 from envmgr import load_config
 from envmgr.cli import main
-from envmgr.config.allow_list import allowed_by_user
+from envmgr.config.allow_list import Allowed, allowed_by_user
 from envmgr.errors import EnvManagerError
 from tests.docs.blocks import (
     ROOT,
@@ -161,7 +161,7 @@ def test_a_config_loads(block: Block, folder: Path) -> None:
 @pytest.mark.parametrize("block", _params(_of_language("toml")))
 def test_a_project_file_allows_something(block: Block, folder: Path) -> None:
     (folder / "pyproject.toml").write_text(block.text, encoding="utf-8")
-    assert allowed_by_user(folder / "configs")
+    assert allowed_by_user(folder / "configs") != Allowed()
 
 
 @pytest.mark.parametrize("block", _params(_of_language("pycon")))

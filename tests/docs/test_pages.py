@@ -13,7 +13,7 @@ from types import ModuleType
 import pytest
 
 from envmgr import ENV_MANAGER_REGISTRY, errors, testing
-from envmgr.config import CollectConfig, EnvConfig, ManagerConfig
+from envmgr.config import CollectConfig, EnvConfig, ManagerConfig, WorkerEnv
 from envmgr.config.kind_sections import EnvPool, GymVector, NormalizationSection, Ray
 from envmgr.config.observing import Metrics, Trace
 from tests.cases import for_each
@@ -98,6 +98,7 @@ def test_tables_of_keys_name_keys_that_exist(page: Path) -> None:
             EnvPool,
             Ray,
             NormalizationSection,
+            WorkerEnv,
             Metrics,
             Trace,
             EnvConfig,
