@@ -8,6 +8,7 @@ any other place, on the command line or in code.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -77,9 +78,9 @@ def check_places(found: Any, kwargs: Mapping[str, Any], key: str) -> None:
     kinds = getattr(found, "__mro__", ())
     names = {(kind.__module__.partition(".")[0], kind.__name__) for kind in kinds}
     for name, argument in _PLACES.items():
-        if name in names and (argument in kwargs or argument == "video_folder"):
+        if name in names and argument in kwargs:
             instead = "Name other places in code."
-            check_confined(kwargs.get(argument), f"{key}.{argument}", instead)
+            check_confined(kwargs[argument], f"{key}.{argument}", instead)
     prefix = kwargs.get("name_prefix", "")
     is_written = ("gymnasium", "RecordVideo") in names
     if is_written and (not isinstance(prefix, str) or any(mark in prefix for mark in "/\\\0")):
@@ -110,14 +111,18 @@ def check_timeline(path: object, key: str, instead: str) -> None:
             f"{shown}, but a config file may name only a file that ends with .json. {instead}"
         )
     try:
-        with file.open("rb") as stream:
-            begins = stream.read(len(_BEGINNING))
-    except FileNotFoundError:
-        return
+        may_go = _is_timeline(file) if os.path.lexists(file) else True
     except OSError as error:
         raise ConfigError(f"{shown}, which cannot be read: {error}. Name another.") from error
-    if begins != _BEGINNING:
+    if not may_go:
         raise ConfigError(
             f"{shown}, which is there and is no timeline; a config file may replace nothing else. "
             f"Name another. {instead}"
         )
+
+
+def _is_timeline(file: Path) -> bool:
+    if not file.is_file():  # a pipe, say, which is not to be waited for
+        return False
+    with file.open("rb") as stream:
+        return stream.read(len(_BEGINNING)) == _BEGINNING

@@ -93,9 +93,11 @@ IDS += (
     "CartPole-v1\0",
 )
 PATHS = ("/etc/cron.d", "../x", "~root/x", "a/../../x", "link/x", "out", "\0", "~/x", "/", "", ".")
+HOSTS = ("auto", "6.6.6.6:6379", "ray://127.0.0.1:1", "localhost:1", "", None, 3)
 KEYS = ("env", "manager", "collect", "type", "id", "entry", "kwargs", "wrappers", "path", "output")
 KEYS += ("env_num", "seed", "import_names", "worker_env", "allow", "deny", "set", "policy", "steps")
 KEYS += ("num_workers", "worker_affinity", "episode_num", "items", "__class__", "__dict__", "keys")
+KEYS += ("ray", "runtime_env", "address", "metrics", "port", "trace", "env_pool", "worker_log")
 KEYS += ("preload", "update", "__init__", "<<", "", "a b", "\u00e9", "x" * 2000, "self", "0")
 
 
@@ -166,8 +168,17 @@ def _name_something(rng: random.Random, tree: Any) -> None:
     """Put a hostile name where names belong."""
     if not isinstance(tree, dict):
         return
-    where = rng.randrange(7)
-    if where == 0:
+    where = rng.randrange(9)
+    if where == 7:
+        ray = {"address": rng.choice(HOSTS), "runtime_env": {"py_executable": rng.choice(NAMES)}}
+        tree["manager"] = {"type": rng.choice(("ray", "base")), "env_num": 2, "ray": ray}
+    elif where == 8:
+        manager = {
+            "trace": rng.choice(PATHS) + ".json",
+            "metrics": {"port": rng.choice((80, 9100))},
+        }
+        tree["manager"] = {"type": "base", "env_num": 2, rng.choice(KEYS): None, **manager}
+    elif where == 0:
         tree["env"] = {"entry": rng.choice(NAMES), "kwargs": {"name": "os:system", "path": "/x"}}
     elif where == 1:
         tree["env"] = {"id": rng.choice(IDS)}
@@ -184,7 +195,8 @@ def _name_something(rng: random.Random, tree: Any) -> None:
         key = rng.choice(("import_names", "preload"))
         tree["manager"] = {"type": "base", "env_num": 2, key: names}
     else:
-        variables = {rng.choice((*KEYS, "A=B")): rng.choice((*PATHS, "\ud800", 3))}
+        names = (*KEYS, "A=B", "MUJOCO_GL", "LD_PRELOAD", "PYTHONPATH", "OMP_NUM_THREADS")
+        variables = {rng.choice(names): rng.choice((*PATHS, "\ud800", 3, "egl", "1"))}
         tree["manager"] = {"type": "base", "env_num": 2, "worker_env": {"set": variables}}
 
 
