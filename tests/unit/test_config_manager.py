@@ -442,9 +442,9 @@ def test_spares_are_accepted_where_each_env_has_a_worker() -> None:
 
 def test_markdown_table_has_a_row_for_every_key() -> None:
     lines = schema_markdown().splitlines()
-    assert lines[0] == "| key | default | allowed | meaning |"
+    assert lines[0] == "| key | default | allowed | in a file | meaning |"
     assert [line.split("`")[1] for line in lines[2:]] == list(DEFAULTS)
-    assert all(line.replace("\\|", "").count("|") == 5 for line in lines)
+    assert all(line.replace("\\|", "").count("|") == 6 for line in lines)
     assert "| `episode_num` | `.inf` | an integer >= 1, or .inf |" in schema_markdown()
     assert "| `wait_num` | `2 async, .inf sync` |" in schema_markdown()
     assert "| `import_names` | `[]` |" in schema_markdown()
