@@ -13,6 +13,8 @@ from typing import Any, ClassVar
 import pytest
 import yaml
 
+from envmgr.cli import main
+from envmgr.cli.prepare import RunOptions, folder_of
 from envmgr.config import ray_tokens
 from envmgr.config.checks import Refused, integer
 from envmgr.config.file_rules import (
@@ -305,3 +307,30 @@ def test_the_kind_ray_needs_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     installed = "2.51.0"
     with pytest.raises(ConfigError, match=r"starts Ray 2\.51\.0"):
         resolve_config(file)
+
+
+# -- the command line -----------------------------------------------------------------------------
+
+
+def test_the_command_line_allows_and_overrides(capsys: pytest.CaptureFixture[str]) -> None:
+    values = {"manager.metrics.port": 9100, "manager.worker_env.set": {"MY_WORD": "a"}}
+    file = file_with(values)
+    assert main(["show", file]) == 2
+    assert "--allow" in capsys.readouterr().err
+    assert main(["show", file, "--allow", "metrics.port", "--allow-env", "MY_WORD"]) == 0
+    shown = capsys.readouterr().out
+    assert re.search(rf"port: 9100 +# file {re.escape(file)}\n", shown)
+    assert re.search(r"MY_WORD: a +# file ", shown)
+    assert main(["show", file, "--set=manager.metrics=null", "--allow-env=MY_WORD"]) == 0
+    assert re.search(r"metrics: null +# set\n", capsys.readouterr().out)
+
+
+def test_output_replaces_what_a_file_must_not_name() -> None:
+    file = file_with({"collect.output": "/elsewhere"})
+    with pytest.raises(ConfigError, match="with --output on the command line"):
+        RunOptions(file).resolve()
+    options = RunOptions(file, output="below")
+    folder = folder_of(options, options.resolve())
+    assert folder is not None
+    assert folder.path == Path("below")
+    folder.discard()
