@@ -246,6 +246,7 @@ def _failure_policy_of(config: ManagerConfig) -> FailurePolicy:
         renew_between_attempts=config.retry_type == "renew",
         retry_waiting_s=config.retry_waiting_time,
         max_failures=config.max_failures,
+        max_failure_share=config.max_failure_share,
         max_failures_total=config.max_failures_total,
         window_s=config.failure_window_s,
         drop_exhausted=config.on_exhausted == "drop",

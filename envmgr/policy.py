@@ -42,6 +42,13 @@ class Deadlines:
     close_s: float = 5.0
 
 
+_LONGEST_DELAY_S = 60.0
+"""Between renewals in a row, unless who sets `retry_waiting_time` wants to wait longer."""
+
+_MOST_SAVED = 10.0
+"""So many failures can be made up for by steps before they happen."""
+
+
 @dataclass(frozen=True)
 class FailurePolicy:
     """How failures are answered.
@@ -50,8 +57,11 @@ class FailurePolicy:
         recover: repair and go on; else the first failure closes the manager and raises.
         max_retry: attempts at one reset, the first included.
         renew_between_attempts: make a new env between attempts, while the host is healthy.
-        retry_waiting_s: seconds between attempts; doubles with each renewal in a row.
-        max_failures: failures of one env allowed in the window.
+        retry_waiting_s: seconds between attempts; doubles with each renewal in a row, up to a
+            minute.
+        max_failures: failures of one env allowed in the window, besides those that its steps make
+            up for.
+        max_failure_share: failures that one step makes up for; 0: all count.
         max_failures_total: failures of all envs together allowed in it; None: 10, or as many as
             there are envs.
         window_s: length of the window.
@@ -63,6 +73,7 @@ class FailurePolicy:
     renew_between_attempts: bool = False
     retry_waiting_s: float = 0.1
     max_failures: int = 3
+    max_failure_share: float = 0.05
     max_failures_total: int | None = None
     window_s: float = 60.0
     drop_exhausted: bool = False
@@ -76,11 +87,50 @@ class FailurePolicy:
         """Return the pause before a renewal: none before the first in a row, then doubling."""
         if renewals_in_a_row == 0:
             return 0.0
-        return self.retry_waiting_s * float(2 ** min(renewals_in_a_row - 1, 16))
+        delay_s = self.retry_waiting_s * 2.0 ** min(renewals_in_a_row - 1, 64)
+        return min(delay_s, max(_LONGEST_DELAY_S, self.retry_waiting_s))
+
+
+class _Account:
+    """The failures of one env, or of all together, that its steps do not make up for.
+
+    Attributes:
+        failures: when each of them was, and what; the oldest first.
+    """
+
+    def __init__(self, policy: FailurePolicy) -> None:
+        self.failures: deque[tuple[float, EnvFailure]] = deque()
+        self._policy = policy
+        self._saved = 0.0
+        self._steps = 0
+
+    def charge(self, failure: EnvFailure, now: float, steps: int) -> int:
+        """Count one failure; `steps` were made so far. Return how many are in the window."""
+        failures = self.failures
+        while failures and failures[0][0] < now - self._policy.window_s:
+            failures.popleft()
+        made, self._steps = steps - self._steps - 1, steps  # the last one may be what failed
+        failures.append((now, failure))
+        if made > 0:  # else it does nothing but fail: that is no matter of shares
+            self._make_up(self._policy.max_failure_share * made)
+        return len(failures)
+
+    def _make_up(self, made_up_for: float) -> None:
+        """Forget the oldest failures, as far as steps make up for them; the rest is saved."""
+        saved = self._saved + made_up_for
+        while saved >= 1.0 and self.failures:
+            self.failures.popleft()
+            saved -= 1.0
+        self._saved = min(saved, _MOST_SAVED)
 
 
 class FailureBudget:
     """Counts failures in a sliding window, for each env and for all together.
+
+    Steps make up for failures: an env that fails in a small share of its steps goes on for ever,
+    however fast it is. What they make up for is forgotten, the oldest first; up to ten failures
+    can be made up for before they happen. An env that fails again without a good step in between
+    gains nothing by those that it made before.
 
     Args:
         policy: the limits.
@@ -91,44 +141,59 @@ class FailureBudget:
     def __init__(self, policy: FailurePolicy, env_num: int, spare_num: int = 0) -> None:
         self._policy = policy
         self._env_num = env_num
-        self._of_env: list[deque[tuple[float, EnvFailure]]] = [
-            deque() for _ in range(env_num + spare_num)
-        ]
-        self._of_all: deque[tuple[float, EnvFailure]] = deque()
+        self._of_env = [_Account(policy) for _ in range(env_num + spare_num)]
+        self._of_all = _Account(policy)
         self._limit_of_all = policy.max_failures_of_all(env_num)
         self._where_from = ", max(10, env_num)" if policy.max_failures_total is None else ""
 
-    def charge(self, env_id: int, failure: EnvFailure, now: float) -> str | None:
-        """Count one failure and say which limit it exceeded, if any.
+    def charge(
+        self,
+        env_id: int,
+        failure: EnvFailure,
+        now: float,
+        *,
+        steps: int = 0,
+        steps_of_all: int = 0,
+    ) -> str | None:
+        """Count one failure and say which limit it exceeds, if any.
+
+        Args:
+            env_id: whose.
+            failure: what.
+            now: the moment.
+            steps: how many the env has been asked for so far, the one that failed included.
+            steps_of_all: the same of all envs together.
 
         Returns:
             None while the budget holds, else a clause that names the exceeded limit.
         """
-        entry = (now, failure)
+        policy, window_s = self._policy, self._policy.window_s
         is_spare = env_id >= self._env_num
-        own = self._of_env[env_id]
-        for window in (own,) if is_spare else (own, self._of_all):
-            window.append(entry)
-            while window[0][0] < now - self._policy.window_s:
-                window.popleft()
-        window_s = self._policy.window_s
-        if len(own) > self._policy.max_failures:
+        own = self._of_env[env_id].charge(failure, now, steps)
+        of_all = 0 if is_spare else self._of_all.charge(failure, now, steps_of_all)
+        if own > policy.max_failures:
             return (
-                f"{'spare ' if is_spare else ''}env {env_id} failed {len(own)} times within "
-                f"{window_s:g} s "
-                f"(max_failures is {self._policy.max_failures})"
+                f"{'spare ' if is_spare else ''}env {env_id} failed {own} times within "
+                f"{window_s:g} s{self._besides(steps)} (max_failures is {policy.max_failures})"
             )
-        if not is_spare and len(self._of_all) > self._limit_of_all:
+        if of_all > self._limit_of_all:
             return (
-                f"all envs together failed {len(self._of_all)} times within {window_s:g} s "
-                f"(max_failures_total is {self._limit_of_all}{self._where_from})"
+                f"all envs together failed {of_all} times within {window_s:g} s"
+                f"{self._besides(steps_of_all)} (max_failures_total is {self._limit_of_all}{self._where_from})"
             )
         return None
 
+    def _besides(self, steps: int) -> str:
+        share = self._policy.max_failure_share
+        if share * steps < 1.0:
+            return ""
+        return f" besides those in {share:.3g} of the steps, which max_failure_share allows"
+
     def forgive(self, env_id: int) -> None:
         """Forget the failures of one env."""
-        self._of_env[env_id].clear()
+        self._of_env[env_id].failures.clear()
 
     def first_cause(self, env_id: int) -> EnvFailure:
-        """Return the oldest failure of `env_id` that is still in the window."""
-        return self._of_env[env_id][0][1]
+        """Return the oldest failure that is in the window: of `env_id`, or else of any env."""
+        own, of_all = self._of_env[env_id].failures, self._of_all.failures
+        return (own or of_all)[0][1]

@@ -145,9 +145,15 @@ def count_or_inf() -> Check:
     return Check("an integer >= 1, or .inf", convert)
 
 
-def number(*, above: float | None = None, minimum: float | None = None, unit: str = "") -> Check:
+def number(
+    *,
+    above: float | None = None,
+    minimum: float | None = None,
+    maximum: float = math.inf,
+    unit: str = "",
+) -> Check:
     """A finite number, kept as float, within bounds; seconds have `MAX_SECONDS` as upper bound."""
-    limit = MAX_SECONDS if unit == "seconds" else math.inf
+    limit = min(maximum, MAX_SECONDS) if unit == "seconds" else maximum
 
     def convert(value: Any) -> float:
         if isinstance(value, (bool, np.bool_)):

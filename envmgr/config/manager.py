@@ -206,12 +206,22 @@ class ManagerConfig(Section):
         from_file=ANY,
     )
     max_failures: int = option(
-        3, integer(0), "failures allowed per env_id in the window", from_file=ANY
+        3,
+        integer(0),
+        "failures allowed per env_id in the window, besides those that its steps make up for",
+        from_file=ANY,
+    )
+    max_failure_share: float = option(
+        0.05,
+        number(minimum=0, maximum=1),
+        "failures that one step makes up for: envs that fail in a smaller share of their steps go "
+        "on for ever; 0: every failure counts, as with `max_failures: 0`",
+        from_file=ANY,
     )
     max_failures_total: int | None = option(
         None,
         or_null(integer(0), "`max(10, env_num)`"),
-        "failures allowed of all env_ids together in the window",
+        "failures allowed of all env_ids together in the window, likewise",
         from_file=ANY,
     )
     failure_window_s: float = option(

@@ -49,6 +49,7 @@ class Handout:
         episodes: ends them.
         statistics: where steps are counted.
         delivery: keeps what is handed out.
+        selections: envs that are stepped together.
         reset_inplace: a step that ends an episode is complete with the next one's beginning.
         has_spares: what follows an episode is decided here, not by the host.
 
@@ -64,11 +65,12 @@ class Handout:
         episodes: Episodes,
         statistics: Statistics,
         delivery: Delivery,
+        selections: Selections,
         *,
         reset_inplace: bool,
         has_spares: bool,
     ) -> None:
-        self.selections = Selections(hosts)
+        self.selections = selections
         self.left: int | None = None
         self._record = hosts.record
         self._phases = hosts.phases

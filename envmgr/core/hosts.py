@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -19,6 +20,11 @@ from envmgr.types import Clock, EnvFactory
 from envmgr.wire.block import RING_LAST, RING_MASK, Block
 from envmgr.wire.hosts import EnvOrder, HostSettings, HostSpec
 from envmgr.wire.messages import UNANSWERED, Message, Op
+
+logger = logging.getLogger("envmgr")
+
+_LONG_PAUSE_S = 1.0
+"""Who waits longer for something to follow is told so."""
 
 
 class Hosts:
@@ -189,11 +195,15 @@ class Hosts:
         """Nobody wants the step's timestep any more; its reply is still awaited."""
         self._change(slot, Change.CANCEL)
 
-    def pause(self, slot: EnvSlot, pause_s: float, following: Next) -> None:
-        """Have `following` begin after `pause_s`."""
-        self._change(slot, Change.PAUSE)
-        slot.following = following
-        self.limits.set_deadline(slot, pause_s)
+    def pause(self, slots: Sequence[EnvSlot], pause_s: float, following: Next) -> None:
+        """Have `following` begin after `pause_s`, for all of these envs."""
+        if pause_s >= _LONG_PAUSE_S:
+            names = ", ".join(slot.name for slot in slots)
+            logger.warning("%s: %s follows in %g s", names, following.value, pause_s)
+        for slot in slots:
+            self._change(slot, Change.PAUSE)
+            slot.following = following
+            self.limits.set_deadline(slot, pause_s)
 
     def _change(self, slot: EnvSlot, change: Change) -> None:
         self.phases.apply(slot.env_id, change)

@@ -54,7 +54,9 @@ def build_all(engine: Engine) -> None:
         ConfigError: a factory cannot be sent to a host; nothing was started.
     """
     slots = engine.supervisor.hosts.slots
-    engine.undisturbed(partial(engine.supervisor.start_hosts, [s.env_id for s in slots]))
+    if not engine.supervisor.repair.launch_failures:  # of a host that was started before, for its
+        # spaces: no other is started for that
+        engine.undisturbed(partial(engine.supervisor.start_hosts, [s.env_id for s in slots]))
     await_all(engine, lambda: all(s.phase is not Phase.STARTING for s in slots), "building")
 
 

@@ -127,6 +127,7 @@ class Posting:
         else:
             tokens = request_id.to_bytes(TOKEN_BYTES, sys.byteorder) * count
         posting = posting_of(request_id, ring)
+        selection.n_posts += 1
         self._unfinished = selection, tokens, posting, statistics.actions + count, beside
         self.finish()
         if beside:

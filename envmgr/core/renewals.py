@@ -93,8 +93,7 @@ class Renewals:
         returning = [self.take_over(slot) for slot in awaiting]
         pause_s = max((slot.pause_s for slot in returning), default=0.0)
         if pause_s > 0.0:
-            for slot in returning:
-                self._hosts.pause(slot, pause_s, Next.RENEW_HOST)
+            self._hosts.pause(returning, pause_s, Next.RENEW_HOST)
         elif returning:
             self._renew_hosts(returning)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections import deque
+from collections import Counter, deque
 from typing import Any
 
 from envmgr.core import failures
@@ -13,6 +13,7 @@ from envmgr.core.hosts import Hosts
 from envmgr.core.late import released
 from envmgr.core.phases import Next, Phase
 from envmgr.core.renewals import Renewals
+from envmgr.core.selection import Selections
 from envmgr.core.slots import EnvSlot
 from envmgr.core.spares import Spares
 from envmgr.core.stats import Statistics
@@ -31,6 +32,7 @@ class Repair:
         policy: what to do.
         statistics: where failures are counted.
         episodes: begins them, and replaces hosts that want it.
+        selections: know how many steps each env has made.
         spares: what takes the place of envs that fail; None if there is nothing.
         auto_reset: whether a repaired env begins an episode by itself.
 
@@ -49,6 +51,7 @@ class Repair:
         policy: FailurePolicy,
         statistics: Statistics,
         episodes: Episodes,
+        selections: Selections,
         spares: Spares | None = None,
         *,
         auto_reset: bool,
@@ -64,7 +67,9 @@ class Repair:
         self._begin_reset = episodes.begin
         self._restorations = episodes.restorations
         self._replace_worn_host = episodes.replace_worn_host
+        self._selections = selections
         self._spares = spares
+        self._failed_in_launch: Counter[int] = Counter()  # resets, by index of the host
         self.quiet = False
         self.launch_failures: dict[int, EnvFailure] = {}
         self.fatal_errors: deque[Exception] = deque()
@@ -199,14 +204,21 @@ class Repair:
         """Count a failed attempt at a reset, and say whether there is to be another one."""
         slot.attempts += 1
         left = slot.attempts < self._policy.max_retry
-        return left and (self._record.launching or lost is Lost.NOTHING)
+        if not self._record.launching:
+            return left and lost is Lost.NOTHING
+        # Whoever takes a shared host along has its neighbours reset once more, and these may do the
+        # same to it, in turns: a launch has so many attempts in all as each env has by itself.
+        group, failed = slot.group, self._failed_in_launch
+        failed[group.index] += 1
+        return left and failed[group.index] < len(group.slots) * self._policy.max_retry
 
     def _settle_failed_work(
         self, slot: EnvSlot, phase: Phase, failure: EnvFailure, env_info: Any
     ) -> None:
         state = self._states[slot.env_id]
         if phase in (Phase.STEPPING, Phase.CALLING, Phase.IDLE) and state is not EnvState.RESET:
-            slot.attended = self._auto_reset
+            # The first reset of an env is the launch's, whoever begins the later ones.
+            slot.attended = self._auto_reset or self._record.launching
         if phase is Phase.STEPPING:
             slot.timestep = failures.abnormal_timestep(slot, failure, env_info)
             self._statistics.abnormal += 1
@@ -236,12 +248,12 @@ class Repair:
             if lost is Lost.HOST:
                 self._hosts.leave(slot, Next.RENEW_HOST, pause_s)
             else:
-                self._hosts.pause(slot, pause_s, Next.RENEW_ENV)
+                self._hosts.pause([slot], pause_s, Next.RENEW_ENV)
 
     def _retry(self, slot: EnvSlot) -> None:
         self._statistics.reset_retries += 1
         following = Next.RENEW_ENV if self._policy.renew_between_attempts else Next.RESET
-        self._hosts.pause(slot, self._policy.retry_waiting_s, following)
+        self._hosts.pause([slot], self._policy.retry_waiting_s, following)
 
     def _answer(
         self, slot: EnvSlot, phase: Phase, failure: EnvFailure, lost: Lost, *, charged: bool
@@ -249,7 +261,13 @@ class Repair:
         slot.attempts = 0
         exceeded = None
         if charged and not isinstance(failure, EnvReportedAbnormal):  # nothing had to be repaired
-            exceeded = self._budget.charge(slot.env_id, failure, self._hosts.clock())
+            exceeded = self._budget.charge(
+                slot.env_id,
+                failure,
+                self._hosts.clock(),
+                steps=self._selections.steps_of(slot.env_id),
+                steps_of_all=self._statistics.actions,
+            )
         pause_s = self._policy.renewal_delay_s(slot.renewals_in_a_row)
         if exceeded is not None:
             self._exhaust(slot, exceeded, lost)
@@ -258,7 +276,7 @@ class Repair:
         elif lost is Lost.NOTHING and phase in (Phase.STEPPING, Phase.CANCELLING):
             self._repair_after_step(slot)
         elif slot.group.is_shared:
-            self._hosts.pause(slot, pause_s, Next.RENEW_ENV)
+            self._hosts.pause([slot], pause_s, Next.RENEW_ENV)
         else:  # the attempts at a reset are used up, or a new env could not be built
             group = slot.group
             self._hosts.leave(slot, Next.RENEW_HOST, pause_s)

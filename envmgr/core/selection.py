@@ -78,6 +78,7 @@ class Selection:
         fresh: what says of all that the newest observation is in the arena.
         stale: likewise that it is not.
         posted: what says that the steps of all are posted.
+        n_posts: how often steps of all were posted since that was added to those of each.
         idle: likewise that nothing is asked of their hosts.
         run: likewise that they are in RUN.
     """
@@ -92,6 +93,7 @@ class Selection:
         "ids",
         "is_ascending",
         "is_slice",
+        "n_posts",
         "ordinary",
         "posted",
         "rows",
@@ -116,6 +118,7 @@ class Selection:
         self.window: Window | None = None
         self.arenas: dict[int, list[Array]] = {}
         self.ordinary: dict[bytes, Any] = {}
+        self.n_posts = 0
 
     def may_be_posted(self, record: Record) -> bool:
         """Whether all of these envs take an action now that their hosts can execute."""
@@ -166,7 +169,21 @@ class Selections:
         self._block = block
         self._forget()
 
+    def steps_of(self, env_id: int) -> int:
+        """Return how many steps an env has been asked for."""
+        self._count_steps()
+        return int(self._hosts.record.steps[env_id])
+
+    def _count_steps(self) -> None:
+        """Add what was posted for envs together to the steps of each."""
+        steps = self._hosts.record.steps
+        for selection in self._known.values():
+            if selection.n_posts:
+                n_posts, selection.n_posts = selection.n_posts, 0
+                steps[selection.rows] += n_posts
+
     def _forget(self) -> None:
+        self._count_steps()
         for selection in self._known.values():
             selection.window = None
             selection.arenas.clear()
@@ -215,6 +232,7 @@ class Selections:
             return None
         selection.hosts = list(dict.fromkeys(map(self._hosts.index_of.__getitem__, key)))
         if len(self._known) >= _KNOWN_SELECTIONS:
+            self._count_steps()
             self._known.clear()
         if selection.is_slice and self._block is not None:
             selection.window = Window(self._block, selection.rows, self._hosts.record.tokens)

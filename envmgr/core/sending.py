@@ -119,8 +119,10 @@ class Sending:
     def _await(self, tokens: Mapping[int, int]) -> None:
         """Await the replies to requests, given their tokens by env_id."""
         token_items, limits = self._record.token_items, self._hosts.limits
+        steps = self._record.steps
         for env_id, token in tokens.items():
             token_items[env_id] = token
+            steps[env_id] += 1
         if limits.step_s is not None:
             for env_id in tokens:
                 limits.set(self._record.slots[env_id], limits.step_s)

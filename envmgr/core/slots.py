@@ -46,6 +46,8 @@ class Record:
         tokens: of the request whose reply is awaited, or that was answered last.
         token_items: the same, for reading and writing one by one.
         since: when a request was sent, where that has a time limit.
+        steps: that each env was asked for, without those that `Selections` still has to add. An
+            interrupt may have one of them counted twice.
         observed: the newest observations.
         undelivered: timesteps that are out of the ordinary, by env_id, until they are handed out.
         held: those of them that wait for the reset that belongs to them (`reset_inplace`).
@@ -76,6 +78,7 @@ class Record:
         self.tokens: npt.NDArray[np.uint64] = np.zeros(count, dtype=np.uint64)
         self.token_items = items(self.tokens)
         self.since: npt.NDArray[np.float64] = np.full(count, NEVER)
+        self.steps: npt.NDArray[np.int64] = np.zeros(count, dtype=np.int64)
         self.observed = Observed(count)
         self.undelivered: dict[int, EnvTimestep] = {}
         self.held: set[int] = set()

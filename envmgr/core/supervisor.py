@@ -24,6 +24,7 @@ from envmgr.core.repair import Repair
 from envmgr.core.replies import BlockReplies
 from envmgr.core.resets import ExplicitResets
 from envmgr.core.rules import EpisodeRules
+from envmgr.core.selection import Selections
 from envmgr.core.sending import Sending
 from envmgr.core.spares import Spares
 from envmgr.core.stats import Statistics
@@ -85,10 +86,17 @@ class Supervisor:
                 rules.spare_takers or (True,) * env_num,
                 in_order=rules.spares_in_order,
             )
+        selections = Selections(hosts)
         self._episodes = Episodes(hosts, rules, self.statistics, self.spares)
         self.sending = Sending(hosts, self.statistics, self._episodes)
         self.repair = Repair(
-            hosts, policy, self.statistics, self._episodes, self.spares, auto_reset=rules.auto_reset
+            hosts,
+            policy,
+            self.statistics,
+            self._episodes,
+            selections,
+            self.spares,
+            auto_reset=rules.auto_reset,
         )
         self.resets = ExplicitResets(
             hosts, self.statistics, self._episodes, self.repair, self.spares
@@ -110,6 +118,7 @@ class Supervisor:
             self._episodes,
             self.statistics,
             self.delivery,
+            selections,
             reset_inplace=rules.reset_inplace,
             has_spares=self.spares is not None,
         )

@@ -855,6 +855,7 @@ class SupervisorMachine(RuleBasedStateMachine):
                 break
         if self.phase == "closed":
             return
+        assert self.phase in ("early", "running"), "a launch in which all goes well goes on"
         for slot in self.rig.supervisor.slots if self.phase == "running" else ():
             state = self.rig.supervisor.states[slot.env_id]
             where = f"{state!r} {slot}"

@@ -47,6 +47,7 @@ DEFAULTS = {
     "snapshot_every": None,
     "snapshot_copy": False,
     "max_failures": 3,
+    "max_failure_share": 0.05,
     "max_failures_total": None,
     "failure_window_s": 60,
     "on_exhausted": "raise",
@@ -99,6 +100,8 @@ def accepted() -> list[tuple[str, Any, Any]]:
         ("env_num", None, None),
         ("retry_type", "renew", "renew"),
         ("max_failures", 0, 0),
+        ("max_failure_share", 0, 0.0),
+        ("max_failure_share", 1, 1.0),
         ("max_failures_total", 0, 0),
         ("max_failures_total", 10**6, 10**6),
         ("max_failures_total", None, None),
@@ -171,6 +174,7 @@ def refused() -> list[tuple[str, Any]]:
     rows += [("worker_log", value) for value in ["", " ", 1, True, ["a"]]]
     for key in ("max_failures", "spare_env_num", "start_steps"):
         rows += [(key, value) for value in [*NOT_NUMBERS, -1, 0.5, math.inf, None]]
+    rows += [("max_failure_share", value) for value in [*NOT_NUMBERS, -0.1, 1.5, math.nan]]
     rows += [("max_failures_total", value) for value in [*NOT_NUMBERS, -1, 0.5, math.inf]]
     for key in ("step_timeout", "reset_timeout", "connect_timeout", "failure_window_s"):
         rows += [(key, value) for value in [*NOT_SECONDS, 0]]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import random
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -67,16 +69,19 @@ def test_a_waiting_time_of_zero_stays_zero() -> None:
     assert FailurePolicy(retry_waiting_s=0.0).renewal_delay_s(50) == 0.0
 
 
-def test_delays_stop_doubling_before_they_overflow() -> None:
+def test_no_delay_is_longer_than_a_minute_or_what_was_asked_for() -> None:
     policy = FailurePolicy(retry_waiting_s=0.5)
-    assert policy.renewal_delay_s(17) == 0.5 * 2**16
-    assert policy.renewal_delay_s(10_000) == 0.5 * 2**16
+    assert policy.renewal_delay_s(7) == 32.0
+    assert policy.renewal_delay_s(8) == 60.0
+    assert policy.renewal_delay_s(10_000) == 60.0
+    assert FailurePolicy(retry_waiting_s=300.0).renewal_delay_s(5) == 300.0
 
 
-@given(st.floats(0, 100), st.integers(1, 15))
-def test_each_delay_is_twice_the_one_before(waiting_s: float, renewals: int) -> None:
+@given(st.floats(0, 100), st.integers(1, 40))
+def test_each_delay_is_twice_the_one_before_up_to_a_minute(waiting_s: float, n: int) -> None:
     policy = FailurePolicy(retry_waiting_s=waiting_s)
-    assert policy.renewal_delay_s(renewals + 1) == 2 * policy.renewal_delay_s(renewals)
+    twice = 2 * policy.renewal_delay_s(n)
+    assert policy.renewal_delay_s(n + 1) == min(twice, max(60.0, waiting_s))
 
 
 # -- the failure budget ---------------------------------------------------------------------------
@@ -190,3 +195,83 @@ def test_the_budget_counts_as_a_list_of_all_failures_does(
         recent = [e for t, e in history if t >= now - window_s]
         over = recent.count(env_id) > max_failures or len(recent) > 10
         assert (exceeded is not None) is over
+
+
+# -- what steps make up for -----------------------------------------------------------------------
+
+
+def steps_until_exceeded(share: float, n_steps: int, rng: random.Random, **policy: Any) -> int:
+    """Have an env fail in a share of its steps, 1000 in a second; return how many it made."""
+    budget, steps = FailureBudget(FailurePolicy(**policy), env_num=1), 0
+    while steps < n_steps:
+        steps += 1 if share == 1.0 else 1 + int(math.log(1.0 - rng.random()) / math.log(1 - share))
+        now = steps / 1000.0
+        if budget.charge(0, failure(), now, steps=steps, steps_of_all=steps) is not None:
+            return steps
+    return n_steps
+
+
+def test_an_env_that_fails_in_few_of_its_steps_goes_on_for_ever() -> None:
+    rng = random.Random(0)
+    for share in (0.001, 0.004, 0.01):
+        assert steps_until_exceeded(share, 1_000_000, rng) == 1_000_000, share
+
+
+def test_an_env_that_fails_in_many_of_its_steps_is_given_up_soon() -> None:
+    rng = random.Random(0)
+    for share, soon in ((0.1, 1000), (0.2, 200), (0.5, 50), (1.0, 4)):
+        for _ in range(100):
+            assert steps_until_exceeded(share, 10 * soon, rng) <= soon, share
+
+
+def test_without_a_share_every_failure_counts() -> None:
+    rng = random.Random(0)
+    assert steps_until_exceeded(0.004, 10**6, rng, max_failure_share=0.0) < 10_000
+
+
+def test_an_env_that_does_nothing_but_fail_has_saved_nothing() -> None:
+    """Whatever it has done before: it takes as many failures as at the beginning."""
+    for steps_each in (0, 1):  # in its resets, and in the first step after each
+        budget = FailureBudget(FailurePolicy(max_failures=3), env_num=1)
+        at = [10_000 + i * steps_each for i in range(5)]
+        exceeded = [budget.charge(0, failure(), 0.0, steps=n, steps_of_all=n) for n in at]
+        assert [text is not None for text in exceeded] == [False, False, False, False, True]
+
+
+def test_what_is_saved_is_no_more_than_ten_failures() -> None:
+    budget = FailureBudget(FailurePolicy(max_failures=3, max_failures_total=1000), env_num=1)
+    exceeded = [budget.charge(0, failure(), 0.0, steps=10**9 + 2 * i) for i in range(20)]
+    # The first is made up for by the steps just before it; then ten that were saved, and three.
+    assert [text is not None for text in exceeded].index(True) == 1 + 10 + 3
+
+
+def test_the_steps_of_all_make_up_for_the_failures_of_all() -> None:
+    policy = FailurePolicy(max_failures_total=2)
+    budget = FailureBudget(policy, env_num=100)
+    steps = [40 * (env_id + 1) for env_id in range(100)]
+    texts = [budget.charge(i, failure(i), 0.0, steps_of_all=n) for i, n in enumerate(steps)]
+    assert texts == [None] * 100
+    budget = FailureBudget(policy, env_num=100)
+    texts = [budget.charge(i, failure(i), 0.0, steps_of_all=2 * i) for i in range(100)]
+    assert next(text for text in texts if text) == (
+        "all envs together failed 3 times within 60 s (max_failures_total is 2)"
+    )
+    assert texts.index(next(text for text in texts if text)) == 2
+
+
+def test_the_clause_says_what_does_not_count() -> None:
+    budget = FailureBudget(FailurePolicy(max_failures=0), env_num=1)
+    assert budget.charge(0, failure(), 0.0, steps=40) is None
+    texts = [budget.charge(0, failure(), 0.0, steps=40) for _ in range(2)]
+    assert texts[0] == (
+        "env 0 failed 1 times within 60 s besides those in 0.05 of the steps, which "
+        "max_failure_share allows (max_failures is 0)"
+    )
+
+
+def test_the_first_cause_is_that_of_others_if_an_envs_own_failures_are_made_up_for() -> None:
+    budget = FailureBudget(FailurePolicy(max_failures_total=0), env_num=2)
+    first = failure(1)
+    assert budget.charge(1, first, 0.0) is not None
+    assert budget.charge(0, failure(0), 0.0, steps=100) is not None
+    assert budget.first_cause(0) is first

@@ -24,7 +24,7 @@ from envmgr.lifecycle import EnvState
 from envmgr.policy import Deadlines, FailurePolicy
 from envmgr.transport.base import Garbage, HostDied, TimedOut
 from envmgr.wire.messages import AfterStep, FailureKind, Message, Op
-from tests.fakes import description
+from tests.fakes import FakeEnvs, description
 from tests.rig import Rig, over_routes
 
 pytestmark = over_routes
@@ -640,6 +640,32 @@ def test_renewals_in_a_row_wait_twice_as_long_each_time() -> None:
         assert rig.slot().generation == generation + 1
 
 
+def test_a_long_pause_says_for_whom_and_how_long_and_what_follows(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    policy = FailurePolicy(retry_waiting_s=0.5, max_failures=100)
+    rig = Rig(2, num_workers=1, policy=policy).launch()
+    rig.die()
+    for pause_s in (0.5, 1.0):
+        caplog.clear()
+        rig.die()
+        rig.advance(pause_s)
+        told = [r.message for r in caplog.records if "follows" in r.message]
+        wanted = [f"env 0, env 1: a new host follows in {pause_s:g} s"]
+        assert told == (wanted if pause_s >= 1.0 else [])
+
+
+def test_no_pause_between_renewals_is_longer_than_a_minute() -> None:
+    policy = FailurePolicy(max_failures=100, max_failures_total=100)
+    rig = Rig(policy=policy).launch()
+    rig.die()
+    for _ in range(30):
+        generation = rig.slot().generation
+        rig.die()
+        rig.run(60.0)
+        assert rig.slot().generation == generation + 1
+
+
 def test_a_reset_that_succeeds_ends_the_row() -> None:
     policy = FailurePolicy(retry_waiting_s=0.5, max_failures=100)
     rig = Rig(policy=policy).launch()
@@ -944,6 +970,41 @@ def test_an_env_that_fails_too_often_ends_in_error_and_the_next_call_raises() ->
     rig.run(100.0)
     assert len(rig.transport.hosts) == 2
     assert rig.ready() == [1]
+
+
+@pytest.mark.parametrize("share", [0.05, 0.0])
+def test_an_envs_own_steps_make_up_for_its_failures(share: float) -> None:
+    """In whatever company they were made: alone, with one neighbour, and with others."""
+    policy = FailurePolicy(max_failures=3, max_failures_total=1000, max_failure_share=share)
+    rig = Rig(3, policy=policy, num_workers=1, answer=FakeEnvs()).launch(envs=FakeEnvs())
+    companies = ([0, 1, 2], [1, 0], [0], [0, 2])
+    for _ in range(20):
+        for k in range(28):
+            rig.send(dict.fromkeys(companies[k % 4], 1))
+            rig.deliver()
+        fail_once(rig, 0)
+    assert (rig.supervisor.repair.fatal is None) is (share > 0.0)
+
+
+def test_the_steps_of_others_make_up_for_no_failures_of_an_env() -> None:
+    policy = FailurePolicy(max_failures=3, max_failures_total=1000)
+    rig = Rig(3, policy=policy, num_workers=1, answer=FakeEnvs()).launch(envs=FakeEnvs())
+    for _ in range(4):
+        for _ in range(100):
+            rig.send({1: 1, 2: 1})
+            rig.deliver()
+        assert rig.supervisor.repair.fatal is None
+        fail_once(rig, 0)
+    assert isinstance(rig.supervisor.repair.fatal, FailuresExhaustedError)
+
+
+def fail_once(rig: Rig, env_id: int) -> None:
+    """Have an env, which answers by itself otherwise, fail in a step."""
+    answer, rig.transport.answer = rig.transport.answer, None
+    rig.send(env_id)
+    rig.transport.answer = answer
+    rig.fail(env_id)
+    rig.deliver(env_id)
 
 
 def test_each_of_several_fatal_errors_is_raised_by_a_call_of_its_own() -> None:

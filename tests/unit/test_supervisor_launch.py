@@ -149,6 +149,30 @@ def test_the_first_reset_has_its_attempts_and_no_more(fault: Any, renew: bool) -
     assert len(rig.orders()) == 3
 
 
+def test_a_host_with_many_fragile_envs_has_as_many_attempts_as_they_have_alone() -> None:
+    class Fragile(FakeEnvs):
+        """Each env takes its host along twice before it is reset once: never three times."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.deaths = [0] * 4
+
+        def __call__(self, host: FakeHost, message: Message) -> Any:
+            if message.op != Op.RESET or host.ended:
+                return () if host.ended else super().__call__(host, message)
+            deaths, env_id = self.deaths, message.env_id
+            deaths[env_id] = (deaths[env_id] + 1) % 3
+            if deaths[env_id]:
+                return [(1.0, HostDied(3))]
+            return super().__call__(host, message)
+
+    policy = FailurePolicy(max_retry=3, retry_waiting_s=0.0)
+    rig = Rig(4, answer=Fragile(), num_workers=1, policy=policy)
+    error = launch_error(rig)
+    assert isinstance(error.__cause__, EnvCrash)
+    assert len(rig.transport.hosts) == 4 * 3  # without a bound for all of them it would be 3**4
+
+
 def test_an_env_that_hangs_in_its_construction_is_a_timeout() -> None:
     rig = Rig(2, answer=Faulty({(1, Op.HELLO): ("nothing", 1)}), deadlines=Deadlines(connect_s=7.0))
     began = rig.clock()
@@ -164,14 +188,20 @@ def test_an_env_that_hangs_in_its_first_reset_is_a_timeout() -> None:
     assert "7 s of reset_timeout" in str(error)
 
 
-def test_a_host_that_dies_while_others_are_being_built_fails_the_launch() -> None:
-    rig = Rig(2, answer=FakeEnvs())
+@pytest.mark.parametrize("is_seen_before", [False, True])
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_a_host_that_dies_before_the_others_are_built_fails_the_launch(
+    num_workers: int, is_seen_before: bool
+) -> None:
+    rig = Rig(2, answer=FakeEnvs(), num_workers=num_workers)
     rig.supervisor.start_hosts([0])
     rig.pump()
     rig.transport.die(0)  # its spaces had been read before the launch
+    if is_seen_before:  # by the background
+        rig.pump()
     error = launch_error(rig)
-    assert list(error.failures) == [0]
     assert error.failures[0].during == "idle"
+    assert isinstance(error.__cause__, EnvCrash)
 
 
 def test_without_recovery_a_launch_fails_in_the_same_way() -> None:

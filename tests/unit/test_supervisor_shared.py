@@ -113,14 +113,29 @@ def test_a_host_that_dies_during_launch_fails_it_for_all_of_its_envs() -> None:
     assert "shared with env 1" in str(found[0])
 
 
-def test_attempts_at_a_reset_in_a_launch_bring_the_neighbours_along() -> None:
-    rig = Rig(2, num_workers=1, policy=FailurePolicy(max_retry=2, retry_waiting_s=0.0))
+@pytest.mark.parametrize("auto_reset", [True, False])
+@pytest.mark.parametrize("fault", ["it dies", "it hangs"])
+def test_attempts_at_a_reset_in_a_launch_bring_the_neighbours_along(
+    fault: str, auto_reset: bool
+) -> None:
+    """Who begins later episodes has no say in the first ones."""
+    rig = Rig(
+        2,
+        num_workers=1,
+        policy=FailurePolicy(max_retry=2, retry_waiting_s=0.0),
+        deadlines=Deadlines(reset_s=2.0),
+        auto_reset=auto_reset,
+    )
     rig.transport.answer = FakeEnvs()
     rig.start()
     rig.transport.answer = None
     rig.supervisor.begin_episodes()
     rig.reset_done(0)
-    rig.die(1)
+    rig.began(1)
+    if fault == "it dies":
+        rig.die(1)
+    else:
+        rig.run(2.5)
     assert rig.supervisor.repair.launch_failures == {}
     recover(rig, 0, 1)
     assert rig.ready() == [0, 1]
