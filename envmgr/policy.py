@@ -177,9 +177,10 @@ class FailureBudget:
                 f"{window_s:g} s{self._besides(steps)} (max_failures is {policy.max_failures})"
             )
         if of_all > self._limit_of_all:
+            limit = f"{self._limit_of_all}{self._where_from}"
             return (
                 f"all envs together failed {of_all} times within {window_s:g} s"
-                f"{self._besides(steps_of_all)} (max_failures_total is {self._limit_of_all}{self._where_from})"
+                f"{self._besides(steps_of_all)} (max_failures_total is {limit})"
             )
         return None
 

@@ -181,8 +181,14 @@ class Repair:
         pause_s = self._policy.renewal_delay_s(slot.renewals_in_a_row)
         self._hosts.leave(slot, Next.NOTHING if gives_up else Next.RENEW_HOST, pause_s)
 
-    def raise_at_once(self, failure: Exception) -> None:
-        """Have the present or next public call raise `failure` before anything else."""
+    def raise_at_once(self, failure: EnvFailure) -> None:
+        """Have the present or next public call raise `failure` before anything else.
+
+        A launch fails with it: nothing is tried again.
+        """
+        if self._record.launching:
+            self.launch_failures[failure.env_id] = failure
+            return
         self.fatal_errors.append(failure)
         self.urgent = True
 
@@ -210,6 +216,7 @@ class Repair:
         # same to it, in turns: a launch has so many attempts in all as each env has by itself.
         group, failed = slot.group, self._failed_in_launch
         failed[group.index] += 1
+        left = left and slot.env_id not in self.launch_failures
         return left and failed[group.index] < len(group.slots) * self._policy.max_retry
 
     def _settle_failed_work(

@@ -34,6 +34,7 @@ ENTRIES = {
     "starvation": "how soon an env is ready again while its neighbours are stepped without a pause",
     "interrupts": "what signals at any point of a call leave behind",
     "crash-loop": "what an env costs that dies again and again",
+    "launches": "launches while envs fail",
     "long-tests": "the long forms of property tests, fuzzing and torn reads",
     "modes": "the tests under other modes of the interpreter and low limits",
 }

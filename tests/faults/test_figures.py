@@ -44,6 +44,12 @@ def test_a_crash_loop_keeps_to_its_budget(soak: Callable[[str], Any]) -> None:
     assert figure.met, figure
 
 
+@pytest.mark.parametrize("seed", [1, 2])
+def test_launches_end_whatever_fails_in_them(soak: Callable[[str], Any], seed: int) -> None:
+    figure = soak("figures.launches").real_ones(8, seed)
+    assert figure.met, figure
+
+
 @pytest.mark.parametrize("way", ["close_twice", "_close_in_threads", "_close_renewing"])
 def test_close_leaves_no_hung_worker(soak: Callable[[str], Any], way: str) -> None:
     close = soak("figures.close")

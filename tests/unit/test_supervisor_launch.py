@@ -11,6 +11,7 @@ from gymnasium.spaces import Discrete
 
 from envmgr.config import ManagerConfig
 from envmgr.core.launching import begin_envs, build_envs
+from envmgr.core.phases import Phase
 from envmgr.core.spares import all_factories, spare_factory
 from envmgr.errors import (
     ConfigError,
@@ -202,6 +203,23 @@ def test_a_host_that_dies_before_the_others_are_built_fails_the_launch(
     error = launch_error(rig)
     assert error.failures[0].during == "idle"
     assert isinstance(error.__cause__, EnvCrash)
+
+
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_numbers_that_are_to_raise_fail_a_launch_at_once(num_workers: int) -> None:
+    policy = FailurePolicy(max_retry=3)
+    rig = Rig(2, policy=policy, num_workers=num_workers, raise_non_finite=True)
+    rig.transport.answer = FakeEnvs()
+    rig.start()
+    rig.transport.answer = None
+    rig.supervisor.begin_episodes()
+    rig.fail(0, "reset", kind=FailureKind.NON_FINITE)
+    repair = rig.supervisor.repair
+    assert list(repair.launch_failures) == [0]
+    assert (repair.fatal, repair.urgent) == (None, False)
+    rig.die(1)  # who shares its host, and is to be tried again, is not forgotten
+    rig.run(1.0)
+    assert rig.phase(1) is Phase.STARTING
 
 
 def test_without_recovery_a_launch_fails_in_the_same_way() -> None:
