@@ -172,7 +172,7 @@ class Arrivals:
     def _on_hello(self, slot: EnvSlot, payload: Any) -> None:
         if not self._answers.hello(slot, payload):
             reason = "a renewed env has other spaces than the one before it"
-            self._fail(slot, failures.protocol(slot, reason), Lost.ENV)
+            self._fail(slot, failures.protocol(slot, reason, loses_host=False), Lost.ENV)
 
     def _on_closed(self, slot: EnvSlot, payload: Any) -> None:
         """Nothing to do: its death follows, or the limit for closing passes."""

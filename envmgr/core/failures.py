@@ -22,6 +22,10 @@ from envmgr.types import EnvTimestep
 from envmgr.wire.messages import FailureKind, RemoteFailure
 
 
+_NAMED = 16
+"""So many envs are named in a message; of others it says how many they are."""
+
+
 class Lost(str, Enum):
     """What a failure of an env leaves unusable."""
 
@@ -78,7 +82,7 @@ def crash(slot: EnvSlot, died: HostDied) -> EnvCrash:
     hint = " (out of memory?)" if status == -getattr(signal, "SIGKILL", 9) else ""
     text = (
         f"the host of {slot.name} (generation {slot.generation}) died during "
-        f"{slot.phase.label}: {how}{hint}"
+        f"{slot.phase.label}: {how}{hint}{_neighbours(slot)}"
     )
     if died.last_words:
         text += f"\n\nThe end of its stderr:\n{died.last_words}"
@@ -90,6 +94,16 @@ def crash(slot: EnvSlot, died: HostDied) -> EnvCrash:
         exit_status=status,
         stderr_tail=died.last_words,
     )
+
+
+def _neighbours(slot: EnvSlot) -> str:
+    """Name the envs that lose their host with this one; empty if there are none."""
+    names = [str(other.env_id) for other in slot.group.present() if other is not slot]
+    if not names:
+        return ""
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    plural = "s" * (len(names) > 1)
+    return f"; env{plural} {', '.join(names[:_NAMED])}{more} shared it, and lose it too"
 
 
 def of_neighbour(slot: EnvSlot, failure: EnvFailure) -> EnvCrash:
@@ -127,7 +141,7 @@ def timeout(slot: EnvSlot, limit_s: float, where: str = "") -> EnvTimeout:
         key, during = "close_timeout", "close"
     text = (
         f"{slot.name} (generation {slot.generation}) exceeded the {limit_s:g} s of {key} "
-        f"in its {during}"
+        f"in its {during}{_neighbours(slot)}"
     )
     if where:
         text += f"\n\nWhere it was:\n{where}"
@@ -141,11 +155,11 @@ def timeout(slot: EnvSlot, limit_s: float, where: str = "") -> EnvTimeout:
     )
 
 
-def protocol(slot: EnvSlot, reason: str) -> EnvProtocolError:
+def protocol(slot: EnvSlot, reason: str, *, loses_host: bool = True) -> EnvProtocolError:
     """Return the failure of an env whose host sent something malformed."""
     text = (
         f"the host of {slot.name} (generation {slot.generation}) broke the protocol "
-        f"during {slot.phase.label}: {reason}"
+        f"during {slot.phase.label}: {reason}{_neighbours(slot) if loses_host else ''}"
     )
     return EnvProtocolError(
         text, env_id=slot.env_id, during=slot.phase.label, generation=slot.generation
