@@ -94,25 +94,30 @@ class FailurePolicy:
 class _Account:
     """The failures of one env, or of all together, that its steps do not make up for.
 
+    Args:
+        policy: the window, and what steps make up for.
+        limit: failures allowed; where that is none, steps make up for none either.
+
     Attributes:
         failures: when each of them was, and what; the oldest first.
     """
 
-    def __init__(self, policy: FailurePolicy) -> None:
+    def __init__(self, policy: FailurePolicy, limit: int) -> None:
         self.failures: deque[tuple[float, EnvFailure]] = deque()
-        self._policy = policy
+        self._window_s = policy.window_s
+        self._share = policy.max_failure_share if limit else 0.0
         self._saved = 0.0
         self._steps = 0
 
     def charge(self, failure: EnvFailure, now: float, steps: int) -> int:
         """Count one failure; `steps` were made so far. Return how many are in the window."""
         failures = self.failures
-        while failures and failures[0][0] < now - self._policy.window_s:
+        while failures and failures[0][0] < now - self._window_s:
             failures.popleft()
         made, self._steps = steps - self._steps - 1, steps  # the last one may be what failed
         failures.append((now, failure))
         if made > 0:  # else it does nothing but fail: that is no matter of shares
-            self._make_up(self._policy.max_failure_share * made)
+            self._make_up(self._share * made)
         return len(failures)
 
     def _make_up(self, made_up_for: float) -> None:
@@ -141,9 +146,9 @@ class FailureBudget:
     def __init__(self, policy: FailurePolicy, env_num: int, spare_num: int = 0) -> None:
         self._policy = policy
         self._env_num = env_num
-        self._of_env = [_Account(policy) for _ in range(env_num + spare_num)]
-        self._of_all = _Account(policy)
         self._limit_of_all = policy.max_failures_of_all(env_num)
+        self._of_env = [_Account(policy, policy.max_failures) for _ in range(env_num + spare_num)]
+        self._of_all = _Account(policy, self._limit_of_all)
         self._where_from = ", max(10, env_num)" if policy.max_failures_total is None else ""
 
     def charge(
@@ -174,19 +179,21 @@ class FailureBudget:
         if own > policy.max_failures:
             return (
                 f"{'spare ' if is_spare else ''}env {env_id} failed {own} times within "
-                f"{window_s:g} s{self._besides(steps)} (max_failures is {policy.max_failures})"
+                f"{window_s:g} s{self._besides(steps, policy.max_failures)} "
+                f"(max_failures is {policy.max_failures})"
             )
         if of_all > self._limit_of_all:
             limit = f"{self._limit_of_all}{self._where_from}"
             return (
                 f"all envs together failed {of_all} times within {window_s:g} s"
-                f"{self._besides(steps_of_all)} (max_failures_total is {limit})"
+                f"{self._besides(steps_of_all, self._limit_of_all)} "
+                f"(max_failures_total is {limit})"
             )
         return None
 
-    def _besides(self, steps: int) -> str:
+    def _besides(self, steps: int, limit: int) -> str:
         share = self._policy.max_failure_share
-        if share * steps < 1.0:
+        if share * steps < 1.0 or limit == 0:
             return ""
         return f" besides those in {share:.3g} of the steps, which max_failure_share allows"
 

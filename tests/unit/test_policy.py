@@ -260,13 +260,23 @@ def test_the_steps_of_all_make_up_for_the_failures_of_all() -> None:
 
 
 def test_the_clause_says_what_does_not_count() -> None:
+    budget = FailureBudget(FailurePolicy(max_failures=1), env_num=1)
+    texts = [budget.charge(0, failure(), 0.0, steps=40) for _ in range(3)]
+    assert texts == [
+        None,
+        None,
+        "env 0 failed 2 times within 60 s besides those in 0.05 of the steps, which "
+        "max_failure_share allows (max_failures is 1)",
+    ]
+
+
+def test_where_no_failure_is_allowed_steps_make_up_for_none() -> None:
     budget = FailureBudget(FailurePolicy(max_failures=0), env_num=1)
-    assert budget.charge(0, failure(), 0.0, steps=40) is None
-    texts = [budget.charge(0, failure(), 0.0, steps=40) for _ in range(2)]
-    assert texts[0] == (
-        "env 0 failed 1 times within 60 s besides those in 0.05 of the steps, which "
-        "max_failure_share allows (max_failures is 0)"
+    assert budget.charge(0, failure(), 0.0, steps=10**6) == (
+        "env 0 failed 1 times within 60 s (max_failures is 0)"
     )
+    budget = FailureBudget(FailurePolicy(max_failures_total=0), env_num=1)
+    assert budget.charge(0, failure(), 0.0, steps=10**6, steps_of_all=10**6) is not None
 
 
 def test_the_first_cause_is_that_of_others_if_an_envs_own_failures_are_made_up_for() -> None:
