@@ -21,7 +21,6 @@ from envmgr.transport.base import HostDied
 from envmgr.types import EnvTimestep
 from envmgr.wire.messages import FailureKind, RemoteFailure
 
-
 _NAMED = 16
 """So many envs are named in a message; of others it says how many they are."""
 
