@@ -101,8 +101,8 @@ def _neighbours(slot: EnvSlot) -> str:
     if not names:
         return ""
     more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-    plural = "s" * (len(names) > 1)
-    return f"; env{plural} {', '.join(names[:_NAMED])}{more} shared it, and lose it too"
+    envs = f"{', '.join(names[:_NAMED])}{more} shared its host, and"
+    return f"; envs {envs} lose it too" if len(names) > 1 else f"; env {envs} loses it too"
 
 
 def of_neighbour(slot: EnvSlot, failure: EnvFailure) -> EnvCrash:

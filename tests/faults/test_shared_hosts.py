@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import signal
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from envmgr import EnvState, create_env_manager
 from envmgr.errors import EnvCrash, EnvTimeout
+from envmgr.testing import Fault, FaultyEnv
 from tests.contract.envs import Do, ScriptedGymEnv, seen
 from tests.contract.harness import (
     ALL_BLOCK_SHARED,
@@ -46,6 +49,20 @@ FAULTS = {
     6: Do.END_THEN_SYS_EXIT,
 }
 """What one env does, by step; three of these cost it its object."""
+
+
+@pytest.mark.parametrize("fault", ["kill", "hang"])
+def test_a_first_reset_that_costs_a_worker_does_not_cost_the_launch(
+    tmp_path: Path, fault: str
+) -> None:
+    """Nor does it wait for the neighbour, which nobody else resets with auto_reset off."""
+    plan = [Fault(fault, "reset", env_id=1, build=0)]
+    env_fn = [partial(FaultyEnv, i, plan, folder=str(tmp_path)) for i in range(2)]
+    cfg = {"type": "subprocess", "context": "fork", "num_workers": 1, "auto_reset": False}
+    limits = {"max_retry": 2, "retry_waiting_time": 0.0, "reset_timeout": 2.0}
+    with create_env_manager({**cfg, **limits}, env_fn=env_fn) as manager:
+        assert set(manager.env_states.values()) == {EnvState.RUN}
+        assert manager.generations == [1, 1]
 
 
 @packed_setups

@@ -317,7 +317,7 @@ def test_the_loss_of_a_host_touches_all_of_its_envs_and_nobody_else() -> None:
     first = rig.error(0)
     assert isinstance(first, EnvCrash)
     died = "env 0 (generation 0) died during step: exit code 3"
-    assert f"{died}; envs 1, 2 shared it, and lose it too" in str(first)
+    assert f"{died}; envs 1, 2 shared its host, and lose it too" in str(first)
     second = rig.error(1)
     assert isinstance(second, EnvCrash)
     assert (second.env_id, second.during, second.exit_status) == (1, "step", 3)
