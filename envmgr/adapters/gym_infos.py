@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from envmgr.spaces import indexed, leafwise
+from envmgr.spaces import leafwise
 
 AddInfo = Callable[[dict[str, Any], dict[str, Any], int], dict[str, Any]]
 
@@ -67,7 +67,7 @@ def final(
     shown = np.full(n, None, dtype=object)
     vector: dict[str, Any] = {}
     for k, (env_id, info) in enumerate(zip(ended, infos, strict=True)):
-        shown[env_id] = of_one_env(indexed(obs, k))
+        shown[env_id] = of_one_env(obs, k)
         if info:
             vector = add(vector, info, env_id)
     return {
@@ -94,6 +94,14 @@ def final_as_029(
     }
 
 
-def of_one_env(obs: Any) -> Any:
-    """Return one row of a batch as an env gives it: with an int for a Discrete space."""
-    return leafwise(lambda part: int(part) if isinstance(part, np.int64) else part, obs)
+def of_one_env(obs: Any, row: int) -> Any:
+    """Return one row of a batch as an env gives it: with an int for a Discrete space.
+
+    Objects, which are values of spaces without fixed layout, are what the env gave.
+    """
+    return leafwise(lambda column: _of_column(column, row), obs)
+
+
+def _of_column(column: npt.NDArray[Any], row: int) -> Any:
+    value = column[row]
+    return int(value) if isinstance(value, np.int64) and not column.dtype.hasobject else value

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -27,7 +27,7 @@ from envmgr.adapters.rows import Rows, spread
 from envmgr.config.schema import as_mapping
 from envmgr.errors import ActionError
 from envmgr.manager import EnvManager
-from envmgr.spaces import put_rows, rows_of
+from envmgr.spaces import codec_of, put_rows, rows_of
 from envmgr.spaces.reading import error_text, read_list
 
 StepResult = tuple[
@@ -84,6 +84,7 @@ class ManagerVectorEnv(GymAccess):
         self.single_observation_space, self.observation_space = batched_spaces(
             observation_mode, [observed for observed, _ in manager.env_spaces]
         )
+        self._is_fixed = codec_of(self.single_observation_space).layout is not None
 
     # -- resets -----------------------------------------------------------------------------
 
@@ -310,8 +311,16 @@ class ManagerVectorEnv(GymAccess):
 
     def _shown(self, obs: Any) -> Any:
         """Return observations without fixed layout as Gymnasium batches them."""
-        if type(obs) is np.ndarray and obs.dtype == object:
-            space = self.single_observation_space
-            out: Any = create_empty_array(space, self.num_envs)
-            return concatenate(space, list(obs), out)
-        return obs
+        return obs if self._is_fixed else _shown(self.single_observation_space, obs)
+
+
+def _shown(space: Any, obs: Any) -> Any:
+    """Return a batch whose parts without fixed layout are those that Gymnasium makes of them."""
+    if isinstance(obs, np.ndarray):
+        if obs.dtype != object:
+            return obs
+        out: Any = create_empty_array(space, len(obs))
+        return concatenate(space, list(obs), out)
+    if isinstance(obs, Mapping):
+        return {key: _shown(space[key], part) for key, part in obs.items()}
+    return tuple(map(_shown, space, obs))

@@ -12,7 +12,7 @@ from envmgr.collect.gae import Advantages, gae
 from envmgr.collect.records import EpisodeRecord
 from envmgr.collect.rollout_arrays import Bools, Ends, Ints, RolloutArrays
 from envmgr.errors import ConfigError, StateError
-from envmgr.spaces import as_batch, concatenated, indexed, leafwise
+from envmgr.spaces import as_batch, concatenated, indexed, leafwise, merged_axes
 
 
 class RolloutBuffer(RolloutArrays):
@@ -203,7 +203,7 @@ class RolloutBuffer(RolloutArrays):
 
 def _merged(column: Any) -> Any:
     """Return a column with its first two axes as one."""
-    return leafwise(lambda part: part.reshape(-1, *part.shape[2:]), column)
+    return leafwise(merged_axes, column)
 
 
 _NONE: Ints = np.empty(0, np.int64)

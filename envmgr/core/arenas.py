@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from envmgr.core.checked_views import ViewGuard
-from envmgr.spaces import Array, Layout
+from envmgr.spaces import Array, Layout, merged_axes
 from envmgr.wire.arenas import Places
 
 _LARGE_BYTES = 4096
@@ -71,7 +71,7 @@ class Arena:
         self._env_ids = env_ids
         self._guard = guard
         self._by_place = [[array[place] for array in arrays] for place in range(places.count)]
-        self._flat = [array.reshape(-1, *array.shape[2:]) for array in arrays]
+        self._flat = [merged_axes(array) for array in arrays]
         self._copies = copies
         self._is_lone = type(layout.skeleton) is int
         self._unflatten = layout.unflatten

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from envmgr.errors import StaleViewError
+from envmgr.spaces import rebuilt
 
 STEPS = 2
 """Steps of its env that a view outlives."""
@@ -71,7 +72,7 @@ def _plain(value: Any) -> Any:
         value.check()
         return np.ndarray.view(value, np.ndarray)
     if isinstance(value, (list, tuple)):
-        return type(value)(map(_plain, value))
+        return rebuilt(value, map(_plain, value))
     return value
 
 

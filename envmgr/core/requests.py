@@ -17,7 +17,7 @@ from envmgr.errors import (
     EnvNotReadyError,
 )
 from envmgr.lifecycle import EnvState
-from envmgr.spaces import ActionCheck, ValueMismatchError, split_batch
+from envmgr.spaces import ActionCheck, ValueMismatchError, rebuilt, split_batch
 from envmgr.spaces.reading import error_text, short_text
 from envmgr.wire.frames import FrameError
 from envmgr.wire.messages import Message, Op
@@ -122,8 +122,8 @@ def _plain(action: Any) -> Any:
         return action
     if isinstance(action, Mapping):
         return {key: _plain(part) for key, part in action.items()}
-    if type(action) in (tuple, list):
-        return type(action)(map(_plain, action))
+    if type(action) in (tuple, list) or (isinstance(action, tuple) and hasattr(action, "_fields")):
+        return rebuilt(action, map(_plain, action))
     if isinstance(action, np.generic) or not hasattr(action, "__array__"):
         return action
     return np.asarray(action)

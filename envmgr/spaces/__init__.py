@@ -16,6 +16,7 @@ from envmgr.spaces.batches import (
     concatenated,
     indexed,
     leafwise,
+    merged_axes,
     put_rows,
     rows_of,
     stacked,
@@ -35,6 +36,7 @@ from envmgr.spaces.values import (
     finite_test,
     has_floats,
     path_text,
+    rebuilt,
 )
 
 __all__ = [
@@ -57,8 +59,10 @@ __all__ = [
     "has_samples",
     "indexed",
     "leafwise",
+    "merged_axes",
     "path_text",
     "put_rows",
+    "rebuilt",
     "rows_of",
     "same_space",
     "space_text",

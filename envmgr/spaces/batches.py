@@ -8,9 +8,13 @@ from typing import Any
 
 import numpy as np
 
+from envmgr.spaces.values import Array, rebuilt
+
 
 def leafwise(fn: Callable[..., Any], batch: Any, *others: Any) -> Any:
     """Return what a function makes of each array of a batch, nested as these are.
+
+    Named tuples, such as the graphs of a Graph space, stay what they are.
 
     Args:
         fn: takes an array of the batch, and the parts of the others that stand in its place.
@@ -22,7 +26,8 @@ def leafwise(fn: Callable[..., Any], batch: Any, *others: Any) -> Any:
     if isinstance(batch, Mapping):
         return {key: leafwise(fn, part, *(o[key] for o in others)) for key, part in batch.items()}
     if isinstance(batch, tuple):
-        return tuple(leafwise(fn, *parts) for parts in zip(batch, *others, strict=True))
+        parts = zip(batch, *others, strict=True)
+        return rebuilt(batch, [leafwise(fn, *of_each) for of_each in parts])
     return fn(batch, *others)
 
 
@@ -33,7 +38,7 @@ def indexed(batch: Any, index: Any) -> Any:
     if isinstance(batch, Mapping):
         return {key: indexed(part, index) for key, part in batch.items()}
     if isinstance(batch, tuple):
-        return tuple(indexed(part, index) for part in batch)
+        return rebuilt(batch, [indexed(part, index) for part in batch])
     return batch[index]
 
 
@@ -51,6 +56,12 @@ def put_rows(batch: Any, positions: Any, rows: Any) -> None:
         rows: as `batch` is nested.
     """
     leafwise(lambda part, of_rows: setitem(part, positions, of_rows), batch, rows)
+
+
+def merged_axes(array: Array) -> Array:
+    """Return an array with its first two axes as one; arrays without numbers, too."""
+    merged: Array = array.reshape(array.shape[0] * array.shape[1], *array.shape[2:])
+    return merged
 
 
 def zeros_for(rows: Any, *lengths: int) -> Any:

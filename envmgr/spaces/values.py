@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
 
@@ -74,6 +74,12 @@ def finite_test(dtype: np.dtype[Any], shape: tuple[int, ...]) -> Callable[[Array
     if dtype.kind != "f" or n_numbers > _MOST_IN_ONE_THREAD:
         return None
     return partial(np.vdot, np.zeros(n_numbers, dtype))
+
+
+def rebuilt(like: Any, parts: Iterable[Any]) -> Any:
+    """Return the parts of a tuple or list as one of its class: named tuples keep their names."""
+    kind = type(like)
+    return kind(*parts) if hasattr(kind, "_fields") else kind(parts)
 
 
 def structure_text(path: Path, value: Any, expected: str) -> str:

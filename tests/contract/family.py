@@ -22,6 +22,8 @@ OBSERVATIONS: dict[str, Any] = {
     "tuple": Tuple((Box(0, 1, (), np.float32), Dict({"m": MultiDiscrete([3, 4])}))),
     "discrete": Discrete(1000, start=-5),
     "point": Box(-1.0, 1.0, (), np.float64),
+    "empty": Box(-1.0, 1.0, (2, 0), np.float32),
+    "dict with an empty part": Dict({"none": Box(-1.0, 1.0, (0,), np.float32), "n": Discrete(7)}),
 }
 ACTIONS: dict[str, Any] = {
     "discrete": Discrete(6, start=1),
@@ -30,6 +32,8 @@ ACTIONS: dict[str, Any] = {
     "multibinary": MultiBinary(4),
     "dict": Dict({"turn": Discrete(3), "push": Box(-1.0, 1.0, (1,), np.float32)}),
     "tuple": Tuple((Discrete(4), MultiBinary(2))),
+    "empty": Box(-1.0, 1.0, (0,), np.float32),
+    "dict with an empty part": Dict({"none": Box(-1.0, 1.0, (3, 0), np.float64), "n": Discrete(3)}),
 }
 
 

@@ -3,6 +3,7 @@
 import functools
 import multiprocessing
 import os
+import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -10,12 +11,14 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
-from gymnasium.spaces import Box, Dict, Discrete, Text
+from gymnasium.spaces import Box, Dict, Discrete, Graph, MultiBinary, OneOf, Sequence, Text, Tuple
 from gymnasium.utils.env_checker import data_equivalence
 from gymnasium.vector import SyncVectorEnv
 
 from envmgr import create_env_manager
 from envmgr.errors import ActionError, ConfigError, EnvCrash, EnvRaised
+from tests.cases import for_each
+from tests.contract.envs import SampleEnv
 
 pytest.importorskip("gymnasium", minversion="1.1")
 
@@ -97,6 +100,52 @@ class Bounded(ShortEnv):
 
 
 N = 3
+_LEAVES: list[Any] = [
+    Box(-1, 1, (2,), np.float32),
+    Box(-1, 1, (0,), np.float32),
+    Discrete(5),
+    MultiBinary(3),
+    Text(4),
+    Graph(Box(-1, 1, (2,)), Discrete(3)),
+    Graph(Discrete(4), None),
+]
+
+
+def random_space(chance: random.Random, depth: int = 2) -> Any:
+    """Return a space of any class, within others of any class."""
+    kind = chance.choice([None, Tuple, Dict, Sequence, OneOf]) if depth else None
+    if kind is None:
+        return chance.choice(_LEAVES)
+    parts = [random_space(chance, depth - 1) for _ in range(chance.randint(1, 3))]
+    if kind is Dict:
+        return Dict(dict(zip("abc", parts, strict=False)))
+    return kind(parts[0] if kind is Sequence else parts)
+
+
+SPACES = [
+    *_LEAVES,
+    *(Tuple((leaf,)) for leaf in _LEAVES),
+    *(Sequence(leaf) for leaf in _LEAVES),
+    *(Dict({"a": leaf, "b": Discrete(2)}) for leaf in _LEAVES),
+    *(random_space(random.Random(seed)) for seed in range(25)),
+]
+
+
+class Sampled(SampleEnv):
+    """Gives numbers where its space has a number of a fixed place, as most envs do."""
+
+    def _sample(self) -> Any:
+        return with_numbers(self.observation_space, super()._sample())
+
+
+def with_numbers(space: Any, value: Any) -> Any:
+    if isinstance(space, Discrete):
+        return int(value)
+    if isinstance(space, Dict):
+        return {key: with_numbers(part, value[key]) for key, part in space.items()}
+    if isinstance(space, Tuple):
+        return tuple(map(with_numbers, space, value))
+    return value
 
 
 @pytest.fixture
@@ -233,6 +282,28 @@ def test_spaces_without_layout_come_as_gymnasium_batches_them(
         assert same(ours.reset(), theirs.reset())
         for actions in (("a", "b", "c"), ("a", "end", "c"), ("a", "b", "end")):
             assert same(ours.step(actions), theirs.step(actions))
+        theirs.close()
+
+
+@for_each("space", SPACES)
+def test_observations_of_any_space_are_those_of_gymnasiums_own_in_the_same_step(
+    space: Any,
+) -> None:
+    envs = [functools.partial(Sampled, space, episode_length=2 + k % 2) for k in range(N)]
+    theirs = SyncVectorEnv(envs, autoreset_mode=AutoresetMode.SAME_STEP)
+    ours = as_gymnasium(create_env_manager({"type": "base"}, env_fn=envs), "SameStep")
+    try:
+        assert same(ours.reset(seed=1), theirs.reset(seed=1))
+        n_final = 0
+        for step in range(6):
+            found, expected = ours.step([0] * N), theirs.step([0] * N)
+            assert same(found, expected), (step, found, expected)
+            final = [obs for obs in found[-1].get("final_obs", ()) if obs is not None]
+            assert all(space.contains(obs) for obs in final)
+            n_final += len(final)
+        assert n_final == 8
+    finally:
+        ours.close()
         theirs.close()
 
 

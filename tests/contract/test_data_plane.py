@@ -35,6 +35,8 @@ FAMILIES = (
     Family("point", "tuple", "gymnasium"),
     Family("vector", "discrete", "base"),
     Family("image", "dict", "gymnasium"),
+    Family("empty", "dict with an empty part", "gymnasium"),
+    Family("dict with an empty part", "empty", "base"),
 )
 WAYS: dict[str, tuple[Setup, dict[str, Any]]] = {
     "sync, a host each": (Setup("subprocess", "fork"), {}),

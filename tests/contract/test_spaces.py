@@ -20,12 +20,16 @@ from envmgr.errors import (
     LaunchError,
     SpaceMismatchError,
 )
+from envmgr.spaces import codec_of
+from tests.cases import for_each
 from tests.contract.envs import OBS_SPACE, Do, SampleEnv, ScriptedEnv, seen
 from tests.contract.harness import (
     ALL_BLOCK,
+    ALL_BLOCK_SHARED,
     ALL_MESSAGE,
     IN_LINE,
     SOME_BLOCK,
+    THREADS,
     Raises,
     Setup,
     World,
@@ -35,6 +39,7 @@ from tests.contract.harness import (
     ready_all,
     step_all,
 )
+from tests.contract.test_trajectories import difference
 
 
 class FixedEnv(gymnasium.Env[Any, Any]):
@@ -42,7 +47,7 @@ class FixedEnv(gymnasium.Env[Any, Any]):
 
     def __init__(self, observation_space: Any, obs: Any, action_space: Any = None) -> None:
         self.observation_space = observation_space
-        self.action_space = action_space or Discrete(2)
+        self.action_space = Discrete(2) if action_space is None else action_space
         self.obs = obs
         self.got: list[Any] = []
 
@@ -177,6 +182,62 @@ def test_envs_with_different_spaces_are_run_if_this_is_intended(world: World, se
         assert all(spaces[i].contains(o) for i, o in obs.items())
         timesteps = step_all(manager, dict.fromkeys(range(5), k % 3))
         assert all(spaces[i].contains(t.obs) for i, t in timesteps.items())
+
+
+EMPTY = [
+    Box(-1, 1, (0,), np.float32),
+    Box(0, 255, (2, 0, 3), np.uint8),
+    MultiDiscrete(np.zeros(0, np.int64)),
+    Dict({"none": Box(-1, 1, (0,), np.float32)}),
+    Dict({"a": Box(-1, 1, (0,), np.float32), "n": Discrete(3), "x": Box(-1, 1, (2,), np.float32)}),
+    Tuple((Box(-1, 1, (2,), np.float64), Dict({"none": Box(-1, 1, (2, 0), np.float64)}))),
+]
+"""Spaces some or all of whose arrays have no numbers in them."""
+
+
+@for_each(
+    "space, copies",
+    [
+        *((space, True) for space in EMPTY),
+        *((EMPTY[k], copies) for k in (1, 4) for copies in (False, "until_send", "checked")),
+    ],
+)
+@over(IN_LINE, THREADS, ALL_BLOCK_SHARED, ALL_MESSAGE)
+def test_arrays_without_numbers_go_every_way(
+    world: World, setup: Setup, space: Any, copies: Any
+) -> None:
+    """As observations and as actions, beside one another."""
+    action = EMPTY[(EMPTY.index(space) + 4) % len(EMPTY)]
+    obs = space.sample()
+    manager = world.make(
+        setup,
+        env_fn=[partial(FixedEnv, space, obs, action)] * 2,
+        copy_on_get=copies,
+        snapshot_copy=True,
+    )
+    for k in range(3):
+        assert all(space.contains(obs) for obs in ready_all(manager).values())
+        if k == 1:
+            manager.restore(manager.snapshot())
+        batch = manager.ready_arrays(env_ids=[0, 1])
+        manager.send_arrays(batch.env_ids, [action.sample(), action.sample()])
+        found = manager.recv_arrays()
+        assert difference(found.obs, codec_of(space).stack([obs, obs])) is None
+        for timestep in step_all(manager, {i: action.sample() for i in range(2)}).values():
+            assert action.contains(timestep.info["action"])
+            assert space.contains(timestep.obs)
+    manager.close()
+
+
+def test_arrays_without_numbers_are_taken_from_spares(world: World) -> None:
+    space = EMPTY[4]
+    env_fn = [partial(SampleEnv, space, episode_length=2)] * 2
+    manager = world.make(ALL_BLOCK, env_fn=env_fn, spare_env_num=1)
+    for _ in range(6):
+        timesteps = step_all(manager, dict.fromkeys(range(2), 1))
+        assert all(space.contains(timestep.obs) for timestep in timesteps.values())
+        assert all(space.contains(obs) for obs in ready_all(manager).values())
+    assert manager.stats()["swaps"] > 0
 
 
 # -- dtypes of observations -----------------------------------------------------------------------

@@ -45,6 +45,10 @@ SPACES: dict[str, Any] = {
     "discrete": Discrete(5, start=-2),
     "multidiscrete": MultiDiscrete([3, 4]),
     "multibinary": MultiBinary([2, 3]),
+    "empty": Box(-1.0, 1.0, (2, 0, 3), np.float32),
+    "dict with an empty part": Dict(
+        {"none": Box(0, 255, (0,), np.uint8), "x": Box(0, 1, (2,), np.float64)}
+    ),
     "dict": Dict(
         {
             "picture": Box(0, 255, (4, 4), np.uint8),

@@ -5,13 +5,19 @@ from __future__ import annotations
 import copy
 import pickle
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 
 from envmgr.core.checked_views import STEPS, CheckedView, ViewGuard
 from envmgr.errors import StaleViewError
+
+
+class Pair(NamedTuple):
+    one: Any
+    other: Any
+
 
 USES: dict[str, Callable[[Any], Any]] = {
     "index": lambda view: view[0],
@@ -39,6 +45,7 @@ USES: dict[str, Callable[[Any], Any]] = {
     "deep copy": copy.deepcopy,
     "stack": lambda view: np.stack([view, view]),
     "concatenate": lambda view: np.concatenate((view, np.zeros(1))),
+    "a named tuple": lambda view: np.stack(Pair(view, view)),
     "copy": lambda view: view.copy(),
     "astype": lambda view: view.astype(np.float32),
     "tolist": lambda view: view.tolist(),

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from gymnasium.spaces import Discrete
+from gymnasium.spaces import Discrete, GraphInstance
 
 from envmgr.core import Phase, arguments, requests
 from envmgr.errors import (
@@ -251,8 +251,9 @@ class Tensor:
         ({"a": Tensor(2), "b": {"c": Tensor([1])}}, {"a": 2, "b": {"c": [1]}}),
         ((Tensor(2), 1), (2, 1)),
         ([Tensor(2), (Tensor(3),)], [2, (3,)]),
+        (GraphInstance(Tensor([[2]]), None, None), GraphInstance([[2]], None, None)),
     ],
-    ids=range(5),
+    ids=range(6),
 )
 def test_tensors_become_arrays_wherever_they_are(action: Any, expected: Any) -> None:
     rig = Rig(1).launch()
@@ -263,9 +264,11 @@ def test_tensors_become_arrays_wherever_they_are(action: Any, expected: Any) -> 
         if isinstance(other, dict):
             return all(same(one[key], other[key]) for key in other)
         if isinstance(other, tuple) and isinstance(one, tuple):
-            return all(map(same, one, other))
+            return type(one) is type(other) and all(map(same, one, other))
         if isinstance(one, list):
             return all(map(same, one, other))
+        if other is None:
+            return one is None
         return type(one) in (np.ndarray, int) and np.array_equal(one, other)
 
     assert same(sent, expected)

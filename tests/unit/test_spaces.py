@@ -30,6 +30,9 @@ from envmgr.spaces import (
     codec_of,
     finite_test,
     has_samples,
+    indexed,
+    leafwise,
+    merged_axes,
     path_text,
     same_space,
     split_batch,
@@ -740,3 +743,19 @@ def test_a_space_of_any_class_that_says_what_arrays_it_has_is_laid_out(kind: Any
         assert codec_of(other).layout is None
     assert codec_of(gymnasium.Space((2,), np.dtype(object))).layout is None
     assert codec_of(gymnasium.Space((2,), str)).layout is None
+
+
+def test_what_is_made_of_the_parts_of_named_tuples_is_one_too() -> None:
+    graph = spaces.GraphInstance(np.zeros((2, 1)), np.ones(3), np.ones((3, 2), np.int32))
+    for made in (
+        leafwise(np.copy, graph),
+        indexed(graph, slice(None)),
+        leafwise(np.copy, {"a": (graph,)})["a"][0],
+    ):
+        assert type(made) is spaces.GraphInstance
+        assert made.edges.tolist() == [1.0] * 3
+
+
+@for_each("shape", [(2, 3), (2, 3, 0), (0, 3, 2), (2, 0, 1)])
+def test_axes_are_merged_whatever_their_lengths(shape: tuple[int, ...]) -> None:
+    assert merged_axes(np.zeros(shape)).shape == (shape[0] * shape[1], *shape[2:])

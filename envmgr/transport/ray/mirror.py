@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from envmgr.spaces import Array
+from envmgr.spaces import Array, merged_axes
 from envmgr.wire.arenas import Placement, arena_arrays
 from envmgr.wire.block import (
     HAS_INFO,
@@ -94,7 +94,7 @@ class Mirror:
         arena = f"arena {placement.offset}"
         if arena not in self._columns:
             arrays = arena_arrays(self._memory, placement)
-            self._columns[arena] = [array.reshape(-1, *array.shape[2:]) for array in arrays]
+            self._columns[arena] = [merged_axes(array) for array in arrays]
             self._n_places[arena] = placement.places.count
         self._arena_of[frame.env_id] = arena
         self._arena_row[frame.env_id] = placement.row
