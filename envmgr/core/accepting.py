@@ -35,7 +35,7 @@ def post_actions(
     selection = _ready(supervisor, actions)
     if selection is None:
         return None
-    packed: tuple[list[Any] | None, int] | None
+    packed: tuple[list[Any] | None, Any] | None
     try:
         if posting.kinds is None:
             packed = posting.actions.of_values(list(actions.values()))

@@ -63,7 +63,7 @@ class ActionKinds:
             self._write(kind, list(env_ids), columns, NUMPY_VALUES)
         return columns is not None
 
-    def _write(self, kind: int, ids: list[int], columns: Sequence[Any], form: int) -> None:
+    def _write(self, kind: int, ids: list[int], columns: Sequence[Any], form: Any) -> None:
         for column, values in zip(self._block.actions_of[kind], columns, strict=True):
             column[ids] = values
         self._block.kinds[ids] = form

@@ -44,6 +44,13 @@ class Orientation:
         self._repeated: dict[int, dict[tuple[Op, str], Any]] = {}
         self._alike: dict[int, bool] = {}  # by env_id; spares are all alike
 
+    @property
+    def kinds_that_convert(self) -> set[int]:
+        """Those of the kinds of actions that all their envs take in any form."""
+        spaces, kind_of = self.kinds
+        told = {kind_of[i] for i, each in self.descriptions.items() if not each.converts_actions}
+        return {*range(len(spaces))} - told
+
     def place_observations(self, *, same_spaces: bool, handed_out: CopyOnGet) -> Block | None:
         """Check the spaces of all envs and lay out the memory for their observations.
 

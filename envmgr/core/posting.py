@@ -89,7 +89,7 @@ class Posting:
         selection: Selection,
         actions: Sequence[Array] | None,
         *,
-        form: int,
+        form: Any,
         ring: int,
         beside: Sequence[Submitted] = (),
     ) -> None:
@@ -98,7 +98,7 @@ class Posting:
         Args:
             selection: which.
             actions: per leaf (k, *shape); None if they were written, with their forms.
-            form: what the envs get of them, see `spaces.columns`.
+            form: what the envs get of them, or of each (k,): see `spaces.columns`.
             ring: when their hosts ring. With `block.RING_LAST` one does when all have replied; who
                 waits for some of them has to call `have_all_ring`.
             beside: actions of other envs, which are sent with these.
@@ -112,7 +112,10 @@ class Posting:
         else:
             for target, values in zip(window.actions, actions, strict=True):
                 target[...] = values
-        if form != self._kinds:
+        if type(form) is not int:
+            self._kinds = -1
+            self._block.kinds[rows] = form
+        elif form != self._kinds:
             self._kinds = -1  # an interrupt may come in between
             self._block.kinds[rows] = form
             self._kinds = form if (self._block.kinds == form).all() else -1

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from envmgr.core.arguments import actions_by_id, checked_env_id
 from envmgr.core.phases import Change, Phase
 from envmgr.core.sending import Submitted
@@ -17,7 +15,8 @@ from envmgr.errors import (
     EnvNotReadyError,
 )
 from envmgr.lifecycle import EnvState
-from envmgr.spaces import ActionCheck, ValueMismatchError, rebuilt, split_batch
+from envmgr.spaces import ActionCheck, ValueMismatchError, split_batch
+from envmgr.spaces.columns import PLAIN, without_tensors
 from envmgr.spaces.reading import error_text, short_text
 from envmgr.wire.frames import FrameError
 from envmgr.wire.messages import Message, Op
@@ -55,7 +54,7 @@ def prepared_steps(
         env_id = key if type(key) is int and 0 <= key < env_num else checked_env_id(key, env_num)
         if not ready and (not record.is_ready(env_id) or slots[env_id].phase is Phase.CALLING):
             raise _not_ready(supervisor, env_id)
-        if type(action) not in _PLAIN:
+        if type(action) not in PLAIN:
             action = _plain_action(env_id, action)
         try:
             reason = None if checks is None else checks[env_id](action)
@@ -103,30 +102,14 @@ def envs_in_calls(supervisor: Supervisor, env_ids: Any) -> list[int]:
     return [env_id for env_id in busy if env_id in env_ids]
 
 
-_PLAIN = frozenset((int, float, str, np.ndarray, np.int64, np.float32, np.float64))
-
-
 def _plain_action(env_id: int, action: Any) -> Any:
     try:
-        return _plain(action)
+        return without_tensors(action)
     except Exception as error:  # what tensors raise that need gradients, or are on a device
         raise ActionError(
             f"the action of env {env_id} ({type(action).__name__}) cannot be made an array: "
             f"{error_text(error)}. Nothing was sent to any env."
         ) from error
-
-
-def _plain(action: Any) -> Any:
-    """Return tensors of other libraries as arrays: workers need not have those libraries."""
-    if type(action) in _PLAIN:
-        return action
-    if isinstance(action, Mapping):
-        return {key: _plain(part) for key, part in action.items()}
-    if type(action) in (tuple, list) or (isinstance(action, tuple) and hasattr(action, "_fields")):
-        return rebuilt(action, map(_plain, action))
-    if isinstance(action, np.generic) or not hasattr(action, "__array__"):
-        return action
-    return np.asarray(action)
 
 
 def _not_ready(supervisor: Supervisor, env_id: int) -> EnvNotReadyError:

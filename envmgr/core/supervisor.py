@@ -228,7 +228,11 @@ class Supervisor:
         self.hosts.share(block)
         check, (spaces, kind_of) = self.rules.check_actions, self._orientation.kinds
         codecs = [codec_of(space, strict=check == "strict") for space in spaces]
-        columns = [codec.action_columns(checked=check is not False) for codec in codecs]
+        converting = self._orientation.kinds_that_convert
+        columns = [
+            codec.action_columns(checked=check is not False, in_any_form=kind in converting)
+            for kind, codec in enumerate(codecs)
+        ]
         packs = [each for each in columns if each is not None]
         replies = BlockReplies(block, self.record.observed.places, self.record.together or ())
         self._arrivals.share(replies)

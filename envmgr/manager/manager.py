@@ -251,7 +251,11 @@ class EnvManager(EnvRestoring):
                 self._view.forget()
                 return
             ids = arguments.listed_env_ids(env_ids, self.env_num)
-            self._submit_steps(supervisor, requests.rows_by_id(ids, actions), ring)
+            rows = requests.rows_by_id(ids, actions)
+            if accepting.post_actions(supervisor, rows, ring) is not None:
+                self._view.forget()
+                return
+            self._submit_steps(supervisor, rows, ring)
 
     def recv_arrays(
         self, min_ready: int | None = None, timeout_s: float | None = None

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
-from envmgr.spaces.columns import ActionColumns, Bounds
+from envmgr.spaces.columns import ActionColumns, Bounds, without_tensors
 from envmgr.spaces.equality import space_text
 from envmgr.spaces.layouts import Layout, Leaf, objects
 from envmgr.spaces.reading import error_text, short_text
@@ -76,21 +76,35 @@ class Codec:
         """Return an action in the form that gymnasium envs expect.
 
         One integer in whatever form (int, numpy integer, array of one element) becomes an int for
-        Discrete; what can become an array of Box's dtype without losing information in kind does
-        so; Dict and Tuple convert their parts. Everything else is handed on unchanged: whether an
-        action is legal is the caller's check, and in the end the env's.
+        Discrete; what can become an array of the dtype of Box, MultiDiscrete or MultiBinary without
+        losing information in kind does so; Dict and Tuple convert their parts. Everything else is
+        handed on unchanged: whether an action is legal is the caller's check, and in the end the
+        env's.
         """
         return action
 
-    def action_columns(self, *, checked: bool) -> ActionColumns | None:
+    def action_columns(self, *, checked: bool, in_any_form: bool = False) -> ActionColumns | None:
         """Return what packs actions of many envs; None if they have no fixed layout.
 
         Args:
             checked: it takes no actions that are out of bounds.
+            in_any_form: the envs make of actions what `for_env` does: so it may be done before.
         """
         if self.layout is None:
             return None
-        return ActionColumns(self.layout, self.bounds() if checked else None)
+        bounds = self.bounds() if checked else None
+        return ActionColumns(self.layout, bounds, self._converted(checked) if in_any_form else None)
+
+    def _converted(self, checked: bool) -> Callable[[Any], Any]:
+        """Return what makes of an action what `for_env` does; None of one that is refused."""
+
+        def converted(action: Any) -> Any:
+            action = without_tensors(action)
+            if checked and self.refusal(action) is not None:
+                return None
+            return self.for_env(action)
+
+        return converted
 
     def stack(self, values: Sequence[Any]) -> Any:
         """Return k values as one batch: arrays `(k, *shape)` per leaf.

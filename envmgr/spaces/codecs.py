@@ -74,6 +74,20 @@ class _ArrayCodec(Codec):
             return f"{short_text(action)} is outside the bounds of {space_text(self.space)}"
         return None
 
+    def for_env(self, action: Any) -> Any:
+        dtype = self._dtype
+        if type(action) is np.ndarray and action.dtype == dtype:
+            return action
+        array = _action_array(action)
+        if array is None or array.dtype == dtype:
+            return action if array is None else array
+        if dtype.kind == "f" and array.dtype.kind in "biuf":
+            return array.astype(dtype)
+        if dtype.kind in "iu" and array.dtype.kind in "biu":
+            converted = array.astype(dtype)
+            return converted if np.array_equal(converted, array) else action
+        return action
+
     def as_bytes(self, value: Any) -> bytes:
         return np.asarray(value, self._dtype).tobytes()
 
@@ -86,27 +100,12 @@ class _AnyArrayCodec(_ArrayCodec):
 
     def __init__(self, space: Any, strict: bool, bounds: Bounds = None) -> None:
         super().__init__(space, strict, bounds)
-        self._is_float = self._dtype.kind == "f"
         self.kinds = {"f": "biuf", "i": "biu", "u": "biu", "b": "biu"}.get(
             self._dtype.kind, self._dtype.kind
         )
 
     def refusal(self, action: Any) -> str | None:
         return super().refusal(action) or (self.doubt(action) if self.is_asked else None)
-
-    def for_env(self, action: Any) -> Any:
-        dtype = self._dtype
-        if type(action) is np.ndarray and action.dtype == dtype:
-            return action
-        array: Array = np.asarray(action)
-        if array.dtype == dtype:
-            return array
-        if self._is_float and array.dtype.kind in "biuf":
-            return array.astype(dtype)
-        if dtype.kind in "iu" and array.dtype.kind in "iu":
-            converted = array.astype(dtype)
-            return converted if np.array_equal(converted, array) else action
-        return action
 
 
 class _BoxCodec(_AnyArrayCodec):

@@ -1,27 +1,40 @@
 """Actions of many envs as columns: one array for each leaf of the action space.
 
-What the columns take is checked as a batch, at the cost of a few numpy calls. They take only what
-needs no second look (exact types, shapes and bounds); `None` says that somebody else has to look at
-the actions one by one, and to say what is wrong with which of them, if anything is.
+What the columns take is checked as a batch, at the cost of a few numpy calls, if it is exactly of
+the space (types, shapes and bounds). Else it is looked at one by one: what the env would make of it
+is made before, and numbers are noted with the form that they are in, so that the env is given what
+it would get by message. `None` says that somebody else has to say what is wrong with which of them,
+if anything is.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from envmgr.spaces.layouts import Layout
 from envmgr.spaces.reading import Unreadable, read_list
-from envmgr.spaces.values import Array, ValueMismatchError
+from envmgr.spaces.values import Array, ValueMismatchError, rebuilt
 
 Bounds = tuple[Any, Any] | None
 """Smallest and largest value that a leaf may have (numbers or arrays); None has no bounds."""
 
-PYTHON_NUMBERS, NUMPY_VALUES, NUMBERS_IN_ARRAYS = range(3)
-"""What the env gets of what is in the column. The last: a number in an array of shape (1,)."""
+PYTHON_NUMBERS, NUMPY_VALUES, NUMBERS_IN_ARRAYS, NUMBERS_IN_POINTS = range(4)
+"""What the env gets of what is in the column: its *form*. The last two: a number in an array of
+shape (1,), or (). Larger ones are numbers of other types, see `in_form`."""
 
+_INTEGERS = [np.dtype(f"{kind}{size}") for kind in "iu" for size in (1, 2, 4, 8)]
+_SHAPES: list[tuple[int, ...] | None] = [None, (1,), ()]
+_OTHER_FORMS = [(dtype, shape) for dtype in _INTEGERS for shape in _SHAPES]
+_FORMS = {form: number for number, form in enumerate(_OTHER_FORMS, NUMBERS_IN_POINTS + 1)}
+
+PLAIN = frozenset((int, float, str, np.ndarray, np.int64, np.float32, np.float64))
+"""Types of actions that are no tensors, and have none in them."""
+
+_OWN_FORMS = dict(zip(_SHAPES, (NUMPY_VALUES, NUMBERS_IN_ARRAYS, NUMBERS_IN_POINTS), strict=True))
+_NO_FORM = 255
 _TOLIST_ROWS = 256
 _MOST_LISTED = 4096
 """Choices up to this many are looked up in a set, which is cheaper than comparing."""
@@ -33,9 +46,17 @@ class ActionColumns:
     Args:
         layout: of the actions.
         bounds: of each leaf; None where actions are not checked.
+        converted: what the envs make of an action, None if it is refused; None if they take
+            actions as they come.
     """
 
-    def __init__(self, layout: Layout, bounds: list[Bounds] | None) -> None:
+    def __init__(
+        self,
+        layout: Layout,
+        bounds: list[Bounds] | None,
+        converted: Callable[[Any], Any] | None = None,
+    ) -> None:
+        self._converted = converted
         self._layout = layout
         self._bounds = bounds or [None] * len(layout.leaves)
         lone = layout.leaves[0] if not layout.leaves[0].path and len(layout.leaves) == 1 else None
@@ -45,17 +66,22 @@ class ActionColumns:
         self._dtype = layout.leaves[0].dtype
         self._number_type = self._dtype.type
 
-    def of_values(self, values: Sequence[Any]) -> tuple[list[Array], int] | None:
+    def of_values(self, values: Sequence[Any]) -> tuple[list[Array], Any] | None:
         """Pack one action for each env.
 
         Args:
             values: k actions.
 
         Returns:
-            Per leaf (k, *shape), and in what form the env gets them (`PYTHON_NUMBERS` ...); None if
-            an action is not exactly of the space's dtype and shape, or out of bounds. A number may
-            also be in an array of shape (1,), as the policies of DI-engine give it.
+            Per leaf (k, *shape), and in what form the env gets them (`PYTHON_NUMBERS` ...), or in
+            which forms (k,); None if an action is out of bounds, or in a form that the env would
+            get to see and that has no number here.
         """
+        packed = self._exactly(values)
+        return self._one_by_one(values) if packed is None else packed
+
+    def _exactly(self, values: Sequence[Any]) -> tuple[list[Array], int] | None:
+        """Pack actions that are all of one type, which is the space's own."""
         if self._lone is None:
             return self._of_trees(values)
         types = set(map(type, values))
@@ -71,14 +97,58 @@ class ActionColumns:
             return [np.fromiter(values, self._dtype, len(values))], form
         if kind is not np.ndarray:
             return None
-        dtype, shape = self._dtype, (1,) if self._is_number else self._lone.shape
+        dtype, shape = self._dtype, self._lone.shape
+        if self._is_number and values[0].shape == (1,):
+            shape = (1,)  # as the policies of DI-engine give it
         if not all(value.dtype == dtype and value.shape == shape for value in values):
             return None
         if self._is_number:
-            numbers = np.concatenate(values)
-            return ([numbers], NUMBERS_IN_ARRAYS) if self._numbers_fit(numbers.tolist()) else None
+            numbers = np.array(values).reshape(len(values))
+            form = NUMBERS_IN_ARRAYS if shape else NUMBERS_IN_POINTS
+            return ([numbers], form) if self._numbers_fit(numbers.tolist()) else None
         column = np.array(values)
         return None if not _inside(column, self._bounds[0]) else ([column], NUMPY_VALUES)
+
+    def _one_by_one(self, values: Sequence[Any]) -> tuple[list[Array], Any] | None:
+        """Pack actions in forms of which the exact ones are made, or which are noted beside them.
+
+        What is refused here the check of single actions refuses, too, and what the env would get
+        is what it gets.
+        """
+        if self._converted is None:
+            plain = [without_tensors(value) for value in values]
+            return self._with_forms(plain) if self._is_number else self._exactly(plain)
+        if self._lone is not None and not self._is_number and _are_alike(values):
+            columns = self.of_batch(np.array(values), len(values))  # the same, all at once
+            if columns is not None:
+                return columns, NUMPY_VALUES
+        converted = list(map(self._converted, values))
+        return None if any(value is None for value in converted) else self._exactly(converted)
+
+    def _with_forms(self, values: Sequence[Any]) -> tuple[list[Array], Any] | None:
+        """Pack numbers of several types; beside them, the form of each."""
+        forms = bytes(map(self._form_of, values))
+        if _NO_FORM in forms:
+            return None
+        numbers = [
+            int(value.item()) if form else value for form, value in zip(forms, values, strict=True)
+        ]
+        if not self._numbers_fit(numbers):
+            return None
+        alike = forms.count(forms[0]) == len(forms)
+        form = forms[0] if alike else np.frombuffer(forms, np.uint8)
+        return [np.fromiter(numbers, self._dtype, len(numbers))], form
+
+    def _form_of(self, value: Any) -> int:
+        """Return the form that a number is in; `_NO_FORM` of all else."""
+        if type(value) is int:
+            return PYTHON_NUMBERS
+        if type(value) is not np.ndarray and not isinstance(value, np.integer):
+            return _NO_FORM
+        shape = value.shape if type(value) is np.ndarray else None
+        if value.dtype == self._dtype and shape in _SHAPES:
+            return _OWN_FORMS[shape]
+        return _FORMS.get((value.dtype, shape), _NO_FORM)
 
     def _numbers_fit(self, values: Sequence[Any]) -> bool:
         if self._choices is not None:
@@ -104,6 +174,8 @@ class ActionColumns:
         if type(skeleton) is int:
             leaf = self._layout.leaves[skeleton]
             exact = leaf.dtype.type if leaf.is_number else np.ndarray
+            if leaf.is_number and type(value) is int and self._converted is not None:
+                value = exact(value)  # of which such an env makes an int again
             fits = type(value) is exact and value.dtype == leaf.dtype and value.shape == leaf.shape
             return [value] if fits else None
         if isinstance(skeleton, dict):
@@ -157,6 +229,13 @@ class ActionColumns:
         return columns
 
 
+def _are_alike(values: Sequence[Any]) -> bool:
+    """Whether values are arrays of one dtype and shape."""
+    if not all(type(value) is np.ndarray for value in values):
+        return False
+    return len({(value.dtype, value.shape) for value in values}) == 1
+
+
 def _choices(bounds: Bounds) -> frozenset[int] | None:
     if bounds is None or type(bounds[0]) is not int or bounds[1] - bounds[0] >= _MOST_LISTED:
         return None
@@ -171,7 +250,7 @@ def _casts(source: np.dtype[Any], target: np.dtype[Any]) -> bool:
 
 def _collect(skeleton: Any, batch: Any, found: list[Any]) -> bool:
     if type(skeleton) is int:
-        found.append(batch)
+        found.append(batch if isinstance(batch, np.ndarray) else without_tensors(batch))
         return True
     if isinstance(skeleton, dict):
         if not isinstance(batch, Mapping) or batch.keys() != skeleton.keys():
@@ -192,6 +271,35 @@ def _inside(column: Array, bounds: Bounds) -> bool:
     return bool((column >= low).all() and (column <= high).all())
 
 
+def without_tensors(action: Any) -> Any:
+    """Return tensors of other libraries as arrays: workers need not have those libraries."""
+    if type(action) in PLAIN:
+        return action
+    if isinstance(action, Mapping):
+        return {key: without_tensors(part) for key, part in action.items()}
+    if type(action) in (tuple, list) or (isinstance(action, tuple) and hasattr(action, "_fields")):
+        return rebuilt(action, map(without_tensors, action))
+    if isinstance(action, np.generic) or not hasattr(action, "__array__"):
+        return action
+    return np.asarray(action)
+
+
+def in_form(number: int, form: int, dtype: np.dtype[Any]) -> Any:
+    """Return a number as it was given.
+
+    Args:
+        number: what is in the column.
+        form: beside it.
+        dtype: of the column.
+    """
+    if form == PYTHON_NUMBERS:
+        return number
+    shape = _SHAPES[form - NUMPY_VALUES] if form <= NUMBERS_IN_POINTS else None
+    if form > NUMBERS_IN_POINTS:
+        dtype, shape = _OTHER_FORMS[form - NUMBERS_IN_POINTS - 1]
+    return dtype.type(number) if shape is None else np.full(shape, number, dtype)
+
+
 def split_batch(batch: Any, count: int) -> list[Any]:
     """Return the rows of a batch: of an array, of a dict or tuple of arrays, or of a list.
 
@@ -204,6 +312,8 @@ def split_batch(batch: Any, count: int) -> list[Any]:
     if isinstance(batch, tuple):
         parts = [split_batch(part, count) for part in batch]
         return [tuple(part[i] for part in parts) for i in range(count)]
+    if hasattr(batch, "__array__"):
+        batch = without_tensors(batch)
     if isinstance(batch, (set, frozenset)):
         raise ValueMismatchError("a set has no order; give a list")
     try:

@@ -153,6 +153,7 @@ class EnvDescription(NamedTuple):
 
     Attributes:
         resets_alone: it can be reset while the other rows of its batched env are in an episode.
+        converts_actions: it makes of every action what its space says, in whatever form it comes.
     """
 
     observation_space: Any
@@ -162,6 +163,7 @@ class EnvDescription(NamedTuple):
     spec: Any
     render_mode: Any
     resets_alone: bool = True
+    converts_actions: bool = False
 
 
 class Attribute(NamedTuple):

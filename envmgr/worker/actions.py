@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-
-from envmgr.spaces.columns import NUMBERS_IN_ARRAYS, NUMPY_VALUES
+from envmgr.spaces.columns import in_form
 from envmgr.wire.block import Block, items
 
 
@@ -60,14 +58,7 @@ class ActionReader:
         if not any(forms):  # all of them are Python's
             return numbers
         dtype = column.dtype
-        return [
-            np.array([number], dtype)
-            if form == NUMBERS_IN_ARRAYS
-            else dtype.type(number)
-            if form == NUMPY_VALUES
-            else number
-            for number, form in zip(numbers, forms, strict=True)
-        ]
+        return [in_form(number, form, dtype) for number, form in zip(numbers, forms, strict=True)]
 
 
 class KindsReader:

@@ -11,6 +11,7 @@ from types import BuiltinMethodType, FunctionType, MethodType
 from typing import Any
 
 from envmgr.env import adapt
+from envmgr.env.gymnasium_env import GymnasiumEnv
 from envmgr.types import EnvFactory
 from envmgr.wire.arenas import Placement
 from envmgr.wire.block import Block
@@ -106,7 +107,10 @@ class HostedEnv:
     def _hello(self, message: Message, running: RunningEnv) -> Any:
         about = (getattr(running.env, name, None) for name in ("metadata", "spec", "render_mode"))
         described = EnvDescription(*running.spaces, *about)  # type: ignore[arg-type]
-        description = described._replace(resets_alone=bool(running.resets_alone))
+        description = described._replace(
+            resets_alone=bool(running.resets_alone),
+            converts_actions=isinstance(running.env, GymnasiumEnv),
+        )
         try:
             return self._messages.reply(message, Op.HELLO, description)
         except FrameError:  # registrations may hold what cannot be sent; nothing depends on them

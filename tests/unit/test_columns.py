@@ -12,7 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from envmgr.spaces import codec_of
-from envmgr.spaces.columns import NUMBERS_IN_ARRAYS, NUMPY_VALUES, PYTHON_NUMBERS
+from envmgr.spaces.columns import (
+    NUMBERS_IN_ARRAYS,
+    NUMBERS_IN_POINTS,
+    NUMPY_VALUES,
+    PYTHON_NUMBERS,
+    in_form,
+    without_tensors,
+)
 
 SPACES: dict[str, Any] = {
     "discrete": Discrete(5),
@@ -57,6 +64,21 @@ def columns_of(space: Any, check: Any) -> Any:
     columns = codec_of(space, strict=check == "strict").action_columns(checked=bool(check))
     assert columns is not None
     return columns
+
+
+def converting(space: Any, check: Any) -> Any:
+    """Return what packs actions of a space for envs that take them in any form."""
+    codec = codec_of(space, strict=check == "strict")
+    columns = codec.action_columns(checked=bool(check), in_any_form=True)
+    assert columns is not None
+    return columns
+
+
+def is_same(one: Any, other: Any) -> bool:
+    """Whether two numbers are in the same form."""
+    if type(one) is not type(other) or one != other:
+        return False
+    return isinstance(one, int) or (one.dtype, one.shape) == (other.dtype, other.shape)
 
 
 def rows_of(space: Any, columns: Any, k: int) -> Any:
@@ -168,13 +190,36 @@ class TestOfValues:
         for k, action in enumerate(actions):
             if check:
                 assert accepts(action) is None
-            inside = action[0] if form == NUMBERS_IN_ARRAYS else action
-            assert means(space, rows_of(space, columns, k), inside)
+            if isinstance(space, Discrete):
+                (column,) = columns
+                of_env = in_form(
+                    int(column[k]), form if type(form) is int else form[k], column.dtype
+                )
+                assert is_same(of_env, without_tensors(action))
+            else:
+                assert means(space, rows_of(space, columns, k), action)
+                assert form == NUMPY_VALUES
+
+    @settings(max_examples=200)
+    @given(some_space, some_check, st.data())
+    def test_envs_that_convert_are_given_what_they_would_make_of_it(
+        self, name: str, check: Any, data: st.DataObject
+    ) -> None:
+        space, codec = SPACES[name], codec_of(SPACES[name], strict=check == "strict")
+        n = data.draw(st.integers(1, 3))
+        with np.errstate(all="ignore"):
+            actions = [oddly(data.draw, sampled(data.draw, space)) for _ in range(n)]
+            packed = converting(space, check).of_values(actions)
+        if packed is None:
+            return
+        columns, form = packed
+        for k, action in enumerate(actions):
+            if check:
+                assert codec.refusal(action) is None
+            wanted = codec.for_env(without_tensors(action))
+            assert means(space, rows_of(space, columns, k), wanted)
         if isinstance(space, Discrete):
-            exact = {PYTHON_NUMBERS: int, NUMPY_VALUES: np.int64, NUMBERS_IN_ARRAYS: np.ndarray}
-            assert {type(action) for action in actions} == {exact[form]}
-        else:
-            assert form == NUMPY_VALUES
+            assert form in (PYTHON_NUMBERS, NUMPY_VALUES, NUMBERS_IN_ARRAYS, NUMBERS_IN_POINTS)
 
     @given(some_space, some_check, st.data())
     def test_samples_of_the_space_are_taken(
@@ -194,15 +239,27 @@ class TestOfValues:
             (PYTHON_NUMBERS, int),
             (NUMPY_VALUES, np.int64),
             (NUMBERS_IN_ARRAYS, lambda number: np.array([number])),
+            (NUMBERS_IN_POINTS, np.array),
         ):
             (column,), said = columns.of_values([of(1), of(4)])
             assert (column.tolist(), column.dtype, said) == ([1, 4], np.int64, form)
-        assert columns.of_values([1, np.int64(4)]) is None  # each gets what its user gave
+        (column,), forms = columns.of_values([1, np.int64(4), np.array(2)])
+        assert column.tolist() == [1, 4, 2]  # each gets what its user gave
+        assert forms.tolist() == [PYTHON_NUMBERS, NUMPY_VALUES, NUMBERS_IN_POINTS]
+
+    def test_integers_of_other_types_come_out_as_they_are(self) -> None:
+        columns = columns_of(Discrete(5), True)
+        for name in ("i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8"):
+            dtype = np.dtype(name)
+            for action in (dtype.type(3), np.array(3, dtype), np.array([3], dtype)):
+                (column,), form = columns.of_values([action] * 2)
+                assert column.tolist() == [3, 3]
+                assert is_same(in_form(3, form, column.dtype), action)
 
     @pytest.mark.parametrize("check", CHECKS)
     @pytest.mark.parametrize(
         "action",
-        [True, np.int32(1), 1.0, np.array(1), np.array([1.0]), np.array([[1]]), "1", None, [1]],
+        [True, np.True_, 1.0, np.array(1.0), np.array([1.0]), np.array([[1]]), "1", None, [1]],
     )
     def test_other_numbers_are_left_to_the_check(self, action: Any, check: Any) -> None:
         columns = columns_of(Discrete(5), check)
