@@ -16,6 +16,7 @@ from envmgr.transport.base import Arrival, HostDied, TimedOut, Transport, at_mos
 from envmgr.wire.hosts import HostSpec, hellos
 from envmgr.wire.messages import Message, Op
 from envmgr.worker.host import Host
+from envmgr.worker.in_service import InService
 from envmgr.worker.measured import MeasuredSteps
 from envmgr.worker.posted import PostedSteps
 from envmgr.worker.private import private_reply, private_request
@@ -97,6 +98,7 @@ class InlineTransport(Transport):
         self._has_work = False
         self._memory: memoryview | None = None
         self._posted = PostedSteps(0, None, timed=False)
+        self._in_service = InService()
         self._host_of: dict[int, int] = {}
         # Not an Event: who is interrupted in setting one leaves it locked.
         self._woken: queue.SimpleQueue[None] = queue.SimpleQueue()
@@ -113,6 +115,7 @@ class InlineTransport(Transport):
                 send=partial(self._take, spec.host_id),
                 memory=self._open_memory,
                 posted=self._posted,
+                in_service=self._in_service,
             )
             self._hosts[spec.host_id] = entry = _InlineHost(host)
             self._has_work = True

@@ -26,6 +26,7 @@ from envmgr.transport.outbox import Outbox, OutboxTransport
 from envmgr.wire.block import block_is_possible, items
 from envmgr.wire.hosts import HostSpec
 from envmgr.wire.messages import UNANSWERED, Message, Op
+from envmgr.worker.in_service import InService
 from envmgr.worker.private import private_request
 from envmgr.worker.thread import ThreadInbox, run_on_thread
 
@@ -70,6 +71,7 @@ class ThreadTransport(OutboxTransport):
     def __init__(self, *, shared_memory: bool) -> None:
         super().__init__()
         self._given_up: list[threading.Thread] = []
+        self._in_service = InService()
         self._has_memory = shared_memory
         self._memory: npt.NDArray[np.uint8] | None = None
         self._mail: Any = None
@@ -87,7 +89,11 @@ class ThreadTransport(OutboxTransport):
             thread = threading.Thread(
                 target=_run,
                 args=(spec, inbox, outbox),
-                kwargs={"memory": self._open_memory, "ring": ring},
+                kwargs={
+                    "memory": self._open_memory,
+                    "ring": ring,
+                    "in_service": self._in_service,
+                },
                 name=f"envmgr-envs-{env_ids}",
                 daemon=True,
             )

@@ -20,6 +20,7 @@ from envmgr.wire.messages import Message, Op
 from envmgr.worker.async_batches import RunningAsyncBatch
 from envmgr.worker.batches import RunningBatch
 from envmgr.worker.hosted_env import HostedEnv
+from envmgr.worker.in_service import InService
 from envmgr.worker.measured import MeasuredSteps
 from envmgr.worker.posted import PostedSteps
 from envmgr.worker.resumable import ResumableEnv
@@ -45,6 +46,7 @@ class Host:
         memory: opens the shared memory when observations are placed in it.
         rss_bytes: resident memory of this process.
         posted: takes the steps that are posted in the block; None where there is none.
+        in_service: the env objects that are in use in this process, where it has other hosts.
 
     Attributes:
         resets: what runs the resets that wait, the oldest first.
@@ -61,7 +63,9 @@ class Host:
         memory: Callable[[int], Any],
         rss_bytes: Callable[[], int] = lambda: 0,
         posted: PostedSteps | None = None,
+        in_service: InService | None = None,
     ) -> None:
+        in_service = in_service or InService()
         self._settings = settings
         carrying = partial(self._carrying, encode) if settings.carries else encode
         self._messages = MessageSink(carrying, send, settings)
@@ -75,7 +79,7 @@ class Host:
         given = Surroundings(settings, self._messages, is_worn, self.resets.append, meter)
         run = RunningEnv if settings.save_every is None else ResumableEnv
         self._envs = {
-            env_id: HostedEnv(env_id, factory, given, memory, posted, run)
+            env_id: HostedEnv(env_id, factory, given, memory, posted, run, in_service)
             for env_id, factory in factories.items()
         }
         self._batches = [

@@ -25,6 +25,7 @@ from envmgr.wire.messages import (
     Op,
 )
 from envmgr.worker.applied import AppliedEnv
+from envmgr.worker.in_service import InService
 from envmgr.worker.posted import PostedSteps
 from envmgr.worker.running import RunningEnv, Surroundings
 from envmgr.worker.seats import seat_of
@@ -44,6 +45,7 @@ class HostedEnv:
         posted: the host's posted steps, which the env takes part in when its placement has a
             block; None where there are none.
         run: returns what takes the steps of an env that was built.
+        in_service: the env objects that are in use.
 
     Attributes:
         env_id: the env's id.
@@ -57,6 +59,7 @@ class HostedEnv:
         memory: Callable[[int], Any],
         posted: PostedSteps | None = None,
         run: Callable[[Any, Surroundings], RunningEnv] = RunningEnv,
+        in_service: InService | None = None,
     ) -> None:
         self.env_id = env_id
         self._factory = factory
@@ -65,6 +68,7 @@ class HostedEnv:
         self._memory = memory
         self._posted = posted
         self._run = run
+        self._in_service = in_service or InService()
         self._running: RunningEnv | None = None
 
     @property
@@ -98,10 +102,14 @@ class HostedEnv:
     def _renew(self, message: Message) -> Any:
         self.close()
         try:
-            env = adapt.as_base_env(self._factory(), self.env_id)
+            built = self._factory()
+            self._in_service.take(built, self)
+            env = adapt.as_base_env(built, self.env_id)
             self._running = running = self._run(env, self._given)
             return self._hello(message, running)
         except BaseException as error:  # whatever the env's code may raise, SystemExit included
+            if self._running is None:
+                self._in_service.leave(self)
             return self._messages.raised(message, error, "construction")
 
     def _hello(self, message: Message, running: RunningEnv) -> Any:
@@ -122,8 +130,11 @@ class HostedEnv:
         running, self._running = self._running, None
         if self._posted is not None:
             self._posted.leave(self.env_id)
-        if running is not None:
-            running.close()
+        try:
+            if running is not None:
+                running.close()
+        finally:
+            self._in_service.leave(self)
 
     def adopt(self, message: Message) -> None:
         """Serve another env_id, and answer with what came of the reset that was kept."""

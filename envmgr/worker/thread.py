@@ -15,6 +15,7 @@ from envmgr.wire.channel import ChannelClosedError
 from envmgr.wire.hosts import HostSpec, hellos
 from envmgr.wire.messages import Message
 from envmgr.worker.host import Host
+from envmgr.worker.in_service import InService
 from envmgr.worker.measured import posted_steps
 from envmgr.worker.private import private_reply
 from envmgr.worker.serving import serve
@@ -130,6 +131,7 @@ def run_on_thread(
     ring: Callable[[], None] | None,
     encode: Callable[[Message], Any] = private_reply,
     rss_bytes: Callable[[], int] = lambda: 0,
+    in_service: InService | None = None,
 ) -> None:
     """Build the envs of a host, and run what comes for them until it is told to end.
 
@@ -140,6 +142,7 @@ def run_on_thread(
         ring: rings for the trainer; None where no steps are posted.
         encode: see `Host`.
         rss_bytes: see `Host`.
+        in_service: see `Host`.
     """
     settings = spec.settings
     timed = bool(settings.announced)
@@ -154,6 +157,7 @@ def run_on_thread(
         memory=memory,
         rss_bytes=rss_bytes,
         posted=posted,
+        in_service=in_service,
     )
     try:
         for message in hellos(spec.envs):

@@ -7,11 +7,13 @@ import sys
 import threading
 import time
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
+import gymnasium
 import numpy as np
 import pytest
 from easydict import EasyDict
+from gymnasium.spaces import Discrete
 from gymnasium.wrappers import TimeLimit
 
 import envmgr
@@ -23,6 +25,7 @@ from envmgr.errors import (
     EnvCrash,
     EnvFailure,
     EnvNotReadyError,
+    EnvProtocolError,
     EnvRaised,
     EnvTimeout,
     LaunchError,
@@ -33,10 +36,13 @@ from envmgr.errors import (
 from tests.contract.envs import Do, ScriptedEnv, ScriptedGymEnv, seen
 from tests.contract.harness import (
     ALL_BLOCK,
+    ALL_BLOCK_SHARED,
     ALL_MESSAGE,
     DEFAULT,
     IN_LINE,
     SOME_BLOCK,
+    THREADS,
+    THREADS_MESSAGE_SHARED,
     Raises,
     Setup,
     World,
@@ -768,3 +774,64 @@ def test_envs_may_start_processes_only_without_daemon(world: World, setup: Setup
             strict.call("has_child_processes")
     free = world.make(setup, 1, env=WorkerProbe, daemon=False)
     assert free.call("has_child_processes") == [True]
+
+
+class Counting(gymnasium.Env[Any, Any]):
+    """Notes in its class whatever is done to one of its kind."""
+
+    observation_space = action_space = Discrete(2)
+    done: ClassVar[list[str]] = []
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        self.done.append("reset")
+        return 0, {}
+
+    def step(self, action: Any) -> Any:
+        if action == 1:
+            raise RuntimeError("a step")
+        return 0, 0.0, False, False, {}
+
+    def close(self) -> None:
+        self.done.append("close")
+
+
+@pytest.mark.parametrize("is_wrapped", [False, True], ids=["the env", "a wrapper"])
+@over(IN_LINE, THREADS, THREADS_MESSAGE_SHARED, ALL_BLOCK_SHARED)
+def test_one_object_is_not_two_envs(world: World, setup: Setup, is_wrapped: bool) -> None:
+    """Where they share a process, before any of them is reset."""
+    env = Counting()
+    Counting.done.clear()
+    factory = partial(gymnasium.Wrapper, env) if is_wrapped else lambda: env
+    manager = world.make(setup, env_fn=[Counting, factory, factory], launch=False)
+    with Raises(
+        LaunchError, "one object cannot be two envs", "env_fn=[lambda: MyEnv()] * n"
+    ) as raised:
+        manager.launch()
+    ((env_id, failure),) = raised.value.failures.items()
+    assert type(failure) is EnvProtocolError
+    first, second = (1, 2) if env_id == 2 else (2, 1)  # threads are built at once
+    assert f"the factory of env {second} returned" in str(failure)
+    assert f"serves env {first}:" in str(failure)
+    assert manager.closed
+    if not setup.has_processes:
+        assert Counting.done == ["close", "close"], "of the two that there are"
+    # What is closed is nobody's any more.
+    again = world.make(setup, env_fn=[factory, Counting])
+    assert len(ready_all(again)) == 2
+
+
+@over(IN_LINE, THREADS, ALL_BLOCK_SHARED)
+def test_a_factory_may_return_an_env_again_that_was_closed(world: World, setup: Setup) -> None:
+    """It serves its env_id alone, as before: whether it can begin anew is its own matter."""
+    env = Counting()
+    manager = world.make(setup, env_fn=[lambda: env, Counting], retry_type="renew", max_retry=2)
+    ready_all(manager)
+    timesteps = step_all(manager, {0: 1, 1: 0})
+    assert timesteps[0].info["abnormal"]
+    assert len(ready_all(manager)) == 2
+    assert "abnormal" not in step_all(manager, {0: 0})[0].info
+
+
+def test_processes_have_copies_of_one_object(world: World) -> None:
+    env = Counting()
+    assert len(ready_all(world.make(ALL_BLOCK, env_fn=[lambda: env] * 2))) == 2
