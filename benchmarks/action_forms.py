@@ -143,9 +143,7 @@ def _compare(runners: dict[str, Any], n: int, rounds: int, batches: int) -> bool
     good = True
     for name, found in times.items():
         walls, processors = zip(*found, strict=True)
-        times_theirs = [
-            theirs[0] / ours for theirs, ours in zip(times[THEIRS], walls, strict=True)
-        ]
+        times_theirs = [theirs[0] / ours for theirs, ours in zip(times[THEIRS], walls, strict=True)]
         rate = 2 * batches * n / statistics.median(walls)
         cpu_us = statistics.median(processors) / (2 * batches) * 1e6
         ratio = statistics.median(times_theirs)

@@ -250,7 +250,7 @@ def _casts(source: np.dtype[Any], target: np.dtype[Any]) -> bool:
 
 def _collect(skeleton: Any, batch: Any, found: list[Any]) -> bool:
     if type(skeleton) is int:
-        found.append(batch if isinstance(batch, np.ndarray) else without_tensors(batch))
+        found.append(batch if isinstance(batch, (np.ndarray, list)) else without_tensors(batch))
         return True
     if isinstance(skeleton, dict):
         if not isinstance(batch, Mapping) or batch.keys() != skeleton.keys():
