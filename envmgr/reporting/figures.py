@@ -25,6 +25,9 @@ MOST_ENVS = 200
 STRAGGLES = 1.5
 """How many times as long as those of the median env a straggler's steps take."""
 
+MATTERS_S = 1e-4
+"""How much longer they take at least. Less is not worth a word: to wake a worker takes as much."""
+
 _SHORT_S = 0.5
 """The last sample may follow sooner on the one before it than any other."""
 
@@ -244,17 +247,30 @@ def _mean_of(env: Mapping[str, Any]) -> float | None:
 
 
 def _stragglers(envs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the envs whose steps take much longer than those of the one in the middle."""
-    means = [mean for env in envs if (mean := _mean_of(env)) is not None]
-    middle = median(means) if means else 0.0
-    if middle <= 0.0:
+    """Return the envs whose steps take much longer than those of the one in the middle.
+
+    A step or two during which the worker had to wait for a core make no straggler, however much
+    they add to the mean of a short run: one of the quantiles is to say the same.
+    """
+    steps = {env["env_id"]: env["step"] for env in envs if _mean_of(env) is not None}
+    middle = {
+        part: median([of_env[part] or 0.0 for of_env in steps.values()] or [0.0])
+        for part in ("mean", "p50", "p90", "p99")
+    }
+    mean_s = middle.pop("mean")
+    if mean_s <= 0.0:
         return {"median_step_s": None, "envs": []}
     found = [
-        {"env_id": env["env_id"], "step_mean_s": mean, "times_the_median": finite(mean / middle)}
-        for env in envs
-        if (mean := _mean_of(env)) is not None and mean > STRAGGLES * middle
+        {
+            "env_id": env_id,
+            "step_mean_s": of_env["mean"],
+            "times_the_median": finite(of_env["mean"] / mean_s),
+        }
+        for env_id, of_env in steps.items()
+        if of_env["mean"] > max(STRAGGLES * mean_s, mean_s + MATTERS_S)
+        and any((of_env[part] or 0.0) > STRAGGLES * usual_s for part, usual_s in middle.items())
     ]
-    return {"median_step_s": finite(middle), "envs": found[:MOST_ENVS]}
+    return {"median_step_s": finite(mean_s), "envs": found[:MOST_ENVS]}
 
 
 # -- failures -----------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from envmgr.reporting.charts import lines, shares, times
-from envmgr.reporting.figures import OF_IT_QUEUED
+from envmgr.reporting.figures import MATTERS_S, OF_IT_QUEUED, STRAGGLES
 from envmgr.reporting.markup import Html, Part, escaped, folded, seconds, table, tag
 from envmgr.reporting.pictures import Picture
 from envmgr.texts import number
@@ -181,7 +181,10 @@ def _envs(figures: Mapping[str, Any]) -> list[Html]:
             "the slowest."
         )
     else:
-        said = "No stragglers: no env's steps take more than 1.5 times as long as the middle one's."
+        said = (
+            f"No stragglers: no env's steps take {STRAGGLES} times as long as those of the env in "
+            f"the middle, and {seconds(MATTERS_S)} longer."
+        )
     charts = [
         times(
             f"Times of {kind}s",

@@ -218,6 +218,23 @@ class TestFigures:
         assert found["stragglers"]["envs"][0]["times_the_median"] == pytest.approx(1e-3 / 1.05e-4)
         assert [env["env_id"] for env in found["envs"]] == [2, 1, 0, 3]
 
+    def test_name_no_straggler_for_what_does_not_matter(
+        self, make_run: Callable[..., Path]
+    ) -> None:
+        def named(means: list[float], **quantiles: list[float]) -> list[int]:
+            steps = {**latency([1e-4] * 4), "mean": means, **quantiles}
+            run = make_run(f"run {len(tried)}", stats={"latency": {"step": steps}})
+            tried.append(run)
+            return [one["env_id"] for one in figures_of(read_run(run))["stragglers"]["envs"]]
+
+        tried: list[Path] = []
+        longer = {"p99": [1e-4, 1e-4, 1e-4, 4e-3]}
+        assert named([1e-5, 1e-5, 1e-5, 9e-5], **longer) == [], "nine times as long: 80 us"
+        assert named([1e-4, 1e-4, 1e-4, 2.1e-4]) == [], "of one step in the midst of many"
+        assert named([1e-4, 1e-4, 1e-4, 2.1e-4], **longer) == [3]
+        assert named([1e-2, 1e-2, 1e-2, 1.4e-2], **longer) == [], "as envs differ"
+        assert named([0.0] * 4) == []
+
     def test_have_failures_of_episodes_and_others_once(self, make_run: Callable[..., Path]) -> None:
         lost = episode(7, abnormal=True, failure="env 3 died\n\nstack")
         stats = {
