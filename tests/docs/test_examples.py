@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import configparser
 import contextlib
 import doctest
 import importlib
@@ -27,6 +26,7 @@ from envmgr import load_config
 from envmgr.cli import main
 from envmgr.config.allow_list import Allowed, allowed_by_user
 from envmgr.errors import EnvManagerError
+from tests.docs import named
 from tests.docs.blocks import (
     ROOT,
     Block,
@@ -236,19 +236,9 @@ def check_make(arguments: list[str]) -> None:
         assert re.search(pattern, makefile, re.MULTILINE), f"the Makefile has no {name}"
 
 
-_TRAINERS = ("DI-engine", "stable-baselines3", "tianshou", "torch")
-
-
 def check_pip(arguments: list[str]) -> None:
-    metadata = configparser.ConfigParser()
-    metadata.read(ROOT / "setup.cfg", encoding="utf-8")
     assert arguments[0] == "install"
-    for requirement in arguments[1:]:
-        if requirement.startswith("-") or (ROOT / requirement).is_file():  # -r FILE
-            continue
-        name, _, extra = requirement.partition("==")[0].rstrip("]").partition("[")
-        assert name in (".", metadata["metadata"]["name"], *_TRAINERS)
-        assert not extra or extra in metadata["options.extras_require"]
+    named.check_pip(arguments[1:])
 
 
 def check_script(arguments: list[str]) -> None:
