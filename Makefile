@@ -111,17 +111,19 @@ test-matrix:  ## run all tests with each Python of 3.10 to 3.13 that is installe
 	echo "==> passed:$${ran:- none}; failed:$${failed:- none}; not installed:$${missing:- none}"; \
 	[ -z "$$failed" ] && [ -n "$$ran" ]
 
-lint: $(VENV)/.dev  ## check style, formatting, types and the layers of imports
+lint: $(VENV)/.dev  ## check style, formatting, types (of the docs' examples, too) and the layers of imports
 	@failed= ; \
-	for command in 'ruff check .' 'ruff format --check .' mypy lint-imports; do \
+	for command in 'ruff check .' 'ruff format --check .' mypy 'python -m tests.docs.typed' lint-imports; do \
 	  echo "==> $$command"; \
 	  $(VENV)/bin/$$command || failed="$$failed $$command;"; \
 	done; \
 	if [ -n "$$failed" ]; then echo "==> failed:$$failed see above" >&2; exit 1; fi
 
-typecheck: $(VENV)/.dev  ## check types only
+typecheck: $(VENV)/.dev  ## check types only, those of the examples of the pages as well
 	@echo "==> mypy"
 	@$(VENV)/bin/mypy
+	@echo "==> mypy and pyright, of the examples"
+	@$(VENV)/bin/python -m tests.docs.typed
 
 format: $(VENV)/.dev  ## format the code and mend what ruff can mend
 	@echo "==> ruff check --fix, ruff format"

@@ -12,10 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from easydict import EasyDict
-
 from envmgr.config import (
     CollectConfig,
+    EasyDict,
     EnvConfig,
     ManagerConfig,
     check_kind,

@@ -8,9 +8,7 @@ from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, TypeVar
 
-from easydict import EasyDict
-
-from envmgr.config import ManagerConfig, default_manager_config, to_easydict, to_plain
+from envmgr.config import EasyDict, ManagerConfig, default_manager_config, to_easydict, to_plain
 from envmgr.config.checks import check_value, nearest, show_value, text
 from envmgr.config.imports import FilePolicy, import_modules
 from envmgr.config.schema import as_mapping, check_keys

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple, Protocol
+
+import numpy as np
 
 
 class EnvTimestep(NamedTuple):
@@ -33,6 +35,10 @@ class Once(dict[str, Any]):
 
 EnvFactory = Callable[[], Any]
 """Builds one env: a `BaseEnv` or a `gymnasium.Env`."""
+
+
+EnvIds = Iterable[int | np.integer[Any]]
+"""Several env_ids: a list, a range, a set, an array (k,) of integers such as `batch.env_ids`."""
 
 
 class Clock(Protocol):

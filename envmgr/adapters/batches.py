@@ -6,7 +6,7 @@ import contextlib
 import math
 import numbers
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NoReturn, cast
+from typing import Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -193,7 +193,7 @@ class FixedBatches:
             env_ids: which envs, ascending.
         """
         ids = self._all if env_ids is None else env_ids
-        self.manager.send_arrays(cast("Sequence[int]", ids), actions)
+        self.manager.send_arrays(ids, actions)
         self._received = None
         self._n_sent = len(ids)
 

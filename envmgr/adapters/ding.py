@@ -14,12 +14,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from easydict import EasyDict
-
 from envmgr import managers
 from envmgr.adapters.ding_timesteps import CompletedDicts, CompletedTrees, Ends
 from envmgr.adapters.failures import raise_in_trainer
 from envmgr.adapters.requirements import missing
+from envmgr.config import EasyDict
 from envmgr.env.gym_spaces import own_space
 from envmgr.errors import EnvFailure, EnvManagerError, ManagerClosedError, StateError
 from envmgr.manager import EnvManager

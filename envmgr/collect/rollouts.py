@@ -211,7 +211,7 @@ class RolloutCollector:
         actions, extras, states = chosen
         rollout.put_step(where, count, actions, extras, states)
         self._has_sent = True
-        self.manager.send_arrays(env_ids, actions)  # type: ignore[arg-type]
+        self.manager.send_arrays(env_ids, actions)
         self._n_pending += count
 
     # -- receiving --------------------------------------------------------------------------

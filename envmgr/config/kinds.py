@@ -6,11 +6,9 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from easydict import EasyDict
-
 from envmgr.config.checks import show_value
 from envmgr.config.manager import ManagerConfig
-from envmgr.config.merge import to_easydict
+from envmgr.config.merge import EasyDict, to_easydict
 from envmgr.config.schema import Section, schema_table
 from envmgr.errors import ConfigError
 

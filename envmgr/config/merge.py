@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
-
-from easydict import EasyDict
+from typing import TYPE_CHECKING, Any
 
 from envmgr.config.checks import show_value
 from envmgr.errors import ConfigError
 from envmgr.spaces.reading import Unreadable, error_text, read_dict
 
+if TYPE_CHECKING:  # it has no types of its own, so that `cfg.manager` would be unknown
+
+    class EasyDict(dict[str, Any]):
+        """A dict whose keys are attributes, too."""
+
+        def __getattr__(self, name: str) -> Any: ...
+        def __setattr__(self, name: str, value: Any) -> None: ...
+
+else:
+    from easydict import EasyDict
+
 REPLACED_WHOLE = frozenset({"manager.seed"})
 """Keys whose mappings are one value: an update replaces them, and may change their form."""
 
 
-class ConfigDict(EasyDict):  # type: ignore[misc]
+class ConfigDict(EasyDict):
     """An EasyDict that holds any mapping, and stays one when copied or pickled.
 
     EasyDict itself makes an attribute of every key: it fails on keys that are no strings (a `seed`
@@ -34,7 +43,7 @@ class ConfigDict(EasyDict):  # type: ignore[misc]
 
     __setitem__ = __setattr__
 
-    def update(self, e: Any = None, **f: Any) -> None:
+    def update(self, e: Any = None, **f: Any) -> None:  # type: ignore[override]  # as its own is
         """Set the keys of `e` and those given by name."""
         for key, value in {**dict(e or {}), **f}.items():
             self[key] = value

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -25,7 +25,7 @@ from envmgr.errors import (
 )
 from envmgr.spaces.interrupts import pass_interrupt_on
 from envmgr.spaces.reading import Unreadable, error_text, read_dict, read_list, short_text
-from envmgr.types import Once
+from envmgr.types import EnvIds, Once
 
 _NUMBERS = (int, float, np.integer, np.floating)
 
@@ -50,7 +50,7 @@ def checked_env_id(env_id: Any, env_num: int) -> int:
     )
 
 
-def checked_env_ids(env_ids: int | Iterable[int] | None, env_num: int) -> list[int]:
+def checked_env_ids(env_ids: int | EnvIds | None, env_num: int) -> list[int]:
     """Return env_ids as a list; None means all of them.
 
     Raises:

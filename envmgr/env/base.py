@@ -7,8 +7,6 @@ from abc import ABC, abstractmethod
 from collections.abc import MutableMapping
 from typing import Any
 
-from gymnasium.spaces import Space
-
 from envmgr.errors import ConfigError, EnvAttributeError
 from envmgr.types import EnvTimestep
 
@@ -32,13 +30,14 @@ class BaseEnv(ABC):
             env that sets it finds it in the manager's `ready_info`.
     """
 
-    observation_space: Space[Any]
-    action_space: Space[Any]
-    reward_space: Space[Any] | None = None
+    # Not `Space`: those of the old `gym` package are none, and an env may have None.
+    observation_space: Any
+    action_space: Any
+    reward_space: Any = None
     reset_info: dict[str, Any]
 
     @abstractmethod
-    def reset(self, **params: Any) -> Any:
+    def reset(self, *_: Any, **params: Any) -> Any:  # so that any parameters may override these
         """Start an episode and return its first observation.
 
         Args:

@@ -8,6 +8,7 @@ from types import MethodType
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 from gymnasium.spaces import Space
 
 from envmgr.env.base import BaseEnv
@@ -76,7 +77,7 @@ class BatchedEnv(ABC):
         rows: Sequence[int],
         seeds: Sequence[int | None],
         params: Sequence[Mapping[str, Any]],
-    ) -> tuple[Sequence[Any], Sequence[Mapping[str, Any]] | None]:
+    ) -> tuple[Sequence[Any] | npt.NDArray[Any], Sequence[Mapping[str, Any]] | None]:
         """Begin an episode in some rows; the others go on as if nothing had happened.
 
         Args:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from envmgr.core import Phase, Supervisor, arguments, requests
@@ -21,7 +21,7 @@ from envmgr.errors import (
 from envmgr.manager.engine_owner import Called
 from envmgr.manager.lifetime import ManagerLifetime
 from envmgr.normalizing import Normalization
-from envmgr.types import monotonic
+from envmgr.types import EnvIds, monotonic
 from envmgr.wire.messages import Attribute, Op, RemoteFailure
 from envmgr.worker.applied import EnvFunction
 
@@ -38,7 +38,7 @@ class EnvAccess(ManagerLifetime):
         return [] if engine is None else [slot.generation for slot in engine.supervisor.slots]
 
     def call(
-        self, name: str, *args: Any, env_ids: int | Iterable[int] | None = None, **kwargs: Any
+        self, name: str, *args: Any, env_ids: int | EnvIds | None = None, **kwargs: Any
     ) -> list[Any]:
         """Call a method of envs and return the results, in the order of `env_ids`.
 
@@ -60,7 +60,7 @@ class EnvAccess(ManagerLifetime):
         return self.call_wait()
 
     def call_async(
-        self, name: str, *args: Any, env_ids: int | Iterable[int] | None = None, **kwargs: Any
+        self, name: str, *args: Any, env_ids: int | EnvIds | None = None, **kwargs: Any
     ) -> None:
         """Begin a `call`; `call_wait` returns its results."""
         name = arguments.checked_method(name)
@@ -95,7 +95,7 @@ class EnvAccess(ManagerLifetime):
         self,
         function: Callable[..., Any],
         *args: Any,
-        env_ids: int | Iterable[int] | None = None,
+        env_ids: int | EnvIds | None = None,
     ) -> list[Any]:
         """Run a function on envs, where they are, and return the results in the order of `env_ids`.
 
@@ -121,7 +121,7 @@ class EnvAccess(ManagerLifetime):
         with self._calling() as supervisor:
             return self._request(supervisor, ids, Op.APPLY, payloads, "apply")
 
-    def get_attr(self, name: str, env_ids: int | Iterable[int] | None = None) -> list[Any]:
+    def get_attr(self, name: str, env_ids: int | EnvIds | None = None) -> list[Any]:
         """Return an attribute of envs, in the order of `env_ids` (None for all).
 
         Raises:
@@ -151,7 +151,7 @@ class EnvAccess(ManagerLifetime):
                 )
         return [value.value for value in values]
 
-    def set_attr(self, name: str, value: Any, env_ids: int | Iterable[int] | None = None) -> None:
+    def set_attr(self, name: str, value: Any, env_ids: int | EnvIds | None = None) -> None:
         """Set an attribute of envs; repeated on envs that are renewed later.
 
         One value for all envs is set in the spares, too. Envs whose attributes were set otherwise
@@ -230,10 +230,10 @@ class EnvAccess(ManagerLifetime):
     # -- what is handed out -----------------------------------------------------------------
 
     @property
-    def normalization(self) -> Normalization | None:
+    def normalization(self) -> Normalization | Any:
         """The running statistics of `normalize_obs`, `normalize_reward` and `episode_statistics`.
 
-        None where none of these is on.
+        None where none of these is on. (Who has set them knows; so the type does not say it.)
         """
         return self._normalization
 
@@ -250,7 +250,7 @@ class EnvAccess(ManagerLifetime):
     # -- pictures, replays, rewards ---------------------------------------------------------
 
     def render(
-        self, env_ids: int | Iterable[int] | None = None, mode: str | None = None
+        self, env_ids: int | EnvIds | None = None, mode: str | None = None
     ) -> dict[int, Any]:
         """Return what each of `env_ids` (None for all) renders, by env_id.
 

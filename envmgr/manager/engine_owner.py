@@ -8,10 +8,8 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any, ClassVar
 
-from easydict import EasyDict
-
 from envmgr.calibrate import Calibration, trial_config_of, try_out
-from envmgr.config import ManagerConfig, check_kind, default_manager_config, to_easydict
+from envmgr.config import EasyDict, ManagerConfig, check_kind, default_manager_config, to_easydict
 from envmgr.core import Supervisor, arguments, requests
 from envmgr.core.engine import Engine
 from envmgr.core.gather import Gather

@@ -23,7 +23,7 @@ from envmgr.core.readiness import await_all_ready, await_one_ready, refuse_unrea
 from envmgr.lifecycle import EnvState
 from envmgr.manager.restoring import EnvRestoring
 from envmgr.policy import GatherPolicy
-from envmgr.types import EnvTimestep, monotonic
+from envmgr.types import EnvIds, EnvTimestep, monotonic
 from envmgr.views import array_batch
 from envmgr.wire.block import RING_EACH, RING_LAST, RING_ONCE
 
@@ -111,7 +111,7 @@ class EnvManager(EnvRestoring):
             self._running.collect()
             return {i: supervisor.slots[i].reset_info for i in supervisor.ready_ids()}
 
-    def reset_infos(self, env_ids: Sequence[int]) -> list[dict[str, Any]]:
+    def reset_infos(self, env_ids: EnvIds) -> list[dict[str, Any]]:
         """Return what the latest reset of each of these envs said besides the observation.
 
         As `ready_info`, for a few envs, of which `ready_arrays` has given the observations.
@@ -237,11 +237,11 @@ class EnvManager(EnvRestoring):
             return self._normalization.timesteps(timesteps, supervisor.delivery.in_hand)
         return timesteps
 
-    def send_arrays(self, env_ids: Sequence[int], actions: Any) -> None:
+    def send_arrays(self, env_ids: EnvIds, actions: Any) -> None:
         """Send one action to each of `env_ids`.
 
         Args:
-            env_ids: k env_ids.
+            env_ids: k env_ids: an array (k,), or a list.
             actions: (k, *shape), or a dict or tuple of such, or a list of k actions.
         """
         with self._calling() as supervisor:
@@ -274,7 +274,7 @@ class EnvManager(EnvRestoring):
         delivery.in_hand = None  # as in `step`
         return batch
 
-    def ready_arrays(self, env_ids: Sequence[int] | None = None) -> ReadyBatch:
+    def ready_arrays(self, env_ids: EnvIds | None = None) -> ReadyBatch:
         """As `ready_obs`, with the observations of k envs as arrays: see `ReadyBatch`.
 
         The first observations of the envs in `batch.ended` of `recv_arrays` come through this.

@@ -26,7 +26,7 @@ from envmgr import load_config
 from envmgr.cli import main
 from envmgr.config.allow_list import Allowed, allowed_by_user
 from envmgr.errors import EnvManagerError
-from tests.docs import named
+from tests.docs import named, typed
 from tests.docs.blocks import (
     ROOT,
     Block,
@@ -43,6 +43,11 @@ BLOCKS = {page: blocks_of(page) for page in pages()}
 README = ROOT / "README.md"
 SCRIPTS = programs_of(BLOCKS[README])
 PROGRAMS = [p for page, blocks in BLOCKS.items() if page != README for p in programs_of(blocks)]
+N_PYTHON_FILES = sum(
+    block.language == "python" and "file" in block.marks
+    for blocks in BLOCKS.values()
+    for block in blocks
+)
 STEPS = 40
 """How many steps the commands on the pages run here, whatever the pages say."""
 MOST_AUDITED_PER_S = 50_000
@@ -251,6 +256,14 @@ def check_script(arguments: list[str]) -> None:
         for option in arguments[1:]:
             if option.startswith("-"):
                 assert option in shown.stdout
+
+
+def test_the_types_of_every_example_are_checked() -> None:
+    modules = typed.modules()
+    assert len(modules) == len(PROGRAMS) + len(SCRIPTS) + len(notebooks()) + N_PYTHON_FILES
+    assert all(compile(source, name, "exec") for name, source in modules.items())
+    lines = modules[f"README_{SCRIPTS[0].blocks[0].line}"].splitlines()
+    assert lines[SCRIPTS[0].blocks[0].line - 1] == SCRIPTS[0].blocks[0].text.splitlines()[0]
 
 
 def test_every_block_is_of_a_language_that_is_tested() -> None:
