@@ -9,6 +9,7 @@ import importlib
 import importlib.util
 import multiprocessing
 import os
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -73,6 +74,23 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     """Have no stacks printed of a test that may take longer: pyproject.toml says why."""
     if item.get_closest_marker("timeout") is not None:
         faulthandler.cancel_dump_traceback_later()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _signals_are_heard() -> Iterator[None]:
+    """Have tests, and what they start, hear the signals that were ignored when this was started.
+
+    In background jobs of a shell, under `nohup` and by some CI runners they are, and processes pass
+    that on to those that they start.
+    """
+    numbers = (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGTERM)
+    ignored = [number for number in numbers if signal.getsignal(number) is signal.SIG_IGN]
+    for number in ignored:
+        is_python_s = number == signal.SIGINT
+        signal.signal(number, signal.default_int_handler if is_python_s else signal.SIG_DFL)
+    yield
+    for number in ignored:
+        signal.signal(number, signal.SIG_IGN)
 
 
 @pytest.fixture(scope="session", autouse=True)

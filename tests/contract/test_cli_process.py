@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import functools
 import json
 import os
 import selectors
@@ -280,6 +281,24 @@ class TestSignals:
         for _ in range(5):  # the first ends it, the others are harmless
             cli.process.send_signal(signal.SIGINT)
         assert cli.end()[0] == 130
+        cli.check_accounts()
+
+    def test_that_were_ignored_from_the_start_are_ignored_for_good(
+        self, start: Start, gate: Gate
+    ) -> None:
+        ignore = functools.partial(signal.signal, signal.SIGINT, signal.SIG_IGN)  # as a shell's `&`
+        options = ("--steps", "1000000")
+        cli = start("run", "c.yaml", *options, gate_at=[100, 101, 102], preexec_fn=ignore)
+        visit = gate.await_visit()
+        cli.process.send_signal(signal.SIGINT)
+        visit.release()
+        visit = gate.await_visit()  # so it goes on
+        cli.process.send_signal(signal.SIGTERM)
+        visit.release()
+        code, _, err = cli.end()
+        assert code == 130
+        assert "interrupted by SIGTERM" in err
+        assert gate.nobody_came()
         cli.check_accounts()
 
     def test_while_a_policy_hangs(self, start: Start, gate: Gate) -> None:

@@ -76,8 +76,7 @@ def main() -> int:
     pyright = [str(programs / "basedpyright"), "--project", str(FOLDER.parent)]
     pyright += ["--pythonpath", sys.executable]
     codes = [
-        subprocess.run(command, cwd=ROOT, check=False).returncode
-        for command in (mypy, pyright)
+        subprocess.run(command, cwd=ROOT, check=False).returncode for command in (mypy, pyright)
     ]
     return max(codes)
 

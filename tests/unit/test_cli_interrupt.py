@@ -60,14 +60,15 @@ def test_handlers_come_back() -> None:
     assert before == after
 
 
-def test_what_is_ignored_stays_ignored() -> None:
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGINT])
+def test_what_is_ignored_stays_ignored(number: signal.Signals) -> None:
+    before = signal.signal(number, signal.SIG_IGN)  # as nohup, and a shell's `&`, do
     try:
         with Interruption() as interruption:
-            signal.raise_signal(signal.SIGHUP)
+            signal.raise_signal(number)
             assert not interruption.requested
     finally:
-        signal.signal(signal.SIGHUP, before)
+        signal.signal(number, before)
 
 
 def test_other_threads_get_no_handlers() -> None:

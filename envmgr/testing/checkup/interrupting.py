@@ -97,7 +97,13 @@ def _first_line(process: subprocess.Popen[bytes], packed: bytes, limit_s: float)
 
 
 def main() -> None:
-    """Be the trainer: read the factory from stdin, step two envs until interrupted."""
+    """Be the trainer: read the factory from stdin, step two envs until interrupted.
+
+    Ctrl-C is heard, whatever the process that starts this does with it: background jobs of a shell,
+    say, are started so that they ignore it, and pass that on.
+    """
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT,))
     answer = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what the env prints is not an answer
     factory, path, limit_s = cloudpickle.loads(base64.b64decode(sys.stdin.buffer.readline()))
