@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
 
 import gymnasium
 import pytest
@@ -14,13 +15,13 @@ import pytest
 from envmgr.testing.checkup.interrupting import interrupt
 from tests.docs.blocks import ROOT
 
-IGNORED = (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+HEARD = (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGTERM)
 
 
 @pytest.fixture
 def ignored() -> Iterator[None]:
     """Signals are ignored here, and in what is started from here."""
-    before = [(number, signal.signal(number, signal.SIG_IGN)) for number in IGNORED]
+    before = [(number, signal.signal(number, signal.SIG_IGN)) for number in HEARD]
     yield
     for number, handler in before:
         signal.signal(number, handler)
@@ -31,11 +32,19 @@ def test_check_tries_ctrl_c_all_the_same(ignored: None) -> None:
     assert (found.problem, found.left) == ("", 0)
 
 
-def test_the_tests_hear_signals_all_the_same(ignored: None) -> None:
-    """Some that raise them in themselves, in a suite that is started so."""
-    suite = ("tests/unit/test_cli_interrupt.py", "tests/unit/test_alarm.py")
+def test_signals_are_heard() -> None:
+    """Here, and in what is started from here."""
+    assert not [number for number in HEARD if signal.getsignal(number) is signal.SIG_IGN]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    code = f"import signal; print([int(signal.getsignal(n) == 1) for n in {[*map(int, HEARD)]}])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == str([0] * len(HEARD))
+
+
+def test_the_tests_hear_signals_that_are_ignored_where_they_are_started(ignored: None) -> None:
+    name = f"{Path(__file__).relative_to(ROOT)}::{test_signals_are_heard.__name__}"
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *suite],
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", name],
         cwd=ROOT,
         capture_output=True,
         text=True,
