@@ -255,10 +255,11 @@ class Arrivals:
         replied = replies.resets_of(record)
         if not replied:
             return True
-        begun = replies.plain_resets(replied)
+        begun, infos = replies.resets(replied)
         if record.again or record.doomed or self._statistics.failing:
             begun = {env_id: place for env_id, place in begun.items() if self._is_well(env_id)}
-        self._episodes.begun_plainly(begun)
+            infos = {env_id: info for env_id, info in infos.items() if env_id in begun}
+        self._episodes.begun_plainly(begun, infos)
         record.observed.began(begun)
         record.phases.apply_all(begun, Change.SETTLE)  # last: until then it is done again
         return len(begun) == len(replied)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from envmgr.core.delivery import Ending
@@ -152,13 +152,21 @@ class Episodes:
         if self._states.column[slot.env_id] != EnvState.RUN:
             self._states.apply(slot.env_id, Event.RESET_SUCCEEDED)
 
-    def begun_plainly(self, env_ids: Collection[int]) -> None:
-        """The resets of envs, about which there is nothing else to know, have succeeded."""
+    def begun_plainly(
+        self, env_ids: Collection[int], infos: Mapping[int, dict[str, Any]]
+    ) -> None:
+        """The resets of envs, about which there is nothing else to know, have succeeded.
+
+        Args:
+            env_ids: whose.
+            infos: what they said, of those that said anything.
+        """
         hosts, record, column = self._hosts, self._hosts.record, self._states.column
         for kept in (record.passing, record.reset_infos):
             if kept:
                 for env_id in env_ids:
                     kept.pop(env_id, None)
+        record.reset_infos.update(infos)
         if record.reset_params:
             self._use_up_params(env_ids)
         if hosts.limits.of_phase(Phase.RESETTING) is not None:

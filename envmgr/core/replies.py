@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable
+from collections.abc import Collection, Container
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -104,10 +105,21 @@ class BlockReplies:
 
     # -- what they have replied ---------------------------------------------------------------
 
-    def plain_resets(self, env_ids: Iterable[int]) -> dict[int, int]:
-        """Return where the observations of resets are, by env_id, if a reply says no more."""
+    def resets(
+        self, env_ids: Collection[int]
+    ) -> tuple[dict[int, int], dict[int, dict[str, Any]]]:
+        """Return where the observations of resets are, and their infos, by env_id.
+
+        Who says nothing has no info; who is missing has replied what is malformed.
+        """
         flags, places = self._reset_flags, self._of_resets
-        return {env_id: flag for env_id in env_ids if (flag := flags[env_id]) in places}
+        found = {env_id: flag for env_id in env_ids if (flag := flags[env_id]) in places}
+        infos: dict[int, dict[str, Any]] = {}
+        if len(found) < len(env_ids):
+            for env_id in [i for i in env_ids if i not in found]:
+                with suppress(ValueMismatchError):
+                    found[env_id], infos[env_id] = self.reset(env_id)
+        return found, infos
 
     def detail(self, env_id: int, flag: int) -> tuple[Any, Any]:
         """Return the info of a step's reply and its reward.
