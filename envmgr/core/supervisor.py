@@ -296,8 +296,9 @@ class Supervisor:
 
     def _follow_up(self) -> None:
         hand = self.delivery.in_hand
-        if hand is not None:
+        if hand is not None and hand.odd:
             self.handout.follow_up(hand)
+            self._arrivals.collect()  # the resets after them may be over
         if self.spares is not None:
             self.spares.relieve()
 

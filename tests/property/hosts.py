@@ -36,6 +36,7 @@ class HostModel:
         plan: of the latest reset order.
         params: those of the latest reset that succeeded; None before.
         seeds: those of all resets that succeeded.
+        reset_info: what the latest reset that succeeded has said.
         colour: an attribute of the env.
         executed: actions that were executed.
     """
@@ -48,6 +49,7 @@ class HostModel:
     plan: EpisodePlan | None = None
     params: Any = None
     seeds: list[int] = field(default_factory=list)
+    reset_info: dict[str, Any] = field(default_factory=dict)
     colour: Any = None
     executed: list[Any] = field(default_factory=list)
 
@@ -166,7 +168,7 @@ class Hosts:
         info: Mapping[str, Any] | None = None,
         after_s: float = 0.0,
     ) -> None:
-        """Answer what a host was asked, as it should; `info` is what a step says."""
+        """Answer what a host was asked, as it should; `info` is what a step or a reset says."""
         request = model.request
         assert request is not None
         op = model.does
@@ -176,7 +178,7 @@ class Hosts:
         elif op is Op.STEP:
             self._step(model, request, done, recycle, dict(info or {}), after_s)
         elif op is Op.RESET:
-            self._reset_done(model, request, after_s)
+            self._reset_done(model, request, dict(info or {}), after_s)
         elif op is Op.CLOSE:
             self._arrive(model, request._replace(op=Op.CLOSED, payload=None), after_s)
             self._arrive(model, HostDied(0), after_s)
@@ -211,7 +213,9 @@ class Hosts:
         else:
             self._answer(model, Op.STEPPED, payload, after_s)
 
-    def _reset_done(self, model: HostModel, request: Message, after_s: float) -> None:
+    def _reset_done(
+        self, model: HostModel, request: Message, info: dict[str, Any], after_s: float
+    ) -> None:
         if request.op == Op.RESET:
             order: ResetOrder = request.payload
             model.plan, model.params = order.plan, order.params
@@ -219,7 +223,8 @@ class Hosts:
                 model.seeds.append(order.seed)
         elif model.plan is not None:
             model.params = model.plan.params
-        self._answer(model, Op.RESET_DONE, (_tag(request, "first"), {}), after_s)
+        model.reset_info = info
+        self._answer(model, Op.RESET_DONE, (_tag(request, "first"), info), after_s)
 
     def fail(self, model: HostModel, kind: FailureKind, after_s: float = 0.0) -> None:
         """Answer with a failure that fits what a host was asked."""

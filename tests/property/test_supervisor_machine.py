@@ -102,7 +102,7 @@ INFOS: dict[str, dict[str, Any]] = {
     "some": {"score": 0.5},
     "odd": {"list": [1]},  # the block has no room for it
 }
-"""What the info of a step may be."""
+"""What the info of a step or of a reset may be."""
 
 
 @dataclass
@@ -335,7 +335,17 @@ class SupervisorMachine(RuleBasedStateMachine):
                 kind = "terminal" if timestep.done else "next"
                 assert owed.request_id is not None
                 assert obs == ObsTag(env_id, owed.generation, owed.request_id, kind)
+                if timestep.done and self.config.rules["reset_inplace"]:
+                    self._check_next_episode_has_begun(env_id)
         return delivered
+
+    def _check_next_episode_has_begun(self, env_id: int) -> None:
+        """What comes with the next beginning is complete: nobody has to look before it goes on."""
+        slot, supervisor = self.remembered(env_id), self.rig.supervisor
+        state = supervisor.states[env_id]
+        has_failed = env_id in supervisor.statistics.failing or state is EnvState.ERROR
+        is_over = has_failed or state is EnvState.DONE or slot.waits or slot.group.is_ending
+        assert is_over or env_id in self.rig.ready(), f"{state!r} {slot}"
 
     @precondition(lambda self: self.phase == "running")
     @rule(data=st.data(), new_params=st.booleans(), new_seed=st.booleans())
