@@ -298,6 +298,20 @@ class Script:
         )
         return self._buffer
 
+    def draws(self, *, listed: bool) -> Any:
+        """Return the latest draw in a list or an array: infos with lists go by message.
+
+        Small ones without go through the block. Which it is goes by the env_id, so that four envs
+        have steps and resets of both kinds, each with each.
+        """
+        draw = float(self._buffer[5])
+        return [draw] if listed else np.array([draw])
+
+    def begun(self) -> dict[str, Any]:
+        """Return what a reset says besides the observation."""
+        draws = self.draws(listed=self.env_id & 2 != 0)
+        return {"episode": self.episode, "params": dict(self.params), "draws": draws}
+
     def act(self, action: int) -> tuple[Any, Any, bool, bool, Any]:
         """Take a step and return `(obs, reward, terminated, truncated, info)`."""
         action = int(np.asarray(action).item())
@@ -316,7 +330,7 @@ class Script:
             "step": self.step_count,
             "action": action,
             "params": dict(self.params),
-            "nested": {"draws": [float(obs[5])], "array": obs.copy()},
+            "nested": {"draws": self.draws(listed=self.env_id & 1 == 0), "array": obs.copy()},
         }
         match action:
             case Do.BAD_SHAPE:
@@ -497,7 +511,7 @@ class ScriptedEnv(BaseEnv):
     def reset(self, **params: Any) -> Any:
         obs = self.script.begin(params, self._due)
         self._due = self._seed if self._dynamic is False else None
-        self.reset_info = {"episode": self.script.episode, "params": params}
+        self.reset_info = self.script.begun()
         return obs
 
     def step(self, action: Any) -> Any:
@@ -579,7 +593,7 @@ class ScriptedGymEnv(gymnasium.Env[Any, Any]):
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
         super().reset(seed=seed)
         obs = self.script.begin(options or {}, seed)
-        return obs, {"episode": self.script.episode, "params": options or {}}
+        return obs, self.script.begun()
 
     def step(self, action: Any) -> Any:
         if action == Do.NOT_A_TIMESTEP:

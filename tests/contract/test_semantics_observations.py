@@ -10,13 +10,16 @@ import numpy as np
 import pytest
 from gymnasium.spaces import Box, Dict, Discrete
 
-from envmgr import EnvTimestep
+from envmgr import EnvState, EnvTimestep
 from envmgr.errors import NothingReadyError
 from tests.contract.envs import Do, ScriptedGymEnv, expected_reward, seen
 from tests.contract.harness import (
     ALL_BLOCK,
     ALL_MESSAGE,
+    AXES,
     SOME_BLOCK,
+    THREADS,
+    THREADS_MESSAGE_SHARED,
     Raises,
     Setup,
     World,
@@ -116,6 +119,37 @@ def test_with_reset_inplace_the_next_observation_is_there_when_the_timestep_is(
     assert manager.recv()[0].done
     assert manager.ready_env == [0, 1]  # without waiting for anything
     assert seen(manager.ready_obs[0]).episode == 1
+
+
+@pytest.mark.parametrize("limits", [{}, {"reset_timeout": 30.0}], ids=["", "reset_timeout"])
+@over(*AXES, THREADS, THREADS_MESSAGE_SHARED)
+def test_with_reset_inplace_envs_go_on_from_their_timesteps_without_a_look_at_what_is_ready(
+    world: World, setup: Setup, limits: dict[str, Any]
+) -> None:
+    manager = world.make(setup, 4, reset_inplace=True, **limits)
+    episodes, n_steps = dict.fromkeys(range(4), 0), dict.fromkeys(range(4), 0)
+    ready = list(ready_all(manager))
+    for k in range(24):
+        actions = {i: Do.END if (n_steps[i] + i) % 3 == 0 else k % 10 for i in ready}
+        if k % 2:
+            timesteps = manager.step(actions)
+        else:
+            manager.send_arrays(ready, np.array(list(actions.values())))
+            batch = manager.recv_arrays()
+            ended = batch.terminated | batch.truncated
+            rows = zip(batch.obs, batch.reward, ended, batch.infos, strict=True)
+            timesteps = dict(zip(batch.env_ids.tolist(), map(EnvTimestep._make, rows), strict=True))
+        ready = list(timesteps)
+        states = manager.env_states
+        assert [states[i] for i in ready] == [EnvState.RUN] * len(ready)
+        for env_id, timestep in timesteps.items():
+            n_steps[env_id] += 1
+            assert timestep.info["episode"] == episodes[env_id]
+            episodes[env_id] += int(timestep.done)
+            assert timestep.done == (timestep.info["action"] == Do.END)
+        told = manager.reset_infos(ready)
+        assert [info["episode"] for info in told] == [episodes[i] for i in ready]
+    assert all(episodes.values())
 
 
 @process_kinds
@@ -368,15 +402,18 @@ def test_ready_obs_says_when_no_env_can_ever_become_ready(world: World, setup: S
 
 @every_setup
 def test_ready_info_holds_what_the_latest_reset_said(world: World, setup: Setup) -> None:
-    manager = world.make(setup, 2, env=ScriptedGymEnv, reset_param={0: {"a": 1}})
+    manager = world.make(setup, 4, env=ScriptedGymEnv, reset_param={0: {"a": 1}})
     ready_all(manager)
-    assert manager.ready_info == {
-        0: {"episode": 0, "params": {"a": 1}},
-        1: {"episode": 0, "params": {}},
-    }
-    step_all(manager, {0: Do.END})
+
+    def told(env_id: int) -> tuple[int, Any]:
+        info = manager.ready_info[env_id]
+        assert info["draws"] == [seen(manager.ready_obs[env_id]).draw]
+        return info["episode"], info["params"]
+
+    assert [told(i) for i in manager.ready_info] == [(0, {"a": 1}), *[(0, {})] * 3]
+    step_all(manager, dict.fromkeys(range(4), Do.END))
     ready_all(manager)
-    assert manager.ready_info[0] == {"episode": 1, "params": {"a": 1}}
+    assert [told(i) for i in manager.ready_info] == [(1, {"a": 1}), *[(1, {})] * 3]
     step_all(manager, {0: 1})
     assert manager.ready_info[0]["episode"] == 1  # still that of its reset
 

@@ -64,13 +64,13 @@ class Echo(gym.Env[Any, Any]):
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
         """Begin an episode."""
         self._steps = 0
-        return np.array([-1.0, 0.0]), {}
+        return np.array([-1.0, 0.0]), {"steps": 0}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         """Say what was asked for."""
         self._steps += 1
         obs = np.array([float(action), self._steps])
-        return obs, 1.0, self._steps >= EPISODE_STEPS, False, {}
+        return obs, 1.0, self._steps >= EPISODE_STEPS, False, {"steps": self._steps}
 
     def double(self, number: int) -> int:
         """Return a result."""
@@ -84,8 +84,8 @@ class EchoOfObject(Echo):
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
         """Begin an episode."""
-        super().reset()
-        return (-1, 0), {}
+        _, info = super().reset()
+        return (-1, 0), info
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         """Say what was asked for."""

@@ -12,7 +12,7 @@ from envmgr.core import Phase, requests
 from envmgr.core.slots import NEVER
 from envmgr.errors import IllegalTransitionError, LaunchError, SpaceMismatchError
 from envmgr.lifecycle import EnvState
-from envmgr.policy import GatherPolicy
+from envmgr.policy import Deadlines, GatherPolicy
 from envmgr.seeding import derived_seed
 from envmgr.transport.base import HostDied
 from envmgr.wire.arenas import Placement, place_arrays
@@ -337,6 +337,19 @@ def test_in_place_the_timestep_waits_for_the_reset() -> None:
     assert rig.deliver(0)[0].obs == "terminal"
     assert rig.ready() == [0]
     assert rig.obs() == "first"
+
+
+@pytest.mark.parametrize("deadlines", [Deadlines(), Deadlines(reset_s=9.0)], ids=["", "limited"])
+@pytest.mark.parametrize("info", [{}, {"level": 3}, {"levels": [3]}], ids=["", "some", "odd"])
+def test_in_place_an_env_is_ready_with_its_timestep_whatever_its_reset_says(
+    info: dict[str, Any], deadlines: Deadlines
+) -> None:
+    rig = Rig(reset_inplace=True, deadlines=deadlines).launch()
+    rig.send(0)
+    rig.transport.reply(0, Op.STEPPED, ("terminal", 1.0, True, {"n": 1}, AfterStep.RESETS))
+    rig.transport.reply(0, Op.RESET_DONE, ("first", info))
+    assert rig.exactly(0)[0].obs == "terminal"
+    assert (rig.ready(), rig.obs(), rig.slot().reset_info) == ([0], "first", info)
 
 
 @pytest.mark.parametrize("after", [AfterStep.NOTHING, AfterStep.WANTS_RECYCLING])
