@@ -8,6 +8,7 @@ import threading
 from types import FrameType
 from typing import TYPE_CHECKING
 
+from envmgr.core.delivery import is_run
 from envmgr.errors import ConcurrentCallError, ManagerClosedError
 
 if TYPE_CHECKING:  # it is the engine's
@@ -28,8 +29,10 @@ class Call:
     """The context of a public call. A class, because generators as contexts cost twice as much.
 
     The frame of the caller says that a call is under way. Of a call that was interrupted in its
-    first or last moments it may stay behind, and the lock with it: the next call finds that the
-    frame is not among those that called it, and makes up for what was left.
+    first or last moments it may stay behind, and the lock with it: the next call finds that nobody
+    runs the frame any more, and makes up for what was left. Between a call's end and its return,
+    when its timesteps are in its hands and the lock is free, its frame runs still: who comes then,
+    from another thread or from a signal handler, is refused like everybody else.
 
     Args:
         engine: what is called.
@@ -43,36 +46,58 @@ class Call:
         self._engine = engine
         self._lock = lock
         self._background = background
+        self._delivery = engine.supervisor.delivery
 
     def __enter__(self, depth: int = 1) -> Supervisor:  # from whose frame it is called
-        engine, lock = self._engine, self._lock
+        engine, delivery = self._engine, self._delivery
         if engine.closing or engine.forks != len(FORKS):
             _refuse(engine)
-        if not lock.acquire(False):  # a keyword costs as much again
-            if engine.caller is not None:
-                raise ConcurrentCallError(_ONE_CALLER)
-            lock.acquire()  # the background thread has it
-            if engine.closing:  # meanwhile
-                lock.release()
-                _refuse(engine)
+        if not self._lock.acquire(False):  # a keyword costs as much again
+            self._await_background()
         frame = _frame(depth)
-        if engine.caller is not None:
-            if _is_called_by(frame, engine.caller):
-                lock.release()
-                raise ConcurrentCallError(_ONE_CALLER)
+        if delivery.caller is not None:
+            self._refuse_beside(delivery.caller)
             engine.recover()
-        engine.caller = frame
-        supervisor = engine.supervisor
-        if supervisor.delivery.in_hand is not None:  # of a call that did not return
+        hand = delivery.in_hand
+        if hand is None:
+            delivery.caller = frame
+        else:  # of a call that did not return, or is about to
+            self._refuse_beside(hand.caller)
+            delivery.caller = frame
             engine.recover()
-        return supervisor
+        return engine.supervisor
+
+    def _await_background(self) -> None:
+        """Wait for the background thread, which has the lock; but not for another caller.
+
+        A caller has it for a moment before it says so.
+        """
+        engine, lock = self._engine, self._lock
+        while self._delivery.caller is None:
+            if lock.acquire(timeout=_LOOK_EVERY_S):
+                if engine.closing:  # meanwhile
+                    lock.release()
+                    _refuse(engine)
+                return
+        raise ConcurrentCallError(_ONE_CALLER)
+
+    def _refuse_beside(self, caller: FrameType | None) -> None:
+        """Refuse a call, which has the lock, while another one is under way.
+
+        Raises:
+            ConcurrentCallError: that is so; nothing was changed, and the lock was given back.
+        """
+        if is_run(caller):
+            self._lock.release()
+            raise ConcurrentCallError(_ONE_CALLER)
 
     def __exit__(self, kind: object, *details: object) -> None:
         engine, background = self._engine, self._background
         try:
             if kind is not None:
                 self._recover()
-            engine.caller = None  # not if that was interrupted, too: the next call goes on with it
+            # Not if that was interrupted, too: the next call goes on with it.
+            self._delivery.caller = None
         finally:
             self._lock._release_save()  # type: ignore[attr-defined] # what was left, too
         if background is None or engine.closing or engine.forks != len(FORKS):
@@ -92,22 +117,40 @@ class Call:
         raise again
 
 
+class Alone:
+    """A context for one caller at a time, where there may be no engine yet that others could call.
+
+    As with `Call`, what an interrupt leaves of it does not keep the next caller out.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._caller: FrameType | None = None
+
+    def __enter__(self) -> None:
+        if not self._lock.acquire(False):
+            raise ConcurrentCallError(_ONE_CALLER)
+        if is_run(self._caller):
+            self._lock.release()
+            raise ConcurrentCallError(_ONE_CALLER)
+        self._caller = _frame(1)
+
+    def __exit__(self, *details: object) -> None:
+        self._caller = None
+        self._lock._release_save()  # type: ignore[attr-defined] # what was left, too
+
+
 _PATIENCE = 10
 """So many interrupts may come in a row."""
+
+_LOOK_EVERY_S = 0.01
+"""How often to look who has the lock."""
 
 _ONE_CALLER = (
     "another thread is inside a call of this manager, or a signal handler has come into one; a "
     "manager serves one thread at a time (only close, stats and env_states may be called from "
     "others, and from handlers)"
 )
-
-
-def _is_called_by(frame: FrameType | None, caller: FrameType) -> bool:
-    while frame is not None:
-        if frame is caller:
-            return True
-        frame = frame.f_back
-    return False
 
 
 def _refuse(engine: Engine) -> None:

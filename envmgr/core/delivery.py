@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from types import FrameType
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from envmgr.core.selection import Selection
+if TYPE_CHECKING:  # which hosts stand on, and these on calls
+    from envmgr.core.selection import Selection
 
 
 class Ending(NamedTuple):
@@ -36,18 +38,22 @@ class Hand:
         count: how many timesteps there are.
         endings: of episodes.
         odd: those of them that are to be followed up, which is not to be interrupted.
-        n_delivered: timesteps delivered since launch, these included.
+        n_before: timesteps delivered since launch, before these.
+        n_delivered: likewise, these included.
         n_episodes: episodes ended since launch, these included.
+        caller: the frame of the public call that is about to return them.
         is_done: the envs were moved on.
         given_back: an interrupt has ended the call, and they are owed again.
     """
 
     __slots__ = (
+        "caller",
         "count",
         "endings",
         "given_back",
         "is_done",
         "kept",
+        "n_before",
         "n_delivered",
         "n_episodes",
         "odd",
@@ -61,8 +67,9 @@ class Hand:
         selection: Selection | None,
         kept: Sequence[int],
         endings: Sequence[Ending],
-        n_delivered: int,
+        n_before: int,
         n_episodes: int,
+        caller: FrameType | None,
     ) -> None:
         self.result = result
         self.selection = selection
@@ -70,8 +77,10 @@ class Hand:
         self.count = len(kept) + (0 if selection is None else selection.count)
         self.endings = endings
         self.odd: Sequence[Ending] = ()
-        self.n_delivered = n_delivered
+        self.n_before = n_before
+        self.n_delivered = n_before + self.count
         self.n_episodes = n_episodes
+        self.caller = caller
         self.is_done = False
         self.given_back = False
 
@@ -83,12 +92,16 @@ class Delivery:
     interrupt has ended has delivered nothing: what it had is found here, and given back.
 
     Attributes:
-        in_hand: the timesteps; None if there are none.
+        caller: the frame of the public call under way; it stays after one that an interrupt has
+            kept from ending as it should.
+        in_hand: the timesteps; None if there are none. They stay for a moment longer than
+            `caller`, until the call returns.
     """
 
-    __slots__ = ("in_hand",)
+    __slots__ = ("caller", "in_hand")
 
     def __init__(self) -> None:
+        self.caller: FrameType | None = None
         self.in_hand: Hand | None = None
 
     @property
@@ -96,3 +109,18 @@ class Delivery:
         """How many timesteps that are."""
         hand = self.in_hand
         return 0 if hand is None else hand.count
+
+
+def is_run(frame: FrameType | None) -> bool:
+    """Whether any thread runs a function; its local variables are let go of if not.
+
+    This is asked in one go. Who looks for the frame among those that threads run may be led astray
+    by what these do meanwhile.
+    """
+    if frame is None:
+        return False
+    try:
+        frame.clear()
+    except RuntimeError:
+        return True
+    return False

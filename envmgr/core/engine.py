@@ -55,8 +55,6 @@ class Engine:
         supervisor: the envs.
         transport: what they are reached through.
         closing: `close` was called, from whatever thread.
-        caller: the frame of the public call under way; it stays after one that an interrupt has
-            kept from ending as it should.
         forks: forks of this process when it was made: in a fork there are more.
         watch: keeps a board of the envs; None if nobody does.
         calling: a context that holds the engine for one public call. Entering it gives the
@@ -82,7 +80,6 @@ class Engine:
         self._spin_s = self._most_spin_s = spin_s
         self.forks = len(FORKS)
         self.closing = False
-        self.caller: FrameType | None = None
         # Reentrant, because a signal handler may close the manager inside one of its calls.
         self._lock = threading.RLock()
         self._shelter = shelter
@@ -95,6 +92,11 @@ class Engine:
             watch.begin(self)
 
     # -- public calls -----------------------------------------------------------------------
+
+    @property
+    def caller(self) -> FrameType | None:
+        """The frame of the public call under way, see `Delivery`."""
+        return self.supervisor.delivery.caller
 
     def collect(self) -> None:
         """Apply everything that has arrived, without waiting. The lock is held."""

@@ -250,20 +250,18 @@ class Handout:
             taken: what was read.
             result: what was made of it.
         """
-        statistics, selection, kept = self._statistics, taken.selection, taken.kept
+        statistics, selection = self._statistics, taken.selection
         endings: list[Ending] = []
-        count = len(kept)
-        if selection is not None:
-            count += selection.count
-            if specials := taken.remarks.specials:
-                endings = self._endings(selection, specials)
+        if selection is not None and (specials := taken.remarks.specials):
+            endings = self._endings(selection, specials)
         self._delivery.in_hand = hand = Hand(
             result,
             selection,
-            tuple(kept),
+            tuple(taken.kept),
             endings,
-            statistics.timesteps + count,
+            statistics.timesteps,
             statistics.episodes + len(endings),
+            self._delivery.caller,
         )
         self.move_on(hand)
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from envmgr.core.delivery import Delivery
 from envmgr.core.slots import EnvSlot
 from envmgr.errors import EnvFailure
 
@@ -56,6 +57,7 @@ class Statistics:
             failure fail, too.
         failing: envs that have failed and are not ready again.
         slots: of the envs, each of which counts its own resets.
+        delivery: what is counted as delivered, but has not been yet.
     """
 
     num_workers: int = 0
@@ -78,6 +80,7 @@ class Statistics:
     moments: deque[Moment] = field(default_factory=lambda: deque(maxlen=_KEPT_MOMENTS))
     failing: set[int] = field(default_factory=set)
     slots: Sequence[EnvSlot] = ()
+    delivery: Delivery = field(default_factory=Delivery)
 
     @property
     def outstanding(self) -> int:
@@ -111,15 +114,37 @@ class Statistics:
             self.failing.discard(env_id)
             self.moments.append(Moment(env_id, generation, "ready", time_s))
 
+    def accounts(self) -> dict[str, int]:
+        """Return what has become of all actions, as it was at one moment; from any thread.
+
+        These figures only grow. So what is the same in two looks at all of them was true between
+        the looks, whatever other threads did meanwhile.
+        """
+        before = None
+        while before != (found := (self.cancelled, self._delivered(), self.actions)):
+            before = found
+        cancelled, delivered, actions = found
+        return {
+            "actions": actions,
+            "timesteps": delivered,
+            "cancelled": cancelled,
+            "outstanding": actions - delivered - cancelled,
+        }
+
+    def _delivered(self) -> int:
+        """Return how many timesteps have been returned to callers, at a moment during this call."""
+        while True:
+            hand, counted = self.delivery.in_hand, self.timesteps
+            if hand is self.delivery.in_hand:
+                return counted if hand is None else hand.n_before
+
     def as_dict(self) -> dict[str, Any]:
         """Return everything as plain values; from any thread, also while failures are counted."""
         latest = tuple(self.latest_failures)  # in one go: a deque may not change while it is read
         return {
             "num_workers": self.num_workers,
-            "actions": self.actions,
-            "timesteps": self.timesteps,
+            **self.accounts(),
             "abnormal": self.abnormal,
-            "cancelled": self.cancelled,
             "episodes": self.episodes,
             "resets": self.resets,
             "reset_retries": self.reset_retries,

@@ -13,7 +13,7 @@ from typing import Any
 from envmgr.core.action_kinds import ActionKinds
 from envmgr.core.answers import Answers
 from envmgr.core.arrivals import Arrivals
-from envmgr.core.delivery import Delivery
+from envmgr.core.delivery import is_run
 from envmgr.core.episodes import Episodes
 from envmgr.core.handout import Handout
 from envmgr.core.hosts import Hosts
@@ -74,7 +74,7 @@ class Supervisor:
         self.slots = hosts.slots[:env_num]
         spare_num = len(hosts.slots) - env_num
         self.statistics = Statistics(num_workers=len(hosts.groups) - spare_num, slots=self.slots)
-        self.delivery = Delivery()
+        self.delivery = self.statistics.delivery
         self.posting: Posting | None = None
         self._orientation = Orientation(hosts, env_num)
         self.spares: Spares | None = None
@@ -192,14 +192,14 @@ class Supervisor:
 
     def _take_back(self) -> None:
         """Have envs owe the timesteps that were handed out by a call that has not returned."""
-        hand, self.delivery.in_hand = self.delivery.in_hand, None
+        hand = self.delivery.in_hand
         if hand is None:
             return
         hand.given_back = True
         self.handout.follow_up(hand)
-        timesteps = by_env_id(hand.result)
-        self.record.undelivered.update(timesteps)
-        self.statistics.timesteps = hand.n_delivered - len(timesteps)
+        self.record.undelivered.update(by_env_id(hand.result))
+        self.statistics.timesteps = hand.n_before
+        self.delivery.in_hand = None  # last: until then it says what was delivered
 
     # -- launch -----------------------------------------------------------------------------
 
@@ -335,6 +335,9 @@ class Supervisor:
     def stop(self) -> None:
         """All envs are VOID from now on; what was owed is cancelled."""
         self.hosts.forget_all()
+        hand = self.delivery.in_hand
+        if hand is not None and not is_run(hand.caller):  # its call did not return
+            self.statistics.timesteps = hand.n_before
         self.statistics.cancelled += self.statistics.outstanding
         self.delivery.in_hand = None
         self.sending.forget()

@@ -297,10 +297,14 @@ class EnvAccess(ManagerLifetime):
             EnvFailure: an env cannot: it gives no frames, PyAV (extra `video`) is not installed.
         """
         paths = arguments.checked_folders(replay_path, self.env_num, "replay_path")
-        self._replay_paths = paths
+        before, self._replay_paths = self._replay_paths, paths
         if self._launched:
             ids, payloads = list(range(self.env_num)), replay_payloads(paths)
-            self._request_for_good(ids, Op.CALL, payloads, "enable_save_replay")
+            try:
+                self._request_for_good(ids, Op.CALL, payloads, "enable_save_replay")
+            except StateError:  # it was refused, and nothing is saved there
+                self._replay_paths = before
+                raise
 
     def enable_save_figure(self, env_id: int, figure_path: str) -> None:
         """Have one env, and those that are renewed in its place, save figures in a folder.

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 from envmgr.calibrate import Calibration, trial_config_of, try_out
 from envmgr.config import EasyDict, ManagerConfig, check_kind, default_manager_config, to_easydict
 from envmgr.core import Supervisor, arguments, requests
+from envmgr.core.calls import Alone
 from envmgr.core.engine import Engine
 from envmgr.core.gather import Gather
 from envmgr.core.shelter import Shelter
@@ -70,6 +71,7 @@ class EngineOwner:
         action_space: Any = None,
         reward_space: Any = None,
     ) -> None:
+        self._alone = Alone()
         self._engine: Engine | None = None
         self._gather: Gather | None = None
         self._built = False

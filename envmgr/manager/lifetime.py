@@ -94,21 +94,23 @@ class ManagerLifetime(EngineOwner):
 
     def _describe_early(self) -> None:
         """Start the host of env 0 now; `launch` goes on with it."""
-        try:
-            engine = self._ensure_engine()
-            with engine.calling as supervisor:
-                self._preload(engine, self._env_fn[:1])
-                supervisor.start_hosts([0])
-                failures = supervisor.repair.launch_failures
-                engine.wait_until(
-                    lambda: 0 in supervisor.descriptions or bool(failures), doing="reading spaces"
-                )
-                if failures:
-                    raise LaunchError(f"the spaces cannot be read: {failures[0]}", failures)
-                self._adopt(supervisor.descriptions)
-        except BaseException:
-            self._discard_engine(0.0)
-            raise
+        with self._alone:
+            try:
+                engine = self._ensure_engine()
+                with engine.calling as supervisor:
+                    self._preload(engine, self._env_fn[:1])
+                    supervisor.start_hosts([0])
+                    failures = supervisor.repair.launch_failures
+                    engine.wait_until(
+                        lambda: 0 in supervisor.descriptions or bool(failures),
+                        doing="reading spaces",
+                    )
+                    if failures:
+                        raise LaunchError(f"the spaces cannot be read: {failures[0]}", failures)
+                    self._adopt(supervisor.descriptions)
+            except BaseException:
+                self._discard_engine(0.0)
+                raise
 
     def _adopt(self, descriptions: Mapping[int, EnvDescription]) -> None:
         """Take over what env 0, or each of several different envs, said of itself."""
@@ -177,18 +179,19 @@ class ManagerLifetime(EngineOwner):
         if self._launched:
             raise StateError("the manager is launched already; close() it before launching again")
         params = arguments.checked_params(reset_param, self.env_num)
-        try:
-            engine = self._ensure_engine(params)
-            with engine.calling as supervisor:
-                self._prepare(supervisor, params)
-                self._build(engine, supervisor)
-                if self._normalization is not None:
-                    self._normalization.begin(range(self.env_num))
-                begin_envs(engine, self._replay_paths)
-        except BaseException as error:
-            self._give_up(error)
-            raise
-        self._launched = True
+        with self._alone:
+            try:
+                engine = self._ensure_engine(params)
+                with engine.calling as supervisor:
+                    self._prepare(supervisor, params)
+                    self._build(engine, supervisor)
+                    if self._normalization is not None:
+                        self._normalization.begin(range(self.env_num))
+                    begin_envs(engine, self._replay_paths)
+            except BaseException as error:
+                self._give_up(error)
+                raise
+            self._launched = True
 
     def build(self) -> None:
         """Start all hosts and build all envs, without resetting any; `launch` goes on with them.
@@ -201,13 +204,14 @@ class ManagerLifetime(EngineOwner):
         """
         if self._launched:
             return
-        try:
-            engine = self._ensure_engine()
-            with engine.calling as supervisor:
-                self._build(engine, supervisor)
-        except BaseException as error:
-            self._give_up(error)
-            raise
+        with self._alone:
+            try:
+                engine = self._ensure_engine()
+                with engine.calling as supervisor:
+                    self._build(engine, supervisor)
+            except BaseException as error:
+                self._give_up(error)
+                raise
 
     def _build(self, engine: Engine, supervisor: Supervisor) -> None:
         if not self._built:
@@ -297,7 +301,7 @@ class ManagerLifetime(EngineOwner):
     def stats(self) -> dict[str, Any]:
         """Return counters since launch (of the last launch, once closed); from any thread.
 
-        `actions` accepted = `timesteps` delivered + `cancelled` + `outstanding`. With
+        `actions` accepted = `timesteps` delivered + `cancelled` + `outstanding`, at any time. With
         `num_workers: auto`, `calibration` says what it has become and why. While launched,
         `workers` has `{"pid": int, "env_ids": list}` for each worker process that is not known to
         be dead, and `moments` the latest (env_id, generation, event, time_s): when envs "failed"
@@ -315,15 +319,7 @@ class ManagerLifetime(EngineOwner):
         run: in env code that hangs. It is true of this moment, also after `close`.
         """
         engine, statistics = self._engine, self._statistics
-        stats: dict[str, Any] = {
-            **statistics.as_dict(),
-            "states": self._states_by_name(),
-            "outstanding": statistics.outstanding,
-        }
-        if engine is not None:  # what no call has returned yet is not delivered
-            in_hand = engine.supervisor.delivery.count
-            stats["timesteps"] -= in_hand
-            stats["outstanding"] += in_hand
+        stats: dict[str, Any] = {**statistics.as_dict(), "states": self._states_by_name()}
         stats.update(self._figures())
         if self._calibration is not None:
             stats["calibration"] = self._calibration.as_dict()

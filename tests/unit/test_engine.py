@@ -579,12 +579,13 @@ def test_what_an_interrupted_call_has_left_is_for_the_next_call(
     it = behind(patched)
     it.rig.reset()
     it.call()
-    it.engine.caller = sys._getframe()  # of a call that could not make up for its interrupt
+    delivery = it.rig.supervisor.delivery
+    delivery.caller = sys._getframe()  # of a call that could not make up for its interrupt
     it.rig.transport.reply(0, Op.RESET_DONE, ("first", {}))
     it.carry_on(10.0)
     assert not it.is_armed
     assert it.rig.ready() == [1]
-    it.engine.caller = None
+    delivery.caller = None
     it.call()
     assert it.is_armed
     it.carry_on(10.0)

@@ -34,7 +34,7 @@ def normalization(n: int = 3, space: Any = SPACE, **keys: Any) -> Normalization:
 
 
 def hand() -> Hand:
-    return Hand({}, None, (), (), 0, 0)
+    return Hand({}, None, (), (), 0, 0, None)
 
 
 def step(obs: Any, reward: Any = 1.0, done: bool = False, **info: Any) -> EnvTimestep:

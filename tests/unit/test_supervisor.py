@@ -811,6 +811,20 @@ def test_a_void_env_cannot_be_reset() -> None:
         rig.reset()
 
 
+def test_what_a_call_had_in_hand_that_did_not_return_is_cancelled_at_the_end() -> None:
+    rig = Rig(2, has_block=True).launch()
+    rig.send({0: 1, 1: 1})
+    rig.stepped(0)
+    rig.exactly(0)
+    rig.stepped(1)
+    rig.supervisor.timesteps(rig.gather.exactly(rig.selection([1])), lambda job: job())
+    supervisor = rig.supervisor
+    accounts = {"actions": 2, "timesteps": 1, "cancelled": 0, "outstanding": 1}
+    assert supervisor.statistics.accounts() == accounts
+    rig.engine.close(0.0)
+    assert supervisor.statistics.accounts() == {**accounts, "cancelled": 1, "outstanding": 0}
+
+
 def test_what_an_interrupt_has_left_of_a_hand_out_is_done_again_at_every_point_of_it() -> None:
     rig = Rig(2, has_block=True).launch()
     rig.send({0: 1, 1: 1})
