@@ -17,6 +17,7 @@ EnvManagerError
 ├── SpaceMismatchError (ValueError)     the envs of one manager have different spaces
 ├── SnapshotError (RuntimeError)        the state of an env cannot be taken, or a file not read
 │   └── SnapshotMismatchError           a snapshot of another version or of other envs
+├── OutOfMemoryError (MemoryError)      the trainer gets no memory for what a call returns
 ├── LaunchError (RuntimeError)          `launch` failed; everything was closed again
 ├── FailuresExhaustedError (RuntimeError)  more failures than the budget allows
 ├── EnvAttributeError (AttributeError)  an env has no such attribute
@@ -226,6 +227,13 @@ class EnvCrash(EnvFailure):
         super().__init__(message, env_id=env_id, during=during, generation=generation)
         self.exit_status = exit_status
         self.stderr_tail = stderr_tail
+
+
+class OutOfMemoryError(EnvManagerError, MemoryError):
+    """The trainer's process gets no memory for what a call returns. Nothing was lost: call again.
+
+    It is free to raise MemoryError itself elsewhere, too: not every one can be told apart.
+    """
 
 
 class LaunchError(EnvManagerError, RuntimeError):

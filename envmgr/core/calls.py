@@ -9,7 +9,7 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from envmgr.core.delivery import is_run
-from envmgr.errors import ConcurrentCallError, ManagerClosedError
+from envmgr.errors import ConcurrentCallError, ManagerClosedError, OutOfMemoryError
 
 if TYPE_CHECKING:  # it is the engine's
     from envmgr.core.background import Background
@@ -91,7 +91,7 @@ class Call:
             self._lock.release()
             raise ConcurrentCallError(_ONE_CALLER)
 
-    def __exit__(self, kind: object, *details: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *details: object) -> None:
         engine, background = self._engine, self._background
         try:
             if kind is not None:
@@ -100,10 +100,12 @@ class Call:
             self._delivery.caller = None
         finally:
             self._lock._release_save()  # type: ignore[attr-defined] # what was left, too
-        if background is None or engine.closing or engine.forks != len(FORKS):
-            return
-        if background.thread is None or not background.dormant or engine.has_background_work():
+        if not (background is None or engine.closing or engine.forks != len(FORKS)) and (
+            background.thread is None or not background.dormant or engine.has_background_work()
+        ):
             background.arm()
+        if kind is not None and issubclass(kind, MemoryError):
+            raise OutOfMemoryError(f"{_NO_MEMORY} ({details[0] or kind.__name__})")
 
     def _recover(self) -> None:
         """Make up for an interrupt, also if more of them come."""
@@ -139,6 +141,12 @@ class Alone:
         self._caller = None
         self._lock._release_save()  # type: ignore[attr-defined] # what was left, too
 
+
+_NO_MEMORY = (
+    "the trainer's process got no memory for this call; nothing was lost, and the same call may be "
+    "made again. Free memory (batches that are kept, a replay buffer), raise the limit of the "
+    "process (ulimit -v, RLIMIT_AS, a container's), use fewer envs, or copy_on_get: false"
+)
 
 _PATIENCE = 10
 """So many interrupts may come in a row."""

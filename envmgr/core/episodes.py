@@ -152,9 +152,7 @@ class Episodes:
         if self._states.column[slot.env_id] != EnvState.RUN:
             self._states.apply(slot.env_id, Event.RESET_SUCCEEDED)
 
-    def begun_plainly(
-        self, env_ids: Collection[int], infos: Mapping[int, dict[str, Any]]
-    ) -> None:
+    def begun_plainly(self, env_ids: Collection[int], infos: Mapping[int, dict[str, Any]]) -> None:
         """The resets of envs, about which there is nothing else to know, have succeeded.
 
         Args:

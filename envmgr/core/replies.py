@@ -105,9 +105,7 @@ class BlockReplies:
 
     # -- what they have replied ---------------------------------------------------------------
 
-    def resets(
-        self, env_ids: Collection[int]
-    ) -> tuple[dict[int, int], dict[int, dict[str, Any]]]:
+    def resets(self, env_ids: Collection[int]) -> tuple[dict[int, int], dict[int, dict[str, Any]]]:
         """Return where the observations of resets are, and their infos, by env_id.
 
         Who says nothing has no info; who is missing has replied what is malformed.

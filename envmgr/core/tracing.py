@@ -105,8 +105,8 @@ class TracedCall(Call):
             self._code = caller.f_code
         return supervisor
 
-    def __exit__(self, kind: object, *details: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *details: object) -> None:
         try:
-            _exit(self, kind)
+            _exit(self, kind, *details)
         finally:
             self._noted.append((self._code, self._began, self._clock()))

@@ -206,15 +206,19 @@ def put(env: Any, state: bytes) -> None:
     """
     layers = _Layers(env)
     file = io.BytesIO(state)
-    names = pickle.load(file)  # noqa: S301 (docs/security.md says who may load snapshots)
-    if names != layers.names:
-        raise NoStateError(
-            f"the state is that of an env built as {' of '.join(names)}; this one is "
-            f"{' of '.join(layers.names)}"
-        )
     try:
-        body: _Body = _Unpickler(file, layers).load()
-    except Exception as error:  # whatever is unpickled may raise
+        names = pickle.load(file)  # noqa: S301 (docs/security.md says who may load snapshots)
+        if names != layers.names:
+            raise NoStateError(
+                f"the state is that of an env built as {' of '.join(names)}; this one is "
+                f"{' of '.join(layers.names)}"
+            )
+        body = _Unpickler(file, layers).load()
+        if type(body) is not _Body:
+            raise TypeError(f"it is a {type(body).__name__}")
+    except NoStateError:
+        raise
+    except (Exception, SystemExit) as error:  # whatever is unpickled may raise
         pass_interrupt_on(error)
         raise NoStateError(f"the state cannot be read: {error_text(error)}") from error
     if layers.pair is not None:  # first: it may raise, what follows does not

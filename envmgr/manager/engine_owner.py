@@ -254,23 +254,26 @@ class EngineOwner:
             finalizer.detach()
 
     def _calling(self) -> AbstractContextManager[Supervisor]:
-        if self._engine is None or not self._launched:
+        engine = self._engine  # another thread may close it from here on
+        if engine is None or not self._launched:
             raise ManagerClosedError("the manager is closed; call launch() first")
         if self._called is not None:
             raise StateError("a call_async is under way; take its result with call_wait() first")
-        return self._engine.calling
+        return engine.calling
 
     @property
     def _gathering(self) -> Gather:
-        if self._gather is None:
+        gather = self._gather
+        if gather is None:
             raise ManagerClosedError("the manager was closed during this call")
-        return self._gather
+        return gather
 
     @property
     def _running(self) -> Engine:
-        if self._engine is None:
+        engine = self._engine
+        if engine is None:
             raise ManagerClosedError("the manager was closed during this call")
-        return self._engine
+        return engine
 
     def _newest(self, env_id: int) -> Callable[[], Any]:
         """Return what gives the observation that an env shows."""

@@ -19,6 +19,7 @@ from envmgr.manager.engine_owner import EngineOwner
 from envmgr.seeding import Samplers
 from envmgr.spaces import codec_of, same_space
 from envmgr.spaces.agents import action_check
+from envmgr.spaces.reading import error_text
 from envmgr.views import Forms
 from envmgr.wire.messages import EnvDescription
 
@@ -108,8 +109,9 @@ class ManagerLifetime(EngineOwner):
                     if failures:
                         raise LaunchError(f"the spaces cannot be read: {failures[0]}", failures)
                     self._adopt(supervisor.descriptions)
-            except BaseException:
+            except BaseException as error:
                 self._discard_engine(0.0)
+                _refuse_without_memory(error)
                 raise
 
     def _adopt(self, descriptions: Mapping[int, EnvDescription]) -> None:
@@ -190,6 +192,7 @@ class ManagerLifetime(EngineOwner):
                     begin_envs(engine, self._replay_paths)
             except BaseException as error:
                 self._give_up(error)
+                _refuse_without_memory(error)
                 raise
             self._launched = True
 
@@ -211,6 +214,7 @@ class ManagerLifetime(EngineOwner):
                     self._build(engine, supervisor)
             except BaseException as error:
                 self._give_up(error)
+                _refuse_without_memory(error)
                 raise
 
     def _build(self, engine: Engine, supervisor: Supervisor) -> None:
@@ -245,8 +249,9 @@ class ManagerLifetime(EngineOwner):
                 break
             except BaseException as error:  # Ctrl-C: no more patience, but everything is released
                 interrupt, grace_s = error, 0.0
-                if self._engine is not None:
-                    self._engine.transport.hurry()
+                engine = self._engine
+                if engine is not None:
+                    engine.transport.hurry()
         if interrupt is not None:
             raise interrupt
 
@@ -334,6 +339,21 @@ class ManagerLifetime(EngineOwner):
     def _states_by_name(self) -> dict[str, int]:
         states = list(self.env_states.values())
         return {state.name: states.count(state) for state in EnvState if state in states}
+
+
+def _refuse_without_memory(error: BaseException) -> None:
+    """Say what can be done about a launch that got no memory, or no thread; all is closed.
+
+    Raises:
+        LaunchError: it was one.
+    """
+    if isinstance(error, MemoryError) or str(error) == "can't start new thread":
+        first = error.__context__ or error
+        raise LaunchError(
+            f"the trainer's process got no memory or no thread ({error_text(first)}); "
+            "everything is closed again. Free memory, raise the limits of the process (ulimit -v, "
+            "RLIMIT_AS, RLIMIT_NPROC, a container's), or use fewer envs or workers."
+        ) from error
 
 
 def _workers(engine: Engine) -> list[dict[str, Any]]:

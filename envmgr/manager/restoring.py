@@ -10,15 +10,18 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import cloudpickle
+import numpy as np
 
 from envmgr.core import Phase, Supervisor, requests
 from envmgr.core.restoring import EnvRecord, hurry_to_rest, is_at_rest, record_of
-from envmgr.errors import ConfigError, SnapshotError, SnapshotMismatchError
+from envmgr.errors import ConfigError, EnvFailure, SnapshotError, SnapshotMismatchError
+from envmgr.lifecycle import EnvState
 from envmgr.manager.access import EnvAccess
 from envmgr.manager.snapshots import EnvSnapshot, Snapshot, check_format
 from envmgr.spaces import same_space
 from envmgr.spaces.interrupts import pass_interrupt_on
 from envmgr.spaces.reading import error_text
+from envmgr.types import EnvTimestep
 from envmgr.wire.messages import Op, SavedEnv
 from envmgr.worker.applied import take_state, try_state
 
@@ -161,6 +164,8 @@ class EnvRestoring(EnvAccess):
                 f"restore takes a Snapshot or the path of one, found a {type(given).__name__}"
             )
         check_format(snapshot.format, "the snapshot")
+        if not _is_whole(snapshot):
+            raise SnapshotError("the snapshot is damaged: its parts are not what `snapshot` makes")
         if snapshot.env_num != self.env_num:
             raise SnapshotMismatchError(
                 f"the snapshot has {snapshot.env_num} envs, this manager has {self.env_num}. "
@@ -180,9 +185,10 @@ class EnvRestoring(EnvAccess):
             # docs/security.md says who may load snapshots.
             common: _Common = pickle.loads(snapshot.common)  # noqa: S301
             records = [pickle.loads(env.record) for env in snapshot.envs]  # noqa: S301
+            _check_read(common, records)
             spaces = enumerate(zip(self._env_spaces, common.spaces, strict=True))
             differ = [i for i, (one, other) in spaces if not all(map(same_space, one, other))]
-        except Exception as error:  # whatever is unpickled may raise
+        except (Exception, SystemExit) as error:  # whatever is unpickled may raise
             pass_interrupt_on(error)
             raise SnapshotMismatchError(
                 f"the snapshot cannot be read: {error_text(error)}. Nothing was changed."
@@ -210,6 +216,63 @@ class EnvRestoring(EnvAccess):
         if self._samplers is not None:
             self._samplers.spaces = common.sampled
         supervisor.resets.restore(restored)
+
+
+def _is_whole(snapshot: Snapshot) -> bool:
+    """Whether a snapshot has the parts that it should have; what they hold is not looked at."""
+    envs: Any = snapshot.envs
+    common: Any = snapshot.common
+    return (
+        type(envs) is tuple
+        and type(common) is bytes
+        and all(
+            type(env) is EnvSnapshot and tuple(map(type, env)) == (str, bytes, bytes, int)
+            for env in envs
+        )
+    )
+
+
+_INT = (int, np.integer)
+_NONE = type(None)
+_OF_COMMON: dict[str, Any] = {
+    "seeds": dict,
+    "sampled": list,
+    "dynamic_seeds": tuple,
+    "normalization": (dict, _NONE),
+}
+_OF_RECORD: dict[str, Any] = {
+    "state": EnvState,
+    "timestep": (EnvTimestep, _NONE),
+    "doomed": (EnvFailure, _NONE),
+    "fresh": (tuple, _NONE),
+    "reset_info": dict,
+    "reset_params": dict,
+    **dict.fromkeys(("base_seed", "new_seed"), (*_INT, _NONE)),
+    **dict.fromkeys(("generation", "episode", "episodes_done"), _INT),
+    **dict.fromkeys(("new_generation", "attended", "waits"), bool),
+}
+
+
+def _check_read(common: Any, records: list[Any]) -> None:
+    """Check that what was unpickled is what `snapshot` has pickled.
+
+    Raises:
+        TypeError: it is something else.
+    """
+    if type(common) is not _Common or any(type(record) is not EnvRecord for record in records):
+        raise TypeError("it holds the pickle of something else")
+    found: dict[str, Any] = common._asdict()
+    fits = all(isinstance(found[name], kind) for name, kind in _OF_COMMON.items())
+    fits = fits and len(found["sampled"]) in (0, len(records))
+    fits = fits and [type(seed) in (bool, _NONE) for seed in found["dynamic_seeds"]] == [True] * 2
+    wrong = [
+        name
+        for record in records
+        for name, kind in _OF_RECORD.items()
+        if not isinstance(getattr(record, name), kind)
+    ]
+    if wrong or not fits:
+        raise TypeError(f"{wrong[0] if wrong else 'what envs have in common'} is of another type")
 
 
 def _name_of_type(value: object) -> str:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from envmgr.core.arguments import checked_folder
 from envmgr.errors import ConfigError, SnapshotError, SnapshotMismatchError
+from envmgr.spaces.interrupts import pass_interrupt_on
 from envmgr.spaces.reading import error_text, short_text
 from envmgr.whole_files import write_whole
 
@@ -110,7 +111,10 @@ class Snapshot:
             header = json.loads(line)
             check_format(header["format"], name)
             return cls._of(header, data)
-        except (ValueError, KeyError, TypeError) as error:
+        except SnapshotError:
+            raise
+        except Exception as error:  # whatever a file may hold: too deep, too large, of other types
+            pass_interrupt_on(error)
             raise SnapshotError(
                 f"{name} is damaged: {error_text(error)}. Take another one."
             ) from error

@@ -835,3 +835,18 @@ def test_a_factory_may_return_an_env_again_that_was_closed(world: World, setup: 
 def test_processes_have_copies_of_one_object(world: World) -> None:
     env = Counting()
     assert len(ready_all(world.make(ALL_BLOCK, env_fn=[lambda: env] * 2))) == 2
+
+
+@pytest.mark.parametrize("error", [MemoryError(), RuntimeError("can't start new thread")])
+def test_a_launch_that_gets_no_memory_is_a_launch_error(
+    world: World, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def fail(*args: Any) -> None:
+        raise error
+
+    manager = world.make(IN_LINE, 1, launch=False)
+    with monkeypatch.context() as patched:
+        patched.setattr("envmgr.manager.lifetime.begin_envs", fail)
+        with Raises(LaunchError, "no memory or no thread", "RLIMIT_AS"):
+            manager.launch()
+    manager.launch()

@@ -343,7 +343,7 @@ def points_in(account: Account, scenario: Scenario) -> list[Point]:
     actions, before = prepared(account, scenario)
     results: list[Any] = []
     points = points_of(lambda: results.append(scenario.call(account, actions)))
-    _settle(account, scenario, actions, before, results)
+    settle(account, scenario, actions, before, results)
     return points
 
 
@@ -376,7 +376,7 @@ def attack(account: Account, scenario: Scenario, strike: Strike) -> BaseExceptio
                 pass
             account.owed.clear()
             actions = {}
-    _settle(account, scenario, actions, before, results)
+    settle(account, scenario, actions, before, results)
     return raised
 
 
@@ -386,13 +386,22 @@ def _root_of(error: BaseException) -> BaseException:
     return error
 
 
-def _settle(
+def settle(
     account: Account,
     scenario: Scenario,
     actions: dict[int, int],
     before: Mapping[str, Any],
     results: list[Any],
 ) -> None:
+    """Check what has to hold after a call.
+
+    Args:
+        account: of the manager.
+        scenario: what was called.
+        actions: what it has sent.
+        before: the figures before it.
+        results: what it returned, if it did.
+    """
     manager = account.manager
     if manager.closed:
         account.owed.clear()

@@ -74,6 +74,17 @@ class _Tracer:
         return self._local
 
 
+class _TracerOfAll(_Tracer):
+    """Does something at each point, the first time that it is passed."""
+
+    def _local(self, frame: FrameType, event: str, arg: Any) -> Any:
+        n_points = len(self.hits)
+        super()._local(frame, event, arg)
+        if len(self.hits) > n_points:
+            self._act()
+        return self._local
+
+
 def points_of(call: Callable[[], Any]) -> list[Point]:
     """Return the points that a call passes, each the first and the last time."""
     tracer = _Tracer(None, lambda: None)
@@ -90,13 +101,28 @@ def points_of(call: Callable[[], Any]) -> list[Point]:
 
 
 def interrupt_at(point: Point, call: Callable[[], Any], number: int) -> tuple[bool, Any]:
-    """Run a call, with a signal raised at a point.
+    """Run a call, with a signal raised at a point; as `act_at`.
+
+    Whatever the handler raised comes through.
+    """
+    return act_at(point, call, lambda: signal.raise_signal(number))
+
+
+def act_at(point: Point, call: Callable[[], Any], act: Callable[[], None]) -> tuple[bool, Any]:
+    """Run a call, and do something at a point.
 
     Returns:
-        Whether the point was reached, and what the call returned; whatever the handler raised
-        comes through.
+        Whether the point was reached, and what the call returned.
     """
-    tracer = _Tracer(point, lambda: signal.raise_signal(number))
+    return _traced(_Tracer(point, act), call)
+
+
+def act_at_all(call: Callable[[], Any], act: Callable[[], None]) -> None:
+    """Run a call, and do something at each of its points, the first time that it comes there."""
+    _traced(_TracerOfAll(None, act), call)
+
+
+def _traced(tracer: _Tracer, call: Callable[[], Any]) -> tuple[bool, Any]:
     before = sys.gettrace()
     sys.settrace(tracer)
     try:

@@ -21,7 +21,7 @@ from envmgr.core.background import LOOK_EVERY_S
 from envmgr.core.engine import NARROW_S, WARN_EVERY_S, Engine
 from envmgr.core.phases import Change
 from envmgr.core.selection import Window
-from envmgr.errors import ConcurrentCallError, ManagerClosedError
+from envmgr.errors import ConcurrentCallError, ManagerClosedError, OutOfMemoryError
 from envmgr.lifecycle import EnvState
 from envmgr.policy import Deadlines, FailurePolicy
 from envmgr.spaces.columns import PYTHON_NUMBERS
@@ -571,6 +571,24 @@ def test_the_background_is_armed_by_work_and_by_nothing_else(patched: pytest.Mon
     assert StillThread.started == 1  # the same thread
     assert it.is_armed
     it.engine.close(0.0)
+
+
+def test_a_call_that_gets_no_memory_says_what_can_be_done_and_gives_back_what_it_had() -> None:
+    rig = Rig(1).launch()
+    rig.send(0)
+    rig.stepped(0)
+    taken = rig.supervisor.handout.take(rig.selection([0]))
+    assert taken is not None
+
+    def call() -> None:
+        with rig.engine.calling as supervisor:
+            supervisor.timesteps(taken, lambda job: job())
+            raise MemoryError("no room")
+
+    with pytest.raises(OutOfMemoryError, match="RLIMIT_AS"):
+        call()
+    assert list(rig.deliver(0)) == [0]
+    rig.engine.close(0.0)
 
 
 def test_what_an_interrupted_call_has_left_is_for_the_next_call(

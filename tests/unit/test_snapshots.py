@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
 import stat
+import sys
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -342,6 +345,60 @@ def test_a_damaged_file_is_refused(tmp_path: Path) -> None:
     path.write_bytes(data.replace(b'"format": 1', b'"format": 7'))
     with pytest.raises(SnapshotMismatchError, match="format 7"):
         Snapshot.load(path)
+
+
+def test_a_file_of_anything_else_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "run.snapshot"
+    a_snapshot().save(path)
+    magic, line, data = path.read_bytes().split(b"\n", 2)
+    header = json.loads(line)
+    odd = [None, 1e400, -1, "x", [], {}, 1 << 70, [1e400], [["k", 1e400]] * 2, [["k", "7" * 9000]]]
+    others = [{**header, key: value} for key in header for value in odd]
+    lines = [json.dumps(each).encode() for each in (*others, *odd)]
+    lines += [b"[" * 200_000, b'{"a":' * 200_000, b"9" * 100_000, b"\xff\xfe"]
+    for each in lines:
+        path.write_bytes(b"\n".join((magic, each, data)))
+        with pytest.raises(SnapshotError):
+            Snapshot.load(path)
+
+
+class _Exit:
+    def __reduce__(self) -> Any:
+        return sys.exit, (3,)
+
+
+def test_restoring_what_is_no_snapshot_of_these_envs_changes_nothing() -> None:
+    config = {"type": "base", "snapshot_copy": True}
+    with create_env_manager(config, env_fn=[Walker] * 2) as manager:
+        good = manager.snapshot()
+        first, second = good.envs
+        common, record = pickle.loads(good.common), pickle.loads(first.record)
+        things = [1, None, "a", [1], {"a": 1}, (1, 2), _Exit(), Walker]
+        pickles = [*map(pickle.dumps, things), b"", b"noise", b"(" * 100_000]
+        wrong: list[Any] = []
+        for each in pickles:
+            wrong += [
+                Snapshot(good.envs, each),
+                Snapshot((first._replace(record=each), second), good.common),
+                Snapshot((first._replace(state=each), second), good.common),
+            ]
+        for name in common._fields:
+            odd = pickle.dumps(common._replace(**{name: object}))
+            wrong.append(Snapshot(good.envs, odd))
+        for name in vars(record).keys() - {"obs"}:  # which the space of the env decides
+            odd = pickle.dumps(replace(record, **{name: object}))
+            wrong.append(Snapshot((first._replace(record=odd), second), good.common))
+        for value in (5, None, (1, 2), "xx"):
+            wrong += [Snapshot(value, good.common), Snapshot(good.envs, value)]  # type: ignore[arg-type]
+            wrong += [Snapshot((first._replace(episodes=[]), second), good.common)]  # type: ignore[arg-type]
+        wrong += [Snapshot(good.envs, first.record), Snapshot(good.envs, first.state)]
+        for snapshot in wrong:
+            with pytest.raises(SnapshotError):
+                manager.restore(snapshot)
+        assert manager.generations == [0, 0]
+        after = played(manager, 5)
+        manager.restore(good)
+        assert played(manager, 5) == after
 
 
 def test_loading_a_file_runs_nothing(tmp_path: Path) -> None:
