@@ -368,7 +368,7 @@ class _Exit:
 
 
 def test_restoring_what_is_no_snapshot_of_these_envs_changes_nothing() -> None:
-    config = {"type": "base", "snapshot_copy": True}
+    config = {"type": "base", "snapshot_copy": True, "seed": 3}
     with create_env_manager(config, env_fn=[Walker] * 2) as manager:
         good = manager.snapshot()
         first, second = good.envs
