@@ -13,8 +13,7 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import cloudpickle
-
+from envmgr import pickles
 from envmgr.core.hosts import Hosts
 from envmgr.core.orientation import Orientation
 from envmgr.core.phases import Change, Next, Phase
@@ -266,7 +265,7 @@ def _kinds_of(factories: Sequence[EnvFactory]) -> list[Any]:
     for factory in factories:
         if id(factory) not in known:
             try:
-                known[id(factory)] = cloudpickle.dumps(factory)
+                known[id(factory)] = pickles.dumps(factory)
             except Exception:  # whatever a __reduce__ may raise: with `fork` it need not be sent
                 known[id(factory)] = id(factory)
     return [known[id(factory)] for factory in factories]

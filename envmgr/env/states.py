@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import cloudpickle
 from gymnasium.utils import EzPickle
 
+from envmgr import pickles
 from envmgr.env.agents import AgentsEnv
 from envmgr.env.batched import BatchRow
 from envmgr.env.contract import env_name, takes
@@ -258,7 +259,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
 
     def persistent_id(self, obj: Any) -> Any:
         place = self._places.get(id(obj))
-        if place is None and isinstance(obj, type) and obj.__module__ == "__main__":
+        if place is None and isinstance(obj, type) and pickles.is_of_script(obj):
             return obj.__qualname__  # pickled whole, it would come back as another class
         return place
 

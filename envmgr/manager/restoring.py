@@ -9,9 +9,9 @@ import pickle
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-import cloudpickle
 import numpy as np
 
+from envmgr import pickles
 from envmgr.core import Phase, Supervisor, requests
 from envmgr.core.restoring import EnvRecord, hurry_to_rest, is_at_rest, record_of
 from envmgr.errors import ConfigError, EnvFailure, SnapshotError, SnapshotMismatchError
@@ -281,6 +281,6 @@ def _name_of_type(value: object) -> str:
 
 def _pickled(value: Any, what: str) -> bytes:
     try:
-        return bytes(cloudpickle.dumps(value, protocol=5))
+        return pickles.dumps(value)
     except Exception as error:  # whatever a __reduce__ may raise
         raise SnapshotError(f"{what} cannot be pickled: {error_text(error)}") from error

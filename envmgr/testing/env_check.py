@@ -6,8 +6,7 @@ import pickle
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-import cloudpickle
-
+from envmgr import pickles
 from envmgr.env import adapt
 from envmgr.env.steps import step_env
 from envmgr.errors import EnvManagerError
@@ -84,7 +83,7 @@ def env_problems(factory: Callable[[], Any], *, n_steps: int = 50, seed: int = 0
 
 def _check_factory(factory: Callable[[], Any]) -> Iterator[Problem]:
     try:
-        pickle.loads(cloudpickle.dumps(factory))  # noqa: S301 - what was pickled just here
+        pickle.loads(pickles.dumps(factory))  # noqa: S301 - what was pickled just here
     except Exception as error:  # whatever a __reduce__ may raise
         yield Problem(
             "factory",

@@ -20,6 +20,7 @@ from typing import Any
 
 import cloudpickle
 
+from envmgr import pickles
 from envmgr.tuning.loops import Loop
 from envmgr.tuning.measuring import Course
 from envmgr.tuning.peers import Peer, loop_of
@@ -56,7 +57,7 @@ class Contestant:
         limit_s: float,
     ) -> None:
         self._limit_s = limit_s
-        packed = cloudpickle.dumps((peer, factory, env_num, dict(config), sys.path))
+        packed = pickles.dumps((peer, factory, env_num, dict(config), sys.path))
         self._process = subprocess.Popen(
             [sys.executable, "-W", "ignore", "-m", "envmgr.tuning.contest"],
             stdin=subprocess.PIPE,

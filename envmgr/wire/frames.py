@@ -17,8 +17,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-import cloudpickle
-
+from envmgr import pickles
 from envmgr.spaces.interrupts import pass_interrupt_on
 from envmgr.wire.messages import Message, make_message, text_of
 
@@ -84,8 +83,8 @@ def _body_of(payload: Any, has_main: bool) -> bytes:
         return b""
     try:
         body = pickle.dumps(payload, protocol=5)
-        if not has_main and b"__main__" in body:
-            body = cloudpickle.dumps(payload, protocol=5)
+        if not has_main and pickles.names_script(body):
+            body = pickles.dumps(payload)
     except Exception as first:  # any error of an object's own __reduce__; cloudpickle comes last
         pass_interrupt_on(first)
         body = _by_cloudpickle(payload)
@@ -96,7 +95,7 @@ def _body_of(payload: Any, has_main: bool) -> bytes:
 
 def _by_cloudpickle(payload: Any) -> bytes:
     try:
-        return bytes(cloudpickle.dumps(payload, protocol=5))
+        return pickles.dumps(payload)
     except Exception as error:
         pass_interrupt_on(error)
         raise FrameError(f"{type(error).__name__}: {text_of(error)}") from error

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-import cloudpickle
-
+from envmgr import pickles
 from envmgr.env import adapt, states
 from envmgr.env.contract import Outcome
 
@@ -51,7 +51,7 @@ class EnvFunction:
         return self._function(adapt.as_built(applied.env), *self._args)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _loaded, (cloudpickle.dumps((self._function, self._args), protocol=5),)
+        return _loaded, (pickles.dumps((self._function, self._args)),)
 
 
 def take_state(applied: AppliedEnv, copies: bool) -> tuple[bytes, int] | str:
@@ -76,4 +76,4 @@ def try_state(applied: AppliedEnv, copies: bool, state: bytes) -> str | None:
 
 
 def _loaded(pickled: bytes) -> EnvFunction:
-    return EnvFunction(*cloudpickle.loads(pickled))
+    return EnvFunction(*pickle.loads(pickled))  # noqa: S301 - from the parent

@@ -112,3 +112,90 @@ def test_f32_a_main_script_that_is_gone_is_named_by_those_who_need_it(
         assert "/nowhere/trainer.py" in done.stdout
         assert "context: server" in done.stdout
         assert not list(tmp_path.iterdir()), "an env was built"
+
+
+CHILD = """
+import multiprocessing
+import runpy
+import sys
+from dataclasses import dataclass
+
+import gymnasium
+
+from envmgr import create_env_manager
+
+
+@dataclass
+class Note:
+    text: str
+
+
+class Env(gymnasium.Env):
+    observation_space = gymnasium.spaces.Discrete(9)
+    action_space = gymnasium.spaces.Discrete(9)
+    kept = None
+
+    def reset(self, *, seed=None, options=None):
+        return 0, {"note": helper(options["note"].text if options else "begun")}
+
+    def step(self, action):
+        return int(action), 1.0, False, False, {"note": helper("stepped")}
+
+    def keep(self, note):
+        self.kept = note
+        return isinstance(note, Note)
+
+
+def helper(text):
+    return Note(text)
+
+
+def train():
+    cfg = {"type": "subprocess", "num_workers": 1, "context": CONTEXT, "snapshot_copy": True}
+    with create_env_manager(cfg, env_fn=[Env, lambda: Env()]) as manager:
+        notes = [type(info["note"]) for info in manager.ready_info.values()]
+        notes += [type(t.info["note"]) for t in manager.step({0: 3, 1: 4}).values()]
+        kept = manager.call("keep", Note("kept"))
+        manager.reset({0: {"note": Note("asked")}})
+        manager.ready_obs
+        asked = manager.ready_info[0]["note"]
+        manager.restore(manager.snapshot())
+        notes += map(type, manager.get_attr("kept"))
+        print(Env.__module__, {*notes} == {Note}, kept, asked == Note("asked"), flush=True)
+
+
+CONTEXT = sys.argv[2]
+if __name__ == "__main__":
+    method = sys.argv[1]
+    child = multiprocessing.get_context(method).Process(target=train)
+    child.start()
+    child.join()
+elif __name__ == "<run_path>":
+    train()
+"""
+
+
+@pytest.mark.parametrize("context", ["server", "spawn"])
+@pytest.mark.parametrize("way", ["spawn", "forkserver", "spawn -m", "run_path"])
+def test_f32_classes_of_a_script_that_runs_by_another_name_than_main(
+    tmp_path: Path, way: str, context: str
+) -> None:
+    package = tmp_path / "package"
+    package.mkdir()
+    (package / "script.py").write_text(CHILD)
+    method, _, module = way.partition(" ")
+    if context == "spawn" and (way in ("forkserver", "run_path")):
+        pytest.skip("as by spawn; or it imports a script that is not there")
+    code = f"import runpy; runpy.run_path({str(package / 'script.py')!r})"
+    command = ["-c", code] if way == "run_path" else [str(package / "script.py")]
+    done = subprocess.run(
+        [sys.executable, *(["-m", "package.script"] if module else command), method, context],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S * 2,
+        check=False,
+    )
+    name = "<run_path>" if way == "run_path" else "__mp_main__"
+    assert (done.stdout, done.stderr) == (f"{name} True [True, True] True\n", "")

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import cloudpickle
 
+from envmgr import pickles
 from envmgr.testing.checkup.processes import kill_marked, marked
 
 _MARK = "ENVMGR_CHECK_MARK"
@@ -47,7 +48,7 @@ def interrupt(factory: Callable[[], Any], limit_s: float) -> Interrupted:
         limit_s: for the start, and for the end.
     """
     mark = secrets.token_hex(16)
-    packed = base64.b64encode(cloudpickle.dumps((factory, sys.path, limit_s)))
+    packed = base64.b64encode(pickles.dumps((factory, sys.path, limit_s)))
     process = subprocess.Popen(
         [sys.executable, "-m", "envmgr.testing.checkup.interrupting"],
         stdin=subprocess.PIPE,

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import cloudpickle
 import gymnasium
 
+from envmgr import pickles
 from envmgr.env.still import StillEnv
 from envmgr.errors import EnvCrash, EnvFailure, EnvManagerError, EnvRaised, EnvTimeout
 from envmgr.manager import EnvManager
@@ -115,7 +116,7 @@ class Laboratory:
             *args: for it; may hold anything that cloudpickle takes.
             place: in which of the processes.
         """
-        packed = cloudpickle.dumps((probe, args))  # unpacked where a failure is the probe's own
+        packed = pickles.dumps((probe, args))  # unpacked where a failure is the probe's own
         try:
             return Outcome(self._manager.apply(_unpack_and_run, packed, env_ids=place)[0])
         except EnvFailure as failure:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import cloudpickle
-
+from envmgr import pickles
 from envmgr.errors import ConfigError
 from envmgr.types import EnvFactory
 from envmgr.wire.hosts import EnvOrder, HostSpec, Orders, WorkerSettings
@@ -60,7 +59,7 @@ class OrderWriter:
         known = self._pickled.get(id(value))
         if known is None:
             try:
-                known = (value, cloudpickle.dumps(value))
+                known = (value, pickles.dumps(value))
             except Exception as error:  # whatever a __reduce__ may raise
                 raise ConfigError(
                     f"the env_fn of env {order.env_id} ({order.factory!r}), or a space that was "

@@ -1,0 +1,62 @@
+"""Pickles that another process can read which lacks the script that this one runs.
+
+cloudpickle takes along what a script defines, functions and classes, if it runs as `__main__`. In
+processes that `multiprocessing` has started by spawn or forkserver, it is another module.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import ModuleType
+from typing import Any
+
+import cloudpickle
+
+_OTHER_MAINS = ("__mp_main__", "<run_path>")
+"""What the standard library calls a script that it runs, besides `__main__`: in children started by
+spawn or forkserver, and in `runpy.run_path`. No other process can import these."""
+
+_changing = threading.RLock()
+
+
+def is_of_script(value: Any) -> bool:
+    """Return whether a class or function is defined by a script: in no module, that is."""
+    return getattr(value, "__module__", None) in ("__main__", *_OTHER_MAINS)
+
+
+def names_script(pickled: bytes) -> bool:
+    """Return whether a pickle may refer to what a script defines, without taking it along."""
+    return b"_main__" in pickled or b"<run_path>" in pickled
+
+
+def dumps(value: Any) -> bytes:
+    """Return the pickle of a value, with what the script defines that it needs.
+
+    Raises:
+        Exception: whatever pickling raises.
+    """
+    mains = [sys.modules[name] for name in _OTHER_MAINS if name in sys.modules]
+    with _by_value([main for main in mains if main.__name__ in _OTHER_MAINS]):
+        return bytes(cloudpickle.dumps(value, protocol=5))
+
+
+@contextmanager
+def _by_value(modules: list[ModuleType]) -> Iterator[None]:
+    """Have cloudpickle take along what these modules define; others' pickles stay as they are."""
+    if not modules:  # `__mp_main__` is another name of `__main__`, in the first process
+        yield
+        return
+    with _changing:
+        known = cloudpickle.list_registry_pickle_by_value()
+        new = [module for module in modules if module.__name__ not in known]
+        try:
+            for module in new:
+                cloudpickle.register_pickle_by_value(module)
+            yield
+        finally:
+            for module in new:
+                if module.__name__ in cloudpickle.list_registry_pickle_by_value():
+                    cloudpickle.unregister_pickle_by_value(module)
