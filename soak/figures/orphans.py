@@ -1,8 +1,9 @@
-"""Orphans: what is left of a trainer that is killed, at random points of its life."""
+"""Orphans: what is left of a trainer that is killed at random points of its life, and of daemons."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import random
 import subprocess
 import sys
@@ -15,6 +16,15 @@ from figures import Figure, in_ms, quantile
 from tests.leak_guard import LeakGuard, Snapshot
 
 TRAINER = Path(__file__).resolve().parent.parent / "trainer.py"
+DAEMONS = TRAINER.with_name("daemons.py")
+ENDS = {
+    "kill": "each worker killed with -9",
+    "limit": "each env beyond its `step_timeout`",
+    "close": "manager closed",
+    "trainer": "trainer killed with -9",
+}
+DAEMON_ENVS = 200
+QUICK_DAEMON_ENVS = 8
 POINTS = {"server": 100, "fork": 60, "forkserver": 20, "spawn": 20}
 QUICK_POINTS = 2
 SPAN_S = 1.0
@@ -31,8 +41,13 @@ _SEED = 11
 def measure(quick: bool) -> Sequence[Figure]:
     """Kill trainers at random points, by each start method."""
     guard, draw = LeakGuard(), random.Random(_SEED)
+    n_envs = QUICK_DAEMON_ENVS if quick else DAEMON_ENVS
     return [
-        _figure(guard, draw, context, QUICK_POINTS if quick else n) for context, n in POINTS.items()
+        *(
+            _figure(guard, draw, context, QUICK_POINTS if quick else n)
+            for context, n in POINTS.items()
+        ),
+        *(daemons(context, n_envs, end) for context in ("server", "fork") for end in ENDS),
     ]
 
 
@@ -86,6 +101,49 @@ def kill_one(
     gone_s = time.monotonic() - killed_s
     guard.wait_until_clean(before, 0.0)
     return found, gone_s
+
+
+def daemons(context: str, env_num: int, end: str) -> Figure:
+    """End all workers, whose envs have started processes that left the worker's session.
+
+    Args:
+        context: how the trainer starts its workers.
+        env_num: how many envs there are, in a worker each.
+        end: how these end, see `daemons.py`; or "trainer": that is killed.
+    """
+    with subprocess.Popen(
+        [sys.executable, str(DAEMONS), context, str(env_num), end],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as trainer:
+        assert trainer.stdout is not None
+        pids = set(json.loads(trainer.stdout.readline()))
+        found = sum(map(_is_there, pids))
+        if end == "trainer":
+            trainer.kill()
+            ended_s = time.monotonic()
+        else:
+            ended_s = float(trainer.stdout.readline())
+            time.sleep(max(0.0, ended_s - time.monotonic()))
+        late = left = found
+        while (left := sum(map(_is_there, pids))) and time.monotonic() - ended_s < PATIENCE_S:
+            time.sleep(_POLL_S)
+            if time.monotonic() - ended_s < LIMIT_S:
+                late = left
+        gone_s = time.monotonic() - ended_s
+        late = 0 if gone_s < LIMIT_S else late
+        trainer.kill()
+    return Figure(
+        f"daemons of {env_num} envs, `context: {context}`, {ENDS[end]}",
+        f"{late} of {found} left after {LIMIT_S:g} s; all gone after {in_ms(gone_s)}",
+        f"none left after {LIMIT_S:g} s",
+        found == 2 * env_num and late == 0 and left == 0,
+    )
+
+
+def _is_there(pid: int) -> bool:
+    return Path(f"/proc/{pid}").exists()
 
 
 def _new(guard: LeakGuard, before: Snapshot) -> set[Any]:

@@ -570,6 +570,24 @@ class ScriptedEnv(BaseEnv):
         """Start a process that does nothing for long, and return its pid."""
         return subprocess.Popen(["sleep", "1000"]).pid
 
+    def start_daemon(self) -> list[int]:
+        """Start a process that is nobody's child and in a session of its own; it has one like it.
+
+        Returns:
+            Both pids.
+        """
+        second = "setsid sleep 1000 >&- 2>&- & echo $$ $!"
+        first = f"setsid sh -c '{second}; exec sleep 1000 >&- 2>&-' & exit"
+        told = subprocess.run(["sh", "-c", first], stdout=subprocess.PIPE, check=True).stdout
+        return [int(pid) for pid in told.split()]
+
+    def await_a_child(self) -> int:
+        """Start a process, and return its exit status as it is known somewhat later."""
+        with subprocess.Popen(["sh", "-c", "exit 5"]) as child:
+            os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+            self.start_daemon()
+            return child.wait()
+
     def fork_a_child_that_aborts(self) -> None:
         """Fork this process, and wait for the child's end."""
         child = os.fork()

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from envmgr import create_env_manager
+from envmgr.proc import stat_of
 from tests.contract.envs import ScriptedEnv, end_of, gate_path, read_journal
 
 PATIENCE_S = 40.0
@@ -276,6 +277,13 @@ class World:
         end_of(self.folder).set()  # threads that hang come back, long given up
         if self._gate is not None:
             self._gate.close()
+
+
+def is_running(pid: int) -> bool:
+    """Return whether a process is there that has not ended."""
+    with contextlib.suppress(OSError):
+        return stat_of(pid)[0] != "Z"
+    return False
 
 
 def wait_ended(pid: int) -> None:

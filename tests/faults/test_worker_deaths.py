@@ -27,6 +27,7 @@ from tests.contract.harness import (
     over,
     process_kinds,
     process_setups,
+    is_running,
     ready_all,
     step_all,
     wait_ended,
@@ -412,6 +413,40 @@ def test_f44_a_worker_that_goes_on_in_time_is_as_before(world: World, setup: Set
     os.kill(world.pid(0), signal.SIGCONT)
     assert seen(manager.recv(min_ready=1)[0].obs)[:5] == (0, 0, 0, 1, 1)
     assert manager.stats()["failures"] == 0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has subreapers")
+@over(
+    DEFAULT,
+    Setup("async_subprocess", "server", num_workers=2),
+    Setup("subprocess", "fork"),
+)
+def test_f23_what_left_the_group_of_its_worker_ends_with_it_and_not_before(
+    world: World, setup: Setup
+) -> None:
+    manager = world.make(setup, 3, step_timeout=2.0, max_failures=20)
+    ready_all(manager)
+    daemons = manager.call("start_daemon")
+    assert manager.call("await_a_child") == [5] * 3, "somebody else has reaped it"
+    assert all(is_running(pid) for pids in daemons for pid in pids)
+    for env_id, action in ((0, None), (1, Do.HANG)):
+        before = {i: world.pid(i) for i in range(3)}
+        if action is None:
+            world.kill(env_id)
+        timesteps = step_all(manager, {env_id: action or 1})
+        assert timesteps[env_id].info["abnormal"]
+        ready_all(manager)
+        for i, pids in enumerate(daemons):
+            if world.pid(i) != before[i]:
+                for pid in pids:
+                    wait_ended(pid)
+            elif i > env_id:
+                assert all(map(is_running, pids)), "those of another worker"
+    daemons = manager.call("start_daemon")
+    manager.close()
+    for pids in daemons:
+        for pid in pids:
+            wait_ended(pid)
 
 
 @process_setups

@@ -32,7 +32,7 @@ import struct
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from typing import NoReturn
 
 from envmgr.transport.process import preload
@@ -53,7 +53,7 @@ MAX_FDS = 6
 MAX_RECORD = 1 << 16
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
-_PATIENCE_S = 0.2
+_PATIENCE_S = 0.5
 """How long to wait, at the end, for the next of the processes that were killed to be gone."""
 
 
@@ -80,8 +80,8 @@ class WorkerServer:
         self._host_of: dict[int, int | None] = {}  # by pid; None for those that were given up
         self._pid_of: dict[int, int] = {}
         self._prctl: Callable[..., int] = ctypes.CDLL(None, use_errno=True).prctl
-        # What workers leave behind comes to this process and is reaped, not left to pid 1, which in
-        # containers often reaps nothing.
+        # What workers leave behind when they end comes to this process, and to nobody else: it is
+        # killed and reaped here. Pid 1 often reaps nothing in containers.
         self._prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         self._lifeline = Lifeline()
         self._child_ended, self._wakeup = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -177,6 +177,9 @@ class WorkerServer:
             os._exit(code)
 
     def _run_worker(self, fds: list[int], report: int | None) -> int:
+        # What its envs start belongs to it for all its life, also what has lost its own parent and
+        # left its group. So nothing of a worker that lives is ever a child of the server.
+        self._prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         hold_on_to(self._lifeline.read_fd)
         self._lifeline.close()
         os.close(self._trainer)
@@ -221,10 +224,13 @@ class WorkerServer:
                 self._on_end(*ended)
 
     def _on_end(self, pid: int, status: int) -> None:
-        if pid not in self._host_of:
-            return  # what a worker has left behind
-        host_id = self._host_of.pop(pid)
-        signal_group(pid, signal.SIGKILL)  # what it started and left behind
+        is_worker = pid in self._host_of
+        host_id = self._host_of.pop(pid, None)
+        if is_worker:
+            signal_group(pid, signal.SIGKILL)  # what it started and left behind
+        # Children that are no workers have been left by one that has ended. If such a one forks while
+        # it is killed, its own children come here before its end is told, and are met by the next look.
+        _kill_children(besides=self._host_of)
         if host_id is not None:
             del self._pid_of[host_id]
             self._tell(ENDED, host_id, os.waitstatus_to_exitcode(status))
@@ -266,13 +272,19 @@ class WorkerServer:
         self._poll.modify(self._control.fileno(), events)
 
 
-def _kill_children() -> None:
+def _kill_children(besides: Container[int] = ()) -> None:
+    """Kill the children of this process; none of their pids is given to another before it is reaped.
+
+    Args:
+        besides: pids of those that are not to be killed.
+    """
     with contextlib.suppress(OSError):  # a kernel that does not list children
         path = f"/proc/self/task/{threading.get_native_id()}/children"
         with open(path) as file:
-            for pid in file.read().split():
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(int(pid), signal.SIGKILL)
+            for pid in map(int, file.read().split()):
+                if pid not in besides:
+                    with contextlib.suppress(ProcessLookupError, PermissionError):
+                        os.kill(pid, signal.SIGKILL)
 
 
 def signal_group(pid: int | None, number: int) -> None:
