@@ -7,7 +7,6 @@ the module that it was at. The modules of a branch that has come to be ready are
 from __future__ import annotations
 
 import contextlib
-import itertools
 import json
 import logging
 import math
@@ -17,6 +16,7 @@ from time import monotonic
 from typing import NamedTuple
 
 from envmgr.transport.process import server
+from envmgr.transport.process.homes import NUMBERS, Home
 from envmgr.transport.process.needed import (
     installed_among,
     listed_modules,
@@ -60,6 +60,7 @@ class Preloading:
         rules: what to import.
         watch: called with each new branch.
         let_go: called with each branch that is given up.
+        settle: called with a branch of the home, and its modules, when it has imported them.
 
     Attributes:
         opening: the branch that imports modules now.
@@ -70,11 +71,13 @@ class Preloading:
         rules: PreloadRules,
         watch: Callable[[ServerLink], None],
         let_go: Callable[[ServerLink], None],
+        settle: Callable[[ServerLink, tuple[str, ...]], None],
     ) -> None:
         self._rules = rules
         self._watch = watch
         self._let_go = let_go
-        self._numbers = itertools.count(-1, -1)
+        self._settle = settle
+        self._home: Home | None = None
         self._wanted: tuple[str, ...] = ()
         self._proven: tuple[str, ...] = ()
         self._left_out: dict[str, str] = {}  # with the reason
@@ -101,10 +104,33 @@ class Preloading:
         known = {*self._proven, *self._wanted}
         self._wanted += tuple(n for n in self._without(names) if n not in known)
 
+    @property
+    def modules(self) -> tuple[str, ...]:
+        """The names of the modules that are to be there, or are."""
+        return (*self._proven, *self._wanted)
+
+    def move_to(self, home: Home) -> None:
+        """Take note of the server from which the first one is forked, and of what that has."""
+        self._home = home
+        if new := [name for name in home.modules if name not in self._proven]:
+            logger.info("preloaded before, with another manager: %s", ", ".join(new))
+            self._proven += tuple(new)
+            self._wanted = tuple(name for name in self._wanted if name not in new)
+
+    def begin(self, home: Home) -> None:
+        """Begin to import what is wanted, in a branch of the home that is another home then."""
+        if self.opening is None:
+            self._open(home.link, self._wanted)
+
+    def _is_of_home(self, link: ServerLink) -> bool:
+        return self._home is not None and link.parent is self._home.link
+
     def go_on(self, first: ServerLink) -> None:
         """Begin to import what is wanted, or again what a server has taken with it that died."""
         if self.opening is None:
-            again = self._proven if self._latest is None else ()
+            there = self._home.modules if self._home is not None else ()
+            lost = tuple(name for name in self._proven if name not in there)
+            again = lost if self._latest is None else ()
             self._open(self._latest or first, again or self._wanted)
 
     def server_for_worker(self, first: ServerLink) -> ServerLink:
@@ -141,11 +167,15 @@ class Preloading:
                 self._want(installed_among(names))
 
     def _on_ready(self, link: ServerLink) -> None:
-        self.opening, self._latest, link.due = None, link, math.inf
+        self.opening, link.due = None, math.inf
         modules = link.wanted.modules
         logger.info("preloaded: %s", ", ".join(modules))
         self._proven += tuple(name for name in modules if name not in self._proven)
         self._wanted = tuple(name for name in self._wanted if name not in modules)
+        if self._is_of_home(link):
+            self._settle(link, modules)
+        else:
+            self._latest = link
         self._tell()
 
     def _open(self, parent: ServerLink, modules: tuple[str, ...]) -> None:
@@ -153,7 +183,7 @@ class Preloading:
             return
         wanted = Preloads(modules, tuple(self._left_out))
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self.opening = link = ServerLink(ours, parent, next(self._numbers), wanted)
+        self.opening = link = ServerLink(ours, parent, next(NUMBERS), wanted)
         link.begin(-1, self._rules.limit_s + _START_S)
         with theirs:
             self._watch(link)
@@ -176,7 +206,10 @@ class Preloading:
     def on_end(self, link: ServerLink) -> None:
         """A branch is gone, or the server that has forked it."""
         if link is self.opening:
-            alive = link.parent is not None and link.parent.is_open
+            if self._home is not None and self._is_of_home(link):
+                alive = self._home.is_alive
+            else:
+                alive = link.parent is not None and link.parent.is_open
             ended = "its import ended the process" if alive else "the worker server ended meanwhile"
             self.give_up(ended)
         elif link is self._latest:

@@ -222,15 +222,16 @@ class WorkerServer:
         with contextlib.suppress(ChildProcessError):  # there are none left
             while (ended := os.waitpid(-1, os.WNOHANG))[0]:
                 self._on_end(*ended)
+        # Children that are no workers have been left by one that has ended. If such a one forks
+        # while it is killed, its children come here before its own end is known, and so are met
+        # by the next look.
+        _kill_children(besides=self._host_of)
 
     def _on_end(self, pid: int, status: int) -> None:
-        is_worker = pid in self._host_of
-        host_id = self._host_of.pop(pid, None)
-        if is_worker:
-            signal_group(pid, signal.SIGKILL)  # what it started and left behind
-        # Children that are no workers have been left by one that has ended. If such a one forks while
-        # it is killed, its own children come here before its end is told, and are met by the next look.
-        _kill_children(besides=self._host_of)
+        if pid not in self._host_of:
+            return  # what a worker has left behind
+        host_id = self._host_of.pop(pid)
+        signal_group(pid, signal.SIGKILL)  # what it started and left behind
         if host_id is not None:
             del self._pid_of[host_id]
             self._tell(ENDED, host_id, os.waitstatus_to_exitcode(status))
@@ -245,8 +246,7 @@ class WorkerServer:
                 if pid:
                     self._host_of.pop(pid, None)
                     continue
-                if not self._host_of:
-                    _kill_children()  # those that left their worker's group
+                _kill_children()  # those that left their worker's group as well
                 if select.select([self._child_ended], [], [], _PATIENCE_S)[0]:
                     with contextlib.suppress(BlockingIOError):
                         os.read(self._child_ended, 4096)

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 from envmgr.transport.base import HostDied
 from envmgr.transport.fds import close_all, forget_fd, keep_from_children, pipe_pairs
-from envmgr.transport.process import server
+from envmgr.transport.process import homes, server
 from envmgr.transport.process.preloading import Preloading, PreloadRules
 from envmgr.transport.process.server_link import ServerLink
 from envmgr.transport.process.spawner import LEFT_BEHIND, Spawner
@@ -60,7 +60,10 @@ class ServerSpawner(Spawner):
         self._process: ServerProcess | None = None
         self._links: list[ServerLink] = []  # the server's own, then those of its branches
         self._link_of: dict[int, ServerLink] = {}  # of the workers that are alive, by host_id
-        self._preloading = Preloading(rules or PreloadRules(), self._watch, self._close_link)
+        self._home: homes.Home | None = None  # what the server is forked from
+        self._preloading = Preloading(
+            rules or PreloadRules(), self._watch, self._close_link, self._settle
+        )
 
     @property
     def preloads(self) -> bool:
@@ -75,7 +78,10 @@ class ServerSpawner(Spawner):
             OSError: no process or fd could be had.
         """
         self._preloading.choose(pickles)
-        self._preloading.go_on(self._ensure_server())
+        if (first := self._first_link()) is not None:
+            self._preloading.go_on(first)
+        else:
+            self._preloading.begin(self._take_home())
 
     @property
     def is_prepared(self) -> bool:
@@ -100,10 +106,8 @@ class ServerSpawner(Spawner):
         return FrameChannel(*ours, blocking=False)
 
     def _ensure_server(self) -> ServerLink:
-        if self._links:
-            return self._links[0]
-        if self._endings is None:
-            self._endings = ReadySet()  # stays the same for a new server
+        if (known := self._first_link()) is not None:
+            return known
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             with theirs:
@@ -115,24 +119,52 @@ class ServerSpawner(Spawner):
         self._watch(first)
         return first
 
+    def _first_link(self) -> ServerLink | None:
+        """Return the connection to this manager's server, if there is one."""
+        return next((link for link in self._links if link.parent is None), None)
+
     def _watch(self, link: ServerLink) -> None:
+        if self._endings is None:
+            self._endings = ReadySet()  # stays the same for a new server
         self._links.append(link)
         keep_from_children(link.control.fileno())
         self._ready.add(link.control)
-        if self._endings is not None:
-            self._endings.add(link.control)
+        self._endings.add(link.control)
 
     def _start_server(self, theirs: socket.socket, ours: socket.socket) -> ServerProcess:
         """Start a server with one end of the control socket; the other one is not for it."""
-        flags: list[str] = getattr(subprocess, "_args_from_interpreter_flags", list)()
-        orders = json.dumps([sys.path, sys.argv, theirs.fileno(), os.getpid()])
-        return subprocess.Popen(  # noqa: S603 - our own interpreter and code
-            [sys.executable, *flags, "-c", _BOOTSTRAP, orders],
-            pass_fds=[theirs.fileno()],
-            env=worker.worker_environment(os.environ, self._settings),
-            stdin=subprocess.DEVNULL,
-            start_new_session=True,
-        )
+        home = self._take_home()
+        try:
+            return home.fork(theirs, ours)
+        except OSError:
+            self._leave_home()
+            raise
+
+    def _take_home(self) -> homes.Home:
+        """Return the home that servers of this manager are forked from."""
+        if self._home is not None and not self._home.is_alive:
+            self._leave_home()
+        if self._home is None:
+            flags: list[str] = getattr(subprocess, "_args_from_interpreter_flags", list)()
+            command = [sys.executable, *flags, "-c", _BOOTSTRAP]
+            variables = worker.worker_environment(os.environ, self._settings)
+            given = (command, variables, [*sys.path], [*sys.argv], homes.inheritance())
+            wanted = self._preloading.modules
+            self._home = homes.take(given, wanted, lambda: _start_fresh(command, variables))
+            self._preloading.move_to(self._home)
+        return self._home
+
+    def _leave_home(self) -> None:
+        home, self._home = self._home, None
+        if home is not None:
+            homes.give_back(home)
+
+    def _settle(self, link: ServerLink, modules: tuple[str, ...]) -> None:
+        """Make a branch of the home the home."""
+        self._unwatch(link)
+        if self._home is not None:
+            self._home = homes.settle(link, modules, self._home)
+            self._preloading.move_to(self._home)
 
     def death_of(self, host_id: int) -> Any:
         """Return the control socket; all deaths are reported there."""
@@ -243,12 +275,15 @@ class ServerSpawner(Spawner):
         for host_id in list(link.hosts):
             self._on_death(host_id, HostDied(None, "the worker server ended"))
         if link in self._links:
-            self._links.remove(link)
-            self._ready.discard(link.control)
-            if self._endings is not None:
-                self._endings.discard(link.control)
-            forget_fd(link.control.fileno())
+            self._unwatch(link)
             link.control.close()
+
+    def _unwatch(self, link: ServerLink) -> None:
+        self._links.remove(link)
+        self._ready.discard(link.control)
+        if self._endings is not None:
+            self._endings.discard(link.control)
+        forget_fd(link.control.fileno())
 
     def close(self) -> None:
         """Let the servers kill their workers and end; kill them if they do not soon."""
@@ -258,7 +293,27 @@ class ServerSpawner(Spawner):
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(_CLOSE_S)
         self._drop_server()
+        self._leave_home()
         self._died.clear()
         if self._endings is not None:
             self._endings.close()
             self._endings = None
+
+
+def _start_fresh(command: list[str], variables: dict[str, str]) -> tuple[ServerLink, ServerProcess]:
+    """Start a server in a fresh interpreter."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with theirs:
+        try:
+            orders = json.dumps([sys.path, sys.argv, theirs.fileno(), os.getpid()])
+            process = subprocess.Popen(  # noqa: S603 - our own interpreter and code
+                [*command, orders],
+                pass_fds=[theirs.fileno()],
+                env=variables,
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        except BaseException:
+            ours.close()
+            raise
+    return ServerLink(ours), process
