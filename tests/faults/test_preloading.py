@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 
 from envmgr.errors import ConfigError, ManagerClosedError
+from envmgr.transport.process import homes
 from envmgr.worker import imported
 from tests.contract.envs import ScriptedEnv
 from tests.contract.harness import (
@@ -47,6 +48,10 @@ class Env(ScriptedEnv):
         was_there = name in sys.modules
         module: Any = importlib.import_module(name)
         return was_there, os.getpid() != module.PID
+
+    def importer(self, name: str) -> int:
+        """Return the pid of the process that has imported a module."""
+        return int(importlib.import_module(name).PID)
 
     def draws(self) -> tuple[float, float]:
         return random.random(), float(np.random.random())
@@ -406,6 +411,105 @@ def test_f49_what_modules_print_is_printed_once(
     modules.install(good_module="print('hello from the module')")
     make(world, 3, preload=["good_module"]).close()
     assert capfd.readouterr().out == "hello from the module\n"
+
+
+# -- several managers -----------------------------------------------------------------------------
+
+
+def pid_of_import(manager: Any, name: str) -> int:
+    """Return which process has imported a module of the workers."""
+    [pid] = set(manager.call("importer", name))
+    return int(pid)
+
+
+def test_f49_managers_that_are_open_together_share_what_is_imported(
+    world: World, modules: Modules, log: Log
+) -> None:
+    modules.install(more="", private="")
+    one = make(world, preload=["good_module"])
+    two = make(world, preload=["good_module"])
+    more = make(world, preload=["more", "good_module"])
+    shared = pid_of_import(one, "good_module")
+    assert pid_of_import(two, "good_module") == pid_of_import(more, "good_module") == shared
+    assert is_shared(more, "more")
+    # Nobody gets what another one has asked for.
+    assert not is_shared(two, "more")
+    less = make(world, preload=["private"])
+    assert not is_shared(less, "good_module")
+    # Nor what was imported with another environment.
+    other = make(world, preload=["good_module"], worker_env={"set": {"OTHER": "1"}})
+    assert pid_of_import(other, "good_module") != shared
+    pids = [world.pid(i) for i in (0, 1)]  # of the latest
+    assert len({parent_of(pid) for pid in pids}) == 1
+    one.close()
+    more.close()
+    assert [*step_all(two, {0: 1, 1: 2})] == [0, 1]
+    three = make(world, preload=["good_module"])
+    assert pid_of_import(three, "good_module") == shared
+    for manager in (two, less, other, three):
+        manager.close()
+    assert pid_of_import(make(world, preload=["good_module"]), "good_module") != shared
+    assert homes._homes, "the last one is open"
+
+
+def test_f49_modules_of_the_users_own_are_not_shared(
+    world: World, modules: Modules, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "own_module", raising=False)
+    (tmp_path / "own_module.py").write_text(MARK)
+    one = make(world, preload=["own_module"])
+    two = make(world, preload=["own_module"])
+    assert is_shared(one, "own_module")
+    assert pid_of_import(one, "own_module") != pid_of_import(two, "own_module")
+
+
+@pytest.mark.parametrize("depth", [0, 1, 2], ids=["the server", "its home", "the first home"])
+def test_f49_managers_recover_from_the_death_of_a_server_that_they_share(
+    world: World, modules: Modules, log: Log, depth: int
+) -> None:
+    one = make(world, preload=["good_module"], retry_waiting_time=0.0)
+    one_pids = [world.pid(i) for i in (0, 1)]
+    two = make(world, preload=["good_module"], retry_waiting_time=0.0)
+    pid = parent_of(world.pid(0))
+    for _ in range(depth):
+        pid = parent_of(pid)
+    os.kill(pid, signal.SIGKILL)
+    wait_ended(world.pid(0))
+    for manager in (two, one):
+        if manager is one and depth == 0:
+            assert [parent_of(pid) for pid in one_pids], "another one's server is not touched"
+            assert not step_all(one, {0: 1, 1: 1})[0].info.get("abnormal")
+            continue
+        timesteps = step_all(manager, {0: 1, 1: 1})
+        assert all(t.info["abnormal"] for t in timesteps.values())
+        ready_all(manager)
+        assert is_shared(manager, "good_module")
+    assert not [text for text in log.warnings if "preload" in text]
+    one.close()
+    two.close()
+    assert not homes._homes
+
+
+def test_f49_a_fork_of_the_trainer_has_servers_of_its_own(world: World, modules: Modules) -> None:
+    one = make(world, preload=["good_module"])
+    shared = pid_of_import(one, "good_module")
+    read, write = os.pipe()
+    if (child := os.fork()) == 0:
+        code = 1
+        try:
+            two = world.make(DEFAULT, 2, env=Env, preload=["good_module"])
+            ready_all(two)
+            os.write(write, str(pid_of_import(two, "good_module")).encode())
+            two.close()
+            code = 0 if not homes._homes else 2
+        finally:
+            os._exit(code)
+    os.close(write)
+    with open(read) as file:
+        assert int(file.read()) != shared
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert [*step_all(one, {0: 1, 1: 2})] == [0, 1]
 
 
 @over(IN_LINE, Setup("subprocess", "fork"), Setup("subprocess", "spawn"))

@@ -174,13 +174,21 @@ def _opened(started: tuple[ServerLink, Any]) -> tuple[ServerLink, tuple[str, ...
     return link, (), process
 
 
-def settle(link: ServerLink, modules: Iterable[str], home: Home) -> Home:
-    """Make a branch of a home a home itself, which takes that one's place for its user."""
-    with _lock:
-        settled = Home(home.key, link, (*home.modules, *modules), home)
-        keep_from_children(link.control.fileno())
-        _homes.append(settled)
-        return settled
+def settle(link: ServerLink, modules: Iterable[str], home: Home, *, shared: bool) -> Home:
+    """Make a branch of a home a home itself, which takes that one's place for its user.
+
+    Args:
+        link: to the branch.
+        modules: what it has imported.
+        home: that it was forked from.
+        shared: others may take it.
+    """
+    settled = Home(home.key, link, (*home.modules, *modules), home)
+    keep_from_children(link.control.fileno())
+    if shared:
+        with _lock:
+            _homes.append(settled)
+    return settled
 
 
 def give_back(home: Home) -> None:
@@ -189,7 +197,7 @@ def give_back(home: Home) -> None:
         home.n_users -= 1
         if home.n_users:
             return
-        with contextlib.suppress(ValueError):  # in a fork of the process that has taken it
+        with contextlib.suppress(ValueError):  # it is not shared, or we are a fork of who took it
             _homes.remove(home)
     home.end()
 

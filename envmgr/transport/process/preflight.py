@@ -17,8 +17,9 @@ from envmgr.errors import LaunchError
 _FDS_OF_A_MANAGER = 14
 """Wake-ups, background thread, memory, bells, epolls, the server's or the workers' ends."""
 
-_FDS_OF_BRANCHES = 2
-"""Connections to branches of the server, which import what workers need."""
+_FDS_OF_BRANCHES = 4
+"""Connections to branches of the server, and to those that it is forked from: these import what
+workers need."""
 
 _FDS_WHILE_STARTING = 12
 """The other ends of a connection, and what starting a process takes for a moment."""
@@ -46,7 +47,7 @@ def refuse_too_many_workers(n_workers: int, context: str, *, shared_memory: bool
     fds += _FDS_OF_BRANCHES if context == "server" else 0
     _refuse_too_few_fds(n_workers, fds)
     # A worker of `spawn` and `forkserver` has a thread that watches the trainer.
-    processes = n_workers * (1 if by_server else 2) + (2 if context == "server" else 1)
+    processes = n_workers * (1 if by_server else 2) + (3 if context == "server" else 1)
     free, why = free_processes()
     if processes > free:
         raise LaunchError(

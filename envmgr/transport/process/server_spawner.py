@@ -18,6 +18,7 @@ from typing import Any, Protocol
 from envmgr.transport.base import HostDied
 from envmgr.transport.fds import close_all, forget_fd, keep_from_children, pipe_pairs
 from envmgr.transport.process import homes, server
+from envmgr.transport.process.needed import installed_among
 from envmgr.transport.process.preloading import Preloading, PreloadRules
 from envmgr.transport.process.server_link import ServerLink
 from envmgr.transport.process.spawner import LEFT_BEHIND, Spawner
@@ -163,7 +164,9 @@ class ServerSpawner(Spawner):
         """Make a branch of the home the home."""
         self._unwatch(link)
         if self._home is not None:
-            self._home = homes.settle(link, modules, self._home)
+            # Modules of the user's own, which he has listed, he may edit before the next launch.
+            shared = {*modules} <= {*installed_among(modules)}
+            self._home = homes.settle(link, modules, self._home, shared=shared)
             self._preloading.move_to(self._home)
 
     def death_of(self, host_id: int) -> Any:
