@@ -34,7 +34,7 @@ class DaemonEnv(gymnasium.Env[int, int]):
     action_space = gymnasium.spaces.Discrete(2)
 
     def __init__(self) -> None:
-        told = subprocess.run(["sh", "-c", _FIRST], stdout=subprocess.PIPE, check=True).stdout
+        told = subprocess.run(["/bin/sh", "-c", _FIRST], stdout=subprocess.PIPE, check=True).stdout
         self.worker = os.getpid()
         self.daemons = [int(pid) for pid in told.split()]
 

@@ -1,4 +1,4 @@
-"""Orphans: what is left of a trainer that is killed at random points of its life, and of daemons."""
+"""Orphans: what is left of a trainer that is killed, at random points of its life; and daemons."""
 
 from __future__ import annotations
 
@@ -117,7 +117,8 @@ def daemons(context: str, env_num: int, end: str) -> Figure:
         stdout=subprocess.PIPE,
         text=True,
     ) as trainer:
-        assert trainer.stdout is not None
+        if trainer.stdout is None:
+            raise RuntimeError("no pipe")
         pids = set(json.loads(trainer.stdout.readline()))
         found = sum(map(_is_there, pids))
         if end == "trainer":

@@ -93,9 +93,9 @@ def test_what_is_short_is_named_with_both_figures(
 ) -> None:
     system.write("cgroup/a/b/pids.max", "14\n")
     system.write("cgroup/a/b/pids.current", "4\n")
-    preflight.refuse_too_many_workers(8, "server", shared_memory=True)
+    preflight.refuse_too_many_workers(7, "server", shared_memory=True)
     with pytest.raises(LaunchError, match=r"11 processes.*only 10 more.*pids\.max of the cgroup"):
-        preflight.refuse_too_many_workers(9, "server", shared_memory=True)
+        preflight.refuse_too_many_workers(8, "server", shared_memory=True)
     with pytest.raises(LaunchError, match=r"17 processes"):
         preflight.refuse_too_many_workers(8, "spawn", shared_memory=True)
 
@@ -105,10 +105,10 @@ def test_fds_are_counted_with_those_that_are_open(
     system: System, monkeypatch: pytest.MonkeyPatch, hard: int, advice: str
 ) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda which: (50, hard))
-    for fd in range(18):
+    for fd in range(16):
         system.write(f"proc/self/fd/{fd}", "")
     preflight.refuse_too_many_workers(1, "server", shared_memory=True)
-    with pytest.raises(LaunchError, match=r"56 file descriptors.*only 32 more.*18 are open") as it:
+    with pytest.raises(LaunchError, match=r"56 file descriptors.*only 34 more.*16 are open") as it:
         preflight.refuse_too_many_workers(10, "fork", shared_memory=True)
     assert advice in str(it.value)
 

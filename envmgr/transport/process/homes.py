@@ -1,10 +1,10 @@
 """Servers that the managers of a trainer share: each has its own server forked from one of them.
 
 A *home* is a worker server that starts no workers. The first is a fresh interpreter; others are
-branches that have imported what a manager wants. A manager takes the home that has most of that and
-nothing else, has it import the rest in a branch, which is a home then, and has its own server forked
-there. So a manager beside another one with the same needs imports nothing, and gets nothing that it
-would not have imported itself; its workers have a server that is nobody else's.
+branches that have imported what a manager wants. A manager takes the home that has most of that
+and nothing else, has it import the rest in a branch, which is a home then, and has its own server
+forked there. So a manager beside another one with the same needs imports nothing, and gets nothing
+that it would not have imported itself; its workers have a server that is nobody else's.
 
 A home is there as long as managers, or homes that were forked from it, use it.
 """
@@ -134,7 +134,7 @@ _lock = threading.RLock()
 
 
 def _forget_all() -> None:
-    """Begin anew in a fork of this process: its servers end with the one that it was forked from."""
+    """Begin anew in a fork of this process, whose servers end with the one it was forked from."""
     global _lock
     _lock = threading.RLock()
     _homes.clear()

@@ -17,7 +17,7 @@ from envmgr.errors import LaunchError
 _FDS_OF_A_MANAGER = 14
 """Wake-ups, background thread, memory, bells, epolls, the server's or the workers' ends."""
 
-_FDS_OF_BRANCHES = 4
+_FDS_OF_BRANCHES = 5
 """Connections to branches of the server, and to those that it is forked from: these import what
 workers need."""
 

@@ -273,7 +273,7 @@ class WorkerServer:
 
 
 def _kill_children(besides: Container[int] = ()) -> None:
-    """Kill the children of this process; none of their pids is given to another before it is reaped.
+    """Kill children of this process: pids that nobody else gets before they are reaped here.
 
     Args:
         besides: pids of those that are not to be killed.
