@@ -50,7 +50,7 @@ class DaemonEnv(gymnasium.Env[int, int]):
 
 
 def main() -> None:
-    """Say which daemons there are, and when their workers end; end these."""
+    """Say which workers and daemons there are, and when ending them is begun; end them."""
     logging.getLogger("envmgr").setLevel(logging.CRITICAL)
     context, env_num, end = sys.argv[1], int(sys.argv[2]), sys.argv[3]
     cfg = {
@@ -63,16 +63,15 @@ def main() -> None:
         "failure_window_s": 0.001,
     }
     with create_env_manager(cfg, env_fn=[DaemonEnv] * env_num) as manager:
-        daemons = [pid for pids in manager.get_attr("daemons") for pid in pids]
         workers = manager.get_attr("worker")
-        print(json.dumps(daemons), flush=True)
+        print(json.dumps([workers, manager.get_attr("daemons")]), flush=True)
         actions = dict.fromkeys(range(env_num), HANG if end == "limit" else 0)
         if end == "trainer":
             sys.stdin.readline()
         if end == "kill":
             for pid in workers:
                 os.kill(pid, signal.SIGKILL)
-        print(time.monotonic() + (2.0 if end == "limit" else 0.0), flush=True)
+        print(time.monotonic(), flush=True)
         if end in ("kill", "limit"):
             manager.step(actions)
         else:
