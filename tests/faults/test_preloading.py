@@ -22,7 +22,7 @@ import pytest
 from envmgr.errors import ConfigError, ManagerClosedError
 from envmgr.transport.process import homes
 from envmgr.worker import imported
-from tests.contract.envs import ScriptedEnv
+from tests.contract.envs import Do, ScriptedEnv
 from tests.contract.harness import (
     DEFAULT,
     IN_LINE,
@@ -489,6 +489,56 @@ def test_f49_managers_recover_from_the_death_of_a_server_that_they_share(
     one.close()
     two.close()
     assert not homes._homes
+
+
+def test_f49_an_import_that_hangs_ends_with_its_manager_while_another_one_is_open(
+    world: World, modules: Modules, tmp_path: Path
+) -> None:
+    one = make(world, preload=["good_module"])
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    modules.install(
+        bad_module=f"import signal\nwith open({str(fifo)!r}, 'w') as f:\n    f.write(str(PID))\n"
+        "signal.pause()"
+    )
+    two = world.make(DEFAULT, 2, launch=False, preload=["bad_module"])
+    found: list[int] = []
+
+    def close_when_it_hangs() -> None:
+        found.append(int(fifo.read_text()))
+        two.close()
+
+    thread = threading.Thread(target=close_when_it_hangs)
+    thread.start()
+    with pytest.raises(ManagerClosedError):
+        two.launch()
+    thread.join()
+    wait_ended(found[0])
+    assert [*step_all(one, {0: 1, 1: 2})] == [0, 1]
+
+
+@pytest.mark.parametrize("depth", [0, 1], ids=["the server", "its home"])
+def test_f49_a_server_that_is_stopped_is_left_and_hurts_nobody_else(
+    world: World, modules: Modules, monkeypatch: pytest.MonkeyPatch, depth: int
+) -> None:
+    monkeypatch.setattr("envmgr.transport.process.server_link._PATIENCE_S", 0.1)
+    monkeypatch.setattr("envmgr.transport.process.server_spawner._SERVER_PATIENCE_S", 0.1)
+    monkeypatch.setattr("envmgr.transport.base.Transport.kill_patience_s", 0.2)
+    one = make(world, preload=["good_module"], step_timeout=0.3, retry_waiting_time=0.0)
+    pid = parent_of(world.pid(0))
+    os.kill(pid, signal.SIGSTOP)
+    if depth:
+        os.kill(parent_of(pid), signal.SIGSTOP)
+    two = make(world, preload=["good_module"]) if not depth else None
+    ready_all(one)
+    os.kill(world.pid(0) if two is None else pid, 0)
+    timesteps = step_all(one, {0: Do.HANG})
+    assert timesteps[0].info["abnormal"]
+    ready_all(one)
+    if two is not None:
+        assert [*step_all(two, {0: 1, 1: 2})] == [0, 1]
+        two.close()
+    one.close()
 
 
 def test_f49_a_fork_of_the_trainer_has_servers_of_its_own(world: World, modules: Modules) -> None:

@@ -26,7 +26,9 @@ def test_the_module_that_ends_all_servers_is_the_one_that_was_imported_last(
     (ours, first), (control, branch) = pairs
     root = ServerLink(ours)
     link = ServerLink(control, root, -1, Preloads(("good", "bad"), ()))
-    spawner._process = SimpleNamespace(kill=lambda: None, wait=lambda timeout: None)
+    spawner._process = SimpleNamespace(
+        kill=lambda: None, wait=lambda timeout: None, forget=lambda: None
+    )
     ready = ReadySet()
     spawner.report_to(ready)
     spawner._links += [root, link]

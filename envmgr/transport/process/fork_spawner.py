@@ -87,10 +87,14 @@ class _ForkedServer:
         status = 0
         with contextlib.suppress(ChildProcessError):  # somebody else has reaped it
             status = os.waitstatus_to_exitcode(os.waitpid(self._pid, 0)[1])
-        forget_fd(self._pidfd)
-        os.close(self._pidfd)
-        self._pidfd = None
+        self.forget()
         return status
+
+    def forget(self) -> None:
+        if self._pidfd is not None:
+            forget_fd(self._pidfd)
+            os.close(self._pidfd)
+            self._pidfd = None
 
 
 @contextlib.contextmanager

@@ -124,9 +124,14 @@ class ForkedServer:
         poll.register(self._control, 0)
         if not poll.poll(None if timeout is None else timeout * 1000):
             raise subprocess.TimeoutExpired("the worker server", timeout or 0.0)
-        forget_fd(self._control.fileno())
-        self._control.close()
+        self.forget()
         return 0
+
+    def forget(self) -> None:
+        """Close the connection."""
+        if self._control.fileno() >= 0:
+            forget_fd(self._control.fileno())
+            self._control.close()
 
 
 _homes: list[Home] = []
@@ -191,14 +196,19 @@ def settle(link: ServerLink, modules: Iterable[str], home: Home, *, shared: bool
     return settled
 
 
+def hide(home: Home) -> None:
+    """Have nobody else take a home that does not do what it is told."""
+    with _lock, contextlib.suppress(ValueError):  # it is not shared
+        _homes.remove(home)
+
+
 def give_back(home: Home) -> None:
     """Use a home no more; the last one to do so ends it."""
     with _lock:
         home.n_users -= 1
         if home.n_users:
             return
-        with contextlib.suppress(ValueError):  # it is not shared, or we are a fork of who took it
-            _homes.remove(home)
+        hide(home)
     home.end()
 
 

@@ -24,7 +24,6 @@ from envmgr.transport.process.needed import (
 )
 from envmgr.transport.process.preload import Preloads
 from envmgr.transport.process.server_link import ServerLink
-from envmgr.transport.process.spawner import SIGKILL
 
 logger = logging.getLogger("envmgr")
 
@@ -59,7 +58,7 @@ class Preloading:
     Args:
         rules: what to import.
         watch: called with each new branch.
-        let_go: called with each branch that is given up.
+        let_go: kills a branch that is given up.
         settle: called with a branch of the home, and its modules, when it has imported them.
 
     Attributes:
@@ -220,9 +219,6 @@ class Preloading:
         link, self.opening = self.opening, None
         if link is None or link.parent is None:
             return
-        if link.parent.is_open:
-            with contextlib.suppress(OSError):  # it is gone
-                link.parent.send(server.SIGNAL, link.number, SIGKILL)
         self._let_go(link)
         modules = link.wanted.modules
         failed = modules if link.place < 0 else modules[link.place : link.place + 1]

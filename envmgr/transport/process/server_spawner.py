@@ -21,7 +21,7 @@ from envmgr.transport.process import homes, server
 from envmgr.transport.process.needed import installed_among
 from envmgr.transport.process.preloading import Preloading, PreloadRules
 from envmgr.transport.process.server_link import ServerLink
-from envmgr.transport.process.spawner import LEFT_BEHIND, Spawner
+from envmgr.transport.process.spawner import LEFT_BEHIND, SIGKILL, Spawner
 from envmgr.transport.ready import ReadySet
 from envmgr.wire.channel import FrameChannel
 from envmgr.wire.hosts import HostSpec, WorkerSettings
@@ -46,6 +46,9 @@ class ServerProcess(Protocol):
 
     def wait(self, timeout: float | None = None) -> int:
         """Reap it; raise `subprocess.TimeoutExpired` if it does not end in time."""
+
+    def forget(self) -> None:
+        """Release what is kept of it, whether it has ended or not."""
 
 
 class ServerSpawner(Spawner):
@@ -138,7 +141,7 @@ class ServerSpawner(Spawner):
         try:
             return home.fork(theirs, ours)
         except OSError:
-            self._leave_home()
+            self._leave_home(distrusted=True)
             raise
 
     def _take_home(self) -> homes.Home:
@@ -155,9 +158,11 @@ class ServerSpawner(Spawner):
             self._preloading.move_to(self._home)
         return self._home
 
-    def _leave_home(self) -> None:
+    def _leave_home(self, *, distrusted: bool = False) -> None:
         home, self._home = self._home, None
         if home is not None:
+            if distrusted:
+                homes.hide(home)
             homes.give_back(home)
 
     def _settle(self, link: ServerLink, modules: tuple[str, ...]) -> None:
@@ -268,10 +273,13 @@ class ServerSpawner(Spawner):
         for link in links:
             self._preloading.on_end(link)
         if self._process is not None:
-            self._process.kill()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(_SERVER_PATIENCE_S)
-            self._process = None
+            process, self._process = self._process, None
+            process.kill()
+            try:
+                process.wait(_SERVER_PATIENCE_S)
+            except subprocess.TimeoutExpired:  # its home does not kill it: it is stopped, perhaps
+                self._leave_home(distrusted=True)
+            process.forget()
 
     def _close_link(self, link: ServerLink) -> None:
         """Let go of a server; it ends then, and its workers with it."""
@@ -280,6 +288,9 @@ class ServerSpawner(Spawner):
         if link in self._links:
             self._unwatch(link)
             link.control.close()
+            if link.parent is not None and link.parent.is_open:
+                with contextlib.suppress(OSError):  # it is gone
+                    link.parent.send(server.SIGNAL, link.number, SIGKILL)  # it may not notice
 
     def _unwatch(self, link: ServerLink) -> None:
         self._links.remove(link)
@@ -303,7 +314,9 @@ class ServerSpawner(Spawner):
             self._endings = None
 
 
-def _start_fresh(command: list[str], variables: dict[str, str]) -> tuple[ServerLink, ServerProcess]:
+def _start_fresh(
+    command: list[str], variables: dict[str, str]
+) -> tuple[ServerLink, subprocess.Popen[bytes]]:
     """Start a server in a fresh interpreter."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
