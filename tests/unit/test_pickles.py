@@ -1,0 +1,61 @@
+"""What a script defines travels in pickles, whatever name the script runs by."""
+
+from __future__ import annotations
+
+import pickle
+import sys
+from types import ModuleType
+from typing import Any
+
+import cloudpickle
+import pytest
+
+from envmgr import pickles
+
+SOURCE = "class Thing:\n    number = 3\ndef make():\n    return Thing()\n"
+
+
+@pytest.fixture(params=["__mp_main__", "<run_path>"])
+def script(request: Any, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    module = ModuleType(request.param)
+    exec(SOURCE, vars(module))  # noqa: S102 - as those who run scripts do
+    monkeypatch.setitem(sys.modules, request.param, module)
+    return module
+
+
+def test_what_it_defines_is_read_where_it_is_not(
+    script: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    by_name = cloudpickle.dumps(script.make)
+    whole = pickles.dumps(script.make)
+    assert pickles.names_script(pickle.dumps(script.Thing()))
+    assert pickles.is_of_script(script.Thing)
+    assert cloudpickle.dumps(script.make) == by_name, "others' pickles are as before"
+    monkeypatch.delitem(sys.modules, script.__name__)
+    made = pickle.loads(whole)()
+    assert made.number == 3
+    with pytest.raises(Exception, match=r"No module named|Can't get attribute"):
+        pickle.loads(by_name)
+
+
+def test_a_module_that_is_pickled_whole_anyway_stays_so(script: Any) -> None:
+    cloudpickle.register_pickle_by_value(script)
+    try:
+        pickles.dumps(script.make)
+        assert script.__name__ in cloudpickle.list_registry_pickle_by_value()
+    finally:
+        cloudpickle.unregister_pickle_by_value(script)
+
+
+def test_a_reduce_that_pickles_by_itself(script: Any) -> None:
+    class Nested:
+        def __reduce__(self) -> Any:
+            return pickle.loads, (pickles.dumps(script.make),)
+
+    found = pickle.loads(pickles.dumps([Nested(), script.make]))
+    assert [make().number for make in found] == [3, 3]
+
+
+def test_modules_are_named_as_ever() -> None:
+    assert pickles.dumps(pickle.loads) == cloudpickle.dumps(pickle.loads, protocol=5)
+    assert not pickles.is_of_script(cloudpickle.Pickler)
