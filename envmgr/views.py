@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from envmgr.core import ArrayBatch, ends_of
 from envmgr.core.arguments import actions_by_id
+from envmgr.core.delivery import Hand
 from envmgr.core.requests import rows_by_id
 from envmgr.errors import ActionError, NothingReadyError, SpaceMismatchError
 from envmgr.optional_packages import imported
@@ -86,8 +87,13 @@ class DictView:
         """
         return actions if type(actions) is dict else actions_by_id(actions)
 
-    def timesteps(self, timesteps: dict[int, EnvTimestep]) -> Any:
-        """Return what `step` gives."""
+    def timesteps(self, timesteps: dict[int, EnvTimestep], hand: Hand | None = None) -> Any:
+        """Return what `step` gives.
+
+        Args:
+            timesteps: by env_id.
+            hand: what they are delivered with; it says later on if they were not.
+        """
         return timesteps
 
     def forget(self) -> None:
@@ -150,7 +156,7 @@ class TreeView(DictView):
         by_id = rows_by_id(env_ids, _untree(actions), each)
         return {env_id: _untree(action) for env_id, action in by_id.items()}
 
-    def timesteps(self, timesteps: dict[int, EnvTimestep]) -> list[Any]:
+    def timesteps(self, timesteps: dict[int, EnvTimestep], hand: Hand | None = None) -> list[Any]:
         """Return a treetensor with `obs reward done info env_id` for each timestep.
 
         Their arrays are nobody else's: who changes them changes neither `ready_obs` nor the block.

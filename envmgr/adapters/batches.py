@@ -8,14 +8,17 @@ import numbers
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
-import numpy as np
-import numpy.typing as npt
-
 from envmgr.adapters.failures import failure_of, plain_info, raise_in_trainer, raises
 from envmgr.adapters.rows import EnvIds, Rows, joined
 from envmgr.env.agent_rows import refuse_agents
-from envmgr.errors import ConfigError, EnvFailure, EnvManagerError
-from envmgr.manager import EnvManager
+from envmgr.errors import (
+    ConfigError,
+    EnvFailure,
+    EnvManagerError,
+    EnvNotReadyError,
+    UnknownEnvError,
+)
+from envmgr.manager import ArrayBatch, EnvManager
 from envmgr.spaces import rows_of
 from envmgr.spaces.reading import Unreadable, read_list
 from envmgr.types import Once
@@ -43,6 +46,35 @@ def each_seed(seed: Any, n: int) -> list[Any] | None:
     return seeds
 
 
+class Step:
+    """A step of the trainer: from before it is sent until the trainer has been given its results.
+
+    Args:
+        env_ids: whose.
+        note: of the adapter.
+
+    Attributes:
+        env_ids: see above.
+        note: see above.
+        is_sent: the manager has accepted it; if not, that has to be looked up.
+        batches: what the manager has delivered of it.
+        rows: all of that.
+        ends: copies of the terminal observations in it.
+        result: what the adapter has made of it.
+    """
+
+    __slots__ = ("batches", "ends", "env_ids", "is_sent", "note", "result", "rows")
+
+    def __init__(self, env_ids: EnvIds, note: Any = None) -> None:
+        self.env_ids = env_ids
+        self.note = note
+        self.is_sent = False
+        self.batches: list[ArrayBatch] = []
+        self.rows: Rows | None = None
+        self.ends: Any = None
+        self.result: Any = None
+
+
 class FixedBatches:
     """Steps and resets all envs of a manager, so that each step of the trainer has all its rows.
 
@@ -64,9 +96,18 @@ class FixedBatches:
         ConfigError: it is no manager, or one whose config does not fit; the message says what to
             change.
 
+    What Ctrl-C leaves of a call is not known from counters beside the manager's: a step is noted
+    before it is sent, and whether it was sent is asked of the manager, which is never half done.
+    The last thing that an adapter does before it returns is one store: that the trainer has been
+    given the results of `step`, or the first observations of envs that were `unseen`.
+
     Attributes:
         manager: the manager.
         n: number of envs.
+        step: the step whose results the trainer has not been given; None if there is none. See
+            `is_stepping`.
+        unseen: envs whose reset was asked for, and whose first observations the trainer has not
+            been given: all at first, or after Ctrl-C in a reset. They have to be reset.
     """
 
     def __init__(
@@ -95,10 +136,8 @@ class FixedBatches:
         self.n = manager.env_num
         self._raises = raises(on_failure, config.on_failure)
         self._all = list(range(self.n))
-        self._parts: list[tuple[npt.NDArray[np.int64], Rows]] = []
-        self._n_sent = 0
-        self._received: Rows | None = None
-        self._ends: tuple[Rows, Any] | None = None
+        self.step: Step | None = None
+        self.unseen: frozenset[int] = frozenset(self._all)
 
     # -- resets -----------------------------------------------------------------------------
 
@@ -141,6 +180,9 @@ class FixedBatches:
     ) -> None:
         """Begin new episodes and wait for their first observations, which `first_obs` gives.
 
+        A step that is under way is cancelled. The envs are `unseen` until the adapter has given
+        their observations to the trainer.
+
         Args:
             env_ids: in which envs; None for all.
             seed: an int gives env i exactly `seed + i`; a list has one for each of all envs; None,
@@ -154,23 +196,28 @@ class FixedBatches:
                 `failures.raise_in_trainer` makes of it.
         """
         ids = self._all if env_ids is None else list(env_ids)
-        if seed is not None:
-            seeds = each_seed(seed, self.n) or ()
-            self.manager.seed({i: seeds[i] for i in ids})
+        seeds = None if seed is None else each_seed(seed, self.n) or ()
         given = [options] * self.n if options is None or isinstance(options, Mapping) else options
         if len(given) != self.n:
             raise ConfigError(f"options: a dict, or {self.n} of them, are needed, not {len(given)}")
-        if seed is None and not any(given):
-            ids = [i for i in ids if i not in begun]
-        params = {i: Once(its) if (its := given[i]) else None for i in ids}
-        self._received, self._parts = None, []
+        before = self.unseen
+        self.unseen = before.union(ids)  # first: Ctrl-C may come in the midst of it
         try:
+            if seeds is not None:
+                self.manager.seed({i: seeds[i] for i in ids})
+            elif not any(given):
+                ids = [i for i in ids if i not in begun]
+            params = {i: Once(its) if (its := given[i]) else None for i in ids}
             if self.manager.closed:
                 self.manager.launch(params)
             elif ids:
                 self.manager.reset(params)
+        except (ConfigError, UnknownEnvError):  # of the arguments: nothing was reset
+            self.unseen = before
+            raise
         except EnvManagerError as error:
             self.fail(error)
+        self.step = None  # its timesteps were discarded
 
     def first_obs(self, env_ids: Sequence[int] | None = None) -> Any:
         """Return the observations that the next episodes begin with: (k, *shape), or a tree."""
@@ -185,47 +232,75 @@ class FixedBatches:
 
     # -- steps ------------------------------------------------------------------------------
 
-    def send(self, actions: Any, env_ids: EnvIds | None = None) -> None:
-        """Send one action to each of `env_ids` (None for all).
+    @property
+    def is_stepping(self) -> bool:
+        """Whether a step is under way: sent, and its results not given to the trainer.
+
+        If Ctrl-C has ended `send`, the manager is asked: it has accepted all of the actions, or
+        none.
+        """
+        step = self.step
+        if step is None:
+            return False
+        if self.manager.closed:
+            step.is_sent = False
+        elif not step.is_sent:
+            step.is_sent = not set(self.manager.pending_env).isdisjoint(step.env_ids)
+        if not step.is_sent:
+            self.step = None
+        return step.is_sent
+
+    def send(self, actions: Any, env_ids: EnvIds | None = None, note: Any = None) -> None:
+        """Send one action to each of `env_ids` (None for all); from now on it is `step`.
 
         Args:
             actions: (k, *shape), or a dict or tuple of such, or a list of k actions.
-            env_ids: which envs, ascending.
+            env_ids: which envs, ascending; with none the step consists of nothing but the
+                beginnings of episodes.
+            note: what the adapter wants to know of this step.
         """
-        ids = self._all if env_ids is None else env_ids
-        self.manager.send_arrays(ids, actions)
-        self._received = None
-        self._n_sent = len(ids)
+        ids: Any = self._all if env_ids is None else env_ids
+        self.step = step = Step(ids, note)  # before: what Ctrl-C leaves is looked up by it
+        if len(ids):
+            self.manager.send_arrays(ids, actions)
+        step.is_sent = True
 
     def receive(self, timeout_s: float | None = None) -> Rows | None:
         """Return the timesteps of all actions that were sent, or None if they take too long.
 
-        Until the next `send` or `reset` it returns the same once more: what a step has received is
-        not lost when Ctrl-C ends it while it waits for something else.
+        Until the adapter says that the trainer has them, by setting `step` to None, it returns the
+        same once more: what a step has received is not lost when Ctrl-C ends it.
 
         Args:
             timeout_s: seconds to wait. What has come until then is kept for the next call.
         """
-        if self._received is None:
-            self._received = self._receive(timeout_s)
-        return self._received
+        step = self.step
+        if step is None:
+            raise EnvNotReadyError("no step is under way: there is nothing to receive")
+        if step.rows is None:
+            step.rows = self._receive(step, timeout_s)
+        return step.rows
 
-    def _receive(self, timeout_s: float | None) -> Rows | None:
-        missing = self._n_sent - sum(len(ids) for ids, _ in self._parts)
+    def _receive(self, step: Step, timeout_s: float | None) -> Rows | None:
+        batches = step.batches
+        missing = len(step.env_ids) - sum(len(batch.env_ids) for batch in batches)
+        if missing:
+            self._keep(batches, missing, timeout_s)
+            if len(batches[-1].env_ids) < missing:
+                return None
+        if self._raises and (failure := self.failure_in(*batches)) is not None:
+            self.step = None  # it ends with the exception
+            self.fail(failure)
+        if len(batches) == 1:
+            return self.rows_of(batches[0])
+        return joined([(one.env_ids, self.rows_of(one)) for one in batches if len(one.env_ids)])
+
+    def _keep(self, batches: list[ArrayBatch], min_ready: int, timeout_s: float | None) -> None:
+        """Gather timesteps into a list in one go: no Ctrl-C comes between the manager and it."""
         try:
-            batch = self.manager.recv_arrays(missing, timeout_s)
+            batches.extend(map(self.manager.recv_arrays, (min_ready,), (timeout_s,)))
         except EnvManagerError as error:
             self.fail(error)
-        rows = self._rows_of(batch)
-        count = len(batch.env_ids)
-        if count == missing and not self._parts:
-            return rows
-        if count:
-            self._parts.append((batch.env_ids, rows))
-        if count < missing:
-            return None
-        parts, self._parts = self._parts, []
-        return joined(parts)
 
     def last_obs(self, rows: Rows) -> Any:
         """Return copies of the terminal observations of `rows.ended`: (k, *shape), or a tree.
@@ -233,28 +308,31 @@ class FixedBatches:
         They are the same when they are asked for again: what was done to `rows.obs` before Ctrl-C
         does not change them.
         """
-        if self._ends is None or self._ends[0] is not rows:
-            self._ends = rows, rows_of(rows.obs, rows.ended)
-        return self._ends[1]
+        step = self.step
+        if step is None or step.rows is not rows:
+            return rows_of(rows.obs, rows.ended)
+        if step.ends is None:
+            step.ends = rows_of(rows.obs, rows.ended)
+        return step.ends
 
     def receive_some(
-        self, min_ready: int, timeout_s: float | None = None
-    ) -> tuple[list[int], Rows]:
-        """Return timesteps of some of the actions that were sent, and whose they are, ascending.
+        self, batches: list[ArrayBatch], min_ready: int, timeout_s: float | None = None
+    ) -> ArrayBatch:
+        """Return timesteps of some of the actions that were sent, ascending by env.
 
         Args:
+            batches: where they are kept, and those of the last time if Ctrl-C came before the
+                adapter was done with them: it empties the list when it is.
             min_ready: how many to wait for.
             timeout_s: after so many seconds what has come will do, if it is anything.
         """
-        while True:
-            try:
-                batch = self.manager.recv_arrays(min_ready, timeout_s)
-            except EnvManagerError as error:
-                self.fail(error)
-            if len(batch.env_ids):
-                return batch.env_ids.tolist(), self._rows_of(batch)
+        while not batches or not len(batches[0].env_ids):
+            batches.clear()
+            self._keep(batches, min_ready, timeout_s)
+        return batches[0]
 
-    def _rows_of(self, batch: Any) -> Rows:
+    def rows_of(self, batch: ArrayBatch) -> Rows:
+        """Return timesteps as rows."""
         obs, rewards, terminated, truncated = batch[1:5]
         told = batch.told
         infos: list[dict[str, Any]] | None = None
@@ -262,14 +340,17 @@ class FixedBatches:
             infos = [{} for _ in batch.infos]
             for position in told:
                 infos[position] = plain_info(batch.infos[position])
-            if self._raises:
-                self._raise_first_of(batch.infos)
         return Rows(obs, rewards, terminated, truncated, infos, batch.ended.tolist())
 
-    def _raise_first_of(self, infos: Sequence[Any]) -> None:
-        for failure in map(failure_of, infos):
-            if failure is not None:
-                self.fail(failure)
+    def failure_in(self, *batches: ArrayBatch) -> EnvFailure | None:
+        """Return the first failure in timesteps that is to be raised in the trainer, if any."""
+        if self._raises:
+            for batch in batches:
+                for position in batch.told:
+                    failure = failure_of(batch.infos[position])
+                    if failure is not None:
+                        return failure
+        return None
 
     # -- the rest ---------------------------------------------------------------------------
 
@@ -290,11 +371,8 @@ class FixedBatches:
 
     def close(self, timeout_s: float | None = None, *, terminate: bool = False) -> None:
         """Close the manager; whatever has failed before."""
-        self._received, self._parts, self._ends = (
-            None,
-            [],
-            None,
-        )  # which may be views of what is released now
+        self.step = None  # it may have views of what is released now
+        self.unseen = frozenset(self._all)
         self.manager.close(timeout_s, terminate)
 
 

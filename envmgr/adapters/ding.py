@@ -137,8 +137,7 @@ class DingKind(EnvManager):
         """Launch all envs; see `EnvManager.launch`."""
         if not self.closed:
             raise LaunchedError("the manager is launched already; close() it first")
-        self._ends.failures.clear()
-        self._ends.forget(range(self.env_num))
+        self._ends.forget(range(self.env_num), failures=True)
         try:
             super().launch(reset_param)
         except EnvManagerError as error:
@@ -153,7 +152,10 @@ class DingKind(EnvManager):
         except EnvManagerError as error:
             self._raise_in_trainer(error)
             raise
-        self._ends.forget(range(self.env_num) if reset_param is None else reset_param)
+
+    def _begin_resets(self, supervisor: Any, params: Mapping[int, dict[str, Any] | None]) -> None:
+        super()._begin_resets(supervisor, params)
+        self._ends.forget(params)  # here, where Ctrl-C does not come between the two
 
     def step(self, actions: Any) -> Any:
         """Send actions and gather timesteps; see `EnvManager.step`."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, MutableMapping, Sequence
-from typing import Any
+import copy
+from collections.abc import Iterable, Mapping, MutableMapping, Sequence
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -16,49 +17,110 @@ _RETURN = "eval_episode_return"
 """What DI-engine's collectors and evaluators read in the info of an episode's last timestep."""
 
 
-class Ends:
-    """Completes the last timesteps of episodes, for which it adds up the rewards of each env.
+class _Known(NamedTuple):
+    """What was seen of episodes so far.
 
     Attributes:
         failures: the latest failure of each env that has failed.
+        so_far: the sum of the rewards of each env's episode.
+        form: of the returns that the envs themselves give.
+        n_infos: of envs that give a list of infos, one for each of their agents; else 0.
+    """
+
+    failures: dict[int, EnvFailure]
+    so_far: dict[int, Any]
+    form: Any
+    n_infos: int
+
+
+class Hand(Protocol):
+    """What timesteps are delivered with.
+
+    Attributes:
+        given_back: they were not, as Ctrl-C has ended the call: they come again.
+    """
+
+    given_back: bool
+
+
+class Ends:
+    """Completes the last timesteps of episodes, for which it adds up the rewards of each env.
+
+    What it knows is replaced as a whole, and counts when the timesteps that it comes of have been
+    delivered: Ctrl-C may end the call that they are completed in, and then they come again.
     """
 
     def __init__(self) -> None:
-        self.failures: dict[int, EnvFailure] = {}
-        self._so_far: dict[int, Any] = {}
-        self._form: Any = None  # of the returns that the envs themselves give
-        self._n_infos = 0  # of envs that give a list of infos, one for each of their agents
+        self._known = _Known({}, {}, None, 0)
+        self._pending: tuple[Hand | None, _Known] = None, self._known
 
-    def forget(self, env_ids: Iterable[int]) -> None:
-        """Begin anew with these envs, whose episodes were cut short."""
+    @property
+    def failures(self) -> dict[int, EnvFailure]:
+        """The latest failure of each env that has failed."""
+        hand, known = self._pending
+        return (self._known if hand is None or hand.given_back else known).failures
+
+    def forget(self, env_ids: Iterable[int], *, failures: bool = False) -> None:
+        """Begin anew with these envs, whose episodes were cut short.
+
+        Args:
+            env_ids: which.
+            failures: forget all failures, too.
+        """
+        known = self._settled()
+        so_far = {**known.so_far}
         for env_id in env_ids:
-            self._so_far[env_id] = _zero_like(self._so_far.get(env_id, 0.0))
+            so_far[env_id] = _zero_like(so_far.get(env_id, 0.0))
+        kept = {} if failures else known.failures
+        self._known = known._replace(so_far=so_far, failures=kept)
 
-    def complete(self, timesteps: dict[int, EnvTimestep]) -> dict[int, EnvTimestep]:
-        """Complete timesteps and return them.
+    def _settled(self) -> _Known:
+        """Return what is known of the timesteps that were delivered."""
+        hand, known = self._pending
+        if hand is not None and not hand.given_back:
+            self._known = known
+        self._pending = None, self._known
+        return self._known
+
+    def complete(
+        self, timesteps: Mapping[int, EnvTimestep], hand: Hand | None = None
+    ) -> dict[int, EnvTimestep]:
+        """Return timesteps completed; those that are given stay as they are.
 
         At an episode's end the info has `eval_episode_return`: what the env says, else the sum of
         its rewards. After a failure the reward is a zero like the env's own, and `error` is text.
+
+        Args:
+            timesteps: by env_id.
+            hand: what they are delivered with; None: they are.
         """
-        so_far = self._so_far
+        known = self._settled()
+        known = known._replace(so_far={**known.so_far})
+        so_far = known.so_far
+        found = dict(timesteps)
         for env_id, (_, reward, done, _) in timesteps.items():
             if done:
-                timesteps[env_id] = self._completed(env_id, timesteps[env_id])
+                found[env_id], known = self._completed(env_id, timesteps[env_id], known)
                 continue
             try:
                 so_far[env_id] = so_far.get(env_id, 0.0) + reward
             except (TypeError, ValueError):  # there are rewards that have no sum
                 so_far[env_id] = 0.0
-        return timesteps
+        if hand is None:
+            self._known = known
+        self._pending = hand, known
+        return found
 
-    def _completed(self, env_id: int, timestep: EnvTimestep) -> EnvTimestep:
-        total, info = self._so_far.get(env_id, 0.0), timestep.info
-        zero = self._so_far[env_id] = _zero_like(total)
+    def _completed(
+        self, env_id: int, timestep: EnvTimestep, known: _Known
+    ) -> tuple[EnvTimestep, _Known]:
+        total, info = known.so_far.get(env_id, 0.0), _copied(timestep.info)
+        zero = known.so_far[env_id] = _zero_like(total)
         if not is_abnormal(info):
             if isinstance(info, (list, tuple)):
-                self._n_infos = len(info)
+                known = known._replace(n_infos=len(info))
             elif _RETURN in info:
-                self._form = info[_RETURN]
+                known = known._replace(form=info[_RETURN])
             try:
                 total = total + timestep.reward
             except (TypeError, ValueError):
@@ -66,20 +128,28 @@ class Ends:
         else:
             failure = failure_of(info)
             if failure is not None:
-                self.failures[env_id] = failure
-            if self._n_infos and isinstance(info, MutableMapping):
-                info = [dict(info) for _ in range(self._n_infos)]
-            timestep = timestep._replace(reward=zero, info=info)
-        self._complete_infos(info if isinstance(info, (list, tuple)) else [info], total)
-        return timestep
+                known = known._replace(failures={**known.failures, env_id: failure})
+            if known.n_infos and isinstance(info, MutableMapping):
+                info = [dict(info) for _ in range(known.n_infos)]
+            timestep = timestep._replace(reward=zero)
+        infos = info if isinstance(info, (list, tuple)) else [info]
+        self._complete_infos(infos, total, known.form)
+        return timestep._replace(info=info), known
 
-    def _complete_infos(self, infos: Sequence[Any], total: Any) -> None:
+    def _complete_infos(self, infos: Sequence[Any], total: Any, form: Any) -> None:
         is_shared = len(infos) > 1 and np.size(total) == len(infos)
         for k, info in enumerate(infos):
             if isinstance(info, MutableMapping):
                 info.update(plain_info(info))
                 share = np.ravel(total)[k] if is_shared else total
-                info.setdefault(_RETURN, _in_form_of(self._form, share))
+                info.setdefault(_RETURN, _in_form_of(form, share))
+
+
+def _copied(info: Any) -> Any:
+    """Return an info, or a list of infos, that may be changed: the env's own comes again."""
+    if isinstance(info, (list, tuple)):
+        return type(info)(map(_copied, info)) if type(info) in (list, tuple) else info
+    return copy.copy(info) if isinstance(info, MutableMapping) else info
 
 
 def _zero_like(total: Any) -> Any:
@@ -105,9 +175,9 @@ class CompletedDicts(DictView):
     def __init__(self, ends: Ends) -> None:
         self._ends = ends
 
-    def timesteps(self, timesteps: dict[int, EnvTimestep]) -> Any:
+    def timesteps(self, timesteps: dict[int, EnvTimestep], hand: Hand | None = None) -> Any:
         """Return what `step` gives."""
-        return self._ends.complete(timesteps)
+        return self._ends.complete(timesteps, hand)
 
 
 class CompletedTrees(TreeView):
@@ -121,6 +191,6 @@ class CompletedTrees(TreeView):
         super().__init__()
         self._ends = ends
 
-    def timesteps(self, timesteps: dict[int, EnvTimestep]) -> list[Any]:
+    def timesteps(self, timesteps: dict[int, EnvTimestep], hand: Hand | None = None) -> list[Any]:
         """Return a treetensor with `obs reward done info env_id` for each timestep."""
-        return super().timesteps(self._ends.complete(timesteps))
+        return super().timesteps(self._ends.complete(timesteps, hand))

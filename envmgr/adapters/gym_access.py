@@ -25,16 +25,30 @@ class GymAccess(VectorEnv[Any, Any, Any]):
         self.manager = manager
         self.num_envs = manager.env_num
         self._batches = batches
-        self._call = PendingCall(type(self).__name__)
+        self._call = PendingCall(type(self).__name__, self._pending)
         self._resetting: InThread | None = None
-        self._results: tuple[Any, ...] | None = None
+        self._results: list[Any] = []
+
+    def _pending(self) -> str | None:
+        """Return which call is under way: nothing is noted of that, it is looked up."""
+        if self._batches.is_stepping:
+            return "step"
+        if self._results or self.manager.call_is_pending:
+            return "call"
+        return None if self._resetting is None else "reset"
 
     # -- calls and attributes ---------------------------------------------------------------
 
     def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
         """Call a method of each env, or read an attribute, and return the results by env."""
-        self.call_async(name, *args, **kwargs)
-        return self.call_wait()
+        self._call.refuse("call_async")
+        self._launched()
+        try:
+            if args or kwargs or self._is_method(name):
+                return tuple(self.manager.call(name, *args, **kwargs))
+            return tuple(self.manager.get_attr(name))
+        except EnvManagerError as error:
+            self._batches.fail(error)
 
     def call_async(self, name: str, /, *args: Any, **kwargs: Any) -> None:
         """Begin a `call`; `call_wait` returns its results."""
@@ -42,13 +56,11 @@ class GymAccess(VectorEnv[Any, Any, Any]):
         self._launched()
         try:
             if args or kwargs or self._is_method(name):
-                self._results = None
                 self.manager.call_async(name, *args, **kwargs)
             else:
-                self._results = tuple(self.manager.get_attr(name))
+                self._results = [self.manager.get_attr(name)]
         except EnvManagerError as error:
             self._batches.fail(error)
-        self._call.name = "call"
 
     def call_wait(self, timeout: float | None = None) -> tuple[Any, ...]:
         """Return the results of the last `call_async`.
@@ -58,18 +70,16 @@ class GymAccess(VectorEnv[Any, Any, Any]):
         """
         self._call.require("call")
         try:
-            results = self._results
-            if results is None:
-                results = tuple(self.manager.call_wait(timeout))
+            if not self._results:  # else Ctrl-C came when they were there
+                self._results.extend(map(self.manager.call_wait, (timeout,)))
         except TimeoutError as error:
             if isinstance(error, EnvManagerError):  # of an env, not of this wait
-                self._call.name = None
                 self._batches.fail(error)
             raise self._call.late(timeout) from None
         except EnvManagerError as error:
-            self._call.name = None
             self._batches.fail(error)
-        self._call.name = self._results = None
+        results = tuple(self._results[0])
+        self._results = []
         return results
 
     def get_attr(self, name: str) -> tuple[Any, ...]:
@@ -127,11 +137,9 @@ class GymAccess(VectorEnv[Any, Any, Any]):
                 manager. What has not closed by then is terminated.
             terminate: terminate workers at once.
         """
-        if self._call.name is not None:
-            warn(
-                f"Calling `close` while waiting for a pending call to `{self._call.name}` to "
-                "complete."
-            )
+        pending = None if self._call.closed else self._call.name
+        if pending is not None:
+            warn(f"Calling `close` while waiting for a pending call to `{pending}` to complete.")
         self._call.closed = True
         self._batches.close(timeout, terminate=terminate)
         if self._resetting is not None:

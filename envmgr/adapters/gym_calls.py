@@ -19,12 +19,18 @@ class PendingCall:
 
     Args:
         owner: the name of the vector env's class, for messages.
+        name_of: tells which it is.
     """
 
-    def __init__(self, owner: str) -> None:
+    def __init__(self, owner: str, name_of: Callable[[], str | None]) -> None:
         self._owner = owner
+        self._name_of = name_of
         self.closed = False
-        self.name: str | None = None
+
+    @property
+    def name(self) -> str | None:
+        """The call that is under way."""
+        return self._name_of()
 
     def refuse(self, function: str) -> None:
         """Raise unless another call may begin.
@@ -33,12 +39,14 @@ class PendingCall:
             ClosedEnvironmentError: the vector env is closed.
             AlreadyPendingCallError: a call is under way.
         """
-        if self.name is None and not self.closed:
+        name = None if self.closed else self._name_of()
+        if name is None and not self.closed:
             return
         self._refuse_closed()
         raise AlreadyPendingCallError(
-            f"Calling `{function}` while waiting for a pending call to `{self.name}` to complete.",
-            str(self.name),
+            f"Calling `{function}` while waiting for a pending call to `{name}` to complete. "
+            f"Take its result with `{name}_wait()`{_OR_RESET if name == 'step' else ''}.",
+            str(name),
         )
 
     def require(self, name: str) -> None:
@@ -48,7 +56,7 @@ class PendingCall:
             ClosedEnvironmentError: the vector env is closed.
             NoAsyncCallError: it is not.
         """
-        if self.name == name and not self.closed:
+        if not self.closed and self._name_of() == name:
             return
         self._refuse_closed()
         raise NoAsyncCallError(
@@ -57,9 +65,10 @@ class PendingCall:
 
     def late(self, timeout_s: float | None) -> CallTimeoutError:
         """Return the error for a call that takes too long."""
+        name = self._name_of()
         return CallTimeoutError(
-            f"The call to `{self.name}_wait` has timed out after {timeout_s} second(s). What it "
-            f"waits for goes on: call `{self.name}_wait` again, or close()."
+            f"The call to `{name}_wait` has timed out after {timeout_s} second(s). What it "
+            f"waits for goes on: call `{name}_wait` again, or close()."
         )
 
     def _refuse_closed(self) -> None:
@@ -69,33 +78,44 @@ class PendingCall:
             )
 
 
+_OR_RESET = ", or, if Ctrl-C has ended `step()`, discard it with `reset()`"
+
+
 class InThread:
-    """Runs something in a thread, and has what came of it.
+    """Runs something in a thread, once, and has what came of it.
+
+    It is kept before it is begun: what Ctrl-C has ended can be begun, and waited for, again.
 
     Args:
         run: what.
+
+    Attributes:
+        value: what it returned.
+        error: what it raised.
     """
 
     def __init__(self, run: Callable[[], Any]) -> None:
         self._run = run
-        self._result: Any = None
-        self._error: BaseException | None = None
-        self._thread = threading.Thread(target=self._main, name="envmgr-reset", daemon=True)
-        self._thread.start()
+        self.value: Any = None
+        self.error: BaseException | None = None
+        self._has_begun = threading.Lock()
+        self._has_ended = threading.Event()
+
+    def begin(self) -> None:
+        """Begin, unless that was done."""
+        if not self._has_begun.locked():
+            threading.Thread(target=self._main, name="envmgr-reset", daemon=True).start()
 
     def _main(self) -> None:
+        if not self._has_begun.acquire(blocking=False):
+            return  # Ctrl-C came when a thread had been started, and before it was known to run
         try:
-            self._result = self._run()
+            self.value = self._run()
         except BaseException as error:  # raised in the thread that asks for the result
-            self._error = error
+            self.error = error
+        self._has_ended.set()
 
     def has_ended(self, timeout_s: float | None = None) -> bool:
         """Return whether it has ended, after waiting for that as long as told."""
-        self._thread.join(timeout_s)
-        return not self._thread.is_alive()
-
-    def result(self) -> Any:
-        """Return what it returned, or raise what it raised."""
-        if self._error is not None:
-            raise self._error
-        return self._result
+        self.begin()
+        return self._has_ended.wait(timeout_s)

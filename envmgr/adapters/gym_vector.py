@@ -12,7 +12,7 @@ from gymnasium.error import ResetNeeded
 from gymnasium.vector.utils import concatenate, create_empty_array, iterate
 
 from envmgr.adapters import gym_infos
-from envmgr.adapters.batches import FixedBatches, each_seed
+from envmgr.adapters.batches import FixedBatches, Step, each_seed
 from envmgr.adapters.gym_access import GymAccess
 from envmgr.adapters.gym_arguments import (
     AutoresetMode,
@@ -36,6 +36,10 @@ StepResult = tuple[
 ResetResult = tuple[Any, dict[str, Any]]
 Final = dict[int, tuple[Any, int]]
 """By env_id: the batch and the row in it of a terminal observation that is shown still."""
+
+
+_HALVES = "halves"
+"""Notes that a step was begun by `step_async`: its user has `step_wait` to come."""
 
 
 class ManagerVectorEnv(GymAccess):
@@ -71,10 +75,7 @@ class ManagerVectorEnv(GymAccess):
         super().__init__(manager, batches)
         self._add = gym_infos.adding_as_029(self.num_envs) if self._as_029 else self._add_info
         self._copies = manager.cfg.copy_on_get is True
-        self._was_reset = False
         self._final: Final = {}
-        self._outcome: tuple[StepResult, Final] | None = None
-        self._going: npt.NDArray[np.intp] = np.arange(self.num_envs)
         batches.build()
         self.spec = manager.spec
         self.render_mode = manager.render_mode
@@ -101,10 +102,14 @@ class ManagerVectorEnv(GymAccess):
             options: for these resets of the envs. With `reset_mask`, a bool array (num_envs,), only
                 those envs are reset.
 
+        A step that Ctrl-C has ended, and whose results were not taken, is discarded.
+
         Returns:
             The observations of all envs, and infos.
         """
-        self._call.refuse("reset_async")
+        step = self._batches.step
+        if step is None or step.note is _HALVES or self._call.closed:
+            self._call.refuse("reset_async")
         seeds, mask, rest = self._reset_arguments(seed, options)
         return self._reset(seeds, mask, rest)
 
@@ -116,8 +121,8 @@ class ManagerVectorEnv(GymAccess):
         """Begin a `reset`, which goes on in a thread; `reset_wait` returns its result."""
         self._call.refuse("reset_async")
         arguments = self._reset_arguments(seed, options)
-        self._resetting = InThread(functools.partial(self._reset, *arguments))
-        self._call.name = "reset"
+        self._resetting = resetting = InThread(functools.partial(self._reset, *arguments))
+        resetting.begin()
 
     def reset_wait(self, timeout: float | None = None) -> ResetResult:
         """Return the result of the last `reset_async`.
@@ -129,8 +134,11 @@ class ManagerVectorEnv(GymAccess):
         resetting = self._resetting
         if resetting is None or not resetting.has_ended(timeout):
             raise self._call.late(timeout)
-        self._resetting = self._call.name = None
-        return cast("ResetResult", resetting.result())
+        result, error = resetting.value, resetting.error
+        self._resetting = None  # the last: it is given out
+        if error is not None:
+            raise error
+        return cast("ResetResult", result)
 
     def _reset_arguments(self, seed: Any, options: Any) -> tuple[Any, Any, dict[str, Any]]:
         n, rest = self.num_envs, as_mapping(options, "options")
@@ -145,18 +153,20 @@ class ManagerVectorEnv(GymAccess):
         ids = list(range(n)) if mask is None else np.flatnonzero(mask).tolist()
         begun = () if self.autoreset_mode is AutoresetMode.DISABLED else tuple(self._final)
         batches.reset(ids, seed=seeds, options=options, begun=begun)
-        self._was_reset = True
-        for env_id in ids:
-            self._final.pop(env_id, None)
+        final = {i: shown for i, shown in self._final.items() if i not in ids}
         if len(ids) == n:
             obs = batches.first_obs()
         else:  # the others show what they showed before
-            others = [i for i in range(n) if i not in self._final]
+            others = [i for i in range(n) if i not in final]
             parts = [(others, batches.first_obs(others))]
-            parts += [([i], rows_of(obs, [k])) for i, (obs, k) in self._final.items()]
+            parts += [([i], rows_of(obs, [k])) for i, (obs, k) in final.items()]
             obs = spread(n, parts)
-        infos = dict(zip(ids, batches.first_infos(ids), strict=True))
-        return self._shown(obs), gym_infos.batched((infos.get(i, {}) for i in range(n)), self._add)
+        by_id = dict(zip(ids, batches.first_infos(ids), strict=True))
+        infos = gym_infos.batched((by_id.get(i, {}) for i in range(n)), self._add)
+        result = self._shown(obs), infos
+        self._final = final
+        batches.unseen = batches.unseen.intersection(final)  # the last: they are seen now
+        return result
 
     # -- steps ------------------------------------------------------------------------------
 
@@ -173,14 +183,17 @@ class ManagerVectorEnv(GymAccess):
             ResetNeeded: `reset` comes first.
             ActionError, TypeError, ValueError: the actions do not fit; no env was stepped.
         """
-        self.step_async(actions)
+        self._begin(actions, None)
         return self.step_wait()
 
     def step_async(self, actions: Any) -> None:
         """Send actions; `step_wait` returns what came of them."""
+        self._begin(actions, _HALVES)
+
+    def _begin(self, actions: Any, note: Any) -> None:
         self._call.refuse("step_async")
-        if not self._was_reset:
-            raise ResetNeeded("Cannot call env.step() before calling env.reset()")
+        if self._batches.unseen:
+            self._refuse_unseen()
         n = self.num_envs
         if type(actions) is not np.ndarray or actions.ndim == 0 or actions.dtype == object:
             try:
@@ -197,51 +210,51 @@ class ManagerVectorEnv(GymAccess):
                 f"{len(actions)} actions were given for {n} envs; no env was stepped. Give one for "
                 "each, in the order of the envs"
             )
-        self._outcome = None
-        self._call.name = "step"  # before: Ctrl-C may come when they have been sent
-        try:
-            self._send(actions)
-        except Exception:
-            self._call.name = None
-            raise
-
-    def _send(self, actions: Any) -> None:
         if not self._final or self.autoreset_mode is AutoresetMode.DISABLED:
-            self._batches.send(actions)
+            self._batches.send(actions, note=note)
             return
-        goes_on = np.ones(self.num_envs, dtype=np.bool_)
+        goes_on = np.ones(n, dtype=np.bool_)
         goes_on[list(self._final)] = False
-        self._going = going = goes_on.nonzero()[0]
+        going = goes_on.nonzero()[0]
         if isinstance(actions, list):
             actions = [actions[i] for i in going.tolist()]
         else:
             actions = actions[going]
-        if len(going):
-            self._batches.send(actions, going)
+        self._batches.send(actions, going, note)
+
+    def _refuse_unseen(self) -> None:
+        unseen = sorted(self._batches.unseen)
+        if len(unseen) == self.num_envs and self.manager.closed:
+            raise ResetNeeded("Cannot call env.step() before calling env.reset()")
+        raise ResetNeeded(
+            f"Cannot call env.step() before calling env.reset(): the observations that envs "
+            f"{unseen} begin with were not given out, as when Ctrl-C has ended a reset"
+        )
 
     def step_wait(self, timeout: float | None = None) -> StepResult:
-        """Return what came of the last `step_async`.
+        """Return what came of the last `step_async`, or of a `step` that Ctrl-C has ended.
 
         Raises:
             CallTimeoutError: steps take more than `timeout` seconds. They go on.
+            ResetNeeded: Ctrl-C has ended a reset, which has discarded the step.
         """
         self._call.require("step")
-        if self._outcome is None:  # else Ctrl-C came after it was there
-            try:
-                self._outcome = self._received(timeout)
-            except Exception:
-                self._call.name = None
-                raise
-        if self._outcome is None:
+        if self._batches.unseen:
+            self._refuse_unseen()
+        step = cast("Step", self._batches.step)
+        if step.result is None:  # else Ctrl-C came after it was there
+            step.result = self._received(step, timeout)
+        if step.result is None:
             raise self._call.late(timeout)
-        result, self._final = self._outcome
-        self._call.name = None
+        result: StepResult
+        result, self._final = step.result
+        self._batches.step = None  # the last: they are given out
         return result
 
-    def _received(self, timeout: float | None) -> tuple[StepResult, Final] | None:
+    def _received(self, step: Step, timeout: float | None) -> tuple[StepResult, Final] | None:
         """Return what a step returns, and what is shown still after it; changes nothing else."""
         if self.autoreset_mode is AutoresetMode.NEXT_STEP and self._final:
-            rows = self._with_resets(timeout)
+            rows = self._with_resets(step, timeout)
         else:
             rows = self._batches.receive(timeout)
         if rows is None:
@@ -258,9 +271,10 @@ class ManagerVectorEnv(GymAccess):
         result = self._shown(rows.obs), rows.rewards, rows.terminated, rows.truncated, infos
         return result, shown
 
-    def _with_resets(self, timeout: float | None) -> Rows | None:
+    def _with_resets(self, step: Step, timeout: float | None) -> Rows | None:
         """Return a step in which some envs show the first observations of their episodes."""
-        n, going, begun = self.num_envs, self._going, sorted(self._final)
+        n, begun = self.num_envs, sorted(self._final)
+        going = cast("npt.NDArray[np.intp]", step.env_ids)
         rows = self._batches.receive(timeout) if len(going) else None
         if len(going) and rows is None:
             return None
@@ -305,8 +319,7 @@ class ManagerVectorEnv(GymAccess):
 
     def close_extras(self, timeout: float | None = None, terminate: bool = False) -> None:
         """Close the envs and the manager; see `GymAccess`."""
-        self._outcome = None  # which may be views of the manager's memory
-        self._final = {}
+        self._final = {}  # which may be views of the manager's memory
         super().close_extras(timeout, terminate)
 
     def _shown(self, obs: Any) -> Any:

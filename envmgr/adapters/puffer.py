@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +21,7 @@ from envmgr.adapters.batches import FixedBatches
 from envmgr.adapters.puffer_blocks import Block, Received
 from envmgr.adapters.rows import Rows
 from envmgr.errors import ActionError, ConfigError, EnvNotReadyError, ManagerClosedError
-from envmgr.manager import EnvManager
+from envmgr.manager import ArrayBatch, EnvManager
 from envmgr.registry import create_env_manager
 from envmgr.spaces.reading import error_text
 
@@ -121,6 +121,21 @@ class DriverEnv:
         return self._manager.call("render", env_ids=0)[0]
 
 
+class Turn(NamedTuple):
+    """Whose turn it is; replaced as a whole.
+
+    Attributes:
+        at_work: blocks that step.
+        received: the one that the trainer was given last, and sends actions next.
+    """
+
+    at_work: list[Block]
+    received: Block | None
+
+
+_NOBODY = Turn([], None)
+
+
 class PufferVecEnv:
     """All envs of a manager in blocks; see `as_puffer`.
 
@@ -173,10 +188,13 @@ class PufferVecEnv:
         self.action_space = batch_space(self.single_action_space, size)
         self.agent_ids = np.arange(n)
         keeps = manager.cfg.copy_on_get is True
-        self._blocks = [Block(first, size, keeps=keeps) for first in range(0, n, size)]
-        self._at_work: list[Block] = []
-        self._received: Block | None = None
-        self._arrived: tuple[list[int], Rows] | None = None
+        all_of = np.ones(size, np.bool_)
+        self._first_blocks = [
+            Block(first, size, keeps=keeps, begins=all_of) for first in range(0, n, size)
+        ]
+        self._told: set[int] = set()
+        self._turn = _NOBODY
+        self._arrived: list[ArrayBatch] = []
         self._closed = False
 
     # -- resets -----------------------------------------------------------------------------
@@ -190,12 +208,11 @@ class PufferVecEnv:
             seed: an int gives env i exactly `seed + i`; a list has one for each; None none.
         """
         self._refuse_closed()
-        self._received = self._arrived = None
-        self._at_work = []
         self._batches.reset(seed=seed)
-        for block in self._blocks:
-            block.begin(np.ones(self.num_envs, np.bool_))
-        self._at_work = list(self._blocks)
+        self._arrived = []
+        all_of = np.ones(self.num_envs, np.bool_)
+        self._turn = Turn([block.next(all_of) for block in self._first_blocks], None)
+        self._batches.unseen = frozenset()  # the last: recv gives them out
 
     def reset(
         self, seed: int | Sequence[int | None] | None = 42
@@ -217,12 +234,12 @@ class PufferVecEnv:
             EnvNotReadyError: `recv` comes first.
             ActionError: a wrong number or shape; nothing was sent.
         """
-        block = self._received
+        block = self._present().received
         if block is None:
             self._refuse_closed()
             raise EnvNotReadyError(
-                "there are no observations that actions could be for: call async_reset() once, "
-                "then recv() before each send()"
+                "there are no observations that actions could be for: call recv() first, which "
+                "comes before each send()"
             )
         try:
             actions = np.asarray(actions)
@@ -232,16 +249,43 @@ class PufferVecEnv:
             came = len(actions) if actions.ndim else "no"
             raise ActionError(f"{came} actions came for {self.num_envs} envs")
         begins = block.terminals | block.truncations
-        if block.is_told:
+        first = int(block.env_ids[0])
+        if first in self._told:
             self.manager.apply(env_functions.notify, env_ids=block.env_ids.tolist())
-            block.is_told = False
-        if not begins.any():
-            self._batches.send(actions, block.env_ids)
-        elif not begins.all():
-            self._batches.send(actions[~begins], block.env_ids[~begins])
-        block.begin(begins)
-        self._at_work.append(block)
-        self._received = None
+            self._told.discard(first)
+        following = block.next(begins)
+        if begins.any():
+            self._batches.send(actions[~begins], block.env_ids[~begins], following)
+        else:
+            self._batches.send(actions, block.env_ids, following)
+        self._set_to_work(following)
+
+    def _present(self) -> Turn:
+        """Return whose turn it is, also after Ctrl-C in a `send`.
+
+        Raises:
+            EnvNotReadyError: the envs have to be reset.
+        """
+        batches = self._batches
+        if batches.unseen:
+            self._refuse_closed()
+            raise EnvNotReadyError(
+                "the envs have to be reset first, and after a reset that Ctrl-C has ended: call "
+                "async_reset(), then recv() before each send()"
+            )
+        if batches.step is not None:
+            following = batches.step.note
+            if batches.is_stepping:
+                self._set_to_work(following)
+            batches.step = None
+        return self._turn
+
+    def _set_to_work(self, block: Block) -> None:
+        """Note that a block has been sent its actions; once more changes nothing."""
+        at_work = self._turn.at_work
+        if block not in at_work:
+            self._turn = Turn([*at_work, block], None)
+        self._batches.step = None
 
     def recv(self) -> Received:
         """Return a block whose envs have all stepped.
@@ -255,29 +299,34 @@ class PufferVecEnv:
             EnvNotReadyError: nothing was sent.
             EnvManagerError: as `EnvManager.recv`; with on_failure "raise" what an env raised.
         """
-        if not self._at_work:
+        batches, at_work = self._batches, self._present().at_work
+        if not at_work:
             self._refuse_closed()
             raise EnvNotReadyError(
-                "no envs are at work: call async_reset() once, and send() before each recv()"
+                "no envs are at work: call send() before each recv(), or async_reset()"
             )
-        while (block := next((b for b in self._at_work if not b.n_awaited), None)) is None:
-            if self._arrived is None:  # else Ctrl-C came before all of it was put into the blocks
-                least = min(block.n_awaited for block in self._at_work)
-                self._arrived = self._batches.receive_some(least)
-            self._put(*self._arrived)
-            self._arrived = None
+        while (block := next((b for b in at_work if not b.n_awaited), None)) is None:
+            least = min(block.n_awaited for block in at_work)
+            batch = batches.receive_some(self._arrived, least)
+            self._put(at_work, batch.env_ids.tolist(), batches.rows_of(batch))
+            failure = batches.failure_in(batch)
+            self._arrived.clear()  # it is in the blocks; until here it would be put there again
+            if failure is not None:
+                batches.fail(failure)
         begin = block.env_ids[block.begins].tolist()
         if begin:
-            block.show(self._batches.first_obs(begin), self._batches.first_infos(begin))
+            block.show(batches.first_obs(begin), batches.first_infos(begin))
         received = block.received()
-        self._at_work, self._received = [b for b in self._at_work if b is not block], block
+        # The last: it is given out.
+        self._turn = Turn([b for b in at_work if b is not block], block)
         return received
 
-    def _put(self, env_ids: list[int], rows: Rows) -> None:
+    def _put(self, at_work: list[Block], env_ids: list[int], rows: Rows) -> None:
         owners = np.asarray(env_ids) // self.num_envs
-        for k in np.unique(owners).tolist():
-            positions = np.flatnonzero(owners == k)
-            self._blocks[k].put([env_ids[p] for p in positions.tolist()], rows, positions)
+        for block in at_work:
+            positions = np.flatnonzero(owners == block.env_ids[0] // self.num_envs)
+            if len(positions):
+                block.put([env_ids[p] for p in positions.tolist()], rows, positions)
 
     def step(self, actions: Any) -> tuple[Any, ...]:
         """Send actions and receive: observations, rewards, terminals, truncations, infos."""
@@ -288,12 +337,11 @@ class PufferVecEnv:
 
     def notify(self) -> None:
         """Have the method `notify` of each env that has one called, before its next step."""
-        for block in self._blocks:
-            block.is_told = True
+        self._told = {int(block.env_ids[0]) for block in self._first_blocks}
 
     def close(self) -> None:
         """Close all envs and the manager; what steps under way would give is lost."""
-        self._at_work, self._received, self._arrived = [], None, None
+        self._turn, self._arrived = _NOBODY, []
         self._batches.close()
         self._closed = True
 

@@ -34,35 +34,36 @@ class Received(NamedTuple):
 
 
 class Block:
-    """Some envs, from the actions that they are sent to what comes of them.
+    """One step of some envs, from the actions that they are sent to what comes of them.
 
     Args:
         first: the first env_id.
         size: how many follow on each other.
         keeps: what is received may be kept, and need not be copied.
+        begins: (size,) which envs show the first observations of their episodes in it.
 
     Attributes:
         env_ids: (size,).
-        terminals: (size,) of the step under way, or of the last one.
-        truncations: likewise.
-        begins: (size,) which envs show the first observations of their episodes in it.
-        is_told: the envs are to be notified before their next step.
+        begins: see above.
+        terminals: (size,).
+        truncations: (size,).
     """
 
-    def __init__(self, first: int, size: int, *, keeps: bool) -> None:
+    def __init__(
+        self, first: int, size: int, *, keeps: bool, begins: npt.NDArray[np.bool_]
+    ) -> None:
         self.env_ids = np.arange(first, first + size)
-        self.is_told = False
         self._first, self._size, self._keeps = first, size, keeps
-        self.begin(np.ones(size, np.bool_))
-
-    def begin(self, begins: npt.NDArray[np.bool_]) -> None:
-        """The envs step, but for those that begin their episodes."""
         self.begins = begins
         self.terminals, self.truncations = np.zeros((2, self._size), np.bool_)
         self._awaited = ~begins
         self._obs: npt.NDArray[Any] | None = None
         self._rewards = np.zeros(self._size, np.float32)
         self._infos: list[dict[str, Any]] = [{}] * self._size
+
+    def next(self, begins: npt.NDArray[np.bool_]) -> Block:
+        """Return the next step of these envs."""
+        return Block(self._first, self._size, keeps=self._keeps, begins=begins)
 
     @property
     def n_awaited(self) -> int:

@@ -39,6 +39,11 @@ _PLAIN = (Box, Discrete, MultiDiscrete, MultiBinary)
 
 _CUT = "TimeLimit.truncated"
 
+_RESET_FIRST = (
+    "the envs have to be reset before their first step, and after a reset that Ctrl-C has ended: "
+    "call reset()"
+)
+
 _Indices = int | Iterable[int] | None
 
 
@@ -52,7 +57,6 @@ class ManagerVecEnv(VecEnv):  # type: ignore[misc]
 
     Attributes:
         manager: the manager.
-        waiting: whether a step is under way.
         closed: whether `close` was called.
     """
 
@@ -61,13 +65,17 @@ class ManagerVecEnv(VecEnv):  # type: ignore[misc]
     ) -> None:
         self._batches = batches = FixedBatches(manager, adapter=adapter, on_failure=on_failure)
         self.manager = manager
-        self.waiting = self.closed = False
-        self._may_step = False
+        self.closed = False
         self._has_new_infos = False
         self._are_views = manager.cfg.copy_on_get is not True
         with batches.built():
             refuse_spaces(adapter, manager.observation_space, manager.action_space)
             super().__init__(batches.n, manager.observation_space, manager.action_space)
+
+    @property
+    def waiting(self) -> bool:
+        """Whether a step is under way, so that `step_wait` comes next."""
+        return self._batches.is_stepping
 
     # -- resets -----------------------------------------------------------------------------
 
@@ -95,13 +103,13 @@ class ManagerVecEnv(VecEnv):  # type: ignore[misc]
             EnvManagerError: as `EnvManager.launch` and `reset`.
         """
         self._refuse_closed()
-        self.waiting = False
         seeds = self._seeds if any(seed is not None for seed in self._seeds) else None
         self._batches.reset(seed=seeds, options=self._options)
         obs = self._batches.first_obs()
-        self._may_step = self._has_new_infos = True
+        self._has_new_infos = True
         self._reset_seeds()
         self._reset_options()
+        self._batches.unseen = frozenset()  # the last: they are seen now
         return obs
 
     # -- steps ------------------------------------------------------------------------------
@@ -116,18 +124,18 @@ class ManagerVecEnv(VecEnv):  # type: ignore[misc]
             ActionError: a wrong number or shape; nothing was sent.
             EnvNotReadyError: a step is under way, or the envs were never reset.
         """
-        if self.waiting or not self._may_step:
+        batches = self._batches
+        if batches.unseen or batches.is_stepping:
             self._refuse_closed()
             raise EnvNotReadyError(
-                "a step is under way: take what it gives with step_wait(), or reset()"
-                if self.waiting
-                else "the envs have to be reset before their first step: call reset()"
+                _RESET_FIRST
+                if batches.unseen
+                else "a step is under way: take what it gives with step_wait(), or reset()"
             )
-        self._batches.send(actions)
-        self.waiting = True
+        batches.send(actions)
 
     def step_wait(self) -> tuple[Any, npt.NDArray[Any], npt.NDArray[np.bool_], list[Any]]:
-        """Return the timesteps of all envs.
+        """Return the timesteps of all envs, also of a step that Ctrl-C has ended.
 
         Returns:
             (observations, rewards, dones, infos). Where an episode ended, the observation is that
@@ -137,10 +145,15 @@ class ManagerVecEnv(VecEnv):  # type: ignore[misc]
             EnvNotReadyError: there is no step under way.
             EnvManagerError: as `EnvManager.recv`; with on_failure "raise" what an env raised.
         """
-        if not self.waiting:
+        batches = self._batches
+        if batches.unseen or not batches.is_stepping:
             self._refuse_closed()
-            raise EnvNotReadyError("there is no step under way: call step_async(actions) first")
-        rows = cast("Rows", self._batches.receive())
+            raise EnvNotReadyError(
+                _RESET_FIRST
+                if batches.unseen
+                else "there is no step under way: call step_async(actions) first"
+            )
+        rows = cast("Rows", batches.receive())
         obs, rewards, terminated, truncated, infos, ended = rows
         if infos is None:
             infos = [{_CUT: False} for _ in range(self.num_envs)]
@@ -149,8 +162,8 @@ class ManagerVecEnv(VecEnv):  # type: ignore[misc]
                 info[_CUT] = False
         dones = terminated | truncated
         if ended:
-            first = self._batches.first_obs(ended)
-            last = self._batches.last_obs(rows)
+            first = batches.first_obs(ended)
+            last = batches.last_obs(rows)
             for k, env_id in enumerate(ended):
                 infos[env_id][_CUT] = bool(truncated[env_id] and not terminated[env_id])
                 infos[env_id]["terminal_observation"] = indexed(last, k)
@@ -158,7 +171,7 @@ class ManagerVecEnv(VecEnv):  # type: ignore[misc]
                 obs = rows_of(obs, np.arange(self.num_envs))
             put_rows(obs, ended, first)
             self._has_new_infos = True
-        self.waiting = False
+        batches.step = None  # the last: they are given out
         return obs, rewards, dones, infos
 
     # -- calls and attributes ---------------------------------------------------------------
@@ -238,7 +251,6 @@ class ManagerVecEnv(VecEnv):  # type: ignore[misc]
 
     def close(self) -> None:
         """Close all envs and the manager; what a step under way would give is lost."""
-        self.waiting = self._may_step = False
         self._batches.close()
         self.closed = True
 

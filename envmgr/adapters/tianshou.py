@@ -5,18 +5,18 @@ from __future__ import annotations
 import numbers
 import operator
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
 from gymnasium.spaces import Tuple
 
 from envmgr.adapters import env_functions
-from envmgr.adapters.batches import FixedBatches, each_seed
+from envmgr.adapters.batches import FixedBatches, Step, each_seed
 from envmgr.adapters.requirements import missing
 from envmgr.adapters.rows import Rows
 from envmgr.errors import ActionError, ConfigError, EnvAttributeError
-from envmgr.manager import EnvManager
+from envmgr.manager import ArrayBatch, EnvManager
 from envmgr.registry import create_env_manager
 from envmgr.spaces import indexed
 from envmgr.spaces.reading import error_text, short_text
@@ -37,6 +37,18 @@ _Step = tuple[
 ]
 
 
+class _UnderWay(NamedTuple):
+    """Steps of an asynchronous vector env that are under way; replaced as a whole.
+
+    Attributes:
+        env_ids: whose.
+        arrived: what the manager has delivered of them, and the trainer has not been given.
+    """
+
+    env_ids: list[int]
+    arrived: list[ArrayBatch]
+
+
 class ManagerVectorEnv(BaseVectorEnv):  # type: ignore[misc]
     """All envs of a manager, as tianshou wants them; see `envmgr.as_tianshou`.
 
@@ -55,8 +67,6 @@ class ManagerVectorEnv(BaseVectorEnv):  # type: ignore[misc]
         wait_num: how many timesteps a step waits for.
         timeout: seconds after which it does not wait any more.
         is_async: whether steps may return less than all.
-        waiting_id: the envs whose timesteps are awaited.
-        ready_id: the others.
         is_closed: whether `close` was called.
     """
 
@@ -82,8 +92,7 @@ class ManagerVectorEnv(BaseVectorEnv):  # type: ignore[misc]
         _claim(1 <= self.wait_num <= n, f"wait_num should be 1 to {n}, found {wait_num}")
         _claim(timeout is None or timeout > 0, f"timeout should be above 0, found {timeout}")
         self.is_async = self.wait_num != n or timeout is not None
-        self.waiting_id: list[int] = []
-        self.ready_id = list(range(n))
+        self._under_way = _UnderWay([], [])
         self.is_closed = False
         self._all = list(range(n))
         with batches.built():
@@ -94,12 +103,32 @@ class ManagerVectorEnv(BaseVectorEnv):  # type: ignore[misc]
                     "gymnasium.wrappers.FlattenObservation"
                 )
 
+    @property
+    def waiting_id(self) -> list[int]:
+        """The envs whose timesteps are awaited, also after Ctrl-C in a step."""
+        batches = self._batches
+        if self.is_async:
+            if batches.step is not None:  # Ctrl-C has ended `_send_some`
+                if batches.is_stepping:
+                    self._add_sent()
+                batches.step = None
+            return self._under_way.env_ids
+        return list(cast("Step", batches.step).env_ids) if batches.is_stepping else []
+
+    @property
+    def ready_id(self) -> list[int]:
+        """The envs that take an action."""
+        waiting = self.waiting_id
+        return [i for i in self._all if i not in waiting]
+
     # -- resets and seeds -------------------------------------------------------------------
 
     def reset(
         self, env_id: _Ids = None, **kwargs: Any
     ) -> tuple[npt.NDArray[Any], npt.NDArray[np.object_]]:
         """Begin new episodes in some envs, or in all.
+
+        Unless this is asynchronous, a step that Ctrl-C has ended is discarded.
 
         Args:
             env_id: in which envs; None for all.
@@ -109,7 +138,7 @@ class ManagerVectorEnv(BaseVectorEnv):  # type: ignore[misc]
             (observations, infos): (k, *shape), or an object array of what is no array; (k,) dicts.
         """
         self._refuse_closed()
-        ids = self._ready_ids(env_id)
+        ids = self._ids_to_reset(env_id)
         seed, options = kwargs.pop("seed", None), kwargs.pop("options", None)
         if kwargs:
             raise TypeError(f"reset takes seed and options, found {', '.join(map(repr, kwargs))}")
@@ -127,15 +156,18 @@ class ManagerVectorEnv(BaseVectorEnv):  # type: ignore[misc]
         """
         self._refuse_closed()
         seeds = each_seed(seed, self.env_num) or [None] * self.env_num
-        self._reset(self._ready_ids(None), seeds, None)
+        self._reset(self._ids_to_reset(None), seeds, None)
         return [None if one is None else [one] for one in seeds]
 
     def _reset(
         self, ids: list[int], seeds: Sequence[int | None] | None, options: Any
     ) -> tuple[npt.NDArray[Any], npt.NDArray[np.object_]]:
-        self._batches.reset(ids, seed=seeds, options=options)
-        infos = self._batches.first_infos(ids)
-        return _stacked(self._batches.first_obs(ids), len(ids)), _objects(infos)
+        batches = self._batches
+        batches.reset(ids, seed=seeds, options=options)
+        infos = _objects(batches.first_infos(ids))
+        result = _stacked(batches.first_obs(ids), len(ids)), infos
+        batches.unseen = batches.unseen.difference(ids)  # the last: they are seen now
+        return result
 
     # -- steps ------------------------------------------------------------------------------
 
@@ -143,38 +175,60 @@ class ManagerVectorEnv(BaseVectorEnv):  # type: ignore[misc]
         """Have envs take a step.
 
         Args:
-            action: one for each of these envs; None only gathers, in an asynchronous one.
+            action: one for each of these envs; None only gathers: in an asynchronous one what
+                is under way, else what a step that Ctrl-C has ended would have returned.
             id: which envs; None for all.
 
         Returns:
             (observations, rewards, terminated, truncated, infos), in the order of `id`; of an
             asynchronous one in ascending order, of those that have come. Each info has `env_id`.
+
+        Raises:
+            AssertionError: a step of one of these envs is under way, or they have to be reset.
         """
         self._refuse_closed()
-        if action is None and not self.is_async:
-            raise ValueError("without wait_num and timeout every step needs actions, found None")
+        batches = self._batches
         if action is not None:
             ids, rows = self._ready_ids(id), _plain(action)
             count = len(rows) if isinstance(rows, list) or rows.ndim else 0
             _claim(count == len(ids), f"{count} actions came for {len(ids)} envs")
-            self._batches.send(rows, ids)
+            unseen = batches.unseen
+            if unseen and not (unseen.isdisjoint(ids) or self.manager.closed):
+                _claim(False, f"envs {sorted(unseen)} have to be reset first: call reset()")
+            batches.send(rows, ids)
             if self.is_async:
-                self.waiting_id += ids
-                self.ready_id = [i for i in self.ready_id if i not in self.waiting_id]
+                self._add_sent()
+                batches.step = None
         if self.is_async:
-            return _step_of(*self._gather_some())
-        came, rows = self._batches.receive_some(len(ids))
-        if came != ids:
-            rows = rows.at([came.index(i) for i in ids])
-        return _step_of(ids, rows)
+            return self._gather_some()
+        if action is None and not batches.is_stepping:
+            raise ValueError("without wait_num and timeout every step needs actions, found None")
+        ids = list(cast("Step", batches.step).env_ids)
+        rows, came = cast("Rows", batches.receive()), sorted(ids)
+        result = _step_of(ids, rows if came == ids else rows.at([came.index(i) for i in ids]))
+        batches.step = None  # the last: they are given out
+        return result
 
-    def _gather_some(self) -> tuple[list[int], Rows]:
-        _claim(bool(self.waiting_id), "no step is under way: give actions for envs that are ready")
-        min_ready = min(self.wait_num, len(self.waiting_id))
-        came, rows = self._batches.receive_some(min_ready, self.timeout)
-        self.waiting_id = [i for i in self.waiting_id if i not in came]
-        self.ready_id += came
-        return came, rows
+    def _add_sent(self) -> None:
+        """Note that a step was sent; once more changes nothing."""
+        waiting, arrived = self._under_way
+        sent = cast("Step", self._batches.step).env_ids
+        new = [i for i in sent if i not in waiting]
+        self._under_way = _UnderWay([*waiting, *new], arrived)
+
+    def _gather_some(self) -> _Step:
+        waiting, arrived = self.waiting_id, self._under_way.arrived
+        _claim(bool(waiting), "no step is under way: give actions for envs that are ready")
+        min_ready = min(self.wait_num, len(waiting))
+        batch = self._batches.receive_some(arrived, min_ready, self.timeout)
+        came = batch.env_ids.tolist()
+        result = _step_of(came, self._batches.rows_of(batch))
+        rest = [i for i in waiting if i not in came]
+        failure = self._batches.failure_in(batch)
+        self._under_way = _UnderWay(rest, [])  # the last: they are given out
+        if failure is not None:
+            self._batches.fail(failure)
+        return result
 
     # -- calls and attributes ---------------------------------------------------------------
 
@@ -204,14 +258,23 @@ class ManagerVectorEnv(BaseVectorEnv):  # type: ignore[misc]
     def render(self, **kwargs: Any) -> list[Any]:
         """Return what each env renders."""
         self._refuse_closed()
-        if self.waiting_id:
+        waiting = self.waiting_id
+        if waiting:
             raise RuntimeError(
-                f"envs {self.waiting_id} have steps under way and cannot be rendered"
+                f"envs {waiting} have steps under way and cannot be rendered: gather them with "
+                "step(None)"
             )
         result: list[Any] = self._batches.ask("apply", env_functions.rendered, kwargs)
         return result
 
     # -- the rest ---------------------------------------------------------------------------
+
+    def _known_ids(self, env_ids: _Ids) -> list[int]:
+        """Return env_ids as a list."""
+        ids = list(self._all) if env_ids is None else _listed(env_ids)
+        known = len(set(ids)) == len(ids) and set(ids) <= set(self._all)
+        _claim(known, f"env ids are 0 to {self.env_num - 1}, each once, found {short_text(ids)}")
+        return ids
 
     def _ready_ids(self, env_ids: _Ids) -> list[int]:
         """Return env_ids as a list.
@@ -219,12 +282,25 @@ class ManagerVectorEnv(BaseVectorEnv):  # type: ignore[misc]
         Raises:
             AssertionError: a step of one of them is under way.
         """
-        ids = list(self._all) if env_ids is None else _listed(env_ids)
-        known = len(set(ids)) == len(ids) and set(ids) <= set(self._all)
-        _claim(known, f"env ids are 0 to {self.env_num - 1}, each once, found {short_text(ids)}")
-        if self.waiting_id:
-            busy = [i for i in ids if i in self.waiting_id]
-            _claim(not busy, f"envs {busy} have steps under way: gather them with step(None)")
+        ids, waiting = self._known_ids(env_ids), self.waiting_id
+        if waiting:
+            busy = [i for i in ids if i in waiting]
+            _claim(
+                not busy,
+                f"envs {busy} have steps under way: gather them with step(None)"
+                + ("" if self.is_async else ", or reset()"),
+            )
+        return ids
+
+    def _ids_to_reset(self, env_ids: _Ids) -> list[int]:
+        """Return env_ids as a list; with those of a step that the reset discards.
+
+        Raises:
+            AssertionError: steps are gathered one by one, and one of these envs has one under way.
+        """
+        ids = self._known_ids(env_ids)
+        if self.is_async or not set(self.waiting_id) <= set(ids):
+            return self._ready_ids(ids)
         return ids
 
     def close(self) -> None:

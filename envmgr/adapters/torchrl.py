@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -11,8 +11,8 @@ from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Sp
 
 from envmgr.adapters.batches import FixedBatches
 from envmgr.adapters.requirements import missing
-from envmgr.adapters.rows import spread
-from envmgr.errors import ConfigError
+from envmgr.adapters.rows import Rows, spread
+from envmgr.errors import ConfigError, EnvNotReadyError
 from envmgr.manager import EnvManager
 from envmgr.registry import create_env_manager
 
@@ -139,14 +139,22 @@ class ManagerEnv(EnvBase):  # type: ignore[misc]
         mask = None if tensordict is None else tensordict.get("_reset", None)
         ids = list(range(n)) if mask is None else mask.view(-1).nonzero().view(-1).tolist()
         if seed is None and mask is None:
-            seed, self._seed = self._seed, None
+            seed = self._seed
         self._batches.reset(ids, seed=seed, options=options, begun=self._ended)
         obs = self._batches.first_obs(ids)
-        self._ended = [i for i in self._ended if i not in ids]
         if len(ids) != n:  # TorchRL takes the rows of the mask
             obs = spread(n, [(ids, obs)])
         no = np.zeros((2, n), np.bool_)
-        return self._tensors(obs, no[0], no[1])
+        result = self._tensors(obs, no[0], no[1])
+        if mask is None:
+            self._seed = None
+        self._seen(ids)
+        return result
+
+    def _seen(self, env_ids: Sequence[int]) -> None:
+        """Note that the first observations of these envs are given out, last of all."""
+        self._ended = [i for i in self._ended if i not in env_ids]
+        self._batches.unseen = self._batches.unseen.difference(env_ids)
 
     def maybe_reset(self, tensordict: Any) -> Any:
         """Reset the envs whose episodes have ended, as `EnvBase` does.
@@ -165,7 +173,7 @@ class ManagerEnv(EnvBase):  # type: ignore[misc]
         _put(tensordict, first if isinstance(first, dict) else {"observation": first}, ended)
         for key in _FLAGS:
             tensordict.set(key, torch.zeros_like(done))
-        self._ended = []
+        self._seen(ended)
         return tensordict
 
     def _set_seed(self, seed: int | None) -> None:
@@ -176,14 +184,22 @@ class ManagerEnv(EnvBase):  # type: ignore[misc]
     def _step(self, tensordict: Any) -> Any:
         if tensordict.get("_step", None) is not None:
             raise ConfigError("as_torchrl steps all envs together: leave '_step' out")
-        self._batches.send(self._actions(tensordict.get("action")))
-        rows = self._batches.receive()
-        obs, rewards, terminated, truncated, infos, self._ended = rows  # type: ignore[misc]
+        batches = self._batches
+        if batches.unseen or batches.is_stepping:
+            raise EnvNotReadyError(
+                "the envs have to be reset before their first step, and after a step or a reset "
+                "that Ctrl-C has ended: call reset()"
+            )
+        batches.send(self._actions(tensordict.get("action")))
+        obs, rewards, terminated, truncated, infos, ended = cast("Rows", batches.receive())
         infos = infos or [{}] * len(rewards)
-        failed = [i for i in self._ended if infos[i].get("abnormal")]
+        failed = [i for i in ended if infos[i].get("abnormal")]
         self.errors.update((i, str(infos[i].get("error"))) for i in failed)
         reward = torch.from_numpy(rewards.astype(np.float32)).view(-1, 1)
-        return self._tensors(obs, terminated, truncated, failed, reward=reward)
+        result = self._tensors(obs, terminated, truncated, failed, reward=reward)
+        self._ended = ended
+        batches.step = None  # the last: they are given out
+        return result
 
     def _actions(self, action: Any) -> npt.NDArray[Any]:
         array: npt.NDArray[Any] = action.cpu().numpy()

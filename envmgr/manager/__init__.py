@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from envmgr.core import ArrayBatch
 from envmgr.manager.manager import EnvManager
 
-__all__ = ["EnvManager"]
+__all__ = ["ArrayBatch", "EnvManager"]

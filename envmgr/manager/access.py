@@ -56,19 +56,32 @@ class EnvAccess(ManagerLifetime):
             EnvFailure: what the first env that failed failed with; its episode goes on if it only
                 raised.
         """
-        self.call_async(name, *args, env_ids=env_ids, **kwargs)
-        return self.call_wait()
+        # No `call_async`: Ctrl-C would leave one under way, of a user who has not made it.
+        ids, payload = self._call_of(name, args, env_ids, kwargs)
+        with self._calling() as supervisor:
+            return self._request(supervisor, ids, Op.CALL, [payload] * len(ids), f"call({name!r})")
 
     def call_async(
         self, name: str, *args: Any, env_ids: int | EnvIds | None = None, **kwargs: Any
     ) -> None:
         """Begin a `call`; `call_wait` returns its results."""
-        name = arguments.checked_method(name)
-        ids = arguments.checked_env_ids(env_ids, self.env_num)
+        ids, payload = self._call_of(name, args, env_ids, kwargs)
         with self._calling() as supervisor:
-            payload = (name, args, kwargs) if kwargs else (name, args)
             self._submit(supervisor, ids, Op.CALL, [payload] * len(ids), f"call({name!r})")
             self._called = Called(ids)
+
+    def _call_of(
+        self, name: str, args: Any, env_ids: int | Iterable[int] | None, kwargs: Any
+    ) -> tuple[list[int], Any]:
+        """Return whom a call goes to, and what is sent to each of them."""
+        name = arguments.checked_method(name)
+        ids = arguments.checked_env_ids(env_ids, self.env_num)
+        return ids, (name, args, kwargs) if kwargs else (name, args)
+
+    @property
+    def call_is_pending(self) -> bool:
+        """Whether a `call_async` is under way, so that `call_wait` comes next."""
+        return self._called is not None
 
     def call_wait(self, timeout_s: float | None = None) -> list[Any]:
         """Return the results of the last `call_async`.

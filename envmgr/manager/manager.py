@@ -105,6 +105,18 @@ class EnvManager(EnvRestoring):
         return [i for i, state in self.env_states.items() if state is EnvState.RUN]
 
     @property
+    def pending_env(self) -> list[int]:
+        """The envs that owe a timestep, ascending; does not wait.
+
+        After Ctrl-C in `step` or `send` it says whether the actions were accepted: all, or none.
+        """
+        engine = self._engine
+        if engine is None or not self._launched:
+            return []
+        with engine.calling as supervisor:
+            return supervisor.record.owed_ids()
+
+    @property
     def ready_info(self) -> dict[int, dict[str, Any]]:
         """What the latest reset of each ready env said besides the observation."""
         with self._calling() as supervisor:
@@ -145,8 +157,8 @@ class EnvManager(EnvRestoring):
             sent = self._send(supervisor, actions, RING_LAST if wants_all else RING_EACH)
             gather = self._gathering
             taken = gather.exactly(sent) if sent and wants_all else gather.some(self._policy)
-            timesteps = self._view.timesteps(self._deliver(supervisor, taken))
-            delivery = supervisor.delivery
+            delivery, given = supervisor.delivery, self._deliver(supervisor, taken)
+            timesteps = self._view.timesteps(given, delivery.in_hand)
         delivery.in_hand = None  # the last that is done: from now on they are delivered
         return timesteps
 
@@ -167,8 +179,8 @@ class EnvManager(EnvRestoring):
         """
         with self._calling() as supervisor:
             taken = self._receive(supervisor, min_ready, timeout_s)
-            timesteps = self._view.timesteps(self._deliver(supervisor, taken))
-            delivery = supervisor.delivery
+            delivery, given = supervisor.delivery, self._deliver(supervisor, taken)
+            timesteps = self._view.timesteps(given, delivery.in_hand)
         delivery.in_hand = None  # as in `step`
         return timesteps
 
