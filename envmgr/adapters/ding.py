@@ -12,6 +12,7 @@ kinds in place of DI-engine's own, for configs that are to stay as they are.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, ClassVar
 
 from envmgr import managers
@@ -144,11 +145,15 @@ class DingKind(EnvManager):
             self._raise_in_trainer(error)
             raise
 
-    def reset(self, reset_param: Mapping[int, Mapping[str, Any] | None] | None = None) -> None:
-        """Reset envs and wait for it; see `EnvManager.reset`."""
-        self._refuse_if_closed()
+    # No `step` and no `reset` of its own: what the manager's have delivered, Ctrl-C does not lose.
+    def _calling(self) -> AbstractContextManager[Any]:
+        if self.closed:
+            raise ClosedError("the manager is closed; call launch() first")
+        return super()._calling()
+
+    def _surface(self, supervisor: Any) -> None:
         try:
-            super().reset(reset_param)
+            super()._surface(supervisor)
         except EnvManagerError as error:
             self._raise_in_trainer(error)
             raise
@@ -156,19 +161,6 @@ class DingKind(EnvManager):
     def _begin_resets(self, supervisor: Any, params: Mapping[int, dict[str, Any] | None]) -> None:
         super()._begin_resets(supervisor, params)
         self._ends.forget(params)  # here, where Ctrl-C does not come between the two
-
-    def step(self, actions: Any) -> Any:
-        """Send actions and gather timesteps; see `EnvManager.step`."""
-        self._refuse_if_closed()
-        try:
-            return super().step(actions)
-        except EnvManagerError as error:
-            self._raise_in_trainer(error)
-            raise
-
-    def _refuse_if_closed(self) -> None:
-        if self.closed:
-            raise ClosedError("the manager is closed; call launch() first")
 
     def _raise_in_trainer(self, error: EnvManagerError) -> None:
         if self.cfg.on_failure == "raise":

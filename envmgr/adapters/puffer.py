@@ -305,14 +305,18 @@ class PufferVecEnv:
             raise EnvNotReadyError(
                 "no envs are at work: call send() before each recv(), or async_reset()"
             )
-        while (block := next((b for b in at_work if not b.n_awaited), None)) is None:
-            least = min(block.n_awaited for block in at_work)
-            batch = batches.receive_some(self._arrived, least)
-            self._put(at_work, batch.env_ids.tolist(), batches.rows_of(batch))
-            failure = batches.failure_in(batch)
-            self._arrived.clear()  # it is in the blocks; until here it would be put there again
-            if failure is not None:
-                batches.fail(failure)
+        arrived = self._arrived
+        while True:
+            if arrived:  # also what Ctrl-C has kept from being put into the blocks: before all else
+                self._put(at_work, arrived[0].env_ids.tolist(), batches.rows_of(arrived[0]))
+                failure = batches.failure_in(arrived[0])
+                arrived.clear()
+                if failure is not None:
+                    batches.fail(failure)
+            block = next((b for b in at_work if not b.n_awaited), None)
+            if block is not None:
+                break
+            batches.receive_some(arrived, min(b.n_awaited for b in at_work))
         begin = block.env_ids[block.begins].tolist()
         if begin:
             block.show(batches.first_obs(begin), batches.first_infos(begin))

@@ -39,6 +39,8 @@ _PLAIN = (Box, Discrete, MultiDiscrete, MultiBinary)
 
 _CUT = "TimeLimit.truncated"
 
+_UNDER_WAY = "a step is under way: take what it gives with step_wait(), or reset()"
+
 _RESET_FIRST = (
     "the envs have to be reset before their first step, and after a reset that Ctrl-C has ended: "
     "call reset()"
@@ -127,11 +129,7 @@ class ManagerVecEnv(VecEnv):  # type: ignore[misc]
         batches = self._batches
         if batches.unseen or batches.is_stepping:
             self._refuse_closed()
-            raise EnvNotReadyError(
-                _RESET_FIRST
-                if batches.unseen
-                else "a step is under way: take what it gives with step_wait(), or reset()"
-            )
+            raise EnvNotReadyError(_RESET_FIRST if batches.unseen else _UNDER_WAY)
         batches.send(actions)
 
     def step_wait(self) -> tuple[Any, npt.NDArray[Any], npt.NDArray[np.bool_], list[Any]]:
@@ -236,6 +234,8 @@ class ManagerVecEnv(VecEnv):  # type: ignore[misc]
     def _ask(self, method: str, *args: Any, **kwargs: Any) -> Any:
         """Have the manager reach its envs; what an env raises is raised as it was."""
         self._refuse_closed()
+        if self._batches.is_stepping:
+            raise EnvNotReadyError(_UNDER_WAY)
         return self._batches.ask(method, *args, **kwargs)
 
     def _env_ids(self, indices: _Indices) -> list[int]:

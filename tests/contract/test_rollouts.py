@@ -26,7 +26,7 @@ from envmgr.collect import (
     Trajectory,
     by_env,
 )
-from tests.faults.interrupted_calls import at_point
+from tests.faults.attacks import at_point
 from tests.faults.interrupting import points_of
 
 N_ENVS, N_STEPS = 3, 50

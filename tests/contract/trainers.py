@@ -73,18 +73,90 @@ class BaseVectorEnv:
         return int(self.env_num)
 
 
-_STAND_INS = {
-    "stable_baselines3.common.vec_env.base_vec_env": {"VecEnv": VecEnv},
-    "stable_baselines3.common.vec_env.vec_monitor": {"VecMonitor": VecMonitor},
-    "tianshou.env": {"BaseVectorEnv": BaseVectorEnv},
+class DingsRegistry(dict[str, Any]):
+    """Stands in for DI-engine's registry of managers."""
+
+    def register(self, key: str, cls: type, force_overwrite: bool = False) -> None:
+        self[key] = cls
+
+
+class DingsManager:
+    """Stands in for DI-engine's class that all managers there derive from."""
+
+
+class TensorDict(dict[str, Any]):
+    """Stands in for tensordict's class of this name."""
+
+    def __init__(self, source: Any, batch_size: Any = None, device: Any = None) -> None:
+        super().__init__(source)
+
+    def set(self, key: str, value: Any) -> None:
+        self[key] = value
+
+
+class Composite(dict[str, Any]):
+    """Stands in for TorchRL's spec of this name."""
+
+    def __init__(self, source: Any = (), shape: Any = None, **parts: Any) -> None:
+        super().__init__(source, **parts)
+
+
+class Spec:
+    """Stands in for TorchRL's other specs."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        pass
+
+
+class EnvBase:
+    """Stands in for TorchRL's class of this name."""
+
+    def __init__(self, device: Any, batch_size: Any) -> None:
+        self.device, self.batch_size = device, batch_size
+
+    def to(self, device: Any) -> None:
+        pass
+
+    def reset(self, tensordict: Any = None, **kwargs: Any) -> Any:
+        return self._reset(tensordict, **kwargs)  # type: ignore[attr-defined]
+
+    def step(self, tensordict: Any) -> Any:
+        return self._step(tensordict)  # type: ignore[attr-defined]
+
+    def maybe_reset(self, tensordict: Any) -> Any:
+        return tensordict
+
+    def close(self, *, raise_if_closed: bool = True) -> None:
+        pass
+
+
+_SPECS = ("Binary", "Bounded", "Categorical", "MultiCategorical", "MultiOneHot", "OneHot")
+
+_STAND_INS: dict[str, dict[str, dict[str, Any]]] = {
+    "sb3": {
+        "stable_baselines3.common.vec_env.base_vec_env": {"VecEnv": VecEnv},
+        "stable_baselines3.common.vec_env.vec_monitor": {"VecMonitor": VecMonitor},
+    },
+    "tianshou": {"tianshou.env": {"BaseVectorEnv": BaseVectorEnv}},
+    "torchrl": {
+        "tensordict": {"TensorDict": TensorDict},
+        "torchrl.data": {"Composite": Composite, **dict.fromkeys((*_SPECS, "Unbounded"), Spec)},
+        "torchrl.envs": {"EnvBase": EnvBase},
+    },
+    "ding": {
+        "ding.envs": {"BaseEnvManager": DingsManager},
+        "ding.utils": {"ENV_MANAGER_REGISTRY": DingsRegistry()},
+        "gym": {"spaces": types.ModuleType("gym.spaces")},
+    },
 }
+"""By adapter, and by module."""
 
 
 def adapter(name: str, patch: pytest.MonkeyPatch) -> Any:
     """Return the module `envmgr.adapters.<name>`, on its trainer or on the stand-in for it."""
     full = f"envmgr.adapters.{name}"
-    for module, names in _STAND_INS.items():
-        if importlib.util.find_spec(module.partition(".")[0]) is None:
+    for module, names in _STAND_INS.get(name, {}).items():
+        if _is_missing(module.partition(".")[0]):
             stand_in = types.ModuleType(module)
             vars(stand_in).update(names)
             patch.setitem(sys.modules, module, stand_in)
@@ -94,6 +166,13 @@ def adapter(name: str, patch: pytest.MonkeyPatch) -> Any:
     found = importlib.import_module(full)
     patch.setitem(sys.modules, full, found)
     return found
+
+
+def _is_missing(package: str) -> bool:
+    found = sys.modules.get(package)
+    if found is not None:
+        return found.__spec__ is None  # a stand-in
+    return importlib.util.find_spec(package) is None
 
 
 def rows(obs: Any, env_ids: Any) -> Any:

@@ -1,26 +1,22 @@
-"""Public calls that are interrupted at one of their points, and what has to hold after each."""
+"""Public calls of managers, as the subject of interrupts: what has to hold after each."""
 
 from __future__ import annotations
 
-import dis
-import functools
-import random
-import signal
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from typing import Any, NamedTuple
 
 import gymnasium as gym
 import numpy as np
 
 from envmgr import create_env_manager
-from envmgr.errors import ConfigError, EnvFailure
-from tests.faults.interrupting import Interrupted, Point, handlers, interrupt_at, points_of
+from envmgr.errors import EnvFailure
+from tests.faults import attacks
 
 EPISODE_STEPS = 3
 ENV_NUM = 3
 _PATIENCE_S = 40.0
-_SOON_S, _LATE_S = 5e-6, 1e-3
 
 PROCESS_KINDS: dict[str, dict[str, Any]] = {
     "a worker each, in the block": {"type": "subprocess"},
@@ -57,6 +53,7 @@ class Echo(gym.Env[Any, Any]):
     observation_space = gym.spaces.Box(-1.0, 2.0**31, (2,), np.float64)
     action_space = gym.spaces.Discrete(2**31 - 1)
     label = "echo"
+    render_mode = "rgb_array"
 
     def __init__(self) -> None:
         self._steps = 0
@@ -75,6 +72,14 @@ class Echo(gym.Env[Any, Any]):
     def double(self, number: int) -> int:
         """Return a result."""
         return 2 * number
+
+    def render(self) -> Any:
+        """Return a picture."""
+        return np.full((2, 2, 3), 7, np.uint8)
+
+    def reward_shaping(self, transitions: list[Any]) -> list[Any]:
+        """Return transitions shaped."""
+        return [2 * one for one in transitions]
 
 
 class EchoOfObject(Echo):
@@ -108,9 +113,18 @@ class Account:
 
     Args:
         config: of the manager.
+        create: makes it.
     """
 
-    def __init__(self, config: Mapping[str, Any]) -> None:
+    signals = attacks.SIGNALS
+    package = "manager"
+
+    def __init__(
+        self, config: Mapping[str, Any], create: Callable[..., Any] = create_env_manager
+    ) -> None:
+        self._create = create
+        self._before: Mapping[str, Any] = {}
+        self._actions: dict[int, int] = {}
         self._config = {"max_failures": 10**6, "snapshot_copy": True, **config}
         self._kinds: list[type[Echo]] = [Echo]
         if self._config.pop("large_infos", False):
@@ -127,7 +141,7 @@ class Account:
     def renew(self) -> None:
         """Launch a manager in place of one that was closed."""
         env_fn = [self._kinds[i % len(self._kinds)] for i in range(ENV_NUM)]
-        self.manager = create_env_manager(self._config, env_fn=env_fn)
+        self.manager = self._create(self._config, env_fn=env_fn)
         self.owed = {}
         self.manager.launch()
 
@@ -180,6 +194,61 @@ class Account:
         assert stats["actions"] == stats["timesteps"] + stats["cancelled"]
         assert not stats["outstanding"]
 
+    # -- as the subject of attacks ------------------------------------------------------------
+
+    @property
+    def names(self) -> list[str]:
+        """The calls."""
+        return list(SCENARIOS)
+
+    def prepare(self, name: str) -> None:
+        """Have all be as a call wants it."""
+        if self.manager.closed:
+            self.renew()
+        self.all_ready()
+        scenario = SCENARIOS[name]
+        scenario.prepare(self)
+        self._actions = self.actions() if scenario.sends else {}
+        self._before = self.manager.stats()
+
+    def call(self, name: str) -> Any:
+        """Make a call."""
+        return SCENARIOS[name].call(self, self._actions)
+
+    def settle(
+        self, name: str, results: list[Any], raised: BaseException | None, *, is_past: bool
+    ) -> None:
+        """Check what has to hold after a call."""
+        scenario, manager = SCENARIOS[name], self.manager
+        actions, before = self._actions, self._before
+        if scenario.delivers and is_past and not results and not manager.closed:
+            # What was delivered is lost on its way to us.
+            while manager.stats()["outstanding"] and manager.recv(timeout_s=_PATIENCE_S):
+                pass
+            self.owed.clear()
+            actions = {}
+        if manager.closed:
+            self.owed.clear()
+            return
+        stats = manager.stats()
+        if scenario.sends and actions:
+            accepted = stats["actions"] - before["actions"]
+            assert accepted in (0, len(actions)), "some of the actions were accepted"
+            if accepted:
+                self.owed.update(actions)
+        if scenario.delivers and results:
+            self.take(results[0])
+        for env_id in list(self.owed)[: stats["cancelled"] - before["cancelled"]]:
+            del self.owed[env_id]  # those of `reset`, which names the first
+        if scenario.in_halves and manager.call_is_pending:
+            with suppress(EnvFailure):  # in line, the env that was interrupted in it
+                assert manager.call_wait()[0] in (4, 8)
+        self.goes_on()
+
+    def close(self) -> None:
+        """Close the manager."""
+        self.manager.close()
+
 
 class Scenario(NamedTuple):
     """A public call.
@@ -189,12 +258,14 @@ class Scenario(NamedTuple):
         sends: whether it sends actions.
         prepare: comes before it; all envs are ready then.
         delivers: whether it returns timesteps.
+        in_halves: whether it is one of `call_async` and `call_wait`.
     """
 
     call: Callable[[Account, dict[int, int]], Any]
     sends: bool = False
     prepare: Callable[[Account], None] = lambda account: None
     delivers: bool = False
+    in_halves: bool = False
 
 
 def _stepped(account: Account, times: int) -> None:
@@ -258,7 +329,14 @@ SCENARIOS: dict[str, Scenario] = {
     "reset of what is stepped": Scenario(lambda a, _: a.manager.reset({0: None}), prepare=_sent),
     "seed": Scenario(lambda a, _: a.manager.seed(5)),
     "call": Scenario(lambda a, _: a.manager.call("double", 2)),
-    "call_wait": Scenario(lambda a, _: a.manager.call_wait(), prepare=_called),
+    "call_async": Scenario(lambda a, _: a.manager.call_async("double", 4), in_halves=True),
+    "call_wait": Scenario(lambda a, _: a.manager.call_wait(), prepare=_called, in_halves=True),
+    "apply": Scenario(lambda a, _: a.manager.apply(repr)),
+    "render": Scenario(lambda a, _: a.manager.render()),
+    "ready_imgs": Scenario(lambda a, _: a.manager.ready_imgs),
+    "reward_shaping": Scenario(lambda a, _: a.manager.reward_shaping(1, [1, 2])),
+    "reset_infos": Scenario(lambda a, _: a.manager.reset_infos([0, 1])),
+    "pending_env": Scenario(lambda a, _: a.manager.pending_env, prepare=_sent),
     "get_attr": Scenario(lambda a, _: a.manager.get_attr("label")),
     "set_attr": Scenario(lambda a, _: a.manager.set_attr("label", "other")),
     "snapshot": Scenario(lambda a, _: a.manager.snapshot()),
@@ -272,212 +350,16 @@ SCENARIOS: dict[str, Scenario] = {
     "launch": Scenario(lambda a, _: a.manager.launch(), prepare=lambda a: a.manager.close()),
 }
 
-SIGNALS = (signal.SIGINT, signal.SIGALRM, signal.SIGTERM)
+
+def run(
+    config: Mapping[str, Any], count: int | None = None, seed: int = 0, **how: Any
+) -> dict[str, int]:
+    """Attack a manager at points of its calls; return what came of it: see `attacks.run`."""
+    return attacks.run(partial(Account, config, **how), count, seed)
 
 
-class Strike(NamedTuple):
-    """How a call is interrupted.
-
-    Attributes:
-        number: the signal.
-        run: runs the call, and has the signal come into it.
-        is_past: whether what came of that was raised when the call had done all it does.
-    """
-
-    number: int
-    run: Callable[[Callable[[], None]], Any]
-    is_past: Callable[[BaseException], bool]
-
-
-def at_point(point: Point, number: int) -> Strike:
-    """Return a strike at a point of the call."""
-    is_past = _is_past_delivery(point)
-    return Strike(number, lambda call: interrupt_at(point, call, number), lambda error: is_past)
-
-
-def _is_past_delivery(point: Point) -> bool:
-    """Whether a point comes after the store by which a public function has delivered."""
-    instructions = dis.get_instructions(point.code)
-    stores = [i.offset for i in instructions if i.opname == "STORE_ATTR" and i.argval == "in_hand"]
-    if point.code.co_name not in ("step", "recv", "recv_arrays") or not stores:
-        return False
-    at = point.at
-    if not point.is_opcode:
-        at = next(start for start, _, line in point.code.co_lines() if line == point.at)
-    return at > max(stores)
-
-
-def after(seconds: float, manager: Any) -> Strike:
-    """Return a strike by an alarm, which may come too late."""
-
-    def run(call: Callable[[], None]) -> None:
-        signal.setitimer(signal.ITIMER_REAL, seconds)
-        try:
-            call()
-        finally:
-            signal.setitimer(signal.ITIMER_REAL, 0.0)
-
-    def is_past(error: BaseException) -> bool:
-        traceback = error.__traceback__
-        while traceback is not None:
-            if traceback.tb_frame.f_locals.get("self") is manager:
-                return False
-            traceback = traceback.tb_next
-        return True
-
-    return Strike(signal.SIGALRM, run, is_past)
-
-
-def prepared(account: Account, scenario: Scenario) -> tuple[dict[int, int], Mapping[str, Any]]:
-    """Have all be as a scenario wants it; return the actions to send, and the figures before."""
-    if account.manager.closed:
-        account.renew()
-    account.all_ready()
-    scenario.prepare(account)
-    actions = account.actions() if scenario.sends else {}
-    return actions, account.manager.stats()
-
-
-def points_in(account: Account, scenario: Scenario) -> list[Point]:
-    """Return the points of a call."""
-    actions, before = prepared(account, scenario)
-    results: list[Any] = []
-    points = points_of(lambda: results.append(scenario.call(account, actions)))
-    settle(account, scenario, actions, before, results)
-    return points
-
-
-def attack(account: Account, scenario: Scenario, strike: Strike) -> BaseException | None:
-    """Make a call that is interrupted, and check what has to hold after it.
-
-    Args:
-        account: of the manager, which goes on or is replaced.
-        scenario: the call.
-        strike: what comes into it.
-
-    Returns:
-        What the call has raised.
-    """
-    actions, before = prepared(account, scenario)
-    manager, raised = account.manager, None
-    results: list[Any] = []
-    with handlers(manager.close) as raises:
-        try:
-            strike.run(lambda: results.append(scenario.call(account, actions)))
-        except (KeyboardInterrupt, Interrupted, SystemExit) as error:
-            raised = error
-        except ConfigError as error:  # reading an argument, whatever that raises, refuses it
-            raised = _root_of(error)
-    if raised is not None:
-        assert isinstance(raised, raises[strike.number]), f"{raised!r} came of {strike.number}"
-        is_past = scenario.delivers and strike.is_past(raised) and not manager.closed
-        if is_past and not results:  # what was delivered is lost on its way to us
-            while manager.stats()["outstanding"] and manager.recv(timeout_s=_PATIENCE_S):
-                pass
-            account.owed.clear()
-            actions = {}
-    settle(account, scenario, actions, before, results)
-    return raised
-
-
-def _root_of(error: BaseException) -> BaseException:
-    while (before := error.__cause__ or error.__context__) is not None:
-        error = before
-    return error
-
-
-def settle(
-    account: Account,
-    scenario: Scenario,
-    actions: dict[int, int],
-    before: Mapping[str, Any],
-    results: list[Any],
-) -> None:
-    """Check what has to hold after a call.
-
-    Args:
-        account: of the manager.
-        scenario: what was called.
-        actions: what it has sent.
-        before: the figures before it.
-        results: what it returned, if it did.
-    """
-    manager = account.manager
-    if manager.closed:
-        account.owed.clear()
-        return
-    stats = manager.stats()
-    if scenario.sends and actions:
-        accepted = stats["actions"] - before["actions"]
-        assert accepted in (0, len(actions)), "some of the actions were accepted"
-        if accepted:
-            account.owed.update(actions)
-    if scenario.delivers and results:
-        account.take(results[0])
-    for env_id in list(account.owed)[: stats["cancelled"] - before["cancelled"]]:
-        del account.owed[env_id]  # those of `reset`, which names the first
-    if manager._called is not None:
-        with suppress(EnvFailure):  # in line, the env that was interrupted in it
-            assert manager.call_wait()[0] in (4, 8)
-    account.goes_on()
-
-
-def drawn(
-    config: Mapping[str, Any], count: int | None, seed: int
-) -> Iterator[tuple[str, Point, int]]:
-    """Return points of all scenarios with the signals to raise there: all of them, or some."""
-    found = _all_points(tuple(sorted(config.items())))
-    rng = random.Random(seed)
-    yield from found if count is None else rng.sample(found, min(count, len(found)))
-
-
-@functools.cache
-def _all_points(config: tuple[tuple[str, Any], ...]) -> list[tuple[str, Point, int]]:
-    account = Account(dict(config))
-    found: list[tuple[str, Point, int]] = []
-    for name, scenario in SCENARIOS.items():
-        points = points_in(account, scenario)
-        found += [(name, point, number) for point in points for number in SIGNALS]
-    account.manager.close()
-    return found
-
-
-def run(config: Mapping[str, Any], count: int | None = None, seed: int = 0) -> dict[str, int]:
-    """Attack a manager at points of its calls; return what came of it.
-
-    Raises:
-        AssertionError: something was lost, repeated or wedged; it says where.
-    """
-    account = Account(config)
-    figures = {"points": 0, "raised": 0}
-    for name, point, number in drawn(config, count, seed):
-        where = f"{name}, {signal.Signals(number).name} at {point}"
-        try:
-            raised = attack(account, SCENARIOS[name], at_point(point, number))
-        except BaseException as error:
-            raise AssertionError(f"after an interrupt in {where}: {error!r}") from error
-        figures["points"] += 1
-        figures["raised"] += raised is not None
-    account.manager.close()
-    return {**figures, "abnormal": account.abnormal}
-
-
-def run_at_random(config: Mapping[str, Any], count: int, seed: int = 0) -> int:
-    """Attack a manager at random moments of its calls; return how many calls were ended by it.
-
-    Raises:
-        AssertionError: as `run`.
-    """
-    account, rng = Account(config), random.Random(seed)
-    names = [name for name in SCENARIOS if name not in ("close", "launch")]
-    n_raised = 0
-    for _ in range(count):
-        name, seconds = rng.choice(names), rng.uniform(_SOON_S, _LATE_S)
-        try:
-            raised = attack(account, SCENARIOS[name], after(seconds, account.manager))
-        except BaseException as error:
-            where = f"{name}, {seconds * 1e6:.0f} us after its beginning"
-            raise AssertionError(f"after an interrupt in {where}: {error!r}") from error
-        n_raised += raised is not None
-    account.manager.close()
-    return n_raised
+def run_at_random(config: Mapping[str, Any], count: int, seed: int = 0, **how: Any) -> int:
+    """Attack a manager at random moments of its calls; return how many calls were ended by it."""
+    return attacks.run_at_random(
+        partial(Account, config, **how), count, seed, without=("close", "launch")
+    )

@@ -1,7 +1,7 @@
 """Interrupts at chosen points of public calls, and accounts of what becomes of the actions.
 
-A point is a line of envmgr that a call runs, or an opcode of the public function itself, and which
-time it is run. The signal is raised there for real (`signal.raise_signal`), from a trace function,
+A point is a line of envmgr that a call runs, or an opcode of a public function (of managers,
+adapters, collectors), and which time it is run. The signal is raised there for real (`signal.raise_signal`), from a trace function,
 so that its handler runs between that bytecode and the next one, as it does for users.
 """
 
@@ -18,7 +18,9 @@ from typing import Any, NamedTuple
 import envmgr
 
 _PACKAGE = str(Path(envmgr.__file__).parent)
-_PUBLIC = str(Path(_PACKAGE, "manager"))
+MANAGERS = (str(Path(_PACKAGE, "manager")),)
+EVERYTHING_PUBLIC = (*MANAGERS, str(Path(_PACKAGE, "adapters")), str(Path(_PACKAGE, "collect")))
+"""Where each opcode is a point."""
 _LEFT_OUT = frozenset(("__getattr__",))
 
 
@@ -46,7 +48,10 @@ class Point(NamedTuple):
 class _Tracer:
     """Counts the points that are passed, and does something at one of them."""
 
-    def __init__(self, target: Point | None, act: Callable[[], None]) -> None:
+    def __init__(
+        self, target: Point | None, act: Callable[[], None], public: tuple[str, ...]
+    ) -> None:
+        self._public = public
         self.hits: dict[tuple[CodeType, int, bool], int] = {}
         self._target = target
         self._act = act
@@ -56,7 +61,7 @@ class _Tracer:
         code = frame.f_code
         if not code.co_filename.startswith(_PACKAGE) or code.co_name in _LEFT_OUT:
             return None
-        if code.co_filename.startswith(_PUBLIC):
+        if code.co_filename.startswith(self._public):
             frame.f_trace_opcodes = True
         return self._local
 
@@ -85,9 +90,14 @@ class _TracerOfAll(_Tracer):
         return self._local
 
 
-def points_of(call: Callable[[], Any]) -> list[Point]:
-    """Return the points that a call passes, each the first and the last time."""
-    tracer = _Tracer(None, lambda: None)
+def points_of(call: Callable[[], Any], public: tuple[str, ...] = MANAGERS) -> list[Point]:
+    """Return the points that a call passes, each the first and the last time.
+
+    Args:
+        call: runs it.
+        public: where opcodes are points.
+    """
+    tracer = _Tracer(None, lambda: None, public)
     before = sys.gettrace()
     sys.settrace(tracer)
     try:
@@ -114,12 +124,13 @@ def act_at(point: Point, call: Callable[[], Any], act: Callable[[], None]) -> tu
     Returns:
         Whether the point was reached, and what the call returned.
     """
-    return _traced(_Tracer(point, act), call)
+    public = (point.code.co_filename,) if point.is_opcode else ()
+    return _traced(_Tracer(point, act, public), call)
 
 
 def act_at_all(call: Callable[[], Any], act: Callable[[], None]) -> None:
     """Run a call, and do something at each of its points, the first time that it comes there."""
-    _traced(_TracerOfAll(None, act), call)
+    _traced(_TracerOfAll(None, act, MANAGERS), call)
 
 
 def _traced(tracer: _Tracer, call: Callable[[], Any]) -> tuple[bool, Any]:

@@ -6,22 +6,15 @@ The first thread stands still meanwhile: its trace function waits for what the o
 from __future__ import annotations
 
 import queue
-import random
 import threading
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from envmgr import EnvState
 from envmgr.errors import StateError
-from tests.faults.interrupted_calls import (
-    ENV_NUM,
-    SCENARIOS,
-    Account,
-    Scenario,
-    points_in,
-    prepared,
-    settle,
-)
+from tests.faults.attacks import drawn
+from tests.faults.interrupted_calls import ENV_NUM, SCENARIOS, Account
 from tests.faults.interrupting import act_at, act_at_all
 
 _PATIENCE_S = 40.0
@@ -202,9 +195,8 @@ def run(config: Mapping[str, Any], names: tuple[str, ...] = tuple(SCENARIOS)) ->
     account, figures = Account(config), {"points": 0, "refused": 0, "waited": 0}
     with SecondThread() as other:
         for name in names:
-            scenario = SCENARIOS[name]
             try:
-                found = _intruded(account, scenario, other, launching=name == "launch")
+                found = _intruded(account, name, other)
             except BaseException as error:
                 raise AssertionError(f"with a second thread in {name}: {error!r}") from error
             figures = {what: figures[what] + found[what] for what in figures}
@@ -212,14 +204,14 @@ def run(config: Mapping[str, Any], names: tuple[str, ...] = tuple(SCENARIOS)) ->
     return figures
 
 
-def _intruded(
-    account: Account, scenario: Scenario, other: SecondThread, *, launching: bool
-) -> dict[str, int]:
-    actions, before = prepared(account, scenario)
-    delivered, results = before["timesteps"], list[Any]()
-    intruder = Intruder(account, other, launching=launching, n_delivered=delivered)
-    act_at_all(lambda: results.append(scenario.call(account, actions)), intruder)
-    settle(account, scenario, actions, before, results)
+def _intruded(account: Account, name: str, other: SecondThread) -> dict[str, int]:
+    account.prepare(name)
+    before, results = account.manager.stats(), list[Any]()
+    intruder = Intruder(
+        account, other, launching=name == "launch", n_delivered=before["timesteps"]
+    )
+    act_at_all(lambda: results.append(account.call(name)), intruder)
+    account.settle(name, results, None, is_past=False)
     return intruder.figures
 
 
@@ -261,12 +253,11 @@ def run_closing(config: Mapping[str, Any], count: int, seed: int = 0) -> int:
     Raises:
         AssertionError: one of the threads hangs, or gets anything but StateError.
     """
-    account, rng, n_raised = Account(config), random.Random(seed), 0
-    points = [(n, point) for n, s in SCENARIOS.items() for point in points_in(account, s)]
+    account, n_raised = Account(config), 0
     with SecondThread() as other:
-        for name, point in rng.sample(points, min(count, len(points))):
-            scenario, where = SCENARIOS[name], f"closed in {name} at {point}"
-            actions, _ = prepared(account, scenario)
+        for name, point, _ in drawn(account, count, seed):
+            where = f"closed in {name} at {point}"
+            account.prepare(name)
             manager = account.manager
 
             def close(manager: Any = manager) -> None:
@@ -276,7 +267,7 @@ def run_closing(config: Mapping[str, Any], count: int, seed: int = 0) -> int:
                     threading.Event().wait(0.001)
 
             try:
-                act_at(point, lambda s=scenario, a=actions: s.call(account, a), close)
+                act_at(point, partial(account.call, name), close)
             except StateError:  # it is closed
                 n_raised += 1
             except BaseException as error:

@@ -1,0 +1,106 @@
+"""F25 for adapters and collectors: an interrupt at any point of any call, and then going on.
+
+Here some points, drawn with a seed; `make soak` takes all of them, and random moments.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import pytest
+
+from tests.faults import attacks
+from tests.faults.interrupted_adapters import DRIVERS, Ding, Trained, trainers
+from tests.faults.interrupted_collectors import COLLECTORS, Collecting
+
+FORK = {"type": "subprocess", "context": "fork"}
+SOME = {**FORK, "type": "async_subprocess", "shared_memory": False, "num_workers": 2}
+IN_LINE = {"type": "base"}
+
+
+@pytest.fixture(autouse=True)
+def their_trainers() -> Iterator[None]:
+    with trainers("sb3", "tianshou", "ding"):
+        yield
+
+
+@pytest.fixture(params=DRIVERS)
+def driver(request: pytest.FixtureRequest) -> Iterator[Any]:
+    if request.param != "as_torchrl":
+        yield DRIVERS[request.param]
+        return
+    pytest.importorskip("torch")
+    with trainers("torchrl"):
+        yield DRIVERS[request.param]
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_f25_ctrl_c_beside_a_call_of_the_manager(
+    driver: Any, when: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    subject = Trained(driver, IN_LINE)
+    methods = ["send_arrays", "ready_arrays", "reset", "reset_infos", "apply", "call", "get_attr"]
+    if when == "before":  # what has returned lies in the adapter: nothing comes between
+        methods += ["recv_arrays", "call_wait"]
+    struck = set()
+    in_threads = ("reset_async", "reset_wait")  # where no signal handler runs
+    for call in [name for name in subject.names[:-1] if name not in in_threads]:
+        for method in methods:
+            subject.prepare(call)
+            with monkeypatch.context() as patch:
+                original = getattr(subject.manager, method)
+
+                def interrupted(*args: Any, **kwargs: Any) -> Any:
+                    patch.undo()  # once
+                    struck.add(method)
+                    if when == "after":
+                        original(*args, **kwargs)
+                    raise KeyboardInterrupt
+
+                patch.setattr(subject.manager, method, interrupted)
+                results, raised = [], None
+                try:
+                    results.append(subject.call(call))
+                except KeyboardInterrupt as error:
+                    raised = error
+            subject.settle(call, results, raised, is_past=False)
+    subject.close()
+    assert struck >= {"send_arrays", "ready_arrays", "reset"}
+
+
+def test_f25_an_adapter_goes_on_or_says_how_after_an_interrupt_anywhere(driver: Any) -> None:
+    for config, count in ((IN_LINE, 90), (FORK, 25), (SOME, 10)):
+        figures = attacks.run(partial(Trained, driver, config), count, seed=25)
+        assert figures["points"] == count
+        assert figures["raised"] > count * 0.8
+        assert not figures["abnormal"] or config is IN_LINE
+
+
+@pytest.mark.parametrize("name", COLLECTORS)
+def test_f25_a_collector_has_every_step_once_after_an_interrupt_anywhere(name: str) -> None:
+    for config, count in ((IN_LINE, 60), (FORK, 25), (SOME, 10)):
+        figures = attacks.run(partial(Collecting, name, config), count, seed=25)
+        assert figures["points"] == count
+        assert figures["raised"] > count * 0.6
+
+
+def test_f25_the_returns_that_di_engine_reads_count_every_reward_once() -> None:
+    figures = attacks.run(partial(Ding, IN_LINE), 150, seed=25)
+    assert figures["raised"] > 90
+
+
+@pytest.mark.parametrize("name", ["as_gymnasium, NEXT_STEP", "as_sb3", "as_tianshou, wait_num"])
+def test_f25_an_adapter_at_random_moments(name: str) -> None:
+    make = partial(Trained, DRIVERS[name], FORK)
+    assert attacks.run_at_random(make, 40, seed=25, without=("close", "reset_async")) > 3
+
+
+def test_f25_of_points_past_delivery_those_of_others_are_left_out() -> None:
+    subject = Trained(DRIVERS["as_sb3"], IN_LINE)
+    points = {point for _, point, _ in attacks.drawn(subject, None, 0)}
+    subject.close()
+    past = {p.code.co_name for p in points if attacks.at_point(p, signal.SIGINT).is_past(OSError())}
+    assert past == {"reset", "step_wait"}
