@@ -182,10 +182,20 @@ def _root_of(error: BaseException) -> BaseException:
     return error
 
 
-def drawn(subject: Subject, count: int | None, seed: int) -> list[tuple[str, Point, int]]:
-    """Return points of all calls with the signals to raise there: all of them, or some."""
+def drawn(
+    subject: Subject, count: int | None, seed: int, calls: int | None = None
+) -> list[tuple[str, Point, int]]:
+    """Return points of calls with the signals to raise there: all of them, or some.
+
+    Args:
+        subject: whose calls.
+        count: how many points.
+        seed: of the draw.
+        calls: of how many calls.
+    """
+    rng, names = random.Random(seed), subject.names
     found: list[tuple[str, Point, int]] = []
-    for name in subject.names:
+    for name in names if calls is None else rng.sample(names, min(calls, len(names))):
         subject.prepare(name)
         results: list[Any] = []
         call = partial(_noted, subject, name, results)
@@ -196,7 +206,6 @@ def drawn(subject: Subject, count: int | None, seed: int) -> list[tuple[str, Poi
             # Where what another one calls has delivered no signal comes before it is kept.
             if own in Path(point.code.co_filename).parents or not _is_past_delivery(point):
                 found += [(name, point, number) for number in subject.signals]
-    rng = random.Random(seed)
     return found if count is None else rng.sample(found, min(count, len(found)))
 
 
@@ -204,15 +213,26 @@ def _noted(subject: Subject, name: str, results: list[Any]) -> None:
     results.append(subject.call(name))
 
 
-def run(make: Callable[[], Subject], count: int | None = None, seed: int = 0) -> dict[str, int]:
+def run(
+    make: Callable[[], Subject],
+    count: int | None = None,
+    seed: int = 0,
+    calls: int | None = None,
+) -> dict[str, int]:
     """Attack a subject at points of its calls; return what came of it.
+
+    Args:
+        make: makes the subject.
+        count: at so many points, drawn; None: at all of them.
+        seed: of the draw.
+        calls: of so many calls; None: of all.
 
     Raises:
         AssertionError: something was lost, repeated or wedged; it says where.
     """
     subject = make()
     figures = {"points": 0, "raised": 0}
-    for name, point, number in drawn(subject, count, seed):
+    for name, point, number in drawn(subject, count, seed, calls):
         where = f"{name}, {signal.Signals(number).name} at {point}"
         try:
             raised = attack(subject, name, at_point(point, number))

@@ -18,7 +18,7 @@ from envmgr.collect import (
     Trajectory,
 )
 from tests.faults.attacks import SIGNALS
-from tests.faults.interrupted_adapters import N, Counting
+from tests.faults.interrupted_adapters import Counting, N
 
 N_STEPS = 4
 """Of a rollout: with episodes of three steps it ends in the midst of them."""
@@ -56,9 +56,7 @@ class Collecting:
         self._in_line = config["type"] == "base"
         self._rng = random.Random(seed)
         self.abnormal = 0
-        self.manager = create_env_manager(
-            {"max_failures": 10**6, **config}, env_fn=[Counting] * N
-        )
+        self.manager = create_env_manager({"max_failures": 10**6, **config}, env_fn=[Counting] * N)
         self.manager.launch()
         self._known: list[float | None] = [0.0] * N
         self._lost = False
@@ -177,8 +175,6 @@ COLLECTORS: dict[str, Any] = {
     "Collector": Collector,
     "StepCollector": StepCollector,
     "EpisodeCollector": EpisodeCollector,
-    "RolloutCollector": lambda manager, policy: RolloutCollector(
-        manager, policy, n_steps=N_STEPS
-    ),
+    "RolloutCollector": lambda manager, policy: RolloutCollector(manager, policy, n_steps=N_STEPS),
 }
 """The collectors of `envmgr.collect`."""

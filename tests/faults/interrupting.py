@@ -1,8 +1,9 @@
 """Interrupts at chosen points of public calls, and accounts of what becomes of the actions.
 
 A point is a line of envmgr that a call runs, or an opcode of a public function (of managers,
-adapters, collectors), and which time it is run. The signal is raised there for real (`signal.raise_signal`), from a trace function,
-so that its handler runs between that bytecode and the next one, as it does for users.
+adapters, collectors), and which time it is run. The signal is raised there for real
+(`signal.raise_signal`), from a trace function, so that its handler runs between that bytecode and
+the next one, as it does for users.
 """
 
 from __future__ import annotations
