@@ -163,7 +163,10 @@ def adapter(name: str, patch: pytest.MonkeyPatch) -> Any:
             # So that it is not there for those who come later:
             patch.delitem(sys.modules, full, raising=False)
             patch.delitem(sys.modules, f"{full}_monitor", raising=False)
+    was_there = full in sys.modules
     found = importlib.import_module(full)
+    if not was_there:
+        del sys.modules[full]  # so that the patch takes it away again
     patch.setitem(sys.modules, full, found)
     return found
 
