@@ -71,7 +71,7 @@ class EnvAccess(ManagerLifetime):
             self._called = Called(ids)
 
     def _call_of(
-        self, name: str, args: Any, env_ids: int | Iterable[int] | None, kwargs: Any
+        self, name: str, args: Any, env_ids: int | EnvIds | None, kwargs: Any
     ) -> tuple[list[int], Any]:
         """Return whom a call goes to, and what is sent to each of them."""
         name = arguments.checked_method(name)

@@ -207,9 +207,7 @@ def run(config: Mapping[str, Any], names: tuple[str, ...] = tuple(SCENARIOS)) ->
 def _intruded(account: Account, name: str, other: SecondThread) -> dict[str, int]:
     account.prepare(name)
     before, results = account.manager.stats(), list[Any]()
-    intruder = Intruder(
-        account, other, launching=name == "launch", n_delivered=before["timesteps"]
-    )
+    intruder = Intruder(account, other, launching=name == "launch", n_delivered=before["timesteps"])
     act_at_all(lambda: results.append(account.call(name)), intruder)
     account.settle(name, results, None, is_past=False)
     return intruder.figures
