@@ -51,6 +51,8 @@ def main() -> int:
     parser.add_argument("--torch", default=TORCH, help="how pip is to get PyTorch")
     parser.add_argument("--table", type=Path, help="write what became of each test as markdown")
     asked = parser.parse_args()
+    # The suites run in folders of their own, where relative paths would lead elsewhere.
+    asked.suites, asked.venvs = asked.suites.absolute(), asked.venvs.absolute()
     results: dict[str, Any] = {}
     for name in asked.names or known:
         suite = suite_of(name)
