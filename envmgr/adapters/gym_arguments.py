@@ -109,7 +109,7 @@ def batched_spaces(mode: Any, spaces: Sequence[Space[Any]]) -> tuple[Space[Any],
         return spaces[0], batch_differing_spaces(list(spaces))
     raise ValueError(
         "Invalid `observation_mode`, expected: 'same' or 'different' or tuple of single and "
-        f"batch observation space, actual got {short_text(mode)}"
+        f"batch observation space, actual got {word or short_text(mode)}"
     )
 
 

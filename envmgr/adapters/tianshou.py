@@ -5,6 +5,7 @@ from __future__ import annotations
 import numbers
 import operator
 from collections.abc import Callable, Sequence
+from multiprocessing.context import BaseContext
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -319,6 +320,10 @@ class EnvmgrVectorEnv(ManagerVectorEnv):
         env_fns: one factory for each env; their spaces may differ.
         wait_num: how many timesteps a step waits for, for `AsyncCollector`; None for all.
         timeout: seconds after which a step returns what has come, if that is anything.
+        share_memory: whether observations go through shared memory; None for the config's
+            `shared_memory`, which is true unless it is set.
+        context: how workers are started: "fork", "spawn", "forkserver", a context of
+            `multiprocessing`, or None for envmgr's own way.
         on_failure: "recover", or "raise" for an exception in the trainer.
         **cfg: keys of the manager's config, such as `num_workers=2` or `step_timeout=10`.
 
@@ -332,12 +337,24 @@ class EnvmgrVectorEnv(ManagerVectorEnv):
         env_fns: Sequence[Callable[[], Any]],
         wait_num: int | None = None,
         timeout: float | None = None,
+        share_memory: bool | None = None,
+        context: BaseContext | str | None = None,
         *,
         on_failure: str | None = None,
         **cfg: Any,
     ) -> None:
         # tianshou's policies and collectors give Discrete actions as floats, too.
-        given = {"auto_reset": False, "same_spaces": False, "check_actions": False}
+        given: dict[str, Any] = {
+            "auto_reset": False,
+            "same_spaces": False,
+            "check_actions": False,
+        }
+        if share_memory is not None:
+            given["shared_memory"] = share_memory
+        if context is not None:
+            given["context"] = (
+                context.get_start_method() if isinstance(context, BaseContext) else context
+            )
         some = wait_num is not None or timeout is not None
         kind = "async_subprocess" if some else "subprocess"
         manager = create_env_manager({"type": kind, **given, **cfg}, env_fn=env_fns)

@@ -51,6 +51,7 @@ __all__ = [
     "serve_env_id",
     "set_env_attribute",
     "spaces_of",
+    "takes_seeds",
 ]
 
 PROTOCOL_NAMES = frozenset(
@@ -151,6 +152,11 @@ def reset_env(env: Any, params: Mapping[str, Any] | None) -> tuple[Any, dict[str
             return result, returned
     info = attribute(env, "reset_info")
     return result, dict(info) if isinstance(info, Mapping) else {}
+
+
+def takes_seeds(env: Any) -> bool:
+    """Return whether an env can be seeded."""
+    return env.takes_seeds if isinstance(env, GymnasiumEnv) else callable(attribute(env, "seed"))
 
 
 def seed_env(env: Any, seed: int, dynamic_seed: bool | None) -> bool:

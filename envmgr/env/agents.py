@@ -22,6 +22,7 @@ from envmgr.env.contract import (
 )
 from envmgr.env.gym_spaces import convert_space
 from envmgr.env.old_gym import defines
+from envmgr.env.reset_arguments import ResetArguments
 from envmgr.optional_packages import imported
 from envmgr.types import is_abnormal
 
@@ -104,6 +105,7 @@ class AgentsEnv(gymnasium.Env[Any, Any]):
         self.env = as_parallel(env)
         self.metadata = attribute(self.env, "metadata") or {}
         self.render_mode = attribute(self.env, "render_mode")
+        self._reset_arguments = ResetArguments(self.env)
         self.possible_agents = list(self.env.possible_agents)
         self.living: list[Any] = []
         self.of_observations = self._spaces("observation_space")
@@ -122,7 +124,7 @@ class AgentsEnv(gymnasium.Env[Any, Any]):
             EnvContractError: it returned something else.
         """
         super().reset(seed=seed)
-        result = self.env.reset(seed=seed, options=options)
+        result = self.env.reset(**self._reset_arguments.of(seed, options))
         if not (isinstance(result, (tuple, list)) and len(result) == 2 and _are_dicts(result)):
             raise EnvContractError(
                 f"reset of {env_name(self.env)} should return (observations, infos), dicts by "

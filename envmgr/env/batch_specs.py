@@ -63,7 +63,7 @@ class BatchedEnvSpec:
                     f"the `build` of a BatchedEnvSpec returned {describe(env)}, not a BatchedEnv "
                     "or a gymnasium.vector.VectorEnv"
                 )
-            env = VectorBatch(env)
+            env = _as_batch(env)
         num_envs = getattr(env, "num_envs", self.size)
         if num_envs != self.size:
             env.close()
@@ -73,6 +73,14 @@ class BatchedEnvSpec:
             )
         batched: BatchedEnv = env
         return batched
+
+
+def _as_batch(env: Any) -> VectorBatch:
+    try:
+        return VectorBatch(env)
+    except BaseException:
+        env.close()
+        raise
 
 
 class Batch(NamedTuple):

@@ -52,6 +52,34 @@ def takes(function: Any, *arguments: Any) -> bool:
     return True
 
 
+def accepts(function: Any, name: str) -> bool | None:
+    """Return whether a function takes a keyword argument of this name.
+
+    None if it takes all (`**kwargs`), or if nobody can tell.
+    """
+    if not callable(function):
+        return False
+    try:
+        parameters = inspect.signature(function).parameters
+    except (ValueError, TypeError):  # of C: it does not tell
+        return None
+    if name in parameters:
+        return parameters[name].kind is not inspect.Parameter.POSITIONAL_ONLY
+    takes_all = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
+    return None if takes_all else False
+
+
+def layers_of(env: Any) -> list[Any]:
+    """Return the wrappers of an env from the outermost inwards, then the env itself."""
+    layers = [env]
+    while any(cls.__name__ == "Wrapper" for cls in type(layers[-1]).__mro__):
+        inside = attribute(layers[-1], "env")
+        if inside is None:
+            break
+        layers.append(inside)
+    return layers
+
+
 def as_flag(value: Any, name: str) -> bool:
     """Return `done`, `terminated` or `truncated` as a bool.
 
@@ -68,11 +96,17 @@ def as_flag(value: Any, name: str) -> bool:
 
 
 def scalar_reward(reward: Any) -> Any:
-    """Return a gymnasium reward as a float; arrays of several rewards are returned unchanged.
+    """Return a gymnasium reward as a float, or as an array if it has one number for each agent.
+
+    Arrays are returned unchanged; lists and tuples of numbers, as vector envs elsewhere stack them,
+    become arrays.
 
     Raises:
         EnvContractError: it is not a number.
     """
+    given = reward
+    if isinstance(reward, (list, tuple)):
+        reward = _as_array(reward)
     if isinstance(reward, np.ndarray):
         if reward.size == 1 and reward.dtype.kind in "biuf":
             return float(reward.item())
@@ -80,7 +114,14 @@ def scalar_reward(reward: Any) -> Any:
             return reward
     elif isinstance(reward, (float, int, np.floating, SupportsFloat)):  # the last is slow to check
         return float(reward)
-    raise EnvContractError(f"the reward should be a number, the env gave {describe(reward)}")
+    raise EnvContractError(f"the reward should be a number, the env gave {describe(given)}")
+
+
+def _as_array(rewards: Any) -> Any:
+    try:
+        return np.array(rewards)
+    except ValueError:  # of unequal lengths
+        return rewards
 
 
 TOLD, TERMINATED, TRUNCATED = 1, 2, 4

@@ -22,6 +22,7 @@ from envmgr.env.contract import (
 from envmgr.env.gym_spaces import convert_space
 from envmgr.env.old_gym import OldGymEnv
 from envmgr.env.pictures import FRAME_MODES, EpisodePictures, film, fps_of
+from envmgr.env.reset_arguments import ResetArguments
 from envmgr.env.seeds import EpisodeSeeds
 from envmgr.errors import ConfigError
 from envmgr.spaces import codec_of
@@ -57,6 +58,7 @@ class GymnasiumEnv(BaseEnv):
         self.reset_info = {}
         self._convert_action = codec_of(self.action_space).for_env
         self._seeds = EpisodeSeeds()
+        self._reset_arguments = ResetArguments(env)
         self.pictures = EpisodePictures(env_id, fps_of(env))
 
     def seed(self, seed: int | None, dynamic_seed: bool | None = None) -> None:
@@ -75,6 +77,11 @@ class GymnasiumEnv(BaseEnv):
         if seed is not None:
             self.action_space.seed(int(seed))
 
+    @property
+    def takes_seeds(self) -> bool:
+        """Whether the env can be seeded; if not, its resets fail when they are given a seed."""
+        return self._reset_arguments.include_seeds
+
     def random_action(self) -> Any:
         """Return the random action of the env inside if it has such a method, else a sample."""
         own = self._optional("random_action")
@@ -88,13 +95,17 @@ class GymnasiumEnv(BaseEnv):
     def reset(self, **params: Any) -> Any:
         """Start an episode and return its first observation; the info is kept in `reset_info`.
 
+        The env is given a seed and options if there are such, and nothing else: its `reset` need
+        not take them.
+
         Args:
-            **params: become `options` (None if there are none).
+            **params: become `options`.
 
         Raises:
-            EnvContractError: the env returned something else than `(obs, info)`.
+            EnvContractError: the env returned something else than `(obs, info)`, or does not take
+                the seed or the options.
         """
-        result = self.env.reset(seed=self._seeds.due(), options=params or None)
+        result = self.env.reset(**self._reset_arguments.of(self._seeds.due(), params))
         if (
             not isinstance(result, (tuple, list))
             or len(result) != 2

@@ -7,11 +7,11 @@ through `reset(seed=)`. What an env does is read from its signatures and from wh
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable
 from typing import Any
 
 import gymnasium
+
+from envmgr.env.contract import accepts, layers_of
 
 
 def is_old_gym(obj: object) -> bool:
@@ -31,8 +31,9 @@ def renders(env: object) -> bool:
 
 def is_seeded_by_reset(obj: object) -> bool:
     """Return whether an env has no `seed` method, but a `reset` that takes `seed`."""
-    return not callable(getattr(obj, "seed", None)) and _accepts(
-        getattr(obj, "reset", None), "seed", explicitly=True
+    return (
+        not callable(getattr(obj, "seed", None))
+        and accepts(getattr(obj, "reset", None), "seed") is True
     )
 
 
@@ -64,7 +65,7 @@ class OldGymEnv(gymnasium.Env[Any, Any]):
         for name in ("observation_space", "action_space", "metadata", "render_mode", "spec"):
             if hasattr(env, name):
                 setattr(self, name, getattr(env, name))
-        self._layers = _layers(env)
+        self._layers = layers_of(env)
         self._reset_takes_seed = self._reset_takes("seed")
         self._reset_takes_options = self._reset_takes("options")
 
@@ -119,34 +120,12 @@ class OldGymEnv(gymnasium.Env[Any, Any]):
     def _reset_takes(self, name: str) -> bool:
         # Wrappers hand keywords through; only the env itself shows whether it knows this one.
         *wrappers, innermost = self._layers
-        return _accepts(innermost.reset, name, explicitly=True) and all(
-            _accepts(wrapper.reset, name, explicitly=False) for wrapper in wrappers
+        return accepts(innermost.reset, name) is True and all(
+            accepts(wrapper.reset, name) is not False for wrapper in wrappers
         )
-
-
-def _layers(env: Any) -> list[Any]:
-    """The wrappers from the outermost inwards, then the env itself."""
-    layers = [env]
-    while any(cls.__name__ == "Wrapper" for cls in type(layers[-1]).__mro__):
-        layers.append(layers[-1].env)
-    return layers
 
 
 def defines(layer: Any, name: str) -> bool:
     """Return whether an attribute is an object's own, and not that of what it wraps."""
     # hasattr would not do: gym's wrappers hand on every attribute of what they wrap.
     return name in getattr(layer, "__dict__", {}) or hasattr(type(layer), name)
-
-
-def _accepts(function: Callable[..., Any] | None, name: str, *, explicitly: bool) -> bool:
-    if not callable(function):
-        return False
-    try:
-        parameters = inspect.signature(function).parameters
-    except (ValueError, TypeError):  # a builtin without a signature
-        return False
-    if name in parameters:
-        return parameters[name].kind is not inspect.Parameter.POSITIONAL_ONLY
-    return not explicitly and any(
-        parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values()
-    )

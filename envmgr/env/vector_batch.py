@@ -11,9 +11,12 @@ from gymnasium.vector.utils import concatenate, create_empty_array, iterate
 from envmgr.env.batched import BatchedEnv, First
 from envmgr.env.contract import EnvContractError, describe, env_name
 from envmgr.env.gym_spaces import convert_space
+from envmgr.env.reset_arguments import ResetArguments
 from envmgr.env.row_pictures import RowPictures
 from envmgr.env.vector_forms import (
     AutoresetMode,
+    check_form,
+    check_rows,
     is_of,
     knows_reset_mask,
     mode_of,
@@ -37,7 +40,8 @@ class VectorBatch(BatchedEnv):
     `options["reset_mask"]`, which gymnasium's own vector envs know, and those without autoreset;
     others ignore it and reset all rows, so it has to be said of them (`partial_resets`). Without it
     rows are reset by hand only all together. An env that does not say when it begins episodes is
-    refused, and so is a version of gymnasium that does not know of that.
+    refused, and so are a version of gymnasium that does not know of that, and an env that gives the
+    results of some of its rows at a time (`batch_size`).
 
     Args:
         env: the vector env.
@@ -61,6 +65,7 @@ class VectorBatch(BatchedEnv):
         at_once: bool = False,
     ) -> None:
         refuse_old_gymnasium()
+        check_form(env)
         self.env = env
         self.num_envs = int(env.num_envs)
         self.metadata = getattr(env, "metadata", None) or {}
@@ -90,6 +95,7 @@ class VectorBatch(BatchedEnv):
         # Rows whose episodes had ended with the latest step, as the env sees it.
         self._ended = np.zeros(self.num_envs, np.bool_)
         self._pictures = RowPictures(env)
+        self._reset_arguments = ResetArguments(env)
 
     # -- resets -----------------------------------------------------------------------------
 
@@ -165,7 +171,7 @@ class VectorBatch(BatchedEnv):
             given = self._seeds_of(self._all, seeds)
             # An env that takes one seed has been given that of its first row.
             consecutive = dict.fromkeys(self._all, None if self.resets_alone else _ANY)
-        result = self.env.reset(seed=given, options=params or None)
+        result = self.env.reset(**self._reset_arguments.of(given, params))
         self._seeds = consecutive
         self._keep(result, self._all)
 
@@ -203,6 +209,7 @@ class VectorBatch(BatchedEnv):
             )
         obs, infos = result
         each = self._observations(obs)
+        check_rows(self.env, "reset", each, self.num_envs)
         told = RowInfos(infos, rows, self.num_envs)
         for k, row in enumerate(rows):
             self._first[row] = own(each[row]), told[k]
@@ -247,6 +254,8 @@ class VectorBatch(BatchedEnv):
         obs, rewards, terminated, truncated, infos = result
         if type(obs) is not np.ndarray or not self._obs_is_array:
             obs = self._observations(obs)
+        if len(obs) != self.num_envs:
+            check_rows(self.env, "step", obs, self.num_envs)
         self._first.clear()  # what nobody has asked for before this step is over
         begun, self._ended = self._ended, np.logical_or(terminated, truncated)
         if self.mode is AutoresetMode.NEXT_STEP and 1 in begun.tobytes():

@@ -9,7 +9,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from envmgr.env.contract import EnvContractError, env_name
+from envmgr.env.contract import EnvContractError, attribute, env_name
 from envmgr.errors import MissingDependencyError
 from envmgr.spaces import leafwise
 
@@ -64,6 +64,45 @@ def mode_of(env: Any, metadata: Mapping[str, Any], given: Any) -> AutoresetMode:
             f"episode of a row: NextStep, SameStep or Disabled; it says {found!r}. If you know it: "
             "VectorBatch(env, autoreset_mode='NextStep')"
         ) from None
+
+
+_PARTS = ("num_envs", "single_observation_space", "single_action_space", "observation_space")
+
+
+def check_form(env: Any) -> None:
+    """Check that an env has what vector envs of gymnasium's kind have, and steps all its rows.
+
+    Raises:
+        EnvContractError: it has not, or does not.
+    """
+    missing = [name for name in _PARTS if attribute(env, name) is None]
+    if missing:
+        raise EnvContractError(
+            f"{env_name(env)} has no {' and no '.join(missing)}, which gymnasium's vector envs "
+            "have. If it is made of one multi-agent env, as those of SuperSuit are, give that "
+            "env itself in env_fn, in the wrapper AgentRows if its agents are to be rows of arrays"
+        )
+    size, n_rows = attribute(getattr(env, "unwrapped", env), "batch_size"), env.num_envs
+    if isinstance(size, int) and size != n_rows:
+        raise EnvContractError(
+            f"{env_name(env)} was made with batch_size={size} for {n_rows} rows: it gives results "
+            "of those that are done first, and takes actions for just these, in their order. Make "
+            f"it without batch_size; or give several of {size} rows, each a BatchedEnvSpec, to "
+            "type: async_subprocess, which hands out those that are done first"
+        )
+
+
+def check_rows(env: Any, method: str, observations: Any, n_rows: int) -> None:
+    """Check that there are observations of all rows.
+
+    Raises:
+        EnvContractError: there are more, or less.
+    """
+    if len(observations) != n_rows:
+        raise EnvContractError(
+            f"{method} of {env_name(env)} should return observations of all its {n_rows} rows, it "
+            f"returned {len(observations)}"
+        )
 
 
 def is_of(env: Any, package: str) -> bool:

@@ -145,7 +145,9 @@ class _Trial:
         action_space.seed(seed)
         sample = adapt.sampler_of(env, action_space)
         self._doing = "seed"
-        self.is_seeded = adapt.seed_env(env, seed, None)
+        self.is_seeded = adapt.takes_seeds(env)
+        if self.is_seeded:
+            adapt.seed_env(env, seed, None)
         self._reset(env)
         for _ in range(n_steps):
             self._doing = "step"

@@ -219,12 +219,10 @@ class LedgerWrapper(gymnasium.Wrapper[Any, Any, Any, Any]):
         super().__init__(env)
         self.signer = Signer(env_id, lambda: (self.observation_space, self.action_space))
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[Any, dict[str, Any]]:
-        """Reset the env and sign the info."""
+    def reset(self, **arguments: Any) -> tuple[Any, dict[str, Any]]:
+        """Reset the env, with what it takes, and sign the info."""
         self.signer.begin_episode()
-        obs, info = self.env.reset(seed=seed, options=options)
+        obs, info = self.env.reset(**arguments)
         return obs, {**info, MARK_KEY: self.signer.of_reset(obs)}
 
     def step(self, action: Any) -> Any:

@@ -669,3 +669,20 @@ class SampleEnv(gymnasium.Env[Any, Any]):
         self._sum += int(action)
         obs = self._sample()
         return obs, float(self.np_random.random()), self._left == 0, False, {"sum": self._sum}
+
+
+class SeedOnly(SampleEnv):
+    """Its `reset` takes no options, as that of many envs which people write."""
+
+    def __init__(self) -> None:
+        super().__init__(Box(0, 1, (2,), np.float32))
+
+    def reset(self, seed: int | None = None) -> Any:  # type: ignore[override]
+        return super().reset(seed=seed)
+
+
+class NothingTaken(SeedOnly):
+    """Its `reset` takes nothing at all."""
+
+    def reset(self) -> Any:  # type: ignore[override]
+        return super().reset()

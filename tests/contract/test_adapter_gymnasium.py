@@ -517,5 +517,8 @@ def test_bounds_may_differ(vector_env: Callable[..., ManagerVectorEnv]) -> None:
         envs = as_gymnasium(manager, observation_mode="different")
         assert envs.observation_space["x"].high.tolist() == [[1, 1], [2, 2]]  # type: ignore[index]
         assert envs.reset(seed=0)[0]["x"].shape == (2, 2)
-    with pytest.raises(ValueError, match="Invalid `observation_mode`"):
+    with pytest.raises(ValueError, match="Invalid `observation_mode`") as theirs:
+        SyncVectorEnv([ShortEnv], observation_mode="equal")
+    with pytest.raises(ValueError, match="Invalid `observation_mode`") as ours:
         vector_env(observation_mode="equal")
+    assert str(ours.value) == str(theirs.value), "their suite compares it"

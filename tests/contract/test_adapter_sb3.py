@@ -17,12 +17,13 @@ from envmgr.errors import (
     ActionError,
     ConfigError,
     EnvCrash,
+    EnvManagerError,
     EnvNotReadyError,
     ManagerClosedError,
     MethodAccessError,
     MissingDependencyError,
 )
-from tests.contract.envs import Do, SampleEnv, ScriptedGymEnv, seen
+from tests.contract.envs import Do, NothingTaken, SampleEnv, ScriptedGymEnv, SeedOnly, seen
 from tests.contract.harness import ALL_BLOCK, IN_LINE, Raises, Setup, World, over
 from tests.contract.trainers import adapter, rows
 
@@ -144,6 +145,63 @@ def check_calls(env: Any) -> None:
     with pytest.raises(AttributeError):
         env.get_attr("nothing")
     assert [frame[0, 0, 0] for frame in env.get_images()] == [0, 1, 2]
+
+
+class Monitor(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Passes on what it is given, as that which `make_vec_env` puts around each env."""
+
+    def reset(self, **kwargs: Any) -> Any:
+        return self.env.reset(**kwargs)
+
+
+@over(IN_LINE, ALL_BLOCK)
+def test_envs_whose_reset_takes_less(world: World, setup: Setup, sb3: Any) -> None:
+    for cls in (SeedOnly, NothingTaken):
+        env = sb3.EnvmgrVecEnv([cls, lambda cls=cls: Monitor(cls())], **setup.cfg)
+        env.reset()
+        ended = [env.step(np.array([0, 1]))[2].any() for _ in range(9)]
+        assert ended.count(True) == 2, "it is reset in its step, too"
+        assert env.manager.stats()["failures"] == 0
+        env.seed(5)
+        if cls is SeedOnly:
+            first = env.reset()
+            env.seed(5)
+            assert np.array_equal(env.reset(), first)
+        else:
+            with Raises(EnvManagerError, "takes no `seed`", "NothingTaken"):
+                env.reset()
+        env.close()
+
+
+def test_options_for_a_reset_that_takes_none_are_named(sb3: Any) -> None:
+    env = sb3.EnvmgrVecEnv([SeedOnly], type="base")
+    env.set_options({"level": 3})
+    with Raises(EnvManagerError, "takes no `options`", "{'level': 3}"):
+        env.reset()
+    env.close()
+
+
+def test_spares_stand_in_for_envs_of_one_function(
+    world: World, sb3: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    def make_env(rank: int) -> Any:  # as make_vec_env does: what is built knows its rank
+        def build() -> Any:
+            env = SeedOnly()
+            env.action_space.seed(rank)
+            return env
+
+        return build
+
+    alike = make_env(0)
+    for env_fns, swaps in (([alike] * 2, 4), ([make_env(0), make_env(1)], 2)):
+        caplog.clear()
+        env = sb3.EnvmgrVecEnv(env_fns, context="fork", spare_env_num=2)
+        env.reset()
+        dones = [env.step(np.array([0, 1]))[2].all() for _ in range(8)]
+        assert dones == [False, False, False, True] * 2
+        assert env.manager.stats()["swaps"] == swaps
+        assert ("envs [1] take no spare" in caplog.text) == (swaps == 2)
+        env.close()
 
 
 def test_an_env_that_fails_ends_its_episode_as_a_truncated_one(world: World, sb3: Any) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import partial
+from multiprocessing import get_context
 from typing import Any
 
 import numpy as np
@@ -10,8 +12,8 @@ import pytest
 from gymnasium.spaces import Box, Dict, Discrete, Tuple
 
 import envmgr
-from envmgr.errors import ConfigError, EnvCrash
-from tests.contract.envs import Do, SampleEnv, ScriptedGymEnv, seen
+from envmgr.errors import ConfigError, EnvCrash, EnvManagerError
+from tests.contract.envs import Do, NothingTaken, SampleEnv, ScriptedGymEnv, SeedOnly, seen
 from tests.contract.harness import ALL_BLOCK, IN_LINE, Raises, Setup, World, over
 from tests.contract.trainers import adapter, rows
 
@@ -149,6 +151,107 @@ def test_dicts_are_given_one_by_one_and_spaces_may_differ(tianshou: Any) -> None
     assert obs[1]["a"].shape == (2,)
     assert isinstance(obs[1]["b"], tuple)
     assert env.observation_space == [space(1), space(2)]
+    env.close()
+
+
+def test_what_its_vector_env_types_pass_is_taken(world: World, tianshou: Any) -> None:
+    @dataclass
+    class OnEnvmgr:
+        """As the page shows it, in place of a `VectorEnvType`."""
+
+        cfg: dict[str, Any]
+
+        def create_venv(self, factories: Any) -> Any:
+            return tianshou.EnvmgrVectorEnv(factories, **self.cfg)
+
+    for cfg, expected in (
+        ({}, (True, "server")),
+        ({"share_memory": True}, (True, "server")),
+        ({"share_memory": True, "context": "fork"}, (True, "fork")),
+        ({"share_memory": False, "context": get_context("spawn")}, (False, "spawn")),
+        ({"share_memory": None, "context": None, "shared_memory": False}, (False, "server")),
+    ):
+        # Its EnvFactory.create_venv does these two calls.
+        env = OnEnvmgr({"type": "base", **cfg}).create_venv(factories(world, 2))
+        assert env.seed([7, 3]) == [[7], [3]]
+        found = env.manager.cfg
+        assert (found.shared_memory, found.context) == expected
+        env.close()
+
+
+@over(IN_LINE, ALL_BLOCK)
+def test_envs_whose_reset_takes_less(world: World, setup: Setup, tianshou: Any) -> None:
+    for cls in (SeedOnly, NothingTaken):
+        env = tianshou.EnvmgrVectorEnv([cls] * 2, **setup.cfg)
+        env.reset()
+        for _ in range(2):
+            for k in range(4):
+                ended = env.step(np.array([0, 1]))[2]
+                assert ended.tolist() == [k == 3] * 2
+            env.reset([0, 1])
+        assert env.manager.stats()["failures"] == 0
+        if cls is SeedOnly:
+            assert np.array_equal(env.reset(seed=5)[0], env.reset(seed=5)[0])
+        else:
+            with Raises(EnvManagerError, "takes no `seed`", "NothingTaken"):
+                env.seed(5)
+        env.close()
+
+
+class OfTwoAgents(SampleEnv):
+    """Gives its rewards in a list that it uses again, as tianshou's `PettingZooEnv`."""
+
+    def __init__(self) -> None:
+        super().__init__(Box(0, 1, (2,), np.float32))
+        self.rewards = [0, 0]
+
+    def step(self, action: Any) -> Any:
+        obs, _, *ending = super().step(action)
+        self.rewards[:] = int(action), -int(action)
+        return obs, self.rewards, *ending
+
+
+@over(IN_LINE, ALL_BLOCK)
+def test_rewards_may_be_lists(world: World, setup: Setup, tianshou: Any) -> None:
+    env = tianshou.EnvmgrVectorEnv([OfTwoAgents] * 2, **setup.cfg)
+    env.reset()
+    for actions in ([0, 1], [2, 1]):
+        _, rewards, terminated, truncated, infos = env.step(np.array(actions))
+        assert rewards.tolist() == [[action, -action] for action in actions]
+        assert not terminated.any()
+        assert not truncated.any()
+        assert not any("error" in info for info in infos)
+    env.close()
+
+
+class Finite(SampleEnv):
+    """Has data for two episodes; then its reset says so, as it is told to."""
+
+    def __init__(self, tell: str) -> None:
+        super().__init__(Box(0, 1, (2,), np.float32))
+        self.tell, self.left = tell, 2
+
+    def reset(self, **arguments: Any) -> Any:
+        obs, _ = super().reset(**arguments)
+        self.left -= 1
+        if self.left >= 0:
+            return obs, {"left": self.left}
+        return (None, {}) if self.tell == "by None" else (obs, {"no_more_data": True})
+
+
+def test_an_env_that_has_no_more_data_says_so_in_its_info(tianshou: Any) -> None:
+    env = tianshou.EnvmgrVectorEnv([partial(Finite, "by info")] * 2, type="base")
+    told = [env.reset()[1].tolist() for _ in range(3)]
+    assert told == [[{"left": 1}] * 2, [{"left": 0}] * 2, [{"no_more_data": True}] * 2]
+    assert env.manager.stats()["failures"] == 0
+    env.close()
+
+
+def test_a_reset_that_gives_none_has_failed(tianshou: Any) -> None:
+    env = tianshou.EnvmgrVectorEnv([partial(Finite, "by None")], type="base")
+    told = [env.reset()[1].tolist() for _ in range(3)]
+    assert told == [[{"left": 1}], [{"left": 0}], [{"left": 1}]], "that of an env built anew"
+    assert (env.manager.stats()["failures"], env.manager.generations) == (1, [1])
     env.close()
 
 

@@ -15,10 +15,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from envmgr import make
+from envmgr import create_env_manager, make
 from envmgr.cli import main
 from envmgr.cli.prepare import manager_of
 from envmgr.config_file import resolve_config
+from envmgr.env import BatchedEnvSpec
+from envmgr.errors import LaunchError
 
 FOLDER = Path(__file__).parents[2] / "configs"
 GAMES = {"atari": "ale_py", "mujoco": "mujoco", "minigrid": "minigrid"}
@@ -101,6 +103,25 @@ def test_procgen_runs_through_envpool(tmp_path: Path) -> None:
 def test_ataris_vector_env_runs(tmp_path: Path) -> None:
     needs("ale_py")
     run("atari_vector", tmp_path)
+
+
+def test_ataris_vector_env_with_a_batch_size_says_what_to_do_instead() -> None:
+    needs("ale_py")
+    from ale_py.vector_env import AtariVectorEnv
+
+    cfg = {"type": "gym_vector", "env_num": 4}
+    manager = create_env_manager(cfg, env_fn=[lambda: AtariVectorEnv("pong", 4, batch_size=2)])
+    with pytest.raises(LaunchError, match=r"batch_size=2 for 4 rows.*type: async_subprocess"):
+        manager.launch()
+
+    def some() -> Any:
+        return AtariVectorEnv("pong", 2)
+
+    specs = [BatchedEnvSpec(some, 2) for _ in range(2)]
+    env_fn = [spec for spec in specs for _ in range(2)]
+    with create_env_manager({"type": "async_subprocess", "num_workers": 2}, env_fn) as manager:
+        came = manager.step(dict.fromkeys(manager.ready_obs, 0))
+        assert len(came) in (2, 4)
 
 
 def observations(game: str, kind: str) -> list[np.ndarray]:

@@ -17,6 +17,8 @@ from envmgr.env.figures import write_png
 from envmgr.env.gymnasium_env import GymnasiumEnv
 from envmgr.env.seeds import EpisodeSeeds
 from envmgr.errors import ConfigError
+from envmgr.testing.checkup.probes import trajectory
+from envmgr.testing.env_check import env_problems
 
 
 class Scripted(gymnasium.Env[Any, Any]):
@@ -138,6 +140,81 @@ def test_params_become_options_and_the_info_is_kept() -> None:
     env.reset(level=3)
     assert inner.resets[1] == (None, {"level": 3})
     assert env.reset_info == {"n": 2}
+
+
+class Frugal(Scripted):
+    """Its `reset` takes nothing."""
+
+    def reset(self) -> Any:  # type: ignore[override]
+        return super().reset()
+
+
+class Seeded(Frugal):
+    """Its `reset` takes a seed only."""
+
+    def reset(self, seed: int | None = None) -> Any:  # type: ignore[override]
+        return Scripted.reset(self, seed=seed)
+
+
+class SeededBefore(Frugal):
+    """It has a method for its seed, as envs of the old gym."""
+
+    def seed(self, seed: int) -> None:
+        self.resets.append((seed, "by seed()"))
+
+
+class Demanding(Scripted):
+    """Its `reset` has no defaults."""
+
+    def reset(self, seed: Any, options: Any) -> Any:  # type: ignore[override]
+        return super().reset(seed=seed, options=options)
+
+
+class Forwarding(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Passes on what it is given, as the `Monitor` of Stable-Baselines3 does."""
+
+    def reset(self, **kwargs: Any) -> Any:
+        return self.env.reset(**kwargs)
+
+
+@pytest.mark.parametrize("wrap", [lambda env: env, Forwarding])
+@pytest.mark.parametrize("cls", [Frugal, Seeded, SeededBefore, Demanding])
+def test_a_reset_is_given_what_was_asked_for_and_nothing_else(cls: Any, wrap: Any) -> None:
+    inner = cls()
+    env = GymnasiumEnv(wrap(inner))
+    env.reset()
+    env.reset()
+    assert inner.resets == [(None, None)] * 2, "with nothing asked for, it is not even named"
+
+
+@pytest.mark.parametrize("wrap", [lambda env: env, Forwarding])
+def test_a_seed_or_options_that_a_reset_does_not_take_are_named(wrap: Any) -> None:
+    seeded, before = Seeded(), SeededBefore()
+    for inner in (seeded, before):
+        env = GymnasiumEnv(wrap(inner))
+        env.seed(5)
+        env.reset()
+        with pytest.raises(EnvContractError, match=r"takes no `options`, .*{'level': 3}"):
+            env.reset(level=3)
+        env.reset()
+    assert seeded.resets == [(5, None), (None, None)]
+    assert before.resets == [(5, "by seed()"), (None, None), (None, None)]
+    env = GymnasiumEnv(wrap(Frugal()))
+    env.seed(5)
+    with pytest.raises(EnvContractError, match=r"Frugal takes no `seed`, .* seeded with 5"):
+        env.reset()
+    env.seed(None)
+    env.reset()
+
+
+def test_a_checkup_seeds_what_can_be_seeded() -> None:
+    def results(obs: Any) -> Any:
+        return obs, 1.0, True, False, {}
+
+    assert not trajectory(lambda: Frugal(results(OBS)), 3, seed=5).is_seeded
+    assert env_problems(lambda: Frugal(results(OBS))) == []
+    for cls in (Seeded, SeededBefore, Scripted):
+        assert trajectory(lambda cls=cls: cls(results(OBS)), 3, seed=5).is_seeded
 
 
 @pytest.mark.parametrize(
@@ -281,7 +358,18 @@ def test_an_abnormal_step_may_lack_a_reward() -> None:
 
 
 @pytest.mark.parametrize(
-    "reward", [2, 2.0, np.float32(2), np.int64(2), np.array(2.0), np.array([2]), np.array([[2.0]])]
+    "reward",
+    [
+        2,
+        2.0,
+        np.float32(2),
+        np.int64(2),
+        np.array(2.0),
+        np.array([2]),
+        np.array([[2.0]]),
+        [2],
+        (2.0,),
+    ],
 )
 def test_one_number_as_reward_becomes_a_float(reward: Any) -> None:
     value = scalar_reward(reward)
@@ -292,6 +380,17 @@ def test_one_number_as_reward_becomes_a_float(reward: Any) -> None:
 def test_several_rewards_stay_an_array() -> None:
     rewards = np.array([1.0, 2.0])
     assert scalar_reward(rewards) is rewards
+
+
+def test_several_rewards_in_a_list_become_an_array_of_their_own() -> None:
+    own = [1, 0]  # as tianshou's PettingZooEnv has them, which uses its list again
+    reward = GymnasiumEnv(Scripted((OBS, own, False, False, {}))).step(0).reward
+    own[:] = 7, 7
+    np.testing.assert_array_equal(reward, np.array([1, 0]), strict=True)
+    np.testing.assert_array_equal(scalar_reward((0.5, 1)), np.array([0.5, 1.0]), strict=True)
+    for wrong in (["a", "b"], [1, [2, 3]], [None, 1], {"a": 1.0}):
+        with pytest.raises(EnvContractError, match=f"a number, .* {type(wrong).__name__}"):
+            scalar_reward(wrong)
 
 
 def test_flags() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
+from gymnasium.spaces import Discrete
 
 from envmgr.env import BatchedEnvSpec, EnvContractError, VectorBatch
 from envmgr.env.vector_infos import RowInfos
@@ -115,6 +116,53 @@ def test_what_is_refused() -> None:
             BatchedEnvSpec(lambda: vector_of(3, "SameStep"), size)()
     with pytest.raises(EnvContractError, match=r"not a BatchedEnv or a gymnasium\.vector"):
         BatchedEnvSpec(Walker, 1)()
+
+
+class SomeAtATime(OneGenerator):
+    """Gives results of two rows at a time, as `AtariVectorEnv` with a batch_size."""
+
+    is_closed = False
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+        obs, _ = super().reset(seed=seed, options=options)
+        return obs[:2], {}
+
+    def step(self, actions: Any) -> Any:
+        obs, rewards, terminated, truncated, _ = super().step(actions)
+        return obs[:2], rewards[:2], terminated[:2], truncated[:2], {}
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+def test_a_vector_env_that_gives_some_rows_at_a_time_is_refused() -> None:
+    named = SomeAtATime(4)
+    named.batch_size = 2
+    with pytest.raises(EnvContractError, match=r"batch_size=2 for 4 rows.*async_subprocess"):
+        BatchedEnvSpec(lambda: named, 4)()
+    assert named.is_closed
+    wrapped = gymnasium.wrappers.vector.ClipReward(named, -1, 2)
+    with pytest.raises(EnvContractError, match="batch_size=2"):
+        VectorBatch(wrapped)
+    silent = VectorBatch(SomeAtATime(4))
+    with pytest.raises(EnvContractError, match=r"reset of .* all its 4 rows, it returned 2"):
+        silent.reset([0, 1, 2, 3], [None] * 4, [{}] * 4)
+    silent.env.reset = super(SomeAtATime, silent.env).reset
+    silent.reset([0, 1, 2, 3], [None] * 4, [{}] * 4)
+    for rows in ([0, 1, 2, 3], [1, 2]):
+        with pytest.raises(EnvContractError, match=r"step of .* all its 4 rows, it returned 2"):
+            silent.step(rows, np.zeros(len(rows), np.int64))
+
+
+def test_a_vector_env_that_lacks_what_others_have_is_refused() -> None:
+    class OfAgents(gymnasium.vector.VectorEnv[Any, Any, Any]):
+        """Has the spaces of one agent for its own, as the vector envs of SuperSuit."""
+
+        num_envs = 2
+        observation_space, action_space = Discrete(3), Discrete(2)
+
+    with pytest.raises(EnvContractError, match="no single_observation_space and no single_action"):
+        VectorBatch(OfAgents())
 
 
 def test_wrappers_and_attributes() -> None:

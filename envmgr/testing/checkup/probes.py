@@ -149,9 +149,12 @@ def trajectory(factory: Factory, n_steps: int, seed: int) -> Trajectory:
         observation_space, action_space, _ = adapt.spaces_of(env)
         of_obs, sample = checksum_of(observation_space), adapt.sampler_of(env, action_space)
 
+        is_seeded = adapt.takes_seeds(env)
+
         def run() -> tuple[int, ...]:
             action_space.seed(seed)
-            adapt.seed_env(env, seed, None)
+            if is_seeded:
+                adapt.seed_env(env, seed, None)
             sums = [of_obs(adapt.reset_env(env, None)[0])]
             for _ in range(n_steps):
                 timestep = step_env(env, sample())
@@ -160,8 +163,7 @@ def trajectory(factory: Factory, n_steps: int, seed: int) -> Trajectory:
                     sums.append(of_obs(adapt.reset_env(env, None)[0]))
             return tuple(sums)
 
-        first = run()
-        return Trajectory(adapt.seed_env(env, seed, None), first, run())
+        return Trajectory(is_seeded, run(), run())
 
 
 def reset_with(factory: Factory, params: dict[str, Any]) -> None:

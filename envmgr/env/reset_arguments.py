@@ -1,0 +1,84 @@
+"""What the `reset` of an env is called with: what was asked for, as far as the env takes it.
+
+gymnasium's interface has `reset(seed=None, options=None)`, and many envs have less. The loops of
+most trainers pass what was asked for and nothing else, so such envs run there.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from envmgr.env.contract import EnvContractError, accepts, attribute, env_name, layers_of
+
+_NAMES = ("seed", "options")
+
+
+class ResetArguments:
+    """The arguments for the resets of one env.
+
+    Args:
+        env: the env, with its wrappers. Each of these has to take what is passed on to it.
+    """
+
+    def __init__(self, env: Any) -> None:
+        self._env = env
+        resets = [attribute(layer, "reset") for layer in layers_of(env)]
+        self._taken = [name for name in _NAMES if _takes(resets, name)]
+        self._required = [name for name in self._taken if _requires(resets, name)]
+
+    @property
+    def include_seeds(self) -> bool:
+        """Whether the env can be seeded, by its reset or by a method `seed`."""
+        return "seed" in self._taken or self._seed_method() is not None
+
+    def of(self, seed: Any, options: Mapping[str, Any] | None) -> dict[str, Any]:
+        """Return the arguments for a reset.
+
+        Args:
+            seed: None for none. An env whose reset takes no seed and that has a method `seed` is
+                seeded by that, now.
+            options: None for none.
+
+        Raises:
+            EnvContractError: the env takes no seed, or no options, and was given some.
+        """
+        arguments: dict[str, Any] = dict.fromkeys(self._required)
+        if options:
+            if "options" not in self._taken:
+                raise EnvContractError(
+                    f"reset of {env_name(self._env)} takes no `options`, and is to be given "
+                    f"{dict(options)!r}. Have the env take reset(*, seed=None, options=None), or "
+                    "leave out its reset params"
+                )
+            arguments["options"] = options
+        if seed is not None:
+            if "seed" in self._taken:
+                arguments["seed"] = seed
+            elif (method := self._seed_method()) is not None:
+                method(seed)
+            else:
+                raise EnvContractError(
+                    f"reset of {env_name(self._env)} takes no `seed`, it has no method `seed`, and "
+                    f"is to be seeded with {seed}. Have the env take reset(*, seed=None), or leave "
+                    "out the seed"
+                )
+        return arguments
+
+    def _seed_method(self) -> Callable[[Any], Any] | None:
+        methods = (getattr(layer, "seed", None) for layer in layers_of(self._env))
+        return next(filter(callable, methods), None)
+
+
+def _takes(resets: Sequence[Any], name: str) -> bool:
+    """Return whether an argument gets through all layers, or may."""
+    return all(accepts(reset, name) is not False for reset in resets)
+
+
+def _requires(resets: Sequence[Any], name: str) -> bool:
+    """Return whether an argument has to be there: the first layer that names it tells."""
+    reset = next((reset for reset in resets if accepts(reset, name)), None)
+    if reset is None:
+        return False
+    return inspect.signature(reset).parameters[name].default is inspect.Parameter.empty
