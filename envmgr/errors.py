@@ -230,9 +230,11 @@ class EnvCrash(EnvFailure):
 
 
 class OutOfMemoryError(EnvManagerError, MemoryError):
-    """The trainer's process gets no memory for what a call returns. Nothing was lost: call again.
+    """The trainer's process gets no memory for a call of a manager.
 
-    It is free to raise MemoryError itself elsewhere, too: not every one can be told apart.
+    Nothing was lost: envs in `pending_env` have their actions, and their timesteps come with
+    `recv()` or `step({})`; for the others the same call may be made again. Python may raise a
+    MemoryError of its own at other places, too.
     """
 
 

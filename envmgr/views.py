@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from envmgr.core import ArrayBatch, ends_of
 from envmgr.core.arguments import actions_by_id
-from envmgr.core.delivery import Hand
+from envmgr.core.delivery import Delivery
 from envmgr.core.requests import rows_by_id
 from envmgr.errors import ActionError, NothingReadyError, SpaceMismatchError
 from envmgr.optional_packages import imported
@@ -87,12 +87,12 @@ class DictView:
         """
         return actions if type(actions) is dict else actions_by_id(actions)
 
-    def timesteps(self, timesteps: dict[int, EnvTimestep], hand: Hand | None = None) -> Any:
+    def timesteps(self, timesteps: dict[int, EnvTimestep], delivery: Delivery | None = None) -> Any:
         """Return what `step` gives.
 
         Args:
             timesteps: by env_id.
-            hand: what they are delivered with; it says later on if they were not.
+            delivery: what they are delivered with; its `fate` says later on if they were not.
         """
         return timesteps
 
@@ -156,7 +156,9 @@ class TreeView(DictView):
         by_id = rows_by_id(env_ids, _untree(actions), each)
         return {env_id: _untree(action) for env_id, action in by_id.items()}
 
-    def timesteps(self, timesteps: dict[int, EnvTimestep], hand: Hand | None = None) -> list[Any]:
+    def timesteps(
+        self, timesteps: dict[int, EnvTimestep], delivery: Delivery | None = None
+    ) -> list[Any]:
         """Return a treetensor with `obs reward done info env_id` for each timestep.
 
         Their arrays are nobody else's: who changes them changes neither `ready_obs` nor the block.

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
 from envmgr.adapters.failures import failure_of, plain_info, raise_in_trainer, raises
-from envmgr.adapters.rows import EnvIds, Rows, joined
+from envmgr.adapters.rows import RowIds, Rows, joined
 from envmgr.env.agent_rows import refuse_agents
 from envmgr.errors import (
     ConfigError,
@@ -65,7 +65,7 @@ class Step:
 
     __slots__ = ("batches", "ends", "env_ids", "is_sent", "note", "result", "rows")
 
-    def __init__(self, env_ids: EnvIds, note: Any = None) -> None:
+    def __init__(self, env_ids: RowIds, note: Any = None) -> None:
         self.env_ids = env_ids
         self.note = note
         self.is_sent = False
@@ -200,6 +200,7 @@ class FixedBatches:
         given = [options] * self.n if options is None or isinstance(options, Mapping) else options
         if len(given) != self.n:
             raise ConfigError(f"options: a dict, or {self.n} of them, are needed, not {len(given)}")
+        self._refuse_part_of_step(ids)
         before = self.unseen
         self.unseen = before.union(ids)  # first: Ctrl-C may come in the midst of it
         try:
@@ -218,6 +219,23 @@ class FixedBatches:
         except EnvManagerError as error:
             self.fail(error)
         self.step = None  # its timesteps were discarded
+
+    def _refuse_part_of_step(self, env_ids: Sequence[int]) -> None:
+        """Raise if a reset would discard a part of the step that is under way.
+
+        Raises:
+            EnvNotReadyError: it would; nothing was reset.
+        """
+        step = self.step
+        if step is None or not self.is_stepping:
+            return
+        others = sorted({int(env_id) for env_id in step.env_ids}.difference(env_ids))
+        if others:
+            raise EnvNotReadyError(
+                f"the step that Ctrl-C has ended is under way in envs {others}, too, which are not "
+                "to be reset: take its results with `step_wait()` (`step(None)` in tianshou), or "
+                "discard it in all envs with a `reset()` without a mask"
+            )
 
     def first_obs(self, env_ids: Sequence[int] | None = None) -> Any:
         """Return the observations that the next episodes begin with: (k, *shape), or a tree."""
@@ -250,7 +268,7 @@ class FixedBatches:
             self.step = None
         return step.is_sent
 
-    def send(self, actions: Any, env_ids: EnvIds | None = None, note: Any = None) -> None:
+    def send(self, actions: Any, env_ids: RowIds | None = None, note: Any = None) -> None:
         """Send one action to each of `env_ids` (None for all); from now on it is `step`.
 
         Args:
@@ -262,7 +280,11 @@ class FixedBatches:
         ids: Any = self._all if env_ids is None else env_ids
         self.step = step = Step(ids, note)  # before: what Ctrl-C leaves is looked up by it
         if len(ids):
-            self.manager.send_arrays(ids, actions)
+            try:
+                self.manager.send_arrays(ids, actions)
+            except EnvManagerError:  # refused, whole: what is pending is no step of this
+                self.step = None
+                raise
         step.is_sent = True
 
     def receive(self, timeout_s: float | None = None) -> Rows | None:

@@ -33,14 +33,23 @@ class _Known(NamedTuple):
     n_infos: int
 
 
-class Hand(Protocol):
-    """What timesteps are delivered with.
+class Fate(Protocol):
+    """What became of timesteps.
 
     Attributes:
-        given_back: they were not, as Ctrl-C has ended the call: they come again.
+        given_back: they were not delivered, as Ctrl-C has ended the call: they come again.
     """
 
     given_back: bool
+
+
+class Delivery(Protocol):
+    """What timesteps are delivered with."""
+
+    @property
+    def fate(self) -> Fate | None:
+        """What is to become of them."""
+        ...
 
 
 class Ends:
@@ -52,13 +61,13 @@ class Ends:
 
     def __init__(self) -> None:
         self._known = _Known({}, {}, None, 0)
-        self._pending: tuple[Hand | None, _Known] = None, self._known
+        self._pending: tuple[Fate | None, _Known] = None, self._known
 
     @property
     def failures(self) -> dict[int, EnvFailure]:
         """The latest failure of each env that has failed."""
-        hand, known = self._pending
-        return (self._known if hand is None or hand.given_back else known).failures
+        fate, known = self._pending
+        return (self._known if fate is None or fate.given_back else known).failures
 
     def forget(self, env_ids: Iterable[int], *, failures: bool = False) -> None:
         """Begin anew with these envs, whose episodes were cut short.
@@ -76,14 +85,14 @@ class Ends:
 
     def _settled(self) -> _Known:
         """Return what is known of the timesteps that were delivered."""
-        hand, known = self._pending
-        if hand is not None and not hand.given_back:
+        fate, known = self._pending
+        if fate is not None and not fate.given_back:
             self._known = known
         self._pending = None, self._known
         return self._known
 
     def complete(
-        self, timesteps: Mapping[int, EnvTimestep], hand: Hand | None = None
+        self, timesteps: Mapping[int, EnvTimestep], fate: Fate | None = None
     ) -> dict[int, EnvTimestep]:
         """Return timesteps completed; those that are given stay as they are.
 
@@ -92,7 +101,7 @@ class Ends:
 
         Args:
             timesteps: by env_id.
-            hand: what they are delivered with; None: they are.
+            fate: what they are delivered with; None: they are.
         """
         known = self._settled()
         known = known._replace(so_far={**known.so_far})
@@ -106,9 +115,9 @@ class Ends:
                 so_far[env_id] = so_far.get(env_id, 0.0) + reward
             except (TypeError, ValueError):  # there are rewards that have no sum
                 so_far[env_id] = 0.0
-        if hand is None:
+        if fate is None:
             self._known = known
-        self._pending = hand, known
+        self._pending = fate, known
         return found
 
     def _completed(
@@ -175,9 +184,9 @@ class CompletedDicts(DictView):
     def __init__(self, ends: Ends) -> None:
         self._ends = ends
 
-    def timesteps(self, timesteps: dict[int, EnvTimestep], hand: Hand | None = None) -> Any:
+    def timesteps(self, timesteps: dict[int, EnvTimestep], delivery: Delivery | None = None) -> Any:
         """Return what `step` gives."""
-        return self._ends.complete(timesteps, hand)
+        return self._ends.complete(timesteps, delivery and delivery.fate)
 
 
 class CompletedTrees(TreeView):
@@ -191,6 +200,8 @@ class CompletedTrees(TreeView):
         super().__init__()
         self._ends = ends
 
-    def timesteps(self, timesteps: dict[int, EnvTimestep], hand: Hand | None = None) -> list[Any]:
+    def timesteps(
+        self, timesteps: dict[int, EnvTimestep], delivery: Delivery | None = None
+    ) -> list[Any]:
         """Return a treetensor with `obs reward done info env_id` for each timestep."""
-        return super().timesteps(self._ends.complete(timesteps, hand))
+        return super().timesteps(self._ends.complete(timesteps, delivery and delivery.fate))

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from envmgr.spaces import concatenated, rows_of
 
-EnvIds = Sequence[int] | npt.NDArray[np.intp]
+RowIds = Sequence[int] | npt.NDArray[np.intp]
 
 
 class Rows(NamedTuple):
@@ -40,7 +40,7 @@ class Rows(NamedTuple):
         return Rows(obs, rewards, terminated, truncated, infos, self.ended)
 
 
-def spread(n: int, parts: Sequence[tuple[EnvIds, Any]]) -> Any:
+def spread(n: int, parts: Sequence[tuple[RowIds, Any]]) -> Any:
     """Return a batch of n rows that has the rows of other batches at their positions, else zeros.
 
     Args:

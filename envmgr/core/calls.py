@@ -6,7 +6,7 @@ import os
 import sys
 import threading
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from envmgr.core.delivery import is_run
 from envmgr.errors import ConcurrentCallError, ManagerClosedError, OutOfMemoryError
@@ -105,7 +105,7 @@ class Call:
         ):
             background.arm()
         if kind is not None and issubclass(kind, MemoryError):
-            raise OutOfMemoryError(f"{_NO_MEMORY} ({details[0] or kind.__name__})")
+            raise OutOfMemoryError(f"{_NO_MEMORY} ({str(details[0]) or kind.__name__})")
 
     def _recover(self) -> None:
         """Make up for an interrupt, also if more of them come."""
@@ -122,7 +122,7 @@ class Call:
 class Alone:
     """A context for one caller at a time, where there may be no engine yet that others could call.
 
-    As with `Call`, what an interrupt leaves of it does not keep the next caller out.
+    As with `Call`, what an interrupt leaves of it does not keep the same thread out.
     """
 
     def __init__(self) -> None:
@@ -141,11 +141,17 @@ class Alone:
         self._caller = None
         self._lock._release_save()  # type: ignore[attr-defined] # what was left, too
 
+    def __reduce__(self) -> Any:
+        """A manager that is not launched may be copied, and sent elsewhere."""
+        return Alone, ()
+
 
 _NO_MEMORY = (
-    "the trainer's process got no memory for this call; nothing was lost, and the same call may be "
-    "made again. Free memory (batches that are kept, a replay buffer), raise the limit of the "
-    "process (ulimit -v, RLIMIT_AS, a container's), use fewer envs, or copy_on_get: false"
+    "the trainer's process got no memory for this call; nothing was lost. Free memory (batches that "
+    "are kept, a replay buffer), raise the limit of the process (ulimit -v, RLIMIT_AS, a "
+    "container's), use fewer envs, or copy_on_get: false. Then go on: what `pending_env` names has "
+    "its action, and its timestep comes with recv() or step({}); for the other envs make the same "
+    "call again"
 )
 
 _PATIENCE = 10

@@ -28,8 +28,24 @@ class Ending(NamedTuple):
 make_ending = partial(tuple.__new__, Ending)
 
 
+class Fate:
+    """What became of timesteps that were handed out; who counts them keeps this.
+
+    Attributes:
+        given_back: an interrupt has ended the call, and they are owed again.
+    """
+
+    __slots__ = ("given_back",)
+
+    def __init__(self) -> None:
+        self.given_back = False
+
+
 class Hand:
     """Timesteps that were handed out.
+
+    Nobody keeps it longer than `Delivery` does: the frame of the caller keeps all that the functions
+    around it have.
 
     Attributes:
         result: `{env_id: EnvTimestep}`, or an `ArrayBatch`.
@@ -43,14 +59,14 @@ class Hand:
         n_episodes: episodes ended since launch, these included.
         caller: the frame of the public call that is about to return them.
         is_done: the envs were moved on.
-        given_back: an interrupt has ended the call, and they are owed again.
+        fate: what is to become of them, if somebody wants to know.
     """
 
     __slots__ = (
         "caller",
         "count",
         "endings",
-        "given_back",
+        "fate",
         "is_done",
         "kept",
         "n_before",
@@ -82,7 +98,7 @@ class Hand:
         self.n_episodes = n_episodes
         self.caller = caller
         self.is_done = False
-        self.given_back = False
+        self.fate: Fate | None = None
 
 
 class Delivery:
@@ -103,6 +119,16 @@ class Delivery:
     def __init__(self) -> None:
         self.caller: FrameType | None = None
         self.in_hand: Hand | None = None
+
+    @property
+    def fate(self) -> Fate | None:
+        """What is to become of the timesteps in hand."""
+        hand = self.in_hand
+        if hand is None:
+            return None
+        if hand.fate is None:
+            hand.fate = Fate()
+        return hand.fate
 
     @property
     def count(self) -> int:

@@ -48,8 +48,12 @@ class Orientation:
     def kinds_that_convert(self) -> set[int]:
         """Those of the kinds of actions that all their envs take in any form."""
         spaces, kind_of = self.kinds
-        told = {kind_of[i] for i, each in self.descriptions.items() if not each.converts_actions}
-        return {*range(len(spaces))} - told
+        kinds = set(range(len(spaces)))
+        for env_id, described in self.descriptions.items():
+            if not described.converts_actions:
+                # A spare may come to serve any env_id.
+                kinds -= {kind_of[env_id]} if env_id < len(kind_of) else kinds
+        return kinds
 
     def place_observations(self, *, same_spaces: bool, handed_out: CopyOnGet) -> Block | None:
         """Check the spaces of all envs and lay out the memory for their observations.

@@ -119,7 +119,7 @@ class Sending:
     def _await(self, tokens: Mapping[int, int]) -> None:
         """Await the replies to requests, given their tokens by env_id."""
         token_items, limits = self._record.token_items, self._hosts.limits
-        steps = self._record.steps
+        steps = self._record.step_items
         for env_id, token in tokens.items():
             token_items[env_id] = token
             steps[env_id] += 1

@@ -48,6 +48,7 @@ class Record:
         since: when a request was sent, where that has a time limit.
         steps: that each env was asked for, without those that `Selections` still has to add. An
             interrupt may have one of them counted twice.
+        step_items: the same, for reading and writing one by one.
         observed: the newest observations.
         undelivered: timesteps that are out of the ordinary, by env_id, until they are handed out.
         held: those of them that wait for the reset that belongs to them (`reset_inplace`).
@@ -79,6 +80,7 @@ class Record:
         self.token_items = items(self.tokens)
         self.since: npt.NDArray[np.float64] = np.full(count, NEVER)
         self.steps: npt.NDArray[np.int64] = np.zeros(count, dtype=np.int64)
+        self.step_items = items(self.steps)
         self.observed = Observed(count)
         self.undelivered: dict[int, EnvTimestep] = {}
         self.held: set[int] = set()

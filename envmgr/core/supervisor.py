@@ -195,7 +195,8 @@ class Supervisor:
         hand = self.delivery.in_hand
         if hand is None:
             return
-        hand.given_back = True
+        if hand.fate is not None:
+            hand.fate.given_back = True
         self.handout.follow_up(hand)
         self.record.undelivered.update(by_env_id(hand.result))
         self.statistics.timesteps = hand.n_before

@@ -96,6 +96,8 @@ class ManagerLifetime(EngineOwner):
     def _describe_early(self) -> None:
         """Start the host of env 0 now; `launch` goes on with it."""
         with self._alone:
+            if self._description is not None:  # another thread has asked for it, just now
+                return
             try:
                 engine = self._ensure_engine()
                 with engine.calling as supervisor:
@@ -178,10 +180,12 @@ class ManagerLifetime(EngineOwner):
             LaunchError: envs failed; all is closed again, and all failures are in the error.
             SpaceMismatchError: the envs have different spaces.
         """
-        if self._launched:
-            raise StateError("the manager is launched already; close() it before launching again")
         params = arguments.checked_params(reset_param, self.env_num)
         with self._alone:
+            if self._launched:  # perhaps by another thread, just now
+                raise StateError(
+                    "the manager is launched already; close() it before launching again"
+                )
             try:
                 engine = self._ensure_engine(params)
                 with engine.calling as supervisor:
@@ -205,9 +209,9 @@ class ManagerLifetime(EngineOwner):
         Raises:
             ConfigError, LaunchError, SpaceMismatchError: as `launch`; all is closed again.
         """
-        if self._launched:
-            return
         with self._alone:
+            if self._launched:
+                return
             try:
                 engine = self._ensure_engine()
                 with engine.calling as supervisor:

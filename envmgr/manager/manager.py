@@ -158,7 +158,7 @@ class EnvManager(EnvRestoring):
             gather = self._gathering
             taken = gather.exactly(sent) if sent and wants_all else gather.some(self._policy)
             delivery, given = supervisor.delivery, self._deliver(supervisor, taken)
-            timesteps = self._view.timesteps(given, delivery.in_hand)
+            timesteps = self._view.timesteps(given, delivery)
         delivery.in_hand = None  # the last that is done: from now on they are delivered
         return timesteps
 
@@ -180,7 +180,7 @@ class EnvManager(EnvRestoring):
         with self._calling() as supervisor:
             taken = self._receive(supervisor, min_ready, timeout_s)
             delivery, given = supervisor.delivery, self._deliver(supervisor, taken)
-            timesteps = self._view.timesteps(given, delivery.in_hand)
+            timesteps = self._view.timesteps(given, delivery)
         delivery.in_hand = None  # as in `step`
         return timesteps
 
@@ -246,7 +246,7 @@ class EnvManager(EnvRestoring):
             return {}
         timesteps = supervisor.timesteps(taken, self._running.undisturbed)
         if self._normalization is not None:
-            return self._normalization.timesteps(timesteps, supervisor.delivery.in_hand)
+            return self._normalization.timesteps(timesteps, supervisor.delivery.fate)
         return timesteps
 
     def send_arrays(self, env_ids: EnvIds, actions: Any) -> None:
@@ -281,7 +281,7 @@ class EnvManager(EnvRestoring):
                 timesteps = self._deliver(supervisor, taken)
                 batch = array_batch(timesteps, self._forms.codec_of(timesteps))
             elif self._normalization is not None:
-                batch = self._normalization.batch(batch, supervisor.delivery.in_hand)
+                batch = self._normalization.batch(batch, supervisor.delivery.fate)
             delivery = supervisor.delivery
         delivery.in_hand = None  # as in `step`
         return batch

@@ -18,7 +18,7 @@ from envmgr.config import ManagerConfig
 from envmgr.config.kind_sections import NormalizationSection
 from envmgr.config.schema import unknown_key
 from envmgr.core import ArrayBatch
-from envmgr.core.delivery import Hand
+from envmgr.core.delivery import Fate
 from envmgr.core.taken import BatchInfos
 from envmgr.errors import ConfigError
 from envmgr.normalizing.moments import Floats, Moments, array_like, loaded, no_moments, saved
@@ -68,7 +68,7 @@ class Normalization:
         self._codec = codec_of(None)
         self._paths: list[Any] = []
         self._given: Mapping[str, Any] | None = None
-        self._pending: tuple[Hand | None, State] | None = None
+        self._pending: tuple[Fate | None, State] | None = None
         self._state = no_state(env_num, clock())
 
     # -- for the manager --------------------------------------------------------------------
@@ -146,14 +146,14 @@ class Normalization:
         return self._normalized(state, obs)
 
     def timesteps(
-        self, timesteps: dict[int, EnvTimestep], hand: Hand | None
+        self, timesteps: dict[int, EnvTimestep], fate: Fate | None
     ) -> dict[int, EnvTimestep]:
         """Return what is handed out in place of timesteps by env_id."""
         if not timesteps:
             return timesteps
         ids, steps = np.fromiter(timesteps, np.int64, len(timesteps)), list(timesteps.values())
         told = self._take(
-            hand,
+            fate,
             ids,
             self._codec.stack([step.obs for step in steps]) if self._with_obs else None,
             np.array([_number(s.reward) for s in steps]) if self._needs_rewards else None,
@@ -169,7 +169,7 @@ class Normalization:
             )
         return made
 
-    def batch(self, batch: ArrayBatch, hand: Hand | None) -> ArrayBatch:
+    def batch(self, batch: ArrayBatch, fate: Fate | None) -> ArrayBatch:
         """Return what is handed out in place of timesteps as arrays."""
         if not len(batch.env_ids):
             return batch
@@ -180,7 +180,7 @@ class Normalization:
         for position in batch.told:
             normal[position] = not is_abnormal(infos[position])
         ended = batch.terminated | batch.truncated
-        told = self._take(hand, batch.env_ids, batch.obs, batch.reward, normal, ended)
+        told = self._take(fate, batch.env_ids, batch.obs, batch.reward, normal, ended)
         if type(infos) is not BatchInfos or not infos.are_ordinary:  # it knows rewards, too
             infos = tuple(_with_episode(info, told.episodes.get(k)) for k, info in enumerate(infos))
         reward = batch.reward if told.rewards is None else told.rewards
@@ -188,7 +188,7 @@ class Normalization:
 
     def _take(
         self,
-        hand: Hand | None,
+        fate: Fate | None,
         ids: npt.NDArray[np.int64],
         obs: Any,
         rewards: Floats | None,
@@ -211,7 +211,7 @@ class Normalization:
             counted = normal & (not self.frozen)
             state = state.with_rewards(ids, rewards, counted, done, self._section.gamma)
             shown = self._scaled(state, rewards)
-        self._pending = (hand, state)
+        self._pending = (fate, state)
         return _Told(obs, shown, episodes)
 
     def _scaled(self, state: State, rewards: Floats) -> Floats:
@@ -240,8 +240,8 @@ class Normalization:
         """Return the state: with what the latest call took, if that has returned."""
         pending = self._pending
         if pending is not None:
-            hand, state = pending
-            if hand is None or not hand.given_back:
+            fate, state = pending
+            if fate is None or not fate.given_back:
                 self._state = state
             self._pending = None
         return self._state

@@ -91,7 +91,7 @@ def _at_points(name: str, make: Make, count: int | None) -> Figure:
         figures = attacks.run(make, count)
     except AssertionError as error:
         return Figure(what, str(error), TARGET, False)
-    text = f"{figures['points']} signals, {figures['raised']} calls ended by them: none"
+    text = f"{figures['reached']} signals, {figures['raised']} calls ended by them: none"
     return Figure(what, text, TARGET, True)
 
 

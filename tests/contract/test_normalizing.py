@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import time
+import weakref
 from typing import Any
 
 import gymnasium
@@ -97,7 +99,7 @@ def _n_seen(manager: Any) -> int:
 def test_what_an_interrupted_step_took_is_counted_when_it_is_delivered(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def interrupted(timesteps: Any) -> Any:
+    def interrupted(timesteps: Any, delivery: Any) -> Any:
         raise KeyboardInterrupt
 
     with create_env_manager({**ALL, "type": "base"}, env_fn=[Walk]) as manager:
@@ -110,6 +112,26 @@ def test_what_an_interrupted_step_took_is_counted_when_it_is_delivered(
         assert _n_seen(manager) == 4 - 1
         assert manager.recv()[0].info["episode"]["l"] == 4
         assert _n_seen(manager) == 4
+
+
+@pytest.mark.parametrize("keys", [{}, ALL], ids=["plain", "normalised"])
+def test_a_manager_keeps_nothing_of_the_functions_that_called_it(keys: dict[str, Any]) -> None:
+    class Batch:
+        pass
+
+    def train() -> weakref.ref[Batch]:
+        batch = Batch()
+        manager.step({0: 0})
+        manager.send_arrays([0], [0])
+        manager.recv_arrays()
+        return weakref.ref(batch)
+
+    gc.disable()
+    try:
+        with create_env_manager({**keys, "type": "base"}, env_fn=[Walk]) as manager:
+            assert train()() is None
+    finally:
+        gc.enable()
 
 
 def test_adapters_show_what_is_handed_out() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import sys
 import threading
@@ -9,6 +10,7 @@ import time
 from functools import partial
 from typing import Any, ClassVar
 
+import cloudpickle
 import gymnasium
 import numpy as np
 import pytest
@@ -98,6 +100,40 @@ def test_launching_twice_is_refused_and_harmless(world: World, setup: Setup) -> 
     with Raises(StateError, "launched already", "close()"):
         manager.launch()
     assert seen(manager.ready_obs[0]).build == 0
+
+
+class JustBefore:
+    """Of two threads that launch the other one comes first, by a hair."""
+
+    def __init__(self, manager: Any, does: Any) -> None:
+        self._manager, self._alone, self._does = manager, manager._alone, does
+
+    def __enter__(self) -> None:
+        self._manager._alone = self._alone
+        self._does()
+        self._alone.__enter__()
+
+    def __exit__(self, *details: object) -> None:
+        self._alone.__exit__(*details)
+
+
+@over(IN_LINE, ALL_BLOCK)
+def test_who_launches_a_hair_too_late_is_refused_and_harmless(world: World, setup: Setup) -> None:
+    manager = world.make(setup, 1, launch=False)
+    manager._alone = JustBefore(manager, manager.launch)
+    with Raises(StateError, "launched already"):
+        manager.launch()
+    manager._alone = JustBefore(manager, lambda: step_all(manager, {0: 1}))
+    manager.build()
+    assert manager.stats()["timesteps"] == 1
+    assert len(world.noted(0, "reset")) == 1, "nothing was reset again"
+
+
+def test_a_manager_that_is_not_launched_can_be_copied_and_sent(world: World) -> None:
+    manager = create_env_manager({"type": "base"}, env_fn=[Counting])
+    for other in (copy.deepcopy(manager), cloudpickle.loads(cloudpickle.dumps(manager))):
+        with other:
+            assert list(other.ready_obs) == [0]
 
 
 @every_kind

@@ -138,6 +138,10 @@ class Driver(ABC):
         """Reset envs whose episodes have ended, where the trainer does that: observations."""
         return {}
 
+    def reset_first(self) -> Mapping[int, Any] | None:
+        """Reset env 0 alone, where that can be done at any time: its observation."""
+        return None
+
     @property
     def acting(self) -> Sequence[int]:
         """The envs that the next actions are for."""
@@ -210,6 +214,20 @@ class Trained:
             self._sent, self._may_be_lost = {}, False
             return
         raise AssertionError("wedged: it cannot be reset")
+
+    def _reset_one(self) -> None:
+        """Reset one env alone: with a step under way that is refused, or discards it."""
+        for _ in range(1 + 2 * N):
+            try:
+                obs = self.driver.reset_first()
+            except self.driver.errors as error:
+                self._follow(error)
+                continue
+            if obs is not None:
+                self._was_reset(obs)
+                self._sent.pop(0, None)
+            return
+        raise AssertionError("wedged: an env alone cannot be reset")
 
     def _was_reset(self, obs: Mapping[int, Any]) -> None:
         """Check the first observations of episodes that were asked for."""
@@ -334,7 +352,7 @@ class Trained:
             assert self.manager.closed
             return
         self._sees_to(name, results, is_past=is_past)
-        self._go_on(self._rng.choice(["step", "step", "reset", "call"]))
+        self._go_on(self._rng.choice(["step", "step", "reset", "reset one", "call"]))
         for _ in range(2):  # nothing is lost, repeated or wedged
             self._step()
 
@@ -358,6 +376,9 @@ class Trained:
         """Do what a user may do next; an error that names something else has to be right."""
         if what == "reset":
             self._reset()
+            return
+        if what == "reset one":
+            self._reset_one()
             return
         whole = [name for name in self.driver.calls if not name.endswith(("_async", "_wait"))]
         if what == "step" or not whole:
@@ -422,6 +443,11 @@ class Gymnasium(Driver):
     def finish(self) -> Any:
         """As `Driver`."""
         return self.env.step_wait()
+
+    def reset_first(self) -> Mapping[int, Any]:
+        """As `Driver`."""
+        obs = self.env.reset(options={"reset_mask": np.arange(N) == 0})[0]
+        return {0: obs[0]}
 
     def outcome(self, result: Any) -> Outcome:
         """As `Driver`."""
@@ -548,6 +574,10 @@ class Tianshou(Driver):
     def reset_ended(self, env_ids: list[int]) -> Mapping[int, Any]:
         """As `Driver`."""
         return dict(zip(env_ids, self.env.reset(env_ids)[0], strict=True))
+
+    def reset_first(self) -> Mapping[int, Any]:
+        """As `Driver`."""
+        return self.reset_ended([0])
 
     def outcome(self, result: Any) -> Outcome:
         """As `Driver`."""

@@ -111,20 +111,32 @@ def points_of(call: Callable[[], Any], public: tuple[str, ...] = MANAGERS) -> li
     return points
 
 
-def interrupt_at(point: Point, call: Callable[[], Any], number: int) -> tuple[bool, Any]:
-    """Run a call, with a signal raised at a point; as `act_at`.
+def interrupt_at(
+    point: Point,
+    call: Callable[[], Any],
+    number: int,
+    reached: Callable[[], None] = lambda: None,
+) -> Any:
+    """Run a call, with a signal raised at a point; return what the call returned.
 
     Whatever the handler raised comes through.
+
+    Args:
+        point: where; the call may not pass it this time.
+        call: runs it.
+        number: the signal.
+        reached: called before the signal is raised.
     """
-    return act_at(point, call, lambda: signal.raise_signal(number))
+
+    def strike() -> None:
+        reached()
+        signal.raise_signal(number)
+
+    return act_at(point, call, strike)
 
 
-def act_at(point: Point, call: Callable[[], Any], act: Callable[[], None]) -> tuple[bool, Any]:
-    """Run a call, and do something at a point.
-
-    Returns:
-        Whether the point was reached, and what the call returned.
-    """
+def act_at(point: Point, call: Callable[[], Any], act: Callable[[], None]) -> Any:
+    """Run a call, and do something at a point, if it passes that; return what it returned."""
     public = (point.code.co_filename,) if point.is_opcode else ()
     return _traced(_Tracer(point, act, public), call)
 
@@ -134,11 +146,11 @@ def act_at_all(call: Callable[[], Any], act: Callable[[], None]) -> None:
     _traced(_TracerOfAll(None, act, MANAGERS), call)
 
 
-def _traced(tracer: _Tracer, call: Callable[[], Any]) -> tuple[bool, Any]:
+def _traced(tracer: _Tracer, call: Callable[[], Any]) -> Any:
     before = sys.gettrace()
     sys.settrace(tracer)
     try:
-        return tracer.acted, call()
+        return call()
     finally:
         sys.settrace(before)
 

@@ -136,8 +136,8 @@ class Intruder:
         """Intrude, if a call is under way."""
         self.figures["points"] += 1
         self._look()
-        if self._launching and self._manager._alone._caller is None:
-            return  # it would launch
+        if self._launching and (self._manager._alone._caller is None or not self._manager.closed):
+            return  # it would launch, or find that all is done
         try:
             if self._other.is_busy:  # it waits for what is about to be done
                 self._other.wait(_A_MOMENT_S)

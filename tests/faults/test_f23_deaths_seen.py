@@ -158,19 +158,6 @@ def test_f23_children_with_all_its_fds_do_not_hide_a_death(
     ready_all(manager)
 
 
-@over(DEFAULT, ALL_MESSAGE)
-def test_f23_daemons_of_envs_end_with_the_manager(world: World, setup: Setup) -> None:
-    manager = world.make(setup, 1, env=Forking, daemon=False)
-    ready_all(manager)
-    [daemon] = manager.call("fork_child", True)
-    world.kill(0)
-    step_all(manager, {0: 1})
-    ready_all(manager)
-    assert os.path.exists(f"/proc/{daemon}"), "it has left the group of its worker"
-    manager.close()
-    wait_ended(daemon)
-
-
 @contexts
 def test_f23_a_death_nobody_asked_about_costs_nothing_at_the_end(
     world: World, setup: Setup, failures: Failures

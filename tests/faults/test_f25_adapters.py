@@ -83,7 +83,8 @@ def test_f25_an_adapter_goes_on_or_says_how_after_an_interrupt_anywhere(driver: 
     for config, count, calls in ((IN_LINE, 40, 6), (FORK, 12, 2)):
         figures = attacks.run(partial(Trained, driver, config), count, seed=25, calls=calls)
         assert figures["points"] == count
-        assert figures["raised"] > count * 0.8
+        assert figures["reached"] > count / 2
+        assert figures["raised"] > figures["reached"] * 0.7
         assert not figures["abnormal"] or config is IN_LINE
 
 
@@ -92,7 +93,8 @@ def test_f25_a_collector_has_every_step_once_after_an_interrupt_anywhere(name: s
     for config, count, calls in ((IN_LINE, 20, 2), (SOME, 10, 1)):
         figures = attacks.run(partial(Collecting, name, config), count, seed=25, calls=calls)
         assert figures["points"] == count
-        assert figures["raised"] > count * 0.6
+        assert figures["reached"] > count / 2
+        assert figures["raised"] > figures["reached"] * 0.6
 
 
 def test_f25_the_returns_that_di_engine_reads_count_every_reward_once() -> None:

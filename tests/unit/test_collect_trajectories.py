@@ -144,7 +144,7 @@ class TestInterrupts:
                 continue  # it has returned them, all but for the tracer
             manager, collector, pieces = prepared()
             try:  # not all that was passed once is passed again, with later Pythons
-                pieces += interrupt_at(point, partial(collector.collect, n), signal.SIGINT)[1]
+                pieces += interrupt_at(point, partial(collector.collect, n), signal.SIGINT)
             except KeyboardInterrupt:
                 n_struck += 1
             pieces += collector.collect(n)

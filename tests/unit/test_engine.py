@@ -583,9 +583,9 @@ def test_a_call_that_gets_no_memory_says_what_can_be_done_and_gives_back_what_it
     def call() -> None:
         with rig.engine.calling as supervisor:
             supervisor.timesteps(taken, lambda job: job())
-            raise MemoryError("no room")
+            raise MemoryError
 
-    with pytest.raises(OutOfMemoryError, match="RLIMIT_AS"):
+    with pytest.raises(OutOfMemoryError, match=r"RLIMIT_AS(.|\n)*recv\(\)(.|\n)*\(MemoryError\)"):
         call()
     assert list(rig.deliver(0)) == [0]
     rig.engine.close(0.0)

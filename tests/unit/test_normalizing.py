@@ -11,7 +11,7 @@ from gymnasium.spaces import Box, Dict, Discrete, Text, Tuple
 
 from envmgr.config import ManagerConfig
 from envmgr.core import ArrayBatch
-from envmgr.core.delivery import Hand
+from envmgr.core.delivery import Fate
 from envmgr.errors import ConfigError, UnknownKeyError
 from envmgr.normalizing import Normalization, normalization_of
 from envmgr.normalizing.moments import no_moments
@@ -33,8 +33,8 @@ def normalization(n: int = 3, space: Any = SPACE, **keys: Any) -> Normalization:
     return made
 
 
-def hand() -> Hand:
-    return Hand({}, None, (), (), 0, 0, None)
+def fate() -> Fate:
+    return Fate()
 
 
 def step(obs: Any, reward: Any = 1.0, done: bool = False, **info: Any) -> EnvTimestep:
@@ -87,7 +87,7 @@ def test_timesteps_and_arrays_give_the_same_numbers() -> None:
             discounted[i] = discounted[i] * 0.99 + rewards[i]
             returns.append(discounted[i])
             discounted[i] *= not one.done
-        one, other = by_id.timesteps(timesteps, hand()), arrays.batch(as_arrays(timesteps), hand())
+        one, other = by_id.timesteps(timesteps, fate()), arrays.batch(as_arrays(timesteps), fate())
         assert np.array_equal(np.stack([s.obs for s in one.values()]), other.obs)
         assert [s.reward for s in one.values()] == other.reward.tolist()
         ended = [i for i, s in one.items() if s.done]
@@ -114,13 +114,13 @@ def test_episodes_have_the_sums_of_what_the_envs_gave() -> None:
     for length in (3, 1):
         for t in range(length):
             obs = np.zeros(2)
-            (told,) = made.timesteps({0: step(obs, 2.5, done=t == length - 1)}, hand()).values()
+            (told,) = made.timesteps({0: step(obs, 2.5, done=t == length - 1)}, fate()).values()
             assert told.obs is obs  # they are not normalised
         episode = told.info["episode"]
         assert (episode["r"], episode["l"]) == (2.5 * length, length)
         assert episode["t"] >= 0
         assert type(told.reward) is float
-    info = made.timesteps({0: step(obs, 1.0)}, hand())[0].info
+    info = made.timesteps({0: step(obs, 1.0)}, fate())[0].info
     assert "episode" not in info
 
 
@@ -129,14 +129,14 @@ def test_abnormal_timesteps_are_normalised_and_not_counted() -> None:
     for arrays in (False, True):
         made = normalization(2, **keys)
         for _ in range(2):
-            made.timesteps({0: step(np.ones(2), 4.0), 1: step(np.zeros(2), 2.0)}, hand())
+            made.timesteps({0: step(np.ones(2), 4.0), 1: step(np.zeros(2), 2.0)}, fate())
         before = made.state_dict()
         failed = {0: step(np.full(2, 50.0), 0.0, done=True, abnormal=True)}
         if arrays:
-            told = made.batch(as_arrays(failed), hand())
+            told = made.batch(as_arrays(failed), fate())
             obs, reward, info = told.obs[0], told.reward[0], told.infos[0]
         else:
-            (obs, reward, _, info) = made.timesteps(failed, hand())[0]
+            (obs, reward, _, info) = made.timesteps(failed, fate())[0]
         assert obs.tolist() == [10.0, 10.0]
         assert reward == 0.0
         assert "episode" not in info
@@ -144,7 +144,7 @@ def test_abnormal_timesteps_are_normalised_and_not_counted() -> None:
         # The next episode begins anew: its return, and its first observation, which is counted.
         made.ready({0: np.ones(2), 1: np.ones(2)})
         assert made.state_dict()["obs"][""]["n_seen"] == 5
-        told = made.timesteps({0: step(np.ones(2), 7.0, done=True)}, hand())[0]
+        told = made.timesteps({0: step(np.ones(2), 7.0, done=True)}, fate())[0]
         assert told.info["episode"]["r"] == 7.0
 
 
@@ -152,11 +152,11 @@ def test_what_an_interrupted_call_gives_back_is_counted_once() -> None:
     made = normalization(1, normalize_obs=True, normalize_reward=True, episode_statistics=True)
     timesteps = {0: step(np.ones(2), 1.0, done=True)}
     before = made.state_dict(episodes=True)
-    lost = hand()
+    lost = fate()
     first = made.timesteps(timesteps, lost)
     lost.given_back = True
     assert pickle.dumps(made.state_dict(episodes=True)) == pickle.dumps(before)
-    again = made.timesteps(timesteps, hand())
+    again = made.timesteps(timesteps, fate())
     assert again[0].info["episode"]["r"] == first[0].info["episode"]["r"] == 1.0
     assert made.state_dict()["obs"][""]["n_seen"] == 1
 
@@ -164,7 +164,7 @@ def test_what_an_interrupted_call_gives_back_is_counted_once() -> None:
 def test_frozen_statistics_stay_and_are_used() -> None:
     trained = normalization(3, normalize_obs=True, normalize_reward=True)
     rows = RNG.normal(2.0, 3.0, (3, 2))
-    trained.timesteps({i: step(row, float(i)) for i, row in enumerate(rows)}, hand())
+    trained.timesteps({i: step(row, float(i)) for i, row in enumerate(rows)}, fate())
     saved = pickle.loads(pickle.dumps(trained.state_dict()))
     config = ManagerConfig.from_mapping(
         {"normalize_obs": True, "normalize_reward": True, "normalization": {"frozen": True}}
@@ -175,11 +175,11 @@ def test_frozen_statistics_stay_and_are_used() -> None:
     obs = evaluated.ready({0: np.array([2.0, 2.0])})[0]
     expected = (2.0 - rows.mean(0)) / np.sqrt(rows.var(0) + 1e-8)
     np.testing.assert_allclose(obs, expected, rtol=1e-5)
-    told = evaluated.timesteps({0: step(np.full(2, 80.0), 3.0)}, hand())[0]
+    told = evaluated.timesteps({0: step(np.full(2, 80.0), 3.0)}, fate())[0]
     np.testing.assert_allclose(told.reward, 3.0 / np.sqrt(np.var([0.0, 1.0, 2.0]) + 1e-8))
     assert pickle.dumps(evaluated.state_dict()) == pickle.dumps(saved)
     evaluated.frozen = False
-    evaluated.timesteps({0: step(np.zeros(2))}, hand())
+    evaluated.timesteps({0: step(np.zeros(2))}, fate())
     assert evaluated.state_dict()["obs"][""]["n_seen"] == 4
 
 
@@ -187,9 +187,9 @@ def test_a_run_goes_on_from_its_state() -> None:
     keys = {"normalize_obs": True, "normalize_reward": True, "episode_statistics": True}
     one, other = normalization(2, **keys), normalization(2, **keys)
     both = {0: step(np.ones(2), 1.0), 1: step(np.zeros(2), 2.0)}
-    one.timesteps(both, hand())
+    one.timesteps(both, fate())
     other.load_state_dict(one.state_dict(episodes=True))
-    told = [made.timesteps({1: step(np.ones(2), 3.0)}, hand())[1] for made in (one, other)]
+    told = [made.timesteps({1: step(np.ones(2), 3.0)}, fate())[1] for made in (one, other)]
     assert told[0].reward == told[1].reward
     assert pickle.dumps(one.state_dict(episodes=True)) == pickle.dumps(
         other.state_dict(episodes=True)
@@ -211,7 +211,7 @@ def test_boxes_in_nested_observations_are_normalised_and_the_rest_is_left() -> N
     (shown,) = made.adopt([described(space)])
     assert shown.observation_space["pixels"] == Box(-10.0, 10.0, (2, 2), np.float32)
     assert shown.observation_space["goal"][1] == Discrete(4)
-    told = made.timesteps({1: step(obs)}, hand())[1].obs
+    told = made.timesteps({1: step(obs)}, fate())[1].obs
     assert told["text"] == "hello"
     assert told["goal"][1] == 3
     assert told["pixels"].dtype == told["goal"][0].dtype == np.float32
@@ -220,13 +220,13 @@ def test_boxes_in_nested_observations_are_normalised_and_the_rest_is_left() -> N
     keyed = normalization(
         2, space, normalize_obs=True, normalization={"keys": ["pixels"], "clip_obs": 1}
     )
-    assert keyed.timesteps({1: step(obs)}, hand())[1].obs["goal"][0].tolist() == [1, 1, 1]
+    assert keyed.timesteps({1: step(obs)}, fate())[1].obs["goal"][0].tolist() == [1, 1, 1]
 
 
 def test_rewards_keep_their_form() -> None:
     made = normalization(2, normalize_reward=True)
     shaped = np.array([2.0], np.float32)
-    told = made.timesteps({0: step(np.zeros(2), shaped), 1: step(np.zeros(2), 3)}, hand())
+    told = made.timesteps({0: step(np.zeros(2), shaped), 1: step(np.zeros(2), 3)}, fate())
     assert told[0].reward.shape == (1,)
     assert told[0].reward.dtype == np.float32
     assert type(told[1].reward) is float
@@ -258,9 +258,9 @@ def test_what_cannot_be_normalised_is_refused() -> None:
         made.adopt([described(SPACE, Box(0, 1, (2,)))])
     for reward in (np.zeros(2), {"a": 1.0}, None):
         with pytest.raises(ConfigError, match="rewards that are one number"):
-            made.timesteps({0: step(np.zeros(2), reward)}, hand())
+            made.timesteps({0: step(np.zeros(2), reward)}, fate())
     with pytest.raises(ConfigError, match="rewards that are one number"):
-        made.batch(as_arrays({0: step(np.zeros(2), np.zeros(2))}), hand())
+        made.batch(as_arrays({0: step(np.zeros(2), np.zeros(2))}), fate())
 
 
 def test_states_that_do_not_fit_change_nothing() -> None:
