@@ -186,7 +186,7 @@ class CompletedDicts(DictView):
 
     def timesteps(self, timesteps: dict[int, EnvTimestep], delivery: Delivery | None = None) -> Any:
         """Return what `step` gives."""
-        return self._ends.complete(timesteps, delivery and delivery.fate)
+        return self._ends.complete(timesteps, delivery.fate if delivery else None)
 
 
 class CompletedTrees(TreeView):
@@ -204,4 +204,6 @@ class CompletedTrees(TreeView):
         self, timesteps: dict[int, EnvTimestep], delivery: Delivery | None = None
     ) -> list[Any]:
         """Return a treetensor with `obs reward done info env_id` for each timestep."""
-        return super().timesteps(self._ends.complete(timesteps, delivery and delivery.fate))
+        return super().timesteps(
+            self._ends.complete(timesteps, delivery.fate if delivery else None)
+        )

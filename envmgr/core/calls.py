@@ -147,10 +147,10 @@ class Alone:
 
 
 _NO_MEMORY = (
-    "the trainer's process got no memory for this call; nothing was lost. Free memory (batches that "
-    "are kept, a replay buffer), raise the limit of the process (ulimit -v, RLIMIT_AS, a "
-    "container's), use fewer envs, or copy_on_get: false. Then go on: what `pending_env` names has "
-    "its action, and its timestep comes with recv() or step({}); for the other envs make the same "
+    "the trainer's process got no memory for this call; nothing was lost. Free memory (batches "
+    "that are kept, a replay buffer), raise the limit of the process (ulimit -v, RLIMIT_AS, a "
+    "container's), use fewer envs, or copy_on_get: false. Then go on: envs in `pending_env` have "
+    "their actions, and their timesteps come with recv() or step({}); for the others make the same "
     "call again"
 )
 

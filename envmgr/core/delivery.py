@@ -44,8 +44,8 @@ class Fate:
 class Hand:
     """Timesteps that were handed out.
 
-    Nobody keeps it longer than `Delivery` does: the frame of the caller keeps all that the functions
-    around it have.
+    Nobody keeps it longer than `Delivery` does: with the frame of the caller goes all that the
+    functions around it have.
 
     Attributes:
         result: `{env_id: EnvTimestep}`, or an `ArrayBatch`.
