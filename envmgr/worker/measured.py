@@ -39,9 +39,6 @@ class MeasuredSteps(PostedSteps):
     As many batches are passed over as keep the cost small, depending on how long the last one that
     was measured took. What is counted then stands for those that were passed over, too, so that
     counts are those of all steps, nearly.
-
-    Who steps first runs with cold caches, which makes a cheap step take several times as long. That
-    is no property of the env: each batch of a sample begins with another one.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -53,7 +50,6 @@ class MeasuredSteps(PostedSteps):
         self._plain_s = math.inf
         self._plain: list[Step] = []
         self._measured: list[Step] = []
-        self._starter = 0
         self._step_rows: list[Any] = []
         self._reset_rows: dict[int, Any] = {}
         self._log: HostLog | None = None
@@ -67,8 +63,6 @@ class MeasuredSteps(PostedSteps):
         if block.plan.events:
             at = slice(self._index, self._index + 1)
             self._log = HostLog(block.events[self._index], block.n_events[at])
-        # In the caller envs step in their order always: it may be what they draw numbers in.
-        self._takes_turns = self._is_heard and all(seat.batch is None for seat in self._seats)
         self._step_rows = [items(latencies[STEPS, seat.row]) for seat in self._seats]
         self._reset_rows = {
             id(seat.running.env): (seat.row, items(latencies[RESETS, seat.row]))
@@ -121,12 +115,12 @@ class MeasuredSteps(PostedSteps):
         self._passed_over, self._plain_s = 0, math.inf
         self._slow_s = took_s * _SLOW
 
-    def _take_batch(self, posting: int, requests: list[int] | None = None) -> bool:
+    def _take_batch(self, posting: int) -> bool:
         if self._skip:
             self._skip -= 1
             self._passed_over += 1
             began = monotonic()
-            follows = _take_batch(self, posting, requests)
+            follows = _take_batch(self, posting)
             ended = monotonic()
             if (took_s := ended - began) < self._plain_s:
                 self._plain_s = took_s
@@ -139,9 +133,7 @@ class MeasuredSteps(PostedSteps):
         self._steps, self._weight = measured, 1.0 + self._passed_over
         began = monotonic()
         try:
-            if self._passed_over and self._takes_turns and requests is None:
-                return self._take_from_another(posting)
-            return _take_batch(self, posting, requests)
+            return _take_batch(self, posting)
         finally:
             if self._steps is measured:  # else others take part by now
                 self._steps = plain
@@ -149,15 +141,6 @@ class MeasuredSteps(PostedSteps):
             self._pass_over(ended - began, len(measured))
             if self._log is not None:
                 self._log.note(BATCH, -1, began, ended)
-
-    def _take_from_another(self, posting: int) -> bool:
-        """Take the steps of a batch, beginning with another env than in the one before."""
-        self._starter = starter = (self._starter + 1) % len(self._seats)
-        follows = False
-        if starter:
-            requests = self._in_rows(self._requests)
-            follows = _take_batch(self, posting, [*self._taken[:starter], *requests[starter:]])
-        return _take_batch(self, posting) or follows
 
     def _take_bulks(self, requests: list[int]) -> bool:
         if self._steps is not self._measured:

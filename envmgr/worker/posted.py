@@ -234,16 +234,10 @@ class PostedSteps:
             self._arrange(self._arranged)
         return bool(self._seats)
 
-    def _take_batch(self, posting: int, requests: list[int] | None = None) -> bool:
-        """Take the steps of a batch; return whether resets follow.
-
-        Args:
-            posting: what was posted for all of them.
-            requests: the token that each env is at afterwards; None: that which is posted.
-        """
+    def _take_batch(self, posting: int) -> bool:
+        """Take the steps of a batch; return whether resets follow."""
         each = bool(posting & RING_EACH)  # also where it was to ring at the end anyhow
-        if requests is None:
-            requests = self._in_rows(self._requests)
+        requests = self._in_rows(self._requests)
         taken, rung, follows = self._taken, monotonic() if each else 0.0, False
         if self._bulks:
             follows = self._take_bulks(requests)

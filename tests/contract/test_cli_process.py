@@ -162,12 +162,14 @@ def children_of(pid: int) -> list[int]:
 
 
 def workers_of(pid: int) -> list[int]:
-    """Return the workers of a trainer: the children of its worker server, or of its branch.
+    """Return the workers of a trainer: those at the ends of its tree of processes.
 
-    A branch is the server that has imported what the envs need.
+    What is between them are servers, one forked from the other: the home that managers share, the
+    one of this manager, and the one that has imported what the envs need.
     """
-    below = [child for server in children_of(pid) for child in children_of(server)]
-    return sorted(worker for child in below for worker in children_of(child) or [child])
+    below = children_of(pid)
+    ends = [end for child in below for end in workers_of(child) or [child]]
+    return sorted(ends)
 
 
 def kill(pid: int) -> None:

@@ -93,7 +93,6 @@ class Rig:
         n_hosts: int = 1,
         measures: bool = False,
         events: int = 0,
-        is_heard: bool = True,
         **settings: Any,
     ) -> None:
         layouts: list[Any] = [codec_of(OBS).layout] * n
@@ -105,9 +104,7 @@ class Rig:
         self.block = Block(self.memory, block_plan)
         self.block.sleeping[-1] = 1
         self.rings = 0
-        self.posted = posted_steps(
-            0, self._ring if is_heard else None, timed=timed, measures=measures
-        )
+        self.posted = posted_steps(0, self._ring, timed=timed, measures=measures)
         self.envs: dict[int, Env] = {}
         self.sent: list[Message] = []
         self.host = Host(
