@@ -122,7 +122,7 @@ lint: $(VENV)/.dev  ## check style, formatting, types (of the docs' examples, to
 typecheck: $(VENV)/.dev  ## check types only, those of the examples of the pages as well
 	@echo "==> mypy"
 	@$(VENV)/bin/mypy
-	@echo "==> mypy and pyright, of the examples"
+	@echo "==> mypy and basedpyright, of the examples"
 	@$(VENV)/bin/python -m tests.docs.typed
 
 format: $(VENV)/.dev  ## format the code and mend what ruff can mend

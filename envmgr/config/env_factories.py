@@ -129,14 +129,14 @@ def check_imports(config: EnvConfig, policy: FilePolicy | None) -> None:
 
     Args:
         config: the section.
-        policy: what may be imported; None is everything.
+        policy: what may be imported; None is everything. What else a file may not say has been
+            asked where it was read: here nobody knows who said what.
 
     Raises:
         ConfigError: a name is not allowed, or names something that does not exist.
     """
     if policy is not None:
-        section = config.to_dict()
-        admit(EnvConfig, section, section, policy, config)
+        admit(EnvConfig, {}, config.to_dict(), policy, config)
         return
     if config.entry is not None:
         import_object(config.entry, key="env.entry")

@@ -2,7 +2,9 @@
 
 A config file may come from anywhere. So each key of the schema says, where it is declared
 (`option(..., from_file=...)`), what a file may set it to, by one of the rules here; a key that says
-nothing may not be set by a file at all. Values of the command line and of code are not asked.
+nothing may not be set by a file at all. Values of code are not asked, and of those of the command
+line only the names of modules and of what is in them: `--set` says which code is meant, and one of
+the lists has to say that it may be imported.
 
 `admit` asks the rules of all keys that a file gives, before anything is imported or started. What
 they allow besides is in the hands of whoever runs the config: `allow_list` has the three lists.
@@ -36,12 +38,14 @@ class Asked:
         value: in its normal form.
         policy: what the file may do.
         env: the section `env` of the config, whoever gave what is in it.
+        is_override: an override has given it; that is asked only where code is named.
     """
 
     key: str
     value: Any
     policy: FilePolicy
     env: EnvConfig
+    is_override: bool = False
 
 
 @dataclass(frozen=True)
@@ -165,7 +169,8 @@ def _admit_wrappers(asked: Asked) -> None:
     for index, wrapper in enumerate(asked.value):
         key = f"{asked.key}[{index}]"
         found = import_object(wrapper["path"], allow=asked.policy, key=key)
-        check_places(found, wrapper["kwargs"], f"{key}.kwargs")
+        if not asked.is_override:
+            check_places(found, wrapper["kwargs"], f"{key}.kwargs")
 
 
 def _admit_arguments(asked: Asked) -> None:
@@ -183,7 +188,7 @@ ENV_ID = FileRule(_IMPORTED, _admit_env_id, names_code=True)
 OBJECT = FileRule(_IMPORTED, _admit_object, names_code=True)
 POLICY = FileRule(_IMPORTED, _admit_policy, names_code=True)
 WRAPPERS = FileRule(_IMPORTED, _admit_wrappers, names_code=True)
-ARGUMENTS = FileRule("arguments that name no code", _admit_arguments, names_code=True)
+ARGUMENTS = FileRule("arguments that name no code", _admit_arguments)
 
 
 def _admit_kind(asked: Asked) -> None:
@@ -281,7 +286,7 @@ def admit(
         if rule is None:
             policy.admit_key(key, value, "and nothing says that it may set that")
         else:
-            rule.admit(Asked(key, value, policy, env))
+            rule.admit(Asked(key, value, policy, env, is_override=field.name not in said))
 
 
 def keys_to_allow(*schemas: type[Section]) -> Iterator[str]:

@@ -161,7 +161,8 @@ class FilePolicy:
         raise ConfigError(
             f"env.id is {name!r}, and {key} has {', '.join(refused)}; but arguments of the "
             f"envs of {known.distribution} can name code, programs or files to write, so a config "
-            f"file gives them none but render_mode. {ways_out('allow_imports', known.top)}"
+            f"file gives them none but render_mode. {ways_out('allow_imports', known.top)} "
+            f"Or say them yourself: --set {key}.{refused[0]}=..."
         )
 
     def admit_object(self, found: Any, name: str, key: str) -> None:

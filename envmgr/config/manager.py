@@ -214,8 +214,9 @@ class ManagerConfig(Section):
     max_failure_share: float = option(
         0.05,
         number(minimum=0, maximum=1),
-        "failures that one step makes up for: envs that fail in a smaller share of their steps go "
-        "on for ever; 0: every failure counts, as with `max_failures: 0`",
+        "failures that one step makes up for: with 0.05, an env that fails in 1 % of its steps or "
+        "less goes on for days, and one that fails in 5 % for some hundred steps; 0: every failure "
+        "counts, as with `max_failures: 0`",
         from_file=ANY,
     )
     max_failures_total: int | None = option(

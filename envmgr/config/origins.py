@@ -7,7 +7,7 @@ from enum import Enum
 
 
 class Source(Enum):
-    """Who has said a value. Only what a file says is not trusted."""
+    """Who has said a value. What a file says is not trusted, and names of modules are by code only."""
 
     DEFAULT = "default"
     """Nobody: it is the default of all kinds."""

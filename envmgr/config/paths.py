@@ -79,7 +79,7 @@ def check_places(found: Any, kwargs: Mapping[str, Any], key: str) -> None:
     names = {(kind.__module__.partition(".")[0], kind.__name__) for kind in kinds}
     for name, argument in _PLACES.items():
         if name in names and argument in kwargs:
-            instead = "Name other places in code."
+            instead = "Name other places with --set, or in code."
             check_confined(kwargs[argument], f"{key}.{argument}", instead)
     prefix = kwargs.get("name_prefix", "")
     is_written = ("gymnasium", "RecordVideo") in names

@@ -3,8 +3,8 @@
     python -m tests.docs.typed
 
 It is part of `make lint`. The examples are modules of a package `pages` in build/, so that mypy and
-pyright have one run for all of them. What functions of an example leave without types is so by
-intent; what envmgr says of its own types has to fit them all the same.
+basedpyright, in its mode `standard`, have one run for all of them. What functions of an example
+leave without types is so by intent; what envmgr says of its own types has to fit them all the same.
 """
 
 from __future__ import annotations

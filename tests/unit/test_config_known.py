@@ -13,7 +13,8 @@ import pytest
 
 from envmgr.config import EnvConfig, imports, known_envs
 from envmgr.config.allow_list import Allowed, allowed_by_user
-from envmgr.config.env_factories import check_imports, env_factories
+from envmgr.config.env_factories import env_factories
+from envmgr.config.file_rules import admit
 from envmgr.config.imports import (
     FilePolicy,
     check_env_id,
@@ -118,9 +119,11 @@ def install(site: Path, text: str = ENV) -> None:
     put_metadata(site)
 
 
-def build(policy: FilePolicy | None, env_id: str = "Cfgtest/One-v0", **kwargs: object) -> str:
-    """Return what the env of a config is."""
+def build(policy: FilePolicy | None, env_id: str = "Cfgtest/One-v0", /, **kwargs: object) -> str:
+    """Return what the env of a config is, which is a file's if there is a policy."""
     section = {"id": env_id, "kwargs": kwargs}
+    if policy is not None:
+        admit(EnvConfig, section, section, policy, EnvConfig.from_mapping(section))
     (make,) = env_factories(section, 1, policy=policy)
     return type(make().unwrapped).__name__
 
@@ -317,9 +320,8 @@ def test_arguments_are_refused_where_they_can_name_code(
 
 
 def test_an_env_of_the_old_gym_is_not_imported_through_shimmy(policy: FilePolicy) -> None:
-    section = EnvConfig.from_mapping({"id": "GymV26Environment-v0", "kwargs": {"env_id": "os:X"}})
     with pytest.raises(ConfigError, match="can name code"):
-        check_imports(section, policy)
+        build(policy, "GymV26Environment-v0", env_id="os:X")
 
 
 # -- lists that hold for all configs --------------------------------------------------------------

@@ -17,6 +17,7 @@ from envmgr.cli import main
 from envmgr.cli.prepare import RunOptions, folder_of
 from envmgr.config import ray_tokens
 from envmgr.config.checks import Refused, integer
+from envmgr.config.env_factories import env_factories
 from envmgr.config.file_rules import (
     ANY,
     LOOKED_UP,
@@ -286,6 +287,40 @@ def test_envs_of_ones_own_that_write_are_kept_in() -> None:
     video = {"path": "gymnasium.wrappers:RecordVideo", "kwargs": {"video_folder": "/x"}}
     with pytest.raises(ConfigError, match=r"env\.wrappers\[0\]\.kwargs\.video_folder is '/x'"):
         load_config(file_with({"env.wrappers": [video]}))
+
+
+def test_arguments_are_asked_of_who_has_given_them() -> None:
+    writes = file_with({"env.entry": "envmgr.testing:FaultyEnv", "env.kwargs": {"env_id": 0}})
+    resolved = resolve_config(writes, set=["env.kwargs.folder=/x"])
+    [factory] = env_factories(resolved.values.env, 1, policy=resolved.file_policy)
+    assert factory.kwargs == {"env_id": 0, "folder": "/x"}
+    there = {"env.kwargs": {"folder": "/y"}}
+    entry = ["env.id=null", "env.entry=envmgr.testing:FaultyEnv"]
+    with pytest.raises(ConfigError, match=r"env\.kwargs\.folder is '/y'"):
+        load_config(file_with(there), set=entry)
+
+    known = {"env.id": "highway-v0"}
+    load_config(file_with(known), set=["env.kwargs.config={duration: 9}"])
+    both = {**known, "env.kwargs": {"config": {"action": {"type": "os:X"}}}}
+    with pytest.raises(ConfigError, match=r"env\.kwargs has config; but"):
+        load_config(file_with(both), set=["env.kwargs.config.duration=9"])
+    load_config(file_with(both), set=["env.kwargs={config: {duration: 9}}"])
+
+    video = "{path: 'gymnasium.wrappers:RecordVideo', kwargs: {video_folder: /x}}"
+    load_config(file_with({}), set=[f"env.wrappers=[{video}]"])
+
+
+def test_names_of_modules_are_asked_of_overrides_too() -> None:
+    for override in (
+        "manager.preload=[json]",
+        "manager.import_names=[json]",
+        "collect.policy=json:loads",
+        "env.wrappers=[{path: 'json:loads'}]",
+        "env.id=json:X-v0",
+    ):
+        with pytest.raises(ConfigError, match="--allow-import json"):
+            load_config(file_with({}), set=[override])
+        assert load_config(file_with({}), set=[override], allow_imports=["json"])
 
 
 def test_the_kind_ray_needs_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
