@@ -195,7 +195,7 @@ class FailureBudget:
         share = self._policy.max_failure_share
         if share * steps < 1.0 or limit == 0:
             return ""
-        return f" besides those in {share:.3g} of the steps, which max_failure_share allows"
+        return f" besides those that steps make up for, by max_failure_share {share:.3g}"
 
     def forgive(self, env_id: int) -> None:
         """Forget the failures of one env."""

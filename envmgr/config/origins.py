@@ -7,7 +7,7 @@ from enum import Enum
 
 
 class Source(Enum):
-    """Who has said a value. What a file says is not trusted, and names of modules are by code only."""
+    """Who has said a value. What a file says is not trusted; of an override, names of modules."""
 
     DEFAULT = "default"
     """Nobody: it is the default of all kinds."""
