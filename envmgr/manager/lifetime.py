@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from typing_extensions import Self
@@ -102,7 +103,7 @@ class ManagerLifetime(EngineOwner):
                 engine = self._ensure_engine()
                 with engine.calling as supervisor:
                     self._preload(engine, self._env_fn[:1])
-                    supervisor.start_hosts([0])
+                    engine.undisturbed(partial(supervisor.start_hosts, [0]))
                     failures = supervisor.repair.launch_failures
                     engine.wait_until(
                         lambda: 0 in supervisor.descriptions or bool(failures),

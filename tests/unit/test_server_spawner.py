@@ -27,7 +27,7 @@ def test_the_module_that_ends_all_servers_is_the_one_that_was_imported_last(
     root = ServerLink(ours)
     link = ServerLink(control, root, -1, Preloads(("good", "bad"), ()))
     spawner._process = SimpleNamespace(
-        kill=lambda: None, wait=lambda timeout: None, forget=lambda: None
+        kill=lambda directly: None, wait=lambda timeout: None, forget=lambda: None
     )
     ready = ReadySet()
     spawner.report_to(ready)

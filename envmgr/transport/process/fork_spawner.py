@@ -72,7 +72,7 @@ class _ForkedServer:
             raise
         keep_from_children(self._pidfd)
 
-    def kill(self) -> None:
+    def kill(self, *, directly: bool) -> None:
         if self._pidfd is not None:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._pidfd, SIGKILL)

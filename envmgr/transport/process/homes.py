@@ -14,11 +14,14 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import queue
 import select
+import signal
 import socket
 import subprocess
 import threading
 from collections.abc import Callable, Iterable
+from time import monotonic
 from typing import Any
 
 from envmgr.transport.fds import forget_fd, keep_from_children
@@ -31,7 +34,8 @@ NUMBERS = itertools.count(-1, -1)
 """Of branches, in this process."""
 
 _CLOSE_S = 0.5
-_PATIENCE_S = 5.0
+_GIVE_WAY_S = 0.2
+"""So long one thread waits for another one that looks at homes, which takes microseconds."""
 
 
 class Home:
@@ -59,34 +63,34 @@ class Home:
         with contextlib.suppress(BlockingIOError):
             while self.link.is_open:
                 if self.link.receive() is None:
-                    self._close_link()
+                    self.link.close()
         return self.link.is_open
 
-    def _close_link(self) -> None:
-        if self.link.is_open:
-            forget_fd(self.link.control.fileno())
-            with contextlib.suppress(OSError):
-                self.link.control.shutdown(socket.SHUT_RDWR)  # forks of this process have it, too
-            self.link.control.close()
-
-    def fork(self, control: socket.socket, ours: socket.socket) -> ForkedServer:
+    def fork(self, control: socket.socket) -> ForkedServer:
         """Have a server forked from it.
 
         Args:
             control: the end of the control socket that is for it.
-            ours: the other one.
 
         Raises:
-            OSError: it is stopped or gone.
+            OSError: it is stopped or gone, or there are no more fds.
         """
         number = next(NUMBERS)
         nothing = Preloads((), ()).to_bytes()
-        self.link.send(server.BRANCH, number, 0, nothing, [control.fileno()])
-        return ForkedServer(self, number, ours)
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        forked = ForkedServer(self, number, ours)
+        try:
+            with theirs:
+                fds = [control.fileno(), theirs.fileno()]
+                self.link.send(server.BRANCH, number, 0, nothing, fds)
+        except BaseException:
+            forked.forget()
+            raise
+        return forked
 
     def end(self) -> None:
         """End it, and in the end those that it was forked from; nobody uses it any more."""
-        self._close_link()
+        self.link.close()
         if isinstance(self.origin, Home):
             give_back(self.origin)
             return
@@ -95,53 +99,95 @@ class Home:
                 self.origin.wait(_CLOSE_S)
                 return
             self.origin.kill()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self.origin.wait(_PATIENCE_S)
 
 
 class ForkedServer:
-    """A server that a home has forked, with the methods of a process that the spawner needs."""
+    """A server that a home has forked, with the methods of a process that the spawner needs.
 
-    def __init__(self, home: Home, number: int, control: socket.socket) -> None:
+    Args:
+        home: that forks it.
+        number: its host_id there.
+        birth: it sends a pidfd of itself here, so that it can be killed and waited for whatever
+            its home does.
+    """
+
+    def __init__(self, home: Home, number: int, birth: socket.socket) -> None:
         self._home = home
         self._number = number
-        self._control = control.dup()
-        keep_from_children(self._control.fileno())
+        self._birth = birth
+        self._pidfd = -1
+        self._has_ended = False
+        birth.setblocking(False)
+        keep_from_children(birth.fileno())
 
-    def kill(self) -> None:
-        """Have the home kill it."""
-        with contextlib.suppress(OSError):  # both are gone
-            if self._home.link.is_open:
-                self._home.link.send(server.SIGNAL, self._number, SIGKILL)
+    def kill(self, *, directly: bool) -> None:
+        """Have its home kill it, or kill it whatever its home does if that has forked it."""
+        known = directly and self._look()
+        with contextlib.suppress(OSError):  # it is gone, or its home is
+            if self._pidfd >= 0 and known:
+                signal.pidfd_send_signal(self._pidfd, SIGKILL)
+            elif not self._has_ended:
+                args = (server.SIGNAL, self._number, SIGKILL)
+                self._home.link.send(*args, patience_s=0.0 if directly else None)
 
     def wait(self, timeout: float | None = None) -> int:
         """Wait until it has ended, as it does when it is let go of."""
-        if self._control.fileno() < 0:
-            return 0
-        with contextlib.suppress(OSError):
-            self._control.shutdown(socket.SHUT_WR)
-        poll = select.poll()
-        poll.register(self._control, 0)
-        if not poll.poll(None if timeout is None else timeout * 1000):
-            raise subprocess.TimeoutExpired("the worker server", timeout or 0.0)
+        due = None if timeout is None else monotonic() + timeout
+        self._look()
+        while not self._has_ended:
+            poll = select.poll()
+            poll.register(self._birth if self._pidfd < 0 else self._pidfd, select.POLLIN)
+            if not poll.poll(None if due is None else max(due - monotonic(), 0.0) * 1000):
+                raise subprocess.TimeoutExpired("the worker server", timeout or 0.0)
+            if self._pidfd >= 0:
+                self._has_ended = True
+            elif not self._look():
+                raise subprocess.TimeoutExpired("the worker server", timeout or 0.0)
         self.forget()
         return 0
 
+    def _look(self) -> bool:
+        """Return whether it is known, or known to have ended."""
+        if self._has_ended or self._pidfd >= 0:
+            return True
+        try:
+            # Not taken: it is lost if there is no fd left for it now.
+            data, fds, _, _ = socket.recv_fds(self._birth, 1, 1, socket.MSG_PEEK)
+        except BlockingIOError:
+            return False
+        except OSError:
+            data, fds = b"", []
+        for fd in fds:
+            keep_from_children(fd)
+            self._pidfd = fd
+        self._has_ended = not data
+        return bool(fds) or not data
+
     def forget(self) -> None:
-        """Close the connection."""
-        if self._control.fileno() >= 0:
-            forget_fd(self._control.fileno())
-            self._control.close()
+        """Release what is kept of it."""
+        self._has_ended = True
+        if self._pidfd >= 0:
+            forget_fd(self._pidfd)
+            os.close(self._pidfd)
+            self._pidfd = -1
+        if self._birth.fileno() >= 0:
+            forget_fd(self._birth.fileno())
+            self._birth.close()
 
 
 _homes: list[Home] = []
-_lock = threading.RLock()
+# Held while homes are looked at and counted, and for nothing else. Nobody waits for it for ever:
+# the main thread may be interrupted while it has it, and its signal handler may wait for whoever
+# wants it; and a garbage collection may close a manager in the very thread that has it.
+_lock = threading.Lock()
+_given_back: queue.SimpleQueue[Home] = queue.SimpleQueue()
 
 
 def _forget_all() -> None:
     """Begin anew in a fork of this process, whose servers end with the one it was forked from."""
-    global _lock
-    _lock = threading.RLock()
+    global _lock, _given_back
+    _lock = threading.Lock()
+    _given_back = queue.SimpleQueue()
     _homes.clear()
 
 
@@ -160,17 +206,27 @@ def take(key: Any, wanted: Iterable[str], start: Callable[[], tuple[ServerLink, 
     Raises:
         OSError: no server could be started.
     """
-    names = {*wanted}
-    with _lock:
+    home = _find(key, {*wanted})
+    if home is None:
+        home = Home(key, *_opened(start()))
+        _homes.append(home)
+    return home
+
+
+def _find(key: Any, names: set[str]) -> Home | None:
+    """Return the best one there is, with one user more."""
+    if not _lock.acquire(timeout=_GIVE_WAY_S):
+        return None  # see there; a server of its own is always right
+    try:
         found = [home for home in _homes if home.key == key and names.issuperset(home.modules)]
-        found = [home for home in found if home.is_alive]
-        if found:
-            home = max(found, key=lambda home: len(home.modules))
+        found = [home for home in found if home.n_users and home.is_alive]
+        home = max(found, key=lambda home: len(home.modules), default=None)
+        if home is not None:
             home.n_users += 1
-        else:
-            home = Home(key, *_opened(start()))
-            _homes.append(home)
         return home
+    finally:
+        _lock.release()
+        _end_unused()
 
 
 def _opened(started: tuple[ServerLink, Any]) -> tuple[ServerLink, tuple[str, ...], Any]:
@@ -191,25 +247,40 @@ def settle(link: ServerLink, modules: Iterable[str], home: Home, *, shared: bool
     settled = Home(home.key, link, (*home.modules, *modules), home)
     keep_from_children(link.control.fileno())
     if shared:
-        with _lock:
-            _homes.append(settled)
+        _homes.append(settled)
     return settled
 
 
 def hide(home: Home) -> None:
     """Have nobody else take a home that does not do what it is told."""
-    with _lock, contextlib.suppress(ValueError):  # it is not shared
+    with contextlib.suppress(ValueError):  # it is not shared
         _homes.remove(home)
 
 
 def give_back(home: Home) -> None:
-    """Use a home no more; the last one to do so ends it."""
-    with _lock:
-        home.n_users -= 1
-        if home.n_users:
-            return
-        hide(home)
-    home.end()
+    """Use a home no more; the last one to do so ends it.
+
+    If another thread looks at homes and cannot go on, it does that when it can.
+    """
+    _given_back.put(home)
+    _end_unused()
+
+
+def _end_unused() -> None:
+    # Looked at again when the lock is released: who could not have it meanwhile relies on that.
+    while not _given_back.empty() and _lock.acquire(timeout=_GIVE_WAY_S):
+        unused: Home | None = None
+        try:
+            with contextlib.suppress(queue.Empty):
+                home = _given_back.get_nowait()
+                home.n_users -= 1
+                if not home.n_users:
+                    hide(home)
+                    unused = home
+        finally:
+            _lock.release()
+        if unused is not None:
+            unused.end()
 
 
 def inheritance() -> tuple[Any, ...]:

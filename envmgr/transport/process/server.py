@@ -11,7 +11,7 @@ worker that was killed long ago. From it: STARTED, NOT_STARTED, ENDED, and LEFT,
 GIVE_UP: that worker is still in the kernel, and is reaped whenever that lets go of it.
 
 BRANCH has it fork a server like itself, with a control socket of its own, which imports modules
-before it serves: see `preload`. The branch says IMPORTING of each, then READY, or why it is of no
+before it serves: see `preload`. If there is a second socket, it sends a pidfd of itself there. The branch says IMPORTING of each, then READY, or why it is of no
 use (SPOILT). To the server that forked it, it is a worker with a negative host_id: code that hangs,
 crashes or leaves threads behind when it is imported costs a branch, never a server with workers.
 
@@ -123,7 +123,7 @@ class WorkerServer:
         if kind == START:
             self._start_worker(host_id, fds, reports=bool(number))
         elif kind == BRANCH:
-            self._fork(host_id, fds, lambda: self._run_branch(fds[0], record[RECORD.size :]))
+            self._fork(host_id, fds, lambda: self._run_branch(fds, record[RECORD.size :]))
         elif host_id not in self._pid_of:
             return True  # its end has been reported
         elif kind == GIVE_UP:
@@ -186,13 +186,15 @@ class WorkerServer:
         channel = FrameChannel(fds[0], fds[1], blocking=True)
         return worker.run_worker(channel, tuple(fds[2:]), self._factories, report)
 
-    def _run_branch(self, control_fd: int, wanted: bytes) -> int:
+    def _run_branch(self, fds: list[int], wanted: bytes) -> int:
         self._lifeline.close()
+        for fd in fds[1:]:
+            _introduce(fd)
 
         def tell(kind: int, number: int, data: bytes = b"") -> None:
             control.send(RECORD.pack(kind, 0, number) + data)
 
-        with socket.socket(fileno=control_fd) as control:
+        with socket.socket(fileno=fds[0]) as control:
             # What imports leave behind becomes its child and is seen; nobody else adopts it.
             self._prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
             try:
@@ -296,6 +298,16 @@ def signal_group(pid: int | None, number: int) -> None:
         os.killpg(pid, number)
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.kill(pid, number)
+
+
+def _introduce(fd: int) -> None:
+    """Send a pidfd of this process, and close the socket."""
+    with socket.socket(fileno=fd) as birth:
+        pidfd = os.pidfd_open(os.getpid())
+        try:
+            socket.send_fds(birth, [b"p"], [pidfd])
+        finally:
+            os.close(pidfd)
 
 
 def main(control_fd: int, trainer_pid: int) -> None:

@@ -30,6 +30,7 @@ from envmgr.worker import process as worker
 
 _SERVER_PATIENCE_S = 5.0
 _CLOSE_S = 0.5
+_KILLED_S = 0.2
 _BOOTSTRAP = (
     # Not from the working directory, which `-c` puts first: a json.py may lie there.
     "import sys; sys.path[:] = filter(None, sys.path); import json; "
@@ -41,8 +42,12 @@ _BOOTSTRAP = (
 class ServerProcess(Protocol):
     """A process with the methods that `subprocess.Popen` has."""
 
-    def kill(self) -> None:
-        """Send SIGKILL."""
+    def kill(self, *, directly: bool) -> None:
+        """Have it be sent SIGKILL.
+
+        Args:
+            directly: from here, and not by the process that has forked it, if that is another one.
+        """
 
     def wait(self, timeout: float | None = None) -> int:
         """Reap it; raise `subprocess.TimeoutExpired` if it does not end in time."""
@@ -65,6 +70,7 @@ class ServerSpawner(Spawner):
         self._links: list[ServerLink] = []  # the server's own, then those of its branches
         self._link_of: dict[int, ServerLink] = {}  # of the workers that are alive, by host_id
         self._home: homes.Home | None = None  # what the server is forked from
+        self._is_closing = False
         self._preloading = Preloading(
             rules or PreloadRules(), self._watch, self._close_link, self._settle
         )
@@ -139,7 +145,7 @@ class ServerSpawner(Spawner):
         """Start a server with one end of the control socket; the other one is not for it."""
         home = self._take_home()
         try:
-            return home.fork(theirs, ours)
+            return home.fork(theirs)
         except OSError:
             self._leave_home(distrusted=True)
             raise
@@ -251,9 +257,13 @@ class ServerSpawner(Spawner):
         if link is None:
             return
         try:
-            link.send(kind, host_id, number)
+            link.send(kind, host_id, number, patience_s=self._patience_s)
         except OSError:
             self._drop_server()
+
+    @property
+    def _patience_s(self) -> float | None:
+        return _CLOSE_S if self._is_closing else None
 
     def give_up(self, host_id: int) -> None:
         """Have the server leave the worker; the second time, give the servers themselves up."""
@@ -274,10 +284,11 @@ class ServerSpawner(Spawner):
             self._preloading.on_end(link)
         if self._process is not None:
             process, self._process = self._process, None
-            process.kill()
+            process.kill(directly=self._is_closing)
             try:
-                process.wait(_SERVER_PATIENCE_S)
+                process.wait(_KILLED_S if self._is_closing else _SERVER_PATIENCE_S)
             except subprocess.TimeoutExpired:  # its home does not kill it: it is stopped, perhaps
+                process.kill(directly=True)
                 self._leave_home(distrusted=True)
             process.forget()
 
@@ -287,10 +298,11 @@ class ServerSpawner(Spawner):
             self._on_death(host_id, HostDied(None, "the worker server ended"))
         if link in self._links:
             self._unwatch(link)
-            link.control.close()
+            link.close()
             if link.parent is not None and link.parent.is_open:
-                with contextlib.suppress(OSError):  # it is gone
-                    link.parent.send(server.SIGNAL, link.number, SIGKILL)  # it may not notice
+                args = (server.SIGNAL, link.number, SIGKILL)  # it may not notice
+                with contextlib.suppress(OSError):  # its parent is gone
+                    link.parent.send(*args, patience_s=self._patience_s)
 
     def _unwatch(self, link: ServerLink) -> None:
         self._links.remove(link)
@@ -299,6 +311,10 @@ class ServerSpawner(Spawner):
             self._endings.discard(link.control)
         forget_fd(link.control.fileno())
 
+    def hurry(self) -> None:
+        """Wait for servers that do not answer no longer than `close` may take."""
+        self._is_closing = True
+
     def close(self) -> None:
         """Let the servers kill their workers and end; kill them if they do not soon."""
         for link in list(self._links):
@@ -306,6 +322,7 @@ class ServerSpawner(Spawner):
         if self._process is not None:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(_CLOSE_S)
+        self.hurry()
         self._drop_server()
         self._leave_home()
         self._died.clear()

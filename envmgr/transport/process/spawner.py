@@ -107,6 +107,10 @@ class Spawner(ABC):
         It is reaped whenever it ends. Others are not touched.
         """
 
+    def hurry(self) -> None:
+        """Be about to be closed: wait for nothing any more that takes more than a moment."""
+        return
+
     @abstractmethod
     def close(self) -> None:
         """Kill and reap what is left, and release everything; takes a second at most."""

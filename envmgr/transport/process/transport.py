@@ -298,6 +298,7 @@ class ProcessTransport(Transport):
         """Ask, terminate, kill, reap; all workers side by side."""
         if self._closed:
             return
+        self._spawner.hurry()
         try:
             self._ask_to_end(grace_s)
         finally:  # also when Ctrl-C cuts the grace short
