@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 
 from envmgr.errors import ConfigError, ManagerClosedError
-from envmgr.transport.process import homes
+from envmgr.transport.process import homes, server_spawner
 from envmgr.worker import imported
 from tests.contract.envs import Do, ScriptedEnv
 from tests.contract.harness import (
@@ -539,6 +539,63 @@ def test_f49_a_server_that_is_stopped_is_left_and_hurts_nobody_else(
         assert [*step_all(two, {0: 1, 1: 2})] == [0, 1]
         two.close()
     one.close()
+
+
+@pytest.mark.parametrize("depth", [0, 1], ids=["the server", "its home, too"])
+def test_f49_close_does_not_wait_long_for_servers_that_are_stopped(
+    world: World, modules: Modules, monkeypatch: pytest.MonkeyPatch, depth: int
+) -> None:
+    monkeypatch.setattr("envmgr.transport.process.server_link._PATIENCE_S", 1e6)
+    monkeypatch.setattr("envmgr.transport.process.server_spawner._SERVER_PATIENCE_S", 1e6)
+    manager = make(world, preload=["good_module"])
+    pid = server_pid = parent_of(world.pid(0))
+    for _ in range(depth):
+        os.kill(pid, signal.SIGSTOP)
+        pid = parent_of(pid)
+    os.kill(pid, signal.SIGSTOP)
+    manager.close()
+    assert not homes._homes
+    wait_ended(server_pid)
+
+
+def test_f49_a_signal_handler_closes_a_manager_while_another_one_takes_a_home(
+    world: World, modules: Modules, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = make(world, preload=False)
+    two = world.make(DEFAULT, 2, launch=False, preload=False, worker_env={"set": {"OTHER": "1"}})
+    interrupt_after(monkeypatch, server_spawner, "_start_fresh", signal.SIGUSR1)
+    before = signal.signal(signal.SIGUSR1, lambda *_: one.close())
+    try:
+        assert two.observation_space is not None
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert one.closed
+    two.launch()
+    assert [*ready_all(two)] == [0, 1]
+
+
+def test_f49_ctrl_c_while_a_home_is_taken_leaves_none(
+    world: World, modules: Modules, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manager = world.make(DEFAULT, 2, launch=False, preload=False)
+    interrupt_after(monkeypatch, homes, "take", signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        _ = manager.observation_space
+    manager.close()
+    assert not homes._homes
+
+
+def interrupt_after(monkeypatch: pytest.MonkeyPatch, module: Any, name: str, number: int) -> None:
+    """Have a signal come when a function returns for the first time."""
+    function = getattr(module, name)
+
+    def interrupted(*args: Any) -> Any:
+        result = function(*args)
+        monkeypatch.setattr(module, name, function)
+        os.kill(os.getpid(), number)
+        return result
+
+    monkeypatch.setattr(module, name, interrupted)
 
 
 def test_f49_a_fork_of_the_trainer_has_servers_of_its_own(world: World, modules: Modules) -> None:

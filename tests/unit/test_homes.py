@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import socket
+import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +19,12 @@ from envmgr.transport.process.server_link import ServerLink
 if sys.platform == "win32":
     pytest.skip("there are no worker servers", allow_module_level=True)
 
-from envmgr.transport.process import homes
+import resource
+
+from envmgr.transport.process import homes, server
+
+PATIENCE_S = 20.0
+"""For what comes at once, unless something is wrong."""
 
 
 class Servers:
@@ -106,3 +115,211 @@ def test_what_a_process_inherits_says_who_may_share(monkeypatch: pytest.MonkeyPa
     assert homes.inheritance() == before
     monkeypatch.chdir("/")
     assert homes.inheritance() != before
+
+
+def test_other_threads_give_back_theirs_while_a_server_is_started(servers: Servers) -> None:
+    first = homes.take("key", [], servers.start)
+
+    def start() -> tuple[ServerLink, Any]:
+        thread = threading.Thread(target=homes.give_back, args=[first], daemon=True)
+        thread.start()
+        thread.join(PATIENCE_S)
+        assert not thread.is_alive()
+        assert servers.has_ended(0)
+        return servers.start()
+
+    homes.give_back(homes.take("other key", [], start))
+
+
+def test_nobody_waits_for_ever_for_who_looks_at_homes(
+    servers: Servers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(homes, "_GIVE_WAY_S", 0.001)
+    first = homes.take("key", [], servers.start)
+    second: list[Any] = []
+
+    def in_another_thread() -> None:
+        second.append(homes.take("key", [], servers.start))
+        homes.give_back(first)
+        homes.hide(second[0])
+
+    with homes._lock:
+        thread = threading.Thread(target=in_another_thread, daemon=True)
+        thread.start()
+        thread.join(PATIENCE_S)
+        assert not thread.is_alive()
+        assert not servers.has_ended(0)
+    assert second[0] is not first
+    homes.give_back(second[0])
+    assert servers.has_ended(0), "what could not be given back then is so now"
+    assert servers.has_ended(1)
+
+
+def test_what_a_collection_gives_back_meanwhile_is_not_taken_from_who_chooses_it(
+    servers: Servers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(homes, "_GIVE_WAY_S", 0.001)
+    first = homes.take("key", [], servers.start)
+    receive, to_do = ServerLink.receive, [first]
+
+    def collect(link: ServerLink) -> Any:
+        """Close a dropped manager, in the thread that looks at homes."""
+        while to_do:
+            homes.give_back(to_do.pop())
+        return receive(link)
+
+    monkeypatch.setattr(ServerLink, "receive", collect)
+    taken = homes.take("key", [], servers.start)
+    assert taken.is_alive
+    assert taken.n_users == 1
+    homes.give_back(taken)
+    assert all(servers.has_ended(place) for place in range(len(servers.ends)))
+
+
+def test_a_home_that_does_not_end_is_not_waited_for_long(servers: Servers) -> None:
+    waits: list[float] = []
+    kills: list[None] = []
+
+    def wait(timeout: float) -> None:
+        waits.append(timeout)
+        if not kills:
+            raise subprocess.TimeoutExpired("it", timeout)
+
+    link = servers.link()
+    origin = SimpleNamespace(wait=wait, kill=lambda: kills.append(None))
+    homes.give_back(homes.take("key", [], lambda: (link, origin)))
+    assert len(kills) == 1
+    waits.clear()
+
+    def never(timeout: float) -> None:
+        waits.append(timeout)
+        raise subprocess.TimeoutExpired("it", timeout)
+
+    origin = SimpleNamespace(wait=never, kill=lambda: None)
+    link = servers.link()
+    homes.give_back(homes.take("key", [], lambda: (link, origin)))
+    assert sum(waits) <= 1.0
+
+
+# -- the connection to a server ----------------------------------------------------------------------
+
+
+def test_a_connection_that_another_thread_has_closed_is_an_ordinary_error(
+    servers: Servers,
+) -> None:
+    link = servers.link()
+    link.close()
+    with pytest.raises(BrokenPipeError):
+        link.send(server.SIGNAL, 0, 0)
+    assert link.receive() is None
+
+
+def test_it_keeps_its_fd_while_somebody_sends(
+    servers: Servers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    link = servers.link()
+    fd = link.control.fileno()
+
+    def close_meanwhile(control: socket.socket, *args: Any) -> None:
+        link.close()
+        assert not link.is_open
+        assert control.fileno() == fd
+        os.fstat(fd)
+
+    monkeypatch.setattr(socket, "send_fds", close_meanwhile)
+    link.send(server.SIGNAL, 0, 0)
+    assert link.control.fileno() < 0
+    assert servers.has_ended(0)
+    with pytest.raises(OSError, match="Bad file"):
+        os.fstat(fd)
+
+
+def test_a_record_of_another_thread_that_takes_the_room_is_no_reason_to_distrust(
+    servers: Servers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    link, send, calls = servers.link(), socket.send_fds, [0]
+
+    def be_late(*args: Any) -> None:
+        calls[0] += 1
+        if calls[0] == 1:
+            raise BlockingIOError
+        send(*args)
+
+    monkeypatch.setattr(socket, "send_fds", be_late)
+    link.send(server.SIGNAL, 3, 9)
+    assert servers.ends[0].recv(server.MAX_RECORD) == server.RECORD.pack(server.SIGNAL, 3, 9)
+    link.close()
+
+
+def fill(link: ServerLink) -> None:
+    """Leave no room in it."""
+    with pytest.raises(TimeoutError):
+        while True:
+            link.send(server.SIGNAL, 0, 0, patience_s=0.0)
+
+
+# -- servers that a home has forked ------------------------------------------------------------------
+
+
+def forked(servers: Servers) -> tuple[homes.Home, homes.ForkedServer, socket.socket]:
+    """Return a home, a server of its and where that sends its pidfd."""
+    home = homes.take("key", [], servers.start)
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with theirs:
+        process = home.fork(theirs)
+    ours.close()
+    record, fds, _, _ = socket.recv_fds(servers.ends[-1], server.MAX_RECORD, server.MAX_FDS)
+    assert server.RECORD.unpack_from(record)[0] == server.BRANCH
+    control, birth = fds
+    os.close(control)
+    return home, process, socket.socket(fileno=birth)
+
+
+def test_a_server_is_killed_whatever_its_home_does(
+    servers: Servers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home, process, birth = forked(servers)
+    killed: list[int] = []
+    monkeypatch.setattr(signal, "pidfd_send_signal", lambda fd, number: killed.append(number))
+    fill(home.link)
+    process.kill(directly=True)  # it is not forked yet, and its home takes nothing
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(0.0)
+    server._introduce(birth.detach())
+    process.kill(directly=True)
+    assert killed == [signal.SIGKILL]
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(0.0)  # this process has not ended
+    process.forget()
+    process.kill(directly=True)
+    assert process.wait(0.0) == 0
+    assert killed == [signal.SIGKILL]
+    homes.give_back(home)
+
+
+def test_a_server_that_could_not_be_forked_has_ended(servers: Servers) -> None:
+    home, process, birth = forked(servers)
+    birth.close()
+    assert process.wait(0.0) == 0
+    homes.give_back(home)
+
+
+def test_no_fd_for_a_pidfd_is_not_taken_for_an_end(
+    servers: Servers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home, process, birth = forked(servers)
+    server._introduce(birth.detach())
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    os.close(free := os.dup(0))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free, limits[1]))
+    try:
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(PATIENCE_S)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    killed: list[int] = []
+    monkeypatch.setattr(signal, "pidfd_send_signal", lambda fd, number: killed.append(number))
+    process.kill(directly=True)
+    assert killed, "it is not lost"
+    process.forget()
+    homes.give_back(home)

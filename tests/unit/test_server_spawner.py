@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import socket
+import subprocess
 from types import SimpleNamespace
 from typing import Any
 
@@ -44,3 +45,40 @@ def test_the_module_that_ends_all_servers_is_the_one_that_was_imported_last(
     assert "good" not in caplog.text.replace("envmgr", "")
     spawner.close()
     ready.close()
+
+
+def test_a_manager_that_closes_does_not_wait_long_for_a_server_that_takes_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("envmgr.transport.process.server_link._PATIENCE_S", 1e6)
+    monkeypatch.setattr("envmgr.transport.process.server_spawner._CLOSE_S", 0.0)
+    spawner: Any = ServerSpawner(WorkerSettings())
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    link = ServerLink(ours)
+    with pytest.raises(TimeoutError):
+        while True:
+            link.send(server.SIGNAL, 0, 0, patience_s=0.0)
+    done: list[Any] = []
+
+    def wait(timeout: float) -> None:
+        done.append(timeout)
+        raise subprocess.TimeoutExpired("it", timeout)
+
+    spawner._process = SimpleNamespace(
+        kill=lambda directly: done.append(directly), wait=wait, forget=lambda: None
+    )
+    ready = ReadySet()
+    spawner.report_to(ready)
+    spawner._links.append(link)
+    spawner._link_of = {host_id: link for host_id in range(3)}
+    link.hosts |= {*range(3)}
+    spawner.hurry()
+    for host_id in range(3):
+        spawner.signal(host_id, 9)
+    killed, waited_s, again = done
+    assert killed is again is True, "directly, whatever its home does"
+    assert waited_s <= 0.5
+    assert [host_id for host_id, _ in spawner.deaths()] == [0, 1, 2]
+    spawner.close()
+    ready.close()
+    theirs.close()

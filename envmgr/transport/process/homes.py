@@ -18,6 +18,7 @@ import queue
 import select
 import signal
 import socket
+import struct
 import subprocess
 import threading
 from collections.abc import Callable, Iterable
@@ -33,6 +34,7 @@ from envmgr.transport.process.spawner import SIGKILL
 NUMBERS = itertools.count(-1, -1)
 """Of branches, in this process."""
 
+_FD = struct.Struct("i")
 _CLOSE_S = 0.5
 _GIVE_WAY_S = 0.2
 """So long one thread waits for another one that looks at homes, which takes microseconds."""
@@ -151,17 +153,20 @@ class ForkedServer:
         if self._has_ended or self._pidfd >= 0:
             return True
         try:
-            # Not taken: it is lost if there is no fd left for it now.
-            data, fds, _, _ = socket.recv_fds(self._birth, 1, 1, socket.MSG_PEEK)
+            # Left there: it would be lost if there is no fd for it now. (`socket.recv_fds` heeds no
+            # flags.)
+            peek = (1, socket.CMSG_LEN(_FD.size), socket.MSG_PEEK)
+            data, ancillary, _, _ = self._birth.recvmsg(*peek)
         except BlockingIOError:
             return False
         except OSError:
-            data, fds = b"", []
-        for fd in fds:
-            keep_from_children(fd)
-            self._pidfd = fd
+            data, ancillary = b"", []
+        for _, kind, rights in ancillary:
+            if kind == socket.SCM_RIGHTS:
+                [self._pidfd] = _FD.unpack(rights)
+                keep_from_children(self._pidfd)
         self._has_ended = not data
-        return bool(fds) or not data
+        return self._has_ended or self._pidfd >= 0
 
     def forget(self) -> None:
         """Release what is kept of it."""
