@@ -236,9 +236,10 @@ class ManagerLifetime(EngineOwner):
     def close(self, timeout_s: float | None = None, terminate: bool = False) -> None:
         """Close all envs and end all hosts. Idempotent; from any thread.
 
-        Takes at most the grace plus about one second, however many envs hang. Timesteps that have
-        not been delivered are lost and counted as cancelled. Ctrl-C, and whatever else a signal
-        handler raises in it, ends the grace, and is raised when everything is released.
+        Takes at most the grace plus about one second, however many envs hang; two or three if the
+        server of the workers is stopped (SIGSTOP). Timesteps that have not been delivered are lost
+        and counted as cancelled. Ctrl-C, and whatever else a signal handler raises in it, ends the
+        grace, and is raised when everything is released.
 
         Args:
             timeout_s: seconds that the envs get to close, all together; None: `close_timeout`.

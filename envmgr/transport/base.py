@@ -285,7 +285,8 @@ class Transport(ABC):
         """End all hosts and release every process, fd and memory. Idempotent.
 
         Each host is asked to close its envs; what has not ended after `grace_s` (for all of them
-        together) is terminated, then killed, and reaped. Takes at most about one second more.
+        together) is terminated, then killed, and reaped. Takes at most about one second more, if
+        what has started the hosts is not stopped itself.
 
         Args:
             grace_s: seconds; 0 does not ask.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -23,6 +24,7 @@ import resource
 
 from envmgr.transport.process import homes, server
 
+needs_pidfds = pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="there are no pidfds")
 PATIENCE_S = 20.0
 """For what comes at once, unless something is wrong."""
 
@@ -201,7 +203,7 @@ def test_a_home_that_does_not_end_is_not_waited_for_long(servers: Servers) -> No
     assert sum(waits) <= 1.0
 
 
-# -- the connection to a server ----------------------------------------------------------------------
+# -- the connection to a server -------------------------------------------------------------------
 
 
 def test_a_connection_that_another_thread_has_closed_is_an_ordinary_error(
@@ -253,12 +255,12 @@ def test_a_record_of_another_thread_that_takes_the_room_is_no_reason_to_distrust
 
 def fill(link: ServerLink) -> None:
     """Leave no room in it."""
-    with pytest.raises(TimeoutError):
+    with contextlib.suppress(TimeoutError):
         while True:
             link.send(server.SIGNAL, 0, 0, patience_s=0.0)
 
 
-# -- servers that a home has forked ------------------------------------------------------------------
+# -- servers that a home has forked ---------------------------------------------------------------
 
 
 def forked(servers: Servers) -> tuple[homes.Home, homes.ForkedServer, socket.socket]:
@@ -275,6 +277,7 @@ def forked(servers: Servers) -> tuple[homes.Home, homes.ForkedServer, socket.soc
     return home, process, socket.socket(fileno=birth)
 
 
+@needs_pidfds
 def test_a_server_is_killed_whatever_its_home_does(
     servers: Servers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -304,6 +307,7 @@ def test_a_server_that_could_not_be_forked_has_ended(servers: Servers) -> None:
     homes.give_back(home)
 
 
+@needs_pidfds
 def test_no_fd_for_a_pidfd_is_not_taken_for_an_end(
     servers: Servers, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,9 +11,10 @@ worker that was killed long ago. From it: STARTED, NOT_STARTED, ENDED, and LEFT,
 GIVE_UP: that worker is still in the kernel, and is reaped whenever that lets go of it.
 
 BRANCH has it fork a server like itself, with a control socket of its own, which imports modules
-before it serves: see `preload`. If there is a second socket, it sends a pidfd of itself there. The branch says IMPORTING of each, then READY, or why it is of no
-use (SPOILT). To the server that forked it, it is a worker with a negative host_id: code that hangs,
-crashes or leaves threads behind when it is imported costs a branch, never a server with workers.
+before it serves: see `preload`. If there is a second socket, it sends a pidfd of itself there. The
+branch says IMPORTING of each, then READY, or why it is of no use (SPOILT). To the server that
+forked it, it is a worker with a negative host_id: code that hangs, crashes or leaves threads behind
+when it is imported costs a branch, never a server with workers.
 
 With `context: fork` the server is no fresh interpreter but a fork of the trainer, made while that
 has a single thread. Workers inherit their factories then, and it holds whatever the trainer held.

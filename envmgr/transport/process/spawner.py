@@ -113,7 +113,7 @@ class Spawner(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Kill and reap what is left, and release everything; takes a second at most."""
+        """Kill and reap what is left, and release everything; takes two seconds at most."""
 
 
 LEFT_BEHIND = "it was killed, but the kernel has not let go of it (a device, a file system?)"
