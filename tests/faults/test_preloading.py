@@ -553,7 +553,7 @@ def test_f49_close_does_not_wait_long_for_servers_that_are_stopped(
         os.kill(pid, signal.SIGSTOP)
         pid = parent_of(pid)
     os.kill(pid, signal.SIGSTOP)
-    manager.close()
+    manager.close(terminate=True)
     assert not homes._homes
     wait_ended(server_pid)
 
