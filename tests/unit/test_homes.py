@@ -308,6 +308,14 @@ def test_a_server_that_could_not_be_forked_has_ended(servers: Servers) -> None:
 
 
 @needs_pidfds
+def test_a_server_whose_manager_has_closed_says_so_to_nobody(servers: Servers) -> None:
+    home, process, birth = forked(servers)
+    process.forget()
+    server._introduce(birth.detach())
+    homes.give_back(home)
+
+
+@needs_pidfds
 def test_no_fd_for_a_pidfd_is_not_taken_for_an_end(
     servers: Servers, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -195,14 +195,15 @@ class WorkerServer:
         def tell(kind: int, number: int, data: bytes = b"") -> None:
             control.send(RECORD.pack(kind, 0, number) + data)
 
-        with socket.socket(fileno=fds[0]) as control:
+        # It ends where nobody wants to know any more what it tells.
+        with contextlib.suppress(ConnectionError), socket.socket(fileno=fds[0]) as control:
             # What imports leave behind becomes its child and is seen; nobody else adopts it.
             self._prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
             try:
                 preloads = preload.Preloads.from_bytes(wanted)
                 preload.import_all(preloads, lambda place: tell(IMPORTING, place))
-            except ConnectionError:  # nobody wants to know
-                return 0
+            except ConnectionError:
+                raise
             except (preload.SpoiltError, OSError) as error:  # or it cannot look at itself
                 tell(SPOILT, 0, str(error).encode(errors="replace"))
                 return 0
@@ -303,7 +304,7 @@ def signal_group(pid: int | None, number: int) -> None:
 
 def _introduce(fd: int) -> None:
     """Send a pidfd of this process, and close the socket."""
-    with socket.socket(fileno=fd) as birth:
+    with contextlib.suppress(ConnectionError), socket.socket(fileno=fd) as birth:
         pidfd = os.pidfd_open(os.getpid())
         try:
             socket.send_fds(birth, [b"p"], [pidfd])
