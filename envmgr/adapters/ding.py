@@ -145,11 +145,19 @@ class DingKind(EnvManager):
             self._raise_in_trainer(error)
             raise
 
-    # No `step` and no `reset` of its own: what the manager's have delivered, Ctrl-C does not lose.
+    def reset(self, reset_param: Mapping[int, Mapping[str, Any] | None] | None = None) -> None:
+        """Reset envs and wait for it; see `EnvManager.reset`."""
+        self._refuse_closed()  # before the arguments are looked at
+        super().reset(reset_param)
+
+    # No `step` of its own: what the manager's has delivered, Ctrl-C does not lose.
     def _calling(self) -> AbstractContextManager[Any]:
+        self._refuse_closed()
+        return super()._calling()
+
+    def _refuse_closed(self) -> None:
         if self.closed:
             raise ClosedError("the manager is closed; call launch() first")
-        return super()._calling()
 
     def _surface(self, supervisor: Any) -> None:
         try:

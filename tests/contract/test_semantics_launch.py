@@ -337,7 +337,7 @@ def test_f31_a_lost_fork_server_is_not_replaced_beside_threads_of_others(
     thread = threading.Thread(target=done.wait, name="somebody-else")
     thread.start()
     try:
-        manager._engine.transport._spawner._process.kill()
+        manager._engine.transport._spawner._process.kill(directly=True)
         wait_ended(world.pid(0))
         step_all(manager, {0: 1})
         while "somebody-else" not in manager.stats()["latest_failures"][-1]:

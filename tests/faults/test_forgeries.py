@@ -19,6 +19,7 @@ import pytest
 
 from envmgr.errors import EnvProtocolError
 from envmgr.testing.faulty import worker_channel
+from envmgr.types import EnvTimestep
 from envmgr.wire.frames import HEADER_BYTES, MAX_PAYLOAD_BYTES, encode
 from envmgr.wire.messages import AfterStep, Message, Op
 from envmgr.worker.sinks import BlockSink
@@ -39,6 +40,11 @@ def stepped(reference: Any) -> tuple[Any, ...]:
     return (reference, FORGED, False, {"forged": True}, int(AfterStep.NOTHING))
 
 
+def _by_message(timestep: EnvTimestep) -> EnvTimestep:
+    """Have the answer follow what was forged: through the block it may be seen before that."""
+    return timestep._replace(info={**timestep.info, "listed": []})
+
+
 class Forger(ScriptedEnv):
     """Sends a message of its own before it answers a step with action 9."""
 
@@ -49,7 +55,7 @@ class Forger(ScriptedEnv):
             channel = worker_channel()
             for message in self._forge(_request_in_progress()):
                 channel.send(encode(message))
-        return super().step(action)
+        return _by_message(super().step(action))
 
     def _forge(self, request: Message) -> list[Message]:
         obs = [bytearray(np.full(OBS_SPACE.shape, FORGED).data)]
@@ -84,7 +90,7 @@ class Scribe(ScriptedEnv):
     def step(self, action: Any) -> Any:
         if action == 9:
             self._write(SCRIBBLES[self.scribble](_request_in_progress()))
-        return super().step(action)
+        return _by_message(super().step(action))
 
     def _write(self, data: bytes) -> None:
         fd = worker_channel().fds[-1]
