@@ -25,7 +25,8 @@ from unittest import mock
 import yaml
 
 from envmgr import config_file
-from envmgr.config.file_rules import Below, FileRule
+from envmgr.config.file_rules import Below
+from envmgr.config.schema import FileRule
 from envmgr.config.variables import HARMLESS
 from envmgr.config_file import SECTIONS
 from envmgr.errors import EnvManagerError

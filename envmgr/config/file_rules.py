@@ -12,21 +12,31 @@ they allow besides is in the hands of whoever runs the config: `allow_list` has 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from envmgr.config.checks import Check, Refused, check_value
 from envmgr.config.env_arguments import check_env_arguments
 from envmgr.config.imports import FilePolicy, check_env_id, import_object
 from envmgr.config.paths import check_confined, check_output, check_places, check_timeline
 from envmgr.config.ray_tokens import lets_everybody_in
-from envmgr.config.schema import check_keys, keys_of
+from envmgr.config.schema import FileRule, Section, check_keys, keys_of
 from envmgr.config.variables import HARMLESS
 
-if TYPE_CHECKING:  # their keys have rules
-    from envmgr.config.schema import Section
-    from envmgr.config.sections import EnvConfig
+
+class NamesEnv(Protocol):
+    """The section `env`, as far as it says which env is meant."""
+
+    @property
+    def id(self) -> str | None:
+        """An id of gymnasium's."""
+        ...
+
+    @property
+    def entry(self) -> str | None:
+        """A class or function, as `module:name`."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -44,26 +54,8 @@ class Asked:
     key: str
     value: Any
     policy: FilePolicy
-    env: EnvConfig
+    env: NamesEnv
     is_override: bool = False
-
-
-@dataclass(frozen=True)
-class FileRule:
-    """What a config file may set a key to.
-
-    Attributes:
-        says: that in words, for the reference; empty is nothing.
-        admit: raises `ConfigError` if a value is more than that; says what would allow it.
-        can_be_allowed: whether `--allow KEY` lets a file set it to anything.
-        names_code: overrides are asked as well: they say which code is meant, and one of the lists
-            has to say that it may be imported.
-    """
-
-    says: str
-    admit: Callable[[Asked], None]
-    can_be_allowed: bool = False
-    names_code: bool = False
 
 
 @dataclass(frozen=True)
@@ -252,7 +244,7 @@ def admit(
     said: Mapping[Any, Any],
     whole: Mapping[Any, Any],
     policy: FilePolicy,
-    env: EnvConfig,
+    env: NamesEnv,
 ) -> None:
     """Refuse what a config file may not set.
 

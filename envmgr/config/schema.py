@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 import textwrap
-from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, ClassVar
 
 from typing_extensions import Self
 
@@ -18,11 +18,27 @@ from envmgr.config.merge import deep_merge, to_plain
 from envmgr.errors import ConfigError, UnknownKeyError
 from envmgr.spaces.reading import Unreadable, read_dict
 
-if TYPE_CHECKING:  # rules are about values of this schema
-    from envmgr.config.file_rules import FileRule
-
 _LINE = 96
 """Characters of a line of messages that list many names."""
+
+
+@dataclasses.dataclass(frozen=True)
+class FileRule:
+    """What a config file may set a key to; the rules that there are stand in `file_rules`.
+
+    Attributes:
+        says: that in words, for the reference; empty is nothing.
+        admit: is given a `file_rules.Asked`, and raises `ConfigError` if that is more than what a
+            file may set; the error says what would allow it.
+        can_be_allowed: whether `--allow KEY` lets a file set it to anything.
+        names_code: overrides are asked as well: they say which code is meant, and one of the lists
+            has to say that it may be imported.
+    """
+
+    says: str
+    admit: Callable[[Any], None]
+    can_be_allowed: bool = False
+    names_code: bool = False
 
 
 def option(
