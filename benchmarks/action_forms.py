@@ -20,13 +20,12 @@ from typing import Any
 import gymnasium
 import numpy as np
 from envs import NullEnv
+from paired import Cost, paired_rounds
 
 import envmgr
 
 PROMISED = 1.2
 THEIRS = "gymnasium-async"
-Found = tuple[float, float]
-"""Seconds, and seconds of a processor in the trainer."""
 
 
 def forms() -> dict[str, Callable[[int], Any]]:
@@ -60,7 +59,7 @@ class Dicts:
         self._manager.launch()
         self._actions = [form(1) for _ in range(n)]
 
-    def run(self, batches: int) -> Found:
+    def run(self, batches: int) -> Cost:
         """Take batches."""
         manager, actions = self._manager, self._actions
         cpu_s, began = time.process_time(), time.perf_counter()
@@ -77,7 +76,7 @@ class Dicts:
 class Trees(Dicts):
     """A manager of a V2 kind."""
 
-    def run(self, batches: int) -> Found:
+    def run(self, batches: int) -> Cost:
         """Take batches."""
         manager, actions = self._manager, self._actions
         cpu_s, began = time.process_time(), time.perf_counter()
@@ -99,7 +98,7 @@ class Theirs:
         self._envs.reset(seed=0)
         self._actions = np.ones(n, np.int64)
 
-    def run(self, batches: int) -> Found:
+    def run(self, batches: int) -> Cost:
         """Take batches."""
         cpu_s, began = time.process_time(), time.perf_counter()
         for _ in range(batches):
@@ -131,19 +130,11 @@ def main() -> None:
 
 
 def _compare(runners: dict[str, Any], n: int, rounds: int, batches: int) -> bool:
-    times: dict[str, list[Found]] = {name: [] for name in runners}
-    for lap in range(-1, rounds):  # the first one warms up
-        order = list(runners) if lap % 2 else list(reversed(runners))
-        sums = dict.fromkeys(runners, (0.0, 0.0))
-        for name in (*order, *reversed(order)):
-            wall_s, cpu_s = runners[name].run(batches)
-            sums[name] = (sums[name][0] + wall_s, sums[name][1] + cpu_s)
-        for name, found in sums.items() if lap >= 0 else ():
-            times[name].append(found)
+    costs = list(paired_rounds(runners, rounds, batches))
     good = True
-    for name, found in times.items():
-        walls, processors = zip(*found, strict=True)
-        times_theirs = [theirs[0] / ours for theirs, ours in zip(times[THEIRS], walls, strict=True)]
+    for name in runners:
+        walls, processors = zip(*(cost[name] for cost in costs), strict=True)
+        times_theirs = [cost[THEIRS][0] / cost[name][0] for cost in costs]
         rate = 2 * batches * n / statistics.median(walls)
         cpu_us = statistics.median(processors) / (2 * batches) * 1e6
         ratio = statistics.median(times_theirs)

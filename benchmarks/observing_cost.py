@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from envs import NullEnv
+from paired import Cost, paired_rounds
 
 import envmgr
 
@@ -40,8 +41,8 @@ class Runner:
         workers = self._manager.stats().get("workers") or []
         self._pids = {worker["pid"] for worker in workers if worker["pid"]} - {os.getpid()}
 
-    def run(self, batches: int) -> tuple[float, float]:
-        """Take batches; return seconds, and seconds of processors."""
+    def run(self, batches: int) -> Cost:
+        """Take batches; return what they cost."""
         manager, actions = self._manager, self._actions
         cpu_s, began = self._cpu_s(), time.perf_counter()
         for _ in range(batches):
@@ -91,15 +92,10 @@ def main() -> None:
 
 def _compare(runners: dict[str, Runner], rounds: int, batches: int) -> bool:
     ratios: dict[str, list[tuple[float, float]]] = {name: [] for name in runners}
-    for lap in range(-1, rounds):  # the first one warms up
-        order = list(runners) if lap % 2 else list(reversed(runners))
-        sums = dict.fromkeys(runners, (0.0, 0.0))
-        for name in (*order, *reversed(order)):
-            wall_s, cpu_s = runners[name].run(batches)
-            sums[name] = (sums[name][0] + wall_s, sums[name][1] + cpu_s)
-        for name, found in sums.items() if lap >= 0 else ():
-            plain = sums["neither"]
-            ratios[name].append((plain[0] / found[0], plain[1] / found[1]))
+    for costs in paired_rounds(runners, rounds, batches):
+        plain = costs["neither"]
+        for name, cost in costs.items():
+            ratios[name].append((plain[0] / cost[0], plain[1] / cost[1]))
     good = True
     for name in list(runners)[1:]:
         wall, cpu = zip(*ratios[name], strict=True)

@@ -55,7 +55,6 @@ class Hand:
         endings: of episodes.
         odd: those of them that are to be followed up, which is not to be interrupted.
         n_before: timesteps delivered since launch, before these.
-        n_delivered: likewise, these included.
         n_episodes: episodes ended since launch, these included.
         caller: the frame of the public call that is about to return them.
         is_done: the envs were moved on.
@@ -70,7 +69,6 @@ class Hand:
         "is_done",
         "kept",
         "n_before",
-        "n_delivered",
         "n_episodes",
         "odd",
         "result",
@@ -94,7 +92,6 @@ class Hand:
         self.endings = endings
         self.odd: Sequence[Ending] = ()
         self.n_before = n_before
-        self.n_delivered = n_before + self.count
         self.n_episodes = n_episodes
         self.caller = caller
         self.is_done = False

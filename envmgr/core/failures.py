@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from enum import Enum
 from typing import Any
 
-from envmgr.core.slots import EnvSlot
+from envmgr.core.slots import EnvSlot, names_of
 from envmgr.errors import (
     EnvCrash,
     EnvFailure,
@@ -20,9 +20,6 @@ from envmgr.errors import (
 from envmgr.transport.base import HostDied
 from envmgr.types import EnvTimestep
 from envmgr.wire.messages import FailureKind, RemoteFailure
-
-_NAMED = 16
-"""So many envs are named in a message; of others it says how many they are."""
 
 
 class Lost(str, Enum):
@@ -97,12 +94,10 @@ def crash(slot: EnvSlot, died: HostDied) -> EnvCrash:
 
 def _neighbours(slot: EnvSlot) -> str:
     """Name the envs that lose their host with this one; empty if there are none."""
-    names = [str(other.env_id) for other in slot.group.present() if other is not slot]
-    if not names:
+    others = [other for other in slot.group.present() if other is not slot]
+    if not others:
         return ""
-    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-    envs = f"{', '.join(names[:_NAMED])}{more} shared its host, and"
-    return f"; envs {envs} lose it too" if len(names) > 1 else f"; env {envs} loses it too"
+    return f"; {names_of(others)} shared its host, and lose{'s' * (len(others) == 1)} it too"
 
 
 def of_neighbour(slot: EnvSlot, failure: EnvFailure) -> EnvCrash:

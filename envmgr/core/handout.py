@@ -289,7 +289,7 @@ class Handout:
             self._phases.apply_at(selection.array, Change.SETTLE)
         for env_id in hand.kept:
             self._record.undelivered.pop(env_id, None)
-        statistics.timesteps = hand.n_delivered
+        statistics.timesteps = hand.n_before + hand.count
         if hand.endings:
             hand.odd = odd = self._end_plainly(hand.endings)
             statistics.episodes = hand.n_episodes - len(odd)

@@ -12,7 +12,7 @@ from envmgr.core.groups import HostGroup, host_groups
 from envmgr.core.limits import Limits, announced_in
 from envmgr.core.phases import Change, Next, Phase
 from envmgr.core.pools import note_rows
-from envmgr.core.slots import NEVER, EnvSlot, Record
+from envmgr.core.slots import NEVER, EnvSlot, Record, names_of
 from envmgr.core.tracing import Tracer
 from envmgr.policy import Deadlines
 from envmgr.transport.base import Transport
@@ -198,8 +198,7 @@ class Hosts:
     def pause(self, slots: Sequence[EnvSlot], pause_s: float, following: Next) -> None:
         """Have `following` begin after `pause_s`, for all of these envs."""
         if pause_s >= _LONG_PAUSE_S:
-            names = ", ".join(slot.name for slot in slots)
-            logger.warning("%s: %s follows in %g s", names, following.value, pause_s)
+            logger.warning("%s: %s follows in %g s", names_of(slots), following.value, pause_s)
         for slot in slots:
             self._change(slot, Change.PAUSE)
             slot.following = following

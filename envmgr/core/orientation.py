@@ -50,9 +50,11 @@ class Orientation:
         spaces, kind_of = self.kinds
         kinds = set(range(len(spaces)))
         for env_id, described in self.descriptions.items():
-            if not described.converts_actions:
-                # A spare may come to serve any env_id.
-                kinds -= {kind_of[env_id]} if env_id < len(kind_of) else kinds
+            if described.converts_actions:
+                continue
+            if env_id >= len(kind_of):  # a spare, which may come to serve any env_id
+                return set()
+            kinds -= {kind_of[env_id]}
         return kinds
 
     def place_observations(self, *, same_spaces: bool, handed_out: CopyOnGet) -> Block | None:

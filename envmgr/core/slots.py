@@ -8,6 +8,7 @@ reads and writes the columns for what is there. Nothing is known in two places.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -189,6 +190,17 @@ class Record:
         self.observed.detach()
         for slot in self.slots:
             slot.fresh = None
+
+
+def names_of(slots: Sequence[EnvSlot]) -> str:
+    """Return what envs are called in messages; of many only the first ones, and how many more."""
+    if len(slots) == 1 or any(slot.is_spare for slot in slots):
+        return ", ".join(slot.name for slot in slots)
+    more = f" and {len(slots) - _NAMED} more" if len(slots) > _NAMED else ""
+    return f"envs {', '.join(str(slot.env_id) for slot in slots[:_NAMED])}{more}"
+
+
+_NAMED = 16
 
 
 @dataclass(slots=True, eq=False)

@@ -13,7 +13,7 @@ from typing import Any
 from envmgr.core.action_kinds import ActionKinds
 from envmgr.core.answers import Answers
 from envmgr.core.arrivals import Arrivals
-from envmgr.core.delivery import is_run
+from envmgr.core.delivery import Delivery, is_run
 from envmgr.core.episodes import Episodes
 from envmgr.core.handout import Handout
 from envmgr.core.hosts import Hosts
@@ -73,8 +73,10 @@ class Supervisor:
         env_num = hosts.env_num
         self.slots = hosts.slots[:env_num]
         spare_num = len(hosts.slots) - env_num
-        self.statistics = Statistics(num_workers=len(hosts.groups) - spare_num, slots=self.slots)
-        self.delivery = self.statistics.delivery
+        self.delivery = Delivery()
+        self.statistics = Statistics(
+            num_workers=len(hosts.groups) - spare_num, slots=self.slots, delivery=self.delivery
+        )
         self.posting: Posting | None = None
         self._orientation = Orientation(hosts, env_num)
         self.spares: Spares | None = None

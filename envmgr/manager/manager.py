@@ -213,16 +213,16 @@ class EnvManager(EnvRestoring):
         by_id: dict[int, Any] = self._view.actions(actions, supervisor.ready_ids)
         if by_id:
             self._surface(supervisor)
-            posted = accepting.post_actions(supervisor, by_id, ring)
-            if posted is not None:
-                self._view.forget()
-                return posted
             return self._submit_steps(supervisor, by_id, ring)
         if not supervisor.statistics.outstanding:
             self._surface(supervisor)
         return None
 
     def _submit_steps(self, supervisor: Supervisor, actions: Any, ring: int) -> Selection | None:
+        posted = accepting.post_actions(supervisor, actions, ring)
+        if posted is not None:
+            self._view.forget()
+            return posted
         called = requests.envs_in_calls(supervisor, actions)
         if called:  # which an interrupt has left under way
             self._running.wait_until(
@@ -263,11 +263,7 @@ class EnvManager(EnvRestoring):
                 self._view.forget()
                 return
             ids = arguments.listed_env_ids(env_ids, self.env_num)
-            rows = requests.rows_by_id(ids, actions)
-            if accepting.post_actions(supervisor, rows, ring) is not None:
-                self._view.forget()
-                return
-            self._submit_steps(supervisor, rows, ring)
+            self._submit_steps(supervisor, requests.rows_by_id(ids, actions), ring)
 
     def recv_arrays(
         self, min_ready: int | None = None, timeout_s: float | None = None

@@ -91,7 +91,9 @@ class Host:
         for rows in self._batches:
             for i in rows.env_ids:
                 open_row = partial(rows.open_row, i)
-                self._envs[i] = HostedEnv(i, open_row, given, memory, posted, rows.run_row)
+                self._envs[i] = HostedEnv(
+                    i, open_row, given, memory, posted, rows.run_row, in_service
+                )
 
     def _carrying(self, encode: Callable[[Message], Any], message: Message) -> Any:
         """Encode a message with the observation that it refers to."""

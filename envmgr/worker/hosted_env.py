@@ -57,9 +57,9 @@ class HostedEnv:
         factory: EnvFactory,
         given: Surroundings,
         memory: Callable[[int], Any],
-        posted: PostedSteps | None = None,
-        run: Callable[[Any, Surroundings], RunningEnv] = RunningEnv,
-        in_service: InService | None = None,
+        posted: PostedSteps | None,
+        run: Callable[[Any, Surroundings], RunningEnv],
+        in_service: InService,
     ) -> None:
         self.env_id = env_id
         self._factory = factory
@@ -68,7 +68,7 @@ class HostedEnv:
         self._memory = memory
         self._posted = posted
         self._run = run
-        self._in_service = in_service or InService()
+        self._in_service = in_service
         self._running: RunningEnv | None = None
 
     @property

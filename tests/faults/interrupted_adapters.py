@@ -402,7 +402,25 @@ def _column(infos: Any, key: str) -> Column:
     return np.array(infos.get(key, [False] * N), np.bool_)
 
 
-class Gymnasium(Driver):
+class InHalves(Driver):
+    """An adapter whose steps are `step_async` and `step_wait`."""
+
+    env: Any
+
+    def step(self, actions: Any) -> Any:
+        """As `Driver`."""
+        return self.env.step(actions)
+
+    def begin(self, actions: Any) -> None:
+        """As `Driver`."""
+        self.env.step_async(actions)
+
+    def finish(self) -> Any:
+        """As `Driver`."""
+        return self.env.step_wait()
+
+
+class Gymnasium(InHalves):
     """`as_gymnasium` in NEXT_STEP mode, which is the default."""
 
     mode = "NextStep"
@@ -431,18 +449,6 @@ class Gymnasium(Driver):
     def reset(self) -> Any:
         """As `Driver`."""
         return self.env.reset()[0]
-
-    def step(self, actions: Any) -> Any:
-        """As `Driver`."""
-        return self.env.step(actions)
-
-    def begin(self, actions: Any) -> None:
-        """As `Driver`."""
-        self.env.step_async(actions)
-
-    def finish(self) -> Any:
-        """As `Driver`."""
-        return self.env.step_wait()
 
     def reset_first(self) -> Mapping[int, Any]:
         """As `Driver`."""
@@ -494,7 +500,7 @@ class GymnasiumDisabled(Gymnasium):
         return {i: obs[i] for i in env_ids}
 
 
-class Sb3(Driver):
+class Sb3(InHalves):
     """`as_sb3`."""
 
     shows_next = True
@@ -512,18 +518,6 @@ class Sb3(Driver):
     def reset(self) -> Any:
         """As `Driver`."""
         return self.env.reset()
-
-    def step(self, actions: Any) -> Any:
-        """As `Driver`."""
-        return self.env.step(actions)
-
-    def begin(self, actions: Any) -> None:
-        """As `Driver`."""
-        self.env.step_async(actions)
-
-    def finish(self) -> Any:
-        """As `Driver`."""
-        return self.env.step_wait()
 
     def outcome(self, result: Any) -> Outcome:
         """As `Driver`."""

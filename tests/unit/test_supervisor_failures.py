@@ -651,7 +651,7 @@ def test_a_long_pause_says_for_whom_and_how_long_and_what_follows(
         rig.die()
         rig.advance(pause_s)
         told = [r.message for r in caplog.records if "follows" in r.message]
-        wanted = [f"env 0, env 1: a new host follows in {pause_s:g} s"]
+        wanted = [f"envs 0, 1: a new host follows in {pause_s:g} s"]
         assert told == (wanted if pause_s >= 1.0 else [])
 
 

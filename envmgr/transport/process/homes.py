@@ -213,7 +213,9 @@ def take(key: Any, wanted: Iterable[str], start: Callable[[], tuple[ServerLink, 
     """
     home = _find(key, {*wanted})
     if home is None:
-        home = Home(key, *_opened(start()))
+        link, process = start()
+        keep_from_children(link.control.fileno())
+        home = Home(key, link, (), process)
         _homes.append(home)
     return home
 
@@ -221,7 +223,7 @@ def take(key: Any, wanted: Iterable[str], start: Callable[[], tuple[ServerLink, 
 def _find(key: Any, names: set[str]) -> Home | None:
     """Return the best one there is, with one user more."""
     if not _lock.acquire(timeout=_GIVE_WAY_S):
-        return None  # see there; a server of its own is always right
+        return None  # see `_lock`; a server of its own is always right
     try:
         found = [home for home in _homes if home.key == key and names.issuperset(home.modules)]
         found = [home for home in found if home.n_users and home.is_alive]
@@ -232,12 +234,6 @@ def _find(key: Any, names: set[str]) -> Home | None:
     finally:
         _lock.release()
         _end_unused()
-
-
-def _opened(started: tuple[ServerLink, Any]) -> tuple[ServerLink, tuple[str, ...], Any]:
-    link, process = started
-    keep_from_children(link.control.fileno())
-    return link, (), process
 
 
 def settle(link: ServerLink, modules: Iterable[str], home: Home, *, shared: bool) -> Home:
