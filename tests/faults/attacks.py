@@ -123,13 +123,16 @@ def _is_past_delivery(point: Point) -> bool:
     """Whether a point comes after the store by which a public function has delivered.
 
     No signal handler runs there but for the tracer: there is no call, and no jump, until the caller
-    has the result.
+    has the result. A function that returns what another one has delivered is past it at its return.
     """
     within = point.code.co_filename.endswith("batches.py")  # which adapters stand on
     stored = None if within else _DELIVERING.get(point.code.co_name)
     if stored is None:
         return False
     found = list(dis.get_instructions(point.code))
+    returns = [i.offset for i in found if i.opname == "RETURN_VALUE"]
+    if point.is_opcode and point.at in returns:
+        return True
     stores = [i.offset for i in found if i.opname == "STORE_ATTR" and i.argval in stored]
     if not stores:
         stores = [i.offset for i in found if i.opname.startswith("CALL")]

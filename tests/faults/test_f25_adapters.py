@@ -5,6 +5,7 @@ Here some points, drawn with a seed; `make soak` takes all of them, and random m
 
 from __future__ import annotations
 
+import dis
 import signal
 from collections.abc import Iterator
 from functools import partial
@@ -117,3 +118,13 @@ def test_f25_of_points_past_delivery_those_of_others_are_left_out(
     subject.close()
     past = {p.code.co_name for p in points if attacks.at_point(p, signal.SIGINT).is_past(OSError())}
     assert past == {"step_wait"}
+
+
+def test_f25_at_its_return_a_function_has_delivered_whichever_return_it_is() -> None:
+    subject = Trained(DRIVERS["as_tianshou, wait_num"], IN_LINE)
+    step = type(subject.driver.env).step.__code__
+    subject.close()
+    returns = [i.offset for i in dis.get_instructions(step) if i.opname == "RETURN_VALUE"]
+    assert len(returns) > 1
+    points = [attacks.Point(step, at, is_opcode=True, hit=1) for at in returns]
+    assert all(attacks.at_point(point, signal.SIGINT).is_past(OSError()) for point in points)
