@@ -106,6 +106,9 @@ class ManagerVectorEnv(GymAccess):
 
         Returns:
             The observations of all envs, and infos.
+
+        Raises:
+            EnvNotReadyError: with a `reset_mask`, such a step is under way in other envs, too.
         """
         step = self._batches.step
         if step is None or step.note is _HALVES or self._call.closed:

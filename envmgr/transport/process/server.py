@@ -202,7 +202,7 @@ class WorkerServer:
             try:
                 preloads = preload.Preloads.from_bytes(wanted)
                 preload.import_all(preloads, lambda place: tell(IMPORTING, place))
-            except ConnectionError:
+            except ConnectionError:  # an OSError, but not one of the imports
                 raise
             except (preload.SpoiltError, OSError) as error:  # or it cannot look at itself
                 tell(SPOILT, 0, str(error).encode(errors="replace"))
