@@ -13,9 +13,9 @@ from envmgr.config import ManagerConfig, WorkerEnv, check_kind
 from envmgr.config.kind_sections import Ray
 from envmgr.core import EpisodeRules, Hosts, Supervisor
 from envmgr.core.engine import Engine
-from envmgr.core.shelter import Shelter
+from envmgr.core.journal import Shelter
 from envmgr.core.spares import all_factories, spare_factory, takers_of
-from envmgr.core.tracing import Tracer
+from envmgr.core.statistics import Tracer
 from envmgr.core.watch import Watch
 from envmgr.env.batch_specs import Batch, batches_of
 from envmgr.errors import ConfigError
@@ -215,15 +215,18 @@ def build_engine(
     rules = _rules_of(config, () if spare is None else takers_of(factories, spare))
     supervisor = Supervisor(hosts, rules, _failure_policy_of(config))
     alone, spin_s = transport.works_alone, spin_s_of(config) if transport.spins else 0.0
-    return Engine(
+    engine = Engine(
         supervisor,
         transport,
         clock,
         background=alone,
         shelter=shelter,
         spin_s=spin_s,
-        watch=Watch(config.type, clock),
     )
+    watch = Watch(config.type, clock)
+    watch.begin(engine)
+    engine.watch = watch
+    return engine
 
 
 def _rules_of(config: ManagerConfig, spare_takers: tuple[bool, ...]) -> EpisodeRules:

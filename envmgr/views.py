@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from envmgr.core import ArrayBatch, ends_of
 from envmgr.core.arguments import actions_by_id
-from envmgr.core.delivery import Delivery
+from envmgr.core.journal import Delivery
 from envmgr.core.requests import rows_by_id
 from envmgr.errors import ActionError, NothingReadyError, SpaceMismatchError
 from envmgr.optional_packages import imported

@@ -19,11 +19,10 @@ from envmgr.core import (
     Selection,
     Supervisor,
     Taken,
-    accepting,
     requests,
 )
 from envmgr.core.engine import Engine
-from envmgr.core.gather import Gather
+from envmgr.core.wait import Gather
 from envmgr.env.batch_specs import Batch
 from envmgr.errors import EnvFailure
 from envmgr.lifecycle import EnvState
@@ -190,7 +189,7 @@ class Rig:
         """
         by_id = {actions: 1} if isinstance(actions, int) else actions
         supervisor = self.supervisor
-        posted = accepting.post_actions(supervisor, by_id, ring)
+        posted = requests.post_actions(supervisor, by_id, ring)
         if posted is not None:
             return posted
         supervisor.sending.send(requests.prepared_steps(supervisor, by_id, None))

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import envmgr
 from envmgr.core import phases
-from envmgr.core.arrivals import AWAITED_IN
 from envmgr.core.phases import CHANGES, Change
+from envmgr.core.replies import AWAITED_IN
 from envmgr.wire import messages
 from envmgr.wire.messages import Op
 from generating.docstrings import table

@@ -6,15 +6,13 @@ what time it is, and sends through a `Transport`.
 
 from __future__ import annotations
 
+from envmgr.core.collect import ArrayBatch, ReadyBatch, Taken, ends_of
+from envmgr.core.engine import Supervisor
 from envmgr.core.failures import Lost
-from envmgr.core.groups import HostGroup
 from envmgr.core.hosts import Hosts
 from envmgr.core.phases import Change, Next, Phase
-from envmgr.core.rules import EpisodeRules
 from envmgr.core.selection import NOBODY, Selection
-from envmgr.core.slots import EnvSlot, Record
-from envmgr.core.supervisor import Supervisor
-from envmgr.core.taken import ArrayBatch, ReadyBatch, Taken, ends_of
+from envmgr.core.table import EnvSlot, EpisodeRules, HostGroup, Record
 
 __all__ = [
     "NOBODY",

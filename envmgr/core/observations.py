@@ -1,15 +1,383 @@
-"""The parent's side of observations: what a reply refers to, as its user gets it."""
+"""Observations on the trainer's side: where they are, how they are read, how long views are good.
+
+Workers write observations into shared memory, or send them. This module turns what a reply refers
+to into what users get: one observation, or a batch of them, copied or as views; and it knows which
+observation of each env is the newest one.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
-from envmgr.spaces import Array, Layout, Leaf, ValueMismatchError, codec_of
+import numpy as np
+import numpy.typing as npt
+
+from envmgr.errors import StaleViewError
+from envmgr.spaces import Array, Layout, Leaf, ValueMismatchError, codec_of, merged_axes, rebuilt
 from envmgr.spaces.agents import lost_step
-from envmgr.wire.arenas import COPIED, Placement, place_arrays
+from envmgr.types import EnvTimestep
+from envmgr.wire.arenas import COPIED, Placement, Places, place_arrays
+from envmgr.wire.block import PLACE_BITS
+
+STEPS = 2
+"""Steps of its env that a view outlives."""
+
+
+class ViewGuard:
+    """Counts the steps of envs, and hands out views that know how old they are.
+
+    Args:
+        env_num: number of envs.
+    """
+
+    def __init__(self, env_num: int) -> None:
+        self._sent = [(0, 0)] * env_num
+
+    def count(self, env_ids: Iterable[int], request: int) -> None:
+        """Each of these envs was sent an action; once, however often this is said of a request."""
+        for env_id in env_ids:
+            n, latest = self._sent[env_id]
+            if request != latest:
+                self._sent[env_id] = n + 1, request
+
+    def wrap(self, env_ids: Sequence[int], view: Any) -> Any:
+        """Return a view that raises when one of these envs has gone too far.
+
+        Args:
+            env_ids: the envs whose observations it shows.
+            view: it; a number is returned as it is.
+        """
+        if not isinstance(view, np.ndarray):
+            return view
+        sent = self._sent
+        until = {env_id: sent[env_id][0] + STEPS for env_id in env_ids}
+
+        def check() -> None:
+            for env_id, last in until.items():
+                n = sent[env_id][0]
+                if n > last:
+                    raise StaleViewError(
+                        f"this observation of env {env_id} is a view that was valid through the "
+                        f"env's next {STEPS} steps, and {n - last + STEPS} actions were "
+                        "sent to it since. Copy what is to be kept, or set copy_on_get: true."
+                    )
+
+        checked = view.view(CheckedView)
+        checked.check = check
+        return checked
+
+
+def _nothing() -> None:
+    """An array of no env's."""
+
+
+def _plain(value: Any) -> Any:
+    """Return a value with its checked views checked, as ordinary arrays."""
+    if isinstance(value, CheckedView):
+        value.check()
+        return np.ndarray.view(value, np.ndarray)
+    if isinstance(value, (list, tuple)):
+        return rebuilt(value, map(_plain, value))
+    return value
+
+
+class CheckedView(np.ndarray[Any, Any]):
+    """An array that checks its age whenever numpy or Python reads it.
+
+    What is computed from it is an ordinary array; parts of it are checked as well. Libraries that
+    read memory without asking (`torch.from_numpy`) are not noticed.
+
+    Attributes:
+        check: raises StaleViewError if it is too old.
+    """
+
+    check: Callable[[], None]
+
+    def __array_finalize__(self, source: Any) -> None:
+        self.check = getattr(source, "check", _nothing)
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
+        if "out" in kwargs:
+            kwargs["out"] = _plain(kwargs["out"])
+        return getattr(ufunc, method)(*_plain(inputs), **kwargs)
+
+    def __array_function__(self, function: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        return function(*_plain(args), **{name: _plain(value) for name, value in kwargs.items()})
+
+    def __getitem__(self, key: Any) -> Any:
+        self.check()
+        return super().__getitem__(key)
+
+
+def _of_plain(name: str) -> Callable[..., Any]:
+    """Return a method that is that of an ordinary array."""
+
+    def method(self: CheckedView, *args: Any, **kwargs: Any) -> Any:
+        return getattr(_plain(self), name)(*args, **kwargs)
+
+    method.__name__ = name
+    method.__doc__ = f"As `numpy.ndarray.{name}`, of an array that is not too old."
+    return method
+
+
+_GIVE_VIEWS = frozenset(
+    ("view", "reshape", "ravel", "transpose", "swapaxes", "squeeze", "diagonal", "getfield")
+)
+"""Methods whose results are checked when they are used, as they share the memory."""
+
+# numpy's own methods go on to __array_ufunc__, and keep the array alive for ever when that raises;
+# or they read the memory without a question.
+for _name in (
+    *(name for name in dir(np.ndarray) if name[0] != "_" and callable(getattr(np.ndarray, name))),
+    *("__setitem__", "__contains__", "__repr__", "__str__", "__format__"),
+    *("__float__", "__int__", "__index__", "__bool__", "__complex__"),
+    *("__reduce__", "__copy__", "__deepcopy__", "__array__"),
+):
+    if _name not in _GIVE_VIEWS:
+        setattr(CheckedView, _name, _of_plain(_name))
+
+
+_LARGE_BYTES = 4096
+"""Observations from this size on are copied one by one: who keeps one should not keep a batch."""
+
+_KNOWN_PARTS = 256
+
+Rows = Any
+"""What indexes rows: a slice of neighbours, or an array of their numbers."""
+
+
+Where = int | bytes
+"""The one place that observations are in, or that of each of them."""
+
+
+def one_of(places: bytes) -> Where:
+    """Return places as one, if they are."""
+    return places[0] if places.count(places[:1]) == len(places) else places
+
+
+class RowsOfArena(Protocol):
+    """Rows that are read together.
+
+    Attributes:
+        ids: their numbers.
+        rows: what indexes them.
+        is_slice: whether they are neighbours.
+        arenas: their rows of the arenas, by place, as far as they were asked for; if they are.
+    """
+
+    ids: list[int]
+    rows: Rows
+    is_slice: bool
+    arenas: dict[int, list[Array]]
+
+
+class ObservedEnvs(RowsOfArena, Protocol):
+    """Envs whose observations are read together.
+
+    Attributes:
+        count: how many they are.
+        fresh: what says of all that the newest observation is in the arena.
+        stale: likewise that it is not.
+    """
+
+    count: int
+    fresh: bytes
+    stale: bytes
+
+
+class Arena:
+    """The observations of envs of one layout.
+
+    Args:
+        arrays: per leaf (places, rows, *shape).
+        layout: of one observation.
+        places: of the places.
+        env_ids: whose rows they are.
+        copies: whether observations are copied out of the arrays.
+        guard: wraps views that are handed out; None leaves them.
+    """
+
+    def __init__(
+        self,
+        arrays: Sequence[Array],
+        layout: Layout,
+        places: Places,
+        env_ids: Sequence[int],
+        *,
+        copies: bool,
+        guard: ViewGuard | None,
+    ) -> None:
+        self._arrays = arrays
+        self._env_ids = env_ids
+        self._guard = guard
+        self._by_place = [[array[place] for array in arrays] for place in range(places.count)]
+        self._flat = [merged_axes(array) for array in arrays]
+        self._copies = copies
+        self._is_lone = type(layout.skeleton) is int
+        self._unflatten = layout.unflatten
+        self._numbers = [leaf.is_number for leaf in layout.leaves]
+        self._large = [leaf.nbytes >= _LARGE_BYTES for leaf in layout.leaves]
+        # Of shape () and yet an array: iterating over a batch would make a number of it.
+        self._pointlike = [leaf.shape == () and not leaf.is_number for leaf in layout.leaves]
+        odd = any(self._large) or any(self._pointlike)
+        self._are_rows_of_a_copy = copies and self._is_lone and not odd
+
+    def rows_of(self, selection: RowsOfArena, places: Where) -> list[Any]:
+        """Return observations one by one, as `rows` does."""
+        if self._are_rows_of_a_copy and type(places) is int and selection.is_slice:
+            return list(self.batch(selection, places))  # the ordinary case, and the cheapest way
+        return self.rows(selection.ids, selection.rows, places)
+
+    def rows(self, ids: Sequence[int], rows: Rows, places: Where) -> list[Any]:
+        """Return observations one by one.
+
+        Args:
+            ids: numbers of rows.
+            rows: the same, as an index.
+            places: where.
+        """
+        leaves = [self._leaf_rows(j, ids, rows, places) for j in range(len(self._arrays))]
+        if self._guard is not None:
+            wrap, env_ids = self._guard.wrap, self._env_ids
+            leaves = [
+                [wrap([env_ids[i]], view) for i, view in zip(ids, leaf, strict=True)]
+                for leaf in leaves
+            ]
+        if self._is_lone:
+            return leaves[0]
+        return list(map(self._unflatten, zip(*leaves, strict=True)))
+
+    def _leaf_rows(self, j: int, ids: Sequence[int], rows: Rows, places: Where) -> list[Any]:
+        if self._copies and not self._large[j]:
+            batch = self._leaf_batch(j, rows, places)
+            if self._pointlike[j]:
+                return [batch[k, ...] for k in range(len(ids))]
+            return list(batch)
+        if isinstance(places, int) and isinstance(rows, slice) and not self._pointlike[j]:
+            found = list(self._by_place[places][j][rows])
+        else:
+            each = [places] * len(ids) if isinstance(places, int) else places
+            arena = self._arrays[j]
+            if self._numbers[j]:
+                return [arena[place, i] for place, i in zip(each, ids, strict=True)]
+            found = [arena[place, i, ...] for place, i in zip(each, ids, strict=True)]
+        return [view.copy() for view in found] if self._copies else found
+
+    def batch(self, selection: RowsOfArena, places: Where) -> Any:
+        """Return observations as one batch: per leaf (k, *shape), nested as the space.
+
+        A view of the arena if nothing is to be copied and it is one slice of it; else a copy.
+
+        Args:
+            selection: the rows.
+            places: where.
+        """
+        rows = selection.rows
+        if type(places) is int and selection.is_slice:
+            leaves = selection.arenas.get(places)
+            if leaves is None:
+                leaves = [arena[rows] for arena in self._by_place[places]]
+                selection.arenas[places] = leaves
+            if self._copies and self._is_lone:
+                return leaves[0].copy()
+            if self._copies:
+                leaves = [leaf.copy() for leaf in leaves]
+            elif self._guard is not None:
+                env_ids: Any = self._env_ids[rows]
+                leaves = [self._guard.wrap(env_ids, leaf) for leaf in leaves]
+        elif self._is_lone:
+            return self._leaf_batch(0, rows, places)
+        else:
+            leaves = [self._leaf_batch(j, rows, places) for j in range(len(self._arrays))]
+        return leaves[0] if self._is_lone else self._unflatten(leaves)
+
+    def _leaf_batch(self, j: int, rows: Rows, places: Where) -> Array:
+        if not isinstance(places, int):
+            ids = np.arange(rows.start, rows.stop) if isinstance(rows, slice) else rows
+            each = np.frombuffer(places, np.uint8).astype(np.intp)
+            where = each * self._arrays[j].shape[1] + ids
+            batch: Array = self._flat[j].take(where, axis=0)
+            return batch
+        arena: Array = self._by_place[places][j]
+        if not isinstance(rows, slice):
+            taken: Array = arena.take(rows, axis=0)
+            return taken
+        return arena[rows].copy() if self._copies else arena[rows]
+
+
+class _Part:
+    """Those of some envs that are of one layout."""
+
+    def __init__(self, arena: Arena, positions: list[int], ids: list[int]) -> None:
+        first, count = ids[0], len(ids)
+        self.arena = arena
+        self.positions = positions
+        self.ids = ids
+        self.is_slice = ids == list(range(first, first + count))
+        self.rows: Rows = slice(first, first + count) if self.is_slice else np.array(ids)
+        self.arenas: dict[int, list[Array]] = {}
+
+
+class Arenas:
+    """The observations of envs of different layouts; as `Arena`, whose rows are the env_ids.
+
+    Args:
+        arena_of: the arena of each env, and its row there; None for those that are in none.
+    """
+
+    def __init__(self, arena_of: Sequence[tuple[Arena, int] | None]) -> None:
+        self._arena_of = arena_of
+        self._known: dict[tuple[int, ...], list[_Part]] = {}
+
+    def rows_of(self, selection: RowsOfArena, places: Where) -> list[Any]:
+        """Return observations one by one."""
+        return self.rows(selection.ids, selection.rows, places)
+
+    def rows(self, ids: Sequence[int], rows: Rows, places: Where) -> list[Any]:
+        """Return observations one by one; as `Arena.rows`."""
+        found: list[Any] = [None] * len(ids)
+        for part in self._parts(ids):
+            of_part = part.arena.rows_of(part, _places_of(part, places))
+            for position, observation in zip(part.positions, of_part, strict=True):
+                found[position] = observation
+        return found
+
+    def batch(self, selection: RowsOfArena, places: Where) -> Any:
+        """Return observations as one batch; None if they are of several layouts."""
+        part, *others = self._parts(selection.ids)
+        return None if others else part.arena.batch(part, places)
+
+    def _parts(self, ids: Sequence[int]) -> list[_Part]:
+        key = tuple(ids)
+        parts = self._known.get(key)
+        if parts is None:
+            if len(self._known) >= _KNOWN_PARTS:
+                self._known.clear()
+            parts = self._known[key] = self._made(key)
+        return parts
+
+    def _made(self, ids: tuple[int, ...]) -> list[_Part]:
+        found: dict[Arena, tuple[list[int], list[int]]] = {}
+        for position, env_id in enumerate(ids):
+            entry = self._arena_of[env_id]
+            if entry is None:
+                raise RuntimeError(
+                    f"env {env_id} has no arena: a defect of envmgr, please report it"
+                )
+            positions, rows = found.setdefault(entry[0], ([], []))
+            positions.append(position)
+            rows.append(entry[1])
+        return [_Part(arena, positions, rows) for arena, (positions, rows) in found.items()]
+
+
+def _places_of(part: _Part, places: Where) -> Where:
+    if isinstance(places, int):
+        return places
+    return one_of(bytes([places[position] for position in part.positions]))
+
 
 Guard = Callable[[Array], Array]
 """Wraps a view that is handed out."""
@@ -127,3 +495,196 @@ class ObservationReader:
     def detach(self) -> None:
         """Let go of the shared memory."""
         self._found_at = None
+
+
+_NO_PLACE = 255
+_BYTES = [bytes((place,)) for place in range(PLACE_BITS + 1)]
+
+
+class Observed:
+    """The newest observations of all envs, and of batches of them.
+
+    Args:
+        count: envs and spares.
+
+    Attributes:
+        places: of the places.
+        arena: where they are in shared memory; None where they are known one by one only.
+    """
+
+    def __init__(self, count: int) -> None:
+        self.places = COPIED
+        self.arena: Arena | Arenas | None = None
+        self._readers: Sequence[ObservationReader] = ()
+        self._guard: ViewGuard | None = None
+        self._place_bytes = bytearray((_NO_PLACE,)) * count
+        self._place_of: npt.NDArray[np.uint8] = np.frombuffer(self._place_bytes, dtype=np.uint8)
+        self._kept: list[Any] = [None] * count
+        self._in_arena = bytearray(count)
+        self._is_in_arena: npt.NDArray[np.uint8] = np.frombuffer(self._in_arena, dtype=np.uint8)
+        self._none_in_arena = bytes(count)
+
+    def open(self, readers: Sequence[ObservationReader], guard: ViewGuard | None = None) -> None:
+        """Read what replies refer to.
+
+        Args:
+            readers: of each env.
+            guard: wraps views that are handed out; None leaves them.
+        """
+        self._readers = readers
+        self._guard = guard
+
+    @property
+    def is_open(self) -> bool:
+        """Whether hosts may have been told where observations go."""
+        return bool(self._readers)
+
+    def lay_out(self, arena: Arena | Arenas, places: Places) -> None:
+        """Read batches of envs from shared memory.
+
+        Args:
+            arena: where they are.
+            places: of the places.
+        """
+        self.arena = arena
+        self.places = places
+
+    # -- what is newest ---------------------------------------------------------------------
+
+    def read(self, env_id: int, reference: Any) -> Any:
+        """Return the observation that a reply by message refers to.
+
+        Raises:
+            ValueMismatchError: it refers to none.
+        """
+        if self._place_bytes[env_id] != _NO_PLACE:
+            self._note(env_id)
+        return self._readers[env_id].read(reference)
+
+    def lost_step(self, env_id: int, observation: Any) -> tuple[Any, Any, Any]:
+        """Return reward, terminated and truncated of a step that an env has lost.
+
+        Args:
+            env_id: which.
+            observation: the newest that it has shown.
+        """
+        return self._readers[env_id].lost_step(observation)
+
+    def keep(self, env_id: int, observation: Any) -> None:
+        """This is the newest observation of an env, as its user gets it."""
+        self._kept[env_id] = observation
+        self._in_arena[env_id] = 0
+        self._place_bytes[env_id] = _NO_PLACE
+
+    def keep_each(self, timesteps: Mapping[int, EnvTimestep]) -> None:
+        """As `keep`, of the observations of timesteps by env_id."""
+        kept, in_arena, places = self._kept, self._in_arena, self._place_bytes
+        for env_id, timestep in timesteps.items():
+            kept[env_id] = timestep.obs
+            in_arena[env_id] = 0
+            places[env_id] = _NO_PLACE
+
+    def began(self, places: Mapping[int, int]) -> None:
+        """The newest observations of envs are those of resets, in these places, by env_id."""
+        readers, place_bytes, in_arena = self._readers, self._place_bytes, self._in_arena
+        n_steps = self.places.steps
+        for env_id, place in places.items():
+            reader, before = readers[env_id], place_bytes[env_id]
+            if before < n_steps:
+                reader.latest_step = before  # its view may be in use
+            reader.latest_reset = place  # now: the next to be read may be that of a step
+            place_bytes[env_id] = place
+            in_arena[env_id] = 1
+
+    def _note(self, env_id: int) -> None:
+        """The newest observation of an env is in use, also when there is a newer one."""
+        place = self._place_bytes[env_id]
+        if place != _NO_PLACE:
+            self._readers[env_id].note(place)
+
+    def placed_anew(self, env_id: int, placement: Placement) -> Placement:
+        """Return the placement for a new env: it goes on after the places that are in use."""
+        self._note(env_id)
+        return self._readers[env_id].placed_anew(placement)
+
+    def retire(self, env_id: int) -> None:
+        """Replies of an env carry its observations from now on; the newest stays where it is.
+
+        The place that it is in is not that of the next observation, nor of the one after that.
+        """
+        self.of((env_id,))
+        self._readers[env_id].detach()
+
+    def of(self, env_ids: Sequence[int]) -> list[Any]:
+        """Return the newest observations of envs; always the same object for the same one."""
+        kept, in_arena = self._kept, self._in_arena
+        if in_arena != self._none_in_arena:
+            missing = [i for i in env_ids if in_arena[i]]
+            if missing:
+                self._fetch(missing)
+        return [kept[i] for i in env_ids]
+
+    def _fetch(self, env_ids: list[int]) -> None:
+        array, arena = np.array(env_ids, dtype=np.int64), self.arena
+        if arena is None:
+            raise RuntimeError("places without an arena: a defect of envmgr, please report it")
+        found = arena.rows(env_ids, array, self._place_of[array].tobytes())
+        for env_id, observation in zip(env_ids, found, strict=True):
+            self._kept[env_id] = observation
+            self._in_arena[env_id] = 0
+
+    def taken_as_rows(self, selection: ObservedEnvs, places: Where, found: Sequence[Any]) -> None:
+        """The newest observations of envs are in `places`, and were handed out one by one."""
+        self._are_in(selection, places)
+        if selection.is_slice:
+            self._kept[selection.rows] = found
+            self._in_arena[selection.rows] = selection.stale
+            return
+        for env_id, observation in zip(selection.ids, found, strict=True):
+            self._kept[env_id] = observation
+            self._in_arena[env_id] = 0
+
+    def taken_as_batch(self, selection: ObservedEnvs, places: Where) -> None:
+        """The newest observations of envs are in `places`, and were handed out as a batch."""
+        self._are_in(selection, places)
+        if selection.is_slice:
+            self._in_arena[selection.rows] = selection.fresh
+        else:
+            self._is_in_arena[selection.rows] = 1
+
+    def _are_in(self, selection: ObservedEnvs, places: Where) -> None:
+        each = _BYTES[places] * selection.count if isinstance(places, int) else places
+        if selection.is_slice:
+            self._place_bytes[selection.rows] = each
+        else:
+            self._place_of[selection.rows] = np.frombuffer(each, np.uint8)
+
+    # -- reading ----------------------------------------------------------------------------
+
+    def newest_batch(self, selection: ObservedEnvs) -> Any:
+        """Return the newest observations of envs as one batch, as an arena does.
+
+        None if some of them were handed out one by one.
+        """
+        rows = selection.rows
+        if self.arena is None or 0 in self._is_in_arena[rows].tobytes():
+            return None
+        return self.arena.batch(selection, one_of(self._place_of[rows].tobytes()))
+
+    @property
+    def counts(self) -> bool:
+        """Whether it matters which envs are sent actions."""
+        return self._guard is not None
+
+    def counted(self, env_ids: Iterable[int], request: int) -> None:
+        """These envs are sent an action; the same request counts once."""
+        if self._guard is not None:
+            self._guard.count(env_ids, request)
+
+    def detach(self) -> None:
+        """Let go of the shared memory, and of what was handed out of it."""
+        for reader in self._readers:
+            reader.detach()
+        self.arena = None
+        self._kept = [None] * len(self._kept)
+        self._in_arena[:] = self._none_in_arena

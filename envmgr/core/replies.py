@@ -1,18 +1,38 @@
-"""Replies of single envs, read from the shared block. What a worker wrote there is not trusted."""
+"""What comes from workers: replies are matched to requests, checked, and applied to the envs.
+
+What a worker sent, or wrote into the block, is not trusted to be what it says. Only what the
+trainer itself looks at is checked; what is handed on to users as it is (infos, results of calls) is
+the env's own business.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Container
+import logging
+from collections import deque
+from collections.abc import Callable, Collection, Container, Iterable, Mapping
 from contextlib import suppress
+from functools import partial
+from itertools import repeat
 from typing import Any
 
 import numpy as np
 
-from envmgr.core.payloads import LATE_ALONE
-from envmgr.core.phases import Phase
-from envmgr.core.slots import Record
+from envmgr.core import failures
+from envmgr.core.episodes import Episodes
+from envmgr.core.failures import Lost, Repair
+from envmgr.core.hosts import Hosts
+from envmgr.core.phases import Change, Phase
+from envmgr.core.setup import Orientation
+from envmgr.core.spares import Spares
+from envmgr.core.statistics import Statistics
+from envmgr.core.table import NEVER, EnvSlot, HostGroup, Record
 from envmgr.env.contract import info_of
-from envmgr.spaces import ValueMismatchError
+from envmgr.errors import EnvFailure
+from envmgr.lifecycle import EnvState, Event
+from envmgr.spaces import ValueMismatchError, codec_of, same_space
+from envmgr.transport.base import Arrival, Garbage, HostDied, TimedOut
+from envmgr.transport.process.last_words import warn_of_fault
+from envmgr.types import EnvTimestep
 from envmgr.wire.arenas import Places
 from envmgr.wire.block import (
     AFTER_BITS,
@@ -21,6 +41,7 @@ from envmgr.wire.block import (
     ENDING_BITS,
     ENDING_SHIFT,
     HAS_INFO,
+    MAX_REQUEST_ID,
     PLACE_BITS,
     REWARD_BITS,
     REWARD_SHIFT,
@@ -29,8 +50,127 @@ from envmgr.wire.block import (
     items,
 )
 from envmgr.wire.infos import InfoDecoder
-from envmgr.wire.messages import AfterStep
+from envmgr.wire.messages import (
+    UNANSWERED,
+    AfterStep,
+    EnvDescription,
+    FailureKind,
+    Message,
+    Op,
+    RemoteFailure,
+    SavedEnv,
+)
 from envmgr.wire.rewards import KINDS, restored
+
+logger = logging.getLogger("envmgr")
+
+
+MAX_NOTICES = 100
+"""Most texts of notices that are logged for one manager."""
+
+MAX_NOTICE_CHARACTERS = 1000
+
+LATE_ALONE = "it says that its next episode begins with a step of others, but there are none"
+
+_LAST_AFTER_STEP = max(AfterStep)
+
+
+class MalformedReplyError(ValueError):
+    """A reply whose payload is not what the protocol says."""
+
+
+def step_fields(payload: Any) -> tuple[Any, Any, bool, Any, int]:
+    """Return (reference, reward, done, info, after) of STEPPED.
+
+    Raises:
+        MalformedReplyError: it is something else.
+    """
+    fields: tuple[Any, Any, Any, Any, Any]
+    fields = payload if type(payload) is tuple and len(payload) == 5 else _fields(payload, 5)
+    _, _, done, info, after = fields
+    if type(done) is not bool:
+        raise MalformedReplyError(f"it says that done is a {type(done).__name__}")
+    if not isinstance(after, int) or not 0 <= after <= _LAST_AFTER_STEP:
+        raise MalformedReplyError("it says something unknown of what follows a step")
+    if type(info) is not dict and not isinstance(info, (Mapping, list, tuple)):
+        raise MalformedReplyError(f"its info is a {type(info).__name__}")
+    return fields
+
+
+def reset_fields(payload: Any) -> tuple[Any, Any]:
+    """Return (reference, info) of RESET_DONE.
+
+    Raises:
+        MalformedReplyError: it is something else.
+    """
+    fields: tuple[Any, Any] = _fields(payload, 2)
+    if not isinstance(fields[1], Mapping):
+        raise MalformedReplyError(f"the info of its reset is a {type(fields[1]).__name__}")
+    return fields
+
+
+def saved_of(payload: Any) -> SavedEnv:
+    """Return the payload of SAVED.
+
+    Raises:
+        MalformedReplyError: it is something else.
+    """
+    if type(payload) is not SavedEnv or type(payload.state) is not bytes:
+        raise MalformedReplyError("what it wants to have saved is no state of an env")
+    return payload
+
+
+def _fields(payload: Any, count: int) -> Any:
+    if not isinstance(payload, tuple) or len(payload) != count:
+        raise MalformedReplyError(f"a payload of {type(payload).__name__} is malformed")
+    return payload
+
+
+def description_of(payload: Any) -> EnvDescription:
+    """Return the payload of HELLO, with spaces that can be compared and laid out.
+
+    Raises:
+        MalformedReplyError: it is something else, or a space fails when it is looked at.
+    """
+    if type(payload) is not EnvDescription or type(payload.resets_alone) is not bool:
+        raise MalformedReplyError("its first reply does not describe an env")
+    for name in ("observation_space", "action_space"):
+        space = getattr(payload, name)
+        try:
+            bool(codec_of(space).layout)  # whether they can be laid out at all
+            same_space(space, space)  # and compared
+        except Exception as error:  # a space of the env's own, or half of one
+            raise MalformedReplyError(
+                f"its {name} cannot be looked at: {type(error).__name__}"
+            ) from error
+    return payload
+
+
+def failure_of(payload: Any) -> RemoteFailure:
+    """Return the payload of FAILED, whose texts are texts.
+
+    Raises:
+        MalformedReplyError: it is something else.
+    """
+    if type(payload) is not RemoteFailure:
+        raise MalformedReplyError("it reports a failure that is none")
+    fields = vars(payload)
+    texts = (fields.get(name) for name in ("during", "type_name", "message", "traceback_text"))
+    if type(fields.get("kind")) is not FailureKind or any(type(text) is not str for text in texts):
+        raise MalformedReplyError("it reports a failure that is malformed")
+    return payload
+
+
+def notice_of(payload: Any) -> str:
+    """Return the payload of NOTICE, cut to a reasonable length.
+
+    Raises:
+        MalformedReplyError: it is no text.
+    """
+    if type(payload) is not str:
+        raise MalformedReplyError(f"a notice of {type(payload).__name__} is malformed")
+    return payload[:MAX_NOTICE_CHARACTERS]
+
 
 PLAIN_END = DONE | TOLD_BIT | AfterStep.RESETS << AFTER_SHIFT
 LATE = AfterStep.RESETS_LATE << AFTER_SHIFT
@@ -169,3 +309,496 @@ class BlockReplies:
         if not flag & HAS_INFO:
             return place, {}
         return place, self._decoder.decode(self._block.reset_infos[env_id].tobytes())
+
+
+_IN_A_STEP = (Phase.POSTED, Phase.STEPPING)
+_make_timestep = partial(tuple.__new__, EnvTimestep)
+
+
+class Answers:
+    """Applies answers to the record.
+
+    Each of them raises ValueMismatchError or MalformedReplyError if it is not what the protocol
+    says; nothing was changed then.
+
+    Args:
+        hosts: what is awaited of which host.
+        statistics: where things are counted.
+        orientation: what envs are told first.
+        episodes: how they begin and end.
+        repair: what follows failures.
+        spares: told when they have been reset; None if there are none.
+    """
+
+    def __init__(
+        self,
+        hosts: Hosts,
+        statistics: Statistics,
+        orientation: Orientation,
+        episodes: Episodes,
+        repair: Repair,
+        spares: Spares | None = None,
+    ) -> None:
+        self._hosts = hosts
+        self._record = hosts.record
+        self._states = hosts.record.states
+        self._statistics = statistics
+        self._orientation = orientation
+        self._episodes = episodes
+        self._repair = repair
+        self._spares = spares
+        self._noticed: set[str] = set()
+        # The arrivals that `step_on` was applying last, and the first env of these.
+        self._applying: tuple[list[tuple[int, Arrival]], int] = ([], 0)
+
+    def notice(self, slot: EnvSlot, payload: Any) -> None:
+        """Log the payload of NOTICE, once."""
+        text = notice_of(payload)
+        if self._repair.quiet:
+            return
+        if text not in self._noticed and len(self._noticed) < MAX_NOTICES:
+            self._noticed.add(text)
+            logger.warning("observations of %s: %s (reported once)", slot.name, text)
+
+    def saved(self, slot: EnvSlot, payload: Any) -> None:
+        """Keep the payload of SAVED."""
+        self._episodes.restorations.saved[slot.env_id] = saved_of(payload)
+
+    def hello(self, slot: EnvSlot, payload: Any) -> bool:
+        """Apply the payload of HELLO; False if a renewed env has other spaces than before."""
+        description = description_of(payload)
+        fits = self._orientation.fits(slot, description)
+        if self._record.launching and slot.generation == 0:
+            self._hosts.settle(slot)
+            return True  # the engine goes on when all of them are there
+        if not fits:
+            return False
+        self._hosts.settle(slot)
+        self._orientation.introduce(slot)
+        if slot.attended:
+            self._episodes.begin(slot)
+            return True
+        if self._states[slot.env_id] is EnvState.INIT:
+            self._states.apply(slot.env_id, Event.REPAIRED_UNATTENDED)
+        self._episodes.replace_worn_host(slot.group)
+        return True
+
+    def reset_done(self, slot: EnvSlot, payload: Any) -> None:
+        """Apply the payload of RESET_DONE."""
+        slot.group.superseded.clear()
+        if slot.is_spare:
+            self._kept(slot, payload)
+            return
+        reference, info = reset_fields(payload)
+        obs = self._record.observed.read(slot.env_id, reference)
+        self._episodes.count_reset(slot)
+        if slot.again:
+            self._episodes.begin(slot)
+            return
+        self._episodes.use_up_seed(slot)
+        self._hosts.settle(slot)
+        restoration = self._episodes.restorations.due.pop(slot.env_id, None)
+        if restoration is not None and restoration.record is None:
+            self._statistics.resumed += 1
+        if self._statistics.failing:
+            self._statistics.note_ready(slot.env_id, slot.generation, self._hosts.clock())
+        if slot.doomed is not None:
+            slot.fresh = (obs, info)
+            return
+        slot.obs = obs
+        self._episodes.begun(slot, info)
+        if restoration is not None and restoration.record is not None:
+            self._episodes.restored(slot, restoration.record)
+            return
+        together = self._record.together
+        failure = None if together is None else together.doomed_with(slot.env_id)
+        if failure is not None:  # nobody has seen this episode: it begins again with the others'
+            slot.doomed, slot.fresh = failures.of_neighbour(slot, failure), (obs, info)
+
+    def _kept(self, spare: EnvSlot, payload: Any) -> None:
+        if payload is not None or self._spares is None:
+            raise MalformedReplyError("it hands out what it was told to keep")
+        self._spares.kept(spare)
+
+    def stepped(self, slot: EnvSlot, payload: Any) -> None:
+        """Apply the payload of STEPPED."""
+        reference, reward, done, info, after = step_fields(payload)
+        together = self._record.together
+        if after == AfterStep.RESETS_LATE and (together is None or slot.env_id not in together):
+            raise MalformedReplyError(LATE_ALONE)
+        if slot.phase is Phase.CANCELLING:
+            self._episodes.abandon(slot, after)
+            return
+        slot.obs = obs = self._record.observed.read(slot.env_id, reference)
+        slot.timestep = EnvTimestep(obs, reward, done, info)
+        if not done:
+            self._hosts.settle(slot)
+            self._states.apply(slot.env_id, Event.STEPPED)
+        else:
+            self._episodes.end(slot, after)
+
+    def step_on(self, arrivals: deque[tuple[int, Arrival]]) -> None:
+        """Apply the steps after which episodes go on, as far as they come before anything else.
+
+        Can be interrupted anywhere, and called again: they count when their phases have changed,
+        all at once, and leave the queue after that, all at once.
+
+        Args:
+            arrivals: what has come.
+        """
+        record, (applying, first) = self._record, self._applying
+        was_left = bool(applying and arrivals and arrivals[0] is applying[0])
+        if not was_left or record.phases.column[first] != Phase.IDLE:
+            applying = list(arrivals)
+            timesteps = self._ordinary(applying)
+            if not timesteps:
+                return
+            del applying[len(timesteps) :]
+            self._applying = applying, next(iter(timesteps))
+            record.observed.keep_each(timesteps)
+            record.undelivered.update(timesteps)
+            record.phases.apply_all(timesteps, Change.SETTLE)
+        try:  # in one go: no signal handler comes in between
+            deque(map(deque.popleft, repeat(arrivals, len(applying))), maxlen=0)
+        except IndexError:
+            return  # one has closed the manager before that
+        self._applying = [], 0
+
+    def _ordinary(self, arrivals: Iterable[tuple[int, Arrival]]) -> dict[int, EnvTimestep]:
+        """Return the timesteps of the first arrivals, as far as there is nothing else to them."""
+        record, groups = self._record, self._hosts.group_of_host
+        tokens, phases, read = record.token_items, record.phases.column, record.observed.read
+        found: dict[int, EnvTimestep] = {}
+        for host_id, message in arrivals:
+            group = groups.get(host_id)
+            if type(message) is not Message or group is None:
+                break
+            op, env_id, generation, request_id, payload = message
+            slot = group.by_id.get(env_id)
+            if op != Op.STEPPED or slot is None or group.running is not None or group.is_ending:
+                break
+            is_awaited = generation == slot.generation and phases[env_id] in _IN_A_STEP
+            if not is_awaited or tokens[env_id] & MAX_REQUEST_ID != request_id or env_id in found:
+                break
+            try:
+                reference, reward, done, info, _ = step_fields(payload)
+                if done:
+                    break
+                obs = read(env_id, reference)
+            except (ValueMismatchError, MalformedReplyError):
+                break
+            slot.deadline = NEVER
+            found[env_id] = _make_timestep((obs, reward, done, info))
+        return found
+
+    def result(self, slot: EnvSlot, payload: Any) -> None:
+        """Keep the payload of RESULT, or what stands for it."""
+        slot.result = payload
+        self._repair.call_ended(slot)
+
+
+_NOT_BUSY = {Phase.IDLE, Phase.PAUSING, Phase.ENDING}
+_STEP_PHASES = (Phase.STEPPING, Phase.CANCELLING)
+AWAITED_IN: dict[int, frozenset[Phase]] = {
+    Op.HELLO: frozenset((Phase.STARTING,)),
+    Op.STEPPED: frozenset(_STEP_PHASES),
+    Op.RESET_DONE: frozenset((Phase.RESETTING,)),
+    Op.RESULT: frozenset((Phase.CALLING,)),
+    Op.CLOSED: frozenset((Phase.ENDING,)),
+    **dict.fromkeys((Op.FAILED, Op.BEGAN), frozenset(Phase) - _NOT_BUSY),
+}
+
+_ASIDE = frozenset((Op.NOTICE, Op.SAVED))
+_GOES_ON = frozenset((Op.BEGAN, *_ASIDE))
+"""Messages that do not say that a host is done with something; those aside answer nothing."""
+
+
+class Arrivals:
+    """Applies what arrives by message, and what the block holds besides posted steps.
+
+    Args:
+        hosts: which host serves which env.
+        statistics: where things are counted.
+        answers: what the answers of hosts mean.
+        episodes: how they begin.
+        repair: what follows failures.
+        raise_non_finite: NaN or infinite values end the run.
+    """
+
+    def __init__(
+        self,
+        hosts: Hosts,
+        statistics: Statistics,
+        answers: Answers,
+        episodes: Episodes,
+        repair: Repair,
+        *,
+        raise_non_finite: bool,
+    ) -> None:
+        self._hosts = hosts
+        self._record = hosts.record
+        self._statistics = statistics
+        self._answers = answers
+        self._episodes = episodes
+        self._repair = repair
+        self._raise_non_finite = raise_non_finite
+        self._replies: BlockReplies | None = None
+        self._handlers: dict[int, Callable[[EnvSlot, Any], None]] = {
+            Op.HELLO: self._on_hello,
+            Op.STEPPED: answers.stepped,
+            Op.RESET_DONE: answers.reset_done,
+            Op.RESULT: answers.result,
+            Op.FAILED: self._on_failed,
+            Op.CLOSED: self._on_closed,
+            Op.BEGAN: self._on_began,
+            Op.NOTICE: answers.notice,
+            Op.SAVED: answers.saved,
+        }
+
+    def share(self, replies: BlockReplies | None) -> None:
+        """Look at what envs reply in the block, too, from now on; None: not any more."""
+        self._replies = replies
+
+    # -- messages -----------------------------------------------------------------------------
+
+    def handle(self, host_id: int, arrival: Arrival) -> None:
+        """Apply what came from a host; what it had replied in the block comes before that."""
+        group = self._hosts.group_of_host.get(host_id)
+        if group is None:
+            return
+        if type(arrival) is Message:
+            slot = group.by_id.get(arrival.env_id)
+            if slot is None:
+                self._on_unexpected(group.blamed(), arrival)
+                return
+            if arrival.op not in _ASIDE:
+                self._apply_replied((slot,))
+            self._on_message(slot, arrival)
+            return
+        self._apply_replied(group.slots)
+        self._find_running(group)
+        if type(arrival) is HostDied:
+            self._on_death(group, arrival)
+        elif type(arrival) is TimedOut:
+            for slot in (s for s in group.slots if s.request_id == arrival.request_id):
+                self._fail(slot, failures.timeout(slot, *arrival[1:]), Lost.HOST)
+        elif type(arrival) is Garbage:
+            self._break_off(group.blamed(), arrival.reason)
+
+    def _on_message(self, slot: EnvSlot, message: Message) -> None:
+        op, _, generation, request_id, payload = message
+        group, running = slot.group, slot.group.running
+        if running is not None and op not in _GOES_ON:
+            self._hosts.limits.finished(group)
+        if op in _ASIDE:
+            self._checked(self._handlers[op], slot, payload)
+        elif group.is_ending and op != Op.CLOSED:
+            self._statistics.dropped_replies += 1
+        elif request_id == UNANSWERED:
+            self._on_unawaited(slot, op, payload)
+        elif (
+            request_id != slot.request_id
+            or generation != slot.generation
+            or slot.phase not in AWAITED_IN.get(op, ())
+        ):
+            culprit = running or (group.blamed() if group.is_shared else slot)
+            self._on_unexpected(culprit, message)
+        else:
+            self._checked(self._handlers[op], slot, payload)
+
+    def _checked(
+        self, handler: Callable[[EnvSlot, Any], None], slot: EnvSlot, payload: Any
+    ) -> None:
+        try:
+            handler(slot, payload)
+        except (ValueMismatchError, MalformedReplyError) as error:
+            self._break_off(slot, str(error))
+
+    def _on_unexpected(self, culprit: EnvSlot, message: Message) -> None:
+        if message.request_id in culprit.group.superseded:  # asked of it before it changed places
+            if message.op == Op.NOTICE:
+                self._checked(self._answers.notice, culprit, message.payload)
+            return
+        self._statistics.dropped_replies += 1
+        op, env_id, generation, request_id, _ = message
+        self._break_off(
+            culprit,
+            f"an unexpected reply (operation {op} to request {request_id} of env {env_id}, "
+            f"generation {generation})",
+        )
+
+    def _on_unawaited(self, slot: EnvSlot, op: int, payload: Any) -> None:
+        if op == Op.BEGAN:
+            self._on_began(slot, payload)
+        elif op == Op.FAILED and type(payload) is RemoteFailure:
+            self._checked(self._on_unawaited_failure, slot, payload)
+
+    def _on_unawaited_failure(self, slot: EnvSlot, payload: Any) -> None:
+        logger.warning("repeating a request on a renewed env: %s", failure_of(payload).message)
+
+    def _on_began(self, slot: EnvSlot, payload: Any) -> None:
+        if slot.group.is_shared:
+            self._hosts.limits.began(slot)
+
+    def _on_hello(self, slot: EnvSlot, payload: Any) -> None:
+        if not self._answers.hello(slot, payload):
+            reason = "a renewed env has other spaces than the one before it"
+            self._fail(slot, failures.protocol(slot, reason, loses_host=False), Lost.ENV)
+
+    def _on_closed(self, slot: EnvSlot, payload: Any) -> None:
+        """Nothing to do: its death follows, or the limit for closing passes."""
+
+    # -- failures -----------------------------------------------------------------------------
+
+    def _on_failed(self, slot: EnvSlot, payload: Any) -> None:
+        remote = failure_of(payload)
+        if slot.phase is Phase.CALLING and remote.kind is FailureKind.NO_ATTRIBUTE:
+            self._answers.result(slot, remote)
+            return
+        failure = failures.reported(slot, remote)
+        slot.group.superseded.clear()
+        raises = self._raise_non_finite and not slot.is_spare
+        if remote.kind is FailureKind.NON_FINITE and raises:
+            self._repair.raise_at_once(failure)
+        lost = Lost.ENV if remote.kind is FailureKind.EXITED else Lost.NOTHING
+        lost = Lost.HOST if remote.of_batch else lost
+        self._fail(slot, failure, lost, remote.info)
+
+    def _on_death(self, group: HostGroup, died: HostDied) -> None:
+        was_ending, culprit = group.is_ending, group.blamed()
+        self._hosts.ended(group, lingers=died.lingers)
+        if was_ending:
+            warn_of_fault(died)
+            self._repair.renewals.host_ended(group)
+        else:
+            charged = not (died.is_interrupt or died.with_others)
+            self._fail(culprit, failures.crash(culprit, died), Lost.HOST, charged=charged)
+
+    def _find_running(self, group: HostGroup) -> None:
+        """Something has happened to a host: which of its envs was running then?"""
+        if self._replies is not None and group.is_shared and not group.is_retired:
+            group.running = group.running or group.by_id.get(self._replies.running_in(group.index))
+
+    def _break_off(self, slot: EnvSlot, reason: str) -> None:
+        """The host of an env has broken the protocol."""
+        self._apply_replied(other for other in slot.group.slots if other is not slot)
+        self._hosts.take_over(slot)
+        self._fail(slot, failures.protocol(slot, reason), Lost.HOST)
+
+    def time_out(self, slot: EnvSlot) -> None:
+        """An env has exceeded the limit of what it is doing, unless it has just done it."""
+        before, group = slot.phase, slot.group
+        self._apply_replied(group.slots)
+        if slot.phase not in (before, Phase.STEPPING):
+            self._hosts.limits.finished(group)
+        elif not group.is_ending:
+            where = self._hosts.transport.whereabouts(group.host_id or 0)
+            self._fail(slot, failures.timeout(slot, slot.limit_s, where), Lost.HOST)
+
+    def _fail(
+        self,
+        slot: EnvSlot,
+        failure: EnvFailure,
+        lost: Lost,
+        env_info: Any = None,
+        *,
+        charged: bool = True,
+    ) -> None:
+        if not slot.group.is_ending:  # else it has failed already, and its host is being replaced
+            if lost is not Lost.NOTHING or slot.batch is not None:  # whose rows may all be lost
+                self._apply_replied(other for other in slot.group.slots if other is not slot)
+            self._repair.fail(slot, failure, lost, env_info, charged=charged)
+
+    # -- the block ----------------------------------------------------------------------------
+
+    def begin_episodes(self) -> bool:
+        """Have envs be ready whose hosts have reset them, as far as there is nothing else to it.
+
+        Can be interrupted anywhere, and called again.
+
+        Returns:
+            Whether all is said; if not, one of the resets has more to it: `collect` looks at it.
+        """
+        replies, record = self._replies, self._record
+        n_resetting, n_late = record.phases.column.count(Phase.RESETTING), record.late.count(1)
+        if replies is None or n_resetting == n_late:  # these reply with the next step of others
+            return True
+        replied = replies.resets_of(record)
+        if not replied:
+            return True
+        begun, infos = replies.resets(replied)
+        if record.again or record.doomed or self._statistics.failing:
+            begun = {env_id: place for env_id, place in begun.items() if self._is_well(env_id)}
+            infos = {env_id: info for env_id, info in infos.items() if env_id in begun}
+        self._episodes.begun_plainly(begun, infos)
+        record.observed.began(begun)
+        record.phases.apply_all(begun, Change.SETTLE)  # last: until then it is done again
+        return len(begun) == len(replied)
+
+    def _is_well(self, env_id: int) -> bool:
+        record = self._record
+        together = record.together if record.doomed else None
+        if together is not None and together.doomed_with(env_id) is not None:
+            return False
+        odd = (record.again, record.doomed, self._statistics.failing)
+        return not any(env_id in some for some in odd)
+
+    @property
+    def have_replied(self) -> bool:
+        """Whether `collect` finds steps in the block that are looked after by themselves."""
+        replies, column = self._replies, self._record.phases.column
+        if replies is None or not (Phase.STEPPING in column or Phase.CANCELLING in column):
+            return False
+        return bool(replies.steps_of(self._record))
+
+    def collect(self) -> None:
+        """Apply what has arrived in the block, but for posted steps; not to be interrupted."""
+        replies, slots = self._replies, self._record.slots
+        if replies is None:
+            return
+        if not self.begin_episodes():
+            for env_id in replies.resets_of(self._record):
+                self._apply_reply(slots[env_id])
+        for env_id in replies.steps_of(self._record):
+            self._apply_reply(slots[env_id])
+
+    def set_aside(self, env_id: int) -> None:
+        """Apply the reply to a posted step that cannot be taken with others."""
+        slot = self._record.slots[env_id]
+        self._hosts.take_over(slot)
+        self._apply_reply(slot)
+
+    def set_aside_posted(self) -> None:
+        """Look after all posted steps by themselves: nobody takes them before something else."""
+        for env_id in self._record.phases.ids_in(Phase.POSTED):
+            self.set_aside(env_id)
+
+    def _apply_reply(self, slot: EnvSlot) -> None:
+        reason = self._reply_of(slot)
+        if reason is not None:
+            self._break_off(slot, reason)
+
+    def _apply_replied(self, slots: Iterable[EnvSlot]) -> None:
+        """Apply what envs have replied, and look after their posted steps from now on.
+
+        What is malformed is left: their host is about to be given up.
+        """
+        if self._replies is not None:
+            for slot in slots:
+                if not slot.is_spare:
+                    self._hosts.take_over(slot)
+                    self._reply_of(slot)
+
+    def _reply_of(self, slot: EnvSlot) -> str | None:
+        """Apply what an env has replied in the block, if anything; return what is wrong with it."""
+        replies, env_id = self._replies, slot.env_id
+        if replies is None:
+            return None
+        try:
+            if slot.phase in _STEP_PHASES and replies.has_step(env_id, slot.token):
+                self._answers.stepped(slot, replies.step(env_id))
+            if slot.phase is Phase.RESETTING and replies.has_reset(env_id, slot.token):
+                self._answers.reset_done(slot, replies.reset(env_id))
+        except (ValueMismatchError, MalformedReplyError) as error:
+            return str(error)
+        return None

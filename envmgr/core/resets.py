@@ -6,16 +6,14 @@ import copy
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from envmgr.core.episodes import Episodes
-from envmgr.core.hosts import Hosts
-from envmgr.core.late import expect_late
+from envmgr.core.episodes import EnvRecord, Episodes, Restoration
+from envmgr.core.failures import Repair
+from envmgr.core.hosts import Hosts, expect_late
 from envmgr.core.phases import Next, Phase
-from envmgr.core.posting import Posting
-from envmgr.core.repair import Repair
-from envmgr.core.restoring import EnvRecord, Restoration
-from envmgr.core.slots import EnvSlot
 from envmgr.core.spares import Spares
-from envmgr.core.stats import Statistics
+from envmgr.core.statistics import Statistics
+from envmgr.core.submit import Posting
+from envmgr.core.table import EnvSlot
 from envmgr.lifecycle import EnvState, Event
 from envmgr.types import is_abnormal
 from envmgr.wire.messages import SavedEnv

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from envmgr.core.hosts import Hosts
 from envmgr.core.phases import Phase, PhaseTable
-from envmgr.core.slots import Record
+from envmgr.core.table import Record
 from envmgr.lifecycle import EnvState
 from envmgr.spaces import Array
 from envmgr.wire.block import Block, items

@@ -15,10 +15,10 @@ from typing import Any
 
 from envmgr import pickles
 from envmgr.core.hosts import Hosts
-from envmgr.core.orientation import Orientation
 from envmgr.core.phases import Change, Next, Phase
-from envmgr.core.slots import NEVER, EnvSlot
-from envmgr.core.stats import Statistics
+from envmgr.core.setup import Orientation
+from envmgr.core.statistics import Statistics
+from envmgr.core.table import NEVER, EnvSlot
 from envmgr.lifecycle import EnvState, Event
 from envmgr.types import EnvFactory
 from envmgr.wire.messages import UNANSWERED, Op

@@ -16,11 +16,12 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from envmgr.core.engine import Engine, Follower
 from envmgr.core.phases import Phase
 from envmgr.errors import EnvFailure
 from envmgr.transport.fds import forget_fd, keep_from_children
@@ -28,9 +29,6 @@ from envmgr.transport.process.threads import BACKGROUND_THREAD
 from envmgr.types import Clock
 from envmgr.wire.board import Activity, Board, BoardPlan, PostedBoard, put_text, text_in
 from envmgr.wire.latencies import KINDS, NUMBERS, summary
-
-if TYPE_CHECKING:  # it is the engine's
-    from envmgr.core.engine import Engine
 
 logger = logging.getLogger("envmgr")
 
@@ -61,13 +59,6 @@ _AT_WORK = np.isin(
     [Activity.STARTING, Activity.RESETTING, Activity.STEPPING, Activity.CALLING],
 )
 """At what a host has to be asked first whether it has begun with it."""
-
-
-class Follower(Protocol):
-    """Something that looks at a board, and ends with it."""
-
-    def end(self) -> None:
-        """End; can be called again."""
 
 
 class Watch:

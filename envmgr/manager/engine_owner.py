@@ -11,12 +11,11 @@ from typing import Any, ClassVar
 from envmgr.calibrate import Calibration, trial_config_of, try_out
 from envmgr.config import EasyDict, ManagerConfig, check_kind, default_manager_config, to_easydict
 from envmgr.core import Supervisor, arguments, requests
-from envmgr.core.calls import Alone
-from envmgr.core.engine import Engine
-from envmgr.core.gather import Gather
-from envmgr.core.shelter import Shelter
-from envmgr.core.stats import Statistics
-from envmgr.core.watch import Watch, figures_of
+from envmgr.core.engine import Alone, Engine
+from envmgr.core.journal import Shelter
+from envmgr.core.statistics import Statistics
+from envmgr.core.wait import Gather
+from envmgr.core.watch import figures_of
 from envmgr.errors import ConfigError, LaunchError, ManagerClosedError, StateError
 from envmgr.launch import build_engine, cores_of, with_batches
 from envmgr.normalizing import normalization_of
@@ -146,7 +145,7 @@ class EngineOwner:
         if self._engine is None:
             self._resolve_num_workers(params or {})
             self._build_engine(self._env_fn, self._config, self._keep_engine)
-            self._open_endpoint(self._running.watch)
+            self._open_endpoint(self._running)
         return self._running
 
     def _keep_engine(self, engine: Engine) -> None:
@@ -181,13 +180,13 @@ class EngineOwner:
         except OSError as error:
             raise LaunchError(f"nothing was started: {error}") from error
 
-    def _open_endpoint(self, watch: Watch | None) -> None:
+    def _open_endpoint(self, engine: Engine) -> None:
         """Open the endpoint of metrics, if the config wants one.
 
         Raises:
             MissingDependencyError, ConfigError: it cannot be had.
         """
-        metrics = self._config.metrics
+        metrics, watch = self._config.metrics, engine.watch
         if metrics is not None and metrics.port is not None and watch is not None:
             watch.followers.append(Endpoint(metrics.port, lambda: watch.board))
 

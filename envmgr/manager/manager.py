@@ -15,11 +15,10 @@ from envmgr.core import (
     Selection,
     Supervisor,
     Taken,
-    accepting,
     arguments,
     requests,
 )
-from envmgr.core.readiness import await_all_ready, await_one_ready, refuse_unready, unready
+from envmgr.core.wait import await_all_ready, await_one_ready, refuse_unready, unready
 from envmgr.lifecycle import EnvState
 from envmgr.manager.restoring import EnvRestoring
 from envmgr.policy import GatherPolicy
@@ -219,7 +218,7 @@ class EnvManager(EnvRestoring):
         return None
 
     def _submit_steps(self, supervisor: Supervisor, actions: Any, ring: int) -> Selection | None:
-        posted = accepting.post_actions(supervisor, actions, ring)
+        posted = requests.post_actions(supervisor, actions, ring)
         if posted is not None:
             self._view.forget()
             return posted
@@ -229,7 +228,7 @@ class EnvManager(EnvRestoring):
                 lambda: not requests.envs_in_calls(supervisor, called), doing="step"
             )
         checks = self._action_checks
-        sent = accepting.post_some(supervisor, actions, ring, checks)
+        sent = requests.post_some(supervisor, actions, ring, checks)
         if sent is None:
             prepared = requests.prepared_steps(supervisor, actions, checks)
             sent = supervisor.handout.selections.of([slot.env_id for slot, _, _ in prepared])
@@ -259,7 +258,7 @@ class EnvManager(EnvRestoring):
         with self._calling() as supervisor:
             self._surface(supervisor)
             ring = self._ring_when_sent()
-            if accepting.post_batch(supervisor, env_ids, actions, ring) is not None:
+            if requests.post_batch(supervisor, env_ids, actions, ring) is not None:
                 self._view.forget()
                 return
             ids = arguments.listed_env_ids(env_ids, self.env_num)

@@ -13,7 +13,7 @@ import numpy as np
 
 from envmgr import pickles
 from envmgr.core import Phase, Supervisor, requests
-from envmgr.core.restoring import EnvRecord, hurry_to_rest, is_at_rest, record_of
+from envmgr.core.episodes import EnvRecord, hurry_to_rest, is_at_rest, record_of
 from envmgr.errors import ConfigError, EnvFailure, SnapshotError, SnapshotMismatchError
 from envmgr.lifecycle import EnvState
 from envmgr.manager.access import EnvAccess

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from envmgr.core.engine import Engine
-from envmgr.core.tracing import Notes
+from envmgr.core.statistics import Notes
 from envmgr.errors import UnreadableRunError
 from envmgr.whole_files import write_whole
 from envmgr.wire.timeline import BATCH, STEP, Done
@@ -49,10 +49,10 @@ def write_trace(path: str, engine: Engine) -> None:
 
     What keeps it from being written is logged.
     """
-    hosts = engine.supervisor.hosts
+    hosts, moments = engine.supervisor.hosts, engine.supervisor.statistics.moments
     if hosts.tracer is not None and hosts.block is not None:
         try:
-            write(path, hosts.tracer.notes(engine))
+            write(path, hosts.tracer.notes(hosts.env_num, hosts.block, moments))
         except OSError as error:
             logger.warning("the timeline cannot be written to %r: %s", path, error)
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from envmgr.core.background import LOOK_EVERY_S
+from envmgr.core.engine import LOOK_EVERY_S
 from envmgr.errors import EnvCrash
 from tests.contract.envs import Do, ScriptedEnv, seen
 from tests.contract.harness import (

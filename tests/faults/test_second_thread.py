@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from envmgr.core.calls import Alone
+from envmgr.core.engine import Alone
 from envmgr.errors import ConcurrentCallError
 from tests.faults.interrupted_calls import PROCESS_KINDS
 from tests.faults.second_thread import run, run_closing, run_reading

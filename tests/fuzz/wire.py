@@ -20,9 +20,9 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from envmgr.core import EnvSlot, EpisodeRules, Hosts, Phase, Supervisor, accepting, requests
+from envmgr.core import EnvSlot, EpisodeRules, Hosts, Phase, Supervisor, requests
 from envmgr.core.engine import Engine
-from envmgr.core.gather import Gather
+from envmgr.core.wait import Gather
 from envmgr.lifecycle import EnvState
 from envmgr.policy import Deadlines, FailurePolicy, GatherPolicy
 from envmgr.transport.base import HostDied
@@ -406,8 +406,8 @@ class Wire:
     def step(self, actions: dict[int, int]) -> dict[int, EnvTimestep]:
         """Send actions and gather all of their timesteps."""
         supervisor = self.supervisor
-        if not accepting.post_actions(supervisor, actions, RING_ONCE):
-            if not accepting.post_some(supervisor, actions, RING_ONCE, None):
+        if not requests.post_actions(supervisor, actions, RING_ONCE):
+            if not requests.post_some(supervisor, actions, RING_ONCE, None):
                 supervisor.sending.send(requests.prepared_steps(supervisor, actions, None))
             supervisor.sending.settle_doomed()
         timesteps: dict[int, EnvTimestep] = {}

@@ -26,7 +26,7 @@ from hypothesis.stateful import (
 )
 
 from envmgr.core import Next, Phase, Taken, requests
-from envmgr.core.slots import NEVER, EnvSlot
+from envmgr.core.table import NEVER, EnvSlot
 from envmgr.errors import EnvFailure, FailuresExhaustedError, NothingReadyError
 from envmgr.lifecycle import EnvState, edges
 from envmgr.policy import Deadlines, FailurePolicy, GatherPolicy

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from envmgr.core.checked_views import STEPS, CheckedView, ViewGuard
+from envmgr.core.observations import STEPS, CheckedView, ViewGuard
 from envmgr.errors import StaleViewError
 
 

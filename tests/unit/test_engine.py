@@ -14,11 +14,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from envmgr.core import Phase, calls
-from envmgr.core import background as background_module
+from envmgr.core import Phase
 from envmgr.core import engine as engine_module
-from envmgr.core.background import LOOK_EVERY_S
-from envmgr.core.engine import NARROW_S, WARN_EVERY_S, Engine
+from envmgr.core.engine import LOOK_EVERY_S, NARROW_S, WARN_EVERY_S, Engine
 from envmgr.core.phases import Change
 from envmgr.core.selection import Window
 from envmgr.errors import ConcurrentCallError, ManagerClosedError, OutOfMemoryError
@@ -373,8 +371,7 @@ def test_a_refused_call_leaves_the_engine_free() -> None:
 def test_a_fork_is_refused_and_its_close_closes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     rig = Rig().launch()
     with monkeypatch.context() as patch:
-        patch.setattr(calls, "FORKS", [None, *calls.FORKS])
-        patch.setattr(engine_module, "FORKS", calls.FORKS)
+        patch.setattr(engine_module, "FORKS", [None, *engine_module.FORKS])
         with pytest.raises(ManagerClosedError, match="fork of the one"), rig.engine.calling:
             pytest.fail("it was let in")
         rig.engine.close(0.0)
@@ -513,8 +510,8 @@ class Behind:
         self.rig = rig
         self.waited: list[float | None] = []
         StillThread.started = 0
-        patch.setattr(background_module.threading, "Thread", StillThread)
-        patch.setattr(background_module, "wait", self._wait)
+        patch.setattr(engine_module.threading, "Thread", StillThread)
+        patch.setattr(engine_module, "wait", self._wait)
         self.engine = Engine(rig.supervisor, rig.transport, rig.clock, background=True)
         rig.engine = self.engine
         background = self.engine._background

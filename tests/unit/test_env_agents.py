@@ -11,7 +11,7 @@ import pytest
 from gymnasium.spaces import Box, Dict, Discrete, Space, Text
 from gymnasium.utils.env_checker import check_env as check_gymnasium_env
 
-from envmgr.core.taken import ends_of
+from envmgr.core.collect import ends_of
 from envmgr.env import AgentRows, EnvContractError
 from envmgr.env.adapt import (
     as_base_env,

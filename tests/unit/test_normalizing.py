@@ -11,7 +11,7 @@ from gymnasium.spaces import Box, Dict, Discrete, Text, Tuple
 
 from envmgr.config import ManagerConfig
 from envmgr.core import ArrayBatch
-from envmgr.core.delivery import Fate
+from envmgr.core.journal import Fate
 from envmgr.errors import ConfigError, UnknownKeyError
 from envmgr.normalizing import Normalization, normalization_of
 from envmgr.normalizing.moments import no_moments

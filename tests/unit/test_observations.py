@@ -13,8 +13,7 @@ from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Te
 from hypothesis import given
 from hypothesis import strategies as st
 
-from envmgr.core.observations import ObservationReader
-from envmgr.core.observed import Observed
+from envmgr.core.observations import ObservationReader, Observed
 from envmgr.core.selection import Selection
 from envmgr.spaces import NonFiniteError, ValueMismatchError, codec_of
 from envmgr.wire.arenas import (

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from gymnasium.spaces import Discrete
 
+from envmgr.core.collect import by_env_id
 from envmgr.core.replies import BlockReplies
-from envmgr.core.taken import by_env_id
 from envmgr.errors import EnvProtocolError
 from envmgr.spaces import codec_of
 from envmgr.wire.block import REWARD_BITS, REWARD_SHIFT, Block, BlockPlan

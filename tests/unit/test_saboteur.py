@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from envmgr.core.stats import Moment, Statistics
+from envmgr.core.statistics import Moment, Statistics
 from envmgr.errors import ConfigError
 from envmgr.testing import Saboteur
 from envmgr.testing.chaos import send_signal, spread

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from gymnasium.spaces import Box, Discrete
 
-from envmgr.core.shelter import Shelter
+from envmgr.core.journal import Shelter
 from envmgr.spaces import codec_of
 from envmgr.spaces.interrupts import came_through_a_handler
 from envmgr.spaces.reading import short_text

@@ -9,7 +9,7 @@ import pytest
 from gymnasium.spaces import Box, Discrete
 
 from envmgr.core import Phase, requests
-from envmgr.core.slots import NEVER
+from envmgr.core.table import NEVER
 from envmgr.errors import IllegalTransitionError, LaunchError, SpaceMismatchError
 from envmgr.lifecycle import EnvState
 from envmgr.policy import Deadlines, GatherPolicy

@@ -8,8 +8,7 @@ import pytest
 from gymnasium.spaces import Discrete
 
 from envmgr.core import Phase
-from envmgr.core.groups import host_groups
-from envmgr.core.slots import Record
+from envmgr.core.table import Record, host_groups
 from envmgr.errors import (
     EnvCrash,
     EnvProtocolError,

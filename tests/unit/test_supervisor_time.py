@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from envmgr.core import Phase
-from envmgr.core.slots import NEVER
+from envmgr.core.table import NEVER
 from envmgr.errors import EnvTimeout
 from envmgr.lifecycle import EnvState
 from envmgr.policy import Deadlines, FailurePolicy

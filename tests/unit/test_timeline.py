@@ -14,8 +14,7 @@ from envmgr.cli import main
 from envmgr.config import ManagerConfig
 from envmgr.config_file import load_config
 from envmgr.core.phases import Phase
-from envmgr.core.stats import Moment
-from envmgr.core.tracing import Notes, Tracer
+from envmgr.core.statistics import Moment, Notes, Tracer
 from envmgr.errors import ConfigError, UnreadableRunError
 from envmgr.observing.timeline import (
     ENVS,

@@ -1,4 +1,4 @@
-"""Time limits: which applies to what an env does, when it passes, and in shared hosts whose."""
+"""Time limits: which applies to what an env does, when it passes, and in shared workers whose."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from envmgr.core.groups import HostGroup
 from envmgr.core.phases import Phase
-from envmgr.core.slots import NEVER, EnvSlot, Record
+from envmgr.core.table import NEVER, EnvSlot, HostGroup, Record
 from envmgr.policy import Deadlines
 from envmgr.spaces import Array
 from envmgr.types import Clock

@@ -1,15 +1,20 @@
-"""Counters of what has happened since launch."""
+"""What is counted and noted of a run: counters since launch, and the events of a timeline."""
 
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from types import CodeType
 from typing import Any, NamedTuple
 
-from envmgr.core.delivery import Delivery
-from envmgr.core.slots import EnvSlot
+from envmgr.core.journal import Delivery
+from envmgr.core.phases import Phase
+from envmgr.core.table import EnvSlot
 from envmgr.errors import EnvFailure
+from envmgr.types import Clock
+from envmgr.wire.block import Block
+from envmgr.wire.timeline import Done, noted
 
 _KEPT_FAILURES = 100
 _KEPT_MOMENTS = 1000
@@ -159,3 +164,72 @@ class Statistics:
             "failures_by_env": dict(self.failures_by_env),
             "latest_failures": [str(failure) for failure in latest],
         }
+
+
+_NOTED = frozenset((Phase.STARTING, Phase.ENDING, Phase.PAUSING, Phase.CALLING))
+"""Of what hosts do, what they do not note themselves."""
+
+
+class Notes(NamedTuple):
+    """All that was noted of a launch.
+
+    Attributes:
+        env_num: how many envs there are; ids from that on are those of spares.
+        calls: name, begin and end of each public call.
+        phases: (env_id, what its host was at, begin, end).
+        moments: failures, and recoveries.
+        done: by host, what it has done.
+    """
+
+    env_num: int
+    calls: Sequence[tuple[str, float, float]]
+    phases: Sequence[tuple[int, str, float, float]]
+    moments: Sequence[Moment]
+    done: Sequence[Sequence[Done]]
+
+
+class Tracer:
+    """Notes what happens on the trainer's side, the newest of it.
+
+    Args:
+        clock: monotonic seconds.
+        events: how much of each kind is kept.
+    """
+
+    def __init__(self, clock: Clock, events: int) -> None:
+        self.clock = clock
+        self.calls: deque[tuple[CodeType, float, float]] = deque(maxlen=events)
+        self._phases: deque[tuple[int, str, float, float]] = deque(maxlen=events)
+        self._since: dict[int, tuple[Phase, float]] = {}
+
+    def changed(self, env_id: int, phase: Phase) -> None:
+        """A host is at something else from now on."""
+        now = self.clock()
+        before = self._since.get(env_id)
+        if before is not None and before[0] is not phase:
+            self._phases.append((env_id, before[0].label, before[1], now))
+            del self._since[env_id]
+        if phase in _NOTED:
+            self._since.setdefault(env_id, (phase, now))
+
+    def notes(self, env_num: int, block: Block | None, moments: Iterable[Moment]) -> Notes:
+        """Return what was noted.
+
+        Args:
+            env_num: how many envs there are; ids from that on are those of spares.
+            block: where workers note what they have done; None if they do not.
+            moments: failures, and recoveries.
+        """
+        now = self.clock()
+        open_now = [(i, phase.label, began, now) for i, (phase, began) in self._since.items()]
+        done: list[list[Done]] = []
+        if block is not None:
+            counts = block.n_events.tolist()
+            done = [noted(ring.copy(), n) for ring, n in zip(block.events, counts, strict=True)]
+        return Notes(
+            env_num,
+            [(code.co_name, began, ended) for code, began, ended in list(self.calls)],
+            [*self._phases, *open_now],
+            list(moments),
+            done,
+        )

@@ -7,12 +7,10 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from envmgr.core.arenas import Arena, Arenas
-from envmgr.core.checked_views import ViewGuard
 from envmgr.core.hosts import Hosts
-from envmgr.core.observations import ObservationReader
+from envmgr.core.observations import Arena, Arenas, ObservationReader, ViewGuard
 from envmgr.core.phases import Phase
-from envmgr.core.slots import EnvSlot
+from envmgr.core.table import EnvSlot
 from envmgr.errors import LaunchError, SpaceMismatchError
 from envmgr.spaces import Layout, codec_of, same_space, space_text
 from envmgr.wire.arenas import CopyOnGet, Placement, arena_arrays, places_for, plan_placements

@@ -1,21 +1,24 @@
-"""Steps of envs that are posted in the shared block, a batch at a time."""
+"""Submitting actions: they are posted in the shared block, a batch at a time, or sent."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from envmgr.core.action_kinds import ActionKinds
-from envmgr.core.hosts import Hosts
-from envmgr.core.late import expect_late
+from envmgr.core import failures
+from envmgr.core.episodes import Episodes
+from envmgr.core.hosts import Hosts, expect_late, host_of
 from envmgr.core.phases import Change, Phase
 from envmgr.core.selection import Selection
-from envmgr.core.sending import Sending, Submitted
-from envmgr.core.stats import Statistics
-from envmgr.spaces import ActionColumns, Array
+from envmgr.core.statistics import Statistics
+from envmgr.core.table import EnvSlot
+from envmgr.lifecycle import Event
+from envmgr.spaces import ActionColumns, Array, ValueMismatchError, split_batch
+from envmgr.spaces.columns import NUMPY_VALUES
 from envmgr.wire.block import (
     ORDERS,
     RING_LAST,
@@ -27,7 +30,213 @@ from envmgr.wire.block import (
     generation_of,
     items,
     posting_of,
+    token_of,
 )
+from envmgr.wire.messages import Op, make_message
+
+
+class ActionKinds:
+    """Writes actions into the columns of their envs' kinds, where nobody reads them unasked.
+
+    Args:
+        block: the columns.
+        columns: pack the actions of each kind.
+        kind_of: the kind of each env; None for those whose steps are not posted.
+    """
+
+    def __init__(
+        self, block: Block, columns: Sequence[ActionColumns], kind_of: Sequence[int | None]
+    ) -> None:
+        self._block = block
+        self._columns = columns
+        self._kind_of = kind_of
+
+    def write(self, env_ids: Sequence[int], values: Sequence[Any]) -> bool:
+        """Write one action for each of these envs; False if one needs a second look.
+
+        Args:
+            env_ids: which; their steps may be posted.
+            values: their actions.
+        """
+        by_kind: dict[Any, tuple[list[int], list[Any]]] = {}
+        for env_id, value in zip(env_ids, values, strict=True):
+            ids, actions = by_kind.setdefault(self._kind_of[env_id], ([], []))
+            ids.append(env_id)
+            actions.append(value)
+        packed = []
+        for kind, (ids, actions) in by_kind.items():
+            found = self._columns[kind].of_values(actions)
+            if found is None:
+                return False
+            packed.append((kind, ids, *found))
+        for kind, ids, columns, form in packed:
+            self._write(kind, ids, columns, form)
+        return True
+
+    def write_batch(self, env_ids: Sequence[int], batch: Any) -> bool:
+        """As `write`, given a batch with a row for each env."""
+        kind, *others = {self._kind_of[env_id] for env_id in env_ids}
+        if kind is None:
+            return False
+        if others:
+            try:
+                return self.write(env_ids, split_batch(batch, len(env_ids)))
+            except ValueMismatchError:
+                return False
+        columns = self._columns[kind].of_batch(batch, len(env_ids))
+        if columns is not None:
+            self._write(kind, list(env_ids), columns, NUMPY_VALUES)
+        return columns is not None
+
+    def _write(self, kind: int, ids: list[int], columns: Sequence[Any], form: Any) -> None:
+        for column, values in zip(self._block.actions_of[kind], columns, strict=True):
+            column[ids] = values
+        self._block.kinds[ids] = form
+
+
+Submitted = tuple[EnvSlot, int, Any]
+"""An env, the token of the request and what to send; None for an env whose host is gone: it will
+not be executed."""
+
+
+class _Sent(NamedTuple):
+    """Actions that were accepted.
+
+    Attributes:
+        n_actions: accepted since launch, these included.
+        tokens: of the requests, by env_id; empty once their replies are awaited.
+        requests: what is to be sent, and to which host.
+        unexecuted: envs that are sent nothing, as their hosts are gone.
+    """
+
+    n_actions: int
+    tokens: dict[int, int]
+    requests: deque[tuple[int, Any]]
+    unexecuted: Sequence[int]
+
+
+class Sending:
+    """Sends steps.
+
+    Args:
+        hosts: whose envs take them.
+        statistics: where steps are counted.
+        episodes: told when a host may be replaced.
+    """
+
+    def __init__(self, hosts: Hosts, statistics: Statistics, episodes: Episodes) -> None:
+        self._hosts = hosts
+        self._record = hosts.record
+        self._states = hosts.record.states
+        self._statistics = statistics
+        self._episodes = episodes
+        # What is to be the case when steps have been sent, also if an interrupt comes in between.
+        self._unfinished: _Sent | None = None
+
+    def prepare(self, slot: EnvSlot, action: Any) -> Submitted:
+        """Encode an action.
+
+        Raises:
+            FrameError: the action cannot be sent.
+        """
+        if slot.env_id in self._record.doomed:
+            return slot, 0, None
+        hosts, generation = self._hosts, slot.generation
+        request_id = next(hosts.request_ids)
+        message = make_message((Op.STEP, slot.env_id, generation, request_id, action))
+        prepared = hosts.transport.prepare(slot.host_id or host_of(slot), message)
+        return slot, token_of(generation, request_id), prepared
+
+    def forget(self) -> None:
+        """Do not do what is left of sending actions."""
+        self._unfinished = None
+
+    def send(self, prepared: Sequence[Submitted]) -> None:
+        """Send actions to ready envs; every one of them is owed a timestep from now on.
+
+        Can be interrupted; `finish` does what is left.
+
+        Args:
+            prepared: envs with their encoded actions, from `prepare`.
+        """
+        self.begin(prepared)
+        self.finish(again=False)
+
+    def begin(self, prepared: Sequence[Submitted]) -> None:
+        """Have `finish` send actions: from now on they are accepted."""
+        self._unfinished = _Sent(
+            self._statistics.actions + len(prepared),
+            {slot.env_id: token for slot, token, what in prepared if what is not None},
+            deque([(slot.host_id or 0, what) for slot, _, what in prepared if what is not None]),
+            [slot.env_id for slot, _, what in prepared if what is None],
+        )
+
+    def finish(self, *, again: bool) -> None:
+        """Do what is left of sending actions; nothing if there is none.
+
+        Can be interrupted, and called again.
+
+        Args:
+            again: some of it may have been done, before an interrupt.
+        """
+        if self._unfinished is None:
+            return
+        self._statistics.actions, tokens, requests, unexecuted = self._unfinished
+        record = self._record
+        if record.late:
+            expect_late(self._hosts, (*tokens, *unexecuted))
+        if record.observed.counts:
+            record.observed.counted((*tokens, *unexecuted), -self._statistics.actions)
+        record.unexecuted.update(unexecuted)
+        self._await(tokens)
+        tokens.clear()  # before any is sent: what has been replied is not awaited again
+        self._hosts.transport.send_each(requests, again=again)
+        self._unfinished = None
+
+    def _await(self, tokens: Mapping[int, int]) -> None:
+        """Await the replies to requests, given their tokens by env_id."""
+        token_items, limits = self._record.token_items, self._hosts.limits
+        steps = self._record.step_items
+        for env_id, token in tokens.items():
+            token_items[env_id] = token
+            steps[env_id] += 1
+        if limits.step_s is not None:
+            for env_id in tokens:
+                limits.set(self._record.slots[env_id], limits.step_s)
+        self._hosts.phases.apply_all(tokens, Change.STEP)
+
+    def settle_doomed(self) -> None:
+        """Give envs that died while idle, and were sent an action since, their abnormal timesteps.
+
+        Not to be interrupted.
+        """
+        for env_id in sorted(self._record.unexecuted):
+            self._settle_doomed(self._record.slots[env_id])
+            self._record.unexecuted.discard(env_id)
+
+    def _settle_doomed(self, slot: EnvSlot) -> None:
+        """Give the action to an env that died while idle its abnormal timestep, and catch up."""
+        failure = slot.doomed
+        slot.doomed = None
+        if failure is None:
+            raise RuntimeError("an env without failure: a defect of envmgr, please report it")
+        env_id = slot.env_id
+        slot.timestep = failures.abnormal_timestep(slot, failure)
+        self._statistics.abnormal += 1
+        self._states.apply(env_id, Event.FAILED)
+        if slot.dropped:
+            self._states.apply(env_id, Event.DROP)
+        elif slot.fresh is not None:
+            (slot.obs, slot.reset_info), slot.fresh = slot.fresh, None
+            self._states.apply(env_id, Event.BEGIN_RESET)
+            self._states.apply(env_id, Event.RESET_SUCCEEDED)
+        elif slot.phase is Phase.RESETTING:
+            self._states.apply(env_id, Event.BEGIN_RESET)
+        elif slot.phase is Phase.STARTING:
+            self._states.apply(env_id, Event.RENEW)
+        elif slot.phase is Phase.IDLE and slot.host_id is not None:  # renewed, auto_reset off
+            self._states.apply(env_id, Event.REPAIRED_UNATTENDED)
+        self._episodes.replace_worn_host(slot.group)
 
 
 class Posting:
