@@ -81,11 +81,10 @@ TRANSITIONS: Mapping[Event, Mapping[EnvState, EnvState]] = MappingProxyType(
 _ILLEGAL = 0xFF
 
 
-class TransitionTable(Generic[S, E]):
-    """What several envs are in, as a column of one byte each, which only events change.
+class Column(Generic[S]):
+    """What several envs are in, as one byte each; to be read.
 
     Args:
-        transitions: what each event does in each state.
         states: all of them; their values are small numbers.
         count: how many envs; all begin in the first of these.
 
@@ -95,16 +94,38 @@ class TransitionTable(Generic[S, E]):
         members: the states by their numbers.
     """
 
-    def __init__(self, transitions: Mapping[E, Mapping[S, S]], states: type[S], count: int) -> None:
+    def __init__(self, states: type[S], count: int) -> None:
         members = list(states)
-        self._transitions = transitions
         self.members = {int(state): state for state in members}
-        self._targets = {event: _targets(edges) for event, edges in transitions.items()}
         self.column = bytearray([int(members[0])]) * count
         self.view: npt.NDArray[np.uint8] = np.frombuffer(self.column, np.uint8)
 
     def __getitem__(self, env_id: int) -> S:
         return self.members[self.column[env_id]]
+
+    def ids_in(self, state: S) -> list[int]:
+        """Return the envs that are in `state`, ascending."""
+        column, number = self.column, int(state)
+        if number not in column:
+            return []
+        return [env_id for env_id, found in enumerate(column) if found == number]
+
+
+class TransitionTable(Column[S], Generic[S, E]):
+    """A column that events change, and nothing else does.
+
+    Who holds it as a `Column` can only read it.
+
+    Args:
+        transitions: what each event does in each state.
+        states: as of a `Column`.
+        count: likewise.
+    """
+
+    def __init__(self, transitions: Mapping[E, Mapping[S, S]], states: type[S], count: int) -> None:
+        super().__init__(states, count)
+        self._transitions = transitions
+        self._targets = {event: _targets(edges) for event, edges in transitions.items()}
 
     def apply(self, env_id: int, event: E) -> None:
         """Apply `event` to one env.
@@ -142,13 +163,6 @@ class TransitionTable(Generic[S, E]):
                 self._refuse(env_id, event)
         self.column[:] = column
 
-    def ids_in(self, state: S) -> list[int]:
-        """Return the envs that are in `state`, ascending."""
-        column, number = self.column, int(state)
-        if number not in column:
-            return []
-        return [env_id for env_id, found in enumerate(column) if found == number]
-
     def _refuse(self, env_id: int, event: E) -> NoReturn:
         allowed = ", ".join(sorted(state.name for state in self._transitions[event]))
         raise IllegalTransitionError(
@@ -166,24 +180,14 @@ def _targets(edges: Mapping[Any, Any]) -> bytes:
 
 
 class StateTable(TransitionTable[EnvState, Event]):
-    """The states of all envs of one manager; changed only through events.
+    """The states of envs; all begin in VOID.
 
     Args:
-        env_num: number of envs; all begin in VOID.
-        spare_num: number of spares, whose ids follow; only asked for one by one. They never are in
-            RUN.
+        count: how many envs.
     """
 
-    def __init__(self, env_num: int, spare_num: int = 0) -> None:
-        super().__init__(TRANSITIONS, EnvState, env_num + spare_num)
-        self._env_num = env_num
-
-    def __len__(self) -> int:
-        return self._env_num
-
-    def snapshot(self) -> tuple[EnvState, ...]:
-        """Return the states of all envs, by env_id."""
-        return tuple(map(self.members.__getitem__, self.column[: self._env_num]))
+    def __init__(self, count: int) -> None:
+        super().__init__(TRANSITIONS, EnvState, count)
 
 
 def edges(transitions: Mapping[E, Mapping[S, S]]) -> Sequence[tuple[S, E, S]]:

@@ -11,8 +11,7 @@ from envmgr.core.engine import Supervisor
 from envmgr.core.failures import Lost
 from envmgr.core.hosts import Hosts
 from envmgr.core.phases import Change, Next, Phase
-from envmgr.core.selection import NOBODY, Selection
-from envmgr.core.table import EnvSlot, EpisodeRules, HostGroup, Record
+from envmgr.core.table import NOBODY, EnvSlot, EpisodeRules, HostGroup, Record, Selection
 
 __all__ = [
     "NOBODY",

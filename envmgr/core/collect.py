@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import repeat
 from typing import Any, NamedTuple, overload
@@ -14,7 +14,7 @@ from envmgr.core.episodes import Episodes
 from envmgr.core.hosts import Hosts
 from envmgr.core.journal import Delivery, Ending, Hand, make_ending
 from envmgr.core.observations import Observed, one_of
-from envmgr.core.phases import Change, Phase
+from envmgr.core.phases import Phase
 from envmgr.core.replies import (
     LATE,
     LATE_END,
@@ -24,8 +24,8 @@ from envmgr.core.replies import (
     after_of,
     resets_after,
 )
-from envmgr.core.selection import NOBODY, Selection, Selections
 from envmgr.core.statistics import Statistics
+from envmgr.core.table import NOBODY, Selection, Selections
 from envmgr.env.contract import TERMINATED, TOLD, TRUNCATED, info_of
 from envmgr.spaces import ValueMismatchError, indexed
 from envmgr.types import EnvTimestep
@@ -452,7 +452,7 @@ class Handout:
         if self._block is not None:
             replied: list[int] = record.answered(self._block.replies, _POSTED).nonzero()[0].tolist()
             found = sorted(replied + found) if found else replied
-        return found if record.together is None else record.together.complete(found)
+        return record.complete(found)
 
     def finds_malformed(self) -> bool:
         """Whether a reply in the block is malformed; its env is `left`, others are awaited still.
@@ -471,11 +471,8 @@ class Handout:
 
     def any_goes_on(self, env_ids: Sequence[int]) -> bool:
         """Whether one of these envs, whose timesteps have arrived, is ready when it has its own."""
-        together = self._record.together
-        return any(
-            not self._is_end(env_id) and (together is None or together.goes_on(env_id))
-            for env_id in env_ids
-        )
+        goes_on = self._record.goes_on
+        return any(not self._is_end(env_id) and goes_on(env_id) for env_id in env_ids)
 
     def _is_end(self, env_id: int) -> bool:
         timestep = self._record.undelivered.get(env_id)
@@ -535,13 +532,13 @@ class Handout:
         if first >> REWARD_SHIFT in FITS_ALL:
             usual |= first & REWARD_BITS
         plain_end, late_end = PLAIN_END | usual & REWARD_BITS, LATE_END | usual & REWARD_BITS
-        together: Container[int] = self._record.together or ()
+        may_begin_late = self._record.may_begin_late
         details: dict[int, Any] = {}
         specials: dict[int, int] = {}
         for position, flag in _others(raw, range(usual, usual + steps)):
             env_id = selection.ids[position]
             bits = flag & PLAIN_END_BITS
-            is_end = bits == plain_end or (bits == late_end and env_id in together)
+            is_end = bits == plain_end or (bits == late_end and may_begin_late(env_id))
             is_plain = is_end and flag & PLACE_BITS < steps
             if not is_plain and not self._is_sound(env_id, position, flag, details):
                 return None
@@ -613,14 +610,7 @@ class Handout:
         if hand.is_done:
             return
         selection, statistics = hand.selection, self._statistics
-        if selection is None:
-            pass
-        elif selection.is_slice:
-            self._phases.apply_rows(selection.rows, Change.SETTLE)
-        else:
-            self._phases.apply_at(selection.array, Change.SETTLE)
-        for env_id in hand.kept:
-            self._record.undelivered.pop(env_id, None)
+        self._record.delivered(selection, hand.kept)
         statistics.timesteps = hand.n_before + hand.count
         if hand.endings:
             hand.odd = odd = self._end_plainly(hand.endings)

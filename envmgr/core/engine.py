@@ -29,12 +29,11 @@ from envmgr.core.journal import Delivery, Shelter, is_run
 from envmgr.core.phases import BEHIND_THE_CALLER, Phase
 from envmgr.core.replies import Answers, Arrivals, BlockReplies
 from envmgr.core.resets import ExplicitResets
-from envmgr.core.selection import Selections
 from envmgr.core.setup import Orientation
 from envmgr.core.spares import Spares
 from envmgr.core.statistics import Statistics, Tracer
 from envmgr.core.submit import ActionKinds, Posting, Sending
-from envmgr.core.table import EpisodeRules
+from envmgr.core.table import EpisodeRules, Selections
 from envmgr.errors import ConcurrentCallError, ManagerClosedError, OutOfMemoryError
 from envmgr.lifecycle import Event
 from envmgr.policy import FailurePolicy
@@ -103,7 +102,7 @@ class Supervisor:
                 rules.spare_takers or (True,) * env_num,
                 in_order=rules.spares_in_order,
             )
-        selections = Selections(hosts)
+        selections = Selections(hosts.record)
         self._episodes = Episodes(hosts, rules, self.statistics, self.spares)
         self.sending = Sending(hosts, self.statistics, self._episodes)
         self.repair = Repair(
@@ -229,7 +228,7 @@ class Supervisor:
         """
         missing = [s for s in map(self.hosts.slots.__getitem__, env_ids) if s.host_id is None]
         self.hosts.start(missing)
-        self.states.apply_all([slot.env_id for slot in missing], Event.LAUNCH)
+        self.record.launched([slot.env_id for slot in missing])
 
     def place_observations(self, *, same_spaces: bool) -> None:
         """Check the spaces of all envs and lay out the memory for their observations.
@@ -252,7 +251,7 @@ class Supervisor:
             for kind, codec in enumerate(codecs)
         ]
         packs = [each for each in columns if each is not None]
-        replies = BlockReplies(block, self.record.observed.places, self.record.together or ())
+        replies = BlockReplies(block, self.record.observed.places, self.record.may_begin_late)
         self._arrivals.share(replies)
         self.handout.share(block, replies)
         self.posting = Posting(block, packs[0], self.hosts, self.statistics, self.sending)
@@ -360,7 +359,7 @@ class Supervisor:
         self.delivery.in_hand = None
         self.sending.forget()
         for slot in self.hosts.slots:
-            self.states.apply(slot.env_id, Event.CLOSE)
+            self.record.happened(slot.env_id, Event.CLOSE)
             self.hosts.settle(slot)
         self.record.clear()
         self.hosts.share(None)
@@ -1001,9 +1000,7 @@ class Engine:
     def has_background_work(self) -> bool:
         """Return whether anything is under way that needs looking after behind the caller."""
         supervisor = self.supervisor
-        return bool(
-            supervisor.statistics.outstanding or supervisor.hosts.phases.any_behind_the_caller
-        )
+        return bool(supervisor.statistics.outstanding or supervisor.record.any_behind_the_caller)
 
     def seconds_until(self, moment: float) -> float | None:
         """Return how long it is to a moment on the clock; None for ever."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -159,6 +159,7 @@ class Episodes:
         spares: Spares | None = None,
     ) -> None:
         self._hosts = hosts
+        self._record = hosts.record
         self._states = hosts.record.states
         self._rules = rules
         self._statistics = statistics
@@ -171,7 +172,7 @@ class Episodes:
         """Send the reset of an idle env."""
         slot.again = slot.waits = False  # whatever was new goes with this one
         if slot.doomed is None:
-            self._states.apply(slot.env_id, Event.BEGIN_RESET)
+            self._record.happened(slot.env_id, Event.BEGIN_RESET)
         seed = slot.seed
         if seed is None and slot.new_generation and slot.base_seed is not None:
             seed = derived_seed(slot.base_seed, slot.env_id, slot.generation, slot.episode)
@@ -207,15 +208,15 @@ class Episodes:
         slot.episodes_done += 1
         self._statistics.episodes += 1
         if slot.episodes_done >= self._rules.episode_num:
-            self._states.apply(slot.env_id, Event.BUDGET_SPENT)
+            self._record.happened(slot.env_id, Event.BUDGET_SPENT)
             self._hosts.settle(slot)
             self.replace_worn_host(slot.group)
             return
         if self._rules.auto_reset:
-            self._states.apply(slot.env_id, Event.EPISODE_ENDED)
+            self._record.happened(slot.env_id, Event.EPISODE_ENDED)
             slot.held = self._rules.reset_inplace and after != AfterStep.RESETS_LATE
         else:
-            self._states.apply(slot.env_id, Event.EPISODE_ENDED_UNATTENDED)
+            self._record.happened(slot.env_id, Event.EPISODE_ENDED_UNATTENDED)
         slot.attended = self._rules.auto_reset
         if after in _RESETS and self._hosts_begin:  # else nobody told it to
             await_reset(self._hosts, slot, late=after == AfterStep.RESETS_LATE)
@@ -238,21 +239,15 @@ class Episodes:
         """
         if not self._hosts_begin:
             return endings
-        record, column, odd, plain = self._hosts.record, self._states.column, [], []
-        begun, to_begin, done = record.episodes, record.next_episodes, record.episodes_done
-        late, episode_num = record.late, self._rules.episode_num
+        plain, odd, episode_num = [], [], self._rules.episode_num
         for ending in endings:
             env_id, flag, episodes_done = ending
             after = flag & AFTER_BITS
             if (after != _SOON and after != _LATE) or episodes_done >= episode_num:
                 odd.append(ending)
                 continue
-            done[env_id], to_begin[env_id] = episodes_done, begun[env_id] + 1
-            late[env_id] = after == _LATE
-            plain.append(env_id)
-        running = EnvState.RUN
-        self._states.apply_all([i for i in plain if column[i] == running], Event.EPISODE_ENDED)
-        record.phases.apply_all(plain, Change.RESET)
+            plain.append((env_id, episodes_done, after == _LATE))
+        self._record.episodes_ended(plain)
         return odd
 
     def begun(self, slot: EnvSlot, info: dict[str, Any]) -> None:
@@ -263,33 +258,14 @@ class Episodes:
         record.held.discard(slot.env_id)
         record.late[slot.env_id] = 0
         if self._states.column[slot.env_id] != EnvState.RUN:
-            self._states.apply(slot.env_id, Event.RESET_SUCCEEDED)
+            self._record.happened(slot.env_id, Event.RESET_SUCCEEDED)
 
-    def begun_plainly(self, env_ids: Collection[int], infos: Mapping[int, dict[str, Any]]) -> None:
-        """The resets of envs, about which there is nothing else to know, have succeeded.
-
-        Args:
-            env_ids: whose.
-            infos: what they said, of those that said anything.
-        """
-        hosts, record, column = self._hosts, self._hosts.record, self._states.column
-        for kept in (record.passing, record.reset_infos):
-            if kept:
-                for env_id in env_ids:
-                    kept.pop(env_id, None)
-        record.reset_infos.update(infos)
-        if record.reset_params:
-            self._use_up_params(env_ids)
+    def begun_plainly(self, env_ids: Iterable[int]) -> None:
+        """The resets of envs, about which there is nothing else to know, have succeeded."""
+        hosts = self._hosts
         if hosts.limits.of_phase(Phase.RESETTING) is not None:
             for env_id in env_ids:
-                record.slots[env_id].deadline = NEVER
-        record.held.difference_update(env_ids)
-        episodes, next_episodes, late = record.episodes, record.next_episodes, record.late
-        for env_id in env_ids:
-            episodes[env_id], late[env_id] = next_episodes[env_id], 0
-        running = EnvState.RUN
-        resetting = [env_id for env_id in env_ids if column[env_id] != running]
-        self._states.apply_all(resetting, Event.RESET_SUCCEEDED)
+                hosts.slots[env_id].deadline = NEVER
 
     def count_reset(self, slot: EnvSlot) -> None:
         """The reset of an env has succeeded, whatever comes of it."""
@@ -298,14 +274,8 @@ class Episodes:
 
     def use_up_seed(self, slot: EnvSlot) -> None:
         """The seed of the reset that has succeeded is not that of the next one, nor are `Once`."""
-        self._hosts.record.passing.pop(slot.env_id, None)
-        self._use_up_params((slot.env_id,))
-
-    def _use_up_params(self, env_ids: Iterable[int]) -> None:
-        params = self._hosts.record.reset_params
-        for env_id in env_ids:
-            if isinstance(params.get(env_id), Once):
-                del params[env_id]
+        self._record.next_resets.pop(slot.env_id, None)
+        self._record.use_up_params((slot.env_id,))
 
     def restored(self, slot: EnvSlot, record: EnvRecord) -> None:
         """An env has its state again, and is in an episode: all else becomes as it was."""
@@ -320,11 +290,11 @@ class Episodes:
             elif timestep.done:
                 statistics.episodes += 1
         if record.state is EnvState.DONE:
-            self._states.apply(slot.env_id, Event.BUDGET_SPENT)
+            self._record.happened(slot.env_id, Event.BUDGET_SPENT)
         elif record.state is EnvState.NEED_RESET:
-            self._states.apply(slot.env_id, Event.EPISODE_ENDED_UNATTENDED)
+            self._record.happened(slot.env_id, Event.EPISODE_ENDED_UNATTENDED)
         elif record.waits:
-            self._states.apply(slot.env_id, Event.EPISODE_ENDED)
+            self._record.happened(slot.env_id, Event.EPISODE_ENDED)
             slot.waits = slot.group.is_worn = True
         else:
             slot.doomed, slot.fresh = record.doomed, record.fresh

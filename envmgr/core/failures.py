@@ -13,10 +13,9 @@ from typing import Any
 from envmgr.core.episodes import Episodes
 from envmgr.core.hosts import Hosts, released
 from envmgr.core.phases import Next, Phase
-from envmgr.core.selection import Selections
 from envmgr.core.spares import Spares
 from envmgr.core.statistics import Statistics
-from envmgr.core.table import EnvSlot, HostGroup, names_of
+from envmgr.core.table import EnvSlot, HostGroup, Selections, names_of
 from envmgr.errors import (
     EnvCrash,
     EnvFailure,
@@ -239,7 +238,7 @@ class Renewals:
         self._statistics.renewals += 1
         self._statistics.has_generations = True
         if self._states[slot.env_id] is EnvState.ERROR:
-            self._states.apply(slot.env_id, Event.RENEW)
+            self._record.happened(slot.env_id, Event.RENEW)
 
     def bring_back(self, slot: EnvSlot) -> None:
         """Renew an env that takes part in no host, because its user repairs it by hand."""
@@ -494,7 +493,7 @@ class Repair:
         if phase is Phase.STEPPING:
             slot.timestep = abnormal_timestep(slot, failure, env_info)
             self._statistics.abnormal += 1
-            self._states.apply(slot.env_id, Event.FAILED)
+            self._record.happened(slot.env_id, Event.FAILED)
         elif phase is Phase.CANCELLING:
             return  # it stays in RESET, which its user has called for
         elif slot.doomed is not None:
@@ -502,7 +501,7 @@ class Repair:
         elif state is EnvState.RUN and not self._record.launching:
             slot.doomed = failure
         elif state in (EnvState.INIT, EnvState.RESET, EnvState.RUN):
-            self._states.apply(slot.env_id, Event.FAILED)
+            self._record.happened(slot.env_id, Event.FAILED)
 
     # -- the answer -------------------------------------------------------------------------
 
@@ -516,7 +515,7 @@ class Repair:
         elif lost is Lost.NOTHING:
             self._retry(slot)
         else:
-            self._states.apply(slot.env_id, Event.FAILED)
+            self._record.happened(slot.env_id, Event.FAILED)
             if lost is Lost.HOST:
                 self._hosts.leave(slot, Next.RENEW_HOST, pause_s)
             else:
@@ -565,7 +564,7 @@ class Repair:
             self._begin_reset(slot)
         else:
             self._hosts.settle(slot)
-            self._states.apply(slot.env_id, Event.REPAIRED_UNATTENDED)
+            self._record.happened(slot.env_id, Event.REPAIRED_UNATTENDED)
 
     def _give_up(self, slot: EnvSlot, lost: Lost) -> None:
         """Leave an env as it is, without what is lost."""
@@ -605,7 +604,7 @@ class Repair:
         cause = self._budget.first_cause(slot.env_id)
         slot.held = False
         if slot.doomed is None and self._states[slot.env_id] is not EnvState.ERROR:
-            self._states.apply(slot.env_id, Event.FAILED)
+            self._record.happened(slot.env_id, Event.FAILED)
         self._give_up(slot, Lost.ENV if lost is Lost.NOTHING else lost)
         if slot.is_spare:
             logger.error("%s: it is dropped, and the run goes on without it. %s", exceeded, cause)
@@ -615,7 +614,7 @@ class Repair:
             logger.error("%s: env %d is dropped (on_exhausted: drop)", exceeded, slot.env_id)
             slot.dropped = True
             if slot.doomed is None:
-                self._states.apply(slot.env_id, Event.DROP)
+                self._record.happened(slot.env_id, Event.DROP)
             return
         error = FailuresExhaustedError(
             f"{exceeded}. It is not repaired any more; the other envs are as they were. Look at "

@@ -11,7 +11,7 @@ from typing import Any
 from envmgr.core.deadlines import Limits, announced_in
 from envmgr.core.phases import Change, Next, Phase
 from envmgr.core.statistics import Tracer
-from envmgr.core.table import NEVER, EnvSlot, HostGroup, Record, host_groups, names_of, note_rows
+from envmgr.core.table import NEVER, EnvSlot, HostGroup, Record, host_groups, names_of
 from envmgr.policy import Deadlines
 from envmgr.transport.base import Transport
 from envmgr.types import Clock, EnvFactory
@@ -34,9 +34,7 @@ def await_reset(hosts: Hosts, slot: EnvSlot, *, late: bool) -> None:
 def expect_late(hosts: Hosts, env_ids: Iterable[int]) -> None:
     """The episodes of others begin now that these envs take a step; can be done again."""
     record = hosts.record
-    if 1 not in record.late or record.together is None:
-        return
-    begun, limit_s = record.together.begun_with(env_ids), hosts.limits.of_phase(Phase.RESETTING)
+    begun, limit_s = record.begun_with(env_ids), hosts.limits.of_phase(Phase.RESETTING)
     if limit_s is not None:
         for slot in map(record.slots.__getitem__, begun):
             if slot.phase is Phase.RESETTING:
@@ -47,8 +45,7 @@ def expect_late(hosts: Hosts, env_ids: Iterable[int]) -> None:
 
 def released(hosts: Hosts, env_id: int) -> None:
     """An env is let go of: who waited for its step may have no other to wait for."""
-    together = hosts.record.together
-    if together is not None and together.begins(env_id):
+    if hosts.record.begins_alone(env_id):
         expect_late(hosts, (env_id,))
 
 
@@ -76,9 +73,6 @@ class Hosts:
         groups: which envs share a host.
         group_of_host: those that a host serves, by host_id; without hosts that were given up.
         limits: how long hosts may take.
-        index_of: where steps of each env_id are posted: at the index of its host, or all in one
-            place where they run in the caller.
-        moves: how often an env_id has got another place.
         request_ids: one for each request, in order, whatever way it goes.
         block: where steps are posted; None where they go by message.
         settings: for every host that serves one env.
@@ -100,7 +94,7 @@ class Hosts:
         self.env_num = len(factories) - spare_num
         self.record = Record(self.env_num, spare_num)
         self.slots, self.phases = self.record.slots, self.record.phases
-        note_rows(self.record, settings.batches)
+        self.record.join_rows(settings.batches)
         self.groups = host_groups(self.slots, num_workers)
         self._factories = factories
         self.settings = settings
@@ -113,8 +107,7 @@ class Hosts:
         announces = Op.STEP in self._shared_settings.announced
         self.limits = Limits(self.record, self.groups, deadlines, clock, announces=announces)
         together, seen = transport.posts_together, self.slots[: self.env_num]
-        self.index_of = [0 if together else slot.group.index for slot in seen]
-        self.moves = 0
+        self.record.index_of = [0 if together else slot.group.index for slot in seen]
         self.block: Block | None = None
 
     # -- which host serves which envs ---------------------------------------------------------
@@ -234,7 +227,7 @@ class Hosts:
             self.limits.set_deadline(slot, pause_s)
 
     def _change(self, slot: EnvSlot, change: Change) -> None:
-        self.phases.apply(slot.env_id, change)
+        self.record.changed(slot.env_id, change)
         if self.tracer is not None:
             self.tracer.changed(slot.env_id, slot.phase)
         self.record.late[slot.env_id] = 0
@@ -254,19 +247,19 @@ class Hosts:
         block = self.block
         if block is None or slot.phase is not Phase.POSTED:
             return
-        self.phases.apply(slot.env_id, Change.TAKE_OVER)
+        self.record.changed(slot.env_id, Change.TAKE_OVER)
         slot.order = slot.request_id
         if self.limits.step_s is not None:
             self.limits.set(slot, self.limits.step_s, slot.since)
         if self.may_stay_silent(slot.env_id):
-            self.ask(self.index_of[slot.env_id])
+            self.ask(self.record.index_of[slot.env_id])
 
     def may_stay_silent(self, env_id: int) -> bool:
         """Return whether an env's host may not ring for its posted step, which has not replied."""
         block = self.block
         if block is None:
             return False
-        posting = int(block.posted[self.index_of[env_id]])
+        posting = int(block.posted[self.record.index_of[env_id]])
         tokens = self.record.tokens
         return posting & RING_MASK == RING_LAST and bool(block.replies[env_id] != tokens[env_id])
 

@@ -9,9 +9,6 @@ from collections.abc import Mapping
 from enum import Enum, IntEnum
 from types import MappingProxyType
 
-import numpy as np
-import numpy.typing as npt
-
 from envmgr.lifecycle import TransitionTable
 
 
@@ -93,13 +90,9 @@ CHANGES: Mapping[Change, Mapping[Phase, Phase]] = MappingProxyType(
     }
 )
 
-_REPAIRED = (_P.STARTING, _P.CANCELLING, _P.ENDING, _P.PAUSING)
-BEHIND_THE_CALLER = (_P.RESETTING, *_REPAIRED)
+REPAIRED = (_P.STARTING, _P.CANCELLING, _P.ENDING, _P.PAUSING)
+BEHIND_THE_CALLER = (_P.RESETTING, *REPAIRED)
 """Phases that go on while no step is gathered, and need somebody who looks after them."""
-
-# What is deleted of the column to see whether anything is left: one operation for all envs.
-_BEFORE_THE_CALLER = bytes(set(Phase) - set(BEHIND_THE_CALLER))
-_UNREPAIRED = bytes(set(Phase) - set(_REPAIRED))
 
 ENDS = frozenset((_P.ENDING, _P.PAUSING))
 COMING = frozenset((_P.STARTING, _P.RESETTING, _P.CANCELLING, *ENDS))
@@ -121,9 +114,6 @@ class Next(str, Enum):
     RENEW_HOST = "a new host"
 
 
-_OWE_NONE = np.array([phase not in (_P.POSTED, _P.STEPPING) for phase in Phase])
-
-
 class PhaseTable(TransitionTable[Phase, Change]):
     """The phases of all envs and spares; changed only through `Change`s.
 
@@ -133,18 +123,3 @@ class PhaseTable(TransitionTable[Phase, Change]):
 
     def __init__(self, count: int) -> None:
         super().__init__(CHANGES, Phase, count)
-
-    def owing_none_in(self, chosen: npt.NDArray[np.bool_]) -> list[int]:
-        """Return those of some envs whose hosts have no timestep under way, ascending."""
-        found: list[int] = (chosen & _OWE_NONE[self.view]).nonzero()[0].tolist()
-        return found
-
-    @property
-    def any_behind_the_caller(self) -> bool:
-        """Whether something goes on that needs looking after while no step is gathered."""
-        return bool(self.column.translate(None, _BEFORE_THE_CALLER))
-
-    @property
-    def any_repaired(self) -> bool:
-        """Whether something goes on behind the caller that is more than a reset."""
-        return bool(self.column.translate(None, _UNREPAIRED))

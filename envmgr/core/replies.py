@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Collection, Container, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from functools import partial
 from itertools import repeat
@@ -21,7 +21,7 @@ from envmgr.core import failures
 from envmgr.core.episodes import Episodes
 from envmgr.core.failures import Lost, Repair
 from envmgr.core.hosts import Hosts
-from envmgr.core.phases import Change, Phase
+from envmgr.core.phases import Phase
 from envmgr.core.setup import Orientation
 from envmgr.core.spares import Spares
 from envmgr.core.statistics import Statistics
@@ -194,19 +194,25 @@ def resets_after(flag: int) -> bool:
     return after_of(flag) in _RESETS
 
 
+def _never(env_id: int) -> bool:
+    return False
+
+
 class BlockReplies:
     """Reads what messages would carry out of the block.
 
     Args:
         block: the columns.
         places: where observations are.
-        together: the envs whose next episodes may begin late.
+        may_begin_late: whether the next episode of an env may begin with the next step of others.
     """
 
-    def __init__(self, block: Block, places: Places, together: Container[int] = ()) -> None:
+    def __init__(
+        self, block: Block, places: Places, may_begin_late: Callable[[int], bool] = _never
+    ) -> None:
         self._block = block
         self._places = places
-        self._together = together
+        self._may_begin_late = may_begin_late
         self._of_resets = range(places.steps, places.count)
         self._reset_flags = items(block.reset_flags)
         self._decoder = InfoDecoder()
@@ -269,7 +275,7 @@ class BlockReplies:
             raise ValueMismatchError(f"there is no place {flag & PLACE_BITS} for steps")
         if after_of(flag) > max(AfterStep):
             raise ValueMismatchError("it says something unknown of what follows a step")
-        if flag & AFTER_BITS == LATE and env_id not in self._together:
+        if flag & AFTER_BITS == LATE and not self._may_begin_late(env_id):
             raise ValueMismatchError(LATE_ALONE)
         info: dict[str, Any] = {}
         if flag & HAS_INFO:
@@ -379,7 +385,7 @@ class Answers:
             self._episodes.begin(slot)
             return True
         if self._states[slot.env_id] is EnvState.INIT:
-            self._states.apply(slot.env_id, Event.REPAIRED_UNATTENDED)
+            self._record.happened(slot.env_id, Event.REPAIRED_UNATTENDED)
         self._episodes.replace_worn_host(slot.group)
         return True
 
@@ -410,8 +416,7 @@ class Answers:
         if restoration is not None and restoration.record is not None:
             self._episodes.restored(slot, restoration.record)
             return
-        together = self._record.together
-        failure = None if together is None else together.doomed_with(slot.env_id)
+        failure = self._record.lost_beside(slot.env_id)
         if failure is not None:  # nobody has seen this episode: it begins again with the others'
             slot.doomed, slot.fresh = failures.of_neighbour(slot, failure), (obs, info)
 
@@ -423,8 +428,7 @@ class Answers:
     def stepped(self, slot: EnvSlot, payload: Any) -> None:
         """Apply the payload of STEPPED."""
         reference, reward, done, info, after = step_fields(payload)
-        together = self._record.together
-        if after == AfterStep.RESETS_LATE and (together is None or slot.env_id not in together):
+        if after == AfterStep.RESETS_LATE and not self._record.may_begin_late(slot.env_id):
             raise MalformedReplyError(LATE_ALONE)
         if slot.phase is Phase.CANCELLING:
             self._episodes.abandon(slot, after)
@@ -433,7 +437,7 @@ class Answers:
         slot.timestep = EnvTimestep(obs, reward, done, info)
         if not done:
             self._hosts.settle(slot)
-            self._states.apply(slot.env_id, Event.STEPPED)
+            self._record.happened(slot.env_id, Event.STEPPED)
         else:
             self._episodes.end(slot, after)
 
@@ -455,9 +459,7 @@ class Answers:
                 return
             del applying[len(timesteps) :]
             self._applying = applying, next(iter(timesteps))
-            record.observed.keep_each(timesteps)
-            record.undelivered.update(timesteps)
-            record.phases.apply_all(timesteps, Change.SETTLE)
+            record.arrived(timesteps)
         try:  # in one go: no signal handler comes in between
             deque(map(deque.popleft, repeat(arrivals, len(applying))), maxlen=0)
         except IndexError:
@@ -730,15 +732,13 @@ class Arrivals:
         if record.again or record.doomed or self._statistics.failing:
             begun = {env_id: place for env_id, place in begun.items() if self._is_well(env_id)}
             infos = {env_id: info for env_id, info in infos.items() if env_id in begun}
-        self._episodes.begun_plainly(begun, infos)
-        record.observed.began(begun)
-        record.phases.apply_all(begun, Change.SETTLE)  # last: until then it is done again
+        self._episodes.begun_plainly(begun)
+        record.episodes_begun(begun, infos)
         return len(begun) == len(replied)
 
     def _is_well(self, env_id: int) -> bool:
         record = self._record
-        together = record.together if record.doomed else None
-        if together is not None and together.doomed_with(env_id) is not None:
+        if record.doomed and record.lost_beside(env_id) is not None:
             return False
         odd = (record.again, record.doomed, self._statistics.failing)
         return not any(env_id in some for some in odd)

@@ -8,8 +8,8 @@ from typing import Any
 from envmgr.core.arguments import actions_by_id, checked_env_id
 from envmgr.core.engine import Supervisor
 from envmgr.core.phases import Change, Phase
-from envmgr.core.selection import Selection
 from envmgr.core.submit import Submitted
+from envmgr.core.table import Selection
 from envmgr.errors import ActionError, ConfigError, EnvNotReadyError
 from envmgr.lifecycle import EnvState
 from envmgr.spaces import ActionCheck, ValueMismatchError, split_batch
@@ -63,8 +63,7 @@ def prepared_steps(
                 f"the action of env {env_id} is refused: {reason}. Nothing was sent to any env."
             )
         checked[env_id] = action
-    if record.together is not None:
-        _refuse_without(record.together.missing([*checked]))
+    _refuse_without(record.missing_beside([*checked]))
     if len(checked) != len(actions):  # an integer of a class of its own is no equal key
         raise ActionError(f"the actions name an env twice: {short_text([*actions])}")
     prepare = supervisor.sending.prepare

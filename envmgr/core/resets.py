@@ -106,7 +106,7 @@ class ExplicitResets:
         self._revive(slot)
         slot.attended = True
         slot.waits = False
-        self._states.apply(slot.env_id, Event.BEGIN_RESET)
+        self._record.happened(slot.env_id, Event.BEGIN_RESET)
         if slot.phase is Phase.IDLE:
             if slot.host_id is None:
                 self._repair.forgive(slot)

@@ -187,7 +187,7 @@ class Orientation:
         placement = self._placements[slot.env_id]
         if placement is None or slot.env_id in self._hosts.record.retired:
             return None
-        index = self._hosts.index_of[slot.env_id]
+        index = self._hosts.record.index_of[slot.env_id]
         return replace(self._observed.placed_anew(slot.env_id, placement), host_index=index)
 
     def introduce(self, slot: EnvSlot) -> None:

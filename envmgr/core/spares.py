@@ -213,7 +213,7 @@ class Spares:
         self._statistics.has_generations = True
         slot.again = slot.waits = False
         if slot.doomed is None:
-            self._states.apply(slot.env_id, Event.BEGIN_RESET)
+            self._hosts.record.happened(slot.env_id, Event.BEGIN_RESET)
         placement = self._orientation.placement_of(slot)
         self._hosts.request(slot, Op.ADOPT, placement, Change.RESET)
         if under_way:
@@ -231,8 +231,8 @@ class Spares:
         theirs.serve((slot,))
         slot.host_id, spare.host_id = spare.host_id, slot.host_id
         slot.has_plan = spare.has_plan = False
-        self._hosts.index_of[slot.env_id] = theirs.index
-        self._hosts.moves += 1
+        self._hosts.record.index_of[slot.env_id] = theirs.index
+        self._hosts.record.moves += 1
 
 
 def all_factories(factories: Sequence[EnvFactory], spare_num: int) -> list[EnvFactory]:

@@ -13,9 +13,8 @@ from envmgr.core import failures
 from envmgr.core.episodes import Episodes
 from envmgr.core.hosts import Hosts, expect_late, host_of
 from envmgr.core.phases import Change, Phase
-from envmgr.core.selection import Selection
 from envmgr.core.statistics import Statistics
-from envmgr.core.table import EnvSlot
+from envmgr.core.table import EnvSlot, Selection
 from envmgr.lifecycle import Event
 from envmgr.spaces import ActionColumns, Array, ValueMismatchError, split_batch
 from envmgr.spaces.columns import NUMPY_VALUES
@@ -183,7 +182,7 @@ class Sending:
             return
         self._statistics.actions, tokens, requests, unexecuted = self._unfinished
         record = self._record
-        if record.late:
+        if 1 in record.late:
             expect_late(self._hosts, (*tokens, *unexecuted))
         if record.observed.counts:
             record.observed.counted((*tokens, *unexecuted), -self._statistics.actions)
@@ -195,15 +194,11 @@ class Sending:
 
     def _await(self, tokens: Mapping[int, int]) -> None:
         """Await the replies to requests, given their tokens by env_id."""
-        token_items, limits = self._record.token_items, self._hosts.limits
-        steps = self._record.step_items
-        for env_id, token in tokens.items():
-            token_items[env_id] = token
-            steps[env_id] += 1
+        limits = self._hosts.limits
         if limits.step_s is not None:
             for env_id in tokens:
                 limits.set(self._record.slots[env_id], limits.step_s)
-        self._hosts.phases.apply_all(tokens, Change.STEP)
+        self._record.sent(tokens)
 
     def settle_doomed(self) -> None:
         """Give envs that died while idle, and were sent an action since, their abnormal timesteps.
@@ -223,19 +218,19 @@ class Sending:
         env_id = slot.env_id
         slot.timestep = failures.abnormal_timestep(slot, failure)
         self._statistics.abnormal += 1
-        self._states.apply(env_id, Event.FAILED)
+        self._record.happened(env_id, Event.FAILED)
         if slot.dropped:
-            self._states.apply(env_id, Event.DROP)
+            self._record.happened(env_id, Event.DROP)
         elif slot.fresh is not None:
             (slot.obs, slot.reset_info), slot.fresh = slot.fresh, None
-            self._states.apply(env_id, Event.BEGIN_RESET)
-            self._states.apply(env_id, Event.RESET_SUCCEEDED)
+            self._record.happened(env_id, Event.BEGIN_RESET)
+            self._record.happened(env_id, Event.RESET_SUCCEEDED)
         elif slot.phase is Phase.RESETTING:
-            self._states.apply(env_id, Event.BEGIN_RESET)
+            self._record.happened(env_id, Event.BEGIN_RESET)
         elif slot.phase is Phase.STARTING:
-            self._states.apply(env_id, Event.RENEW)
+            self._record.happened(env_id, Event.RENEW)
         elif slot.phase is Phase.IDLE and slot.host_id is not None:  # renewed, auto_reset off
-            self._states.apply(env_id, Event.REPAIRED_UNATTENDED)
+            self._record.happened(env_id, Event.REPAIRED_UNATTENDED)
         self._episodes.replace_worn_host(slot.group)
 
 
@@ -359,15 +354,12 @@ class Posting:
         if unfinished is None:
             return
         selection, tokens, posting, self._statistics.actions, beside = unfinished
-        window, phases = selection.window, self._record.phases
+        window = selection.window
         if window is None:
-            self._record.tokens[selection.rows] = tokens
             self._block.requests[selection.rows] = tokens
-            phases.apply_at(selection.array, Change.POST)
         else:
-            window.token_bytes[:] = tokens
             window.request_bytes[:] = tokens
-            phases.apply_rows(selection.rows, Change.POST)
+        self._record.posted(selection, tokens)
         self._latest = selection
         if 1 in self._record.late:
             expect_late(self._hosts, selection.ids)
@@ -390,7 +382,7 @@ class Posting:
         for env_id in env_ids:
             hosts.await_reply(record.slots[env_id], Change.RESET, request_id)
             self._block.orders[env_id] = record.tokens[env_id]
-        indexes = dict.fromkeys(map(hosts.index_of.__getitem__, env_ids))
+        indexes = dict.fromkeys(map(hosts.record.index_of.__getitem__, env_ids))
         for index in indexes:
             # What was posted before, and may not have been seen, is to be rung for as it was.
             ring = max(int(self._posted[index]) & RING_MASK, RING_ONCE)
@@ -435,7 +427,7 @@ class Posting:
             return
         hosts = self._hosts
         silent = [
-            hosts.index_of[env_id]
+            hosts.record.index_of[env_id]
             for env_id in self._record.phases.ids_in(Phase.POSTED)
             if hosts.may_stay_silent(env_id)
         ]

@@ -5,24 +5,33 @@ from __future__ import annotations
 import itertools
 import math
 from bisect import bisect_left
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import compress
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from envmgr.core.observations import Observed
-from envmgr.core.phases import AWAITED, COMING, ENDS, Next, Phase, PhaseTable
+from envmgr.core.phases import (
+    AWAITED,
+    BEHIND_THE_CALLER,
+    COMING,
+    ENDS,
+    REPAIRED,
+    Change,
+    Next,
+    Phase,
+    PhaseTable,
+)
 from envmgr.env.batch_specs import Batch
 from envmgr.errors import EnvFailure
-from envmgr.lifecycle import EnvState, StateTable
-from envmgr.types import EnvTimestep
+from envmgr.lifecycle import Column, EnvState, Event, StateTable
+from envmgr.spaces import Array
+from envmgr.types import EnvTimestep, Once
 from envmgr.wire.arenas import CopyOnGet
-from envmgr.wire.block import items, request_of, token_of
-
-T = TypeVar("T")
+from envmgr.wire.block import Block, items, request_of, token_of
 
 
 @dataclass
@@ -50,96 +59,6 @@ class EpisodeRules:
     dynamic_seed: bool | None = None
     spare_takers: tuple[bool, ...] = ()
     spares_in_order: bool = True
-
-
-class Item:
-    """A number that the record has for every env.
-
-    Args:
-        column: the list of them.
-    """
-
-    def __init__(self, column: str) -> None:
-        self._column = column
-
-    def __get__(self, slot: EnvSlot, kind: Any = None) -> int:
-        number: int = getattr(slot.record, self._column)[slot.env_id]
-        return number
-
-    def __set__(self, slot: EnvSlot, number: int) -> None:
-        getattr(slot.record, self._column)[slot.env_id] = number
-
-
-class Member:
-    """What is true of few envs.
-
-    Args:
-        members: the set of them.
-    """
-
-    def __init__(self, members: str) -> None:
-        self._members = members
-
-    def __get__(self, slot: EnvSlot, kind: Any = None) -> bool:
-        return slot.env_id in getattr(slot.record, self._members)
-
-    def __set__(self, slot: EnvSlot, is_true: bool) -> None:
-        members: set[int] = getattr(slot.record, self._members)
-        if is_true:
-            members.add(slot.env_id)
-        else:
-            members.discard(slot.env_id)
-
-
-class Kept(Generic[T]):
-    """What there is of few envs.
-
-    Args:
-        kept: where it is, by env_id.
-        nothing: returns what stands for nothing, and is not kept.
-    """
-
-    def __init__(self, kept: str, nothing: Callable[[], T]) -> None:
-        self._kept = kept
-        self._nothing = nothing
-
-    def __get__(self, slot: EnvSlot, kind: Any = None) -> T:
-        found: T | None = getattr(slot.record, self._kept).get(slot.env_id)
-        return self._nothing() if found is None else found
-
-    def __set__(self, slot: EnvSlot, value: T) -> None:
-        kept: dict[int, T] = getattr(slot.record, self._kept)
-        if value:
-            kept[slot.env_id] = value
-        else:
-            kept.pop(slot.env_id, None)
-
-
-class Passing(Generic[T]):
-    """What holds for few envs, and no longer than until their next reset has succeeded.
-
-    Args:
-        otherwise: what holds for the others.
-    """
-
-    def __init__(self, otherwise: T) -> None:
-        self._otherwise = otherwise
-        self._name = ""
-
-    def __set_name__(self, kind: Any, name: str) -> None:
-        self._name = name
-
-    def __get__(self, slot: EnvSlot, kind: Any = None) -> T:
-        facts = slot.record.passing.get(slot.env_id)
-        found: T = self._otherwise if facts is None else facts.get(self._name, self._otherwise)
-        return found
-
-    def __set__(self, slot: EnvSlot, value: T) -> None:
-        passing = slot.record.passing
-        if value != self._otherwise:
-            passing.setdefault(slot.env_id, {})[self._name] = value
-        elif slot.env_id in passing:
-            passing[slot.env_id].pop(self._name, None)
 
 
 class Pools:
@@ -187,17 +106,6 @@ class Pools:
         """Return what has to be under way, in words."""
         sizes = sorted({batch.batch_size or 1 for batch in self._of.values()})
         return " or ".join(map(str, sizes))
-
-
-def note_rows(record: Record, batches: Sequence[Batch]) -> None:
-    """Have the record know which envs are rows of batched envs."""
-    for batch in batches:
-        for env_id in batch.env_ids:
-            record.slots[env_id].batch = batch
-    if lockstep := [batch for batch in batches if not batch.partial_steps]:
-        record.together = Together(record, lockstep)
-    if pools := [batch for batch in batches if batch.batch_size]:
-        record.pools = Pools(record, pools)
 
 
 _QUIET = bytes((Phase.IDLE, Phase.CALLING))
@@ -323,6 +231,11 @@ class Together:
 
 
 NEVER = math.inf
+
+# What is deleted of the column to see whether anything is left: one operation for all envs.
+_BEFORE_THE_CALLER = bytes(set(Phase) - set(BEHIND_THE_CALLER))
+_UNREPAIRED = bytes(set(Phase) - set(REPAIRED))
+_OWE_NONE = np.array([phase not in (Phase.POSTED, Phase.STEPPING) for phase in Phase])
 _STEPS = bytes((Phase.POSTED, Phase.STEPPING))
 
 
@@ -355,12 +268,14 @@ class Record:
         episodes: of each env, resets that have succeeded.
         next_episodes: what that is when the reset that was begun last has succeeded.
         episodes_done: of each env, episodes that were counted against `episode_num`.
-        passing: what holds for few envs until their next reset has succeeded, by env_id.
+        next_resets: what is out of the ordinary about the next resets of few envs, by env_id; it is
+            forgotten when these have succeeded.
         reset_params: keyword arguments of resets, of envs that have any.
         reset_infos: of the newest resets, as far as they said anything.
-        together: says which envs are ready only together; None if none are.
-        pools: says which envs give nothing before others are under way; None if none do.
         slots: all else, by env_id.
+        index_of: where steps of each env_id are posted: at the index of its host, or all in one
+            place where they run in the caller.
+        moves: how often an env_id has got another place there.
         launching: the first resets are not over.
         all_ids: of all envs, ascending; without spares.
     """
@@ -368,8 +283,9 @@ class Record:
     def __init__(self, env_num: int, spare_num: int = 0) -> None:
         count = env_num + spare_num
         self.env_num = env_num
-        self.states = StateTable(env_num, spare_num)
-        self.phases = PhaseTable(count)
+        self._states, self._phases = StateTable(count), PhaseTable(count)
+        self.states: Column[EnvState] = self._states
+        self.phases: Column[Phase] = self._phases
         self.tokens: npt.NDArray[np.uint64] = np.zeros(count, dtype=np.uint64)
         self.token_items = items(self.tokens)
         self.since: npt.NDArray[np.float64] = np.full(count, NEVER)
@@ -386,12 +302,14 @@ class Record:
         self.late = bytearray(count)
         self.again: set[int] = set()
         self.episodes, self.next_episodes, self.episodes_done = ([0] * count for _ in range(3))
-        self.passing: dict[int, dict[str, Any]] = {}
+        self.next_resets: dict[int, NextReset] = {}
         self.reset_params: dict[int, dict[str, Any]] = {}
         self.reset_infos: dict[int, dict[str, Any]] = {}
-        self.together: Together | None = None
-        self.pools: Pools | None = None
+        self._together: Together | None = None
+        self._pools: Pools | None = None
         self.slots = [EnvSlot(i, self, is_spare=i >= env_num) for i in range(count)]
+        self.index_of = [0] * env_num
+        self.moves = 0
         self.all_ids = range(env_num)
         self._all_idle, self._all_run = (bytes([i]) * env_num for i in (Phase.IDLE, EnvState.RUN))
         self._seen = self.phases.view[:env_num], self.tokens[:env_num]
@@ -410,6 +328,194 @@ class Record:
         (phases, tokens), (found, also) = self._seen, self._found
         np.equal(phases, phase, out=also)
         return np.logical_and(np.equal(column, tokens, out=found), also, out=found)
+
+    # -- what happens: nobody else changes states and phases ------------------------------------
+
+    def happened(self, env_id: int, event: Event) -> None:
+        """Something has happened to an env.
+
+        Raises:
+            IllegalTransitionError: that cannot happen in its state; nothing was changed.
+        """
+        self._states.apply(env_id, event)
+
+    def changed(self, env_id: int, change: Change) -> None:
+        """The host of an env is busy with something else.
+
+        Raises:
+            IllegalTransitionError: that does not follow its phase; nothing was changed.
+        """
+        self._phases.apply(env_id, change)
+
+    def launched(self, env_ids: Iterable[int]) -> None:
+        """The hosts of envs are being started."""
+        self._states.apply_all(env_ids, Event.LAUNCH)
+
+    def posted(self, selection: Selection, tokens: Any) -> None:
+        """Steps of envs are posted; can be done again.
+
+        Args:
+            selection: the envs.
+            tokens: of the requests: their bytes where the envs are neighbours, else an array, or
+                what is that of each.
+        """
+        window = selection.window
+        if window is None:
+            self.tokens[selection.rows] = tokens
+            self._phases.apply_at(selection.array, Change.POST)
+        else:
+            window.token_bytes[:] = tokens
+            self._phases.apply_rows(selection.rows, Change.POST)
+
+    def sent(self, tokens: Mapping[int, int]) -> None:
+        """Steps of envs are sent by message; can be done again, but a step may count twice then.
+
+        Args:
+            tokens: of the requests, by env_id.
+        """
+        token_items, steps = self.token_items, self.step_items
+        for env_id, token in tokens.items():
+            token_items[env_id] = token
+            steps[env_id] += 1
+        self._phases.apply_all(tokens, Change.STEP)
+
+    def arrived(self, timesteps: Mapping[int, EnvTimestep]) -> None:
+        """Timesteps of envs whose episodes go on have come by message; can be done again."""
+        self.observed.keep_each(timesteps)
+        self.undelivered.update(timesteps)
+        self._phases.apply_all(timesteps, Change.SETTLE)
+
+    def delivered(self, selection: Selection | None, kept: Iterable[int]) -> None:
+        """Timesteps of envs were handed out; can be done again.
+
+        Args:
+            selection: the envs whose replies were taken out of the block; None if there are none.
+            kept: the envs whose timesteps were kept here.
+        """
+        if selection is None:
+            pass
+        elif selection.is_slice:
+            self._phases.apply_rows(selection.rows, Change.SETTLE)
+        else:
+            self._phases.apply_at(selection.array, Change.SETTLE)
+        for env_id in kept:
+            self.undelivered.pop(env_id, None)
+
+    def episodes_ended(self, endings: Iterable[tuple[int, int, bool]]) -> None:
+        """Episodes have ended, and hosts begin the next ones by themselves; can be done again.
+
+        Args:
+            endings: (env_id, episodes that it has ended with this one, whether the next one begins
+                with the next step of others).
+        """
+        column, running, ended = self.states.column, EnvState.RUN, []
+        begun, to_begin, done, late = (
+            self.episodes,
+            self.next_episodes,
+            self.episodes_done,
+            self.late,
+        )
+        for env_id, episodes_done, is_late in endings:
+            done[env_id], to_begin[env_id] = episodes_done, begun[env_id] + 1
+            late[env_id] = is_late
+            ended.append(env_id)
+        self._states.apply_all([i for i in ended if column[i] == running], Event.EPISODE_ENDED)
+        self._phases.apply_all(ended, Change.RESET)
+
+    def episodes_begun(
+        self, places: Mapping[int, int], infos: Mapping[int, dict[str, Any]]
+    ) -> None:
+        """Envs have been reset, and there is nothing else to it; can be done again.
+
+        Args:
+            places: where their first observations are, by env_id.
+            infos: what the resets said, of those that said anything.
+        """
+        for kept in (self.next_resets, self.reset_infos):
+            if kept:
+                for env_id in places:
+                    kept.pop(env_id, None)
+        self.reset_infos.update(infos)
+        if self.reset_params:
+            self.use_up_params(places)
+        self.held.difference_update(places)
+        column, running = self.states.column, EnvState.RUN
+        episodes, next_episodes, late = self.episodes, self.next_episodes, self.late
+        for env_id in places:
+            episodes[env_id], late[env_id] = next_episodes[env_id], 0
+        resetting = [env_id for env_id in places if column[env_id] != running]
+        self._states.apply_all(resetting, Event.RESET_SUCCEEDED)
+        self.observed.began(places)
+        self._phases.apply_all(places, Change.SETTLE)  # last: until then it is done again
+
+    def use_up_params(self, env_ids: Iterable[int]) -> None:
+        """Forget reset params that were for one reset, which has succeeded."""
+        params = self.reset_params
+        for env_id in env_ids:
+            if isinstance(params.get(env_id), Once):
+                del params[env_id]
+
+    # -- rows of batched envs, which go together ------------------------------------------------
+
+    def join_rows(self, batches: Sequence[Batch]) -> None:
+        """Take note of which envs are rows of batched envs."""
+        for batch in batches:
+            for env_id in batch.env_ids:
+                self.slots[env_id].batch = batch
+        if lockstep := [batch for batch in batches if not batch.partial_steps]:
+            self._together = Together(self, lockstep)
+        if pools := [batch for batch in batches if batch.batch_size]:
+            self._pools = Pools(self, pools)
+
+    def go_together(self, env_ids: Sequence[int]) -> bool:
+        """Whether these envs, all in an episode, have with them all that they are stepped with."""
+        return self._together is None or self._together.may_be_stepped(env_ids)
+
+    def missing_beside(self, env_ids: Sequence[int]) -> list[int]:
+        """Return the envs that would have to be sent an action together with these."""
+        return [] if self._together is None else self._together.missing(env_ids)
+
+    def complete(self, env_ids: list[int]) -> list[int]:
+        """Return those of the envs that have arrived with whom all have that go with them."""
+        return env_ids if self._together is None else self._together.complete(env_ids)
+
+    def goes_on(self, env_id: int) -> bool:
+        """Whether an env, once it is handed out, waits for none that goes with it."""
+        return self._together is None or self._together.goes_on(env_id)
+
+    def may_begin_late(self, env_id: int) -> bool:
+        """Whether the next episode of an env may begin with the next step of others."""
+        return self._together is not None and env_id in self._together
+
+    def lost_beside(self, env_id: int) -> EnvFailure | None:
+        """Return the failure by which an env that goes with this one was lost, but is shown still.
+
+        The actions that they are sent next can only be left unexecuted together.
+        """
+        return None if self._together is None else self._together.doomed_with(env_id)
+
+    def begun_with(self, env_ids: Iterable[int]) -> list[int]:
+        """Return the envs whose next episodes begin with a step of these."""
+        if self._together is None or 1 not in self.late:
+            return []
+        return self._together.begun_with(env_ids)
+
+    def begins_alone(self, env_id: int) -> bool:
+        """Whether an env whose episode begins late has no step of others to wait for any more."""
+        return self._together is not None and self._together.begins(env_id)
+
+    @property
+    def some_at_a_time(self) -> bool:
+        """Whether there are envs that give nothing before so many of them are under way."""
+        return self._pools is not None
+
+    def may_go_on(self, arrived: Iterable[int]) -> bool:
+        """Whether more timesteps than these come without their user doing anything."""
+        return self._pools is None or self._pools.may_go_on(arrived)
+
+    def needed_under_way(self) -> str:
+        """Return how many envs have to be under way before they give anything, in words."""
+        return "" if self._pools is None else self._pools.sizes()
 
     # -- who is ready, and who owes a timestep ------------------------------------------------
 
@@ -435,11 +541,11 @@ class Record:
         """Return whether an env takes an action now."""
         if self.states.column[env_id] != EnvState.RUN or self.owes(env_id):
             return False
-        return self.together is None or self.together.is_settled(env_id)
+        return self._together is None or self._together.is_settled(env_id)
 
     def is_coming(self, env_id: int) -> bool:
         """Return whether an env that is not ready will be without anybody doing anything."""
-        together, pools = self.together, self.pools
+        together, pools = self._together, self._pools
         if pools is not None and not pools.gives(env_id):
             return False
         return self.slots[env_id].is_coming if together is None else together.is_coming(env_id)
@@ -457,10 +563,29 @@ class Record:
         """Return the envs that take an action now, ascending."""
         if self.are_all_ready:
             return list(self.all_ids)
-        ready = self.phases.owing_none_in(self.states.view == np.uint8(EnvState.RUN))
+        ready = self._owing_none_in(self.states.view == np.uint8(EnvState.RUN))
         if self.undelivered or self.unexecuted:
             ready = [i for i in ready if not self.owes(i)]
-        return ready if self.together is None else self.together.settled(ready)
+        return ready if self._together is None else self._together.settled(ready)
+
+    def _owing_none_in(self, chosen: npt.NDArray[np.bool_]) -> list[int]:
+        """Return those of some envs whose hosts have no timestep under way, ascending."""
+        found: list[int] = (chosen & _OWE_NONE[self.phases.view]).nonzero()[0].tolist()
+        return found
+
+    @property
+    def any_behind_the_caller(self) -> bool:
+        """Whether something goes on that needs looking after while no step is gathered."""
+        return bool(self.phases.column.translate(None, _BEFORE_THE_CALLER))
+
+    @property
+    def any_repaired(self) -> bool:
+        """Whether something goes on behind the caller that is more than a reset."""
+        return bool(self.phases.column.translate(None, _UNREPAIRED))
+
+    def env_states(self) -> tuple[EnvState, ...]:
+        """Return the states of all envs, by env_id; without spares."""
+        return tuple(map(self.states.members.__getitem__, self.states.column[: self.env_num]))
 
     @property
     def is_executing(self) -> bool:
@@ -496,6 +621,39 @@ def names_of(slots: Sequence[EnvSlot]) -> str:
 _NAMED = 16
 
 
+@dataclass(slots=True)
+class NextReset:
+    """What is out of the ordinary about the next reset of an env, or the one under way.
+
+    Attributes:
+        attempts: how many attempts at it have failed.
+        seed: what it is seeded with, exactly.
+        new_generation: it is the first of a later generation, seeded accordingly.
+    """
+
+    attempts: int = 0
+    renewals_in_a_row: int = 0
+    seed: int | None = None
+    new_generation: bool = False
+
+
+_ORDINARY_RESET = NextReset()
+
+
+def _put(members: set[int], env_id: int, is_member: bool) -> None:
+    if is_member:
+        members.add(env_id)
+    else:
+        members.discard(env_id)
+
+
+def _keep(kept: dict[int, dict[str, Any]], env_id: int, value: dict[str, Any]) -> None:
+    if value:
+        kept[env_id] = value
+    else:
+        kept.pop(env_id, None)
+
+
 @dataclass(slots=True, eq=False)
 class EnvSlot:
     """One env_id: its host, what is under way, and what its user has and is owed.
@@ -514,21 +672,12 @@ class EnvSlot:
         limit_s: the time limit that was set last.
         following: what follows a pause or the end of a host.
         pause_s: how long to pause before that.
-        reset_info: info of the newest reset.
-        reset_params: keyword arguments of its resets.
         base_seed: the seed it was given last, from which those of later generations are derived.
         new_seed: given by `seed` and not used yet; the next explicit reset takes it.
-        seed: for the reset under way, exactly.
-        new_generation: the next reset is the first of a later generation, seeded accordingly.
         has_plan: its host knows what resets it is to begin with, by itself or when one is ordered.
         attended: an episode is to begin when its repair is over; else it goes to NEED_RESET.
         waits: its episode has ended, and the next one begins when its host has been replaced.
-        again: when the running reset is over, reset once more (new parameters or seed).
-        attempts: failed attempts at the present reset.
         renewals_in_a_row: renewals since the last reset that succeeded.
-        episode: resets that have succeeded.
-        next_episode: what that is when the reset that was begun last has succeeded.
-        episodes_done: episodes counted against `episode_num`.
         fresh: of a doomed env: what it shows after the timestep that it gets for its next action.
         resets_alone: it can be reset while other rows of its batched env are in an episode.
         dropped: its failure budget is spent and it takes no more part.
@@ -588,18 +737,124 @@ class EnvSlot:
 
     # -- what is in the columns ---------------------------------------------------------------
 
-    attempts = Passing(0)
-    renewals_in_a_row = Passing(0)
-    seed = Passing[int | None](None)
-    new_generation = Passing(False)
-    again = Member("again")
-    held = Member("held")
-    doomed = Kept[EnvFailure | None]("doomed", lambda: None)
-    reset_info = Kept[dict[str, Any]]("reset_infos", dict)
-    reset_params = Kept[dict[str, Any]]("reset_params", dict)
-    episode = Item("episodes")
-    next_episode = Item("next_episodes")
-    episodes_done = Item("episodes_done")
+    @property
+    def state(self) -> EnvState:
+        """What it is doing, as its user sees it."""
+        return self.record.states[self.env_id]
+
+    @property
+    def attempts(self) -> int:
+        """Failed attempts at the present reset."""
+        return self.record.next_resets.get(self.env_id, _ORDINARY_RESET).attempts
+
+    @attempts.setter
+    def attempts(self, attempts: int) -> None:
+        self._of_next_reset().attempts = attempts
+
+    @property
+    def renewals_in_a_row(self) -> int:
+        """Renewals since the last reset that succeeded."""
+        return self.record.next_resets.get(self.env_id, _ORDINARY_RESET).renewals_in_a_row
+
+    @renewals_in_a_row.setter
+    def renewals_in_a_row(self, renewals_in_a_row: int) -> None:
+        self._of_next_reset().renewals_in_a_row = renewals_in_a_row
+
+    @property
+    def seed(self) -> int | None:
+        """For the reset under way, or the next one, exactly."""
+        return self.record.next_resets.get(self.env_id, _ORDINARY_RESET).seed
+
+    @seed.setter
+    def seed(self, seed: int | None) -> None:
+        self._of_next_reset().seed = seed
+
+    @property
+    def new_generation(self) -> bool:
+        """Whether the next reset is the first of a later generation, seeded accordingly."""
+        return self.record.next_resets.get(self.env_id, _ORDINARY_RESET).new_generation
+
+    @new_generation.setter
+    def new_generation(self, new_generation: bool) -> None:
+        self._of_next_reset().new_generation = new_generation
+
+    def _of_next_reset(self) -> NextReset:
+        return self.record.next_resets.setdefault(self.env_id, NextReset())
+
+    @property
+    def again(self) -> bool:
+        """Whether it is reset once more when the running reset is over."""
+        return self.env_id in self.record.again
+
+    @again.setter
+    def again(self, again: bool) -> None:
+        _put(self.record.again, self.env_id, again)
+
+    @property
+    def held(self) -> bool:
+        """Whether its timestep waits for the reset that belongs to it (`reset_inplace`)."""
+        return self.env_id in self.record.held
+
+    @held.setter
+    def held(self, held: bool) -> None:
+        _put(self.record.held, self.env_id, held)
+
+    @property
+    def doomed(self) -> EnvFailure | None:
+        """With what failure its host died while it was ready, if it did."""
+        return self.record.doomed.get(self.env_id)
+
+    @doomed.setter
+    def doomed(self, failure: EnvFailure | None) -> None:
+        if failure is None:
+            self.record.doomed.pop(self.env_id, None)
+        else:
+            self.record.doomed[self.env_id] = failure
+
+    @property
+    def reset_info(self) -> dict[str, Any]:
+        """Info of the newest reset."""
+        return self.record.reset_infos.get(self.env_id, {})
+
+    @reset_info.setter
+    def reset_info(self, info: dict[str, Any]) -> None:
+        _keep(self.record.reset_infos, self.env_id, info)
+
+    @property
+    def reset_params(self) -> dict[str, Any]:
+        """Keyword arguments of its resets."""
+        return self.record.reset_params.get(self.env_id, {})
+
+    @reset_params.setter
+    def reset_params(self, params: dict[str, Any]) -> None:
+        _keep(self.record.reset_params, self.env_id, params)
+
+    @property
+    def episode(self) -> int:
+        """Resets that have succeeded."""
+        return self.record.episodes[self.env_id]
+
+    @episode.setter
+    def episode(self, episode: int) -> None:
+        self.record.episodes[self.env_id] = episode
+
+    @property
+    def next_episode(self) -> int:
+        """What `episode` is when the reset that was begun last has succeeded."""
+        return self.record.next_episodes[self.env_id]
+
+    @next_episode.setter
+    def next_episode(self, next_episode: int) -> None:
+        self.record.next_episodes[self.env_id] = next_episode
+
+    @property
+    def episodes_done(self) -> int:
+        """Episodes counted against `episode_num`."""
+        return self.record.episodes_done[self.env_id]
+
+    @episodes_done.setter
+    def episodes_done(self, episodes_done: int) -> None:
+        self.record.episodes_done[self.env_id] = episodes_done
 
     @property
     def phase(self) -> Phase:
@@ -757,3 +1012,233 @@ def host_groups(slots: Sequence[EnvSlot], n_hosts: int | None) -> list[HostGroup
         groups.append(HostGroup(index, tuple(itertools.chain(*units[first:end]))))
         first = end
     return groups
+
+
+_KNOWN_SELECTIONS = 256
+
+NOBODY = np.empty(0, dtype=np.int64)
+"""The env_ids of a selection that there is none of."""
+
+NOBODY.flags.writeable = False
+
+
+class Window:
+    """The rows of neighbours, cut out of the columns once: cheaper than an index each time.
+
+    Args:
+        block: the columns that are shared.
+        rows: which.
+        tokens: of the requests whose replies are awaited, of all envs.
+
+    Attributes:
+        actions: their rows of the actions, per leaf.
+        rewards: their rows of the rewards that are one number.
+        flags: of the replies.
+        replies: tokens that were replied, for comparing with `tokens`.
+        tokens: tokens that are awaited.
+        token_bytes: the bytes of `tokens`, for writing them as a whole.
+        request_bytes: the bytes of the tokens that are requested, likewise.
+    """
+
+    __slots__ = (
+        "actions",
+        "flags",
+        "replies",
+        "request_bytes",
+        "rewards",
+        "token_bytes",
+        "tokens",
+    )
+
+    def __init__(self, block: Block, rows: slice, tokens: Array) -> None:
+        self.actions = [column[rows] for column in block.actions]
+        self.rewards = block.rewards[rows]
+        self.replies = items(block.replies[rows])
+        self.tokens = items(tokens[rows])
+        self.flags = items(block.flags[rows])
+        self.token_bytes = self.tokens.cast("B")
+        self.request_bytes = items(block.requests[rows]).cast("B")
+
+
+class Selection:
+    """Envs that are stepped together, in the order their user named them.
+
+    Attributes:
+        ids: their env_ids.
+        count: how many they are.
+        array: the same, as a read-only array (k,) int64.
+        rows: what indexes their rows: a slice if they are neighbours, else `array`.
+        is_slice: whether they are.
+        hosts: the indexes of their hosts.
+        window: their rows of the columns, if they are neighbours and steps are posted.
+        arenas: their rows of the arenas, by slot, as far as they were asked for; if they are.
+        is_ascending: whether the env_ids ascend.
+        ordinary: what they are said to be whose replies have nothing to them, by their flags; see
+            `Handout`.
+        fresh: what says of all that the newest observation is in the arena.
+        stale: likewise that it is not.
+        posted: what says that the steps of all are posted.
+        n_posts: how often steps of all were posted since that was added to those of each.
+        idle: likewise that nothing is asked of their hosts.
+        run: likewise that they are in RUN.
+    """
+
+    __slots__ = (
+        "arenas",
+        "array",
+        "count",
+        "fresh",
+        "hosts",
+        "idle",
+        "ids",
+        "is_ascending",
+        "is_slice",
+        "n_posts",
+        "ordinary",
+        "posted",
+        "rows",
+        "run",
+        "stale",
+        "window",
+    )
+
+    def __init__(self, ids: list[int]) -> None:
+        self.ids = ids
+        self.count = len(ids)
+        self.array: npt.NDArray[np.int64] = np.array(ids, dtype=np.int64)
+        self.array.flags.writeable = False
+        first, count = ids[0], len(ids)
+        self.hosts: list[int] = []
+        self.is_ascending = 0 not in (self.array[1:] > self.array[:-1]).tobytes()
+        self.is_slice = self.is_ascending and ids[-1] - first == count - 1
+        self.rows: Any = slice(first, first + count) if self.is_slice else self.array
+        self.fresh, self.stale = bytes((1,)) * count, bytes(count)
+        self.posted, self.idle = bytes((Phase.POSTED,)) * count, bytes((Phase.IDLE,)) * count
+        self.run = bytes((EnvState.RUN,)) * count
+        self.window: Window | None = None
+        self.arenas: dict[int, list[Array]] = {}
+        self.ordinary: dict[bytes, Any] = {}
+        self.n_posts = 0
+
+    def may_be_posted(self, record: Record) -> bool:
+        """Whether all of these envs take an action now that their hosts can execute."""
+        ids, undelivered, doomed = self.ids, record.undelivered, record.doomed
+        if undelivered and not undelivered.keys().isdisjoint(ids):
+            return False
+        if doomed and not doomed.keys().isdisjoint(ids):
+            return False
+        if record.unposted and not record.unposted.isdisjoint(ids):
+            return False
+        if not record.go_together(ids):
+            return False
+        rows, phases, states = self.rows, record.phases, record.states
+        if self.is_slice:
+            return bool(phases.column[rows] == self.idle and states.column[rows] == self.run)
+        is_idle: bool = phases.view[rows].tobytes() == self.idle
+        return is_idle and bool(states.view[rows].tobytes() == self.run)
+
+    def is_posted(self, phases: Column[Phase]) -> bool:
+        """Whether the steps of all of these envs are posted."""
+        if self.is_slice:
+            return bool(phases.column[self.rows] == self.posted)
+        return bool(phases.view[self.array].tobytes() == self.posted)
+
+
+_PLAIN_SEQUENCES = frozenset((dict, list, tuple, type({}.keys())))
+"""What can be read without running code of its own, and comes to an end."""
+
+
+class Selections:
+    """Mostly the same selection for the same envs.
+
+    Args:
+        record: which host serves which env.
+    """
+
+    def __init__(self, record: Record) -> None:
+        self._record = record
+        self._known: dict[tuple[int, ...], Selection] = {}
+        self._latest: Selection | None = None
+        self._latest_array: Any = None
+        self._moves = 0
+        self._block: Block | None = None
+
+    def share(self, block: Block | None) -> None:
+        """Steps of selections are posted in this block from now on, or not any more."""
+        self._block = block
+        self._forget()
+
+    def steps_of(self, env_id: int) -> int:
+        """Return how many steps an env has been asked for."""
+        self._count_steps()
+        return int(self._record.steps[env_id])
+
+    def _count_steps(self) -> None:
+        """Add what was posted for envs together to the steps of each."""
+        steps = self._record.steps
+        for selection in self._known.values():
+            if selection.n_posts:
+                n_posts, selection.n_posts = selection.n_posts, 0
+                steps[selection.rows] += n_posts
+
+    def _forget(self) -> None:
+        self._count_steps()
+        for selection in self._known.values():
+            selection.window = None
+            selection.arenas.clear()
+            selection.ordinary.clear()
+        self._known.clear()
+        self._latest = self._latest_array = None
+
+    def of(self, env_ids: Any) -> Selection | None:
+        """Return envs as a selection.
+
+        Args:
+            env_ids: a sequence or an array of env_ids.
+
+        Returns:
+            None if there are none, or these are not all different env_ids.
+        """
+        if self._moves != self._record.moves:
+            self._forget()
+            self._moves = self._record.moves  # last: what an interrupt has left is forgotten anew
+        if env_ids is self._latest_array:
+            return self._latest
+        kind = type(env_ids)
+        if kind is np.ndarray and env_ids.ndim == 1 and env_ids.dtype.kind in "iu":
+            key = tuple(env_ids.tolist())
+        elif kind in _PLAIN_SEQUENCES or (kind is range and self._spans(env_ids)):
+            key = tuple(env_ids)
+        else:
+            return None
+        if kind is not np.ndarray and set(map(type, key)) != {int}:
+            return None  # asked first: True and 1.0 are found as 1 is
+        selection = self._known.get(key)
+        if selection is None:
+            selection = self._made(key)
+        if selection is not None:
+            self._latest, self._latest_array = selection, selection.array
+        return selection
+
+    def _made(self, key: tuple[int, ...]) -> Selection | None:
+        try:
+            selection = Selection(list(key))
+        except (IndexError, OverflowError):  # there are none, or what is no number of an env
+            return None
+        ascends = selection.is_ascending
+        least, most = (key[0], key[-1]) if ascends else (min(key), max(key))
+        if least < 0 or most >= self._record.env_num or not (ascends or len(set(key)) == len(key)):
+            return None
+        selection.hosts = list(dict.fromkeys(map(self._record.index_of.__getitem__, key)))
+        if len(self._known) >= _KNOWN_SELECTIONS:
+            self._count_steps()
+            self._known.clear()
+        if selection.is_slice and self._block is not None:
+            selection.window = Window(self._block, selection.rows, self._record.tokens)
+        self._known[key] = selection
+        return selection
+
+    def _spans(self, env_ids: range) -> bool:
+        """Whether a range lies within the env_ids; others may be too long to be read."""
+        n = self._record.env_num
+        return 0 <= env_ids.start <= n and -1 <= env_ids.stop <= n

@@ -8,7 +8,7 @@ from functools import partial
 
 from envmgr.core.collect import Taken
 from envmgr.core.engine import Engine, Supervisor
-from envmgr.core.selection import Selection
+from envmgr.core.table import Selection
 from envmgr.errors import AllEnvsFailedError, NothingReadyError
 from envmgr.lifecycle import EnvState
 from envmgr.policy import GatherPolicy
@@ -80,7 +80,7 @@ def _refuse_to_wait(supervisor: Supervisor) -> None:
     Raises:
         NothingReadyError: for one of three reasons; AllEnvsFailedError for the last of them.
     """
-    states = supervisor.states.snapshot()
+    states = supervisor.record.env_states()
     owed = supervisor.record.owed_ids()
     if owed:
         raise NothingReadyError(
@@ -193,14 +193,14 @@ class Gather:
                 + ("" if supervisor.ready_ids() else _NONE_READY)
             )
         is_limited = deadline != math.inf  # and may have passed before anybody looks
-        if posting is None or is_limited or supervisor.record.phases.any_repaired:
+        if posting is None or is_limited or supervisor.record.any_repaired:
             self._engine.collect()
-        if is_limited and supervisor.record.pools is not None:  # which have to be waited for
+        if is_limited and supervisor.record.some_at_a_time:  # which have to be waited for
             deadline = max(deadline, self._engine.now() + _A_MOMENT_S)
         if posting is not None:
             latest = posting.latest(outstanding)
             wants_all = policy.needed(outstanding) == outstanding and not is_limited
-            if latest is not None and wants_all and supervisor.record.pools is None:
+            if latest is not None and wants_all and not supervisor.record.some_at_a_time:
                 return self.exactly(latest)
             posting.have_all_ring()
         while True:
@@ -219,19 +219,19 @@ class Gather:
         self, policy: GatherPolicy, outstanding: int, deadline: float, *, exactly: bool
     ) -> list[int]:
         handout, repair, engine = self._handout, self._supervisor.repair, self._engine
-        needed, pools = policy.needed(outstanding), self._record.pools
+        needed, may_go_on = policy.needed(outstanding), self._record.may_go_on
         arrived: list[int] = []
 
         def satisfied() -> bool:
             arrived[:] = handout.arrived_ids()
             if len(arrived) < needed:
-                return repair.urgent or not (pools is None or pools.may_go_on(arrived))
+                return repair.urgent or not may_go_on(arrived)
             return (
                 repair.urgent
                 or exactly
                 or len(arrived) == outstanding
                 or handout.any_goes_on(arrived)
-                or not (pools is None or pools.may_go_on(arrived))
+                or not may_go_on(arrived)
             )
 
         def complete() -> bool:
@@ -258,12 +258,13 @@ class Gather:
         Raises:
             NothingReadyError: that is so.
         """
-        pools, repair = self._record.pools, self._supervisor.repair
-        if arrived or pools is None or repair.urgent or pools.may_go_on(()):
+        record, repair = self._record, self._supervisor.repair
+        if arrived or not record.some_at_a_time or repair.urgent or record.may_go_on(()):
             return
         raise NothingReadyError(
-            f"envs {self._record.owed_ids()} have actions under way, but their pool gives nothing "
-            f"before {pools.sizes()} of its envs are (batch_size): send actions to more of them"
+            f"envs {record.owed_ids()} have actions under way, but their pool gives nothing "
+            f"before {record.needed_under_way()} of its envs are (batch_size): send actions to "
+            "more of them"
         )
 
     def _set_aside(self) -> None:

@@ -290,7 +290,7 @@ class ManagerLifetime(EngineOwner):
         engine = self._engine
         if engine is None or not self._launched:
             return dict.fromkeys(range(self.env_num), EnvState.VOID)
-        return dict(enumerate(engine.supervisor.states.snapshot()))
+        return dict(enumerate(engine.supervisor.record.env_states()))
 
     def env_state_done(self, env_id: int) -> bool:
         """Return whether an env's episode budget is spent."""
@@ -304,7 +304,7 @@ class ManagerLifetime(EngineOwner):
             return False
         supervisor = engine.supervisor
         return (
-            all(s is EnvState.DONE for s in supervisor.states.snapshot())
+            all(s is EnvState.DONE for s in supervisor.record.env_states())
             and not supervisor.record.owed_ids()
             and not supervisor.delivery.count
         )

@@ -336,7 +336,7 @@ class SparesMachine(RuleBasedStateMachine):
         assert rig.supervisor.statistics.dropped_replies == 0
         groups = [slot.group for slot in rig.hosts.slots]
         assert len({id(group) for group in groups}) == len(groups)
-        assert rig.hosts.index_of == [s.group.index for s in rig.supervisor.slots]
+        assert rig.hosts.record.index_of == [s.group.index for s in rig.supervisor.slots]
         for slot in rig.hosts.slots:
             where = f"{rig.state(slot.env_id)!r} {slot}"
             assert slot.group.slots == (slot,), where

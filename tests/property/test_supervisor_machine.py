@@ -220,7 +220,7 @@ class SupervisorMachine(RuleBasedStateMachine):
                 supervisor.place_observations(same_spaces=False)
                 supervisor.begin_episodes()
                 self.phase = "resetting"
-        elif self.phase == "resetting" and set(supervisor.states.snapshot()) == {EnvState.RUN}:
+        elif self.phase == "resetting" and set(supervisor.record.env_states()) == {EnvState.RUN}:
             supervisor.record.launching = False
             self.phase = "running"
 
@@ -234,7 +234,7 @@ class SupervisorMachine(RuleBasedStateMachine):
         self.n_cancelled += len(self.owed)
         self.owed.clear()
         self.rig.engine.close(0.0)
-        assert set(self.rig.supervisor.states.snapshot()) == {EnvState.VOID}
+        assert set(self.rig.supervisor.record.env_states()) == {EnvState.VOID}
         assert self.rig.deliver() == {}
         self.phase = "closed"
 

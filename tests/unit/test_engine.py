@@ -18,7 +18,7 @@ from envmgr.core import Phase
 from envmgr.core import engine as engine_module
 from envmgr.core.engine import LOOK_EVERY_S, NARROW_S, WARN_EVERY_S, Engine
 from envmgr.core.phases import Change
-from envmgr.core.selection import Window
+from envmgr.core.table import Window
 from envmgr.errors import ConcurrentCallError, ManagerClosedError, OutOfMemoryError
 from envmgr.lifecycle import EnvState
 from envmgr.policy import Deadlines, FailurePolicy
@@ -281,7 +281,7 @@ def test_closing_ends_a_wait_from_elsewhere() -> None:
         rig.engine.wait_until(never, doing="step")
     assert rig.clock() == began + 7.0
     assert rig.transport.closed_with_s == 1.5
-    assert rig.supervisor.states.snapshot() == (EnvState.VOID,) * 2
+    assert rig.supervisor.record.env_states() == (EnvState.VOID,) * 2
     assert rig.supervisor.statistics.cancelled == 2
 
 
@@ -293,7 +293,7 @@ def test_what_arrived_in_the_moment_of_closing_is_not_applied_any_more() -> None
     rig.transport.call_after(1.0, lambda: rig.engine.close(0.0))
     with pytest.raises(ManagerClosedError):
         rig.engine.wait_until(never, doing="step")
-    assert rig.supervisor.states.snapshot() == (EnvState.VOID,) * 2
+    assert rig.supervisor.record.env_states() == (EnvState.VOID,) * 2
     assert rig.identity_holds()
 
 
@@ -311,7 +311,7 @@ def test_closing_between_two_arrivals_leaves_the_second_one_alone() -> None:
     rig.supervisor.handle = handle_and_close  # type: ignore[method-assign]
     with pytest.raises(ManagerClosedError):
         rig.engine.wait_until(never, doing="step")
-    assert rig.supervisor.states.snapshot() == (EnvState.VOID,) * 2
+    assert rig.supervisor.record.env_states() == (EnvState.VOID,) * 2
 
 
 def test_a_closed_engine_refuses_calls() -> None:

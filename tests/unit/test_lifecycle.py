@@ -106,25 +106,24 @@ def test_a_batch_is_applied_whole_or_not_at_all(event: Event) -> None:
         table.column[:] = bytes(states)
         with pytest.raises(IllegalTransitionError):
             table.apply_all([0, 1, 2], event)
-        assert list(table.snapshot()) == states
+        assert [table[i] for i in range(3)] == states
 
 
 def test_a_batch_changes_the_envs_it_names_and_no_other() -> None:
     table = table_in(I, env_num=4)
     table.apply_all(iter((3, 1)), Event.BEGIN_RESET)
-    assert table.snapshot() == (I, S, I, S)
+    assert tuple(map(table.__getitem__, range(len(table.column)))) == (I, S, I, S)
 
 
 def test_events_of_one_env_leave_the_others_alone() -> None:
     table = table_in(S, env_num=3)
     table.apply(1, Event.RESET_SUCCEEDED)
-    assert table.snapshot() == (S, R, S)
+    assert tuple(map(table.__getitem__, range(len(table.column)))) == (S, R, S)
 
 
 def test_all_envs_begin_in_void() -> None:
     table = StateTable(3)
-    assert table.snapshot() == (V, V, V)
-    assert len(table) == 3
+    assert tuple(map(table.__getitem__, range(len(table.column)))) == (V, V, V)
 
 
 def test_ids_in_a_state_are_ascending() -> None:
@@ -133,22 +132,6 @@ def test_ids_in_a_state_are_ascending() -> None:
     assert table.ids_in(R) == [0, 2]
     assert table.ids_in(N) == [4]
     assert table.ids_in(V) == []
-
-
-def test_spares_are_asked_for_one_by_one_and_not_listed() -> None:
-    states = StateTable(2, 1)
-    states.apply_all(range(3), Event.LAUNCH)
-    states.apply(2, Event.BEGIN_RESET)
-    assert states[2] is EnvState.RESET
-    assert len(states) == 2
-    assert states.snapshot() == (EnvState.INIT, EnvState.INIT)
-
-
-def test_a_snapshot_does_not_change_afterwards() -> None:
-    table = table_in(I)
-    snapshot = table.snapshot()
-    table.apply(0, Event.FAILED)
-    assert snapshot == (I,)
 
 
 def test_the_error_names_the_env_its_state_the_event_and_where_it_is_legal() -> None:

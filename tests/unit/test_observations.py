@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from envmgr.core.observations import ObservationReader, Observed
-from envmgr.core.selection import Selection
+from envmgr.core.table import Selection
 from envmgr.spaces import NonFiniteError, ValueMismatchError, codec_of
 from envmgr.wire.arenas import (
     COPIED,

@@ -9,7 +9,6 @@ import pytest
 
 from envmgr.core.phases import (
     AWAITED,
-    BEHIND_THE_CALLER,
     CHANGES,
     Change,
     Phase,
@@ -119,14 +118,6 @@ def test_nothing_that_is_awaited_is_posted_over() -> None:
     free = {phase for phase in PHASES if expected(phase, Change.POST) is not None}
     assert free & AWAITED == set()
     assert {B, R, S, X, C} == AWAITED
-
-
-@pytest.mark.parametrize("phase", Phase, ids=lambda x: x.name)
-def test_what_goes_on_behind_the_caller_is_found_in_the_column(phase: Phase) -> None:
-    table = table_in(I, phase)
-    assert table.any_behind_the_caller is (phase in (B, R, X, E, W))
-    assert table.any_behind_the_caller is (phase in BEHIND_THE_CALLER)
-    assert table.any_repaired is (phase in (B, X, E, W))
 
 
 def test_every_phase_has_a_label_and_users_are_not_told_how_steps_travel() -> None:

@@ -34,10 +34,10 @@ def prepare(rig: Rig, actions: Any, check: Any = CHECK) -> Any:
 
 def refused(rig: Rig, error: type[Exception], actions: Any) -> str:
     """Check that actions are refused, and that nothing was sent or changed by them."""
-    before = (len(rig.transport.sent), rig.supervisor.states.snapshot(), rig.ready())
+    before = (len(rig.transport.sent), rig.supervisor.record.env_states(), rig.ready())
     with pytest.raises(error) as caught:
         prepare(rig, actions)
-    assert (len(rig.transport.sent), rig.supervisor.states.snapshot(), rig.ready()) == before
+    assert (len(rig.transport.sent), rig.supervisor.record.env_states(), rig.ready()) == before
     assert rig.supervisor.statistics.actions == 0
     return str(caught.value)
 
@@ -398,7 +398,7 @@ def test_reset_params_that_cannot_be_sent_are_refused_before_any_env_is_reset() 
         requests.refuse_unsendable_params(rig.supervisor, {0: {"a": 1}, 1: {"a": 2}})
     requests.refuse_unsendable_params(rig.supervisor, {0: {"a": 1}, 1: None, 2: {}})
     assert rig.ready() == [0, 1, 2]
-    assert rig.supervisor.states.snapshot() == (EnvState.RUN,) * 3
+    assert rig.supervisor.record.env_states() == (EnvState.RUN,) * 3
 
 
 def test_calls_are_refused_to_envs_that_are_gone_for_good() -> None:

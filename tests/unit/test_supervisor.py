@@ -42,17 +42,17 @@ INF = float("inf")
 def test_launching_starts_a_host_for_each_env_and_resets_all() -> None:
     rig = Rig(3)
     rig.supervisor.start_hosts(range(3))
-    assert rig.supervisor.states.snapshot() == (EnvState.INIT,) * 3
+    assert rig.supervisor.record.env_states() == (EnvState.INIT,) * 3
     hosts = rig.transport.hosts
     assert [hosts[i].env_id for i in sorted(hosts)] == [0, 1, 2]
     assert [slot.phase for slot in rig.supervisor.slots] == [Phase.STARTING] * 3
     for env_id in (2, 0, 1):
         rig.hello(env_id)
     assert [slot.phase for slot in rig.supervisor.slots] == [Phase.IDLE] * 3
-    assert rig.supervisor.states.snapshot() == (EnvState.INIT,) * 3
+    assert rig.supervisor.record.env_states() == (EnvState.INIT,) * 3
     rig.supervisor.place_observations(same_spaces=True)
     rig.supervisor.begin_episodes()
-    assert rig.supervisor.states.snapshot() == (EnvState.RESET,) * 3
+    assert rig.supervisor.record.env_states() == (EnvState.RESET,) * 3
     rig.reset_done(1, "first of 1", level=3)
     assert rig.ready() == [1]
     assert rig.obs(1) == "first of 1"
@@ -66,11 +66,11 @@ def test_a_host_that_was_started_early_is_not_started_again() -> None:
     rig = Rig(2, answer=FakeEnvs())
     rig.supervisor.start_hosts([0])
     rig.pump()
-    assert rig.supervisor.states.snapshot() == (EnvState.INIT, EnvState.VOID)
+    assert rig.supervisor.record.env_states() == (EnvState.INIT, EnvState.VOID)
     rig.supervisor.start_hosts(range(2))
     rig.pump()
     assert len(rig.transport.hosts) == 2
-    assert rig.supervisor.states.snapshot() == (EnvState.INIT, EnvState.INIT)
+    assert rig.supervisor.record.env_states() == (EnvState.INIT, EnvState.INIT)
 
 
 def test_the_first_reset_carries_params_seed_and_plan() -> None:
@@ -777,7 +777,7 @@ def test_stopping_makes_every_env_void_and_cancels_what_is_owed() -> None:
     rig.stepped(2)
     rig.deliver(2)
     rig.supervisor.stop()
-    assert rig.supervisor.states.snapshot() == (EnvState.VOID,) * 4
+    assert rig.supervisor.record.env_states() == (EnvState.VOID,) * 4
     statistics = rig.supervisor.statistics
     assert (statistics.actions, statistics.timesteps, statistics.cancelled) == (3, 1, 2)
     assert statistics.outstanding == 0

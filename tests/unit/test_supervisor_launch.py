@@ -303,7 +303,7 @@ def test_a_config_says_how_the_engine_is_built() -> None:
     engine = build_engine([lambda: None] * 2, config, transport, (None, Discrete(3)), clock)
     assert engine.now() == clock()
     supervisor = engine.supervisor
-    assert supervisor.states.snapshot() == (EnvState.VOID,) * 2
+    assert supervisor.record.env_states() == (EnvState.VOID,) * 2
     supervisor.start_hosts([0, 1])
     settings = transport.hosts[1].spec.settings
     assert settings.rules.strict_dtype

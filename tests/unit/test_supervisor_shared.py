@@ -81,7 +81,7 @@ def test_a_host_that_is_started_early_builds_one_env_and_the_others_at_launch() 
     (host,) = rig.transport.hosts.values()
     assert [order.request_id == UNANSWERED for order in host.spec.envs] == [False, True, True]
     rig.hello(0)
-    assert rig.supervisor.states.snapshot() == (EnvState.INIT, EnvState.VOID, EnvState.VOID)
+    assert rig.supervisor.record.env_states() == (EnvState.INIT, EnvState.VOID, EnvState.VOID)
     rig.supervisor.start_hosts(range(3))
     assert len(rig.transport.hosts) == 1
     assert [m.op for m in host.received[1:]] == [Op.RENEW, Op.RENEW]
@@ -279,7 +279,7 @@ def test_the_last_env_that_is_dropped_takes_the_host_with_it() -> None:
     host = rig.transport.host_of(0)
     assert len(host.requests(Op.CLOSE)) == 1
     rig.die(0, exit_status=0)
-    assert rig.supervisor.states.snapshot() == (EnvState.DONE,) * 2
+    assert rig.supervisor.record.env_states() == (EnvState.DONE,) * 2
     rig.reset(1)
     new = rig.transport.host_of(1)
     assert new is not host

@@ -58,7 +58,7 @@ def test_spares_are_reset_at_launch_and_nobody_sees_them() -> None:
         True,
         True,
     ]
-    assert len(rig.supervisor.slots) == len(rig.supervisor.states.snapshot()) == 2
+    assert len(rig.supervisor.slots) == len(rig.supervisor.record.env_states()) == 2
     assert rig.supervisor.spares.figures() == {"spare_env_num": 2, "spares_ready": 2}
     assert rig.supervisor.statistics.resets == 2
     assert rig.supervisor.statistics.num_workers == 2
@@ -602,4 +602,4 @@ def test_close_leaves_nothing_that_counts() -> None:
     rig = spared()
     end_episode(rig, 0)
     rig.engine.close(0.0)
-    assert rig.supervisor.states.snapshot() == (EnvState.VOID,) * 2
+    assert rig.supervisor.record.env_states() == (EnvState.VOID,) * 2
