@@ -12,9 +12,10 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeGuard
 
 from envmgr.config import ManagerConfig
-from envmgr.core import Phase, requests
+from envmgr.core import Phase
 from envmgr.core.engine import Engine
 from envmgr.core.launching import await_all, build_all, reset_all
+from envmgr.core.submit import submit_calls
 from envmgr.errors import EnvFailure, LaunchError
 from envmgr.texts import short_time
 from envmgr.wire.messages import Op
@@ -186,7 +187,9 @@ def _measure(engine: Engine, config: ManagerConfig) -> Trial:
     step_s, reset_s = (PATIENCE_S if limit is None else limit for limit in limits)
     reset_all(engine, min(reset_s, PATIENCE_S))
     (slot,) = engine.supervisor.slots
-    requests.submit_calls(engine.supervisor, [0], Op.APPLY, [(try_env, (STEPPING_S,))], "the trial")
+    supervisor = engine.supervisor
+    payload = try_env, (STEPPING_S,)
+    submit_calls(supervisor.hosts, supervisor.slots[:1], Op.APPLY, [payload], "the trial")
     # The first step and its reset, the last ones, and the time between them.
     limit_s = STEPPING_S + min(2.0 * (step_s + reset_s), PATIENCE_S)
     await_all(engine, lambda: slot.phase is not Phase.CALLING, "its steps", limit_s)

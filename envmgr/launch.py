@@ -13,7 +13,7 @@ from envmgr.config import ManagerConfig, WorkerEnv, check_kind
 from envmgr.config.kind_sections import Ray
 from envmgr.core import EpisodeRules, Hosts, Supervisor
 from envmgr.core.engine import Engine
-from envmgr.core.journal import Shelter
+from envmgr.core.journal import Journal, SignalFreeThread
 from envmgr.core.spares import all_factories, spare_factory, takers_of
 from envmgr.core.statistics import Tracer
 from envmgr.core.watch import Watch
@@ -182,7 +182,7 @@ def build_engine(
     transport: Transport,
     given_spaces: tuple[Any, Any],
     clock: Clock,
-    shelter: Shelter | None = None,
+    thread: SignalFreeThread | None = None,
 ) -> Engine:
     """Return an engine whose envs are all VOID.
 
@@ -192,7 +192,7 @@ def build_engine(
         transport: how hosts are reached.
         given_spaces: of observations and actions, in place of the envs' own.
         clock: monotonic seconds.
-        shelter: see `Engine`.
+        thread: see `Journal`.
 
     Raises:
         ConfigError: spares are asked for where no reset can be hidden, or a timeline nowhere.
@@ -213,14 +213,13 @@ def build_engine(
         _refuse_nowhere(config.trace.path)
         hosts.tracer = Tracer(clock, config.trace.events)
     rules = _rules_of(config, () if spare is None else takers_of(factories, spare))
-    supervisor = Supervisor(hosts, rules, _failure_policy_of(config))
+    supervisor = Supervisor(hosts, rules, _failure_policy_of(config), Journal(thread))
     alone, spin_s = transport.works_alone, spin_s_of(config) if transport.spins else 0.0
     engine = Engine(
         supervisor,
         transport,
         clock,
         background=alone,
-        shelter=shelter,
         spin_s=spin_s,
     )
     watch = Watch(config.type, clock)

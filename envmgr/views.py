@@ -14,9 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from envmgr.core import ArrayBatch, ends_of
-from envmgr.core.arguments import actions_by_id
-from envmgr.core.journal import Delivery
-from envmgr.core.requests import rows_by_id
+from envmgr.core.journal import Journal
+from envmgr.core.validate import actions_by_id, rows_by_id
 from envmgr.errors import ActionError, NothingReadyError, SpaceMismatchError
 from envmgr.optional_packages import imported
 from envmgr.spaces import Codec, ValueMismatchError, codec_of
@@ -87,12 +86,14 @@ class DictView:
         """
         return actions if type(actions) is dict else actions_by_id(actions)
 
-    def timesteps(self, timesteps: dict[int, EnvTimestep], delivery: Delivery | None = None) -> Any:
+    def timesteps(
+        self, timesteps: dict[int, EnvTimestep], journal: Journal[Any] | None = None
+    ) -> Any:
         """Return what `step` gives.
 
         Args:
             timesteps: by env_id.
-            delivery: what they are delivered with; its `fate` says later on if they were not.
+            journal: of the call that returns them; its `fate` says later on if it did not.
         """
         return timesteps
 
@@ -157,7 +158,7 @@ class TreeView(DictView):
         return {env_id: _untree(action) for env_id, action in by_id.items()}
 
     def timesteps(
-        self, timesteps: dict[int, EnvTimestep], delivery: Delivery | None = None
+        self, timesteps: dict[int, EnvTimestep], journal: Journal[Any] | None = None
     ) -> list[Any]:
         """Return a treetensor with `obs reward done info env_id` for each timestep.
 

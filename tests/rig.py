@@ -12,16 +12,16 @@ from typing import Any
 import pytest
 
 from envmgr.core import (
+    Collected,
     EnvSlot,
     EpisodeRules,
     Hosts,
     Phase,
     Selection,
     Supervisor,
-    Taken,
-    requests,
 )
 from envmgr.core.engine import Engine
+from envmgr.core.submit import submit_calls
 from envmgr.core.wait import Gather
 from envmgr.env.batch_specs import Batch
 from envmgr.errors import EnvFailure
@@ -182,42 +182,41 @@ class Rig:
 
         Args:
             actions: by env_id.
-            ring: see `Posting.post`.
+            ring: see `Submitter.by_id`.
 
         Returns:
             Whose they are; None if there are none.
         """
         by_id = {actions: 1} if isinstance(actions, int) else actions
-        supervisor = self.supervisor
-        posted = requests.post_actions(supervisor, by_id, ring)
-        if posted is not None:
-            return posted
-        supervisor.sending.send(requests.prepared_steps(supervisor, by_id, None))
-        supervisor.sending.settle_doomed()
-        return self.selection(list(by_id)) if by_id else None
+        submitter = self.supervisor.submitter
+        sent = submitter.by_id(by_id, ring)
+        if sent is None:
+            sent = submitter.checked(by_id, ring, None)
+            self.supervisor.repair.answer_unexecuted()
+        return sent
 
     def selection(self, env_ids: Sequence[int]) -> Selection:
         """Envs that are stepped together."""
-        selection = self.supervisor.handout.selections.of(env_ids)
+        selection = self.supervisor.selections.of(env_ids)
         if selection is None:
             raise AssertionError(f"{env_ids} are not different envs")
         return selection
 
     def deliver(self, *env_ids: int) -> dict[int, EnvTimestep]:
         """Hand out what has arrived of these envs (of all if none is named), in their order."""
-        handout = self.supervisor.handout
+        collector = self.supervisor.collector
         for env_id in env_ids or range(len(self.supervisor.slots)):
             self.slot(env_id)
-        arrived = handout.arrived_ids()
+        arrived = collector.arrived_ids()
         wanted = [i for i in env_ids if i in arrived] if env_ids else arrived
-        return self.hand_out(handout.take(self.selection(wanted)) if wanted else None)
+        return self.hand_out(collector.take(self.selection(wanted)) if wanted else None)
 
-    def hand_out(self, taken: Taken | None) -> dict[int, EnvTimestep]:
+    def hand_out(self, taken: Collected | None) -> dict[int, EnvTimestep]:
         """Hand out what was gathered, with observations as the hosts had them."""
         timesteps = {}
         if taken is not None:
-            timesteps = self.supervisor.timesteps(taken, lambda job: job())
-        self.supervisor.delivery.in_hand = None  # its caller gets it
+            timesteps = self.supervisor.timesteps(taken)
+        self.supervisor.journal.returning = None  # its caller gets it
         seen = self.transport.seen
         return {i: t._replace(obs=seen(t.obs)) for i, t in timesteps.items()}
 
@@ -227,7 +226,7 @@ class Rig:
 
     def call(self, env_id: int = 0, name: str = "method") -> None:
         """Begin a call."""
-        requests.submit_calls(self.supervisor, [env_id], Op.CALL, [(name, ())], name)
+        submit_calls(self.hosts, [self.hosts.slots[env_id]], Op.CALL, [(name, ())], name)
 
     def exactly(self, *env_ids: int) -> dict[int, EnvTimestep]:
         """Wait for the timesteps of envs that were sent actions, and hand them out."""
@@ -298,7 +297,7 @@ class Rig:
     def has_arrived(self, env_id: int = 0) -> bool:
         """Whether the timestep of an env can be handed out."""
         self.slot(env_id)
-        return self.supervisor.handout.has_arrived(env_id)
+        return self.supervisor.collector.has_arrived(env_id)
 
     def obs(self, env_id: int = 0) -> Any:
         """The newest observation of an env, as its host had it."""

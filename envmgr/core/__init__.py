@@ -6,7 +6,7 @@ what time it is, and sends through a `Transport`.
 
 from __future__ import annotations
 
-from envmgr.core.collect import ArrayBatch, ReadyBatch, Taken, ends_of
+from envmgr.core.collect import ArrayBatch, Collected, ReadyBatch, ends_of
 from envmgr.core.engine import Supervisor
 from envmgr.core.failures import Lost
 from envmgr.core.hosts import Hosts
@@ -17,6 +17,7 @@ __all__ = [
     "NOBODY",
     "ArrayBatch",
     "Change",
+    "Collected",
     "EnvSlot",
     "EpisodeRules",
     "HostGroup",
@@ -28,6 +29,5 @@ __all__ = [
     "Record",
     "Selection",
     "Supervisor",
-    "Taken",
     "ends_of",
 ]

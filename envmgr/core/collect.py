@@ -1,19 +1,24 @@
-"""Collecting timesteps: which have arrived, what they say, and how they are handed out."""
+"""Collecting timesteps: which have arrived, what they say, and how they are handed out.
+
+The reply to a posted step stays in the block until it is collected; it is read once. All other
+timesteps are in the table by then (`Record.undelivered`).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import repeat
+from types import FrameType
 from typing import Any, NamedTuple, overload
 
 import numpy as np
 import numpy.typing as npt
 
-from envmgr.core.episodes import Episodes
+from envmgr.core.episodes import Ending, Episodes
 from envmgr.core.hosts import Hosts
-from envmgr.core.journal import Delivery, Ending, Hand, make_ending
-from envmgr.core.observations import Observed, one_of
+from envmgr.core.journal import Fate, Journal
+from envmgr.core.observations import one_of
 from envmgr.core.phases import Phase
 from envmgr.core.replies import (
     LATE,
@@ -44,6 +49,7 @@ from envmgr.wire.block import (
 from envmgr.wire.rewards import FIRST_WIDE, FITS_ALL, restored
 
 _make_timestep = partial(tuple.__new__, EnvTimestep)
+_make_ending = partial(tuple.__new__, Ending)
 _EMPTY: Mapping[int, Any] = {}  # not a MappingProxyType: who keeps a batch may pickle it
 
 
@@ -153,113 +159,315 @@ class Remarks(NamedTuple):
         return max(flags) >= _WIDE and any(flag >> REWARD_SHIFT != kind for flag in flags)
 
 
-class Taken:
-    """Timesteps that were just taken; to be read once, before anything is sent to these envs again.
+class Collected:
+    """Timesteps that have arrived, from when they are taken until their call has returned.
+
+    They are to be read once, before anything is sent to these envs again. Nobody keeps this longer
+    than `Journal` does: with the frame of the caller goes all that the functions around it have.
 
     Args:
         ids: whose they are.
         selection: those of them whose replies are in the block; None if there are none.
-        reader: reads these; None if there are none.
-        places: the place that all of their observations are in, or a list with one for each.
+        places: the place that all of their observations are in, or bytes with one for each.
         remarks: what else they say.
         kept: the other timesteps, by env_id.
 
     Attributes:
-        selection: see above.
-        remarks: see above.
-        kept: see above.
+        count: how many timesteps there are.
+        result: `{env_id: EnvTimestep}`, or an `ArrayBatch`; once they were read.
+        endings: of episodes.
+        odd: those of them that are to be followed up, which is not to be interrupted.
+        n_before: timesteps delivered since launch, before these.
+        n_episodes: episodes ended since launch, these included.
+        caller: the frame of the public call that is about to return them.
+        fate: what is to become of them, if somebody wants to know.
     """
 
-    __slots__ = ("_ids", "_places", "_reader", "kept", "remarks", "selection")
+    __slots__ = (
+        "caller",
+        "count",
+        "endings",
+        "fate",
+        "ids",
+        "kept",
+        "n_before",
+        "n_episodes",
+        "odd",
+        "places",
+        "remarks",
+        "result",
+        "selection",
+    )
 
     def __init__(
         self,
         ids: Sequence[int],
         selection: Selection | None,
-        reader: ReplyReader | None,
         places: Any,
         remarks: Remarks,
         kept: Mapping[int, EnvTimestep] = _EMPTY,
     ) -> None:
-        self._ids = ids
-        self._places = places
-        self._reader = reader
+        self.ids = ids
+        self.selection = selection
+        self.places = places
         self.remarks = remarks
         self.kept = kept
-        self.selection = selection
-
-    def beside(self, ids: Sequence[int], kept: Mapping[int, EnvTimestep]) -> Taken:
-        """Return these and others, which are not in the block, in the order of `ids`."""
-        return Taken(ids, self.selection, self._reader, self._places, self.remarks, kept)
-
-    def timesteps(self) -> dict[int, EnvTimestep]:
-        """Return them as timesteps by env_id."""
-        kept, selection, reader = self.kept, self.selection, self._reader
-        timesteps: dict[int, EnvTimestep] = {}
-        if reader is not None and selection is not None:
-            timesteps = reader.timesteps(selection, self._places, self.remarks)
-        if kept:
-            timesteps = {i: kept[i] if i in kept else timesteps[i] for i in self._ids}
-        return timesteps
-
-    def arrays(self) -> ArrayBatch | None:
-        """Return them as arrays; None if they have to be put together from timesteps."""
-        remarks, selection, reader = self.remarks, self.selection, self._reader
-        odd = remarks.specials and remarks.have_rewards_of_different_shapes
-        if reader is None or selection is None or self.kept or odd:
-            return None
-        return reader.arrays(selection, self._places, remarks)
+        self.count = len(ids)
+        self.result: Any = None
+        self.endings: Sequence[Ending] = ()
+        self.odd: Sequence[Ending] = ()
+        self.n_before = self.n_episodes = 0
+        self.caller: FrameType | None = None
+        self.fate: Fate | None = None
 
 
-class ReplyReader:
-    """Reads replies in the block, whose flags are known.
+class Collector:
+    """Finds what has arrived, reads it and hands it out.
 
     Args:
-        observed: reads observations.
-        block: the columns with the rewards.
+        hosts: whose steps.
+        episodes: ends them.
+        statistics: where steps are counted.
+        journal: keeps what is handed out until its call has returned.
+        selections: envs that are stepped together.
+        reset_inplace: a step that ends an episode is complete with the next one's beginning.
+        has_spares: what follows an episode is decided here, not by the host.
+
+    Attributes:
+        left: the env whose reply `take` has found and left, because it has to be looked at by
+            itself.
     """
 
-    def __init__(self, observed: Observed, block: Block) -> None:
-        self._observed = observed
-        self._arena: Any = observed.arena
-        self._block = block
+    def __init__(
+        self,
+        hosts: Hosts,
+        episodes: Episodes,
+        statistics: Statistics,
+        journal: Journal[Collected],
+        selections: Selections,
+        *,
+        reset_inplace: bool,
+        has_spares: bool,
+    ) -> None:
+        self.left: int | None = None
+        self._selections = selections
+        self._record = hosts.record
+        self._episodes = episodes
+        self._statistics = statistics
+        self._journal = journal
+        self._reset_inplace = reset_inplace
+        self._has_spares = has_spares
+        self._resets_plainly = hosts.resets_need_no_looking_after
+        self._block: Block | None = None
+        self._replies: BlockReplies | None = None
 
-    def timesteps(
-        self, selection: Selection, places: Any, remarks: Remarks
-    ) -> dict[int, EnvTimestep]:
-        """Return timesteps by env_id."""
-        usual, count, specials, details = remarks
-        ids, rows = selection.ids, selection.rows
-        found = self._arena.rows_of(selection, places)
-        kind = usual >> REWARD_SHIFT
-        rewards: list[Any] = (
-            restored(kind, self._block.reward_numbers(kind, rows))
-            if kind
-            else self._block.rewards[rows].tolist()
+    def share(self, block: Block | None, replies: BlockReplies | None) -> None:
+        """Look at this block from now on; None: at none any more."""
+        self._block, self._replies = block, replies
+        self._selections.share(block)
+
+    # -- what has arrived ---------------------------------------------------------------------
+
+    def have_arrived(self, selection: Selection) -> bool:
+        """Whether the timesteps of all of these envs can be handed out."""
+        window = selection.window
+        if window is not None and not self._record.undelivered:
+            return bool(window.replies == window.tokens)
+        record, rows = self._record, selection.array
+        if self._block is None and not record.held:
+            return all(map(record.undelivered.__contains__, selection.ids))
+        if self._block is not None and not record.undelivered and selection.count > _FEW:
+            return 0 not in record.answered(self._block.replies, _POSTED)[rows].tobytes()
+        return all(map(self.has_arrived, selection.ids))
+
+    def has_arrived(self, env_id: int) -> bool:
+        """Whether the timestep of an env can be handed out."""
+        record, block = self._record, self._block
+        if env_id in record.undelivered:
+            return env_id not in record.held
+        if block is None or record.phases.column[env_id] != Phase.POSTED:
+            return False
+        return bool(block.replies[env_id] == record.token_items[env_id])
+
+    def arrived_ids(self) -> list[int]:
+        """Return the envs whose timesteps can be handed out, ascending."""
+        record = self._record
+        found = sorted(env_id for env_id in record.undelivered if env_id not in record.held)
+        if self._block is not None:
+            replied: list[int] = record.answered(self._block.replies, _POSTED).nonzero()[0].tolist()
+            found = sorted(replied + found) if found else replied
+        return record.complete(found)
+
+    def finds_malformed(self) -> bool:
+        """Whether a reply in the block is malformed; its env is `left`, others are awaited still.
+
+        Asked while something out of the ordinary goes on: who waits for all need not wait for the
+        host that has sent nonsense.
+        """
+        block = self._block
+        if block is None:
+            return False
+        odd = self._record.answered(block.replies, _POSTED) & ((block.flags & _ODD_BITS) != 0)
+        return not all(
+            self._is_sound(env_id, 0, int(block.flags[env_id]), {})
+            for env_id in odd.nonzero()[0].tolist()
         )
-        infos = _ordinary_infos(usual, count)
-        dones: Iterable[bool] = repeat(False)
-        if specials:
-            dones = [False] * count
-            for position, flag in specials.items():
-                dones[position] = bool(flag & DONE)
-            for position, (_, reward) in details.items():
-                rewards[position] = reward
-            _put_in(infos, specials, details)
-        steps = map(_make_timestep, zip(found, rewards, dones, infos, strict=False))
-        timesteps = dict(zip(ids, steps, strict=True))
-        self._observed.taken_as_rows(selection, places, found)
+
+    def any_goes_on(self, env_ids: Sequence[int]) -> bool:
+        """Whether one of these envs, whose timesteps have arrived, is ready when it has its own."""
+        goes_on = self._record.goes_on
+        return any(not self._is_end(env_id) and goes_on(env_id) for env_id in env_ids)
+
+    def _is_end(self, env_id: int) -> bool:
+        timestep = self._record.undelivered.get(env_id)
+        if timestep is not None or self._block is None:
+            return timestep is None or timestep.done
+        return bool(self._block.flags[env_id] & DONE)
+
+    # -- taking it ----------------------------------------------------------------------------
+
+    def take(self, selection: Selection) -> Collected | None:
+        """Take the timesteps of envs that have arrived.
+
+        Returns:
+            What they hold; reading it hands them out. None if the reply of one, which is `left`
+            then, has to be looked at by itself before: nothing was taken.
+        """
+        undelivered, ids = self._record.undelivered, selection.ids
+        if not undelivered:
+            return self._posted(selection)
+        kept = {i: undelivered[i] for i in ids if i in undelivered}
+        others = self._selections.of([i for i in ids if i not in kept])
+        if others is None:
+            return Collected(ids, None, None, _NO_REMARKS, kept)
+        collected = self._posted(others)
+        if collected is None:
+            return None
+        return Collected(ids, others, collected.places, collected.remarks, kept)
+
+    def _posted(self, selection: Selection) -> Collected | None:
+        """As `take`, of envs whose steps are posted."""
+        block, window = self._block, selection.window
+        if block is None:
+            return None
+        if not selection.is_posted(self._record.phases):
+            column = self._record.phases.column
+            self.left = next(i for i in selection.ids if column[i] != Phase.POSTED)
+            return None
+        raw = (block.flags[selection.rows] if window is None else window.flags).tobytes()
+        # What is kept there is the same for ever: what ordinary replies say, given their flags.
+        said = selection.ordinary.get(raw) or self._looked_at(selection, raw)
+        return None if said is None else Collected(selection.ids, selection, *said)
+
+    def _looked_at(self, selection: Selection, raw: bytes) -> tuple[Any, Remarks] | None:
+        """Return where observations are, and what else replies say, given their flags."""
+        first, steps = raw[0] | raw[1] << 8, self._record.observed.places.steps
+        if (
+            not first & ~(ORDINARY_BITS | REWARD_BITS)
+            and raw == raw[:2] * selection.count
+            and (first <= ORDINARY_BITS or first >> REWARD_SHIFT in FITS_ALL)
+            and first & PLACE_BITS < steps
+        ):
+            said = first & PLACE_BITS, Remarks(first, selection.count)
+            selection.ordinary[raw] = said
+            return said
+        return self._mixed(selection, raw, first, steps)
+
+    def _mixed(
+        self, selection: Selection, raw: bytes, first: int, steps: int
+    ) -> tuple[Any, Remarks] | None:
+        usual = first & TOLD_BIT
+        if first >> REWARD_SHIFT in FITS_ALL:
+            usual |= first & REWARD_BITS
+        plain_end, late_end = PLAIN_END | usual & REWARD_BITS, LATE_END | usual & REWARD_BITS
+        may_begin_late = self._record.may_begin_late
+        details: dict[int, Any] = {}
+        specials: dict[int, int] = {}
+        for position, flag in _others(raw, range(usual, usual + steps)):
+            env_id = selection.ids[position]
+            bits = flag & PLAIN_END_BITS
+            is_end = bits == plain_end or (bits == late_end and may_begin_late(env_id))
+            is_plain = is_end and flag & PLACE_BITS < steps
+            if not is_plain and not self._is_sound(env_id, position, flag, details):
+                return None
+            waits = self._reset_inplace and flag & DONE and flag & AFTER_BITS != LATE
+            if waits and self._awaits_reset(env_id, flag):
+                self.left = env_id
+                return None
+            specials[position] = flag
+        places = raw[::2].translate(_PLACE_OF)  # they are in the lower bytes
+        where = one_of(places)
+        return where, Remarks(usual, selection.count, specials, details)
+
+    def _is_sound(self, env_id: int, position: int, flag: int, details: dict[int, Any]) -> bool:
+        """Look at a reply with something to it; False if it is malformed."""
+        if self._replies is None:
+            return False
+        try:
+            details[position] = self._replies.detail(env_id, flag)
+        except ValueMismatchError:
+            self.left = env_id
+            return False
+        return True
+
+    def _awaits_reset(self, env_id: int, flag: int) -> bool:
+        """Whether an end of an episode is not complete, or it takes a second look to know."""
+        if self._has_spares or self._replies is None or not resets_after(flag):
+            return True
+        token: int = self._record.token_items[env_id]
+        return not self._replies.has_reset(env_id, token)
+
+    # -- reading it -----------------------------------------------------------------------------
+
+    def timesteps(self, collected: Collected) -> dict[int, EnvTimestep]:
+        """Read what was taken, and hand it out as timesteps by env_id."""
+        selection, block, kept = collected.selection, self._block, collected.kept
+        timesteps: dict[int, EnvTimestep] = {}
+        if selection is not None and block is not None:
+            usual, count, specials, details = collected.remarks
+            places, observed = collected.places, self._record.observed
+            found = observed.rows_of(selection, places)
+            kind = usual >> REWARD_SHIFT
+            rewards: list[Any] = (
+                restored(kind, block.reward_numbers(kind, selection.rows))
+                if kind
+                else block.rewards[selection.rows].tolist()
+            )
+            infos = _ordinary_infos(usual, count)
+            dones: Iterable[bool] = repeat(False)
+            if specials:
+                dones = [False] * count
+                for position, flag in specials.items():
+                    dones[position] = bool(flag & DONE)
+                for position, (_, reward) in details.items():
+                    rewards[position] = reward
+                _put_in(infos, specials, details)
+            steps = map(_make_timestep, zip(found, rewards, dones, infos, strict=False))
+            timesteps = dict(zip(selection.ids, steps, strict=True))
+            observed.taken_as_rows(selection, places, found)
+        if kept:
+            timesteps = {i: kept[i] if i in kept else timesteps[i] for i in collected.ids}
+        self._hand_out(collected, timesteps)
         return timesteps
 
-    def arrays(self, selection: Selection, places: Any, remarks: Remarks) -> ArrayBatch | None:
-        """Return them as arrays; None if their observations are of several layouts."""
-        usual, window, obs = remarks.usual, selection.window, self._arena.batch(selection, places)
-        if obs is None:
+    def arrays(self, collected: Collected) -> ArrayBatch | None:
+        """Read what was taken, and hand it out as arrays.
+
+        Returns:
+            None if they have to be put together from `timesteps`: nothing was handed out.
+        """
+        selection, block, remarks = collected.selection, self._block, collected.remarks
+        odd = remarks.specials and remarks.have_rewards_of_different_shapes
+        if selection is None or block is None or collected.kept or odd:
+            return None
+        usual, window, observed = remarks.usual, selection.window, self._record.observed
+        obs = observed.batch(selection, collected.places)
+        if obs is None:  # they are of several layouts
             return None
         if window is not None and usual < _WIDE:
             rewards = window.rewards.copy()
         else:
-            rewards = self._block.reward_numbers(usual >> REWARD_SHIFT, selection.rows)
+            rewards = block.reward_numbers(usual >> REWARD_SHIFT, selection.rows)
             rewards = rewards.copy() if selection.is_slice else rewards
         terminated, truncated = bytearray(remarks.size), bytearray(remarks.size)
         for at, flag in remarks.specials.items():
@@ -267,9 +475,62 @@ class ReplyReader:
                 terminated[at], truncated[at] = flag & _TERMINATED != 0, flag & _TRUNCATED != 0
             else:
                 terminated[at], truncated[at] = ends_of(bool(flag & DONE), remarks.details[at][0])
-        self._observed.taken_as_batch(selection, places)
+        observed.taken_as_batch(selection, collected.places)
         ends = np.frombuffer(terminated, np.bool_), np.frombuffer(truncated, np.bool_)
-        return _make_batch((selection.array, obs, rewards, *ends, BatchInfos(remarks)))
+        batch = _make_batch((selection.array, obs, rewards, *ends, BatchInfos(remarks)))
+        self._hand_out(collected, batch)
+        return batch
+
+    # -- the commit -----------------------------------------------------------------------------
+
+    def _hand_out(self, collected: Collected, result: Any) -> None:
+        """Go on with envs whose timesteps were read: from now on they are about to be returned."""
+        statistics, specials = self._statistics, collected.remarks.specials
+        collected.result = result
+        if specials and collected.selection is not None:
+            collected.endings = self._endings(collected.selection, specials)
+        collected.n_before = statistics.timesteps
+        collected.n_episodes = statistics.episodes + len(collected.endings)
+        collected.caller = self._journal.caller
+        self._journal.do(self._redo, collected)
+
+    def _endings(self, selection: Selection, specials: Mapping[int, int]) -> list[Ending]:
+        ids, episodes_done = selection.ids, self._record.episodes_done
+        return [
+            _make_ending((env_id := ids[position], flag, episodes_done[env_id] + 1))
+            for position, flag in specials.items()
+            if flag & DONE
+        ]
+
+    def _redo(self, collected: Collected, again: bool) -> None:
+        """Have the envs be ready, or at the end of their episodes."""
+        self._journal.returning = collected
+        self._record.delivered(collected.selection, collected.kept)
+        self._statistics.timesteps = collected.n_before + collected.count
+        if collected.endings:
+            collected.odd = odd = self._end_plainly(collected.endings)
+            self._statistics.episodes = collected.n_episodes - len(odd)
+
+    def _end_plainly(self, endings: Sequence[Ending]) -> Sequence[Ending]:
+        """End episodes whose hosts begin the next ones by themselves; return the others."""
+        return self._episodes.end_plainly(endings) if self._resets_plainly else endings
+
+    def follow_up(self, collected: Collected) -> None:
+        """Go on with the episodes that ended otherwise than most; not to be interrupted."""
+        odd, collected.odd = collected.odd, ()
+        for env_id, flag, _ in odd:
+            self._episodes.end(self._record.slots[env_id], after_of(flag))
+
+    def give_back(self, collected: Collected) -> None:
+        """Have envs owe the timesteps that were handed out by a call that has not returned.
+
+        Not to be interrupted.
+        """
+        if collected.fate is not None:
+            collected.fate.given_back = True
+        self.follow_up(collected)
+        self._record.undelivered.update(by_env_id(collected.result))
+        self._statistics.timesteps = collected.n_before
 
 
 _TERMINATED, _TRUNCATED = TERMINATED << ENDING_SHIFT, TRUNCATED << ENDING_SHIFT
@@ -368,264 +629,6 @@ class BatchInfos(Sequence[dict[str, Any]]):
             _put_in(infos, specials, details)
             self._infos = tuple(infos)
         return self._infos
-
-
-class Handout:
-    """Finds what has arrived, and hands it out.
-
-    The reply to a posted step stays in the block until it is handed out; it is read once. All
-    other timesteps are in `Record.undelivered` by then.
-
-    Args:
-        hosts: whose steps.
-        episodes: ends them.
-        statistics: where steps are counted.
-        delivery: keeps what is handed out.
-        selections: envs that are stepped together.
-        reset_inplace: a step that ends an episode is complete with the next one's beginning.
-        has_spares: what follows an episode is decided here, not by the host.
-
-    Attributes:
-        selections: envs that are stepped together.
-        left: the env whose reply `take` has found and left, because it has to be looked at by
-            itself.
-    """
-
-    def __init__(
-        self,
-        hosts: Hosts,
-        episodes: Episodes,
-        statistics: Statistics,
-        delivery: Delivery,
-        selections: Selections,
-        *,
-        reset_inplace: bool,
-        has_spares: bool,
-    ) -> None:
-        self.selections = selections
-        self.left: int | None = None
-        self._record = hosts.record
-        self._phases = hosts.phases
-        self._episodes = episodes
-        self._statistics = statistics
-        self._delivery = delivery
-        self._reset_inplace = reset_inplace
-        self._has_spares = has_spares
-        self._resets_plainly = hosts.resets_need_no_looking_after
-        self._block: Block | None = None
-        self._reader: ReplyReader | None = None
-        self._replies: BlockReplies | None = None
-
-    def share(self, block: Block | None, replies: BlockReplies | None) -> None:
-        """Look at this block from now on; None: at none any more."""
-        self._block, self._replies = block, replies
-        self._reader = None if block is None else ReplyReader(self._record.observed, block)
-        self.selections.share(block)
-
-    # -- what has arrived ---------------------------------------------------------------------
-
-    def have_arrived(self, selection: Selection) -> bool:
-        """Whether the timesteps of all of these envs can be handed out."""
-        window = selection.window
-        if window is not None and not self._record.undelivered:
-            return bool(window.replies == window.tokens)
-        record, rows = self._record, selection.array
-        if self._block is None and not record.held:
-            return all(map(record.undelivered.__contains__, selection.ids))
-        if self._block is not None and not record.undelivered and selection.count > _FEW:
-            return 0 not in record.answered(self._block.replies, _POSTED)[rows].tobytes()
-        return all(map(self.has_arrived, selection.ids))
-
-    def has_arrived(self, env_id: int) -> bool:
-        """Whether the timestep of an env can be handed out."""
-        record, block = self._record, self._block
-        if env_id in record.undelivered:
-            return env_id not in record.held
-        if block is None or record.phases.column[env_id] != Phase.POSTED:
-            return False
-        return bool(block.replies[env_id] == record.token_items[env_id])
-
-    def arrived_ids(self) -> list[int]:
-        """Return the envs whose timesteps can be handed out, ascending."""
-        record = self._record
-        found = sorted(env_id for env_id in record.undelivered if env_id not in record.held)
-        if self._block is not None:
-            replied: list[int] = record.answered(self._block.replies, _POSTED).nonzero()[0].tolist()
-            found = sorted(replied + found) if found else replied
-        return record.complete(found)
-
-    def finds_malformed(self) -> bool:
-        """Whether a reply in the block is malformed; its env is `left`, others are awaited still.
-
-        Asked while something out of the ordinary goes on: who waits for all need not wait for the
-        host that has sent nonsense.
-        """
-        block = self._block
-        if block is None:
-            return False
-        odd = self._record.answered(block.replies, _POSTED) & ((block.flags & _ODD_BITS) != 0)
-        return not all(
-            self._is_sound(env_id, 0, int(block.flags[env_id]), {})
-            for env_id in odd.nonzero()[0].tolist()
-        )
-
-    def any_goes_on(self, env_ids: Sequence[int]) -> bool:
-        """Whether one of these envs, whose timesteps have arrived, is ready when it has its own."""
-        goes_on = self._record.goes_on
-        return any(not self._is_end(env_id) and goes_on(env_id) for env_id in env_ids)
-
-    def _is_end(self, env_id: int) -> bool:
-        timestep = self._record.undelivered.get(env_id)
-        if timestep is not None or self._block is None:
-            return timestep is None or timestep.done
-        return bool(self._block.flags[env_id] & DONE)
-
-    # -- taking it ----------------------------------------------------------------------------
-
-    def take(self, selection: Selection) -> Taken | None:
-        """Take the timesteps of envs that have arrived.
-
-        Returns:
-            What they hold; reading it hands them out. None if the reply of one, which is `left`
-            then, has to be looked at by itself before: nothing was taken.
-        """
-        undelivered, ids = self._record.undelivered, selection.ids
-        if not undelivered:
-            return self._posted(selection)
-        kept = {i: undelivered[i] for i in ids if i in undelivered}
-        others = self.selections.of([i for i in ids if i not in kept])
-        if others is None:
-            return Taken(ids, None, None, None, _NO_REMARKS, kept)
-        taken = self._posted(others)
-        return None if taken is None else taken.beside(ids, kept)
-
-    def _posted(self, selection: Selection) -> Taken | None:
-        """As `take`, of envs whose steps are posted."""
-        block, window = self._block, selection.window
-        if block is None:
-            return None
-        if not selection.is_posted(self._phases):
-            column = self._phases.column
-            self.left = next(i for i in selection.ids if column[i] != Phase.POSTED)
-            return None
-        raw = (block.flags[selection.rows] if window is None else window.flags).tobytes()
-        # What is kept there is the same for ever: what ordinary replies say, given their flags.
-        ordinary = selection.ordinary.get(raw)
-        return self._looked_at(selection, raw) if ordinary is None else ordinary
-
-    def _looked_at(self, selection: Selection, raw: bytes) -> Taken | None:
-        first, steps = raw[0] | raw[1] << 8, self._record.observed.places.steps
-        if (
-            not first & ~(ORDINARY_BITS | REWARD_BITS)
-            and raw == raw[:2] * selection.count
-            and (first <= ORDINARY_BITS or first >> REWARD_SHIFT in FITS_ALL)
-            and first & PLACE_BITS < steps
-        ):
-            remarks = Remarks(first, selection.count)
-            taken = Taken(selection.ids, selection, self._reader, first & PLACE_BITS, remarks)
-            selection.ordinary[raw] = taken
-            return taken
-        return self._mixed(selection, raw, first, steps)
-
-    def _mixed(self, selection: Selection, raw: bytes, first: int, steps: int) -> Taken | None:
-        usual = first & TOLD_BIT
-        if first >> REWARD_SHIFT in FITS_ALL:
-            usual |= first & REWARD_BITS
-        plain_end, late_end = PLAIN_END | usual & REWARD_BITS, LATE_END | usual & REWARD_BITS
-        may_begin_late = self._record.may_begin_late
-        details: dict[int, Any] = {}
-        specials: dict[int, int] = {}
-        for position, flag in _others(raw, range(usual, usual + steps)):
-            env_id = selection.ids[position]
-            bits = flag & PLAIN_END_BITS
-            is_end = bits == plain_end or (bits == late_end and may_begin_late(env_id))
-            is_plain = is_end and flag & PLACE_BITS < steps
-            if not is_plain and not self._is_sound(env_id, position, flag, details):
-                return None
-            waits = self._reset_inplace and flag & DONE and flag & AFTER_BITS != LATE
-            if waits and self._awaits_reset(env_id, flag):
-                self.left = env_id
-                return None
-            specials[position] = flag
-        places = raw[::2].translate(_PLACE_OF)  # they are in the lower bytes
-        where = one_of(places)
-        remarks = Remarks(usual, selection.count, specials, details)
-        return Taken(selection.ids, selection, self._reader, where, remarks)
-
-    def _is_sound(self, env_id: int, position: int, flag: int, details: dict[int, Any]) -> bool:
-        """Look at a reply with something to it; False if it is malformed."""
-        if self._replies is None:
-            return False
-        try:
-            details[position] = self._replies.detail(env_id, flag)
-        except ValueMismatchError:
-            self.left = env_id
-            return False
-        return True
-
-    def _awaits_reset(self, env_id: int, flag: int) -> bool:
-        """Whether an end of an episode is not complete, or it takes a second look to know."""
-        if self._has_spares or self._replies is None or not resets_after(flag):
-            return True
-        token: int = self._record.token_items[env_id]
-        return not self._replies.has_reset(env_id, token)
-
-    # -- handing it out -----------------------------------------------------------------------
-
-    def hand_out(self, taken: Taken, result: Any) -> None:
-        """Go on with envs whose timesteps were read.
-
-        Args:
-            taken: what was read.
-            result: what was made of it.
-        """
-        statistics, selection = self._statistics, taken.selection
-        endings: list[Ending] = []
-        if selection is not None and (specials := taken.remarks.specials):
-            endings = self._endings(selection, specials)
-        self._delivery.in_hand = hand = Hand(
-            result,
-            selection,
-            tuple(taken.kept),
-            endings,
-            statistics.timesteps,
-            statistics.episodes + len(endings),
-            self._delivery.caller,
-        )
-        self.move_on(hand)
-
-    def _endings(self, selection: Selection, specials: Mapping[int, int]) -> list[Ending]:
-        ids, episodes_done = selection.ids, self._record.episodes_done
-        return [
-            make_ending((env_id := ids[position], flag, episodes_done[env_id] + 1))
-            for position, flag in specials.items()
-            if flag & DONE
-        ]
-
-    def move_on(self, hand: Hand) -> None:
-        """Have the envs whose timesteps were handed out be ready, or at the end of their episodes.
-
-        Can be interrupted anywhere, and called again.
-        """
-        if hand.is_done:
-            return
-        selection, statistics = hand.selection, self._statistics
-        self._record.delivered(selection, hand.kept)
-        statistics.timesteps = hand.n_before + hand.count
-        if hand.endings:
-            hand.odd = odd = self._end_plainly(hand.endings)
-            statistics.episodes = hand.n_episodes - len(odd)
-        hand.is_done = True
-
-    def _end_plainly(self, endings: Sequence[Ending]) -> Sequence[Ending]:
-        """End episodes whose hosts begin the next ones by themselves; return the others."""
-        return self._episodes.end_plainly(endings) if self._resets_plainly else endings
-
-    def follow_up(self, hand: Hand) -> None:
-        """Go on with the episodes that ended otherwise than most; not to be interrupted."""
-        odd, hand.odd = hand.odd, ()
-        for env_id, flag, _ in odd:
-            self._episodes.end(self._record.slots[env_id], after_of(flag))
 
 
 def _others(raw: bytes, ordinary: range) -> list[tuple[int, int]]:

@@ -21,18 +21,18 @@ from multiprocessing.connection import wait
 from types import CodeType, FrameType
 from typing import Any, Protocol, TypeVar
 
-from envmgr.core.collect import ArrayBatch, Handout, Taken, by_env_id
+from envmgr.core.collect import ArrayBatch, Collected, Collector
 from envmgr.core.episodes import Episodes
 from envmgr.core.failures import Repair
 from envmgr.core.hosts import Hosts
-from envmgr.core.journal import Delivery, Shelter, is_run
+from envmgr.core.journal import Journal, is_run
 from envmgr.core.phases import BEHIND_THE_CALLER, Phase
 from envmgr.core.replies import Answers, Arrivals, BlockReplies
 from envmgr.core.resets import ExplicitResets
 from envmgr.core.setup import Orientation
 from envmgr.core.spares import Spares
 from envmgr.core.statistics import Statistics, Tracer
-from envmgr.core.submit import ActionKinds, Posting, Sending
+from envmgr.core.submit import Packer, Submitter
 from envmgr.core.table import EpisodeRules, Selections
 from envmgr.errors import ConcurrentCallError, ManagerClosedError, OutOfMemoryError
 from envmgr.lifecycle import Event
@@ -52,9 +52,6 @@ T = TypeVar("T")
 
 _RESETTING = Phase.RESETTING
 
-Undisturbed = Callable[[Callable[[], None]], None]
-"""Does something that is not to be interrupted."""
-
 
 class Supervisor:
     """The envs of one launched manager.
@@ -72,14 +69,20 @@ class Supervisor:
         statistics: counters since launch.
         repair: what follows failures.
         resets: begins those that users ask for.
-        posting: posts steps in the block; None where all go by message.
-        sending: sends steps by message.
-        handout: finds what has arrived, and hands it out.
-        delivery: what the call under way is about to return.
+        selections: envs that are stepped together.
+        submitter: submits actions.
+        collector: finds what has arrived, and hands it out.
+        journal: what is under way in the public call, and what that is about to return.
         step_on: applies ordinary steps that have come by message, as `Answers` does.
     """
 
-    def __init__(self, hosts: Hosts, rules: EpisodeRules, policy: FailurePolicy) -> None:
+    def __init__(
+        self,
+        hosts: Hosts,
+        rules: EpisodeRules,
+        policy: FailurePolicy,
+        journal: Journal[Collected] | None = None,
+    ) -> None:
         self.hosts = hosts
         self.rules = rules
         self.record = hosts.record
@@ -87,11 +90,10 @@ class Supervisor:
         env_num = hosts.env_num
         self.slots = hosts.slots[:env_num]
         spare_num = len(hosts.slots) - env_num
-        self.delivery = Delivery()
+        self.journal = journal = Journal[Collected]() if journal is None else journal
         self.statistics = Statistics(
-            num_workers=len(hosts.groups) - spare_num, slots=self.slots, delivery=self.delivery
+            num_workers=len(hosts.groups) - spare_num, slots=self.slots, journal=journal
         )
-        self.posting: Posting | None = None
         self._orientation = Orientation(hosts, env_num)
         self.spares: Spares | None = None
         if spare_num:
@@ -102,9 +104,9 @@ class Supervisor:
                 rules.spare_takers or (True,) * env_num,
                 in_order=rules.spares_in_order,
             )
-        selections = Selections(hosts.record)
+        self.selections = selections = Selections(hosts.record)
         self._episodes = Episodes(hosts, rules, self.statistics, self.spares)
-        self.sending = Sending(hosts, self.statistics, self._episodes)
+        self.submitter = Submitter(hosts, self.statistics, journal, selections)
         self.repair = Repair(
             hosts,
             policy,
@@ -115,10 +117,16 @@ class Supervisor:
             auto_reset=rules.auto_reset,
         )
         self.resets = ExplicitResets(
-            hosts, self.statistics, self._episodes, self.repair, self.spares
+            hosts, self.statistics, self._episodes, self.repair, self.submitter, self.spares
         )
         answers = Answers(
-            hosts, self.statistics, self._orientation, self._episodes, self.repair, self.spares
+            hosts,
+            self.statistics,
+            journal,
+            self._orientation,
+            self._episodes,
+            self.repair,
+            self.spares,
         )
         self._arrivals = Arrivals(
             hosts,
@@ -129,11 +137,11 @@ class Supervisor:
             raise_non_finite=rules.raise_non_finite,
         )
         self.step_on = answers.step_on
-        self.handout = Handout(
+        self.collector = Collector(
             hosts,
             self._episodes,
             self.statistics,
-            self.delivery,
+            journal,
             selections,
             reset_inplace=rules.reset_inplace,
             has_spares=self.spares is not None,
@@ -160,7 +168,7 @@ class Supervisor:
             Whether there is more: `collect_rest` applies it.
         """
         arrivals, spares = self._arrivals, self.spares
-        if self.posting is None and spares is None:
+        if self.submitter.packer is None and spares is None:
             return False
         if not arrivals.begin_episodes() or arrivals.have_replied:
             return True
@@ -182,41 +190,31 @@ class Supervisor:
             self.spares.look()
 
     def set_aside(self) -> None:
-        """Look at the reply by itself that `Handout.take` has left; not to be interrupted."""
-        env_id, self.handout.left = self.handout.left, None
+        """Look at the reply by itself that `Collector.take` has left; not to be interrupted."""
+        env_id, self.collector.left = self.collector.left, None
         if env_id is not None:
             self._arrivals.set_aside(env_id)
 
     def sleep(self, *, soon: bool) -> None:
         """Say whether the caller is about to sleep, and has to be woken."""
-        if self.posting is not None:
-            self.posting.sleep(soon=soon)
+        self.submitter.sleep(soon=soon)
 
-    def recover(self, undisturbed: Undisturbed) -> None:
+    def recover(self) -> None:
         """Make up for an interrupt: can be interrupted itself, and called again."""
-        hand = self.delivery.in_hand
-        if self.posting is not None:
-            self.posting.finish()
-        if hand is not None:
-            self.handout.move_on(hand)
+        journal = self.journal
+        journal.finish()
         self._arrivals.begin_episodes()
-        self.sending.finish(again=True)
         if self.record.unexecuted:
-            undisturbed(self.sending.settle_doomed)
-        if hand is not None:
-            undisturbed(self._take_back)
+            journal.uninterrupted(self.repair.answer_unexecuted)
+        if journal.returning is not None:
+            journal.uninterrupted(self._take_back)
 
     def _take_back(self) -> None:
         """Have envs owe the timesteps that were handed out by a call that has not returned."""
-        hand = self.delivery.in_hand
-        if hand is None:
-            return
-        if hand.fate is not None:
-            hand.fate.given_back = True
-        self.handout.follow_up(hand)
-        self.record.undelivered.update(by_env_id(hand.result))
-        self.statistics.timesteps = hand.n_before
-        self.delivery.in_hand = None  # last: until then it says what was delivered
+        journal = self.journal
+        if journal.returning is not None:
+            self.collector.give_back(journal.returning)
+            journal.returning = None  # last: until then it says what was delivered
 
     # -- launch -----------------------------------------------------------------------------
 
@@ -253,11 +251,8 @@ class Supervisor:
         packs = [each for each in columns if each is not None]
         replies = BlockReplies(block, self.record.observed.places, self.record.may_begin_late)
         self._arrivals.share(replies)
-        self.handout.share(block, replies)
-        self.posting = Posting(block, packs[0], self.hosts, self.statistics, self.sending)
-        if len(packs) > 1:
-            self.posting.kinds = ActionKinds(block, packs, kind_of)
-        self.resets.share(self.posting)
+        self.collector.share(block, replies)
+        self.submitter.share(block, Packer(block, packs, kind_of))
 
     def begin_episodes(self) -> None:
         """Have every env reset for the first time; its host has said HELLO."""
@@ -288,33 +283,31 @@ class Supervisor:
         """Return the envs that take an action now, ascending."""
         return self.record.ready_ids()
 
-    def timesteps(self, taken: Taken, undisturbed: Undisturbed) -> dict[int, EnvTimestep]:
+    def timesteps(self, collected: Collected) -> dict[int, EnvTimestep]:
         """Hand out what was taken, as timesteps by env_id."""
-        timesteps = taken.timesteps()
-        self.handout.hand_out(taken, timesteps)
-        self._go_on(undisturbed)
+        timesteps = self.collector.timesteps(collected)
+        self._go_on(collected)
         return timesteps
 
-    def arrays(self, taken: Taken, undisturbed: Undisturbed) -> ArrayBatch | None:
+    def arrays(self, collected: Collected) -> ArrayBatch | None:
         """Hand out what was taken as arrays; None if that needs `timesteps`."""
-        batch = taken.arrays()
+        batch = self.collector.arrays(collected)
         if batch is not None:
-            self.handout.hand_out(taken, batch)
-            self._go_on(undisturbed)
+            self._go_on(collected)
         return batch
 
-    def _go_on(self, undisturbed: Undisturbed) -> None:
+    def _go_on(self, collected: Collected) -> None:
         """Do what follows what was handed out."""
         if _RESETTING in self.record.phases.column:
             self._arrivals.begin_episodes()
-        hand, spares = self.delivery.in_hand, self.spares
-        if (hand is not None and hand.odd) or (spares is not None and spares.are_wanted):
-            undisturbed(self._follow_up)
+        spares = self.spares
+        if collected.odd or (spares is not None and spares.are_wanted):
+            self.journal.uninterrupted(self._follow_up)
 
     def _follow_up(self) -> None:
-        hand = self.delivery.in_hand
-        if hand is not None and hand.odd:
-            self.handout.follow_up(hand)
+        collected = self.journal.returning
+        if collected is not None and collected.odd:
+            self.collector.follow_up(collected)
             self._arrivals.collect()  # the resets after them may be over
         if self.spares is not None:
             self.spares.relieve()
@@ -352,21 +345,19 @@ class Supervisor:
     def stop(self) -> None:
         """All envs are VOID from now on; what was owed is cancelled."""
         self.hosts.forget_all()
-        hand = self.delivery.in_hand
-        if hand is not None and not is_run(hand.caller):  # its call did not return
-            self.statistics.timesteps = hand.n_before
+        returning = self.journal.returning
+        if returning is not None and not is_run(returning.caller):  # its call did not return
+            self.statistics.timesteps = returning.n_before
         self.statistics.cancelled += self.statistics.outstanding
-        self.delivery.in_hand = None
-        self.sending.forget()
+        self.journal.forget()
         for slot in self.hosts.slots:
             self.record.happened(slot.env_id, Event.CLOSE)
             self.hosts.settle(slot)
         self.record.clear()
         self.hosts.share(None)
         self._arrivals.share(None)
-        self.handout.share(None, None)
-        if self.posting is not None:
-            self.posting.detach()
+        self.collector.share(None, None)
+        self.submitter.detach()
 
 
 FORKS: list[None] = []
@@ -399,24 +390,24 @@ class Call:
         self._engine = engine
         self._lock = lock
         self._background = background
-        self._delivery = engine.supervisor.delivery
+        self._journal = engine.supervisor.journal
 
     def __enter__(self, depth: int = 1) -> Supervisor:  # from whose frame it is called
-        engine, delivery = self._engine, self._delivery
+        engine, journal = self._engine, self._journal
         if engine.closing or engine.forks != len(FORKS):
             _refuse(engine)
         if not self._lock.acquire(False):  # a keyword costs as much again
             self._await_background()
         frame = _frame(depth)
-        if delivery.caller is not None:
-            self._refuse_beside(delivery.caller)
+        if journal.caller is not None:
+            self._refuse_beside(journal.caller)
             engine.recover()
-        hand = delivery.in_hand
-        if hand is None:
-            delivery.caller = frame
+        returning = journal.returning
+        if returning is None:
+            journal.caller = frame
         else:  # of a call that did not return, or is about to
-            self._refuse_beside(hand.caller)
-            delivery.caller = frame
+            self._refuse_beside(returning.caller)
+            journal.caller = frame
             engine.recover()
         return engine.supervisor
 
@@ -426,7 +417,7 @@ class Call:
         A caller has it for a moment before it says so.
         """
         engine, lock = self._engine, self._lock
-        while self._delivery.caller is None:
+        while self._journal.caller is None:
             if lock.acquire(timeout=_LOOK_EVERY_S):
                 if engine.closing:  # meanwhile
                     lock.release()
@@ -450,7 +441,7 @@ class Call:
             if kind is not None:
                 self._recover()
             # Not if that was interrupted, too: the next call goes on with it.
-            self._delivery.caller = None
+            self._journal.caller = None
         finally:
             self._lock._release_save()  # type: ignore[attr-defined] # what was left, too
         if not (background is None or engine.closing or engine.forks != len(FORKS)) and (
@@ -739,7 +730,6 @@ class Engine:
         transport: what it speaks through.
         clock: monotonic seconds.
         background: whether a background thread may run (not for envs in the caller's thread).
-        shelter: where what must not be half done is done; None: in the caller's thread.
         spin_s: how long to watch for replies before sleeping; only where cores are free.
 
     Attributes:
@@ -761,7 +751,6 @@ class Engine:
         clock: Clock,
         *,
         background: bool,
-        shelter: Shelter | None = None,
         spin_s: float = 0.0,
     ) -> None:
         self.supervisor = supervisor
@@ -772,7 +761,6 @@ class Engine:
         self.closing = False
         # Reentrant, because a signal handler may close the manager inside one of its calls.
         self._lock = threading.RLock()
-        self._shelter = shelter
         self._ended = False
         self._background = Background(self, self._lock) if background else None
         tracer, guards = supervisor.hosts.tracer, (self, self._lock, self._background)
@@ -783,28 +771,25 @@ class Engine:
 
     @property
     def caller(self) -> FrameType | None:
-        """The frame of the public call under way, see `Delivery`."""
-        return self.supervisor.delivery.caller
+        """The frame of the public call under way, see `Journal`."""
+        return self.supervisor.journal.caller
 
     def collect(self) -> None:
         """Apply everything that has arrived, without waiting. The lock is held."""
         self._pump(0.0)
 
-    def undisturbed(self, job: Callable[[], T]) -> T:
+    def uninterrupted(self, job: Callable[[], T]) -> T:
         """Do something that must not be half done: to its end, whatever signal handlers raise."""
-        return job() if self._shelter is None else self._shelter.run(job)
+        return self.supervisor.journal.uninterrupted(job)
 
     def recover(self) -> None:
         """Make up for an interrupt: what was begun is done, and what was not delivered is kept.
 
         Can be interrupted itself, and called again.
         """
-        if self._shelter is not None:
-            self._shelter.settle()
+        self.supervisor.journal.settle()
         if not self.closing:
-            self.supervisor.recover(self.undisturbed)
-            if self.transport.arrivals:  # the first of them may have been applied by half
-                self.undisturbed(self._apply_steps)
+            self.supervisor.recover()
 
     def wait_until(
         self,
@@ -894,7 +879,7 @@ class Engine:
                 return True
             self._act()
             return finished()
-        if self.supervisor.posting is None:
+        if self.supervisor.submitter.packer is None:
             return False
         if self._most_spin_s > 0.0 and self._spin_until(finished):
             return True
@@ -943,7 +928,7 @@ class Engine:
         if supervisor.earliest_deadline <= self._clock():
             transport.poll(0.0)
             self._apply()
-            self.undisturbed(supervisor.expire)
+            self.uninterrupted(supervisor.expire)
 
     def _apply(self) -> None:
         """Apply what has come; an arrival is taken out of their queue when that was done."""
@@ -951,7 +936,7 @@ class Engine:
         if self.closing:
             return
         if self.transport.arrivals or self.transport.needs_attention:
-            self.undisturbed(self._apply_all)
+            self.uninterrupted(self._apply_all)
         self._collect()
 
     def _apply_steps(self) -> None:
@@ -970,7 +955,7 @@ class Engine:
     def _collect(self) -> None:
         """Apply what has arrived in the block besides replies to posted steps."""
         if self.supervisor.collect():
-            self.undisturbed(self.supervisor.collect_rest)
+            self.uninterrupted(self.supervisor.collect_rest)
 
     def _warn(self, doing: str) -> None:
         busy: dict[str, list[int]] = {}
@@ -1020,15 +1005,15 @@ class Engine:
         self.transport.wake()
         with self._lock:
             if not self._ended:
-                self.undisturbed(self._stop)
+                self.uninterrupted(self._stop)
                 if self.transport.works_alone:
-                    self.undisturbed(lambda: self.transport.close(grace_s))
+                    self.uninterrupted(lambda: self.transport.close(grace_s))
                 else:  # its envs are closed in the thread that they ran in
                     self.transport.close(grace_s)
                 self._ended = True  # not before: what is interrupted here can be done again
-        for thread in (self._background, self._shelter):
-            if thread is not None:
-                thread.end()
+        if self._background is not None:
+            self._background.end()
+        self.supervisor.journal.end()
 
     def _stop(self) -> None:
         if self._background is not None:

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from envmgr.core.hosts import Hosts, await_reset
-from envmgr.core.journal import Ending
 from envmgr.core.phases import Change, Next, Phase
 from envmgr.core.spares import Spares
 from envmgr.core.statistics import Statistics
@@ -136,6 +135,20 @@ def is_at_rest(record: Record) -> bool:
 
 _RESETS = (AfterStep.RESETS, AfterStep.RESETS_LATE)
 _SOON, _LATE = (after << AFTER_SHIFT for after in _RESETS)
+
+
+class Ending(NamedTuple):
+    """An episode that ended with a timestep that is handed out.
+
+    Attributes:
+        env_id: the env.
+        flag: of the reply.
+        episodes_done: how many episodes the env has ended with it.
+    """
+
+    env_id: int
+    flag: int
+    episodes_done: int
 
 
 class Episodes:

@@ -598,6 +598,41 @@ class Repair:
         else:
             self._replace_worn_host(slot.group)
 
+    # -- actions that nobody executes -------------------------------------------------------------
+
+    def answer_unexecuted(self) -> None:
+        """Give the actions of envs that had died while they were ready their abnormal timesteps.
+
+        Not to be interrupted.
+        """
+        for env_id in sorted(self._record.unexecuted):
+            self._answer_unexecuted(self._record.slots[env_id])
+            self._record.unexecuted.discard(env_id)
+
+    def _answer_unexecuted(self, slot: EnvSlot) -> None:
+        """Give the action of an env its abnormal timestep, and catch up with its repair."""
+        failure = slot.doomed
+        slot.doomed = None
+        if failure is None:
+            raise RuntimeError("an env without failure: a defect of envmgr, please report it")
+        env_id = slot.env_id
+        slot.timestep = abnormal_timestep(slot, failure)
+        self._statistics.abnormal += 1
+        self._record.happened(env_id, Event.FAILED)
+        if slot.dropped:
+            self._record.happened(env_id, Event.DROP)
+        elif slot.fresh is not None:
+            (slot.obs, slot.reset_info), slot.fresh = slot.fresh, None
+            self._record.happened(env_id, Event.BEGIN_RESET)
+            self._record.happened(env_id, Event.RESET_SUCCEEDED)
+        elif slot.phase is Phase.RESETTING:
+            self._record.happened(env_id, Event.BEGIN_RESET)
+        elif slot.phase is Phase.STARTING:
+            self._record.happened(env_id, Event.RENEW)
+        elif slot.phase is Phase.IDLE and slot.host_id is not None:  # renewed, auto_reset off
+            self._record.happened(env_id, Event.REPAIRED_UNATTENDED)
+        self._replace_worn_host(slot.group)
+
     # -- the end of the budget --------------------------------------------------------------
 
     def _exhaust(self, slot: EnvSlot, exceeded: str, lost: Lost) -> None:

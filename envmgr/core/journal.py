@@ -1,7 +1,24 @@
-"""What keeps an interrupt from doing harm.
+"""Interrupts: how a public call that ends in the midst of something leaves nothing half done.
 
 Ctrl-C, or a signal handler that raises or closes the manager, can come between any two bytecodes of
-a public call.
+a public call, in the main thread. What a call changes is therefore changed in one of two ways:
+
+- *By the journal*, which is cheap, and is the way of everything that happens in each step. `do`
+  stores a note of what is about to be done, does it, and forgets the note by one more store. An
+  interrupt before the first store has changed nothing; one after the last has come too late to
+  matter; and one between them leaves the note, with which `finish` does all of it again. So what is
+  done this way has to be such that doing it once more, after any part of it was done, comes to the
+  same: it stores what is in the note, and neither counts on nor adds to what it finds. Nothing else
+  happens between an interrupt and `finish`: the next call, or the end of this one, begins with it.
+- *On a thread that signal handlers do not reach*: `uninterrupted`. It costs two changes of threads,
+  and is the way of what changes many things at once (a failure, a renewal, a launch, a close). Its
+  caller can be interrupted while it waits; what was begun comes to its end all the same.
+
+Timesteps are delivered when the public call has returned them. Until then they are `returning`: a
+call that ends by an interrupt has delivered nothing, and what it had is given back to the table.
+
+This is the only module that has to be read to know why that holds. Whoever writes another one has
+to know which of the two ways something goes, and that is all.
 """
 
 from __future__ import annotations
@@ -9,18 +26,142 @@ from __future__ import annotations
 import contextlib
 import queue
 import threading
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Callable
 from types import FrameType
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from envmgr.transport.process.threads import BACKGROUND_THREAD
 
 T = TypeVar("T")
-
+N = TypeVar("N")
 
 _LOOK_EVERY_S = 0.05
 """So long a signal handler may have to wait."""
+
+
+class Fate:
+    """What became of timesteps that were handed out; who counts them keeps this.
+
+    Attributes:
+        given_back: an interrupt has ended the call, and they are owed again.
+    """
+
+    __slots__ = ("given_back",)
+
+    def __init__(self) -> None:
+        self.given_back = False
+
+
+class Returning(Protocol):
+    """Timesteps that a public call is about to return.
+
+    Attributes:
+        count: how many there are.
+        n_before: timesteps delivered since launch, before these.
+        caller: the frame of the call.
+        fate: what is to become of them, if somebody wants to know.
+    """
+
+    count: int
+    n_before: int
+    caller: FrameType | None
+    fate: Fate | None
+
+
+R = TypeVar("R", bound=Returning)
+
+
+class Journal(Generic[R]):
+    """What is under way in the public call of one manager.
+
+    Args:
+        thread: where that is done which must not be interrupted; None: in the caller's thread.
+
+    Attributes:
+        caller: the frame of the public call under way; it stays after one that an interrupt has
+            kept from ending as it should.
+        returning: the timesteps that the call is about to return; None if there are none. They stay
+            for a moment longer than `caller`: the last thing that a call does is to set this None.
+    """
+
+    __slots__ = ("_thread", "_unfinished", "caller", "returning")
+
+    def __init__(self, thread: SignalFreeThread | None = None) -> None:
+        self._thread = thread
+        self._unfinished: tuple[Callable[[Any, bool], None], Any] | None = None
+        self.caller: FrameType | None = None
+        self.returning: R | None = None
+
+    def do(self, redo: Callable[[N, bool], None], note: N) -> None:
+        """Do something that can be done again, after an interrupt at any point of it.
+
+        Args:
+            redo: does it, given the note, and whether some of it may have been done before.
+            note: all that is needed for it.
+        """
+        self._unfinished = redo, note
+        redo(note, False)
+        self._unfinished = None
+
+    def finish(self) -> None:
+        """Do again what an interrupt has left; nothing if that is nothing.
+
+        Can be interrupted itself, and called again.
+        """
+        unfinished = self._unfinished
+        if unfinished is not None:
+            redo, note = unfinished
+            redo(note, True)
+            self._unfinished = None
+
+    def forget(self) -> None:
+        """Do nothing of what an interrupt has left, and return nothing: the manager is closed."""
+        self._unfinished = self.returning = None
+
+    def uninterrupted(self, job: Callable[[], T]) -> T:
+        """Do something that must not be half done: to its end, whatever signal handlers raise."""
+        return job() if self._thread is None else self._thread.run(job)
+
+    def settle(self) -> None:
+        """Wait for what was begun uninterrupted before an interrupt of its caller."""
+        if self._thread is not None:
+            self._thread.settle()
+
+    def end(self) -> None:
+        """End the thread; what is to be done uninterrupted from now on runs in the caller's."""
+        if self._thread is not None:
+            self._thread.end()
+
+    @property
+    def fate(self) -> Fate | None:
+        """What is to become of the timesteps that the call is about to return."""
+        returning = self.returning
+        if returning is None:
+            return None
+        if returning.fate is None:
+            returning.fate = Fate()
+        return returning.fate
+
+    @property
+    def count(self) -> int:
+        """How many timesteps the call is about to return."""
+        returning = self.returning
+        return 0 if returning is None else returning.count
+
+
+def is_run(frame: FrameType | None) -> bool:
+    """Whether any thread runs a function; its local variables are let go of if not.
+
+    This is asked in one go. Who looks for the frame among those that threads run may be led astray
+    by what these do meanwhile.
+    """
+    if frame is None:
+        return False
+    try:
+        frame.clear()
+    except RuntimeError:
+        return True
+    return False
 
 
 class _Task(Generic[T]):
@@ -58,7 +199,7 @@ class _Task(Generic[T]):
 
 
 class _Thread(threading.Thread):
-    """The thread of a shelter.
+    """A thread that no signal handler runs in.
 
     Attributes:
         waiting: the thread that waits while it works.
@@ -69,8 +210,11 @@ class _Thread(threading.Thread):
         self.waiting = threading.main_thread()
 
 
-class Shelter:
-    """Runs jobs one after another on a thread of its own, which is started by the first of them."""
+class SignalFreeThread:
+    """Runs jobs one after another on a thread of its own, which is started by the first of them.
+
+    Python runs signal handlers in the main thread only.
+    """
 
     def __init__(self) -> None:
         self._tasks: queue.SimpleQueue[_Task[Any] | None] = queue.SimpleQueue()
@@ -122,141 +266,3 @@ class Shelter:
 
 def _nothing() -> None:
     """Be done."""
-
-
-class Ending(NamedTuple):
-    """An episode that ended with a timestep that is handed out.
-
-    Attributes:
-        env_id: the env.
-        flag: of the reply.
-        episodes_done: how many episodes the env has ended with it.
-    """
-
-    env_id: int
-    flag: int
-    episodes_done: int
-
-
-make_ending = partial(tuple.__new__, Ending)
-
-
-class Fate:
-    """What became of timesteps that were handed out; who counts them keeps this.
-
-    Attributes:
-        given_back: an interrupt has ended the call, and they are owed again.
-    """
-
-    __slots__ = ("given_back",)
-
-    def __init__(self) -> None:
-        self.given_back = False
-
-
-class Hand:
-    """Timesteps that were handed out.
-
-    Nobody keeps it longer than `Delivery` does: with the frame of the caller goes all that the
-    functions around it have.
-
-    Attributes:
-        result: `{env_id: EnvTimestep}`, or an `ArrayBatch`.
-        selection: the envs whose replies were taken out of the block; None if there are none.
-        kept: the other envs.
-        count: how many timesteps there are.
-        endings: of episodes.
-        odd: those of them that are to be followed up, which is not to be interrupted.
-        n_before: timesteps delivered since launch, before these.
-        n_episodes: episodes ended since launch, these included.
-        caller: the frame of the public call that is about to return them.
-        is_done: the envs were moved on.
-        fate: what is to become of them, if somebody wants to know.
-    """
-
-    __slots__ = (
-        "caller",
-        "count",
-        "endings",
-        "fate",
-        "is_done",
-        "kept",
-        "n_before",
-        "n_episodes",
-        "odd",
-        "result",
-        "selection",
-    )
-
-    def __init__(
-        self,
-        result: Any,
-        selection: Any,
-        kept: Sequence[int],
-        endings: Sequence[Ending],
-        n_before: int,
-        n_episodes: int,
-        caller: FrameType | None,
-    ) -> None:
-        self.result = result
-        self.selection = selection
-        self.kept = kept
-        self.count = len(kept) + (0 if selection is None else selection.count)
-        self.endings = endings
-        self.odd: Sequence[Ending] = ()
-        self.n_before = n_before
-        self.n_episodes = n_episodes
-        self.caller = caller
-        self.is_done = False
-        self.fate: Fate | None = None
-
-
-class Delivery:
-    """What is in the hands of the call that is under way.
-
-    The last thing that a public call does before it returns is to let go of it. So a call that an
-    interrupt has ended has delivered nothing: what it had is found here, and given back.
-
-    Attributes:
-        caller: the frame of the public call under way; it stays after one that an interrupt has
-            kept from ending as it should.
-        in_hand: the timesteps; None if there are none. They stay for a moment longer than
-            `caller`, until the call returns.
-    """
-
-    __slots__ = ("caller", "in_hand")
-
-    def __init__(self) -> None:
-        self.caller: FrameType | None = None
-        self.in_hand: Hand | None = None
-
-    @property
-    def fate(self) -> Fate | None:
-        """What is to become of the timesteps in hand."""
-        hand = self.in_hand
-        if hand is None:
-            return None
-        if hand.fate is None:
-            hand.fate = Fate()
-        return hand.fate
-
-    @property
-    def count(self) -> int:
-        """How many timesteps that are."""
-        hand = self.in_hand
-        return 0 if hand is None else hand.count
-
-
-def is_run(frame: FrameType | None) -> bool:
-    """Whether any thread runs a function; its local variables are let go of if not.
-
-    This is asked in one go. Who looks for the frame among those that threads run may be led astray
-    by what these do meanwhile.
-    """
-    if frame is None:
-        return False
-    try:
-        frame.clear()
-    except RuntimeError:
-        return True
-    return False

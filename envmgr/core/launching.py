@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from envmgr.core import requests
 from envmgr.core.engine import Engine
 from envmgr.core.phases import Phase
+from envmgr.core.submit import submit_calls
 from envmgr.errors import EnvFailure, LaunchError
 from envmgr.lifecycle import EnvState
 from envmgr.wire.messages import Op
@@ -31,7 +31,7 @@ def build_envs(engine: Engine, *, same_spaces: bool) -> None:
     """
     build_all(engine)
     place = partial(engine.supervisor.place_observations, same_spaces=same_spaces)
-    engine.undisturbed(place)
+    engine.uninterrupted(place)
 
 
 def begin_envs(engine: Engine, replay_paths: Sequence[str] | None) -> None:
@@ -56,7 +56,7 @@ def build_all(engine: Engine) -> None:
     slots = engine.supervisor.hosts.slots
     if not engine.supervisor.repair.launch_failures:  # of a host that was started before, for its
         # spaces: no other is started for that
-        engine.undisturbed(partial(engine.supervisor.start_hosts, [s.env_id for s in slots]))
+        engine.uninterrupted(partial(engine.supervisor.start_hosts, [s.env_id for s in slots]))
     await_all(engine, lambda: all(s.phase is not Phase.STARTING for s in slots), "building")
 
 
@@ -69,7 +69,7 @@ def reset_all(engine: Engine, limit_s: float = math.inf) -> None:
     supervisor = engine.supervisor
     states, spares = supervisor.states, supervisor.spares
     failures = supervisor.repair.launch_failures
-    engine.undisturbed(supervisor.begin_episodes)
+    engine.uninterrupted(supervisor.begin_episodes)
     await_all(
         engine,
         lambda: all(
@@ -91,7 +91,7 @@ def _enable_replays(engine: Engine, paths: Sequence[str]) -> None:
     slots = supervisor.slots
     payloads = replay_payloads(paths)
     ids = list(range(len(slots)))
-    requests.submit_calls(supervisor, ids, Op.CALL, payloads, "enable_save_replay")
+    submit_calls(supervisor.hosts, slots, Op.CALL, payloads, "enable_save_replay")
     await_all(
         engine, lambda: all(s.phase is not Phase.CALLING for s in slots), "enable_save_replay"
     )

@@ -625,10 +625,8 @@ class Observed:
         return [kept[i] for i in env_ids]
 
     def _fetch(self, env_ids: list[int]) -> None:
-        array, arena = np.array(env_ids, dtype=np.int64), self.arena
-        if arena is None:
-            raise RuntimeError("places without an arena: a defect of envmgr, please report it")
-        found = arena.rows(env_ids, array, self._place_of[array].tobytes())
+        array = np.array(env_ids, dtype=np.int64)
+        found = self._in_memory.rows(env_ids, array, self._place_of[array].tobytes())
         for env_id, observation in zip(env_ids, found, strict=True):
             self._kept[env_id] = observation
             self._in_arena[env_id] = 0
@@ -660,6 +658,20 @@ class Observed:
             self._place_of[selection.rows] = np.frombuffer(each, np.uint8)
 
     # -- reading ----------------------------------------------------------------------------
+
+    def rows_of(self, selection: ObservedEnvs, places: Where) -> list[Any]:
+        """Return the observations of envs that are in `places`, one by one."""
+        return self._in_memory.rows_of(selection, places)
+
+    def batch(self, selection: ObservedEnvs, places: Where) -> Any:
+        """Return them as one batch; None if they are of several layouts."""
+        return self._in_memory.batch(selection, places)
+
+    @property
+    def _in_memory(self) -> Arena | Arenas:
+        if self.arena is None:
+            raise RuntimeError("places without an arena: a defect of envmgr, please report it")
+        return self.arena
 
     def newest_batch(self, selection: ObservedEnvs) -> Any:
         """Return the newest observations of envs as one batch, as an arena does.

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from functools import partial
-from itertools import repeat
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,7 @@ from envmgr.core import failures
 from envmgr.core.episodes import Episodes
 from envmgr.core.failures import Lost, Repair
 from envmgr.core.hosts import Hosts
+from envmgr.core.journal import Journal
 from envmgr.core.phases import Phase
 from envmgr.core.setup import Orientation
 from envmgr.core.spares import Spares
@@ -330,6 +331,7 @@ class Answers:
     Args:
         hosts: what is awaited of which host.
         statistics: where things are counted.
+        journal: what changes in each step goes through.
         orientation: what envs are told first.
         episodes: how they begin and end.
         repair: what follows failures.
@@ -340,6 +342,7 @@ class Answers:
         self,
         hosts: Hosts,
         statistics: Statistics,
+        journal: Journal[Any],
         orientation: Orientation,
         episodes: Episodes,
         repair: Repair,
@@ -349,13 +352,12 @@ class Answers:
         self._record = hosts.record
         self._states = hosts.record.states
         self._statistics = statistics
+        self._journal = journal
         self._orientation = orientation
         self._episodes = episodes
         self._repair = repair
         self._spares = spares
         self._noticed: set[str] = set()
-        # The arrivals that `step_on` was applying last, and the first env of these.
-        self._applying: tuple[list[tuple[int, Arrival]], int] = ([], 0)
 
     def notice(self, slot: EnvSlot, payload: Any) -> None:
         """Log the payload of NOTICE, once."""
@@ -444,27 +446,24 @@ class Answers:
     def step_on(self, arrivals: deque[tuple[int, Arrival]]) -> None:
         """Apply the steps after which episodes go on, as far as they come before anything else.
 
-        Can be interrupted anywhere, and called again: they count when their phases have changed,
-        all at once, and leave the queue after that, all at once.
-
         Args:
-            arrivals: what has come.
+            arrivals: what has come; these leave the queue.
         """
-        record, (applying, first) = self._record, self._applying
-        was_left = bool(applying and arrivals and arrivals[0] is applying[0])
-        if not was_left or record.phases.column[first] != Phase.IDLE:
-            applying = list(arrivals)
-            timesteps = self._ordinary(applying)
-            if not timesteps:
-                return
-            del applying[len(timesteps) :]
-            self._applying = applying, next(iter(timesteps))
-            record.arrived(timesteps)
-        try:  # in one go: no signal handler comes in between
-            deque(map(deque.popleft, repeat(arrivals, len(applying))), maxlen=0)
-        except IndexError:
-            return  # one has closed the manager before that
-        self._applying = [], 0
+        timesteps = self._ordinary(arrivals)
+        if timesteps:
+            first = list(islice(arrivals, len(timesteps)))
+            self._journal.do(self._step_on, (arrivals, first, timesteps))
+
+    def _step_on(
+        self,
+        came: tuple[deque[tuple[int, Arrival]], list[tuple[int, Arrival]], dict[int, EnvTimestep]],
+        again: bool,
+    ) -> None:
+        arrivals, first, timesteps = came
+        self._record.arrived(timesteps)
+        for arrival in first:
+            if arrivals and arrivals[0] is arrival:  # else it has left the queue before
+                arrivals.popleft()
 
     def _ordinary(self, arrivals: Iterable[tuple[int, Arrival]]) -> dict[int, EnvTimestep]:
         """Return the timesteps of the first arrivals, as far as there is nothing else to them."""

@@ -12,7 +12,7 @@ from envmgr.core.hosts import Hosts, expect_late
 from envmgr.core.phases import Next, Phase
 from envmgr.core.spares import Spares
 from envmgr.core.statistics import Statistics
-from envmgr.core.submit import Posting
+from envmgr.core.submit import Submitter
 from envmgr.core.table import EnvSlot
 from envmgr.lifecycle import EnvState, Event
 from envmgr.types import is_abnormal
@@ -27,6 +27,7 @@ class ExplicitResets:
         statistics: where cancelled steps are counted.
         episodes: begins them.
         repair: brings envs back that have failed for good.
+        submitter: orders resets in the block.
         spares: which may have been given seeds; None if there are none.
     """
 
@@ -36,6 +37,7 @@ class ExplicitResets:
         statistics: Statistics,
         episodes: Episodes,
         repair: Repair,
+        submitter: Submitter,
         spares: Spares | None,
     ) -> None:
         self._hosts = hosts
@@ -45,13 +47,14 @@ class ExplicitResets:
         self._episodes = episodes
         self._repair = repair
         self._spares = spares
-        self._posting: Posting | None = None
+        self._submitter = submitter
 
-    def share(self, posting: Posting) -> None:
-        """Order resets in the block, where that is enough, from now on."""
+    @property
+    def _can_be_ordered(self) -> bool:
+        """Whether resets that hosts know of are ordered in the block, which is enough."""
         # In line a message costs no more, and can be interrupted safely.
-        if self._hosts.transport.works_alone and self._spares is None:
-            self._posting = posting
+        alone = self._hosts.transport.works_alone and self._spares is None
+        return alone and self._submitter.packer is not None
 
     def seed(self, seeds: Mapping[int, int | None], of_spares: Sequence[int | None]) -> None:
         """Have the next explicit resets, and those of spares, use these seeds."""
@@ -70,8 +73,8 @@ class ExplicitResets:
         # Where all rows of a batched env are reset together, those are, too, that wait for a step.
         expect_late(self._hosts, [i for i in params if not self._record.slots[i].resets_alone])
         ordered = [i for i, given in params.items() if self._begin(self._record.slots[i], given)]
-        if ordered and self._posting is not None:
-            self._posting.order_resets(ordered)
+        if ordered:
+            self._submitter.order_resets(ordered)
         if self._spares is not None:
             self._spares.reseed(self._episodes.begin)
 
@@ -111,7 +114,7 @@ class ExplicitResets:
             if slot.host_id is None:
                 self._repair.forgive(slot)
                 self._repair.renewals.bring_back(slot)
-            elif joins and self._posting is not None and self._is_planned(slot):
+            elif joins and self._can_be_ordered and self._is_planned(slot):
                 slot.again = False
                 return True
             else:

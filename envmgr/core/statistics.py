@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from types import CodeType
 from typing import Any, NamedTuple
 
-from envmgr.core.journal import Delivery
+from envmgr.core.journal import Journal
 from envmgr.core.phases import Phase
 from envmgr.core.table import EnvSlot
 from envmgr.errors import EnvFailure
@@ -62,7 +62,7 @@ class Statistics:
             failure fail, too.
         failing: envs that have failed and are not ready again.
         slots: of the envs, each of which counts its own resets.
-        delivery: what is counted as delivered, but has not been yet.
+        journal: knows what is counted as delivered, but has not been yet.
     """
 
     num_workers: int = 0
@@ -85,7 +85,7 @@ class Statistics:
     moments: deque[Moment] = field(default_factory=lambda: deque(maxlen=_KEPT_MOMENTS))
     failing: set[int] = field(default_factory=set)
     slots: Sequence[EnvSlot] = ()
-    delivery: Delivery = field(default_factory=Delivery)
+    journal: Journal[Any] = field(default_factory=Journal)
 
     @property
     def outstanding(self) -> int:
@@ -139,9 +139,9 @@ class Statistics:
     def _delivered(self) -> int:
         """Return how many timesteps have been returned to callers, at a moment during this call."""
         while True:
-            hand, counted = self.delivery.in_hand, self.timesteps
-            if hand is self.delivery.in_hand:
-                return counted if hand is None else hand.n_before
+            returning, counted = self.journal.returning, self.timesteps
+            if returning is self.journal.returning:
+                return counted if returning is None else int(returning.n_before)
 
     def as_dict(self) -> dict[str, Any]:
         """Return everything as plain values; from any thread, also while failures are counted."""

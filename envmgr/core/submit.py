@@ -1,4 +1,9 @@
-"""Submitting actions: they are posted in the shared block, a batch at a time, or sent."""
+"""Submitting actions: they are checked, packed and committed, all of a call or none.
+
+The actions of envs whose data has a fixed layout are *posted*: written into the shared block, a
+batch at a time, and their workers are rung for. All others are *sent* in messages. From the
+commit on every one of them is owed a timestep.
+"""
 
 from __future__ import annotations
 
@@ -9,15 +14,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from envmgr.core import failures
-from envmgr.core.episodes import Episodes
 from envmgr.core.hosts import Hosts, expect_late, host_of
+from envmgr.core.journal import Journal
 from envmgr.core.phases import Change, Phase
 from envmgr.core.statistics import Statistics
-from envmgr.core.table import EnvSlot, Selection
-from envmgr.lifecycle import Event
-from envmgr.spaces import ActionColumns, Array, ValueMismatchError, split_batch
+from envmgr.core.table import EnvSlot, Selection, Selections
+from envmgr.core.validate import checked_actions
+from envmgr.errors import ActionError
+from envmgr.spaces import ActionCheck, ActionColumns, Array, ValueMismatchError, split_batch
 from envmgr.spaces.columns import NUMPY_VALUES
+from envmgr.spaces.interrupts import pass_interrupt_on
 from envmgr.wire.block import (
     ORDERS,
     RING_LAST,
@@ -31,314 +37,246 @@ from envmgr.wire.block import (
     posting_of,
     token_of,
 )
+from envmgr.wire.frames import FrameError
 from envmgr.wire.messages import Op, make_message
 
 
-class ActionKinds:
-    """Writes actions into the columns of their envs' kinds, where nobody reads them unasked.
+class _Posted(NamedTuple):
+    """Actions that are written into the block.
 
-    Args:
-        block: the columns.
-        columns: pack the actions of each kind.
-        kind_of: the kind of each env; None for those whose steps are not posted.
+    Attributes:
+        selection: the envs.
+        tokens: of the requests: the bytes of those of neighbours, else an array, or what is that of
+            each.
+        posting: says which batch it is, and when workers ring.
     """
 
-    def __init__(
-        self, block: Block, columns: Sequence[ActionColumns], kind_of: Sequence[int | None]
-    ) -> None:
-        self._block = block
-        self._columns = columns
-        self._kind_of = kind_of
-
-    def write(self, env_ids: Sequence[int], values: Sequence[Any]) -> bool:
-        """Write one action for each of these envs; False if one needs a second look.
-
-        Args:
-            env_ids: which; their steps may be posted.
-            values: their actions.
-        """
-        by_kind: dict[Any, tuple[list[int], list[Any]]] = {}
-        for env_id, value in zip(env_ids, values, strict=True):
-            ids, actions = by_kind.setdefault(self._kind_of[env_id], ([], []))
-            ids.append(env_id)
-            actions.append(value)
-        packed = []
-        for kind, (ids, actions) in by_kind.items():
-            found = self._columns[kind].of_values(actions)
-            if found is None:
-                return False
-            packed.append((kind, ids, *found))
-        for kind, ids, columns, form in packed:
-            self._write(kind, ids, columns, form)
-        return True
-
-    def write_batch(self, env_ids: Sequence[int], batch: Any) -> bool:
-        """As `write`, given a batch with a row for each env."""
-        kind, *others = {self._kind_of[env_id] for env_id in env_ids}
-        if kind is None:
-            return False
-        if others:
-            try:
-                return self.write(env_ids, split_batch(batch, len(env_ids)))
-            except ValueMismatchError:
-                return False
-        columns = self._columns[kind].of_batch(batch, len(env_ids))
-        if columns is not None:
-            self._write(kind, list(env_ids), columns, NUMPY_VALUES)
-        return columns is not None
-
-    def _write(self, kind: int, ids: list[int], columns: Sequence[Any], form: Any) -> None:
-        for column, values in zip(self._block.actions_of[kind], columns, strict=True):
-            column[ids] = values
-        self._block.kinds[ids] = form
-
-
-Submitted = tuple[EnvSlot, int, Any]
-"""An env, the token of the request and what to send; None for an env whose host is gone: it will
-not be executed."""
+    selection: Selection
+    tokens: Any
+    posting: int
 
 
 class _Sent(NamedTuple):
-    """Actions that were accepted.
+    """Actions that go by message.
 
     Attributes:
-        n_actions: accepted since launch, these included.
+        env_ids: whose.
         tokens: of the requests, by env_id; empty once their replies are awaited.
-        requests: what is to be sent, and to which host.
+        requests: what is still to be sent, and to which host.
         unexecuted: envs that are sent nothing, as their hosts are gone.
     """
 
-    n_actions: int
+    env_ids: Sequence[int]
     tokens: dict[int, int]
     requests: deque[tuple[int, Any]]
     unexecuted: Sequence[int]
 
 
-class Sending:
-    """Sends steps.
+class _Submitted(NamedTuple):
+    """The actions of a call: all that is needed to commit them.
+
+    Attributes:
+        n_actions: accepted since launch, these included.
+        posted: those that are posted; None if there are none.
+        sent: those that are sent; None if there are none.
+    """
+
+    n_actions: int
+    posted: _Posted | None
+    sent: _Sent | None
+
+
+class Submitter:
+    """Submits actions.
 
     Args:
         hosts: whose envs take them.
         statistics: where steps are counted.
-        episodes: told when a host may be replaced.
-    """
-
-    def __init__(self, hosts: Hosts, statistics: Statistics, episodes: Episodes) -> None:
-        self._hosts = hosts
-        self._record = hosts.record
-        self._states = hosts.record.states
-        self._statistics = statistics
-        self._episodes = episodes
-        # What is to be the case when steps have been sent, also if an interrupt comes in between.
-        self._unfinished: _Sent | None = None
-
-    def prepare(self, slot: EnvSlot, action: Any) -> Submitted:
-        """Encode an action.
-
-        Raises:
-            FrameError: the action cannot be sent.
-        """
-        if slot.env_id in self._record.doomed:
-            return slot, 0, None
-        hosts, generation = self._hosts, slot.generation
-        request_id = next(hosts.request_ids)
-        message = make_message((Op.STEP, slot.env_id, generation, request_id, action))
-        prepared = hosts.transport.prepare(slot.host_id or host_of(slot), message)
-        return slot, token_of(generation, request_id), prepared
-
-    def forget(self) -> None:
-        """Do not do what is left of sending actions."""
-        self._unfinished = None
-
-    def send(self, prepared: Sequence[Submitted]) -> None:
-        """Send actions to ready envs; every one of them is owed a timestep from now on.
-
-        Can be interrupted; `finish` does what is left.
-
-        Args:
-            prepared: envs with their encoded actions, from `prepare`.
-        """
-        self.begin(prepared)
-        self.finish(again=False)
-
-    def begin(self, prepared: Sequence[Submitted]) -> None:
-        """Have `finish` send actions: from now on they are accepted."""
-        self._unfinished = _Sent(
-            self._statistics.actions + len(prepared),
-            {slot.env_id: token for slot, token, what in prepared if what is not None},
-            deque([(slot.host_id or 0, what) for slot, _, what in prepared if what is not None]),
-            [slot.env_id for slot, _, what in prepared if what is None],
-        )
-
-    def finish(self, *, again: bool) -> None:
-        """Do what is left of sending actions; nothing if there is none.
-
-        Can be interrupted, and called again.
-
-        Args:
-            again: some of it may have been done, before an interrupt.
-        """
-        if self._unfinished is None:
-            return
-        self._statistics.actions, tokens, requests, unexecuted = self._unfinished
-        record = self._record
-        if 1 in record.late:
-            expect_late(self._hosts, (*tokens, *unexecuted))
-        if record.observed.counts:
-            record.observed.counted((*tokens, *unexecuted), -self._statistics.actions)
-        record.unexecuted.update(unexecuted)
-        self._await(tokens)
-        tokens.clear()  # before any is sent: what has been replied is not awaited again
-        self._hosts.transport.send_each(requests, again=again)
-        self._unfinished = None
-
-    def _await(self, tokens: Mapping[int, int]) -> None:
-        """Await the replies to requests, given their tokens by env_id."""
-        limits = self._hosts.limits
-        if limits.step_s is not None:
-            for env_id in tokens:
-                limits.set(self._record.slots[env_id], limits.step_s)
-        self._record.sent(tokens)
-
-    def settle_doomed(self) -> None:
-        """Give envs that died while idle, and were sent an action since, their abnormal timesteps.
-
-        Not to be interrupted.
-        """
-        for env_id in sorted(self._record.unexecuted):
-            self._settle_doomed(self._record.slots[env_id])
-            self._record.unexecuted.discard(env_id)
-
-    def _settle_doomed(self, slot: EnvSlot) -> None:
-        """Give the action to an env that died while idle its abnormal timestep, and catch up."""
-        failure = slot.doomed
-        slot.doomed = None
-        if failure is None:
-            raise RuntimeError("an env without failure: a defect of envmgr, please report it")
-        env_id = slot.env_id
-        slot.timestep = failures.abnormal_timestep(slot, failure)
-        self._statistics.abnormal += 1
-        self._record.happened(env_id, Event.FAILED)
-        if slot.dropped:
-            self._record.happened(env_id, Event.DROP)
-        elif slot.fresh is not None:
-            (slot.obs, slot.reset_info), slot.fresh = slot.fresh, None
-            self._record.happened(env_id, Event.BEGIN_RESET)
-            self._record.happened(env_id, Event.RESET_SUCCEEDED)
-        elif slot.phase is Phase.RESETTING:
-            self._record.happened(env_id, Event.BEGIN_RESET)
-        elif slot.phase is Phase.STARTING:
-            self._record.happened(env_id, Event.RENEW)
-        elif slot.phase is Phase.IDLE and slot.host_id is not None:  # renewed, auto_reset off
-            self._record.happened(env_id, Event.REPAIRED_UNATTENDED)
-        self._episodes.replace_worn_host(slot.group)
-
-
-class Posting:
-    """Posts steps.
-
-    Args:
-        block: where.
-        actions: packs actions, whose space has a fixed layout.
-        hosts: rings their doorbells.
-        statistics: where steps are counted.
-        sending: sends what goes by message beside what is posted.
+        journal: what commits go through.
+        selections: envs that are stepped together.
 
     Attributes:
-        actions: packs actions.
-        kinds: writes actions, where there are several kinds of them; else None.
+        packer: packs actions for the block; None where all go by message.
         any_shared: whether a host serves several envs.
     """
 
     def __init__(
-        self,
-        block: Block,
-        actions: ActionColumns,
-        hosts: Hosts,
-        statistics: Statistics,
-        sending: Sending,
+        self, hosts: Hosts, statistics: Statistics, journal: Journal[Any], selections: Selections
     ) -> None:
-        self.actions = actions
-        self.kinds: ActionKinds | None = None
+        self.packer: Packer | None = None
         self.any_shared = any(group.is_shared for group in hosts.groups)
-        self._block = block
         self._hosts = hosts
-        self._request_ids = hosts.request_ids
-        self._limits = hosts.limits
         self._record = hosts.record
         self._statistics = statistics
-        self._sending = sending
-        self._posted = items(block.posted)
-        self._sleeping = items(block.sleeping)
+        self._journal = journal
+        self._selections = selections
+        self._request_ids = hosts.request_ids
+        self._limits = hosts.limits
         self._groups = hosts.groups
         self._transport = hosts.transport
         self._works_alone = hosts.transport.works_alone
-        self._kinds = -1
-        # What is to be the case when a batch has been posted, also if Ctrl-C comes in between.
-        self._unfinished: tuple[Selection, Any, int, int, Sequence[Submitted]] | None = None
         # By index of a host: what was posted when it was ordered to reset envs.
         self._orders: dict[int, int] = {}
         self._latest: Selection | None = None
         self._posted_for_last = False
 
+    def share(self, block: Block, packer: Packer) -> None:
+        """Post steps in this block from now on."""
+        self.packer = packer
+        self._use(block)
+
     def detach(self) -> None:
         """Let go of the shared memory: who still looks at this looks at nothing."""
-        plan = self._block.plan
-        self._block = block = Block(bytearray(plan.nbytes), plan)
-        self._posted, self._sleeping = items(block.posted), items(block.sleeping)
-        self._unfinished = self._latest = None
+        if self.packer is not None:
+            plan = self._block.plan
+            self._use(Block(bytearray(plan.nbytes), plan))
+            self.packer.detach(self._block)
+        self._latest = None
 
-    def post(
-        self,
-        selection: Selection,
-        actions: Sequence[Array] | None,
-        *,
-        form: Any,
-        ring: int,
-        beside: Sequence[Submitted] = (),
-    ) -> None:
-        """Have ready envs take a step.
+    def _use(self, block: Block) -> None:
+        self._block = block
+        self._posted, self._sleeping = items(block.posted), items(block.sleeping)
+
+    # -- the doors --------------------------------------------------------------------------------
+
+    def by_id(self, actions: Any, ring: int) -> Selection | None:
+        """Post one action for each of several envs, if nothing about them needs a second look.
 
         Args:
-            selection: which.
-            actions: per leaf (k, *shape); None if they were written, with their forms.
-            form: what the envs get of them, or of each (k,): see `spaces.columns`.
+            actions: `{env_id: action}`.
             ring: when their hosts ring. With `block.RING_LAST` one does when all have replied; who
                 waits for some of them has to call `have_all_ring`.
-            beside: actions of other envs, which are sent with these.
+
+        Returns:
+            The envs, if they were posted. If not, nothing was changed: `checked` says why, or
+            submits them.
         """
-        rows, window = selection.rows, selection.window
-        if actions is None:
-            form = self._kinds
-        elif window is None:
-            for column, values in zip(self._block.actions, actions, strict=True):
-                column[rows] = values
+        packer = self.packer
+        if packer is None or type(actions) is not dict:
+            return None
+        selection = self._selections.of(actions)
+        if selection is None or not selection.may_be_posted(self._record):
+            return None
+        try:
+            is_packed = packer.values(selection, list(actions.values()))
+        except Exception as error:  # of odd objects among the actions; `checked` says which
+            pass_interrupt_on(error)
+            return None
+        if not is_packed:
+            return None
+        self._commit(selection, ring)
+        return selection
+
+    def rows(self, env_ids: Any, batch: Any, ring: int) -> Selection | None:
+        """As `by_id`, for a batch of actions with a row for each of `env_ids`."""
+        packer = self.packer
+        if packer is None:
+            return None
+        selection = self._selections.of(env_ids)
+        if selection is None or not selection.may_be_posted(self._record):
+            return None
+        try:
+            is_packed = packer.batch(selection, batch)
+        except Exception as error:  # as above
+            pass_interrupt_on(error)
+            return None
+        if not is_packed:
+            return None
+        self._commit(selection, ring)
+        return selection
+
+    def checked(
+        self, actions: Any, ring: int, checks: Sequence[ActionCheck] | None
+    ) -> Selection | None:
+        """Submit one action for each of several envs, of which some or all have to be sent.
+
+        Args:
+            actions: `{env_id: action}`.
+            ring: as of `by_id`.
+            checks: the check of each env's actions; None if they are not to be checked.
+
+        Returns:
+            The envs; None if there are none.
+
+        Raises:
+            ActionError: not a mapping, or an action that the space refuses or that cannot be sent.
+            UnknownEnvError: an env_id that does not exist.
+            EnvNotReadyError: an env that cannot take an action now.
+        """
+        unposted, sent, rest = self._record.unposted, actions, {}
+        selection: Selection | None = None
+        if unposted and type(actions) is dict and self.packer is not None:
+            sent = {i: action for i, action in actions.items() if i in unposted}
+            rest = {i: action for i, action in actions.items() if i not in unposted}
+        encoded: _Sent | None = None
+        if sent and rest:
+            encoded = self._encoded(checked_actions(self._record, sent, checks))
+            selection = self._packed(rest)
+        if encoded is not None and selection is not None:
+            everybody = self._selections.of(actions)
         else:
-            for target, values in zip(window.actions, actions, strict=True):
-                target[...] = values
-        if type(form) is not int:
-            self._kinds = -1
-            self._block.kinds[rows] = form
-        elif form != self._kinds:
-            self._kinds = -1  # an interrupt may come in between
-            self._block.kinds[rows] = form
-            self._kinds = form if (self._block.kinds == form).all() else -1
-        if self._limits.step_s is not None:
-            self._limits.set_posted(rows)
-        request_id, count, statistics = next(self._request_ids), selection.count, self._statistics
-        tokens: Any  # the bytes of those of neighbours, else an array or what is that of each
-        if statistics.has_generations:
-            tokens = self._tokens(selection, request_id)
-        elif window is None:
-            tokens = request_id
-        else:
-            tokens = request_id.to_bytes(TOKEN_BYTES, sys.byteorder) * count
-        posting = posting_of(request_id, ring)
-        selection.n_posts += 1
-        self._unfinished = selection, tokens, posting, statistics.actions + count, beside
-        self.finish()
-        if beside:
-            self._sending.finish(again=False)
+            encoded = self._encoded(checked_actions(self._record, actions, checks))
+            everybody = self._selections.of(encoded.env_ids)
+        self._commit(selection, ring, encoded)
+        return everybody
+
+    def _packed(self, actions: dict[int, Any]) -> Selection | None:
+        """Return envs whose actions are written into the block; None if that cannot be."""
+        packer, selection = self.packer, self._selections.of(actions)
+        if packer is None or selection is None or not selection.may_be_posted(self._record):
+            return None
+        try:
+            return selection if packer.values(selection, list(actions.values())) else None
+        except Exception as error:  # as in `by_id`
+            pass_interrupt_on(error)
+            return None
+
+    def _encoded(self, actions: Mapping[int, Any]) -> _Sent:
+        """Encode actions of envs that are ready.
+
+        Raises:
+            ActionError: one of them cannot be sent; none is.
+        """
+        tokens, unexecuted = {}, []
+        requests: deque[tuple[int, Any]] = deque()
+        hosts, record = self._hosts, self._record
+        try:
+            for env_id, action in actions.items():
+                if env_id in record.doomed:
+                    unexecuted.append(env_id)
+                    continue
+                slot, request_id = record.slots[env_id], next(self._request_ids)
+                message = make_message((Op.STEP, env_id, slot.generation, request_id, action))
+                host_id = slot.host_id or host_of(slot)
+                requests.append((host_id, hosts.transport.prepare(host_id, message)))
+                tokens[env_id] = token_of(slot.generation, request_id)
+        except FrameError as error:
+            raise ActionError(
+                f"an action cannot be sent to its env: {error}. Nothing was sent to any env."
+            ) from error
+        return _Sent(list(actions), tokens, requests, unexecuted)
+
+    # -- the commit -------------------------------------------------------------------------------
+
+    def _commit(self, selection: Selection | None, ring: int, sent: _Sent | None = None) -> None:
+        """Have ready envs take a step, whose actions are in the block or encoded."""
+        statistics, posted, count = self._statistics, None, 0
+        if selection is not None:
+            if self._limits.step_s is not None:
+                self._limits.set_posted(selection.rows)
+            request_id, count = next(self._request_ids), selection.count
+            tokens: Any
+            if statistics.has_generations:
+                tokens = self._tokens(selection, request_id)
+            elif selection.window is None:
+                tokens = request_id
+            else:
+                tokens = request_id.to_bytes(TOKEN_BYTES, sys.byteorder) * count
+            selection.n_posts += 1
+            posted = _Posted(selection, tokens, posting_of(request_id, ring))
+        if sent is not None:
+            count += len(sent.env_ids)
+        self._journal.do(self._redo, _Submitted(statistics.actions + count, posted, sent))
 
     def _tokens(self, selection: Selection, request_id: int) -> Any:
         """Return the tokens of a request of envs some of which are of later generations.
@@ -348,33 +286,52 @@ class Posting:
         tokens = generation_of(self._record.tokens[selection.rows]) + np.uint64(request_id)
         return tokens if selection.window is None else tokens.tobytes()
 
-    def finish(self) -> None:
-        """Do what is left of a `post` that was interrupted; nothing if there is none."""
-        unfinished = self._unfinished
-        if unfinished is None:
-            return
-        selection, tokens, posting, self._statistics.actions, beside = unfinished
-        window = selection.window
+    def _redo(self, submitted: _Submitted, again: bool) -> None:
+        self._statistics.actions, posted, sent = submitted
+        if posted is not None:
+            self._post(*posted)
+        if sent is not None:
+            self._send(*sent, again)
+
+    def _post(self, selection: Selection, tokens: Any, posting: int) -> None:
+        record, window = self._record, selection.window
         if window is None:
             self._block.requests[selection.rows] = tokens
         else:
             window.request_bytes[:] = tokens
-        self._record.posted(selection, tokens)
+        record.posted(selection, tokens)
         self._latest = selection
-        if 1 in self._record.late:
+        if 1 in record.late:
             expect_late(self._hosts, selection.ids)
-        observed = self._record.observed
-        if observed.counts:
-            observed.counted(selection.ids, posting)
+        if record.observed.counts:
+            record.observed.counted(selection.ids, posting)
         if posting & RING_MASK == RING_LAST:
             self._posted_for_last = True
         posted, orders = self._posted, self._orders
         for index in selection.hosts:
             posted[index] = posting if index not in orders else self._with_orders(index, posting)
         self._ring(selection.hosts)
-        if beside:
-            self._sending.begin(beside)
-        self._unfinished = None
+
+    def _send(
+        self,
+        env_ids: Sequence[int],
+        tokens: dict[int, int],
+        requests: deque[tuple[int, Any]],
+        unexecuted: Sequence[int],
+        again: bool,
+    ) -> None:
+        record, limits = self._record, self._limits
+        if 1 in record.late:
+            expect_late(self._hosts, env_ids)
+        if record.observed.counts:
+            record.observed.counted(env_ids, -self._statistics.actions)
+        record.unexecuted.update(unexecuted)
+        if limits.step_s is not None:
+            for env_id in tokens:
+                limits.set(record.slots[env_id], limits.step_s)
+        record.sent(tokens)
+        tokens.clear()  # before any is sent: what has been replied is not awaited again
+        self._transport.send_each(requests, again=again)
 
     def order_resets(self, env_ids: Sequence[int]) -> None:
         """Have idle envs reset as their hosts know it from their plans; not to be interrupted."""
@@ -382,7 +339,7 @@ class Posting:
         for env_id in env_ids:
             hosts.await_reply(record.slots[env_id], Change.RESET, request_id)
             self._block.orders[env_id] = record.tokens[env_id]
-        indexes = dict.fromkeys(map(hosts.record.index_of.__getitem__, env_ids))
+        indexes = dict.fromkeys(map(record.index_of.__getitem__, env_ids))
         for index in indexes:
             # What was posted before, and may not have been seen, is to be rung for as it was.
             ring = max(int(self._posted[index]) & RING_MASK, RING_ONCE)
@@ -405,8 +362,12 @@ class Posting:
             return posting
         return posting | ORDERS
 
+    # -- the caller's sleep -----------------------------------------------------------------------
+
     def sleep(self, *, soon: bool) -> None:
         """Say whether the caller is about to sleep, and has to be rung for."""
+        if self.packer is None:
+            return
         self._sleeping[-1] = soon
         if soon:
             fence()
@@ -427,10 +388,124 @@ class Posting:
             return
         hosts = self._hosts
         silent = [
-            hosts.record.index_of[env_id]
+            self._record.index_of[env_id]
             for env_id in self._record.phases.ids_in(Phase.POSTED)
             if hosts.may_stay_silent(env_id)
         ]
         for index in dict.fromkeys(silent):
             hosts.ask(index)
         self._posted_for_last = False
+
+
+class Packer:
+    """Writes actions into the columns of their envs' kinds, where nobody reads them unasked.
+
+    Args:
+        block: the columns.
+        columns: pack the actions of each kind.
+        kind_of: the kind of each env; None for those whose steps are not posted.
+    """
+
+    def __init__(
+        self, block: Block, columns: Sequence[ActionColumns], kind_of: Sequence[int | None]
+    ) -> None:
+        self._block = block
+        self._columns = columns
+        self._kind_of = kind_of
+        self._only = columns[0] if len(columns) == 1 else None
+        self._form = -1  # the one in which all envs' actions are written, if there is one
+
+    def detach(self, block: Block) -> None:
+        """Write into another block."""
+        self._block, self._form = block, -1
+
+    def values(self, selection: Selection, values: list[Any]) -> bool:
+        """Write one action for each of these envs; False if one needs a second look."""
+        if self._only is None:
+            return self._of_kinds(selection.ids, values)
+        found = self._only.of_values(values)
+        if found is None:
+            return False
+        self._write(selection, *found)
+        return True
+
+    def batch(self, selection: Selection, batch: Any) -> bool:
+        """As `values`, given a batch with a row for each env."""
+        if self._only is None:
+            return self._batch_of_kinds(selection, batch)
+        columns = self._only.of_batch(batch, selection.count)
+        if columns is None:
+            return False
+        self._write(selection, columns, NUMPY_VALUES)
+        return True
+
+    def _write(self, selection: Selection, columns: Sequence[Array], form: Any) -> None:
+        rows, window = selection.rows, selection.window
+        if window is None:
+            for column, values in zip(self._block.actions, columns, strict=True):
+                column[rows] = values
+        else:
+            for target, values in zip(window.actions, columns, strict=True):
+                target[...] = values
+        if type(form) is not int:
+            self._form = -1
+            self._block.kinds[rows] = form
+        elif form != self._form:
+            self._form = -1  # an interrupt may come in between
+            self._block.kinds[rows] = form
+            self._form = form if (self._block.kinds == form).all() else -1
+
+    def _of_kinds(self, env_ids: Sequence[int], values: Sequence[Any]) -> bool:
+        by_kind: dict[Any, tuple[list[int], list[Any]]] = {}
+        for env_id, value in zip(env_ids, values, strict=True):
+            ids, actions = by_kind.setdefault(self._kind_of[env_id], ([], []))
+            ids.append(env_id)
+            actions.append(value)
+        packed = []
+        for kind, (ids, actions) in by_kind.items():
+            found = self._columns[kind].of_values(actions)
+            if found is None:
+                return False
+            packed.append((kind, ids, *found))
+        for kind, ids, columns, form in packed:
+            self._write_kind(kind, ids, columns, form)
+        return True
+
+    def _batch_of_kinds(self, selection: Selection, batch: Any) -> bool:
+        env_ids = selection.ids
+        kind, *others = {self._kind_of[env_id] for env_id in env_ids}
+        if kind is None:
+            return False
+        if others:
+            try:
+                return self._of_kinds(env_ids, split_batch(batch, len(env_ids)))
+            except ValueMismatchError:
+                return False
+        columns = self._columns[kind].of_batch(batch, len(env_ids))
+        if columns is not None:
+            self._write_kind(kind, list(env_ids), columns, NUMPY_VALUES)
+        return columns is not None
+
+    def _write_kind(self, kind: int, ids: list[int], columns: Sequence[Any], form: Any) -> None:
+        for column, values in zip(self._block.actions_of[kind], columns, strict=True):
+            column[ids] = values
+        self._block.kinds[ids] = form
+
+
+def submit_calls(
+    hosts: Hosts, slots: Sequence[EnvSlot], op: Op, payloads: Sequence[Any], what: str
+) -> None:
+    """Send a call to each of some envs, or to none.
+
+    Raises:
+        ActionError: its arguments cannot be sent.
+    """
+    try:
+        prepared = [hosts.prepare(s, op, p) for s, p in zip(slots, payloads, strict=True)]
+    except FrameError as error:
+        raise ActionError(
+            f"{what} has arguments that cannot be sent to a worker: {error}. Nothing was sent."
+        ) from error
+    for slot, frame in zip(slots, prepared, strict=True):
+        slot.result = None
+        hosts.submit(slot, Change.CALL, frame)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from functools import partial
 
-from envmgr.core.collect import Taken
+from envmgr.core.collect import Collected
 from envmgr.core.engine import Engine, Supervisor
 from envmgr.core.table import Selection
 from envmgr.errors import AllEnvsFailedError, NothingReadyError
@@ -131,25 +131,25 @@ class Gather:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._supervisor = supervisor = engine.supervisor
-        self._handout = supervisor.handout
+        self._collector = supervisor.collector
         self._record = supervisor.record
         self._repair = supervisor.repair
 
-    def exactly(self, selection: Selection) -> Taken | None:
+    def exactly(self, selection: Selection) -> Collected | None:
         """Wait for the timesteps of all of these envs, which were sent an action each."""
-        repair, engine, handout = self._repair, self._engine, self._handout
-        arrived = partial(handout.have_arrived, selection)
+        repair, engine, collector = self._repair, self._engine, self._collector
+        arrived = partial(collector.have_arrived, selection)
         while True:
             # What is held waits for a reset: what comes has to be applied, not only seen.
             if self._record.held or not engine.see_to(arrived):
                 engine.wait_until(
-                    lambda: repair.urgent or arrived() or handout.finds_malformed(),
+                    lambda: repair.urgent or arrived() or collector.finds_malformed(),
                     pivot=self._pivot(selection),
                     doing="step",
                 )
             if repair.urgent:
                 return None
-            taken = handout.take(selection) if handout.left is None else None
+            taken = collector.take(selection) if collector.left is None else None
             if taken is not None:
                 return taken
             self._set_aside()
@@ -160,7 +160,7 @@ class Gather:
         All of them are wanted, so waiting for one in the middle costs nothing, and the trainer is
         woken a few times instead of once for each env.
         """
-        if self._supervisor.posting is not None:
+        if self._supervisor.submitter.packer is not None:
             return None
         return partial(self._one_of_the_missing, selection)
 
@@ -171,7 +171,7 @@ class Gather:
 
     def some(
         self, policy: GatherPolicy, *, deadline: float = math.inf, exactly: bool = False
-    ) -> Taken | None:
+    ) -> Collected | None:
         """Wait for as many outstanding timesteps as the policy wants; take all that have arrived.
 
         Goes on until one of them is not an episode's end, so that there is something to step next;
@@ -185,7 +185,8 @@ class Gather:
         Raises:
             NothingReadyError: nothing is outstanding.
         """
-        supervisor, posting = self._supervisor, self._supervisor.posting
+        supervisor, submitter = self._supervisor, self._supervisor.submitter
+        posts = submitter.packer is not None
         outstanding = supervisor.statistics.outstanding
         if not outstanding:
             raise NothingReadyError(
@@ -193,24 +194,24 @@ class Gather:
                 + ("" if supervisor.ready_ids() else _NONE_READY)
             )
         is_limited = deadline != math.inf  # and may have passed before anybody looks
-        if posting is None or is_limited or supervisor.record.any_repaired:
+        if not posts or is_limited or supervisor.record.any_repaired:
             self._engine.collect()
         if is_limited and supervisor.record.some_at_a_time:  # which have to be waited for
             deadline = max(deadline, self._engine.now() + _A_MOMENT_S)
-        if posting is not None:
-            latest = posting.latest(outstanding)
+        if posts:
+            latest = submitter.latest(outstanding)
             wants_all = policy.needed(outstanding) == outstanding and not is_limited
             if latest is not None and wants_all and not supervisor.record.some_at_a_time:
                 return self.exactly(latest)
-            posting.have_all_ring()
+            submitter.have_all_ring()
         while True:
             arrived = self._some_ids(policy, outstanding, deadline, exactly=exactly)
-            selection = self._handout.selections.of(arrived)
+            selection = self._supervisor.selections.of(arrived)
             if supervisor.repair.urgent or selection is None:
                 if not is_limited:
                     self._refuse_to_wait(arrived)
                 return None
-            taken = self._handout.take(selection)
+            taken = self._collector.take(selection)
             if taken is not None:
                 return taken
             self._set_aside()
@@ -218,28 +219,28 @@ class Gather:
     def _some_ids(
         self, policy: GatherPolicy, outstanding: int, deadline: float, *, exactly: bool
     ) -> list[int]:
-        handout, repair, engine = self._handout, self._supervisor.repair, self._engine
+        collector, repair, engine = self._collector, self._supervisor.repair, self._engine
         needed, may_go_on = policy.needed(outstanding), self._record.may_go_on
         arrived: list[int] = []
 
         def satisfied() -> bool:
-            arrived[:] = handout.arrived_ids()
+            arrived[:] = collector.arrived_ids()
             if len(arrived) < needed:
                 return repair.urgent or not may_go_on(arrived)
             return (
                 repair.urgent
                 or exactly
                 or len(arrived) == outstanding
-                or handout.any_goes_on(arrived)
+                or collector.any_goes_on(arrived)
                 or not may_go_on(arrived)
             )
 
         def complete() -> bool:
-            arrived[:] = handout.arrived_ids()
+            arrived[:] = collector.arrived_ids()
             return len(arrived) == outstanding
 
-        posting = self._supervisor.posting
-        packed = posting is not None and posting.any_shared and needed < outstanding
+        submitter = self._supervisor.submitter
+        packed = submitter.packer is not None and submitter.any_shared and needed < outstanding
         look_every_s = _LOOK_EVERY_S if packed else math.inf
         satisfying = (
             not self._record.held
@@ -269,4 +270,4 @@ class Gather:
 
     def _set_aside(self) -> None:
         self._engine.collect()  # what its host has sent before, for other envs, too
-        self._engine.undisturbed(self._supervisor.set_aside)
+        self._engine.uninterrupted(self._supervisor.set_aside)

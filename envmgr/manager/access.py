@@ -7,8 +7,9 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from envmgr.core import Phase, Supervisor, arguments, requests
+from envmgr.core import Phase, Supervisor, validate
 from envmgr.core.launching import replay_payloads
+from envmgr.core.submit import submit_calls
 from envmgr.errors import (
     ConfigError,
     EnvAttributeError,
@@ -74,8 +75,8 @@ class EnvAccess(ManagerLifetime):
         self, name: str, args: Any, env_ids: int | EnvIds | None, kwargs: Any
     ) -> tuple[list[int], Any]:
         """Return whom a call goes to, and what is sent to each of them."""
-        name = arguments.checked_method(name)
-        ids = arguments.checked_env_ids(env_ids, self.env_num)
+        name = validate.checked_method(name)
+        ids = validate.checked_env_ids(env_ids, self.env_num)
         return ids, (name, args, kwargs) if kwargs else (name, args)
 
     @property
@@ -92,7 +93,7 @@ class EnvAccess(ManagerLifetime):
         called = self._called
         if called is None:
             raise StateError("there is no call under way: use call_async first")
-        limit_s = arguments.checked_seconds(timeout_s)
+        limit_s = validate.checked_seconds(timeout_s)
         deadline = monotonic() + limit_s
         with self._running.calling as supervisor:
             if not self._await_results(supervisor, called.env_ids, deadline):
@@ -129,7 +130,7 @@ class EnvAccess(ManagerLifetime):
         """
         if not callable(function):
             raise ConfigError(f"apply takes a function, found a {type(function).__name__}")
-        ids = arguments.checked_env_ids(env_ids, self.env_num)
+        ids = validate.checked_env_ids(env_ids, self.env_num)
         payloads = [(EnvFunction(function, args), ())] * len(ids)
         with self._calling() as supervisor:
             return self._request(supervisor, ids, Op.APPLY, payloads, "apply")
@@ -142,8 +143,8 @@ class EnvAccess(ManagerLifetime):
             MethodAccessError: it is a method; use `call`.
             EnvNotReadyError: an env has an action under way.
         """
-        name = arguments.checked_attribute(name)
-        ids = arguments.checked_env_ids(env_ids, self.env_num)
+        name = validate.checked_attribute(name)
+        ids = validate.checked_env_ids(env_ids, self.env_num)
         with self._calling() as supervisor:
             what = f"reading {name!r}"
             values = self._request(supervisor, ids, Op.GET_ATTR, [name] * len(ids), what)
@@ -175,9 +176,9 @@ class EnvAccess(ManagerLifetime):
             value: one value for all, or a list with one for each of `env_ids`.
             env_ids: which envs; None for all.
         """
-        name = arguments.checked_attribute(name)
-        ids = arguments.checked_env_ids(env_ids, self.env_num)
-        values = arguments.values_for_each(name, value, len(ids))
+        name = validate.checked_attribute(name)
+        ids = validate.checked_env_ids(env_ids, self.env_num)
+        values = validate.values_for_each(name, value, len(ids))
         if isinstance(value, list):
             payloads = [(name, one) for one in values]
         else:  # one object, which shows that it is the same for all
@@ -206,7 +207,7 @@ class EnvAccess(ManagerLifetime):
         with self._calling() as supervisor:
             self._request(supervisor, ids, op, payloads, what)
             repeat = functools.partial(supervisor.repeat, ids, op, payloads)
-            self._running.undisturbed(repeat)
+            self._running.uninterrupted(repeat)
 
     def _results_of(self, supervisor: Supervisor, ids: list[int]) -> list[Any]:
         """Wait for results without a limit and return them, or raise the first failure."""
@@ -218,7 +219,7 @@ class EnvAccess(ManagerLifetime):
     def _submit(
         self, supervisor: Supervisor, ids: list[int], op: Op, payloads: list[Any], what: str
     ) -> None:
-        requests.refuse_while_pending(supervisor, ids, what)
+        validate.refuse_while_pending(supervisor.record, ids, what)
         repair, slots = supervisor.repair, [supervisor.slots[i] for i in ids]
 
         def settled() -> bool:
@@ -228,9 +229,9 @@ class EnvAccess(ManagerLifetime):
 
         self._running.wait_until(settled, doing=what)
         self._surface(supervisor)
-        requests.refuse_gone(supervisor, ids, what)
-        submit = functools.partial(requests.submit_calls, supervisor, ids, op, payloads, what)
-        self._running.undisturbed(submit)
+        validate.refuse_gone(supervisor.record, ids, what)
+        submit = functools.partial(submit_calls, supervisor.hosts, slots, op, payloads, what)
+        self._running.uninterrupted(submit)
 
     def _await_results(self, supervisor: Supervisor, ids: list[int], deadline: float) -> bool:
         slots = [supervisor.slots[i] for i in ids]
@@ -275,8 +276,8 @@ class EnvAccess(ManagerLifetime):
             In mode "rgb_array" frames `(height, width, 3)` of uint8, in "rgb_array_list" lists of
             those since the last time, in "ansi" texts.
         """
-        ids = arguments.checked_env_ids(env_ids, self.env_num)
-        frames = self.call("render", arguments.checked_mode(mode), env_ids=ids)
+        ids = validate.checked_env_ids(env_ids, self.env_num)
+        frames = self.call("render", validate.checked_mode(mode), env_ids=ids)
         return dict(zip(ids, frames, strict=True))
 
     @property
@@ -309,7 +310,7 @@ class EnvAccess(ManagerLifetime):
         Raises:
             EnvFailure: an env cannot: it gives no frames, PyAV (extra `video`) is not installed.
         """
-        paths = arguments.checked_folders(replay_path, self.env_num, "replay_path")
+        paths = validate.checked_folders(replay_path, self.env_num, "replay_path")
         before, self._replay_paths = self._replay_paths, paths
         if self._launched:
             ids, payloads = list(range(self.env_num)), replay_payloads(paths)
@@ -328,15 +329,15 @@ class EnvAccess(ManagerLifetime):
         Raises:
             EnvFailure: the env cannot.
         """
-        folder = arguments.checked_folder(figure_path, "figure_path")
-        env_id = arguments.checked_env_id(env_id, self.env_num)
+        folder = validate.checked_folder(figure_path, "figure_path")
+        env_id = validate.checked_env_id(env_id, self.env_num)
         name = "enable_save_figure"
         self._request_for_good([env_id], Op.CALL, [(name, (folder,))], name)
 
     def reward_shaping(self, env_id: int, transitions: list[Any]) -> Any:
         """Return the transitions of one env's episode with their rewards shaped by the env."""
-        transitions = arguments.checked_transitions(transitions)
-        env_id = arguments.checked_env_id(env_id, self.env_num)
+        transitions = validate.checked_transitions(transitions)
+        env_id = validate.checked_env_id(env_id, self.env_num)
         return self.call("reward_shaping", transitions, env_ids=env_id)[0]
 
 

@@ -10,9 +10,9 @@ from typing import Any, ClassVar
 
 from envmgr.calibrate import Calibration, trial_config_of, try_out
 from envmgr.config import EasyDict, ManagerConfig, check_kind, default_manager_config, to_easydict
-from envmgr.core import Supervisor, arguments, requests
+from envmgr.core import Supervisor, validate
 from envmgr.core.engine import Alone, Engine
-from envmgr.core.journal import Shelter
+from envmgr.core.journal import SignalFreeThread
 from envmgr.core.statistics import Statistics
 from envmgr.core.wait import Gather
 from envmgr.core.watch import figures_of
@@ -88,9 +88,9 @@ class EngineOwner:
         self._normalization = normalization_of(config, self.env_num)
         self._policy = GatherPolicy(self._config.wait_num, self._config.step_wait_timeout)
         self._given = (
-            arguments.checked_space(observation_space, "observation_space"),
-            arguments.checked_space(action_space, "action_space"),
-            arguments.checked_space(reward_space, "reward_space"),
+            validate.checked_space(observation_space, "observation_space"),
+            validate.checked_space(action_space, "action_space"),
+            validate.checked_space(reward_space, "reward_space"),
         )
         self._gathers_some = False
         self._description: EnvDescription | None = None
@@ -160,20 +160,20 @@ class EngineOwner:
         self, env_fn: Sequence[EnvFactory], config: ManagerConfig, keep: Callable[[Engine], None]
     ) -> None:
         """Build an engine and keep it: either both are done, or nothing is."""
-        shelter = Shelter()
+        thread = SignalFreeThread()
         try:
-            shelter.run(lambda: keep(self._open_engine(env_fn, config, shelter)))
+            thread.run(lambda: keep(self._open_engine(env_fn, config, thread)))
         except BaseException:  # Ctrl-C too: it may have come before the engine was begun with
-            shelter.end()
+            thread.end()
             raise
 
     def _open_engine(
-        self, env_fn: Sequence[EnvFactory], config: ManagerConfig, shelter: Shelter
+        self, env_fn: Sequence[EnvFactory], config: ManagerConfig, thread: SignalFreeThread
     ) -> Engine:
         try:
             transport = self._make_transport()
             try:
-                return build_engine(env_fn, config, transport, self._given[:2], monotonic, shelter)
+                return build_engine(env_fn, config, transport, self._given[:2], monotonic, thread)
             except BaseException:
                 transport.close(0.0)
                 raise
@@ -221,13 +221,13 @@ class EngineOwner:
     def _preload(self, engine: Engine, env_fn: Sequence[EnvFactory]) -> None:
         """Have done what can be done once for all hosts, before the first of them is started."""
         transport = engine.transport
-        engine.undisturbed(lambda: transport.preload(env_fn))
+        engine.uninterrupted(lambda: transport.preload(env_fn))
         doing = "launch (importing what envs need)"
         engine.wait_until(lambda: transport.is_prepared, look_every_s=_LOOK_EVERY_S, doing=doing)
 
     def _prepare(self, supervisor: Supervisor, params: Mapping[int, dict[str, Any] | None]) -> None:
         """Give envs that are not launched yet their reset params and seeds."""
-        requests.refuse_unsendable_params(supervisor, params)
+        validate.refuse_unsendable_params(supervisor.hosts.transport, params)
         for slot in supervisor.slots:
             slot.reset_params = params.get(slot.env_id) or {}
             slot.base_seed = slot.new_seed = self._seeds[slot.env_id]
@@ -310,7 +310,7 @@ class EngineOwner:
         """
         seeds = seeds_by_env(seed, self.env_num)
         if dynamic_seed is not None:
-            dynamic_seed = arguments.checked_flag(dynamic_seed, "dynamic_seed")
+            dynamic_seed = validate.checked_flag(dynamic_seed, "dynamic_seed")
         of_all = {**self._seeds, **seeds}
         of_spares = seeds_of_spares(seed, of_all, self.env_num, self._config.spare_env_num)
 
@@ -325,7 +325,7 @@ class EngineOwner:
             apply(None)
             return
         with self._calling() as supervisor:
-            self._running.undisturbed(lambda: apply(supervisor))
+            self._running.uninterrupted(lambda: apply(supervisor))
 
 
 def checked_factories(env_fn: Any) -> list[EnvFactory]:

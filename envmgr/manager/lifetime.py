@@ -8,7 +8,7 @@ from typing import Any
 
 from typing_extensions import Self
 
-from envmgr.core import Supervisor, arguments
+from envmgr.core import Supervisor, validate
 from envmgr.core.engine import Engine
 from envmgr.core.launching import begin_envs, build_envs
 from envmgr.core.spares import NO_SPARES
@@ -103,7 +103,7 @@ class ManagerLifetime(EngineOwner):
                 engine = self._ensure_engine()
                 with engine.calling as supervisor:
                     self._preload(engine, self._env_fn[:1])
-                    engine.undisturbed(partial(supervisor.start_hosts, [0]))
+                    engine.uninterrupted(partial(supervisor.start_hosts, [0]))
                     failures = supervisor.repair.launch_failures
                     engine.wait_until(
                         lambda: 0 in supervisor.descriptions or bool(failures),
@@ -181,7 +181,7 @@ class ManagerLifetime(EngineOwner):
             LaunchError: envs failed; all is closed again, and all failures are in the error.
             SpaceMismatchError: the envs have different spaces.
         """
-        params = arguments.checked_params(reset_param, self.env_num)
+        params = validate.checked_params(reset_param, self.env_num)
         with self._alone:
             if self._launched:  # perhaps by another thread, just now
                 raise StateError(
@@ -245,8 +245,8 @@ class ManagerLifetime(EngineOwner):
             timeout_s: seconds that the envs get to close, all together; None: `close_timeout`.
             terminate: do not ask the envs; terminate their hosts at once.
         """
-        grace_s = arguments.checked_grace(timeout_s, self._config.close_timeout)
-        if arguments.checked_flag(terminate, "terminate"):
+        grace_s = validate.checked_grace(timeout_s, self._config.close_timeout)
+        if validate.checked_flag(terminate, "terminate"):
             grace_s = 0.0
         interrupt: BaseException | None = None
         for _ in range(_MOST_INTERRUPTS):
@@ -294,7 +294,7 @@ class ManagerLifetime(EngineOwner):
 
     def env_state_done(self, env_id: int) -> bool:
         """Return whether an env's episode budget is spent."""
-        return self.env_states[arguments.checked_env_id(env_id, self.env_num)] is EnvState.DONE
+        return self.env_states[validate.checked_env_id(env_id, self.env_num)] is EnvState.DONE
 
     @property
     def done(self) -> bool:
@@ -306,7 +306,7 @@ class ManagerLifetime(EngineOwner):
         return (
             all(s is EnvState.DONE for s in supervisor.record.env_states())
             and not supervisor.record.owed_ids()
-            and not supervisor.delivery.count
+            and not supervisor.journal.count
         )
 
     def stats(self) -> dict[str, Any]:

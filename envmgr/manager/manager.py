@@ -10,13 +10,12 @@ from typing import Any
 from envmgr.core import (
     NOBODY,
     ArrayBatch,
+    Collected,
     Phase,
     ReadyBatch,
     Selection,
     Supervisor,
-    Taken,
-    arguments,
-    requests,
+    validate,
 )
 from envmgr.core.wait import await_all_ready, await_one_ready, refuse_unready, unready
 from envmgr.lifecycle import EnvState
@@ -127,7 +126,7 @@ class EnvManager(EnvRestoring):
 
         As `ready_info`, for a few envs, of which `ready_arrays` has given the observations.
         """
-        ids = arguments.listed_env_ids(env_ids, self.env_num)
+        ids = validate.listed_env_ids(env_ids, self.env_num)
         with self._calling() as supervisor:
             return [supervisor.slots[i].reset_info for i in ids]
 
@@ -156,9 +155,9 @@ class EnvManager(EnvRestoring):
             sent = self._send(supervisor, actions, RING_LAST if wants_all else RING_EACH)
             gather = self._gathering
             taken = gather.exactly(sent) if sent and wants_all else gather.some(self._policy)
-            delivery, given = supervisor.delivery, self._deliver(supervisor, taken)
-            timesteps = self._view.timesteps(given, delivery)
-        delivery.in_hand = None  # the last that is done: from now on they are delivered
+            journal, given = supervisor.journal, self._deliver(supervisor, taken)
+            timesteps = self._view.timesteps(given, journal)
+        journal.returning = None  # the last that is done: from now on they are delivered
         return timesteps
 
     def send(self, actions: Any) -> None:
@@ -178,14 +177,14 @@ class EnvManager(EnvRestoring):
         """
         with self._calling() as supervisor:
             taken = self._receive(supervisor, min_ready, timeout_s)
-            delivery, given = supervisor.delivery, self._deliver(supervisor, taken)
-            timesteps = self._view.timesteps(given, delivery)
-        delivery.in_hand = None  # as in `step`
+            journal, given = supervisor.journal, self._deliver(supervisor, taken)
+            timesteps = self._view.timesteps(given, journal)
+        journal.returning = None  # as in `step`
         return timesteps
 
     def _receive(
         self, supervisor: Supervisor, min_ready: int | None, timeout_s: float | None
-    ) -> Taken | None:
+    ) -> Collected | None:
         outstanding = supervisor.statistics.outstanding
         if not outstanding:
             self._surface(supervisor)
@@ -194,9 +193,9 @@ class EnvManager(EnvRestoring):
             return self._gathering.some(self._policy)
         policy = self._policy
         if min_ready is not None:
-            min_ready = arguments.checked_min_ready(min_ready)
+            min_ready = validate.checked_min_ready(min_ready)
             policy = _exactly(min_ready)
-        limit_s = math.inf if timeout_s is None else arguments.checked_seconds(timeout_s)
+        limit_s = math.inf if timeout_s is None else validate.checked_seconds(timeout_s)
         # Most likely the next time, too:
         self._gathers_some = min_ready is not None and min_ready < outstanding
         deadline = monotonic() + limit_s
@@ -218,34 +217,28 @@ class EnvManager(EnvRestoring):
         return None
 
     def _submit_steps(self, supervisor: Supervisor, actions: Any, ring: int) -> Selection | None:
-        posted = requests.post_actions(supervisor, actions, ring)
-        if posted is not None:
-            self._view.forget()
-            return posted
-        called = requests.envs_in_calls(supervisor, actions)
-        if called:  # which an interrupt has left under way
-            self._running.wait_until(
-                lambda: not requests.envs_in_calls(supervisor, called), doing="step"
-            )
-        checks = self._action_checks
-        sent = requests.post_some(supervisor, actions, ring, checks)
+        submitter, record = supervisor.submitter, supervisor.record
+        sent = submitter.by_id(actions, ring)
         if sent is None:
-            prepared = requests.prepared_steps(supervisor, actions, checks)
-            sent = supervisor.handout.selections.of([slot.env_id for slot, _, _ in prepared])
-            supervisor.sending.send(prepared)
+            called = validate.envs_in_calls(record, actions)
+            if called:  # which an interrupt has left under way
+                self._running.wait_until(
+                    lambda: not validate.envs_in_calls(record, called), doing="step"
+                )
+            sent = submitter.checked(actions, ring, self._action_checks)
+            if record.unexecuted:
+                self._running.uninterrupted(supervisor.repair.answer_unexecuted)
         self._view.forget()
-        if supervisor.record.unexecuted:
-            self._running.undisturbed(supervisor.sending.settle_doomed)
         return sent
 
-    def _deliver(self, supervisor: Supervisor, taken: Taken | None) -> dict[int, EnvTimestep]:
+    def _deliver(self, supervisor: Supervisor, taken: Collected | None) -> dict[int, EnvTimestep]:
         """Hand out what was gathered; if that is nothing, there may have been a failure."""
         if taken is None:
             self._surface(supervisor)
             return {}
-        timesteps = supervisor.timesteps(taken, self._running.undisturbed)
+        timesteps = supervisor.timesteps(taken)
         if self._normalization is not None:
-            return self._normalization.timesteps(timesteps, supervisor.delivery.fate)
+            return self._normalization.timesteps(timesteps, supervisor.journal.fate)
         return timesteps
 
     def send_arrays(self, env_ids: EnvIds, actions: Any) -> None:
@@ -258,11 +251,11 @@ class EnvManager(EnvRestoring):
         with self._calling() as supervisor:
             self._surface(supervisor)
             ring = self._ring_when_sent()
-            if requests.post_batch(supervisor, env_ids, actions, ring) is not None:
+            if supervisor.submitter.rows(env_ids, actions, ring) is not None:
                 self._view.forget()
                 return
-            ids = arguments.listed_env_ids(env_ids, self.env_num)
-            self._submit_steps(supervisor, requests.rows_by_id(ids, actions), ring)
+            ids = validate.listed_env_ids(env_ids, self.env_num)
+            self._submit_steps(supervisor, validate.rows_by_id(ids, actions), ring)
 
     def recv_arrays(
         self, min_ready: int | None = None, timeout_s: float | None = None
@@ -270,15 +263,14 @@ class EnvManager(EnvRestoring):
         """As `recv`, with the timesteps of k envs as arrays: see `ArrayBatch`."""
         with self._calling() as supervisor:
             taken = self._receive(supervisor, min_ready, timeout_s)
-            undisturbed = self._running.undisturbed
-            batch = None if taken is None else supervisor.arrays(taken, undisturbed)
+            batch = None if taken is None else supervisor.arrays(taken)
             if batch is None:
                 timesteps = self._deliver(supervisor, taken)
                 batch = array_batch(timesteps, self._forms.codec_of(timesteps))
             elif self._normalization is not None:
-                batch = self._normalization.batch(batch, supervisor.delivery.fate)
-            delivery = supervisor.delivery
-        delivery.in_hand = None  # as in `step`
+                batch = self._normalization.batch(batch, supervisor.journal.fate)
+            journal = supervisor.journal
+        journal.returning = None  # as in `step`
         return batch
 
     def ready_arrays(self, env_ids: EnvIds | None = None) -> ReadyBatch:
@@ -293,7 +285,7 @@ class EnvManager(EnvRestoring):
             NothingReadyError: as `ready_obs`; or one of `env_ids` does not become ready.
             UnknownEnvError: there is no such env.
         """
-        wanted = None if env_ids is None else arguments.checked_env_ids(env_ids, self.env_num)
+        wanted = None if env_ids is None else validate.checked_env_ids(env_ids, self.env_num)
         with self._calling() as supervisor:
             record = supervisor.record
             if not record.awaits_nothing and (wanted is None or unready(supervisor, wanted)):
@@ -304,7 +296,7 @@ class EnvManager(EnvRestoring):
                 await_all_ready(self._running, supervisor, wanted)
                 self._surface(supervisor)
                 refuse_unready(supervisor, wanted)
-            selection, observed = supervisor.handout.selections.of(ids), record.observed
+            selection, observed = supervisor.selections.of(ids), record.observed
             obs = None if selection is None else observed.newest_batch(selection)
             if obs is None:
                 obs = self._forms.codec_of(ids).stack(observed.of(ids))
@@ -330,14 +322,14 @@ class EnvManager(EnvRestoring):
             UnknownEnvError, ConfigError: refused; nothing was reset.
             FailuresExhaustedError: an env failed more often than allowed.
         """
-        params = arguments.checked_params(reset_param, self.env_num)
+        params = validate.checked_params(reset_param, self.env_num)
         with self._calling() as supervisor:
-            requests.refuse_unsendable_params(supervisor, params)
-            requests.refuse_partial_resets(supervisor, params)
+            validate.refuse_unsendable_params(supervisor.hosts.transport, params)
+            validate.refuse_partial_resets(supervisor.record, params)
             self._view.forget()
             if self._normalization is not None:
                 self._normalization.begin(list(params))
-            self._running.undisturbed(functools.partial(self._begin_resets, supervisor, params))
+            self._running.uninterrupted(functools.partial(self._begin_resets, supervisor, params))
             slots = [supervisor.slots[i] for i in params]
             repair = supervisor.repair
             self._running.wait_until(

@@ -12,8 +12,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from envmgr import pickles
-from envmgr.core import Phase, Supervisor, requests
+from envmgr.core import Phase, Supervisor, validate
 from envmgr.core.episodes import EnvRecord, hurry_to_rest, is_at_rest, record_of
+from envmgr.core.submit import submit_calls
 from envmgr.errors import ConfigError, EnvFailure, SnapshotError, SnapshotMismatchError
 from envmgr.lifecycle import EnvState
 from envmgr.manager.access import EnvAccess
@@ -101,7 +102,7 @@ class EnvRestoring(EnvAccess):
             }
             self._view.forget()
             begin = functools.partial(self._begin_restoring, supervisor, common, restored)
-            self._running.undisturbed(begin)
+            self._running.uninterrupted(begin)
             repair, slots = supervisor.repair, supervisor.slots
             self._running.wait_until(
                 lambda: repair.fatal is not None or all(s.phase is Phase.IDLE for s in slots),
@@ -119,10 +120,10 @@ class EnvRestoring(EnvAccess):
                 f"(spare_env_num is {self._config.spare_env_num}); leave it 0"
             )
         repair, record = supervisor.repair, supervisor.record
-        self._running.undisturbed(functools.partial(hurry_to_rest, supervisor.hosts))
+        self._running.uninterrupted(functools.partial(hurry_to_rest, supervisor.hosts))
         self._running.wait_until(lambda: repair.fatal is not None or is_at_rest(record), doing=what)
         self._surface(supervisor)
-        requests.refuse_gone(supervisor, record.all_ids, what)
+        validate.refuse_gone(record, record.all_ids, what)
         return list(map(record_of, supervisor.slots))
 
     def _run_in_hosts(
@@ -135,8 +136,10 @@ class EnvRestoring(EnvAccess):
         """Run a function of ours on each env, and return what it returned."""
         ids = list(range(self.env_num))
         payloads = [(function, (self._config.snapshot_copy, *given)) for given in arguments]
-        submit = functools.partial(requests.submit_calls, supervisor, ids, Op.APPLY, payloads, what)
-        self._running.undisturbed(submit)
+        submit = functools.partial(
+            submit_calls, supervisor.hosts, supervisor.slots, Op.APPLY, payloads, what
+        )
+        self._running.uninterrupted(submit)
         return self._results_of(supervisor, ids)
 
     def _kind_of(self, env_id: int) -> str:

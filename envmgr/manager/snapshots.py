@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from envmgr.core.arguments import checked_folder
+from envmgr.core.validate import checked_folder
 from envmgr.errors import ConfigError, SnapshotError, SnapshotMismatchError
 from envmgr.spaces.interrupts import pass_interrupt_on
 from envmgr.spaces.reading import error_text, short_text

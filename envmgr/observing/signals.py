@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
-from envmgr.core.arguments import checked_folder
+from envmgr.core.validate import checked_folder
 from envmgr.errors import ConfigError, StateError
 from envmgr.observing.dump import dump_of
 from envmgr.spaces.reading import error_text, short_text

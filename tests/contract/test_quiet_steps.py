@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from envmgr import make
-from envmgr.core import requests
 from envmgr.errors import EnvManagerError
 from envmgr.wire.block import RING_LAST, block_is_possible
 
@@ -37,7 +36,7 @@ def test_an_interrupted_gather_has_every_host_ring() -> None:
             for pid in pids:
                 os.kill(pid, signal.SIGSTOP)
             # What `step` does before it waits; Ctrl-C would end it here.
-            assert requests.post_actions(supervisor, dict.fromkeys(range(N), 0), RING_LAST)
+            assert supervisor.submitter.by_id(dict.fromkeys(range(N), 0), RING_LAST)
             transport = supervisor.hosts.transport
             ring = transport.ring
 

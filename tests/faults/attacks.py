@@ -30,9 +30,9 @@ _SOON_S, _LATE_S = 5e-6, 1e-3
 _PACKAGE = str(Path(envmgr.__file__).parent)
 
 _DELIVERING = {
-    "step": ("in_hand", "step", "_under_way"),
-    "recv": ("in_hand", "_turn"),
-    "recv_arrays": ("in_hand",),
+    "step": ("returning", "step", "_under_way"),
+    "recv": ("returning", "_turn"),
+    "recv_arrays": ("returning",),
     "step_wait": ("step",),
     "_step": ("step",),
     "_gather_some": ("_under_way",),

@@ -63,7 +63,7 @@ def _waits(thread: int) -> bool:
     while frame is not None:
         if frame.f_code.co_name in ("wait_until", "await_rings"):
             return True
-        if frame.f_code.co_name == "wait" and "shelter" in frame.f_code.co_filename:
+        if frame.f_code.co_name == "wait" and "journal" in frame.f_code.co_filename:
             return True  # for what is done where no signal handler comes
         frame = frame.f_back
     return False

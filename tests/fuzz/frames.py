@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from envmgr.core import requests
+from envmgr.core.submit import submit_calls
 from envmgr.errors import EnvFailure, EnvManagerError
 from envmgr.wire.frames import HEADER_BYTES, MAX_PAYLOAD_BYTES, encode, split_frame
 from envmgr.wire.messages import Attribute, EnvDescription, FailureKind, Message, Op, RemoteFailure
@@ -447,9 +447,8 @@ def _call(rng: random.Random, wire: Wire) -> None:
             (Op.GET_ATTR, "nothing"),
         )
     )
-    supervisor = wire.supervisor
-    ids = [slot.env_id for slot in wire.slots() if slot.is_callable]
-    requests.submit_calls(supervisor, ids, op, [payload] * len(ids), "it")
+    slots = [slot for slot in wire.slots() if slot.is_callable]
+    submit_calls(wire.supervisor.hosts, slots, op, [payload] * len(slots), "it")
 
 
 def main() -> None:

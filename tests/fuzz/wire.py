@@ -20,7 +20,7 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from envmgr.core import EnvSlot, EpisodeRules, Hosts, Phase, Supervisor, requests
+from envmgr.core import EnvSlot, EpisodeRules, Hosts, Phase, Supervisor
 from envmgr.core.engine import Engine
 from envmgr.core.wait import Gather
 from envmgr.lifecycle import EnvState
@@ -406,16 +406,15 @@ class Wire:
     def step(self, actions: dict[int, int]) -> dict[int, EnvTimestep]:
         """Send actions and gather all of their timesteps."""
         supervisor = self.supervisor
-        if not requests.post_actions(supervisor, actions, RING_ONCE):
-            if not requests.post_some(supervisor, actions, RING_ONCE, None):
-                supervisor.sending.send(requests.prepared_steps(supervisor, actions, None))
-            supervisor.sending.settle_doomed()
+        if not supervisor.submitter.by_id(actions, RING_ONCE):
+            supervisor.submitter.checked(actions, RING_ONCE, None)
+            supervisor.repair.answer_unexecuted()
         timesteps: dict[int, EnvTimestep] = {}
         gather, policy = Gather(self.engine), GatherPolicy(float("inf"), 0.0)
         while supervisor.statistics.outstanding:
             taken = gather.some(policy, exactly=True)
-            got = {} if taken is None else supervisor.timesteps(taken, lambda job: job())
-            supervisor.delivery.in_hand = None
+            got = {} if taken is None else supervisor.timesteps(taken)
+            supervisor.journal.returning = None
             assert not set(got) & set(timesteps), "a timestep was delivered twice"
             timesteps.update(got)
         return {i: _with_counts(timestep) for i, timestep in timesteps.items()}

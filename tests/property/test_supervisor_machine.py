@@ -25,7 +25,8 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from envmgr.core import Next, Phase, Taken, requests
+from envmgr.core import Collected, Next, Phase
+from envmgr.core.submit import submit_calls
 from envmgr.core.table import NEVER, EnvSlot
 from envmgr.errors import EnvFailure, FailuresExhaustedError, NothingReadyError
 from envmgr.lifecycle import EnvState, edges
@@ -281,10 +282,10 @@ class SupervisorMachine(RuleBasedStateMachine):
             self._deliver_what_is_there()
             self._after_move()
             return
-        handout = self.rig.supervisor.handout
-        arrived = [env_id for env_id in ids if handout.has_arrived(env_id)]
+        collector = self.rig.supervisor.collector
+        arrived = [env_id for env_id in ids if collector.has_arrived(env_id)]
         if arrived:
-            taken = handout.take(self.rig.selection(arrived))
+            taken = collector.take(self.rig.selection(arrived))
             if taken is None:  # one of them is looked at by itself first
                 self.rig.supervisor.set_aside()
             else:
@@ -320,7 +321,7 @@ class SupervisorMachine(RuleBasedStateMachine):
             assert list(delivered) == outstanding or not all(dones)
         self._after_move()
 
-    def _deliver(self, taken: Taken | None) -> dict[int, EnvTimestep]:
+    def _deliver(self, taken: Collected | None) -> dict[int, EnvTimestep]:
         delivered = self.rig.hand_out(taken)
         for env_id, timestep in delivered.items():
             owed = self.owed.pop(env_id)  # KeyError: nothing was owed, or it came twice
@@ -379,7 +380,8 @@ class SupervisorMachine(RuleBasedStateMachine):
             return
         colour = f"colour {self.n_actions}.{len(self.colours)}.{self.n_params}"
         self.painting[env_id] = colour
-        requests.submit_calls(supervisor, [env_id], Op.SET_ATTR, [("colour", colour)], "setting it")
+        slots = supervisor.slots[env_id : env_id + 1]
+        submit_calls(supervisor.hosts, slots, Op.SET_ATTR, [("colour", colour)], "setting it")
         self._after_move()
 
     # -- what hosts do ----------------------------------------------------------------------
@@ -756,7 +758,7 @@ class SupervisorMachine(RuleBasedStateMachine):
 
     def _check_what_is_posted(self) -> None:
         supervisor = self.rig.supervisor
-        arrived = supervisor.handout.arrived_ids()
+        arrived = supervisor.collector.arrived_ids()
         for slot in supervisor.slots:
             if not self.is_posted(slot.env_id) or slot.env_id in arrived:
                 continue
@@ -803,7 +805,7 @@ class SupervisorMachine(RuleBasedStateMachine):
             ends = slot.phase in (Phase.ENDING, Phase.PAUSING) and slot.following is Next.NOTHING
             works = self.rig.phase(slot.env_id) is not Phase.IDLE
             goes_on = (works and not ends) or self._waits_for_others(slot)
-            if slot.owed and not self.rig.supervisor.handout.has_arrived(slot.env_id):
+            if slot.owed and not self.rig.supervisor.collector.has_arrived(slot.env_id):
                 assert slot.held or self.rig.phase(slot.env_id) is Phase.STEPPING, where
                 assert goes_on, where
             if state in (EnvState.RESET, EnvState.INIT):

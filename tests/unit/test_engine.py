@@ -430,7 +430,7 @@ def test_what_was_handed_out_to_nobody_counts_when_it_is_delivered() -> None:
     assert taken is not None
 
     def hand_out() -> None:
-        rig.supervisor.timesteps(taken, lambda job: job())
+        rig.supervisor.timesteps(taken)
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt), rig.engine.calling:
@@ -453,12 +453,12 @@ def test_hosts_need_not_ring_when_nobody_waits() -> None:
 
 def test_the_kind_of_an_action_is_known_after_an_interrupt() -> None:
     rig = Rig(has_block=True).launch()
-    posting = rig.supervisor.posting
-    assert posting is not None
+    packer = rig.supervisor.submitter.packer
+    assert packer is not None
     rig.send({0: 1})
     rig.stepped()
     rig.deliver()
-    block = posting._block
+    block = packer._block
 
     class Interrupting:
         def __setitem__(self, rows: Any, kind: int) -> None:
@@ -574,12 +574,12 @@ def test_a_call_that_gets_no_memory_says_what_can_be_done_and_gives_back_what_it
     rig = Rig(1).launch()
     rig.send(0)
     rig.stepped(0)
-    taken = rig.supervisor.handout.take(rig.selection([0]))
+    taken = rig.supervisor.collector.take(rig.selection([0]))
     assert taken is not None
 
     def call() -> None:
         with rig.engine.calling as supervisor:
-            supervisor.timesteps(taken, lambda job: job())
+            supervisor.timesteps(taken)
             raise MemoryError
 
     with pytest.raises(OutOfMemoryError, match=r"RLIMIT_AS(.|\n)*recv\(\)(.|\n)*\(MemoryError\)"):
@@ -594,13 +594,13 @@ def test_what_an_interrupted_call_has_left_is_for_the_next_call(
     it = behind(patched)
     it.rig.reset()
     it.call()
-    delivery = it.rig.supervisor.delivery
-    delivery.caller = sys._getframe()  # of a call that could not make up for its interrupt
+    journal = it.rig.supervisor.journal
+    journal.caller = sys._getframe()  # of a call that could not make up for its interrupt
     it.rig.transport.reply(0, Op.RESET_DONE, ("first", {}))
     it.carry_on(10.0)
     assert not it.is_armed
     assert it.rig.ready() == [1]
-    delivery.caller = None
+    journal.caller = None
     it.call()
     assert it.is_armed
     it.carry_on(10.0)

@@ -97,14 +97,13 @@ def test_one_ring_says_that_all_have_replied(num_workers: int | None, ring: int)
 
 def test_what_was_posted_last_is_known_while_nothing_else_is_outstanding() -> None:
     rig = Rig(3, has_block=True).launch()
-    posting = rig.supervisor.posting
-    assert posting is not None
+    submitter = rig.supervisor.submitter
     sent = rig.send({0: 1, 1: 1})
-    assert posting.latest(2) is sent
-    assert posting.latest(3) is None
+    assert submitter.latest(2) is sent
+    assert submitter.latest(3) is None
     rig.transport.reply(1, Op.STEPPED, ("next", 1.0, False, {}, 0))
     rig.exactly(1)
-    assert posting.latest(1) is posting.latest(2) is None
+    assert submitter.latest(1) is submitter.latest(2) is None
 
 
 def test_hosts_that_need_not_ring_are_asked_to_when_some_of_all_are_awaited() -> None:

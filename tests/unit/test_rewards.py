@@ -85,9 +85,9 @@ def replied(rewards: list[Any], dones: tuple[bool, ...] = (), *infos: Any) -> Ri
 
 
 def arrays_of(rig: Rig) -> Any:
-    taken = rig.supervisor.handout.take(rig.selection([0, 1, 2]))
+    taken = rig.supervisor.collector.take(rig.selection([0, 1, 2]))
     assert taken is not None
-    return taken.arrays()
+    return rig.supervisor.arrays(taken)
 
 
 @pytest.mark.usefixtures("no_details")

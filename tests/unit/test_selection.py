@@ -37,7 +37,7 @@ def test_an_interrupt_leaves_none_with_the_hosts_of_before(monkeypatch: pytest.M
 
     rig.hosts.record.moves += 1  # a spare has taken somebody's place
     with monkeypatch.context() as patch:
-        patch.setattr(rig.supervisor.handout.selections, "_forget", interrupt)
+        patch.setattr(rig.supervisor.selections, "_forget", interrupt)
         with pytest.raises(KeyboardInterrupt):
             rig.selection([0])
     assert rig.selection([0]) is not before

@@ -8,14 +8,16 @@ import numpy as np
 import pytest
 from gymnasium.spaces import Box, Discrete
 
-from envmgr.core import Phase, requests
+from envmgr.core import Phase
+from envmgr.core.submit import submit_calls
 from envmgr.core.table import NEVER
-from envmgr.errors import IllegalTransitionError, LaunchError, SpaceMismatchError
+from envmgr.errors import ActionError, IllegalTransitionError, LaunchError, SpaceMismatchError
 from envmgr.lifecycle import EnvState
 from envmgr.policy import Deadlines, GatherPolicy
 from envmgr.seeding import derived_seed
 from envmgr.transport.base import HostDied
 from envmgr.wire.arenas import Placement, place_arrays
+from envmgr.wire.block import RING_EACH
 from envmgr.wire.frames import FrameError
 from envmgr.wire.messages import (
     UNANSWERED,
@@ -280,8 +282,8 @@ def test_a_batch_that_cannot_be_prepared_whole_sends_nothing() -> None:
     rig = Rig(2).launch()
     rig.transport.refused[1] = FrameError("no")
     sent = len(rig.transport.sent)
-    with pytest.raises(FrameError):
-        [rig.supervisor.sending.prepare(rig.slot(i), 1) for i in (0, 1)]
+    with pytest.raises(ActionError):
+        rig.supervisor.submitter.checked({0: 1, 1: 1}, RING_EACH, None)
     assert len(rig.transport.sent) == sent
     assert rig.ready() == [0, 1]
 
@@ -643,7 +645,7 @@ def test_a_call_that_raises_leaves_the_env_as_it_was() -> None:
 
 def test_an_attribute_that_is_not_there_is_a_result() -> None:
     rig = Rig().launch()
-    requests.submit_calls(rig.supervisor, [0], Op.GET_ATTR, ["colour"], "reading it")
+    submit_calls(rig.hosts, rig.hosts.slots[:1], Op.GET_ATTR, ["colour"], "reading it")
     rig.fail(0, "call", kind=FailureKind.NO_ATTRIBUTE)
     assert rig.slot().result.kind is FailureKind.NO_ATTRIBUTE
     assert rig.ready() == [0]
@@ -817,7 +819,7 @@ def test_what_a_call_had_in_hand_that_did_not_return_is_cancelled_at_the_end() -
     rig.stepped(0)
     rig.exactly(0)
     rig.stepped(1)
-    rig.supervisor.timesteps(rig.gather.exactly(rig.selection([1])), lambda job: job())
+    rig.supervisor.timesteps(rig.gather.exactly(rig.selection([1])))
     supervisor = rig.supervisor
     accounts = {"actions": 2, "timesteps": 1, "cancelled": 0, "outstanding": 1}
     assert supervisor.statistics.accounts() == accounts
@@ -833,16 +835,14 @@ def test_what_an_interrupt_has_left_of_a_hand_out_is_done_again_at_every_point_o
         after = AfterStep.RESETS if done else AfterStep.NOTHING
         rig.transport.reply(env_id, Op.STEPPED, ("next", 1.0, done, told if done else {}, after))
     supervisor = rig.supervisor
-    taken = supervisor.handout.take(rig.selection([0, 1]))
-    assert taken is not None
-    supervisor.handout.hand_out(taken, taken.timesteps())
-    hand = supervisor.delivery.in_hand
-    assert hand is not None
+    collected = supervisor.collector.take(rig.selection([0, 1]))
+    assert collected is not None
+    supervisor.collector.timesteps(collected)
     for _ in range(2):
+        assert supervisor.journal.returning is collected
         assert [rig.phase(i) for i in range(2)] == [Phase.RESETTING, Phase.IDLE]
         assert rig.slot(0).next_episode == rig.slot(0).episode + 1
         assert (supervisor.statistics.timesteps, supervisor.statistics.episodes) == (2, 1)
-        hand.is_done = False  # as if the interrupt had come before this was noted
-        supervisor.handout.move_on(hand)
+        supervisor.journal.do(supervisor.collector._redo, collected)  # as after an interrupt
     rig.reset_done(0)
     assert rig.ready() == [0, 1]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from envmgr.core import requests
+from envmgr.core import validate
 from envmgr.core.wait import await_all_ready, refuse_unready
 from envmgr.env.batch_specs import Batch
 from envmgr.errors import ConfigError, EnvNotReadyError, EnvProtocolError, NothingReadyError
@@ -155,10 +155,10 @@ def test_resets_of_some_rows_are_refused_where_all_are_reset_together() -> None:
     for slot in rig.supervisor.slots:
         slot.resets_alone = False
     with pytest.raises(EnvNotReadyError, match=r"while envs \[2\] are in an episode"):
-        requests.refuse_partial_resets(rig.supervisor, {0: None, 1: None})
+        validate.refuse_partial_resets(rig.supervisor.record, {0: None, 1: None})
     with pytest.raises(ConfigError, match="the same params"):
-        requests.refuse_partial_resets(rig.supervisor, {0: {"a": 1}, 1: None, 2: None})
-    requests.refuse_partial_resets(rig.supervisor, {0: {"a": 1}, 1: {"a": 1}, 2: {"a": 1}})
+        validate.refuse_partial_resets(rig.supervisor.record, {0: {"a": 1}, 1: None, 2: None})
+    validate.refuse_partial_resets(rig.supervisor.record, {0: {"a": 1}, 1: {"a": 1}, 2: {"a": 1}})
 
 
 class LateRows(FakeEnvs):

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from gymnasium.spaces import Box, Discrete
 
-from envmgr.core.journal import Shelter
+from envmgr.core.journal import SignalFreeThread
 from envmgr.spaces import codec_of
 from envmgr.spaces.interrupts import came_through_a_handler
 from envmgr.spaces.reading import short_text
@@ -26,8 +26,8 @@ def raise_alarm(number: int, frame: object) -> None:
 
 
 @pytest.fixture
-def shelter() -> Iterator[Shelter]:
-    shelter = Shelter()
+def shelter() -> Iterator[SignalFreeThread]:
+    shelter = SignalFreeThread()
     yield shelter
     shelter.end()
 
@@ -39,22 +39,22 @@ def _handled() -> Iterator[None]:
     signal.signal(signal.SIGUSR1, before)
 
 
-def test_jobs_run_on_another_thread_and_give_what_they_return(shelter: Shelter) -> None:
+def test_jobs_run_on_another_thread_and_give_what_they_return(shelter: SignalFreeThread) -> None:
     assert shelter.run(threading.current_thread) is not threading.current_thread()
     assert shelter.run(lambda: 5) == 5
 
 
-def test_what_a_job_raises_is_raised_where_it_was_asked_for(shelter: Shelter) -> None:
+def test_what_a_job_raises_is_raised_where_it_was_asked_for(shelter: SignalFreeThread) -> None:
     with pytest.raises(KeyError, match="here"):
         shelter.run(lambda: {}["here"])
     assert shelter.run(lambda: 5) == 5
 
 
-def test_a_job_within_a_job_runs_at_once(shelter: Shelter) -> None:
+def test_a_job_within_a_job_runs_at_once(shelter: SignalFreeThread) -> None:
     assert shelter.run(lambda: shelter.run(lambda: 5)) == 5
 
 
-def test_in_other_threads_jobs_run_where_they_are(shelter: Shelter) -> None:
+def test_in_other_threads_jobs_run_where_they_are(shelter: SignalFreeThread) -> None:
     found: list[threading.Thread] = []
     thread = threading.Thread(target=lambda: found.append(shelter.run(threading.current_thread)))
     thread.start()
@@ -63,7 +63,7 @@ def test_in_other_threads_jobs_run_where_they_are(shelter: Shelter) -> None:
 
 
 @pytest.mark.usefixtures("_handled")
-def test_an_interrupt_ends_the_waiting_and_not_the_job(shelter: Shelter) -> None:
+def test_an_interrupt_ends_the_waiting_and_not_the_job(shelter: SignalFreeThread) -> None:
     done: list[int] = []
     goes_on = threading.Event()
 
@@ -81,7 +81,7 @@ def test_an_interrupt_ends_the_waiting_and_not_the_job(shelter: Shelter) -> None
 
 
 def test_after_its_end_jobs_run_in_the_callers_thread() -> None:
-    shelter = Shelter()
+    shelter = SignalFreeThread()
     shelter.run(lambda: None)
     shelter.end()
     shelter.end()
@@ -91,7 +91,7 @@ def test_after_its_end_jobs_run_in_the_callers_thread() -> None:
 
 def test_a_shelter_that_was_given_nothing_has_no_thread() -> None:
     before = threading.active_count()
-    shelter = Shelter()
+    shelter = SignalFreeThread()
     shelter.settle()
     assert threading.active_count() == before
     shelter.end()
@@ -152,7 +152,7 @@ def test_a_thread_that_an_interrupt_kept_from_being_started_is_not_waited_for(
     def interrupted(thread: threading.Thread) -> None:
         raise Alarm
 
-    shelter = Shelter()
+    shelter = SignalFreeThread()
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", interrupted)
         with pytest.raises(Alarm):

@@ -1,31 +1,41 @@
-"""Checks of the arguments of public calls: what comes out is of its one plain type.
+"""Checks of what callers ask for, before anything is sent or changed.
 
 Whatever a caller gives, also objects that raise when they are looked at, is refused with an error
-of `envmgr.errors` that says what was found, what is expected and what to do.
+of `envmgr.errors` that says what was found, what is expected and what to do; what comes out is of
+its one plain type.
 """
 
 from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from envmgr.config.checks import MAX_SECONDS, MAX_TEXT, boolean, check_value, or_null, text
+from envmgr.core.phases import Phase
+from envmgr.core.table import Record
 from envmgr.env.contract import EnvContractError
 from envmgr.env.gym_spaces import convert_space
 from envmgr.errors import (
     ActionError,
     ConfigError,
     EnvAttributeError,
+    EnvNotReadyError,
     MethodAccessError,
     UnknownEnvError,
 )
+from envmgr.lifecycle import EnvState
+from envmgr.spaces import ActionCheck, ValueMismatchError, split_batch
+from envmgr.spaces.columns import PLAIN, without_tensors
 from envmgr.spaces.interrupts import pass_interrupt_on
 from envmgr.spaces.reading import Unreadable, error_text, read_dict, read_list, short_text
+from envmgr.transport.base import Transport
 from envmgr.types import EnvIds, Once
+from envmgr.wire.frames import FrameError
+from envmgr.wire.messages import Message, Op
 
 _NUMBERS = (int, float, np.integer, np.floating)
 
@@ -340,3 +350,203 @@ def checked_space(space: Any, name: str) -> Any:
         raise ConfigError(
             f"{name} is {short_text(space)}, which cannot be used: {reason}. Nothing was built."
         ) from error
+
+
+# -- what envs can do now -------------------------------------------------------------------------
+
+_ADVICE = {
+    EnvState.VOID: "call launch() first",
+    EnvState.INIT: "it is being repaired; it will be in ready_obs when it is ready",
+    EnvState.RESET: "it is being reset; it will be in ready_obs when it is ready",
+    EnvState.NEED_RESET: "its episode ended and auto_reset is off: call reset({ID: params})",
+    EnvState.DONE: "its episode budget is spent: call reset({ID: None}) for a new one",
+    EnvState.ERROR: "it failed; it is being repaired, or reset({ID: None}) repairs it",
+}
+
+
+def checked_actions(
+    record: Record, actions: Any, checks: Sequence[ActionCheck] | None
+) -> dict[int, Any]:
+    """Return actions by env_id, which can be submitted as far as can be told.
+
+    Args:
+        record: the envs.
+        actions: `{env_id: action}`.
+        checks: the check of each env's actions; None if they are not to be checked.
+
+    Raises:
+        ActionError: not a mapping, or an action that the space refuses.
+        UnknownEnvError: an env_id that does not exist.
+        EnvNotReadyError: an env that cannot take an action now.
+    """
+    actions = actions_by_id(actions)
+    env_num, ready, slots = record.env_num, record.are_all_ready, record.slots
+    checked: dict[int, Any] = {}
+    for key, action in actions.items():
+        env_id = key if type(key) is int and 0 <= key < env_num else checked_env_id(key, env_num)
+        if not ready and (not record.is_ready(env_id) or slots[env_id].phase is Phase.CALLING):
+            raise _not_ready(record, env_id)
+        if type(action) not in PLAIN:
+            action = _plain_action(env_id, action)
+        try:
+            reason = None if checks is None else checks[env_id](action)
+        except Exception as error:  # what odd objects raise when they are looked at
+            reason = f"{short_text(action)} cannot be checked: {error_text(error)}"
+        if reason is not None:
+            raise ActionError(
+                f"the action of env {env_id} is refused: {reason}. Nothing was sent to any env."
+            )
+        checked[env_id] = action
+    _refuse_without(record.missing_beside([*checked]))
+    if len(checked) != len(actions):  # an integer of a class of its own is no equal key
+        raise ActionError(f"the actions name an env twice: {short_text([*actions])}")
+    return checked
+
+
+def _refuse_without(missing: Sequence[int]) -> None:
+    """Refuse actions of a batched env that lack those of some of its rows.
+
+    Raises:
+        EnvNotReadyError: there are such.
+    """
+    if missing:
+        raise EnvNotReadyError(
+            f"envs {list(missing)} were sent no action, but they are stepped together with envs "
+            "that were: all rows of a batched env take one in the same call, unless its "
+            "BatchedEnvSpec says partial_steps. Nothing was sent to any env."
+        )
+
+
+def envs_in_calls(record: Record, env_ids: Any) -> list[int]:
+    """Return which of these envs run a call; what does not list any is left to be refused."""
+    if Phase.CALLING not in record.phases.column:
+        return []
+    if not isinstance(env_ids, (Mapping, list)):
+        return []
+    busy = [i for i in record.all_ids if record.phases[i] is Phase.CALLING]
+    return [env_id for env_id in busy if env_id in env_ids]
+
+
+def _plain_action(env_id: int, action: Any) -> Any:
+    try:
+        return without_tensors(action)
+    except Exception as error:  # what tensors raise that need gradients, or are on a device
+        raise ActionError(
+            f"the action of env {env_id} ({type(action).__name__}) cannot be made an array: "
+            f"{error_text(error)}. Nothing was sent to any env."
+        ) from error
+
+
+def _not_ready(record: Record, env_id: int) -> EnvNotReadyError:
+    state = record.states[env_id]
+    if record.slots[env_id].phase is Phase.CALLING:
+        advice = "a call of it has not ended: try again when it has, or reset it"
+    elif record.owes(env_id):
+        advice = "an action of it is under way: gather its timestep with recv() or step({}) first"
+    else:
+        advice = _ADVICE.get(state, "it takes no action now").replace("ID", str(env_id))
+    return EnvNotReadyError(
+        f"env {env_id} cannot take an action: it is in {state.name}; {advice}. "
+        f"Ready now: {record.ready_ids()}. Nothing was sent to any env."
+    )
+
+
+def refuse_while_pending(record: Record, env_ids: Iterable[int], what: str) -> None:
+    """Refuse calls to envs that are executing a step.
+
+    Raises:
+        EnvNotReadyError: one of them is.
+    """
+    pending = [i for i in env_ids if record.owes(i)]
+    if pending:
+        raise EnvNotReadyError(
+            f"{what} needs envs without an action under way, but envs {pending} have one: gather "
+            "their timesteps with recv() or step({}) first"
+        )
+
+
+def refuse_gone(record: Record, env_ids: Iterable[int], what: str) -> None:
+    """Refuse calls to envs that failed for good and have no host any more.
+
+    Raises:
+        EnvNotReadyError: one of them is.
+    """
+    gone = [i for i in env_ids if record.slots[i].is_gone]
+    if gone:
+        states = {i: record.states[i].name for i in gone}
+        raise EnvNotReadyError(
+            f"{what} cannot be done: envs {gone} have failed for good and are gone ({states}). "
+            f"Repair them with reset({{{gone[0]}: None}}), or leave them out with env_ids."
+        )
+
+
+def rows_by_id(env_ids: Sequence[int], actions: Any, each: str = "") -> dict[int, Any]:
+    """Pair the rows of a batch of actions with env_ids.
+
+    Args:
+        env_ids: k env_ids.
+        actions: k rows: see `split_batch`.
+        each: what the rows are for, if not just for these envs.
+
+    Raises:
+        ActionError: there is not one row for each, or an env is named twice.
+    """
+    try:
+        rows = split_batch(actions, len(env_ids))
+    except Exception as error:  # no rows; or what odd objects raise when they are read
+        reason = error if isinstance(error, ValueMismatchError) else error_text(error)
+        raise ActionError(
+            f"one action for {each or f'each of envs {short_text([*env_ids])}'} is needed: "
+            f"{reason}. Nothing was sent to any env."
+        ) from error
+    by_id = dict(zip(env_ids, rows, strict=True))
+    if len(by_id) != len(env_ids):
+        raise ActionError(f"env_ids {short_text([*env_ids])} name an env twice")
+    return by_id
+
+
+def refuse_partial_resets(record: Record, params: Mapping[int, Mapping[str, Any] | None]) -> None:
+    """Refuse the reset of some rows of a batched env that can only reset all of them together.
+
+    Raises:
+        EnvNotReadyError: others of its rows are in an episode.
+        ConfigError: its rows are given different params.
+    """
+    for env_id in params:
+        batch = record.slots[env_id].batch
+        if batch is None or record.slots[env_id].resets_alone:
+            continue
+        in_run = (i for i in batch.env_ids if record.states[i] is EnvState.RUN)
+        missing = [i for i in in_run if i not in params]
+        if missing:
+            raise EnvNotReadyError(
+                f"env {env_id} cannot be reset while envs {missing} are in an episode: they are "
+                "rows of a vector env that resets all of them together. Name all of envs "
+                f"{batch.first} to {batch.first + batch.size - 1}. No env was reset."
+            )
+        given = [params.get(i) or {} for i in batch.env_ids if i in params]
+        if any(other != given[0] for other in given):
+            raise ConfigError(
+                f"envs {batch.first} to {batch.first + batch.size - 1} are rows of a vector env "
+                "that resets all of them together, and so with the same params. No env was reset."
+            )
+
+
+def refuse_unsendable_params(
+    transport: Transport, params: Mapping[int, Mapping[str, Any] | None]
+) -> None:
+    """Refuse reset params that cannot be sent to a worker, before any env is reset.
+
+    Raises:
+        ConfigError: those of one env cannot.
+    """
+    for env_id, given in params.items():
+        if not given:
+            continue
+        try:
+            transport.prepare(0, Message(Op.RESET, env_id, 0, 0, given))
+        except FrameError as error:
+            raise ConfigError(
+                f"the reset params of env {env_id} cannot be sent to its worker: {error}. No env "
+                "was reset."
+            ) from error

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from gymnasium.spaces import Discrete, GraphInstance
 
-from envmgr.core import Phase, arguments, requests
+from envmgr.core import Phase, validate
+from envmgr.core.submit import submit_calls
 from envmgr.errors import (
     ActionError,
     ConfigError,
@@ -20,6 +21,7 @@ from envmgr.errors import (
 from envmgr.lifecycle import EnvState
 from envmgr.policy import FailurePolicy
 from envmgr.spaces import codec_of
+from envmgr.wire.block import RING_EACH
 from envmgr.wire.frames import FrameError
 from envmgr.wire.messages import Op
 from tests.rig import Rig
@@ -29,7 +31,7 @@ CHECK = codec_of(Discrete(3), strict=False).refusal
 
 def prepare(rig: Rig, actions: Any, check: Any = CHECK) -> Any:
     checks = None if check is None else [check] * len(rig.supervisor.slots)
-    return requests.prepared_steps(rig.supervisor, actions, checks)
+    return validate.checked_actions(rig.supervisor.record, actions, checks)
 
 
 def refused(rig: Rig, error: type[Exception], actions: Any) -> str:
@@ -47,7 +49,7 @@ def refused(rig: Rig, error: type[Exception], actions: Any) -> str:
 
 @pytest.mark.parametrize("env_id", [0, 2, np.int64(2), np.uint8(0)])
 def test_known_env_ids_become_ints(env_id: Any) -> None:
-    found = arguments.checked_env_id(env_id, 3)
+    found = validate.checked_env_id(env_id, 3)
     assert found == env_id
     assert type(found) is int
 
@@ -55,7 +57,7 @@ def test_known_env_ids_become_ints(env_id: Any) -> None:
 @pytest.mark.parametrize("env_id", [3, -1, np.int64(3), 1.0, np.float64(1), "1", None, True, [0]])
 def test_unknown_env_ids_are_refused(env_id: Any) -> None:
     with pytest.raises(UnknownEnvError, match=r"there is no env .*; the env_ids are 0 to 2"):
-        arguments.checked_env_id(env_id, 3)
+        validate.checked_env_id(env_id, 3)
 
 
 @pytest.mark.parametrize(
@@ -74,7 +76,7 @@ def test_unknown_env_ids_are_refused(env_id: Any) -> None:
     ids=str,
 )
 def test_several_env_ids(env_ids: Any, expected: list[int]) -> None:
-    found = arguments.checked_env_ids(env_ids, 3)
+    found = validate.checked_env_ids(env_ids, 3)
     assert found == expected
     assert all(type(i) is int for i in found)
 
@@ -82,19 +84,18 @@ def test_several_env_ids(env_ids: Any, expected: list[int]) -> None:
 @pytest.mark.parametrize("env_ids", [[0, 3], [0, "1"], -1, [1, 1], [1, np.int64(1)], True])
 def test_several_env_ids_with_a_bad_one(env_ids: Any) -> None:
     with pytest.raises(UnknownEnvError):
-        arguments.checked_env_ids(env_ids, 3)
+        validate.checked_env_ids(env_ids, 3)
 
 
 # -- actions --------------------------------------------------------------------------------------
 
 
-def test_good_actions_are_encoded_and_not_sent() -> None:
+def test_good_actions_are_checked_and_not_sent() -> None:
     rig = Rig(3).launch()
     sent = len(rig.transport.sent)
-    prepared = prepare(rig, {2: 1, 0: np.int64(2)})
-    assert [slot.env_id for slot, _, _ in prepared] == [2, 0]
+    assert list(prepare(rig, {2: 1, 0: np.int64(2)})) == [2, 0]
     assert len(rig.transport.sent) == sent
-    rig.supervisor.sending.send(prepared)
+    rig.supervisor.submitter.checked({2: 1, 0: np.int64(2)}, RING_EACH, None)
     assert [m.payload for _, m in rig.transport.sent[sent:]] == [1, 2]
     assert rig.supervisor.statistics.actions == 2
 
@@ -125,8 +126,10 @@ def test_actions_are_not_checked_where_the_user_does_not_want_it() -> None:
 def test_an_action_that_cannot_be_sent_refuses_all() -> None:
     rig = Rig(3).launch()
     rig.transport.refused[1] = FrameError("PicklingError: it is a generator")
-    text = refused(rig, ActionError, {0: 1, 1: 1})
-    assert "an action cannot be sent to its env: PicklingError: it is a generator" in text
+    before = len(rig.transport.sent)
+    with pytest.raises(ActionError, match="an action cannot be sent to its env: PicklingError: it"):
+        rig.supervisor.submitter.checked({0: 1, 1: 1}, RING_EACH, None)
+    assert (len(rig.transport.sent), rig.ready()) == (before, [0, 1, 2])
 
 
 class Twice(Mapping[Any, Any]):
@@ -201,7 +204,7 @@ def test_an_env_that_is_not_ready_refuses_all_and_says_what_to_do(
 
 
 def test_every_state_but_run_has_advice() -> None:
-    assert set(requests._ADVICE) == set(EnvState) - {EnvState.RUN}
+    assert set(validate._ADVICE) == set(EnvState) - {EnvState.RUN}
 
 
 def test_a_pending_env_takes_no_action_before_its_timestep_was_delivered() -> None:
@@ -257,8 +260,7 @@ class Tensor:
 )
 def test_tensors_become_arrays_wherever_they_are(action: Any, expected: Any) -> None:
     rig = Rig(1).launch()
-    ((_, _, request),) = prepare(rig, {0: action}, check=None)
-    sent = request.payload
+    sent = prepare(rig, {0: action}, check=None)[0]
 
     def same(one: Any, other: Any) -> bool:
         if isinstance(other, dict):
@@ -276,8 +278,8 @@ def test_tensors_become_arrays_wherever_they_are(action: Any, expected: Any) -> 
 
 @pytest.mark.parametrize("action", [1, 1.5, "a", np.zeros(2), np.int8(1), (1, 2), [1, 2], None])
 def test_plain_values_stay_what_they_are(action: Any) -> None:
-    ((_, _, request),) = prepare(Rig(1).launch(), {0: action}, check=None)
-    assert type(request.payload) is type(action)
+    checked = prepare(Rig(1).launch(), {0: action}, check=None)
+    assert type(checked[0]) is type(action)
 
 
 def test_a_tensor_that_refuses_to_become_an_array_is_an_action_error() -> None:
@@ -294,8 +296,8 @@ def test_calls_are_refused_while_a_step_is_pending() -> None:
     rig = Rig(3).launch()
     rig.send({0: 1, 2: 1})
     with pytest.raises(EnvNotReadyError, match=r"call\('x'\) needs .* but envs \[0, 2\] have one"):
-        requests.refuse_while_pending(rig.supervisor, [0, 1, 2], "call('x')")
-    requests.refuse_while_pending(rig.supervisor, [1], "call('x')")
+        validate.refuse_while_pending(rig.supervisor.record, [0, 1, 2], "call('x')")
+    validate.refuse_while_pending(rig.supervisor.record, [1], "call('x')")
 
 
 def test_calls_are_sent_to_all_or_to_none() -> None:
@@ -305,11 +307,11 @@ def test_calls_are_sent_to_all_or_to_none() -> None:
     with pytest.raises(
         ActionError, match=r"call has arguments that cannot be sent .* it is a lock"
     ):
-        requests.submit_calls(rig.supervisor, [0, 1], Op.CALL, [("x", ())] * 2, "call")
+        submit_calls(rig.hosts, rig.hosts.slots[:2], Op.CALL, [("x", ())] * 2, "call")
     assert len(rig.transport.sent) == sent
     assert [slot.phase for slot in rig.supervisor.slots] == [Phase.IDLE] * 2
     rig.transport.refused.clear()
-    requests.submit_calls(rig.supervisor, [0, 1], Op.CALL, [("x", (0,)), ("x", (1,))], "call")
+    submit_calls(rig.hosts, rig.hosts.slots[:2], Op.CALL, [("x", (0,)), ("x", (1,))], "call")
     assert [m.payload for _, m in rig.transport.sent[sent:]] == [("x", (0,)), ("x", (1,))]
 
 
@@ -318,34 +320,34 @@ def test_calls_are_sent_to_all_or_to_none() -> None:
 )
 def test_methods_that_go_past_the_manager_are_refused(name: Any) -> None:
     with pytest.raises(MethodAccessError, match="is refused"):
-        arguments.checked_method(name)
+        validate.checked_method(name)
 
 
 @pytest.mark.parametrize("name", ["render", "reset_task", "stepper", "closed"])
 def test_other_methods_are_not(name: str) -> None:
-    arguments.checked_method(name)
+    validate.checked_method(name)
 
 
 # -- batches of actions ---------------------------------------------------------------------------
 
 
 def test_rows_of_a_batch_by_env_id() -> None:
-    assert requests.rows_by_id([2, 0], [5, 6]) == {2: 5, 0: 6}
-    by_id = requests.rows_by_id([2, 0], {"a": np.array([1, 2]), "b": np.zeros((2, 3))})
+    assert validate.rows_by_id([2, 0], [5, 6]) == {2: 5, 0: 6}
+    by_id = validate.rows_by_id([2, 0], {"a": np.array([1, 2]), "b": np.zeros((2, 3))})
     assert by_id[0]["a"] == 2
     assert by_id[0]["b"].shape == (3,)
-    assert requests.rows_by_id([], []) == {}
+    assert validate.rows_by_id([], []) == {}
 
 
 @pytest.mark.parametrize("batch", [[1], [1, 2, 3], 7, None, {"a": [1]}])
 def test_a_batch_of_another_length_is_refused(batch: Any) -> None:
     with pytest.raises(ActionError, match=r"one action for each of envs \[2, 0\] is needed"):
-        requests.rows_by_id([2, 0], batch)
+        validate.rows_by_id([2, 0], batch)
 
 
 def test_a_batch_that_names_an_env_twice_is_refused() -> None:
     with pytest.raises(ActionError, match=r"env_ids \[2, 2\] name an env twice"):
-        requests.rows_by_id([2, 2], [1, 2])
+        validate.rows_by_id([2, 2], [1, 2])
 
 
 # -- reset params ---------------------------------------------------------------------------------
@@ -363,12 +365,12 @@ def test_a_batch_that_names_an_env_twice_is_refused() -> None:
     ids=str,
 )
 def test_reset_params_by_env_id(given: Any, expected: Any) -> None:
-    assert arguments.checked_params(given, 3) == expected
+    assert validate.checked_params(given, 3) == expected
 
 
 def test_reset_params_are_copied() -> None:
     params = {"level": 3}
-    checked = arguments.checked_params({0: params}, 1)
+    checked = validate.checked_params({0: params}, 1)
     params["level"] = 4
     assert checked == {0: {"level": 3}}
 
@@ -388,15 +390,15 @@ def test_reset_params_are_copied() -> None:
 )
 def test_bad_reset_params_are_refused(given: Any, error: type[Exception]) -> None:
     with pytest.raises(error):
-        arguments.checked_params(given, 3)
+        validate.checked_params(given, 3)
 
 
 def test_reset_params_that_cannot_be_sent_are_refused_before_any_env_is_reset() -> None:
     rig = Rig(3).launch()
     rig.transport.refused[1] = FrameError("it is a lock")
     with pytest.raises(ConfigError, match=r"params of env 1 cannot be sent .*it is a lock.*No env"):
-        requests.refuse_unsendable_params(rig.supervisor, {0: {"a": 1}, 1: {"a": 2}})
-    requests.refuse_unsendable_params(rig.supervisor, {0: {"a": 1}, 1: None, 2: {}})
+        validate.refuse_unsendable_params(rig.transport, {0: {"a": 1}, 1: {"a": 2}})
+    validate.refuse_unsendable_params(rig.transport, {0: {"a": 1}, 1: None, 2: {}})
     assert rig.ready() == [0, 1, 2]
     assert rig.supervisor.record.env_states() == (EnvState.RUN,) * 3
 
@@ -409,7 +411,7 @@ def test_calls_are_refused_to_envs_that_are_gone_for_good() -> None:
     rig.deliver()
     assert [rig.slot(i).is_gone for i in (0, 1, 2)] == [True, True, False]
     with pytest.raises(EnvNotReadyError, match=r"envs \[0, 1\] have failed for good .*reset\("):
-        requests.refuse_gone(rig.supervisor, [0, 1, 2], "call('x')")
-    requests.refuse_gone(rig.supervisor, [2], "call('x')")
+        validate.refuse_gone(rig.supervisor.record, [0, 1, 2], "call('x')")
+    validate.refuse_gone(rig.supervisor.record, [2], "call('x')")
     rig.reset(0)
     assert not rig.slot(0).is_gone
