@@ -20,9 +20,8 @@ from envmgr.core import (
     Selection,
     Supervisor,
 )
-from envmgr.core.engine import Engine
+from envmgr.core.engine import Engine, Gather
 from envmgr.core.submit import submit_calls
-from envmgr.core.wait import Gather
 from envmgr.env.batch_specs import Batch
 from envmgr.errors import EnvFailure
 from envmgr.lifecycle import EnvState

@@ -7,10 +7,10 @@ what time it is, and sends through a `Transport`.
 from __future__ import annotations
 
 from envmgr.core.collect import ArrayBatch, Collected, ReadyBatch, ends_of
-from envmgr.core.engine import Supervisor
 from envmgr.core.failures import Lost
 from envmgr.core.hosts import Hosts
 from envmgr.core.phases import Change, Next, Phase
+from envmgr.core.supervisor import Supervisor
 from envmgr.core.table import NOBODY, EnvSlot, EpisodeRules, HostGroup, Record, Selection
 
 __all__ = [

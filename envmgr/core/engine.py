@@ -1,11 +1,10 @@
-"""The engine: runs the envs of one launched manager, in the caller's thread or behind it.
+"""The engine: the one place that waits, in the caller's thread or behind it.
 
-One lock guards the table of envs; whoever holds it is the only writer of states. Inside a public
-call the caller's thread holds it and does everything itself: a step is never handed to another
-thread. While the caller is away, a background thread carries resets, retries, renewals and
-deadlines on. It is armed only while such work is outstanding, tries the lock instead of waiting for
-it, and has a doorbell of its own. Deaths of workers wake it at any time, also while nothing is
-outstanding.
+One lock guards the supervisor; whoever holds it is the only writer of states. Inside a public call
+the caller's thread holds it and does everything itself: a step is never handed to another thread.
+While the caller is away, a background thread carries resets, retries, renewals and deadlines on. It
+is armed only while such work is outstanding, tries the lock instead of waiting for it, and has a
+doorbell of its own. Deaths of workers wake it at any time, also while nothing is outstanding.
 """
 
 from __future__ import annotations
@@ -16,349 +15,36 @@ import math
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from multiprocessing.connection import wait
 from types import CodeType, FrameType
 from typing import Any, Protocol, TypeVar
 
-from envmgr.core.collect import ArrayBatch, Collected, Collector
-from envmgr.core.episodes import Episodes
-from envmgr.core.failures import Repair
-from envmgr.core.hosts import Hosts
-from envmgr.core.journal import Journal, is_run
+from envmgr.core.collect import Collected
+from envmgr.core.journal import is_run
 from envmgr.core.phases import BEHIND_THE_CALLER, Phase
-from envmgr.core.replies import Answers, Arrivals, BlockReplies
-from envmgr.core.resets import ExplicitResets
-from envmgr.core.setup import Orientation
-from envmgr.core.spares import Spares
-from envmgr.core.statistics import Statistics, Tracer
-from envmgr.core.submit import Packer, Submitter
-from envmgr.core.table import EpisodeRules, Selections
-from envmgr.errors import ConcurrentCallError, ManagerClosedError, OutOfMemoryError
-from envmgr.lifecycle import Event
-from envmgr.policy import FailurePolicy
-from envmgr.spaces import codec_of
-from envmgr.transport.base import Arrival, Transport
+from envmgr.core.statistics import Tracer
+from envmgr.core.supervisor import Supervisor
+from envmgr.core.table import Selection
+from envmgr.errors import (
+    AllEnvsFailedError,
+    ConcurrentCallError,
+    ManagerClosedError,
+    NothingReadyError,
+    OutOfMemoryError,
+)
+from envmgr.lifecycle import EnvState
+from envmgr.policy import GatherPolicy
+from envmgr.transport.base import Transport
 from envmgr.transport.process.threads import BACKGROUND_THREAD
 from envmgr.transport.ready import Waker
-from envmgr.types import Clock, EnvTimestep
+from envmgr.types import Clock
 from envmgr.wire.board import Board
-from envmgr.wire.messages import EnvDescription, Op
 
 logger = logging.getLogger("envmgr")
 
 T = TypeVar("T")
-
-
-_RESETTING = Phase.RESETTING
-
-
-class Supervisor:
-    """The envs of one launched manager.
-
-    Args:
-        hosts: to speak to hosts.
-        rules: of episodes and observations.
-        policy: of failures.
-
-    Attributes:
-        record: what is known of all envs.
-        states: the state of each env_id.
-        slots: the details of each env_id; of spares, see `spares`.
-        spares: envs that wait to take the place of others; None if there are none.
-        statistics: counters since launch.
-        repair: what follows failures.
-        resets: begins those that users ask for.
-        selections: envs that are stepped together.
-        submitter: submits actions.
-        collector: finds what has arrived, and hands it out.
-        journal: what is under way in the public call, and what that is about to return.
-        step_on: applies ordinary steps that have come by message, as `Answers` does.
-    """
-
-    def __init__(
-        self,
-        hosts: Hosts,
-        rules: EpisodeRules,
-        policy: FailurePolicy,
-        journal: Journal[Collected] | None = None,
-    ) -> None:
-        self.hosts = hosts
-        self.rules = rules
-        self.record = hosts.record
-        self.states = hosts.record.states
-        env_num = hosts.env_num
-        self.slots = hosts.slots[:env_num]
-        spare_num = len(hosts.slots) - env_num
-        self.journal = journal = Journal[Collected]() if journal is None else journal
-        self.statistics = Statistics(
-            num_workers=len(hosts.groups) - spare_num, slots=self.slots, journal=journal
-        )
-        self._orientation = Orientation(hosts, env_num)
-        self.spares: Spares | None = None
-        if spare_num:
-            self.spares = Spares(
-                hosts,
-                self.statistics,
-                self._orientation,
-                rules.spare_takers or (True,) * env_num,
-                in_order=rules.spares_in_order,
-            )
-        self.selections = selections = Selections(hosts.record)
-        self._episodes = Episodes(hosts, rules, self.statistics, self.spares)
-        self.submitter = Submitter(hosts, self.statistics, journal, selections)
-        self.repair = Repair(
-            hosts,
-            policy,
-            self.statistics,
-            self._episodes,
-            selections,
-            self.spares,
-            auto_reset=rules.auto_reset,
-        )
-        self.resets = ExplicitResets(
-            hosts, self.statistics, self._episodes, self.repair, self.submitter, self.spares
-        )
-        answers = Answers(
-            hosts,
-            self.statistics,
-            journal,
-            self._orientation,
-            self._episodes,
-            self.repair,
-            self.spares,
-        )
-        self._arrivals = Arrivals(
-            hosts,
-            self.statistics,
-            answers,
-            self._episodes,
-            self.repair,
-            raise_non_finite=rules.raise_non_finite,
-        )
-        self.step_on = answers.step_on
-        self.collector = Collector(
-            hosts,
-            self._episodes,
-            self.statistics,
-            journal,
-            selections,
-            reset_inplace=rules.reset_inplace,
-            has_spares=self.spares is not None,
-        )
-
-    @property
-    def descriptions(self) -> dict[int, EnvDescription]:
-        """What each env said of itself, by env_id."""
-        known = self._orientation.descriptions
-        return {i: known[i] for i in sorted(known) if i < len(self.slots)}
-
-    # -- what comes -------------------------------------------------------------------------
-
-    def handle(self, host_id: int, arrival: Arrival) -> None:
-        """Apply what came from a host; not to be interrupted."""
-        self._arrivals.handle(host_id, arrival)
-
-    def collect(self) -> bool:
-        """Apply what has arrived by another way than by message, as far as that is ordinary.
-
-        Can be interrupted anywhere, and called again.
-
-        Returns:
-            Whether there is more: `collect_rest` applies it.
-        """
-        arrivals, spares = self._arrivals, self.spares
-        if self.submitter.packer is None and spares is None:
-            return False
-        if not arrivals.begin_episodes() or arrivals.have_replied:
-            return True
-        if spares is None or not spares.are_wanted:
-            return False
-        return self._waits_for_posted or not self.record.is_executing
-
-    @property
-    def _waits_for_posted(self) -> bool:
-        """Whether a timestep waits for a spare, which comes when all posted steps are over."""
-        return bool(self.record.held) and Phase.POSTED in self.record.phases.column
-
-    def collect_rest(self) -> None:
-        """Apply all that has arrived by another way than by message; not to be interrupted."""
-        self._arrivals.collect()
-        if self.spares is not None:
-            if self.spares.are_wanted and self._waits_for_posted:
-                self._arrivals.set_aside_posted()
-            self.spares.look()
-
-    def set_aside(self) -> None:
-        """Look at the reply by itself that `Collector.take` has left; not to be interrupted."""
-        env_id, self.collector.left = self.collector.left, None
-        if env_id is not None:
-            self._arrivals.set_aside(env_id)
-
-    def sleep(self, *, soon: bool) -> None:
-        """Say whether the caller is about to sleep, and has to be woken."""
-        self.submitter.sleep(soon=soon)
-
-    def recover(self) -> None:
-        """Make up for an interrupt: can be interrupted itself, and called again."""
-        journal = self.journal
-        journal.finish()
-        self._arrivals.begin_episodes()
-        if self.record.unexecuted:
-            journal.uninterrupted(self.repair.answer_unexecuted)
-        if journal.returning is not None:
-            journal.uninterrupted(self._take_back)
-
-    def _take_back(self) -> None:
-        """Have envs owe the timesteps that were handed out by a call that has not returned."""
-        journal = self.journal
-        if journal.returning is not None:
-            self.collector.give_back(journal.returning)
-            journal.returning = None  # last: until then it says what was delivered
-
-    # -- launch -----------------------------------------------------------------------------
-
-    def start_hosts(self, env_ids: Iterable[int]) -> None:
-        """Begin to start hosts of envs that have none yet.
-
-        Raises:
-            ConfigError: a factory cannot be sent to a host; nothing was started.
-        """
-        missing = [s for s in map(self.hosts.slots.__getitem__, env_ids) if s.host_id is None]
-        self.hosts.start(missing)
-        self.record.launched([slot.env_id for slot in missing])
-
-    def place_observations(self, *, same_spaces: bool) -> None:
-        """Check the spaces of all envs and lay out the memory for their observations.
-
-        Raises:
-            SpaceMismatchError: they differ and `same_spaces` is on.
-            LaunchError: there is not enough memory.
-        """
-        block = self._orientation.place_observations(
-            same_spaces=same_spaces, handed_out=self.rules.copy_on_get
-        )
-        if block is None:
-            return
-        self.hosts.share(block)
-        check, (spaces, kind_of) = self.rules.check_actions, self._orientation.kinds
-        codecs = [codec_of(space, strict=check == "strict") for space in spaces]
-        converting = self._orientation.kinds_that_convert
-        columns = [
-            codec.action_columns(checked=check is not False, in_any_form=kind in converting)
-            for kind, codec in enumerate(codecs)
-        ]
-        packs = [each for each in columns if each is not None]
-        replies = BlockReplies(block, self.record.observed.places, self.record.may_begin_late)
-        self._arrivals.share(replies)
-        self.collector.share(block, replies)
-        self.submitter.share(block, Packer(block, packs, kind_of))
-
-    def begin_episodes(self) -> None:
-        """Have every env reset for the first time; its host has said HELLO."""
-        for slot in self.hosts.slots:
-            self._orientation.attach(slot)  # what is repeated on later envs has been done on these
-            slot.seed, slot.new_seed = slot.new_seed, None
-            self._episodes.begin(slot)
-
-    def repeat(self, env_ids: Sequence[int], op: Op, payloads: Sequence[Any]) -> None:
-        """Have a request that was sent to envs repeated on every later env of these env_ids.
-
-        One that was sent to all envs is repeated on the spares, too, if it was one for all: an env
-        that was not sent what the spares were sent takes no spare.
-
-        Args:
-            env_ids: whom it was sent to.
-            op: SET_ATTR or CALL.
-            payloads: of each env; one and the same object, or different ones.
-        """
-        for env_id, payload in zip(env_ids, payloads, strict=True):
-            self._orientation.repeat(env_id, op, payload)
-        if len(payloads) == len(self.slots) and all(p is payloads[0] for p in payloads):
-            self._orientation.repeat_on_spares(op, payloads[0])
-
-    # -- steps ------------------------------------------------------------------------------
-
-    def ready_ids(self) -> list[int]:
-        """Return the envs that take an action now, ascending."""
-        return self.record.ready_ids()
-
-    def timesteps(self, collected: Collected) -> dict[int, EnvTimestep]:
-        """Hand out what was taken, as timesteps by env_id."""
-        timesteps = self.collector.timesteps(collected)
-        self._go_on(collected)
-        return timesteps
-
-    def arrays(self, collected: Collected) -> ArrayBatch | None:
-        """Hand out what was taken as arrays; None if that needs `timesteps`."""
-        batch = self.collector.arrays(collected)
-        if batch is not None:
-            self._go_on(collected)
-        return batch
-
-    def _go_on(self, collected: Collected) -> None:
-        """Do what follows what was handed out."""
-        if _RESETTING in self.record.phases.column:
-            self._arrivals.begin_episodes()
-        spares = self.spares
-        if collected.odd or (spares is not None and spares.are_wanted):
-            self.journal.uninterrupted(self._follow_up)
-
-    def _follow_up(self) -> None:
-        collected = self.journal.returning
-        if collected is not None and collected.odd:
-            self.collector.follow_up(collected)
-            self._arrivals.collect()  # the resets after them may be over
-        if self.spares is not None:
-            self.spares.relieve()
-
-    # -- calls ------------------------------------------------------------------------------
-
-    def forget_results(self, env_ids: Iterable[int]) -> None:
-        """Let go of what came of calls."""
-        for env_id in env_ids:
-            self.slots[env_id].result = None
-
-    # -- time -------------------------------------------------------------------------------
-
-    @property
-    def earliest_deadline(self) -> float:
-        """A moment before which no deadline passes; may be too early, never too late."""
-        return self.hosts.limits.earliest
-
-    def expire(self) -> None:
-        """Act on deadlines that have passed. What had arrived before has been handled."""
-        limits = self.hosts.limits
-        now = limits.clock()
-        for env_id in limits.late_steps(now):
-            self.hosts.take_over(self.slots[env_id])
-        for slot in limits.due(now):
-            if not limits.is_due(slot):
-                continue  # settled together with another env of its host
-            if slot.phase is Phase.ENDING:
-                self.hosts.end(slot.group, ask=False)
-            elif slot.phase is Phase.PAUSING:
-                self.repair.renewals.proceed(slot)
-            else:
-                self._arrivals.time_out(slot)
-
-    def stop(self) -> None:
-        """All envs are VOID from now on; what was owed is cancelled."""
-        self.hosts.forget_all()
-        returning = self.journal.returning
-        if returning is not None and not is_run(returning.caller):  # its call did not return
-            self.statistics.timesteps = returning.n_before
-        self.statistics.cancelled += self.statistics.outstanding
-        self.journal.forget()
-        for slot in self.hosts.slots:
-            self.record.happened(slot.env_id, Event.CLOSE)
-            self.hosts.settle(slot)
-        self.record.clear()
-        self.hosts.share(None)
-        self._arrivals.share(None)
-        self.collector.share(None, None)
-        self.submitter.detach()
-
 
 FORKS: list[None] = []
 """Grows in every fork of this process: asking for the pid in every call costs more."""
@@ -1021,3 +707,265 @@ class Engine:
         if self.watch is not None:
             self.watch.end()
         self.supervisor.stop()
+
+
+# -- what calls wait for ----------------------------------------------------------------------
+
+_FEW = 8
+"""So many envs are asked for one by one."""
+
+
+def await_one_ready(engine: Engine, supervisor: Supervisor) -> bool:
+    """Wait until an env is ready, or the run has failed.
+
+    Returns:
+        False if all are DONE.
+
+    Raises:
+        NothingReadyError, AllEnvsFailedError: none can become ready; the message says why.
+    """
+    repair, slots, record = supervisor.repair, supervisor.slots, supervisor.record
+
+    def settled() -> bool:
+        return repair.fatal is not None or any(record.is_ready(slot.env_id) for slot in slots)
+
+    def hopeless() -> bool:
+        return not any(record.is_coming(slot.env_id) for slot in slots if not slot.owed)
+
+    engine.wait_until(lambda: settled() or hopeless(), doing="ready_obs")
+    if settled():
+        return True
+    _refuse_to_wait(supervisor)
+    return False
+
+
+def unready(supervisor: Supervisor, env_ids: Sequence[int]) -> list[int]:
+    """Return those of some envs that take no action now."""
+    if len(env_ids) <= _FEW:
+        return [env_id for env_id in env_ids if not supervisor.record.is_ready(env_id)]
+    ready = set(supervisor.ready_ids())
+    return [env_id for env_id in env_ids if env_id not in ready]
+
+
+def await_all_ready(engine: Engine, supervisor: Supervisor, env_ids: Sequence[int]) -> None:
+    """Wait until all of these envs are ready, or one of them cannot be, or the run has failed."""
+    repair, record = supervisor.repair, supervisor.record
+
+    def settled() -> bool:
+        missing = unready(supervisor, env_ids)
+        return repair.fatal is not None or not missing or not all(map(record.is_coming, missing))
+
+    engine.wait_until(settled, doing="ready_arrays")
+
+
+def refuse_unready(supervisor: Supervisor, env_ids: Sequence[int]) -> None:
+    """Refuse envs that are not ready, and for which there is nothing to wait.
+
+    Raises:
+        NothingReadyError: one of them.
+        AllEnvsFailedError: none of all envs can become ready.
+    """
+    missing = unready(supervisor, env_ids)
+    if missing:
+        _refuse_to_wait(supervisor)
+        states = {i: supervisor.states[i].name for i in missing}
+        raise NothingReadyError(f"envs {missing} do not become ready: they are in {states}")
+
+
+def _refuse_to_wait(supervisor: Supervisor) -> None:
+    """Say why nothing can become ready; return if all envs are done.
+
+    Raises:
+        NothingReadyError: for one of three reasons; AllEnvsFailedError for the last of them.
+    """
+    states = supervisor.record.env_states()
+    owed = supervisor.record.owed_ids()
+    if owed:
+        raise NothingReadyError(
+            f"no env is ready: envs {owed} have actions under way. Gather their timesteps with "
+            "recv() or step({}) first."
+        )
+    late = [env_id for env_id, is_late in enumerate(supervisor.record.late) if is_late]
+    if late:
+        raise NothingReadyError(
+            f"the next episodes of envs {late} begin with the next step of the other rows of their "
+            "vector env, which are ready (autoreset mode NextStep): step those first. With "
+            "reset_inplace: true they begin at once, if the vector env can reset some of its rows."
+        )
+    waiting = [  # some of them may still be under repair after a failure
+        slot.env_id
+        for slot, state in zip(supervisor.slots, states, strict=True)
+        if state is EnvState.NEED_RESET or slot.is_under_way
+    ]
+    if waiting:
+        raise NothingReadyError(
+            f"no env is ready: the episodes of envs {waiting} have ended and auto_reset is off. "
+            "Begin new ones with reset({env_id: params})."
+        )
+    failed = [i for i, state in enumerate(states) if state is not EnvState.DONE]
+    if failed and EnvState.RUN not in states:
+        raise AllEnvsFailedError(
+            f"no env can become ready: envs {failed} have failed for good. Repair them with "
+            "reset({env_id: None}), or close the manager."
+        )
+
+
+_NONE_READY = ". No env takes one now: ready_obs waits until one does, or says why none will"
+
+_A_MOMENT_S = 0.001
+_LOOK_EVERY_S = 0.002
+"""A host of many cheap envs rings late, lest it ring for each; so long it may be overlooked."""
+
+
+class Gather:
+    """Gathers, inside calls that hold the engine. A failure that is urgent ends a gather.
+
+    What it returns is to be handed out; None is nothing.
+
+    Args:
+        engine: waits.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._supervisor = supervisor = engine.supervisor
+        self._collector = supervisor.collector
+        self._record = supervisor.record
+        self._repair = supervisor.repair
+
+    def exactly(self, selection: Selection) -> Collected | None:
+        """Wait for the timesteps of all of these envs, which were sent an action each."""
+        repair, engine, collector = self._repair, self._engine, self._collector
+        arrived = partial(collector.have_arrived, selection)
+        while True:
+            # What is held waits for a reset: what comes has to be applied, not only seen.
+            if self._record.held or not engine.see_to(arrived):
+                engine.wait_until(
+                    lambda: repair.urgent or arrived() or collector.finds_malformed(),
+                    pivot=self._pivot(selection),
+                    doing="step",
+                )
+            if repair.urgent:
+                return None
+            taken = collector.take(selection) if collector.left is None else None
+            if taken is not None:
+                return taken
+            self._set_aside()
+
+    def _pivot(self, selection: Selection) -> partial[int | None] | None:
+        """Return what says whose reply to wait for first.
+
+        All of them are wanted, so waiting for one in the middle costs nothing, and the trainer is
+        woken a few times instead of once for each env.
+        """
+        if self._supervisor.submitter.packer is not None:
+            return None
+        return partial(self._one_of_the_missing, selection)
+
+    def _one_of_the_missing(self, selection: Selection) -> int | None:
+        undelivered = self._record.undelivered
+        missing = [i for i in selection.ids if i not in undelivered]
+        return self._supervisor.slots[missing[len(missing) // 2]].host_id if missing else None
+
+    def some(
+        self, policy: GatherPolicy, *, deadline: float = math.inf, exactly: bool = False
+    ) -> Collected | None:
+        """Wait for as many outstanding timesteps as the policy wants; take all that have arrived.
+
+        Goes on until one of them is not an episode's end, so that there is something to step next;
+        then waits for stragglers.
+
+        Args:
+            policy: how many, and how long for stragglers.
+            deadline: return what has arrived at this moment.
+            exactly: be content with episodes' ends too.
+
+        Raises:
+            NothingReadyError: nothing is outstanding.
+        """
+        supervisor, submitter = self._supervisor, self._supervisor.submitter
+        posts = submitter.packer is not None
+        outstanding = supervisor.statistics.outstanding
+        if not outstanding:
+            raise NothingReadyError(
+                "nothing is outstanding: send actions first, with step(actions) or send(actions)"
+                + ("" if supervisor.ready_ids() else _NONE_READY)
+            )
+        is_limited = deadline != math.inf  # and may have passed before anybody looks
+        if not posts or is_limited or supervisor.record.any_repaired:
+            self._engine.collect()
+        if is_limited and supervisor.record.some_at_a_time:  # which have to be waited for
+            deadline = max(deadline, self._engine.now() + _A_MOMENT_S)
+        if posts:
+            latest = submitter.latest(outstanding)
+            wants_all = policy.needed(outstanding) == outstanding and not is_limited
+            if latest is not None and wants_all and not supervisor.record.some_at_a_time:
+                return self.exactly(latest)
+            submitter.have_all_ring()
+        while True:
+            arrived = self._some_ids(policy, outstanding, deadline, exactly=exactly)
+            selection = self._supervisor.selections.of(arrived)
+            if supervisor.repair.urgent or selection is None:
+                if not is_limited:
+                    self._refuse_to_wait(arrived)
+                return None
+            taken = self._collector.take(selection)
+            if taken is not None:
+                return taken
+            self._set_aside()
+
+    def _some_ids(
+        self, policy: GatherPolicy, outstanding: int, deadline: float, *, exactly: bool
+    ) -> list[int]:
+        collector, repair, engine = self._collector, self._supervisor.repair, self._engine
+        needed, may_go_on = policy.needed(outstanding), self._record.may_go_on
+        arrived: list[int] = []
+
+        def satisfied() -> bool:
+            arrived[:] = collector.arrived_ids()
+            if len(arrived) < needed:
+                return repair.urgent or not may_go_on(arrived)
+            return (
+                repair.urgent
+                or exactly
+                or len(arrived) == outstanding
+                or collector.any_goes_on(arrived)
+                or not may_go_on(arrived)
+            )
+
+        def complete() -> bool:
+            arrived[:] = collector.arrived_ids()
+            return len(arrived) == outstanding
+
+        submitter = self._supervisor.submitter
+        packed = submitter.packer is not None and submitter.any_shared and needed < outstanding
+        look_every_s = _LOOK_EVERY_S if packed else math.inf
+        satisfying = (
+            not self._record.held
+            and engine.see_to(satisfied, look_every_s, sleeps=deadline == math.inf)
+        ) or engine.wait_until(
+            satisfied, deadline=deadline, look_every_s=look_every_s, doing="step"
+        )
+        if satisfying and policy.step_wait_timeout_s > 0.0:
+            until = min(deadline, engine.now() + policy.step_wait_timeout_s)
+            engine.wait_until(complete, deadline=until, look_every_s=look_every_s, doing="step")
+        return arrived
+
+    def _refuse_to_wait(self, arrived: list[int]) -> None:
+        """Refuse to wait for what does not come before more actions are sent.
+
+        Raises:
+            NothingReadyError: that is so.
+        """
+        record, repair = self._record, self._supervisor.repair
+        if arrived or not record.some_at_a_time or repair.urgent or record.may_go_on(()):
+            return
+        raise NothingReadyError(
+            f"envs {record.owed_ids()} have actions under way, but their pool gives nothing "
+            f"before {record.needed_under_way()} of its envs are (batch_size): send actions to "
+            "more of them"
+        )
+
+    def _set_aside(self) -> None:
+        self._engine.collect()  # what its host has sent before, for other envs, too
+        self._engine.uninterrupted(self._supervisor.set_aside)

@@ -584,6 +584,10 @@ class Repair:
             self._hosts.release(slot)
             released(self._hosts, slot.env_id)
 
+    def bring_back(self, slot: EnvSlot) -> None:
+        """Renew an env that takes part in no host, because its user repairs it by hand."""
+        self.renewals.bring_back(slot)
+
     def forgive(self, slot: EnvSlot) -> None:
         """Forget an env's failures: its user repairs it by hand."""
         self._budget.forgive(slot.env_id)

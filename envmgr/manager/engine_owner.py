@@ -11,10 +11,9 @@ from typing import Any, ClassVar
 from envmgr.calibrate import Calibration, trial_config_of, try_out
 from envmgr.config import EasyDict, ManagerConfig, check_kind, default_manager_config, to_easydict
 from envmgr.core import Supervisor, validate
-from envmgr.core.engine import Alone, Engine
+from envmgr.core.engine import Alone, Engine, Gather
 from envmgr.core.journal import SignalFreeThread
 from envmgr.core.statistics import Statistics
-from envmgr.core.wait import Gather
 from envmgr.core.watch import figures_of
 from envmgr.errors import ConfigError, LaunchError, ManagerClosedError, StateError
 from envmgr.launch import build_engine, cores_of, with_batches

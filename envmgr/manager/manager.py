@@ -17,7 +17,7 @@ from envmgr.core import (
     Supervisor,
     validate,
 )
-from envmgr.core.wait import await_all_ready, await_one_ready, refuse_unready, unready
+from envmgr.core.engine import await_all_ready, await_one_ready, refuse_unready, unready
 from envmgr.lifecycle import EnvState
 from envmgr.manager.restoring import EnvRestoring
 from envmgr.policy import GatherPolicy

@@ -21,8 +21,7 @@ import numpy as np
 from gymnasium import spaces
 
 from envmgr.core import EnvSlot, EpisodeRules, Hosts, Phase, Supervisor
-from envmgr.core.engine import Engine
-from envmgr.core.wait import Gather
+from envmgr.core.engine import Engine, Gather
 from envmgr.lifecycle import EnvState
 from envmgr.policy import Deadlines, FailurePolicy, GatherPolicy
 from envmgr.transport.base import HostDied

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from envmgr.core import validate
-from envmgr.core.wait import await_all_ready, refuse_unready
+from envmgr.core.engine import await_all_ready, refuse_unready
 from envmgr.env.batch_specs import Batch
 from envmgr.errors import ConfigError, EnvNotReadyError, EnvProtocolError, NothingReadyError
 from envmgr.lifecycle import EnvState

@@ -1,0 +1,344 @@
+"""The supervisor: holds the parts of one launched manager together.
+
+It does not wait and has no threads: the engine calls `handle` with what arrived and `expire` when
+time has passed. Nothing here depends on a process or a real clock, so the unit tests drive it with
+a fake transport and a clock they move by hand.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence
+from typing import Any, TypeVar
+
+from envmgr.core.collect import ArrayBatch, Collected, Collector
+from envmgr.core.episodes import Episodes, ExplicitResets
+from envmgr.core.failures import Repair
+from envmgr.core.hosts import Hosts
+from envmgr.core.journal import Journal, is_run
+from envmgr.core.phases import Phase
+from envmgr.core.replies import Answers, Arrivals, BlockReplies
+from envmgr.core.setup import Orientation
+from envmgr.core.spares import Spares
+from envmgr.core.statistics import Statistics
+from envmgr.core.submit import Packer, Submitter
+from envmgr.core.table import EpisodeRules, Selections
+from envmgr.lifecycle import Event
+from envmgr.policy import FailurePolicy
+from envmgr.spaces import codec_of
+from envmgr.transport.base import Arrival
+from envmgr.types import EnvTimestep
+from envmgr.wire.messages import EnvDescription, Op
+
+logger = logging.getLogger("envmgr")
+
+T = TypeVar("T")
+
+_RESETTING = Phase.RESETTING
+
+
+class Supervisor:
+    """The envs of one launched manager.
+
+    Args:
+        hosts: to speak to hosts.
+        rules: of episodes and observations.
+        policy: of failures.
+
+    Attributes:
+        record: what is known of all envs.
+        states: the state of each env_id.
+        slots: the details of each env_id; of spares, see `spares`.
+        spares: envs that wait to take the place of others; None if there are none.
+        statistics: counters since launch.
+        repair: what follows failures.
+        resets: begins those that users ask for.
+        selections: envs that are stepped together.
+        submitter: submits actions.
+        collector: finds what has arrived, and hands it out.
+        journal: what is under way in the public call, and what that is about to return.
+        step_on: applies ordinary steps that have come by message, as `Answers` does.
+    """
+
+    def __init__(
+        self,
+        hosts: Hosts,
+        rules: EpisodeRules,
+        policy: FailurePolicy,
+        journal: Journal[Collected] | None = None,
+    ) -> None:
+        self.hosts = hosts
+        self.rules = rules
+        self.record = hosts.record
+        self.states = hosts.record.states
+        env_num = hosts.env_num
+        self.slots = hosts.slots[:env_num]
+        spare_num = len(hosts.slots) - env_num
+        self.journal = journal = Journal[Collected]() if journal is None else journal
+        self.statistics = Statistics(
+            num_workers=len(hosts.groups) - spare_num, slots=self.slots, journal=journal
+        )
+        self._orientation = Orientation(hosts, env_num)
+        self.spares: Spares | None = None
+        if spare_num:
+            self.spares = Spares(
+                hosts,
+                self.statistics,
+                self._orientation,
+                rules.spare_takers or (True,) * env_num,
+                in_order=rules.spares_in_order,
+            )
+        self.selections = selections = Selections(hosts.record)
+        self._episodes = Episodes(hosts, rules, self.statistics, self.spares)
+        self.submitter = Submitter(hosts, self.statistics, journal, selections)
+        self.repair = Repair(
+            hosts,
+            policy,
+            self.statistics,
+            self._episodes,
+            selections,
+            self.spares,
+            auto_reset=rules.auto_reset,
+        )
+        self.resets = ExplicitResets(
+            hosts, self.statistics, self._episodes, self.repair, self.submitter, self.spares
+        )
+        answers = Answers(
+            hosts,
+            self.statistics,
+            journal,
+            self._orientation,
+            self._episodes,
+            self.repair,
+            self.spares,
+        )
+        self._arrivals = Arrivals(
+            hosts,
+            self.statistics,
+            answers,
+            self._episodes,
+            self.repair,
+            raise_non_finite=rules.raise_non_finite,
+        )
+        self.step_on = answers.step_on
+        self.collector = Collector(
+            hosts,
+            self._episodes,
+            self.statistics,
+            journal,
+            selections,
+            reset_inplace=rules.reset_inplace,
+            has_spares=self.spares is not None,
+        )
+
+    @property
+    def descriptions(self) -> dict[int, EnvDescription]:
+        """What each env said of itself, by env_id."""
+        known = self._orientation.descriptions
+        return {i: known[i] for i in sorted(known) if i < len(self.slots)}
+
+    # -- what comes -------------------------------------------------------------------------
+
+    def handle(self, host_id: int, arrival: Arrival) -> None:
+        """Apply what came from a host; not to be interrupted."""
+        self._arrivals.handle(host_id, arrival)
+
+    def collect(self) -> bool:
+        """Apply what has arrived by another way than by message, as far as that is ordinary.
+
+        Can be interrupted anywhere, and called again.
+
+        Returns:
+            Whether there is more: `collect_rest` applies it.
+        """
+        arrivals, spares = self._arrivals, self.spares
+        if self.submitter.packer is None and spares is None:
+            return False
+        if not arrivals.begin_episodes() or arrivals.have_replied:
+            return True
+        if spares is None or not spares.are_wanted:
+            return False
+        return self._waits_for_posted or not self.record.is_executing
+
+    @property
+    def _waits_for_posted(self) -> bool:
+        """Whether a timestep waits for a spare, which comes when all posted steps are over."""
+        return bool(self.record.held) and Phase.POSTED in self.record.phases.column
+
+    def collect_rest(self) -> None:
+        """Apply all that has arrived by another way than by message; not to be interrupted."""
+        self._arrivals.collect()
+        if self.spares is not None:
+            if self.spares.are_wanted and self._waits_for_posted:
+                self._arrivals.set_aside_posted()
+            self.spares.look()
+
+    def set_aside(self) -> None:
+        """Look at the reply by itself that `Collector.take` has left; not to be interrupted."""
+        env_id, self.collector.left = self.collector.left, None
+        if env_id is not None:
+            self._arrivals.set_aside(env_id)
+
+    def sleep(self, *, soon: bool) -> None:
+        """Say whether the caller is about to sleep, and has to be woken."""
+        self.submitter.sleep(soon=soon)
+
+    def recover(self) -> None:
+        """Make up for an interrupt: can be interrupted itself, and called again."""
+        journal = self.journal
+        journal.finish()
+        self._arrivals.begin_episodes()
+        if self.record.unexecuted:
+            journal.uninterrupted(self.repair.answer_unexecuted)
+        if journal.returning is not None:
+            journal.uninterrupted(self._take_back)
+
+    def _take_back(self) -> None:
+        """Have envs owe the timesteps that were handed out by a call that has not returned."""
+        journal = self.journal
+        if journal.returning is not None:
+            self.collector.give_back(journal.returning)
+            journal.returning = None  # last: until then it says what was delivered
+
+    # -- launch -----------------------------------------------------------------------------
+
+    def start_hosts(self, env_ids: Iterable[int]) -> None:
+        """Begin to start hosts of envs that have none yet.
+
+        Raises:
+            ConfigError: a factory cannot be sent to a host; nothing was started.
+        """
+        missing = [s for s in map(self.hosts.slots.__getitem__, env_ids) if s.host_id is None]
+        self.hosts.start(missing)
+        self.record.launched([slot.env_id for slot in missing])
+
+    def place_observations(self, *, same_spaces: bool) -> None:
+        """Check the spaces of all envs and lay out the memory for their observations.
+
+        Raises:
+            SpaceMismatchError: they differ and `same_spaces` is on.
+            LaunchError: there is not enough memory.
+        """
+        block = self._orientation.place_observations(
+            same_spaces=same_spaces, handed_out=self.rules.copy_on_get
+        )
+        if block is None:
+            return
+        self.hosts.share(block)
+        check, (spaces, kind_of) = self.rules.check_actions, self._orientation.kinds
+        codecs = [codec_of(space, strict=check == "strict") for space in spaces]
+        converting = self._orientation.kinds_that_convert
+        columns = [
+            codec.action_columns(checked=check is not False, in_any_form=kind in converting)
+            for kind, codec in enumerate(codecs)
+        ]
+        packs = [each for each in columns if each is not None]
+        replies = BlockReplies(block, self.record.observed.places, self.record.may_begin_late)
+        self._arrivals.share(replies)
+        self.collector.share(block, replies)
+        self.submitter.share(block, Packer(block, packs, kind_of))
+
+    def begin_episodes(self) -> None:
+        """Have every env reset for the first time; its host has said HELLO."""
+        for slot in self.hosts.slots:
+            self._orientation.attach(slot)  # what is repeated on later envs has been done on these
+            slot.seed, slot.new_seed = slot.new_seed, None
+            self._episodes.begin(slot)
+
+    def repeat(self, env_ids: Sequence[int], op: Op, payloads: Sequence[Any]) -> None:
+        """Have a request that was sent to envs repeated on every later env of these env_ids.
+
+        One that was sent to all envs is repeated on the spares, too, if it was one for all: an env
+        that was not sent what the spares were sent takes no spare.
+
+        Args:
+            env_ids: whom it was sent to.
+            op: SET_ATTR or CALL.
+            payloads: of each env; one and the same object, or different ones.
+        """
+        for env_id, payload in zip(env_ids, payloads, strict=True):
+            self._orientation.repeat(env_id, op, payload)
+        if len(payloads) == len(self.slots) and all(p is payloads[0] for p in payloads):
+            self._orientation.repeat_on_spares(op, payloads[0])
+
+    # -- steps ------------------------------------------------------------------------------
+
+    def ready_ids(self) -> list[int]:
+        """Return the envs that take an action now, ascending."""
+        return self.record.ready_ids()
+
+    def timesteps(self, collected: Collected) -> dict[int, EnvTimestep]:
+        """Hand out what was taken, as timesteps by env_id."""
+        timesteps = self.collector.timesteps(collected)
+        self._go_on(collected)
+        return timesteps
+
+    def arrays(self, collected: Collected) -> ArrayBatch | None:
+        """Hand out what was taken as arrays; None if that needs `timesteps`."""
+        batch = self.collector.arrays(collected)
+        if batch is not None:
+            self._go_on(collected)
+        return batch
+
+    def _go_on(self, collected: Collected) -> None:
+        """Do what follows what was handed out."""
+        if _RESETTING in self.record.phases.column:
+            self._arrivals.begin_episodes()
+        spares = self.spares
+        if collected.odd or (spares is not None and spares.are_wanted):
+            self.journal.uninterrupted(self._follow_up)
+
+    def _follow_up(self) -> None:
+        collected = self.journal.returning
+        if collected is not None and collected.odd:
+            self.collector.follow_up(collected)
+            self._arrivals.collect()  # the resets after them may be over
+        if self.spares is not None:
+            self.spares.relieve()
+
+    # -- calls ------------------------------------------------------------------------------
+
+    def forget_results(self, env_ids: Iterable[int]) -> None:
+        """Let go of what came of calls."""
+        for env_id in env_ids:
+            self.slots[env_id].result = None
+
+    # -- time -------------------------------------------------------------------------------
+
+    @property
+    def earliest_deadline(self) -> float:
+        """A moment before which no deadline passes; may be too early, never too late."""
+        return self.hosts.limits.earliest
+
+    def expire(self) -> None:
+        """Act on deadlines that have passed. What had arrived before has been handled."""
+        limits = self.hosts.limits
+        now = limits.clock()
+        for env_id in limits.late_steps(now):
+            self.hosts.take_over(self.slots[env_id])
+        for slot in limits.due(now):
+            if not limits.is_due(slot):
+                continue  # settled together with another env of its host
+            if slot.phase is Phase.ENDING:
+                self.hosts.end(slot.group, ask=False)
+            elif slot.phase is Phase.PAUSING:
+                self.repair.renewals.proceed(slot)
+            else:
+                self._arrivals.time_out(slot)
+
+    def stop(self) -> None:
+        """All envs are VOID from now on; what was owed is cancelled."""
+        self.hosts.forget_all()
+        returning = self.journal.returning
+        if returning is not None and not is_run(returning.caller):  # its call did not return
+            self.statistics.timesteps = returning.n_before
+        self.statistics.cancelled += self.statistics.outstanding
+        self.journal.forget()
+        for slot in self.hosts.slots:
+            self.record.happened(slot.env_id, Event.CLOSE)
+            self.hosts.settle(slot)
+        self.record.clear()
+        self.hosts.share(None)
+        self._arrivals.share(None)
+        self.collector.share(None, None)
+        self.submitter.detach()
