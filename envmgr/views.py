@@ -68,7 +68,7 @@ def _stacked_rewards(rewards: Sequence[Any]) -> npt.NDArray[Any]:
 
 
 class DictView:
-    """Observations, actions and timesteps as dicts by env_id."""
+    """Observations, actions and timesteps as dicts by env_id: as they are."""
 
     def ready(self, observations: dict[int, Any]) -> Any:
         """Return what `ready_obs` gives."""

@@ -214,7 +214,7 @@ class Rig:
         """Hand out what was gathered, with observations as the hosts had them."""
         timesteps = {}
         if taken is not None:
-            timesteps = self.supervisor.timesteps(taken)
+            timesteps = self.supervisor.collector.timesteps(taken)
         self.supervisor.journal.returning = None  # its caller gets it
         seen = self.transport.seen
         return {i: t._replace(obs=seen(t.obs)) for i, t in timesteps.items()}

@@ -6,7 +6,7 @@ timesteps are in the table by then (`Record.undelivered`).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import repeat
 from types import FrameType
@@ -230,6 +230,7 @@ class Collector:
         statistics: where steps are counted.
         journal: keeps what is handed out until its call has returned.
         selections: envs that are stepped together.
+        go_on: does what follows timesteps that were handed out.
         reset_inplace: a step that ends an episode is complete with the next one's beginning.
         has_spares: what follows an episode is decided here, not by the host.
 
@@ -245,12 +246,14 @@ class Collector:
         statistics: Statistics,
         journal: Journal[Collected],
         selections: Selections,
+        go_on: Callable[[Collected], None],
         *,
         reset_inplace: bool,
         has_spares: bool,
     ) -> None:
         self.left: int | None = None
         self._selections = selections
+        self._go_on = go_on
         self._record = hosts.record
         self._episodes = episodes
         self._statistics = statistics
@@ -422,18 +425,23 @@ class Collector:
     def timesteps(self, collected: Collected) -> dict[int, EnvTimestep]:
         """Read what was taken, and hand it out as timesteps by env_id."""
         selection, block, kept = collected.selection, self._block, collected.kept
+        observed, arena = self._record.observed, self._record.observed.arena
         timesteps: dict[int, EnvTimestep] = {}
-        if selection is not None and block is not None:
+        if selection is not None and block is not None and arena is not None:
             usual, count, specials, details = collected.remarks
-            places, observed = collected.places, self._record.observed
-            found = observed.rows_of(selection, places)
+            places = collected.places
+            found = arena.rows_of(selection, places)
             kind = usual >> REWARD_SHIFT
             rewards: list[Any] = (
                 restored(kind, block.reward_numbers(kind, selection.rows))
                 if kind
                 else block.rewards[selection.rows].tolist()
             )
-            infos = _ordinary_infos(usual, count)
+            infos: list[Any]
+            if usual >> ENDING_SHIFT & TOLD:
+                infos = [{"terminated": False, "truncated": False} for _ in range(count)]
+            else:
+                infos = [{} for _ in range(count)]
             dones: Iterable[bool] = repeat(False)
             if specials:
                 dones = [False] * count
@@ -461,7 +469,7 @@ class Collector:
         if selection is None or block is None or collected.kept or odd:
             return None
         usual, window, observed = remarks.usual, selection.window, self._record.observed
-        obs = observed.batch(selection, collected.places)
+        obs = None if observed.arena is None else observed.arena.batch(selection, collected.places)
         if obs is None:  # they are of several layouts
             return None
         if window is not None and usual < _WIDE:
@@ -487,12 +495,13 @@ class Collector:
         """Go on with envs whose timesteps were read: from now on they are about to be returned."""
         statistics, specials = self._statistics, collected.remarks.specials
         collected.result = result
+        collected.n_before, collected.caller = statistics.timesteps, self._journal.caller
         if specials and collected.selection is not None:
             collected.endings = self._endings(collected.selection, specials)
-        collected.n_before = statistics.timesteps
-        collected.n_episodes = statistics.episodes + len(collected.endings)
-        collected.caller = self._journal.caller
+            collected.n_episodes = statistics.episodes + len(collected.endings)
         self._journal.do(self._redo, collected)
+        if self._has_spares or Phase.RESETTING in self._record.phases.column or collected.odd:
+            self._go_on(collected)
 
     def _endings(self, selection: Selection, specials: Mapping[int, int]) -> list[Ending]:
         ids, episodes_done = selection.ids, self._record.episodes_done

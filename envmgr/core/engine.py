@@ -40,6 +40,7 @@ from envmgr.transport.base import Transport
 from envmgr.transport.process.threads import BACKGROUND_THREAD
 from envmgr.transport.ready import Waker
 from envmgr.types import Clock
+from envmgr.wire.block import fence
 from envmgr.wire.board import Board
 
 logger = logging.getLogger("envmgr")
@@ -442,6 +443,7 @@ class Engine:
         self.supervisor = supervisor
         self.transport = transport
         self._clock = clock
+        self._limits = supervisor.hosts.limits
         self._spin_s = self._most_spin_s = spin_s
         self.forks = len(FORKS)
         self.closing = False
@@ -504,15 +506,15 @@ class Engine:
         """
         began = self._clock()
         warn_at, narrow_until = began + WARN_EVERY_S, began + NARROW_S
-        self.supervisor.sleep(soon=True)  # first of all: whatever comes after it rings
+        self._sleeps(True)  # first of all: whatever comes after it rings
         while not self.closing:  # asked first: the wake-up may have been spent already
             self._collect()  # what came before it rang for nobody, or for the background
             if finished():
-                self.supervisor.sleep(soon=False)
+                self._sleeps(False)
                 return True
             now = self._clock()
             if now >= deadline:
-                self.supervisor.sleep(soon=False)
+                self._sleeps(False)
                 return False
             if now >= warn_at:
                 self._warn(doing)
@@ -524,30 +526,21 @@ class Engine:
                 self._pump(max(until - now, 0.0))
         raise ManagerClosedError("the manager was closed by another thread, or by a signal handler")
 
-    def _await_rings(self, finished: Callable[[], bool], limit_s: float) -> bool:
-        """Wait as `see_to` does, for what comes with rings alone.
-
-        What happens in nearly every step costs as little as it can here. The trainer sleeps
-        meanwhile, and runs with cold caches after it, as hosts do.
-        """
-        supervisor, transport = self.supervisor, self.transport
-        supervisor.sleep(soon=True)
-        while not finished():
-            seconds = min(supervisor.earliest_deadline - self._clock(), limit_s)
-            try:
-                if self.closing or seconds <= 0.0 or not transport.await_ring(seconds):
-                    return False
-            except (OSError, ValueError):  # as in `_pump`
-                if self.closing:
-                    return False
-                raise
-        supervisor.sleep(soon=False)
-        return True
+    def _sleeps(self, soon: bool) -> None:
+        """Say whether the caller is about to sleep, and has to be rung for."""
+        sleeping = self.supervisor.submitter.sleeping
+        if sleeping is not None:
+            sleeping[-1] = soon
+            if soon:
+                fence()
 
     def see_to(
         self, finished: Callable[[], bool], look_every_s: float = math.inf, *, sleeps: bool = True
     ) -> bool:
         """Wait for steps in the way that costs least, if there is one; in line, take them.
+
+        What happens in nearly every step costs as little as it can here. The trainer sleeps
+        meanwhile, and runs with cold caches after it, as hosts do.
 
         Args:
             finished: asked now and then.
@@ -558,18 +551,33 @@ class Engine:
             Whether `finished` became true and nothing else has happened, as far as is known. If
             not, `wait_until` goes on.
         """
-        transport = self.transport
+        transport, sleeping = self.transport, self.supervisor.submitter.sleeping
         if not transport.works_alone:
             transport.poll(0.0)
             if not transport.arrivals and finished():
                 return True
             self._act()
             return finished()
-        if self.supervisor.submitter.packer is None:
+        if sleeping is None:
             return False
         if self._most_spin_s > 0.0 and self._spin_until(finished):
             return True
-        return sleeps and self._await_rings(finished, min(look_every_s, LOOK_EVERY_S))
+        if not sleeps:
+            return False
+        limits, limit_s = self._limits, min(look_every_s, LOOK_EVERY_S)
+        sleeping[-1] = 1
+        fence()
+        while not finished():
+            seconds = min(limits.earliest - self._clock(), limit_s)
+            try:
+                if self.closing or seconds <= 0.0 or not transport.await_ring(seconds):
+                    return False
+            except (OSError, ValueError):  # as in `_pump`
+                if self.closing:
+                    return False
+                raise
+        sleeping[-1] = 0
+        return True
 
     def _spin_until(self, finished: Callable[[], bool]) -> bool:
         """Watch for something that is about to happen, without sleeping; for a short while only.
@@ -671,7 +679,9 @@ class Engine:
     def has_background_work(self) -> bool:
         """Return whether anything is under way that needs looking after behind the caller."""
         supervisor = self.supervisor
-        return bool(supervisor.statistics.outstanding or supervisor.record.any_behind_the_caller)
+        if supervisor.statistics.outstanding:
+            return True
+        return supervisor.record.any_behind_the_caller
 
     def seconds_until(self, moment: float) -> float | None:
         """Return how long it is to a moment on the clock; None for ever."""
@@ -858,7 +868,7 @@ class Gather:
         All of them are wanted, so waiting for one in the middle costs nothing, and the trainer is
         woken a few times instead of once for each env.
         """
-        if self._supervisor.submitter.packer is not None:
+        if self._supervisor.submitter.posts:
             return None
         return partial(self._one_of_the_missing, selection)
 
@@ -884,7 +894,7 @@ class Gather:
             NothingReadyError: nothing is outstanding.
         """
         supervisor, submitter = self._supervisor, self._supervisor.submitter
-        posts = submitter.packer is not None
+        posts = submitter.posts
         outstanding = supervisor.statistics.outstanding
         if not outstanding:
             raise NothingReadyError(
@@ -938,7 +948,7 @@ class Gather:
             return len(arrived) == outstanding
 
         submitter = self._supervisor.submitter
-        packed = submitter.packer is not None and submitter.any_shared and needed < outstanding
+        packed = submitter.posts and submitter.any_shared and needed < outstanding
         look_every_s = _LOOK_EVERY_S if packed else math.inf
         satisfying = (
             not self._record.held

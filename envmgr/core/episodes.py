@@ -395,7 +395,7 @@ class ExplicitResets:
         """Whether resets that hosts know of are ordered in the block, which is enough."""
         # In line a message costs no more, and can be interrupted safely.
         alone = self._hosts.transport.works_alone and self._spares is None
-        return alone and self._submitter.packer is not None
+        return alone and self._submitter.posts
 
     def seed(self, seeds: Mapping[int, int | None], of_spares: Sequence[int | None]) -> None:
         """Have the next explicit resets, and those of spares, use these seeds."""

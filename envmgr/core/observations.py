@@ -510,11 +510,13 @@ class Observed:
     Attributes:
         places: of the places.
         arena: where they are in shared memory; None where they are known one by one only.
+        counts: whether it matters which envs are sent actions.
     """
 
     def __init__(self, count: int) -> None:
         self.places = COPIED
         self.arena: Arena | Arenas | None = None
+        self.counts = False
         self._readers: Sequence[ObservationReader] = ()
         self._guard: ViewGuard | None = None
         self._place_bytes = bytearray((_NO_PLACE,)) * count
@@ -533,6 +535,7 @@ class Observed:
         """
         self._readers = readers
         self._guard = guard
+        self.counts = guard is not None
 
     @property
     def is_open(self) -> bool:
@@ -625,53 +628,38 @@ class Observed:
         return [kept[i] for i in env_ids]
 
     def _fetch(self, env_ids: list[int]) -> None:
-        array = np.array(env_ids, dtype=np.int64)
-        found = self._in_memory.rows(env_ids, array, self._place_of[array].tobytes())
+        array, arena = np.array(env_ids, dtype=np.int64), self.arena
+        if arena is None:
+            raise RuntimeError("places without an arena: a defect of envmgr, please report it")
+        found = arena.rows(env_ids, array, self._place_of[array].tobytes())
         for env_id, observation in zip(env_ids, found, strict=True):
             self._kept[env_id] = observation
             self._in_arena[env_id] = 0
 
     def taken_as_rows(self, selection: ObservedEnvs, places: Where, found: Sequence[Any]) -> None:
         """The newest observations of envs are in `places`, and were handed out one by one."""
-        self._are_in(selection, places)
+        each = _BYTES[places] * selection.count if isinstance(places, int) else places
         if selection.is_slice:
+            self._place_bytes[selection.rows] = each
             self._kept[selection.rows] = found
             self._in_arena[selection.rows] = selection.stale
             return
+        self._place_of[selection.rows] = np.frombuffer(each, np.uint8)
         for env_id, observation in zip(selection.ids, found, strict=True):
             self._kept[env_id] = observation
             self._in_arena[env_id] = 0
 
     def taken_as_batch(self, selection: ObservedEnvs, places: Where) -> None:
         """The newest observations of envs are in `places`, and were handed out as a batch."""
-        self._are_in(selection, places)
-        if selection.is_slice:
-            self._in_arena[selection.rows] = selection.fresh
-        else:
-            self._is_in_arena[selection.rows] = 1
-
-    def _are_in(self, selection: ObservedEnvs, places: Where) -> None:
         each = _BYTES[places] * selection.count if isinstance(places, int) else places
         if selection.is_slice:
             self._place_bytes[selection.rows] = each
+            self._in_arena[selection.rows] = selection.fresh
         else:
             self._place_of[selection.rows] = np.frombuffer(each, np.uint8)
+            self._is_in_arena[selection.rows] = 1
 
     # -- reading ----------------------------------------------------------------------------
-
-    def rows_of(self, selection: ObservedEnvs, places: Where) -> list[Any]:
-        """Return the observations of envs that are in `places`, one by one."""
-        return self._in_memory.rows_of(selection, places)
-
-    def batch(self, selection: ObservedEnvs, places: Where) -> Any:
-        """Return them as one batch; None if they are of several layouts."""
-        return self._in_memory.batch(selection, places)
-
-    @property
-    def _in_memory(self) -> Arena | Arenas:
-        if self.arena is None:
-            raise RuntimeError("places without an arena: a defect of envmgr, please report it")
-        return self.arena
 
     def newest_batch(self, selection: ObservedEnvs) -> Any:
         """Return the newest observations of envs as one batch, as an arena does.
@@ -682,11 +670,6 @@ class Observed:
         if self.arena is None or 0 in self._is_in_arena[rows].tobytes():
             return None
         return self.arena.batch(selection, one_of(self._place_of[rows].tobytes()))
-
-    @property
-    def counts(self) -> bool:
-        """Whether it matters which envs are sent actions."""
-        return self._guard is not None
 
     def counted(self, env_ids: Iterable[int], request: int) -> None:
         """These envs are sent an action; the same request counts once."""

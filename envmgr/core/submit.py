@@ -40,6 +40,12 @@ from envmgr.wire.block import (
 from envmgr.wire.frames import FrameError
 from envmgr.wire.messages import Op, make_message
 
+_Packed = tuple["Sequence[Array] | None", Any]
+"""Actions as columns, and in what form their envs get them: see `spaces.columns`."""
+
+_WRITTEN: _Packed = (None, NUMPY_VALUES)
+"""They are in the block already."""
+
 
 class _Posted(NamedTuple):
     """Actions that are written into the block.
@@ -96,14 +102,20 @@ class Submitter:
         selections: envs that are stepped together.
 
     Attributes:
-        packer: packs actions for the block; None where all go by message.
+        posts: whether steps are posted in a block; else all go by message.
+        sleeping: who is asleep, and has to be rung for; the last one is the trainer. None where
+            nothing is posted.
         any_shared: whether a host serves several envs.
     """
 
     def __init__(
         self, hosts: Hosts, statistics: Statistics, journal: Journal[Any], selections: Selections
     ) -> None:
-        self.packer: Packer | None = None
+        self.posts = False
+        self.sleeping: Any = None
+        self._actions: ActionColumns | None = None
+        self._kinds: ActionKinds | None = None
+        self._form = -1  # the one in which all envs' actions are written, if there is one
         self.any_shared = any(group.is_shared for group in hosts.groups)
         self._hosts = hosts
         self._record = hosts.record
@@ -120,70 +132,93 @@ class Submitter:
         self._latest: Selection | None = None
         self._posted_for_last = False
 
-    def share(self, block: Block, packer: Packer) -> None:
-        """Post steps in this block from now on."""
-        self.packer = packer
+    def share(
+        self, block: Block, columns: Sequence[ActionColumns], kind_of: Sequence[int | None]
+    ) -> None:
+        """Post steps in this block from now on.
+
+        Args:
+            block: where.
+            columns: pack the actions of each kind.
+            kind_of: the kind of each env; None for those whose steps are not posted.
+        """
         self._use(block)
+        self.posts = True
+        if len(columns) == 1:
+            self._actions = columns[0]
+        else:
+            self._kinds = ActionKinds(block, columns, kind_of)
 
     def detach(self) -> None:
         """Let go of the shared memory: who still looks at this looks at nothing."""
-        if self.packer is not None:
+        if self.posts:
             plan = self._block.plan
             self._use(Block(bytearray(plan.nbytes), plan))
-            self.packer.detach(self._block)
+            self._kinds = None
         self._latest = None
 
     def _use(self, block: Block) -> None:
-        self._block = block
-        self._posted, self._sleeping = items(block.posted), items(block.sleeping)
+        self._block, self._form = block, -1
+        self._posted, self.sleeping = items(block.posted), items(block.sleeping)
 
     # -- the doors --------------------------------------------------------------------------------
 
-    def by_id(self, actions: Any, ring: int) -> Selection | None:
+    def by_id(self, actions: Any, ring: int, beside: _Sent | None = None) -> Selection | None:
         """Post one action for each of several envs, if nothing about them needs a second look.
 
         Args:
             actions: `{env_id: action}`.
             ring: when their hosts ring. With `block.RING_LAST` one does when all have replied; who
                 waits for some of them has to call `have_all_ring`.
+            beside: actions of other envs, which are sent with these.
 
         Returns:
             The envs, if they were posted. If not, nothing was changed: `checked` says why, or
             submits them.
         """
-        packer = self.packer
-        if packer is None or type(actions) is not dict:
+        if not self.posts or type(actions) is not dict:
             return None
         selection = self._selections.of(actions)
         if selection is None or not selection.may_be_posted(self._record):
             return None
         try:
-            is_packed = packer.values(selection, list(actions.values()))
+            values = list(actions.values())
+            if self._actions is not None:
+                packed: _Packed | None = self._actions.of_values(values)
+            else:
+                packed = self._of_kinds(selection, values)
         except Exception as error:  # of odd objects among the actions; `checked` says which
             pass_interrupt_on(error)
             return None
-        if not is_packed:
-            return None
-        self._commit(selection, ring)
-        return selection
+        if packed is not None:
+            self._commit(selection, packed, ring, beside)
+        return None if packed is None else selection
 
     def rows(self, env_ids: Any, batch: Any, ring: int) -> Selection | None:
         """As `by_id`, for a batch of actions with a row for each of `env_ids`."""
-        packer = self.packer
-        if packer is None:
+        if not self.posts:
             return None
         selection = self._selections.of(env_ids)
         if selection is None or not selection.may_be_posted(self._record):
             return None
+        packed: _Packed | None = None
         try:
-            is_packed = packer.batch(selection, batch)
+            if self._actions is not None:
+                columns = self._actions.of_batch(batch, selection.count)
+                packed = None if columns is None else (columns, NUMPY_VALUES)
+            elif self._kinds is not None and self._kinds.write_batch(selection.ids, batch):
+                packed = _WRITTEN
         except Exception as error:  # as above
             pass_interrupt_on(error)
             return None
-        if not is_packed:
-            return None
-        self._commit(selection, ring)
-        return selection
+        if packed is not None:
+            self._commit(selection, packed, ring)
+        return None if packed is None else selection
+
+    def _of_kinds(self, selection: Selection, values: list[Any]) -> _Packed | None:
+        """Write one action for each of some envs; None if one needs a second look."""
+        is_written = self._kinds is not None and self._kinds.write(selection.ids, values)
+        return _WRITTEN if is_written else None
 
     def checked(
         self, actions: Any, ring: int, checks: Sequence[ActionCheck] | None
@@ -204,32 +239,17 @@ class Submitter:
             EnvNotReadyError: an env that cannot take an action now.
         """
         unposted, sent, rest = self._record.unposted, actions, {}
-        selection: Selection | None = None
-        if unposted and type(actions) is dict and self.packer is not None:
+        if unposted and type(actions) is dict and self.posts:
             sent = {i: action for i, action in actions.items() if i in unposted}
             rest = {i: action for i, action in actions.items() if i not in unposted}
-        encoded: _Sent | None = None
         if sent and rest:
-            encoded = self._encoded(checked_actions(self._record, sent, checks))
-            selection = self._packed(rest)
-        if encoded is not None and selection is not None:
-            everybody = self._selections.of(actions)
-        else:
-            encoded = self._encoded(checked_actions(self._record, actions, checks))
-            everybody = self._selections.of(encoded.env_ids)
-        self._commit(selection, ring, encoded)
-        return everybody
-
-    def _packed(self, actions: dict[int, Any]) -> Selection | None:
-        """Return envs whose actions are written into the block; None if that cannot be."""
-        packer, selection = self.packer, self._selections.of(actions)
-        if packer is None or selection is None or not selection.may_be_posted(self._record):
-            return None
-        try:
-            return selection if packer.values(selection, list(actions.values())) else None
-        except Exception as error:  # as in `by_id`
-            pass_interrupt_on(error)
-            return None
+            others = self._encoded(checked_actions(self._record, sent, checks))
+            selection = self.by_id(rest, ring, others)
+            if selection is not None:
+                return self._selections.of(actions)
+        encoded = self._encoded(checked_actions(self._record, actions, checks))
+        self._commit(None, None, ring, encoded)
+        return self._selections.of(encoded.env_ids)
 
     def _encoded(self, actions: Mapping[int, Any]) -> _Sent:
         """Encode actions of envs that are ready.
@@ -258,10 +278,33 @@ class Submitter:
 
     # -- the commit -------------------------------------------------------------------------------
 
-    def _commit(self, selection: Selection | None, ring: int, sent: _Sent | None = None) -> None:
-        """Have ready envs take a step, whose actions are in the block or encoded."""
+    def _commit(
+        self,
+        selection: Selection | None,
+        packed: _Packed | None,
+        ring: int,
+        sent: _Sent | None = None,
+    ) -> None:
+        """Have ready envs take a step.
+
+        Args:
+            selection: those whose actions are packed.
+            packed: their actions; None if none are.
+            ring: as of `by_id`.
+            sent: the other actions.
+        """
         statistics, posted, count = self._statistics, None, 0
-        if selection is not None:
+        if selection is not None and packed is not None:
+            columns, form = packed
+            if columns is not None:  # nobody reads them there unasked
+                if selection.window is not None:
+                    for target, values in zip(selection.window.actions, columns, strict=True):
+                        target[...] = values
+                else:
+                    for target, values in zip(self._block.actions, columns, strict=True):
+                        target[selection.rows] = values
+                if type(form) is not int or form != self._form:
+                    self._give_form(selection, form)
             if self._limits.step_s is not None:
                 self._limits.set_posted(selection.rows)
             request_id, count = next(self._request_ids), selection.count
@@ -278,6 +321,13 @@ class Submitter:
             count += len(sent.env_ids)
         self._journal.do(self._redo, _Submitted(statistics.actions + count, posted, sent))
 
+    def _give_form(self, selection: Selection, form: Any) -> None:
+        """Note in what form envs get the actions that were written: one for all, or one each."""
+        self._form = -1  # an interrupt may come in between
+        self._block.kinds[selection.rows] = form
+        if type(form) is int:
+            self._form = form if (self._block.kinds == form).all() else -1
+
     def _tokens(self, selection: Selection, request_id: int) -> Any:
         """Return the tokens of a request of envs some of which are of later generations.
 
@@ -287,30 +337,29 @@ class Submitter:
         return tokens if selection.window is None else tokens.tobytes()
 
     def _redo(self, submitted: _Submitted, again: bool) -> None:
+        record = self._record
         self._statistics.actions, posted, sent = submitted
         if posted is not None:
-            self._post(*posted)
+            selection, tokens, posting = posted
+            if selection.window is None:
+                self._block.requests[selection.rows] = tokens
+            else:
+                selection.window.request_bytes[:] = tokens
+            record.posted(selection, tokens)
+            self._latest = selection
+            if 1 in record.late:
+                expect_late(self._hosts, selection.ids)
+            if record.observed.counts:
+                record.observed.counted(selection.ids, posting)
+            if posting & RING_MASK == RING_LAST:
+                self._posted_for_last = True
+            to_do, orders, hosts = self._posted, self._orders, selection.hosts
+            for index in hosts:
+                to_do[index] = posting if index not in orders else self._with_orders(index, posting)
+            if self._works_alone:
+                self._ring(hosts)
         if sent is not None:
             self._send(*sent, again)
-
-    def _post(self, selection: Selection, tokens: Any, posting: int) -> None:
-        record, window = self._record, selection.window
-        if window is None:
-            self._block.requests[selection.rows] = tokens
-        else:
-            window.request_bytes[:] = tokens
-        record.posted(selection, tokens)
-        self._latest = selection
-        if 1 in record.late:
-            expect_late(self._hosts, selection.ids)
-        if record.observed.counts:
-            record.observed.counted(selection.ids, posting)
-        if posting & RING_MASK == RING_LAST:
-            self._posted_for_last = True
-        posted, orders = self._posted, self._orders
-        for index in selection.hosts:
-            posted[index] = posting if index not in orders else self._with_orders(index, posting)
-        self._ring(selection.hosts)
 
     def _send(
         self,
@@ -349,10 +398,8 @@ class Submitter:
 
     def _ring(self, indexes: Iterable[int]) -> None:
         """Ring for hosts that sleep, or may be about to."""
-        if not self._works_alone:
-            return
         fence()
-        sleeping, groups = self._sleeping, self._groups
+        sleeping, groups = self.sleeping, self._groups
         self._transport.ring([groups[index].host_id or 0 for index in indexes if sleeping[index]])
 
     def _with_orders(self, index: int, posting: int) -> int:
@@ -362,15 +409,7 @@ class Submitter:
             return posting
         return posting | ORDERS
 
-    # -- the caller's sleep -----------------------------------------------------------------------
-
-    def sleep(self, *, soon: bool) -> None:
-        """Say whether the caller is about to sleep, and has to be rung for."""
-        if self.packer is None:
-            return
-        self._sleeping[-1] = soon
-        if soon:
-            fence()
+    # -- what was posted last ---------------------------------------------------------------------
 
     def latest(self, outstanding: int) -> Selection | None:
         """Return what was posted last, if that is all that is outstanding, and it ascends."""
@@ -397,8 +436,8 @@ class Submitter:
         self._posted_for_last = False
 
 
-class Packer:
-    """Writes actions into the columns of their envs' kinds, where nobody reads them unasked.
+class ActionKinds:
+    """Writes actions of envs whose action spaces differ into the columns of their kinds.
 
     Args:
         block: the columns.
@@ -412,50 +451,9 @@ class Packer:
         self._block = block
         self._columns = columns
         self._kind_of = kind_of
-        self._only = columns[0] if len(columns) == 1 else None
-        self._form = -1  # the one in which all envs' actions are written, if there is one
 
-    def detach(self, block: Block) -> None:
-        """Write into another block."""
-        self._block, self._form = block, -1
-
-    def values(self, selection: Selection, values: list[Any]) -> bool:
+    def write(self, env_ids: Sequence[int], values: Sequence[Any]) -> bool:
         """Write one action for each of these envs; False if one needs a second look."""
-        if self._only is None:
-            return self._of_kinds(selection.ids, values)
-        found = self._only.of_values(values)
-        if found is None:
-            return False
-        self._write(selection, *found)
-        return True
-
-    def batch(self, selection: Selection, batch: Any) -> bool:
-        """As `values`, given a batch with a row for each env."""
-        if self._only is None:
-            return self._batch_of_kinds(selection, batch)
-        columns = self._only.of_batch(batch, selection.count)
-        if columns is None:
-            return False
-        self._write(selection, columns, NUMPY_VALUES)
-        return True
-
-    def _write(self, selection: Selection, columns: Sequence[Array], form: Any) -> None:
-        rows, window = selection.rows, selection.window
-        if window is None:
-            for column, values in zip(self._block.actions, columns, strict=True):
-                column[rows] = values
-        else:
-            for target, values in zip(window.actions, columns, strict=True):
-                target[...] = values
-        if type(form) is not int:
-            self._form = -1
-            self._block.kinds[rows] = form
-        elif form != self._form:
-            self._form = -1  # an interrupt may come in between
-            self._block.kinds[rows] = form
-            self._form = form if (self._block.kinds == form).all() else -1
-
-    def _of_kinds(self, env_ids: Sequence[int], values: Sequence[Any]) -> bool:
         by_kind: dict[Any, tuple[list[int], list[Any]]] = {}
         for env_id, value in zip(env_ids, values, strict=True):
             ids, actions = by_kind.setdefault(self._kind_of[env_id], ([], []))
@@ -468,25 +466,25 @@ class Packer:
                 return False
             packed.append((kind, ids, *found))
         for kind, ids, columns, form in packed:
-            self._write_kind(kind, ids, columns, form)
+            self._write(kind, ids, columns, form)
         return True
 
-    def _batch_of_kinds(self, selection: Selection, batch: Any) -> bool:
-        env_ids = selection.ids
+    def write_batch(self, env_ids: Sequence[int], batch: Any) -> bool:
+        """As `write`, given a batch with a row for each env."""
         kind, *others = {self._kind_of[env_id] for env_id in env_ids}
         if kind is None:
             return False
         if others:
             try:
-                return self._of_kinds(env_ids, split_batch(batch, len(env_ids)))
+                return self.write(env_ids, split_batch(batch, len(env_ids)))
             except ValueMismatchError:
                 return False
         columns = self._columns[kind].of_batch(batch, len(env_ids))
         if columns is not None:
-            self._write_kind(kind, list(env_ids), columns, NUMPY_VALUES)
+            self._write(kind, list(env_ids), columns, NUMPY_VALUES)
         return columns is not None
 
-    def _write_kind(self, kind: int, ids: list[int], columns: Sequence[Any], form: Any) -> None:
+    def _write(self, kind: int, ids: list[int], columns: Sequence[Any], form: Any) -> None:
         for column, values in zip(self._block.actions_of[kind], columns, strict=True):
             column[ids] = values
         self._block.kinds[ids] = form

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Iterable, Sequence
 from typing import Any, TypeVar
 
-from envmgr.core.collect import ArrayBatch, Collected, Collector
+from envmgr.core.collect import Collected, Collector
 from envmgr.core.episodes import Episodes, ExplicitResets
 from envmgr.core.failures import Repair
 from envmgr.core.hosts import Hosts
@@ -21,20 +21,17 @@ from envmgr.core.replies import Answers, Arrivals, BlockReplies
 from envmgr.core.setup import Orientation
 from envmgr.core.spares import Spares
 from envmgr.core.statistics import Statistics
-from envmgr.core.submit import Packer, Submitter
+from envmgr.core.submit import Submitter
 from envmgr.core.table import EpisodeRules, Selections
 from envmgr.lifecycle import Event
 from envmgr.policy import FailurePolicy
 from envmgr.spaces import codec_of
 from envmgr.transport.base import Arrival
-from envmgr.types import EnvTimestep
 from envmgr.wire.messages import EnvDescription, Op
 
 logger = logging.getLogger("envmgr")
 
 T = TypeVar("T")
-
-_RESETTING = Phase.RESETTING
 
 
 class Supervisor:
@@ -127,6 +124,7 @@ class Supervisor:
             self.statistics,
             journal,
             selections,
+            self._go_on,
             reset_inplace=rules.reset_inplace,
             has_spares=self.spares is not None,
         )
@@ -152,7 +150,7 @@ class Supervisor:
             Whether there is more: `collect_rest` applies it.
         """
         arrivals, spares = self._arrivals, self.spares
-        if self.submitter.packer is None and spares is None:
+        if not self.submitter.posts and spares is None:
             return False
         if not arrivals.begin_episodes() or arrivals.have_replied:
             return True
@@ -178,10 +176,6 @@ class Supervisor:
         env_id, self.collector.left = self.collector.left, None
         if env_id is not None:
             self._arrivals.set_aside(env_id)
-
-    def sleep(self, *, soon: bool) -> None:
-        """Say whether the caller is about to sleep, and has to be woken."""
-        self.submitter.sleep(soon=soon)
 
     def recover(self) -> None:
         """Make up for an interrupt: can be interrupted itself, and called again."""
@@ -236,7 +230,7 @@ class Supervisor:
         replies = BlockReplies(block, self.record.observed.places, self.record.may_begin_late)
         self._arrivals.share(replies)
         self.collector.share(block, replies)
-        self.submitter.share(block, Packer(block, packs, kind_of))
+        self.submitter.share(block, packs, kind_of)
 
     def begin_episodes(self) -> None:
         """Have every env reset for the first time; its host has said HELLO."""
@@ -267,23 +261,9 @@ class Supervisor:
         """Return the envs that take an action now, ascending."""
         return self.record.ready_ids()
 
-    def timesteps(self, collected: Collected) -> dict[int, EnvTimestep]:
-        """Hand out what was taken, as timesteps by env_id."""
-        timesteps = self.collector.timesteps(collected)
-        self._go_on(collected)
-        return timesteps
-
-    def arrays(self, collected: Collected) -> ArrayBatch | None:
-        """Hand out what was taken as arrays; None if that needs `timesteps`."""
-        batch = self.collector.arrays(collected)
-        if batch is not None:
-            self._go_on(collected)
-        return batch
-
     def _go_on(self, collected: Collected) -> None:
-        """Do what follows what was handed out."""
-        if _RESETTING in self.record.phases.column:
-            self._arrivals.begin_episodes()
+        """Do what follows timesteps that were handed out, some of which ended episodes, say."""
+        self._arrivals.begin_episodes()
         spares = self.spares
         if collected.odd or (spares is not None and spares.are_wanted):
             self.journal.uninterrupted(self._follow_up)

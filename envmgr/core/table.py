@@ -276,6 +276,7 @@ class Record:
         index_of: where steps of each env_id are posted: at the index of its host, or all in one
             place where they run in the caller.
         moves: how often an env_id has got another place there.
+        has_batched: some envs are rows of batched envs, which are stepped together.
         launching: the first resets are not over.
         all_ids: of all envs, ascending; without spares.
     """
@@ -305,6 +306,7 @@ class Record:
         self.next_resets: dict[int, NextReset] = {}
         self.reset_params: dict[int, dict[str, Any]] = {}
         self.reset_infos: dict[int, dict[str, Any]] = {}
+        self.has_batched = False
         self._together: Together | None = None
         self._pools: Pools | None = None
         self.slots = [EnvSlot(i, self, is_spare=i >= env_num) for i in range(count)]
@@ -463,7 +465,7 @@ class Record:
             for env_id in batch.env_ids:
                 self.slots[env_id].batch = batch
         if lockstep := [batch for batch in batches if not batch.partial_steps]:
-            self._together = Together(self, lockstep)
+            self._together, self.has_batched = Together(self, lockstep), True
         if pools := [batch for batch in batches if batch.batch_size]:
             self._pools = Pools(self, pools)
 
@@ -1129,7 +1131,7 @@ class Selection:
             return False
         if record.unposted and not record.unposted.isdisjoint(ids):
             return False
-        if not record.go_together(ids):
+        if record.has_batched and not record.go_together(ids):
             return False
         rows, phases, states = self.rows, record.phases, record.states
         if self.is_slice:

@@ -84,6 +84,9 @@ class EngineOwner:
         self._calibration: Calibration | None = None
         self._trial: Engine | None = None
         self._view = self._make_view()
+        self._shows_dicts = (
+            type(self._view) is DictView
+        )  # which changes nothing of what it is given
         self._normalization = normalization_of(config, self.env_num)
         self._policy = GatherPolicy(self._config.wait_num, self._config.step_wait_timeout)
         self._given = (

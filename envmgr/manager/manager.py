@@ -21,7 +21,7 @@ from envmgr.core.engine import await_all_ready, await_one_ready, refuse_unready,
 from envmgr.lifecycle import EnvState
 from envmgr.manager.restoring import EnvRestoring
 from envmgr.policy import GatherPolicy
-from envmgr.types import EnvIds, EnvTimestep, monotonic
+from envmgr.types import EnvIds, monotonic
 from envmgr.views import array_batch
 from envmgr.wire.block import RING_EACH, RING_LAST, RING_ONCE
 
@@ -154,9 +154,10 @@ class EnvManager(EnvRestoring):
             wants_all = self._policy.gathers_all
             sent = self._send(supervisor, actions, RING_LAST if wants_all else RING_EACH)
             gather = self._gathering
-            taken = gather.exactly(sent) if sent and wants_all else gather.some(self._policy)
-            journal, given = supervisor.journal, self._deliver(supervisor, taken)
-            timesteps = self._view.timesteps(given, journal)
+            collected = gather.exactly(sent) if sent and wants_all else gather.some(self._policy)
+            journal, timesteps = supervisor.journal, self._deliver(supervisor, collected)
+            if not self._shows_dicts:
+                timesteps = self._view.timesteps(timesteps, journal)
         journal.returning = None  # the last that is done: from now on they are delivered
         return timesteps
 
@@ -176,9 +177,10 @@ class EnvManager(EnvRestoring):
             NothingReadyError: nothing is outstanding.
         """
         with self._calling() as supervisor:
-            taken = self._receive(supervisor, min_ready, timeout_s)
-            journal, given = supervisor.journal, self._deliver(supervisor, taken)
-            timesteps = self._view.timesteps(given, journal)
+            collected = self._receive(supervisor, min_ready, timeout_s)
+            journal, timesteps = supervisor.journal, self._deliver(supervisor, collected)
+            if not self._shows_dicts:
+                timesteps = self._view.timesteps(timesteps, journal)
         journal.returning = None  # as in `step`
         return timesteps
 
@@ -208,35 +210,43 @@ class EnvManager(EnvRestoring):
 
     def _send(self, supervisor: Supervisor, actions: Any, ring: int) -> Selection | None:
         """Send actions; return whose they are, if there are any."""
-        by_id: dict[int, Any] = self._view.actions(actions, supervisor.ready_ids)
-        if by_id:
+        view = self._view
+        by_id: Any = actions
+        if type(actions) is not dict or not self._shows_dicts:
+            by_id = view.actions(actions, supervisor.ready_ids)
+        repair = supervisor.repair
+        if (repair.fatal_errors or repair.urgent) and (
+            by_id or not supervisor.statistics.outstanding
+        ):
             self._surface(supervisor)
-            return self._submit_steps(supervisor, by_id, ring)
-        if not supervisor.statistics.outstanding:
-            self._surface(supervisor)
-        return None
-
-    def _submit_steps(self, supervisor: Supervisor, actions: Any, ring: int) -> Selection | None:
-        submitter, record = supervisor.submitter, supervisor.record
-        sent = submitter.by_id(actions, ring)
+        if not by_id:
+            return None
+        sent = supervisor.submitter.by_id(by_id, ring)
         if sent is None:
-            called = validate.envs_in_calls(record, actions)
-            if called:  # which an interrupt has left under way
-                self._running.wait_until(
-                    lambda: not validate.envs_in_calls(record, called), doing="step"
-                )
-            sent = submitter.checked(actions, ring, self._action_checks)
-            if record.unexecuted:
-                self._running.uninterrupted(supervisor.repair.answer_unexecuted)
-        self._view.forget()
+            sent = self._send_checked(supervisor, by_id, ring)
+        if not self._shows_dicts:
+            view.forget()
         return sent
 
-    def _deliver(self, supervisor: Supervisor, taken: Collected | None) -> dict[int, EnvTimestep]:
+    def _send_checked(self, supervisor: Supervisor, actions: Any, ring: int) -> Selection | None:
+        """Send actions of which some need a second look, or have to go by message."""
+        submitter, record = supervisor.submitter, supervisor.record
+        called = validate.envs_in_calls(record, actions)
+        if called:  # which an interrupt has left under way
+            self._running.wait_until(
+                lambda: not validate.envs_in_calls(record, called), doing="step"
+            )
+        sent = submitter.checked(actions, ring, self._action_checks)
+        if record.unexecuted:
+            self._running.uninterrupted(supervisor.repair.answer_unexecuted)
+        return sent
+
+    def _deliver(self, supervisor: Supervisor, collected: Collected | None) -> Any:
         """Hand out what was gathered; if that is nothing, there may have been a failure."""
-        if taken is None:
+        if collected is None:
             self._surface(supervisor)
             return {}
-        timesteps = supervisor.timesteps(taken)
+        timesteps = supervisor.collector.timesteps(collected)
         if self._normalization is not None:
             return self._normalization.timesteps(timesteps, supervisor.journal.fate)
         return timesteps
@@ -255,17 +265,20 @@ class EnvManager(EnvRestoring):
                 self._view.forget()
                 return
             ids = validate.listed_env_ids(env_ids, self.env_num)
-            self._submit_steps(supervisor, validate.rows_by_id(ids, actions), ring)
+            rows = validate.rows_by_id(ids, actions)
+            if supervisor.submitter.by_id(rows, ring) is None:
+                self._send_checked(supervisor, rows, ring)
+            self._view.forget()
 
     def recv_arrays(
         self, min_ready: int | None = None, timeout_s: float | None = None
     ) -> ArrayBatch:
         """As `recv`, with the timesteps of k envs as arrays: see `ArrayBatch`."""
         with self._calling() as supervisor:
-            taken = self._receive(supervisor, min_ready, timeout_s)
-            batch = None if taken is None else supervisor.arrays(taken)
+            collected = self._receive(supervisor, min_ready, timeout_s)
+            batch = None if collected is None else supervisor.collector.arrays(collected)
             if batch is None:
-                timesteps = self._deliver(supervisor, taken)
+                timesteps = self._deliver(supervisor, collected)
                 batch = array_batch(timesteps, self._forms.codec_of(timesteps))
             elif self._normalization is not None:
                 batch = self._normalization.batch(batch, supervisor.journal.fate)

@@ -22,7 +22,7 @@ def test_trajectories_repeat(world: World, setup: Setup, shared_memory: bool) ->
     spaces = {str(i): SPACES["dict"] for i in range(2)}
     setup = setup._replace(shared_memory=shared_memory)
     manager = world.make(setup, env_fn=sampled(spaces), seed=100)
-    assert (manager._running.supervisor.submitter.packer is not None) is shared_memory
+    assert (manager._running.supervisor.submitter.posts) is shared_memory
     check_trajectories(manager, spaces)
 
 

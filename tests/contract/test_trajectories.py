@@ -171,7 +171,7 @@ def test_trajectories_are_those_of_envs_that_nobody_manages(
     spaces = {f"{name} {i}": space for i in range(3)}
     manager = world.make(setup, env_fn=sampled(spaces), seed=100, **mode)
     by_block = setup.shared_memory or setup == IN_LINE
-    assert (manager._running.supervisor.submitter.packer is not None) is by_block
+    assert (manager._running.supervisor.submitter.posts) is by_block
     check_trajectories(manager, spaces)
 
 

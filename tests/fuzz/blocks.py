@@ -226,7 +226,7 @@ def _fuzz_one_wire(seed: int, n_mutated: int, report: BlockReport) -> None:
         reset_inplace=rng.random() < 0.2,
         has_forms=rng.random() < 0.3,
     )
-    assert wire.supervisor.submitter.packer is not None
+    assert wire.supervisor.submitter.posts
     wire.scribble = _Scribbler(seed, report)
     try:
         number = 0

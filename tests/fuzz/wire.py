@@ -412,7 +412,7 @@ class Wire:
         gather, policy = Gather(self.engine), GatherPolicy(float("inf"), 0.0)
         while supervisor.statistics.outstanding:
             taken = gather.some(policy, exactly=True)
-            got = {} if taken is None else supervisor.timesteps(taken)
+            got = {} if taken is None else supervisor.collector.timesteps(taken)
             supervisor.journal.returning = None
             assert not set(got) & set(timesteps), "a timestep was delivered twice"
             timesteps.update(got)

@@ -253,5 +253,5 @@ def test_every_launch_ends(launch: Launch) -> None:
     if taken is None:  # one has died since, which the settings do not allow
         assert rig.supervisor.repair.fatal is not None
         return
-    assert sorted(rig.supervisor.timesteps(taken)) == list(sent.ids)
+    assert sorted(rig.supervisor.collector.timesteps(taken)) == list(sent.ids)
     assert rig.identity_holds()

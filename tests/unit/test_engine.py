@@ -430,7 +430,7 @@ def test_what_was_handed_out_to_nobody_counts_when_it_is_delivered() -> None:
     assert taken is not None
 
     def hand_out() -> None:
-        rig.supervisor.timesteps(taken)
+        rig.supervisor.collector.timesteps(taken)
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt), rig.engine.calling:
@@ -453,12 +453,11 @@ def test_hosts_need_not_ring_when_nobody_waits() -> None:
 
 def test_the_kind_of_an_action_is_known_after_an_interrupt() -> None:
     rig = Rig(has_block=True).launch()
-    packer = rig.supervisor.submitter.packer
-    assert packer is not None
+    submitter = rig.supervisor.submitter
     rig.send({0: 1})
     rig.stepped()
     rig.deliver()
-    block = packer._block
+    block = submitter._block
 
     class Interrupting:
         def __setitem__(self, rows: Any, kind: int) -> None:
@@ -579,7 +578,7 @@ def test_a_call_that_gets_no_memory_says_what_can_be_done_and_gives_back_what_it
 
     def call() -> None:
         with rig.engine.calling as supervisor:
-            supervisor.timesteps(taken)
+            supervisor.collector.timesteps(taken)
             raise MemoryError
 
     with pytest.raises(OutOfMemoryError, match=r"RLIMIT_AS(.|\n)*recv\(\)(.|\n)*\(MemoryError\)"):

@@ -87,7 +87,7 @@ def replied(rewards: list[Any], dones: tuple[bool, ...] = (), *infos: Any) -> Ri
 def arrays_of(rig: Rig) -> Any:
     taken = rig.supervisor.collector.take(rig.selection([0, 1, 2]))
     assert taken is not None
-    return rig.supervisor.arrays(taken)
+    return rig.supervisor.collector.arrays(taken)
 
 
 @pytest.mark.usefixtures("no_details")

@@ -819,7 +819,7 @@ def test_what_a_call_had_in_hand_that_did_not_return_is_cancelled_at_the_end() -
     rig.stepped(0)
     rig.exactly(0)
     rig.stepped(1)
-    rig.supervisor.timesteps(rig.gather.exactly(rig.selection([1])))
+    rig.supervisor.collector.timesteps(rig.gather.exactly(rig.selection([1])))
     supervisor = rig.supervisor
     accounts = {"actions": 2, "timesteps": 1, "cancelled": 0, "outstanding": 1}
     assert supervisor.statistics.accounts() == accounts
