@@ -10,7 +10,7 @@ from collections.abc import Callable
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from envmgr.cli import DONE, FAILED, INTERRUPTED, discard_output
+from envmgr.cli.exits import DONE, FAILED, INTERRUPTED, discard_output
 from envmgr.cli.interrupt import Interruption
 from envmgr.cli.prepare import RunOptions, env_name, goal_of
 from envmgr.cli.progress import LogLines, Progress, logging_to, make_progress

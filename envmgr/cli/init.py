@@ -13,7 +13,7 @@ from typing import Any
 
 import click
 
-from envmgr.cli import DONE
+from envmgr.cli.exits import DONE
 from envmgr.cli.prepare import manager_of
 from envmgr.cli.progress import doing, logging_to
 from envmgr.config.env_factories import key_of

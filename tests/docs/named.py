@@ -18,7 +18,7 @@ import click
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
-from envmgr.cli.trial_commands import envmgr as commands
+from envmgr.cli.commands import envmgr as commands
 from envmgr.config.known_envs import KNOWN_PACKAGES
 from tests.docs.blocks import ROOT
 
