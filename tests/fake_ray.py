@@ -19,7 +19,7 @@ import pytest
 from gymnasium.spaces import Box, Discrete
 
 from envmgr import create_env_manager
-from envmgr.transport.ray.items import Do, Item
+from envmgr.transport.ray.protocol import Do, Item
 
 PATIENCE_S = 20.0
 
@@ -236,7 +236,7 @@ def ray(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeRay]:
     fake = FakeRay([{"CPU": 4.0}, {"CPU": 4.0, "licence": 1.0, "node:10.0.0.2": 1.0}])
     monkeypatch.setitem(sys.modules, "ray", fake)
     monkeypatch.setitem(sys.modules, "ray.util.scheduling_strategies", fake.strategies)
-    monkeypatch.setattr("envmgr.transport.ray.api.refuse_without_ray", lambda: None)
+    monkeypatch.setattr("envmgr.transport.ray.cluster.refuse_without_ray", lambda: None)
     monkeypatch.setattr("envmgr.managers.refuse_without_ray", lambda: None)
     monkeypatch.setattr("envmgr.transport.ray.actor.set_up", lambda index, settings: None)
     yield fake

@@ -14,10 +14,10 @@ from envmgr.spaces import codec_of
 from envmgr.transport.base import HostDied
 from envmgr.transport.outbox import Outbox
 from envmgr.transport.ray import mirror as mirror_module
-from envmgr.transport.ray.courier import Courier, Link
-from envmgr.transport.ray.exchange import Exchange
-from envmgr.transport.ray.items import Do, Item
+from envmgr.transport.ray.actor_calls import Exchange
 from envmgr.transport.ray.mirror import News, NodeMirror, TrainerMirror
+from envmgr.transport.ray.protocol import Do, Item
+from envmgr.transport.ray.trainer_calls import Courier, Link
 from envmgr.transport.ready import Waker
 from envmgr.wire.arenas import COPIED, arena_arrays, plan_placements
 from envmgr.wire.block import (

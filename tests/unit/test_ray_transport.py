@@ -19,9 +19,9 @@ from envmgr.errors import (
     MissingDependencyError,
 )
 from envmgr.transport.ray import cluster
-from envmgr.transport.ray.exchange import Exchange
-from envmgr.transport.ray.items import Do, Item, unpacked
+from envmgr.transport.ray.actor_calls import Exchange
 from envmgr.transport.ray.mirror import NodeMirror
+from envmgr.transport.ray.protocol import Do, Item, unpacked
 from envmgr.wire.frames import pack
 from envmgr.wire.messages import Message, Op
 from tests.fake_ray import Counting, FakeRay, Handle, manager_of, zeros
@@ -186,7 +186,7 @@ def test_envs_that_raise_and_arrays_and_async_gathers(ray: FakeRay) -> None:
 
 def test_workers_of_an_actor(ray: FakeRay, monkeypatch: pytest.MonkeyPatch) -> None:
     # Nothing here waits for the time at which a call looks by itself.
-    monkeypatch.setattr("envmgr.transport.ray.exchange._MOST_LINGER_S", 1000.0)
+    monkeypatch.setattr("envmgr.transport.ray.actor_calls._MOST_LINGER_S", 1000.0)
     options = {"ray": {"isolation": "process"}, "preload": False, "max_failures_total": 2}
     with manager_of(2, num_workers=1, **options) as manager:
         assert [a["hosts"] for a in manager.stats()["actors"]] == [2]

@@ -7,6 +7,7 @@ cluster on this machine, and the last one that is closed undoes that.
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import logging
 import os
 import queue
@@ -15,9 +16,9 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
-from envmgr.errors import ConfigError, LaunchError
-from envmgr.transport.process.threads import BACKGROUND_THREAD
-from envmgr.transport.ray.api import imported_ray
+from envmgr.errors import ConfigError, LaunchError, MissingDependencyError
+from envmgr.optional_packages import imported
+from envmgr.transport.process.threads import thread_name
 
 REACH_S = 5.0
 """How long the head of a cluster may take to accept a connection."""
@@ -30,6 +31,30 @@ _OFF = {"RAY_USAGE_STATS_ENABLED": "0"}
 _LOCK = threading.Lock()
 
 
+def refuse_without_ray() -> None:
+    """Refuse to go on where Ray is not installed; does not import it.
+
+    Raises:
+        MissingDependencyError: it is not.
+    """
+    spec = importlib.util.find_spec("ray")
+    if spec is None or spec.origin is None:  # a mere folder of that name, as Ray leaves in /tmp
+        raise MissingDependencyError(
+            "type: ray needs the package ray. Install the extra ray, in a clone of this project "
+            "with: pip install '.[ray]'"
+        )
+
+
+def imported_ray() -> Any:
+    """Return the package.
+
+    Raises:
+        MissingDependencyError: it is not installed, or cannot be imported.
+    """
+    refuse_without_ray()
+    return imported("ray", "type: ray needs the package ray", extra="ray")
+
+
 class _Keeper(threading.Thread):
     """The thread that connects, and disconnects when it is told to.
 
@@ -38,7 +63,7 @@ class _Keeper(threading.Thread):
     """
 
     def __init__(self, ray: Any, address: str | None) -> None:
-        super().__init__(name=BACKGROUND_THREAD, daemon=True)
+        super().__init__(name=thread_name("connection to Ray"), daemon=True)
         self.address = address
         self.users = 1
         self.job: Any = None

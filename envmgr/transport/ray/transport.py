@@ -16,18 +16,18 @@ from envmgr.errors import ConfigError
 from envmgr.transport.outbox import OutboxTransport
 from envmgr.transport.process.orders import OrderWriter
 from envmgr.transport.ray.actor import ActorSettings, HostActor
+from envmgr.transport.ray.actor_calls import THREADS
 from envmgr.transport.ray.cluster import close_cluster, open_cluster
-from envmgr.transport.ray.courier import KILL, LOSE, RING, Courier, Link
-from envmgr.transport.ray.exchange import THREADS
-from envmgr.transport.ray.items import Do, Item
 from envmgr.transport.ray.mirror import TrainerMirror
-from envmgr.transport.ray.room import (
-    Placement,
+from envmgr.transport.ray.nodes import (
+    NodeChoice,
     describe,
     options_of,
     refuse_without_room,
     strategy_of,
 )
+from envmgr.transport.ray.protocol import Do, Item
+from envmgr.transport.ray.trainer_calls import KILL, LOSE, RING, Courier, Link
 from envmgr.transport.ready import Waker
 from envmgr.types import EnvFactory
 from envmgr.wire.block import block_is_possible
@@ -106,8 +106,8 @@ class RayTransport(OutboxTransport):
             super().__init__()
             self._deaths, outbox = Waker(), self._open_outbox()
             self._ready.add(self._deaths)
-            self._placement = Placement(self._ray, plan.options)
-            self._courier = Courier(self._ray, outbox, self._deaths, self._placement.lost)
+            self._node_choice = NodeChoice(self._ray, plan.options)
+            self._courier = Courier(self._ray, outbox, self._deaths, self._node_choice.lost)
             self._tasks: queue.SimpleQueue[Any] = self._courier.tasks
             opened.pop_all()
 
@@ -171,7 +171,7 @@ class RayTransport(OutboxTransport):
         )
         links = list(self._links.values())
         taken = [link.node_id for link in links if link.node_id and not link.is_over]
-        node_id = self._placement.choose(taken)
+        node_id = self._node_choice.choose(taken)
         options = {**self._options, "scheduling_strategy": strategy_of(node_id)}
         return self._actor_class.options(**options).remote(settings), node_id
 

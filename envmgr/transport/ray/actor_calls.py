@@ -16,8 +16,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from envmgr.transport.base import HostDied
-from envmgr.transport.ray.items import Do, Item
 from envmgr.transport.ray.mirror import NodeMirror
+from envmgr.transport.ray.protocol import Do, Item
 from envmgr.wire.frames import Frame
 from envmgr.wire.messages import UNANSWERED, Op
 

@@ -21,10 +21,10 @@ import numpy as np
 
 from envmgr.transport.base import Arrival, Garbage, HostDied
 from envmgr.transport.outbox import Outbox
-from envmgr.transport.process.threads import BACKGROUND_THREAD
-from envmgr.transport.ray.exchange import Reply
-from envmgr.transport.ray.items import Do, Item, Node, packed, unpacked
+from envmgr.transport.process.threads import thread_name
+from envmgr.transport.ray.actor_calls import Reply
 from envmgr.transport.ray.mirror import PLACING, News, TrainerMirror
+from envmgr.transport.ray.protocol import Do, Item, Node, packed, unpacked
 from envmgr.transport.ready import Waker
 from envmgr.wire.frames import Frame, FrameError
 
@@ -126,7 +126,9 @@ class Courier:
         self._links: dict[int, Link] = {}  # of the envs whose steps are posted
         self.tasks: queue.SimpleQueue[Task] = queue.SimpleQueue()
         self._lock = threading.RLock()  # of the links; the trainer's loop does not take it
-        self._thread = threading.Thread(target=self._run, name=BACKGROUND_THREAD, daemon=True)
+        self._thread = threading.Thread(
+            target=self._run, name=thread_name("calls to Ray actors"), daemon=True
+        )
         self._thread.start()
 
     def end(self, limit_s: float) -> None:

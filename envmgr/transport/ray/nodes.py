@@ -55,7 +55,7 @@ def _wanted(options: Ray) -> dict[str, float]:
     return {name: amount for name, amount in asked.items() if amount}
 
 
-class Placement:
+class NodeChoice:
     """Chooses the node of each actor.
 
     What Ray calls SPREAD leaves actors that take no CPU in one place, and knows nothing of nodes
