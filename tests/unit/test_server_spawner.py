@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from envmgr.transport.process import server
-from envmgr.transport.process.preload import Preloads
 from envmgr.transport.process.preloading import PreloadRules
+from envmgr.transport.process.server_imports import Preloads
 from envmgr.transport.process.server_link import ServerLink
 from envmgr.transport.process.server_spawner import ServerSpawner
 from envmgr.transport.ready import ReadySet

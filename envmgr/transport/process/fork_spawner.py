@@ -17,16 +17,14 @@ import signal
 import socket
 import subprocess
 import sys
-import warnings
-from collections.abc import Iterator, Mapping
-from multiprocessing.process import BaseProcess
+from collections.abc import Mapping
 from typing import NoReturn
 
 from envmgr.transport.fds import PARENT_FDS, forget_fd, keep_from_children, let_go_of
 from envmgr.transport.process import server
 from envmgr.transport.process.server_spawner import ServerProcess, ServerSpawner
 from envmgr.transport.process.spawner import SIGKILL
-from envmgr.transport.process.threads import refuse_unsafe_fork
+from envmgr.transport.process.threads import quiet_fork, refuse_unsafe_fork
 from envmgr.types import EnvFactory
 from envmgr.wire.hosts import WorkerSettings
 
@@ -95,24 +93,6 @@ class _ForkedServer:
             forget_fd(self._pidfd)
             os.close(self._pidfd)
             self._pidfd = None
-
-
-@contextlib.contextmanager
-def quiet_fork() -> Iterator[None]:
-    """Have Python not warn of the background threads of other managers, which hold no lock."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", category=DeprecationWarning, message=".*fork.*")
-        yield
-
-
-def keep_from_exit_handler(process: BaseProcess) -> None:
-    """Take a process out of the standard library's list of children.
-
-    Its exit handler would end them in every fork of the trainer that ends in the ordinary way: the
-    workers of the trainer itself. The manager's own finalizer ends them in the trainer.
-    """
-    children: set[BaseProcess] = getattr(multiprocessing.process, "_children", set())
-    children.discard(process)
 
 
 def _serve(

@@ -27,7 +27,7 @@ from typing import Any
 
 from envmgr.transport.fds import forget_fd, keep_from_children
 from envmgr.transport.process import server
-from envmgr.transport.process.preload import Preloads
+from envmgr.transport.process.server_imports import Preloads
 from envmgr.transport.process.server_link import ServerLink
 from envmgr.transport.process.spawner import SIGKILL
 

@@ -22,7 +22,7 @@ from envmgr.transport.process.needed import (
     listed_modules,
     needed_modules,
 )
-from envmgr.transport.process.preload import Preloads
+from envmgr.transport.process.server_imports import Preloads
 from envmgr.transport.process.server_link import ServerLink
 
 logger = logging.getLogger("envmgr")

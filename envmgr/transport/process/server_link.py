@@ -13,7 +13,7 @@ from time import monotonic
 
 from envmgr.transport.fds import forget_fd
 from envmgr.transport.process import server
-from envmgr.transport.process.preload import Preloads
+from envmgr.transport.process.server_imports import Preloads
 
 _PATIENCE_S = 5.0
 
