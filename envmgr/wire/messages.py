@@ -17,7 +17,7 @@ class Op(IntEnum):
     """Requests (parent to host), and below 64; replies (host to parent) from 64 on."""
 
     ATTACH = 1
-    """Where observations go. Payload: `observations.Placement`. No reply."""
+    """Where observations go. Payload: `arenas.Placement`. No reply."""
     RESET = 2
     """Payload: `ResetOrder`. Reply: RESET_DONE or FAILED."""
     STEP = 3
@@ -36,10 +36,10 @@ class Op(IntEnum):
     """Close one env of a host that goes on without it. Reply: RESULT (None), not awaited."""
     APPLY = 10
     """Run a function on the env in its host. Payload: (function, args); the function gets an
-    `worker.applied.AppliedEnv` and these. Reply: RESULT (what it returned) or FAILED."""
+    `applied.AppliedEnv` and these. Reply: RESULT (what it returned) or FAILED."""
     ADOPT = 11
     """Serve the env_id of this message from now on, in place of the one before; only hosts of one
-    env. Payload: `observations.Placement`, or None where observations go by message or nowhere.
+    env. Payload: `arenas.Placement`, or None where observations go by message or nowhere.
     Reply, if it is awaited: what came of the reset that was kept, as if that had been asked for
     now: RESET_DONE or FAILED."""
 
