@@ -34,8 +34,16 @@ from envmgr.config.field_checks import (
     seed_mapping,
 )
 from envmgr.config.file_rules import ANY, KIND, LOG, MODULES, below
-from envmgr.config.kind_sections import EnvPool, GymVector, NormalizationSection, Ray, section
-from envmgr.config.observing import Metrics, Trace, trace
+from envmgr.config.kind_sections import (
+    EnvPool,
+    GymVector,
+    Metrics,
+    NormalizationSection,
+    Ray,
+    Trace,
+    section,
+    trace,
+)
 from envmgr.config.schema import Section, option
 from envmgr.config.worker_env import WorkerEnv, worker_env
 from envmgr.errors import ConfigError
