@@ -1,7 +1,8 @@
-"""What a trainer and its actors say to each other: lists of these, one list with each call.
+"""What a trainer and its actors say to each other.
 
-A list goes as one `bytes`, which Ray carries as it is: at the parts of anything else it has code in
-Python look.
+A call to an actor takes a list of requests there, and brings a list of replies back. Each list
+travels as one `bytes` object, which Ray carries unchanged; it would look at every part of any other
+object in Python.
 """
 
 from __future__ import annotations
@@ -13,39 +14,39 @@ from typing import Any, NamedTuple
 
 
 @unique
-class Do(IntEnum):
-    """What an actor is to do with an item."""
+class ActorOp(IntEnum):
+    """What an actor is asked to do."""
 
     START = 1
-    """Start a host. Data: `Orders`."""
+    """Start a host. Data: its `Orders`."""
     SEND = 2
-    """Have a host run a request. Data: `Frame`."""
+    """Pass a request on to a host. Data: its `Frame`."""
     KILL = 3
-    """End a host at once, or go further than that if it was killed before. No data."""
+    """End a host at once; for a host that was killed before, go further than that. No data."""
     CLOSE = 4
-    """Have all hosts close their envs. Data: seconds that this may take."""
+    """Close the envs of all hosts. Data: the seconds that this may take."""
     POST = 5
-    """Have steps be posted. Data: what is new in the block, see `mirror`. For no host."""
+    """Write what is new in the block, see `mirror`. Data: that. The host does not matter."""
     ASK = 6
-    """Have a host ring when it has done what was posted. No data."""
+    """Let a host ring when it has done what was posted for it. No data."""
 
 
-class Item(NamedTuple):
-    """Something for an actor to do."""
+class ActorRequest(NamedTuple):
+    """One thing that an actor is asked to do."""
 
-    do: int
+    op: int
     host_id: int
     data: Any = None
 
 
 class Node(NamedTuple):
-    """Where an actor is: its first words.
+    """Where an actor runs: the first thing that it says.
 
     Attributes:
-        node_id: as Ray names it.
-        address: likewise.
-        pid: of the actor's process.
-        posts: steps can be posted there.
+        node_id: the node, as Ray names it.
+        address: the address of the node, likewise.
+        pid: the actor's process.
+        posts: whether steps can be posted in memory there.
     """
 
     node_id: str
@@ -55,10 +56,10 @@ class Node(NamedTuple):
 
 
 def packed(said: Sequence[Any]) -> bytes:
-    """Return what is said with one call, in one piece."""
+    """Return what one call carries, as one object."""
     return pickle.dumps(said, protocol=5)
 
 
 def unpacked(data: bytes) -> Any:
-    """Return what was `packed` by the other side: the trainer, or an actor that it has started."""
+    """Return what the other side has `packed`: the trainer, or an actor that it has started."""
     return pickle.loads(data)  # noqa: S301 - over the trainer's own cluster
