@@ -1,8 +1,8 @@
 """`context: fork` where there are pidfds: workers forked by a fork of the trainer.
 
-That fork is made when the first worker is started, while the trainer has no other threads. It has
-one thread for all its life, so workers are forked from it as safely later as at launch, whatever
-threads the trainer has started meanwhile, and from whatever thread they are asked for.
+That fork is made when the first worker is started, while the trainer has no other threads. It never
+has more than one thread itself. So it is safe to fork workers from it later, too, whatever threads
+the trainer has started meanwhile, and whatever thread asks for them.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from envmgr.wire.hosts import WorkerSettings
 
 
 class ForkSpawner(ServerSpawner):
-    """Has workers forked by a fork of this process.
+    """Lets a fork of this process fork the workers.
 
     Args:
-        settings: of the workers.
-        factories: of all envs, by env_id.
+        settings: how workers are set up.
+        factories: those of all envs, by env_id.
     """
 
     def __init__(self, settings: WorkerSettings, factories: Mapping[int, EnvFactory]) -> None:
