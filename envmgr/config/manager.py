@@ -41,11 +41,12 @@ from envmgr.config.kind_sections import (
     NormalizationSection,
     Ray,
     Trace,
+    WorkerEnv,
     section,
     trace,
+    worker_env,
 )
 from envmgr.config.schema import Section, option
-from envmgr.config.worker_env import WorkerEnv, worker_env
 from envmgr.errors import ConfigError
 
 MAX_ENV_NUM = 65536
