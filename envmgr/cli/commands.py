@@ -32,7 +32,7 @@ def _with(*options: Callable[[_Command], _Command]) -> Callable[[_Command], _Com
 
 
 def _keys(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
-    """Return the keys of a config that begin so, for the completion of shells."""
+    """Return the keys of a config that begin with what was typed, for the completion of shells."""
     from envmgr.config import CollectConfig, EnvConfig, ManagerConfig
 
     sections = {"env": EnvConfig, "manager": ManagerConfig, "collect": CollectConfig}
@@ -41,7 +41,7 @@ def _keys(context: click.Context, parameter: click.Parameter, incomplete: str) -
 
 
 def _allowing(command: _Command) -> _Command:
-    """Give a command what its options allow a config as one argument, `allowed`."""
+    """Pass a command one argument, `allowed`, for all that its options allow the config to do."""
 
     @functools.wraps(command)
     def with_lists(*args: Any, **options: Any) -> Any:
@@ -54,7 +54,7 @@ _LISTS = ("allow_imports", "allow_env", "allow")
 
 
 def reads_config(command: _Command) -> _Command:
-    """Have a command read a config, by the options that say which and how."""
+    """Let a command read a config, by options that say which one and how."""
     return _config_options(_allowing(command))
 
 

@@ -10,7 +10,7 @@ DONE, FAILED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
 
 
 def discard_output() -> None:
-    """Have everything that is still written to stdout vanish: nobody reads it any more."""
+    """Drop everything that is still written to stdout: nobody reads it any more."""
     with contextlib.suppress(OSError, ValueError):
         devnull = os.open(os.devnull, os.O_WRONLY)
         os.dup2(devnull, sys.stdout.fileno())
