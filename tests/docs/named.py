@@ -394,20 +394,14 @@ _FENCED = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 
 _OF_ELSEWHERE = frozenset(
     {
-        *("O_ASYNC", "PR_SET_CHILD_SUBREAPER", "PR_SET_PDEATHSIG", "SCHED_BATCH"),
-        *("PyThreadState_SetAsyncExc", "DependencyNotInstalled", "LD_PRELOAD", "PYTHONWARNINGS"),
-        *(
-            "set_forkserver_preload",
-            "BROWSER",
-            "basicConfig",
-            "py_executable",
-            "minetest_dir",
-            "savedir",
-            "vzd_path",
-        ),
+        *("AsyncCollector", "DependencyNotInstalled", "GymWrapper", "ParallelEnv"),
+        *("O_ASYNC", "PR_SET_CHILD_SUBREAPER", "PR_SET_PDEATHSIG", "SCHED_BATCH", "nohup"),
+        *("PyThreadState_SetAsyncExc", "basicConfig", "set_forkserver_preload"),
+        *("BROWSER", "LD_PRELOAD", "PYTHONWARNINGS", "WANDB_MODE", "XLA_FLAGS"),
+        *("minetest_dir", "py_executable", "savedir", "vzd_path", "xml_file"),
     }
 )
-"""Names that decisions speak of, and that no code of ours has."""
+"""Names that texts speak of, and that no code of ours has."""
 
 
 def unknown_members(text: str) -> Iterator[str]:
@@ -427,13 +421,16 @@ def unknown_words(text: str) -> Iterator[str]:
     """Return names of code in a text that no code has, whatever they stand for there."""
     for name in _code_names(text):
         parts = name.split(".")
+        if name in ("_s", "n_"):  # what names end or begin with
+            continue
         is_foreign = parts[0] in _foreign() or parts[0] in sys.stdlib_module_names
         if not is_foreign and not _names_in_code().issuperset(parts):
             yield name
 
 
 def _code_names(text: str) -> Iterator[str]:
-    return (match["name"] for match in _CODE_NAME.finditer(_FENCED.sub("", text)))
+    names = (match["name"] for match in _CODE_NAME.finditer(_FENCED.sub("", text)))
+    return (name for name in names if not (ROOT / name).exists())
 
 
 def _may_have(owner: str, name: str) -> bool:
