@@ -24,6 +24,7 @@ from envmgr.proc import resident_bytes
 from envmgr.transport.base import HostDied
 from envmgr.transport.process.preloading import PreloadRules
 from envmgr.transport.process.start_methods import make_spawner
+from envmgr.transport.process.threads import thread_name
 from envmgr.transport.process.transport import ProcessTransport
 from envmgr.transport.ray.actor_calls import CallHandler
 from envmgr.transport.ray.cluster import imported_ray
@@ -297,7 +298,9 @@ class WorkerHosts:
         self._hosts: set[int] = set()
         self._killed: set[int] = set()
         self._bells = threading.Lock()  # no host is rung while it is closed
-        self._thread = threading.Thread(target=self._run, name="envmgr-workers", daemon=True)
+        self._thread = threading.Thread(
+            target=self._run, name=thread_name("worker processes"), daemon=True
+        )
         self._thread.start()
 
     def deliver(self, requests: Sequence[ActorRequest]) -> None:
