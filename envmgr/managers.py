@@ -25,7 +25,7 @@ from envmgr.transport.process.preloading import PreloadRules, say_that_nothing_i
 from envmgr.transport.process.start_methods import make_spawner
 from envmgr.transport.process.threads import refuse_unsafe_fork
 from envmgr.transport.process.transport import ProcessTransport
-from envmgr.transport.ray.api import refuse_without_ray
+from envmgr.transport.ray.cluster import refuse_without_ray
 from envmgr.transport.ray.transport import RayTransport
 from envmgr.transport.thread import ThreadTransport
 from envmgr.types import EnvFactory

@@ -19,7 +19,7 @@ import pytest
 from gymnasium.spaces import Box, Discrete
 
 from envmgr import create_env_manager
-from envmgr.transport.ray.items import Do, Item
+from envmgr.transport.ray.protocol import ActorOp, ActorRequest
 
 PATIENCE_S = 20.0
 
@@ -108,17 +108,17 @@ class Handle:
 
     def clean_up(self) -> None:
         """End its threads, which stand for a process that was killed."""
-        hosting, exchange = self.actor._hosting, self.actor._exchange
+        hosting, handler = self.actor._hosting, self.actor._calls
         if getattr(hosting, "_inbox", None) is not None:
             hosting._inbox.end()
         elif not hasattr(hosting, "_inbox"):
-            hosting.deliver([Item(Do.CLOSE, 0, 0.0)])
+            hosting.deliver([ActorRequest(ActorOp.CLOSE, 0, 0.0)])
         hosting._thread is None or hosting._thread.join(PATIENCE_S)
         while any(thread.is_alive() for thread in self._threads):
-            if exchange._early:  # a call before that was never made
-                self._start(exchange.call, exchange._next, ())
-            exchange._awaited = {}
-            exchange.put(0, None)
+            if handler._early:  # a call before that was never made
+                self._start(handler.call, handler._next, ())
+            handler._awaited = {}
+            handler.put(0, None)
             self._threads[-1].join(0.002)
 
     def _start(self, target: Callable[..., Any], *args: Any) -> None:
@@ -236,7 +236,7 @@ def ray(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeRay]:
     fake = FakeRay([{"CPU": 4.0}, {"CPU": 4.0, "licence": 1.0, "node:10.0.0.2": 1.0}])
     monkeypatch.setitem(sys.modules, "ray", fake)
     monkeypatch.setitem(sys.modules, "ray.util.scheduling_strategies", fake.strategies)
-    monkeypatch.setattr("envmgr.transport.ray.api.refuse_without_ray", lambda: None)
+    monkeypatch.setattr("envmgr.transport.ray.cluster.refuse_without_ray", lambda: None)
     monkeypatch.setattr("envmgr.managers.refuse_without_ray", lambda: None)
     monkeypatch.setattr("envmgr.transport.ray.actor.set_up", lambda index, settings: None)
     yield fake

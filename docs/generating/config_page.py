@@ -6,9 +6,15 @@ from collections.abc import Iterator
 
 from envmgr.config import CollectConfig, EnvConfig, ManagerConfig, WorkerEnv, schema_markdown
 from envmgr.config.checks import show_value
-from envmgr.config.kind_sections import EnvPool, GymVector, NormalizationSection, Ray
+from envmgr.config.kind_sections import (
+    EnvPool,
+    GymVector,
+    Metrics,
+    NormalizationSection,
+    Ray,
+    Trace,
+)
 from envmgr.config.known_envs import KNOWN_PACKAGES
-from envmgr.config.observing import Metrics, Trace
 from envmgr.config.variables import HARMLESS
 from envmgr.registry import ENV_MANAGER_REGISTRY
 from generating.docstrings import table

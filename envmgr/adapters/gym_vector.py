@@ -1,4 +1,4 @@
-"""Resets and steps of a manager as a Gymnasium vector env, in each autoreset mode."""
+"""A manager as a Gymnasium vector env: resets and steps in each autoreset mode, and calls."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 from gymnasium.error import ResetNeeded
+from gymnasium.logger import warn
+from gymnasium.vector import VectorEnv
 from gymnasium.vector.utils import concatenate, create_empty_array, iterate
 
 from envmgr.adapters import gym_infos
 from envmgr.adapters.batches import FixedBatches, Step, each_seed
-from envmgr.adapters.gym_access import GymAccess
 from envmgr.adapters.gym_arguments import (
     AutoresetMode,
     batched_action_space,
@@ -22,18 +23,16 @@ from envmgr.adapters.gym_arguments import (
     checked_mode,
     is_029,
 )
-from envmgr.adapters.gym_calls import InThread
+from envmgr.adapters.gym_calls import InThread, PendingCall
 from envmgr.adapters.rows import Rows, spread
 from envmgr.config.schema import as_mapping
-from envmgr.errors import ActionError
+from envmgr.errors import ActionError, EnvManagerError, MethodAccessError
 from envmgr.manager import EnvManager
 from envmgr.spaces import codec_of, put_rows, rows_of
 from envmgr.spaces.reading import error_text, read_list
 
-StepResult = tuple[
-    Any, npt.NDArray[Any], npt.NDArray[np.bool_], npt.NDArray[np.bool_], dict[str, Any]
-]
-ResetResult = tuple[Any, dict[str, Any]]
+GymStep = tuple[Any, npt.NDArray[Any], npt.NDArray[np.bool_], npt.NDArray[np.bool_], dict[str, Any]]
+GymReset = tuple[Any, dict[str, Any]]
 Final = dict[int, tuple[Any, int]]
 """By env_id: the batch and the row in it of a terminal observation that is shown still."""
 
@@ -42,7 +41,7 @@ _HALVES = "halves"
 """Notes that a step was begun by `step_async`: its user has `step_wait` to come."""
 
 
-class ManagerVectorEnv(GymAccess):
+class ManagerVectorEnv(VectorEnv[Any, Any, Any]):
     """What `as_gymnasium` returns, where the arguments are described.
 
     In NEXT_STEP mode the step after an episode's end returns the next one's first observation, with
@@ -72,7 +71,12 @@ class ManagerVectorEnv(GymAccess):
             on_failure=on_failure,
             auto_reset=mode is not AutoresetMode.DISABLED,
         )
-        super().__init__(manager, batches)
+        self.manager = manager
+        self.num_envs = manager.env_num
+        self._batches = batches
+        self._call = PendingCall(type(self).__name__, self._pending)
+        self._resetting: InThread | None = None
+        self._results: list[Any] = []
         self._add = gym_infos.adding_as_029(self.num_envs) if self._as_029 else self._add_info
         self._copies = manager.cfg.copy_on_get is True
         self._final: Final = {}
@@ -87,6 +91,14 @@ class ManagerVectorEnv(GymAccess):
         )
         self._is_fixed = codec_of(self.single_observation_space).layout is not None
 
+    def _pending(self) -> str | None:
+        """Return which call is under way: nothing is noted of that, it is looked up."""
+        if self._batches.is_stepping:
+            return "step"
+        if self._results or self.manager.call_is_pending:
+            return "call"
+        return None if self._resetting is None else "reset"
+
     # -- resets -----------------------------------------------------------------------------
 
     def reset(
@@ -94,7 +106,7 @@ class ManagerVectorEnv(GymAccess):
         *,
         seed: int | Sequence[int | None] | None = None,
         options: dict[str, Any] | None = None,
-    ) -> ResetResult:
+    ) -> GymReset:
         """Begin new episodes.
 
         Args:
@@ -127,7 +139,7 @@ class ManagerVectorEnv(GymAccess):
         self._resetting = resetting = InThread(functools.partial(self._reset, *arguments))
         resetting.begin()
 
-    def reset_wait(self, timeout: float | None = None) -> ResetResult:
+    def reset_wait(self, timeout: float | None = None) -> GymReset:
         """Return the result of the last `reset_async`.
 
         Raises:
@@ -141,7 +153,7 @@ class ManagerVectorEnv(GymAccess):
         self._resetting = None  # the last: it is given out
         if error is not None:
             raise error
-        return cast("ResetResult", result)
+        return cast("GymReset", result)
 
     def _reset_arguments(self, seed: Any, options: Any) -> tuple[Any, Any, dict[str, Any]]:
         n, rest = self.num_envs, as_mapping(options, "options")
@@ -151,7 +163,7 @@ class ManagerVectorEnv(GymAccess):
             check_mask(mask, n)
         return seeds, mask, rest
 
-    def _reset(self, seeds: Any, mask: Any, options: dict[str, Any]) -> ResetResult:
+    def _reset(self, seeds: Any, mask: Any, options: dict[str, Any]) -> GymReset:
         batches, n = self._batches, self.num_envs
         ids = list(range(n)) if mask is None else np.flatnonzero(mask).tolist()
         begun = () if self.autoreset_mode is AutoresetMode.DISABLED else tuple(self._final)
@@ -173,7 +185,7 @@ class ManagerVectorEnv(GymAccess):
 
     # -- steps ------------------------------------------------------------------------------
 
-    def step(self, actions: Any) -> StepResult:
+    def step(self, actions: Any) -> GymStep:
         """Step all envs.
 
         Args:
@@ -234,7 +246,7 @@ class ManagerVectorEnv(GymAccess):
             f"{unseen} begin with were not given out, as when Ctrl-C has ended a reset"
         )
 
-    def step_wait(self, timeout: float | None = None) -> StepResult:
+    def step_wait(self, timeout: float | None = None) -> GymStep:
         """Return what came of the last `step_async`, or of a `step` that Ctrl-C has ended.
 
         Raises:
@@ -249,12 +261,12 @@ class ManagerVectorEnv(GymAccess):
             step.result = self._received(step, timeout)
         if step.result is None:
             raise self._call.late(timeout)
-        result: StepResult
+        result: GymStep
         result, self._final = step.result
         self._batches.step = None  # the last: they are given out
         return result
 
-    def _received(self, step: Step, timeout: float | None) -> tuple[StepResult, Final] | None:
+    def _received(self, step: Step, timeout: float | None) -> tuple[GymStep, Final] | None:
         """Return what a step returns, and what is shown still after it; changes nothing else."""
         if self.autoreset_mode is AutoresetMode.NEXT_STEP and self._final:
             rows = self._with_resets(step, timeout)
@@ -320,14 +332,120 @@ class ManagerVectorEnv(GymAccess):
             return obs, {**infos, **gym_infos.final_as_029(n, ended, last, final)}
         return obs, {**infos, **gym_infos.final(n, ended, last, final, self._add)}
 
-    def close_extras(self, timeout: float | None = None, terminate: bool = False) -> None:
-        """Close the envs and the manager; see `GymAccess`."""
-        self._final = {}  # which may be views of the manager's memory
-        super().close_extras(timeout, terminate)
-
     def _shown(self, obs: Any) -> Any:
         """Return observations without fixed layout as Gymnasium batches them."""
         return obs if self._is_fixed else _shown(self.single_observation_space, obs)
+
+    # -- calls and attributes ---------------------------------------------------------------
+
+    def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+        """Call a method of each env, or read an attribute, and return the results by env."""
+        self._call.refuse("call_async")
+        self._launched()
+        try:
+            if args or kwargs or self._is_method(name):
+                return tuple(self.manager.call(name, *args, **kwargs))
+            return tuple(self.manager.get_attr(name))
+        except EnvManagerError as error:
+            self._batches.fail(error)
+
+    def call_async(self, name: str, /, *args: Any, **kwargs: Any) -> None:
+        """Begin a `call`; `call_wait` returns its results."""
+        self._call.refuse("call_async")
+        self._launched()
+        try:
+            if args or kwargs or self._is_method(name):
+                self.manager.call_async(name, *args, **kwargs)
+            else:
+                self._results = [self.manager.get_attr(name)]
+        except EnvManagerError as error:
+            self._batches.fail(error)
+
+    def call_wait(self, timeout: float | None = None) -> tuple[Any, ...]:
+        """Return the results of the last `call_async`.
+
+        Raises:
+            CallTimeoutError: the call takes more than `timeout` seconds. It goes on.
+        """
+        self._call.require("call")
+        try:
+            if not self._results:  # else Ctrl-C came when they were there
+                self._results.extend(map(self.manager.call_wait, (timeout,)))
+        except TimeoutError as error:
+            if isinstance(error, EnvManagerError):  # of an env, not of this wait
+                self._batches.fail(error)
+            raise self._call.late(timeout) from None
+        except EnvManagerError as error:
+            self._batches.fail(error)
+        results = tuple(self._results[0])
+        self._results = []
+        return results
+
+    def get_attr(self, name: str) -> tuple[Any, ...]:
+        """Return an attribute of each env; of a method, what it returns."""
+        return self.call(name)
+
+    def set_attr(self, name: str, values: Any) -> None:
+        """Set an attribute of the envs.
+
+        Args:
+            name: of the attribute.
+            values: a list or tuple with one for each env, or one value for all.
+        """
+        self._call.refuse("set_attr")
+        self._launched()
+        if isinstance(values, (list, tuple)):
+            values = list(values)
+            if len(values) != self.num_envs:
+                raise ValueError(
+                    "Values must be a list or tuple with length equal to the number of "
+                    f"environments. Got `{len(values)}` values for {self.num_envs} environments."
+                )
+        self.manager.set_attr(name, values)
+
+    def _launched(self) -> None:
+        if self.manager.closed:
+            self._batches.reset()
+
+    def _is_method(self, name: str) -> bool:
+        try:
+            self.manager.get_attr(name, env_ids=0)
+        except MethodAccessError:
+            return True
+        return False
+
+    def render(self) -> tuple[Any, ...] | None:
+        """Return a frame of each env."""
+        return self.call("render")
+
+    @property  # type: ignore[misc]  # nobody sets those of the envs here
+    def np_random(self) -> Any:
+        """The random generators of the envs, as a tuple of copies."""
+        return self.get_attr("np_random")
+
+    @property
+    def np_random_seed(self) -> Any:
+        """The seeds of the envs' random generators, as a tuple."""
+        return self.get_attr("np_random_seed")
+
+    # -- the end ----------------------------------------------------------------------------
+
+    def close_extras(self, timeout: float | None = None, terminate: bool = False) -> None:
+        """Close the envs and the manager.
+
+        Args:
+            timeout: seconds that the envs get to close, all together; None: `close_timeout` of the
+                manager. What has not closed by then is terminated.
+            terminate: terminate workers at once.
+        """
+        self._final = {}  # which may be views of the manager's memory
+        pending = None if self._call.closed else self._call.name
+        if pending is not None:
+            warn(f"Calling `close` while waiting for a pending call to `{pending}` to complete.")
+        self._call.closed = True
+        self._batches.close(timeout, terminate=terminate)
+        if self._resetting is not None:
+            self._resetting.has_ended()
 
 
 def _shown(space: Any, obs: Any) -> Any:

@@ -109,7 +109,7 @@ class ManagerVectorEnv(BaseVectorEnv):  # type: ignore[misc]
         """The envs whose timesteps are awaited, also after Ctrl-C in a step."""
         batches = self._batches
         if self.is_async:
-            if batches.step is not None:  # Ctrl-C has ended `_send_some`
+            if batches.step is not None:  # Ctrl-C has ended `step` after it had sent
                 if batches.is_stepping:
                     self._add_sent()
                 batches.step = None

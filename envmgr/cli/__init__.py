@@ -11,7 +11,9 @@ import signal
 import sys
 from collections.abc import Sequence
 
-DONE, FAILED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
+from envmgr.cli.exits import BAD_INPUT, DONE, FAILED, INTERRUPTED, discard_output
+
+__all__ = ["BAD_INPUT", "DONE", "FAILED", "INTERRUPTED", "main"]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -39,8 +41,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(argv: Sequence[str] | None) -> int:
     import click
 
+    from envmgr.cli.commands import envmgr
     from envmgr.cli.texts import paragraph
-    from envmgr.cli.trial_commands import envmgr
     from envmgr.errors import (
         ConfigError,
         EnvManagerError,
@@ -65,11 +67,3 @@ def _run(argv: Sequence[str] | None) -> int:
         click.echo(f"envmgr: error: {error if lists_keys else paragraph(error)}", err=True)
         is_bad = isinstance(error, (ConfigError, MissingDependencyError, UnreadableRunError))
         return BAD_INPUT if is_bad else FAILED
-
-
-def discard_output() -> None:
-    """Have everything that is still written to stdout vanish: nobody reads it any more."""
-    with contextlib.suppress(OSError, ValueError):
-        devnull = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(devnull, sys.stdout.fileno())
-        os.close(devnull)

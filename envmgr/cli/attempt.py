@@ -10,7 +10,7 @@ from collections.abc import Callable
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from envmgr.cli import DONE, FAILED, INTERRUPTED, discard_output
+from envmgr.cli.exits import DONE, FAILED, INTERRUPTED, discard_output
 from envmgr.cli.interrupt import Interruption
 from envmgr.cli.prepare import RunOptions, env_name, goal_of
 from envmgr.cli.progress import LogLines, Progress, logging_to, make_progress
@@ -106,7 +106,7 @@ class Attempt(ABC):
 
     @abstractmethod
     def _work(self, progress: Progress) -> None:
-        """Do what is to be done with the launched manager."""
+        """Do what the command is for, with the launched manager."""
 
     @property
     @abstractmethod
@@ -150,7 +150,7 @@ class Attempt(ABC):
             progress.stop()
 
     def _tick(self, progress: Progress, collector: Collector) -> None:
-        """Show how it gets on; after each gather."""
+        """Show the progress; called after each gather."""
         progress.tick()
 
     def _about(self) -> dict[str, Any]:
@@ -190,7 +190,7 @@ class Attempt(ABC):
             discard_output()
 
     def _failure_text(self, error: Exception) -> str:
-        """Return what went wrong; print the traceback of what is no error of envs or configs."""
+        """Return what went wrong; print the traceback unless an env or the config is to blame."""
         if isinstance(error, EnvManagerError):
             return paragraph(error)
         traceback.print_exception(error)  # of the policy's code, or a defect of ours

@@ -8,12 +8,11 @@ from typing import Any
 
 import click
 
-from envmgr.cli import DONE, FAILED
+from envmgr.cli.exits import DONE, FAILED
 from envmgr.cli.figures import STDOUT, try_to_write, write_figures
 from envmgr.cli.prepare import env_name, factories_of
 from envmgr.cli.progress import doing, logging_to
-from envmgr.cli.texts import listed, table, wide_console
-from envmgr.cli.tune import load
+from envmgr.cli.texts import listed, load_text, table, wide_console
 from envmgr.cli.versions import versions
 from envmgr.config import to_plain
 from envmgr.config_file import resolve_config
@@ -58,13 +57,13 @@ def execute(
     shows, name = json_file != STDOUT, env_name(resolved)
     if shows:
         each = f"{counted(laps, 'lap')} of {seconds:g} s for each"
-        click.echo(f"envmgr bench: {counted(env_num, 'env')} of {name}, {each}; load {load()}")
+        click.echo(f"envmgr bench: {counted(env_num, 'env')} of {name}, {each}; load {load_text()}")
     with logging_to(logging.NullHandler()), doing(shows) as say:
         limits = {"seconds": seconds, "limit_s": limit_s}
         found, errors = bench(chosen, factory, env_num, manager, laps=laps, say=say, **limits)
     if shows:
         _print(found, errors, missing)
-    figures = {"env": name, "env_num": env_num, "load": load(), "versions": versions()}
+    figures = {"env": name, "env_num": env_num, "load": load_text(), "versions": versions()}
     rows = [_figures(one, errors) for one in found]
     write_figures(json_file, {**figures, "rows": rows, "missing": missing})
     if OURS in errors:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from envmgr.cli import FAILED
 from envmgr.cli.attempt import CODES, Attempt
+from envmgr.cli.exits import FAILED
 from envmgr.cli.figures import try_to_write, write_json
 from envmgr.cli.interrupt import Interruption
 from envmgr.cli.prepare import RunOptions, manager_of

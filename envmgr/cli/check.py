@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 
 import click
 
-from envmgr.cli import DONE, FAILED
+from envmgr.cli.exits import DONE, FAILED
 from envmgr.cli.figures import STDOUT, try_to_write, write_figures
 from envmgr.cli.prepare import env_name, factories_of
 from envmgr.cli.progress import doing, logging_to

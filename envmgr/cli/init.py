@@ -13,7 +13,7 @@ from typing import Any
 
 import click
 
-from envmgr.cli import DONE
+from envmgr.cli.exits import DONE
 from envmgr.cli.prepare import manager_of
 from envmgr.cli.progress import doing, logging_to
 from envmgr.config.env_factories import key_of
@@ -85,7 +85,7 @@ def _tried(env: str, env_num: int, path: Path, allow_import: Sequence[str]) -> T
 
 @contextlib.contextmanager
 def _beside(path: Path, text: str) -> Iterator[str]:
-    """Have a file with this text in the folder of another, for a while."""
+    """Keep a file with this text in the folder of another file, for a while."""
     try:
         handle, name = tempfile.mkstemp(".yaml", ".envmgr-init-", path.parent)
     except OSError as error:

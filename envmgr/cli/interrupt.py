@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM as a wish to end, which loses nothing that was collected."""
+"""Ctrl-C and SIGTERM as a request to end, which loses nothing that was collected."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 from typing_extensions import Self
 
 PATIENCE_S = 0.5
-"""How long a wish may go unnoticed before an exception interrupts whatever is going on."""
+"""How long a request may go unnoticed before an exception interrupts whatever is going on."""
 
 _SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP")
 

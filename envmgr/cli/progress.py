@@ -69,7 +69,7 @@ class Progress(ABC):
 
     @abstractmethod
     def tick(self) -> None:
-        """Take note that the collection has got on; called after each gather."""
+        """Take note of what was collected; called after each gather."""
 
     @abstractmethod
     def log(self, line: str) -> None:
@@ -250,7 +250,7 @@ class LogLines(logging.Handler):
 
 @contextlib.contextmanager
 def logging_to(handler: logging.Handler) -> Iterator[None]:
-    """Have a handler get what envmgr logs, and nobody else."""
+    """Send what envmgr logs to one handler only."""
     logger = logging.getLogger("envmgr")
     propagate, logger.propagate = logger.propagate, False
     logger.addHandler(handler)

@@ -211,7 +211,7 @@ class _Run(Attempt):
         return str(folder.path)
 
     def _write_report(self, folder: RunFolder) -> None:
-        """Write the report. The run is none the worse where there can be none."""
+        """Write the report. A run without one has not failed."""
         try:
             write_report(folder.path)
         except Exception as error:

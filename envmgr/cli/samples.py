@@ -21,10 +21,10 @@ from envmgr.types import monotonic
 
 EVERY_S = 1.0
 _OF_THE_RUN = 500.0
-"""After so many samples they become rarer: no more than one in this part of the time so far."""
+"""From so many samples on, the time between two is the time of the run divided by this."""
 
 _RESTS = 100.0
-"""A sample that takes long is followed by so many times as long without one."""
+"""For so many times as long as a sample took, no other sample follows."""
 
 
 class Samples:
@@ -131,7 +131,7 @@ class _WorkersUsage:
         self._looked_s = monotonic()
 
     def look(self, pids: list[int]) -> None:
-        """Look at the workers there are."""
+        """Read what the present workers have used."""
         now = monotonic()
         passed_s, self._looked_s = now - self._looked_s, now
         self.alive_s += passed_s * len(pids)

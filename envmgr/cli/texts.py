@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -79,6 +80,15 @@ def failures_text(stats: Mapping[str, Any]) -> str:
 def states_text(states: Mapping[str, int]) -> str:
     """Return `RESET 1, RUN 7` from the number of envs in each state."""
     return ", ".join(f"{name} {n}" for name, n in sorted(states.items()))
+
+
+def load_text() -> str:
+    """Return how busy the machine was in the last minute, beside its cores."""
+    try:
+        busy = f"{os.getloadavg()[0]:.1f}"
+    except OSError:
+        busy = "unknown"
+    return f"{busy} on {os.cpu_count()} cores"
 
 
 def seconds(value: float | None) -> str:

@@ -10,11 +10,11 @@ from typing import Any
 
 import click
 
-from envmgr.cli import DONE
+from envmgr.cli.exits import DONE
 from envmgr.cli.figures import STDOUT, try_to_write, write_figures
 from envmgr.cli.prepare import env_name, factories_of
 from envmgr.cli.progress import doing, logging_to
-from envmgr.cli.texts import listed, table, wide_console
+from envmgr.cli.texts import listed, load_text, table, wide_console
 from envmgr.cli.texts import seconds as as_time
 from envmgr.cli.versions import versions
 from envmgr.collect import make_policy, policy_seed
@@ -94,7 +94,7 @@ def _tuned(
     if shows:
         click.echo(
             f"envmgr tune: {counted(len(factories), 'env')} of {env_name(resolved)}, about "
-            f"{seconds:g} s; load {load()}"
+            f"{seconds:g} s; load {load_text()}"
         )
     with logging_to(logging.NullHandler()), doing(shows) as say:
         return tune(
@@ -105,15 +105,6 @@ def _tuned(
             policy_of=_policy_of(resolved),
             say=say,
         )
-
-
-def load() -> str:
-    """Return how busy the machine was in the last minute, beside its cores."""
-    try:
-        busy = f"{os.getloadavg()[0]:.1f}"
-    except OSError:
-        busy = "unknown"
-    return f"{busy} on {os.cpu_count()} cores"
 
 
 def _policy_of(resolved: ResolvedConfig) -> Callable[[EnvManager], Act] | None:
@@ -157,7 +148,7 @@ def as_figures(tuned: Tuned) -> dict[str, Any]:
         "profile": tuned.profile.as_dict(),
         "worker_bytes": tuned.worker_bytes,
         "machine": vars(tuned.machine),
-        "load": load(),
+        "load": load_text(),
         "now": _finite(tuned.now.as_config()),
         "best": _finite(tuned.best.as_config()),
         "changes": _finite(tuned.changes),

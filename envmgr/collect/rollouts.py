@@ -13,9 +13,8 @@ from envmgr.collect.batch_actor import BatchActor
 from envmgr.collect.goals import check_count
 from envmgr.collect.policies import BatchPolicy, RandomBatchPolicy, policy_seed
 from envmgr.collect.rollout import RolloutBuffer
-from envmgr.collect.rollout_arrays import Bools, Ends, Ints, Recorded, make_recorded
+from envmgr.collect.rollout_arrays import Bools, Ends, Ints, Recorded, Tally, make_recorded
 from envmgr.collect.statistics import CollectStatistics
-from envmgr.collect.tally import Tally
 from envmgr.core import ArrayBatch
 from envmgr.env.agent_rows import refuse_agents
 from envmgr.errors import NothingReadyError, StateError
@@ -104,7 +103,7 @@ class RolloutCollector:
     @property
     def statistics(self) -> CollectStatistics:
         """The figures of all that was collected, as they are now."""
-        tally: Tally = self.rollout.recorded.tally
+        tally = self.rollout.recorded.tally
         steps = tally.statistics.steps
         if not self.rollout.is_complete:
             steps += int(self.rollout.lengths.sum())

@@ -18,9 +18,18 @@ from envmgr.config.checks import (
     or_null,
     text,
 )
-from envmgr.config.field_checks import free_mapping
-from envmgr.config.file_rules import ANY, ARGUMENTS, LOOKED_UP, plain_values, unless_allowed
-from envmgr.config.schema import Section, option
+from envmgr.config.field_checks import free_mapping, variables
+from envmgr.config.file_rules import (
+    ANY,
+    ARGUMENTS,
+    LOOKED_UP,
+    TAKES_AWAY,
+    TIMELINE,
+    VARIABLES,
+    plain_values,
+    unless_allowed,
+)
+from envmgr.config.schema import Section, check_keys, checks_of, option
 
 _S = TypeVar("_S", bound=Section)
 _flag = or_null(boolean(), "envpool's default")
@@ -245,3 +254,93 @@ def section(kind: type[_S]) -> Check:
         return kind.from_mapping(value)
 
     return Check("a mapping of its own keys", convert)
+
+
+@dataclass(frozen=True, slots=True)
+class Trace(Section):
+    """The timeline of what happens from launch to close.
+
+    Attributes:
+        path: of the file, which `close` writes; replaced if it is there.
+        events: so many of what hosts did, and of the trainer's calls, are kept: the newest.
+    """
+
+    PATH: ClassVar[str] = "manager.trace"
+
+    path: str = option(
+        "", text(), "file that `close` writes, in the Chrome trace event format", from_file=TIMELINE
+    )
+    events: int = option(
+        200_000,
+        integer(1000, 10_000_000),
+        "so many of what hosts did, and of the trainer's calls, are kept: the newest",
+        from_file=ANY,
+    )
+
+
+def trace() -> Check:
+    """A section, or the path alone."""
+
+    def convert(value: Any) -> Trace:
+        return Trace(value) if isinstance(value, str) else section(Trace).convert(value)
+
+    return Check("a path, or a mapping of its own keys", convert)
+
+
+@dataclass(frozen=True, slots=True)
+class Metrics(Section):
+    """What is measured of steps and resets, and who is shown it.
+
+    Attributes:
+        port: of 127.0.0.1, on which an OpenMetrics endpoint is opened; None opens none.
+    """
+
+    PATH: ClassVar[str] = "manager.metrics"
+
+    port: int | None = option(
+        None,
+        or_null(integer(1, 65535), "no endpoint"),
+        "port of an OpenMetrics endpoint on 127.0.0.1 (extra `metrics`)",
+        from_file=unless_allowed("opens a port to listen on"),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerEnv(Section):
+    """Which environment variables a worker gets.
+
+    Attributes:
+        allow: glob patterns (`OMP_*`); variables of the parent that match one are passed on.
+        deny: glob patterns; variables that match one are not passed on, whatever `allow` says.
+        set: variables set in the worker, after `allow` and `deny`.
+    """
+
+    PATH: ClassVar[str] = "manager.worker_env"
+
+    allow: tuple[str, ...] = option(
+        ("*",), list_of(text()), "patterns of what is passed on", '["*"]', from_file=TAKES_AWAY
+    )
+    deny: tuple[str, ...] = option(
+        (), list_of(text()), "patterns of what is not", from_file=TAKES_AWAY
+    )
+    set: Mapping[str, str] = option(
+        None, variables(), "what is set besides", "{}", from_file=VARIABLES
+    )
+
+
+def worker_env() -> Check:
+    """Rules for environment variables, kept as a `WorkerEnv`."""
+
+    def convert(value: Any) -> WorkerEnv:
+        if isinstance(value, WorkerEnv):
+            return value
+        if not isinstance(value, Mapping):
+            raise Refused
+        check_keys(value, WorkerEnv, WorkerEnv.PATH)
+        checks = checks_of(WorkerEnv)
+        return WorkerEnv(**{name: checks[name].convert(part) for name, part in value.items()})
+
+    return Check(
+        "a mapping with `allow` and `deny` (lists of name patterns) and `set` (name: string)",
+        convert,
+    )

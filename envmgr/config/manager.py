@@ -27,7 +27,6 @@ from envmgr.config.checks import (
     text,
     word,
 )
-from envmgr.config.cross_checks import check_resuming, check_spares
 from envmgr.config.field_checks import (
     MODULE_NAME,
     affinity,
@@ -35,10 +34,19 @@ from envmgr.config.field_checks import (
     seed_mapping,
 )
 from envmgr.config.file_rules import ANY, KIND, LOG, MODULES, below
-from envmgr.config.kind_sections import EnvPool, GymVector, NormalizationSection, Ray, section
-from envmgr.config.observing import Metrics, Trace, trace
+from envmgr.config.kind_sections import (
+    EnvPool,
+    GymVector,
+    Metrics,
+    NormalizationSection,
+    Ray,
+    Trace,
+    WorkerEnv,
+    section,
+    trace,
+    worker_env,
+)
 from envmgr.config.schema import Section, option
-from envmgr.config.worker_env import WorkerEnv, worker_env
 from envmgr.errors import ConfigError
 
 MAX_ENV_NUM = 65536
@@ -360,8 +368,8 @@ class ManagerConfig(Section):
 
     def _check_together(self) -> None:
         if self.spare_env_num:
-            check_spares(self)
-        check_resuming(self)
+            self._check_spares()
+        self._check_resuming()
         if self.reset_inplace and not self.auto_reset:
             raise ConfigError(
                 "manager.reset_inplace is true while manager.auto_reset is false, but an env that "
@@ -386,6 +394,40 @@ class ManagerConfig(Section):
                     f"manager.seed names env_ids {show_value(unknown)}, but the {self.env_num} "
                     f"envs are 0 to {self.env_num - 1}. Leave them out, or raise manager.env_num."
                 )
+
+    def _check_spares(self) -> None:
+        """Refuse spares where they cannot take anybody's place."""
+        keeps = f"manager.spare_env_num is {self.spare_env_num}, but "
+        if not self.auto_reset:
+            raise ConfigError(
+                f"{keeps}manager.auto_reset is false, and spares stand in for automatic resets. "
+                "Leave it 0, or turn auto_reset on."
+            )
+        workers = self.num_workers
+        own = workers is None or (workers != "auto" and self.env_num in (None, workers))
+        if not own:
+            raise ConfigError(
+                f"{keeps}manager.num_workers is {workers}, and a spare can only take the place of "
+                "an env that has its worker to itself. Leave one of the two out."
+            )
+
+    def _check_resuming(self) -> None:
+        """Refuse `resume` where nothing could be resumed."""
+        resumes = self.on_failure == "resume"
+        if resumes != (self.snapshot_every is not None):
+            raise ConfigError(
+                f"manager.on_failure is {self.on_failure} and manager.snapshot_every is "
+                f"{show_value(self.snapshot_every)}, but envs are saved to be resumed, and "
+                "resumed from what was saved. Set both (on_failure: resume and a number of "
+                "steps), or neither."
+            )
+        if resumes and (not self.auto_reset or self.spare_env_num):
+            raise ConfigError(
+                f"manager.on_failure is resume while manager.auto_reset is "
+                f"{show_value(self.auto_reset)} and manager.spare_env_num {self.spare_env_num}, "
+                "but an env that is resumed takes the place of an automatic reset, and of a "
+                "spare. Turn auto_reset on and leave spares out, or use on_failure: recover."
+            )
 
     def with_env_num(self, n: int) -> ManagerConfig:
         """Return this config for `n` envs, which is `len(env_fn)`.

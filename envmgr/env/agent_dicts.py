@@ -9,7 +9,7 @@ import numpy as np
 from gymnasium.spaces import Box
 
 from envmgr.env.agents import AgentsEnv, infos_of
-from envmgr.env.contract import Outcome
+from envmgr.env.contract import StepResult
 from envmgr.env.gymnasium_env import GymnasiumEnv
 from envmgr.spaces.agents import AgentSpace, caster_of
 
@@ -73,7 +73,7 @@ class MultiAgentEnv(GymnasiumEnv):
     def __init__(self, env: Any, env_id: int = 0) -> None:
         super().__init__(AgentDicts(env), env_id)
 
-    def outcome_of(self, result: Any) -> Outcome:
-        """Return the outcome of what the env's own `step` returned; the info says all of ends."""
+    def step_result_of(self, result: Any) -> StepResult:
+        """Return the result of a step that returned this; its info alone says how episodes end."""
         obs, rewards, terminated, truncated, info = result
         return obs, rewards, terminated or truncated, 0, info

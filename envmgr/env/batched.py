@@ -14,10 +14,10 @@ from gymnasium.spaces import Space
 from envmgr.env.base import BaseEnv
 from envmgr.env.contract import (
     EnvContractError,
-    Outcome,
+    StepResult,
     describe,
     env_name,
-    gymnasium_outcome,
+    gymnasium_step_result,
     timestep_of,
 )
 from envmgr.env.seeds import EpisodeSeeds
@@ -191,8 +191,8 @@ class BatchRow(BaseEnv):
 
     def step(self, action: Any) -> EnvTimestep:
         """Step this row alone."""
-        (outcome,) = step_rows(self.batched, [self.row], [action])
-        return timestep_of(outcome)
+        (step_result,) = step_rows(self.batched, [self.row], [action])
+        return timestep_of(step_result)
 
     def close(self) -> None:
         """Do nothing: the env is closed with the last of its rows."""
@@ -208,16 +208,16 @@ def firsts_of(batched: BatchedEnv, result: Any, n_rows: int) -> list[First]:
     return [(one, dict(info)) for one, info in zip(obs, infos, strict=True)]
 
 
-def step_rows(batched: BatchedEnv, rows: Sequence[int], actions: Sequence[Any]) -> list[Outcome]:
+def step_rows(batched: BatchedEnv, rows: Sequence[int], actions: Sequence[Any]) -> list[StepResult]:
     """Step rows; return what it came to for each of them.
 
     Raises:
         EnvContractError: the env returned something else.
     """
-    return outcomes_of(batched, batched.step(rows, actions), len(rows))
+    return step_results_of(batched, batched.step(rows, actions), len(rows))
 
 
-def outcomes_of(batched: BatchedEnv, result: Any, n_rows: int) -> list[Outcome]:
+def step_results_of(batched: BatchedEnv, result: Any, n_rows: int) -> list[StepResult]:
     """Return what a step came to for each row, given what `step` returned.
 
     Raises:
@@ -225,7 +225,7 @@ def outcomes_of(batched: BatchedEnv, result: Any, n_rows: int) -> list[Outcome]:
     """
     names = ("obs", "rewards", "terminated", "truncated")
     parts = _parts(batched, "step", result, names, n_rows)
-    return [gymnasium_outcome(row, batched) for row in zip(*parts, strict=True)]
+    return [gymnasium_step_result(row, batched) for row in zip(*parts, strict=True)]
 
 
 def _parts(

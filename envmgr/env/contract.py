@@ -125,18 +125,18 @@ def _as_array(rewards: Any) -> Any:
 
 
 TOLD, TERMINATED, TRUNCATED = 1, 2, 4
-"""Bits of an outcome's `ending`: the env says how episodes end, and how this one did."""
+"""Bits of `ending` in a `StepResult`: the env says how episodes end, and how this one did."""
 
-Outcome = tuple[Any, Any, bool, int, Any]
-"""What a step gave, in its cheapest form: `(obs, reward, done, ending, info)`.
+StepResult = tuple[Any, Any, bool, int, Any]
+"""What a step gave, checked, in the form that costs least: `(obs, reward, done, ending, info)`.
 
 With `ending` 0 the info is the whole info of the timestep. Else the bools `terminated` and
 `truncated`, which `ending` holds, belong into it too, and the dict is the env's own.
 """
 
 
-def gymnasium_outcome(result: Any, source: object) -> Outcome:
-    """Return the outcome of what a gymnasium-style `step` returned.
+def gymnasium_step_result(result: Any, source: object) -> StepResult:
+    """Return what a gymnasium-style `step` returned as a `StepResult`, checked.
 
     `done` is `terminated or truncated`. A reward that is one number becomes a float.
 
@@ -171,9 +171,9 @@ def gymnasium_outcome(result: Any, source: object) -> Outcome:
     return obs, reward, True, ending, info
 
 
-def timestep_of(outcome: Outcome) -> EnvTimestep:
-    """Return an outcome as a timestep; an info that gets more entries is a new dict."""
-    obs, reward, done, ending, info = outcome
+def timestep_of(step_result: StepResult) -> EnvTimestep:
+    """Return the result of a step as a timestep; an info that gets more entries is a new dict."""
+    obs, reward, done, ending, info = step_result
     return EnvTimestep(obs, reward, done, info_of(ending, info))
 
 
@@ -189,8 +189,8 @@ def info_of(ending: int, info: Any) -> Any:
 
 
 def gymnasium_timestep(result: Any, source: object) -> EnvTimestep:
-    """Return the timestep of what a gymnasium-style `step` returned; see `gymnasium_outcome`.
+    """Return the timestep of what a gymnasium-style `step` returned; see `gymnasium_step_result`.
 
     The info is a new dict: the env's own entries, with the bools `terminated` and `truncated`.
     """
-    return timestep_of(gymnasium_outcome(result, source))
+    return timestep_of(gymnasium_step_result(result, source))

@@ -13,10 +13,10 @@ from envmgr.env.agents import AgentsEnv
 from envmgr.env.base import BaseEnv
 from envmgr.env.contract import (
     EnvContractError,
-    Outcome,
+    StepResult,
     describe,
     env_name,
-    gymnasium_outcome,
+    gymnasium_step_result,
     timestep_of,
 )
 from envmgr.env.gym_spaces import convert_space
@@ -125,19 +125,19 @@ class GymnasiumEnv(BaseEnv):
         Raises:
             EnvContractError: the env returned something else than gymnasium's five values.
         """
-        return timestep_of(self.outcome(action))
+        return timestep_of(self.step_result(action))
 
-    def outcome(self, action: Any) -> Outcome:
+    def step_result(self, action: Any) -> StepResult:
         """Take one action; as `step`, in the form that costs least.
 
         Raises:
             EnvContractError: the env returned something else than gymnasium's five values.
         """
-        return self.outcome_of(self.env.step(self._convert_action(action)))
+        return self.step_result_of(self.env.step(self._convert_action(action)))
 
-    def outcome_of(self, result: Any) -> Outcome:
-        """Return the outcome of what the env's own `step` returned; as `outcome`."""
-        return gymnasium_outcome(result, self.env)
+    def step_result_of(self, result: Any) -> StepResult:
+        """Return what the env's own `step` returned as a `StepResult`; see `step_result`."""
+        return gymnasium_step_result(result, self.env)
 
     def inner_attribute(self, name: str) -> Any:
         """Return an attribute from the outermost wrapper that has it, or from the env itself."""

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, cast
 
 from envmgr.env.contract import (
     EnvContractError,
-    Outcome,
+    StepResult,
     as_flag,
     describe,
     env_name,
@@ -49,34 +49,34 @@ class StepInTwo(NamedTuple):
 
     Attributes:
         env: whose own `step` is run.
-        outcome_of: makes an outcome of what that returned, checked as `step_env` does.
-        gives_five: it returns gymnasium's five values, and outcomes say how episodes end; else
+        step_result_of: makes a `StepResult` of what that returned, checked as `step_env` does.
+        gives_five: it returns gymnasium's five values, and the results say how episodes end; else
             mostly a named tuple with the fields of an `EnvTimestep`.
     """
 
     env: Any
-    outcome_of: Callable[[Any], Outcome]
+    step_result_of: Callable[[Any], StepResult]
     gives_five: bool
 
 
 def step_in_two(env: Any) -> StepInTwo:
     """Return how an env takes an action."""
     if type(env) is GymnasiumEnv:
-        return StepInTwo(env.env, env.outcome_of, gives_five=True)
+        return StepInTwo(env.env, env.step_result_of, gives_five=True)
 
-    def outcome_of(result: Any) -> Outcome:
+    def step_result_of(result: Any) -> StepResult:
         obs, reward, done, info = _checked_timestep(env, result)
         return obs, reward, done, 0, info
 
-    return StepInTwo(env, outcome_of, gives_five=False)
+    return StepInTwo(env, step_result_of, gives_five=False)
 
 
-def outcome_function(env: Any) -> Callable[[Any], Outcome]:
-    """Return what takes one action in an env and returns its outcome: `step_env`, at less cost."""
+def step_function(env: Any) -> Callable[[Any], StepResult]:
+    """Return a function that does what `step_env` does at less cost: it returns a `StepResult`."""
     if type(env) is GymnasiumEnv:  # which converts actions, too
-        return env.outcome
+        return env.step_result
     halves = step_in_two(env)
-    return lambda action: halves.outcome_of(env.step(action))
+    return lambda action: halves.step_result_of(env.step(action))
 
 
 def _as_timestep(env: Any, result: Any) -> EnvTimestep:

@@ -1,4 +1,4 @@
-"""What the supervisor needs of a transport. Fakes in the unit tests implement the same."""
+"""What `core` needs of a transport. Fakes in the unit tests implement the same."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from envmgr.wire.hosts import HostSpec
 from envmgr.wire.messages import Message
 
 NOTICE_S = 0.5
-"""So long a wait lasts at most: a signal that comes just before its system call does not end it, as
-Python has looked for signals already; and nothing else may come for long."""
+"""How long one wait lasts at most. A signal that comes just before the system call does not end it,
+since Python has looked for signals already; and nothing else may come for a long time."""
 
 
 def at_most(timeout_s: float | None) -> float:
-    """Return how long a wait may last that is to end after `timeout_s`, or with an arrival."""
+    """Return how long one wait may last on the way to `timeout_s`, or to the next arrival."""
     return NOTICE_S if timeout_s is None else min(timeout_s, NOTICE_S)
 
 
 class HostDied(NamedTuple):
-    """A host is gone, or is to be taken for gone.
+    """A host is gone, or counts as gone.
 
     Attributes:
         exit_status: exit code, or minus the number of the signal; None if nobody could tell.
         detail: more, in words; may be empty.
         last_words: the end of what it wrote to stderr, and where a fatal signal found it.
-        is_interrupt: it was given up because the trainer was interrupted in the midst of it.
-        lingers: it was given up because it does not end, and cannot be made to. It may go on, and
-            write into its envs' rows of the block, their places and its own columns.
-        with_others: others have died of the same, and one of them is charged for it.
+        is_interrupt: it was given up because the trainer was interrupted while the host's code ran.
+        lingers: it was given up because nothing ends it. It may go on, and write into the rows of
+            its envs in the block, their observations and its own columns.
+        with_others: other hosts have died of the same cause, and one of them is charged for it.
     """
 
     exit_status: int | None
@@ -55,7 +55,7 @@ class TimedOut(NamedTuple):
     Attributes:
         request_id: the request that took too long.
         limit_s: the limit.
-        where: what the env was at when it was stopped.
+        where: the stack of the env when it was stopped.
     """
 
     request_id: int
@@ -64,17 +64,17 @@ class TimedOut(NamedTuple):
 
 
 Arrival = Message | HostDied | Garbage | TimedOut
-"""What can come from a host. Nothing comes after HostDied."""
+"""What can come from a host; HostDied is the last."""
 
 
 class Transport(ABC):
     """Starts hosts, carries messages to and from them, and ends them.
 
-    Only the supervisor calls it, under the engine's lock, except for `wake`.
+    Only `core` calls it, under the engine's lock, except for `wake`.
     """
 
     works_alone: ClassVar[bool] = True
-    """Whether hosts work on while nobody polls; else no reset is hidden, and nothing ever waits."""
+    """Whether hosts work while nobody polls; else no reset is hidden, and nothing ever waits."""
 
     packs_envs: bool = True
     """Whether one host may serve several envs, besides the rows of one batched env."""
@@ -89,21 +89,20 @@ class Transport(ABC):
     """Whether replies hold the env's own objects, unless they are copied before they are sent."""
 
     is_mirrored: ClassVar[bool] = False
-    """Whether hosts have the memory that `place` gives as a copy of their own. What is posted and
-    replied there travels; what messages refer to does not, so they carry it."""
+    """Whether hosts have copies of the memory that `place` gives. What is posted and replied there
+    travels; messages cannot refer to it, so they carry observations."""
 
     spins: ClassVar[bool] = True
-    """Whether watching for something without sleeping keeps nobody from working, where there are
-    cores to spare."""
+    """Whether the trainer may watch for replies without sleeping where there are cores to spare."""
 
     refused: ClassVar[Mapping[str, str]] = MappingProxyType({})
-    """Keys of a config that mean nothing to it, and why; they are refused unless left alone."""
+    """Keys of a config that do not apply to it, and why; only their defaults are accepted."""
 
     propagated: ClassVar[tuple[type[BaseException], ...]] = ()
-    """What env code may raise that is no failure of its own, and leaves through `poll`."""
+    """Exceptions out of env code that are no failures of the env, and are raised by `poll`."""
 
     def preload(self, factories: Sequence[EnvFactory]) -> None:
-        """Begin with what can be done once for all hosts before the first is started.
+        """Begin what can be done once for all hosts, before the first is started.
 
         Raises:
             ConfigError: a factory, or something that the config names, is of no use; nothing was
@@ -113,7 +112,7 @@ class Transport(ABC):
 
     @property
     def is_prepared(self) -> bool:
-        """Whether that is done; `poll` and `attend` go on with it."""
+        """Whether what `preload` has begun is done; `poll` and `attend` go on with it."""
         return True
 
     @abstractmethod
@@ -143,11 +142,11 @@ class Transport(ABC):
     def send_each(self, requests: deque[tuple[int, Any]], *, again: bool) -> None:
         """Send several requests, as `send` does; each leaves the queue when it was sent.
 
-        Can be interrupted, and called again with the same queue.
+        May be interrupted, and is called again with the same queue then.
 
         Args:
             requests: host_ids and what `prepare` returned for them.
-            again: it was interrupted, so that the first of them may have been sent.
+            again: it was interrupted, so the first of them may have been sent.
         """
         while requests:
             host_id, prepared = requests[0]
@@ -157,7 +156,7 @@ class Transport(ABC):
             again = False
 
     arrivals: deque[tuple[int, Arrival]]
-    """What has come, and from which host; in the order of each host. Who applies it takes it out.
+    """What has come, and from which host, in the order of each host; `core` takes it out.
 
     An interrupt in `poll` loses nothing: what is not here yet is found by the next `poll`.
     """
@@ -169,24 +168,24 @@ class Transport(ABC):
         Args:
             timeout_s: 0 does not wait; None waits until something arrives or `wake` is called. May
                 return before, with nothing: see `NOTICE_S`.
-            pivot: wait for this host rather than for any of them, which spares wake-ups.
+            pivot: wait for this host only, which spares wake-ups.
         """
 
     @property
     def needs_attention(self) -> bool:
-        """Whether `poll` has found something that `attend` is to look after."""
+        """Whether `poll` has found something for `attend` to do."""
         return False
 
     def attend(self) -> None:
-        """Do what `poll` leaves since it must not be interrupted: reap, and end what is broken."""
+        """Do what `poll` leaves, as it must not be interrupted: reap hosts, end broken ones."""
         return
 
     def hurry(self) -> None:
-        """Have a `close` that is under way wait no longer for envs to close; from any thread."""
+        """Let a `close` that is under way stop waiting for envs to close; from any thread."""
         return
 
     def has_sent(self, host_id: int, prepared: Any) -> bool:
-        """Return whether a `send` that was interrupted, the latest to a host, came to be."""
+        """Return whether the latest `send` to a host, which was interrupted, has sent this."""
         return False
 
     @abstractmethod
@@ -202,33 +201,33 @@ class Transport(ABC):
 
     @property
     def pids(self) -> dict[int, int]:
-        """The pids of worker processes, by host_id; from any thread. Empty where there are none."""
+        """The pids of worker processes by host_id, empty where there are none; from any thread."""
         return {}
 
     def whereabouts(self, host_id: int) -> str:
-        """Return what a host is at that has exceeded a limit, in words; takes a moment at most.
+        """Return where a host hangs that has exceeded a limit, in words; takes a moment at most.
 
-        Nothing where that cannot be told, or where there is no such host.
+        Empty where that is not known, or where there is no such host.
         """
         return ""
 
     def figures(self) -> dict[str, Any]:
-        """Return what there is to say of it in `stats()`; from any thread, also once closed."""
+        """Return what `stats()` shows of the transport; from any thread, also once closed."""
         return {}
 
     @property
     def has_unsent(self) -> bool:
-        """Whether a host has not taken yet all that it was sent; `poll` sends on."""
+        """Whether a host has not yet taken all that it was sent; `poll` sends the rest."""
         return False
 
     def await_ring(self, timeout_s: float) -> bool:
         """Sleep until a host rings, and do nothing else.
 
         Args:
-            timeout_s: for so long at most.
+            timeout_s: how long at most.
 
         Returns:
-            Whether a host has rung and nothing else has happened; if not, `poll` says what has.
+            True if a host has rung and nothing else has happened; else `poll` finds out what has.
         """
         return False
 
@@ -242,11 +241,11 @@ class Transport(ABC):
         return False
 
     def ring(self, host_ids: Iterable[int], *, asks: bool = False) -> None:
-        """Have hosts look at what was posted for them. Never blocks.
+        """Let hosts look at what was posted for them. Never blocks.
 
         Args:
-            host_ids: which; those that are gone are passed over.
-            asks: they are to ring back when they have done that.
+            host_ids: the hosts; those that are gone are passed over.
+            asks: whether they ring back when they have done it.
 
         Raises:
             RuntimeError: this transport has no block.
@@ -265,7 +264,7 @@ class Transport(ABC):
         """
 
     def count_mail(self, mail: Any) -> None:
-        """Have hosts see that something was sent to them while they take posted steps.
+        """Let hosts that take posted steps see when messages were sent to them.
 
         Args:
             mail: `Block.mail`; a host's item gets another value once it can read the message.

@@ -22,7 +22,7 @@ from envmgr.worker.posted import PostedSteps
 from envmgr.worker.private import private_reply, private_request
 
 _LEAST_GRACE_S = 1.0
-"""What envs get to close even without a grace: in line, nobody else can clean up after them."""
+"""How long envs may take to close even without a grace: nothing else cleans up after them."""
 
 
 class _InlineHost:
@@ -138,7 +138,7 @@ class InlineTransport(Transport):
             entry.inbox.append(prepared)
 
     def has_sent(self, host_id: int, prepared: Any) -> bool:
-        """Look for it among what is to be run."""
+        """Return whether this very request is queued."""
         entry = self._hosts.get(host_id)
         return entry is not None and any(message is prepared for message in entry.inbox)
 
@@ -178,7 +178,7 @@ class InlineTransport(Transport):
         return follows is not None
 
     def _run_all(self, *, waits: bool) -> bool:
-        """Run what hosts have to do besides; return whether that was anything.
+        """Run what else hosts have to do; return whether there was anything.
 
         Results of envs that work on meanwhile are waited for once, and only if the caller waits.
         """
@@ -197,7 +197,7 @@ class InlineTransport(Transport):
         self.arrivals.append((host_id, message))
 
     def _abandon(self, host_id: int, error: BaseException) -> None:
-        """Give up an env that was interrupted: nobody can tell what it had done of its request."""
+        """Give up an env that was interrupted: it is unknown how much of its request it had run."""
         entry = self._hosts.pop(host_id, None)
         if entry is not None:
             self._abandoned.append(entry.host)
@@ -224,7 +224,7 @@ class InlineTransport(Transport):
         return True
 
     def waitables(self, hosts: Iterable[int]) -> list[Any]:
-        """Return nothing: in line nothing happens by itself."""
+        """Return nothing: nothing happens here by itself."""
         return []
 
     def wake(self) -> None:
@@ -248,7 +248,7 @@ class InlineTransport(Transport):
         """Do nothing: `poll` looks in any case."""
 
     def kill(self, host_id: int) -> None:
-        """Have the env be closed by the next `poll`, since there is no process to end."""
+        """Let the next `poll` close the envs, since there is no process to end."""
         entry = self._hosts.pop(host_id, None)
         if entry is not None:
             self.arrivals.append((host_id, HostDied(None)))

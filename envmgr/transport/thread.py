@@ -1,7 +1,7 @@
 """Hosts on threads of the trainer's own process: for envs that let go of the GIL, or wait.
 
-A thread cannot be killed. One that is given up in the midst of env code stays: it is a daemon, what
-it was told of is left to it (docs/decisions/0022), and it ends when its env's code returns.
+A thread cannot be killed. One that is given up while it runs env code stays: it is a daemon, the
+memory that it uses is left to it (docs/decisions/0022), and it ends when the env's code returns.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from envmgr.worker.private import private_request
 from envmgr.worker.thread import ThreadInbox, run_on_thread
 
 _LAST_S = 0.5
-"""What threads get to end when they are not asked any more: their envs still have to be closed."""
+"""How long threads may take to end at last: their envs still have to be closed."""
 
 _PROCESS = "runs its envs on threads of the trainer's process, "
 
 
 class _Entry(NamedTuple):
-    """A host: which of the manager's it is, where its requests go, its thread."""
+    """A host: its index, where its requests go, and its thread."""
 
     place: int
     inbox: ThreadInbox

@@ -1,11 +1,12 @@
-"""How observations get from a host to the parent.
+"""Observation buffers: how observations get from a host to the parent.
 
-With a fixed layout they are written into an arena: per leaf one array `(places, env_num, *shape)`.
-An env's observations take its places in turn, those of steps and those of resets each in a cycle of
-their own, and the reply names the place. So envs that are stepped together are at the same place,
-and their batch is one slice, whatever episodes have ended. There are as many as a view that was
-handed out has to stay valid: see `Places`. Without an arena, or without a fixed layout, the reply
-carries the observation itself.
+Observations of a fixed layout are written into an arena in shared memory, which has for each leaf
+one array `(places, env_num, *shape)`. The observations of an env take its places in turn; those of
+steps and those of resets each have a cycle of their own. The reply names the place. So envs that
+are stepped together are at the same place, and their batch is one slice of the array, whichever
+episodes have ended. There are enough places for a view that was handed out to stay valid as long as
+promised: see `Places`. Without an arena, or without a fixed layout, the reply carries the
+observation itself.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ class Places:
     """How many observations of an env are kept, each at a place of its own.
 
     Attributes:
-        steps: of its steps; they are at the places 0 to `steps - 1`.
-        resets: of its resets; their places follow.
+        steps: how many of its steps; they are at the places 0 to `steps - 1`.
+        resets: how many of its resets; their places follow.
     """
 
     steps: int
@@ -34,7 +35,7 @@ class Places:
 
     @property
     def count(self) -> int:
-        """All of them together."""
+        """How many places there are together."""
         return self.steps + self.resets
 
     def after(self, place: int) -> int:
@@ -64,13 +65,13 @@ class Placement:
     """Where the observations of one env are written: payload of ATTACH.
 
     Attributes:
-        layout: the leaves.
-        places: how many places it has.
-        offset: first byte of the arena in the shared memory.
-        nbytes: size of the whole memory.
-        rows: envs in the arena.
+        layout: the leaves of an observation.
+        places: how many places the env has.
+        offset: the first byte of the arena in the shared memory.
+        nbytes: the size of the whole memory.
+        rows: how many envs share the arena.
         row: this env's row in it.
-        step_place: the place that its next step takes: not one whose view is in use.
+        step_place: the place for the next step; never one whose view is in use.
         reset_place: likewise for its next reset.
         block: the columns that its steps may be posted in; None if they go by message.
         host_index: which of the manager's hosts serves it.
@@ -97,7 +98,7 @@ class ObservationRules:
     Attributes:
         strict_dtype: refuse casts.
         refuse_non_finite: refuse NaN and infinities in float leaves.
-        copy_free_form: copy those without fixed layout, since no process boundary does.
+        copy_free_form: copy observations without fixed layout, where no process boundary does.
     """
 
     strict_dtype: bool = False

@@ -1,12 +1,13 @@
 """The shared block: what a step needs, as columns in shared memory with one row for each env.
 
-The parent writes an env's action and then, last, its token into `requests`: which request of which
-generation of the env this is. The host writes reward and flags (the observation is in its arena by
-then), and last the same token into `replies`. So a reply is valid exactly when its token is the one
-that is awaited: a late one, or one of an env that has been renewed, never is. Likewise `resets` for
-episodes that the host has begun.
+The parent writes an env's action, and then the token of the step into `requests`: it says which
+request this is, of which generation of the env. The host writes reward and flags (the observation
+is in its arena by then), and then the same token into `replies`. So a reply is valid exactly if its
+token is the one that the parent awaits; a late reply, or one of an env that was renewed since,
+never is. The column `resets` does the same for episodes that the host has begun.
 
-Writing last, and reading first, keeps its order on x86-64 only: elsewhere steps go by message.
+One side writes the token last, the other reads it first. Only on x86-64 do processors keep that
+order; elsewhere steps go by message.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from envmgr.wire.rewards import ARRAYS, FIRST_ARRAY, FIRST_WIDE, ROOM
 _ALIGNMENT_BYTES = 64
 _WORDS = 8
 _BY_HOST = frozenset(("posted", "finished", "mail", "running", "since", "sleeping", "n_events"))
-"""Columns whose items have a cache line each: who writes into one makes others wait for it."""
+"""Columns whose items have a cache line each, since writing to a shared line makes others wait."""
 
 
 INFO_BYTES = 248
@@ -38,7 +39,7 @@ _REQUEST_BITS = 44
 MAX_REQUEST_ID = (1 << _REQUEST_BITS) - 1
 TOKEN_BYTES = 8
 
-# Flags of a reply: at which place its observation is in, and what else there is to know.
+# Flags of a reply: the place of its observation, and what else there is to know.
 PLACE_BITS = 0x000F
 ENDING_SHIFT = 4
 ENDING_BITS = 0x0070
@@ -50,11 +51,11 @@ REWARD_SHIFT = 11
 REWARD_BITS = 0xF800
 TOLD_BIT = 0x0010
 ORDINARY_BITS = PLACE_BITS | TOLD_BIT
-"""A reply without other flags than these is that of a step like any other."""
+"""A reply that has only these flags belongs to an ordinary step."""
 
 
 def token_of(generation: int, request_id: int) -> int:
-    """Return the token of a request; unique for an env, whatever becomes of it."""
+    """Return the token of a request, which no other request of the env has."""
     return (generation & 0xFFFF) << _REQUEST_BITS | request_id
 
 
@@ -64,7 +65,7 @@ def request_of(token: int) -> tuple[int, int]:
 
 
 def generation_of(tokens: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """Return tokens of request 0, of the generations that these are of."""
+    """Return the tokens of request 0 in the generations of these tokens."""
     found: npt.NDArray[np.uint64] = tokens & _GENERATION_BITS
     return found
 
@@ -74,8 +75,8 @@ _GENERATION_BITS = np.uint64(0xFFFF << _REQUEST_BITS)
 # Bits of what is posted: when a host rings, and whether there is more than steps.
 RING_MASK = 3
 RING_LAST, RING_ONCE, RING_EACH = 0, 1, 2
-"""When a host rings for what was posted: at the end if it is the last of those that the same was
-posted for, at the end in any case, or for each env in good time."""
+"""When a host rings for what was posted: at the end, if it is the last host of the batch to finish;
+at the end in any case; or soon after each env."""
 ORDERS = 4
 """There are new tokens in `orders`."""
 _POSTING_BITS = 3
@@ -85,7 +86,7 @@ def posting_of(request_id: int, bits: int) -> int:
     """Return what is written into `posted`: different each time, and larger.
 
     Args:
-        request_id: of what is posted, which grows.
+        request_id: the id of the posted requests, which grows.
         bits: RING_LAST, RING_ONCE or RING_EACH, with ORDERS or without.
     """
     return request_id << _POSTING_BITS | bits
@@ -101,12 +102,12 @@ class BlockPlan:
     """Where the columns are.
 
     Attributes:
-        env_num: rows.
-        n_hosts: hosts that serve them.
-        actions: the layout of the envs' actions, or of the first kind of them.
-        reward_room: numbers that there is room for in a reward.
-        measures: whether hosts write down how long steps and resets take.
-        events: how much of what it does each host notes.
+        env_num: how many rows there are.
+        n_hosts: how many hosts serve them.
+        actions: the layout of actions, or of the first kind of them.
+        reward_room: how many numbers a reward has room for.
+        measures: whether hosts record how long steps and resets take.
+        events: how many of its latest actions each host records.
         more_actions: the layouts of the other kinds, where action spaces differ.
     """
 
@@ -120,7 +121,7 @@ class BlockPlan:
 
     @property
     def nbytes(self) -> int:
-        """Size of the block; it begins with the memory."""
+        """The size of the block, which stands at the beginning of the memory."""
         return sum(aligned(_nbytes(shape, dtype)) for _, shape, dtype in self._columns())
 
     def _columns(self) -> list[tuple[str, tuple[int, ...], Any]]:
@@ -170,14 +171,15 @@ _FENCE = threading.Lock()
 
 
 def fence() -> None:
-    """Have what was written before be seen before anything is read after.
+    """Make what was written before visible to others before anything is read after.
 
-    Who goes to sleep says so in `sleeping`, and then looks once more whether there is something to
-    do; who has something for another writes it, and then looks whether that one sleeps and has to
-    be rung for. Either sees the other's word, but only if no processor lets a read overtake the
-    write before it: as x86-64 does, except at a locked instruction. Taking a free lock is one, and
-    so is giving one back: who is interrupted in between leaves it for the next one to do. Where
-    nobody is interrupted, `with` a lock of one's own is as good, and costs no call.
+    A process that goes to sleep says so in `sleeping`, and then looks once more whether there is
+    something to do. A process that has work for it writes that, and then looks whether the other
+    one sleeps and has to be rung for. At least one of them sees what the other wrote, but only if
+    the processor does not let the read overtake the write before it. x86-64 does let it, except at
+    a locked instruction. Taking a free lock is such an instruction, and so is giving it back. If
+    this is interrupted in between, the next call gives the lock back. Code that cannot be
+    interrupted may use `with` and a lock of its own, which is as good and costs no call.
     """
     is_taken = False
     while not is_taken:
@@ -189,7 +191,7 @@ def fence() -> None:
 
 
 def items(column: Array) -> Any:
-    """Return a column of numbers for reading and writing one by one, at half of an array's cost."""
+    """Return a column whose numbers are read and written one by one, at half of an array's cost."""
     return memoryview(column)  # type: ignore[arg-type]
 
 
@@ -197,38 +199,38 @@ class Block:
     """The columns over a memory.
 
     Args:
-        memory: at least `plan.nbytes` bytes, zeros at first.
-        plan: where they are.
+        memory: at least `plan.nbytes` bytes, all zero at first.
+        plan: where the columns are.
 
     Attributes:
-        posted: (n_hosts,) counts what was posted for a host, and says when it is to ring: see
-            `posting_of`.
-        finished: (n_hosts,) what of `posted` a host was done with last.
-        mail: (n_hosts,) another number each time a message has been sent to a host: who takes steps
-            all the time sees from it that there is something to read, without a system call.
+        posted: (n_hosts,) changes when something is posted for a host, and says when the host is to
+            ring: see `posting_of`.
+        finished: (n_hosts,) the value of `posted` that a host has finished last.
+        mail: (n_hosts,) changes when a message is sent to a host, so that a host which takes steps
+            all the time need not make a system call to find out.
         running: (n_hosts,) the env that a host runs, plus one; 0 while it runs none.
         since: (n_hosts,) when that began or ended, on the monotonic clock.
         sleeping: (n_hosts + 1,) whether a host, or the parent (the last), has to be rung for: see
             `fence`.
-        requests: (env_num,) token of the step to be taken.
-        orders: (env_num,) token of the reset that is asked for: without a seed, with the params of
+        requests: (env_num,) the token of the step to be taken.
+        orders: (env_num,) the token of the reset to be run, without a seed, and with the params of
             the env's present plan, which stays. It is run after the steps of the same batch.
-        replies: (env_num,) token of the step that was taken.
-        resets: (env_num,) token of the reset that was asked for and has been run, or of the step
-            after which an episode was begun.
+        replies: (env_num,) the token of the step that was taken.
+        resets: (env_num,) the token of the reset that was run, or of the step after which an
+            episode was begun.
         rewards: (env_num,) float64; see the module `rewards`.
-        wide_rewards: (env_num, reward_room) float64, those of several numbers.
-        flags: (env_num,) of replies.
-        reset_flags: (env_num,) place of the first observation, and whether there is an info.
+        wide_rewards: (env_num, reward_room) float64: rewards of several numbers.
+        flags: (env_num,) the flags of replies.
+        reset_flags: (env_num,) the place of the first observation, and whether there is an info.
         kinds: (env_num,) forms of actions, see `spaces.columns`.
         infos: (env_num, INFO_BYTES) what `infos.InfoEncoder` made.
         reset_infos: likewise.
-        n_events: (n_hosts,) how much each host has noted, ever.
-        events: (n_hosts, plan.events, NUMBERS) the newest of it; see the module `timeline`.
+        n_events: (n_hosts,) how many events each host has recorded, ever.
+        events: (n_hosts, plan.events, NUMBERS) the latest of these; see the module `timeline`.
         latencies: (2, env_num, NUMBERS) how long steps, and resets, took; see the module
-            `latencies`. Of no env, unless that is measured.
-        actions_of: of each kind of actions, per leaf (env_num, *shape).
-        actions: of the first kind.
+            `latencies`. Without rows, unless that is measured.
+        actions_of: for each kind of actions, per leaf (env_num, *shape).
+        actions: those of the first kind.
     """
 
     posted: npt.NDArray[np.uint64]
@@ -268,11 +270,11 @@ class Block:
                 setattr(self, name, column)
 
     def reward_numbers(self, kind: int, rows: Any) -> npt.NDArray[np.float64]:
-        """Return the numbers of rewards of one kind: (k,), or (k, n) if each is several.
+        """Return the numbers of rewards of one kind: (k,), or (k, n) if each reward has n.
 
         Args:
-            kind: of all of them; see the module `rewards`.
-            rows: a slice, or their indices.
+            kind: the kind of all of these rewards; see the module `rewards`.
+            rows: a slice, or indices.
         """
         numbers: npt.NDArray[np.float64]
         if kind < FIRST_WIDE:

@@ -1,9 +1,9 @@
 """The board of a manager: what others on the machine may know of its envs.
 
-It is a file without a name. The trainer writes it now and then, and nobody else does. Processes of
-the same user find it among the open files of the trainer (`/proc/<pid>/fd`) and map it for reading.
-So they need nothing of the trainer: it may be in a long wait, in code of its own, stopped, or hung
-with the GIL held.
+The board is a file without a name. Only the trainer writes it, now and then. Processes of the same
+user find it among the open files of the trainer (`/proc/<pid>/fd`) and map it for reading. So the
+trainer need not do anything for them: it may be in a long wait, in code of its own, stopped, or
+hung with the GIL held.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _TRIES = 50
 
 
 class Activity(IntEnum):
-    """What an env is at, as its trainer knows it."""
+    """What an env is doing, as its trainer knows it."""
 
     NONE = 0
     READY = 1
@@ -176,7 +176,7 @@ class Board:
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """Have readers wait, or look again, while this is open."""
+        """Make readers wait, or look again, while this is open."""
         self.version += np.uint64(1)
         try:
             yield
@@ -184,7 +184,7 @@ class Board:
             self.version += np.uint64(1)
 
     def read(self) -> Board:
-        """Return a copy that nobody changes, of one moment.
+        """Return a copy of the columns at one moment, which does not change.
 
         Of a trainer that was stopped or killed while it wrote, the copy is of what there is.
         """
@@ -201,7 +201,7 @@ class Board:
 
 
 def put_text(place: npt.NDArray[np.uint8], text: str) -> None:
-    """Write a text into its place, as far as there is room."""
+    """Write as much of a text as there is room for."""
     data = text.encode(errors="replace")[: len(place)]
     place[: len(data)] = memoryview(data)
     place[len(data) :] = 0
@@ -244,7 +244,7 @@ class PostedBoard:
         OPEN.add(self)
 
     def close(self) -> None:
-        """Have nobody find it any more."""
+        """Keep other processes from finding the board any more."""
         OPEN.discard(self)
         self.board = None  # with the memory, which has an fd of its own
         fd, self.fd = self.fd, None

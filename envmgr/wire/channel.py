@@ -18,13 +18,13 @@ from envmgr.wire.frames import Frame, FrameError, needed_for, split_frame
 _READ_BYTES = 1 << 16  # what a pipe holds; larger buffers cost more to allocate
 
 BELL, BELL_ASKED = b"\0", b"\1"
-"""Single bytes between frames, which begin otherwise: look at the block, and answer with a ring."""
+"""Single bytes between frames, no frame begins so: look at the block; look, and ring back."""
 
 _BELLS = BELL + BELL_ASKED
 
 BELL_VALUE, BELL_VALUE_ASKED = 1, 1 << 32
-"""The same, added to the eventfd of a host that has one. Who writes to a pipe tells the kernel that
-it goes to sleep at once: the reader is woken on its processor, and keeps it from ringing others.
+"""The same, as it is added to the eventfd of a host that has one. When a process writes to a pipe,
+the kernel expects it to sleep, and wakes the reader on its core, before it can ring for others.
 """
 
 
@@ -33,13 +33,13 @@ class ChannelClosedError(ConnectionError):
 
 
 class Incoming(NamedTuple):
-    """What has been read and is no whole frame.
+    """What was read and is not a whole frame.
 
     Attributes:
-        parts: the beginning of a frame that is not whole.
-        n_bytes: size of that.
-        needed: bytes that it takes at least.
-        broken: what came is no frame, and nothing that follows it is believed.
+        parts: the beginning of a frame.
+        n_bytes: the size of that.
+        needed: how many bytes the frame has at least.
+        broken: what came is not a frame, and nothing after it is believed.
     """
 
     parts: Sequence[bytes] = ()
@@ -49,7 +49,7 @@ class Incoming(NamedTuple):
 
 
 NOTHING_INCOMING = Incoming()
-"""All that has been read are whole frames."""
+"""All that was read are whole frames."""
 
 
 class FrameChannel:
@@ -61,12 +61,12 @@ class FrameChannel:
         blocking: whether `receive` and `send` wait.
 
     Attributes:
-        host_id: the host at the other end, for whoever waits for several channels.
-        index: which of the manager's hosts that is.
+        host_id: the host at the other end, for a wait for several channels.
+        index: the index of that host.
         read_fd: becomes readable when there is something to receive.
         write_fd: becomes writable when `flush` can go on.
-        asked: a bell that wants an answer has come since the owner has set this to False.
-        incoming: what has been read and is no whole frame.
+        asked: a bell that wants an answer has come since the owner set this to False.
+        incoming: what was read and is not a whole frame.
     """
 
     host_id = index = 0
@@ -156,7 +156,7 @@ class FrameChannel:
             frames.append(frame)
 
     def ring(self, bell: bytes) -> None:
-        """Have the other end look at the block; nothing happens if it is gone.
+        """Let the other end look at the block; nothing happens if it is gone.
 
         A bell that finds no room in the pipe is not needed: the other end looks at the block before
         it waits for more, and there is something for it to read.

@@ -4,8 +4,8 @@ A frame is a fixed header and a pickled payload. The header carries env_id, gene
 id, so that a late or foreign reply is recognised without looking at the payload; magic, version and
 a cap on the length make garbage visible at once. Two checksums, of the header and of the payload,
 show damage before a wrong length is waited for or anything is unpickled: one flipped bit can have a
-pickle import another module or take 64 GiB of memory. They are no protection from who means harm
-(see docs/security.md).
+pickle import another module or take 64 GiB of memory. They do not protect from anybody who means
+harm (see docs/security.md).
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ def encode(message: Message, *, has_main: bool = True) -> bytes:
 
     Args:
         message: the message.
-        has_main: who gets it has the same `__main__`. Else what comes from there goes through
-            cloudpickle, too, which has it made anew, or found again, on the other side.
+        has_main: the receiver has the same `__main__`. Else objects from there go through
+            cloudpickle, too, which makes them anew, or finds them again, on the other side.
 
     Raises:
         FrameError: the payload cannot be pickled, or is larger than `MAX_PAYLOAD_BYTES`.
@@ -58,7 +58,7 @@ def encode(message: Message, *, has_main: bool = True) -> bytes:
 
 
 def pack(message: Message, *, has_main: bool = True) -> Frame:
-    """Return a message as a frame that is no bytes yet: for what carries objects by itself.
+    """Return a message as a frame that is not in bytes yet, for what carries objects by itself.
 
     Args:
         message: the message.
@@ -102,7 +102,7 @@ def _by_cloudpickle(payload: Any) -> bytes:
 
 
 class Frame(NamedTuple):
-    """A frame whose payload has not been looked at.
+    """A frame whose payload is still pickled.
 
     Attributes:
         header: op, env_id, generation, request_id.
@@ -123,7 +123,7 @@ class Frame(NamedTuple):
         """Unpickle the payload.
 
         Args:
-            buffers: those that are not in the pickle, in their order.
+            buffers: those that are not part of the pickle, in their order.
 
         Raises:
             FrameError: the payload cannot be unpickled, or would end this process.
@@ -170,7 +170,7 @@ def split_frame(data: bytes | bytearray | memoryview) -> tuple[Frame, int] | Non
 
 
 def needed_for(data: bytes) -> int:
-    """Return how many bytes the frame takes at least that begins with `data`, found to be sound."""
+    """Return how many bytes a frame has at least that begins with `data`, which was found sound."""
     if len(data) < HEADER_BYTES:
         return HEADER_BYTES
     length: int = _HEADER.unpack_from(data)[6]

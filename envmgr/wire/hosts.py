@@ -24,12 +24,12 @@ class HostSettings:
         max_episodes: episodes of all envs of the host after which the worker asks to be replaced;
             None never.
         max_rss_bytes: resident memory at which it asks; None never.
-        propagate: exceptions that are not the env's and pass through (in line: Ctrl-C).
-        announced: operations that the host says BEGAN of before it runs one.
+        propagate: exceptions that are not the env's and pass through (Ctrl-C, in the trainer).
+        announced: operations that the host announces with BEGAN before it runs one.
         batches: which env_ids of the manager are the rows of batched envs; one host serves all
             rows of a batch.
-        measures: how long steps and resets take is written into the block.
-        events: so much of what all hosts do is noted there.
+        measures: whether how long steps and resets take is written into the block.
+        events: how many events each host records there.
         save_every: steps after which the state of an env is saved, to resume from; None never.
         copies_states: whether envs that do not give their state themselves are copied for it.
         carries: replies by message carry observations, also those that have a place.
@@ -101,7 +101,7 @@ class HostSpec:
 
     Attributes:
         host_id: unique for the life of the transport.
-        index: which of the manager's hosts it is; the same for the host that replaces it.
+        index: its index among the manager's hosts; a host that replaces it has the same.
         envs: the envs it serves, in the order in which it builds them.
         settings: what the host needs to know.
     """
@@ -124,9 +124,9 @@ class Orders(NamedTuple):
         envs: (env_id, generation, request id of its HELLO, place of its factory in `factories`) of
             each env, in the order in which they are built.
         factories: pickled, each once; not used by a process that was given them otherwise.
-        host_index: which of the manager's hosts it is.
-        settings: for the host, pickled.
-        worker: for the process.
+        host_index: the index of the host.
+        settings: the settings of the host, pickled.
+        worker: the settings of the process.
         room: where its room for large messages begins; None if it has none.
     """
 
@@ -139,7 +139,7 @@ class Orders(NamedTuple):
 
 
 def hellos(envs: Iterable[tuple[int, int, int, Any]]) -> Iterator[Message]:
-    """Yield the requests to build envs, given as `EnvOrder` or as in `Orders`, that are due now."""
+    """Yield requests to build the envs, as in `EnvOrder` or `Orders`, that are to be built now."""
     for env_id, generation, request_id, _ in envs:
         if request_id != UNANSWERED:
             yield Message(Op.HELLO, env_id, generation, request_id, None)

@@ -24,7 +24,7 @@ DOUBLINGS = 28
 N_BUCKETS = DOUBLINGS * _PER_DOUBLING
 SUM, MAX = N_BUCKETS, N_BUCKETS + 1
 NUMBERS = N_BUCKETS + 2
-"""Of a row: how many were in each bucket, the sum in seconds, and the longest."""
+"""How many numbers a row has: the count of each bucket, the sum in seconds, the longest time."""
 
 Numbers = npt.NDArray[np.float64]
 
@@ -34,11 +34,11 @@ BOUNDS: Numbers = np.array(
         for i in range(N_BUCKETS)
     ]
 )
-"""Upper bounds of the buckets in seconds. What is longer is in the last one, too."""
+"""Upper bounds of the buckets in seconds. Longer times are in the last one, too."""
 
 
 def bucket_of(seconds: float) -> int:
-    """Return in which bucket a time is."""
+    """Return the bucket of a time."""
     if seconds < _LEAST_S:
         return 0
     mantissa, exponent = frexp(seconds)
@@ -67,7 +67,7 @@ def counts_of(rows: Numbers) -> Numbers:
 
 
 def sane(rows: Numbers) -> Numbers:
-    """Return rows that hosts have written without what no host that is in order writes."""
+    """Return rows that hosts have written, without what only a broken host writes."""
     return np.nan_to_num(np.maximum(rows, 0.0), nan=0.0, posinf=0.0)
 
 

@@ -17,7 +17,7 @@ class Op(IntEnum):
     """Requests (parent to host), and below 64; replies (host to parent) from 64 on."""
 
     ATTACH = 1
-    """Where observations go. Payload: `observations.Placement`. No reply."""
+    """Where observations go. Payload: `arenas.Placement`. No reply."""
     RESET = 2
     """Payload: `ResetOrder`. Reply: RESET_DONE or FAILED."""
     STEP = 3
@@ -36,10 +36,10 @@ class Op(IntEnum):
     """Close one env of a host that goes on without it. Reply: RESULT (None), not awaited."""
     APPLY = 10
     """Run a function on the env in its host. Payload: (function, args); the function gets an
-    `worker.applied.AppliedEnv` and these. Reply: RESULT (what it returned) or FAILED."""
+    `applied.AppliedEnv` and these. Reply: RESULT (what it returned) or FAILED."""
     ADOPT = 11
     """Serve the env_id of this message from now on, in place of the one before; only hosts of one
-    env. Payload: `observations.Placement`, or None where observations go by message or nowhere.
+    env. Payload: `arenas.Placement`, or None where observations go by message or nowhere.
     Reply, if it is awaited: what came of the reset that was kept, as if that had been asked for
     now: RESET_DONE or FAILED."""
 
@@ -88,7 +88,7 @@ class Message(NamedTuple):
 
 
 make_message = partial(tuple.__new__, Message)
-"""Makes one of a tuple of its fields: as the class does, at half of the cost."""
+"""Makes a message of a tuple of its fields, at half of the cost of calling the class."""
 
 
 class EpisodePlan(NamedTuple):
@@ -131,12 +131,12 @@ class ResetOrder(NamedTuple):
 
     Attributes:
         params: keyword arguments of the env's reset.
-        seed: seed to set before, or None.
+        seed: the seed to set before, or None.
         dynamic_seed: as in `BaseEnv.seed`.
         plan: what follows at the end of the episode that begins.
-        keeps: the host keeps what comes of it until it is told to ADOPT an env_id.
-        saved: what the env is to be again, in place of being reset.
-        episode: how many resets have succeeded with this one.
+        keeps: the host keeps the result until it is told to ADOPT an env_id.
+        saved: the state that the env gets, in place of being reset.
+        episode: how many resets have succeeded, this one included.
     """
 
     params: dict[str, Any]
@@ -152,8 +152,8 @@ class EnvDescription(NamedTuple):
     """Payload of HELLO.
 
     Attributes:
-        resets_alone: it can be reset while the other rows of its batched env are in an episode.
-        converts_actions: it makes of every action what its space says, in whatever form it comes.
+        resets_alone: whether it can be reset while other rows of its batched env are in an episode.
+        converts_actions: whether it takes actions in any form and converts them as its space says.
     """
 
     observation_space: Any
@@ -167,7 +167,7 @@ class EnvDescription(NamedTuple):
 
 
 class Attribute(NamedTuple):
-    """Payload of the reply to GET_ATTR: methods are named, not sent."""
+    """Payload of the reply to GET_ATTR; methods are not sent."""
 
     is_method: bool
     value: Any

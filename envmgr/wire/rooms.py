@@ -1,10 +1,11 @@
 """Room for large messages: each worker has a part of the shared memory beside its pipe.
 
-A pipe takes 64 KiB at a time, each of which wakes the other side. Large arrays of a reply (pickle
-has them aside), and a pickle that is large itself, are written into the worker's room, and the
-frame says where. The parent copies them out, and then writes into the room which message that was:
-once this is the latest one, the room is empty, and is filled from its beginning again. What finds
-no place goes through the pipe. A room is a hole in a sparse file until something is written there.
+A pipe takes 64 KiB at a time, and each time wakes the other side. So large arrays of a reply
+(pickle can leave them out), and a pickle that is large itself, are written into the worker's room,
+and the frame says where. The parent copies them out, and then writes the number of the message into
+the room. Once this is the latest message, the room is empty, and is filled from its beginning
+again. What does not fit goes through the pipe. A room is a hole in a sparse file until it is
+written to.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from envmgr.wire.frames import Frame, FrameError, encode
 from envmgr.wire.messages import Message
 
 LARGE_BYTES = 1 << 14
-"""The first message as large as this has the worker use its room from then on."""
+"""From the first message on that is as large as this, the worker uses its room."""
 
 ROOM_BYTES = 1 << 26
 
@@ -38,12 +39,12 @@ _HEAD = struct.Struct("<QQI")
 
 
 def room_of(host_id: int) -> int:
-    """Return where in the shared memory the room of a host begins; no other host has it, ever."""
+    """Return where in the shared memory the room of a host begins; no other host ever gets it."""
     return _FIRST_ROOM + host_id * ROOM_BYTES
 
 
 class Room:
-    """That of a worker.
+    """The room of a worker, as the worker writes it.
 
     Args:
         fd: the shared memory.
@@ -59,7 +60,7 @@ class Room:
         self._end = _BEGIN
 
     def encode(self, message: Message) -> bytes:
-        """Return a message as one frame; as `frames.encode`, until one was large.
+        """Return a message as one frame; as `frames.encode` does, until a message was large.
 
         Raises:
             FrameError: it cannot be sent.
@@ -71,7 +72,7 @@ class Room:
         return frame
 
     def _framed(self, message: Message) -> bytes | None:
-        """Return a frame whose large parts are in the room; None if they cannot be."""
+        """Return a frame whose large parts are in the room; None if that is not possible."""
         parts: list[Any] = [b""]
 
         def stays(buffer: pickle.PickleBuffer) -> bool:
@@ -97,7 +98,7 @@ class Room:
         return Frame(message.op | IN_ROOM, *message[1:4], body).encoded()
 
     def _write(self, parts: list[Any]) -> int | None:
-        """Write where there is place, and return that; None if there is none."""
+        """Write parts into the room, and return where; None if there is no place."""
         memory = self._memory
         if memory is not None and _NUMBER.unpack_from(memory)[0] == self._number:
             self._end = _BEGIN
@@ -113,7 +114,7 @@ class Room:
         return place
 
     def _opened(self, nbytes: int) -> mmap.mmap:
-        """Return the room up to there, and further; every page is there, so no write can fail."""
+        """Return at least so much of the room, with all its pages, so that no write can fail."""
         if nbytes > ROOM_BYTES:
             raise OSError("the room is full")
         nbytes = max(LARGE_BYTES, 1 << (nbytes - 1).bit_length())
@@ -122,7 +123,7 @@ class Room:
 
 
 class Rooms:
-    """Those of all hosts, as the parent sees them.
+    """The rooms of all hosts, as the parent reads them.
 
     Args:
         fd: the shared memory.
@@ -155,7 +156,7 @@ class Rooms:
         return frame._replace(op=frame.op & ~IN_ROOM, body=parts[0]).message(parts[1:])
 
     def free(self, frame: Frame, host_id: int) -> None:
-        """Let the host have the place of a message again, and of all that came before."""
+        """Give the host back the place of a message, and of all messages before it."""
         with contextlib.suppress(OSError):  # then the host uses its pipe when the room is full
             os.pwrite(self._fd, frame.body[: _NUMBER.size], room_of(host_id))
 

@@ -1,4 +1,4 @@
-"""What hosts note of when they did what: a ring of fixed size for each of them, in the block."""
+"""What hosts record of when they did what: each has a ring buffer of fixed size in the block."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import numpy as np
 import numpy.typing as npt
 
 BATCH, STEP, RESET = 0, 1, 2
-"""What was done: the steps that were posted for a host together, one of them, a reset."""
+"""What was done: all steps of a batch of a host, one step, a reset."""
 
 NUMBERS = 4
-"""Of an entry: what + 8 * (row + 1), when it began and ended, and how many batches had been passed
-over since steps of envs were noted last."""
+"""How many numbers an entry has: what + 8 * (row + 1), when it began and ended, and how many
+batches were passed over since steps of single envs were recorded last."""
 
 
 _ENTRY = struct.Struct(f"{NUMBERS}d")
@@ -53,7 +53,7 @@ class HostLog:
         self._n = int(count[0])
 
     def note(self, what: int, row: int, began: float, ended: float, passed_over: int = 0) -> None:
-        """Note something that was done."""
+        """Record something that was done."""
         n = self._n
         _write(
             self._bytes, n % self._size * _NBYTES, what + 8 * (row + 1), began, ended, passed_over
@@ -62,7 +62,7 @@ class HostLog:
 
 
 def noted(entries: npt.NDArray[np.float64], count: int) -> list[Done]:
-    """Return what is in a ring, the oldest first, without what no host in order writes.
+    """Return what is in a ring buffer, the oldest first, without what only a broken host writes.
 
     Args:
         entries: (size, NUMBERS).

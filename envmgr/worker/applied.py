@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from envmgr import pickles
 from envmgr.env import adapt, states
-from envmgr.env.contract import Outcome
+from envmgr.env.contract import StepResult
 
 
 class AppliedEnv(NamedTuple):
@@ -19,14 +19,14 @@ class AppliedEnv(NamedTuple):
 
     Attributes:
         env: the env, in the form that `envmgr.env.adapt` runs.
-        outcome: takes one action in it.
+        step_result: takes one action in it, returns what that gave.
         action_space: where actions come from.
         reset_params: keyword arguments of its resets, as the last one had them.
         episodes: how many it has ended in this host.
     """
 
     env: Any
-    outcome: Callable[[Any], Outcome]
+    step_result: Callable[[Any], StepResult]
     action_space: Any
     reset_params: Mapping[str, Any]
     episodes: int = 0

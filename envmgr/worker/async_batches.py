@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from envmgr.env.async_batch import AsyncBatchedEnv
-from envmgr.env.batched import outcomes_of
+from envmgr.env.batched import step_results_of
 from envmgr.wire.messages import Op
 from envmgr.worker.batches import RunningBatch
 from envmgr.worker.interrupts import pass_on
@@ -135,18 +135,18 @@ class RunningAsyncBatch(RunningBatch):
                 self._async.fill(fill)
                 self._under_way.update(dict.fromkeys(fill))
             rows, result = self._async.receive()
-            outcomes = outcomes_of(self.built, result, len(rows))
+            step_results = step_results_of(self.built, result, len(rows))
         except BaseException as error:  # as above
             self._fail_all(error, under_way)
             return
         done = {row: self._under_way.pop(row, None) for row in rows}
         steps, results = {}, []
-        for (row, one), outcome in zip(done.items(), outcomes, strict=True):
+        for (row, one), step_result in zip(done.items(), step_results, strict=True):
             if isinstance(one, Step):
                 steps[row] = one
-                results.append(outcome)
+                results.append(step_result)
             elif isinstance(one, Reset):
-                one.env.first = self._async.own(outcome[0]), dict(outcome[4])
+                one.env.first = self._async.own(step_result[0]), dict(step_result[4])
         self.answer(steps, results)
         _answer(one for one in done.values() if isinstance(one, Reset))
 

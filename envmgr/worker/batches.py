@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from envmgr.env import adapt
 from envmgr.env.batch_specs import Batch
 from envmgr.env.batched import BatchedEnv, BatchRow, First, firsts_of, step_rows
-from envmgr.env.contract import Outcome
+from envmgr.env.contract import StepResult
 from envmgr.spaces import Array
 from envmgr.types import EnvFactory
 from envmgr.wire.messages import Op
@@ -175,13 +175,13 @@ class RunningBatch:
         actions = [steps[row].action for row in rows]
         first.sink.announce(first.key, Op.STEP)
         try:
-            outcomes = step_rows(self.built, rows, actions)
+            step_results = step_rows(self.built, rows, actions)
         except BaseException as error:  # whatever the env's code may raise, SystemExit included
             return self.fail(first, error)
         self.begin_late()
         if self.bulk is not None:
             self.bulk.lend(rows)
-        self.answer({row: steps[row] for row in rows}, outcomes)
+        self.answer({row: steps[row] for row in rows}, step_results)
         if self.bulk is not None:
             self.bulk.take_back(rows)
         return self.is_postponed
@@ -196,17 +196,19 @@ class RunningBatch:
         if self.resets and self.built.begins_late:
             self._run_resets()
 
-    def answer(self, steps: dict[int, Step], outcomes: Sequence[Outcome]) -> None:
+    def answer(self, steps: dict[int, Step], step_results: Sequence[StepResult]) -> None:
         """Answer the steps of rows one by one."""
-        pairs = list(zip(steps.items(), outcomes, strict=True))
-        self.note_ended([row for row, outcome in zip(steps, outcomes, strict=True) if outcome[2]])
+        pairs = list(zip(steps.items(), step_results, strict=True))
+        self.note_ended(
+            [row for row, step_result in zip(steps, step_results, strict=True) if step_result[2]]
+        )
         inplace = [s.running for (_, s), out in pairs if out[2] and s.running.resets_inplace]
         if inplace:
             pairs = [(step, (copy.deepcopy(obs), *rest)) for step, (obs, *rest) in pairs]
             self.begin_inplace(inplace)  # until then, observations may be views
-        for (row, (running, sink, key, _)), outcome in pairs:
-            self.in_episode[row] = not outcome[2]
-            running.take_step(sink, key, _itself, outcome)
+        for (row, (running, sink, key, _)), step_result in pairs:
+            self.in_episode[row] = not step_result[2]
+            running.take_step(sink, key, _itself, step_result)
         self._look_after_resets()
 
     def note_ended(self, rows: Sequence[int]) -> None:
@@ -299,5 +301,5 @@ class RunningBatch:
 _is_plain = operator.attrgetter("is_plain")
 
 
-def _itself(outcome: Outcome) -> Outcome:
-    return outcome
+def _itself(step_result: StepResult) -> StepResult:
+    return step_result

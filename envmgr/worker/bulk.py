@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from envmgr.env.batched import BatchedEnv, outcomes_of
-from envmgr.env.contract import TERMINATED, TOLD, TRUNCATED, Outcome
+from envmgr.env.batched import BatchedEnv, step_results_of
+from envmgr.env.contract import TERMINATED, TOLD, TRUNCATED, StepResult
 from envmgr.spaces import Array
 from envmgr.types import is_abnormal
 from envmgr.wire.block import AFTER_SHIFT, DONE, ENDING_SHIFT, HAS_INFO, INFO_BYTES, items
@@ -152,9 +152,9 @@ class BulkSteps:
             batch.begin_late()
         if type(result) is Columns:  # `isinstance` asks longer
             return self._answer(rows, result, tokens, mask)
-        some, outcomes = rows.tolist(), cast("list[Outcome]", result)
+        some, step_results = rows.tolist(), cast("list[StepResult]", result)
         self.lend(some)
-        batch.answer({row: self._step_of(row, tokens) for row in some}, outcomes)
+        batch.answer({row: self._step_of(row, tokens) for row in some}, step_results)
         self.take_back(some)
         return batch.is_postponed
 
@@ -163,8 +163,8 @@ class BulkSteps:
 
     def _run(
         self, env: BatchedEnv, rows: Array, actions: Array, mask: Array | None
-    ) -> Columns | list[Outcome]:
-        """Step the env; return what that gave as columns, or as outcomes if it is none."""
+    ) -> Columns | list[StepResult]:
+        """Step the env; return what that gave as columns, or as step results if it is none."""
         if mask is None:
             result = env.step(self._all, actions)
         elif env.step_whole is not None:
@@ -175,12 +175,12 @@ class BulkSteps:
             columns = self._columns(result, len(some))
             if columns is not None:
                 return spread(columns, rows, self._count)
-            return outcomes_of(env, result, len(some))
+            return step_results_of(env, result, len(some))
         columns = self._columns(result, self._count)
         if columns is not None:
             return columns
-        outcomes = outcomes_of(env, result, self._count)
-        return outcomes if mask is None else [outcomes[row] for row in rows.tolist()]
+        step_results = step_results_of(env, result, self._count)
+        return step_results if mask is None else [step_results[row] for row in rows.tolist()]
 
     # -- answers ----------------------------------------------------------------------------
 
@@ -316,13 +316,13 @@ class BulkSteps:
         """Answer the steps of which there is more to say one by one."""
         batch = self._batch
         result = tuple(column[odd] for column in columns[:4])
-        outcomes = outcomes_of(
+        step_results = step_results_of(
             batch.built, (*result, [columns.infos[row] for row in odd]), len(odd)
         )
         before = [self._before(row) for row in odd]
         for row, place in zip(odd, before, strict=True):
             self._rows[row].writer.step_place = place
-        batch.answer({row: self._step_of(row, tokens) for row in odd}, outcomes)
+        batch.answer({row: self._step_of(row, tokens) for row in odd}, step_results)
 
     def _before(self, row: int) -> int:
         """Return the place of the observation that was written last."""

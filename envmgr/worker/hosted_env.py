@@ -197,7 +197,7 @@ def _apply(running: RunningEnv, payload: Any) -> Any:
     function, args = payload
     _, action_space, _ = running.spaces
     applied = AppliedEnv(
-        running.env, running.outcome, action_space, running.plan.params, running.episodes
+        running.env, running.step_result, action_space, running.plan.params, running.episodes
     )
     return function(applied, *args)
 

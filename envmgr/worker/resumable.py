@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from envmgr.env import states
-from envmgr.env.contract import Outcome
+from envmgr.env.contract import StepResult
 from envmgr.wire.messages import AfterStep, Message, Op, SavedEnv
 from envmgr.worker.interrupts import pass_on
 from envmgr.worker.running import RunningEnv, Surroundings
@@ -33,8 +33,8 @@ class ResumableEnv(RunningEnv):
         super().__init__(env, given)
         self._every: float = given.settings.save_every or math.inf
         self._copies = given.settings.copies_states
-        self._take_action = self.outcome
-        self.outcome = self._noted
+        self._take_action = self.step_result
+        self.step_result = self._noted
         self._obs: Any = None
         self._episode = 0
         self._n_steps = 0
@@ -44,17 +44,21 @@ class ResumableEnv(RunningEnv):
             self.close()
             raise
 
-    def _noted(self, action: Any) -> Outcome:
-        outcome = self._take_action(action)
-        self._obs = outcome[0]
-        return outcome
+    def _noted(self, action: Any) -> StepResult:
+        step_result = self._take_action(action)
+        self._obs = step_result[0]
+        return step_result
 
     def take_step(
-        self, sink: MessageSink, key: Any, outcome_of: Callable[[Any], Outcome], argument: Any
+        self,
+        sink: MessageSink,
+        key: Any,
+        step_result_of: Callable[[Any], StepResult],
+        argument: Any,
     ) -> bool:
         """Take a step, as `RunningEnv` does, and save what has come of it if that is due."""
         self._n_steps += 1
-        follows = super().take_step(sink, key, outcome_of, argument)
+        follows = super().take_step(sink, key, step_result_of, argument)
         if self._n_steps and self._n_steps % self._every == 0:
             self._save(sink, key)
         return follows

@@ -14,8 +14,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from envmgr.env import adapt, states
-from envmgr.env.contract import EnvContractError, Outcome, env_name, info_of
-from envmgr.env.steps import outcome_function
+from envmgr.env.contract import EnvContractError, StepResult, env_name, info_of
+from envmgr.env.steps import step_function
 from envmgr.spaces.agents import random_action
 from envmgr.types import is_abnormal
 from envmgr.wire.hosts import HostSettings
@@ -80,7 +80,7 @@ class RunningEnv:
     Attributes:
         env: the env.
         spaces: those of observations, actions and rewards.
-        outcome: takes one action in the env.
+        step_result: takes one action in the env, returns what that gave.
         writer: writes its observations.
         plan: what the host does by itself when an episode ends.
         episodes: how many have ended.
@@ -111,7 +111,7 @@ class RunningEnv:
         except BaseException:  # whatever the env's code may raise, SystemExit included
             self.close()
             raise
-        self.outcome = outcome_function(env)
+        self.step_result = step_function(env)
         self.writer = ObservationWriter(self.spaces[0], settings.rules, self._notice_cast)
 
     def close(self) -> None:
@@ -136,14 +136,18 @@ class RunningEnv:
     # -- steps ------------------------------------------------------------------------------
 
     def take_step(
-        self, sink: MessageSink, key: Any, outcome_of: Callable[[Any], Outcome], argument: Any
+        self,
+        sink: MessageSink,
+        key: Any,
+        step_result_of: Callable[[Any], StepResult],
+        argument: Any,
     ) -> bool:
         """Take a step, answer it, and see to the reset that follows it.
 
         Args:
             sink: answers.
             key: the request, as the sink knows it.
-            outcome_of: gives what the step came to; runs the env's code.
+            step_result_of: gives what the step came to; runs the env's code.
             argument: of that.
 
         Returns:
@@ -151,8 +155,8 @@ class RunningEnv:
         """
         after, completed = AfterStep.NOTHING, False
         try:
-            outcome = outcome_of(argument)
-            obs, reward, done, ending, info = outcome
+            step_result = step_result_of(argument)
+            obs, reward, done, ending, info = step_result
             if info and is_abnormal(info):
                 return self.fail_abnormal(sink, key, info_of(ending, info))
             if type(reward) is not float or self.refuses_non_finite:
@@ -161,7 +165,7 @@ class RunningEnv:
                 after = self._after_step()
             reference = self.writer.write(obs)
             complete = self._end_episode(sink, key, after) if done else None
-            sent, completed = sink.stepped(key, reference, outcome, after, complete)
+            sent, completed = sink.stepped(key, reference, step_result, after, complete)
         except BaseException as error:  # as above
             return self.fail_step(sink, key, error)
         self._answer(sink, key, sent)
@@ -172,7 +176,7 @@ class RunningEnv:
 
     def step(self, sink: MessageSink, key: Any, action: Any) -> bool:
         """Take an action, as `take_step`."""
-        return self.take_step(sink, key, self.outcome, action)
+        return self.take_step(sink, key, self.step_result, action)
 
     def fail_step(self, sink: MessageSink, key: Any, error: BaseException) -> bool:
         """Report that a step has raised; as `take_step`."""
@@ -255,7 +259,7 @@ class RunningEnv:
         action_space.seed(int(random.integers(1 << 31)))
         for _ in range(int(random.integers(self._start_steps, endpoint=True))):
             action = random_action(action_space, newest)
-            observation, _, done, _, told = self.outcome(action)
+            observation, _, done, _, told = self.step_result(action)
             if told and is_abnormal(told):
                 raise EnvContractError(
                     f"a step of {env_name(self.env)} that start_steps asks for was abnormal"

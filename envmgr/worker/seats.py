@@ -83,7 +83,7 @@ def _shortcut(running: RunningEnv, sink: BlockSink, actions: Layout) -> Step | N
     take_step, fail_step = running.take_step, running.fail_step
     row, rewards, flags, replies = sink.row, sink.rewards, sink.flags, sink.replies
     dtype, shape, targets, _, _, after, finite = writer.lone
-    env, outcome_of, gives_five = step_in_two(running.env)
+    env, step_result_of, gives_five = step_in_two(running.env)
     codes = [place | (TOLD << ENDING_SHIFT if gives_five else 0) for place in range(len(after))]
     codes_of_arrays = {} if gives_five else _with_arrays(codes)
     ndarray, isfinite, any_reward = np.ndarray, math.isfinite, not running.refuses_non_finite
@@ -98,7 +98,7 @@ def _shortcut(running: RunningEnv, sink: BlockSink, actions: Layout) -> Step | N
         elif not gives_five and getattr(result, "_fields", None) == _FIELDS:
             (obs, reward, terminated, info), truncated = result, False
         else:
-            return take_step(sink, token, outcome_of, result)
+            return take_step(sink, token, step_result_of, result)
         if (
             terminated is truncated is False
             and type(info) is dict
@@ -119,7 +119,7 @@ def _shortcut(running: RunningEnv, sink: BlockSink, actions: Layout) -> Step | N
                 flags[row] = code[place]
                 replies[row] = token  # last: from now on the reply counts
                 return None
-        return take_step(sink, token, outcome_of, result)
+        return take_step(sink, token, step_result_of, result)
 
     return step
 

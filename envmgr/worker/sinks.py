@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from envmgr.env.contract import Outcome, info_of
+from envmgr.env.contract import StepResult, info_of
 from envmgr.wire.block import (
     AFTER_SHIFT,
     DONE,
@@ -107,7 +107,7 @@ class MessageSink:
         self,
         key: Any,
         reference: Any,
-        outcome: Outcome,
+        step_result: StepResult,
         after: AfterStep,
         complete: Callable[[], Sequence[Any]] | None,
     ) -> tuple[Sequence[Any], bool]:
@@ -116,7 +116,7 @@ class MessageSink:
         Args:
             key: the request.
             reference: to the observation.
-            outcome: what else the step gave.
+            step_result: what else the step gave.
             after: what this host does by itself after it.
             complete: begins the next episode, without which the step is not complete; None if it
                 is. By message it is left to be run later: the reply to it tells.
@@ -124,7 +124,7 @@ class MessageSink:
         Returns:
             The replies, and whether `complete` was run.
         """
-        _, reward, done, ending, info = outcome
+        _, reward, done, ending, info = step_result
         info = info_of(ending, info)
         try:
             reply = self.reply(key, Op.STEPPED, (reference, reward, done, info, int(after)))
@@ -194,16 +194,16 @@ class BlockSink(MessageSink):
         self,
         key: Any,
         reference: Any,
-        outcome: Outcome,
+        step_result: StepResult,
         after: AfterStep,
         complete: Callable[[], Sequence[Any]] | None,
     ) -> tuple[Sequence[Any], bool]:
         """Write the answer; it counts when it is complete."""
-        _, reward, done, ending, info = outcome
+        _, reward, done, ending, info = step_result
         kind = 0 if type(reward) is float else kind_of_reward(reward, self._room)
         data = self._encoded(info)
         if kind is None or data is None:
-            return super().stepped(key, reference, outcome, after, complete)
+            return super().stepped(key, reference, step_result, after, complete)
         row = self.row
         if kind < FIRST_ARRAY:
             self.rewards[row] = float(reward)

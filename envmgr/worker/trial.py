@@ -75,10 +75,10 @@ def try_env(applied: AppliedEnv, seconds: float) -> Trial:
     Raises:
         Exception: whatever the env raises.
     """
-    env, outcome, action_space, params, _ = applied
+    env, step_result, action_space, params, _ = applied
 
     def take(action: Any) -> bool:
-        _, _, done, _, info = outcome(action)
+        _, _, done, _, info = step_result(action)
         return done or (bool(info) and is_abnormal(info))
 
     def reset() -> None:

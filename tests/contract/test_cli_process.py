@@ -164,8 +164,8 @@ def children_of(pid: int) -> list[int]:
 def workers_of(pid: int) -> list[int]:
     """Return the workers of a trainer: those at the ends of its tree of processes.
 
-    What is between them are servers, one forked from the other: the home that managers share, the
-    one of this manager, and the one that has imported what the envs need.
+    What is between them are servers, one forked from the other: the template that managers share,
+    the one of this manager, and the one that has imported what the envs need.
     """
     below = children_of(pid)
     ends = [end for child in below for end in workers_of(child) or [child]]

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import ast
+import builtins
 import configparser
 import functools
 import importlib
 import importlib.util
+import itertools
 import json
+import keyword
 import re
 import shlex
-from collections.abc import Iterator
+import sys
+from collections.abc import Container, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,7 +22,7 @@ import click
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
-from envmgr.cli.trial_commands import envmgr as commands
+from envmgr.cli.commands import envmgr as commands
 from envmgr.config.known_envs import KNOWN_PACKAGES
 from tests.docs.blocks import ROOT
 
@@ -29,6 +33,8 @@ TRAINERS = frozenset(
 
 _FOLDERS = ("benchmarks", "configs", "docs", "envmgr", "examples", "soak")
 _COMMENT = re.compile(r"#.*")
+_WORD = re.compile(r"[A-Za-z_]\w*")
+_MEMBER = re.compile(r"\bself\.(\w+)|\b(?:def|class) (\w+)|^ +(\w+)\s*[:=]", re.MULTILINE)
 _ENDINGS = {".cfg", ".ipynb", ".md", ".py", ".toml", ".txt", ".yaml"}
 
 
@@ -47,11 +53,33 @@ class Words(NamedTuple):
             for what is filled in.
         imports: what it imports of envmgr, with dots.
         extras: what it gives functions as their argument `extra`.
+        foreign: what it imports from elsewhere, by the names that it has for that.
+        names: what its code calls things, and words of the strings in it that are not docstrings.
+        classes: what its classes are made of.
+        defined: what can be had of it as a module: what it defines, and what `__all__` lists.
     """
 
     texts: list[str]
     imports: list[str]
     extras: list[str]
+    foreign: set[str]
+    names: set[str]
+    classes: list[Class]
+    defined: set[str]
+
+
+class Class(NamedTuple):
+    """A class, as far as that is seen without running it.
+
+    Attributes:
+        name: its own.
+        bases: the names of those that it derives from, without their modules.
+        attributes: names that may be its attributes.
+    """
+
+    name: str
+    bases: list[str]
+    attributes: set[str]
 
 
 @functools.cache
@@ -62,28 +90,72 @@ def words_of(path: Path) -> Words:
         return _words_of_python(text)
     if path.suffix == ".ipynb":
         text = "\n\n".join("".join(cell["source"]) for cell in json.loads(text)["cells"])
-    return Words([text], [], [])
+    return Words([text], [], [], set(), set(), [], set())
 
 
 def _words_of_python(text: str) -> Words:
-    words = Words(["\n".join(_COMMENT.findall(text))], [], [])
+    words = Words(["\n".join(_COMMENT.findall(text))], [], [], set(), set(), [], set())
     parts: set[int] = set()
-    for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.JoinedStr):  # its parts come later
+    docstrings: set[int] = set()
+    tree = ast.parse(text)
+    for statement in tree.body:
+        words.defined.update(_defined_by(statement))
+    for node in ast.walk(tree):
+        words.names.update(_names_of(node))
+        if isinstance(node, ast.Expr):
+            docstrings.add(id(node.value))
+        elif isinstance(node, ast.ClassDef):
+            words.classes.append(_class_of(node, text))
+        elif isinstance(node, ast.JoinedStr):  # its parts come later
             parts.update(map(id, node.values))
             values = [str(v.value) if isinstance(v, ast.Constant) else "{}" for v in node.values]
             words.texts.append("".join(values))
         elif isinstance(node, ast.Constant):
             if type(node.value) is str and id(node) not in parts:
                 words.texts.append(node.value)
+            if type(node.value) is str and id(node) not in docstrings:
+                words.names.update(_WORD.findall(node.value))
         elif isinstance(node, ast.Import):
             words.imports.extend(one.name for one in node.names if _is_ours(one.name))
-        elif isinstance(node, ast.ImportFrom) and _is_ours(node.module):
-            words.imports.extend(f"{node.module}.{one.name}" for one in node.names)
+            others = (one for one in node.names if not _is_ours(one.name))
+            words.foreign.update(one.asname or one.name.partition(".")[0] for one in others)
+        elif isinstance(node, ast.ImportFrom):
+            if _is_ours(node.module):
+                words.imports.extend(f"{node.module}.{one.name}" for one in node.names)
+            else:
+                words.foreign.update(one.asname or one.name for one in node.names)
         elif isinstance(node, ast.keyword) and node.arg == "extra":
             given = [node.value] if isinstance(node.value, ast.Constant) else []
             words.extras.extend(str(one.value) for one in given)
     return words
+
+
+def _names_of(node: ast.AST) -> list[str]:
+    """Return the names in a node of code, without those below it."""
+    if isinstance(node, ast.alias):
+        return [*node.name.split("."), node.asname or ""]
+    if isinstance(node, ast.ImportFrom):
+        return (node.module or "").split(".")
+    names = (getattr(node, field, None) for field in ("id", "attr", "name", "arg"))
+    return [name for name in names if isinstance(name, str)]
+
+
+def _defined_by(statement: ast.stmt) -> Iterator[str]:
+    if isinstance(statement, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
+        yield statement.name
+    elif isinstance(statement, (ast.Assign, ast.AnnAssign)):
+        nodes = list(ast.walk(statement))
+        names = [node.id for node in nodes if isinstance(node, ast.Name)]
+        yield from names
+        if "__all__" in names:
+            yield from (node.value for node in nodes if isinstance(node, ast.Constant))
+
+
+def _class_of(node: ast.ClassDef, text: str) -> Class:
+    bases = [base.value if isinstance(base, ast.Subscript) else base for base in node.bases]
+    names = [getattr(base, "attr", getattr(base, "id", "")) for base in bases]
+    code = "\n".join(text.splitlines()[node.lineno : node.end_lineno])
+    return Class(node.name, names, {name for match in _MEMBER.findall(code) for name in match})
 
 
 def _is_ours(module: str | None) -> bool:
@@ -315,6 +387,137 @@ def _source_of(module: str) -> Path | None:
     path = ROOT.joinpath(*module.split("."))
     found = (path.with_suffix(".py"), path / "__init__.py")
     return next((one for one in found if one.is_file()), None)
+
+
+_CODE_NAME = re.compile(r"(?<!`)`(?P<name>[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)(?:\([^`\n]*\))?`(?!`)")
+_FENCED = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
+
+_OF_ELSEWHERE = frozenset(
+    {
+        *("AsyncCollector", "DependencyNotInstalled", "GymWrapper", "ParallelEnv"),
+        *("O_ASYNC", "PR_SET_CHILD_SUBREAPER", "PR_SET_PDEATHSIG", "SCHED_BATCH", "nohup"),
+        *("PyThreadState_SetAsyncExc", "basicConfig", "set_forkserver_preload"),
+        *("BROWSER", "LD_PRELOAD", "PYTHONWARNINGS", "WANDB_MODE", "XLA_FLAGS"),
+        *("minetest_dir", "py_executable", "savedir", "vzd_path", "xml_file"),
+    }
+)
+"""Names that texts speak of, and that no code of ours has."""
+
+
+def unknown_members(text: str) -> Iterator[str]:
+    """Return `Class.name` and `module.Name` of a text whose class or module of envmgr has no such.
+
+    A module that is not there at all counts, too, unless code imports one of that name.
+    """
+    for name in _code_names(text):
+        parts = name.split(".")
+        if parts[0] == "envmgr" or parts[0] in _foreign():  # of envmgr: `unknown_names`
+            continue
+        if not all(itertools.starmap(_may_have, itertools.pairwise(parts))):
+            yield name
+
+
+def unknown_words(text: str) -> Iterator[str]:
+    """Return names of code in a text that no code has, whatever they stand for there."""
+    for name in _code_names(text):
+        parts = name.split(".")
+        if name in ("_s", "n_"):  # what names end or begin with
+            continue
+        is_foreign = parts[0] in _foreign() or parts[0] in sys.stdlib_module_names
+        if not is_foreign and not _names_in_code().issuperset(parts):
+            yield name
+
+
+def _code_names(text: str) -> Iterator[str]:
+    names = (match["name"] for match in _CODE_NAME.finditer(_FENCED.sub("", text)))
+    return (name for name in names if not (ROOT / name).exists())
+
+
+def _may_have(owner: str, name: str) -> bool:
+    """Return whether something has an attribute, as far as that can be told."""
+    if owner in _classes():
+        return name in _attributes_of(owner)
+    if not owner.islower() or not name[:1].isupper():
+        return True
+    return name in _names_in_modules().get(owner, ())
+
+
+@functools.cache
+def _attributes_of(name: str) -> Container[str]:
+    """Return the attributes of a class, of those that it derives from, and of those below it."""
+    found: set[str] = set()
+    ahead, seen = [name], set[str]()
+    while ahead:
+        one = ahead.pop()
+        if one in seen or one in _PLAIN:
+            continue
+        seen.add(one)
+        if one not in _classes():
+            return _Anything()  # it derives from a class of others
+        for cls in _classes()[one]:
+            found |= cls.attributes
+            ahead.extend(cls.bases)
+    below = (cls for some in _classes().values() for cls in some if name in cls.bases)
+    return found.union(*(cls.attributes for cls in below))
+
+
+_PLAIN = frozenset({"ABC", "Generic", "Protocol", "object"})
+"""Classes that give those below them no attributes that a text would name."""
+
+
+class _Anything:
+    def __contains__(self, name: object) -> bool:
+        return True
+
+
+@functools.cache
+def _ours() -> list[tuple[Path, Words]]:
+    return [(path, words_of(path)) for path in files() if path.suffix == ".py"]
+
+
+@functools.cache
+def _classes() -> dict[str, list[Class]]:
+    """Return the classes of envmgr by their names."""
+    found: dict[str, list[Class]] = {}
+    for path, words in _ours():
+        if path.is_relative_to(ROOT / "envmgr"):
+            for one in words.classes:
+                found.setdefault(one.name, []).append(one)
+    return found
+
+
+@functools.cache
+def _names_in_modules() -> dict[str, set[str]]:
+    """Return what is named in modules of envmgr, by the last part of the names of these."""
+    found: dict[str, set[str]] = {}
+    for path, words in _ours():
+        name = path.parent.name if path.stem == "__init__" else path.stem
+        found.setdefault(name, set()).update(words.defined)
+    return found
+
+
+@functools.cache
+def _foreign() -> frozenset[str]:
+    """Return what code imports from elsewhere, and what else no module of envmgr is meant by."""
+    named = {"error", "gym", "package"}  # the first is gymnasium's, the last stands for any
+    return frozenset(named.union(*(words.foreign for _, words in _ours())))
+
+
+@functools.cache
+def _names_in_code() -> frozenset[str]:
+    """Return every name and word that occurs in code, configs and names of files."""
+    found = {*dir(builtins), *keyword.kwlist, *sys.stdlib_module_names, *_OF_ELSEWHERE}.union(
+        *(words.names for _, words in _ours())
+    )
+    others = (path for path in files() if path.suffix in (".cfg", ".toml", ".yaml", ""))
+    for path in others:
+        found.update(_WORD.findall(path.read_text(encoding="utf-8")))
+    for folder in (*_FOLDERS, "tests"):
+        paths = (ROOT / folder).rglob("*.py")
+        found.update(
+            part for path in paths for part in path.relative_to(ROOT).with_suffix("").parts
+        )
+    return frozenset(found)
 
 
 def _bound_in(path: Path) -> set[str]:

@@ -14,8 +14,14 @@ import pytest
 
 from envmgr import ENV_MANAGER_REGISTRY, errors, testing
 from envmgr.config import CollectConfig, EnvConfig, ManagerConfig, WorkerEnv
-from envmgr.config.kind_sections import EnvPool, GymVector, NormalizationSection, Ray
-from envmgr.config.observing import Metrics, Trace
+from envmgr.config.kind_sections import (
+    EnvPool,
+    GymVector,
+    Metrics,
+    NormalizationSection,
+    Ray,
+    Trace,
+)
 from tests.cases import for_each
 from tests.docs.blocks import ROOT, notebooks, pages
 

@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 
 from envmgr.errors import ConfigError, ManagerClosedError
-from envmgr.transport.process import homes, server_spawner
+from envmgr.transport.process import server_spawner, template_servers
 from envmgr.worker import imported
 from tests.contract.envs import Do, ScriptedEnv
 from tests.contract.harness import (
@@ -449,7 +449,7 @@ def test_f49_managers_that_are_open_together_share_what_is_imported(
     for manager in (two, less, other, three):
         manager.close()
     assert pid_of_import(make(world, preload=["good_module"]), "good_module") != shared
-    assert homes._homes, "the last one is open"
+    assert template_servers._templates, "the last one is open"
 
 
 def test_f49_modules_of_the_users_own_are_not_shared(
@@ -464,7 +464,9 @@ def test_f49_modules_of_the_users_own_are_not_shared(
     assert pid_of_import(one, "own_module") != pid_of_import(two, "own_module")
 
 
-@pytest.mark.parametrize("depth", [0, 1, 2], ids=["the server", "its home", "the first home"])
+@pytest.mark.parametrize(
+    "depth", [0, 1, 2], ids=["the server", "its template", "the first template"]
+)
 def test_f49_managers_recover_from_the_death_of_a_server_that_they_share(
     world: World, modules: Modules, log: Log, depth: int
 ) -> None:
@@ -488,7 +490,7 @@ def test_f49_managers_recover_from_the_death_of_a_server_that_they_share(
     assert not [text for text in log.warnings if "preload" in text]
     one.close()
     two.close()
-    assert not homes._homes
+    assert not template_servers._templates
 
 
 def test_f49_an_import_that_hangs_ends_with_its_manager_while_another_one_is_open(
@@ -517,7 +519,7 @@ def test_f49_an_import_that_hangs_ends_with_its_manager_while_another_one_is_ope
     assert [*step_all(one, {0: 1, 1: 2})] == [0, 1]
 
 
-@pytest.mark.parametrize("depth", [0, 1], ids=["the server", "its home"])
+@pytest.mark.parametrize("depth", [0, 1], ids=["the server", "its template"])
 def test_f49_a_server_that_is_stopped_is_left_and_hurts_nobody_else(
     world: World, modules: Modules, monkeypatch: pytest.MonkeyPatch, depth: int
 ) -> None:
@@ -541,7 +543,7 @@ def test_f49_a_server_that_is_stopped_is_left_and_hurts_nobody_else(
     one.close()
 
 
-@pytest.mark.parametrize("depth", [0, 1], ids=["the server", "its home, too"])
+@pytest.mark.parametrize("depth", [0, 1], ids=["the server", "its template, too"])
 def test_f49_close_does_not_wait_long_for_servers_that_are_stopped(
     world: World, modules: Modules, monkeypatch: pytest.MonkeyPatch, depth: int
 ) -> None:
@@ -554,7 +556,7 @@ def test_f49_close_does_not_wait_long_for_servers_that_are_stopped(
         pid = parent_of(pid)
     os.kill(pid, signal.SIGSTOP)
     manager.close(terminate=True)
-    assert not homes._homes
+    assert not template_servers._templates
     wait_ended(server_pid)
 
 
@@ -578,11 +580,11 @@ def test_f49_ctrl_c_while_a_home_is_taken_leaves_none(
     world: World, modules: Modules, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     manager = world.make(DEFAULT, 2, launch=False, preload=False)
-    interrupt_after(monkeypatch, homes, "take", signal.SIGINT)
+    interrupt_after(monkeypatch, template_servers, "take", signal.SIGINT)
     with pytest.raises(KeyboardInterrupt):
         _ = manager.observation_space
     manager.close()
-    assert not homes._homes
+    assert not template_servers._templates
 
 
 def interrupt_after(monkeypatch: pytest.MonkeyPatch, module: Any, name: str, number: int) -> None:
@@ -609,7 +611,7 @@ def test_f49_a_fork_of_the_trainer_has_servers_of_its_own(world: World, modules:
             ready_all(two)
             os.write(write, str(pid_of_import(two, "good_module")).encode())
             two.close()
-            code = 0 if not homes._homes else 2
+            code = 0 if not template_servers._templates else 2
         finally:
             os._exit(code)
     os.close(write)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from envmgr.errors import EnvCrash
-from envmgr.transport.process import shared
+from envmgr.transport.process import shared_files
 from envmgr.worker.posted import PostedSteps
 from tests.contract.envs import Do, ScriptedGymEnv, seen
 from tests.contract.harness import PATIENCE_S, Setup, World, over, ready_all, step_all
@@ -36,7 +36,7 @@ which does not look at messages while what it waits for is there already."""
 def test_f48_a_reset_begins_although_there_is_always_another_step_to_take(
     world: World, setup: Setup, bells: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shared, "_MOST_HOST_BELLS", bells)
+    monkeypatch.setattr(shared_files, "_MOST_HOST_BELLS", bells)
     scripts = {0: {"reset_faults": {1: "gate"}}}
     manager = world.make(setup, 5, scripts=scripts, env=ScriptedGymEnv)  # 0, 1, 2 | 3, 4 on two
     gate = world.gate

@@ -446,7 +446,7 @@ def test_calls_and_attributes_are_about_a_row() -> None:
 def test_a_function_may_step_a_row_alone() -> None:
     rig = Rig(2)
     rig.sent.clear()
-    rig.ask(Op.APPLY, 1, (lambda applied: applied.outcome(8)[0].tolist()[4], ()))
+    rig.ask(Op.APPLY, 1, (lambda applied: applied.step_result(8)[0].tolist()[4], ()))
     assert rig.sent[0].payload == 8
     assert rig.env.log == [("step", [1], [8])]
 

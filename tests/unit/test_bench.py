@@ -13,7 +13,7 @@ import pytest
 from click.shell_completion import BashComplete, FishComplete, ShellComplete, ZshComplete
 
 from envmgr.cli import main
-from envmgr.cli.trial_commands import envmgr
+from envmgr.cli.commands import envmgr
 from envmgr.config.env_factories import key_of
 from envmgr.config_file import load_config
 from envmgr.tuning.bench import OURS, contested

@@ -15,8 +15,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from envmgr.config import ManagerConfig, WorkerEnv, default_manager_config, schema_markdown
-from envmgr.config.kind_sections import EnvPool, GymVector, NormalizationSection, Ray
-from envmgr.config.observing import Metrics, Trace
+from envmgr.config.kind_sections import (
+    EnvPool,
+    GymVector,
+    Metrics,
+    NormalizationSection,
+    Ray,
+    Trace,
+)
 from envmgr.errors import ConfigError, UnknownKeyError
 from tests.cases import for_each
 

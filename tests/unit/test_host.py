@@ -362,7 +362,7 @@ def test_a_function_is_applied_to_the_env_and_what_is_known_of_it() -> None:
     harness.reset(later_params={"level": 2})
 
     def look(applied: AppliedEnv, number: int) -> Any:
-        obs, *_ = applied.outcome(1)
+        obs, *_ = applied.step_result(1)
         same = applied.env is harness.env
         return same, applied.action_space, dict(applied.reset_params), obs[0] + number
 

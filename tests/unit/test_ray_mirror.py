@@ -14,10 +14,10 @@ from envmgr.spaces import codec_of
 from envmgr.transport.base import HostDied
 from envmgr.transport.outbox import Outbox
 from envmgr.transport.ray import mirror as mirror_module
-from envmgr.transport.ray.courier import Courier, Link
-from envmgr.transport.ray.exchange import Exchange
-from envmgr.transport.ray.items import Do, Item
+from envmgr.transport.ray.actor_calls import CallHandler
 from envmgr.transport.ray.mirror import News, NodeMirror, TrainerMirror
+from envmgr.transport.ray.protocol import ActorOp, ActorRequest
+from envmgr.transport.ray.trainer_calls import ActorCaller, ActorLink
 from envmgr.transport.ready import Waker
 from envmgr.wire.arenas import COPIED, arena_arrays, plan_placements
 from envmgr.wire.block import (
@@ -255,26 +255,26 @@ def test_what_is_awaited_of_it() -> None:
 def test_an_env_that_moves_to_another_actor_is_posted_for_there_alone() -> None:
     two, frames = Two(), [pack(Message(Op.ADOPT, 1, 0, 0, None))]
     with contextlib.closing(Waker()) as deaths:
-        courier = Courier(None, Outbox(), deaths, lambda node_id: None)
-        courier.mirror = two.trainer
-        links = [Link(lambda: (None, None), serves_one=False) for _ in range(2)]
+        caller = ActorCaller(None, Outbox(), deaths, lambda node_id: None)
+        caller.mirror = two.trainer
+        links = [ActorLink(lambda: (None, None), serves_one=False) for _ in range(2)]
         for link, frame in ((links[0], two.frames[1]), (links[1], two.frames[1])):
-            courier._place(link, frame)
+            caller._place(link, frame)
         assert [link.rows for link in links] == [set(), {1}]
-        courier._place(links[0], *frames)  # it is told of no place
+        caller._place(links[0], *frames)  # it is told of no place
         assert [link.rows for link in links] == [set(), {1}]
-        courier.end(PATIENCE_S)
+        caller.end(PATIENCE_S)
 
 
 # -- calls ----------------------------------------------------------------------------------------
 
 
 class Calls:
-    """Calls to an exchange with a block, each on a thread of its own."""
+    """Calls to a handler with a block, each on a thread of its own."""
 
     def __init__(self) -> None:
         self.two = Two()
-        self.exchange = Exchange(self._deliver, self.two.node)
+        self.handler = CallHandler(self._deliver, self.two.node)
         self.posted = threading.Event()
         self.returned: dict[int, Any] = {}
         self.threads: dict[int, threading.Thread] = {}
@@ -286,10 +286,10 @@ class Calls:
 
     def call(self, number: int) -> None:
         parts = self.two.trainer.posts(self.two.rows, self.two.indexes)
-        items = [Item(Do.POST, 0, parts)] if parts else []
+        items = [ActorRequest(ActorOp.POST, 0, parts)] if parts else []
 
         def run() -> None:
-            self.returned[number] = self.exchange.call(number, items)
+            self.returned[number] = self.handler.call(number, items)
 
         self.threads[number] = thread = threading.Thread(target=run, daemon=True)
         thread.start()
@@ -311,16 +311,16 @@ def test_one_call_carries_the_replies_to_a_batch() -> None:
     calls.two.post([1, 2], 7)
     calls.call(0)
     assert calls.posted.wait(PATIENCE_S)
-    calls.exchange.ring()
-    assert not calls.exchange._is_rung, "there is nothing to tell"
+    calls.handler.ring()
+    assert not calls.handler._is_rung, "there is nothing to tell"
     calls.two.reply(1, 1)
-    exchange = calls.exchange
-    with exchange._lock:  # the next time that it looks by itself never comes
-        exchange._look_at, exchange._is_rung = float("inf"), True
-        exchange.ring()
-        assert not exchange._may_return(exchange._waiting[-1]), "another one is awaited"
+    handler = calls.handler
+    with handler._lock:  # the next time that it looks by itself never comes
+        handler._look_at, handler._is_rung = float("inf"), True
+        handler.ring()
+        assert not handler._may_return(handler._waiting[-1]), "another one is awaited"
     calls.two.reply(2, 1)
-    exchange.ring()
+    handler.ring()
     assert calls.take(0)[-1] == [1, 2]
 
 
@@ -342,7 +342,7 @@ def test_a_call_that_came_before_its_turn_keeps_the_time() -> None:
     calls.two.reply(1, 1)  # and nobody rings
     assert calls.take(1)[-1] == [1]
     calls.two.reply(2, 1)
-    calls.exchange.ring()
+    calls.handler.ring()
     assert calls.take(0)[-1] == [2]
 
 
@@ -351,10 +351,10 @@ def test_what_a_host_has_replied_comes_before_its_death() -> None:
     calls.two.post([1, 2], 7)
     calls.call(0)
     assert calls.posted.wait(PATIENCE_S)
-    with calls.exchange._lock:
-        calls.exchange._look_at = float("inf")
+    with calls.handler._lock:
+        calls.handler._look_at = float("inf")
     calls.two.reply(1, 1)
-    calls.exchange.put(FIRST, HostDied(-9))
+    calls.handler.put(FIRST, HostDied(-9))
     assert not calls.two.node.is_awaited
     (host_id, news), (other, died) = calls.result(0)
     assert (host_id, type(news), other, died) == (0, News, FIRST, HostDied(-9))

@@ -19,9 +19,9 @@ from envmgr.errors import (
     MissingDependencyError,
 )
 from envmgr.transport.ray import cluster
-from envmgr.transport.ray.exchange import Exchange
-from envmgr.transport.ray.items import Do, Item, unpacked
+from envmgr.transport.ray.actor_calls import CallHandler
 from envmgr.transport.ray.mirror import NodeMirror
+from envmgr.transport.ray.protocol import ActorOp, ActorRequest, unpacked
 from envmgr.wire.frames import pack
 from envmgr.wire.messages import Message, Op
 from tests.fake_ray import Counting, FakeRay, Handle, manager_of, zeros
@@ -45,7 +45,7 @@ def exchanges(handle: Handle) -> list[Any]:
 def posts(handle: Handle) -> int:
     """Return how often steps were posted."""
     items = [unpacked(packed_items) for _, packed_items in exchanges(handle)]
-    return sum(item.do == Do.POST for brought in items for item in brought)
+    return sum(item.op == ActorOp.POST for brought in items for item in brought)
 
 
 def count_mail(manager: Any, ray: FakeRay, indexes: list[int]) -> bool:
@@ -186,7 +186,7 @@ def test_envs_that_raise_and_arrays_and_async_gathers(ray: FakeRay) -> None:
 
 def test_workers_of_an_actor(ray: FakeRay, monkeypatch: pytest.MonkeyPatch) -> None:
     # Nothing here waits for the time at which a call looks by itself.
-    monkeypatch.setattr("envmgr.transport.ray.exchange._MOST_LINGER_S", 1000.0)
+    monkeypatch.setattr("envmgr.transport.ray.actor_calls._MOST_LINGER_S", 1000.0)
     options = {"ray": {"isolation": "process"}, "preload": False, "max_failures_total": 2}
     with manager_of(2, num_workers=1, **options) as manager:
         assert [a["hosts"] for a in manager.stats()["actors"]] == [2]
@@ -289,8 +289,8 @@ def test_a_cluster_of_the_user_stays(ray: FakeRay) -> None:
 # -- calls and what they bring back ---------------------------------------------------------------
 
 
-def request(number: int, op: Op = Op.STEP) -> Item:
-    return Item(Do.SEND, 7, pack(Message(op, 0, 0, number, None)))
+def request(number: int, op: Op = Op.STEP) -> ActorRequest:
+    return ActorRequest(ActorOp.SEND, 7, pack(Message(op, 0, 0, number, None)))
 
 
 def reply(number: int, op: Op = Op.STEPPED) -> Any:
@@ -298,17 +298,17 @@ def reply(number: int, op: Op = Op.STEPPED) -> Any:
 
 
 class Calls:
-    """Calls to an exchange, each on a thread of its own."""
+    """Calls to a handler, each on a thread of its own."""
 
     def __init__(self) -> None:
         self.delivered: list[Any] = []
-        self.exchange = Exchange(self.delivered.extend, NodeMirror(bytearray))
+        self.handler = CallHandler(self.delivered.extend, NodeMirror(bytearray))
         self.returned: dict[int, Any] = {}
         self.threads: dict[int, threading.Thread] = {}
 
-    def call(self, number: int, *items: Item) -> None:
+    def call(self, number: int, *items: ActorRequest) -> None:
         def run() -> None:
-            self.returned[number] = self.exchange.call(number, items)
+            self.returned[number] = self.handler.call(number, items)
 
         self.threads[number] = thread = threading.Thread(target=run, daemon=True)
         thread.start()
@@ -326,14 +326,14 @@ def test_calls_are_taken_in_order_and_one_carries_a_batch() -> None:
         pass
     assert [item.data.request_id for item in calls.delivered] == [1, 3, 2]
     for number in (3, 1):
-        calls.exchange.put(7, reply(number))
-    calls.exchange._look_at = float("inf")
-    calls.exchange.put(7, reply(2))
+        calls.handler.put(7, reply(number))
+    calls.handler._look_at = float("inf")
+    calls.handler.put(7, reply(2))
     returned, replies = calls.result(1)
     assert returned == 0
     assert {frame.request_id for _, frame in replies} == {1, 2, 3}
     assert calls.threads[0].is_alive()
-    calls.exchange.put(7, reply(2, Op.RESET_DONE))  # a reset that was not asked for
+    calls.handler.put(7, reply(2, Op.RESET_DONE))  # a reset that was not asked for
     assert calls.result(0) == (1, [(7, reply(2, Op.RESET_DONE))])
 
 
@@ -343,9 +343,9 @@ def test_what_takes_long_is_told_of_in_parts() -> None:
     calls.call(1, request(1), request(2))
     while len(calls.delivered) < 2:
         pass
-    calls.exchange.put(7, reply(1))
+    calls.handler.put(7, reply(1))
     assert calls.result(1) == (0, [(7, reply(1))])
-    calls.exchange.put(7, reply(2))
+    calls.handler.put(7, reply(2))
     assert calls.result(0) == (1, [(7, reply(2))])
 
 
@@ -357,5 +357,5 @@ def test_no_more_than_a_few_calls_wait() -> None:
     calls.call(3, request(1))
     assert calls.result(1) == (1, [])
     for number in (3, 2):
-        calls.exchange.put(7, reply(1))
+        calls.handler.put(7, reply(1))
         assert calls.result(number)[0] == 5 - number

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from envmgr.transport.process import server
-from envmgr.transport.process.preload import Preloads
 from envmgr.transport.process.preloading import PreloadRules
+from envmgr.transport.process.server_imports import Preloads
 from envmgr.transport.process.server_link import ServerLink
 from envmgr.transport.process.server_spawner import ServerSpawner
 from envmgr.transport.ready import ReadySet
@@ -77,7 +77,7 @@ def test_a_manager_that_closes_does_not_wait_long_for_a_server_that_takes_nothin
     for host_id in range(3):
         spawner.signal(host_id, 9)
     killed, waited_s, again = done
-    assert killed is again is True, "directly, whatever its home does"
+    assert killed is again is True, "directly, whatever its template does"
     assert waited_s <= 0.5
     assert [host_id for host_id, _ in spawner.deaths()] == [0, 1, 2]
     spawner.close()

@@ -238,10 +238,10 @@ def test_an_action_is_taken_before_the_clock_runs() -> None:
             order.append("reset")
             return 0
 
-    def outcome(action: Any) -> Any:
+    def step_result(action: Any) -> Any:
         order.append("step")
         return 0, 1.0, True, 0, {}
 
-    found = try_env(AppliedEnv(Env(), outcome, Space(), {}), 0.0)
+    found = try_env(AppliedEnv(Env(), step_result, Space(), {}), 0.0)
     assert order == ["step", "reset", "step", "reset"]
     assert (found.n_steps, found.n_episodes, found.n_resets) == (1, 1, 1)

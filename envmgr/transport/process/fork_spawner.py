@@ -1,8 +1,8 @@
 """`context: fork` where there are pidfds: workers forked by a fork of the trainer.
 
-That fork is made when the first worker is started, while the trainer has no other threads. It has
-one thread for all its life, so workers are forked from it as safely later as at launch, whatever
-threads the trainer has started meanwhile, and from whatever thread they are asked for.
+That fork is made when the first worker is started, while the trainer has no other threads. It never
+has more than one thread itself. So it is safe to fork workers from it later, too, whatever threads
+the trainer has started meanwhile, and whatever thread asks for them.
 """
 
 from __future__ import annotations
@@ -17,26 +17,24 @@ import signal
 import socket
 import subprocess
 import sys
-import warnings
-from collections.abc import Iterator, Mapping
-from multiprocessing.process import BaseProcess
+from collections.abc import Mapping
 from typing import NoReturn
 
 from envmgr.transport.fds import PARENT_FDS, forget_fd, keep_from_children, let_go_of
 from envmgr.transport.process import server
 from envmgr.transport.process.server_spawner import ServerProcess, ServerSpawner
 from envmgr.transport.process.spawner import SIGKILL
-from envmgr.transport.process.threads import refuse_unsafe_fork
+from envmgr.transport.process.threads import quiet_fork, refuse_unsafe_fork
 from envmgr.types import EnvFactory
 from envmgr.wire.hosts import WorkerSettings
 
 
 class ForkSpawner(ServerSpawner):
-    """Has workers forked by a fork of this process.
+    """Lets a fork of this process fork the workers.
 
     Args:
-        settings: of the workers.
-        factories: of all envs, by env_id.
+        settings: how workers are set up.
+        factories: those of all envs, by env_id.
     """
 
     def __init__(self, settings: WorkerSettings, factories: Mapping[int, EnvFactory]) -> None:
@@ -95,24 +93,6 @@ class _ForkedServer:
             forget_fd(self._pidfd)
             os.close(self._pidfd)
             self._pidfd = None
-
-
-@contextlib.contextmanager
-def quiet_fork() -> Iterator[None]:
-    """Have Python not warn of the background threads of other managers, which hold no lock."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", category=DeprecationWarning, message=".*fork.*")
-        yield
-
-
-def keep_from_exit_handler(process: BaseProcess) -> None:
-    """Take a process out of the standard library's list of children.
-
-    Its exit handler would end them in every fork of the trainer that ends in the ordinary way: the
-    workers of the trainer itself. The manager's own finalizer ends them in the trainer.
-    """
-    children: set[BaseProcess] = getattr(multiprocessing.process, "_children", set())
-    children.discard(process)
 
 
 def _serve(

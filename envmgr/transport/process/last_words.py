@@ -1,4 +1,4 @@
-"""What the parent reads of the last words of a worker; see `worker.last_words`."""
+"""What the parent reads of a worker's last words; `envmgr.worker.last_words` writes them."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ _FAULTS = frozenset(
 
 
 class LastWords:
-    """The parent's side: the file, and what is read of it.
+    """The file of last words, as the parent reads it.
 
     Attributes:
-        fd: of the file; workers get it.
+        fd: the file; workers get it.
     """
 
     def __init__(self) -> None:
         self.fd = os.memfd_create("envmgr-last-words", os.MFD_CLOEXEC)
 
     def prepare(self, index: int) -> None:
-        """Make room for what a host writes that serves the envs of group `index`.
+        """Make room for what the host at `index` writes.
 
         Raises:
             OSError: there is not enough memory.
@@ -45,7 +45,7 @@ class LastWords:
         os.posix_fallocate(self.fd, index * PLACE_BYTES + STDERR_AT, mmap.PAGESIZE)
 
     def take(self, index: int) -> str:
-        """Return what the dead host of group `index` has left, and make room for the next one."""
+        """Return what the dead host at `index` has left, and make room for the next one."""
         place = index * PLACE_BYTES
         stderr = self._take(place + STDERR_AT, STDERR_BYTES)
         lines = stderr.splitlines()
@@ -66,7 +66,7 @@ class LastWords:
 
 
 def warn_of_fault(died: HostDied) -> None:
-    """Log the end of a worker that was ending anyway, if it had a fault: no failure reports it."""
+    """Log a fatal fault of a worker that was asked to end: no failure reports it."""
     if died.exit_status in _FAULTS and died.last_words:
         logger.warning(
             "a worker that was to end was killed by %s\n\nThe end of its stderr:\n%s",

@@ -23,9 +23,9 @@ from envmgr.transport.fds import (
     let_go_of,
     pipe_pairs,
 )
-from envmgr.transport.process.fork_spawner import keep_from_exit_handler, quiet_fork
 from envmgr.transport.process.server import signal_group
 from envmgr.transport.process.spawner import LEFT_BEHIND, SIGKILL, Spawner
+from envmgr.transport.process.threads import quiet_fork
 from envmgr.transport.ready import ReadySet
 from envmgr.types import EnvFactory
 from envmgr.wire.channel import FrameChannel
@@ -104,7 +104,7 @@ class MultiprocessingSpawner(Spawner):
                 pipe_end.close()
             for fd in lifeline:
                 os.close(fd)
-        keep_from_exit_handler(process)
+        _keep_from_exit_handler(process)
         if process.pid is not None:
             self._pids[spec.host_id] = process.pid
         self._ready.add(self.death_of(spec.host_id))
@@ -275,6 +275,16 @@ def _refuse_main_that_cannot_be_imported(method: str) -> None:
 def _name_of(spec: HostSpec) -> str:
     first, last = spec.envs[0].env_id, spec.envs[-1].env_id
     return f"envmgr-env-{first}" if first == last else f"envmgr-envs-{first}-to-{last}"
+
+
+def _keep_from_exit_handler(process: BaseProcess) -> None:
+    """Take a process out of the standard library's list of children.
+
+    Its exit handler would end them in every fork of the trainer that ends in the ordinary way: the
+    workers of the trainer itself. The manager's own finalizer ends them in the trainer.
+    """
+    children: set[BaseProcess] = getattr(multiprocessing.process, "_children", set())
+    children.discard(process)
 
 
 def _reap(process: BaseProcess) -> int | None:

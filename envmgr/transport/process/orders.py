@@ -17,8 +17,8 @@ class OrderWriter:
     """Writes the orders of workers; each object is pickled once for all of them.
 
     Args:
-        settings: of the workers.
-        with_factories: they get the factories of their envs with it.
+        settings: how workers are set up.
+        with_factories: whether orders include the factories of envs.
     """
 
     def __init__(self, settings: WorkerSettings, *, with_factories: bool) -> None:
@@ -30,8 +30,8 @@ class OrderWriter:
         """Return the orders of one worker.
 
         Args:
-            spec: of the worker.
-            has_room: it may put large messages into a room of its own.
+            spec: the worker.
+            has_room: whether it may put large messages into a room of its own.
 
         Raises:
             ConfigError: a factory cannot be pickled.

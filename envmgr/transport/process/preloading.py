@@ -1,7 +1,7 @@
 """The trainer's side of preloading: which modules, in which branch of the worker server.
 
-A branch that fails, hangs, dies or does not stay clean is given up, and the next one goes without
-the module that it was at. The modules of a branch that has come to be ready are proven.
+A branch that fails, hangs, dies or does not stay clean is given up, and the next one leaves out the
+module that it was importing. The modules of a branch that has become ready are proven.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from time import monotonic
 from typing import NamedTuple
 
 from envmgr.transport.process import server
-from envmgr.transport.process.homes import NUMBERS, Home
-from envmgr.transport.process.needed import (
+from envmgr.transport.process.needed_modules import (
     installed_among,
     listed_modules,
     needed_modules,
 )
-from envmgr.transport.process.preload import Preloads
+from envmgr.transport.process.server_imports import Preloads
 from envmgr.transport.process.server_link import ServerLink
+from envmgr.transport.process.template_servers import NUMBERS, TemplateServer
 
 logger = logging.getLogger("envmgr")
 
 _START_S = 10.0
-"""How long a server may take besides to come to the first import."""
+"""How much longer a server may take until it begins with the first import."""
 
 
 class PreloadRules(NamedTuple):
@@ -57,12 +57,12 @@ class Preloading:
 
     Args:
         rules: what to import.
-        watch: called with each new branch.
+        watch: is called with each new branch.
         let_go: kills a branch that is given up.
-        settle: called with a branch of the home, and its modules, when it has imported them.
+        settle: is called with a branch of the template, and its modules, when they are imported.
 
     Attributes:
-        opening: the branch that imports modules now.
+        opening: the branch that is importing modules now.
     """
 
     def __init__(
@@ -76,11 +76,11 @@ class Preloading:
         self._watch = watch
         self._let_go = let_go
         self._settle = settle
-        self._home: Home | None = None
+        self._template: TemplateServer | None = None
         self._wanted: tuple[str, ...] = ()
         self._proven: tuple[str, ...] = ()
         self._left_out: dict[str, str] = {}  # with the reason
-        self._untold: list[str] = []  # left out, and not logged yet
+        self._untold: list[str] = []  # left out, but not logged yet
         self._latest: ServerLink | None = None
         self.opening: ServerLink | None = None
         self._wants_report = rules.modules is None
@@ -108,40 +108,40 @@ class Preloading:
         """The names of the modules that are to be there, or are."""
         return (*self._proven, *self._wanted)
 
-    def move_to(self, home: Home) -> None:
-        """Take note of the server from which the first one is forked, and of what that has."""
-        self._home = home
-        if new := [name for name in home.modules if name not in self._proven]:
+    def move_to(self, template: TemplateServer) -> None:
+        """Take note of the template, and of what it has imported."""
+        self._template = template
+        if new := [name for name in template.modules if name not in self._proven]:
             logger.info("preloaded before, with another manager: %s", ", ".join(new))
             self._proven += tuple(new)
             self._wanted = tuple(name for name in self._wanted if name not in new)
 
-    def begin(self, home: Home) -> None:
-        """Begin to import what is wanted, in a branch of the home that is another home then."""
+    def begin(self, template: TemplateServer) -> None:
+        """Begin to import what is wanted, in a branch of the template that becomes another one."""
         if self.opening is None:
-            self._open(home.link, self._wanted)
+            self._open(template.link, self._wanted)
 
-    def _is_of_home(self, link: ServerLink) -> bool:
-        return self._home is not None and link.parent is self._home.link
+    def _is_of_template(self, link: ServerLink) -> bool:
+        return self._template is not None and link.parent is self._template.link
 
     def go_on(self, first: ServerLink) -> None:
-        """Begin to import what is wanted, or again what a server has taken with it that died."""
+        """Begin to import what is wanted, or again what was lost with a server that died."""
         if self.opening is None:
-            there = self._home.modules if self._home is not None else ()
+            there = self._template.modules if self._template is not None else ()
             lost = tuple(name for name in self._proven if name not in there)
             again = lost if self._latest is None else ()
             self._open(self._latest or first, again or self._wanted)
 
     def server_for_worker(self, first: ServerLink) -> ServerLink:
         """Return the server that is to fork the next worker."""
-        self.go_on(first)  # with what a worker has reported
+        self.go_on(first)  # to import what a worker has reported
         opening = self.opening
         if opening is not None and set(opening.wanted.modules) <= set(self._proven):
-            return opening  # it takes the place of one that was ready, and will be so itself
+            return opening  # it replaces one that was ready, and will be ready itself
         return self._latest or first
 
     def takes_report(self) -> bool:
-        """Return whether the next worker is to say what it has imported: the first one alone."""
+        """Return whether the next worker is to say what it has imported; only the first one is."""
         takes, self._wants_report = self._wants_report, False
         return takes
 
@@ -159,7 +159,7 @@ class Preloading:
             self._on_ready(link)
 
     def _on_report(self, data: bytes) -> None:
-        """Note what a worker has imported; the next one that is started begins a branch with it."""
+        """Note what a worker has imported; a branch imports it when the next worker is started."""
         with contextlib.suppress(ValueError, RecursionError):  # a worker may write anything
             names = json.loads(data or b"[]")
             if isinstance(names, list) and all(isinstance(name, str) for name in names):
@@ -171,7 +171,7 @@ class Preloading:
         logger.info("preloaded: %s", ", ".join(modules))
         self._proven += tuple(name for name in modules if name not in self._proven)
         self._wanted = tuple(name for name in self._wanted if name not in modules)
-        if self._is_of_home(link):
+        if self._is_of_template(link):
             self._settle(link, modules)
         else:
             self._latest = link
@@ -198,15 +198,15 @@ class Preloading:
         return self.opening is not None and self.opening.due <= monotonic()
 
     def expire(self) -> None:
-        """Give up a branch that has not come further in time."""
+        """Give up a branch whose import takes too long."""
         if self.is_overdue:
             self.give_up(f"its import takes more than {self._rules.limit_s:g} s (connect_timeout)")
 
     def on_end(self, link: ServerLink) -> None:
-        """A branch is gone, or the server that has forked it."""
+        """Note that a branch is gone, or the server that has forked it."""
         if link is self.opening:
-            if self._home is not None and self._is_of_home(link):
-                alive = self._home.is_alive
+            if self._template is not None and self._is_of_template(link):
+                alive = self._template.is_alive
             else:
                 alive = link.parent is not None and link.parent.is_open
             ended = "its import ended the process" if alive else "the worker server ended meanwhile"
@@ -215,7 +215,7 @@ class Preloading:
             self._latest = None
 
     def give_up(self, why: str) -> None:
-        """Kill the branch that is being opened, and open another without what it has failed at."""
+        """Kill the branch that is importing, and open another one without what it has failed at."""
         link, self.opening = self.opening, None
         if link is None or link.parent is None:
             return

@@ -11,10 +11,10 @@ worker that was killed long ago. From it: STARTED, NOT_STARTED, ENDED, and LEFT,
 GIVE_UP: that worker is still in the kernel, and is reaped whenever that lets go of it.
 
 BRANCH has it fork a server like itself, with a control socket of its own, which imports modules
-before it serves: see `preload`. If there is a second socket, it sends a pidfd of itself there. The
-branch says IMPORTING of each, then READY, or why it is of no use (SPOILT). To the server that
-forked it, it is a worker with a negative host_id: code that hangs, crashes or leaves threads behind
-when it is imported costs a branch, never a server with workers.
+before it serves: see `server_imports`. If there is a second socket, the branch sends a pidfd of
+itself there. It says IMPORTING of each module, then READY, or why it is of no use (SPOILT). To the
+server that forked it, the branch is a worker with a negative host_id: code that hangs, crashes or
+leaves threads behind when it is imported costs a branch, never a server with workers.
 
 With `context: fork` the server is no fresh interpreter but a fork of the trainer, made while that
 has a single thread. Workers inherit their factories then, and it holds whatever the trainer held.
@@ -36,7 +36,7 @@ from collections import deque
 from collections.abc import Callable, Container, Mapping
 from typing import NoReturn
 
-from envmgr.transport.process import preload
+from envmgr.transport.process import server_imports
 from envmgr.types import EnvFactory
 from envmgr.wire.channel import FrameChannel
 from envmgr.worker import process as worker
@@ -200,11 +200,11 @@ class WorkerServer:
             # What imports leave behind becomes its child and is seen; nobody else adopts it.
             self._prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
             try:
-                preloads = preload.Preloads.from_bytes(wanted)
-                preload.import_all(preloads, lambda place: tell(IMPORTING, place))
+                preloads = server_imports.Preloads.from_bytes(wanted)
+                server_imports.import_all(preloads, lambda place: tell(IMPORTING, place))
             except ConnectionError:  # an OSError, but not one of the imports
                 raise
-            except (preload.SpoiltError, OSError) as error:  # or it cannot look at itself
+            except (server_imports.SpoiltError, OSError) as error:  # or it cannot look at itself
                 tell(SPOILT, 0, str(error).encode(errors="replace"))
                 return 0
             worker.flush_streams()  # or each worker would print what modules have printed

@@ -13,28 +13,28 @@ from time import monotonic
 
 from envmgr.transport.fds import forget_fd
 from envmgr.transport.process import server
-from envmgr.transport.process.preload import Preloads
+from envmgr.transport.process.server_imports import Preloads
 
 _PATIENCE_S = 5.0
 
 
 class ServerLink:
-    """The connection to a server, and what is known of it.
+    """The connection to a server, and what the trainer knows of that.
 
     Several threads may send, receive and close at once, and none of them ever waits for another
-    one: not with a lock, for one that is interrupted would keep it as long as its signal handler,
-    or its garbage collection, waits for the other one.
+    one. There is no lock: a thread that is interrupted would hold it while its signal handler, or a
+    garbage collection, waits for the other thread.
 
     Args:
-        control: its socket.
-        parent: the connection to the server that forks it; None for the first one.
-        number: its host_id there.
-        wanted: what it imports before it is ready.
+        control: the control socket.
+        parent: the connection to the server that forks this one; None for the first one.
+        number: the server's host_id there.
+        wanted: what the server imports before it is ready.
 
     Attributes:
-        hosts: host_ids of its workers that are alive.
-        place: of the module that it is importing; -1 before the first.
-        due: when it should have come further; inf once it is ready.
+        hosts: the host_ids of the server's workers that are alive.
+        place: the place of the module that it is importing; -1 before the first.
+        due: when that import should have ended; inf once the server is ready.
     """
 
     def __init__(
@@ -57,12 +57,12 @@ class ServerLink:
 
     @property
     def is_open(self) -> bool:
-        """Whether it has not been closed here."""
+        """Whether this end has not been closed."""
         return not self._closed
 
     @contextlib.contextmanager
     def _used(self) -> Iterator[socket.socket]:
-        """Have the socket keep its fd meanwhile, which might be somebody else's afterwards."""
+        """Keep the socket's fd from being closed meanwhile: another file might get its number."""
         use = object()
         try:
             self._uses.add(use)
@@ -75,7 +75,7 @@ class ServerLink:
                 self._release()
 
     def close(self) -> None:
-        """Let go of the server, also where forks of this process have the socket, too."""
+        """Let the server end, even if forks of this process have its socket, too."""
         self._closed = True
         with contextlib.suppress(OSError):
             self.control.shutdown(socket.SHUT_RDWR)
@@ -87,7 +87,7 @@ class ServerLink:
             os.close(fd)
 
     def begin(self, place: int, limit_s: float) -> None:
-        """Note which module it imports, and for how long it may."""
+        """Note which module the server begins to import, and how long that may take."""
         self.place, self.due = place, monotonic() + limit_s
 
     def send(
@@ -100,7 +100,7 @@ class ServerLink:
         *,
         patience_s: float | None = None,
     ) -> None:
-        """Send a record: wait for a server that is behind, but not for one that is stopped.
+        """Send a record; wait for a server that is busy, but not for one that is stopped.
 
         Raises:
             OSError: it is stopped or gone, or was let go of.

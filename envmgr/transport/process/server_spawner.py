@@ -17,11 +17,12 @@ from typing import Any, Protocol
 
 from envmgr.transport.base import HostDied
 from envmgr.transport.fds import close_all, forget_fd, keep_from_children, pipe_pairs
-from envmgr.transport.process import homes, server
-from envmgr.transport.process.needed import installed_among
+from envmgr.transport.process import server, template_servers
+from envmgr.transport.process.needed_modules import installed_among
 from envmgr.transport.process.preloading import Preloading, PreloadRules
 from envmgr.transport.process.server_link import ServerLink
 from envmgr.transport.process.spawner import LEFT_BEHIND, SIGKILL, Spawner
+from envmgr.transport.process.template_servers import TemplateServer
 from envmgr.transport.ready import ReadySet
 from envmgr.wire.channel import FrameChannel
 from envmgr.wire.hosts import HostSpec, WorkerSettings
@@ -43,7 +44,7 @@ class ServerProcess(Protocol):
     """A process with the methods that `subprocess.Popen` has."""
 
     def kill(self, *, directly: bool) -> None:
-        """Have it be sent SIGKILL.
+        """Send it SIGKILL.
 
         Args:
             directly: from here, and not by the process that has forked it, if that is another one.
@@ -69,7 +70,7 @@ class ServerSpawner(Spawner):
         self._process: ServerProcess | None = None
         self._links: list[ServerLink] = []  # the server's own, then those of its branches
         self._link_of: dict[int, ServerLink] = {}  # of the workers that are alive, by host_id
-        self._home: homes.Home | None = None  # what the server is forked from
+        self._template: TemplateServer | None = None  # from which the server is forked
         self._is_closing = False
         self._preloading = Preloading(
             rules or PreloadRules(), self._watch, self._close_link, self._settle
@@ -91,7 +92,7 @@ class ServerSpawner(Spawner):
         if (first := self._first_link()) is not None:
             self._preloading.go_on(first)
         else:
-            self._preloading.begin(self._take_home())
+            self._preloading.begin(self._take_template())
 
     @property
     def is_prepared(self) -> bool:
@@ -99,7 +100,7 @@ class ServerSpawner(Spawner):
         return self._preloading.opening is None
 
     def start(self, spec: HostSpec, shared_fds: tuple[int, ...]) -> Channel:
-        """Have the server fork a worker."""
+        """Let the server fork a worker."""
         link = self._preloading.server_for_worker(self._ensure_server())
         ours, theirs = pipe_pairs()
         try:
@@ -142,43 +143,45 @@ class ServerSpawner(Spawner):
         self._endings.add(link.control)
 
     def _start_server(self, theirs: socket.socket, ours: socket.socket) -> ServerProcess:
-        """Start a server with one end of the control socket; the other one is not for it."""
-        home = self._take_home()
+        """Start a server with one end of the control socket; it must not keep the other one."""
+        template = self._take_template()
         try:
-            return home.fork(theirs)
+            return template.fork(theirs)
         except OSError:
-            self._leave_home(distrusted=True)
+            self._leave_template(distrusted=True)
             raise
 
-    def _take_home(self) -> homes.Home:
-        """Return the home that servers of this manager are forked from."""
-        if self._home is not None and not self._home.is_alive:
-            self._leave_home()
-        if self._home is None:
+    def _take_template(self) -> TemplateServer:
+        """Return the template from which servers of this manager are forked."""
+        if self._template is not None and not self._template.is_alive:
+            self._leave_template()
+        if self._template is None:
             flags: list[str] = getattr(subprocess, "_args_from_interpreter_flags", list)()
             command = [sys.executable, *flags, "-c", _BOOTSTRAP]
             variables = worker.worker_environment(os.environ, self._settings)
-            given = (command, variables, [*sys.path], [*sys.argv], homes.inheritance())
+            given = (command, variables, [*sys.path], [*sys.argv], template_servers.inheritance())
             wanted = self._preloading.modules
-            self._home = homes.take(given, wanted, lambda: _start_fresh(command, variables))
-            self._preloading.move_to(self._home)
-        return self._home
+            self._template = template_servers.take(
+                given, wanted, lambda: _start_fresh(command, variables)
+            )
+            self._preloading.move_to(self._template)
+        return self._template
 
-    def _leave_home(self, *, distrusted: bool = False) -> None:
-        home, self._home = self._home, None
-        if home is not None:
+    def _leave_template(self, *, distrusted: bool = False) -> None:
+        template, self._template = self._template, None
+        if template is not None:
             if distrusted:
-                homes.hide(home)
-            homes.give_back(home)
+                template_servers.hide(template)
+            template_servers.give_back(template)
 
     def _settle(self, link: ServerLink, modules: tuple[str, ...]) -> None:
-        """Make a branch of the home the home."""
+        """Take a branch of the template, which has imported modules, as the template."""
         self._unwatch(link)
-        if self._home is not None:
-            # Modules of the user's own, which he has listed, he may edit before the next launch.
+        if self._template is not None:
+            # The user may edit their own modules, which they have listed, before the next launch.
             shared = {*modules} <= {*installed_among(modules)}
-            self._home = homes.settle(link, modules, self._home, shared=shared)
-            self._preloading.move_to(self._home)
+            self._template = template_servers.settle(link, modules, self._template, shared=shared)
+            self._preloading.move_to(self._template)
 
     def death_of(self, host_id: int) -> Any:
         """Return the control socket; all deaths are reported there."""
@@ -241,7 +244,7 @@ class ServerSpawner(Spawner):
                 self._on_end(link)
 
     def _on_end(self, link: ServerLink) -> None:
-        """A server is gone; with the first one, all are."""
+        """Note that a server is gone; with the first one, all are."""
         if link.parent is None:
             self._drop_server()
             return
@@ -249,7 +252,7 @@ class ServerSpawner(Spawner):
         self._preloading.on_end(link)
 
     def signal(self, host_id: int, number: int) -> None:
-        """Have the server signal the worker's process group."""
+        """Let the server signal the worker's process group."""
         self._tell(server.SIGNAL, host_id, number)
 
     def _tell(self, kind: int, host_id: int, number: int) -> None:
@@ -266,7 +269,7 @@ class ServerSpawner(Spawner):
         return _CLOSE_S if self._is_closing else None
 
     def give_up(self, host_id: int) -> None:
-        """Have the server leave the worker; the second time, give the servers themselves up."""
+        """Let the server give the worker up; the second time, give up the servers themselves."""
         if host_id in self._left:
             self._drop_server()
         else:
@@ -276,9 +279,9 @@ class ServerSpawner(Spawner):
     def _drop_server(self) -> None:
         """Let the kernel kill the workers of servers that are gone or do not answer."""
         links = list(self._links)
-        for link in links:  # the first one first: nothing is begun in it any more
+        for link in links:  # in order: nothing is begun any more in the first one
             while link.parent is not None and link.is_open and self._read_one(link):
-                pass  # what it said before: which module it was that took the servers with it
+                pass  # what it said before: which module took the servers with it
             self._close_link(link)
         for link in links:
             self._preloading.on_end(link)
@@ -287,13 +290,13 @@ class ServerSpawner(Spawner):
             process.kill(directly=self._is_closing)
             try:
                 process.wait(_KILLED_S if self._is_closing else _SERVER_PATIENCE_S)
-            except subprocess.TimeoutExpired:  # its home does not kill it: it is stopped, perhaps
+            except subprocess.TimeoutExpired:  # its template has not killed it: stopped, perhaps
                 process.kill(directly=True)
-                self._leave_home(distrusted=True)
+                self._leave_template(distrusted=True)
             process.forget()
 
     def _close_link(self, link: ServerLink) -> None:
-        """Let go of a server; it ends then, and its workers with it."""
+        """Close the connection to a server, which ends then, and its workers with it."""
         for host_id in list(link.hosts):
             self._on_death(host_id, HostDied(None, "the worker server ended"))
         if link in self._links:
@@ -324,7 +327,7 @@ class ServerSpawner(Spawner):
                 self._process.wait(_CLOSE_S)
         self.hurry()
         self._drop_server()
-        self._leave_home()
+        self._leave_template()
         self._died.clear()
         if self._endings is not None:
             self._endings.close()

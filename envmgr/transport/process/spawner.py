@@ -77,7 +77,7 @@ class Spawner(ABC):
         self._ready = ready
 
     def any_death(self) -> list[Any]:
-        """Return what becomes readable when any worker dies, for all times; none where not known.
+        """Return what becomes readable when any worker dies; nothing where that is not known.
 
         What is returned once also stands for workers that are started later.
         """
@@ -102,13 +102,13 @@ class Spawner(ABC):
 
     @abstractmethod
     def give_up(self, host_id: int) -> None:
-        """Have a worker reported dead that was killed long ago and is not: the kernel holds it.
+        """Report a worker dead that was killed long ago, but that the kernel has not let go of.
 
         It is reaped whenever it ends. Others are not touched.
         """
 
     def hurry(self) -> None:
-        """Be about to be closed: wait for nothing any more that takes more than a moment."""
+        """Prepare to be closed: from now on wait for nothing that takes more than a moment."""
         return
 
     @abstractmethod

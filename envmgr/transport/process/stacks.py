@@ -18,26 +18,26 @@ runs. It may have to wait for a core, or block all signals."""
 
 _MOST_S = 0.5
 _WINDOW_S = 5.0
-"""When many hang that do not answer, so much in so long is waited for all of them."""
+"""If many workers hang and do not answer, all waits in a window of time last this long together."""
 
 _OURS = f'  File "{Path(last_words.__file__).parent}{os.sep}'
-"""How lines begin that are calls of the package that runs envs in workers."""
+"""How lines of stacks begin that show calls of the package that runs envs in workers."""
 
 _LOOK_EVERY_S = 0.001
 _STILL_S = 0.004
-"""Nothing says that all is written but that nothing follows."""
+"""If nothing has followed for so long, all is written: nothing else tells."""
 
 _MOST_BYTES = 1 << 16
 
 
 class Stacks:
-    """Asks workers for their stacks; from any process of their user."""
+    """Asks workers for their stacks. Any process of their user can."""
 
     def __init__(self) -> None:
         self._window_ends = self._left_s = 0.0
 
     def of(self, pid: int) -> str:
-        """Return where a worker is.
+        """Return where a worker hangs.
 
         Args:
             pid: of the process.
@@ -86,7 +86,7 @@ def _read(path: str) -> str:
 
 
 def of_envs(stacks: str) -> str:
-    """Return stacks without what is envmgr's own in them: calls around the env's, and threads.
+    """Return stacks without envmgr's own calls around those of the env, and without its threads.
 
     Args:
         stacks: what faulthandler wrote.
@@ -105,7 +105,7 @@ def _of_env(lines: list[str]) -> list[str]:
 
 
 def _listens(pid: int, status: dict[str, str]) -> bool:
-    """Whether the process is a worker that has a handler for the signal: others would die of it."""
+    """Return whether a process is a worker that handles the signal; others would die of it."""
     if STACKS_SIGNAL is None or status.get("State", "Z").startswith("Z"):
         return False
     try:

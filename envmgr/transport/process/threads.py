@@ -1,20 +1,38 @@
-"""Threads of the trainer, and what they forbid."""
+"""Threads of the trainer: how envmgr names its own, and which ones make a fork unsafe."""
 
 from __future__ import annotations
 
+import contextlib
 import threading
+import warnings
+from collections.abc import Iterator
 
 from envmgr.errors import LaunchError
 
-BACKGROUND_THREAD = "envmgr-background"
-"""Name of the threads of managers."""
+_OURS = "envmgr: "
+
+
+def thread_name(does: str) -> str:
+    """Return the name of a thread that runs envmgr's own code alone.
+
+    `refuse_unsafe_fork` lets a trainer with such threads fork, so none of them may run code of envs
+    or users, or hold a lock that a forked worker needs. Threads that run envs are named otherwise.
+
+    Args:
+        does: what the thread does, in a few words, as in "resets and repairs".
+    """
+    return f"{_OURS}{does}"
+
+
+BACKGROUND_THREAD = thread_name("background work")
+"""Name of a thread of a manager that does not say what it does."""
 
 
 def refuse_unsafe_fork() -> None:
     """Refuse to fork a process that has threads: their locks would stay locked in the child.
 
-    Those of other managers do not count: they hold no lock that a worker needs. Nor does one that
-    waits for this one, which says so in its attribute `waiting`.
+    Threads of envmgr's own do not count (see `thread_name`). Nor does one that waits for the
+    calling thread, which says so in its attribute `waiting`.
 
     Raises:
         LaunchError: there are other threads.
@@ -22,10 +40,18 @@ def refuse_unsafe_fork() -> None:
     here = threading.current_thread()
     idle = (here, getattr(here, "waiting", None))
     threads = (thread for thread in threading.enumerate() if thread not in idle)
-    others = [thread.name for thread in threads if thread.name != BACKGROUND_THREAD]
+    others = [thread.name for thread in threads if not thread.name.startswith(_OURS)]
     if others:
         raise LaunchError(
             f"context: fork with other threads running ({', '.join(others)}) can deadlock the "
             "workers, so it is refused. Use context: server (safe with threads, and as fast), or "
             "launch before the threads are started."
         )
+
+
+@contextlib.contextmanager
+def quiet_fork() -> Iterator[None]:
+    """Keep Python from warning of threads of envmgr's own, which hold no lock."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", category=DeprecationWarning, message=".*fork.*")
+        yield

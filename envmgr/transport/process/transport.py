@@ -21,7 +21,7 @@ from envmgr.transport.fds import fill_standard_fds
 from envmgr.transport.process.connections import Connections
 from envmgr.transport.process.last_words import warn_of_fault
 from envmgr.transport.process.orders import OrderWriter
-from envmgr.transport.process.shared import SharedFiles
+from envmgr.transport.process.shared_files import SharedFiles
 from envmgr.transport.process.spawner import SIGKILL, Spawner
 from envmgr.transport.ready import ReadySet, Waker
 from envmgr.types import EnvFactory

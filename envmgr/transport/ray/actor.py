@@ -1,6 +1,6 @@
-"""What runs on a node of the cluster: an actor, whose envs are on a thread of it or in workers.
+"""The actor that runs on a node of the cluster: its envs run on a thread of it, or in workers.
 
-Nothing here needs Ray: an actor is an object like any other.
+The actor is a plain Python object: Ray is only asked which node this is.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ import os
 import pickle
 import threading
 import traceback
+from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -21,9 +22,14 @@ import numpy.typing as npt
 from envmgr.errors import MissingDependencyError
 from envmgr.proc import resident_bytes
 from envmgr.transport.base import HostDied
-from envmgr.transport.ray.exchange import Exchange
-from envmgr.transport.ray.items import Do, Item, Node, packed, unpacked
+from envmgr.transport.process.preloading import PreloadRules
+from envmgr.transport.process.start_methods import make_spawner
+from envmgr.transport.process.threads import thread_name
+from envmgr.transport.process.transport import ProcessTransport
+from envmgr.transport.ray.actor_calls import CallHandler
+from envmgr.transport.ray.cluster import imported_ray
 from envmgr.transport.ray.mirror import PLACING, NodeMirror
+from envmgr.transport.ray.protocol import ActorOp, ActorRequest, Node, packed, unpacked
 from envmgr.transport.thread import stack_of
 from envmgr.wire.block import block_is_possible, items
 from envmgr.wire.frames import Frame, FrameError, pack
@@ -37,12 +43,12 @@ class ActorSettings(NamedTuple):
     """What an actor needs to know before the first of its hosts.
 
     Attributes:
-        worker: of its process, or of its worker processes.
-        isolated: each host is a worker process of the node.
-        preload: modules that are imported once for all workers; None: those that are found out.
+        worker: how its process is set up, or its worker processes.
+        isolated: whether each host is a worker process on the node.
+        preload: modules that are imported once for all workers; None: those that envs need.
         import_s: how long one import may take.
-        pickles: the factories of all envs, for finding these out.
-        shared_memory: data of fixed layout goes through the block, and its mirror here.
+        pickles: the factories of all envs, from which the needed modules are found out.
+        shared_memory: whether data of fixed layout goes through the actor's copy of the block.
     """
 
     worker: WorkerSettings
@@ -55,11 +61,11 @@ class ActorSettings(NamedTuple):
 
 @dataclass(frozen=True)
 class NodeFactory:
-    """Builds an env on a node, where what it needs may not be installed.
+    """Builds an env on a node; what the env needs may not be installed there.
 
     Attributes:
         pickled: the user's factory.
-        where: the node.
+        where: the address of the node.
     """
 
     pickled: bytes
@@ -83,8 +89,8 @@ class NodeFactory:
 class Hosting(Protocol):
     """What runs hosts in an actor."""
 
-    def deliver(self, items: Sequence[Item]) -> None:
-        """Take what is to be done; does not wait."""
+    def deliver(self, requests: Sequence[ActorRequest]) -> None:
+        """Do what is asked for, or begin to; does not wait."""
 
     def place(self, nbytes: int) -> Any:
         """Allocate the memory that hosts share with this process."""
@@ -93,31 +99,29 @@ class Hosting(Protocol):
         """See `Transport.count_mail`."""
 
     def ring(self, host_ids: Sequence[int]) -> None:
-        """Have hosts look at what was posted for them."""
+        """Let hosts look at what was posted for them."""
 
     def whereabouts(self, host_id: int) -> str:
-        """Return what a host is at, as `Transport.whereabouts`."""
+        """Return what a host is doing, as `Transport.whereabouts` does."""
 
 
 class HostActor:
-    """The actor. Its methods are called over the cluster, several at a time.
+    """The actor. The trainer calls its methods over the cluster, several at a time.
 
     Args:
         settings: see `ActorSettings`.
-        node: where it is; None: as Ray says.
+        node: where the actor runs; None asks Ray.
     """
 
     def __init__(self, settings: ActorSettings, node: Node | None = None) -> None:
-        from envmgr.transport.ray.workers import Workers
-
         node = node or node_of_ray()
         self._node = node
         self._mirror = NodeMirror(self._place)
-        self._exchange = Exchange(self._deliver, self._mirror)
-        self._hosting: Hosting = (Workers if settings.isolated else OneHost)(
-            settings, self._exchange, node
+        self._calls = CallHandler(self._deliver, self._mirror)
+        self._hosting: Hosting = (WorkerHosts if settings.isolated else ThreadHost)(
+            settings, self._calls, node
         )
-        self._exchange.put(0, node)
+        self._calls.put(0, node)
 
     def _place(self, nbytes: int) -> Any:
         """Allocate memory.
@@ -132,25 +136,25 @@ class HostActor:
             )
         return self._hosting.place(nbytes)
 
-    def _deliver(self, brought: Sequence[Item]) -> None:
-        """Take what a call brings; one at a time."""
+    def _deliver(self, brought: Sequence[ActorRequest]) -> None:
+        """Do what a call asks for; calls take turns here."""
         rung: list[int] = []
-        for do, host_id, data in brought:
-            if do == Do.POST:
+        for op, host_id, data in brought:
+            if op == ActorOp.POST:
                 rung = self._mirror.post(data)
-            elif do == Do.START:
+            elif op == ActorOp.START:
                 self._mirror.host(host_id, data.host_index)
-            elif do == Do.SEND and data.op in PLACING:
+            elif op == ActorOp.SEND and data.op in PLACING:
                 self._mirror.place_for(host_id, data)
                 if self._mirror.block is not None:
                     self._hosting.count_mail(self._mirror.block.mail)
-        self._hosting.deliver([item for item in brought if item.do != Do.POST])
+        self._hosting.deliver([one for one in brought if one.op != ActorOp.POST])
         if rung:
             self._hosting.ring(rung)
 
-    def exchange(self, number: int, items: bytes) -> tuple[int, bytes]:
-        """See `Exchange.call`; items and replies are packed."""
-        returned, replies = self._exchange.call(number, unpacked(items))
+    def exchange(self, number: int, requests: bytes) -> tuple[int, bytes]:
+        """See `CallHandler.call`; requests and replies are packed."""
+        returned, replies = self._calls.call(number, unpacked(requests))
         return returned, packed(replies)
 
     def whereabouts(self, host_id: int) -> str:
@@ -159,9 +163,7 @@ class HostActor:
 
 
 def node_of_ray() -> Node:
-    """Return where this process is."""
-    from envmgr.transport.ray.api import imported_ray
-
+    """Return where this process runs."""
     context = imported_ray().get_runtime_context()
     address = imported_ray().util.get_node_ip_address()
     return Node(context.get_node_id(), address, os.getpid(), block_is_possible())
@@ -169,12 +171,12 @@ def node_of_ray() -> Node:
 
 @functools.lru_cache(256)
 def _unpickled(data: bytes) -> Any:
-    """Return one object for equal pickles: settings of hosts, which nobody changes."""
+    """Return one object for equal pickles; they are settings of hosts, which nobody changes."""
     return pickle.loads(data)  # noqa: S301 - from the trainer, over its cluster
 
 
 def spec_of(host_id: int, orders: Orders, node: Node) -> HostSpec:
-    """Return the host that orders are about."""
+    """Return the host that the trainer has ordered."""
     made = [_factory(pickled, node.address) for pickled in orders.factories]
     envs = tuple(EnvOrder(*order[:3], made[order[3]]) for order in orders.envs)
     return HostSpec(host_id, orders.host_index, envs, _unpickled(orders.settings))
@@ -182,21 +184,21 @@ def spec_of(host_id: int, orders: Orders, node: Node) -> HostSpec:
 
 @functools.lru_cache(256)
 def _factory(pickled: bytes, where: str) -> NodeFactory:
-    return NodeFactory(pickled, where)  # one object for all, which are pickled once then
+    return NodeFactory(pickled, where)  # one object for all envs, so it is pickled once
 
 
-class OneHost:
-    """The one host of an actor that runs its envs itself, on a thread.
+class ThreadHost:
+    """The only host of an actor, on a thread of the actor.
 
     Args:
         settings: of the actor.
-        exchange: takes what it says.
-        node: where it is.
+        calls: take what the host says to the trainer.
+        node: where the actor runs.
     """
 
-    def __init__(self, settings: ActorSettings, exchange: Exchange, node: Node) -> None:
+    def __init__(self, settings: ActorSettings, calls: CallHandler, node: Node) -> None:
         set_up(0, settings.worker)
-        self._exchange, self._node = exchange, node
+        self._calls, self._node = calls, node
         self._posts = settings.shared_memory and node.posts
         self._inbox: ThreadInbox | None = None
         self._thread: threading.Thread | None = None
@@ -205,19 +207,19 @@ class OneHost:
         self._mail_numbers = itertools.count(1)
         self._index = 0
 
-    def deliver(self, items: Sequence[Item]) -> None:
-        """Start the host, or hand requests over to it; it is killed with the actor."""
-        for do, host_id, data in items:
-            if do == Do.START:
+    def deliver(self, requests: Sequence[ActorRequest]) -> None:
+        """Start the host, or hand requests over to it; the host is killed with the actor."""
+        for op, host_id, data in requests:
+            if op == ActorOp.START:
                 self._start(host_id, data)
-            elif do == Do.SEND and self._inbox is not None:
+            elif op == ActorOp.SEND and self._inbox is not None:
                 self._hand_over(host_id, data, self._inbox)
                 self._mail[self._index] = next(self._mail_numbers)
-            elif do == Do.ASK and self._inbox is not None:
+            elif op == ActorOp.ASK and self._inbox is not None:
                 self._inbox.ring(asks=True)
 
     def place(self, nbytes: int) -> memoryview:
-        """Allocate private memory, which its thread shares."""
+        """Allocate memory, which the thread of the host shares."""
         self._memory = np.zeros(nbytes, np.uint8)
         return self._open_memory(nbytes)
 
@@ -231,12 +233,12 @@ class OneHost:
         self._mail = items(mail)
 
     def ring(self, host_ids: Sequence[int]) -> None:
-        """Have the host look at the block."""
+        """Let the host look at the block."""
         if self._inbox is not None:
             self._inbox.ring(asks=False)
 
     def _start(self, host_id: int, orders: Orders) -> None:
-        self._inbox = ThreadInbox(functools.partial(self._exchange.put, host_id))
+        self._inbox = ThreadInbox(functools.partial(self._calls.put, host_id))
         self._index = orders.host_index
         self._thread = threading.Thread(
             target=self._run, args=(host_id, orders, self._inbox), name="envmgr-envs", daemon=True
@@ -247,7 +249,7 @@ class OneHost:
         try:
             inbox.send(frame.message())
         except FrameError as error:
-            self._exchange.put(host_id, pack(unreadable(frame, error)))
+            self._calls.put(host_id, pack(unreadable(frame, error)))
 
     def _run(self, host_id: int, orders: Orders, inbox: ThreadInbox) -> None:
         detail = ""
@@ -256,14 +258,136 @@ class OneHost:
                 spec_of(host_id, orders, self._node),
                 inbox,
                 memory=self._open_memory,
-                ring=self._exchange.ring if self._posts else None,
+                ring=self._calls.ring if self._posts else None,
                 encode=pack,
                 rss_bytes=resident_bytes,
             )
         except BaseException as error:  # settings that cannot be unpickled; a defect of ours
             detail = "".join(traceback.format_exception(error))
-        self._exchange.put(host_id, HostDied(None, detail))
+        self._calls.put(host_id, HostDied(None, detail))
 
     def whereabouts(self, host_id: int) -> str:
         """Return the stack of the thread."""
         return "" if self._thread is None else stack_of(self._thread)
+
+
+class WorkerHosts:
+    """Hosts in worker processes, by the transport that `type: subprocess` uses.
+
+    One thread polls that transport and passes on what comes. Other threads only ring.
+
+    Args:
+        settings: of the actor.
+        calls: take what hosts say to the trainer.
+        node: where the workers run.
+    """
+
+    def __init__(self, settings: ActorSettings, calls: CallHandler, node: Node) -> None:
+        self._calls, self._node = calls, node
+        self._worker = replace(settings.worker, affinity=None)
+        rules = PreloadRules(settings.preload, settings.import_s)
+        self._spawner = make_spawner("server", self._worker, (), rules)
+        self._transport = ProcessTransport(
+            self._spawner,
+            self._worker,
+            shared_memory=settings.shared_memory and node.posts,
+            as_arrival=_as_it_is,
+        )
+        self._requests: deque[ActorRequest] = deque()
+        self._pickles: tuple[bytes, ...] = settings.pickles if self._spawner.preloads else ()
+        self._hosts: set[int] = set()
+        self._killed: set[int] = set()
+        self._bells = threading.Lock()  # no host is rung while it is closed
+        self._thread = threading.Thread(
+            target=self._run, name=thread_name("worker processes"), daemon=True
+        )
+        self._thread.start()
+
+    def deliver(self, requests: Sequence[ActorRequest]) -> None:
+        """Leave requests to the thread."""
+        if requests:
+            self._requests.extend(requests)
+            self._transport.wake()
+
+    def place(self, nbytes: int) -> Any:
+        """Allocate the memory that all workers share."""
+        return self._transport.place(nbytes)
+
+    def count_mail(self, mail: Any) -> None:
+        """Count the messages there."""
+        self._transport.count_mail(mail)
+
+    def ring(self, host_ids: Sequence[int]) -> None:
+        """Ring at once: waking the thread to do it would take as long."""
+        with self._bells:
+            self._transport.ring(host_ids)
+
+    def whereabouts(self, host_id: int) -> str:
+        """Return the stacks of a worker."""
+        return self._transport.whereabouts(host_id)
+
+    def _run(self) -> None:
+        detail = ""
+        try:
+            self._preload()
+            while self._do_all():
+                self._pass_on(0.5)
+        except BaseException:  # a defect of ours must not vanish with the thread
+            detail = traceback.format_exc()
+        with self._bells:
+            self._transport.close(0.0)
+        for host_id in sorted(self._hosts):
+            self._calls.put(host_id, HostDied(None, detail))
+
+    def _preload(self) -> None:
+        if self._pickles:
+            self._spawner.preload(self._pickles)
+            while not self._transport.is_prepared:
+                self._pass_on(0.1)
+
+    def _do_all(self) -> bool:
+        """Do what was asked for; return False after a request to end."""
+        while self._requests:
+            op, host_id, data = self._requests.popleft()
+            with self._bells:
+                if op == ActorOp.CLOSE:
+                    self._transport.close(data)
+                    return False
+                self._do(op, host_id, data)
+        return True
+
+    def _do(self, op: int, host_id: int, data: object) -> None:
+        transport = self._transport
+        if op == ActorOp.START:
+            self._hosts.add(host_id)
+            transport.start([spec_of(host_id, data, self._node)])  # type: ignore[arg-type]
+        elif op == ActorOp.ASK:
+            transport.ring([host_id], asks=True)
+        elif op == ActorOp.SEND:
+            transport.send(host_id, data.encoded())  # type: ignore[attr-defined]
+        elif host_id not in self._killed:
+            self._killed.add(host_id)
+            transport.kill(host_id)
+        else:
+            transport.give_up(host_id)
+
+    def _pass_on(self, timeout_s: float) -> None:
+        """Wait, then pass on what has come."""
+        transport = self._transport
+        if not (transport.has_block and transport.await_ring(timeout_s)):
+            transport.poll(timeout_s)
+        if transport.has_block:
+            self._calls.ring()  # before messages, such as a death
+        if transport.needs_attention:
+            with self._bells:
+                transport.attend()
+        while transport.arrivals:
+            host_id, arrival = transport.arrivals.popleft()
+            if type(arrival) is HostDied:
+                self._hosts.discard(host_id)
+                self._killed.discard(host_id)
+            self._calls.put(host_id, arrival)
+
+
+def _as_it_is(frame: Frame) -> Frame:
+    return frame

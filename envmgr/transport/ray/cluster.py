@@ -1,12 +1,14 @@
-"""The connection to a Ray cluster, which all managers of this process share.
+"""Ray itself, which is imported when it is needed first, and the connection to a cluster.
 
-Who has called `ray.init` before keeps what he has. Else the first manager connects, or starts a
-cluster on this machine, and the last one that is closed undoes that.
+All managers of a process share the connection. If the user has called `ray.init`, managers use
+that. Else the first manager connects, or starts a cluster on this machine, and the last one that is
+closed disconnects.
 """
 
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import logging
 import os
 import queue
@@ -15,12 +17,12 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
-from envmgr.errors import ConfigError, LaunchError
-from envmgr.transport.process.threads import BACKGROUND_THREAD
-from envmgr.transport.ray.api import imported_ray
+from envmgr.errors import ConfigError, LaunchError, MissingDependencyError
+from envmgr.optional_packages import imported
+from envmgr.transport.process.threads import thread_name
 
 REACH_S = 5.0
-"""How long the head of a cluster may take to accept a connection."""
+"""How long the head node of a cluster may take to accept a connection."""
 
 _HERE: dict[str, Any] = {
     "address": "local",
@@ -30,15 +32,39 @@ _OFF = {"RAY_USAGE_STATS_ENABLED": "0"}
 _LOCK = threading.Lock()
 
 
+def refuse_without_ray() -> None:
+    """Refuse to go on where Ray is not installed; does not import it.
+
+    Raises:
+        MissingDependencyError: it is not.
+    """
+    spec = importlib.util.find_spec("ray")
+    if spec is None or spec.origin is None:  # a mere folder of that name, as Ray leaves in /tmp
+        raise MissingDependencyError(
+            "type: ray needs the package ray. Install the extra ray, in a clone of this project "
+            "with: pip install '.[ray]'"
+        )
+
+
+def imported_ray() -> Any:
+    """Return the package.
+
+    Raises:
+        MissingDependencyError: it is not installed, or cannot be imported.
+    """
+    refuse_without_ray()
+    return imported("ray", "type: ray needs the package ray", extra="ray")
+
+
 class _Keeper(threading.Thread):
     """The thread that connects, and disconnects when it is told to.
 
-    What a cluster on this machine consists of is ended by the kernel with the thread that has
-    started it. So that is one of its own, which outlives managers.
+    The kernel ends the processes of a cluster on this machine when the thread that has started them
+    ends. So this thread is one of its own, which outlives managers.
     """
 
     def __init__(self, ray: Any, address: str | None) -> None:
-        super().__init__(name=BACKGROUND_THREAD, daemon=True)
+        super().__init__(name=thread_name("connection to Ray"), daemon=True)
         self.address = address
         self.users = 1
         self.job: Any = None
@@ -47,7 +73,7 @@ class _Keeper(threading.Thread):
         self._opened: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
 
     def open(self) -> None:
-        """Connect, and wait for that; raises what comes of it."""
+        """Connect, and wait for that; raise what went wrong."""
         self.start()
         error = self._opened.get()
         if error is not None:
@@ -69,7 +95,7 @@ class _Keeper(threading.Thread):
             self._ray.shutdown()
 
     def close(self) -> None:
-        """Disconnect; a cluster that was started for this ends."""
+        """Disconnect; a cluster that this thread has started ends."""
         self._orders.put(None)
         self.join()
 
@@ -113,7 +139,7 @@ def open_cluster(address: str | None) -> Any:
 
 
 def close_cluster() -> None:
-    """Let go of what `open_cluster` returned; the last to do so disconnects."""
+    """Give back what `open_cluster` returned; the last manager to do so disconnects."""
     global _keeper
     with _LOCK:
         keeper = _keeper
@@ -144,7 +170,7 @@ def _resolved(address: str) -> tuple[str, str]:
 
 
 def _refuse_unreachable(address: str | None) -> None:
-    """Find out quickly that nobody is there: Ray itself would try for long."""
+    """Find out quickly that nobody is there; Ray itself would try for a long time."""
     if address is None or ":" not in address:
         return
     host, _, port = address.rpartition(":")
@@ -164,7 +190,7 @@ def _job_of(ray: Any) -> Any:
 
 @contextlib.contextmanager
 def _environment() -> Iterator[None]:
-    """Have no reports of use be sent by what is started meanwhile."""
+    """Keep Ray's processes that are started meanwhile from sending usage reports."""
     before = {name: os.environ.get(name) for name in _OFF}
     os.environ.update(_OFF)
     try:

@@ -1,8 +1,8 @@
-"""The block of a manager whose hosts are on other machines: a copy on each, kept alike row by row.
+"""The shared block where hosts are on other machines: the trainer and each actor have a copy of it.
 
-Both sides lay out the same memory. What the trainer posts travels with the next call of an actor,
-and what its hosts reply with the return of one: the columns of the rows that are new, in the order
-in which they were written, tokens last. So what holds of a block in shared memory holds of these.
+All sides lay out the same memory. What the trainer posts travels with the next call to an actor,
+and what hosts reply with the return of a call: the columns of the rows that are new, in the order
+in which they were written, tokens last. So the copies behave as a block in shared memory does.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ _WIDE = FIRST_WIDE << REWARD_SHIFT
 
 Rows = npt.NDArray[np.int64]
 Part = tuple[str, bytes, list[bytes]]
-"""Some columns, the rows of them that are new, and what is in these."""
+"""The name of some columns, the rows that are new in them, and the values in these rows."""
 Hosts = tuple[bytes, bytes, bytes, bytes]
-"""Indexes of hosts, how long ago `since` was, `running` and `finished`: clocks of machines have
-nothing to do with each other."""
+"""Indexes of hosts, and their columns `since` (as an age: the clocks of machines differ), `running`
+and `finished`."""
 
 
 class News(NamedTuple):
     """What is new in the block of an actor.
 
     Attributes:
-        parts: rows of envs, in the order in which they are to be written.
-        hosts: what they are at, if that is new.
+        parts: rows of envs, in the order in which they have to be written.
+        hosts: what hosts are running, if that is new.
     """
 
     parts: list[Part]
@@ -57,10 +57,10 @@ class Mirror:
     """One side's copy of the block, and of the arenas behind it.
 
     Args:
-        memory: allocates it: so many bytes, zeros.
+        memory: allocates so many bytes, all zero.
 
     Attributes:
-        block: the columns; None as long as no env was placed there.
+        block: the columns; None until an env is placed there.
     """
 
     def __init__(self, memory: Callable[[int], Any]) -> None:
@@ -68,7 +68,7 @@ class Mirror:
         self._allocate = memory
         self._memory: Any = None
         self._columns: dict[str, list[Array]] = {}
-        # Of each env: which arena its observations are in, its row there, and how many there are.
+        # Of each env: the arena of its observations, its row there, and how many rows there are.
         self._arena_of: list[str] = []
         self._arena_row: Rows = np.empty(0, np.int64)
         self._n_rows: Rows = np.empty(0, np.int64)
@@ -119,7 +119,7 @@ class Mirror:
         return block
 
     def write(self, parts: Iterable[Part]) -> None:
-        """Write what the other side has read."""
+        """Write what the other side has sent."""
         for name, of_rows, values in parts:
             rows = np.frombuffer(of_rows, np.int64)
             for column, value in zip(self._columns[name], values, strict=True):
@@ -127,23 +127,23 @@ class Mirror:
                 column[rows] = np.ndarray(shape, column.dtype, value)
 
     def _read(self, parts: list[Part], name: str, rows: Rows) -> None:
-        """Add what is in some columns, if there are rows to be read at all."""
+        """Add the values of some rows to `parts`, if there are any rows."""
         if len(rows):
             values = [column[rows].tobytes() for column in self._columns[name]]
             parts.append((name, rows.tobytes(), values))
 
 
 class TrainerMirror(Mirror):
-    """The trainer's copy, which the core posts in, and reads.
+    """The trainer's copy, in which the core posts steps and reads replies.
 
-    Only the courier and the threads that calls return on use this.
+    Only the thread that makes calls, and Ray's threads on which calls return, use this object.
     """
 
     def _lay_out(self, block: Block) -> Block:
         plan = block.plan
         self._requests, self._orders = block.requests.copy(), block.orders.copy()
         self._posted = np.zeros(plan.n_hosts, np.uint64)
-        block.sleeping[:-1] = 1  # hosts are always rung for
+        block.sleeping[:-1] = 1  # so that hosts are always rung for
         return super()._lay_out(block)
 
     def posts(self, rows: Rows, indexes: Rows) -> list[Part]:
@@ -156,7 +156,7 @@ class TrainerMirror(Mirror):
         block, parts = self.block, list[Part]()
         if block is None:
             return parts
-        # First: the tokens of what was posted were written before it.
+        # First: the core writes this column after the tokens of the steps.
         posted = block.posted[indexes]
         is_new = posted != self._posted[indexes]
         requests, orders = block.requests[rows], block.orders[rows]
@@ -170,7 +170,7 @@ class TrainerMirror(Mirror):
         return parts
 
     def apply(self, news: News) -> None:
-        """Write what an actor has read."""
+        """Write what an actor has sent."""
         block = self.block
         if block is None:
             return
@@ -183,7 +183,7 @@ class TrainerMirror(Mirror):
 
 
 class NodeMirror(Mirror):
-    """An actor's copy, which its hosts work in. Its exchange sees to it that calls take turns.
+    """An actor's copy, in which its hosts work. `CallHandler` lets calls take turns.
 
     Args:
         memory: see `Mirror`.
@@ -197,31 +197,31 @@ class NodeMirror(Mirror):
         self._indexes: Rows = np.empty(0, np.int64)
 
     def host(self, host_id: int, index: int) -> None:
-        """A host is started here; it is the one of that index from now on."""
+        """Note that a host is started here, and has this index from now on."""
         self._hosts[index] = host_id
         self._indexes = np.array(sorted(self._hosts), np.int64)
         if self.block is not None:
-            # The trainer may have taken note of what the one before it was at, and put it away.
+            # The trainer may know already what the host before it was running.
             self.block.running[index], self._of_host[1][index] = 0, -1
 
     def place_for(self, host_id: int, frame: Frame) -> None:
-        """Take note of a message to a host, as `place`."""
+        """Take note of a message to a host, as `place` does."""
         if self.place(frame):
             self._host_of[frame.env_id] = host_id
             self._rows = np.array(sorted(self._host_of), np.int64)
 
     def _lay_out(self, block: Block) -> Block:
-        # What was told of last, and what is awaited: of steps, and of resets that were ordered.
+        # What the trainer was told last, and what it awaits: of steps, and of ordered resets.
         self._told = [block.replies.copy(), block.resets.copy()]
         self._awaited = [block.replies.copy(), block.resets.copy()]
         self._of_host = [column.copy() for column in (block.since, block.running, block.finished)]
-        block.sleeping[-1] = 1  # the trainer is always rung for
+        block.sleeping[-1] = 1  # so that the trainer is always rung for
         return super()._lay_out(block)
 
     # -- what is posted -----------------------------------------------------------------------
 
     def post(self, parts: Iterable[Part]) -> list[int]:
-        """Have steps be posted here; return the hosts that are to be rung for."""
+        """Post steps here; return the hosts that have to be rung for."""
         block = self.block
         if block is None:
             return []
@@ -240,7 +240,7 @@ class NodeMirror(Mirror):
         ]
 
     def answered(self, frame: Frame) -> None:
-        """What was posted for an env was answered by message."""
+        """Note that what was posted for an env was answered by message."""
         for awaited in self._awaited if self.block is not None else ():
             if frame.env_id < len(awaited) and self._is_request(awaited, frame):
                 awaited[frame.env_id] = 0
@@ -249,13 +249,13 @@ class NodeMirror(Mirror):
         return int(awaited[frame.env_id]) & MAX_REQUEST_ID == frame.request_id
 
     def ended(self, host_id: int) -> None:
-        """A host has ended: nothing is awaited of its envs any more."""
+        """Note that a host has ended: nothing is awaited of its envs any more."""
         for awaited in self._awaited if self.block is not None else ():
             awaited[[env_id for env_id, host in self._host_of.items() if host == host_id]] = 0
 
     @property
     def is_open(self) -> bool:
-        """Whether something was posted that has not been answered, as far as was told."""
+        """Whether something was posted whose answer the trainer has not been told."""
         return self.block is not None and any(a[self._rows].any() for a in self._awaited)
 
     @property
@@ -280,12 +280,12 @@ class NodeMirror(Mirror):
         return is_new or bool(self._new_hosts(block).size)
 
     def news(self) -> News | None:
-        """Return what has become of it since this was asked last; None if nothing has."""
+        """Return what is new since the last call of this; None if nothing is."""
         block, parts = self.block, list[Part]()
         if block is None:
             return None
         hosts = self._of_hosts(block)
-        # A step that is complete with its reset is replied to after that.
+        # Resets first: a step that includes its reset is answered after it.
         steps, resets = self._new_rows(0, block.replies), self._new_rows(1, block.resets)
         if len(resets):
             flags = block.reset_flags[resets]
@@ -314,7 +314,7 @@ class NodeMirror(Mirror):
         arenas = list(map(self._arena_of.__getitem__, rows.tolist()))
         at = places * self._n_rows[rows] + self._arena_row[rows]
         for arena in dict.fromkeys(arenas):
-            some = places < self._n_places[arena]  # another one is for the trainer to find
+            some = places < self._n_places[arena]  # the trainer finds a wrong place by itself
             if len(self._n_places) > 1:
                 some &= np.array([other == arena for other in arenas])
             self._read(parts, arena, at[some])

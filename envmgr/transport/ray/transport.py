@@ -16,18 +16,18 @@ from envmgr.errors import ConfigError
 from envmgr.transport.outbox import OutboxTransport
 from envmgr.transport.process.orders import OrderWriter
 from envmgr.transport.ray.actor import ActorSettings, HostActor
+from envmgr.transport.ray.actor_calls import THREADS
 from envmgr.transport.ray.cluster import close_cluster, open_cluster
-from envmgr.transport.ray.courier import KILL, LOSE, RING, Courier, Link
-from envmgr.transport.ray.exchange import THREADS
-from envmgr.transport.ray.items import Do, Item
 from envmgr.transport.ray.mirror import TrainerMirror
-from envmgr.transport.ray.room import (
-    Placement,
+from envmgr.transport.ray.nodes import (
+    NodeChoice,
     describe,
     options_of,
     refuse_without_room,
     strategy_of,
 )
+from envmgr.transport.ray.protocol import ActorOp, ActorRequest
+from envmgr.transport.ray.trainer_calls import KILL, LOSE, RING, ActorCaller, ActorLink
 from envmgr.transport.ready import Waker
 from envmgr.types import EnvFactory
 from envmgr.wire.block import block_is_possible
@@ -36,10 +36,10 @@ from envmgr.wire.hosts import HostSpec, WorkerSettings
 from envmgr.wire.messages import UNANSWERED, Message, Op
 
 _LAST_S = 1.0
-"""What actors get to be gone that were killed."""
+"""How long actors that were killed may take to be gone."""
 
 _ASK_S = 0.3
-"""What an actor gets to say where a host hangs."""
+"""How long an actor may take to say where a host hangs."""
 
 _ELSEWHERE = "runs its hosts on other machines, "
 
@@ -48,10 +48,10 @@ class ActorPlan(NamedTuple):
     """Which actors a manager wants.
 
     Attributes:
-        options: of the config.
-        n_actors: how many share the hosts of the envs.
-        n_hosts: how many of these there are, without spares.
-        worker: settings of their processes.
+        options: the section `manager.ray` of the config.
+        n_actors: how many actors share the hosts.
+        n_hosts: how many hosts there are, without those of spares.
+        worker: how the processes of actors are set up.
         preload: see `ActorSettings`.
         import_s: likewise.
         shared_memory: whether steps are posted, where their data has a fixed layout.
@@ -78,7 +78,7 @@ class RayTransport(OutboxTransport):
         LaunchError: there is no cluster to be had.
     """
 
-    _hosts: dict[int, Link]
+    _hosts: dict[int, ActorLink]
     kill_patience_s = 1.0
     spins = False
     is_mirrored = True
@@ -96,7 +96,7 @@ class RayTransport(OutboxTransport):
         self.packs_envs = not self._isolated
         self._orders = OrderWriter(plan.worker, with_factories=True)
         self._pickles: tuple[bytes, ...] = ()
-        self._links: dict[int, Link] = {}
+        self._links: dict[int, ActorLink] = {}
         self._given_up: set[int] = set()
         self._latest: tuple[Any, list[None]] = (None, [])
         self._ray = open_cluster(plan.options.address)
@@ -106,13 +106,13 @@ class RayTransport(OutboxTransport):
             super().__init__()
             self._deaths, outbox = Waker(), self._open_outbox()
             self._ready.add(self._deaths)
-            self._placement = Placement(self._ray, plan.options)
-            self._courier = Courier(self._ray, outbox, self._deaths, self._placement.lost)
-            self._tasks: queue.SimpleQueue[Any] = self._courier.tasks
+            self._node_choice = NodeChoice(self._ray, plan.options)
+            self._caller = ActorCaller(self._ray, outbox, self._deaths, self._node_choice.lost)
+            self._tasks: queue.SimpleQueue[Any] = self._caller.tasks
             opened.pop_all()
 
     def _checked_class(self) -> Any:
-        """Return the actor's class with its options, if there is room for the actors."""
+        """Return the actor's class for Ray, if the cluster has room for the actors."""
         plan = self._plan
         refuse_without_room(self._ray.nodes(), plan.options, plan.n_actors)
         self._options = {**options_of(plan.options), "max_concurrency": THREADS}
@@ -136,7 +136,7 @@ class RayTransport(OutboxTransport):
             self._pickles = tuple(pickles)
 
     def start(self, specs: Sequence[HostSpec]) -> None:
-        """Have hosts started, in new actors where there are none for them.
+        """Start hosts, in new actors where there are none for them.
 
         Raises:
             ConfigError: a factory cannot be pickled; nothing was started.
@@ -145,21 +145,21 @@ class RayTransport(OutboxTransport):
         for spec, payload in zip(specs, orders, strict=True):
             link = self._link_for(spec)
             self._hosts[spec.host_id] = link
-            self._tasks.put((link, Item(Do.START, spec.host_id, payload)))
+            self._tasks.put((link, ActorRequest(ActorOp.START, spec.host_id, payload)))
 
-    def _link_for(self, spec: HostSpec) -> Link:
-        """Return the actor of a host; hosts that share one are neighbours by their index."""
+    def _link_for(self, spec: HostSpec) -> ActorLink:
+        """Return the actor of a host; hosts that share one have indexes next to each other."""
         plan, index = self._plan, spec.index
         if self._isolated:
             beyond = index - plan.n_hosts  # spares are dealt out
             index = index * plan.n_actors // plan.n_hosts if beyond < 0 else beyond % plan.n_actors
             if (link := self._links.get(index)) is not None and not link.is_over:
                 return link
-        self._links[index] = link = Link(self._start_actor, serves_one=not self._isolated)
+        self._links[index] = link = ActorLink(self._start_actor, serves_one=not self._isolated)
         return link
 
     def _start_actor(self) -> tuple[Any, str | None]:
-        """Have an actor started; return its handle, and where it is to be."""
+        """Let Ray start an actor; return its handle and the node that was chosen."""
         plan = self._plan
         settings = ActorSettings(
             plan.worker,
@@ -171,31 +171,31 @@ class RayTransport(OutboxTransport):
         )
         links = list(self._links.values())
         taken = [link.node_id for link in links if link.node_id and not link.is_over]
-        node_id = self._placement.choose(taken)
+        node_id = self._node_choice.choose(taken)
         options = {**self._options, "scheduling_strategy": strategy_of(node_id)}
         return self._actor_class.options(**options).remote(settings), node_id
 
     def kill(self, host_id: int) -> None:
-        """Kill its actor, or have its actor kill it."""
+        """Kill the host's actor, or let the actor kill the host."""
         link = self._hosts.get(host_id)
         if link is not None:
             self._killed.add(host_id)
-            self._tasks.put((link, Item(Do.KILL, host_id) if self._isolated else KILL))
+            self._tasks.put((link, ActorRequest(ActorOp.KILL, host_id) if self._isolated else KILL))
 
     def give_up(self, host_id: int) -> None:
-        """Have the actor do what it can; one that does not answer is given up with all it has."""
+        """Let the actor do what it can; the second time, give the actor up with all its hosts."""
         link = self._hosts.get(host_id)
         if link is None:
             return
         if self._isolated and host_id not in self._given_up:
             self._given_up.add(host_id)
-            self._tasks.put((link, Item(Do.KILL, host_id)))
+            self._tasks.put((link, ActorRequest(ActorOp.KILL, host_id)))
         else:
             self._given_up.discard(host_id)
             self._tasks.put((link, LOSE))
 
     def whereabouts(self, host_id: int) -> str:
-        """Ask its actor, unless that does not answer."""
+        """Ask the host's actor, unless that did not answer before."""
         link = self._hosts.get(host_id)
         if link is None or link.is_over or link.is_silent or not self._ray.is_initialized():
             return ""
@@ -225,22 +225,22 @@ class RayTransport(OutboxTransport):
         return pack(message, has_main=False)
 
     def send(self, host_id: int, prepared: Any) -> None:
-        """Leave a request to the courier."""
+        """Leave a request to the thread that makes calls."""
         link = self._hosts.get(host_id)
         if link is not None:
             was_put: list[None] = []
             self._latest = (prepared, was_put)
-            task = (link, Item(Do.SEND, host_id, prepared))
-            # In one go: no signal handler comes between the putting and the note of it.
+            task = (link, ActorRequest(ActorOp.SEND, host_id, prepared))
+            # In one go: no signal handler comes between the request and the note of it.
             was_put.extend(map(self._tasks.put, (task,)))
 
     def has_sent(self, host_id: int, prepared: Any) -> bool:
-        """Whether this very object was left to the courier last."""
+        """Whether this very object was the last one that `send` left to the thread."""
         latest, was_put = self._latest
         return latest is prepared and bool(was_put)
 
     def any_death(self) -> list[Any]:
-        """Return what is rung for deaths alone."""
+        """Return what is rung for deaths only."""
         return [self._deaths]
 
     # -- the block --------------------------------------------------------------------------
@@ -252,28 +252,28 @@ class RayTransport(OutboxTransport):
         return self._plan.shared_memory and block_is_possible() and all(n.posts for n in nodes)
 
     def place(self, nbytes: int) -> memoryview | None:
-        """Allocate private memory, which each actor has a copy of; see `mirror`."""
+        """Allocate memory, of which each actor has a copy; see `mirror`."""
         if nbytes == 0 or not self.has_block:
             return None
         memory = memoryview(np.zeros(nbytes, np.uint8))  # type: ignore[arg-type]
-        self._courier.mirror = TrainerMirror(lambda nbytes: memory)
+        self._caller.mirror = TrainerMirror(lambda nbytes: memory)
         return memory
 
     def ring(self, host_ids: Iterable[int], *, asks: bool = False) -> None:
-        """Leave to the courier what was posted."""
-        links: dict[Link, None] = {}
+        """Let the thread that makes calls tell actors what was posted."""
+        links: dict[ActorLink, None] = {}
         for host_id in host_ids:
             if (link := self._hosts.get(host_id)) is not None:
                 links[link] = None
                 if asks:
-                    self._tasks.put((link, Item(Do.ASK, host_id)))
+                    self._tasks.put((link, ActorRequest(ActorOp.ASK, host_id)))
         for link in links:
             self._tasks.put((link, RING))
 
     # -- the end ----------------------------------------------------------------------------
 
     def close(self, grace_s: float) -> None:
-        """Have envs closed, then kill the actors; who started the cluster ends it, too."""
+        """Let envs close, then kill the actors; a cluster that was started for this ends, too."""
         if self._closed:
             return
         try:
@@ -285,14 +285,14 @@ class RayTransport(OutboxTransport):
                 self._tasks.put((link, KILL))
             if self._ray.is_initialized():  # not so when the interpreter ends
                 self._await_ends(_LAST_S)
-            self._courier.end(_LAST_S)
+            self._caller.end(_LAST_S)
             self._closed = True
             self._release()
 
     def _ask_to_end(self, grace_s: float) -> None:
         if self._isolated:
             for link in self._links.values():
-                self._tasks.put((link, Item(Do.CLOSE, 0, grace_s)))
+                self._tasks.put((link, ActorRequest(ActorOp.CLOSE, 0, grace_s)))
             grace_s += _LAST_S  # the actor sees to the time itself
         else:
             for host_id in list(self._hosts):

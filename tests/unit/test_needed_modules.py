@@ -20,7 +20,7 @@ import pytest
 
 from envmgr.config.env_factories import env_factories
 from envmgr.errors import ConfigError
-from envmgr.transport.process.needed import find_module, listed_modules, needed_modules
+from envmgr.transport.process.needed_modules import find_module, listed_modules, needed_modules
 from envmgr.worker import imported
 
 

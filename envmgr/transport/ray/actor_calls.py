@@ -1,11 +1,11 @@
-"""The actor's side of its calls: each brings requests, and takes replies back as soon as there are.
+"""The actor's side of the calls: each call brings requests, and returns when there are replies.
 
-One call always waits in the actor, so that what comes later than the answer to a request (a reset
-that the host begins by itself, a death) needs none that is made for it. A call that brings steps
-carries the replies to them back: one call for each batch.
+One call always waits in the actor. So the trainer need not make a call to learn of what happens
+later than the answer to a request, such as a reset that the host begins by itself, or a death. A
+call that brings steps returns with the replies to them: a batch takes one call.
 
-Calls run on threads of Ray's in any order, so both ways are numbered. Under one lock, one thread at
-a time does what concerns calls and the copy of the block.
+Ray runs calls on threads of its own in any order, so requests and replies are numbered. One lock
+guards all that calls change, the actor's copy of the block included.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from envmgr.transport.base import HostDied
-from envmgr.transport.ray.items import Do, Item
 from envmgr.transport.ray.mirror import NodeMirror
+from envmgr.transport.ray.protocol import ActorOp, ActorRequest
 from envmgr.wire.frames import Frame
 from envmgr.wire.messages import UNANSWERED, Op
 
 MOST_CALLS = 2
-"""So many calls wait at most; with one more the oldest returns, whatever there is."""
+"""How many calls wait at most: when one more comes, the oldest returns, with whatever there is."""
 
 THREADS = MOST_CALLS + 3
-"""Threads that calls need, with one for whom asks something else and room for a late one."""
+"""Threads that calls need: one is for questions such as `whereabouts`, one for a late call."""
 
 _GOES_ON = (Op.BEGAN, Op.NOTICE)
 _LEAST_LINGER_S = 0.001
@@ -33,80 +33,83 @@ _MOST_LINGER_S = 0.05
 _LINGER_SHARE = 0.25
 
 Reply = tuple[int, Any]
-"""A host, and a frame from it, or its death; what the actor itself says is from host 0."""
+"""A host_id, and a frame from that host or its death; host 0 stands for the actor itself."""
 
 
-class Exchange:
-    """Takes what calls bring, in order, and has them return what there is to say.
+class CallHandler:
+    """Passes on what calls bring, in order, and decides when a call returns, and with what.
 
-    Replies to a batch travel together: until all of them are there a call returns now and then
-    only, at intervals that grow with the time that the batch has taken, by a quarter of it. Of
-    posted steps there is nothing to return before a host rings, but for what time limits need.
+    The replies to a batch travel together. Until all of them are there, a call returns only now and
+    then, after a quarter of the time that the batch has taken so far. Posted steps have nothing to
+    return before a host rings, except for what the trainer's time limits need.
 
     Args:
-        deliver: takes what a call has brought; not called by two threads at once.
-        mirror: where steps are posted; what is new there goes with every return.
+        deliver: takes what a call has brought; two threads never call it at once.
+        mirror: the block in which steps are posted; every return carries what is new there.
     """
 
-    def __init__(self, deliver: Callable[[Sequence[Item]], None], mirror: NodeMirror) -> None:
+    def __init__(
+        self, deliver: Callable[[Sequence[ActorRequest]], None], mirror: NodeMirror
+    ) -> None:
         self._deliver = deliver
         self._mirror = mirror
         self._is_rung = False
         self._lock = threading.RLock()  # what is delivered may be answered at once
-        self._early: dict[int, tuple[Sequence[Item], threading.Condition]] = {}
+        self._early: dict[int, tuple[Sequence[ActorRequest], threading.Condition]] = {}
         self._next = 0
-        # Calls that wait, the oldest first: each on a condition of its own, since whoever wakes up
-        # for nothing takes the interpreter from the envs. The latest keeps the time, and returns.
+        # The calls that wait, the oldest first. Each has a condition of its own, since a thread
+        # that wakes up for nothing takes the interpreter from the envs. The latest call watches
+        # the time, and returns.
         self._waiting: list[threading.Condition] = []
         self._replies: list[Reply] = []
         self._returned = 0
-        self._awaited: dict[int, int] = {}  # request ids, and of which host
+        self._awaited: dict[int, int] = {}  # by request id, the host that is to answer
         self._began = self._look_at = time.monotonic()
 
-    def call(self, number: int, items: Sequence[Item]) -> tuple[int, list[Reply]]:
+    def call(self, number: int, requests: Sequence[ActorRequest]) -> tuple[int, list[Reply]]:
         """Take requests, then wait until there is something to return.
 
         Args:
-            number: of the call, from 0 on.
-            items: what it brings.
+            number: the number of the call, from 0 on.
+            requests: what the call brings.
 
         Returns:
-            Which return this is, from 0 on, and what hosts have said.
+            The number of this return, from 0 on, and what hosts have said.
         """
         with self._lock:
             turn = threading.Condition(self._lock)
-            self._early[number] = (items, turn)
+            self._early[number] = (requests, turn)
             while (brought := self._early.pop(self._next, None)) is not None:
                 self._next += 1
-                self._take(brought[0])  # may raise: then nobody waits with that call
+                self._take(brought[0])  # if this raises, the call does not wait
                 self._waiting.append(brought[1])
             if len(self._waiting) > MOST_CALLS:
                 self._waiting[0].notify()
             if self._waiting and self._waiting[-1] is not turn:
-                self._waiting[-1].notify()  # it came before its turn, and keeps the time now
+                self._waiting[-1].notify()  # it came before its turn, and watches the time now
             while not self._may_return(turn):
                 is_latest = bool(self._waiting) and self._waiting[-1] is turn
                 turn.wait(self._pause_s() if is_latest else None)
             self._waiting.remove(turn)
             replies, self._replies, self._is_rung = self._replies, [], False
-            # What is in the block was written before hosts said what comes after it, or later.
+            # The block first: hosts write there before they send what follows.
             if (news := self._mirror.news()) is not None:
                 replies.insert(0, (0, news))
             returned, self._returned = self._returned, self._returned + 1
             if self._waiting and (self._awaited or self._mirror.is_open):
-                self._waiting[-1].notify()  # it keeps the time now
+                self._waiting[-1].notify()  # it watches the time now
             return returned, replies
 
-    def _take(self, items: Sequence[Item]) -> None:
-        if not items:
+    def _take(self, requests: Sequence[ActorRequest]) -> None:
+        if not requests:
             return
         self._began = time.monotonic()
-        for do, host_id, data in items:
-            if do == Do.SEND and data.request_id != UNANSWERED and data.op != Op.CLOSE:
+        for op, host_id, data in requests:
+            if op == ActorOp.SEND and data.request_id != UNANSWERED and data.op != Op.CLOSE:
                 self._awaited[data.request_id] = host_id
-            elif do == Do.START:
+            elif op == ActorOp.START:
                 self._awaited.update((order[2], host_id) for order in data.envs if order[2])
-        self._deliver(items)
+        self._deliver(requests)
 
     @property
     def _are_awaited(self) -> bool:
@@ -122,7 +125,7 @@ class Exchange:
         return has_any and (is_time or not self._are_awaited)
 
     def _pause_s(self) -> float | None:
-        """Return how long to wait; what comes last, or when nothing is awaited, ends that."""
+        """Return how long to wait; the last reply that is awaited ends the wait before that."""
         now = time.monotonic()
         if self._look_at <= now:
             if self._awaited or self._replies or self._is_rung:
@@ -138,7 +141,7 @@ class Exchange:
         return min(max(share_s, _LEAST_LINGER_S), _MOST_LINGER_S)
 
     def _tell(self, *, is_first: bool) -> None:
-        """There is something to return: at once if nothing else is awaited, else before long."""
+        """Note that there is something to return: at once if nothing else is awaited, else soon."""
         if not self._waiting:
             return
         now = time.monotonic()
@@ -148,14 +151,14 @@ class Exchange:
             self._waiting[-1].notify()
 
     def ring(self) -> None:
-        """Have a call return what is new in the block, if there is anything."""
+        """Let a call return what is new in the block, if anything is."""
         with self._lock:
             if self._mirror.has_news:
                 is_first, self._is_rung = not self._is_rung, True
                 self._tell(is_first=is_first)
 
     def put(self, host_id: int, reply: Any) -> None:
-        """Have a call return this: a frame, or the death of a host."""
+        """Let a call return a frame of a host, or its death."""
         with self._lock:
             self._replies.append((host_id, reply))
             if type(reply) is Frame:

@@ -1,4 +1,4 @@
-"""Which home a manager's server is forked from, and when homes end, without any process."""
+"""Which template a manager's server is forked from, and when templates end, without any process."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if sys.platform == "win32":
 
 import resource
 
-from envmgr.transport.process import homes, server
+from envmgr.transport.process import server, template_servers
 
 needs_pidfds = pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="there are no pidfds")
 PATIENCE_S = 20.0
@@ -30,7 +30,7 @@ PATIENCE_S = 20.0
 
 
 class Servers:
-    """Starts what homes take for servers."""
+    """Starts what templates take for servers."""
 
     def __init__(self) -> None:
         self.ends: list[socket.socket] = []
@@ -63,96 +63,96 @@ def servers() -> Iterator[Servers]:
     yield servers
     for end in servers.ends:
         end.close()
-    assert homes._homes == []
+    assert template_servers._templates == []
 
 
 def test_the_home_with_most_of_what_is_wanted_and_nothing_else(servers: Servers) -> None:
-    first = homes.take("key", ["a", "b"], servers.start)
+    first = template_servers.take("key", ["a", "b"], servers.start)
     assert first.modules == ()
-    with_a = homes.settle(servers.link(), ["a"], first, shared=True)
-    again = homes.take("key", ["a", "b"], servers.start)
+    with_a = template_servers.settle(servers.link(), ["a"], first, shared=True)
+    again = template_servers.take("key", ["a", "b"], servers.start)
     assert again is with_a
-    with_both = homes.settle(servers.link(), ["b"], again, shared=True)
+    with_both = template_servers.settle(servers.link(), ["b"], again, shared=True)
     assert with_both.modules == ("a", "b")
-    assert homes.take("key", ["b", "c", "a"], servers.start) is with_both
-    assert homes.take("key", ["b"], servers.start) is first, "nobody asked for a"
-    other = homes.take("other key", ["a", "b"], servers.start)
+    assert template_servers.take("key", ["b", "c", "a"], servers.start) is with_both
+    assert template_servers.take("key", ["b"], servers.start) is first, "nobody asked for a"
+    other = template_servers.take("other key", ["a", "b"], servers.start)
     assert other is not first
-    for home in (with_both, with_both, with_a, first, other):
-        homes.give_back(home)
+    for template in (with_both, with_both, with_a, first, other):
+        template_servers.give_back(template)
     assert servers.waited == 2
 
 
 def test_a_home_ends_when_nobody_uses_it(servers: Servers) -> None:
-    first = homes.take("key", ["a"], servers.start)
-    with_a = homes.settle(servers.link(), ["a"], first, shared=True)
-    assert homes.take("key", ["a"], servers.start) is with_a
-    homes.give_back(with_a)
+    first = template_servers.take("key", ["a"], servers.start)
+    with_a = template_servers.settle(servers.link(), ["a"], first, shared=True)
+    assert template_servers.take("key", ["a"], servers.start) is with_a
+    template_servers.give_back(with_a)
     assert not servers.has_ended(1)
-    homes.give_back(with_a)
+    template_servers.give_back(with_a)
     assert servers.has_ended(1)
     assert servers.has_ended(0)
     assert servers.waited == 1
 
 
 def test_one_that_is_dead_hidden_or_not_shared_is_not_taken(servers: Servers) -> None:
-    first = homes.take("key", ["a"], servers.start)
-    private = homes.settle(servers.link(), ["a"], first, shared=False)
-    second = homes.take("key", ["a"], servers.start)
+    first = template_servers.take("key", ["a"], servers.start)
+    private = template_servers.settle(servers.link(), ["a"], first, shared=False)
+    second = template_servers.take("key", ["a"], servers.start)
     assert second is first
-    hidden = homes.settle(servers.link(), ["a"], second, shared=True)
-    homes.hide(hidden)
-    third = homes.take("key", ["a"], servers.start)
+    hidden = template_servers.settle(servers.link(), ["a"], second, shared=True)
+    template_servers.hide(hidden)
+    third = template_servers.take("key", ["a"], servers.start)
     assert third is first
     servers.ends[0].close()
     assert not first.is_alive
-    fresh = homes.take("key", ["a"], servers.start)
+    fresh = template_servers.take("key", ["a"], servers.start)
     assert fresh is not first
-    for home in (private, hidden, third, fresh):
-        homes.give_back(home)
+    for template in (private, hidden, third, fresh):
+        template_servers.give_back(template)
 
 
 def test_what_a_process_inherits_says_who_may_share(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = homes.inheritance()
-    assert homes.inheritance() == before
+    before = template_servers.inheritance()
+    assert template_servers.inheritance() == before
     monkeypatch.chdir("/")
-    assert homes.inheritance() != before
+    assert template_servers.inheritance() != before
 
 
 def test_other_threads_give_back_theirs_while_a_server_is_started(servers: Servers) -> None:
-    first = homes.take("key", [], servers.start)
+    first = template_servers.take("key", [], servers.start)
 
     def start() -> tuple[ServerLink, Any]:
-        thread = threading.Thread(target=homes.give_back, args=[first], daemon=True)
+        thread = threading.Thread(target=template_servers.give_back, args=[first], daemon=True)
         thread.start()
         thread.join(PATIENCE_S)
         assert not thread.is_alive()
         assert servers.has_ended(0)
         return servers.start()
 
-    homes.give_back(homes.take("other key", [], start))
+    template_servers.give_back(template_servers.take("other key", [], start))
 
 
 def test_nobody_waits_for_ever_for_who_looks_at_homes(
     servers: Servers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(homes, "_GIVE_WAY_S", 0.001)
-    first = homes.take("key", [], servers.start)
+    monkeypatch.setattr(template_servers, "_GIVE_WAY_S", 0.001)
+    first = template_servers.take("key", [], servers.start)
     second: list[Any] = []
 
     def in_another_thread() -> None:
-        second.append(homes.take("key", [], servers.start))
-        homes.give_back(first)
-        homes.hide(second[0])
+        second.append(template_servers.take("key", [], servers.start))
+        template_servers.give_back(first)
+        template_servers.hide(second[0])
 
-    with homes._lock:
+    with template_servers._lock:
         thread = threading.Thread(target=in_another_thread, daemon=True)
         thread.start()
         thread.join(PATIENCE_S)
         assert not thread.is_alive()
         assert not servers.has_ended(0)
     assert second[0] is not first
-    homes.give_back(second[0])
+    template_servers.give_back(second[0])
     assert servers.has_ended(0), "what could not be given back then is so now"
     assert servers.has_ended(1)
 
@@ -160,21 +160,21 @@ def test_nobody_waits_for_ever_for_who_looks_at_homes(
 def test_what_a_collection_gives_back_meanwhile_is_not_taken_from_who_chooses_it(
     servers: Servers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(homes, "_GIVE_WAY_S", 0.001)
-    first = homes.take("key", [], servers.start)
+    monkeypatch.setattr(template_servers, "_GIVE_WAY_S", 0.001)
+    first = template_servers.take("key", [], servers.start)
     receive, to_do = ServerLink.receive, [first]
 
     def collect(link: ServerLink) -> Any:
-        """Close a dropped manager, in the thread that looks at homes."""
+        """Close a dropped manager, in the thread that looks at template_servers."""
         while to_do:
-            homes.give_back(to_do.pop())
+            template_servers.give_back(to_do.pop())
         return receive(link)
 
     monkeypatch.setattr(ServerLink, "receive", collect)
-    taken = homes.take("key", [], servers.start)
+    taken = template_servers.take("key", [], servers.start)
     assert taken.is_alive
     assert taken.n_users == 1
-    homes.give_back(taken)
+    template_servers.give_back(taken)
     assert all(servers.has_ended(place) for place in range(len(servers.ends)))
 
 
@@ -189,7 +189,7 @@ def test_a_home_that_does_not_end_is_not_waited_for_long(servers: Servers) -> No
 
     link = servers.link()
     origin = SimpleNamespace(wait=wait, kill=lambda: kills.append(None))
-    homes.give_back(homes.take("key", [], lambda: (link, origin)))
+    template_servers.give_back(template_servers.take("key", [], lambda: (link, origin)))
     assert len(kills) == 1
     waits.clear()
 
@@ -199,7 +199,7 @@ def test_a_home_that_does_not_end_is_not_waited_for_long(servers: Servers) -> No
 
     origin = SimpleNamespace(wait=never, kill=lambda: None)
     link = servers.link()
-    homes.give_back(homes.take("key", [], lambda: (link, origin)))
+    template_servers.give_back(template_servers.take("key", [], lambda: (link, origin)))
     assert sum(waits) <= 1.0
 
 
@@ -260,32 +260,34 @@ def fill(link: ServerLink) -> None:
             link.send(server.SIGNAL, 0, 0, patience_s=0.0)
 
 
-# -- servers that a home has forked ---------------------------------------------------------------
+# -- servers that a template has forked ----------------------------------------------------------
 
 
-def forked(servers: Servers) -> tuple[homes.Home, homes.ForkedServer, socket.socket]:
-    """Return a home, a server of its and where that sends its pidfd."""
-    home = homes.take("key", [], servers.start)
+def forked(
+    servers: Servers,
+) -> tuple[template_servers.TemplateServer, template_servers.ForkedServer, socket.socket]:
+    """Return a template, a server of its and where that sends its pidfd."""
+    template = template_servers.take("key", [], servers.start)
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
-        process = home.fork(theirs)
+        process = template.fork(theirs)
     ours.close()
     record, fds, _, _ = socket.recv_fds(servers.ends[-1], server.MAX_RECORD, server.MAX_FDS)
     assert server.RECORD.unpack_from(record)[0] == server.BRANCH
     control, birth = fds
     os.close(control)
-    return home, process, socket.socket(fileno=birth)
+    return template, process, socket.socket(fileno=birth)
 
 
 @needs_pidfds
 def test_a_server_is_killed_whatever_its_home_does(
     servers: Servers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    home, process, birth = forked(servers)
+    template, process, birth = forked(servers)
     killed: list[int] = []
     monkeypatch.setattr(signal, "pidfd_send_signal", lambda fd, number: killed.append(number))
-    fill(home.link)
-    process.kill(directly=True)  # it is not forked yet, and its home takes nothing
+    fill(template.link)
+    process.kill(directly=True)  # it is not forked yet, and its template takes nothing
     with pytest.raises(subprocess.TimeoutExpired):
         process.wait(0.0)
     server._introduce(birth.detach())
@@ -297,29 +299,29 @@ def test_a_server_is_killed_whatever_its_home_does(
     process.kill(directly=True)
     assert process.wait(0.0) == 0
     assert killed == [signal.SIGKILL]
-    homes.give_back(home)
+    template_servers.give_back(template)
 
 
 def test_a_server_that_could_not_be_forked_has_ended(servers: Servers) -> None:
-    home, process, birth = forked(servers)
+    template, process, birth = forked(servers)
     birth.close()
     assert process.wait(0.0) == 0
-    homes.give_back(home)
+    template_servers.give_back(template)
 
 
 @needs_pidfds
 def test_a_server_whose_manager_has_closed_says_so_to_nobody(servers: Servers) -> None:
-    home, process, birth = forked(servers)
+    template, process, birth = forked(servers)
     process.forget()
     server._introduce(birth.detach())
-    homes.give_back(home)
+    template_servers.give_back(template)
 
 
 @needs_pidfds
 def test_no_fd_for_a_pidfd_is_not_taken_for_an_end(
     servers: Servers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    home, process, birth = forked(servers)
+    template, process, birth = forked(servers)
     server._introduce(birth.detach())
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     os.close(free := os.dup(0))
@@ -334,4 +336,4 @@ def test_no_fd_for_a_pidfd_is_not_taken_for_an_end(
     process.kill(directly=True)
     assert killed, "it is not lost"
     process.forget()
-    homes.give_back(home)
+    template_servers.give_back(template)

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 _SETTLE_S = 0.2
-"""How long what a module has ended, such as a thread that it has joined, may take to be gone."""
+"""How long something that a module has ended, such as a thread, may take to be gone."""
 
 _MASKS = ("SigBlk", "SigIgn", "SigCgt")
 
@@ -36,7 +36,7 @@ class Preloads(NamedTuple):
     left_out: tuple[str, ...]
 
     def to_bytes(self) -> bytes:
-        """Return it as it travels to the server."""
+        """Return this as it travels to the server."""
         return json.dumps(self).encode()
 
     @classmethod
@@ -54,10 +54,10 @@ def import_all(wanted: Preloads, begin: Callable[[int], None]) -> None:
 
     Args:
         wanted: the modules.
-        begin: told the place of each module in the list before it is imported.
+        begin: is called with the place of each module in the list before it is imported.
 
     Raises:
-        SpoiltError: saying why; about the module that was begun last.
+        SpoiltError: the module that was begun last made this process unfit; it says how.
     """
     before = _Traces.now()
     for place, name in enumerate(wanted.modules):
@@ -113,7 +113,7 @@ class _Traces(NamedTuple):
 
     @classmethod
     def now(cls) -> _Traces:
-        """Look."""
+        """Return what this process has now."""
         return cls(
             n_threads=len(os.listdir("/proc/self/task")),
             has_children=_has_children(),
@@ -123,7 +123,7 @@ class _Traces(NamedTuple):
         )
 
     def what_is_new(self, now: _Traces) -> str:
-        """Return what there is now and was not before, in words; empty if there is nothing."""
+        """Return in words what there is now and was not before; empty if nothing is new."""
         found = []
         if now.n_threads > self.n_threads:
             found.append("starts threads")

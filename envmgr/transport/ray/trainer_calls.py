@@ -1,10 +1,9 @@
-"""The trainer's side of calls to actors: one thread that makes them all.
+"""The trainer's side of calls to actors: one thread makes them all.
 
-Ray's code is never run in the thread of the trainer's loop, where a signal handler could end it
-half-way: that thread leaves in a queue what is to be sent, and finds in the outbox what has come,
-where threads of Ray's put it.
-What is left while the courier is on its way goes with the next call, so a batch of steps makes one
-call to each actor.
+The thread of the trainer's loop never runs Ray's code, which a signal handler could interrupt
+half-way. It leaves what is to be sent in a queue, and finds what has come in the outbox, where
+threads of Ray's put it. All that is in the queue when the calling thread looks goes with one call,
+so a batch of steps takes one call to each actor.
 """
 
 from __future__ import annotations
@@ -21,36 +20,35 @@ import numpy as np
 
 from envmgr.transport.base import Arrival, Garbage, HostDied
 from envmgr.transport.outbox import Outbox
-from envmgr.transport.process.threads import BACKGROUND_THREAD
-from envmgr.transport.ray.exchange import Reply
-from envmgr.transport.ray.items import Do, Item, Node, packed, unpacked
+from envmgr.transport.process.threads import thread_name
+from envmgr.transport.ray.actor_calls import Reply
 from envmgr.transport.ray.mirror import PLACING, News, TrainerMirror
+from envmgr.transport.ray.protocol import ActorOp, ActorRequest, Node, packed, unpacked
 from envmgr.transport.ready import Waker
 from envmgr.wire.frames import Frame, FrameError
 
 
-class Link:
-    """An actor, as the courier knows it.
+class ActorLink:
+    """An actor, as the trainer knows it.
 
     Args:
-        start: has Ray start it, and returns its handle and the node that was chosen.
-        serves_one: it is of no use any more when its host has ended.
+        start: lets Ray start the actor; returns its handle and the node that was chosen.
+        serves_one: the actor is of no use any more when its host has ended.
 
     Attributes:
         start: the same.
         serves_one: the same.
-        handle: once it was asked for.
-        hosts: those that it serves, and which of the manager's each is; in the order of their
-            starts.
-        rows: envs whose steps are posted for it.
-        is_rung: something was posted for it that it does not know of.
-        items: what the next call brings.
-        node: where it is, once it has said so.
-        node_id: where it is to be.
-        n_calls: those that have not returned.
-        is_over: it has died, or was killed: nothing is sent to it any more.
+        handle: the actor for Ray; None before the first call.
+        hosts: by host_id, the indexes of the hosts that the actor serves, in order of their starts.
+        rows: the envs whose steps are posted for the actor.
+        is_rung: something was posted that the actor does not know of.
+        requests: what the next call brings.
+        node: where the actor runs, once it has said so.
+        node_id: the node that was chosen for it.
+        n_calls: how many calls have not returned.
+        is_over: the actor has died, or was killed: nothing is sent to it any more.
         is_gone: its death is known, and its hosts are reported dead.
-        is_silent: it was asked something, and did not answer in time.
+        is_silent: it was asked where a host hangs, and did not answer in time.
     """
 
     def __init__(self, start: Callable[[], tuple[Any, str | None]], *, serves_one: bool) -> None:
@@ -59,7 +57,7 @@ class Link:
         self.hosts: dict[int, int] = {}
         self.rows: set[int] = set()
         self.is_rung = False
-        self.items: list[Item] = []
+        self.requests: list[ActorRequest] = []
         self.node: Node | None = None
         self.node_id: str | None = None
         self.is_over = self.is_gone = self.is_silent = False
@@ -69,23 +67,23 @@ class Link:
         self.n_calls = 0
 
     def posted(self, mirror: TrainerMirror) -> None:
-        """Have the next call bring what was posted."""
+        """Let the next call bring what was posted."""
         self.is_rung = False
         indexes = np.array([*self.hosts.values()], np.int64)
         posts = mirror.posts(np.array([*self.rows], np.int64), indexes)
         if posts:
-            self.items.append(Item(Do.POST, 0, posts))
+            self.requests.append(ActorRequest(ActorOp.POST, 0, posts))
 
     def call(self) -> Any:
-        """Make a call with all that is there to be sent; return its future."""
-        items, self.items = self.items, []
+        """Make a call with all the requests; return its future."""
+        requests, self.requests = self.requests, []
         if self.handle is None:
             self.handle, self.node_id = self.start()
         number = next(self._numbers)
-        return self.handle.exchange.remote(number, packed(items)).future()
+        return self.handle.exchange.remote(number, packed(requests)).future()
 
     def in_order(self, returned: int, replies: list[Reply]) -> list[Reply]:
-        """Return the replies whose turn it is, now that these have come."""
+        """Return the replies whose turn it is, now that a call has returned with these."""
         self.n_calls -= 1
         self._early[returned] = replies
         found: list[Reply] = []
@@ -96,25 +94,25 @@ class Link:
 
 
 KILL, LOSE, RING = "kill", "lose", "ring"
-"""What to do about an actor: end it; end it and wait for no word of that; tell it what was posted.
-"""
+"""What to do about an actor: kill it; kill it and take it for dead; tell it what was posted."""
 
-Task = tuple[Link | None, Any]
-"""An actor, and an item for it, one of the above, or None if it has no call; no link: that is the
-end."""
+Task = tuple[ActorLink | None, Any]
+"""An actor, and what to do: a request, one of the above, or None where a call has to wait there.
+Without an actor: end."""
 
 
-class Courier:
-    """Carries items to actors, and what they say to the outbox.
+class ActorCaller:
+    """Takes requests to actors, and puts what they say into the outbox.
 
     Args:
-        ray: the package, connected.
-        outbox: where it goes.
-        deaths: rung when a host has died.
-        lost: told of the node of an actor that has died unasked.
+        ray: the package, connected to a cluster.
+        outbox: where replies go.
+        deaths: is rung when a host has died.
+        lost: is called with the node of an actor that has died without being killed.
 
     Attributes:
-        mirror: where steps are posted; None where they go by message.
+        mirror: the block in which steps are posted; None where they go by message.
+        tasks: what the thread is to do.
     """
 
     def __init__(
@@ -123,20 +121,22 @@ class Courier:
         self._ray, self._lost = ray, lost
         self._outbox, self._deaths = outbox, deaths
         self.mirror: TrainerMirror | None = None
-        self._links: dict[int, Link] = {}  # of the envs whose steps are posted
+        self._links: dict[int, ActorLink] = {}  # of the envs whose steps are posted
         self.tasks: queue.SimpleQueue[Task] = queue.SimpleQueue()
         self._lock = threading.RLock()  # of the links; the trainer's loop does not take it
-        self._thread = threading.Thread(target=self._run, name=BACKGROUND_THREAD, daemon=True)
+        self._thread = threading.Thread(
+            target=self._run, name=thread_name("calls to Ray actors"), daemon=True
+        )
         self._thread.start()
 
     def end(self, limit_s: float) -> None:
-        """End the thread, when it has done what it was given before."""
+        """End the thread after all that it was given before."""
         self.tasks.put((None, None))
         self._thread.join(limit_s)
 
     def _run(self) -> None:
         while True:
-            touched: dict[Link, None] = {}
+            touched: dict[ActorLink, None] = {}
             task = self.tasks.get()
             while True:
                 link, what = task
@@ -145,7 +145,7 @@ class Courier:
                 touched[link] = None
                 with self._lock:
                     kills = self._take(link, what)
-                if kills:  # without the lock: a thread of Ray's may wait for it, and Ray for that
+                if kills:  # without the lock: a thread that Ray waits for may wait for it
                     self._kill(link)
                 if self.tasks.empty():
                     break
@@ -153,16 +153,16 @@ class Courier:
             for link in touched:
                 self._call(link)
 
-    def _take(self, link: Link, what: Any) -> bool:
+    def _take(self, link: ActorLink, what: Any) -> bool:
         """Do what can be done without Ray; return whether the actor is to be killed."""
-        if type(what) is Item:
-            if what.do == Do.START:
+        if type(what) is ActorRequest:
+            if what.op == ActorOp.START:
                 link.hosts[what.host_id] = what.data.host_index
-                if link.is_over:  # which was not known when it was given this host
+                if link.is_over:  # this was not known when the host was given to it
                     self._report_deaths(link, [what.host_id], "its actor has ended")
             if not link.is_over:
-                link.items.append(what)
-                if what.do == Do.SEND and what.data.op in PLACING:
+                link.requests.append(what)
+                if what.op == ActorOp.SEND and what.data.op in PLACING:
                     self._place(link, what.data)
         elif what is RING:
             link.is_rung = True
@@ -171,28 +171,28 @@ class Courier:
             self._lose(link, error, is_silent=True)
         elif what is KILL:
             link.is_over = True
-            link.items.clear()
+            link.requests.clear()
             return link.handle is not None
         return False
 
-    def _place(self, link: Link, frame: Frame) -> None:
-        """Where the data of an env is, is said to its host: what is posted for it goes there."""
+    def _place(self, link: ActorLink, frame: Frame) -> None:
+        """Note which actor an env's steps are posted for: its host is told where its data is."""
         if self.mirror is not None and self.mirror.place(frame):
             if (before := self._links.get(frame.env_id)) is not None:
                 before.rows.discard(frame.env_id)
             self._links[frame.env_id] = link
             link.rows.add(frame.env_id)
 
-    def _call(self, link: Link) -> None:
-        """Make a call if there is anything to send, or none is in the actor that waits there."""
+    def _call(self, link: ActorLink) -> None:
+        """Make a call if there is anything to send, or if no call waits in the actor."""
         with self._lock:
             if link.is_over:
                 return
             if link.is_rung and self.mirror is not None:
                 link.posted(self.mirror)
-            if not link.items and link.n_calls:
+            if not link.requests and link.n_calls:
                 return
-            link.n_calls += 1  # first: it may have returned before this has
+            link.n_calls += 1  # first: the call may return before `call` does
         try:
             if not self._ray.is_initialized():
                 raise ConnectionError("this process is not connected to Ray any more")
@@ -203,8 +203,8 @@ class Courier:
         else:
             future.add_done_callback(partial(self._returned, link))
 
-    def _returned(self, link: Link, future: Any) -> None:
-        """On a thread of Ray's, where nothing of Ray may be called."""
+    def _returned(self, link: ActorLink, future: Any) -> None:
+        """Take what a call returned. Runs on a thread of Ray's, which must not call Ray."""
         with self._lock:
             if link.is_gone:
                 return
@@ -218,7 +218,7 @@ class Courier:
             if link.n_calls == 0:
                 self.tasks.put((link, None))
 
-    def _take_returned(self, link: Link, returned: int, replies: list[Reply]) -> None:
+    def _take_returned(self, link: ActorLink, returned: int, replies: list[Reply]) -> None:
         put = self._outbox.sent.append
         for host_id, reply in link.in_order(returned, replies):
             if type(reply) is Frame:
@@ -234,30 +234,30 @@ class Courier:
         if replies:
             self._outbox.bell.wake()
 
-    def _host_ended(self, link: Link, host_id: int) -> None:
+    def _host_ended(self, link: ActorLink, host_id: int) -> None:
         link.hosts.pop(host_id, None)
         self._deaths.wake()
         if link.serves_one:
             self.tasks.put((link, KILL))
 
-    def _lose(self, link: Link, error: BaseException, *, is_silent: bool = False) -> None:
-        """An actor has died, or cannot be reached, which is the same: nobody waits for it."""
+    def _lose(self, link: ActorLink, error: BaseException, *, is_silent: bool = False) -> None:
+        """Give up an actor that has died or cannot be reached: nobody waits for it any more."""
         link.is_gone = True
         if link.node_id is not None and (is_silent or not link.is_over):
             self._lost(link.node_id)
         link.is_over = True
-        link.items.clear()
-        self.tasks.put((link, KILL))  # it may live, and only be out of reach
+        link.requests.clear()
+        self.tasks.put((link, KILL))  # it may be alive, and only out of reach
         self._report_deaths(link, list(link.hosts), _words_of(error))
 
-    def _report_deaths(self, link: Link, host_ids: Sequence[int], detail: str) -> None:
+    def _report_deaths(self, link: ActorLink, host_ids: Sequence[int], detail: str) -> None:
         for n, host_id in enumerate(host_ids):
             link.hosts.pop(host_id, None)
             self._outbox.sent.append((host_id, HostDied(None, detail, with_others=n > 0)))
         self._outbox.bell.wake()
         self._deaths.wake()
 
-    def _kill(self, link: Link) -> None:
+    def _kill(self, link: ActorLink) -> None:
         with contextlib.suppress(Exception):  # it is gone already
             if self._ray.is_initialized():
                 self._ray.kill(link.handle, no_restart=True)
@@ -271,7 +271,7 @@ def _opened(frame: Frame) -> Arrival:
 
 
 def _words_of(error: BaseException) -> str:
-    """Return what Ray says of the end of an actor, with where it came from."""
+    """Return what Ray says of the end of an actor, with the type of the error."""
     cause = getattr(error, "cause", None)
     text = str(cause if isinstance(cause, BaseException) else error).strip()
     return f"{type(error).__name__}: {text}"

@@ -1,12 +1,13 @@
-"""Servers that the managers of a trainer share: each has its own server forked from one of them.
+"""Template servers, which managers share: the worker server of each manager is forked from one.
 
-A *home* is a worker server that starts no workers. The first is a fresh interpreter; others are
-branches that have imported what a manager wants. A manager takes the home that has most of that
-and nothing else, has it import the rest in a branch, which is a home then, and has its own server
-forked there. So a manager beside another one with the same needs imports nothing, and gets nothing
-that it would not have imported itself; its workers have a server that is nobody else's.
+A *template* is a worker server that starts no workers. The first one is a fresh interpreter; others
+are branches that have imported what a manager wants. A manager takes the template that has imported
+most of what it wants, and nothing else. The rest is imported in a branch of that, which becomes a
+template itself, and the manager's own server is forked from it. So a second manager with the same
+needs imports nothing; it gets nothing that it would not have imported itself; and no other manager
+uses its server.
 
-A home is there as long as managers, or homes that were forked from it, use it.
+A template lives as long as managers, or templates that were forked from it, use it.
 """
 
 from __future__ import annotations
@@ -27,31 +28,32 @@ from typing import Any
 
 from envmgr.transport.fds import forget_fd, keep_from_children
 from envmgr.transport.process import server
-from envmgr.transport.process.preload import Preloads
+from envmgr.transport.process.server_imports import Preloads
 from envmgr.transport.process.server_link import ServerLink
 from envmgr.transport.process.spawner import SIGKILL
 
 NUMBERS = itertools.count(-1, -1)
-"""Of branches, in this process."""
+"""Numbers of branches, in this process."""
 
 _FD = struct.Struct("i")
 _CLOSE_S = 0.5
 _GIVE_WAY_S = 0.2
-"""So long one thread waits for another one that looks at homes, which takes microseconds."""
+"""How long a thread waits for another one that looks at templates, which takes microseconds."""
 
 
-class Home:
-    """A server that others are forked from.
+class TemplateServer:
+    """A server from which others are forked.
 
     Args:
-        key: what it has inherited; only who would give the same to a server of its own may use it.
-        link: to it.
+        key: what it has inherited; a manager whose own server would inherit the same may use it.
+        link: the connection to it.
         modules: what it has imported.
-        origin: a process with the methods of `subprocess.Popen`, or the home it was forked from.
+        origin: its process, with the methods of `subprocess.Popen`, or the template from which it
+            was forked.
     """
 
     def __init__(
-        self, key: Any, link: ServerLink, modules: Iterable[str], origin: Home | Any
+        self, key: Any, link: ServerLink, modules: Iterable[str], origin: TemplateServer | Any
     ) -> None:
         self.key = key
         self.link = link
@@ -61,7 +63,7 @@ class Home:
 
     @property
     def is_alive(self) -> bool:
-        """Whether it has not ended, as far as it has told; what it tells besides is of no use."""
+        """Whether it has not ended, as far as it has said; all else that it says is dropped."""
         with contextlib.suppress(BlockingIOError):
             while self.link.is_open:
                 if self.link.receive() is None:
@@ -93,7 +95,7 @@ class Home:
     def end(self) -> None:
         """End it, and in the end those that it was forked from; nobody uses it any more."""
         self.link.close()
-        if isinstance(self.origin, Home):
+        if isinstance(self.origin, TemplateServer):
             give_back(self.origin)
             return
         for _ in range(2):
@@ -104,17 +106,17 @@ class Home:
 
 
 class ForkedServer:
-    """A server that a home has forked, with the methods of a process that the spawner needs.
+    """A server that a template has forked, with the methods of a process that the spawner needs.
 
     Args:
-        home: that forks it.
+        template: the one that forks it.
         number: its host_id there.
-        birth: it sends a pidfd of itself here, so that it can be killed and waited for whatever
-            its home does.
+        birth: the socket on which it sends a pidfd of itself, so that it can be killed and waited
+            for whatever its template does.
     """
 
-    def __init__(self, home: Home, number: int, birth: socket.socket) -> None:
-        self._home = home
+    def __init__(self, template: TemplateServer, number: int, birth: socket.socket) -> None:
+        self._template = template
         self._number = number
         self._birth = birth
         self._pidfd = -1
@@ -123,17 +125,17 @@ class ForkedServer:
         keep_from_children(birth.fileno())
 
     def kill(self, *, directly: bool) -> None:
-        """Have its home kill it, or kill it whatever its home does if that has forked it."""
+        """Let its template kill it, or kill it from here, if the template has forked it."""
         known = directly and self._look()
-        with contextlib.suppress(OSError):  # it is gone, or its home is
+        with contextlib.suppress(OSError):  # it is gone, or its template is
             if self._pidfd >= 0 and known:
                 signal.pidfd_send_signal(self._pidfd, SIGKILL)
             elif not self._has_ended:
                 args = (server.SIGNAL, self._number, SIGKILL)
-                self._home.link.send(*args, patience_s=0.0 if directly else None)
+                self._template.link.send(*args, patience_s=0.0 if directly else None)
 
     def wait(self, timeout: float | None = None) -> int:
-        """Wait until it has ended, as it does when it is let go of."""
+        """Wait until it has ended, as it does when its control socket is closed."""
         due = None if timeout is None else monotonic() + timeout
         self._look()
         while not self._has_ended:
@@ -149,7 +151,7 @@ class ForkedServer:
         return 0
 
     def _look(self) -> bool:
-        """Return whether it is known, or known to have ended."""
+        """Return whether it has sent its pidfd, or is known to have ended."""
         if self._has_ended or self._pidfd >= 0:
             return True
         try:
@@ -180,104 +182,109 @@ class ForkedServer:
             self._birth.close()
 
 
-_homes: list[Home] = []
-# Held while homes are looked at and counted, and for nothing else. Nobody waits for it for ever:
-# the main thread may be interrupted while it has it, and its signal handler may wait for whoever
-# wants it; and a garbage collection may close a manager in the very thread that has it.
+_templates: list[TemplateServer] = []
+# Held while templates are looked at and counted, and for nothing else. No thread waits for it for
+# ever: the main thread may be interrupted while it holds the lock, and its signal handler may wait
+# for the thread that wants it; and a garbage collection may close a manager in the thread that
+# holds it.
 _lock = threading.Lock()
-_given_back: queue.SimpleQueue[Home] = queue.SimpleQueue()
+_given_back: queue.SimpleQueue[TemplateServer] = queue.SimpleQueue()
 
 
 def _forget_all() -> None:
-    """Begin anew in a fork of this process, whose servers end with the one it was forked from."""
+    """Begin anew in a fork of this process: the servers end with the process that started them."""
     global _lock, _given_back
     _lock = threading.Lock()
     _given_back = queue.SimpleQueue()
-    _homes.clear()
+    _templates.clear()
 
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget_all)
 
 
-def take(key: Any, wanted: Iterable[str], start: Callable[[], tuple[ServerLink, Any]]) -> Home:
-    """Return the home that has imported most of what is wanted, and nothing else.
+def take(
+    key: Any, wanted: Iterable[str], start: Callable[[], tuple[ServerLink, Any]]
+) -> TemplateServer:
+    """Return the template that has imported most of what is wanted, and nothing else.
 
     Args:
-        key: see `Home`.
+        key: see `TemplateServer`.
         wanted: names of modules.
-        start: starts a server and returns the link to it and its process, if there is no home.
+        start: starts a server and returns the link to it and its process, if there is no template.
 
     Raises:
         OSError: no server could be started.
     """
-    home = _find(key, {*wanted})
-    if home is None:
+    template = _find(key, {*wanted})
+    if template is None:
         link, process = start()
         keep_from_children(link.control.fileno())
-        home = Home(key, link, (), process)
-        _homes.append(home)
-    return home
+        template = TemplateServer(key, link, (), process)
+        _templates.append(template)
+    return template
 
 
-def _find(key: Any, names: set[str]) -> Home | None:
-    """Return the best one there is, with one user more."""
+def _find(key: Any, names: set[str]) -> TemplateServer | None:
+    """Return the best template that there is, with one user more."""
     if not _lock.acquire(timeout=_GIVE_WAY_S):
         return None  # see `_lock`; a server of its own is always right
     try:
-        found = [home for home in _homes if home.key == key and names.issuperset(home.modules)]
-        found = [home for home in found if home.n_users and home.is_alive]
-        home = max(found, key=lambda home: len(home.modules), default=None)
-        if home is not None:
-            home.n_users += 1
-        return home
+        found = [one for one in _templates if one.key == key and names.issuperset(one.modules)]
+        found = [one for one in found if one.n_users and one.is_alive]
+        best = max(found, key=lambda one: len(one.modules), default=None)
+        if best is not None:
+            best.n_users += 1
+        return best
     finally:
         _lock.release()
         _end_unused()
 
 
-def settle(link: ServerLink, modules: Iterable[str], home: Home, *, shared: bool) -> Home:
-    """Make a branch of a home a home itself, which takes that one's place for its user.
+def settle(
+    link: ServerLink, modules: Iterable[str], template: TemplateServer, *, shared: bool
+) -> TemplateServer:
+    """Make a branch of a template a template itself, which takes that one's place for its user.
 
     Args:
-        link: to the branch.
-        modules: what it has imported.
-        home: that it was forked from.
-        shared: others may take it.
+        link: the connection to the branch.
+        modules: what the branch has imported.
+        template: the one from which it was forked.
+        shared: whether other managers may take it.
     """
-    settled = Home(home.key, link, (*home.modules, *modules), home)
+    settled = TemplateServer(template.key, link, (*template.modules, *modules), template)
     keep_from_children(link.control.fileno())
     if shared:
-        _homes.append(settled)
+        _templates.append(settled)
     return settled
 
 
-def hide(home: Home) -> None:
-    """Have nobody else take a home that does not do what it is told."""
+def hide(template: TemplateServer) -> None:
+    """Keep others from taking a template that does not do what it is told."""
     with contextlib.suppress(ValueError):  # it is not shared
-        _homes.remove(home)
+        _templates.remove(template)
 
 
-def give_back(home: Home) -> None:
-    """Use a home no more; the last one to do so ends it.
+def give_back(template: TemplateServer) -> None:
+    """Use a template no more; its last user ends it.
 
-    If another thread looks at homes and cannot go on, it does that when it can.
+    If another thread holds the lock and cannot go on, that thread does it when it can.
     """
-    _given_back.put(home)
+    _given_back.put(template)
     _end_unused()
 
 
 def _end_unused() -> None:
-    # Looked at again when the lock is released: who could not have it meanwhile relies on that.
+    # Called again when the lock is released: a thread that could not get it relies on that.
     while not _given_back.empty() and _lock.acquire(timeout=_GIVE_WAY_S):
-        unused: Home | None = None
+        unused: TemplateServer | None = None
         try:
             with contextlib.suppress(queue.Empty):
-                home = _given_back.get_nowait()
-                home.n_users -= 1
-                if not home.n_users:
-                    hide(home)
-                    unused = home
+                template = _given_back.get_nowait()
+                template.n_users -= 1
+                if not template.n_users:
+                    hide(template)
+                    unused = template
         finally:
             _lock.release()
         if unused is not None:

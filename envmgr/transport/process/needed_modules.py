@@ -27,13 +27,13 @@ from envmgr.errors import ConfigError
 from envmgr.worker.imported import is_installed
 
 _MOST_FILES = 100
-"""So many files of the user's own are read at most."""
+"""How many files of the user's own are read at most."""
 
 _MOST_NOTES = 20_000
-"""So many objects of a pickle are looked at, and so many items of each of its containers."""
+"""How many objects of a pickle are looked at at most, and items of each container."""
 
 _ENTRIES = ("envmgr.config.env_factories", "gymnasium.envs.registration")
-"""Modules of objects whose own strings name modules."""
+"""Modules whose objects hold strings that name modules."""
 
 
 def needed_modules(pickles: Iterable[bytes]) -> tuple[str, ...]:
@@ -71,7 +71,7 @@ def listed_modules(names: Iterable[str]) -> tuple[str, ...]:
 
 
 def installed_among(names: Iterable[str]) -> tuple[str, ...]:
-    """Return which modules are installed, and which of these the user's own ones import."""
+    """Return the installed modules among these, and those that the user's own ones import."""
     queue, seen = deque(names), set[str]()
     found: dict[str, None] = {}
     n_files = 0
@@ -120,7 +120,7 @@ class _Enough(Exception):
 
 
 class _Reader:
-    """Takes note of the modules that pickles name.
+    """Collects the modules that pickles name.
 
     Attributes:
         modules: their names, in order.
@@ -192,7 +192,7 @@ def _module_of(entry: Any) -> str:
 
 
 class _Unpickler(pickle.Unpickler):
-    """Unpickles nothing but plain values and code; each thing that has a name is a stand-in."""
+    """Unpickles only plain values and code; everything that is named gets a stand-in."""
 
     def __init__(self, data: bytes, reader: _Reader) -> None:
         super().__init__(io.BytesIO(data))
@@ -222,13 +222,13 @@ class _Unpickler(pickle.Unpickler):
 
 
 class _StandIn(type):
-    """A class that stands for a class, a function, and all that either returns."""
+    """A class that stands for any class or function, and for all that those return."""
 
     note: Any
 
     @classmethod
     def of(cls, note: Any) -> Any:
-        """Return one that hands on what it is given."""
+        """Return one that passes on what it is given."""
         return cls("StandIn", (_StandInBase,), {"note": staticmethod(note)})
 
     def __setitem__(cls, key: Any, value: Any) -> None:
@@ -313,7 +313,7 @@ def _names_of(module: str, attributes: Iterable[str]) -> list[str]:
 
 
 def _is_for_others(test: ast.expr) -> bool:
-    """Return whether a condition holds for type checkers, or for the script itself, alone."""
+    """Return whether a condition holds for type checkers only, or for the main script only."""
     names = {n.id for n in ast.walk(test) if isinstance(n, ast.Name)}
     names |= {n.attr for n in ast.walk(test) if isinstance(n, ast.Attribute)}
     return bool(names & {"TYPE_CHECKING", "__name__"})

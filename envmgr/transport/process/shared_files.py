@@ -18,19 +18,19 @@ from envmgr.wire.rooms import Rooms
 from envmgr.worker.last_words import ARE_KEPT
 
 _MOST_HOST_BELLS = 128
-"""With more hosts, fds get scarce: the others have no bell of their own, but one in their pipe."""
+"""How many hosts have a doorbell; with more, fds get scarce: others are rung through their pipe."""
 
 
 class SharedFiles:
     """The fds that every worker gets, and a doorbell for each.
 
     Args:
-        has_memory: whether there is shared memory, and with it the parent's doorbell.
+        has_memory: whether there is shared memory, and with it a doorbell of the parent.
 
     Attributes:
         bell: the parent's doorbell; None where steps cannot be posted.
         rooms: where workers put large messages; None likewise.
-        host_bells: those of workers, by host_id.
+        host_bells: the doorbells of workers, by host_id.
 
     Raises:
         OSError: there are not enough fds.
@@ -88,13 +88,13 @@ class SharedFiles:
         return "" if self._last_words is None else self._last_words.take(index)
 
     def stacks(self, pid: int) -> str:
-        """Return where a worker is that hangs; see `Stacks.of`."""
+        """Return where a worker hangs; see `Stacks.of`."""
         return "" if self._last_words is None else self._stacks.of(pid)
 
     # -- what the parent does with it ---------------------------------------------------------
 
     def silence_bell(self) -> None:
-        """Take note that it has been rung."""
+        """Take note that the parent's doorbell was rung."""
         if self.bell is not None:
             try:  # not `suppress`: this runs for each batch
                 os.eventfd_read(self.bell)
@@ -119,11 +119,11 @@ class SharedFiles:
 
     def close(self) -> None:
         """Release everything."""
-        # Not closed: arrays that were handed out do not keep it open, they keep it alive, and it is
-        # unmapped with the last of them.
+        # The mapping is not closed: arrays that were handed out keep it alive, and it is unmapped
+        # with the last of them.
         nbytes, self._memory = 0 if self._memory is None else len(self._memory), None
         if self._memory_fd is not None:
-            os.ftruncate(self._memory_fd, nbytes)  # so these keep no rooms
+            os.ftruncate(self._memory_fd, nbytes)  # so that the arrays keep no rooms alive
         for host_id in list(self.host_bells):
             self.drop_bell(host_id)
         fds = self._fds

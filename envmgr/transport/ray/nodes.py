@@ -1,4 +1,4 @@
-"""Whether a cluster has room for the actors of a manager, and on which of its nodes they go."""
+"""Whether the nodes of a cluster have room for the actors of a manager, and where each one goes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _OWN = ("node:", "object_store_memory", "memory", "bundle_group")
 
 
 def options_of(options: Ray) -> dict[str, Any]:
-    """Return how Ray is asked for an actor."""
+    """Return the options with which Ray is asked for an actor."""
     asked: dict[str, Any] = {"max_restarts": 0, "max_task_retries": 0}
     for key in ("num_cpus", "num_gpus"):
         if (value := getattr(options, key)) is not None:
@@ -28,15 +28,15 @@ def options_of(options: Ray) -> dict[str, Any]:
 
 
 def refuse_without_room(nodes: Sequence[Mapping[str, Any]], options: Ray, n_actors: int) -> None:
-    """Refuse actors that would wait for ever.
+    """Refuse actors that Ray would never start.
 
     Args:
         nodes: as `ray.nodes()` returns them.
         options: what each actor takes.
-        n_actors: how many there are to be.
+        n_actors: how many actors there are to be.
 
     Raises:
-        ConfigError: no node has what one of them takes, or all together do not for all.
+        ConfigError: no node has what one actor takes, or all nodes have too little for all actors.
     """
     wanted = _wanted(options)
     room = [_room(node["Resources"], wanted) for node in nodes if node["Alive"]]
@@ -55,11 +55,11 @@ def _wanted(options: Ray) -> dict[str, float]:
     return {name: amount for name, amount in asked.items() if amount}
 
 
-class Placement:
+class NodeChoice:
     """Chooses the node of each actor.
 
-    What Ray calls SPREAD leaves actors that take no CPU in one place, and knows nothing of nodes
-    that actors have just been lost with.
+    Ray's own strategy SPREAD leaves actors that take no CPU on one node, and does not avoid nodes
+    on which actors have just died.
 
     Args:
         ray: the package, connected.
@@ -71,18 +71,18 @@ class Placement:
         self._lost: Counter[str] = Counter()
 
     def lost(self, node_id: str) -> None:
-        """An actor was lost on a node, which may be gone: others are tried before it."""
+        """Note that an actor has died on a node, which may be gone: other nodes are preferred."""
         self._lost[node_id] += 1
 
     def choose(self, taken: Iterable[str]) -> str | None:
-        """Return the node of a new actor; None leaves it to Ray.
+        """Return the node for a new actor; None leaves it to Ray.
 
         Args:
-            taken: the nodes of those that there are.
+            taken: the nodes of the actors that there are.
         """
         if self._options.scheduling == "pack":
             return None
-        wanted = {"CPU": 1.0, **_wanted(self._options)}  # to be started it takes one
+        wanted = {"CPU": 1.0, **_wanted(self._options)}  # an actor takes one while it starts
         lost, loads = self._lost, Counter(taken)
         fitting = [
             node["NodeID"]
@@ -93,7 +93,7 @@ class Placement:
 
 
 def strategy_of(node_id: str | None) -> Any:
-    """Return how Ray is asked for a node; it takes another one where that is gone or full."""
+    """Return what asks Ray for a node; Ray takes another one if that is gone or full."""
     if node_id is None:
         return "DEFAULT"
     strategies = importlib.import_module("ray.util.scheduling_strategies")

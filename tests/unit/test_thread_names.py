@@ -1,0 +1,46 @@
+"""Which threads of the trainer make a fork unsafe, told by their names."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from envmgr.errors import LaunchError
+from envmgr.transport.process.threads import (
+    BACKGROUND_THREAD,
+    refuse_unsafe_fork,
+    thread_name,
+)
+
+
+@pytest.fixture
+def threads(monkeypatch: pytest.MonkeyPatch) -> list[threading.Thread]:
+    """The threads that there are taken to be besides the current one."""
+    found: list[threading.Thread] = []
+    here = threading.current_thread()
+    monkeypatch.setattr(threading, "enumerate", lambda: [here, *found])
+    return found
+
+
+def test_threads_of_envmgr_do_not_make_a_fork_unsafe(threads: list[threading.Thread]) -> None:
+    refuse_unsafe_fork()
+    names = (thread_name("resets and repairs"), thread_name("x"), BACKGROUND_THREAD)
+    threads += [threading.Thread(name=name) for name in names]
+    assert threads[0].name == "envmgr: resets and repairs"
+    refuse_unsafe_fork()
+
+
+@pytest.mark.parametrize("name", ["loader", "envmgr-envs-0,1", "my envmgr: resets"])
+def test_other_threads_do_and_are_named(threads: list[threading.Thread], name: str) -> None:
+    threads += [threading.Thread(name=thread_name("x")), threading.Thread(name=name)]
+    with pytest.raises(LaunchError, match=rf"other threads running \({name}\).*context: server"):
+        refuse_unsafe_fork()
+
+
+def test_a_thread_that_waits_for_this_one_does_not(
+    threads: list[threading.Thread], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads.append(threading.Thread(name="waits"))
+    monkeypatch.setattr(threading.current_thread(), "waiting", threads[0], raising=False)
+    refuse_unsafe_fork()
