@@ -205,7 +205,7 @@ class Collected:
         selection: Selection | None,
         places: Any,
         remarks: Remarks,
-        kept: Mapping[int, EnvTimestep] = _EMPTY,
+        kept: Mapping[int, EnvTimestep],
     ) -> None:
         self.ids = ids
         self.selection = selection
@@ -336,20 +336,23 @@ class Collector:
             What they hold; reading it hands them out. None if the reply of one, which is `left`
             then, has to be looked at by itself before: nothing was taken.
         """
-        undelivered, ids = self._record.undelivered, selection.ids
+        undelivered = self._record.undelivered
         if not undelivered:
-            return self._posted(selection)
+            said = self._said(selection)
+            return None if said is None else Collected(selection.ids, selection, *said, _EMPTY)
+        ids = selection.ids
         kept = {i: undelivered[i] for i in ids if i in undelivered}
-        others = self._selections.of([i for i in ids if i not in kept])
-        if others is None:
+        posted = self._selections.of([i for i in ids if i not in kept])
+        if posted is None:
             return Collected(ids, None, None, _NO_REMARKS, kept)
-        collected = self._posted(others)
-        if collected is None:
-            return None
-        return Collected(ids, others, collected.places, collected.remarks, kept)
+        said = self._said(posted)
+        return None if said is None else Collected(ids, posted, *said, kept)
 
-    def _posted(self, selection: Selection) -> Collected | None:
-        """As `take`, of envs whose steps are posted."""
+    def _said(self, selection: Selection) -> tuple[Any, Remarks] | None:
+        """Return where the observations of envs are, and what else their replies say.
+
+        None if one of them has to be looked at by itself.
+        """
         block, window = self._block, selection.window
         if block is None:
             return None
@@ -359,8 +362,7 @@ class Collector:
             return None
         raw = (block.flags[selection.rows] if window is None else window.flags).tobytes()
         # What is kept there is the same for ever: what ordinary replies say, given their flags.
-        said = selection.ordinary.get(raw) or self._looked_at(selection, raw)
-        return None if said is None else Collected(selection.ids, selection, *said)
+        return selection.ordinary.get(raw) or self._looked_at(selection, raw)
 
     def _looked_at(self, selection: Selection, raw: bytes) -> tuple[Any, Remarks] | None:
         """Return where observations are, and what else replies say, given their flags."""

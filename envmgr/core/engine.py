@@ -23,7 +23,7 @@ from typing import Any, Protocol, TypeVar
 
 from envmgr.core.collect import Collected
 from envmgr.core.journal import is_run
-from envmgr.core.phases import BEHIND_THE_CALLER, Phase
+from envmgr.core.phases import BEFORE_THE_CALLER, BEHIND_THE_CALLER, Phase
 from envmgr.core.statistics import Tracer
 from envmgr.core.supervisor import Supervisor
 from envmgr.core.table import Selection
@@ -444,6 +444,7 @@ class Engine:
         self.transport = transport
         self._clock = clock
         self._limits = supervisor.hosts.limits
+        self._statistics, self._record = supervisor.statistics, supervisor.record
         self._spin_s = self._most_spin_s = spin_s
         self.forks = len(FORKS)
         self.closing = False
@@ -678,10 +679,11 @@ class Engine:
 
     def has_background_work(self) -> bool:
         """Return whether anything is under way that needs looking after behind the caller."""
-        supervisor = self.supervisor
-        if supervisor.statistics.outstanding:
+        statistics, column = self._statistics, self._record.phases.column
+        # As `outstanding` and `any_behind_the_caller`: this is asked at the end of each call.
+        if statistics.actions != statistics.timesteps + statistics.cancelled:
             return True
-        return supervisor.record.any_behind_the_caller
+        return bool(column.translate(None, BEFORE_THE_CALLER))
 
     def seconds_until(self, moment: float) -> float | None:
         """Return how long it is to a moment on the clock; None for ever."""

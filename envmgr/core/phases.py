@@ -94,6 +94,9 @@ REPAIRED = (_P.STARTING, _P.CANCELLING, _P.ENDING, _P.PAUSING)
 BEHIND_THE_CALLER = (_P.RESETTING, *REPAIRED)
 """Phases that go on while no step is gathered, and need somebody who looks after them."""
 
+BEFORE_THE_CALLER = bytes(set(Phase) - set(BEHIND_THE_CALLER))
+"""The others: deleted from a column, they leave it empty unless something goes on."""
+
 ENDS = frozenset((_P.ENDING, _P.PAUSING))
 COMING = frozenset((_P.STARTING, _P.RESETTING, _P.CANCELLING, *ENDS))
 """Phases of an env that will be in an episode, if it is not given up."""

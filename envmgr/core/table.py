@@ -16,7 +16,7 @@ import numpy.typing as npt
 from envmgr.core.observations import Observed
 from envmgr.core.phases import (
     AWAITED,
-    BEHIND_THE_CALLER,
+    BEFORE_THE_CALLER,
     COMING,
     ENDS,
     REPAIRED,
@@ -232,8 +232,6 @@ class Together:
 
 NEVER = math.inf
 
-# What is deleted of the column to see whether anything is left: one operation for all envs.
-_BEFORE_THE_CALLER = bytes(set(Phase) - set(BEHIND_THE_CALLER))
 _UNREPAIRED = bytes(set(Phase) - set(REPAIRED))
 _OWE_NONE = np.array([phase not in (Phase.POSTED, Phase.STEPPING) for phase in Phase])
 _STEPS = bytes((Phase.POSTED, Phase.STEPPING))
@@ -578,7 +576,7 @@ class Record:
     @property
     def any_behind_the_caller(self) -> bool:
         """Whether something goes on that needs looking after while no step is gathered."""
-        return bool(self.phases.column.translate(None, _BEFORE_THE_CALLER))
+        return bool(self.phases.column.translate(None, BEFORE_THE_CALLER))
 
     @property
     def any_repaired(self) -> bool:

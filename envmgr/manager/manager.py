@@ -153,7 +153,7 @@ class EnvManager(EnvRestoring):
         with self._calling() as supervisor:
             wants_all = self._policy.gathers_all
             sent = self._send(supervisor, actions, RING_LAST if wants_all else RING_EACH)
-            gather = self._gathering
+            gather = self._gather or self._gathering
             collected = gather.exactly(sent) if sent and wants_all else gather.some(self._policy)
             journal, timesteps = supervisor.journal, self._deliver(supervisor, collected)
             if not self._shows_dicts:

@@ -91,7 +91,8 @@ class ActionColumns:
         if self._is_number and kind is not np.ndarray:
             if kind is not int and kind is not self._number_type:
                 return None
-            if not self._numbers_fit(values):
+            choices = self._choices
+            if not (choices.issuperset(values) if choices else self._numbers_fit(values)):
                 return None
             form = PYTHON_NUMBERS if kind is int else NUMPY_VALUES
             return [np.fromiter(values, self._dtype, len(values))], form

@@ -197,7 +197,8 @@ class ProcessTransport(Transport):
     @property
     def needs_attention(self) -> bool:
         """Whether workers have died, or are to be ended."""
-        to_end = self._connections.ruined or self._connections.deaf
+        connections = self._connections
+        to_end = connections.ruined or connections.deaf
         return bool(self._any_died or to_end or self._spawner.has_deaths)
 
     def attend(self) -> None:
