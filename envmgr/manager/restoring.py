@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import io
 import json
 import os
 import pickle
@@ -37,6 +38,21 @@ class _Common(NamedTuple):
     seeds: dict[int, int | None]
     dynamic_seeds: tuple[bool | None, bool | None]
     normalization: dict[str, Any] | None
+
+
+_MOVED = {("envmgr.core.restoring", "EnvRecord"): EnvRecord}
+"""Where earlier versions had what they have pickled into snapshots."""
+
+
+class _Unpickler(pickle.Unpickler):
+    """Reads what snapshots hold, also those that an earlier version has taken."""
+
+    def __init__(self, data: bytes) -> None:
+        super().__init__(io.BytesIO(data))
+
+    def find_class(self, module: str, name: str) -> Any:
+        """Return a class or a function by its name."""
+        return _MOVED.get((module, name)) or super().find_class(module, name)
 
 
 class EnvRestoring(EnvAccess):
@@ -186,8 +202,8 @@ class EnvRestoring(EnvAccess):
                 )
         try:
             # docs/security.md says who may load snapshots.
-            common: _Common = pickle.loads(snapshot.common)  # noqa: S301
-            records = [pickle.loads(env.record) for env in snapshot.envs]  # noqa: S301
+            common: _Common = _Unpickler(snapshot.common).load()
+            records = [_Unpickler(env.record).load() for env in snapshot.envs]
             _check_read(common, records)
             spaces = enumerate(zip(self._env_spaces, common.spaces, strict=True))
             differ = [i for i, (one, other) in spaces if not all(map(same_space, one, other))]
