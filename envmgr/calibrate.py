@@ -186,18 +186,18 @@ def _measure(engine: Engine, config: ManagerConfig) -> Trial:
     limits = (config.step_timeout, config.reset_timeout)
     step_s, reset_s = (PATIENCE_S if limit is None else limit for limit in limits)
     reset_all(engine, min(reset_s, PATIENCE_S))
-    (slot,) = engine.supervisor.slots
+    (env,) = engine.supervisor.envs
     supervisor = engine.supervisor
     payload = try_env, (STEPPING_S,)
-    submit_calls(supervisor.hosts, supervisor.slots[:1], Op.APPLY, [payload], "the trial")
+    submit_calls(supervisor.hosts, supervisor.envs[:1], Op.APPLY, [payload], "the trial")
     # The first step and its reset, the last ones, and the time between them.
     limit_s = STEPPING_S + min(2.0 * (step_s + reset_s), PATIENCE_S)
-    await_all(engine, lambda: slot.phase is not Phase.CALLING, "its steps", limit_s)
-    if isinstance(slot.result, EnvFailure):
-        raise LaunchError(str(slot.result))
-    if not _is_sound(slot.result):
+    await_all(engine, lambda: env.phase is not Phase.CALLING, "its steps", limit_s)
+    if isinstance(env.result, EnvFailure):
+        raise LaunchError(str(env.result))
+    if not _is_sound(env.result):
         raise LaunchError("its worker answered with something else than a trial")
-    return slot.result
+    return env.result
 
 
 def _is_sound(trial: Any) -> TypeGuard[Trial]:

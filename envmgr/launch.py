@@ -12,11 +12,11 @@ from typing import Any
 from envmgr.config import ManagerConfig, WorkerEnv, check_kind
 from envmgr.config.kind_sections import Ray
 from envmgr.core import EpisodeRules, Hosts, Supervisor
+from envmgr.core.board_writer import BoardWriter
 from envmgr.core.engine import Engine
 from envmgr.core.journal import Journal, SignalFreeThread
 from envmgr.core.spares import all_factories, spare_factory, takers_of
 from envmgr.core.statistics import Tracer
-from envmgr.core.watch import Watch
 from envmgr.env.batch_specs import Batch, batches_of
 from envmgr.errors import ConfigError
 from envmgr.policy import Deadlines, FailurePolicy
@@ -222,7 +222,7 @@ def build_engine(
         background=alone,
         spin_s=spin_s,
     )
-    watch = Watch(config.type, clock)
+    watch = BoardWriter(config.type, clock)
     watch.begin(engine)
     engine.watch = watch
     return engine

@@ -13,9 +13,9 @@ import pytest
 
 from envmgr.core import (
     Collected,
-    EnvSlot,
     EpisodeRules,
     Hosts,
+    ManagedEnv,
     Phase,
     Selection,
     Supervisor,
@@ -155,22 +155,22 @@ class Rig:
         observe = None if space is None else lambda message, kind: 0  # a slot
         envs = envs or FakeEnvs(observation_space=space, observe=observe)
         answer, transport.answer = transport.answer, envs
-        for slot in self.supervisor.slots:
+        for slot in self.supervisor.envs:
             slot.base_seed = slot.new_seed = (seeds or {}).get(slot.env_id)
             slot.reset_params = dict((params or {}).get(slot.env_id, {}))
         spares = self.supervisor.spares
-        for spare in () if spares is None else spares.slots:
+        for spare in () if spares is None else spares.envs:
             spare.base_seed = spare.new_seed = (seeds or {}).get(spare.env_id)
         self.start()
         self.supervisor.begin_episodes()
         self.pump()
-        self.supervisor.record.launching = False
+        self.supervisor.table.launching = False
         transport.answer = answer
         return self
 
     def start(self) -> None:
         """Start all hosts, which answer by themselves, and lay out the memory."""
-        self.supervisor.start_hosts(range(len(self.hosts.slots)))
+        self.supervisor.start_hosts(range(len(self.hosts.envs)))
         self.pump()
         self.supervisor.place_observations(same_spaces=True)
 
@@ -204,7 +204,7 @@ class Rig:
     def deliver(self, *env_ids: int) -> dict[int, EnvTimestep]:
         """Hand out what has arrived of these envs (of all if none is named), in their order."""
         collector = self.supervisor.collector
-        for env_id in env_ids or range(len(self.supervisor.slots)):
+        for env_id in env_ids or range(len(self.supervisor.envs)):
             self.slot(env_id)
         arrived = collector.arrived_ids()
         wanted = [i for i in env_ids if i in arrived] if env_ids else arrived
@@ -225,7 +225,7 @@ class Rig:
 
     def call(self, env_id: int = 0, name: str = "method") -> None:
         """Begin a call."""
-        submit_calls(self.hosts, [self.hosts.slots[env_id]], Op.CALL, [(name, ())], name)
+        submit_calls(self.hosts, [self.hosts.envs[env_id]], Op.CALL, [(name, ())], name)
 
     def exactly(self, *env_ids: int) -> dict[int, EnvTimestep]:
         """Wait for the timesteps of envs that were sent actions, and hand them out."""
@@ -281,16 +281,16 @@ class Rig:
 
     # -- what can be seen -------------------------------------------------------------------
 
-    def slot(self, env_id: int = 0) -> EnvSlot:
+    def slot(self, env_id: int = 0) -> ManagedEnv:
         """What is known of an env, whose posted step is looked after from now on, or of a spare."""
-        slot = self.hosts.slots[env_id]
-        self.hosts.take_over(slot)
-        self.supervisor.collect_rest()
+        slot = self.hosts.envs[env_id]
+        self.hosts.look_after(slot)
+        self.supervisor.apply_rest()
         return slot
 
     def phase(self, env_id: int = 0) -> Phase:
         """What an env's host is busy with, whatever way its step goes."""
-        phase = self.hosts.slots[env_id].phase
+        phase = self.hosts.envs[env_id].phase
         return Phase.STEPPING if phase is Phase.POSTED else phase
 
     def has_arrived(self, env_id: int = 0) -> bool:
@@ -300,7 +300,7 @@ class Rig:
 
     def obs(self, env_id: int = 0) -> Any:
         """The newest observation of an env, as its host had it."""
-        return self.transport.seen(self.supervisor.record.observed.of([env_id])[0])
+        return self.transport.seen(self.supervisor.table.observed.of([env_id])[0])
 
     def state(self, env_id: int = 0) -> EnvState:
         """The state of an env, with all that it has replied."""
@@ -330,5 +330,5 @@ class Rig:
     def identity_holds(self) -> bool:
         """Whether every accepted action is accounted for, exactly once."""
         statistics = self.supervisor.statistics
-        outstanding = len(self.supervisor.record.owed_ids())
+        outstanding = len(self.supervisor.table.owed_ids())
         return statistics.actions == statistics.timesteps + statistics.cancelled + outstanding

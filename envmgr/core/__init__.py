@@ -11,22 +11,22 @@ from envmgr.core.failures import Lost
 from envmgr.core.hosts import Hosts
 from envmgr.core.phases import Change, Next, Phase
 from envmgr.core.supervisor import Supervisor
-from envmgr.core.table import NOBODY, EnvSlot, EpisodeRules, HostGroup, Record, Selection
+from envmgr.core.table import NOBODY, EnvTable, EpisodeRules, HostGroup, ManagedEnv, Selection
 
 __all__ = [
     "NOBODY",
     "ArrayBatch",
     "Change",
     "Collected",
-    "EnvSlot",
+    "EnvTable",
     "EpisodeRules",
     "HostGroup",
     "Hosts",
     "Lost",
+    "ManagedEnv",
     "Next",
     "Phase",
     "ReadyBatch",
-    "Record",
     "Selection",
     "Supervisor",
     "ends_of",

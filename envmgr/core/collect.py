@@ -1,7 +1,7 @@
 """Collecting timesteps: which have arrived, what they say, and how they are handed out.
 
 The reply to a posted step stays in the block until it is collected; it is read once. All other
-timesteps are in the table by then (`Record.undelivered`).
+timesteps are in the table by then (`EnvTable.undelivered`).
 """
 
 from __future__ import annotations
@@ -254,7 +254,7 @@ class Collector:
         self.left: int | None = None
         self._selections = selections
         self._go_on = go_on
-        self._record = hosts.record
+        self._table = hosts.table
         self._episodes = episodes
         self._statistics = statistics
         self._journal = journal
@@ -274,32 +274,32 @@ class Collector:
     def have_arrived(self, selection: Selection) -> bool:
         """Whether the timesteps of all of these envs can be handed out."""
         window = selection.window
-        if window is not None and not self._record.undelivered:
+        if window is not None and not self._table.undelivered:
             return bool(window.replies == window.tokens)
-        record, rows = self._record, selection.array
-        if self._block is None and not record.held:
-            return all(map(record.undelivered.__contains__, selection.ids))
-        if self._block is not None and not record.undelivered and selection.count > _FEW:
-            return 0 not in record.answered(self._block.replies, _POSTED)[rows].tobytes()
+        table, rows = self._table, selection.array
+        if self._block is None and not table.awaits_reset:
+            return all(map(table.undelivered.__contains__, selection.ids))
+        if self._block is not None and not table.undelivered and selection.count > _FEW:
+            return 0 not in table.answered(self._block.replies, _POSTED)[rows].tobytes()
         return all(map(self.has_arrived, selection.ids))
 
     def has_arrived(self, env_id: int) -> bool:
         """Whether the timestep of an env can be handed out."""
-        record, block = self._record, self._block
-        if env_id in record.undelivered:
-            return env_id not in record.held
-        if block is None or record.phases.column[env_id] != Phase.POSTED:
+        table, block = self._table, self._block
+        if env_id in table.undelivered:
+            return env_id not in table.awaits_reset
+        if block is None or table.phases.column[env_id] != Phase.POSTED:
             return False
-        return bool(block.replies[env_id] == record.token_items[env_id])
+        return bool(block.replies[env_id] == table.token_items[env_id])
 
     def arrived_ids(self) -> list[int]:
         """Return the envs whose timesteps can be handed out, ascending."""
-        record = self._record
-        found = sorted(env_id for env_id in record.undelivered if env_id not in record.held)
+        table = self._table
+        found = sorted(env_id for env_id in table.undelivered if env_id not in table.awaits_reset)
         if self._block is not None:
-            replied: list[int] = record.answered(self._block.replies, _POSTED).nonzero()[0].tolist()
+            replied: list[int] = table.answered(self._block.replies, _POSTED).nonzero()[0].tolist()
             found = sorted(replied + found) if found else replied
-        return record.complete(found)
+        return table.complete(found)
 
     def finds_malformed(self) -> bool:
         """Whether a reply in the block is malformed; its env is `left`, others are awaited still.
@@ -310,7 +310,7 @@ class Collector:
         block = self._block
         if block is None:
             return False
-        odd = self._record.answered(block.replies, _POSTED) & ((block.flags & _ODD_BITS) != 0)
+        odd = self._table.answered(block.replies, _POSTED) & ((block.flags & _ODD_BITS) != 0)
         return not all(
             self._is_sound(env_id, 0, int(block.flags[env_id]), {})
             for env_id in odd.nonzero()[0].tolist()
@@ -318,11 +318,11 @@ class Collector:
 
     def any_goes_on(self, env_ids: Sequence[int]) -> bool:
         """Whether one of these envs, whose timesteps have arrived, is ready when it has its own."""
-        goes_on = self._record.goes_on
+        goes_on = self._table.goes_on
         return any(not self._is_end(env_id) and goes_on(env_id) for env_id in env_ids)
 
     def _is_end(self, env_id: int) -> bool:
-        timestep = self._record.undelivered.get(env_id)
+        timestep = self._table.undelivered.get(env_id)
         if timestep is not None or self._block is None:
             return timestep is None or timestep.done
         return bool(self._block.flags[env_id] & DONE)
@@ -336,7 +336,7 @@ class Collector:
             What they hold; reading it hands them out. None if the reply of one, which is `left`
             then, has to be looked at by itself before: nothing was taken.
         """
-        undelivered = self._record.undelivered
+        undelivered = self._table.undelivered
         if not undelivered:
             said = self._said(selection)
             return None if said is None else Collected(selection.ids, selection, *said, _EMPTY)
@@ -356,8 +356,8 @@ class Collector:
         block, window = self._block, selection.window
         if block is None:
             return None
-        if not selection.is_posted(self._record.phases):
-            column = self._record.phases.column
+        if not selection.is_posted(self._table.phases):
+            column = self._table.phases.column
             self.left = next(i for i in selection.ids if column[i] != Phase.POSTED)
             return None
         raw = (block.flags[selection.rows] if window is None else window.flags).tobytes()
@@ -366,7 +366,7 @@ class Collector:
 
     def _looked_at(self, selection: Selection, raw: bytes) -> tuple[Any, Remarks] | None:
         """Return where observations are, and what else replies say, given their flags."""
-        first, steps = raw[0] | raw[1] << 8, self._record.observed.places.steps
+        first, steps = raw[0] | raw[1] << 8, self._table.observed.places.steps
         if (
             not first & ~(ORDINARY_BITS | REWARD_BITS)
             and raw == raw[:2] * selection.count
@@ -385,13 +385,13 @@ class Collector:
         if first >> REWARD_SHIFT in FITS_ALL:
             usual |= first & REWARD_BITS
         plain_end, late_end = PLAIN_END | usual & REWARD_BITS, LATE_END | usual & REWARD_BITS
-        may_begin_late = self._record.may_begin_late
+        may_begin_with_step = self._table.may_begin_with_step
         details: dict[int, Any] = {}
         specials: dict[int, int] = {}
         for position, flag in _others(raw, range(usual, usual + steps)):
             env_id = selection.ids[position]
             bits = flag & PLAIN_END_BITS
-            is_end = bits == plain_end or (bits == late_end and may_begin_late(env_id))
+            is_end = bits == plain_end or (bits == late_end and may_begin_with_step(env_id))
             is_plain = is_end and flag & PLACE_BITS < steps
             if not is_plain and not self._is_sound(env_id, position, flag, details):
                 return None
@@ -419,7 +419,7 @@ class Collector:
         """Whether an end of an episode is not complete, or it takes a second look to know."""
         if self._has_spares or self._replies is None or not resets_after(flag):
             return True
-        token: int = self._record.token_items[env_id]
+        token: int = self._table.token_items[env_id]
         return not self._replies.has_reset(env_id, token)
 
     # -- reading it -----------------------------------------------------------------------------
@@ -427,7 +427,7 @@ class Collector:
     def timesteps(self, collected: Collected) -> dict[int, EnvTimestep]:
         """Read what was taken, and hand it out as timesteps by env_id."""
         selection, block, kept = collected.selection, self._block, collected.kept
-        observed, arena = self._record.observed, self._record.observed.arena
+        observed, arena = self._table.observed, self._table.observed.arena
         timesteps: dict[int, EnvTimestep] = {}
         if selection is not None and block is not None and arena is not None:
             usual, count, specials, details = collected.remarks
@@ -470,7 +470,7 @@ class Collector:
         odd = remarks.specials and remarks.have_rewards_of_different_shapes
         if selection is None or block is None or collected.kept or odd:
             return None
-        usual, window, observed = remarks.usual, selection.window, self._record.observed
+        usual, window, observed = remarks.usual, selection.window, self._table.observed
         obs = None if observed.arena is None else observed.arena.batch(selection, collected.places)
         if obs is None:  # they are of several layouts
             return None
@@ -502,11 +502,11 @@ class Collector:
             collected.endings = self._endings(collected.selection, specials)
             collected.n_episodes = statistics.episodes + len(collected.endings)
         self._journal.do(self._redo, collected)
-        if self._has_spares or Phase.RESETTING in self._record.phases.column or collected.odd:
+        if self._has_spares or Phase.RESETTING in self._table.phases.column or collected.odd:
             self._go_on(collected)
 
     def _endings(self, selection: Selection, specials: Mapping[int, int]) -> list[Ending]:
-        ids, episodes_done = selection.ids, self._record.episodes_done
+        ids, episodes_done = selection.ids, self._table.episodes_done
         return [
             _make_ending((env_id := ids[position], flag, episodes_done[env_id] + 1))
             for position, flag in specials.items()
@@ -516,7 +516,7 @@ class Collector:
     def _redo(self, collected: Collected, again: bool) -> None:
         """Have the envs be ready, or at the end of their episodes."""
         self._journal.returning = collected
-        self._record.delivered(collected.selection, collected.kept)
+        self._table.delivered(collected.selection, collected.kept)
         self._statistics.timesteps = collected.n_before + collected.count
         if collected.endings:
             collected.odd = odd = self._end_plainly(collected.endings)
@@ -530,7 +530,7 @@ class Collector:
         """Go on with the episodes that ended otherwise than most; not to be interrupted."""
         odd, collected.odd = collected.odd, ()
         for env_id, flag, _ in odd:
-            self._episodes.end(self._record.slots[env_id], after_of(flag))
+            self._episodes.end(self._table.envs[env_id], after_of(flag))
 
     def give_back(self, collected: Collected) -> None:
         """Have envs owe the timesteps that were handed out by a call that has not returned.
@@ -540,7 +540,7 @@ class Collector:
         if collected.fate is not None:
             collected.fate.given_back = True
         self.follow_up(collected)
-        self._record.undelivered.update(by_env_id(collected.result))
+        self._table.undelivered.update(by_env_id(collected.result))
         self._statistics.timesteps = collected.n_before
 
 

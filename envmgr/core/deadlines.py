@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from envmgr.core.phases import Phase
-from envmgr.core.table import NEVER, EnvSlot, HostGroup, Record
+from envmgr.core.table import NEVER, EnvTable, HostGroup, ManagedEnv
 from envmgr.policy import Deadlines
 from envmgr.spaces import Array
 from envmgr.types import Clock
@@ -21,11 +21,11 @@ _CONSTRUCTION = frozenset((Op.HELLO, Op.RENEW))
 _ALL_WORK = _CONSTRUCTION | {Op.RESET, Op.STEP, Op.CALL, Op.GET_ATTR, Op.SET_ATTR, Op.RELEASE}
 
 
-class Limits:
+class TimeLimits:
     """Keeps the time limits of what envs and their hosts do.
 
     Args:
-        record: of all envs.
+        table: of all envs.
         groups: which of them share a host.
         deadlines: the limits.
         clock: monotonic seconds.
@@ -43,7 +43,7 @@ class Limits:
 
     def __init__(
         self,
-        record: Record,
+        table: EnvTable,
         groups: Sequence[HostGroup],
         deadlines: Deadlines,
         clock: Clock,
@@ -56,7 +56,7 @@ class Limits:
         self.limit_episodes = deadlines.step_s is not None or deadlines.reset_s is not None
         self.earliest = NEVER
         self.changes = 0
-        self._record = record
+        self._table = table
         self._groups = groups
         self._announces = announces
         self._block: Block | None = None
@@ -78,49 +78,49 @@ class Limits:
         """Return the limit of something that is asked for, in seconds; None for none."""
         return self._by_phase.get(phase)
 
-    def of(self, slot: EnvSlot) -> float:
+    def of(self, env: ManagedEnv) -> float:
         """Return the limit of what an env is busy with, in seconds; inf for none."""
-        if slot.host_id is None:
+        if env.host_id is None:
             return self.close_s  # its host lets go of it
-        phase = slot.phase
+        phase = env.phase
         limit_s = self._by_phase.get(Phase.CALLING if phase is Phase.IDLE else phase)
         return NEVER if limit_s is None else limit_s
 
     # -- setting ------------------------------------------------------------------------------
 
-    def set(self, slot: EnvSlot, limit_s: float | None, asked_at: float | None = None) -> None:
+    def set(self, env: ManagedEnv, limit_s: float | None, asked_at: float | None = None) -> None:
         """Have what an env was asked time out; in a shared host only once it has begun."""
-        group = slot.group
+        group = env.group
         asked_at = self.clock() if asked_at is None else asked_at
         if not group.is_shared:
-            self.set_deadline(slot, limit_s, asked_at)
+            self.set_deadline(env, limit_s, asked_at)
             return
-        slot.deadline = NEVER
+        env.deadline = NEVER
         if limit_s is not None:
-            slot.since = asked_at
+            env.since = asked_at
             if group.running is None and group.deadline == NEVER:
-                self._set_of_group(group, slot.since + limit_s)
+                self._set_of_group(group, env.since + limit_s)
 
     def set_deadline(
-        self, slot: EnvSlot, limit_s: float | None, begin: float | None = None
+        self, env: ManagedEnv, limit_s: float | None, begin: float | None = None
     ) -> None:
         """Have what an env does time out so long after a moment, which is now if none is given."""
         if limit_s is None:
-            slot.deadline = slot.limit_s = NEVER
+            env.deadline = env.limit_s = NEVER
             return
         begin = self.clock() if begin is None else begin
-        self.set_until(slot, begin + limit_s, limit_s)
+        self.set_until(env, begin + limit_s, limit_s)
 
-    def set_until(self, slot: EnvSlot, deadline: float, limit_s: float) -> None:
+    def set_until(self, env: ManagedEnv, deadline: float, limit_s: float) -> None:
         """Have what an env does time out at a moment."""
-        slot.deadline, slot.limit_s = deadline, limit_s
+        env.deadline, env.limit_s = deadline, limit_s
         self._remember(deadline)
 
     def set_posted(self, rows: Any) -> None:
         """Steps of these rows are posted now."""
         if self.step_s is not None:
             now = self.clock()
-            self._record.since[rows] = now
+            self._table.since[rows] = now
             self.earliest = min(self.earliest, now + self.step_s)
 
     def _set_of_group(self, group: HostGroup, moment: float) -> None:
@@ -134,13 +134,13 @@ class Limits:
 
     # -- shared hosts -------------------------------------------------------------------------
 
-    def began(self, slot: EnvSlot) -> None:
+    def began(self, env: ManagedEnv) -> None:
         """A shared host has said that it begins with what it was asked for this env."""
-        group = slot.group
-        if group.running is not slot:  # as it is while the first one is built
-            group.running = slot
+        group = env.group
+        if group.running is not env:  # as it is while the first one is built
+            group.running = env
             group.quiet_since = self.clock()
-            self._set_of_group(group, group.quiet_since + self.of(slot))
+            self._set_of_group(group, group.quiet_since + self.of(env))
 
     def finished(self, group: HostGroup) -> None:
         """A shared host is done with what it was running, and may begin with something else."""
@@ -154,24 +154,24 @@ class Limits:
         since = float(block.since[group.index])
         if not since <= now:  # NaN too: nobody may put off a deadline
             since = group.quiet_since
-        slot = group.by_id.get(running - 1)
-        if slot is not None and slot.phase is Phase.IDLE:  # it is done with that
-            slot = None
-        if slot is None and group.running is not None and since <= group.quiet_since:
+        env = group.by_id.get(running - 1)
+        if env is not None and env.phase is Phase.IDLE:  # it is done with that
+            env = None
+        if env is None and group.running is not None and since <= group.quiet_since:
             return  # a message has said what it runs, and the block knows of nothing later
-        if slot is None or slot.phase in _STEPS:
+        if env is None or env.phase in _STEPS:
             posted, finished = int(block.posted[group.index]), int(block.finished[group.index])
             if self._is_passed_over(group, posted, finished, now):
                 group.running = None
                 return
-        if slot is not None and self.of(slot) == NEVER:  # it may be at that for as long as it likes
-            slot, since = None, now
-        if slot is None:
+        if env is not None and self.of(env) == NEVER:  # it may be at that for as long as it likes
+            env, since = None, now
+        if env is None:
             group.running = None
             group.quiet_since = max(group.quiet_since, since)
             return
-        group.running = slot
-        group.deadline = since + self.of(slot)
+        group.running = env
+        group.deadline = since + self.of(env)
 
     def _is_passed_over(self, group: HostGroup, posted: int, finished: int, now: float) -> bool:
         """Whether a shared host goes on with steps although a request should have come first.
@@ -200,14 +200,14 @@ class Limits:
             return True
         return False
 
-    def _first_limited(self, group: HostGroup) -> EnvSlot | None:
+    def _first_limited(self, group: HostGroup) -> ManagedEnv | None:
         awaited = group.awaited()
-        limited = [slot for slot in awaited if self.of(slot) != NEVER]
+        limited = [env for env in awaited if self.of(env) != NEVER]
         if not limited or (len(limited) < len(awaited) and not self._announces):
             return None  # it may be at something that has no limit
         return limited[0]
 
-    def _late_in(self, group: HostGroup, now: float) -> EnvSlot | None:
+    def _late_in(self, group: HostGroup, now: float) -> ManagedEnv | None:
         """Return the env whose limit has passed in a shared host; else set the next deadline.
 
         While nothing is running, a host that has requests and stays silent exceeds the limit of
@@ -216,7 +216,7 @@ class Limits:
         late = group.running or self._first_limited(group)
         if late is None:
             group.deadline = NEVER
-            if any(self.of(slot) != NEVER for slot in group.awaited()):
+            if any(self.of(env) != NEVER for env in group.awaited()):
                 # What has no limit may end without a word: look again, and count from then.
                 group.quiet_since = group.deadline = now + self._least_s
             return None
@@ -239,16 +239,16 @@ class Limits:
         return found
 
     def _under_way(self, block: Block) -> Array:
-        record = self._record
-        column = np.frombuffer(record.phases.column, np.uint8, record.env_num)
-        found: Array = (column == Phase.POSTED) & ~record.answered(block.replies, _POSTED)
+        table = self._table
+        column = np.frombuffer(table.phases.column, np.uint8, table.env_num)
+        found: Array = (column == Phase.POSTED) & ~table.answered(block.replies, _POSTED)
         return found
 
     @property
     def _since(self) -> Array:
-        return self._record.since[: self._record.env_num]
+        return self._table.since[: self._table.env_num]
 
-    def due(self, now: float) -> list[EnvSlot]:
+    def due(self, now: float) -> list[ManagedEnv]:
         """Return the envs whose deadline has passed.
 
         Acting on one may change what is due for others of its group: ask `is_due` again.
@@ -257,26 +257,26 @@ class Limits:
             now: the moment of which `late_steps` was asked: what passes between two moments would
                 be late for neither, and `earliest` would not know of it.
         """
-        slots = self._record.slots
+        envs = self._table.envs
         if now < self.earliest:
             return []
-        due = [slot for slot in slots if slot.deadline <= now]
+        due = [env for env in envs if env.deadline <= now]
         for group in self._groups:
             if group.deadline <= now:
                 if self._block is not None and group.is_shared and not group.is_retired:
                     self._look(group, self._block)
                 late = self._late_in(group, now)
                 due += [] if late is None else [late]
-        moments = [*(s.deadline for s in slots), *(g.deadline for g in self._groups)]
+        moments = [*(s.deadline for s in envs), *(g.deadline for g in self._groups)]
         if self._block is not None and self.step_s is not None:
             posted = self._since[self._under_way(self._block)]
             moments += (posted + self.step_s).tolist()
         self.earliest = min((moment for moment in moments if moment > now), default=NEVER)
         return due
 
-    def is_due(self, slot: EnvSlot) -> bool:
+    def is_due(self, env: ManagedEnv) -> bool:
         """Return whether the deadline of an env, or of its host, has passed."""
-        return min(slot.deadline, slot.group.deadline) <= self.clock()
+        return min(env.deadline, env.group.deadline) <= self.clock()
 
 
 _POSTED = np.uint8(Phase.POSTED)

@@ -154,7 +154,7 @@ _enter, _exit = Call.__enter__, Call.__exit__
 """By their names: `super()` costs as much as the clock, and this is in every call."""
 
 
-class TracedCall(Call):
+class TracedPublicCall(Call):
     """A `Call` that is noted."""
 
     def __init__(
@@ -180,7 +180,7 @@ class TracedCall(Call):
             self._noted.append((self._code, self._began, self._clock()))
 
 
-class Alone:
+class OneCaller:
     """A context for one caller at a time, where there may be no engine yet that others could call.
 
     As with `Call`, what an interrupt leaves of it does not keep the same thread out.
@@ -204,7 +204,7 @@ class Alone:
 
     def __reduce__(self) -> Any:
         """A manager that is not launched may be copied, and sent elsewhere."""
-        return Alone, ()
+        return OneCaller, ()
 
 
 _NO_MEMORY = (
@@ -395,7 +395,7 @@ class Follower(Protocol):
         """End; can be called again."""
 
 
-class Watcher(Follower, Protocol):
+class KeepsBoard(Follower, Protocol):
     """Something that keeps a board of an engine until that ends.
 
     Attributes:
@@ -444,7 +444,7 @@ class Engine:
         self.transport = transport
         self._clock = clock
         self._limits = supervisor.hosts.limits
-        self._statistics, self._record = supervisor.statistics, supervisor.record
+        self._statistics, self._table = supervisor.statistics, supervisor.table
         self._spin_s = self._most_spin_s = spin_s
         self.forks = len(FORKS)
         self.closing = False
@@ -453,8 +453,8 @@ class Engine:
         self._ended = False
         self._background = Background(self, self._lock) if background else None
         tracer, guards = supervisor.hosts.tracer, (self, self._lock, self._background)
-        self.calling = Call(*guards) if tracer is None else TracedCall(*guards, tracer)
-        self.watch: Watcher | None = None
+        self.calling = Call(*guards) if tracer is None else TracedPublicCall(*guards, tracer)
+        self.watch: KeepsBoard | None = None
 
     # -- public calls -----------------------------------------------------------------------
 
@@ -649,14 +649,14 @@ class Engine:
 
     def _collect(self) -> None:
         """Apply what has arrived in the block besides replies to posted steps."""
-        if self.supervisor.collect():
-            self.uninterrupted(self.supervisor.collect_rest)
+        if self.supervisor.apply_ordinary():
+            self.uninterrupted(self.supervisor.apply_rest)
 
     def _warn(self, doing: str) -> None:
         busy: dict[str, list[int]] = {}
-        for slot in self.supervisor.slots:
-            if slot.phase is not Phase.IDLE:
-                busy.setdefault(slot.phase.label, []).append(slot.env_id)
+        for env in self.supervisor.envs:
+            if env.phase is not Phase.IDLE:
+                busy.setdefault(env.phase.label, []).append(env.env_id)
         text = "; ".join(f"{what}: envs {ids}" for what, ids in busy.items()) or "nothing is busy"
         logger.warning(
             "%s has been waiting for %g s more (%s). Without step_timeout and reset_timeout this "
@@ -674,12 +674,12 @@ class Engine:
         until = self.supervisor.earliest_deadline
         if self.supervisor.statistics.outstanding:
             until = min(until, self._clock() + LOOK_EVERY_S)
-        busy = [slot.host_id for slot in hosts.slots if slot.phase in BEHIND_THE_CALLER]
+        busy = [env.host_id for env in hosts.envs if env.phase in BEHIND_THE_CALLER]
         return [host_id for host_id in busy if host_id is not None], until
 
     def has_background_work(self) -> bool:
         """Return whether anything is under way that needs looking after behind the caller."""
-        statistics, column = self._statistics, self._record.phases.column
+        statistics, column = self._statistics, self._table.phases.column
         # As `outstanding` and `any_behind_the_caller`: this is asked at the end of each call.
         if statistics.actions != statistics.timesteps + statistics.cancelled:
             return True
@@ -736,13 +736,13 @@ def await_one_ready(engine: Engine, supervisor: Supervisor) -> bool:
     Raises:
         NothingReadyError, AllEnvsFailedError: none can become ready; the message says why.
     """
-    repair, slots, record = supervisor.repair, supervisor.slots, supervisor.record
+    repair, envs, table = supervisor.repair, supervisor.envs, supervisor.table
 
     def settled() -> bool:
-        return repair.fatal is not None or any(record.is_ready(slot.env_id) for slot in slots)
+        return repair.fatal is not None or any(table.is_ready(env.env_id) for env in envs)
 
     def hopeless() -> bool:
-        return not any(record.is_coming(slot.env_id) for slot in slots if not slot.owed)
+        return not any(table.is_coming(env.env_id) for env in envs if not env.owed)
 
     engine.wait_until(lambda: settled() or hopeless(), doing="ready_obs")
     if settled():
@@ -754,18 +754,18 @@ def await_one_ready(engine: Engine, supervisor: Supervisor) -> bool:
 def unready(supervisor: Supervisor, env_ids: Sequence[int]) -> list[int]:
     """Return those of some envs that take no action now."""
     if len(env_ids) <= _FEW:
-        return [env_id for env_id in env_ids if not supervisor.record.is_ready(env_id)]
+        return [env_id for env_id in env_ids if not supervisor.table.is_ready(env_id)]
     ready = set(supervisor.ready_ids())
     return [env_id for env_id in env_ids if env_id not in ready]
 
 
 def await_all_ready(engine: Engine, supervisor: Supervisor, env_ids: Sequence[int]) -> None:
     """Wait until all of these envs are ready, or one of them cannot be, or the run has failed."""
-    repair, record = supervisor.repair, supervisor.record
+    repair, table = supervisor.repair, supervisor.table
 
     def settled() -> bool:
         missing = unready(supervisor, env_ids)
-        return repair.fatal is not None or not missing or not all(map(record.is_coming, missing))
+        return repair.fatal is not None or not missing or not all(map(table.is_coming, missing))
 
     engine.wait_until(settled, doing="ready_arrays")
 
@@ -790,14 +790,14 @@ def _refuse_to_wait(supervisor: Supervisor) -> None:
     Raises:
         NothingReadyError: for one of three reasons; AllEnvsFailedError for the last of them.
     """
-    states = supervisor.record.env_states()
-    owed = supervisor.record.owed_ids()
+    states = supervisor.table.env_states()
+    owed = supervisor.table.owed_ids()
     if owed:
         raise NothingReadyError(
             f"no env is ready: envs {owed} have actions under way. Gather their timesteps with "
             "recv() or step({}) first."
         )
-    late = [env_id for env_id, is_late in enumerate(supervisor.record.late) if is_late]
+    late = [env_id for env_id, is_late in enumerate(supervisor.table.begins_with_step) if is_late]
     if late:
         raise NothingReadyError(
             f"the next episodes of envs {late} begin with the next step of the other rows of their "
@@ -805,9 +805,9 @@ def _refuse_to_wait(supervisor: Supervisor) -> None:
             "reset_inplace: true they begin at once, if the vector env can reset some of its rows."
         )
     waiting = [  # some of them may still be under repair after a failure
-        slot.env_id
-        for slot, state in zip(supervisor.slots, states, strict=True)
-        if state is EnvState.NEED_RESET or slot.is_under_way
+        env.env_id
+        for env, state in zip(supervisor.envs, states, strict=True)
+        if state is EnvState.NEED_RESET or env.is_under_way
     ]
     if waiting:
         raise NothingReadyError(
@@ -842,7 +842,7 @@ class Gather:
         self._engine = engine
         self._supervisor = supervisor = engine.supervisor
         self._collector = supervisor.collector
-        self._record = supervisor.record
+        self._table = supervisor.table
         self._repair = supervisor.repair
 
     def exactly(self, selection: Selection) -> Collected | None:
@@ -851,7 +851,7 @@ class Gather:
         arrived = partial(collector.have_arrived, selection)
         while True:
             # What is held waits for a reset: what comes has to be applied, not only seen.
-            if self._record.held or not engine.see_to(arrived):
+            if self._table.awaits_reset or not engine.see_to(arrived):
                 engine.wait_until(
                     lambda: repair.urgent or arrived() or collector.finds_malformed(),
                     pivot=self._pivot(selection),
@@ -862,7 +862,7 @@ class Gather:
             taken = collector.take(selection) if collector.left is None else None
             if taken is not None:
                 return taken
-            self._set_aside()
+            self._apply_alone()
 
     def _pivot(self, selection: Selection) -> partial[int | None] | None:
         """Return what says whose reply to wait for first.
@@ -875,9 +875,9 @@ class Gather:
         return partial(self._one_of_the_missing, selection)
 
     def _one_of_the_missing(self, selection: Selection) -> int | None:
-        undelivered = self._record.undelivered
+        undelivered = self._table.undelivered
         missing = [i for i in selection.ids if i not in undelivered]
-        return self._supervisor.slots[missing[len(missing) // 2]].host_id if missing else None
+        return self._supervisor.envs[missing[len(missing) // 2]].host_id if missing else None
 
     def some(
         self, policy: GatherPolicy, *, deadline: float = math.inf, exactly: bool = False
@@ -904,14 +904,14 @@ class Gather:
                 + ("" if supervisor.ready_ids() else _NONE_READY)
             )
         is_limited = deadline != math.inf  # and may have passed before anybody looks
-        if not posts or is_limited or supervisor.record.any_repaired:
+        if not posts or is_limited or supervisor.table.any_repaired:
             self._engine.collect()
-        if is_limited and supervisor.record.some_at_a_time:  # which have to be waited for
+        if is_limited and supervisor.table.some_at_a_time:  # which have to be waited for
             deadline = max(deadline, self._engine.now() + _A_MOMENT_S)
         if posts:
             latest = submitter.latest(outstanding)
             wants_all = policy.needed(outstanding) == outstanding and not is_limited
-            if latest is not None and wants_all and not supervisor.record.some_at_a_time:
+            if latest is not None and wants_all and not supervisor.table.some_at_a_time:
                 return self.exactly(latest)
             submitter.have_all_ring()
         while True:
@@ -924,13 +924,13 @@ class Gather:
             taken = self._collector.take(selection)
             if taken is not None:
                 return taken
-            self._set_aside()
+            self._apply_alone()
 
     def _some_ids(
         self, policy: GatherPolicy, outstanding: int, deadline: float, *, exactly: bool
     ) -> list[int]:
         collector, repair, engine = self._collector, self._supervisor.repair, self._engine
-        needed, may_go_on = policy.needed(outstanding), self._record.may_go_on
+        needed, may_go_on = policy.needed(outstanding), self._table.may_go_on
         arrived: list[int] = []
 
         def satisfied() -> bool:
@@ -953,7 +953,7 @@ class Gather:
         packed = submitter.posts and submitter.any_shared and needed < outstanding
         look_every_s = _LOOK_EVERY_S if packed else math.inf
         satisfying = (
-            not self._record.held
+            not self._table.awaits_reset
             and engine.see_to(satisfied, look_every_s, sleeps=deadline == math.inf)
         ) or engine.wait_until(
             satisfied, deadline=deadline, look_every_s=look_every_s, doing="step"
@@ -969,15 +969,15 @@ class Gather:
         Raises:
             NothingReadyError: that is so.
         """
-        record, repair = self._record, self._supervisor.repair
-        if arrived or not record.some_at_a_time or repair.urgent or record.may_go_on(()):
+        table, repair = self._table, self._supervisor.repair
+        if arrived or not table.some_at_a_time or repair.urgent or table.may_go_on(()):
             return
         raise NothingReadyError(
-            f"envs {record.owed_ids()} have actions under way, but their pool gives nothing "
-            f"before {record.needed_under_way()} of its envs are (batch_size): send actions to "
+            f"envs {table.owed_ids()} have actions under way, but their pool gives nothing "
+            f"before {table.needed_under_way()} of its envs are (batch_size): send actions to "
             "more of them"
         )
 
-    def _set_aside(self) -> None:
+    def _apply_alone(self) -> None:
         self._engine.collect()  # what its host has sent before, for other envs, too
-        self._engine.uninterrupted(self._supervisor.set_aside)
+        self._engine.uninterrupted(self._supervisor.apply_alone)

@@ -7,12 +7,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
-from envmgr.core.hosts import Hosts, await_reset, expect_late
+from envmgr.core.hosts import Hosts, await_own_reset, begin_with_step_of
 from envmgr.core.phases import Change, Next, Phase
 from envmgr.core.spares import Spares
 from envmgr.core.statistics import Statistics
 from envmgr.core.submit import Submitter
-from envmgr.core.table import NEVER, EnvSlot, EpisodeRules, HostGroup, Record
+from envmgr.core.table import NEVER, EnvTable, EpisodeRules, HostGroup, ManagedEnv
 from envmgr.errors import EnvFailure
 from envmgr.lifecycle import EnvState, Event
 from envmgr.seeding import derived_seed
@@ -29,7 +29,7 @@ class EnvRecord:
         state: as its user sees it.
         obs: what `ready_obs` shows, or would show.
         timestep: one that is not delivered yet; None if there is none.
-        doomed: as in `EnvSlot`; so are all the others.
+        doomed: as in `ManagedEnv`; so are all the others.
     """
 
     state: EnvState
@@ -49,24 +49,24 @@ class EnvRecord:
     episodes_done: int
 
 
-def record_of(slot: EnvSlot) -> EnvRecord:
+def record_of(env: ManagedEnv) -> EnvRecord:
     """Return what is known of an env at rest."""
     return EnvRecord(
-        state=slot.record.states[slot.env_id],
-        obs=slot.obs,
-        timestep=slot.timestep,
-        doomed=slot.doomed,
-        fresh=slot.fresh,
-        generation=slot.generation,
-        reset_info=slot.reset_info,
-        reset_params=slot.reset_params,
-        base_seed=slot.base_seed,
-        new_seed=slot.new_seed,
-        new_generation=slot.new_generation,
-        attended=slot.attended,
-        waits=slot.waits,
-        episode=slot.episode,
-        episodes_done=slot.episodes_done,
+        state=env.table.states[env.env_id],
+        obs=env.obs,
+        timestep=env.timestep,
+        doomed=env.failed_while_ready,
+        fresh=env.fresh,
+        generation=env.generation,
+        reset_info=env.reset_info,
+        reset_params=env.reset_params,
+        base_seed=env.base_seed,
+        new_seed=env.new_seed,
+        new_generation=env.new_generation,
+        attended=env.attended,
+        waits=env.waits,
+        episode=env.episode,
+        episodes_done=env.episodes_done,
     )
 
 
@@ -75,11 +75,11 @@ class Restoration(NamedTuple):
 
     Attributes:
         saved: for its host.
-        record: for its manager; None for an env that is resumed, which begins an episode.
+        known: for its manager; None for an env that is resumed, which begins an episode.
     """
 
     saved: SavedEnv
-    record: EnvRecord | None = None
+    known: EnvRecord | None = None
 
 
 class Restorations:
@@ -94,28 +94,28 @@ class Restorations:
         self.due: dict[int, Restoration] = {}
         self.saved: dict[int, SavedEnv] = {}
 
-    def saved_for(self, slot: EnvSlot) -> SavedEnv | None:
+    def saved_for(self, env: ManagedEnv) -> SavedEnv | None:
         """Return what an env is to be when its reset, which now begins, is over."""
-        restoration = self.due.get(slot.env_id)
+        restoration = self.due.get(env.env_id)
         return None if restoration is None else restoration.saved
 
-    def resume(self, slot: EnvSlot) -> None:
+    def resume(self, env: ManagedEnv) -> None:
         """The host of an env is lost: the next one goes on where its episode was saved last.
 
         From one state an env is resumed once: it may be the state that its host dies of.
         """
-        saved = self.saved.pop(slot.env_id, None)
-        in_episode = slot.record.states[slot.env_id] is EnvState.RUN
-        if saved is not None and in_episode and saved.episode == slot.episode:
-            self.due[slot.env_id] = Restoration(saved)
+        saved = self.saved.pop(env.env_id, None)
+        in_episode = env.table.states[env.env_id] is EnvState.RUN
+        if saved is not None and in_episode and saved.episode == env.episode:
+            self.due[env.env_id] = Restoration(saved)
 
-    def failed(self, slot: EnvSlot, *, is_lost: bool) -> None:
+    def failed(self, env: ManagedEnv, *, is_lost: bool) -> None:
         """An env has failed, and it or its host is lost, or not."""
-        due = self.due.get(slot.env_id)
-        if due is not None and due.record is None and slot.phase is Phase.RESETTING:
-            del self.due[slot.env_id]  # it cannot be resumed from that: it is reset
+        due = self.due.get(env.env_id)
+        if due is not None and due.known is None and env.phase is Phase.RESETTING:
+            del self.due[env.env_id]  # it cannot be resumed from that: it is reset
         elif is_lost:
-            self.resume(slot)
+            self.resume(env)
 
     def forget(self, env_id: int) -> bool:
         """An env is to be reset after all; return whether it was to be restored."""
@@ -126,13 +126,13 @@ class Restorations:
 def hurry_to_rest(hosts: Hosts) -> None:
     """Have what is under way end without anybody who gathers it: `is_at_rest` tells when it has."""
     for env_id in hosts.phases.ids_in(Phase.POSTED):
-        hosts.take_over(hosts.slots[env_id])
+        hosts.look_after(hosts.envs[env_id])
 
 
-def is_at_rest(record: Record) -> bool:
+def is_at_rest(table: EnvTable) -> bool:
     """Whether nothing is under way in any host, and no action waits for its abnormal timestep."""
-    idle = record.phases.column.count(Phase.IDLE)
-    return idle == len(record.slots) and not record.unexecuted
+    idle = table.phases.column.count(Phase.IDLE)
+    return idle == len(table.envs) and not table.unexecuted
 
 
 _RESETS = (AfterStep.RESETS, AfterStep.RESETS_LATE)
@@ -174,8 +174,8 @@ class Episodes:
         spares: Spares | None = None,
     ) -> None:
         self._hosts = hosts
-        self._record = hosts.record
-        self._states = hosts.record.states
+        self._table = hosts.table
+        self._states = hosts.table.states
         self._rules = rules
         self._statistics = statistics
         self._spares = spares
@@ -183,68 +183,68 @@ class Episodes:
         # With spares, which env is reset is decided here.
         self._hosts_begin = rules.auto_reset and spares is None
 
-    def begin(self, slot: EnvSlot) -> None:
+    def begin(self, env: ManagedEnv) -> None:
         """Send the reset of an idle env."""
-        slot.again = slot.waits = False  # whatever was new goes with this one
-        if slot.doomed is None:
-            self._record.happened(slot.env_id, Event.BEGIN_RESET)
-        seed = slot.seed
-        if seed is None and slot.new_generation and slot.base_seed is not None:
-            seed = derived_seed(slot.base_seed, slot.env_id, slot.generation, slot.episode)
+        env.again = env.waits = False  # whatever was new goes with this one
+        if env.failed_while_ready is None:
+            self._table.happened(env.env_id, Event.BEGIN_RESET)
+        seed = env.seed
+        if seed is None and env.new_generation and env.base_seed is not None:
+            seed = derived_seed(env.base_seed, env.env_id, env.generation, env.episode)
         rules = self._rules
         order = ResetOrder(
-            slot.reset_params,
+            env.reset_params,
             seed,
             rules.dynamic_seed,
-            self._plan(slot),
-            slot.is_spare,
-            self.restorations.saved_for(slot),
-            slot.episode + 1,
+            self._plan(env),
+            env.is_spare,
+            self.restorations.saved_for(env),
+            env.episode + 1,
         )
-        self._hosts.request(slot, Op.RESET, order, Change.RESET)
-        slot.has_plan = not slot.is_spare
+        self._hosts.request(env, Op.RESET, order, Change.RESET)
+        env.has_plan = not env.is_spare
         if self._spares is not None:
-            self._spares.is_reset(slot)
+            self._spares.is_reset(env)
 
-    def _plan(self, slot: EnvSlot) -> EpisodePlan:
-        left = self._rules.episode_num - slot.episodes_done - 1
+    def _plan(self, env: ManagedEnv) -> EpisodePlan:
+        left = self._rules.episode_num - env.episodes_done - 1
         # A reset that has a limit of its own, or none where steps have one, is no part of a step.
         inplace = self._rules.reset_inplace and not self._hosts.limits.limit_episodes
-        params = {} if isinstance(slot.reset_params, Once) else slot.reset_params
+        params = {} if isinstance(env.reset_params, Once) else env.reset_params
         return EpisodePlan(self._hosts_begin, left, params, inplace)
 
-    def end(self, slot: EnvSlot, after: int) -> None:
+    def end(self, env: ManagedEnv, after: int) -> None:
         """An episode ended with the step that has just been reported.
 
         Args:
-            slot: the env.
+            env: the env.
             after: what its host does now by itself: an `AfterStep`.
         """
-        slot.episodes_done += 1
+        env.episodes_done += 1
         self._statistics.episodes += 1
-        if slot.episodes_done >= self._rules.episode_num:
-            self._record.happened(slot.env_id, Event.BUDGET_SPENT)
-            self._hosts.settle(slot)
-            self.replace_worn_host(slot.group)
+        if env.episodes_done >= self._rules.episode_num:
+            self._table.happened(env.env_id, Event.BUDGET_SPENT)
+            self._hosts.settle(env)
+            self.replace_host(env.group)
             return
         if self._rules.auto_reset:
-            self._record.happened(slot.env_id, Event.EPISODE_ENDED)
-            slot.held = self._rules.reset_inplace and after != AfterStep.RESETS_LATE
+            self._table.happened(env.env_id, Event.EPISODE_ENDED)
+            env.awaits_reset = self._rules.reset_inplace and after != AfterStep.RESETS_LATE
         else:
-            self._record.happened(slot.env_id, Event.EPISODE_ENDED_UNATTENDED)
-        slot.attended = self._rules.auto_reset
+            self._table.happened(env.env_id, Event.EPISODE_ENDED_UNATTENDED)
+        env.attended = self._rules.auto_reset
         if after in _RESETS and self._hosts_begin:  # else nobody told it to
-            await_reset(self._hosts, slot, late=after == AfterStep.RESETS_LATE)
+            await_own_reset(self._hosts, env, late=after == AfterStep.RESETS_LATE)
         elif self._spares is not None and self._rules.auto_reset:
             worn = after == AfterStep.WANTS_RECYCLING
-            self._spares.ended(slot, self._await_new_host if worn else self.begin)
+            self._spares.ended(env, self._await_new_host if worn else self.begin)
         elif after == AfterStep.WANTS_RECYCLING:
-            self._await_new_host(slot)
+            self._await_new_host(env)
         elif self._rules.auto_reset:
-            self.begin(slot)
+            self.begin(env)
         else:
-            self._hosts.settle(slot)
-            self.replace_worn_host(slot.group)
+            self._hosts.settle(env)
+            self.replace_host(env.group)
 
     def end_plainly(self, endings: Sequence[Ending]) -> Sequence[Ending]:
         """Episodes ended and hosts reset the envs: note that; return those with more to it.
@@ -262,101 +262,103 @@ class Episodes:
                 odd.append(ending)
                 continue
             plain.append((env_id, episodes_done, after == _LATE))
-        self._record.episodes_ended(plain)
+        self._table.episodes_ended(plain)
         return odd
 
-    def begun(self, slot: EnvSlot, info: dict[str, Any]) -> None:
+    def begun(self, env: ManagedEnv, info: dict[str, Any]) -> None:
         """The reset of an env has succeeded, and its observation is there."""
-        record = self._hosts.record
-        slot.reset_info = info
-        slot.deadline = NEVER
-        record.held.discard(slot.env_id)
-        record.late[slot.env_id] = 0
-        if self._states.column[slot.env_id] != EnvState.RUN:
-            self._record.happened(slot.env_id, Event.RESET_SUCCEEDED)
+        table = self._hosts.table
+        env.reset_info = info
+        env.deadline = NEVER
+        table.awaits_reset.discard(env.env_id)
+        table.begins_with_step[env.env_id] = 0
+        if self._states.column[env.env_id] != EnvState.RUN:
+            self._table.happened(env.env_id, Event.RESET_SUCCEEDED)
 
     def begun_plainly(self, env_ids: Iterable[int]) -> None:
         """The resets of envs, about which there is nothing else to know, have succeeded."""
         hosts = self._hosts
         if hosts.limits.of_phase(Phase.RESETTING) is not None:
             for env_id in env_ids:
-                hosts.slots[env_id].deadline = NEVER
+                hosts.envs[env_id].deadline = NEVER
 
-    def count_reset(self, slot: EnvSlot) -> None:
+    def count_reset(self, env: ManagedEnv) -> None:
         """The reset of an env has succeeded, whatever comes of it."""
-        slot.attempts = slot.renewals_in_a_row = 0
-        slot.episode = slot.next_episode
+        env.attempts = env.renewals_in_a_row = 0
+        env.episode = env.next_episode
 
-    def use_up_seed(self, slot: EnvSlot) -> None:
+    def use_up_seed(self, env: ManagedEnv) -> None:
         """The seed of the reset that has succeeded is not that of the next one, nor are `Once`."""
-        self._record.next_resets.pop(slot.env_id, None)
-        self._record.use_up_params((slot.env_id,))
+        self._table.next_resets.pop(env.env_id, None)
+        self._table.use_up_params((env.env_id,))
 
-    def restored(self, slot: EnvSlot, record: EnvRecord) -> None:
+    def restored(self, env: ManagedEnv, known: EnvRecord) -> None:
         """An env has its state again, and is in an episode: all else becomes as it was."""
-        slot.new_seed, slot.new_generation = record.new_seed, record.new_generation
-        slot.attended = record.attended
-        timestep, statistics = record.timestep, self._statistics
+        env.new_seed, env.new_generation = known.new_seed, known.new_generation
+        env.attended = known.attended
+        timestep, statistics = known.timestep, self._statistics
         if timestep is not None:
-            slot.timestep = timestep if timestep.done else timestep._replace(obs=slot.obs)
+            env.timestep = timestep if timestep.done else timestep._replace(obs=env.obs)
             statistics.actions += 1
             if is_abnormal(timestep.info):
                 statistics.abnormal += 1
             elif timestep.done:
                 statistics.episodes += 1
-        if record.state is EnvState.DONE:
-            self._record.happened(slot.env_id, Event.BUDGET_SPENT)
-        elif record.state is EnvState.NEED_RESET:
-            self._record.happened(slot.env_id, Event.EPISODE_ENDED_UNATTENDED)
-        elif record.waits:
-            self._record.happened(slot.env_id, Event.EPISODE_ENDED)
-            slot.waits = slot.group.is_worn = True
+        if known.state is EnvState.DONE:
+            self._table.happened(env.env_id, Event.BUDGET_SPENT)
+        elif known.state is EnvState.NEED_RESET:
+            self._table.happened(env.env_id, Event.EPISODE_ENDED_UNATTENDED)
+        elif known.waits:
+            self._table.happened(env.env_id, Event.EPISODE_ENDED)
+            env.waits = env.group.wants_replacing = True
         else:
-            slot.doomed, slot.fresh = record.doomed, record.fresh
-        self.replace_worn_host(slot.group)
+            env.failed_while_ready, env.fresh = known.doomed, known.fresh
+        self.replace_host(env.group)
 
-    def abandon(self, slot: EnvSlot, after: int) -> None:
+    def abandon(self, env: ManagedEnv, after: int) -> None:
         """A step is over that nobody wants any more, because the env is to be reset."""
         if after in _RESETS:  # the host has begun one by itself
-            await_reset(self._hosts, slot, late=after == AfterStep.RESETS_LATE)
+            await_own_reset(self._hosts, env, late=after == AfterStep.RESETS_LATE)
             return
-        self._hosts.settle(slot)
+        self._hosts.settle(env)
         if after == AfterStep.WANTS_RECYCLING:
-            slot.group.is_worn = True
-            self.replace_worn_host(slot.group)
-        if not slot.group.is_ending:  # its user waits for this reset: it cannot wait for others
-            self.begin(slot)
+            env.group.wants_replacing = True
+            self.replace_host(env.group)
+        if not env.group.is_ending:  # its user waits for this reset: it cannot wait for others
+            self.begin(env)
 
-    def _await_new_host(self, slot: EnvSlot) -> None:
+    def _await_new_host(self, env: ManagedEnv) -> None:
         """Have the next episode of an env wait for the replacement of its host."""
-        slot.group.is_worn = True
-        slot.waits = True
-        self._hosts.settle(slot)
-        self.replace_worn_host(slot.group)
-        if slot.waits:
-            slot.held = False  # its neighbours' steps come first, and need a caller who has this
+        env.group.wants_replacing = True
+        env.waits = True
+        self._hosts.settle(env)
+        self.replace_host(env.group)
+        if env.waits:
+            env.awaits_reset = (
+                False  # its neighbours' steps come first, and need a caller who has this
+            )
 
-    def replace_worn_host(self, group: HostGroup) -> None:
+    def replace_host(self, group: HostGroup) -> None:
         """Replace a host that wants it, if none of its envs is in an episode or busy."""
-        if not group.is_worn or group.is_ending:
+        if not group.wants_replacing or group.is_ending:
             return
         present, states = group.present(), self._states
         if any(s.phase is not Phase.IDLE or states[s.env_id] is EnvState.RUN for s in present):
             return
         self._statistics.recycled += 1
-        for slot in present:
-            slot.attended = slot.attended and states[slot.env_id] is not EnvState.DONE
-            self._hosts.leave(slot, Next.RENEW_HOST)
+        for env in present:
+            env.attended = env.attended and states[env.env_id] is not EnvState.DONE
+            self._hosts.leave(env, Next.RENEW_HOST)
         self._hosts.end(group, ask=True)
 
 
 class Repairs(Protocol):
     """What brings envs back that have failed for good."""
 
-    def forgive(self, slot: EnvSlot) -> None:
+    def forgive(self, env: ManagedEnv) -> None:
         """Forget an env's failures: its user repairs it by hand."""
 
-    def bring_back(self, slot: EnvSlot) -> None:
+    def bring_back(self, env: ManagedEnv) -> None:
         """Renew an env that takes part in no host, because its user repairs it by hand."""
 
 
@@ -382,8 +384,8 @@ class ExplicitResets:
         spares: Spares | None,
     ) -> None:
         self._hosts = hosts
-        self._record = hosts.record
-        self._states = hosts.record.states
+        self._table = hosts.table
+        self._states = hosts.table.states
         self._statistics = statistics
         self._episodes = episodes
         self._repair = repair
@@ -400,8 +402,8 @@ class ExplicitResets:
     def seed(self, seeds: Mapping[int, int | None], of_spares: Sequence[int | None]) -> None:
         """Have the next explicit resets, and those of spares, use these seeds."""
         for env_id, seed in seeds.items():
-            self._record.slots[env_id].new_seed = seed
-        for spare, seed in zip(self._record.slots[self._record.env_num :], of_spares, strict=True):
+            self._table.envs[env_id].new_seed = seed
+        for spare, seed in zip(self._table.envs[self._table.env_num :], of_spares, strict=True):
             spare.new_seed = seed
 
     def begin(self, params: Mapping[int, dict[str, Any] | None]) -> None:
@@ -412,8 +414,8 @@ class ExplicitResets:
                 those that were given before.
         """
         # Where all rows of a batched env are reset together, those are, too, that wait for a step.
-        expect_late(self._hosts, [i for i in params if not self._record.slots[i].resets_alone])
-        ordered = [i for i, given in params.items() if self._begin(self._record.slots[i], given)]
+        begin_with_step_of(self._hosts, [i for i in params if not self._table.envs[i].resets_alone])
+        ordered = [i for i, given in params.items() if self._begin(self._table.envs[i], given)]
         if ordered:
             self._submitter.order_resets(ordered)
         if self._spares is not None:
@@ -422,76 +424,76 @@ class ExplicitResets:
     def restore(self, restorations: Mapping[int, tuple[SavedEnv, EnvRecord]]) -> None:
         """Have envs that are at rest be what they were."""
         self._statistics.has_generations = True
-        for env_id, (saved, record) in restorations.items():
-            slot = self._record.slots[env_id]
-            self._cancel(slot)
-            self._revive(slot)
-            slot.generation, slot.episodes_done = record.generation, record.episodes_done
-            slot.episode = record.episode - 1  # this counts as the reset that it has been in
-            slot.reset_params, slot.base_seed = record.reset_params, record.base_seed
-            slot.attended = True
-            slot.seed, slot.new_generation, slot.waits = None, False, False
+        for env_id, (saved, known) in restorations.items():
+            env = self._table.envs[env_id]
+            self._cancel(env)
+            self._revive(env)
+            env.generation, env.episodes_done = known.generation, known.episodes_done
+            env.episode = known.episode - 1  # this counts as the reset that it has been in
+            env.reset_params, env.base_seed = known.reset_params, known.base_seed
+            env.attended = True
+            env.seed, env.new_generation, env.waits = None, False, False
             due = self._episodes.restorations
             due.forget(env_id)
-            due.due[env_id] = Restoration(saved, record)
-            self._episodes.begin(slot)
+            due.due[env_id] = Restoration(saved, known)
+            self._episodes.begin(env)
 
-    def _begin(self, slot: EnvSlot, params: dict[str, Any] | None) -> bool:
+    def _begin(self, env: ManagedEnv, params: dict[str, Any] | None) -> bool:
         """Begin the reset of one env; whether it is only to be ordered."""
-        self._hosts.take_over(slot)
-        restoring = self._episodes.restorations.forget(slot.env_id)
-        joins = params is None and slot.new_seed is None and not restoring
+        self._hosts.look_after(env)
+        restoring = self._episodes.restorations.forget(env.env_id)
+        joins = params is None and env.new_seed is None and not restoring
         if params is not None:
-            slot.reset_params = copy.copy(params)  # as what it is
-        if slot.new_seed is not None:
-            slot.seed = slot.base_seed = slot.new_seed
-            slot.new_seed = None
-        self._cancel(slot)
-        self._revive(slot)
-        slot.attended = True
-        slot.waits = False
-        self._record.happened(slot.env_id, Event.BEGIN_RESET)
-        if slot.phase is Phase.IDLE:
-            if slot.host_id is None:
-                self._repair.forgive(slot)
-                self._repair.bring_back(slot)
-            elif joins and self._can_be_ordered and self._is_planned(slot):
-                slot.again = False
+            env.reset_params = copy.copy(params)  # as what it is
+        if env.new_seed is not None:
+            env.seed = env.base_seed = env.new_seed
+            env.new_seed = None
+        self._cancel(env)
+        self._revive(env)
+        env.attended = True
+        env.waits = False
+        self._table.happened(env.env_id, Event.BEGIN_RESET)
+        if env.phase is Phase.IDLE:
+            if env.host_id is None:
+                self._repair.forgive(env)
+                self._repair.bring_back(env)
+            elif joins and self._can_be_ordered and self._is_planned(env):
+                env.again = False
                 return True
             else:
-                self._episodes.begin(slot)
-        elif slot.phase is Phase.ENDING and slot.following is Next.NOTHING:
-            self._repair.forgive(slot)
-            slot.following = Next.RENEW_HOST
-        elif slot.phase in (Phase.RESETTING, Phase.CANCELLING):
-            slot.again = slot.again or not joins
+                self._episodes.begin(env)
+        elif env.phase is Phase.ENDING and env.following is Next.NOTHING:
+            self._repair.forgive(env)
+            env.following = Next.RENEW_HOST
+        elif env.phase in (Phase.RESETTING, Phase.CANCELLING):
+            env.again = env.again or not joins
         return False
 
-    def _cancel(self, slot: EnvSlot) -> None:
+    def _cancel(self, env: ManagedEnv) -> None:
         """Give up the timestep that is owed, if there is one."""
-        if not slot.owed:
+        if not env.owed:
             return
-        slot.held = False
+        env.awaits_reset = False
         self._statistics.cancelled += 1
-        timestep = self._record.undelivered.pop(slot.env_id, None)
+        timestep = self._table.undelivered.pop(env.env_id, None)
         if timestep is None:
-            self._hosts.cancel(slot)
+            self._hosts.cancel(env)
         elif timestep.done and not is_abnormal(timestep.info):  # nobody saw that episode's end
-            slot.episodes_done -= 1
-            slot.has_plan = False
+            env.episodes_done -= 1
+            env.has_plan = False
             self._statistics.episodes -= 1
 
-    def _revive(self, slot: EnvSlot) -> None:
+    def _revive(self, env: ManagedEnv) -> None:
         """Take back what was decided about an env that its user now resets."""
-        slot.doomed = None
-        slot.fresh = None
-        slot.dropped = False
-        if self._states[slot.env_id] is EnvState.DONE:
-            slot.episodes_done = 0
-            slot.has_plan = False
+        env.failed_while_ready = None
+        env.fresh = None
+        env.dropped = False
+        if self._states[env.env_id] is EnvState.DONE:
+            env.episodes_done = 0
+            env.has_plan = False
 
-    def _is_planned(self, slot: EnvSlot) -> bool:
+    def _is_planned(self, env: ManagedEnv) -> bool:
         """Whether the host of an env knows all that there is to know of its next reset."""
-        if slot.env_id in self._record.unposted:
+        if env.env_id in self._table.by_message:
             return False
-        return slot.has_plan and slot.seed is None and not slot.new_generation
+        return env.has_plan and env.seed is None and not env.new_generation

@@ -8,10 +8,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from envmgr.core.deadlines import Limits, announced_in
+from envmgr.core.deadlines import TimeLimits, announced_in
 from envmgr.core.phases import Change, Next, Phase
 from envmgr.core.statistics import Tracer
-from envmgr.core.table import NEVER, EnvSlot, HostGroup, Record, host_groups, names_of
+from envmgr.core.table import NEVER, EnvTable, HostGroup, ManagedEnv, host_groups, names_of
 from envmgr.policy import Deadlines
 from envmgr.transport.base import Transport
 from envmgr.types import Clock, EnvFactory
@@ -22,31 +22,31 @@ from envmgr.wire.messages import UNANSWERED, Message, Op
 logger = logging.getLogger("envmgr")
 
 
-def await_reset(hosts: Hosts, slot: EnvSlot, *, late: bool) -> None:
+def await_own_reset(hosts: Hosts, env: ManagedEnv, *, late: bool) -> None:
     """Await the reset that the host of an env begins by itself: now, or with a step of others."""
-    slot.order = next(hosts.request_ids)
-    hosts.await_reply(slot, Change.RESET, slot.request_id)  # another reply to the same request
+    env.order = next(hosts.request_ids)
+    hosts.await_reply(env, Change.RESET, env.request_id)  # another reply to the same request
     if late:
-        hosts.record.late[slot.env_id] = 1
-        slot.deadline = NEVER
+        hosts.table.begins_with_step[env.env_id] = 1
+        env.deadline = NEVER
 
 
-def expect_late(hosts: Hosts, env_ids: Iterable[int]) -> None:
+def begin_with_step_of(hosts: Hosts, env_ids: Iterable[int]) -> None:
     """The episodes of others begin now that these envs take a step; can be done again."""
-    record = hosts.record
-    begun, limit_s = record.begun_with(env_ids), hosts.limits.of_phase(Phase.RESETTING)
+    table = hosts.table
+    begun, limit_s = table.begun_with(env_ids), hosts.limits.of_phase(Phase.RESETTING)
     if limit_s is not None:
-        for slot in map(record.slots.__getitem__, begun):
-            if slot.phase is Phase.RESETTING:
-                hosts.limits.set(slot, limit_s)
+        for env in map(table.envs.__getitem__, begun):
+            if env.phase is Phase.RESETTING:
+                hosts.limits.set(env, limit_s)
     for env_id in begun:
-        record.late[env_id] = 0
+        table.begins_with_step[env_id] = 0
 
 
 def released(hosts: Hosts, env_id: int) -> None:
     """An env is let go of: who waited for its step may have no other to wait for."""
-    if hosts.record.begins_alone(env_id):
-        expect_late(hosts, (env_id,))
+    if hosts.table.begins_alone(env_id):
+        begin_with_step_of(hosts, (env_id,))
 
 
 _LONG_PAUSE_S = 1.0
@@ -54,7 +54,7 @@ _LONG_PAUSE_S = 1.0
 
 
 class Hosts:
-    """Sends requests for env slots and keeps track of what is awaited until when.
+    """Sends requests for envs and keeps track of what is awaited until when.
 
     Args:
         transport: carries the messages.
@@ -67,8 +67,8 @@ class Hosts:
 
     Attributes:
         env_num: envs that are seen, and are not spares.
-        record: what is known of all envs.
-        slots: its details, by env_id, those of the spares last.
+        table: what is known of all envs.
+        envs: its details, by env_id, those of the spares last.
         phases: what hosts are busy with; changed here, and where steps are posted and handed out.
         groups: which envs share a host.
         group_of_host: those that a host serves, by host_id; without hosts that were given up.
@@ -92,10 +92,10 @@ class Hosts:
     ) -> None:
         self.transport, self.clock = transport, clock
         self.env_num = len(factories) - spare_num
-        self.record = Record(self.env_num, spare_num)
-        self.slots, self.phases = self.record.slots, self.record.phases
-        self.record.join_rows(settings.batches)
-        self.groups = host_groups(self.slots, num_workers)
+        self.table = EnvTable(self.env_num, spare_num)
+        self.envs, self.phases = self.table.envs, self.table.phases
+        self.table.join_rows(settings.batches)
+        self.groups = host_groups(self.envs, num_workers)
         self._factories = factories
         self.settings = settings
         self.tracer: Tracer | None = None
@@ -105,84 +105,84 @@ class Hosts:
         self.group_of_host: dict[int, HostGroup] = {}
         self._killed: set[int] = set()
         announces = Op.STEP in self._shared_settings.announced
-        self.limits = Limits(self.record, self.groups, deadlines, clock, announces=announces)
-        together, seen = transport.posts_together, self.slots[: self.env_num]
-        self.record.index_of = [0 if together else slot.group.index for slot in seen]
+        self.limits = TimeLimits(self.table, self.groups, deadlines, clock, announces=announces)
+        together, seen = transport.posts_together, self.envs[: self.env_num]
+        self.table.index_of = [0 if together else env.group.index for env in seen]
         self.block: Block | None = None
 
     # -- which host serves which envs ---------------------------------------------------------
 
-    def start(self, slots: Sequence[EnvSlot]) -> None:
+    def start(self, envs: Sequence[ManagedEnv]) -> None:
         """Have envs built that have no host: in a new one for each group that has none either.
 
         Raises:
             ConfigError: a factory cannot be sent to a host; nothing was started.
         """
-        served = [slot for slot in slots if slot.group.host_id is not None]
-        starting: dict[int, list[EnvSlot]] = {}
-        for slot in slots:
-            if slot.group.host_id is None:
-                starting.setdefault(slot.group.index, []).append(slot)
+        served = [env for env in envs if env.group.host_id is not None]
+        starting: dict[int, list[ManagedEnv]] = {}
+        for env in envs:
+            if env.group.host_id is None:
+                starting.setdefault(env.group.index, []).append(env)
         specs = [self._spec(self.groups[index], built) for index, built in starting.items()]
         self.transport.start(specs)
         for spec, built in zip(specs, starting.values(), strict=True):
             self._await_start(spec, built)
-        for slot in served:
-            self.build(slot)
+        for env in served:
+            self.build(env)
 
-    def _spec(self, group: HostGroup, built: Sequence[EnvSlot]) -> HostSpec:
+    def _spec(self, group: HostGroup, built: Sequence[ManagedEnv]) -> HostSpec:
         orders = tuple(
             EnvOrder(
-                slot.env_id,
-                slot.generation,
-                next(self.request_ids) if slot in built else UNANSWERED,
-                self._factories[slot.env_id],
+                env.env_id,
+                env.generation,
+                next(self.request_ids) if env in built else UNANSWERED,
+                self._factories[env.env_id],
             )
-            for slot in group.slots
+            for env in group.envs
         )
         settings = self._shared_settings if group.is_shared else self.settings
         return HostSpec(next(self._host_ids), group.index, orders, settings)
 
-    def _await_start(self, spec: HostSpec, built: Sequence[EnvSlot]) -> None:
+    def _await_start(self, spec: HostSpec, built: Sequence[ManagedEnv]) -> None:
         group = self.groups[spec.index]
         group.host_id = spec.host_id
         self.group_of_host[spec.host_id] = group
         for order in spec.envs:
             if order.request_id != UNANSWERED:
-                slot = group.by_id[order.env_id]
-                slot.host_id = spec.host_id
-                self.await_reply(slot, Change.BUILD, order.request_id)
+                env = group.by_id[order.env_id]
+                env.host_id = spec.host_id
+                self.await_reply(env, Change.BUILD, order.request_id)
         if group.is_shared:
             group.running = built[0]  # its limit counts from the start of the host
 
-    def build(self, slot: EnvSlot) -> None:
+    def build(self, env: ManagedEnv) -> None:
         """Have the host of an env's group build it, in place of the one there was."""
-        slot.host_id = slot.group.host_id
-        self.request(slot, Op.RENEW, None, Change.BUILD)
+        env.host_id = env.group.host_id
+        self.request(env, Op.RENEW, None, Change.BUILD)
 
-    def release(self, slot: EnvSlot) -> None:
+    def release(self, env: ManagedEnv) -> None:
         """Have a host that others share let go of an env."""
-        self.settle(slot)
-        self.tell(slot, Op.RELEASE, None)
-        slot.host_id = None
+        self.settle(env)
+        self.tell(env, Op.RELEASE, None)
+        env.host_id = None
 
     # -- requests -----------------------------------------------------------------------------
 
-    def prepare(self, slot: EnvSlot, op: Op, payload: Any) -> tuple[int, Any]:
+    def prepare(self, env: ManagedEnv, op: Op, payload: Any) -> tuple[int, Any]:
         """Encode a request without sending it; return its id and what to send.
 
         Raises:
             FrameError: the payload cannot be sent.
         """
         request_id = next(self.request_ids)
-        message = Message(op, slot.env_id, slot.generation, request_id, payload)
-        return request_id, self.transport.prepare(host_of(slot), message)
+        message = Message(op, env.env_id, env.generation, request_id, payload)
+        return request_id, self.transport.prepare(host_of(env), message)
 
-    def submit(self, slot: EnvSlot, change: Change, prepared: tuple[int, Any]) -> None:
+    def submit(self, env: ManagedEnv, change: Change, prepared: tuple[int, Any]) -> None:
         """Send what `prepare` returned and await its reply."""
         request_id, frame = prepared
-        self.await_reply(slot, change, request_id)
-        self.transport.send(host_of(slot), frame)
+        self.await_reply(env, change, request_id)
+        self.transport.send(host_of(env), frame)
 
     @property
     def resets_need_no_looking_after(self) -> bool:
@@ -191,46 +191,46 @@ class Hosts:
         unlimited = settings.max_episodes is None and settings.max_rss_bytes is None
         return unlimited and self.limits.of_phase(Phase.RESETTING) is None
 
-    def request(self, slot: EnvSlot, op: Op, payload: Any, change: Change) -> None:
+    def request(self, env: ManagedEnv, op: Op, payload: Any, change: Change) -> None:
         """Send a request and await its reply."""
-        self.submit(slot, change, self.prepare(slot, op, payload))
+        self.submit(env, change, self.prepare(env, op, payload))
 
-    def tell(self, slot: EnvSlot, op: Op, payload: Any) -> None:
+    def tell(self, env: ManagedEnv, op: Op, payload: Any) -> None:
         """Send a message whose reply, if there is one, is not awaited."""
-        message = Message(op, slot.env_id, slot.generation, UNANSWERED, payload)
-        host_id = host_of(slot)
+        message = Message(op, env.env_id, env.generation, UNANSWERED, payload)
+        host_id = host_of(env)
         self.transport.send(host_id, self.transport.prepare(host_id, message))
 
-    def await_reply(self, slot: EnvSlot, change: Change, request_id: int) -> None:
+    def await_reply(self, env: ManagedEnv, change: Change, request_id: int) -> None:
         """Await the reply to a request, from now on."""
-        self._change(slot, change)
-        slot.request_id = request_id
-        slot.next_episode = slot.episode + 1
-        self.limits.set(slot, self.limits.of_phase(slot.phase))
+        self._change(env, change)
+        env.request_id = request_id
+        env.next_episode = env.episode + 1
+        self.limits.set(env, self.limits.of_phase(env.phase))
 
-    def settle(self, slot: EnvSlot) -> None:
+    def settle(self, env: ManagedEnv) -> None:
         """Nothing is awaited of this env any more."""
-        self._change(slot, Change.SETTLE)
-        slot.deadline = NEVER
+        self._change(env, Change.SETTLE)
+        env.deadline = NEVER
 
-    def cancel(self, slot: EnvSlot) -> None:
+    def cancel(self, env: ManagedEnv) -> None:
         """Nobody wants the step's timestep any more; its reply is still awaited."""
-        self._change(slot, Change.CANCEL)
+        self._change(env, Change.CANCEL)
 
-    def pause(self, slots: Sequence[EnvSlot], pause_s: float, following: Next) -> None:
+    def pause(self, envs: Sequence[ManagedEnv], pause_s: float, following: Next) -> None:
         """Have `following` begin after `pause_s`, for all of these envs."""
         if pause_s >= _LONG_PAUSE_S:
-            logger.warning("%s: %s follows in %g s", names_of(slots), following.value, pause_s)
-        for slot in slots:
-            self._change(slot, Change.PAUSE)
-            slot.following = following
-            self.limits.set_deadline(slot, pause_s)
+            logger.warning("%s: %s follows in %g s", names_of(envs), following.value, pause_s)
+        for env in envs:
+            self._change(env, Change.PAUSE)
+            env.following = following
+            self.limits.set_deadline(env, pause_s)
 
-    def _change(self, slot: EnvSlot, change: Change) -> None:
-        self.record.changed(slot.env_id, change)
+    def _change(self, env: ManagedEnv, change: Change) -> None:
+        self.table.changed(env.env_id, change)
         if self.tracer is not None:
-            self.tracer.changed(slot.env_id, slot.phase)
-        self.record.late[slot.env_id] = 0
+            self.tracer.changed(env.env_id, env.phase)
+        self.table.begins_with_step[env.env_id] = 0
         self.limits.changes += 1
 
     # -- posted steps -------------------------------------------------------------------------
@@ -242,25 +242,25 @@ class Hosts:
         if block is not None:
             self.transport.count_mail(block.mail)
 
-    def take_over(self, slot: EnvSlot) -> None:
+    def look_after(self, env: ManagedEnv) -> None:
         """Look after a posted step by itself; nothing if the env takes none."""
         block = self.block
-        if block is None or slot.phase is not Phase.POSTED:
+        if block is None or env.phase is not Phase.POSTED:
             return
-        self.record.changed(slot.env_id, Change.TAKE_OVER)
-        slot.order = slot.request_id
+        self.table.changed(env.env_id, Change.TAKE_OVER)
+        env.order = env.request_id
         if self.limits.step_s is not None:
-            self.limits.set(slot, self.limits.step_s, slot.since)
-        if self.may_stay_silent(slot.env_id):
-            self.ask(self.record.index_of[slot.env_id])
+            self.limits.set(env, self.limits.step_s, env.since)
+        if self.may_stay_silent(env.env_id):
+            self.ask(self.table.index_of[env.env_id])
 
     def may_stay_silent(self, env_id: int) -> bool:
         """Return whether an env's host may not ring for its posted step, which has not replied."""
         block = self.block
         if block is None:
             return False
-        posting = int(block.posted[self.record.index_of[env_id]])
-        tokens = self.record.tokens
+        posting = int(block.posted[self.table.index_of[env_id]])
+        tokens = self.table.tokens
         return posting & RING_MASK == RING_LAST and bool(block.replies[env_id] != tokens[env_id])
 
     def ask(self, index: int) -> None:
@@ -269,25 +269,25 @@ class Hosts:
 
     # -- the end of a host --------------------------------------------------------------------
 
-    def leave(self, slot: EnvSlot, following: Next, pause_s: float = 0.0) -> None:
+    def leave(self, env: ManagedEnv, following: Next, pause_s: float = 0.0) -> None:
         """An env's host ends, or is gone: `following` begins when it is, after a pause.
 
         Call `end` for all of its envs together.
         """
-        self._change(slot, Change.END)
-        slot.following = following
-        slot.pause_s = pause_s
-        slot.waits = False
-        slot.deadline = NEVER
+        self._change(env, Change.END)
+        env.following = following
+        env.pause_s = pause_s
+        env.waits = False
+        env.deadline = NEVER
 
-    def join(self, slot: EnvSlot, other: EnvSlot) -> None:
+    def join(self, env: ManagedEnv, other: ManagedEnv) -> None:
         """Have an env without host wait for the new host that another env of its group awaits."""
-        self._change(slot, Change.END if other.phase is Phase.ENDING else Change.PAUSE)
-        slot.host_id = other.host_id
-        slot.request_id = other.request_id
-        slot.following = Next.RENEW_HOST
-        slot.pause_s = 0.0
-        slot.deadline = other.deadline
+        self._change(env, Change.END if other.phase is Phase.ENDING else Change.PAUSE)
+        env.host_id = other.host_id
+        env.request_id = other.request_id
+        env.following = Next.RENEW_HOST
+        env.pause_s = 0.0
+        env.deadline = other.deadline
 
     def end(self, group: HostGroup, *, ask: bool) -> None:
         """End the host of envs that `leave` it.
@@ -296,7 +296,7 @@ class Hosts:
             group: the envs.
             ask: let the host close its envs first, within the limit for closing.
         """
-        leaving = [slot for slot in group.slots if slot.phase is Phase.ENDING]
+        leaving = [env for env in group.envs if env.phase is Phase.ENDING]
         group.is_ending = True
         group.running = None
         group.deadline = NEVER
@@ -306,10 +306,10 @@ class Hosts:
         else:
             request_id = UNANSWERED
             self._kill(host_of(leaving[0]))
-        for slot in leaving:
-            slot.request_id = request_id
+        for env in leaving:
+            env.request_id = request_id
             limit_s = self.limits.close_s if ask else self.transport.kill_patience_s
-            self.limits.set_deadline(slot, limit_s)
+            self.limits.set_deadline(env, limit_s)
 
     def _kill(self, host_id: int) -> None:
         if host_id in self._killed:
@@ -320,12 +320,12 @@ class Hosts:
 
     def _retire(self, group: HostGroup) -> None:
         """Leave the memory of a host that goes on, though it was given up, to it for good."""
-        if not self.record.observed.is_open:
+        if not self.table.observed.is_open:
             return  # it was told of none
         group.is_retired = True
-        for slot in group.slots:
-            if not slot.is_spare:
-                self.record.retire(slot.env_id)
+        for env in group.envs:
+            if not env.is_spare:
+                self.table.retire(env.env_id)
 
     def ended(self, group: HostGroup, *, lingers: bool = False) -> None:
         """The host of these envs is gone and reaped, or was given up and lingers."""
@@ -335,7 +335,7 @@ class Hosts:
             self.group_of_host.pop(group.host_id, None)
             self._killed.discard(group.host_id)
         group.host_id = group.running = None
-        group.is_ending = group.is_worn = False
+        group.is_ending = group.wants_replacing = False
         group.superseded.clear()
         group.deadline = NEVER
 
@@ -344,8 +344,8 @@ class Hosts:
         self.group_of_host.clear()
 
 
-def host_of(slot: EnvSlot) -> int:
+def host_of(env: ManagedEnv) -> int:
     """Return the host of an env that has one."""
-    if slot.host_id is None:
-        raise RuntimeError(f"env {slot.env_id} has no host: a defect of envmgr, please report it")
-    return slot.host_id
+    if env.host_id is None:
+        raise RuntimeError(f"env {env.env_id} has no host: a defect of envmgr, please report it")
+    return env.host_id

@@ -43,7 +43,7 @@ def begin_envs(engine: Engine, replay_paths: Sequence[str] | None) -> None:
     if replay_paths is not None:
         _enable_replays(engine, replay_paths)
     reset_all(engine)
-    engine.supervisor.record.launching = False
+    engine.supervisor.table.launching = False
 
 
 def build_all(engine: Engine) -> None:
@@ -53,11 +53,11 @@ def build_all(engine: Engine) -> None:
         LaunchError: with all failures.
         ConfigError: a factory cannot be sent to a host; nothing was started.
     """
-    slots = engine.supervisor.hosts.slots
+    envs = engine.supervisor.hosts.envs
     if not engine.supervisor.repair.launch_failures:  # of a host that was started before, for its
         # spaces: no other is started for that
-        engine.uninterrupted(partial(engine.supervisor.start_hosts, [s.env_id for s in slots]))
-    await_all(engine, lambda: all(s.phase is not Phase.STARTING for s in slots), "building")
+        engine.uninterrupted(partial(engine.supervisor.start_hosts, [s.env_id for s in envs]))
+    await_all(engine, lambda: all(s.phase is not Phase.STARTING for s in envs), "building")
 
 
 def reset_all(engine: Engine, limit_s: float = math.inf) -> None:
@@ -79,7 +79,7 @@ def reset_all(engine: Engine, limit_s: float = math.inf) -> None:
                 if s.is_spare
                 else states[s.env_id] is EnvState.RUN
             )
-            for s in supervisor.hosts.slots
+            for s in supervisor.hosts.envs
         ),
         "the first reset",
         limit_s,
@@ -88,18 +88,16 @@ def reset_all(engine: Engine, limit_s: float = math.inf) -> None:
 
 def _enable_replays(engine: Engine, paths: Sequence[str]) -> None:
     supervisor = engine.supervisor
-    slots = supervisor.slots
+    envs = supervisor.envs
     payloads = replay_payloads(paths)
-    ids = list(range(len(slots)))
-    submit_calls(supervisor.hosts, slots, Op.CALL, payloads, "enable_save_replay")
-    await_all(
-        engine, lambda: all(s.phase is not Phase.CALLING for s in slots), "enable_save_replay"
-    )
-    failed = {s.env_id: s.result for s in slots if isinstance(s.result, EnvFailure)}
+    ids = list(range(len(envs)))
+    submit_calls(supervisor.hosts, envs, Op.CALL, payloads, "enable_save_replay")
+    await_all(engine, lambda: all(s.phase is not Phase.CALLING for s in envs), "enable_save_replay")
+    failed = {s.env_id: s.result for s in envs if isinstance(s.result, EnvFailure)}
     if failed:
-        raise _launch_error(failed, len(slots))
-    for slot in slots:
-        slot.result = None
+        raise _launch_error(failed, len(envs))
+    for env in envs:
+        env.result = None
     supervisor.repeat(ids, Op.CALL, payloads)
 
 
@@ -125,7 +123,7 @@ def await_all(
     )
     if failures:
         engine.wait_for(finished, _OTHERS_S)
-        raise _launch_error(failures, len(engine.supervisor.hosts.slots))
+        raise _launch_error(failures, len(engine.supervisor.hosts.envs))
     if not in_time:
         raise LaunchError(f"it has not answered {limit_s:g} s into {doing}")
 

@@ -23,10 +23,10 @@ from envmgr.core.failures import Lost, Repair
 from envmgr.core.hosts import Hosts
 from envmgr.core.journal import Journal
 from envmgr.core.phases import Phase
-from envmgr.core.setup import Orientation
+from envmgr.core.setup import EnvSetup
 from envmgr.core.spares import Spares
 from envmgr.core.statistics import Statistics
-from envmgr.core.table import NEVER, EnvSlot, HostGroup, Record
+from envmgr.core.table import NEVER, EnvTable, HostGroup, ManagedEnv
 from envmgr.env.contract import info_of
 from envmgr.errors import EnvFailure
 from envmgr.lifecycle import EnvState, Event
@@ -205,15 +205,15 @@ class BlockReplies:
     Args:
         block: the columns.
         places: where observations are.
-        may_begin_late: whether the next episode of an env may begin with the next step of others.
+        may_begin_with_step: whether the next episode of an env may begin with a step of others.
     """
 
     def __init__(
-        self, block: Block, places: Places, may_begin_late: Callable[[int], bool] = _never
+        self, block: Block, places: Places, may_begin_with_step: Callable[[int], bool] = _never
     ) -> None:
         self._block = block
         self._places = places
-        self._may_begin_late = may_begin_late
+        self._may_begin_late = may_begin_with_step
         self._of_resets = range(places.steps, places.count)
         self._reset_flags = items(block.reset_flags)
         self._decoder = InfoDecoder()
@@ -228,16 +228,16 @@ class BlockReplies:
         """Whether an env has been reset: as was asked for, or after this step."""
         return bool(self._block.resets[env_id] == token)
 
-    def steps_of(self, record: Record) -> list[int]:
+    def steps_of(self, table: EnvTable) -> list[int]:
         """Return the envs that have replied to steps that are looked after by themselves."""
         found: list[int] = []
         for phase in _STEPS:
-            found += record.answered(self._block.replies, phase).nonzero()[0].tolist()
+            found += table.answered(self._block.replies, phase).nonzero()[0].tolist()
         return found
 
-    def resets_of(self, record: Record) -> list[int]:
+    def resets_of(self, table: EnvTable) -> list[int]:
         """Return the envs whose reset is awaited, and is over."""
-        found = record.answered(self._block.resets, _RESETTING)
+        found = table.answered(self._block.resets, _RESETTING)
         env_ids: list[int] = found.nonzero()[0].tolist()
         return env_ids
 
@@ -322,8 +322,8 @@ _IN_A_STEP = (Phase.POSTED, Phase.STEPPING)
 _make_timestep = partial(tuple.__new__, EnvTimestep)
 
 
-class Answers:
-    """Applies answers to the record.
+class ReplyEffects:
+    """Applies answers to the table.
 
     Each of them raises ValueMismatchError or MalformedReplyError if it is not what the protocol
     says; nothing was changed then.
@@ -343,14 +343,14 @@ class Answers:
         hosts: Hosts,
         statistics: Statistics,
         journal: Journal[Any],
-        orientation: Orientation,
+        orientation: EnvSetup,
         episodes: Episodes,
         repair: Repair,
         spares: Spares | None = None,
     ) -> None:
         self._hosts = hosts
-        self._record = hosts.record
-        self._states = hosts.record.states
+        self._table = hosts.table
+        self._states = hosts.table.states
         self._statistics = statistics
         self._journal = journal
         self._orientation = orientation
@@ -359,89 +359,89 @@ class Answers:
         self._spares = spares
         self._noticed: set[str] = set()
 
-    def notice(self, slot: EnvSlot, payload: Any) -> None:
+    def notice(self, env: ManagedEnv, payload: Any) -> None:
         """Log the payload of NOTICE, once."""
         text = notice_of(payload)
         if self._repair.quiet:
             return
         if text not in self._noticed and len(self._noticed) < MAX_NOTICES:
             self._noticed.add(text)
-            logger.warning("observations of %s: %s (reported once)", slot.name, text)
+            logger.warning("observations of %s: %s (reported once)", env.name, text)
 
-    def saved(self, slot: EnvSlot, payload: Any) -> None:
+    def saved(self, env: ManagedEnv, payload: Any) -> None:
         """Keep the payload of SAVED."""
-        self._episodes.restorations.saved[slot.env_id] = saved_of(payload)
+        self._episodes.restorations.saved[env.env_id] = saved_of(payload)
 
-    def hello(self, slot: EnvSlot, payload: Any) -> bool:
+    def hello(self, env: ManagedEnv, payload: Any) -> bool:
         """Apply the payload of HELLO; False if a renewed env has other spaces than before."""
         description = description_of(payload)
-        fits = self._orientation.fits(slot, description)
-        if self._record.launching and slot.generation == 0:
-            self._hosts.settle(slot)
+        fits = self._orientation.fits(env, description)
+        if self._table.launching and env.generation == 0:
+            self._hosts.settle(env)
             return True  # the engine goes on when all of them are there
         if not fits:
             return False
-        self._hosts.settle(slot)
-        self._orientation.introduce(slot)
-        if slot.attended:
-            self._episodes.begin(slot)
+        self._hosts.settle(env)
+        self._orientation.introduce(env)
+        if env.attended:
+            self._episodes.begin(env)
             return True
-        if self._states[slot.env_id] is EnvState.INIT:
-            self._record.happened(slot.env_id, Event.REPAIRED_UNATTENDED)
-        self._episodes.replace_worn_host(slot.group)
+        if self._states[env.env_id] is EnvState.INIT:
+            self._table.happened(env.env_id, Event.REPAIRED_UNATTENDED)
+        self._episodes.replace_host(env.group)
         return True
 
-    def reset_done(self, slot: EnvSlot, payload: Any) -> None:
+    def reset_done(self, env: ManagedEnv, payload: Any) -> None:
         """Apply the payload of RESET_DONE."""
-        slot.group.superseded.clear()
-        if slot.is_spare:
-            self._kept(slot, payload)
+        env.group.superseded.clear()
+        if env.is_spare:
+            self._kept(env, payload)
             return
         reference, info = reset_fields(payload)
-        obs = self._record.observed.read(slot.env_id, reference)
-        self._episodes.count_reset(slot)
-        if slot.again:
-            self._episodes.begin(slot)
+        obs = self._table.observed.read(env.env_id, reference)
+        self._episodes.count_reset(env)
+        if env.again:
+            self._episodes.begin(env)
             return
-        self._episodes.use_up_seed(slot)
-        self._hosts.settle(slot)
-        restoration = self._episodes.restorations.due.pop(slot.env_id, None)
-        if restoration is not None and restoration.record is None:
+        self._episodes.use_up_seed(env)
+        self._hosts.settle(env)
+        restoration = self._episodes.restorations.due.pop(env.env_id, None)
+        if restoration is not None and restoration.known is None:
             self._statistics.resumed += 1
         if self._statistics.failing:
-            self._statistics.note_ready(slot.env_id, slot.generation, self._hosts.clock())
-        if slot.doomed is not None:
-            slot.fresh = (obs, info)
+            self._statistics.note_ready(env.env_id, env.generation, self._hosts.clock())
+        if env.failed_while_ready is not None:
+            env.fresh = (obs, info)
             return
-        slot.obs = obs
-        self._episodes.begun(slot, info)
-        if restoration is not None and restoration.record is not None:
-            self._episodes.restored(slot, restoration.record)
+        env.obs = obs
+        self._episodes.begun(env, info)
+        if restoration is not None and restoration.known is not None:
+            self._episodes.restored(env, restoration.known)
             return
-        failure = self._record.lost_beside(slot.env_id)
+        failure = self._table.lost_beside(env.env_id)
         if failure is not None:  # nobody has seen this episode: it begins again with the others'
-            slot.doomed, slot.fresh = failures.of_neighbour(slot, failure), (obs, info)
+            env.failed_while_ready, env.fresh = failures.of_neighbour(env, failure), (obs, info)
 
-    def _kept(self, spare: EnvSlot, payload: Any) -> None:
+    def _kept(self, spare: ManagedEnv, payload: Any) -> None:
         if payload is not None or self._spares is None:
             raise MalformedReplyError("it hands out what it was told to keep")
         self._spares.kept(spare)
 
-    def stepped(self, slot: EnvSlot, payload: Any) -> None:
+    def stepped(self, env: ManagedEnv, payload: Any) -> None:
         """Apply the payload of STEPPED."""
         reference, reward, done, info, after = step_fields(payload)
-        if after == AfterStep.RESETS_LATE and not self._record.may_begin_late(slot.env_id):
+        if after == AfterStep.RESETS_LATE and not self._table.may_begin_with_step(env.env_id):
             raise MalformedReplyError(LATE_ALONE)
-        if slot.phase is Phase.CANCELLING:
-            self._episodes.abandon(slot, after)
+        if env.phase is Phase.CANCELLING:
+            self._episodes.abandon(env, after)
             return
-        slot.obs = obs = self._record.observed.read(slot.env_id, reference)
-        slot.timestep = EnvTimestep(obs, reward, done, info)
+        env.obs = obs = self._table.observed.read(env.env_id, reference)
+        env.timestep = EnvTimestep(obs, reward, done, info)
         if not done:
-            self._hosts.settle(slot)
-            self._record.happened(slot.env_id, Event.STEPPED)
+            self._hosts.settle(env)
+            self._table.happened(env.env_id, Event.STEPPED)
         else:
-            self._episodes.end(slot, after)
+            self._episodes.end(env, after)
 
     def step_on(self, arrivals: deque[tuple[int, Arrival]]) -> None:
         """Apply the steps after which episodes go on, as far as they come before anything else.
@@ -460,25 +460,25 @@ class Answers:
         again: bool,
     ) -> None:
         arrivals, first, timesteps = came
-        self._record.arrived(timesteps)
+        self._table.arrived(timesteps)
         for arrival in first:
             if arrivals and arrivals[0] is arrival:  # else it has left the queue before
                 arrivals.popleft()
 
     def _ordinary(self, arrivals: Iterable[tuple[int, Arrival]]) -> dict[int, EnvTimestep]:
         """Return the timesteps of the first arrivals, as far as there is nothing else to them."""
-        record, groups = self._record, self._hosts.group_of_host
-        tokens, phases, read = record.token_items, record.phases.column, record.observed.read
+        table, groups = self._table, self._hosts.group_of_host
+        tokens, phases, read = table.token_items, table.phases.column, table.observed.read
         found: dict[int, EnvTimestep] = {}
         for host_id, message in arrivals:
             group = groups.get(host_id)
             if type(message) is not Message or group is None:
                 break
             op, env_id, generation, request_id, payload = message
-            slot = group.by_id.get(env_id)
-            if op != Op.STEPPED or slot is None or group.running is not None or group.is_ending:
+            env = group.by_id.get(env_id)
+            if op != Op.STEPPED or env is None or group.running is not None or group.is_ending:
                 break
-            is_awaited = generation == slot.generation and phases[env_id] in _IN_A_STEP
+            is_awaited = generation == env.generation and phases[env_id] in _IN_A_STEP
             if not is_awaited or tokens[env_id] & MAX_REQUEST_ID != request_id or env_id in found:
                 break
             try:
@@ -488,14 +488,14 @@ class Answers:
                 obs = read(env_id, reference)
             except (ValueMismatchError, MalformedReplyError):
                 break
-            slot.deadline = NEVER
+            env.deadline = NEVER
             found[env_id] = _make_timestep((obs, reward, done, info))
         return found
 
-    def result(self, slot: EnvSlot, payload: Any) -> None:
+    def result(self, env: ManagedEnv, payload: Any) -> None:
         """Keep the payload of RESULT, or what stands for it."""
-        slot.result = payload
-        self._repair.call_ended(slot)
+        env.result = payload
+        self._repair.call_ended(env)
 
 
 _NOT_BUSY = {Phase.IDLE, Phase.PAUSING, Phase.ENDING}
@@ -514,7 +514,7 @@ _GOES_ON = frozenset((Op.BEGAN, *_ASIDE))
 """Messages that do not say that a host is done with something; those aside answer nothing."""
 
 
-class Arrivals:
+class ReplyDispatcher:
     """Applies what arrives by message, and what the block holds besides posted steps.
 
     Args:
@@ -530,21 +530,21 @@ class Arrivals:
         self,
         hosts: Hosts,
         statistics: Statistics,
-        answers: Answers,
+        answers: ReplyEffects,
         episodes: Episodes,
         repair: Repair,
         *,
         raise_non_finite: bool,
     ) -> None:
         self._hosts = hosts
-        self._record = hosts.record
+        self._table = hosts.table
         self._statistics = statistics
         self._answers = answers
         self._episodes = episodes
         self._repair = repair
         self._raise_non_finite = raise_non_finite
         self._replies: BlockReplies | None = None
-        self._handlers: dict[int, Callable[[EnvSlot, Any], None]] = {
+        self._handlers: dict[int, Callable[[ManagedEnv, Any], None]] = {
             Op.HELLO: self._on_hello,
             Op.STEPPED: answers.stepped,
             Op.RESET_DONE: answers.reset_done,
@@ -568,54 +568,54 @@ class Arrivals:
         if group is None:
             return
         if type(arrival) is Message:
-            slot = group.by_id.get(arrival.env_id)
-            if slot is None:
+            env = group.by_id.get(arrival.env_id)
+            if env is None:
                 self._on_unexpected(group.blamed(), arrival)
                 return
             if arrival.op not in _ASIDE:
-                self._apply_replied((slot,))
-            self._on_message(slot, arrival)
+                self._apply_replied((env,))
+            self._on_message(env, arrival)
             return
-        self._apply_replied(group.slots)
+        self._apply_replied(group.envs)
         self._find_running(group)
         if type(arrival) is HostDied:
             self._on_death(group, arrival)
         elif type(arrival) is TimedOut:
-            for slot in (s for s in group.slots if s.request_id == arrival.request_id):
-                self._fail(slot, failures.timeout(slot, *arrival[1:]), Lost.HOST)
+            for env in (s for s in group.envs if s.request_id == arrival.request_id):
+                self._fail(env, failures.timeout(env, *arrival[1:]), Lost.HOST)
         elif type(arrival) is Garbage:
             self._break_off(group.blamed(), arrival.reason)
 
-    def _on_message(self, slot: EnvSlot, message: Message) -> None:
+    def _on_message(self, env: ManagedEnv, message: Message) -> None:
         op, _, generation, request_id, payload = message
-        group, running = slot.group, slot.group.running
+        group, running = env.group, env.group.running
         if running is not None and op not in _GOES_ON:
             self._hosts.limits.finished(group)
         if op in _ASIDE:
-            self._checked(self._handlers[op], slot, payload)
+            self._checked(self._handlers[op], env, payload)
         elif group.is_ending and op != Op.CLOSED:
             self._statistics.dropped_replies += 1
         elif request_id == UNANSWERED:
-            self._on_unawaited(slot, op, payload)
+            self._on_unawaited(env, op, payload)
         elif (
-            request_id != slot.request_id
-            or generation != slot.generation
-            or slot.phase not in AWAITED_IN.get(op, ())
+            request_id != env.request_id
+            or generation != env.generation
+            or env.phase not in AWAITED_IN.get(op, ())
         ):
-            culprit = running or (group.blamed() if group.is_shared else slot)
+            culprit = running or (group.blamed() if group.is_shared else env)
             self._on_unexpected(culprit, message)
         else:
-            self._checked(self._handlers[op], slot, payload)
+            self._checked(self._handlers[op], env, payload)
 
     def _checked(
-        self, handler: Callable[[EnvSlot, Any], None], slot: EnvSlot, payload: Any
+        self, handler: Callable[[ManagedEnv, Any], None], env: ManagedEnv, payload: Any
     ) -> None:
         try:
-            handler(slot, payload)
+            handler(env, payload)
         except (ValueMismatchError, MalformedReplyError) as error:
-            self._break_off(slot, str(error))
+            self._break_off(env, str(error))
 
-    def _on_unexpected(self, culprit: EnvSlot, message: Message) -> None:
+    def _on_unexpected(self, culprit: ManagedEnv, message: Message) -> None:
         if message.request_id in culprit.group.superseded:  # asked of it before it changed places
             if message.op == Op.NOTICE:
                 self._checked(self._answers.notice, culprit, message.payload)
@@ -628,42 +628,42 @@ class Arrivals:
             f"generation {generation})",
         )
 
-    def _on_unawaited(self, slot: EnvSlot, op: int, payload: Any) -> None:
+    def _on_unawaited(self, env: ManagedEnv, op: int, payload: Any) -> None:
         if op == Op.BEGAN:
-            self._on_began(slot, payload)
+            self._on_began(env, payload)
         elif op == Op.FAILED and type(payload) is RemoteFailure:
-            self._checked(self._on_unawaited_failure, slot, payload)
+            self._checked(self._on_unawaited_failure, env, payload)
 
-    def _on_unawaited_failure(self, slot: EnvSlot, payload: Any) -> None:
+    def _on_unawaited_failure(self, env: ManagedEnv, payload: Any) -> None:
         logger.warning("repeating a request on a renewed env: %s", failure_of(payload).message)
 
-    def _on_began(self, slot: EnvSlot, payload: Any) -> None:
-        if slot.group.is_shared:
-            self._hosts.limits.began(slot)
+    def _on_began(self, env: ManagedEnv, payload: Any) -> None:
+        if env.group.is_shared:
+            self._hosts.limits.began(env)
 
-    def _on_hello(self, slot: EnvSlot, payload: Any) -> None:
-        if not self._answers.hello(slot, payload):
+    def _on_hello(self, env: ManagedEnv, payload: Any) -> None:
+        if not self._answers.hello(env, payload):
             reason = "a renewed env has other spaces than the one before it"
-            self._fail(slot, failures.protocol(slot, reason, loses_host=False), Lost.ENV)
+            self._fail(env, failures.protocol(env, reason, loses_host=False), Lost.ENV)
 
-    def _on_closed(self, slot: EnvSlot, payload: Any) -> None:
+    def _on_closed(self, env: ManagedEnv, payload: Any) -> None:
         """Nothing to do: its death follows, or the limit for closing passes."""
 
     # -- failures -----------------------------------------------------------------------------
 
-    def _on_failed(self, slot: EnvSlot, payload: Any) -> None:
+    def _on_failed(self, env: ManagedEnv, payload: Any) -> None:
         remote = failure_of(payload)
-        if slot.phase is Phase.CALLING and remote.kind is FailureKind.NO_ATTRIBUTE:
-            self._answers.result(slot, remote)
+        if env.phase is Phase.CALLING and remote.kind is FailureKind.NO_ATTRIBUTE:
+            self._answers.result(env, remote)
             return
-        failure = failures.reported(slot, remote)
-        slot.group.superseded.clear()
-        raises = self._raise_non_finite and not slot.is_spare
+        failure = failures.reported(env, remote)
+        env.group.superseded.clear()
+        raises = self._raise_non_finite and not env.is_spare
         if remote.kind is FailureKind.NON_FINITE and raises:
             self._repair.raise_at_once(failure)
         lost = Lost.ENV if remote.kind is FailureKind.EXITED else Lost.NOTHING
         lost = Lost.HOST if remote.of_batch else lost
-        self._fail(slot, failure, lost, remote.info)
+        self._fail(env, failure, lost, remote.info)
 
     def _on_death(self, group: HostGroup, died: HostDied) -> None:
         was_ending, culprit = group.is_ending, group.blamed()
@@ -680,35 +680,35 @@ class Arrivals:
         if self._replies is not None and group.is_shared and not group.is_retired:
             group.running = group.running or group.by_id.get(self._replies.running_in(group.index))
 
-    def _break_off(self, slot: EnvSlot, reason: str) -> None:
+    def _break_off(self, env: ManagedEnv, reason: str) -> None:
         """The host of an env has broken the protocol."""
-        self._apply_replied(other for other in slot.group.slots if other is not slot)
-        self._hosts.take_over(slot)
-        self._fail(slot, failures.protocol(slot, reason), Lost.HOST)
+        self._apply_replied(other for other in env.group.envs if other is not env)
+        self._hosts.look_after(env)
+        self._fail(env, failures.protocol(env, reason), Lost.HOST)
 
-    def time_out(self, slot: EnvSlot) -> None:
+    def time_out(self, env: ManagedEnv) -> None:
         """An env has exceeded the limit of what it is doing, unless it has just done it."""
-        before, group = slot.phase, slot.group
-        self._apply_replied(group.slots)
-        if slot.phase not in (before, Phase.STEPPING):
+        before, group = env.phase, env.group
+        self._apply_replied(group.envs)
+        if env.phase not in (before, Phase.STEPPING):
             self._hosts.limits.finished(group)
         elif not group.is_ending:
             where = self._hosts.transport.whereabouts(group.host_id or 0)
-            self._fail(slot, failures.timeout(slot, slot.limit_s, where), Lost.HOST)
+            self._fail(env, failures.timeout(env, env.limit_s, where), Lost.HOST)
 
     def _fail(
         self,
-        slot: EnvSlot,
+        env: ManagedEnv,
         failure: EnvFailure,
         lost: Lost,
         env_info: Any = None,
         *,
         charged: bool = True,
     ) -> None:
-        if not slot.group.is_ending:  # else it has failed already, and its host is being replaced
-            if lost is not Lost.NOTHING or slot.batch is not None:  # whose rows may all be lost
-                self._apply_replied(other for other in slot.group.slots if other is not slot)
-            self._repair.fail(slot, failure, lost, env_info, charged=charged)
+        if not env.group.is_ending:  # else it has failed already, and its host is being replaced
+            if lost is not Lost.NOTHING or env.batch is not None:  # whose rows may all be lost
+                self._apply_replied(other for other in env.group.envs if other is not env)
+            self._repair.fail(env, failure, lost, env_info, charged=charged)
 
     # -- the block ----------------------------------------------------------------------------
 
@@ -720,84 +720,87 @@ class Arrivals:
         Returns:
             Whether all is said; if not, one of the resets has more to it: `collect` looks at it.
         """
-        replies, record = self._replies, self._record
-        n_resetting, n_late = record.phases.column.count(Phase.RESETTING), record.late.count(1)
+        replies, table = self._replies, self._table
+        n_resetting, n_late = (
+            table.phases.column.count(Phase.RESETTING),
+            table.begins_with_step.count(1),
+        )
         if replies is None or n_resetting == n_late:  # these reply with the next step of others
             return True
-        replied = replies.resets_of(record)
+        replied = replies.resets_of(table)
         if not replied:
             return True
         begun, infos = replies.resets(replied)
-        if record.again or record.doomed or self._statistics.failing:
+        if table.again or table.failed_while_ready or self._statistics.failing:
             begun = {env_id: place for env_id, place in begun.items() if self._is_well(env_id)}
             infos = {env_id: info for env_id, info in infos.items() if env_id in begun}
         self._episodes.begun_plainly(begun)
-        record.episodes_begun(begun, infos)
+        table.episodes_begun(begun, infos)
         return len(begun) == len(replied)
 
     def _is_well(self, env_id: int) -> bool:
-        record = self._record
-        if record.doomed and record.lost_beside(env_id) is not None:
+        table = self._table
+        if table.failed_while_ready and table.lost_beside(env_id) is not None:
             return False
-        odd = (record.again, record.doomed, self._statistics.failing)
+        odd = (table.again, table.failed_while_ready, self._statistics.failing)
         return not any(env_id in some for some in odd)
 
     @property
     def have_replied(self) -> bool:
         """Whether `collect` finds steps in the block that are looked after by themselves."""
-        replies, column = self._replies, self._record.phases.column
+        replies, column = self._replies, self._table.phases.column
         if replies is None or not (Phase.STEPPING in column or Phase.CANCELLING in column):
             return False
-        return bool(replies.steps_of(self._record))
+        return bool(replies.steps_of(self._table))
 
     def collect(self) -> None:
         """Apply what has arrived in the block, but for posted steps; not to be interrupted."""
-        replies, slots = self._replies, self._record.slots
+        replies, envs = self._replies, self._table.envs
         if replies is None:
             return
         if not self.begin_episodes():
-            for env_id in replies.resets_of(self._record):
-                self._apply_reply(slots[env_id])
-        for env_id in replies.steps_of(self._record):
-            self._apply_reply(slots[env_id])
+            for env_id in replies.resets_of(self._table):
+                self._apply_reply(envs[env_id])
+        for env_id in replies.steps_of(self._table):
+            self._apply_reply(envs[env_id])
 
-    def set_aside(self, env_id: int) -> None:
+    def apply_alone(self, env_id: int) -> None:
         """Apply the reply to a posted step that cannot be taken with others."""
-        slot = self._record.slots[env_id]
-        self._hosts.take_over(slot)
-        self._apply_reply(slot)
+        env = self._table.envs[env_id]
+        self._hosts.look_after(env)
+        self._apply_reply(env)
 
-    def set_aside_posted(self) -> None:
+    def apply_posted(self) -> None:
         """Look after all posted steps by themselves: nobody takes them before something else."""
-        for env_id in self._record.phases.ids_in(Phase.POSTED):
-            self.set_aside(env_id)
+        for env_id in self._table.phases.ids_in(Phase.POSTED):
+            self.apply_alone(env_id)
 
-    def _apply_reply(self, slot: EnvSlot) -> None:
-        reason = self._reply_of(slot)
+    def _apply_reply(self, env: ManagedEnv) -> None:
+        reason = self._reply_of(env)
         if reason is not None:
-            self._break_off(slot, reason)
+            self._break_off(env, reason)
 
-    def _apply_replied(self, slots: Iterable[EnvSlot]) -> None:
+    def _apply_replied(self, envs: Iterable[ManagedEnv]) -> None:
         """Apply what envs have replied, and look after their posted steps from now on.
 
         What is malformed is left: their host is about to be given up.
         """
         if self._replies is not None:
-            for slot in slots:
-                if not slot.is_spare:
-                    self._hosts.take_over(slot)
-                    self._reply_of(slot)
+            for env in envs:
+                if not env.is_spare:
+                    self._hosts.look_after(env)
+                    self._reply_of(env)
 
-    def _reply_of(self, slot: EnvSlot) -> str | None:
+    def _reply_of(self, env: ManagedEnv) -> str | None:
         """Apply what an env has replied in the block, if anything; return what is wrong with it."""
-        replies, env_id = self._replies, slot.env_id
+        replies, env_id = self._replies, env.env_id
         if replies is None:
             return None
         try:
-            if slot.phase in _STEP_PHASES and replies.has_step(env_id, slot.token):
-                self._answers.stepped(slot, replies.step(env_id))
-            if slot.phase is Phase.RESETTING and replies.has_reset(env_id, slot.token):
-                self._answers.reset_done(slot, replies.reset(env_id))
+            if env.phase in _STEP_PHASES and replies.has_step(env_id, env.token):
+                self._answers.stepped(env, replies.step(env_id))
+            if env.phase is Phase.RESETTING and replies.has_reset(env_id, env.token):
+                self._answers.reset_done(env, replies.reset(env_id))
         except (ValueMismatchError, MalformedReplyError) as error:
             return str(error)
         return None

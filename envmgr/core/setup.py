@@ -10,7 +10,7 @@ from typing import Any
 from envmgr.core.hosts import Hosts
 from envmgr.core.observations import Arena, Arenas, ObservationReader, ViewGuard
 from envmgr.core.phases import Phase
-from envmgr.core.table import EnvSlot
+from envmgr.core.table import ManagedEnv
 from envmgr.errors import LaunchError, SpaceMismatchError
 from envmgr.spaces import Layout, codec_of, same_space, space_text
 from envmgr.wire.arenas import CopyOnGet, Placement, arena_arrays, places_for, plan_placements
@@ -19,7 +19,7 @@ from envmgr.wire.messages import EnvDescription, Op
 from envmgr.wire.rewards import MOST_ROOM, ROOM
 
 
-class Orientation:
+class EnvSetup:
     """Spaces, places of observations, and requests that are repeated on every new env.
 
     Args:
@@ -35,7 +35,7 @@ class Orientation:
     def __init__(self, hosts: Hosts, env_num: int) -> None:
         self.descriptions: dict[int, EnvDescription] = {}
         self._hosts = hosts
-        self._observed = hosts.record.observed
+        self._observed = hosts.table.observed
         self._readers: list[ObservationReader] = []
         self._placements: list[Placement | None] = [None] * env_num
         self.kinds: tuple[list[Any], list[int | None]] = ([], [None] * env_num)
@@ -67,7 +67,7 @@ class Orientation:
         """
         described = [self.descriptions[i] for i in range(len(self._placements))]
         if same_spaces:
-            _check_same_spaces([self.descriptions[s.env_id] for s in self._hosts.slots])
+            _check_same_spaces([self.descriptions[s.env_id] for s in self._hosts.envs])
         self._readers = [ObservationReader(d.observation_space) for d in described]
         plan = self._block_plan(described)
         places = places_for(handed_out)
@@ -85,7 +85,7 @@ class Orientation:
         arena = self._arena_of(memory, placements, guard, copies=handed_out is True)
         self._observed.lay_out(arena, places)
         kinds = self.kinds[1]
-        self._hosts.record.unposted.update(i for i, kind in enumerate(kinds) if kind is None)
+        self._hosts.table.by_message.update(i for i, kind in enumerate(kinds) if kind is None)
         return Block(memory, plan)
 
     def _arena_of(
@@ -170,31 +170,31 @@ class Orientation:
             tuple(layouts[1:]),
         )
 
-    def fits(self, slot: EnvSlot, description: EnvDescription) -> bool:
+    def fits(self, env: ManagedEnv, description: EnvDescription) -> bool:
         """Keep what an env says of itself; False if the one before it said something else."""
-        slot.resets_alone = description.resets_alone
-        known = self.descriptions.setdefault(slot.env_id, description)
+        env.resets_alone = description.resets_alone
+        known = self.descriptions.setdefault(env.env_id, description)
         return _same_spaces(known, description)
 
-    def attach(self, slot: EnvSlot) -> None:
+    def attach(self, env: ManagedEnv) -> None:
         """Tell a host where its observations go."""
-        placement = None if slot.is_spare else self.placement_of(slot)
+        placement = None if env.is_spare else self.placement_of(env)
         if placement is not None:
-            self._hosts.tell(slot, Op.ATTACH, placement)
+            self._hosts.tell(env, Op.ATTACH, placement)
 
-    def placement_of(self, slot: EnvSlot) -> Placement | None:
+    def placement_of(self, env: ManagedEnv) -> Placement | None:
         """Return where the observations of an env go from now on; None: by message."""
-        placement = self._placements[slot.env_id]
-        if placement is None or slot.env_id in self._hosts.record.retired:
+        placement = self._placements[env.env_id]
+        if placement is None or env.env_id in self._hosts.table.retired:
             return None
-        index = self._hosts.record.index_of[slot.env_id]
-        return replace(self._observed.placed_anew(slot.env_id, placement), host_index=index)
+        index = self._hosts.table.index_of[env.env_id]
+        return replace(self._observed.placed_anew(env.env_id, placement), host_index=index)
 
-    def introduce(self, slot: EnvSlot) -> None:
+    def introduce(self, env: ManagedEnv) -> None:
         """Tell a renewed env all that the one before it was told."""
-        self.attach(slot)
-        for (op, _), payload in self._repeated.get(slot.env_id, {}).items():
-            self._hosts.tell(slot, op, payload)
+        self.attach(env)
+        for (op, _), payload in self._repeated.get(env.env_id, {}).items():
+            self._hosts.tell(env, op, payload)
 
     def repeat(self, env_id: int, op: Op, payload: tuple[str, Any]) -> None:
         """Have a request repeated on every later env of this env_id; the latest of a name counts.
@@ -210,10 +210,10 @@ class Orientation:
 
     def repeat_on_spares(self, op: Op, payload: tuple[str, Any]) -> None:
         """Have a request repeated on every spare, the present ones included."""
-        for slot in self._hosts.slots[self._hosts.env_num :]:
-            self.repeat(slot.env_id, op, payload)
-            if slot.host_id is not None and slot.phase in (Phase.IDLE, Phase.RESETTING):
-                self._hosts.tell(slot, op, payload)
+        for env in self._hosts.envs[self._hosts.env_num :]:
+            self.repeat(env.env_id, op, payload)
+            if env.host_id is not None and env.phase in (Phase.IDLE, Phase.RESETTING):
+                self._hosts.tell(env, op, payload)
 
     def are_alike(self, env_id: int, spare_id: int) -> bool:
         """Whether an env and a spare have equal spaces, and were told the same."""

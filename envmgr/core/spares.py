@@ -16,9 +16,9 @@ from typing import Any
 from envmgr import pickles
 from envmgr.core.hosts import Hosts
 from envmgr.core.phases import Change, Next, Phase
-from envmgr.core.setup import Orientation
+from envmgr.core.setup import EnvSetup
 from envmgr.core.statistics import Statistics
-from envmgr.core.table import NEVER, EnvSlot
+from envmgr.core.table import NEVER, ManagedEnv
 from envmgr.lifecycle import EnvState, Event
 from envmgr.types import EnvFactory
 from envmgr.wire.messages import UNANSWERED, Op
@@ -44,32 +44,32 @@ class Spares:
             ascending env_id, when all these steps are over; else each as soon as its episode ends.
 
     Attributes:
-        slots: of the spares.
+        envs: of the spares.
     """
 
     def __init__(
         self,
         hosts: Hosts,
         statistics: Statistics,
-        orientation: Orientation,
+        orientation: EnvSetup,
         takers: tuple[bool, ...],
         *,
         in_order: bool,
     ) -> None:
-        self.slots = hosts.slots[hosts.env_num :]
+        self.envs = hosts.envs[hosts.env_num :]
         self._hosts = hosts
-        self._states = hosts.record.states
+        self._states = hosts.table.states
         self._statistics = statistics
         self._orientation = orientation
         self._takers = takers
         self._in_order = in_order
-        self._queue: list[EnvSlot] = []
+        self._queue: list[ManagedEnv] = []
         # By env_id: what becomes of the env, in its own place or in that of its successor.
-        self._waiting: dict[int, Callable[[EnvSlot], None]] = {}
+        self._waiting: dict[int, Callable[[ManagedEnv], None]] = {}
 
     # -- spares -----------------------------------------------------------------------------
 
-    def is_ready(self, spare: EnvSlot) -> bool:
+    def is_ready(self, spare: ManagedEnv) -> bool:
         """Whether a spare has been reset."""
         return (
             spare.phase is Phase.IDLE
@@ -79,23 +79,23 @@ class Spares:
 
     def figures(self) -> dict[str, int]:
         """Return how many spares there are, and how many of them are ready; from any thread."""
-        kept = [spare for spare in self.slots if not spare.dropped]
+        kept = [spare for spare in self.envs if not spare.dropped]
         return {"spare_env_num": len(kept), "spares_ready": sum(map(self.is_ready, kept))}
 
-    def is_reset(self, slot: EnvSlot) -> None:
+    def is_reset(self, env: ManagedEnv) -> None:
         """The reset of an env, or of a spare, begins."""
-        self._waiting.pop(slot.env_id, None)
-        if slot.is_spare:
-            if slot in self._queue:
-                self._queue.remove(slot)
-            self._queue.append(slot)
+        self._waiting.pop(env.env_id, None)
+        if env.is_spare:
+            if env in self._queue:
+                self._queue.remove(env)
+            self._queue.append(env)
 
-    def kept(self, spare: EnvSlot) -> None:
+    def kept(self, spare: ManagedEnv) -> None:
         """The reset of a spare has succeeded."""
         spare.renewals_in_a_row = 0
         self._use_up(spare)
 
-    def _use_up(self, spare: EnvSlot) -> None:
+    def _use_up(self, spare: ManagedEnv) -> None:
         """The reset of a spare is over, or another env's: what was for it is not for the next."""
         spare.attempts = 0
         spare.episode += 1
@@ -103,9 +103,9 @@ class Spares:
         spare.new_generation = False
         self._hosts.settle(spare)
 
-    def reseed(self, begin: Callable[[EnvSlot], None]) -> None:
+    def reseed(self, begin: Callable[[ManagedEnv], None]) -> None:
         """Reset the spares that were given a seed which has not been used yet."""
-        for spare in self.slots:
+        for spare in self.envs:
             if spare.new_seed is None or spare.dropped:
                 continue
             spare.seed, spare.new_seed = spare.new_seed, None
@@ -115,7 +115,7 @@ class Spares:
             elif spare.phase is Phase.RESETTING:
                 self._reset_again(spare, begin)
 
-    def _reset_again(self, spare: EnvSlot, begin: Callable[[EnvSlot], None]) -> None:
+    def _reset_again(self, spare: ManagedEnv, begin: Callable[[ManagedEnv], None]) -> None:
         """Have a spare reset once more after the reset that is under way."""
         spare.group.superseded.add(spare.request_id)
         before, limit_s = spare.deadline, spare.limit_s
@@ -125,21 +125,21 @@ class Spares:
 
     # -- who takes whose place --------------------------------------------------------------
 
-    def ended(self, slot: EnvSlot, then: Callable[[EnvSlot], None]) -> None:
+    def ended(self, env: ManagedEnv, then: Callable[[ManagedEnv], None]) -> None:
         """The episode of an env is over: a spare takes its place, if one can.
 
         Args:
-            slot: the env, whose host is well.
-            then: what becomes of it: given its slot, or that of the spare.
+            env: the env, whose host is well.
+            then: what becomes of it: given the env, or the spare.
         """
-        self._hosts.settle(slot)
-        self._waiting[slot.env_id] = then
+        self._hosts.settle(env)
+        self._waiting[env.env_id] = then
         if not self._in_order:
-            self.relieve()
+            self.replace_ended()
 
-    def failed(self, slot: EnvSlot) -> None:
+    def failed(self, env: ManagedEnv) -> None:
         """An env has failed: if it waits for a successor, it is repaired instead."""
-        self._waiting.pop(slot.env_id, None)
+        self._waiting.pop(env.env_id, None)
 
     @property
     def are_wanted(self) -> bool:
@@ -148,91 +148,91 @@ class Spares:
 
     def look(self) -> None:
         """Give ended envs their successors, if no step is under way any more."""
-        if self._waiting and not self._hosts.record.is_executing:
-            self.relieve()
+        if self._waiting and not self._hosts.table.is_executing:
+            self.replace_ended()
 
-    def relieve(self) -> None:
+    def replace_ended(self) -> None:
         """Give ended envs their successors, by ascending env_id."""
         for env_id in sorted(self._waiting):
             then = self._waiting.get(env_id)
-            slot = self._hosts.slots[env_id]
-            if then is None or slot.phase is not Phase.IDLE:
+            env = self._hosts.envs[env_id]
+            if then is None or env.phase is not Phase.IDLE:
                 self._waiting.pop(env_id, None)
                 continue
-            spare = self._successor_of(slot)
+            spare = self._successor_of(env)
             if spare is None:
-                then(slot)
+                then(env)
             else:
-                self._take_place(spare, slot)
+                self._take_place(spare, env)
                 self._hosts.tell(spare, Op.ADOPT, None)
                 then(spare)
             self._waiting.pop(env_id, None)
 
-    def take_over(self, slot: EnvSlot) -> EnvSlot:
+    def take_over(self, env: ManagedEnv) -> ManagedEnv:
         """Have a spare take the place of an env whose host is gone, or ends well.
 
         Returns:
             Whose host that one is now, and is to be replaced: the spare, or the env itself if there
             is no spare for it.
         """
-        spare = None if slot.is_spare or not slot.attended else self._successor_of(slot)
+        spare = None if env.is_spare or not env.attended else self._successor_of(env)
         if spare is None:
-            return slot
-        pause_s = slot.pause_s
-        slot.generation += 1
-        slot.renewals_in_a_row += 1
-        slot.following = Next.NOTHING
-        self._take_place(spare, slot)
+            return env
+        pause_s = env.pause_s
+        env.generation += 1
+        env.renewals_in_a_row += 1
+        env.following = Next.NOTHING
+        self._take_place(spare, env)
         self._hosts.leave(spare, Next.RENEW_HOST, pause_s)
         return spare
 
-    def _successor_of(self, slot: EnvSlot) -> EnvSlot | None:
+    def _successor_of(self, env: ManagedEnv) -> ManagedEnv | None:
         """Return the spare whose turn it is, if it may take the place of an env."""
-        if slot.reset_params or slot.seed is not None or not self._takers[slot.env_id]:
+        if env.reset_params or env.seed is not None or not self._takers[env.env_id]:
             return None
         spare = next((spare for spare in self._queue if self._can_come(spare)), None)
-        if spare is None or not self._orientation.are_alike(slot.env_id, spare.env_id):
+        if spare is None or not self._orientation.are_alike(env.env_id, spare.env_id):
             return None
         return spare
 
-    def _can_come(self, spare: EnvSlot) -> bool:
+    def _can_come(self, spare: ManagedEnv) -> bool:
         if spare.host_id is None or spare.group.is_ending:
             return False
         return spare.phase is Phase.RESETTING or self.is_ready(spare)
 
-    def _take_place(self, spare: EnvSlot, slot: EnvSlot) -> None:
+    def _take_place(self, spare: ManagedEnv, env: ManagedEnv) -> None:
         """Exchange the hosts of a spare and an env, and await the reset of the spare there."""
         under_way = spare.phase is Phase.RESETTING
         deadline, limit_s = spare.deadline, spare.limit_s
-        self._exchange(slot, spare)
+        self._exchange(env, spare)
         if under_way:
             self._use_up(spare)
         self._queue.remove(spare)
-        self._waiting.pop(slot.env_id, None)
+        self._waiting.pop(env.env_id, None)
         self._statistics.swaps += 1
         self._statistics.has_generations = True
-        slot.again = slot.waits = False
-        if slot.doomed is None:
-            self._hosts.record.happened(slot.env_id, Event.BEGIN_RESET)
-        placement = self._orientation.placement_of(slot)
-        self._hosts.request(slot, Op.ADOPT, placement, Change.RESET)
+        env.again = env.waits = False
+        if env.failed_while_ready is None:
+            self._hosts.table.happened(env.env_id, Event.BEGIN_RESET)
+        placement = self._orientation.placement_of(env)
+        self._hosts.request(env, Op.ADOPT, placement, Change.RESET)
         if under_way:
-            self._hosts.limits.set_until(slot, deadline, limit_s)
+            self._hosts.limits.set_until(env, deadline, limit_s)
 
-    def _exchange(self, slot: EnvSlot, spare: EnvSlot) -> None:
+    def _exchange(self, env: ManagedEnv, spare: ManagedEnv) -> None:
         """Have an env and a spare, which have their hosts to themselves, change places.
 
         Their hosts are to be told with ADOPT. What is under way in them is the caller's to settle.
         """
-        ours, theirs = slot.group, spare.group
-        for group, before in ((ours, slot), (theirs, spare)):
+        ours, theirs = env.group, spare.group
+        for group, before in ((ours, env), (theirs, spare)):
             group.superseded.update((before.request_id, UNANSWERED))
         ours.serve((spare,))
-        theirs.serve((slot,))
-        slot.host_id, spare.host_id = spare.host_id, slot.host_id
-        slot.has_plan = spare.has_plan = False
-        self._hosts.record.index_of[slot.env_id] = theirs.index
-        self._hosts.record.moves += 1
+        theirs.serve((env,))
+        env.host_id, spare.host_id = spare.host_id, env.host_id
+        env.has_plan = spare.has_plan = False
+        self._hosts.table.index_of[env.env_id] = theirs.index
+        self._hosts.table.moves += 1
 
 
 def all_factories(factories: Sequence[EnvFactory], spare_num: int) -> list[EnvFactory]:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from envmgr.core.journal import Journal
 from envmgr.core.phases import Phase
-from envmgr.core.table import EnvSlot
+from envmgr.core.table import ManagedEnv
 from envmgr.errors import EnvFailure
 from envmgr.types import Clock
 from envmgr.wire.block import Block
@@ -61,7 +61,7 @@ class Statistics:
         moments: the latest failures and recoveries; those that lost their host by a neighbour's
             failure fail, too.
         failing: envs that have failed and are not ready again.
-        slots: of the envs, each of which counts its own resets.
+        envs: each of which counts its own resets.
         journal: knows what is counted as delivered, but has not been yet.
     """
 
@@ -84,7 +84,7 @@ class Statistics:
     latest_failures: deque[EnvFailure] = field(default_factory=lambda: deque(maxlen=_KEPT_FAILURES))
     moments: deque[Moment] = field(default_factory=lambda: deque(maxlen=_KEPT_MOMENTS))
     failing: set[int] = field(default_factory=set)
-    slots: Sequence[EnvSlot] = ()
+    envs: Sequence[ManagedEnv] = ()
     journal: Journal[Any] = field(default_factory=Journal)
 
     @property
@@ -95,7 +95,7 @@ class Statistics:
     @property
     def resets(self) -> int:
         """Resets that succeeded."""
-        return sum(slot.episode for slot in self.slots)
+        return sum(env.episode for env in self.envs)
 
     def count_failure(self, failure: EnvFailure) -> None:
         """Count a failure."""

@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from envmgr.core.hosts import Hosts, expect_late, host_of
+from envmgr.core.hosts import Hosts, begin_with_step_of, host_of
 from envmgr.core.journal import Journal
 from envmgr.core.phases import Change, Phase
 from envmgr.core.statistics import Statistics
-from envmgr.core.table import EnvSlot, Selection, Selections
+from envmgr.core.table import ManagedEnv, Selection, Selections
 from envmgr.core.validate import checked_actions
 from envmgr.errors import ActionError
 from envmgr.spaces import ActionCheck, ActionColumns, Array, ValueMismatchError, split_batch
@@ -118,7 +118,7 @@ class Submitter:
         self._form = -1  # the one in which all envs' actions are written, if there is one
         self.any_shared = any(group.is_shared for group in hosts.groups)
         self._hosts = hosts
-        self._record = hosts.record
+        self._table = hosts.table
         self._statistics = statistics
         self._journal = journal
         self._selections = selections
@@ -179,7 +179,7 @@ class Submitter:
         if not self.posts or type(actions) is not dict:
             return None
         selection = self._selections.of(actions)
-        if selection is None or not selection.may_be_posted(self._record):
+        if selection is None or not selection.may_be_posted(self._table):
             return None
         try:
             values = list(actions.values())
@@ -199,7 +199,7 @@ class Submitter:
         if not self.posts:
             return None
         selection = self._selections.of(env_ids)
-        if selection is None or not selection.may_be_posted(self._record):
+        if selection is None or not selection.may_be_posted(self._table):
             return None
         packed: _Packed | None = None
         try:
@@ -238,16 +238,16 @@ class Submitter:
             UnknownEnvError: an env_id that does not exist.
             EnvNotReadyError: an env that cannot take an action now.
         """
-        unposted, sent, rest = self._record.unposted, actions, {}
+        unposted, sent, rest = self._table.by_message, actions, {}
         if unposted and type(actions) is dict and self.posts:
             sent = {i: action for i, action in actions.items() if i in unposted}
             rest = {i: action for i, action in actions.items() if i not in unposted}
         if sent and rest:
-            others = self._encoded(checked_actions(self._record, sent, checks))
+            others = self._encoded(checked_actions(self._table, sent, checks))
             selection = self.by_id(rest, ring, others)
             if selection is not None:
                 return self._selections.of(actions)
-        encoded = self._encoded(checked_actions(self._record, actions, checks))
+        encoded = self._encoded(checked_actions(self._table, actions, checks))
         self._commit(None, None, ring, encoded)
         return self._selections.of(encoded.env_ids)
 
@@ -259,17 +259,17 @@ class Submitter:
         """
         tokens, unexecuted = {}, []
         requests: deque[tuple[int, Any]] = deque()
-        hosts, record = self._hosts, self._record
+        hosts, table = self._hosts, self._table
         try:
             for env_id, action in actions.items():
-                if env_id in record.doomed:
+                if env_id in table.failed_while_ready:
                     unexecuted.append(env_id)
                     continue
-                slot, request_id = record.slots[env_id], next(self._request_ids)
-                message = make_message((Op.STEP, env_id, slot.generation, request_id, action))
-                host_id = slot.host_id or host_of(slot)
+                env, request_id = table.envs[env_id], next(self._request_ids)
+                message = make_message((Op.STEP, env_id, env.generation, request_id, action))
+                host_id = env.host_id or host_of(env)
                 requests.append((host_id, hosts.transport.prepare(host_id, message)))
-                tokens[env_id] = token_of(slot.generation, request_id)
+                tokens[env_id] = token_of(env.generation, request_id)
         except FrameError as error:
             raise ActionError(
                 f"an action cannot be sent to its env: {error}. Nothing was sent to any env."
@@ -333,11 +333,11 @@ class Submitter:
 
         The generation of an env is that of the request which it has answered last.
         """
-        tokens = generation_of(self._record.tokens[selection.rows]) + np.uint64(request_id)
+        tokens = generation_of(self._table.tokens[selection.rows]) + np.uint64(request_id)
         return tokens if selection.window is None else tokens.tobytes()
 
     def _redo(self, submitted: _Submitted, again: bool) -> None:
-        record = self._record
+        table = self._table
         self._statistics.actions, posted, sent = submitted
         if posted is not None:
             selection, tokens, posting = posted
@@ -345,12 +345,12 @@ class Submitter:
                 self._block.requests[selection.rows] = tokens
             else:
                 selection.window.request_bytes[:] = tokens
-            record.posted(selection, tokens)
+            table.posted(selection, tokens)
             self._latest = selection
-            if 1 in record.late:
-                expect_late(self._hosts, selection.ids)
-            if record.observed.counts:
-                record.observed.counted(selection.ids, posting)
+            if 1 in table.begins_with_step:
+                begin_with_step_of(self._hosts, selection.ids)
+            if table.observed.counts:
+                table.observed.counted(selection.ids, posting)
             if posting & RING_MASK == RING_LAST:
                 self._posted_for_last = True
             to_do, orders, hosts = self._posted, self._orders, selection.hosts
@@ -369,26 +369,26 @@ class Submitter:
         unexecuted: Sequence[int],
         again: bool,
     ) -> None:
-        record, limits = self._record, self._limits
-        if 1 in record.late:
-            expect_late(self._hosts, env_ids)
-        if record.observed.counts:
-            record.observed.counted(env_ids, -self._statistics.actions)
-        record.unexecuted.update(unexecuted)
+        table, limits = self._table, self._limits
+        if 1 in table.begins_with_step:
+            begin_with_step_of(self._hosts, env_ids)
+        if table.observed.counts:
+            table.observed.counted(env_ids, -self._statistics.actions)
+        table.unexecuted.update(unexecuted)
         if limits.step_s is not None:
             for env_id in tokens:
-                limits.set(record.slots[env_id], limits.step_s)
-        record.sent(tokens)
+                limits.set(table.envs[env_id], limits.step_s)
+        table.sent(tokens)
         tokens.clear()  # before any is sent: what has been replied is not awaited again
         self._transport.send_each(requests, again=again)
 
     def order_resets(self, env_ids: Sequence[int]) -> None:
         """Have idle envs reset as their hosts know it from their plans; not to be interrupted."""
-        hosts, record, request_id = self._hosts, self._record, next(self._request_ids)
+        hosts, table, request_id = self._hosts, self._table, next(self._request_ids)
         for env_id in env_ids:
-            hosts.await_reply(record.slots[env_id], Change.RESET, request_id)
-            self._block.orders[env_id] = record.tokens[env_id]
-        indexes = dict.fromkeys(map(record.index_of.__getitem__, env_ids))
+            hosts.await_reply(table.envs[env_id], Change.RESET, request_id)
+            self._block.orders[env_id] = table.tokens[env_id]
+        indexes = dict.fromkeys(map(table.index_of.__getitem__, env_ids))
         for index in indexes:
             # What was posted before, and may not have been seen, is to be rung for as it was.
             ring = max(int(self._posted[index]) & RING_MASK, RING_ONCE)
@@ -416,7 +416,7 @@ class Submitter:
         selection = self._latest
         if selection is None or selection.count != outstanding or not selection.is_ascending:
             return None
-        return selection if selection.is_posted(self._record.phases) else None
+        return selection if selection.is_posted(self._table.phases) else None
 
     def have_all_ring(self) -> None:
         """Have every host ring that need not, because its steps were to be gathered together.
@@ -427,8 +427,8 @@ class Submitter:
             return
         hosts = self._hosts
         silent = [
-            self._record.index_of[env_id]
-            for env_id in self._record.phases.ids_in(Phase.POSTED)
+            self._table.index_of[env_id]
+            for env_id in self._table.phases.ids_in(Phase.POSTED)
             if hosts.may_stay_silent(env_id)
         ]
         for index in dict.fromkeys(silent):
@@ -491,7 +491,7 @@ class ActionKinds:
 
 
 def submit_calls(
-    hosts: Hosts, slots: Sequence[EnvSlot], op: Op, payloads: Sequence[Any], what: str
+    hosts: Hosts, envs: Sequence[ManagedEnv], op: Op, payloads: Sequence[Any], what: str
 ) -> None:
     """Send a call to each of some envs, or to none.
 
@@ -499,11 +499,11 @@ def submit_calls(
         ActionError: its arguments cannot be sent.
     """
     try:
-        prepared = [hosts.prepare(s, op, p) for s, p in zip(slots, payloads, strict=True)]
+        prepared = [hosts.prepare(s, op, p) for s, p in zip(envs, payloads, strict=True)]
     except FrameError as error:
         raise ActionError(
             f"{what} has arguments that cannot be sent to a worker: {error}. Nothing was sent."
         ) from error
-    for slot, frame in zip(slots, prepared, strict=True):
-        slot.result = None
-        hosts.submit(slot, Change.CALL, frame)
+    for env, frame in zip(envs, prepared, strict=True):
+        env.result = None
+        hosts.submit(env, Change.CALL, frame)

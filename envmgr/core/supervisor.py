@@ -17,8 +17,8 @@ from envmgr.core.failures import Repair
 from envmgr.core.hosts import Hosts
 from envmgr.core.journal import Journal, is_run
 from envmgr.core.phases import Phase
-from envmgr.core.replies import Answers, Arrivals, BlockReplies
-from envmgr.core.setup import Orientation
+from envmgr.core.replies import BlockReplies, ReplyDispatcher, ReplyEffects
+from envmgr.core.setup import EnvSetup
 from envmgr.core.spares import Spares
 from envmgr.core.statistics import Statistics
 from envmgr.core.submit import Submitter
@@ -43,9 +43,9 @@ class Supervisor:
         policy: of failures.
 
     Attributes:
-        record: what is known of all envs.
+        table: what is known of all envs.
         states: the state of each env_id.
-        slots: the details of each env_id; of spares, see `spares`.
+        envs: the details of each env_id; of spares, see `spares`.
         spares: envs that wait to take the place of others; None if there are none.
         statistics: counters since launch.
         repair: what follows failures.
@@ -54,7 +54,7 @@ class Supervisor:
         submitter: submits actions.
         collector: finds what has arrived, and hands it out.
         journal: what is under way in the public call, and what that is about to return.
-        step_on: applies ordinary steps that have come by message, as `Answers` does.
+        step_on: applies ordinary steps that have come by message, as `ReplyEffects` does.
     """
 
     def __init__(
@@ -66,16 +66,16 @@ class Supervisor:
     ) -> None:
         self.hosts = hosts
         self.rules = rules
-        self.record = hosts.record
-        self.states = hosts.record.states
+        self.table = hosts.table
+        self.states = hosts.table.states
         env_num = hosts.env_num
-        self.slots = hosts.slots[:env_num]
-        spare_num = len(hosts.slots) - env_num
+        self.envs = hosts.envs[:env_num]
+        spare_num = len(hosts.envs) - env_num
         self.journal = journal = Journal[Collected]() if journal is None else journal
         self.statistics = Statistics(
-            num_workers=len(hosts.groups) - spare_num, slots=self.slots, journal=journal
+            num_workers=len(hosts.groups) - spare_num, envs=self.envs, journal=journal
         )
-        self._orientation = Orientation(hosts, env_num)
+        self._orientation = EnvSetup(hosts, env_num)
         self.spares: Spares | None = None
         if spare_num:
             self.spares = Spares(
@@ -85,7 +85,7 @@ class Supervisor:
                 rules.spare_takers or (True,) * env_num,
                 in_order=rules.spares_in_order,
             )
-        self.selections = selections = Selections(hosts.record)
+        self.selections = selections = Selections(hosts.table)
         self._episodes = Episodes(hosts, rules, self.statistics, self.spares)
         self.submitter = Submitter(hosts, self.statistics, journal, selections)
         self.repair = Repair(
@@ -100,7 +100,7 @@ class Supervisor:
         self.resets = ExplicitResets(
             hosts, self.statistics, self._episodes, self.repair, self.submitter, self.spares
         )
-        answers = Answers(
+        answers = ReplyEffects(
             hosts,
             self.statistics,
             journal,
@@ -109,7 +109,7 @@ class Supervisor:
             self.repair,
             self.spares,
         )
-        self._arrivals = Arrivals(
+        self._dispatcher = ReplyDispatcher(
             hosts,
             self.statistics,
             answers,
@@ -133,56 +133,56 @@ class Supervisor:
     def descriptions(self) -> dict[int, EnvDescription]:
         """What each env said of itself, by env_id."""
         known = self._orientation.descriptions
-        return {i: known[i] for i in sorted(known) if i < len(self.slots)}
+        return {i: known[i] for i in sorted(known) if i < len(self.envs)}
 
     # -- what comes -------------------------------------------------------------------------
 
     def handle(self, host_id: int, arrival: Arrival) -> None:
         """Apply what came from a host; not to be interrupted."""
-        self._arrivals.handle(host_id, arrival)
+        self._dispatcher.handle(host_id, arrival)
 
-    def collect(self) -> bool:
+    def apply_ordinary(self) -> bool:
         """Apply what has arrived by another way than by message, as far as that is ordinary.
 
         Can be interrupted anywhere, and called again.
 
         Returns:
-            Whether there is more: `collect_rest` applies it.
+            Whether there is more: `apply_rest` applies it.
         """
-        arrivals, spares = self._arrivals, self.spares
+        dispatcher, spares = self._dispatcher, self.spares
         if not self.submitter.posts and spares is None:
             return False
-        if not arrivals.begin_episodes() or arrivals.have_replied:
+        if not dispatcher.begin_episodes() or dispatcher.have_replied:
             return True
         if spares is None or not spares.are_wanted:
             return False
-        return self._waits_for_posted or not self.record.is_executing
+        return self._waits_for_posted or not self.table.is_executing
 
     @property
     def _waits_for_posted(self) -> bool:
         """Whether a timestep waits for a spare, which comes when all posted steps are over."""
-        return bool(self.record.held) and Phase.POSTED in self.record.phases.column
+        return bool(self.table.awaits_reset) and Phase.POSTED in self.table.phases.column
 
-    def collect_rest(self) -> None:
+    def apply_rest(self) -> None:
         """Apply all that has arrived by another way than by message; not to be interrupted."""
-        self._arrivals.collect()
+        self._dispatcher.collect()
         if self.spares is not None:
             if self.spares.are_wanted and self._waits_for_posted:
-                self._arrivals.set_aside_posted()
+                self._dispatcher.apply_posted()
             self.spares.look()
 
-    def set_aside(self) -> None:
+    def apply_alone(self) -> None:
         """Look at the reply by itself that `Collector.take` has left; not to be interrupted."""
         env_id, self.collector.left = self.collector.left, None
         if env_id is not None:
-            self._arrivals.set_aside(env_id)
+            self._dispatcher.apply_alone(env_id)
 
     def recover(self) -> None:
         """Make up for an interrupt: can be interrupted itself, and called again."""
         journal = self.journal
         journal.finish()
-        self._arrivals.begin_episodes()
-        if self.record.unexecuted:
+        self._dispatcher.begin_episodes()
+        if self.table.unexecuted:
             journal.uninterrupted(self.repair.answer_unexecuted)
         if journal.returning is not None:
             journal.uninterrupted(self._take_back)
@@ -202,9 +202,9 @@ class Supervisor:
         Raises:
             ConfigError: a factory cannot be sent to a host; nothing was started.
         """
-        missing = [s for s in map(self.hosts.slots.__getitem__, env_ids) if s.host_id is None]
+        missing = [s for s in map(self.hosts.envs.__getitem__, env_ids) if s.host_id is None]
         self.hosts.start(missing)
-        self.record.launched([slot.env_id for slot in missing])
+        self.table.launched([env.env_id for env in missing])
 
     def place_observations(self, *, same_spaces: bool) -> None:
         """Check the spaces of all envs and lay out the memory for their observations.
@@ -227,17 +227,17 @@ class Supervisor:
             for kind, codec in enumerate(codecs)
         ]
         packs = [each for each in columns if each is not None]
-        replies = BlockReplies(block, self.record.observed.places, self.record.may_begin_late)
-        self._arrivals.share(replies)
+        replies = BlockReplies(block, self.table.observed.places, self.table.may_begin_with_step)
+        self._dispatcher.share(replies)
         self.collector.share(block, replies)
         self.submitter.share(block, packs, kind_of)
 
     def begin_episodes(self) -> None:
         """Have every env reset for the first time; its host has said HELLO."""
-        for slot in self.hosts.slots:
-            self._orientation.attach(slot)  # what is repeated on later envs has been done on these
-            slot.seed, slot.new_seed = slot.new_seed, None
-            self._episodes.begin(slot)
+        for env in self.hosts.envs:
+            self._orientation.attach(env)  # what is repeated on later envs has been done on these
+            env.seed, env.new_seed = env.new_seed, None
+            self._episodes.begin(env)
 
     def repeat(self, env_ids: Sequence[int], op: Op, payloads: Sequence[Any]) -> None:
         """Have a request that was sent to envs repeated on every later env of these env_ids.
@@ -252,18 +252,18 @@ class Supervisor:
         """
         for env_id, payload in zip(env_ids, payloads, strict=True):
             self._orientation.repeat(env_id, op, payload)
-        if len(payloads) == len(self.slots) and all(p is payloads[0] for p in payloads):
+        if len(payloads) == len(self.envs) and all(p is payloads[0] for p in payloads):
             self._orientation.repeat_on_spares(op, payloads[0])
 
     # -- steps ------------------------------------------------------------------------------
 
     def ready_ids(self) -> list[int]:
         """Return the envs that take an action now, ascending."""
-        return self.record.ready_ids()
+        return self.table.ready_ids()
 
     def _go_on(self, collected: Collected) -> None:
         """Do what follows timesteps that were handed out, some of which ended episodes, say."""
-        self._arrivals.begin_episodes()
+        self._dispatcher.begin_episodes()
         spares = self.spares
         if collected.odd or (spares is not None and spares.are_wanted):
             self.journal.uninterrupted(self._follow_up)
@@ -272,16 +272,16 @@ class Supervisor:
         collected = self.journal.returning
         if collected is not None and collected.odd:
             self.collector.follow_up(collected)
-            self._arrivals.collect()  # the resets after them may be over
+            self._dispatcher.collect()  # the resets after them may be over
         if self.spares is not None:
-            self.spares.relieve()
+            self.spares.replace_ended()
 
     # -- calls ------------------------------------------------------------------------------
 
     def forget_results(self, env_ids: Iterable[int]) -> None:
         """Let go of what came of calls."""
         for env_id in env_ids:
-            self.slots[env_id].result = None
+            self.envs[env_id].result = None
 
     # -- time -------------------------------------------------------------------------------
 
@@ -295,16 +295,16 @@ class Supervisor:
         limits = self.hosts.limits
         now = limits.clock()
         for env_id in limits.late_steps(now):
-            self.hosts.take_over(self.slots[env_id])
-        for slot in limits.due(now):
-            if not limits.is_due(slot):
+            self.hosts.look_after(self.envs[env_id])
+        for env in limits.due(now):
+            if not limits.is_due(env):
                 continue  # settled together with another env of its host
-            if slot.phase is Phase.ENDING:
-                self.hosts.end(slot.group, ask=False)
-            elif slot.phase is Phase.PAUSING:
-                self.repair.renewals.proceed(slot)
+            if env.phase is Phase.ENDING:
+                self.hosts.end(env.group, ask=False)
+            elif env.phase is Phase.PAUSING:
+                self.repair.renewals.proceed(env)
             else:
-                self._arrivals.time_out(slot)
+                self._dispatcher.time_out(env)
 
     def stop(self) -> None:
         """All envs are VOID from now on; what was owed is cancelled."""
@@ -314,11 +314,11 @@ class Supervisor:
             self.statistics.timesteps = returning.n_before
         self.statistics.cancelled += self.statistics.outstanding
         self.journal.forget()
-        for slot in self.hosts.slots:
-            self.record.happened(slot.env_id, Event.CLOSE)
-            self.hosts.settle(slot)
-        self.record.clear()
+        for env in self.hosts.envs:
+            self.table.happened(env.env_id, Event.CLOSE)
+            self.hosts.settle(env)
+        self.table.clear()
         self.hosts.share(None)
-        self._arrivals.share(None)
+        self._dispatcher.share(None)
         self.collector.share(None, None)
         self.submitter.detach()

@@ -62,19 +62,19 @@ class EpisodeRules:
 
 
 class Pools:
-    """Asks the record whether anything can come.
+    """Asks the table whether anything can come.
 
     Rows that are in an episode and wait for their user, for an action or for the timestep that has
     arrived to be taken, are not under way. All others are, or may be: those in no episode are
     stepped to make up the number.
 
     Args:
-        record: what is known of all envs.
+        table: what is known of all envs.
         batches: whose rows they are; each has a `batch_size`.
     """
 
-    def __init__(self, record: Record, batches: Iterable[Batch]) -> None:
-        self._record = record
+    def __init__(self, table: EnvTable, batches: Iterable[Batch]) -> None:
+        self._table = table
         self._of = {i: batch for batch in batches for i in batch.env_ids}
 
     def gives(self, env_id: int, arrived: Collection[int] = ()) -> bool:
@@ -87,11 +87,11 @@ class Pools:
         batch = self._of.get(env_id)
         if batch is None:
             return True
-        record, column = self._record, self._record.phases.column
+        table, column = self._table, self._table.phases.column
         n_waiting = sum(
             i in arrived
-            or i in record.undelivered
-            or (column[i] == Phase.IDLE and record.states[i] is EnvState.RUN)
+            or i in table.undelivered
+            or (column[i] == Phase.IDLE and table.states[i] is EnvState.RUN)
             for i in batch.env_ids
         )
         return batch.size - n_waiting >= (batch.batch_size or 1)
@@ -99,7 +99,7 @@ class Pools:
     def may_go_on(self, arrived: Iterable[int]) -> bool:
         """Whether more timesteps than these come without their user doing anything."""
         known = set(arrived)
-        waited_for = {self._of.get(i): i for i in self._record.owed_ids() if i not in known}
+        waited_for = {self._of.get(i): i for i in self._table.owed_ids() if i not in known}
         return any(self.gives(env_id, known) for env_id in waited_for.values())
 
     def sizes(self) -> str:
@@ -113,15 +113,15 @@ _NOT_OWING = bytes(set(Phase) - {Phase.POSTED, Phase.STEPPING})
 
 
 class Together:
-    """Asks the record what it means for rows that are stepped together.
+    """Asks the table what it means for rows that are stepped together.
 
     Args:
-        record: what is known of all envs.
+        table: what is known of all envs.
         batches: whose rows they are.
     """
 
-    def __init__(self, record: Record, batches: Iterable[Batch]) -> None:
-        self._record = record
+    def __init__(self, table: EnvTable, batches: Iterable[Batch]) -> None:
+        self._table = table
         self._batches = [batch.env_ids for batch in batches]
         self._rows = {i: env_ids for env_ids in self._batches for i in env_ids}
 
@@ -135,30 +135,30 @@ class Together:
 
     def _is_mending(self, env_id: int) -> bool:
         """Whether an env is not in an episode, and will be without anybody doing anything."""
-        record = self._record
-        if record.states[env_id] is EnvState.RUN or record.late[env_id]:
+        table = self._table
+        if table.states[env_id] is EnvState.RUN or table.begins_with_step[env_id]:
             return False
-        return record.slots[env_id].is_coming
+        return table.envs[env_id].is_coming
 
     def is_coming(self, env_id: int) -> bool:
         """Whether an env will be ready without anybody doing anything.
 
         It is on its way, or in an episode, and waits only for those that are on theirs.
         """
-        record, rows = self._record, self._of(env_id)
-        if record.slots[env_id].is_coming:
-            return not record.late[env_id] or self.begins(env_id)
-        return any(map(self._is_mending, rows)) and not any(map(record.owes, rows))
+        table, rows = self._table, self._of(env_id)
+        if table.envs[env_id].is_coming:
+            return not table.begins_with_step[env_id] or self.begins(env_id)
+        return any(map(self._is_mending, rows)) and not any(map(table.owes, rows))
 
     def is_settled(self, env_id: int) -> bool:
         """Whether none of the envs that go with this one is still to become ready."""
-        record, rows = self._record, self._rows.get(env_id, ())
-        if isinstance(rows, range) and not (record.undelivered or record.unexecuted):
-            busy = record.phases.column[rows.start : rows.stop].translate(None, _QUIET)
+        table, rows = self._table, self._rows.get(env_id, ())
+        if isinstance(rows, range) and not (table.undelivered or table.unexecuted):
+            busy = table.phases.column[rows.start : rows.stop].translate(None, _QUIET)
             # None is, or they begin with the next step.
-            if record.late[rows.start : rows.stop].count(1) == len(busy):
+            if table.begins_with_step[rows.start : rows.stop].count(1) == len(busy):
                 return True
-        return not any(record.owes(i) or self._is_mending(i) for i in rows)
+        return not any(table.owes(i) or self._is_mending(i) for i in rows)
 
     def settled(self, env_ids: Sequence[int]) -> list[int]:
         """Return those of some envs for which that is so."""
@@ -169,9 +169,9 @@ class Together:
 
     def missing(self, env_ids: Sequence[int]) -> list[int]:
         """Return the envs that would have to be sent an action together with these."""
-        record, named = self._record, set(env_ids)
+        table, named = self._table, set(env_ids)
         others = {i for env_id in named for i in self._of(env_id)} - named
-        return sorted(i for i in others if record.states[i] is EnvState.RUN)
+        return sorted(i for i in others if table.states[i] is EnvState.RUN)
 
     def may_be_stepped(self, env_ids: Sequence[int]) -> bool:
         """Whether these envs have with them all that they are stepped together with.
@@ -179,10 +179,10 @@ class Together:
         Args:
             env_ids: different ones, that are in an episode.
         """
-        record = self._record
-        if len(env_ids) == record.env_num:
+        table = self._table
+        if len(env_ids) == table.env_num:
             return True
-        ascending, states = sorted(env_ids), record.states.column
+        ascending, states = sorted(env_ids), table.states.column
         for rows in self._batches:
             count = bisect_left(ascending, rows.stop) - bisect_left(ascending, rows.start)
             in_run = states[rows.start : rows.stop].count(EnvState.RUN)
@@ -192,11 +192,11 @@ class Together:
 
     def complete(self, env_ids: Sequence[int]) -> list[int]:
         """Return those of the envs that have arrived whose batch owes nothing besides."""
-        record = self._record
-        owed = len(record.phases.column.translate(None, _NOT_OWING))
-        if owed + len(record.undelivered) + len(record.unexecuted) == len(env_ids):
+        table = self._table
+        owed = len(table.phases.column.translate(None, _NOT_OWING))
+        if owed + len(table.undelivered) + len(table.unexecuted) == len(env_ids):
             return list(env_ids)
-        owes, arrived = record.owes, set(env_ids)
+        owes, arrived = table.owes, set(env_ids)
         late = {self._of(i) for i in self._rows if i not in arrived and owes(i)}
         return [env_id for env_id in env_ids if self._of(env_id) not in late]
 
@@ -207,13 +207,13 @@ class Together:
     def begins(self, env_id: int) -> bool:
         """Whether an env whose episode begins late has no step of others to wait for."""
         return not any(
-            self._record.states[i] is EnvState.RUN and not self._record.owes(i)
+            self._table.states[i] is EnvState.RUN and not self._table.owes(i)
             for i in self._of(env_id)
         )
 
     def begun_with(self, env_ids: Iterable[int]) -> list[int]:
         """Return the envs whose next episodes begin with a step of these."""
-        late, stepped = self._record.late, list(env_ids)
+        late, stepped = self._table.begins_with_step, list(env_ids)
         begun: list[int] = []
         for rows in self._batches:
             of_rows = late[rows.start : rows.stop]
@@ -226,7 +226,7 @@ class Together:
 
         The actions that they are sent next can only be left unexecuted together.
         """
-        doomed = self._record.doomed
+        doomed = self._table.failed_while_ready
         return next((doomed[i] for i in self._of(env_id) if i in doomed), None)
 
 
@@ -237,7 +237,7 @@ _OWE_NONE = np.array([phase not in (Phase.POSTED, Phase.STEPPING) for phase in P
 _STEPS = bytes((Phase.POSTED, Phase.STEPPING))
 
 
-class Record:
+class EnvTable:
     """What is known of all envs, and of the spares, whose ids follow.
 
     Args:
@@ -256,12 +256,13 @@ class Record:
         step_items: the same, for reading and writing one by one.
         observed: the newest observations.
         undelivered: timesteps that are out of the ordinary, by env_id, until they are handed out.
-        held: those of them that wait for the reset that belongs to them (`reset_inplace`).
-        doomed: envs whose host died while they were ready, and with what failure.
+        awaits_reset: those of them that wait for the reset that belongs to them (`reset_inplace`).
+        failed_while_ready: envs whose host died while they were ready, and with what failure.
         unexecuted: those of them that were sent that action, and whose timestep is still to come.
         retired: envs whose rows and places are left to a host that could not be killed.
-        unposted: those, and envs whose data has no fixed layout: their steps are not posted.
-        late: 1 for rows of batched envs whose next episodes begin with the next step of others.
+        by_message: those, and envs whose data has no fixed layout: their steps are not posted.
+        begins_with_step: 1 for rows of batched envs whose next episodes begin with the next step of
+            others.
         again: envs that are to be reset once more when the reset under way is over.
         episodes: of each env, resets that have succeeded.
         next_episodes: what that is when the reset that was begun last has succeeded.
@@ -270,7 +271,7 @@ class Record:
             forgotten when these have succeeded.
         reset_params: keyword arguments of resets, of envs that have any.
         reset_infos: of the newest resets, as far as they said anything.
-        slots: all else, by env_id.
+        envs: all else, by env_id.
         index_of: where steps of each env_id are posted: at the index of its host, or all in one
             place where they run in the caller.
         moves: how often an env_id has got another place there.
@@ -292,13 +293,13 @@ class Record:
         self.step_items = items(self.steps)
         self.observed = Observed(count)
         self.undelivered: dict[int, EnvTimestep] = {}
-        self.held: set[int] = set()
-        self.doomed: dict[int, EnvFailure] = {}
+        self.awaits_reset: set[int] = set()
+        self.failed_while_ready: dict[int, EnvFailure] = {}
         self.unexecuted: set[int] = set()
         self.launching = True
         self.retired: set[int] = set()
-        self.unposted: set[int] = set()
-        self.late = bytearray(count)
+        self.by_message: set[int] = set()
+        self.begins_with_step = bytearray(count)
         self.again: set[int] = set()
         self.episodes, self.next_episodes, self.episodes_done = ([0] * count for _ in range(3))
         self.next_resets: dict[int, NextReset] = {}
@@ -307,7 +308,7 @@ class Record:
         self.has_batched = False
         self._together: Together | None = None
         self._pools: Pools | None = None
-        self.slots = [EnvSlot(i, self, is_spare=i >= env_num) for i in range(count)]
+        self.envs = [ManagedEnv(i, self, is_spare=i >= env_num) for i in range(count)]
         self.index_of = [0] * env_num
         self.moves = 0
         self.all_ids = range(env_num)
@@ -413,7 +414,7 @@ class Record:
             self.episodes,
             self.next_episodes,
             self.episodes_done,
-            self.late,
+            self.begins_with_step,
         )
         for env_id, episodes_done, is_late in endings:
             done[env_id], to_begin[env_id] = episodes_done, begun[env_id] + 1
@@ -438,9 +439,9 @@ class Record:
         self.reset_infos.update(infos)
         if self.reset_params:
             self.use_up_params(places)
-        self.held.difference_update(places)
+        self.awaits_reset.difference_update(places)
         column, running = self.states.column, EnvState.RUN
-        episodes, next_episodes, late = self.episodes, self.next_episodes, self.late
+        episodes, next_episodes, late = self.episodes, self.next_episodes, self.begins_with_step
         for env_id in places:
             episodes[env_id], late[env_id] = next_episodes[env_id], 0
         resetting = [env_id for env_id in places if column[env_id] != running]
@@ -461,7 +462,7 @@ class Record:
         """Take note of which envs are rows of batched envs."""
         for batch in batches:
             for env_id in batch.env_ids:
-                self.slots[env_id].batch = batch
+                self.envs[env_id].batch = batch
         if lockstep := [batch for batch in batches if not batch.partial_steps]:
             self._together, self.has_batched = Together(self, lockstep), True
         if pools := [batch for batch in batches if batch.batch_size]:
@@ -483,7 +484,7 @@ class Record:
         """Whether an env, once it is handed out, waits for none that goes with it."""
         return self._together is None or self._together.goes_on(env_id)
 
-    def may_begin_late(self, env_id: int) -> bool:
+    def may_begin_with_step(self, env_id: int) -> bool:
         """Whether the next episode of an env may begin with the next step of others."""
         return self._together is not None and env_id in self._together
 
@@ -496,7 +497,7 @@ class Record:
 
     def begun_with(self, env_ids: Iterable[int]) -> list[int]:
         """Return the envs whose next episodes begin with a step of these."""
-        if self._together is None or 1 not in self.late:
+        if self._together is None or 1 not in self.begins_with_step:
             return []
         return self._together.begun_with(env_ids)
 
@@ -525,7 +526,7 @@ class Record:
         n = self.env_num
         return (
             not self.undelivered
-            and not self.doomed
+            and not self.failed_while_ready
             and self.phases.column[:n] == self._all_idle
             and self.states.column[:n] == self._all_run
         )
@@ -533,9 +534,9 @@ class Record:
     @property
     def awaits_nothing(self) -> bool:
         """Whether all envs are ready but for those that begin with the next step of others."""
-        n_ready = len(self.late) - self.late.count(1)
+        n_ready = len(self.begins_with_step) - self.begins_with_step.count(1)
         idle, in_run = self.phases.column.count(Phase.IDLE), self.states.column.count(EnvState.RUN)
-        return idle == in_run == n_ready and not (self.undelivered or self.doomed)
+        return idle == in_run == n_ready and not (self.undelivered or self.failed_while_ready)
 
     def is_ready(self, env_id: int) -> bool:
         """Return whether an env takes an action now."""
@@ -548,7 +549,7 @@ class Record:
         together, pools = self._together, self._pools
         if pools is not None and not pools.gives(env_id):
             return False
-        return self.slots[env_id].is_coming if together is None else together.is_coming(env_id)
+        return self.envs[env_id].is_coming if together is None else together.is_coming(env_id)
 
     def owes(self, env_id: int) -> bool:
         """Return whether an env owes a timestep: an action was accepted, and it is undelivered."""
@@ -596,26 +597,26 @@ class Record:
     def retire(self, env_id: int) -> None:
         """Use the row and the places of an env no more."""
         self.retired.add(env_id)
-        self.unposted.add(env_id)
+        self.by_message.add(env_id)
         self.observed.retire(env_id)
 
     def clear(self) -> None:
         """Let go of all observations and timesteps: they may be views of shared memory."""
         self.undelivered.clear()
-        self.held.clear()
-        self.doomed.clear()
+        self.awaits_reset.clear()
+        self.failed_while_ready.clear()
         self.unexecuted.clear()
         self.observed.detach()
-        for slot in self.slots:
-            slot.fresh = None
+        for env in self.envs:
+            env.fresh = None
 
 
-def names_of(slots: Sequence[EnvSlot]) -> str:
+def names_of(envs: Sequence[ManagedEnv]) -> str:
     """Return what envs are called in messages; of many only the first ones, and how many more."""
-    if len(slots) == 1 or any(slot.is_spare for slot in slots):
-        return ", ".join(slot.name for slot in slots)
-    more = f" and {len(slots) - _NAMED} more" if len(slots) > _NAMED else ""
-    return f"envs {', '.join(str(slot.env_id) for slot in slots[:_NAMED])}{more}"
+    if len(envs) == 1 or any(env.is_spare for env in envs):
+        return ", ".join(env.name for env in envs)
+    more = f" and {len(envs) - _NAMED} more" if len(envs) > _NAMED else ""
+    return f"envs {', '.join(str(env.env_id) for env in envs[:_NAMED])}{more}"
 
 
 _NAMED = 16
@@ -655,12 +656,12 @@ def _keep(kept: dict[int, dict[str, Any]], env_id: int, value: dict[str, Any]) -
 
 
 @dataclass(slots=True, eq=False)
-class EnvSlot:
+class ManagedEnv:
     """One env_id: its host, what is under way, and what its user has and is owed.
 
     Attributes:
         env_id: the id.
-        record: the columns.
+        table: the columns.
         is_spare: the id is that of a spare, which nobody sees: see `spares.Spares`.
         batch: the batched env that it is a row of; None for an env of its own.
         group: the envs that share its host.
@@ -685,7 +686,7 @@ class EnvSlot:
     """
 
     env_id: int
-    record: Record = field(repr=False)
+    table: EnvTable = field(repr=False)
     is_spare: bool = False
     batch: Batch | None = None
     group: HostGroup = field(init=False, repr=False)
@@ -740,12 +741,12 @@ class EnvSlot:
     @property
     def state(self) -> EnvState:
         """What it is doing, as its user sees it."""
-        return self.record.states[self.env_id]
+        return self.table.states[self.env_id]
 
     @property
     def attempts(self) -> int:
         """Failed attempts at the present reset."""
-        return self.record.next_resets.get(self.env_id, _ORDINARY_RESET).attempts
+        return self.table.next_resets.get(self.env_id, _ORDINARY_RESET).attempts
 
     @attempts.setter
     def attempts(self, attempts: int) -> None:
@@ -754,7 +755,7 @@ class EnvSlot:
     @property
     def renewals_in_a_row(self) -> int:
         """Renewals since the last reset that succeeded."""
-        return self.record.next_resets.get(self.env_id, _ORDINARY_RESET).renewals_in_a_row
+        return self.table.next_resets.get(self.env_id, _ORDINARY_RESET).renewals_in_a_row
 
     @renewals_in_a_row.setter
     def renewals_in_a_row(self, renewals_in_a_row: int) -> None:
@@ -763,7 +764,7 @@ class EnvSlot:
     @property
     def seed(self) -> int | None:
         """For the reset under way, or the next one, exactly."""
-        return self.record.next_resets.get(self.env_id, _ORDINARY_RESET).seed
+        return self.table.next_resets.get(self.env_id, _ORDINARY_RESET).seed
 
     @seed.setter
     def seed(self, seed: int | None) -> None:
@@ -772,141 +773,141 @@ class EnvSlot:
     @property
     def new_generation(self) -> bool:
         """Whether the next reset is the first of a later generation, seeded accordingly."""
-        return self.record.next_resets.get(self.env_id, _ORDINARY_RESET).new_generation
+        return self.table.next_resets.get(self.env_id, _ORDINARY_RESET).new_generation
 
     @new_generation.setter
     def new_generation(self, new_generation: bool) -> None:
         self._of_next_reset().new_generation = new_generation
 
     def _of_next_reset(self) -> NextReset:
-        return self.record.next_resets.setdefault(self.env_id, NextReset())
+        return self.table.next_resets.setdefault(self.env_id, NextReset())
 
     @property
     def again(self) -> bool:
         """Whether it is reset once more when the running reset is over."""
-        return self.env_id in self.record.again
+        return self.env_id in self.table.again
 
     @again.setter
     def again(self, again: bool) -> None:
-        _put(self.record.again, self.env_id, again)
+        _put(self.table.again, self.env_id, again)
 
     @property
-    def held(self) -> bool:
+    def awaits_reset(self) -> bool:
         """Whether its timestep waits for the reset that belongs to it (`reset_inplace`)."""
-        return self.env_id in self.record.held
+        return self.env_id in self.table.awaits_reset
 
-    @held.setter
-    def held(self, held: bool) -> None:
-        _put(self.record.held, self.env_id, held)
+    @awaits_reset.setter
+    def awaits_reset(self, held: bool) -> None:
+        _put(self.table.awaits_reset, self.env_id, held)
 
     @property
-    def doomed(self) -> EnvFailure | None:
+    def failed_while_ready(self) -> EnvFailure | None:
         """With what failure its host died while it was ready, if it did."""
-        return self.record.doomed.get(self.env_id)
+        return self.table.failed_while_ready.get(self.env_id)
 
-    @doomed.setter
-    def doomed(self, failure: EnvFailure | None) -> None:
+    @failed_while_ready.setter
+    def failed_while_ready(self, failure: EnvFailure | None) -> None:
         if failure is None:
-            self.record.doomed.pop(self.env_id, None)
+            self.table.failed_while_ready.pop(self.env_id, None)
         else:
-            self.record.doomed[self.env_id] = failure
+            self.table.failed_while_ready[self.env_id] = failure
 
     @property
     def reset_info(self) -> dict[str, Any]:
         """Info of the newest reset."""
-        return self.record.reset_infos.get(self.env_id, {})
+        return self.table.reset_infos.get(self.env_id, {})
 
     @reset_info.setter
     def reset_info(self, info: dict[str, Any]) -> None:
-        _keep(self.record.reset_infos, self.env_id, info)
+        _keep(self.table.reset_infos, self.env_id, info)
 
     @property
     def reset_params(self) -> dict[str, Any]:
         """Keyword arguments of its resets."""
-        return self.record.reset_params.get(self.env_id, {})
+        return self.table.reset_params.get(self.env_id, {})
 
     @reset_params.setter
     def reset_params(self, params: dict[str, Any]) -> None:
-        _keep(self.record.reset_params, self.env_id, params)
+        _keep(self.table.reset_params, self.env_id, params)
 
     @property
     def episode(self) -> int:
         """Resets that have succeeded."""
-        return self.record.episodes[self.env_id]
+        return self.table.episodes[self.env_id]
 
     @episode.setter
     def episode(self, episode: int) -> None:
-        self.record.episodes[self.env_id] = episode
+        self.table.episodes[self.env_id] = episode
 
     @property
     def next_episode(self) -> int:
         """What `episode` is when the reset that was begun last has succeeded."""
-        return self.record.next_episodes[self.env_id]
+        return self.table.next_episodes[self.env_id]
 
     @next_episode.setter
     def next_episode(self, next_episode: int) -> None:
-        self.record.next_episodes[self.env_id] = next_episode
+        self.table.next_episodes[self.env_id] = next_episode
 
     @property
     def episodes_done(self) -> int:
         """Episodes counted against `episode_num`."""
-        return self.record.episodes_done[self.env_id]
+        return self.table.episodes_done[self.env_id]
 
     @episodes_done.setter
     def episodes_done(self, episodes_done: int) -> None:
-        self.record.episodes_done[self.env_id] = episodes_done
+        self.table.episodes_done[self.env_id] = episodes_done
 
     @property
     def phase(self) -> Phase:
         """What its host is busy with."""
-        return self.record.phases[self.env_id]
+        return self.table.phases[self.env_id]
 
     @property
     def token(self) -> int:
         """Of the request whose reply is awaited, or that was answered last."""
-        token: int = self.record.token_items[self.env_id]
+        token: int = self.table.token_items[self.env_id]
         return token
 
     @property
     def request_id(self) -> int:
         """The request whose reply is awaited, or that was answered last."""
-        return request_of(self.record.token_items[self.env_id])[1]
+        return request_of(self.table.token_items[self.env_id])[1]
 
     @request_id.setter
     def request_id(self, request_id: int) -> None:
-        self.record.token_items[self.env_id] = token_of(self.generation, request_id)
+        self.table.token_items[self.env_id] = token_of(self.generation, request_id)
 
     @property
     def since(self) -> float:
         """When the request was sent, if it has a limit and the host is shared."""
-        return float(self.record.since[self.env_id])
+        return float(self.table.since[self.env_id])
 
     @since.setter
     def since(self, moment: float) -> None:
-        self.record.since[self.env_id] = moment
+        self.table.since[self.env_id] = moment
 
     @property
     def owed(self) -> bool:
         """Whether an action was accepted and its timestep not yet delivered."""
-        return self.record.owes(self.env_id)
+        return self.table.owes(self.env_id)
 
     @property
     def timestep(self) -> EnvTimestep | None:
         """That timestep, if it has arrived otherwise than in the block."""
-        return self.record.undelivered.get(self.env_id)
+        return self.table.undelivered.get(self.env_id)
 
     @timestep.setter
     def timestep(self, timestep: EnvTimestep) -> None:
-        self.record.undelivered[self.env_id] = timestep
+        self.table.undelivered[self.env_id] = timestep
 
     @property
     def obs(self) -> Any:
         """The newest observation: what `ready_obs` shows in RUN."""
-        return self.record.observed.of((self.env_id,))[0]
+        return self.table.observed.of((self.env_id,))[0]
 
     @obs.setter
     def obs(self, obs: Any) -> None:
-        self.record.observed.keep(self.env_id, obs)
+        self.table.observed.keep(self.env_id, obs)
 
 
 @dataclass(slots=True, eq=False)
@@ -917,12 +918,12 @@ class HostGroup:
 
     Attributes:
         index: its place among the groups.
-        slots: its envs, by ascending env_id.
+        envs: its envs, by ascending env_id.
         is_shared: there are several.
         by_id: the same envs, by env_id.
         host_id: the host; None while there is none.
         is_ending: the host was killed or asked to end.
-        is_worn: the host wants to be replaced as soon as none of its envs is in an episode.
+        wants_replacing: the host wants to be replaced as soon as none of its envs is in an episode.
         running: of a shared host: the env that it has said it works for.
         deadline: of a shared host: when what it does now times out, or its silence does; a moment
             that is too early is allowed while nothing is running.
@@ -936,13 +937,13 @@ class HostGroup:
     """
 
     index: int
-    slots: tuple[EnvSlot, ...]
+    envs: tuple[ManagedEnv, ...]
     is_shared: bool = field(init=False)
-    by_id: dict[int, EnvSlot] = field(init=False)
+    by_id: dict[int, ManagedEnv] = field(init=False)
     host_id: int | None = None
     is_ending: bool = False
-    is_worn: bool = False
-    running: EnvSlot | None = None
+    wants_replacing: bool = False
+    running: ManagedEnv | None = None
     deadline: float = NEVER
     quiet_since: float = 0.0
     overdue: tuple[int, float] = (0, 0.0)
@@ -951,22 +952,22 @@ class HostGroup:
     superseded: set[int] = field(default_factory=set)
 
     def __post_init__(self) -> None:
-        self.is_shared = len(self.slots) > 1
-        self.serve(self.slots)
+        self.is_shared = len(self.envs) > 1
+        self.serve(self.envs)
 
-    def serve(self, slots: tuple[EnvSlot, ...]) -> None:
+    def serve(self, envs: tuple[ManagedEnv, ...]) -> None:
         """Have these envs belong to it."""
-        self.slots = slots
-        self.is_spare = slots[0].is_spare
-        self.by_id = {slot.env_id: slot for slot in slots}
-        for slot in slots:
-            slot.group = self
+        self.envs = envs
+        self.is_spare = envs[0].is_spare
+        self.by_id = {env.env_id: env for env in envs}
+        for env in envs:
+            env.group = self
 
-    def present(self) -> list[EnvSlot]:
+    def present(self) -> list[ManagedEnv]:
         """Return the envs that take part in the host."""
-        return [slot for slot in self.slots if slot.host_id is not None]
+        return [env for env in self.envs if env.host_id is not None]
 
-    def blamed(self) -> EnvSlot:
+    def blamed(self) -> ManagedEnv:
         """Return the env that was running when something happened to the host.
 
         Without a word of the host: the first in the order in which requests were sent; if it was
@@ -974,9 +975,9 @@ class HostGroup:
         """
         if self.running is not None:
             return self.running
-        return next(iter((*self.awaited(), *self.present(), *self.slots)))
+        return next(iter((*self.awaited(), *self.present(), *self.envs)))
 
-    def awaited(self) -> list[EnvSlot]:
+    def awaited(self) -> list[ManagedEnv]:
         """Return the envs whose replies are awaited, in the order in which they run, if known.
 
         Requests run in the order in which they were sent; a reset that the host begins by itself
@@ -984,25 +985,25 @@ class HostGroup:
         them: the block says which of those is run. Nor are resets that wait for a step of others.
         """
         return sorted(
-            (s for s in self.slots if s.phase in AWAITED and not s.record.late[s.env_id]),
-            key=lambda slot: max(slot.request_id, slot.order),
+            (s for s in self.envs if s.phase in AWAITED and not s.table.begins_with_step[s.env_id]),
+            key=lambda env: max(env.request_id, env.order),
         )
 
 
-def host_groups(slots: Sequence[EnvSlot], n_hosts: int | None) -> list[HostGroup]:
+def host_groups(envs: Sequence[ManagedEnv], n_hosts: int | None) -> list[HostGroup]:
     """Divide envs into contiguous groups whose sizes differ by one at most, larger ones first.
 
     The rows of a batched env stay together: they count as one.
 
     Args:
-        slots: of the envs.
+        envs: all of them.
         n_hosts: how many groups; None: one for each.
     """
-    units: list[list[EnvSlot]] = []
-    for slot in slots:
-        if slot.batch is None or slot.env_id == slot.batch.first:
+    units: list[list[ManagedEnv]] = []
+    for env in envs:
+        if env.batch is None or env.env_id == env.batch.first:
             units.append([])
-        units[-1].append(slot)
+        units[-1].append(env)
     n_hosts = n_hosts or len(units)
     size, n_larger = divmod(len(units), n_hosts)
     groups: list[HostGroup] = []
@@ -1071,7 +1072,7 @@ class Selection:
         is_slice: whether they are.
         hosts: the indexes of their hosts.
         window: their rows of the columns, if they are neighbours and steps are posted.
-        arenas: their rows of the arenas, by slot, as far as they were asked for; if they are.
+        arenas: their rows of the arenas, by place, as far as they were asked for; if they are.
         is_ascending: whether the env_ids ascend.
         ordinary: what they are said to be whose replies have nothing to them, by their flags; see
             `Handout`.
@@ -1120,18 +1121,18 @@ class Selection:
         self.ordinary: dict[bytes, Any] = {}
         self.n_posts = 0
 
-    def may_be_posted(self, record: Record) -> bool:
+    def may_be_posted(self, table: EnvTable) -> bool:
         """Whether all of these envs take an action now that their hosts can execute."""
-        ids, undelivered, doomed = self.ids, record.undelivered, record.doomed
+        ids, undelivered, doomed = self.ids, table.undelivered, table.failed_while_ready
         if undelivered and not undelivered.keys().isdisjoint(ids):
             return False
         if doomed and not doomed.keys().isdisjoint(ids):
             return False
-        if record.unposted and not record.unposted.isdisjoint(ids):
+        if table.by_message and not table.by_message.isdisjoint(ids):
             return False
-        if record.has_batched and not record.go_together(ids):
+        if table.has_batched and not table.go_together(ids):
             return False
-        rows, phases, states = self.rows, record.phases, record.states
+        rows, phases, states = self.rows, table.phases, table.states
         if self.is_slice:
             return bool(phases.column[rows] == self.idle and states.column[rows] == self.run)
         is_idle: bool = phases.view[rows].tobytes() == self.idle
@@ -1152,11 +1153,11 @@ class Selections:
     """Mostly the same selection for the same envs.
 
     Args:
-        record: which host serves which env.
+        table: which host serves which env.
     """
 
-    def __init__(self, record: Record) -> None:
-        self._record = record
+    def __init__(self, table: EnvTable) -> None:
+        self._table = table
         self._known: dict[tuple[int, ...], Selection] = {}
         self._latest: Selection | None = None
         self._latest_array: Any = None
@@ -1171,11 +1172,11 @@ class Selections:
     def steps_of(self, env_id: int) -> int:
         """Return how many steps an env has been asked for."""
         self._count_steps()
-        return int(self._record.steps[env_id])
+        return int(self._table.steps[env_id])
 
     def _count_steps(self) -> None:
         """Add what was posted for envs together to the steps of each."""
-        steps = self._record.steps
+        steps = self._table.steps
         for selection in self._known.values():
             if selection.n_posts:
                 n_posts, selection.n_posts = selection.n_posts, 0
@@ -1199,9 +1200,9 @@ class Selections:
         Returns:
             None if there are none, or these are not all different env_ids.
         """
-        if self._moves != self._record.moves:
+        if self._moves != self._table.moves:
             self._forget()
-            self._moves = self._record.moves  # last: what an interrupt has left is forgotten anew
+            self._moves = self._table.moves  # last: what an interrupt has left is forgotten anew
         if env_ids is self._latest_array:
             return self._latest
         kind = type(env_ids)
@@ -1227,18 +1228,18 @@ class Selections:
             return None
         ascends = selection.is_ascending
         least, most = (key[0], key[-1]) if ascends else (min(key), max(key))
-        if least < 0 or most >= self._record.env_num or not (ascends or len(set(key)) == len(key)):
+        if least < 0 or most >= self._table.env_num or not (ascends or len(set(key)) == len(key)):
             return None
-        selection.hosts = list(dict.fromkeys(map(self._record.index_of.__getitem__, key)))
+        selection.hosts = list(dict.fromkeys(map(self._table.index_of.__getitem__, key)))
         if len(self._known) >= _KNOWN_SELECTIONS:
             self._count_steps()
             self._known.clear()
         if selection.is_slice and self._block is not None:
-            selection.window = Window(self._block, selection.rows, self._record.tokens)
+            selection.window = Window(self._block, selection.rows, self._table.tokens)
         self._known[key] = selection
         return selection
 
     def _spans(self, env_ids: range) -> bool:
         """Whether a range lies within the env_ids; others may be too long to be read."""
-        n = self._record.env_num
+        n = self._table.env_num
         return 0 <= env_ids.start <= n and -1 <= env_ids.stop <= n

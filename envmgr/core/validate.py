@@ -16,7 +16,7 @@ import numpy as np
 
 from envmgr.config.checks import MAX_SECONDS, MAX_TEXT, boolean, check_value, or_null, text
 from envmgr.core.phases import Phase
-from envmgr.core.table import Record
+from envmgr.core.table import EnvTable
 from envmgr.env.contract import EnvContractError
 from envmgr.env.gym_spaces import convert_space
 from envmgr.errors import (
@@ -365,12 +365,12 @@ _ADVICE = {
 
 
 def checked_actions(
-    record: Record, actions: Any, checks: Sequence[ActionCheck] | None
+    table: EnvTable, actions: Any, checks: Sequence[ActionCheck] | None
 ) -> dict[int, Any]:
     """Return actions by env_id, which can be submitted as far as can be told.
 
     Args:
-        record: the envs.
+        table: the envs.
         actions: `{env_id: action}`.
         checks: the check of each env's actions; None if they are not to be checked.
 
@@ -380,12 +380,12 @@ def checked_actions(
         EnvNotReadyError: an env that cannot take an action now.
     """
     actions = actions_by_id(actions)
-    env_num, ready, slots = record.env_num, record.are_all_ready, record.slots
+    env_num, ready, envs = table.env_num, table.are_all_ready, table.envs
     checked: dict[int, Any] = {}
     for key, action in actions.items():
         env_id = key if type(key) is int and 0 <= key < env_num else checked_env_id(key, env_num)
-        if not ready and (not record.is_ready(env_id) or slots[env_id].phase is Phase.CALLING):
-            raise _not_ready(record, env_id)
+        if not ready and (not table.is_ready(env_id) or envs[env_id].phase is Phase.CALLING):
+            raise _not_ready(table, env_id)
         if type(action) not in PLAIN:
             action = _plain_action(env_id, action)
         try:
@@ -397,7 +397,7 @@ def checked_actions(
                 f"the action of env {env_id} is refused: {reason}. Nothing was sent to any env."
             )
         checked[env_id] = action
-    _refuse_without(record.missing_beside([*checked]))
+    _refuse_without(table.missing_beside([*checked]))
     if len(checked) != len(actions):  # an integer of a class of its own is no equal key
         raise ActionError(f"the actions name an env twice: {short_text([*actions])}")
     return checked
@@ -417,13 +417,13 @@ def _refuse_without(missing: Sequence[int]) -> None:
         )
 
 
-def envs_in_calls(record: Record, env_ids: Any) -> list[int]:
+def envs_in_calls(table: EnvTable, env_ids: Any) -> list[int]:
     """Return which of these envs run a call; what does not list any is left to be refused."""
-    if Phase.CALLING not in record.phases.column:
+    if Phase.CALLING not in table.phases.column:
         return []
     if not isinstance(env_ids, (Mapping, list)):
         return []
-    busy = [i for i in record.all_ids if record.phases[i] is Phase.CALLING]
+    busy = [i for i in table.all_ids if table.phases[i] is Phase.CALLING]
     return [env_id for env_id in busy if env_id in env_ids]
 
 
@@ -437,27 +437,27 @@ def _plain_action(env_id: int, action: Any) -> Any:
         ) from error
 
 
-def _not_ready(record: Record, env_id: int) -> EnvNotReadyError:
-    state = record.states[env_id]
-    if record.slots[env_id].phase is Phase.CALLING:
+def _not_ready(table: EnvTable, env_id: int) -> EnvNotReadyError:
+    state = table.states[env_id]
+    if table.envs[env_id].phase is Phase.CALLING:
         advice = "a call of it has not ended: try again when it has, or reset it"
-    elif record.owes(env_id):
+    elif table.owes(env_id):
         advice = "an action of it is under way: gather its timestep with recv() or step({}) first"
     else:
         advice = _ADVICE.get(state, "it takes no action now").replace("ID", str(env_id))
     return EnvNotReadyError(
         f"env {env_id} cannot take an action: it is in {state.name}; {advice}. "
-        f"Ready now: {record.ready_ids()}. Nothing was sent to any env."
+        f"Ready now: {table.ready_ids()}. Nothing was sent to any env."
     )
 
 
-def refuse_while_pending(record: Record, env_ids: Iterable[int], what: str) -> None:
+def refuse_while_pending(table: EnvTable, env_ids: Iterable[int], what: str) -> None:
     """Refuse calls to envs that are executing a step.
 
     Raises:
         EnvNotReadyError: one of them is.
     """
-    pending = [i for i in env_ids if record.owes(i)]
+    pending = [i for i in env_ids if table.owes(i)]
     if pending:
         raise EnvNotReadyError(
             f"{what} needs envs without an action under way, but envs {pending} have one: gather "
@@ -465,15 +465,15 @@ def refuse_while_pending(record: Record, env_ids: Iterable[int], what: str) -> N
         )
 
 
-def refuse_gone(record: Record, env_ids: Iterable[int], what: str) -> None:
+def refuse_gone(table: EnvTable, env_ids: Iterable[int], what: str) -> None:
     """Refuse calls to envs that failed for good and have no host any more.
 
     Raises:
         EnvNotReadyError: one of them is.
     """
-    gone = [i for i in env_ids if record.slots[i].is_gone]
+    gone = [i for i in env_ids if table.envs[i].is_gone]
     if gone:
-        states = {i: record.states[i].name for i in gone}
+        states = {i: table.states[i].name for i in gone}
         raise EnvNotReadyError(
             f"{what} cannot be done: envs {gone} have failed for good and are gone ({states}). "
             f"Repair them with reset({{{gone[0]}: None}}), or leave them out with env_ids."
@@ -505,7 +505,7 @@ def rows_by_id(env_ids: Sequence[int], actions: Any, each: str = "") -> dict[int
     return by_id
 
 
-def refuse_partial_resets(record: Record, params: Mapping[int, Mapping[str, Any] | None]) -> None:
+def refuse_partial_resets(table: EnvTable, params: Mapping[int, Mapping[str, Any] | None]) -> None:
     """Refuse the reset of some rows of a batched env that can only reset all of them together.
 
     Raises:
@@ -513,10 +513,10 @@ def refuse_partial_resets(record: Record, params: Mapping[int, Mapping[str, Any]
         ConfigError: its rows are given different params.
     """
     for env_id in params:
-        batch = record.slots[env_id].batch
-        if batch is None or record.slots[env_id].resets_alone:
+        batch = table.envs[env_id].batch
+        if batch is None or table.envs[env_id].resets_alone:
             continue
-        in_run = (i for i in batch.env_ids if record.states[i] is EnvState.RUN)
+        in_run = (i for i in batch.env_ids if table.states[i] is EnvState.RUN)
         missing = [i for i in in_run if i not in params]
         if missing:
             raise EnvNotReadyError(

@@ -36,7 +36,7 @@ class EnvAccess(ManagerLifetime):
     def generations(self) -> list[int]:
         """How often each env was built anew, by env_id; empty before `launch` and after `close`."""
         engine = self._engine
-        return [] if engine is None else [slot.generation for slot in engine.supervisor.slots]
+        return [] if engine is None else [env.generation for env in engine.supervisor.envs]
 
     def call(
         self, name: str, *args: Any, env_ids: int | EnvIds | None = None, **kwargs: Any
@@ -99,7 +99,7 @@ class EnvAccess(ManagerLifetime):
             if not self._await_results(supervisor, called.env_ids, deadline):
                 raise TimeoutError(f"the call has not ended after {limit_s:g} s")
             if called.results is None:  # else this was interrupted after they were taken
-                called.results = [supervisor.slots[i].result for i in called.env_ids]
+                called.results = [supervisor.envs[i].result for i in called.env_ids]
             supervisor.forget_results(called.env_ids)
         results = called.results
         self._called = None  # the last that is done: from now on they are delivered
@@ -212,31 +212,31 @@ class EnvAccess(ManagerLifetime):
     def _results_of(self, supervisor: Supervisor, ids: list[int]) -> list[Any]:
         """Wait for results without a limit and return them, or raise the first failure."""
         self._await_results(supervisor, ids, math.inf)
-        results = [supervisor.slots[i].result for i in ids]
+        results = [supervisor.envs[i].result for i in ids]
         supervisor.forget_results(ids)
         return _or_raised(results)
 
     def _submit(
         self, supervisor: Supervisor, ids: list[int], op: Op, payloads: list[Any], what: str
     ) -> None:
-        validate.refuse_while_pending(supervisor.record, ids, what)
-        repair, slots = supervisor.repair, [supervisor.slots[i] for i in ids]
+        validate.refuse_while_pending(supervisor.table, ids, what)
+        repair, envs = supervisor.repair, [supervisor.envs[i] for i in ids]
 
         def settled() -> bool:
-            if repair.fatal is not None or any(slot.is_gone for slot in slots):
+            if repair.fatal is not None or any(env.is_gone for env in envs):
                 return True
-            return all(slot.is_callable for slot in slots)
+            return all(env.is_callable for env in envs)
 
         self._running.wait_until(settled, doing=what)
         self._surface(supervisor)
-        validate.refuse_gone(supervisor.record, ids, what)
-        submit = functools.partial(submit_calls, supervisor.hosts, slots, op, payloads, what)
+        validate.refuse_gone(supervisor.table, ids, what)
+        submit = functools.partial(submit_calls, supervisor.hosts, envs, op, payloads, what)
         self._running.uninterrupted(submit)
 
     def _await_results(self, supervisor: Supervisor, ids: list[int], deadline: float) -> bool:
-        slots = [supervisor.slots[i] for i in ids]
+        envs = [supervisor.envs[i] for i in ids]
         return self._running.wait_until(
-            lambda: all(slot.phase is not Phase.CALLING for slot in slots),
+            lambda: all(env.phase is not Phase.CALLING for env in envs),
             deadline=deadline,
             doing="a call",
         )

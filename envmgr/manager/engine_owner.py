@@ -11,10 +11,10 @@ from typing import Any, ClassVar
 from envmgr.calibrate import Calibration, trial_config_of, try_out
 from envmgr.config import EasyDict, ManagerConfig, check_kind, default_manager_config, to_easydict
 from envmgr.core import Supervisor, validate
-from envmgr.core.engine import Alone, Engine, Gather
+from envmgr.core.board_writer import figures_of
+from envmgr.core.engine import Engine, Gather, OneCaller
 from envmgr.core.journal import SignalFreeThread
 from envmgr.core.statistics import Statistics
-from envmgr.core.watch import figures_of
 from envmgr.errors import ConfigError, LaunchError, ManagerClosedError, StateError
 from envmgr.launch import build_engine, cores_of, with_batches
 from envmgr.normalizing import normalization_of
@@ -69,7 +69,7 @@ class EngineOwner:
         action_space: Any = None,
         reward_space: Any = None,
     ) -> None:
-        self._alone = Alone()
+        self._alone = OneCaller()
         self._engine: Engine | None = None
         self._gather: Gather | None = None
         self._built = False
@@ -230,12 +230,12 @@ class EngineOwner:
     def _prepare(self, supervisor: Supervisor, params: Mapping[int, dict[str, Any] | None]) -> None:
         """Give envs that are not launched yet their reset params and seeds."""
         validate.refuse_unsendable_params(supervisor.hosts.transport, params)
-        for slot in supervisor.slots:
-            slot.reset_params = params.get(slot.env_id) or {}
-            slot.base_seed = slot.new_seed = self._seeds[slot.env_id]
-        spares = () if supervisor.spares is None else supervisor.spares.slots
-        for slot, seed in zip(spares, self._spare_seeds, strict=True):
-            slot.base_seed = slot.new_seed = seed
+        for env in supervisor.envs:
+            env.reset_params = params.get(env.env_id) or {}
+            env.base_seed = env.new_seed = self._seeds[env.env_id]
+        spares = () if supervisor.spares is None else supervisor.spares.envs
+        for env, seed in zip(spares, self._spare_seeds, strict=True):
+            env.base_seed = env.new_seed = seed
         supervisor.rules.dynamic_seed = self._dynamic_seed
 
     def _discard_engine(self, grace_s: float) -> None:
@@ -278,8 +278,8 @@ class EngineOwner:
 
     def _newest(self, env_id: int) -> Callable[[], Any]:
         """Return what gives the observation that an env shows."""
-        slot = self._running.supervisor.slots[env_id]  # not of the manager: see `_keep_engine`
-        return lambda: slot.obs
+        env = self._running.supervisor.envs[env_id]  # not of the manager: see `_keep_engine`
+        return lambda: env.obs
 
     def _surface(self, supervisor: Supervisor) -> None:
         """Raise what failed for good, once; with `on_failure: raise`, close first."""

@@ -290,7 +290,7 @@ class ManagerLifetime(EngineOwner):
         engine = self._engine
         if engine is None or not self._launched:
             return dict.fromkeys(range(self.env_num), EnvState.VOID)
-        return dict(enumerate(engine.supervisor.record.env_states()))
+        return dict(enumerate(engine.supervisor.table.env_states()))
 
     def env_state_done(self, env_id: int) -> bool:
         """Return whether an env's episode budget is spent."""
@@ -304,8 +304,8 @@ class ManagerLifetime(EngineOwner):
             return False
         supervisor = engine.supervisor
         return (
-            all(s is EnvState.DONE for s in supervisor.record.env_states())
-            and not supervisor.record.owed_ids()
+            all(s is EnvState.DONE for s in supervisor.table.env_states())
+            and not supervisor.table.owed_ids()
             and not supervisor.journal.count
         )
 
@@ -335,7 +335,7 @@ class ManagerLifetime(EngineOwner):
         if self._calibration is not None:
             stats["calibration"] = self._calibration.as_dict()
         if engine is not None:
-            stats["generations"] = [slot.generation for slot in engine.supervisor.slots]
+            stats["generations"] = [env.generation for env in engine.supervisor.envs]
             stats["workers"] = _workers(engine)
             spares = engine.supervisor.spares
             stats.update(NO_SPARES if spares is None else spares.figures())
@@ -366,7 +366,7 @@ def _workers(engine: Engine) -> list[dict[str, Any]]:
     """Return the pid and the envs of each worker process; nothing where envs run in this one."""
     pids = engine.transport.pids
     return [
-        {"pid": pid, "env_ids": [slot.env_id for slot in group.slots if not slot.is_spare]}
+        {"pid": pid, "env_ids": [env.env_id for env in group.envs if not env.is_spare]}
         for group in engine.supervisor.hosts.groups
         if group.host_id is not None and (pid := pids.get(group.host_id)) is not None
     ]

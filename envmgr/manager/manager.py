@@ -62,14 +62,14 @@ class EnvManager(EnvRestoring):
             FailuresExhaustedError: an env failed more often than allowed.
         """
         with self._calling() as supervisor:
-            if supervisor.record.are_all_ready:  # so nothing is awaited of any env
+            if supervisor.table.are_all_ready:  # so nothing is awaited of any env
                 self._surface(supervisor)
-                ready: Sequence[int] = supervisor.record.all_ids
+                ready: Sequence[int] = supervisor.table.all_ids
             else:
                 self._running.collect()
                 self._surface(supervisor)
                 ready = self._ready_ids(supervisor)
-            shown = dict(zip(ready, supervisor.record.observed.of(ready), strict=True))
+            shown = dict(zip(ready, supervisor.table.observed.of(ready), strict=True))
             if self._normalization is not None:
                 shown = self._normalization.ready(shown)
             return self._view.ready(shown)
@@ -112,14 +112,14 @@ class EnvManager(EnvRestoring):
         if engine is None or not self._launched:
             return []
         with engine.calling as supervisor:
-            return supervisor.record.owed_ids()
+            return supervisor.table.owed_ids()
 
     @property
     def ready_info(self) -> dict[int, dict[str, Any]]:
         """What the latest reset of each ready env said besides the observation."""
         with self._calling() as supervisor:
             self._running.collect()
-            return {i: supervisor.slots[i].reset_info for i in supervisor.ready_ids()}
+            return {i: supervisor.envs[i].reset_info for i in supervisor.ready_ids()}
 
     def reset_infos(self, env_ids: EnvIds) -> list[dict[str, Any]]:
         """Return what the latest reset of each of these envs said besides the observation.
@@ -128,7 +128,7 @@ class EnvManager(EnvRestoring):
         """
         ids = validate.listed_env_ids(env_ids, self.env_num)
         with self._calling() as supervisor:
-            return [supervisor.slots[i].reset_info for i in ids]
+            return [supervisor.envs[i].reset_info for i in ids]
 
     # -- steps ------------------------------------------------------------------------------
 
@@ -230,14 +230,14 @@ class EnvManager(EnvRestoring):
 
     def _send_checked(self, supervisor: Supervisor, actions: Any, ring: int) -> Selection | None:
         """Send actions of which some need a second look, or have to go by message."""
-        submitter, record = supervisor.submitter, supervisor.record
-        called = validate.envs_in_calls(record, actions)
+        submitter, table = supervisor.submitter, supervisor.table
+        called = validate.envs_in_calls(table, actions)
         if called:  # which an interrupt has left under way
             self._running.wait_until(
-                lambda: not validate.envs_in_calls(record, called), doing="step"
+                lambda: not validate.envs_in_calls(table, called), doing="step"
             )
         sent = submitter.checked(actions, ring, self._action_checks)
-        if record.unexecuted:
+        if table.unexecuted:
             self._running.uninterrupted(supervisor.repair.answer_unexecuted)
         return sent
 
@@ -300,8 +300,8 @@ class EnvManager(EnvRestoring):
         """
         wanted = None if env_ids is None else validate.checked_env_ids(env_ids, self.env_num)
         with self._calling() as supervisor:
-            record = supervisor.record
-            if not record.awaits_nothing and (wanted is None or unready(supervisor, wanted)):
+            table = supervisor.table
+            if not table.awaits_nothing and (wanted is None or unready(supervisor, wanted)):
                 self._running.collect()
             self._surface(supervisor)
             ids = self._ready_ids(supervisor) if wanted is None else wanted
@@ -309,7 +309,7 @@ class EnvManager(EnvRestoring):
                 await_all_ready(self._running, supervisor, wanted)
                 self._surface(supervisor)
                 refuse_unready(supervisor, wanted)
-            selection, observed = supervisor.selections.of(ids), record.observed
+            selection, observed = supervisor.selections.of(ids), table.observed
             obs = None if selection is None else observed.newest_batch(selection)
             if obs is None:
                 obs = self._forms.codec_of(ids).stack(observed.of(ids))
@@ -338,17 +338,17 @@ class EnvManager(EnvRestoring):
         params = validate.checked_params(reset_param, self.env_num)
         with self._calling() as supervisor:
             validate.refuse_unsendable_params(supervisor.hosts.transport, params)
-            validate.refuse_partial_resets(supervisor.record, params)
+            validate.refuse_partial_resets(supervisor.table, params)
             self._view.forget()
             if self._normalization is not None:
                 self._normalization.begin(list(params))
             self._running.uninterrupted(functools.partial(self._begin_resets, supervisor, params))
-            slots = [supervisor.slots[i] for i in params]
+            envs = [supervisor.envs[i] for i in params]
             repair = supervisor.repair
             self._running.wait_until(
                 lambda: (
                     repair.fatal is not None
-                    or all(s.phase is Phase.IDLE or s.dropped for s in slots)
+                    or all(s.phase is Phase.IDLE or s.dropped for s in envs)
                 ),
                 doing="reset",
             )

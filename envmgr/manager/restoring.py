@@ -119,7 +119,7 @@ class EnvRestoring(EnvAccess):
             self._view.forget()
             begin = functools.partial(self._begin_restoring, supervisor, common, restored)
             self._running.uninterrupted(begin)
-            repair, slots = supervisor.repair, supervisor.slots
+            repair, slots = supervisor.repair, supervisor.envs
             self._running.wait_until(
                 lambda: repair.fatal is not None or all(s.phase is Phase.IDLE for s in slots),
                 doing="restore",
@@ -135,12 +135,12 @@ class EnvRestoring(EnvAccess):
                 f"{what} is not for managers with spares, whose states are not a part of snapshots "
                 f"(spare_env_num is {self._config.spare_env_num}); leave it 0"
             )
-        repair, record = supervisor.repair, supervisor.record
+        repair, record = supervisor.repair, supervisor.table
         self._running.uninterrupted(functools.partial(hurry_to_rest, supervisor.hosts))
         self._running.wait_until(lambda: repair.fatal is not None or is_at_rest(record), doing=what)
         self._surface(supervisor)
         validate.refuse_gone(record, record.all_ids, what)
-        return list(map(record_of, supervisor.slots))
+        return list(map(record_of, supervisor.envs))
 
     def _run_in_hosts(
         self,
@@ -153,7 +153,7 @@ class EnvRestoring(EnvAccess):
         ids = list(range(self.env_num))
         payloads = [(function, (self._config.snapshot_copy, *given)) for given in arguments]
         submit = functools.partial(
-            submit_calls, supervisor.hosts, supervisor.slots, Op.APPLY, payloads, what
+            submit_calls, supervisor.hosts, supervisor.envs, Op.APPLY, payloads, what
         )
         self._running.uninterrupted(submit)
         return self._results_of(supervisor, ids)

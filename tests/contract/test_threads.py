@@ -90,7 +90,7 @@ def test_a_thread_that_hangs_is_given_up_and_its_env_goes_on_on_another(
     assert [seen(ready_all(manager)[i]).build for i in range(2)] == [1, int(host[-1] == "1")]
     assert manager.stats()["threads_abandoned"] == 1
     assert env_threads().count(host) == 2
-    retired = manager._running.supervisor.record.retired
+    retired = manager._running.supervisor.table.retired
     assert retired == (set(range(2)) if setup.num_workers else {0}), "its memory is left to it"
     step_all(manager, {0: 2, 1: 2})
     end_of(world.folder).set()  # it comes back, and what it has done meanwhile is nobody's
@@ -183,7 +183,7 @@ def test_a_thread_that_ends_when_it_is_told_to_retires_nothing(world: World) -> 
     assert all(isinstance(t.info["error"], EnvCrash) for t in timesteps.values())
     assert [seen(obs).build for obs in ready_all(manager).values()] == [1, 1]
     assert manager.stats()["threads_abandoned"] == 0
-    assert manager._running.supervisor.record.retired == set()
+    assert manager._running.supervisor.table.retired == set()
     for i in range(2):  # one after the other, as with processes
         kinds = [entry[0] for entry in world.journal(i)]
         assert kinds.index("close") < len(kinds) - 1 - kinds[::-1].index("build")

@@ -196,7 +196,7 @@ def test_workers_have_no_end_of_their_siblings_nor_of_the_trainers(
 
 
 def _hosts_of(manager: Any) -> list[int]:
-    return [slot.host_id for slot in manager._engine.supervisor.slots]
+    return [slot.host_id for slot in manager._engine.supervisor.envs]
 
 
 def _pipes(manager: Any, host_id: int) -> set[str]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from envmgr.core.engine import Alone
+from envmgr.core.engine import OneCaller
 from envmgr.errors import ConcurrentCallError
 from tests.faults.interrupted_calls import PROCESS_KINDS
 from tests.faults.second_thread import run, run_closing, run_reading
@@ -51,7 +51,7 @@ def test_whoever_is_in_a_call_when_another_thread_closes_comes_back(
 
 
 def test_what_is_done_alone_is_not_begun_within_itself() -> None:
-    alone = Alone()
+    alone = OneCaller()
     with alone, pytest.raises(ConcurrentCallError), alone:
         pass
     with alone:

@@ -20,7 +20,7 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from envmgr.core import EnvSlot, EpisodeRules, Hosts, Phase, Supervisor
+from envmgr.core import EpisodeRules, Hosts, ManagedEnv, Phase, Supervisor
 from envmgr.core.engine import Engine, Gather
 from envmgr.lifecycle import EnvState
 from envmgr.policy import Deadlines, FailurePolicy, GatherPolicy
@@ -364,18 +364,18 @@ class Wire:
 
     def _launch(self) -> None:
         supervisor = self.supervisor
-        slots = supervisor.slots
+        slots = supervisor.envs
         supervisor.start_hosts(range(len(slots)))
         self.wait(lambda: all(slot.phase is not Phase.STARTING for slot in slots))
         supervisor.place_observations(same_spaces=False)
         supervisor.begin_episodes()
         self.wait(lambda: len(self.ready()) == len(slots))
-        supervisor.record.launching = False
+        supervisor.table.launching = False
 
     def wait(self, finished: Callable[[], bool]) -> None:
         """Wait for something that happens some time on the fake clock: pauses double."""
         if not self.engine.wait_for(finished, 1e6):
-            states = [(self.supervisor.states[s.env_id], s.phase) for s in self.supervisor.slots]
+            states = [(self.supervisor.states[s.env_id], s.phase) for s in self.supervisor.envs]
             raise AssertionError(f"it does not happen: {states}")
 
     def ready(self) -> list[int]:
@@ -388,16 +388,16 @@ class Wire:
 
         def back() -> bool:
             if not self.auto_reset:
-                for slot in self.supervisor.slots:
+                for slot in self.supervisor.envs:
                     if states[slot.env_id] is EnvState.NEED_RESET and slot.phase is Phase.IDLE:
                         self.supervisor.resets.begin({slot.env_id: None})
             ready = self.ready()
-            if any(slot.phase is Phase.CALLING for slot in self.supervisor.slots):
+            if any(slot.phase is Phase.CALLING for slot in self.supervisor.envs):
                 return False
             # One that waits for a new worker waits for the episodes of its neighbours, too.
             return bool(ready) and all(
-                slot.env_id in ready or (slot.waits and slot.group.is_worn)
-                for slot in self.supervisor.slots
+                slot.env_id in ready or (slot.waits and slot.group.wants_replacing)
+                for slot in self.supervisor.envs
             )
 
         self.wait(back)
@@ -418,13 +418,13 @@ class Wire:
             timesteps.update(got)
         return {i: _with_counts(timestep) for i, timestep in timesteps.items()}
 
-    def slots(self) -> list[EnvSlot]:
+    def slots(self) -> list[ManagedEnv]:
         """Return what the supervisor remembers of the envs."""
-        return self.supervisor.slots
+        return self.supervisor.envs
 
     def worker_of(self, env_id: int) -> Worker | None:
         """Return the worker that serves an env now."""
-        return self.spawner.workers.get(self.supervisor.slots[env_id].group.host_id or 0)
+        return self.spawner.workers.get(self.supervisor.envs[env_id].group.host_id or 0)
 
     def close(self) -> None:
         """End everything."""

@@ -245,7 +245,7 @@ def test_every_launch_ends(launch: Launch) -> None:
     event(f"ready, {min(sum(rig.supervisor.statistics.failures_by_kind.values()), 3)} failures")
     clock.end, envs.share = math.inf, 0.0
     assert rig.supervisor.repair.fatal is None
-    assert set(rig.supervisor.record.env_states()) == {EnvState.RUN}
+    assert set(rig.supervisor.table.env_states()) == {EnvState.RUN}
     assert rig.ready() == list(range(launch.env_num))
     sent = rig.send(dict.fromkeys(range(launch.env_num), 1))
     assert sent is not None

@@ -67,7 +67,7 @@ class Hangs(FakeEnvs):
             return
         index, now = host.in_block.index, self.rig.clock()
         # Not those that may be at something without a limit: nobody is given up for that.
-        idle = [s.env_id + 1 for s in self.rig.supervisor.slots if s.phase is Phase.IDLE]
+        idle = [s.env_id + 1 for s in self.rig.supervisor.envs if s.phase is Phase.IDLE]
         shared.block.running[index] = rng.choice([0, 99, *idle])
         shared.block.since[index] = rng.choice([float("inf"), float("nan"), now, now - 5.0, 0.0])
 

@@ -209,7 +209,7 @@ class SparesMachine(RuleBasedStateMachine):
         supervisor.place_observations(same_spaces=True)
         supervisor.begin_episodes()
         self._all_well()
-        supervisor.record.launching = False
+        supervisor.table.launching = False
         self._look()
 
     def _all_well(self) -> None:
@@ -230,7 +230,7 @@ class SparesMachine(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def deliver(self, data: st.DataObject) -> None:
-        everybody = range(len(self.rig.supervisor.slots))
+        everybody = range(len(self.rig.supervisor.envs))
         ids = data.draw(st.lists(st.sampled_from(list(everybody)), unique=True))
         if not ids:
             return
@@ -246,12 +246,12 @@ class SparesMachine(RuleBasedStateMachine):
 
     @rule(data=st.data(), new_seeds=st.sampled_from([False, False, True]))
     def reset(self, data: st.DataObject, new_seeds: bool) -> None:
-        env_id = data.draw(st.integers(0, len(self.rig.supervisor.slots) - 1))
+        env_id = data.draw(st.integers(0, len(self.rig.supervisor.envs) - 1))
         self.latest.pop(env_id, None)
         self.rig.slot(env_id).new_seed = 5 if new_seeds else None
         self.rig.reset(env_id)
         if new_seeds:
-            for spare in self.rig.supervisor.spares.slots:
+            for spare in self.rig.supervisor.spares.envs:
                 spare.new_seed = 7
         self.rig.supervisor.resets.begin({})
         self._look()
@@ -334,12 +334,12 @@ class SparesMachine(RuleBasedStateMachine):
         rig = self.rig
         assert rig.identity_holds()
         assert rig.supervisor.statistics.dropped_replies == 0
-        groups = [slot.group for slot in rig.hosts.slots]
+        groups = [slot.group for slot in rig.hosts.envs]
         assert len({id(group) for group in groups}) == len(groups)
-        assert rig.hosts.record.index_of == [s.group.index for s in rig.supervisor.slots]
-        for slot in rig.hosts.slots:
+        assert rig.hosts.table.index_of == [s.group.index for s in rig.supervisor.envs]
+        for slot in rig.hosts.envs:
             where = f"{rig.state(slot.env_id)!r} {slot}"
-            assert slot.group.slots == (slot,), where
+            assert slot.group.envs == (slot,), where
             assert slot.group.is_spare is slot.is_spare, where
             if slot.host_id is not None:
                 assert slot.group.host_id == slot.host_id, where
@@ -353,7 +353,7 @@ class SparesMachine(RuleBasedStateMachine):
                 if host.is_alive and rig.transport.next_event is None:
                     assert host.queue, where
                     assert host.queue[-1].request_id == slot.request_id, where
-        served = [slot.host_id for slot in rig.hosts.slots if slot.host_id is not None]
+        served = [slot.host_id for slot in rig.hosts.envs if slot.host_id is not None]
         assert len(set(served)) == len(served)
 
     def teardown(self) -> None:
@@ -365,13 +365,13 @@ class SparesMachine(RuleBasedStateMachine):
         for _ in range(1000):  # limits are 1 s and more; a pause may be long
             self._all_well()
             self.rig.deliver()
-            if not self.hosts.busy and all(s.phase is Phase.IDLE for s in self.rig.hosts.slots):
+            if not self.hosts.busy and all(s.phase is Phase.IDLE for s in self.rig.hosts.envs):
                 break
             self.rig.run(0.5)
-        for slot in supervisor.slots:
+        for slot in supervisor.envs:
             state = self.rig.state(slot.env_id)
             assert state in (EnvState.RUN, EnvState.DONE), f"{state!r} {slot}"
-            assert state is EnvState.DONE or not slot.owed or slot.doomed is None
+            assert state is EnvState.DONE or not slot.owed or slot.failed_while_ready is None
         figures = supervisor.spares.figures()
         assert figures["spares_ready"] == figures["spare_env_num"]
         assert self.rig.identity_holds()

@@ -27,7 +27,7 @@ from hypothesis.stateful import (
 
 from envmgr.core import Collected, Next, Phase
 from envmgr.core.submit import submit_calls
-from envmgr.core.table import NEVER, EnvSlot
+from envmgr.core.table import NEVER, ManagedEnv
 from envmgr.errors import EnvFailure, FailuresExhaustedError, NothingReadyError
 from envmgr.lifecycle import EnvState, edges
 from envmgr.policy import Deadlines, FailurePolicy, GatherPolicy
@@ -190,7 +190,7 @@ class SupervisorMachine(RuleBasedStateMachine):
                 assert self._let_all_go_well()
 
     def _record_edges(self) -> None:
-        record = self.rig.supervisor.record
+        record = self.rig.supervisor.table
         for table in (record.states, record.phases):
             self._record_changes(table)
 
@@ -217,12 +217,12 @@ class SupervisorMachine(RuleBasedStateMachine):
         if supervisor.repair.launch_failures:
             self._close()
         elif self.phase == "building":
-            if all(slot.phase is not Phase.STARTING for slot in supervisor.slots):
+            if all(slot.phase is not Phase.STARTING for slot in supervisor.envs):
                 supervisor.place_observations(same_spaces=False)
                 supervisor.begin_episodes()
                 self.phase = "resetting"
-        elif self.phase == "resetting" and set(supervisor.record.env_states()) == {EnvState.RUN}:
-            supervisor.record.launching = False
+        elif self.phase == "resetting" and set(supervisor.table.env_states()) == {EnvState.RUN}:
+            supervisor.table.launching = False
             self.phase = "running"
 
     @precondition(lambda self: self.phase in ("early", "building", "resetting", "running"))
@@ -235,7 +235,7 @@ class SupervisorMachine(RuleBasedStateMachine):
         self.n_cancelled += len(self.owed)
         self.owed.clear()
         self.rig.engine.close(0.0)
-        assert set(self.rig.supervisor.record.env_states()) == {EnvState.VOID}
+        assert set(self.rig.supervisor.table.env_states()) == {EnvState.VOID}
         assert self.rig.deliver() == {}
         self.phase = "closed"
 
@@ -266,13 +266,13 @@ class SupervisorMachine(RuleBasedStateMachine):
                 self.owed[message.env_id].request_id = message.request_id
         self._after_move()
 
-    def remembered(self, env_id: int) -> EnvSlot:
+    def remembered(self, env_id: int) -> ManagedEnv:
         """Return what is known of an env."""
-        return self.rig.hosts.slots[env_id]
+        return self.rig.hosts.envs[env_id]
 
     def is_posted(self, env_id: int) -> bool:
         """Whether an env takes a step whose reply stays in the block until it is gathered."""
-        return self.rig.hosts.slots[env_id].phase is Phase.POSTED
+        return self.rig.hosts.envs[env_id].phase is Phase.POSTED
 
     @precondition(lambda self: self.phase == "running" and self.owed)
     @rule(data=st.data())
@@ -287,7 +287,7 @@ class SupervisorMachine(RuleBasedStateMachine):
         if arrived:
             taken = collector.take(self.rig.selection(arrived))
             if taken is None:  # one of them is looked at by itself first
-                self.rig.supervisor.set_aside()
+                self.rig.supervisor.apply_alone()
             else:
                 assert list(self._deliver(taken)) == arrived
         self._after_move()
@@ -376,11 +376,11 @@ class SupervisorMachine(RuleBasedStateMachine):
         if not ids:
             return
         env_id = data.draw(st.sampled_from(ids), label="env")
-        if not supervisor.slots[env_id].is_callable:
+        if not supervisor.envs[env_id].is_callable:
             return
         colour = f"colour {self.n_actions}.{len(self.colours)}.{self.n_params}"
         self.painting[env_id] = colour
-        slots = supervisor.slots[env_id : env_id + 1]
+        slots = supervisor.envs[env_id : env_id + 1]
         submit_calls(supervisor.hosts, slots, Op.SET_ATTR, [("colour", colour)], "setting it")
         self._after_move()
 
@@ -442,7 +442,7 @@ class SupervisorMachine(RuleBasedStateMachine):
         """Return the hosts of envs that wait for their user to reset them."""
         if self.phase != "running":
             return []
-        slots = [s for s in self.rig.supervisor.slots if self.rig.phase(s.env_id) is Phase.IDLE]
+        slots = [s for s in self.rig.supervisor.envs if self.rig.phase(s.env_id) is Phase.IDLE]
         slots = [s for s in slots if self.rig.supervisor.states[s.env_id] is EnvState.NEED_RESET]
         models = [self.hosts_of(slot) for slot in slots]
         return [model for model in models if model is not None and model.is_alive]
@@ -458,7 +458,11 @@ class SupervisorMachine(RuleBasedStateMachine):
         if self.phase != "running":
             return []
         slots = [self.remembered(env_id) for env_id in self.rig.ready()]
-        models = [self.hosts_of(s) for s in slots if s.phase is Phase.IDLE and s.doomed is None]
+        models = [
+            self.hosts_of(s)
+            for s in slots
+            if s.phase is Phase.IDLE and s.failed_while_ready is None
+        ]
         return [model for model in models if model is not None and model.is_alive]
 
     @precondition(lambda self: self._at_ease())
@@ -620,7 +624,7 @@ class SupervisorMachine(RuleBasedStateMachine):
             elif self.phase == "running" and self.hosts_of(slot) is not None:
                 self.colours.pop(env_id, None)  # whether it was set, nobody can tell
 
-    def hosts_of(self, slot: EnvSlot) -> HostModel | None:
+    def hosts_of(self, slot: ManagedEnv) -> HostModel | None:
         """Return an env as the host that serves it sees it."""
         return None if slot.host_id is None else self.hosts.of((slot.host_id, slot.env_id))
 
@@ -650,7 +654,7 @@ class SupervisorMachine(RuleBasedStateMachine):
         assert statistics.cancelled == self.n_cancelled
         assert statistics.outstanding == len(self.owed)
         assert self.rig.identity_holds()
-        assert sorted(self.owed) == self.rig.supervisor.record.owed_ids()
+        assert sorted(self.owed) == self.rig.supervisor.table.owed_ids()
 
     @property
     def n_actions_here(self) -> int:
@@ -663,7 +667,7 @@ class SupervisorMachine(RuleBasedStateMachine):
     def _check_ready_and_pending_are_disjoint(self) -> None:
         ready, supervisor = set(self.rig.ready()), self.rig.supervisor
         assert ready.isdisjoint(self.owed)
-        for slot in supervisor.slots:
+        for slot in supervisor.envs:
             state = supervisor.states[slot.env_id]
             assert (slot.env_id in ready) is (state is EnvState.RUN and not slot.owed)
 
@@ -674,34 +678,34 @@ class SupervisorMachine(RuleBasedStateMachine):
     def _check_what_is_remembered_of_an_env_makes_sense(self) -> None:
         if self.phase != "running":
             return
-        for slot in self.rig.supervisor.slots:
+        for slot in self.rig.supervisor.envs:
             state = self.rig.supervisor.states[slot.env_id]
             where = f"{state!r} {slot}"
             if slot.timestep is not None:
                 assert slot.owed, where
-            if slot.held:
+            if slot.awaits_reset:
                 assert slot.timestep is not None, where
-            if slot.doomed is not None:
+            if slot.failed_while_ready is not None:
                 assert state is EnvState.RUN, where
             if slot.fresh is not None:
-                assert slot.doomed is not None, where
+                assert slot.failed_while_ready is not None, where
                 assert slot.phase in (Phase.IDLE, Phase.CALLING), where
             if slot.phase in (Phase.STEPPING, Phase.POSTED):
                 assert (state, slot.owed, slot.timestep) == (EnvState.RUN, True, None), where
             if slot.phase is Phase.CANCELLING:
                 assert (state, slot.owed) == (EnvState.RESET, False), where
             if slot.phase is Phase.RESETTING:
-                assert state is EnvState.RESET or slot.doomed is not None, where
+                assert state is EnvState.RESET or slot.failed_while_ready is not None, where
             assert slot.generation >= self.generations[slot.env_id], where
             self.generations[slot.env_id] = slot.generation
             if slot.phase is Phase.POSTED:
-                assert slot.doomed is None, where
+                assert slot.failed_while_ready is None, where
 
     def _check_work_and_hosts_fit(self) -> None:
         if self.phase not in ("resetting", "running"):
             return
         supervisor = self.rig.supervisor
-        for slot in supervisor.slots:
+        for slot in supervisor.envs:
             where = f"{self.rig.supervisor.states[slot.env_id]!r} {slot}"
             model = self.hosts_of(slot)
             if slot.phase is Phase.IDLE:
@@ -729,7 +733,7 @@ class SupervisorMachine(RuleBasedStateMachine):
     def _check_nothing_is_awaited_that_never_comes(self) -> None:
         if self.phase != "running" or self.rig.transport.next_event is not None:
             return
-        for slot in self.rig.supervisor.slots:
+        for slot in self.rig.supervisor.envs:
             where = f"{self.rig.supervisor.states[slot.env_id]!r} {slot}"
             if slot.phase not in AWAITED:
                 continue
@@ -747,7 +751,7 @@ class SupervisorMachine(RuleBasedStateMachine):
             assert model.request.request_id == slot.request_id, where
         self._check_what_is_posted()
 
-    def _is_answered_in_block(self, slot: EnvSlot) -> bool:
+    def _is_answered_in_block(self, slot: ManagedEnv) -> bool:
         shared = self.rig.transport.shared
         block = None if shared is None else shared.block
         token = token_of(slot.generation, slot.request_id)
@@ -759,7 +763,7 @@ class SupervisorMachine(RuleBasedStateMachine):
     def _check_what_is_posted(self) -> None:
         supervisor = self.rig.supervisor
         arrived = supervisor.collector.arrived_ids()
-        for slot in supervisor.slots:
+        for slot in supervisor.envs:
             if not self.is_posted(slot.env_id) or slot.env_id in arrived:
                 continue
             model = self.hosts_of(slot)
@@ -773,7 +777,7 @@ class SupervisorMachine(RuleBasedStateMachine):
         if self.phase != "running":
             return
         hosts = self.rig.supervisor.hosts
-        for slot in hosts.slots:
+        for slot in hosts.envs:
             limit_s = hosts.limits.of_phase(slot.phase)
             if limit_s is None or slot.phase is Phase.POSTED:
                 continue
@@ -787,36 +791,36 @@ class SupervisorMachine(RuleBasedStateMachine):
             elif group.running is slot or (group.running is None and others_are_limited):
                 assert group.deadline < NEVER, where
 
-    def _waits_for_others(self, slot: EnvSlot) -> bool:
+    def _waits_for_others(self, slot: ManagedEnv) -> bool:
         """Whether its next episode waits for the end of those of its neighbours."""
         others = [s for s in slot.group.present() if s is not slot]
         goes_on = [
             s.phase is not Phase.IDLE or self.rig.supervisor.states[s.env_id] is EnvState.RUN
             for s in others
         ]
-        return slot.waits and slot.group.is_worn and any(goes_on)
+        return slot.waits and slot.group.wants_replacing and any(goes_on)
 
     def _check_no_env_is_stuck(self) -> None:
         if self.phase != "running":
             return
-        for slot in self.rig.supervisor.slots:
+        for slot in self.rig.supervisor.envs:
             state = self.rig.supervisor.states[slot.env_id]
             where = f"{state!r} {slot}"
             ends = slot.phase in (Phase.ENDING, Phase.PAUSING) and slot.following is Next.NOTHING
             works = self.rig.phase(slot.env_id) is not Phase.IDLE
             goes_on = (works and not ends) or self._waits_for_others(slot)
             if slot.owed and not self.rig.supervisor.collector.has_arrived(slot.env_id):
-                assert slot.held or self.rig.phase(slot.env_id) is Phase.STEPPING, where
+                assert slot.awaits_reset or self.rig.phase(slot.env_id) is Phase.STEPPING, where
                 assert goes_on, where
             if state in (EnvState.RESET, EnvState.INIT):
                 assert goes_on, where
             if state is EnvState.ERROR:
                 assert goes_on or slot.env_id in self.given_up, where
-            if state is EnvState.RUN and slot.doomed is not None and not goes_on:
+            if state is EnvState.RUN and slot.failed_while_ready is not None and not goes_on:
                 unattended = not slot.attended and slot.host_id is not None
                 gone = slot.dropped or slot.env_id in self.given_up
                 assert slot.fresh is not None or unattended or gone, where
-            if state is EnvState.RUN and slot.doomed is None and not works:
+            if state is EnvState.RUN and slot.failed_while_ready is None and not works:
                 assert slot.host_id is not None, where
 
     def _check_what_is_ready_is_of_the_env_that_will_take_the_action(self) -> None:
@@ -827,7 +831,7 @@ class SupervisorMachine(RuleBasedStateMachine):
             assert isinstance(obs, ObsTag)
             assert obs.env_id == env_id
             assert obs.kind in ("first", "next")
-            if slot.doomed is not None:
+            if slot.failed_while_ready is not None:
                 continue
             assert obs.generation == slot.generation
             model = self.hosts_of(slot)
@@ -868,12 +872,12 @@ class SupervisorMachine(RuleBasedStateMachine):
         if self.phase == "closed":
             return
         assert self.phase in ("early", "running"), "a launch in which all goes well goes on"
-        for slot in self.rig.supervisor.slots if self.phase == "running" else ():
+        for slot in self.rig.supervisor.envs if self.phase == "running" else ():
             state = self.rig.supervisor.states[slot.env_id]
             where = f"{state!r} {slot}"
             note(where)
             note(self.rig.supervisor.statistics.as_dict()["latest_failures"][-3:])
-            assert not self.rig.supervisor.record.owes(slot.env_id), where
+            assert not self.rig.supervisor.table.owes(slot.env_id), where
             assert self.rig.phase(slot.env_id) is Phase.IDLE, where
             waits = state in (EnvState.RUN, EnvState.NEED_RESET, EnvState.DONE)
             waits = waits or self._waits_for_others(slot)

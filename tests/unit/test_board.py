@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 import envmgr
-from envmgr.core import watch as watching
-from envmgr.core.watch import Watch
+from envmgr.core import board_writer as watching
+from envmgr.core.board_writer import BoardWriter
 from envmgr.errors import ConfigError, StateError, UnreadableRunError
 from envmgr.lifecycle import EnvState
 from envmgr.observing.boards import PROCESS, boards_of, pid_of, process_facts
@@ -119,16 +119,16 @@ class TestWatch:
         return rig
 
     @pytest.fixture
-    def watch(self, rig: Rig, monkeypatch: pytest.MonkeyPatch) -> Iterator[Watch]:
+    def watch(self, rig: Rig, monkeypatch: pytest.MonkeyPatch) -> Iterator[BoardWriter]:
         monkeypatch.setattr(watching, "LOOK_EVERY_S", 3600.0)  # the test looks itself
-        watch = Watch("subprocess", rig.clock)
+        watch = BoardWriter("subprocess", rig.clock)
         watch.begin(rig.engine)
         yield watch
         watch.end()
         watch.end()
         assert own_boards() == []
 
-    def test_shows_what_envs_are_at_and_since_when(self, rig: Rig, watch: Watch) -> None:
+    def test_shows_what_envs_are_at_and_since_when(self, rig: Rig, watch: BoardWriter) -> None:
         (board,) = own_boards()
         assert set(board.activities.tolist()) == {Activity.READY}
         assert set(board.states.tolist()) == {EnvState.RUN}
@@ -143,7 +143,7 @@ class TestWatch:
         assert (rig.clock() - board.since).tolist() == [3, 3, 7]
         assert board.looked_at[0] == rig.clock()
 
-    def test_shows_the_last_failure_of_each_env_once(self, rig: Rig, watch: Watch) -> None:
+    def test_shows_the_last_failure_of_each_env_once(self, rig: Rig, watch: BoardWriter) -> None:
         (board,) = own_boards()
         rig.send({0: 0, 1: 0})
         rig.fail(0)
@@ -156,7 +156,7 @@ class TestWatch:
         assert "env 1" in text_in(board.errors[1])
         assert board.failed.tolist() == [1, 1, 0]
 
-    def test_shows_where_the_trainer_is(self, rig: Rig, watch: Watch) -> None:
+    def test_shows_where_the_trainer_is(self, rig: Rig, watch: BoardWriter) -> None:
         (board,) = own_boards()
         assert text_in(board.call) == ""
         rig.clock.advance(2)
@@ -181,13 +181,13 @@ class TestWatch:
             raise RuntimeError("can't start new thread")
 
         monkeypatch.setattr(threading.Thread, "start", refuse)
-        watch = Watch("subprocess", rig.clock)
+        watch = BoardWriter("subprocess", rig.clock)
         watch.begin(rig.engine)
         assert own_boards() == []
         watch.look()
         watch.end()
 
-    def test_a_dump_says_it_all(self, rig: Rig, watch: Watch) -> None:
+    def test_a_dump_says_it_all(self, rig: Rig, watch: BoardWriter) -> None:
         rig.send({0: 0})
         rig.fail(0)
         watch.look()
@@ -208,7 +208,7 @@ def test_the_envs_of_a_shared_host_wait_for_the_one_that_runs(
     monkeypatch.setattr(watching, "LOOK_EVERY_S", 3600.0)
     rig = Rig(4, has_block=True, num_workers=2)
     rig.launch()
-    watch = Watch("subprocess", rig.clock)
+    watch = BoardWriter("subprocess", rig.clock)
     watch.begin(rig.engine)
     (board,) = own_boards()
     rig.send({0: 0, 1: 0, 2: 0})

@@ -187,7 +187,7 @@ def launched(answer: Worker, wanted: ManagerConfig) -> tuple[Engine, FakeTranspo
     clock = FakeClock()
     transport = FakeTransport(clock, answer=answer)
     made = build_engine([make_one], trial_config_of(wanted), transport, (None, None), clock)
-    (slot,) = made.supervisor.slots
+    (slot,) = made.supervisor.envs
     slot.reset_params, slot.new_seed, slot.base_seed = {"level": 3}, 7, 7
     return made, transport, clock
 

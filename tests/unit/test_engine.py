@@ -174,7 +174,7 @@ def test_the_pivot_is_waited_for_alone_at_first_and_not_for_long() -> None:
     del rig.transport.polls[:]
     began = rig.clock()
     rig.engine.wait_until(
-        lambda: all(map(rig.has_arrived, range(len(rig.supervisor.slots)))),
+        lambda: all(map(rig.has_arrived, range(len(rig.supervisor.envs)))),
         pivot=lambda: pivot,
         doing="step",
     )
@@ -281,7 +281,7 @@ def test_closing_ends_a_wait_from_elsewhere() -> None:
         rig.engine.wait_until(never, doing="step")
     assert rig.clock() == began + 7.0
     assert rig.transport.closed_with_s == 1.5
-    assert rig.supervisor.record.env_states() == (EnvState.VOID,) * 2
+    assert rig.supervisor.table.env_states() == (EnvState.VOID,) * 2
     assert rig.supervisor.statistics.cancelled == 2
 
 
@@ -293,7 +293,7 @@ def test_what_arrived_in_the_moment_of_closing_is_not_applied_any_more() -> None
     rig.transport.call_after(1.0, lambda: rig.engine.close(0.0))
     with pytest.raises(ManagerClosedError):
         rig.engine.wait_until(never, doing="step")
-    assert rig.supervisor.record.env_states() == (EnvState.VOID,) * 2
+    assert rig.supervisor.table.env_states() == (EnvState.VOID,) * 2
     assert rig.identity_holds()
 
 
@@ -311,7 +311,7 @@ def test_closing_between_two_arrivals_leaves_the_second_one_alone() -> None:
     rig.supervisor.handle = handle_and_close  # type: ignore[method-assign]
     with pytest.raises(ManagerClosedError):
         rig.engine.wait_until(never, doing="step")
-    assert rig.supervisor.record.env_states() == (EnvState.VOID,) * 2
+    assert rig.supervisor.table.env_states() == (EnvState.VOID,) * 2
 
 
 def test_a_closed_engine_refuses_calls() -> None:

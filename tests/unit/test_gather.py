@@ -75,7 +75,7 @@ def test_the_pivot_is_one_of_those_that_are_missing() -> None:
     rig = outstanding(after_s, has_block=False)
     del rig.transport.polls[:]
     rig.gather.exactly(rig.selection([0, 1, 2, 3]))
-    hosts = [slot.host_id for slot in rig.supervisor.slots]
+    hosts = [slot.host_id for slot in rig.supervisor.envs]
     assert rig.transport.polls[0].pivot == hosts[2]
     assert all(poll.pivot in hosts[2:] for poll in rig.transport.polls)
 
@@ -269,7 +269,7 @@ def test_at_the_deadline_it_returns_what_has_arrived() -> None:
 def test_possibly_nothing() -> None:
     rig = outstanding({0: 9.0})
     assert some(rig, 1, deadline=rig.clock() + 2.0) == ([], 2.0)
-    assert rig.supervisor.record.owed_ids() == [0]
+    assert rig.supervisor.table.owed_ids() == [0]
     assert some(rig, 1) == ([0], 7.0)
 
 

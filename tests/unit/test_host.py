@@ -620,8 +620,8 @@ def unsendable(message: Message) -> Message:
 )
 def test_results_that_cannot_be_sent_are_reported(op: Op, payload: Any, during: str) -> None:
     harness = launched(encode=unsendable)
-    harness.env.held = (n for n in ())
-    harness.env.give = lambda: harness.env.held
+    harness.env.awaits_reset = (n for n in ())
+    harness.env.give = lambda: harness.env.awaits_reset
     failure = failure_of(harness.run(op, payload))
     assert (failure.kind, failure.during) == (FailureKind.PROTOCOL, during)
 

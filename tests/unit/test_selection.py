@@ -35,7 +35,7 @@ def test_an_interrupt_leaves_none_with_the_hosts_of_before(monkeypatch: pytest.M
     def interrupt() -> None:
         raise KeyboardInterrupt
 
-    rig.hosts.record.moves += 1  # a spare has taken somebody's place
+    rig.hosts.table.moves += 1  # a spare has taken somebody's place
     with monkeypatch.context() as patch:
         patch.setattr(rig.supervisor.selections, "_forget", interrupt)
         with pytest.raises(KeyboardInterrupt):

@@ -44,17 +44,17 @@ INF = float("inf")
 def test_launching_starts_a_host_for_each_env_and_resets_all() -> None:
     rig = Rig(3)
     rig.supervisor.start_hosts(range(3))
-    assert rig.supervisor.record.env_states() == (EnvState.INIT,) * 3
+    assert rig.supervisor.table.env_states() == (EnvState.INIT,) * 3
     hosts = rig.transport.hosts
     assert [hosts[i].env_id for i in sorted(hosts)] == [0, 1, 2]
-    assert [slot.phase for slot in rig.supervisor.slots] == [Phase.STARTING] * 3
+    assert [slot.phase for slot in rig.supervisor.envs] == [Phase.STARTING] * 3
     for env_id in (2, 0, 1):
         rig.hello(env_id)
-    assert [slot.phase for slot in rig.supervisor.slots] == [Phase.IDLE] * 3
-    assert rig.supervisor.record.env_states() == (EnvState.INIT,) * 3
+    assert [slot.phase for slot in rig.supervisor.envs] == [Phase.IDLE] * 3
+    assert rig.supervisor.table.env_states() == (EnvState.INIT,) * 3
     rig.supervisor.place_observations(same_spaces=True)
     rig.supervisor.begin_episodes()
-    assert rig.supervisor.record.env_states() == (EnvState.RESET,) * 3
+    assert rig.supervisor.table.env_states() == (EnvState.RESET,) * 3
     rig.reset_done(1, "first of 1", level=3)
     assert rig.ready() == [1]
     assert rig.obs(1) == "first of 1"
@@ -68,11 +68,11 @@ def test_a_host_that_was_started_early_is_not_started_again() -> None:
     rig = Rig(2, answer=FakeEnvs())
     rig.supervisor.start_hosts([0])
     rig.pump()
-    assert rig.supervisor.record.env_states() == (EnvState.INIT, EnvState.VOID)
+    assert rig.supervisor.table.env_states() == (EnvState.INIT, EnvState.VOID)
     rig.supervisor.start_hosts(range(2))
     rig.pump()
     assert len(rig.transport.hosts) == 2
-    assert rig.supervisor.record.env_states() == (EnvState.INIT, EnvState.INIT)
+    assert rig.supervisor.table.env_states() == (EnvState.INIT, EnvState.INIT)
 
 
 def test_the_first_reset_carries_params_seed_and_plan() -> None:
@@ -151,7 +151,7 @@ def launched_with_memory(**rules: Any) -> Rig:
         slot = rig.requests(Op.ATTACH, env_id)[-1].payload.reset_place
         write(rig, env_id, slot, [env_id, 0.5])
         rig.reset_done(env_id, slot)
-    rig.supervisor.record.launching = False
+    rig.supervisor.table.launching = False
     return rig
 
 
@@ -232,7 +232,7 @@ def test_a_step_is_sent_answered_and_delivered_once() -> None:
     slot = rig.slot(1)
     assert (slot.phase, slot.owed, slot.timestep) == (Phase.STEPPING, True, None)
     assert rig.ready() == [0]
-    assert rig.supervisor.record.owed_ids() == [1]
+    assert rig.supervisor.table.owed_ids() == [1]
     assert rig.deliver() == {}
     rig.stepped(1, "next", reward=0.5, info=1)
     assert (slot.phase, slot.owed) == (Phase.IDLE, True)
@@ -240,7 +240,7 @@ def test_a_step_is_sent_answered_and_delivered_once() -> None:
     delivered = rig.deliver()
     assert delivered == {1: ("next", 0.5, False, {"info": 1})}
     assert rig.ready() == [0, 1]
-    assert rig.supervisor.record.owed_ids() == []
+    assert rig.supervisor.table.owed_ids() == []
     assert rig.deliver() == {}
     assert rig.obs(slot.env_id) == "next"
     assert rig.identity_holds()
@@ -370,7 +370,7 @@ def test_in_place_the_timestep_waits_for_a_reset_that_its_host_leaves_to_others(
     rig.reset_done(0, "first")
     assert rig.deliver(0)[0].obs == "terminal"
     assert rig.obs() == "first"
-    assert not rig.slot().held
+    assert not rig.slot().awaits_reset
 
 
 def test_in_place_only_the_end_of_an_episode_waits() -> None:
@@ -645,7 +645,7 @@ def test_a_call_that_raises_leaves_the_env_as_it_was() -> None:
 
 def test_an_attribute_that_is_not_there_is_a_result() -> None:
     rig = Rig().launch()
-    submit_calls(rig.hosts, rig.hosts.slots[:1], Op.GET_ATTR, ["colour"], "reading it")
+    submit_calls(rig.hosts, rig.hosts.envs[:1], Op.GET_ATTR, ["colour"], "reading it")
     rig.fail(0, "call", kind=FailureKind.NO_ATTRIBUTE)
     assert rig.slot().result.kind is FailureKind.NO_ATTRIBUTE
     assert rig.ready() == [0]
@@ -779,7 +779,7 @@ def test_stopping_makes_every_env_void_and_cancels_what_is_owed() -> None:
     rig.stepped(2)
     rig.deliver(2)
     rig.supervisor.stop()
-    assert rig.supervisor.record.env_states() == (EnvState.VOID,) * 4
+    assert rig.supervisor.table.env_states() == (EnvState.VOID,) * 4
     statistics = rig.supervisor.statistics
     assert (statistics.actions, statistics.timesteps, statistics.cancelled) == (3, 1, 2)
     assert statistics.outstanding == 0

@@ -10,7 +10,7 @@ import pytest
 from gymnasium.spaces import Discrete
 
 from envmgr.core import Phase
-from envmgr.core.table import Record, host_groups
+from envmgr.core.table import EnvTable, host_groups
 from envmgr.env.batch_specs import Batch
 from envmgr.errors import EnvCrash, EnvNotReadyError, EnvProtocolError, EnvRaised
 from envmgr.lifecycle import EnvState
@@ -42,13 +42,13 @@ def recover(rig: Rig, *env_ids: int) -> None:
     ("n_hosts", "sizes"), [(None, [2, 1, 3, 1, 2]), (1, [9]), (2, [6, 3]), (3, [3, 4, 2])]
 )
 def test_the_rows_of_a_batch_share_a_host(n_hosts: int | None, sizes: list[int]) -> None:
-    slots = Record(9).slots
+    slots = EnvTable(9).envs
     for batch in (Batch(0, 2, True), Batch(3, 3, True), Batch(7, 2, True)):
         for env_id in batch.env_ids:
             slots[env_id].batch = batch
     groups = host_groups(slots, n_hosts)
-    assert [len(group.slots) for group in groups] == sizes
-    assert [slot for group in groups for slot in group.slots] == slots
+    assert [len(group.envs) for group in groups] == sizes
+    assert [slot for group in groups for slot in group.envs] == slots
 
 
 def test_hosts_are_told_who_is_a_row() -> None:
@@ -69,12 +69,12 @@ def test_what_the_whole_env_does_takes_all_rows_and_is_charged_once(kind: Failur
     delivered = rig.deliver()
     assert [timestep.info["abnormal"] for timestep in delivered.values()] == [True, True]
     assert "shared with env 0" in str(delivered[2].info["error"])
-    assert rig.slot(1).doomed is not None
+    assert rig.slot(1).failed_while_ready is not None
     assert rig.supervisor.statistics.failures_by_env == {0: 1}
     assert len(rig.transport.hosts) == 2
     recover(rig, 0, 1, 2)
     assert rig.ready() == [0, 1, 2]
-    assert [slot.generation for slot in rig.supervisor.slots] == [1, 1, 1]
+    assert [slot.generation for slot in rig.supervisor.envs] == [1, 1, 1]
     assert rig.identity_holds()
 
 
@@ -109,7 +109,7 @@ def test_attempts_at_the_reset_of_a_row_used_up_take_all_rows() -> None:
     assert (len(rig.orders(0)), len(rig.transport.hosts)) == (3, 1)
     rig.fail(0, "reset")
     assert len(rig.transport.hosts) == 2
-    assert rig.slot(1).doomed is not None
+    assert rig.slot(1).failed_while_ready is not None
 
 
 def test_a_row_that_comes_back_with_other_spaces_takes_all_rows() -> None:
@@ -283,7 +283,7 @@ def test_a_row_that_is_given_up_is_not_waited_for() -> None:
 def test_waiting_for_rows_ends_when_all_are_ready() -> None:
     rig = rows(answer=FakeEnvs(seconds={Op.RESET: 1.0}))
     rig.reset(1)
-    record = rig.supervisor.record
+    record = rig.supervisor.table
     assert [record.is_coming(i) for i in range(3)] == [True, True, True]
     rig.run(2.0)
     assert record.is_ready(0)
@@ -362,7 +362,7 @@ def test_all_rows_in_an_episode_are_always_stepped_together(seed: int, auto_rese
     rig.start()
     rig.supervisor.begin_episodes()
     rig.run(1.0)
-    rig.supervisor.record.launching = False
+    rig.supervisor.table.launching = False
     n_calls = 0
     for _ in range(200):
         ready = rig.ready()
@@ -375,7 +375,7 @@ def test_all_rows_in_an_episode_are_always_stepped_together(seed: int, auto_rese
         serving = {host_id for host_id, _ in envs.stepped}
         assert envs.stepped == {row for row in before if row[0] in serving}
         if rng.random() < 0.1:
-            idle = [i for i in range(5) if not rig.supervisor.record.owes(i)]
+            idle = [i for i in range(5) if not rig.supervisor.table.owes(i)]
             rig.supervisor.resets.begin(dict.fromkeys(rng.sample(idle, len(idle) // 2)))
         host = rig.transport.host_of(rng.randrange(5))
         if rng.random() < 0.05 and not host.ended and not host.killed:

@@ -401,7 +401,7 @@ def test_a_reply_that_comes_twice_costs_its_host() -> None:
     rig.pump()
     assert rig.deliver(0)[0].obs == "once"
     assert host.killed
-    assert rig.slot().doomed is not None
+    assert rig.slot().failed_while_ready is not None
     assert rig.obs() == "once"
 
 
@@ -941,7 +941,7 @@ def test_a_call_that_hangs_is_stopped_at_the_limit_of_resets() -> None:
     failure = rig.slot().result
     assert isinstance(failure, EnvTimeout)
     assert "exceeded the 2 s of reset_timeout in its call" in str(failure)
-    assert rig.slot().doomed is failure
+    assert rig.slot().failed_while_ready is failure
 
 
 # -- the budget -----------------------------------------------------------------------------------

@@ -87,7 +87,7 @@ def test_when_all_have_ended_they_are_waited_for() -> None:
     for env_id in (1, 2):
         rig.stepped(env_id, done=True, after=LATE)
     assert sorted(rig.deliver()) == [1, 2]
-    record = rig.supervisor.record
+    record = rig.supervisor.table
     rig.send(0)  # the only one in an episode
     for env_id in (1, 2):
         rig.reset_done(env_id)
@@ -101,12 +101,12 @@ def test_when_all_have_ended_they_are_waited_for() -> None:
     rig.reset_done(0)
     rig.reset_done(2)
     assert sorted(rig.deliver()) == [0, 1, 2]
-    assert (rig.ready(), 1 in record.late) == ([0, 1, 2], False)
+    assert (rig.ready(), 1 in record.begins_with_step) == ([0, 1, 2], False)
 
 
 def test_who_waits_for_it_is_told_that_others_have_to_be_stepped() -> None:
     rig = rows()
-    assert not rig.supervisor.record.is_coming(0)
+    assert not rig.supervisor.table.is_coming(0)
     await_all_ready(rig.engine, rig.supervisor, [0, 1])
     with pytest.raises(NothingReadyError, match=r"envs \[0\] begin with the next step"):
         refuse_unready(rig.supervisor, [0, 1])
@@ -135,7 +135,7 @@ def test_it_is_lost_with_the_others() -> None:
         rig.hello(env_id)
     for env_id in range(3):
         rig.reset_done(env_id)
-    assert (rig.ready(), 1 in rig.supervisor.record.late) == ([0, 1, 2], False)
+    assert (rig.ready(), 1 in rig.supervisor.table.begins_with_step) == ([0, 1, 2], False)
 
 
 def test_what_waits_for_a_step_of_others_and_is_lost_with_them_is_waited_for() -> None:
@@ -152,13 +152,13 @@ def test_what_waits_for_a_step_of_others_and_is_lost_with_them_is_waited_for() -
 
 def test_resets_of_some_rows_are_refused_where_all_are_reset_together() -> None:
     rig = rows()
-    for slot in rig.supervisor.slots:
+    for slot in rig.supervisor.envs:
         slot.resets_alone = False
     with pytest.raises(EnvNotReadyError, match=r"while envs \[2\] are in an episode"):
-        validate.refuse_partial_resets(rig.supervisor.record, {0: None, 1: None})
+        validate.refuse_partial_resets(rig.supervisor.table, {0: None, 1: None})
     with pytest.raises(ConfigError, match="the same params"):
-        validate.refuse_partial_resets(rig.supervisor.record, {0: {"a": 1}, 1: None, 2: None})
-    validate.refuse_partial_resets(rig.supervisor.record, {0: {"a": 1}, 1: {"a": 1}, 2: {"a": 1}})
+        validate.refuse_partial_resets(rig.supervisor.table, {0: {"a": 1}, 1: None, 2: None})
+    validate.refuse_partial_resets(rig.supervisor.table, {0: {"a": 1}, 1: {"a": 1}, 2: {"a": 1}})
 
 
 class LateRows(FakeEnvs):
@@ -241,7 +241,7 @@ def test_all_that_are_ready_are_those_whose_actions_are_waited_for(seed: int) ->
     rig.start()
     rig.supervisor.begin_episodes()
     rig.run(1.0)
-    rig.supervisor.record.launching = False
+    rig.supervisor.table.launching = False
     n_late = 0
     for _ in range(200):
         ready = rig.ready()
@@ -255,6 +255,6 @@ def test_all_that_are_ready_are_those_whose_actions_are_waited_for(seed: int) ->
             rig.transport.die(host.env_id)
         rig.run(rng.choice((0.125, 0.25, 1.0)))
         rig.deliver()
-        n_late += rig.supervisor.record.late.count(1)
+        n_late += rig.supervisor.table.begins_with_step.count(1)
     assert n_late > 30
     assert rig.identity_holds()

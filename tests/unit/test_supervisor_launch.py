@@ -86,7 +86,7 @@ def test_a_launch_ends_when_all_envs_are_ready() -> None:
     launch(rig)
     assert rig.clock() == began + 3.0
     assert rig.ready() == [0, 1, 2]
-    assert not rig.supervisor.record.launching
+    assert not rig.supervisor.table.launching
 
 
 def test_all_failures_are_in_one_error() -> None:
@@ -303,7 +303,7 @@ def test_a_config_says_how_the_engine_is_built() -> None:
     engine = build_engine([lambda: None] * 2, config, transport, (None, Discrete(3)), clock)
     assert engine.now() == clock()
     supervisor = engine.supervisor
-    assert supervisor.record.env_states() == (EnvState.VOID,) * 2
+    assert supervisor.table.env_states() == (EnvState.VOID,) * 2
     supervisor.start_hosts([0, 1])
     settings = transport.hosts[1].spec.settings
     assert settings.rules.strict_dtype

@@ -419,8 +419,8 @@ def _check_that_a_reset_brings_it_to_run(name: str, news: str) -> None:
     slot = rig.slot()
     assert slot.phase is Phase.IDLE
     assert slot.host_id is not None
-    assert slot.doomed is slot.fresh is None
-    assert [slot.again, slot.held, slot.dropped, slot.owed] == [False] * 4
+    assert slot.failed_while_ready is slot.fresh is None
+    assert [slot.again, slot.awaits_reset, slot.dropped, slot.owed] == [False] * 4
     assert slot.new_seed is None
     assert slot.seed is None
     assert rig.deliver() == {}

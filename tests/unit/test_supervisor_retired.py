@@ -32,7 +32,7 @@ def haunt(rig: Rig) -> None:
 
 
 def posted(rig: Rig, env_id: int) -> bool:
-    return rig.hosts.slots[env_id].phase is Phase.POSTED
+    return rig.hosts.envs[env_id].phase is Phase.POSTED
 
 
 def abandon(rig: Rig, env_id: int = 0) -> None:
@@ -50,7 +50,7 @@ def abandon(rig: Rig, env_id: int = 0) -> None:
 def test_an_env_whose_host_was_abandoned_goes_on_by_message() -> None:
     rig = unkillable()
     abandon(rig)
-    assert rig.supervisor.record.retired == {0}
+    assert rig.supervisor.table.retired == {0}
     assert (rig.ready(), rig.obs(0)) == ([0, 1, 2], "anew")
     for number in range(4):
         rig.send(0)
@@ -117,7 +117,7 @@ def test_what_was_ready_when_its_host_was_abandoned_stays_as_it_is() -> None:
     rig.stepped(0, "of 0")
     rig.deliver(0)
     rig.advance(1.0)
-    assert rig.supervisor.record.retired == {0, 1}
+    assert rig.supervisor.table.retired == {0, 1}
     for _ in range(3):
         haunt(rig)
         assert rig.obs(0) == "of 0"
@@ -185,7 +185,7 @@ def test_a_host_that_dies_by_itself_leaves_its_memory_to_the_next() -> None:
     rig.deliver(0)
     rig.hello(0)
     rig.reset_done(0)
-    assert rig.supervisor.record.retired == set()
+    assert rig.supervisor.table.retired == set()
     rig.send(0)
     assert posted(rig, 0)
 
@@ -195,7 +195,7 @@ def test_a_host_that_was_not_told_of_memory_leaves_none() -> None:
     rig.supervisor.start_hosts(range(2))
     rig.advance(1.0)
     assert len(rig.transport.killed) == 2
-    assert rig.supervisor.record.retired == set()
+    assert rig.supervisor.table.retired == set()
 
 
 def test_a_spare_takes_over_by_message_and_keeps_its_own_memory() -> None:
@@ -207,7 +207,7 @@ def test_a_spare_takes_over_by_message_and_keeps_its_own_memory() -> None:
     assert adopted.payload is None
     haunt(rig)
     rig.reset_done(0, "of the spare")
-    assert (rig.obs(0), rig.supervisor.record.retired) == ("of the spare", {0})
+    assert (rig.obs(0), rig.supervisor.table.retired) == ("of the spare", {0})
     rig.send(0)
     assert not posted(rig, 0)
 
@@ -220,14 +220,14 @@ def test_a_spare_has_nothing_to_retire() -> None:
     rig.reset_done(0)
     rig.run(1.0)  # the reset of what is the spare now
     assert len(rig.transport.killed) == 1
-    assert rig.supervisor.record.retired == set()
+    assert rig.supervisor.table.retired == set()
 
 
 def test_rows_of_a_batched_env_are_retired_together() -> None:
     rig = unkillable(3, batches=(Batch(0, 2, False),))
     rig.send({0: 0, 1: 1})
     rig.fail(0, kind=FailureKind.RAISED, of_batch=True)
-    assert rig.supervisor.record.retired == {0, 1}
+    assert rig.supervisor.table.retired == {0, 1}
 
 
 # -- whatever an abandoned host writes ------------------------------------------------------------
@@ -274,7 +274,7 @@ def story(seed: int, num_workers: int | None, *, haunted: bool) -> list[Any]:
         rig.run(rng.choice((0.125, 0.25, 1.25)))
         seen.append([(i, t.obs, t.reward, t.done) for i, t in rig.deliver().items()])
     assert rig.identity_holds()
-    assert rig.supervisor.record.retired
+    assert rig.supervisor.table.retired
     return seen
 
 

@@ -8,7 +8,7 @@ import pytest
 from gymnasium.spaces import Discrete
 
 from envmgr.core import Phase
-from envmgr.core.table import Record, host_groups
+from envmgr.core.table import EnvTable, host_groups
 from envmgr.errors import (
     EnvCrash,
     EnvProtocolError,
@@ -41,7 +41,7 @@ def recover(rig: Rig, *env_ids: int) -> None:
 
 
 def generations(rig: Rig) -> list[int]:
-    return [slot.generation for slot in rig.supervisor.slots]
+    return [slot.generation for slot in rig.supervisor.envs]
 
 
 # -- groups ---------------------------------------------------------------------------------------
@@ -54,11 +54,11 @@ def generations(rig: Rig) -> list[int]:
 def test_groups_are_contiguous_and_as_equal_as_can_be(
     env_num: int, n_hosts: int, sizes: list[int]
 ) -> None:
-    slots = Record(env_num).slots
+    slots = EnvTable(env_num).envs
     groups = host_groups(slots, n_hosts)
-    assert [len(group.slots) for group in groups] == sizes
+    assert [len(group.envs) for group in groups] == sizes
     assert [group.index for group in groups] == list(range(n_hosts))
-    assert [slot for group in groups for slot in group.slots] == slots
+    assert [slot for group in groups for slot in group.envs] == slots
     assert all(slot.group.by_id[slot.env_id] is slot for slot in slots)
 
 
@@ -68,10 +68,10 @@ def test_one_host_is_started_for_each_group() -> None:
     hosts = rig.transport.hosts
     assert [hosts[i].env_ids for i in sorted(hosts)] == [[0, 1, 2], [3, 4]]
     assert [hosts[i].spec.index for i in sorted(hosts)] == [0, 1]
-    assert {slot.phase for slot in rig.supervisor.slots} == {Phase.STARTING}
+    assert {slot.phase for slot in rig.supervisor.envs} == {Phase.STARTING}
     for env_id in range(5):
         rig.hello(env_id)
-    assert {slot.phase for slot in rig.supervisor.slots} == {Phase.IDLE}
+    assert {slot.phase for slot in rig.supervisor.envs} == {Phase.IDLE}
     assert rig.supervisor.statistics.as_dict()["num_workers"] == 2
 
 
@@ -81,14 +81,14 @@ def test_a_host_that_is_started_early_builds_one_env_and_the_others_at_launch() 
     (host,) = rig.transport.hosts.values()
     assert [order.request_id == UNANSWERED for order in host.spec.envs] == [False, True, True]
     rig.hello(0)
-    assert rig.supervisor.record.env_states() == (EnvState.INIT, EnvState.VOID, EnvState.VOID)
+    assert rig.supervisor.table.env_states() == (EnvState.INIT, EnvState.VOID, EnvState.VOID)
     rig.supervisor.start_hosts(range(3))
     assert len(rig.transport.hosts) == 1
     assert [m.op for m in host.received[1:]] == [Op.RENEW, Op.RENEW]
     rig.hello(1)
     rig.hello(2)
     assert generations(rig) == [0, 0, 0]
-    assert {slot.phase for slot in rig.supervisor.slots} == {Phase.IDLE}
+    assert {slot.phase for slot in rig.supervisor.envs} == {Phase.IDLE}
 
 
 def test_an_env_that_cannot_be_built_fails_the_launch_and_not_its_neighbours() -> None:
@@ -98,7 +98,7 @@ def test_an_env_that_cannot_be_built_fails_the_launch_and_not_its_neighbours() -
     rig.fail(1, "construction")
     rig.hello(2)
     assert list(rig.supervisor.repair.launch_failures) == [1]
-    assert {slot.phase for slot in rig.supervisor.slots} == {Phase.IDLE}
+    assert {slot.phase for slot in rig.supervisor.envs} == {Phase.IDLE}
 
 
 def test_a_host_that_dies_during_launch_fails_it_for_all_of_its_envs() -> None:
@@ -138,7 +138,7 @@ def test_attempts_at_a_reset_in_a_launch_bring_the_neighbours_along(
     assert rig.supervisor.repair.launch_failures == {}
     recover(rig, 0, 1)
     assert rig.ready() == [0, 1]
-    assert rig.slot(0).doomed is None
+    assert rig.slot(0).failed_while_ready is None
     assert generations(rig) == [1, 1]
 
 
@@ -237,8 +237,8 @@ def test_a_call_that_exits_renews_its_env_alone() -> None:
     assert isinstance(rig.slot(1).result, EnvCrash)
     assert len(rig.requests(Op.RENEW, 1)) == 1
     assert rig.ready() == [0, 1, 2]  # what was ready stays so
-    assert rig.slot(1).doomed is not None
-    assert [rig.slot(i).doomed for i in (0, 2)] == [None, None]
+    assert rig.slot(1).failed_while_ready is not None
+    assert [rig.slot(i).failed_while_ready for i in (0, 2)] == [None, None]
 
 
 def test_an_env_that_is_dropped_leaves_its_host() -> None:
@@ -279,7 +279,7 @@ def test_the_last_env_that_is_dropped_takes_the_host_with_it() -> None:
     host = rig.transport.host_of(0)
     assert len(host.requests(Op.CLOSE)) == 1
     rig.die(0, exit_status=0)
-    assert rig.supervisor.record.env_states() == (EnvState.DONE,) * 2
+    assert rig.supervisor.table.env_states() == (EnvState.DONE,) * 2
     rig.reset(1)
     new = rig.transport.host_of(1)
     assert new is not host
@@ -322,7 +322,7 @@ def test_the_loss_of_a_host_touches_all_of_its_envs_and_nobody_else() -> None:
     assert (second.env_id, second.during, second.exit_status) == (1, "step", 3)
     assert "because it is shared with env 0: the host of env 0" in str(second)
     assert second.__cause__ is first
-    assert rig.slot(2).doomed is not None
+    assert rig.slot(2).failed_while_ready is not None
     assert rig.ready() == [2, 4]
     assert rig.slot(3).phase is Phase.STEPPING
     assert generations(rig) == [1, 1, 1, 0, 0]
@@ -426,7 +426,7 @@ def test_whatever_a_neighbour_is_doing_it_comes_back(work: Phase) -> None:
     rig.advance(1.0)
     recover(rig, 0, 1)
     rig.deliver()
-    if rig.slot(1).doomed is not None:
+    if rig.slot(1).failed_while_ready is not None:
         rig.send({1: "c"})
         rig.deliver()
     assert rig.ready() == [0, 1]
@@ -460,7 +460,7 @@ def test_a_lost_host_is_killed_once_and_replaced_when_it_is_reaped() -> None:
     rig.pump()
     assert rig.transport.killed == [1]
     assert sorted(rig.deliver()) == [0, 1]
-    assert {slot.phase for slot in rig.supervisor.slots} == {Phase.ENDING}
+    assert {slot.phase for slot in rig.supervisor.envs} == {Phase.ENDING}
     rig.run(12.0)
     assert rig.transport.given_up == [1, 1]
     assert len(rig.transport.hosts) == 1
@@ -511,7 +511,7 @@ def test_an_explicit_reset_while_the_host_is_being_replaced_is_done_in_the_new_o
     rig.advance(1.0)
     recover(rig, 0, 1)
     assert rig.orders(1)[-1].params == {"level": 3}
-    assert rig.slot(1).doomed is None
+    assert rig.slot(1).failed_while_ready is None
     assert rig.ready() == [1]
 
 

@@ -58,7 +58,7 @@ def test_spares_are_reset_at_launch_and_nobody_sees_them() -> None:
         True,
         True,
     ]
-    assert len(rig.supervisor.slots) == len(rig.supervisor.record.env_states()) == 2
+    assert len(rig.supervisor.envs) == len(rig.supervisor.table.env_states()) == 2
     assert rig.supervisor.spares.figures() == {"spare_env_num": 2, "spares_ready": 2}
     assert rig.supervisor.statistics.resets == 2
     assert rig.supervisor.statistics.num_workers == 2
@@ -225,7 +225,7 @@ def test_an_env_whose_relief_was_interrupted_gets_its_successor_later(
         with pytest.raises(KeyboardInterrupt):
             end_episode(rig)
     assert rig.supervisor.statistics.swaps == 0
-    spares.relieve()
+    spares.replace_ended()
     assert rig.supervisor.statistics.swaps == 1
     assert rig.slot(0).phase is Phase.RESETTING
 
@@ -544,7 +544,7 @@ def test_new_seeds_have_spares_reset_anew_in_their_order() -> None:
     first, second = host(rig, 2), host(rig, 3)
     end_episode(rig, 0)
     rig.reset_done(0)  # now 3 comes first, and 2 is being reset
-    for spare in rig.supervisor.spares.slots:
+    for spare in rig.supervisor.spares.envs:
         spare.new_seed = 70 + spare.env_id
     rig.supervisor.resets.begin({})
     assert [rig.orders(i)[-1].seed for i in (2, 3)] == [72, 73]
@@ -602,4 +602,4 @@ def test_close_leaves_nothing_that_counts() -> None:
     rig = spared()
     end_episode(rig, 0)
     rig.engine.close(0.0)
-    assert rig.supervisor.record.env_states() == (EnvState.VOID,) * 2
+    assert rig.supervisor.table.env_states() == (EnvState.VOID,) * 2

@@ -229,10 +229,10 @@ def test_the_earliest_deadline_is_never_too_late() -> None:
     for env_id in (0, 1, 2):
         rig.send(env_id)
         rig.clock.advance(0.5)
-    deadlines = [slot.deadline for slot in rig.supervisor.slots]
+    deadlines = [slot.deadline for slot in rig.supervisor.envs]
     assert rig.hosts.limits.earliest == min(deadlines)
     rig.advance(min(deadlines) - rig.clock())
-    left = [slot.deadline for slot in rig.supervisor.slots]
+    left = [slot.deadline for slot in rig.supervisor.envs]
     assert rig.hosts.limits.earliest <= min(left)
 
 

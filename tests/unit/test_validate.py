@@ -30,16 +30,16 @@ CHECK = codec_of(Discrete(3), strict=False).refusal
 
 
 def prepare(rig: Rig, actions: Any, check: Any = CHECK) -> Any:
-    checks = None if check is None else [check] * len(rig.supervisor.slots)
-    return validate.checked_actions(rig.supervisor.record, actions, checks)
+    checks = None if check is None else [check] * len(rig.supervisor.envs)
+    return validate.checked_actions(rig.supervisor.table, actions, checks)
 
 
 def refused(rig: Rig, error: type[Exception], actions: Any) -> str:
     """Check that actions are refused, and that nothing was sent or changed by them."""
-    before = (len(rig.transport.sent), rig.supervisor.record.env_states(), rig.ready())
+    before = (len(rig.transport.sent), rig.supervisor.table.env_states(), rig.ready())
     with pytest.raises(error) as caught:
         prepare(rig, actions)
-    assert (len(rig.transport.sent), rig.supervisor.record.env_states(), rig.ready()) == before
+    assert (len(rig.transport.sent), rig.supervisor.table.env_states(), rig.ready()) == before
     assert rig.supervisor.statistics.actions == 0
     return str(caught.value)
 
@@ -296,8 +296,8 @@ def test_calls_are_refused_while_a_step_is_pending() -> None:
     rig = Rig(3).launch()
     rig.send({0: 1, 2: 1})
     with pytest.raises(EnvNotReadyError, match=r"call\('x'\) needs .* but envs \[0, 2\] have one"):
-        validate.refuse_while_pending(rig.supervisor.record, [0, 1, 2], "call('x')")
-    validate.refuse_while_pending(rig.supervisor.record, [1], "call('x')")
+        validate.refuse_while_pending(rig.supervisor.table, [0, 1, 2], "call('x')")
+    validate.refuse_while_pending(rig.supervisor.table, [1], "call('x')")
 
 
 def test_calls_are_sent_to_all_or_to_none() -> None:
@@ -307,11 +307,11 @@ def test_calls_are_sent_to_all_or_to_none() -> None:
     with pytest.raises(
         ActionError, match=r"call has arguments that cannot be sent .* it is a lock"
     ):
-        submit_calls(rig.hosts, rig.hosts.slots[:2], Op.CALL, [("x", ())] * 2, "call")
+        submit_calls(rig.hosts, rig.hosts.envs[:2], Op.CALL, [("x", ())] * 2, "call")
     assert len(rig.transport.sent) == sent
-    assert [slot.phase for slot in rig.supervisor.slots] == [Phase.IDLE] * 2
+    assert [slot.phase for slot in rig.supervisor.envs] == [Phase.IDLE] * 2
     rig.transport.refused.clear()
-    submit_calls(rig.hosts, rig.hosts.slots[:2], Op.CALL, [("x", (0,)), ("x", (1,))], "call")
+    submit_calls(rig.hosts, rig.hosts.envs[:2], Op.CALL, [("x", (0,)), ("x", (1,))], "call")
     assert [m.payload for _, m in rig.transport.sent[sent:]] == [("x", (0,)), ("x", (1,))]
 
 
@@ -400,7 +400,7 @@ def test_reset_params_that_cannot_be_sent_are_refused_before_any_env_is_reset() 
         validate.refuse_unsendable_params(rig.transport, {0: {"a": 1}, 1: {"a": 2}})
     validate.refuse_unsendable_params(rig.transport, {0: {"a": 1}, 1: None, 2: {}})
     assert rig.ready() == [0, 1, 2]
-    assert rig.supervisor.record.env_states() == (EnvState.RUN,) * 3
+    assert rig.supervisor.table.env_states() == (EnvState.RUN,) * 3
 
 
 def test_calls_are_refused_to_envs_that_are_gone_for_good() -> None:
@@ -411,7 +411,7 @@ def test_calls_are_refused_to_envs_that_are_gone_for_good() -> None:
     rig.deliver()
     assert [rig.slot(i).is_gone for i in (0, 1, 2)] == [True, True, False]
     with pytest.raises(EnvNotReadyError, match=r"envs \[0, 1\] have failed for good .*reset\("):
-        validate.refuse_gone(rig.supervisor.record, [0, 1, 2], "call('x')")
-    validate.refuse_gone(rig.supervisor.record, [2], "call('x')")
+        validate.refuse_gone(rig.supervisor.table, [0, 1, 2], "call('x')")
+    validate.refuse_gone(rig.supervisor.table, [2], "call('x')")
     rig.reset(0)
     assert not rig.slot(0).is_gone

@@ -1,6 +1,6 @@
 """The thread that keeps the board of a manager: what others on the machine may know of its envs.
 
-It looks at the record once a second, and reads only. Nothing that happens in a step has to be noted
+It looks at the table once a second, and reads only. Nothing that happens in a step has to be noted
 for it, so it costs nothing there; what it says is as exact as it looks often.
 """
 
@@ -61,7 +61,7 @@ _AT_WORK = np.isin(
 """At what a host has to be asked first whether it has begun with it."""
 
 
-class Watch:
+class BoardWriter:
     """Writes the board of an engine.
 
     Where there are no fds or threads for it, there is no board, and all else goes on.
@@ -96,7 +96,7 @@ class Watch:
             os.getpid(),
             self._kind,
             hosts.env_num,
-            len(hosts.slots),
+            len(hosts.envs),
             len(hosts.groups),
             NUMBERS if hosts.settings.measures else 0,
         )
@@ -105,7 +105,7 @@ class Watch:
             if posted.fd is not None:
                 keep_from_children(posted.fd)
             self._engine = engine
-            self._tokens = hosts.record.tokens.copy()
+            self._tokens = hosts.table.tokens.copy()
             if (board := posted.board) is not None:
                 board.since[...] = board.call_since[...] = self._clock()
             self.look()
@@ -155,18 +155,18 @@ class Watch:
         if board is None:
             return
         hosts, states = self._engine.supervisor.hosts, self._engine.supervisor.states
-        activities, tokens = self._activities(), hosts.record.tokens.copy()
+        activities, tokens = self._activities(), hosts.table.tokens.copy()
         seen = np.frombuffer(bytes(states.column), np.uint8)
-        slots = hosts.slots
+        envs = hosts.envs
         with board.writing():
             changed = activities != board.activities
             changed |= tokens != self._tokens
             changed |= seen != board.states
             board.since[changed] = now
             board.activities[...], board.states[...], self._tokens = activities, seen, tokens
-            board.hosts[...] = [slot.group.index for slot in slots]
-            board.generations[...] = [slot.generation for slot in slots]
-            board.episodes[...] = hosts.record.episodes
+            board.hosts[...] = [env.group.index for env in envs]
+            board.generations[...] = [env.generation for env in envs]
+            board.episodes[...] = hosts.table.episodes
             pids = self._engine.transport.pids
             board.pids[...] = [pids.get(group.host_id or 0, 0) for group in hosts.groups]
             if hosts.settings.measures and (block := hosts.block) is not None:
@@ -178,18 +178,18 @@ class Watch:
 
     def _activities(self) -> npt.NDArray[np.uint8]:
         hosts = self._engine.supervisor.hosts
-        record, block, n = hosts.record, hosts.block, hosts.env_num
-        phases = np.frombuffer(bytes(record.phases.column), np.uint8)
+        table, block, n = hosts.table, hosts.block, hosts.env_num
+        phases = np.frombuffer(bytes(table.phases.column), np.uint8)
         found: npt.NDArray[np.uint8] = _OF_PHASE[phases]
-        for env_id in list(record.undelivered):
+        for env_id in list(table.undelivered):
             if phases[env_id] == Phase.IDLE:
                 found[env_id] = Activity.ANSWERED
-        for slot in hosts.slots:
-            if slot.host_id is None and phases[slot.env_id] == Phase.IDLE:
-                found[slot.env_id] = Activity.NONE
+        for env in hosts.envs:
+            if env.host_id is None and phases[env.env_id] == Phase.IDLE:
+                found[env.env_id] = Activity.NONE
         if block is not None:
             posted = (phases[:n] == Phase.POSTED) | (phases[:n] == Phase.STEPPING)
-            answered = (block.replies == record.tokens[:n]) & posted
+            answered = (block.replies == table.tokens[:n]) & posted
             found[:n][answered] = Activity.ANSWERED
         at_work = _AT_WORK[found]
         for group in hosts.groups:
