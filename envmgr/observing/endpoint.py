@@ -62,6 +62,7 @@ class Endpoint:
                 f"manager.metrics.port is {port}, which cannot be listened on: {error}. Give "
                 "another one."
             ) from error
+        self._thread.name = "envmgr-metrics"
         self.port: int = self._server.server_port
 
     def end(self) -> None:

@@ -13,7 +13,7 @@ from types import FrameType
 from typing import Any, NamedTuple
 
 _AGAIN_S = 0.1
-"""It rings again and again: the first time may have been just before the code began to sleep."""
+"""The alarm rings again and again: at first the code may have been just about to sleep."""
 
 _PACKAGE = str(Path(__file__).parents[1])
 
@@ -26,9 +26,9 @@ class _Before(NamedTuple):
     """What was there before the alarm was set.
 
     Attributes:
-        handler: of SIGALRM.
-        remaining_s: of a timer of the user's own; 0 if there is none.
-        interval_s: likewise.
+        handler: the handler of SIGALRM.
+        remaining_s: what is left of a timer of the user's own; 0 if there is none.
+        interval_s: the interval of that timer.
         began: when the alarm was set, on the monotonic clock.
     """
 
@@ -41,11 +41,11 @@ class _Before(NamedTuple):
 class Alarm:
     """Raises `TimeIsUp` in code that takes too long, and puts back what was there before.
 
-    Only in the main thread of POSIX systems: elsewhere nothing is set. An interrupt may come in
-    between; what it has kept from being put back, `restore` puts back.
+    It works only in the main thread, on POSIX systems; elsewhere nothing is set. If an interrupt
+    keeps something from being put back, `restore` does it.
 
     Attributes:
-        where: the stack of the code that was interrupted last; empty if the latest was not.
+        where: the stack of the latest code, if its time was up; else empty.
     """
 
     def __init__(self) -> None:

@@ -7,13 +7,13 @@ import os
 from collections.abc import Iterable
 
 PARENT_FDS: set[int] = set()
-"""Fds of the parent alone, of all managers: what a forked process must not keep open."""
+"""Fds that only the parent uses, of all managers: a forked process must not keep them open."""
 
 
 def fill_standard_fds() -> None:
-    """Have stdin, stdout and stderr refer to nothing where they are closed.
+    """Open stdin, stdout and stderr on /dev/null where they are closed.
 
-    Else a pipe of ours would get their number, and what an env prints would go into it.
+    Else a pipe of ours would get their number, and what an env prints would go into that pipe.
     """
     with contextlib.suppress(OSError):
         while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
@@ -22,7 +22,7 @@ def fill_standard_fds() -> None:
 
 
 def keep_from_children(fd: int) -> None:
-    """Have processes forked by `context: fork` let go of `fd`."""
+    """Let processes that `context: fork` forks give `fd` up."""
     PARENT_FDS.add(fd)
 
 
@@ -32,10 +32,10 @@ def forget_fd(fd: int) -> None:
 
 
 def let_go_of(fds: Iterable[int]) -> None:
-    """Have fds of the parent, in a fork of it, refer to nothing.
+    """Make fds of the parent refer to /dev/null in a fork of it.
 
-    They are not closed: objects that own them may be collected later, and would then close what
-    has got the same number meanwhile.
+    They are not closed: objects that own them may be collected later, and would then close
+    whatever has the same number by then.
     """
     with open(os.devnull, "rb") as nothing:
         for fd in fds:

@@ -1,4 +1,4 @@
-"""What hosts have sent that other threads of this process speak for."""
+"""What hosts have sent for which other threads of this process speak."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from envmgr.transport.ready import ReadySet, Waker
 
 
 class _Bell(Waker):
-    """Stays open as long as anybody may ring it: a thread that was given up may, at any time."""
+    """A waker that stays open while a thread may ring it, and be it one that was given up."""
 
     def __del__(self) -> None:
         self.close()
 
 
 class Outbox:
-    """What hosts have sent, in the order in which it came; rings for the trainer.
+    """What hosts have sent, in the order in which it came; it rings for the trainer.
 
-    Threads that were given up keep it, not the transport.
+    Threads that were given up keep the outbox, the transport does not.
     """
 
     def __init__(self) -> None:
@@ -36,14 +36,14 @@ class Outbox:
     def move_to(
         self, arrivals: deque[tuple[int, Arrival]], hosts: dict[int, Any], killed: set[int]
     ) -> None:
-        """Have what has come arrive, but for what hosts say that were killed or are not known.
+        """Move what has come to `arrivals`, except for what killed or unknown hosts have sent.
 
-        An interrupt may come anywhere: then it is called again.
+        After an interrupt, which may come anywhere, this is called again.
 
         Args:
             arrivals: where it goes.
-            hosts: by host_id; those that have died are taken out.
-            killed: likewise: all that still arrives from these is their deaths.
+            hosts: the hosts by host_id; those that have died are taken out.
+            killed: host_ids of which only the death still arrives.
         """
         sent = self.sent
         while sent:
@@ -56,14 +56,14 @@ class Outbox:
                 killed.discard(host_id)
                 del hosts[host_id]
             elif host_id in hosts and host_id not in killed:
-                # In one go: who is interrupted finds it in one of the two, and it is applied once.
+                # In one go: after an interrupt the item is in one of the two, and is applied once.
                 arrivals.extend(map(deque.popleft, (sent,)))
                 continue
             sent.popleft()
 
 
 class OutboxTransport(Transport):
-    """What transports have in common whose hosts send through an outbox."""
+    """What those transports have in common whose hosts send through an outbox."""
 
     def __init__(self) -> None:
         self.arrivals: deque[tuple[int, Arrival]] = deque()
@@ -82,8 +82,8 @@ class OutboxTransport(Transport):
         outbox.move_to(self.arrivals, self._hosts, self._killed)
 
     def await_ring(self, timeout_s: float) -> bool:
-        """Wait for a ring, which may be for a message as well."""
-        outbox = self._outbox  # without a call: this runs for each batch
+        """Wait for a ring, which may also be for a message."""
+        outbox = self._outbox  # not by `_open_outbox`: this runs for each batch
         if outbox is None or self.arrivals or outbox.sent:
             return False
         if self._ready.ready(timeout_s) != [outbox.bell]:
@@ -107,14 +107,14 @@ class OutboxTransport(Transport):
         return self._outbox
 
     def hurry(self) -> None:
-        """Give hosts that are asked to end no more time."""
+        """Give hosts that were asked to end no more time."""
         self._hurried = True
         self.wake()
 
     def _await_ends(self, limit_s: float) -> None:
-        """Wait until all hosts have reported their ends, or nobody waits for that any more.
+        """Wait until all hosts have reported their ends, or until `hurry` is called.
 
-        What arrives besides is dropped.
+        All else that arrives is dropped.
         """
         end = time.monotonic() + limit_s
         while self._hosts and not self._hurried:

@@ -28,14 +28,14 @@ class ReadySet:
             keep_from_children(self._epoll.fileno())
 
     def add(self, item: Any) -> None:
-        """Watch an object, or an fd."""
+        """Watch an object or an fd."""
         fd = _fd_of(item)
         if self._epoll is not None:
             self._epoll.register(fd, select.EPOLLIN)
         self._objects[fd] = item
 
     def discard(self, item: Any) -> None:
-        """Watch it no longer; to be called before it is closed."""
+        """Watch it no longer; call this before it is closed."""
         fd = _fd_of(item)
         if self._objects.pop(fd, None) is not None and self._epoll is not None:
             with contextlib.suppress(OSError):  # closed by somebody else
@@ -108,13 +108,13 @@ class Waker:
         return self._ends[0].fileno()
 
     def wake(self) -> None:
-        """Have it be readable."""
-        with contextlib.suppress(OSError):  # full: a wake-up is on its way; closed: no one waits
+        """Make it readable."""
+        with contextlib.suppress(OSError):  # full: a wake-up is on its way; closed: nobody waits
             self._ends[1].send(b"w")
 
     def silence(self) -> None:
-        """Have it be so no longer."""
-        with contextlib.suppress(OSError):  # it is so already, or closed
+        """Make it readable no longer."""
+        with contextlib.suppress(OSError):  # it is not readable, or closed
             self._ends[0].recv(4096)
 
     def close(self) -> None:

@@ -136,8 +136,20 @@ def _names_of(node: ast.AST) -> list[str]:
         return [*node.name.split("."), node.asname or ""]
     if isinstance(node, ast.ImportFrom):
         return (node.module or "").split(".")
-    names = (getattr(node, field, None) for field in ("id", "attr", "name", "arg"))
-    return [name for name in names if isinstance(name, str)]
+    field = _NAMED_IN.get(type(node))
+    name = None if field is None else getattr(node, field)
+    return [] if name is None else [name]
+
+
+_NAMED_IN: dict[type[ast.AST], str] = {
+    ast.Name: "id",
+    ast.Attribute: "attr",
+    ast.arg: "arg",
+    ast.keyword: "arg",
+    ast.FunctionDef: "name",
+    ast.AsyncFunctionDef: "name",
+    ast.ClassDef: "name",
+}
 
 
 def _defined_by(statement: ast.stmt) -> Iterator[str]:

@@ -30,6 +30,7 @@ _WARNING = "`pip install envmgr` | that is another project"
 
 def _missing(path: Path) -> Iterator[str]:
     words = named.words_of(path)
+    is_ours = not any(map(path.is_relative_to, _OF_OTHERS))
     for text in words.texts:
         yield from named.unknown_extras(text)
         yield from named.unknown_packages(text.replace(_WARNING, ""))
@@ -38,8 +39,7 @@ def _missing(path: Path) -> Iterator[str]:
         yield from named.unknown_names(text)
         if path not in (*_NOT_YET, ROOT / "CHANGELOG.md"):
             yield from named.unknown_members(text)
-            if not any(map(path.is_relative_to, _OF_OTHERS)):
-                yield from named.unknown_words(text)
+            yield from named.unknown_words(text) if is_ours else ()
         if path not in _OF_THEIR_TIME:
             yield from named.unknown_paths(text)
     yield from (name for name in words.imports if not named.is_there(name))

@@ -12,7 +12,7 @@ import envmgr
 from envmgr.errors import EnvCrash, EnvRaised, EnvTimeout
 from envmgr.testing.checkup import Finding, Level, leaks, verdict_of, verdicts
 from envmgr.testing.checkup.interrupting import Interrupted
-from envmgr.testing.checkup.laboratory import Outcome, own_frames
+from envmgr.testing.checkup.laboratory import ProbeResult, own_frames
 from envmgr.testing.checkup.probes import Description, Endured, Trajectory
 from envmgr.testing.checkup.processes import Holdings
 from envmgr.worker.profiling import run_profile
@@ -67,8 +67,8 @@ def test_envs_that_are_closed_leave_nothing() -> None:
     assert leaks.of_rebuilding([HAS] * 2) == []
 
 
-def run(*values: int, again: tuple[int, ...] | None = None, seeded: bool = True) -> Outcome:
-    return Outcome(Trajectory(seeded, values, values if again is None else again))
+def run(*values: int, again: tuple[int, ...] | None = None, seeded: bool = True) -> ProbeResult:
+    return ProbeResult(Trajectory(seeded, values, values if again is None else again))
 
 
 def test_trajectories_are_compared_with_the_first() -> None:
@@ -83,7 +83,7 @@ def test_trajectories_are_compared_with_the_first() -> None:
     assert "takes no seeds" in finding.text
     (finding,) = verdicts.of_trajectories({"in a worker": run(1, 2), "with fork": run(1)})
     assert "from value 1 on" in finding.text
-    crashed = Outcome(failure=EnvCrash("host died: killed by SIGSEGV", env_id=0, during="call"))
+    crashed = ProbeResult(failure=EnvCrash("host died: killed by SIGSEGV", env_id=0, during="call"))
     found = verdicts.of_trajectories({"in a worker": crashed, "with fork": run(1)})
     assert levels(found) == [Level.PROBLEM]
     assert "its process died: killed by SIGSEGV" in found[0].text
@@ -96,14 +96,14 @@ def test_failures_say_where_in_the_code_of_the_env_they_happened() -> None:
         f'  File "{envmgr.__path__[0]}/env/steps.py", line 31 in step_env\n'
     )
     hung = EnvTimeout("x", env_id=0, during="call", limit_s=4.0, stacks=stack)
-    finding = verdicts.failed("leaks", Outcome(failure=hung), "running episodes")
+    finding = verdicts.failed("leaks", ProbeResult(failure=hung), "running episodes")
     assert "it hangs: nothing came within 4 s" in finding.text
     assert "/home/me/sim.py" in finding.text
     assert "steps.py" not in finding.text
     assert own_frames("words\n") == "words"
     raised = EnvRaised("x", env_id=0, during="call", type_name="ValueError", remote_message="no\n1")
-    assert Outcome(failure=raised).text == "it raised ValueError: no 1"
-    assert not Outcome(failure=raised).is_broken
+    assert ProbeResult(failure=raised).text == "it raised ValueError: no 1"
+    assert not ProbeResult(failure=raised).is_broken
 
 
 def test_what_an_env_is_may_be_worth_a_warning() -> None:
@@ -131,11 +131,11 @@ def test_the_contract_is_kept_or_not() -> None:
 
 
 def test_resets_frames_and_start_methods() -> None:
-    failure = Outcome(failure=EnvRaised("x", env_id=0, during="call", type_name="TypeError"))
-    assert verdicts.of_reset_options(Outcome(), Outcome()).level is Level.OK
-    assert verdicts.of_reset_options(Outcome(), failure).level is Level.NOTE
-    assert verdicts.of_reset_options(failure, Outcome()).level is Level.PROBLEM
-    frame = Outcome(("an array (4, 4, 3) of uint8", 0.01))
+    failure = ProbeResult(failure=EnvRaised("x", env_id=0, during="call", type_name="TypeError"))
+    assert verdicts.of_reset_options(ProbeResult(), ProbeResult()).level is Level.OK
+    assert verdicts.of_reset_options(ProbeResult(), failure).level is Level.NOTE
+    assert verdicts.of_reset_options(failure, ProbeResult()).level is Level.PROBLEM
+    frame = ProbeResult(("an array (4, 4, 3) of uint8", 0.01))
     modes = description(render_modes=("rgb_array",))
     assert verdicts.of_rendering(description(), None, None).level is Level.NOTE
     assert "render_mode: rgb_array" in verdicts.of_rendering(modes, frame, "rgb_array").advice

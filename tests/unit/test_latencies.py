@@ -7,6 +7,7 @@ import json
 import os
 import re
 import sys
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -217,6 +218,18 @@ class TestEndpoint:
         monkeypatch.setitem(sys.modules, "prometheus_client", fake)
         with pytest.raises(ConfigError, match="1234, which cannot be listened on"):
             Endpoint(1234, lambda: None)
+
+    def test_the_thread_that_answers_says_what_it_does(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        thread = threading.Thread(name="Thread-7 (serve_forever)")
+        fake = SimpleNamespace(
+            CollectorRegistry=lambda: SimpleNamespace(register=lambda one: None),
+            start_http_server=lambda *given: (SimpleNamespace(server_port=1234), thread),
+        )
+        monkeypatch.setitem(sys.modules, "prometheus_client", fake)
+        Endpoint(1234, lambda: None)
+        assert thread.name == "envmgr-metrics"
 
 
 class TestLoggers:

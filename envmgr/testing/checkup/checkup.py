@@ -11,7 +11,7 @@ from envmgr.errors import EnvManagerError
 from envmgr.testing.checkup import leaks, probes, verdicts
 from envmgr.testing.checkup.findings import Finding, Level
 from envmgr.testing.checkup.interrupting import interrupt
-from envmgr.testing.checkup.laboratory import Laboratory, Outcome
+from envmgr.testing.checkup.laboratory import Laboratory, ProbeResult
 
 PACE_S = 1.0
 REBUILT = 6
@@ -106,12 +106,12 @@ class _Check:
             "Ctrl-C": self._interrupt,
         }
 
-    def _try(self, probe: Callable[..., Any], *args: Any, place: int = 0) -> Outcome:
-        outcome = self._laboratory.run(probe, *args, place=place)
-        self._n_broken += outcome.is_broken
+    def _try(self, probe: Callable[..., Any], *args: Any, place: int = 0) -> ProbeResult:
+        result = self._laboratory.run(probe, *args, place=place)
+        self._n_broken += result.is_broken
         if self._n_broken >= ENOUGH:
             self.is_over = "hangs or crashes again and again"
-        return outcome
+        return result
 
     def _judged(
         self,
@@ -121,10 +121,10 @@ class _Check:
         probe: Callable[..., Any],
         *args: Any,
     ) -> list[Finding]:
-        outcome = self._try(probe, self._factory, *args)
-        if outcome.failure is not None:
-            return [verdicts.failed(part, outcome, doing)]
-        return judge(outcome.value)
+        result = self._try(probe, self._factory, *args)
+        if result.failure is not None:
+            return [verdicts.failed(part, result, doing)]
+        return judge(result.value)
 
     def _contract(self) -> list[Finding]:
         options = self._options
@@ -187,10 +187,10 @@ class _Check:
         mode, builds = described.render_mode, self._factory
         if mode is None and FRAMES in described.render_modes and self._with_frames is not None:
             mode, builds = FRAMES, self._with_frames
-        outcome: Outcome | None = None
+        result: ProbeResult | None = None
         if mode is not None and mode != "human":  # which would open a window
-            outcome = self._try(probes.rendered, builds)
-        return [verdicts.of_rendering(described, outcome, mode)]
+            result = self._try(probes.rendered, builds)
+        return [verdicts.of_rendering(described, result, mode)]
 
     def _interrupt(self) -> list[Finding]:
         found = interrupt(self._factory, self._options.limit_s)

@@ -1,4 +1,4 @@
-"""A worker process in which an env is tried out: what it does to that process is an outcome."""
+"""A worker process in which an env is tried out: what it does to that process is found out."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _PACKAGE = str(Path(__file__).parents[2])
 _OF_FAULTHANDLER = ("Extension modules:", "Traceback (most")
 
 
-class Outcome(NamedTuple):
+class ProbeResult(NamedTuple):
     """What came of a probe.
 
     Attributes:
@@ -108,7 +108,7 @@ class Laboratory:
         """End the processes."""
         self._manager.close()
 
-    def run(self, probe: Callable[..., Any], *args: Any, place: int = 0) -> Outcome:
+    def run(self, probe: Callable[..., Any], *args: Any, place: int = 0) -> ProbeResult:
         """Call a function in a worker and return what came of it.
 
         Args:
@@ -118,9 +118,9 @@ class Laboratory:
         """
         packed = pickles.dumps((probe, args))  # unpacked where a failure is the probe's own
         try:
-            return Outcome(self._manager.apply(_unpack_and_run, packed, env_ids=place)[0])
+            return ProbeResult(self._manager.apply(_unpack_and_run, packed, env_ids=place)[0])
         except EnvFailure as failure:
-            return Outcome(failure=failure)
+            return ProbeResult(failure=failure)
 
 
 def _unpack_and_run(env: Any, packed: bytes) -> Any:

@@ -8,7 +8,7 @@ from typing import Any
 from envmgr.errors import EnvTimeout
 from envmgr.testing.checkup.findings import Finding, Level
 from envmgr.testing.checkup.interrupting import Interrupted
-from envmgr.testing.checkup.laboratory import Outcome
+from envmgr.testing.checkup.laboratory import ProbeResult
 from envmgr.testing.checkup.probes import Description, Trajectory
 from envmgr.testing.checkup.processes import Holdings
 from envmgr.texts import short_time
@@ -19,13 +19,13 @@ UNEVEN = 4.0
 SLOW_RESET_STEPS = 20
 
 
-def failed(part: str, outcome: Outcome, doing: str) -> Finding:
+def failed(part: str, result: ProbeResult, doing: str) -> Finding:
     """Return the finding for a probe that raised, crashed or hung."""
-    text = f"{doing}: {outcome.text}"
+    text = f"{doing}: {result.text}"
     advice = "Run the env by itself with the same steps, and mend it."
-    if outcome.stack:
-        text += f"\n{outcome.stack.rstrip()}"
-    if isinstance(outcome.failure, EnvTimeout):
+    if result.stack:
+        text += f"\n{result.stack.rstrip()}"
+    if isinstance(result.failure, EnvTimeout):
         advice = "The stack says where it hangs. Set step_timeout and reset_timeout in any case."
     return Finding(part, Level.PROBLEM, text, advice)
 
@@ -89,16 +89,16 @@ def of_contract(problems: Sequence[tuple[str, str]]) -> list[Finding]:
     return findings
 
 
-def of_trajectories(found: Mapping[str, Outcome]) -> list[Finding]:
+def of_trajectories(found: Mapping[str, ProbeResult]) -> list[Finding]:
     """Judge whether the same seed and actions gave the same, wherever the env ran.
 
     Args:
         found: trajectories by where they ran; the others are compared with the first.
     """
     findings = [
-        failed("determinism", outcome, f"with the same seed, {name}")
-        for name, outcome in found.items()
-        if outcome.failure is not None
+        failed("determinism", result, f"with the same seed, {name}")
+        for name, result in found.items()
+        if result.failure is not None
     ]
     runs: dict[str, Trajectory] = {n: o.value for n, o in found.items() if o.failure is None}
     if not runs:
@@ -154,7 +154,7 @@ def of_methods(found: Mapping[str, str]) -> Finding:
     return Finding("start methods", Level.NOTE, f"not tried: {reasons}")
 
 
-def of_reset_options(empty: Outcome, unknown: Outcome) -> Finding:
+def of_reset_options(empty: ProbeResult, unknown: ProbeResult) -> Finding:
     """Judge what resets do with params that are empty, and that they cannot know."""
     if empty.failure is not None:
         return failed("reset options", empty, "a second reset without params")
@@ -209,23 +209,23 @@ def of_interrupt(found: Interrupted, close_timeout_s: float) -> Finding:
     return Finding(part, Level.OK, text, figures=figures)
 
 
-def of_rendering(found: Description, outcome: Outcome | None, mode: str | None) -> Finding:
+def of_rendering(found: Description, result: ProbeResult | None, mode: str | None) -> Finding:
     """Judge whether frames can be had.
 
     Args:
         found: the env as it is configured.
-        outcome: of rendering in `mode`; None if there is no mode to try.
+        result: of rendering in `mode`; None if there is no mode to try.
         mode: the mode that was tried.
     """
     part = "render"
-    if outcome is None:
+    if result is None:
         text = "it has no render modes" if not found.render_modes else "it has no rgb_array mode"
         return Finding(part, Level.NOTE, text)
-    if outcome.failure is not None:
+    if result.failure is not None:
         level = Level.NOTE if found.render_mode is None else Level.WARNING
-        text = failed(part, outcome, f"render_mode {mode}").text
+        text = failed(part, result, f"render_mode {mode}").text
         return Finding(part, level, text, "Frames and videos cannot be had of it.")
-    kind, took_s = outcome.value
+    kind, took_s = result.value
     text = f"render_mode {mode}: {kind} in {short_time(took_s)}"
     if found.render_mode is None:
         advice = f"It is built without a mode: env.kwargs: {{render_mode: {mode}}} to have frames."

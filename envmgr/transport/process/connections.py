@@ -1,7 +1,7 @@
-"""The connections to workers: sends without blocking, and reads what has come.
+"""The connections to workers: frames are sent without blocking, and read when they have come.
 
-What is sent to several hosts at once is written at once, and what has come from several is read at
-once: an interrupt finds a batch, and how much of it was done.
+Frames for several hosts are written in one go, and what has come from several hosts is read in one
+go. So an interrupt finds one batch, with a record of how much of it was done.
 """
 
 from __future__ import annotations
@@ -22,13 +22,14 @@ from envmgr.wire.rooms import IN_ROOM, Rooms
 
 
 class _Writing(NamedTuple):
-    """What is to be written to several channels.
+    """A batch of frames that is being written to several channels.
 
     Attributes:
-        requests: what was asked for; emptied when all of it is written, or kept.
-        channels: to whom; those that have taken nothing yet of what they were sent come first.
-        frames: what, for each of them.
-        written: how many bytes of that they have taken, as far as they were tried.
+        requests: the queue that was given; it is emptied when all frames are written, or kept.
+        channels: where the frames go; first those that have not taken all that they were sent
+            before.
+        frames: the bytes for each channel.
+        written: how many of these bytes each channel has taken, as far as it was tried.
     """
 
     requests: deque[tuple[int, bytes]]
@@ -38,12 +39,12 @@ class _Writing(NamedTuple):
 
 
 class _Came(NamedTuple):
-    """What was read from several channels.
+    """What was read from several channels, and has not been stored yet.
 
     Attributes:
-        arrivals: what comes of it.
-        incoming: what is `Channel.incoming` now, where that has changed.
-        ruined: hosts that are to be ended.
+        arrivals: what has arrived.
+        incoming: the new values of `Channel.incoming`, where that changes.
+        ruined: hosts that have to be ended.
         in_rooms: frames whose messages were in the rooms of their hosts.
     """
 
@@ -57,16 +58,16 @@ class Connections:
     """A channel to each host, by host_id.
 
     Args:
-        ready: watches them.
-        as_arrival: makes of a frame what arrives.
-        rooms: where hosts put what is large, if they have such.
+        ready: the set in which the channels are watched.
+        as_arrival: turns a frame into what arrives.
+        rooms: where hosts put large messages, if they have such rooms.
 
     Attributes:
         by_host: the channels.
         arrivals: what has come; see `Transport`.
-        unsent: channels of hosts that have not taken yet all that they were sent.
-        ruined: hosts that are to be ended, and what is to be said of them, if anything.
-        deaf: hosts that take nothing any more.
+        unsent: channels of hosts that have not yet taken all that they were sent.
+        ruined: hosts that have to be ended, and the garbage that they have sent, if any.
+        deaf: hosts that have closed their end, and take nothing any more.
     """
 
     def __init__(
@@ -85,7 +86,7 @@ class Connections:
         self._ready = ready
         self._mail: Any = None
         self._mail_numbers = itertools.count(1)
-        # What is under way: an interrupt may leave it to be done.
+        # What is under way, so that `finish` can complete it after an interrupt.
         self._writing: _Writing | None = None
         self._reading: tuple[Sequence[Any], list[bytes | None]] | None = None
         self._came: _Came | None = None
@@ -95,7 +96,7 @@ class Connections:
 
         Args:
             host_id: the host.
-            index: which of the manager's hosts it is: where its messages are counted.
+            index: the index of the host, at which its messages are counted.
             channel: the parent's end.
         """
         for fd in channel.fds:
@@ -115,7 +116,7 @@ class Connections:
             channel.close()
 
     def finish(self) -> None:
-        """Do what an interrupt has left of writing and reading."""
+        """Complete the writing and reading that an interrupt has left."""
         if self._writing is not None:
             self._finish_writing()
         if self._reading is not None or self._came is not None:
@@ -124,7 +125,7 @@ class Connections:
     # -- sending ----------------------------------------------------------------------------
 
     def count_mail(self, mail: Any) -> None:
-        """Have hosts that take posted steps see in `Block.mail` that there is something to read."""
+        """Count messages in `Block.mail`, where hosts that take posted steps look for them."""
         self._mail = None if mail is None else items(mail)
 
     def _count(self, channel: Channel) -> None:
@@ -134,7 +135,7 @@ class Connections:
     def send(self, host_id: int, frame: Any) -> None:
         """Send a frame without blocking; nothing happens if there is no channel.
 
-        Not to be interrupted.
+        This must not be interrupted.
         """
         channel = self.by_host.get(host_id)
         if channel is None:
@@ -151,9 +152,10 @@ class Connections:
             self.unsent.pop(host_id, None)
 
     def send_each(self, requests: deque[tuple[int, Any]]) -> None:
-        """Send frames to several hosts: those for one host are written at once.
+        """Send frames to several hosts; all frames for one host are written together.
 
-        Can be interrupted, and called again with the same queue, which is empty when all was sent.
+        May be interrupted, and is called again with the same queue then. That is empty when all
+        was sent.
         """
         if self._writing is None or self._writing.requests is not requests:
             self._writing = self._to_write(requests)
@@ -173,7 +175,7 @@ class Connections:
         return _Writing(requests, channels, frames, written)
 
     def _finish_writing(self) -> None:
-        """Write what is left to be written; what is not taken now is kept."""
+        """Write the rest of the batch; what a channel does not take now is kept."""
         if self._writing is None:
             return
         requests, channels, frames, written = self._writing
@@ -198,20 +200,20 @@ class Connections:
                 self.unsent[channel.host_id] = channel
 
     def wait(self, objects: Sequence[Any], timeout_s: float | None) -> None:
-        """Wait until one of some objects is readable, or what is unsent can be sent on."""
+        """Wait until one of some objects is readable, or more of what is unsent can be sent."""
         await_any(objects, timeout_s, [channel.write_fd for channel in self.unsent.values()])
         if self.unsent:
             self.flush()
 
     def flush(self) -> None:
-        """Send on what hosts did not take at once."""
+        """Send more of what hosts did not take at once."""
         for host_id, channel in list(self.unsent.items()):
             try:
                 channel.flush()
             except ChannelClosedError:
                 self.unsent.pop(host_id, None)
                 self.deaf.add(host_id)
-            self._count(channel)  # also of a part: the rest waits until the host has read it
+            self._count(channel)  # for a part, too: the rest waits until the host has read it
             if not channel.has_unsent:
                 self.unsent.pop(host_id, None)
 
@@ -220,7 +222,7 @@ class Connections:
     def read(self, channels: Sequence[Channel]) -> None:
         """Append what hosts have sent to `arrivals`.
 
-        After an interrupt at any point of it, `finish` goes on where it was.
+        After an interrupt at any point, `finish` completes it.
         """
         self._reading = channels, []
         self._finish_reading()
@@ -243,12 +245,12 @@ class Connections:
         self._came = None
 
     def _taken_apart(self, channels: Sequence[Any], found: list[bytes | None]) -> _Came:
-        """Return what is in the bytes that channels have; they are read, unless that was done."""
+        """Return what has come on channels; their bytes are read first, unless that was done."""
         channels[0].read_each(channels, found)
         came, as_arrival, rooms = _Came(deque(), [], {}, []), self._as_arrival, self._rooms
         for channel, data in zip(channels, found, strict=True):
             if not data:
-                if data is not None:  # a worker that has let go of its connection is of no use
+                if data is not None:  # a worker that has closed its connection is of no use
                     came.ruined[channel.host_id] = None
                 continue
             frames, incoming = channel.split(data)
@@ -270,7 +272,7 @@ class Connections:
         return came
 
     def read_last(self, host_id: int) -> None:
-        """Read all that a dead host has sent, say what was wrong with it, and close its channel."""
+        """Read all that a dead host has sent, report garbage in it, and close its channel."""
         self.finish()
         channel, n_read = self.by_host.get(host_id), -1
         while channel is not None and host_id not in self.ruined and n_read < len(self.arrivals):

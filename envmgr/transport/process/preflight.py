@@ -1,7 +1,7 @@
 """Limits of the system, looked at before they bite: fds, processes, memory.
 
-What is short is named with what is needed and what there is. Nothing is raised on its own: programs
-that use `select` fail with fds above 1023, which is why the soft limit is often 1024.
+What is short is named with what is needed and what there is. No limit is raised here: programs that
+use `select` fail with fds above 1023, which is why the soft limit is often 1024.
 """
 
 from __future__ import annotations
@@ -18,11 +18,10 @@ _FDS_OF_A_MANAGER = 14
 """Wake-ups, background thread, memory, bells, epolls, the server's or the workers' ends."""
 
 _FDS_OF_BRANCHES = 5
-"""Connections to branches of the server, and to those that it is forked from: these import what
-workers need."""
+"""Connections to branches of the server and to templates, which import what workers need."""
 
 _FDS_WHILE_STARTING = 12
-"""The other ends of a connection, and what starting a process takes for a moment."""
+"""The other ends of a connection, and what it takes for a moment to start a process."""
 
 _PROC = Path("/proc")
 _CGROUPS = Path("/sys/fs/cgroup")
