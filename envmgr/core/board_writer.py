@@ -25,7 +25,7 @@ from envmgr.core.engine import Engine, Follower
 from envmgr.core.phases import Phase
 from envmgr.errors import EnvFailure
 from envmgr.transport.fds import forget_fd, keep_from_children
-from envmgr.transport.process.threads import BACKGROUND_THREAD
+from envmgr.transport.process.threads import thread_name
 from envmgr.types import Clock
 from envmgr.wire.board import Activity, Board, BoardPlan, PostedBoard, put_text, text_in
 from envmgr.wire.latencies import KINDS, NUMBERS, summary
@@ -109,7 +109,9 @@ class BoardWriter:
             if (board := posted.board) is not None:
                 board.since[...] = board.call_since[...] = self._clock()
             self.look()
-            thread = threading.Thread(target=self._run, name=BACKGROUND_THREAD, daemon=True)
+            thread = threading.Thread(
+                target=self._run, name=thread_name("board of the envs"), daemon=True
+            )
             thread.start()
             self._thread = thread
         except (OSError, RuntimeError, ValueError) as error:

@@ -37,7 +37,7 @@ from envmgr.errors import (
 from envmgr.lifecycle import EnvState
 from envmgr.policy import GatherPolicy
 from envmgr.transport.base import Transport
-from envmgr.transport.process.threads import BACKGROUND_THREAD
+from envmgr.transport.process.threads import thread_name
 from envmgr.transport.ready import Waker
 from envmgr.types import Clock
 from envmgr.wire.block import fence
@@ -286,7 +286,9 @@ class Background:
             try:
                 self._doorbell.wake()
                 if self.thread is None:
-                    thread = threading.Thread(target=self._run, name=BACKGROUND_THREAD, daemon=True)
+                    thread = threading.Thread(
+                        target=self._run, name=thread_name("resets and repairs"), daemon=True
+                    )
                     thread.start()
                     self.thread = thread
             except RuntimeError as error:  # no thread can be had: the next call tries again

@@ -30,7 +30,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any, Generic, Protocol, TypeVar
 
-from envmgr.transport.process.threads import BACKGROUND_THREAD
+from envmgr.transport.process.threads import thread_name
 
 T = TypeVar("T")
 N = TypeVar("N")
@@ -206,7 +206,7 @@ class _Thread(threading.Thread):
     """
 
     def __init__(self, serve: Callable[[], None]) -> None:
-        super().__init__(target=serve, name=BACKGROUND_THREAD, daemon=True)
+        super().__init__(target=serve, name=thread_name("uninterrupted work"), daemon=True)
         self.waiting = threading.main_thread()
 
 

@@ -682,7 +682,7 @@ class ManagedEnv:
         fresh: of a doomed env: what it shows after the timestep that it gets for its next action.
         resets_alone: it can be reset while other rows of its batched env are in an episode.
         dropped: its failure budget is spent and it takes no more part.
-        result: what came of a call: `protocol.Message.payload`, or the failure.
+        result: what came of a call: the payload of its reply, or the failure.
     """
 
     env_id: int

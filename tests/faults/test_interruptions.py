@@ -61,7 +61,7 @@ def _waits(thread: int) -> bool:
     """Whether a thread is inside of one of the manager's waits."""
     frame = sys._current_frames().get(thread)
     while frame is not None:
-        if frame.f_code.co_name in ("wait_until", "await_rings"):
+        if frame.f_code.co_name in ("wait_until", "see_to"):
             return True
         if frame.f_code.co_name == "wait" and "journal" in frame.f_code.co_filename:
             return True  # for what is done where no signal handler comes

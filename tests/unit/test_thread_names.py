@@ -8,7 +8,6 @@ import pytest
 
 from envmgr.errors import LaunchError
 from envmgr.transport.process.threads import (
-    BACKGROUND_THREAD,
     refuse_unsafe_fork,
     thread_name,
 )
@@ -25,7 +24,7 @@ def threads(monkeypatch: pytest.MonkeyPatch) -> list[threading.Thread]:
 
 def test_threads_of_envmgr_do_not_make_a_fork_unsafe(threads: list[threading.Thread]) -> None:
     refuse_unsafe_fork()
-    names = (thread_name("resets and repairs"), thread_name("x"), BACKGROUND_THREAD)
+    names = (thread_name("resets and repairs"), thread_name("x"))
     threads += [threading.Thread(name=name) for name in names]
     assert threads[0].name == "envmgr: resets and repairs"
     refuse_unsafe_fork()

@@ -24,7 +24,6 @@ def thread_name(does: str) -> str:
     return f"{_OURS}{does}"
 
 
-BACKGROUND_THREAD = thread_name("background work")
 """Name of a thread of a manager that does not say what it does."""
 
 
