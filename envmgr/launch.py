@@ -14,7 +14,7 @@ from envmgr.config.kind_sections import Ray
 from envmgr.core import EpisodeRules, Hosts, Supervisor
 from envmgr.core.board_writer import BoardWriter
 from envmgr.core.engine import Engine
-from envmgr.core.journal import Journal, SignalFreeThread
+from envmgr.core.journal import CallJournal, SignalFreeThread
 from envmgr.core.spares import all_factories, spare_factory, takers_of
 from envmgr.core.statistics import Tracer
 from envmgr.env.batch_specs import Batch, batches_of
@@ -213,7 +213,7 @@ def build_engine(
         _refuse_nowhere(config.trace.path)
         hosts.tracer = Tracer(clock, config.trace.events)
     rules = _rules_of(config, () if spare is None else takers_of(factories, spare))
-    supervisor = Supervisor(hosts, rules, _failure_policy_of(config), Journal(thread))
+    supervisor = Supervisor(hosts, rules, _failure_policy_of(config), CallJournal(thread))
     alone, spin_s = transport.works_alone, spin_s_of(config) if transport.spins else 0.0
     engine = Engine(
         supervisor,

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from envmgr.core import ArrayBatch, ends_of
-from envmgr.core.journal import Journal
+from envmgr.core.journal import CallJournal
 from envmgr.core.validate import actions_by_id, rows_by_id
 from envmgr.errors import ActionError, NothingReadyError, SpaceMismatchError
 from envmgr.optional_packages import imported
@@ -87,7 +87,7 @@ class DictView:
         return actions if type(actions) is dict else actions_by_id(actions)
 
     def timesteps(
-        self, timesteps: dict[int, EnvTimestep], journal: Journal[Any] | None = None
+        self, timesteps: dict[int, EnvTimestep], journal: CallJournal[Any] | None = None
     ) -> Any:
         """Return what `step` gives.
 
@@ -158,7 +158,7 @@ class TreeView(DictView):
         return {env_id: _untree(action) for env_id, action in by_id.items()}
 
     def timesteps(
-        self, timesteps: dict[int, EnvTimestep], journal: Journal[Any] | None = None
+        self, timesteps: dict[int, EnvTimestep], journal: CallJournal[Any] | None = None
     ) -> list[Any]:
         """Return a treetensor with `obs reward done info env_id` for each timestep.
 

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from envmgr.core.episodes import Ending, Episodes
 from envmgr.core.hosts import Hosts
-from envmgr.core.journal import Fate, Journal
+from envmgr.core.journal import CallJournal, Fate
 from envmgr.core.observations import one_of
 from envmgr.core.phases import Phase
 from envmgr.core.replies import (
@@ -244,7 +244,7 @@ class Collector:
         hosts: Hosts,
         episodes: Episodes,
         statistics: Statistics,
-        journal: Journal[Collected],
+        journal: CallJournal[Collected],
         selections: Selections,
         go_on: Callable[[Collected], None],
         *,

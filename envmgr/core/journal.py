@@ -1,24 +1,9 @@
-"""Interrupts: how a public call that ends in the midst of something leaves nothing half done.
+"""The journal of public calls, and the thread for what must not be interrupted.
 
-Ctrl-C, or a signal handler that raises or closes the manager, can come between any two bytecodes of
-a public call, in the main thread. What a call changes is therefore changed in one of two ways:
-
-- *By the journal*, which is cheap, and is the way of everything that happens in each step. `do`
-  stores a note of what is about to be done, does it, and forgets the note by one more store. An
-  interrupt before the first store has changed nothing; one after the last has come too late to
-  matter; and one between them leaves the note, with which `finish` does all of it again. So what is
-  done this way has to be such that doing it once more, after any part of it was done, comes to the
-  same: it stores what is in the note, and neither counts on nor adds to what it finds. Nothing else
-  happens between an interrupt and `finish`: the next call, or the end of this one, begins with it.
-- *On a thread that signal handlers do not reach*: `uninterrupted`. It costs two changes of threads,
-  and is the way of what changes many things at once (a failure, a renewal, a launch, a close). Its
-  caller can be interrupted while it waits; what was begun comes to its end all the same.
+`envmgr.journal` says how the two keep interrupts from doing harm.
 
 Timesteps are delivered when the public call has returned them. Until then they are `returning`: a
 call that ends by an interrupt has delivered nothing, and what it had is given back to the table.
-
-This is the only module that has to be read to know why that holds. Whoever writes another one has
-to know which of the two ways something goes, and that is all.
 """
 
 from __future__ import annotations
@@ -30,10 +15,10 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any, Generic, Protocol, TypeVar
 
+from envmgr.journal import Journal
 from envmgr.transport.process.threads import thread_name
 
 T = TypeVar("T")
-N = TypeVar("N")
 
 _LOOK_EVERY_S = 0.05
 """So long a signal handler may have to wait."""
@@ -71,7 +56,7 @@ class Returning(Protocol):
 R = TypeVar("R", bound=Returning)
 
 
-class Journal(Generic[R]):
+class CallJournal(Journal, Generic[R]):
     """What is under way in the public call of one manager.
 
     Args:
@@ -84,39 +69,18 @@ class Journal(Generic[R]):
             for a moment longer than `caller`: the last thing that a call does is to set this None.
     """
 
-    __slots__ = ("_thread", "_unfinished", "caller", "returning")
+    __slots__ = ("_thread", "caller", "returning")
 
     def __init__(self, thread: SignalFreeThread | None = None) -> None:
+        super().__init__()
         self._thread = thread
-        self._unfinished: tuple[Callable[[Any, bool], None], Any] | None = None
         self.caller: FrameType | None = None
         self.returning: R | None = None
 
-    def do(self, redo: Callable[[N, bool], None], note: N) -> None:
-        """Do something that can be done again, after an interrupt at any point of it.
-
-        Args:
-            redo: does it, given the note, and whether some of it may have been done before.
-            note: all that is needed for it.
-        """
-        self._unfinished = redo, note
-        redo(note, False)
-        self._unfinished = None
-
-    def finish(self) -> None:
-        """Do again what an interrupt has left; nothing if that is nothing.
-
-        Can be interrupted itself, and called again.
-        """
-        unfinished = self._unfinished
-        if unfinished is not None:
-            redo, note = unfinished
-            redo(note, True)
-            self._unfinished = None
-
     def forget(self) -> None:
         """Do nothing of what an interrupt has left, and return nothing: the manager is closed."""
-        self._unfinished = self.returning = None
+        super().forget()
+        self.returning = None
 
     def uninterrupted(self, job: Callable[[], T]) -> T:
         """Do something that must not be half done: to its end, whatever signal handlers raise."""

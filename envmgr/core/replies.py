@@ -21,7 +21,6 @@ from envmgr.core import failures
 from envmgr.core.episodes import Episodes
 from envmgr.core.failures import Lost, Repair
 from envmgr.core.hosts import Hosts
-from envmgr.core.journal import Journal
 from envmgr.core.phases import Phase
 from envmgr.core.setup import EnvSetup
 from envmgr.core.spares import Spares
@@ -29,6 +28,7 @@ from envmgr.core.statistics import Statistics
 from envmgr.core.table import NEVER, EnvTable, HostGroup, ManagedEnv
 from envmgr.env.contract import info_of
 from envmgr.errors import EnvFailure
+from envmgr.journal import Journal
 from envmgr.lifecycle import EnvState, Event
 from envmgr.spaces import ValueMismatchError, codec_of, same_space
 from envmgr.transport.base import Arrival, Garbage, HostDied, TimedOut
@@ -342,7 +342,7 @@ class ReplyEffects:
         self,
         hosts: Hosts,
         statistics: Statistics,
-        journal: Journal[Any],
+        journal: Journal,
         orientation: EnvSetup,
         episodes: Episodes,
         repair: Repair,

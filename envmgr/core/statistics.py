@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from types import CodeType
 from typing import Any, NamedTuple
 
-from envmgr.core.journal import Journal
+from envmgr.core.journal import CallJournal
 from envmgr.core.phases import Phase
 from envmgr.core.table import ManagedEnv
 from envmgr.errors import EnvFailure
@@ -85,7 +85,7 @@ class Statistics:
     moments: deque[Moment] = field(default_factory=lambda: deque(maxlen=_KEPT_MOMENTS))
     failing: set[int] = field(default_factory=set)
     envs: Sequence[ManagedEnv] = ()
-    journal: Journal[Any] = field(default_factory=Journal)
+    journal: CallJournal[Any] = field(default_factory=CallJournal)
 
     @property
     def outstanding(self) -> int:

@@ -15,12 +15,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from envmgr.core.hosts import Hosts, begin_with_step_of, host_of
-from envmgr.core.journal import Journal
 from envmgr.core.phases import Change, Phase
 from envmgr.core.statistics import Statistics
 from envmgr.core.table import ManagedEnv, Selection, Selections
 from envmgr.core.validate import checked_actions
 from envmgr.errors import ActionError
+from envmgr.journal import Journal
 from envmgr.spaces import ActionCheck, ActionColumns, Array, ValueMismatchError, split_batch
 from envmgr.spaces.columns import NUMPY_VALUES
 from envmgr.spaces.interrupts import pass_interrupt_on
@@ -109,7 +109,11 @@ class Submitter:
     """
 
     def __init__(
-        self, hosts: Hosts, statistics: Statistics, journal: Journal[Any], selections: Selections
+        self,
+        hosts: Hosts,
+        statistics: Statistics,
+        journal: Journal,
+        selections: Selections,
     ) -> None:
         self.posts = False
         self.sleeping: Any = None

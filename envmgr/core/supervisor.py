@@ -15,7 +15,7 @@ from envmgr.core.collect import Collected, Collector
 from envmgr.core.episodes import Episodes, ExplicitResets
 from envmgr.core.failures import Repair
 from envmgr.core.hosts import Hosts
-from envmgr.core.journal import Journal, is_run
+from envmgr.core.journal import CallJournal, is_run
 from envmgr.core.phases import Phase
 from envmgr.core.replies import BlockReplies, ReplyDispatcher, ReplyEffects
 from envmgr.core.setup import EnvSetup
@@ -62,7 +62,7 @@ class Supervisor:
         hosts: Hosts,
         rules: EpisodeRules,
         policy: FailurePolicy,
-        journal: Journal[Collected] | None = None,
+        journal: CallJournal[Collected] | None = None,
     ) -> None:
         self.hosts = hosts
         self.rules = rules
@@ -71,7 +71,7 @@ class Supervisor:
         env_num = hosts.env_num
         self.envs = hosts.envs[:env_num]
         spare_num = len(hosts.envs) - env_num
-        self.journal = journal = Journal[Collected]() if journal is None else journal
+        self.journal = journal = CallJournal[Collected]() if journal is None else journal
         self.statistics = Statistics(
             num_workers=len(hosts.groups) - spare_num, envs=self.envs, journal=journal
         )

@@ -12,6 +12,7 @@ import pytest
 from gymnasium.spaces import Box, Discrete
 
 from envmgr.core.journal import SignalFreeThread
+from envmgr.journal import Journal
 from envmgr.spaces import codec_of
 from envmgr.spaces.interrupts import came_through_a_handler
 from envmgr.spaces.reading import short_text
@@ -159,3 +160,51 @@ def test_a_thread_that_an_interrupt_kept_from_being_started_is_not_waited_for(
             shelter.run(lambda: 5)
     shelter.end()
     assert shelter.run(lambda: 5) == 5
+
+
+# -- the journal ----------------------------------------------------------------------------------
+
+
+class Writes:
+    """Something that is done in three stores, one of which an interrupt may come before."""
+
+    def __init__(self, interrupted_before: int | None) -> None:
+        self.stores: list[int] = [0] * 3
+        self.calls: list[bool] = []
+        self._before = interrupted_before
+
+    def redo(self, note: list[int], again: bool) -> None:
+        self.calls.append(again)
+        for at, number in enumerate(note):
+            if at == self._before and len(self.calls) < 3:
+                raise KeyboardInterrupt
+            self.stores[at] = number
+
+
+@pytest.mark.parametrize("at", range(3))
+def test_what_an_interrupt_has_left_is_done_again_until_it_is_done(at: int) -> None:
+    journal, writes = Journal(), Writes(at)
+    with pytest.raises(KeyboardInterrupt):
+        journal.do(writes.redo, [1, 2, 3])
+    with pytest.raises(KeyboardInterrupt):  # once more, while it is made up for
+        journal.finish()
+    journal.finish()
+    assert (writes.stores, writes.calls) == ([1, 2, 3], [False, True, True])
+    journal.finish()
+    assert len(writes.calls) == 3, "it was done"
+
+
+def test_what_was_done_is_not_done_again() -> None:
+    journal, writes = Journal(), Writes(None)
+    journal.do(writes.redo, [1, 2, 3])
+    journal.finish()
+    assert writes.calls == [False]
+
+
+def test_what_is_forgotten_is_not_done() -> None:
+    journal, writes = Journal(), Writes(1)
+    with pytest.raises(KeyboardInterrupt):
+        journal.do(writes.redo, [1, 2, 3])
+    journal.forget()
+    journal.finish()
+    assert (writes.stores, writes.calls) == ([1, 0, 0], [False])

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from envmgr.journal import Journal
 from envmgr.transport.base import Arrival, Garbage
 from envmgr.transport.fds import forget_fd, keep_from_children
 from envmgr.transport.ready import ReadySet, await_any
@@ -36,6 +37,25 @@ class _Writing(NamedTuple):
     channels: Sequence[Any]
     frames: Sequence[bytes]
     written: list[int]
+
+
+class _Reading:
+    """What is being read from several channels.
+
+    Args:
+        channels: which.
+
+    Attributes:
+        found: the bytes of each channel, as far as it was tried.
+        came: what they are, once all were read.
+    """
+
+    __slots__ = ("came", "channels", "found")
+
+    def __init__(self, channels: Sequence[Any]) -> None:
+        self.channels = channels
+        self.found: list[bytes | None] = []
+        self.came: _Came | None = None
 
 
 class _Came(NamedTuple):
@@ -86,10 +106,7 @@ class Connections:
         self._ready = ready
         self._mail: Any = None
         self._mail_numbers = itertools.count(1)
-        # What is under way, so that `finish` can complete it after an interrupt.
-        self._writing: _Writing | None = None
-        self._reading: tuple[Sequence[Any], list[bytes | None]] | None = None
-        self._came: _Came | None = None
+        self._journal = Journal()
 
     def add(self, host_id: int, index: int, channel: Channel) -> None:
         """Take over the channel to a new host.
@@ -117,10 +134,7 @@ class Connections:
 
     def finish(self) -> None:
         """Complete the writing and reading that an interrupt has left."""
-        if self._writing is not None:
-            self._finish_writing()
-        if self._reading is not None or self._came is not None:
-            self._finish_reading()
+        self._journal.finish()
 
     # -- sending ----------------------------------------------------------------------------
 
@@ -157,9 +171,9 @@ class Connections:
         May be interrupted, and is called again with the same queue then. That is empty when all
         was sent.
         """
-        if self._writing is None or self._writing.requests is not requests:
-            self._writing = self._to_write(requests)
-        self._finish_writing()
+        self._journal.finish()  # these, perhaps
+        if requests:
+            self._journal.do(self._write, self._to_write(requests))
 
     def _to_write(self, requests: deque[tuple[int, bytes]]) -> _Writing:
         by_host = self.by_host
@@ -174,11 +188,9 @@ class Connections:
         frames = [b"".join(parts[channel.host_id]) for channel in channels]
         return _Writing(requests, channels, frames, written)
 
-    def _finish_writing(self) -> None:
+    def _write(self, writing: _Writing, again: bool) -> None:
         """Write the rest of the batch; what a channel does not take now is kept."""
-        if self._writing is None:
-            return
-        requests, channels, frames, written = self._writing
+        requests, channels, frames, written = writing
         if channels:
             channels[0].write_each(channels, frames, written)
             if written != [*map(len, frames)]:
@@ -187,7 +199,6 @@ class Connections:
                 for channel in channels:
                     self._count(channel)
         requests.clear()
-        self._writing = None
 
     def _keep_rest(
         self, channels: Sequence[Channel], frames: Sequence[bytes], written: Sequence[int]
@@ -224,16 +235,12 @@ class Connections:
 
         After an interrupt at any point, `finish` completes it.
         """
-        self._reading = channels, []
-        self._finish_reading()
+        self._journal.do(self._read, _Reading(channels))
 
-    def _finish_reading(self) -> None:
-        if self._reading is not None:
-            self._came = self._taken_apart(*self._reading)  # nothing has come of it so far
-            self._reading = None
-        if self._came is None:
-            return
-        arrivals, changes, ruined, in_rooms = self._came
+    def _read(self, reading: _Reading, again: bool) -> None:
+        if reading.came is None:  # so nothing has come of it so far
+            reading.came = self._taken_apart(reading.channels, reading.found)
+        arrivals, changes, ruined, in_rooms = reading.came
         for channel, incoming in changes:
             channel.incoming = incoming
         self.ruined.update(ruined)
@@ -242,7 +249,6 @@ class Connections:
         if self._rooms is not None:
             for frame, host_id in in_rooms:
                 self._rooms.free(frame, host_id)  # not before: it is not read again
-        self._came = None
 
     def _taken_apart(self, channels: Sequence[Any], found: list[bytes | None]) -> _Came:
         """Return what has come on channels; their bytes are read first, unless that was done."""
