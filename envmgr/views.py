@@ -87,7 +87,7 @@ class DictView:
         return actions if type(actions) is dict else actions_by_id(actions)
 
     def timesteps(
-        self, timesteps: dict[int, EnvTimestep], journal: CallJournal[Any] | None = None
+        self, timesteps: dict[int, EnvTimestep], journal: CallJournal | None = None
     ) -> Any:
         """Return what `step` gives.
 
@@ -158,7 +158,7 @@ class TreeView(DictView):
         return {env_id: _untree(action) for env_id, action in by_id.items()}
 
     def timesteps(
-        self, timesteps: dict[int, EnvTimestep], journal: CallJournal[Any] | None = None
+        self, timesteps: dict[int, EnvTimestep], journal: CallJournal | None = None
     ) -> list[Any]:
         """Return a treetensor with `obs reward done info env_id` for each timestep.
 

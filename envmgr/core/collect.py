@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import repeat
-from types import FrameType
 from typing import Any, NamedTuple, overload
 
 import numpy as np
@@ -17,7 +16,7 @@ import numpy.typing as npt
 
 from envmgr.core.episodes import Ending, Episodes
 from envmgr.core.hosts import Hosts
-from envmgr.core.journal import CallJournal, Fate
+from envmgr.core.journal import CallJournal, Fate, Returning
 from envmgr.core.observations import one_of
 from envmgr.core.phases import Phase
 from envmgr.core.replies import (
@@ -162,8 +161,7 @@ class Remarks(NamedTuple):
 class Collected:
     """Timesteps that have arrived, from when they are taken until their call has returned.
 
-    They are to be read once, before anything is sent to these envs again. Nobody keeps this longer
-    than `Journal` does: with the frame of the caller goes all that the functions around it have.
+    They are to be read once, before anything is sent to these envs again.
 
     Args:
         ids: whose they are.
@@ -179,12 +177,10 @@ class Collected:
         odd: those of them that are to be followed up, which is not to be interrupted.
         n_before: timesteps delivered since launch, before these.
         n_episodes: episodes ended since launch, these included.
-        caller: the frame of the public call that is about to return them.
         fate: what is to become of them, if somebody wants to know.
     """
 
     __slots__ = (
-        "caller",
         "count",
         "endings",
         "fate",
@@ -217,7 +213,6 @@ class Collected:
         self.endings: Sequence[Ending] = ()
         self.odd: Sequence[Ending] = ()
         self.n_before = self.n_episodes = 0
-        self.caller: FrameType | None = None
         self.fate: Fate | None = None
 
 
@@ -244,7 +239,7 @@ class Collector:
         hosts: Hosts,
         episodes: Episodes,
         statistics: Statistics,
-        journal: CallJournal[Collected],
+        journal: CallJournal,
         selections: Selections,
         go_on: Callable[[Collected], None],
         *,
@@ -497,7 +492,7 @@ class Collector:
         """Go on with envs whose timesteps were read: from now on they are about to be returned."""
         statistics, specials = self._statistics, collected.remarks.specials
         collected.result = result
-        collected.n_before, collected.caller = statistics.timesteps, self._journal.caller
+        collected.n_before = statistics.timesteps
         if specials and collected.selection is not None:
             collected.endings = self._endings(collected.selection, specials)
             collected.n_episodes = statistics.episodes + len(collected.endings)
@@ -515,7 +510,8 @@ class Collector:
 
     def _redo(self, collected: Collected, again: bool) -> None:
         """Have the envs be ready, or at the end of their episodes."""
-        self._journal.returning = collected
+        journal = self._journal
+        journal.returning = Returning(collected, journal.caller)
         self._table.delivered(collected.selection, collected.kept)
         self._statistics.timesteps = collected.n_before + collected.count
         if collected.endings:

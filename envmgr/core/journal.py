@@ -13,7 +13,7 @@ import queue
 import threading
 from collections.abc import Callable
 from types import FrameType
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from envmgr.journal import Journal
 from envmgr.transport.process.threads import thread_name
@@ -37,26 +37,22 @@ class Fate:
         self.given_back = False
 
 
-class Returning(Protocol):
+class Returning(NamedTuple):
     """Timesteps that a public call is about to return.
 
+    Nobody but the journal may keep this: with the frame of the caller goes all that the functions
+    around it have. So the frame is not in the timesteps, which the caller's functions know.
+
     Attributes:
-        count: how many there are.
-        n_before: timesteps delivered since launch, before these.
+        timesteps: a `Collected`, which knows how many there are and what is to become of them.
         caller: the frame of the call.
-        fate: what is to become of them, if somebody wants to know.
     """
 
-    count: int
-    n_before: int
+    timesteps: Any
     caller: FrameType | None
-    fate: Fate | None
 
 
-R = TypeVar("R", bound=Returning)
-
-
-class CallJournal(Journal, Generic[R]):
+class CallJournal(Journal):
     """What is under way in the public call of one manager.
 
     Args:
@@ -75,7 +71,7 @@ class CallJournal(Journal, Generic[R]):
         super().__init__()
         self._thread = thread
         self.caller: FrameType | None = None
-        self.returning: R | None = None
+        self.returning: Returning | None = None
 
     def forget(self) -> None:
         """Do nothing of what an interrupt has left, and return nothing: the manager is closed."""
@@ -102,15 +98,17 @@ class CallJournal(Journal, Generic[R]):
         returning = self.returning
         if returning is None:
             return None
-        if returning.fate is None:
-            returning.fate = Fate()
-        return returning.fate
+        timesteps = returning.timesteps
+        if timesteps.fate is None:
+            timesteps.fate = Fate()
+        fate: Fate = timesteps.fate
+        return fate
 
     @property
     def count(self) -> int:
         """How many timesteps the call is about to return."""
         returning = self.returning
-        return 0 if returning is None else returning.count
+        return 0 if returning is None else int(returning.timesteps.count)
 
 
 def is_run(frame: FrameType | None) -> bool:

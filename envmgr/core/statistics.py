@@ -85,7 +85,7 @@ class Statistics:
     moments: deque[Moment] = field(default_factory=lambda: deque(maxlen=_KEPT_MOMENTS))
     failing: set[int] = field(default_factory=set)
     envs: Sequence[ManagedEnv] = ()
-    journal: CallJournal[Any] = field(default_factory=CallJournal)
+    journal: CallJournal = field(default_factory=CallJournal)
 
     @property
     def outstanding(self) -> int:
@@ -141,7 +141,7 @@ class Statistics:
         while True:
             returning, counted = self.journal.returning, self.timesteps
             if returning is self.journal.returning:
-                return counted if returning is None else int(returning.n_before)
+                return counted if returning is None else int(returning.timesteps.n_before)
 
     def as_dict(self) -> dict[str, Any]:
         """Return everything as plain values; from any thread, also while failures are counted."""

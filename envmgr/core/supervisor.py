@@ -62,7 +62,7 @@ class Supervisor:
         hosts: Hosts,
         rules: EpisodeRules,
         policy: FailurePolicy,
-        journal: CallJournal[Collected] | None = None,
+        journal: CallJournal | None = None,
     ) -> None:
         self.hosts = hosts
         self.rules = rules
@@ -71,7 +71,7 @@ class Supervisor:
         env_num = hosts.env_num
         self.envs = hosts.envs[:env_num]
         spare_num = len(hosts.envs) - env_num
-        self.journal = journal = CallJournal[Collected]() if journal is None else journal
+        self.journal = journal = CallJournal() if journal is None else journal
         self.statistics = Statistics(
             num_workers=len(hosts.groups) - spare_num, envs=self.envs, journal=journal
         )
@@ -191,7 +191,7 @@ class Supervisor:
         """Have envs owe the timesteps that were handed out by a call that has not returned."""
         journal = self.journal
         if journal.returning is not None:
-            self.collector.give_back(journal.returning)
+            self.collector.give_back(journal.returning.timesteps)
             journal.returning = None  # last: until then it says what was delivered
 
     # -- launch -----------------------------------------------------------------------------
@@ -269,9 +269,9 @@ class Supervisor:
             self.journal.uninterrupted(self._follow_up)
 
     def _follow_up(self) -> None:
-        collected = self.journal.returning
-        if collected is not None and collected.odd:
-            self.collector.follow_up(collected)
+        returning = self.journal.returning
+        if returning is not None and returning.timesteps.odd:
+            self.collector.follow_up(returning.timesteps)
             self._dispatcher.collect()  # the resets after them may be over
         if self.spares is not None:
             self.spares.replace_ended()
@@ -311,7 +311,7 @@ class Supervisor:
         self.hosts.forget_all()
         returning = self.journal.returning
         if returning is not None and not is_run(returning.caller):  # its call did not return
-            self.statistics.timesteps = returning.n_before
+            self.statistics.timesteps = returning.timesteps.n_before
         self.statistics.cancelled += self.statistics.outstanding
         self.journal.forget()
         for env in self.hosts.envs:

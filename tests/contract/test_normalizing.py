@@ -106,6 +106,7 @@ def test_what_an_interrupted_step_took_is_counted_when_it_is_delivered(
         for _ in range(3):
             manager.step({0: 0})
         with monkeypatch.context() as patched:
+            patched.setattr(manager, "_shows_dicts", False)
             patched.setattr(manager._view, "timesteps", interrupted)
             with pytest.raises(KeyboardInterrupt):
                 manager.step({0: 0})

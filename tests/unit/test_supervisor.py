@@ -839,7 +839,9 @@ def test_what_an_interrupt_has_left_of_a_hand_out_is_done_again_at_every_point_o
     assert collected is not None
     supervisor.collector.timesteps(collected)
     for _ in range(2):
-        assert supervisor.journal.returning is collected
+        returning = supervisor.journal.returning
+        assert returning is not None
+        assert returning.timesteps is collected
         assert [rig.phase(i) for i in range(2)] == [Phase.RESETTING, Phase.IDLE]
         assert rig.slot(0).next_episode == rig.slot(0).episode + 1
         assert (supervisor.statistics.timesteps, supervisor.statistics.episodes) == (2, 1)
