@@ -51,6 +51,7 @@ A module imports only from layers below its own; `make lint` checks it.
 A call of the trainer becomes a request to the env's host, whose *phase* says what it is busy with
 until the reply has come. `FAILED` is a reply in each of these phases. The timestep of a step that
 was posted in shared memory is found there, without a message, unless it is looked after by itself.
+[The life of one step](../life-of-a-step.md) follows one through the code.
 
 ```mermaid
 {_requests_diagram()}

@@ -1074,8 +1074,8 @@ class Selection:
         window: their rows of the columns, if they are neighbours and steps are posted.
         arenas: their rows of the arenas, by place, as far as they were asked for; if they are.
         is_ascending: whether the env_ids ascend.
-        ordinary: what they are said to be whose replies have nothing to them, by their flags; see
-            `Handout`.
+        ordinary: what `Collector` has read from replies of ordinary steps, by their flags: equal
+            flags say the same again.
         fresh: what says of all that the newest observation is in the arena.
         stale: likewise that it is not.
         posted: what says that the steps of all are posted.
