@@ -29,6 +29,7 @@ from tests.contract.harness import (
     PATIENCE_S,
     Setup,
     World,
+    meanwhile,
     over,
     ready_all,
     step_all,
@@ -308,11 +309,8 @@ def test_f49_close_ends_a_launch_that_waits_for_an_import(
         with open(fifo):
             manager.close()
 
-    thread = threading.Thread(target=close_when_it_hangs)
-    thread.start()
-    with pytest.raises(ManagerClosedError):
+    with meanwhile(close_when_it_hangs), pytest.raises(ManagerClosedError):
         manager.launch()
-    thread.join()
     assert manager.closed
 
 
@@ -510,11 +508,8 @@ def test_f49_an_import_that_hangs_ends_with_its_manager_while_another_one_is_ope
         found.append(int(fifo.read_text()))
         two.close()
 
-    thread = threading.Thread(target=close_when_it_hangs)
-    thread.start()
-    with pytest.raises(ManagerClosedError):
+    with meanwhile(close_when_it_hangs), pytest.raises(ManagerClosedError):
         two.launch()
-    thread.join()
     wait_ended(found[0])
     assert [*step_all(one, {0: 1, 1: 2})] == [0, 1]
 
