@@ -102,13 +102,20 @@ def _nothing_is_left_by_the_session() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def _nothing_is_left_by_the_test(_nothing_is_left_by_the_session: None) -> Iterator[None]:
+def _nothing_is_left_by_the_test(
+    request: pytest.FixtureRequest, _nothing_is_left_by_the_session: None
+) -> Iterator[None]:
     """Fail the test if it leaves anything behind; `leak_guard` says what counts."""
     _freeze_what_stays()
     # What the test before has left is what there is: looking costs as much as most tests.
     before = _guard.latest or _guard.snapshot()
+    had_torch = "torch" in sys.modules
     yield
     _fail_on_leaks(_guard.wait_until_clean(before))
+    if "torch" in sys.modules and not (had_torch or _imports_torch(request.node)):
+        pytest.fail(
+            "it imports PyTorch, and is not marked to run last: see `torch` in pyproject.toml"
+        )
 
 
 def pytest_fixture_setup(fixturedef: pytest.FixtureDef[Any]) -> None:

@@ -28,7 +28,12 @@ def their_trainers() -> Iterator[None]:
         yield
 
 
-@pytest.fixture(params=DRIVERS)
+@pytest.fixture(
+    params=[
+        pytest.param(name, marks=pytest.mark.torch if name == "as_torchrl" else ())
+        for name in DRIVERS
+    ]
+)
 def driver(request: pytest.FixtureRequest) -> Iterator[Any]:
     if request.param != "as_torchrl":
         yield DRIVERS[request.param]
