@@ -76,6 +76,12 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         faulthandler.cancel_dump_traceback_later()
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call() -> None:
+    """Give what tests start the same variables in each: managers share a server only then."""
+    os.environ.pop("PYTEST_CURRENT_TEST", None)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _signals_are_heard() -> Iterator[None]:
     """Have tests, and what they start, hear the signals that were ignored when this was started.
