@@ -76,6 +76,12 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         faulthandler.cancel_dump_traceback_later()
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call() -> None:
+    """Give what tests start the same variables in each: managers share a server only then."""
+    os.environ.pop("PYTEST_CURRENT_TEST", None)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _signals_are_heard() -> Iterator[None]:
     """Have tests, and what they start, hear the signals that were ignored when this was started.
@@ -102,13 +108,20 @@ def _nothing_is_left_by_the_session() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def _nothing_is_left_by_the_test(_nothing_is_left_by_the_session: None) -> Iterator[None]:
+def _nothing_is_left_by_the_test(
+    request: pytest.FixtureRequest, _nothing_is_left_by_the_session: None
+) -> Iterator[None]:
     """Fail the test if it leaves anything behind; `leak_guard` says what counts."""
     _freeze_what_stays()
     # What the test before has left is what there is: looking costs as much as most tests.
     before = _guard.latest or _guard.snapshot()
+    had_torch = "torch" in sys.modules
     yield
     _fail_on_leaks(_guard.wait_until_clean(before))
+    if "torch" in sys.modules and not (had_torch or _imports_torch(request.node)):
+        pytest.fail(
+            "it imports PyTorch, and is not marked to run last: see `torch` in pyproject.toml"
+        )
 
 
 def pytest_fixture_setup(fixturedef: pytest.FixtureDef[Any]) -> None:

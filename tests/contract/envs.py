@@ -28,7 +28,6 @@ import numpy as np
 from gymnasium.spaces import Box, Discrete
 
 from envmgr import BaseEnv, EnvTimestep
-from envmgr.testing.faulty import write_garbage
 
 N_MOVES = 10
 """Actions below this one do nothing but show up in the observation."""
@@ -434,6 +433,9 @@ class Script:
             case "jitter":
                 time.sleep(float(np.random.default_rng().exponential(0.002)))
             case "garbage":
+                # Only here: it imports the whole of envmgr, which no other worker has to.
+                from envmgr.testing.faulty import write_garbage
+
                 write_garbage()
             case _:
                 raise AssertionError(f"unknown fault {fault}")

@@ -300,6 +300,17 @@ def wait_ended(pid: int) -> None:
         os.close(pidfd)
 
 
+@contextlib.contextmanager
+def meanwhile(act: Callable[[], object]) -> Iterator[None]:
+    """Have another thread act while this one goes on; at the end, wait until that is done."""
+    thread = threading.Thread(target=act)
+    thread.start()
+    try:
+        yield
+    finally:
+        thread.join()
+
+
 @pytest.fixture
 def world(tmp_path: Path) -> Iterator[World]:
     """A world of its own for each test."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import resource
+from collections.abc import Callable
 from typing import Any
 
 import gymnasium
@@ -40,36 +41,51 @@ def assert_same(found: Any, given: Any) -> None:
 
 
 RECORD = np.dtype([("hp", np.float32), ("at", np.int16, (2,)), ("name", "U8")])
-FIXED = np.arange(LARGE, dtype=np.uint8)
-FIXED.flags.writeable = False
-FORMS: dict[str, Any] = {
-    "none": None,
-    "nothing": {},
-    "no bytes": np.zeros(0, np.uint8),
-    "rows of none": np.zeros((5, 0), np.float32),
-    "a number": np.array(3.5),
+
+
+def read_only() -> Any:
+    """Return an array that cannot be written to."""
+    fixed = np.arange(LARGE, dtype=np.uint8)
+    fixed.flags.writeable = False
+    return fixed
+
+
+def of_length(nbytes: int) -> Callable[[], Any]:
+    """Return what makes an array of so many bytes."""
+    return lambda: np.arange(nbytes, dtype=np.uint8)
+
+
+FORMS: dict[str, Callable[[], Any]] = {
+    "none": lambda: None,
+    "nothing": lambda: {},
+    "no bytes": lambda: np.zeros(0, np.uint8),
+    "rows of none": lambda: np.zeros((5, 0), np.float32),
+    "a number": lambda: np.array(3.5),
     **{
-        f"{n:+d} of {name}": np.arange(limit + n, dtype=np.uint8)
+        f"{n:+d} of {name}": of_length(limit + n)
         for name, limit in (("an array aside", 1 << 12), ("a large message", LARGE_BYTES))
         for n in (-1, 0, 1)
     },
-    "strided": np.arange(LARGE, dtype=np.int64)[::3],
-    "backwards": np.arange(LARGE, dtype=np.int64)[::-1],
-    "by columns": np.asfortranarray(np.arange(LARGE, dtype=np.float64).reshape(64, -1)),
-    "records": np.zeros(LARGE, RECORD),
-    "objects": np.array([{"a": 1}, None, "x" * LARGE], dtype=object),
-    "big-endian": np.arange(LARGE, dtype=">i4"),
-    "times": np.arange(LARGE).astype("datetime64[s]"),
-    "read-only": FIXED,
-    "scalar": np.float32(3),
-    "bytes": b"\0\xff" * LARGE,
-    "bytearray": bytearray(b"\0\xff" * LARGE),
-    "text": "\u00e4" * LARGE,
-    "many small": [np.full(100, i) for i in range(300)],
-    "more than one call reads": [np.full(600, i) for i in range(1100)],
-    "nested": {"a": {"b": [np.ones(LARGE), (np.zeros(9), {"c": np.ones((300, 300), bool)})]}},
-    "an array of a class": np.ma.masked_array(np.arange(LARGE), mask=False).data,
+    "strided": lambda: np.arange(LARGE, dtype=np.int64)[::3],
+    "backwards": lambda: np.arange(LARGE, dtype=np.int64)[::-1],
+    "by columns": lambda: np.asfortranarray(np.arange(LARGE, dtype=np.float64).reshape(64, -1)),
+    "records": lambda: np.zeros(LARGE, RECORD),
+    "objects": lambda: np.array([{"a": 1}, None, "x" * LARGE], dtype=object),
+    "big-endian": lambda: np.arange(LARGE, dtype=">i4"),
+    "times": lambda: np.arange(LARGE).astype("datetime64[s]"),
+    "read-only": read_only,
+    "scalar": lambda: np.float32(3),
+    "bytes": lambda: b"\0\xff" * LARGE,
+    "bytearray": lambda: bytearray(b"\0\xff" * LARGE),
+    "text": lambda: "\u00e4" * LARGE,
+    "many small": lambda: [np.full(100, i) for i in range(300)],
+    "more than one call reads": lambda: [np.full(600, i) for i in range(1100)],
+    "nested": lambda: {
+        "a": {"b": [np.ones(LARGE), (np.zeros(9), {"c": np.ones((300, 300), bool)})]}
+    },
+    "an array of a class": lambda: np.ma.masked_array(np.arange(LARGE), mask=False).data,
 }
+"""What makes each of them: together they are 11 MB, which every fork of a test would have, too."""
 
 
 class LargeInfos(gymnasium.Env[Any, Any]):
@@ -90,16 +106,16 @@ class LargeInfos(gymnasium.Env[Any, Any]):
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
         """Begin an episode."""
-        return self.observe(FORMS["nested"]), {"first": FORMS["by columns"]}
+        return self.observe(FORMS["nested"]()), {"first": FORMS["by columns"]()}
 
     def step(self, action: Any) -> Any:
         """Give data."""
-        value = [*FORMS.values()][action]
+        value = [*FORMS.values()][action]()
         return self.observe(value), 1.0, False, False, {"x": value, "action": int(action)}
 
     def form(self, name: str) -> Any:
         """Return data."""
-        return FORMS[name]
+        return FORMS[name]()
 
 
 class LargeLedger(LedgerEnv):

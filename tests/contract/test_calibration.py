@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from functools import partial
 from typing import Any
@@ -16,7 +15,7 @@ from gymnasium.spaces import Box, Discrete
 from envmgr import calibrate as calibration
 from envmgr.errors import LaunchError, ManagerClosedError
 from tests.contract.envs import Do
-from tests.contract.harness import PATIENCE_S, Setup, World, over, step_all
+from tests.contract.harness import Setup, World, meanwhile, over, step_all
 
 AUTO = "auto"
 # One test has every start method; to the others it makes no difference.
@@ -220,12 +219,10 @@ def test_close_ends_it(world: World) -> None:
     setup = Setup("subprocess", "server")  # a fork beside the thread that closes is refused
     manager = world.make(setup, 2, launch=False, action_space=only(Do.HANG_DEAF), num_workers=AUTO)
     gate = world.gate
-    closer = threading.Thread(target=lambda: (gate.await_visit(0), manager.close()))
-    closer.start()
-    try:
-        with pytest.raises(ManagerClosedError, match="closed by another thread"):
-            manager.launch()
-    finally:
-        closer.join(PATIENCE_S)
+    with (
+        meanwhile(lambda: (gate.await_visit(0), manager.close())),
+        pytest.raises(ManagerClosedError, match="closed by another thread"),
+    ):
+        manager.launch()
     assert manager.closed
     assert len(world.noted(0, "build")) == 1

@@ -40,18 +40,18 @@ def check_all_forms(manager: Any) -> None:
     for number, timesteps in enumerate(found):  # now: later ones have overwritten nothing
         k = number % N_FORMS
         for i, action in ((0, k), (1, N_FORMS - 1 - k)):
-            value = [*FORMS.values()][action]
+            value = [*FORMS.values()][action]()
             assert timesteps[i].info["action"] == action
             assert_same(timesteps[i].info["x"], value)
             if i == 1:
                 assert_same(timesteps[i].obs, [value])
     for name in ("nested", "bytes", "text"):
         for result in manager.call("form", name):
-            assert_same(result, FORMS[name])
+            assert_same(result, FORMS[name]())
     manager.reset()
     ready_all(manager)
     for info in manager.ready_info.values():
-        assert_same(info["first"], FORMS["by columns"])
+        assert_same(info["first"], FORMS["by columns"]())
 
 
 @over(*(Setup("subprocess", context, num_workers=1) for context in CONTEXTS))

@@ -25,7 +25,7 @@ from envmgr.testing import LedgerEnv
 from envmgr.testing.audited import AuditedLoop
 from tests.agents import Relay
 from tests.contract.envs import Do, SampleEnv, seen
-from tests.contract.harness import Setup, World, over, ready_all, step_all, wait_ended
+from tests.contract.harness import Setup, World, meanwhile, over, ready_all, step_all, wait_ended
 from tests.contract.snapshot_runs import ENV_NUM, go_on, send_all, walker
 from tests.contract.test_trajectories import EPISODE_LENGTH, SPACES, difference, managed_run
 
@@ -277,11 +277,8 @@ def test_ctrl_c_loses_nothing(world: World) -> None:
         time.sleep(0.2)
         visit.release()
 
-    thread = threading.Thread(target=interrupt)
-    thread.start()
-    with pytest.raises(KeyboardInterrupt):
+    with meanwhile(interrupt), pytest.raises(KeyboardInterrupt):
         manager.step({0: 1, 1: Do.GATE, 2: 3})
-    thread.join()
     timesteps = manager.recv()
     while len(timesteps) < 3:
         timesteps.update(manager.recv())

@@ -11,6 +11,7 @@ import itertools
 import json
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -78,17 +79,43 @@ def _of_language(*languages: str) -> list[Block]:
     return [block for blocks in BLOCKS.values() for block in blocks if block.language in languages]
 
 
+def go_to(folder: Path, patch: pytest.MonkeyPatch) -> None:
+    """Have this process be as one that was started in a folder, for whatever test."""
+    patch.chdir(folder)
+    patch.setattr(sys, "path", [str(folder), *sys.path])
+    patch.delenv("PYTEST_CURRENT_TEST", raising=False)
+
+
+@pytest.fixture(scope="module")
+def shared_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The working directory of all examples, with a manager that is open beside theirs.
+
+    So they share a worker server, and need not start one each: it takes longer than most of them.
+    """
+    folder = tmp_path_factory.mktemp("examples")
+    with pytest.MonkeyPatch.context() as patch:
+        go_to(folder, patch)
+        manager = envmgr.make("CartPole-v1", 1)
+        manager.launch()
+    with manager:
+        yield folder
+
+
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The working directory of an example; modules found in it are forgotten afterwards."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+def folder(shared_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The working directory of an example, empty; modules found in it are forgotten afterwards."""
+    go_to(shared_folder, monkeypatch)
     known = set(sys.modules)
-    yield tmp_path
+    yield shared_folder
     for name in set(sys.modules) - known:
-        if str(getattr(sys.modules[name], "__file__", "")).startswith(str(tmp_path)):
+        if str(getattr(sys.modules[name], "__file__", "")).startswith(str(shared_folder)):
             del sys.modules[name]
     importlib.invalidate_caches()
+    for path in shared_folder.iterdir():
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
 
 
 def write_files(page: Path, folder: Path) -> None:

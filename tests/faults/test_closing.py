@@ -27,6 +27,7 @@ from tests.contract.harness import (
     Setup,
     World,
     every_setup,
+    meanwhile,
     over,
     process_kinds,
     process_setups,
@@ -254,12 +255,9 @@ def test_f29_a_waiting_call_ends_when_another_thread_closes(
         gate.await_visit(0)
         manager.close()
 
-    closer = threading.Thread(target=close)
-    closer.start()
     began = time.monotonic()
-    with Raises(ManagerClosedError, "closed"):
+    with meanwhile(close), Raises(ManagerClosedError, "closed"):
         waits[call]()
-    closer.join()
     assert time.monotonic() - began < BOUND_S + 2.0
     assert manager.closed
 
@@ -275,11 +273,8 @@ def test_f29_a_launch_ends_when_another_thread_closes(world: World, setup: Setup
         gate.await_visit(1, "build")
         manager.close()
 
-    closer = threading.Thread(target=close)
-    closer.start()
-    with pytest.raises(ManagerClosedError):
+    with meanwhile(close), pytest.raises(ManagerClosedError):
         manager.launch()
-    closer.join()
     assert manager.closed
     manager.launch()
     assert [*ready_all(manager)] == [0, 1]
@@ -302,13 +297,10 @@ def test_f29_a_signal_handler_may_close_in_the_middle_of_a_step(
         gate.await_visit(0)
         signal.pthread_kill(main, signal.SIGUSR1)
 
-    thread = threading.Thread(target=interrupt)
-    thread.start()
     try:
-        with pytest.raises(ManagerClosedError):
+        with meanwhile(interrupt), pytest.raises(ManagerClosedError):
             manager.step(dict.fromkeys(range(env_num), hangs))
     finally:
-        thread.join()
         signal.signal(signal.SIGUSR1, before)
     assert manager.closed
     manager.launch()

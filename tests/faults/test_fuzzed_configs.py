@@ -6,13 +6,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
 
-
-@pytest.mark.parametrize("seed", ["7", "8", "9", "10"])
-def test_mutated_configs_are_read_or_refused_and_bring_nothing_about(seed: str) -> None:
+def test_mutated_configs_are_read_or_refused_and_bring_nothing_about() -> None:
+    # In one process: what it imports before it begins takes as long as 250 configs.
     ended = subprocess.run(
-        [sys.executable, "-m", "tests.fuzz.configs", "100", seed],
+        [sys.executable, "-m", "tests.fuzz.configs", "400", "7"],
         cwd=Path(__file__).parents[2],
         capture_output=True,
         text=True,
@@ -20,7 +18,7 @@ def test_mutated_configs_are_read_or_refused_and_bring_nothing_about(seed: str) 
         check=False,
     )
     assert ended.returncode == 0, ended.stdout + ended.stderr
-    assert ended.stdout.startswith("100 mutated configs")
+    assert ended.stdout.startswith("400 mutated configs")
     assert "violations: 0" in ended.stdout
 
 

@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import pytest
@@ -23,6 +23,7 @@ from tests.contract.harness import (
     Setup,
     Visit,
     World,
+    meanwhile,
     over,
     process_kinds,
     ready_all,
@@ -46,15 +47,9 @@ def interrupted(world: World, env_id: int = 0) -> Iterator[list[Visit]]:
             time.sleep(0.001)
         signal.pthread_kill(main, signal.SIGINT)
 
-    thread = threading.Thread(target=interrupt)
-    thread.start()
-    try:
+    with meanwhile(interrupt), suppress(KeyboardInterrupt):
         yield visits
         pytest.fail("it was not interrupted")
-    except KeyboardInterrupt:
-        pass
-    finally:
-        thread.join()
 
 
 def _waits(thread: int) -> bool:

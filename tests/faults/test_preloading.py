@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import logging
 import os
-import random
 import signal
 import site
 import subprocess
@@ -16,80 +15,29 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from envmgr.errors import ConfigError, ManagerClosedError
 from envmgr.transport.process import server_spawner, template_servers
 from envmgr.worker import imported
-from tests.contract.envs import Do, ScriptedEnv
+from tests.contract.envs import Do
 from tests.contract.harness import (
     DEFAULT,
     IN_LINE,
     PATIENCE_S,
     Setup,
     World,
+    meanwhile,
     over,
     ready_all,
     step_all,
     wait_ended,
 )
+from tests.faults.preloaded import Env, LateEnv
 from tests.leak_guard import _read_process
 
 MARK = "import os\nPID = os.getpid()\n"
 """A module that says which process has imported it."""
-
-
-class Env(ScriptedEnv):
-    """Says what its process is like."""
-
-    def imports(self, name: str) -> tuple[bool, bool]:
-        """Return whether a module was there already, and whether it was imported elsewhere."""
-        was_there = name in sys.modules
-        module: Any = importlib.import_module(name)
-        return was_there, os.getpid() != module.PID
-
-    def importer(self, name: str) -> int:
-        """Return the pid of the process that has imported a module."""
-        return int(importlib.import_module(name).PID)
-
-    def draws(self) -> tuple[float, float]:
-        return random.random(), float(np.random.random())
-
-    def torch_draws(self) -> float:
-        import torch
-
-        return float(torch.rand(1))
-
-    def process(self) -> dict[str, Any]:
-        handlers = [signal.getsignal(n) for n in signal.valid_signals() if n != signal.SIGINT]
-        fds = {fd: os.readlink(f"/proc/self/fd/{fd}") for fd in _open_fds()}
-        return {
-            "fds": sorted(target.partition(":")[0] for target in fds.values()),
-            "handled": [h for h in handlers if callable(h)],
-            "threads": len(os.listdir("/proc/self/task")),
-            "blocked": signal.pthread_sigmask(signal.SIG_BLOCK, ()),
-            "wakeup_fd": signal.set_wakeup_fd(-1),
-        }
-
-
-class LateEnv(Env):
-    """Imports something by a name that nobody can read in its source."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        importlib.import_module("late_" + "module")
-
-
-def _open_fds() -> list[str]:
-    found = []
-    for fd in os.listdir("/proc/self/fd"):
-        try:
-            os.readlink(f"/proc/self/fd/{fd}")
-        except OSError:
-            continue
-        found.append(fd)
-    return found
 
 
 class Modules:
@@ -308,11 +256,8 @@ def test_f49_close_ends_a_launch_that_waits_for_an_import(
         with open(fifo):
             manager.close()
 
-    thread = threading.Thread(target=close_when_it_hangs)
-    thread.start()
-    with pytest.raises(ManagerClosedError):
+    with meanwhile(close_when_it_hangs), pytest.raises(ManagerClosedError):
         manager.launch()
-    thread.join()
     assert manager.closed
 
 
@@ -510,11 +455,8 @@ def test_f49_an_import_that_hangs_ends_with_its_manager_while_another_one_is_ope
         found.append(int(fifo.read_text()))
         two.close()
 
-    thread = threading.Thread(target=close_when_it_hangs)
-    thread.start()
-    with pytest.raises(ManagerClosedError):
+    with meanwhile(close_when_it_hangs), pytest.raises(ManagerClosedError):
         two.launch()
-    thread.join()
     wait_ended(found[0])
     assert [*step_all(one, {0: 1, 1: 2})] == [0, 1]
 
@@ -659,7 +601,7 @@ def test_f49_a_late_module_that_hurts_costs_nobody_anything(
     world: World, modules: Modules, log: Log
 ) -> None:
     # Only an import in a server is none of a process that has imported this module before.
-    source = f"import sys\nif {__name__!r} not in sys.modules:\n    os._exit(3)"
+    source = f"import sys\nif {Env.__module__!r} not in sys.modules:\n    os._exit(3)"
     modules.install(late_module=source)
     manager = world.make(DEFAULT, 2, env=LateEnv, retry_waiting_time=0.0)
     ready_all(manager)

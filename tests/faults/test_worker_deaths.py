@@ -25,6 +25,7 @@ from tests.contract.harness import (
     Setup,
     World,
     is_running,
+    meanwhile,
     over,
     process_kinds,
     process_setups,
@@ -217,10 +218,8 @@ def test_f01_killed_in_the_middle_of_a_step_while_the_caller_waits_for_it(
     manager = world.make(setup, 1)
     gate = world.gate
     ready_all(manager)
-    killer = threading.Thread(target=lambda: gate.await_visit(0, "step").kill())
-    killer.start()
-    timestep = manager.step({0: Do.GATE})[0]
-    killer.join()
+    with meanwhile(lambda: gate.await_visit(0, "step").kill()):
+        timestep = manager.step({0: Do.GATE})[0]
     assert isinstance(timestep.info["error"], EnvCrash)
 
 
@@ -241,11 +240,9 @@ def test_f01_killed_in_the_middle_of_a_reset_in_place(world: World, setup: Setup
     manager = world.make(setup, 2, reset_inplace=True)
     gate = world.gate
     ready_all(manager)
-    killer = threading.Thread(target=lambda: gate.await_visit(0, "reset").kill())
     manager.send({0: Do.END_THEN_GATE})
-    killer.start()
-    last = manager.recv(min_ready=1)[0]
-    killer.join()
+    with meanwhile(lambda: gate.await_visit(0, "reset").kill()):
+        last = manager.recv(min_ready=1)[0]
     assert (last.done, seen(last.obs)[2:4]) == (True, (0, 1))
     assert "abnormal" not in last.info, "the step itself was in order"
     assert seen(manager.ready_obs[0])[:4] == (0, 1, 0, 0)
@@ -257,21 +254,19 @@ def test_f01_killed_in_the_middle_of_its_construction(world: World, setup: Setup
     gate = world.gate
     ready_all(manager)
     step_all(manager, {0: Do.KILL})
-    killer = threading.Thread(target=lambda: gate.await_visit(0, "build").kill())
-    killer.start()
-    assert seen(ready_all(manager)[0])[:4] == (0, 2, 0, 0)
-    killer.join()
+    with meanwhile(lambda: gate.await_visit(0, "build").kill()):
+        assert seen(ready_all(manager)[0])[:4] == (0, 2, 0, 0)
 
 
 @over(DEFAULT, Setup("async_subprocess", "forkserver"))
 def test_f01_killed_during_launch(world: World, setup: Setup) -> None:
     manager = world.make(setup, 3, launch=False, scripts={1: {"build_faults": {0: "gate"}}})
     gate = world.gate
-    killer = threading.Thread(target=lambda: gate.await_visit(1, "build").kill())
-    killer.start()
-    with pytest.raises(LaunchError) as raised:
+    with (
+        meanwhile(lambda: gate.await_visit(1, "build").kill()),
+        pytest.raises(LaunchError) as raised,
+    ):
         manager.launch()
-    killer.join()
     assert {i: type(f) for i, f in raised.value.failures.items()} == {1: EnvCrash}
     manager.launch()
     assert [*ready_all(manager)] == [0, 1, 2]

@@ -88,7 +88,7 @@ def both() -> Iterator[Both]:
 @pytest.mark.parametrize("name", FORMS)
 def test_what_is_written_is_read_bit_for_bit(both: Both, name: str) -> None:
     for _ in range(2):
-        assert_same(both.through({"x": FORMS[name], "n": 1}), {"x": FORMS[name], "n": 1})
+        assert_same(both.through({"x": FORMS[name](), "n": 1}), {"x": FORMS[name](), "n": 1})
 
 
 def test_what_was_read_is_private_and_writable(both: Both) -> None:
