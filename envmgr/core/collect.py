@@ -24,9 +24,9 @@ from envmgr.core.replies import (
     LATE_END,
     PLAIN_END,
     PLAIN_END_BITS,
+    RESETS,
     BlockReplies,
     after_of,
-    resets_after,
 )
 from envmgr.core.statistics import Statistics
 from envmgr.core.table import NOBODY, Selection, Selections
@@ -383,6 +383,7 @@ class Collector:
         may_begin_with_step = self._table.may_begin_with_step
         details: dict[int, Any] = {}
         specials: dict[int, int] = {}
+        waiting: list[int] = []
         for position, flag in _others(raw, range(usual, usual + steps)):
             env_id = selection.ids[position]
             bits = flag & PLAIN_END_BITS
@@ -390,11 +391,15 @@ class Collector:
             is_plain = is_end and flag & PLACE_BITS < steps
             if not is_plain and not self._is_sound(env_id, position, flag, details):
                 return None
-            waits = self._reset_inplace and flag & DONE and flag & AFTER_BITS != LATE
-            if waits and self._awaits_reset(env_id, flag):
-                self.left = env_id
-                return None
+            if self._reset_inplace and flag & DONE and flag & AFTER_BITS != LATE:
+                if flag & AFTER_BITS != RESETS or self._has_spares:
+                    self.left = env_id  # what follows is decided here
+                    return None
+                waiting.append(env_id)
             specials[position] = flag
+        if waiting and (left := self._not_reset(waiting)):
+            self.left = left[0]
+            return None
         places = raw[::2].translate(_PLACE_OF)  # they are in the lower bytes
         where = one_of(places)
         return where, Remarks(usual, selection.count, specials, details)
@@ -410,12 +415,11 @@ class Collector:
             return False
         return True
 
-    def _awaits_reset(self, env_id: int, flag: int) -> bool:
-        """Whether an end of an episode is not complete, or it takes a second look to know."""
-        if self._has_spares or self._replies is None or not resets_after(flag):
-            return True
-        token: int = self._table.token_items[env_id]
-        return not self._replies.has_reset(env_id, token)
+    def _not_reset(self, env_ids: list[int]) -> list[int]:
+        """Return those of some envs whose episodes have ended, and the next ones not begun."""
+        if self._replies is None:
+            return env_ids
+        return self._replies.not_reset(env_ids, self._table.tokens[env_ids])
 
     # -- reading it -----------------------------------------------------------------------------
 

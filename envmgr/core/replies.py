@@ -30,7 +30,7 @@ from envmgr.env.contract import info_of
 from envmgr.errors import EnvFailure
 from envmgr.journal import Journal
 from envmgr.lifecycle import EnvState, Event
-from envmgr.spaces import ValueMismatchError, codec_of, same_space
+from envmgr.spaces import Array, ValueMismatchError, codec_of, same_space
 from envmgr.transport.base import Arrival, Garbage, HostDied, TimedOut
 from envmgr.transport.process.last_words import warn_of_fault
 from envmgr.types import EnvTimestep
@@ -174,13 +174,13 @@ def notice_of(payload: Any) -> str:
 
 
 PLAIN_END = DONE | TOLD_BIT | AfterStep.RESETS << AFTER_SHIFT
+RESETS = AfterStep.RESETS << AFTER_SHIFT
 LATE = AfterStep.RESETS_LATE << AFTER_SHIFT
 LATE_END = DONE | TOLD_BIT | LATE
 PLAIN_END_BITS = DONE | TOLD_BIT | AFTER_BITS | HAS_INFO | REWARD_BITS
 """An episode has ended, and its host begins the next one, soon or late: with these bits and none of
 the others there is nothing else to the reply, if its reward is a float, as kind 0 is."""
 
-_RESETS = (AfterStep.RESETS, AfterStep.RESETS_LATE)
 _STEPS = (np.uint8(Phase.STEPPING), np.uint8(Phase.CANCELLING))
 _RESETTING = np.uint8(Phase.RESETTING)
 
@@ -188,11 +188,6 @@ _RESETTING = np.uint8(Phase.RESETTING)
 def after_of(flag: int) -> int:
     """Return what a host does after the step with these flags: an `AfterStep`."""
     return (flag & AFTER_BITS) >> AFTER_SHIFT
-
-
-def resets_after(flag: int) -> bool:
-    """Return whether a host resets the env after the step with these flags."""
-    return after_of(flag) in _RESETS
 
 
 def _never(env_id: int) -> bool:
@@ -227,6 +222,11 @@ class BlockReplies:
     def has_reset(self, env_id: int, token: int) -> bool:
         """Whether an env has been reset: as was asked for, or after this step."""
         return bool(self._block.resets[env_id] == token)
+
+    def not_reset(self, env_ids: list[int], tokens: Array) -> list[int]:
+        """Return those of some envs that have not been reset after these steps."""
+        missing = (self._block.resets[env_ids] != tokens).nonzero()[0].tolist()
+        return [env_ids[k] for k in missing]
 
     def steps_of(self, table: EnvTable) -> list[int]:
         """Return the envs that have replied to steps that are looked after by themselves."""
