@@ -169,13 +169,13 @@ class Collected:
         places: the place that all of their observations are in, or bytes with one for each.
         remarks: what else they say.
         kept: the other timesteps, by env_id.
+        n_before: timesteps delivered since launch, before these.
 
     Attributes:
         count: how many timesteps there are.
         result: `{env_id: EnvTimestep}`, or an `ArrayBatch`; once they were read.
-        endings: of episodes.
+        endings: of episodes; None until it was looked.
         odd: those of them that are to be followed up, which is not to be interrupted.
-        n_before: timesteps delivered since launch, before these.
         n_episodes: episodes ended since launch, these included.
         fate: what is to become of them, if somebody wants to know.
     """
@@ -202,6 +202,7 @@ class Collected:
         places: Any,
         remarks: Remarks,
         kept: Mapping[int, EnvTimestep],
+        n_before: int,
     ) -> None:
         self.ids = ids
         self.selection = selection
@@ -210,9 +211,10 @@ class Collected:
         self.kept = kept
         self.count = len(ids)
         self.result: Any = None
-        self.endings: Sequence[Ending] = ()
+        self.endings: Sequence[Ending] | None = None
         self.odd: Sequence[Ending] = ()
-        self.n_before = self.n_episodes = 0
+        self.n_before = n_before
+        self.n_episodes = 0
         self.fate: Fate | None = None
 
 
@@ -331,23 +333,14 @@ class Collector:
             What they hold; reading it hands them out. None if the reply of one, which is `left`
             then, has to be looked at by itself before: nothing was taken.
         """
-        undelivered = self._table.undelivered
-        if not undelivered:
-            said = self._said(selection)
-            return None if said is None else Collected(selection.ids, selection, *said, _EMPTY)
-        ids = selection.ids
-        kept = {i: undelivered[i] for i in ids if i in undelivered}
-        posted = self._selections.of([i for i in ids if i not in kept])
-        if posted is None:
-            return Collected(ids, None, None, _NO_REMARKS, kept)
-        said = self._said(posted)
-        return None if said is None else Collected(ids, posted, *said, kept)
-
-    def _said(self, selection: Selection) -> tuple[Any, Remarks] | None:
-        """Return where the observations of envs are, and what else their replies say.
-
-        None if one of them has to be looked at by itself.
-        """
+        undelivered, n_before = self._table.undelivered, self._statistics.timesteps
+        ids, kept = selection.ids, _EMPTY
+        if undelivered:
+            kept = {i: undelivered[i] for i in ids if i in undelivered}
+            others = self._selections.of([i for i in ids if i not in kept])
+            if others is None:
+                return Collected(ids, None, None, _NO_REMARKS, kept, n_before)
+            selection = others
         block, window = self._block, selection.window
         if block is None:
             return None
@@ -357,7 +350,11 @@ class Collector:
             return None
         raw = (block.flags[selection.rows] if window is None else window.flags).tobytes()
         # What is kept there is the same for ever: what ordinary replies say, given their flags.
-        return selection.ordinary.get(raw) or self._looked_at(selection, raw)
+        said = selection.ordinary.get(raw) or self._looked_at(selection, raw)
+        if said is None:
+            return None
+        places, remarks = said
+        return Collected(ids, selection, places, remarks, kept, n_before)
 
     def _looked_at(self, selection: Selection, raw: bytes) -> tuple[Any, Remarks] | None:
         """Return where observations are, and what else replies say, given their flags."""
@@ -456,7 +453,10 @@ class Collector:
             observed.taken_as_rows(selection, places, found)
         if kept:
             timesteps = {i: kept[i] if i in kept else timesteps[i] for i in collected.ids}
-        self._hand_out(collected, timesteps)
+        collected.result = timesteps
+        self._journal.do(self._redo, collected)
+        if self._has_spares or collected.odd or Phase.RESETTING in self._table.phases.column:
+            self._go_on(collected)
         return timesteps
 
     def arrays(self, collected: Collected) -> ArrayBatch | None:
@@ -487,40 +487,38 @@ class Collector:
         observed.taken_as_batch(selection, collected.places)
         ends = np.frombuffer(terminated, np.bool_), np.frombuffer(truncated, np.bool_)
         batch = _make_batch((selection.array, obs, rewards, *ends, BatchInfos(remarks)))
-        self._hand_out(collected, batch)
+        collected.result = batch
+        self._journal.do(self._redo, collected)
+        if self._has_spares or collected.odd or Phase.RESETTING in self._table.phases.column:
+            self._go_on(collected)
         return batch
 
     # -- the commit -----------------------------------------------------------------------------
 
-    def _hand_out(self, collected: Collected, result: Any) -> None:
-        """Go on with envs whose timesteps were read: from now on they are about to be returned."""
-        statistics, specials = self._statistics, collected.remarks.specials
-        collected.result = result
-        collected.n_before = statistics.timesteps
-        if specials and collected.selection is not None:
-            collected.endings = self._endings(collected.selection, specials)
-            collected.n_episodes = statistics.episodes + len(collected.endings)
-        self._journal.do(self._redo, collected)
-        if self._has_spares or Phase.RESETTING in self._table.phases.column or collected.odd:
-            self._go_on(collected)
-
-    def _endings(self, selection: Selection, specials: Mapping[int, int]) -> list[Ending]:
-        ids, episodes_done = selection.ids, self._table.episodes_done
-        return [
-            _make_ending((env_id := ids[position], flag, episodes_done[env_id] + 1))
-            for position, flag in specials.items()
-            if flag & DONE
-        ]
-
     def _redo(self, collected: Collected, again: bool) -> None:
-        """Have the envs be ready, or at the end of their episodes."""
-        journal = self._journal
+        """Have envs whose timesteps were read be ready, or at the end of their episodes."""
+        journal, statistics, endings = self._journal, self._statistics, collected.endings
+        if endings is None:  # so nothing was changed so far
+            endings = self._endings(collected) if collected.remarks.specials else ()
+            collected.n_episodes = statistics.episodes + len(endings)
+            collected.endings = endings
         journal.returning = Returning(collected, journal.caller)
         self._table.delivered(collected.selection, collected.kept)
-        self._statistics.timesteps = collected.n_before + collected.count
-        if collected.endings:
-            collected.odd = odd = self._end_plainly(collected.endings)
-            self._statistics.episodes = collected.n_episodes - len(odd)
+        statistics.timesteps = collected.n_before + collected.count
+        if endings:
+            collected.odd = odd = self._end_plainly(endings)
+            statistics.episodes = collected.n_episodes - len(odd)
+
+    def _endings(self, collected: Collected) -> list[Ending]:
+        """Return the ends of episodes that were taken out of the block."""
+        selection, episodes_done = collected.selection, self._table.episodes_done
+        if selection is None:
+            return []
+        return [
+            _make_ending((env_id := selection.ids[position], flag, episodes_done[env_id] + 1))
+            for position, flag in collected.remarks.specials.items()
+            if flag & DONE
+        ]
 
     def _end_plainly(self, endings: Sequence[Ending]) -> Sequence[Ending]:
         """End episodes whose hosts begin the next ones by themselves; return the others."""

@@ -26,6 +26,7 @@ from envmgr.spaces.columns import NUMPY_VALUES
 from envmgr.spaces.interrupts import pass_interrupt_on
 from envmgr.wire.block import (
     ORDERS,
+    POSTING_BITS,
     RING_LAST,
     RING_MASK,
     RING_ONCE,
@@ -320,7 +321,7 @@ class Submitter:
             else:
                 tokens = request_id.to_bytes(TOKEN_BYTES, sys.byteorder) * count
             selection.n_posts += 1
-            posted = _Posted(selection, tokens, posting_of(request_id, ring))
+            posted = _Posted(selection, tokens, request_id << POSTING_BITS | ring)
         if sent is not None:
             count += len(sent.env_ids)
         self._journal.do(self._redo, _Submitted(statistics.actions + count, posted, sent))

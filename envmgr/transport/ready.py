@@ -11,7 +11,7 @@ import contextlib
 import math
 import select
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from multiprocessing.connection import wait
 from typing import Any
 
@@ -19,12 +19,19 @@ from envmgr.transport.fds import forget_fd, keep_from_children
 
 
 class ReadySet:
-    """Objects with a `fileno()`, and which of them are readable."""
+    """Objects with a `fileno()`, and which of them are readable.
+
+    Attributes:
+        poll: waits for so many seconds, and returns (fd, event) of those that are readable; None
+            where there is no epoll.
+    """
 
     def __init__(self) -> None:
         self._objects: dict[int, Any] = {}
         self._epoll = select.epoll() if hasattr(select, "epoll") else None
+        self.poll: Callable[[float], list[tuple[int, int]]] | None = None
         if self._epoll is not None:
+            self.poll = self._epoll.poll
             keep_from_children(self._epoll.fileno())
 
     def add(self, item: Any) -> None:
@@ -55,13 +62,6 @@ class ReadySet:
             return wait(list(self._objects.values()), timeout_s)
         objects = self._objects
         return [objects[fd] for fd, _ in self._epoll.poll(timeout_s) if fd in objects]
-
-    def only_ready(self, timeout_s: float) -> int:
-        """Wait for one of them; return its fd if it is the only one that is readable, else -1."""
-        if self._epoll is None:
-            return -1
-        found = self._epoll.poll(timeout_s)
-        return found[0][0] if len(found) == 1 else -1
 
     def close(self) -> None:
         """Release the epoll."""

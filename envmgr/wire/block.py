@@ -79,7 +79,7 @@ RING_LAST, RING_ONCE, RING_EACH = 0, 1, 2
 at the end in any case; or soon after each env."""
 ORDERS = 4
 """There are new tokens in `orders`."""
-_POSTING_BITS = 3
+POSTING_BITS = 3
 
 
 def posting_of(request_id: int, bits: int) -> int:
@@ -89,7 +89,7 @@ def posting_of(request_id: int, bits: int) -> int:
         request_id: the id of the posted requests, which grows.
         bits: RING_LAST, RING_ONCE or RING_EACH, with ORDERS or without.
     """
-    return request_id << _POSTING_BITS | bits
+    return request_id << POSTING_BITS | bits
 
 
 def block_is_possible() -> bool:

@@ -191,7 +191,7 @@ class MultiprocessingSpawner(Spawner):
 
     def deaths(self) -> list[tuple[int, HostDied]]:
         """Reap what has ended."""
-        died, self._died = self._died, []
+        died, self.died = self.died, []
         for host_id in self._ended():
             self._ready.discard(self.death_of(host_id))
             process = self._processes.pop(host_id)
@@ -232,7 +232,7 @@ class MultiprocessingSpawner(Spawner):
         """Report the worker dead, and reap it when it ends."""
         if host_id in self._processes and host_id not in self._left:
             self._left.add(host_id)
-            self._died.append((host_id, HostDied(None, LEFT_BEHIND)))
+            self.died.append((host_id, HostDied(None, LEFT_BEHIND)))
 
     def close(self) -> None:
         """Kill and reap what is left, side by side."""

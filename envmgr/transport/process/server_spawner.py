@@ -192,7 +192,7 @@ class ServerSpawner(Spawner):
     def has_deaths(self) -> bool:
         """Whether there are some to return, or a branch of the server has to be given up."""
         opening = self._preloading.opening is not None  # asked for each batch
-        return bool(self._died) or (opening and self._preloading.is_overdue)
+        return bool(self.died) or (opening and self._preloading.is_overdue)
 
     def deaths(self) -> list[tuple[int, HostDied]]:
         """Read what the servers report."""
@@ -200,7 +200,7 @@ class ServerSpawner(Spawner):
             while link.is_open and self._read_one(link):
                 pass
         self._preloading.expire()
-        died, self._died = self._died, []
+        died, self.died = self.died, []
         return died
 
     def _read_one(self, link: ServerLink) -> bool:
@@ -229,7 +229,7 @@ class ServerSpawner(Spawner):
         return True
 
     def _on_death(self, host_id: int, died: HostDied) -> None:
-        self._died.append((host_id, died))
+        self.died.append((host_id, died))
         link = self._link_of.pop(host_id, None)
         if link is not None:
             link.hosts.discard(host_id)
@@ -328,7 +328,7 @@ class ServerSpawner(Spawner):
         self.hurry()
         self._drop_server()
         self._leave_template()
-        self._died.clear()
+        self.died.clear()
         if self._endings is not None:
             self._endings.close()
             self._endings = None

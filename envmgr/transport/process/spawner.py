@@ -21,13 +21,16 @@ class Spawner(ABC):
 
     Args:
         settings: of the workers.
+
+    Attributes:
+        died: what `deaths` has to return that nothing has become readable for.
     """
 
     def __init__(self, settings: WorkerSettings) -> None:
         self._settings = settings
         self._pids: dict[int, int] = {}
         self._left: set[int] = set()
-        self._died: list[tuple[int, HostDied]] = []
+        self.died: list[tuple[int, HostDied]] = []
         self._endings: ReadySet | None = None
 
     @abstractmethod
@@ -90,7 +93,7 @@ class Spawner(ABC):
     @property
     def has_deaths(self) -> bool:
         """Whether `deaths` has something to return that nothing has become readable for."""
-        return bool(self._died)
+        return bool(self.died)
 
     @abstractmethod
     def deaths(self) -> list[tuple[int, HostDied]]:
