@@ -78,7 +78,8 @@ TRANSITIONS: Mapping[Event, Mapping[EnvState, EnvState]] = MappingProxyType(
 )
 
 
-_ILLEGAL = 0xFF
+ILLEGAL = 0xFF
+"""What stands for no state at all."""
 
 
 class Column(Generic[S]):
@@ -120,12 +121,15 @@ class TransitionTable(Column[S], Generic[S, E]):
         transitions: what each event does in each state.
         states: as of a `Column`.
         count: likewise.
+
+    Attributes:
+        targets: the target of each number, or `ILLEGAL`, by event: for `bytes.translate`.
     """
 
     def __init__(self, transitions: Mapping[E, Mapping[S, S]], states: type[S], count: int) -> None:
         super().__init__(states, count)
         self._transitions = transitions
-        self._targets = {event: _targets(edges) for event, edges in transitions.items()}
+        self.targets = {event: _targets(edges) for event, edges in transitions.items()}
 
     def apply(self, env_id: int, event: E) -> None:
         """Apply `event` to one env.
@@ -134,32 +138,32 @@ class TransitionTable(Column[S], Generic[S, E]):
             IllegalTransitionError: the event is not legal in this state; nothing changed.
         """
         column = self.column
-        target = self._targets[event][column[env_id]]
-        if target == _ILLEGAL:
+        target = self.targets[event][column[env_id]]
+        if target == ILLEGAL:
             self._refuse(env_id, event)
         column[env_id] = target
 
     def apply_rows(self, rows: slice, event: E) -> None:
         """Apply `event` to neighbours, or to none of them if it is illegal for one."""
-        moved = self.column[rows].translate(self._targets[event])
-        if _ILLEGAL in moved:
+        moved = self.column[rows].translate(self.targets[event])
+        if ILLEGAL in moved:
             first = range(len(self.column))[rows].start
-            self._refuse(first + moved.index(_ILLEGAL), event)
+            self._refuse(first + moved.index(ILLEGAL), event)
         self.column[rows] = moved
 
     def apply_at(self, rows: npt.NDArray[np.int64], event: E) -> None:
         """As `apply_all`, for different env_ids in an array."""
-        moved = self.view[rows].tobytes().translate(self._targets[event])
-        if _ILLEGAL in moved:
-            self._refuse(int(rows[moved.index(_ILLEGAL)]), event)
+        moved = self.view[rows].tobytes().translate(self.targets[event])
+        if ILLEGAL in moved:
+            self._refuse(int(rows[moved.index(ILLEGAL)]), event)
         self.view[rows] = np.frombuffer(moved, np.uint8)
 
     def apply_all(self, env_ids: Iterable[int], event: E) -> None:
         """Apply `event` to several envs, or to none of them if it is illegal for one."""
-        column, targets = bytearray(self.column), self._targets[event]
+        column, targets = bytearray(self.column), self.targets[event]
         for env_id in env_ids:
             column[env_id] = target = targets[column[env_id]]
-            if target == _ILLEGAL:
+            if target == ILLEGAL:
                 self._refuse(env_id, event)
         self.column[:] = column
 
@@ -173,7 +177,7 @@ class TransitionTable(Column[S], Generic[S, E]):
 
 def _targets(edges: Mapping[Any, Any]) -> bytes:
     """Return the target of each number, for `bytearray.translate`."""
-    targets = bytearray([_ILLEGAL]) * 256
+    targets = bytearray([ILLEGAL]) * 256
     for source, target in edges.items():
         targets[int(source)] = int(target)
     return bytes(targets)
