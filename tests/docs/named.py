@@ -357,7 +357,7 @@ _PATH = re.compile(
 _DOTTED = re.compile(r"(?<![\w./@-])envmgr(?:\.[A-Za-z_]\w*)+(?![\w-])")
 
 _OF_FILES = frozenset({".css"})
-_OF_SNAPSHOTS = frozenset({"envmgr.core.restoring"})
+_OF_SNAPSHOTS = frozenset({"envmgr.core.restoring", "envmgr.manager.restoring"})
 """Modules that are gone, and are named in snapshots that earlier versions have taken."""
 
 

@@ -221,7 +221,7 @@ class ProcessTransport(Transport):
     def await_ring(self, timeout_s: float) -> bool:
         """Wait for the doorbell alone."""
         bell, connections, poll = self._bell, self._connections, self._ready.poll
-        # As `needs_attention`, `only_ready` and `silence_bell`: this runs for each batch.
+        # As `needs_attention` and `silence_bell`: this runs for each batch.
         if bell is None or poll is None or self.arrivals or self._any_died or self._spawner.died:
             return False
         if connections.unsent or connections.ruined or connections.deaf:
