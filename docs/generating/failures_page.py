@@ -14,6 +14,7 @@ from envmgr.core.failures import (
     COUNTS,
     EPISODES,
     LOSSES,
+    REPORTING,
     USER_GETS,
     Answer,
     Condition,
@@ -23,7 +24,7 @@ from envmgr.core.failures import (
     Situation,
     decide,
 )
-from envmgr.core.phases import AWAITED, Phase
+from envmgr.core.phases import Phase
 from envmgr.lifecycle import EnvState
 from generating.docstrings import table
 
@@ -95,11 +96,11 @@ def _summary() -> Iterable[tuple[str, ...]]:
     """Return what is decided where nothing is out of the ordinary."""
     for lost in Lost:
         for phase in ANYWHERE:
-            if lost is not Lost.HOST and phase not in AWAITED:
+            if lost is not Lost.HOST and phase not in REPORTING:
                 continue  # an env of which nothing is awaited reports nothing
             state = _USUAL_STATE.get(phase, EnvState.RUN)
-            share = Condition.SHARED if lost is Lost.ENV else Condition.ALONE
-            situation = Situation(lost, phase, state, _USUAL | {share})
+            alone = set() if lost is Lost.ENV else {Condition.ALONE}
+            situation = Situation(lost, phase, state, _USUAL | alone)
             situation = replace(situation, lost=decide(LOSSES, situation))
             answer = decide(ANSWERS, situation)
             yield (

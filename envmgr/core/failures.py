@@ -62,7 +62,6 @@ class Condition(str, Enum):
 
     BATCHED = "it is a row of a batched env"
     ALONE = "no other env shares its host"
-    SHARED = "other envs share its host"
     LAST_ATTEMPT = "`max_retry` allows no further attempt at this reset"
     ATTEMPTS_LEFT = "there is another attempt at this reset"
     RENEWS = "`retry_type: renew`"
@@ -105,6 +104,9 @@ ANY_LOSS = tuple(Lost)
 ANY_STATE = tuple(EnvState)
 STEPS = (_P.STEPPING, _P.CANCELLING)
 REPAIRS = (_P.STARTING, _P.RESETTING, _P.PAUSING)
+REPORTING = (_P.STARTING, _P.RESETTING, *STEPS, _P.CALLING)
+"""Phases in which a reply is awaited, which may be a failure."""
+
 ANYWHERE = (_P.IDLE, _P.CALLING, *STEPS, *REPAIRS)
 """Phases in which an env can fail. Posted steps are looked after before, and a host that ends has
 failed already."""
@@ -336,21 +338,12 @@ ANSWERS: tuple[Rule[Answer], ...] = (
     Rule(Answer(_F.RESET, charged=True), lost=(_L.NOTHING,), at=STEPS, when=(_C.EPISODE_BEGINS,)),
     Rule(Answer(_F.AWAIT_USER, charged=True), lost=(_L.NOTHING,), at=STEPS),
     Rule(
-        Answer(_F.NEW_ENV, charged=True),
-        lost=(_L.NOTHING,),
-        at=(_P.STARTING, _P.RESETTING),
-        when=(_C.SHARED,),
-    ),
-    Rule(
-        Answer(_F.NEW_ENV, charged=True),
-        lost=(_L.ENV,),
-        at=(_P.STARTING, _P.RESETTING, *STEPS, _P.CALLING),
-    ),
-    Rule(
         Answer(_F.CLOSE_AND_NEW_HOST, charged=True),
         lost=(_L.NOTHING,),
         at=(_P.STARTING, _P.RESETTING),
+        when=(_C.ALONE,),
     ),
+    Rule(Answer(_F.NEW_ENV, charged=True), lost=(_L.NOTHING, _L.ENV), at=REPORTING),
 )
 """What is charged, raised and done about a failure."""
 
@@ -681,9 +674,11 @@ class Repair:
         """
         if env.phase is Phase.RESETTING:
             self._count_attempt(env)
-        found = dict(self._conditions_of_own(env))
-        found[Condition.MARKED] = isinstance(failure, EnvReportedAbnormal)
-        found[Condition.INTERRUPTED] = not charged
+        found = {
+            **self._conditions_of_own(env),
+            Condition.MARKED: isinstance(failure, EnvReportedAbnormal),
+            Condition.INTERRUPTED: not charged,
+        }
         situation = self._situation(env, lost, found)
         situation = replace(situation, lost=decide(LOSSES, situation))
         situation = self._decide_on_episode(env, situation)
@@ -727,12 +722,10 @@ class Repair:
 
     def _conditions_of_own(self, env: ManagedEnv) -> Mapping[Condition, bool]:
         """Return what holds for an env that has failed itself."""
-        policy, is_shared = self._policy, env.group.is_shared
-        is_reset = env.phase is Phase.RESETTING
+        policy, is_reset = self._policy, env.phase is Phase.RESETTING
         return {
             Condition.BATCHED: env.batch is not None,
-            Condition.ALONE: not is_shared,
-            Condition.SHARED: is_shared,
+            Condition.ALONE: not env.group.is_shared,
             Condition.LAST_ATTEMPT: is_reset and env.attempts >= policy.max_retry,
             Condition.ATTEMPTS_LEFT: is_reset and self._has_attempts(env),
             Condition.RENEWS: policy.renew_between_attempts,

@@ -127,9 +127,8 @@ EXPECTED_ANSWERS: Sequence[Row] = (
     ((N,), (S, X), ANY, "RENEWS", ("RENEW_ENV", True, "NOTHING")),
     ((N,), (S, X), ANY, "EPISODE_BEGINS", ("RESET", True, "NOTHING")),
     ((N,), (S, X), ANY, "", ("AWAIT_USER", True, "NOTHING")),
-    ((N,), (B, R), ANY, "SHARED", ("NEW_ENV", True, "NOTHING")),
-    ((V,), (B, R, S, X, C), ANY, "", ("NEW_ENV", True, "NOTHING")),
-    ((N,), (B, R), ANY, "", ("CLOSE_AND_NEW_HOST", True, "NOTHING")),
+    ((N,), (B, R), ANY, "ALONE", ("CLOSE_AND_NEW_HOST", True, "NOTHING")),
+    ((N, V), (B, R, S, X, C), ANY, "", ("NEW_ENV", True, "NOTHING")),
 )
 
 
@@ -178,7 +177,7 @@ def test_the_first_rule_that_applies_decides() -> None:
         Rule("env", lost=(V,), states=(RUN,)),
         Rule("last", lost=(V, H)),
     )
-    renews = frozenset((Condition.RENEWS, Condition.SHARED))
+    renews = frozenset((Condition.RENEWS, Condition.SPARES))
     assert decide(rules, Situation(V, S, RUN, renews)) == "step"
     assert decide(rules, Situation(V, S, RUN)) == "env"
     assert decide(rules, Situation(V, S, RESET)) == "last"
@@ -375,7 +374,7 @@ class Before:
         self.retries, self.swaps = repair._statistics.reset_retries, repair._statistics.swaps
         self.failures = sum(repair._statistics.failures_by_kind.values())
         self.failures += repair._statistics.spare_failures
-        self.dropped = env.dropped
+        self.dropped, self.abnormal = env.dropped, repair._statistics.abnormal
         self.killed = list(repair._hosts.transport.killed)  # type: ignore[attr-defined]
 
 
@@ -451,6 +450,9 @@ def look(
         assert counted == before.failures + (answer.follows is not Follows.CALL_ENDS)
         is_charged = answer.charged and decided["COUNTS"]
         assert n_charged(repair, env) == before.charged + is_charged
+    if not env.group.is_shared:  # else a neighbour may get one, too
+        n_abnormal = int(Gets.TIMESTEP in decided["USER_GETS"])
+        assert repair._statistics.abnormal == before.abnormal + n_abnormal
     look_at_user(env, before, decided["USER_GETS"], own, answer)
     expected = decided["EPISODES"]
     assert env.attended is (before.attended if expected is None else expected)
