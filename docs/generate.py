@@ -1,4 +1,4 @@
-"""Writes docs/reference from the code: the config's schema, the lifecycle, the errors, the API.
+"""Writes docs/reference from the code: config, lifecycle, what follows failures, errors, API.
 
 python docs/generate.py          write the pages
 python docs/generate.py --check  say which are out of date; exit code 1 if any is
@@ -18,6 +18,7 @@ sys.path.append(str(HERE))
 from generating.architecture_page import architecture_page  # noqa: E402
 from generating.code_pages import api_page, errors_page, testing_page  # noqa: E402
 from generating.config_page import config_page  # noqa: E402
+from generating.failures_page import failures_page  # noqa: E402
 from generating.lifecycle_page import lifecycle_page  # noqa: E402
 
 FOLDER = HERE / "reference"
@@ -29,6 +30,7 @@ PAGES: Mapping[str, Callable[[], str]] = {
     "architecture.md": architecture_page,
     "config.md": config_page,
     "errors.md": errors_page,
+    "failures.md": failures_page,
     "lifecycle.md": lifecycle_page,
     "testing.md": testing_page,
 }

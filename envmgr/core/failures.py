@@ -1,4 +1,11 @@
-"""From what workers report to typed failures, and what follows each of them."""
+"""What failures are called, and what follows them: the tables, and who does what they say.
+
+What a failure leads to stands in the tables below: what is lost with it (`LOSSES`), what the env's
+user gets (`USER_GETS`), whether an episode begins by itself after the repair (`EPISODES`), what is
+charged (`COUNTS`), and what is done and raised (`ANSWERS`). In each, the first rule that applies
+decides. `Repair` finds out how things are, and does what the rules say.
+``docs/reference/failures.md`` is made of these tables.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +14,9 @@ import logging
 import signal
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from enum import Enum
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from envmgr.core.episodes import Episodes
 from envmgr.core.hosts import Hosts, released
@@ -33,15 +41,313 @@ from envmgr.wire.messages import FailureKind, RemoteFailure
 
 logger = logging.getLogger("envmgr")
 
+T = TypeVar("T")
+
+# -- how things are when an env fails -----------------------------------------------------------
+
 
 class Lost(str, Enum):
     """What a failure of an env leaves unusable."""
 
     NOTHING = "nothing"
+    """The env can go on: it raised, or what it returned does not fit."""
     ENV = "the env"
-    """A new env is needed. It is built in the same host if others share that; else in a new one."""
+    """A new env is needed: this one has exited, or is another than the one before."""
     HOST = "the host"
-    """It died, timed out or broke the protocol."""
+    """The host died, timed out or broke the protocol: all of its envs are lost with it."""
+
+
+class Condition(str, Enum):
+    """What rules ask besides. The value is the text in the reference."""
+
+    BATCHED = "it is a row of a batched env"
+    ALONE = "no other env shares its host"
+    LAST_ATTEMPT = "`max_retry` allows no further attempt at this reset"
+    ATTEMPTS_LEFT = "there is another attempt at this reset"
+    RENEWS = "`retry_type: renew`"
+    LAUNCHING = "in launch"
+    RAISES = "`on_failure: raise`, and it is no spare"
+    AUTO_RESET = "`auto_reset: true`"
+    RELEASED = "its host had let go of it before"
+    NEIGHBOUR = "another env of its host has failed"
+    LAUNCH_FAILED = "with that failure the launch fails"
+    RAISED = "a failure is raised at once"
+    FAILED_BEFORE = "it had failed while it was ready, and its user does not know yet"
+    MARKED = 'the env itself marked the step with `info["abnormal"]`'
+    INTERRUPTED = "the user interrupted its host; or others died of the same, and one is charged"
+    EPISODE_BEGINS = "an episode is to begin by itself"
+    SPARES = "there are spares"
+    EXHAUSTED = "these are too many failures"
+    DROPS = "`on_exhausted: drop`"
+    IS_SPARE = "it is a spare"
+
+
+@dataclass(frozen=True)
+class Situation:
+    """How things are when an env fails.
+
+    Attributes:
+        lost: what cannot be used any more.
+        phase: what the env's host was busy with.
+        state: what its user saw.
+        conditions: all that hold.
+    """
+
+    lost: Lost
+    phase: Phase
+    state: EnvState
+    conditions: frozenset[Condition] = frozenset()
+
+
+_L, _P, _S, _C = Lost, Phase, EnvState, Condition
+ANY_LOSS = tuple(Lost)
+ANY_STATE = tuple(EnvState)
+STEPS = (_P.STEPPING, _P.CANCELLING)
+REPAIRS = (_P.STARTING, _P.RESETTING, _P.PAUSING)
+REPORTING = (_P.STARTING, _P.RESETTING, *STEPS, _P.CALLING)
+"""Phases in which a reply is awaited, which may be a failure."""
+
+ANYWHERE = (_P.IDLE, _P.CALLING, *STEPS, *REPAIRS)
+"""Phases in which an env can fail. Posted steps are looked after before, and a host that ends has
+failed already."""
+
+
+@dataclass(frozen=True)
+class Rule(Generic[T]):
+    """What is decided in some situations.
+
+    Attributes:
+        then: the decision.
+        lost: one of these is lost.
+        at: the env was in one of these phases.
+        states: and in one of these states.
+        when: all of these hold.
+    """
+
+    then: T
+    lost: tuple[Lost, ...] = ANY_LOSS
+    at: tuple[Phase, ...] = ANYWHERE
+    states: tuple[EnvState, ...] = ANY_STATE
+    when: tuple[Condition, ...] = ()
+
+    def applies(self, situation: Situation) -> bool:
+        """Whether the rule decides in this situation, if none before it does."""
+        return (
+            situation.lost in self.lost
+            and situation.phase in self.at
+            and situation.state in self.states
+            and situation.conditions.issuperset(self.when)
+        )
+
+
+def decide(rules: Sequence[Rule[T]], situation: Situation) -> T:
+    """Return what the first rule that applies says.
+
+    Raises:
+        RuntimeError: none applies.
+    """
+    for rule in rules:
+        if rule.applies(situation):
+            return rule.then
+    holding = ", ".join(sorted(condition.name for condition in situation.conditions)) or "nothing"
+    raise RuntimeError(
+        f"no rule says what follows when {situation.lost.value} is lost in "
+        f"{situation.phase.name} and {situation.state.name} (with {holding}): a defect of envmgr, "
+        "please report it"
+    )
+
+
+# -- the tables -----------------------------------------------------------------------------------
+
+LOSSES: tuple[Rule[Lost], ...] = (
+    # The rows of a batched env have no new env but in a new host, with all of them.
+    Rule(Lost.HOST, lost=(_L.ENV,), when=(_C.BATCHED,)),
+    Rule(Lost.HOST, lost=(_L.NOTHING,), at=(_P.STARTING,), when=(_C.BATCHED,)),
+    Rule(Lost.HOST, lost=(_L.NOTHING,), at=(_P.RESETTING,), when=(_C.BATCHED, _C.LAST_ATTEMPT)),
+    Rule(Lost.HOST, lost=(_L.NOTHING,), at=(*STEPS, *REPAIRS), when=(_C.BATCHED, _C.RENEWS)),
+    Rule(Lost.HOST, lost=(_L.ENV,), when=(_C.ALONE,)),
+    Rule(Lost.NOTHING, lost=(_L.NOTHING,)),
+    Rule(Lost.ENV, lost=(_L.ENV,)),
+    Rule(Lost.HOST, lost=(_L.HOST,)),
+)
+"""What is lost in the end, by what the failure itself leaves unusable."""
+
+
+class Gets(str, Enum):
+    """What an env's user gets, or sees, of a failure. The value is the text in the reference."""
+
+    RESULT = "the failure, from the call"
+    TIMESTEP = "an abnormal timestep"
+    WITH_NEXT_ACTION = (
+        "an abnormal timestep for the next action, which is not executed; it stays ready until then"
+    )
+    NO_OBSERVATION = (
+        "an abnormal timestep for the next action, with the failure before; what the env showed "
+        "since then is not shown"
+    )
+    ERROR = "the state `ERROR`"
+
+
+_BY_STATE: tuple[Rule[tuple[Gets, ...]], ...] = (
+    Rule((Gets.NO_OBSERVATION,), when=(_C.FAILED_BEFORE,)),
+    Rule((Gets.ERROR,), states=(_S.RUN,), when=(_C.LAUNCHING,)),
+    Rule((Gets.WITH_NEXT_ACTION,), states=(_S.RUN,)),
+    Rule((Gets.ERROR,), states=(_S.INIT, _S.RESET)),
+    Rule((), states=(_S.NEED_RESET, _S.DONE, _S.ERROR)),
+)
+
+USER_GETS: tuple[Rule[tuple[Gets, ...]], ...] = (
+    Rule((), when=(_C.RELEASED,)),
+    Rule((Gets.RESULT,), lost=(_L.NOTHING,), at=(_P.CALLING,)),
+    Rule((), lost=(_L.NOTHING,), at=(_P.RESETTING,), when=(_C.ATTEMPTS_LEFT,)),
+    Rule((Gets.TIMESTEP, Gets.ERROR), at=(_P.STEPPING,)),
+    Rule((), at=(_P.CANCELLING,)),  # the state stays RESET, which the user has called for
+    *(replace(rule, then=(Gets.RESULT, *rule.then), at=(_P.CALLING,)) for rule in _BY_STATE),
+    *_BY_STATE,
+)
+"""What the user of an env gets; nothing where a rule names nothing."""
+
+_BETWEEN_REPAIRS = (_P.IDLE, _P.CALLING, _P.STEPPING)
+
+EPISODES: tuple[Rule[bool | None], ...] = (
+    Rule(None, when=(_C.RELEASED,)),
+    Rule(None, lost=(_L.NOTHING,), at=(_P.CALLING,)),
+    Rule(None, states=(_S.RESET,)),
+    # The first reset of an env is the launch's, whoever begins the later ones.
+    Rule(True, at=_BETWEEN_REPAIRS, when=(_C.LAUNCHING,)),
+    Rule(True, at=_BETWEEN_REPAIRS, when=(_C.AUTO_RESET,)),
+    Rule(False, at=_BETWEEN_REPAIRS),
+    Rule(None),
+)
+"""Whether an episode begins by itself when the repair is over; None: as was decided before."""
+
+COUNTS: tuple[Rule[bool], ...] = (
+    Rule(False, when=(_C.MARKED,)),  # nothing has to be repaired
+    Rule(False, when=(_C.INTERRUPTED,)),
+    Rule(True),
+)
+"""Whether a failure is charged to the budget where `ANSWERS` says that failures are."""
+
+
+class Raises(str, Enum):
+    """What a public call raises in consequence, or says in the log."""
+
+    NOTHING = "nothing"
+    LAUNCH_ERROR = "`LaunchError`, by the launch"
+    FAILURE = "the failure, at once, by the present call or the next one"
+    EXHAUSTED = "`FailuresExhaustedError`, by the next call, after what has arrived"
+    DROPPED = "nothing: the env is dropped, and `DONE` when its user has its timestep"
+    SPARE_DROPPED = "nothing: there is one spare less"
+
+
+class Follows(str, Enum):
+    """What is done about a failure."""
+
+    CALL_ENDS = "nothing; a reset that was asked for meanwhile begins"
+    NOTHING = "nothing"
+    GIVES_UP = "nothing: the env stays as it is, without what is lost"
+    CLOSES = "nothing: the env is closed"
+    RESET_AGAIN = "a reset, after `retry_waiting_time`"
+    ENV_AGAIN = "a new env in the same host, after `retry_waiting_time`"
+    HOST_AGAIN = "a new host, after `retry_waiting_time`"
+    RESET = "a reset"
+    RENEW_ENV = "a new env in the same host"
+    SPARE_AND_RESET = "a spare takes its place, if there is one; it is reset, as a spare then"
+    SPARE_AND_RENEW = (
+        "a spare takes its place, if there is one; it gets a new env in the same host, as a spare "
+        "then"
+    )
+    AWAIT_USER = "nothing: it waits for its user's reset (`NEED_RESET`)"
+    NEW_ENV = "a new env in the same host, after the pause between renewals"
+    NEW_HOST = (
+        "a spare takes its place, if there is one; a new host, after the pause between renewals"
+    )
+    CLOSE_AND_NEW_HOST = (
+        "a spare takes its place, if there is one; the host closes the env, and there is a new "
+        "host, after the pause between renewals"
+    )
+
+
+@dataclass(frozen=True)
+class Answer:
+    """How a failure is answered.
+
+    Attributes:
+        follows: what is done.
+        charged: whether it counts against the budget, if `COUNTS` says so, too.
+        raises: what a public call raises.
+    """
+
+    follows: Follows
+    charged: bool = False
+    raises: Raises = Raises.NOTHING
+
+
+_F, _R = Follows, Raises
+ANSWERS: tuple[Rule[Answer], ...] = (
+    Rule(Answer(_F.CALL_ENDS), lost=(_L.NOTHING,), at=(_P.CALLING,)),
+    Rule(Answer(_F.NOTHING), lost=(_L.HOST,), when=(_C.RELEASED,)),
+    Rule(
+        Answer(_F.GIVES_UP, raises=_R.LAUNCH_ERROR),
+        lost=(_L.HOST,),
+        when=(_C.NEIGHBOUR, _C.LAUNCH_FAILED),
+    ),
+    Rule(Answer(_F.GIVES_UP), lost=(_L.HOST,), when=(_C.NEIGHBOUR, _C.RAISED)),
+    Rule(Answer(_F.GIVES_UP), states=(_S.DONE,)),  # there is a new host if its user resets it
+    Rule(Answer(_F.NEW_HOST), lost=(_L.HOST,), when=(_C.NEIGHBOUR,)),
+    Rule(
+        Answer(_F.ENV_AGAIN),
+        lost=(_L.NOTHING,),
+        at=(_P.RESETTING,),
+        when=(_C.ATTEMPTS_LEFT, _C.RENEWS),
+    ),
+    Rule(Answer(_F.RESET_AGAIN), lost=(_L.NOTHING,), at=(_P.RESETTING,), when=(_C.ATTEMPTS_LEFT,)),
+    Rule(
+        Answer(_F.ENV_AGAIN),
+        lost=(_L.ENV,),
+        at=(_P.RESETTING,),
+        when=(_C.LAUNCHING, _C.ATTEMPTS_LEFT),
+    ),
+    Rule(
+        Answer(_F.HOST_AGAIN),
+        lost=(_L.HOST,),
+        at=(_P.RESETTING,),
+        when=(_C.LAUNCHING, _C.ATTEMPTS_LEFT),
+    ),
+    Rule(Answer(_F.GIVES_UP, raises=_R.LAUNCH_ERROR), when=(_C.LAUNCHING,)),
+    Rule(Answer(_F.GIVES_UP, raises=_R.FAILURE), when=(_C.RAISES,)),
+    Rule(
+        Answer(_F.CLOSES, charged=True, raises=_R.SPARE_DROPPED), when=(_C.EXHAUSTED, _C.IS_SPARE)
+    ),
+    Rule(Answer(_F.CLOSES, charged=True, raises=_R.DROPPED), when=(_C.EXHAUSTED, _C.DROPS)),
+    Rule(Answer(_F.CLOSES, charged=True, raises=_R.EXHAUSTED), when=(_C.EXHAUSTED,)),
+    Rule(Answer(_F.NEW_HOST, charged=True), lost=(_L.HOST,)),
+    Rule(
+        Answer(_F.SPARE_AND_RENEW, charged=True),
+        lost=(_L.NOTHING,),
+        at=(_P.STEPPING,),
+        when=(_C.SPARES, _C.EPISODE_BEGINS, _C.RENEWS),
+    ),
+    Rule(
+        Answer(_F.SPARE_AND_RESET, charged=True),
+        lost=(_L.NOTHING,),
+        at=(_P.STEPPING,),
+        when=(_C.SPARES, _C.EPISODE_BEGINS),
+    ),
+    Rule(Answer(_F.RENEW_ENV, charged=True), lost=(_L.NOTHING,), at=STEPS, when=(_C.RENEWS,)),
+    Rule(Answer(_F.RESET, charged=True), lost=(_L.NOTHING,), at=STEPS, when=(_C.EPISODE_BEGINS,)),
+    Rule(Answer(_F.AWAIT_USER, charged=True), lost=(_L.NOTHING,), at=STEPS),
+    Rule(
+        Answer(_F.CLOSE_AND_NEW_HOST, charged=True),
+        lost=(_L.NOTHING,),
+        at=(_P.STARTING, _P.RESETTING),
+        when=(_C.ALONE,),
+    ),
+    Rule(Answer(_F.NEW_ENV, charged=True), lost=(_L.NOTHING, _L.ENV), at=REPORTING),
+)
+"""What is charged, raised and done about a failure."""
+
+# -- what failures are called ---------------------------------------------------------------------
 
 
 def reported(env: ManagedEnv, remote: RemoteFailure) -> EnvFailure:
@@ -194,6 +500,13 @@ def abnormal_timestep(env: ManagedEnv, failure: EnvFailure, env_info: Any = None
     return EnvTimestep(obs, reward, True, info)
 
 
+_ATTEMPTS = {
+    Follows.RESET_AGAIN: Next.RESET,
+    Follows.ENV_AGAIN: Next.RENEW_ENV,
+    Follows.HOST_AGAIN: Next.RENEW_HOST,
+}
+
+
 class Renewals:
     """Renews envs, and goes on after pauses and the ends of hosts.
 
@@ -289,7 +602,7 @@ def _awaits_host(env: ManagedEnv) -> bool:
 
 
 class Repair:
-    """Answers failures of envs by the failure policy.
+    """Finds out how things are when envs fail, and does what the tables of this module say.
 
     Args:
         hosts: to renew and end hosts.
@@ -330,7 +643,7 @@ class Repair:
         self.renewals = Renewals(hosts, statistics, episodes, spares)
         self._begin_reset = episodes.begin
         self._restorations = episodes.restorations
-        self._replace_worn_host = episodes.replace_host
+        self._replace_host_if_wanted = episodes.replace_host
         self._selections = selections
         self._spares = spares
         self._failed_in_launch: Counter[int] = Counter()  # resets, by index of the host
@@ -350,100 +663,288 @@ class Repair:
         *,
         charged: bool = True,
     ) -> None:
-        """An env failed: settle what it owed, and set its repair going.
+        """An env failed: tell its user what is due, and do what follows.
 
         Args:
             env: the env.
             failure: what happened.
-            lost: what is not to be used again.
+            lost: what the failure itself leaves unusable.
             env_info: the info of a step that the env itself called abnormal.
             charged: it counts against the budget; not what its user has interrupted.
         """
-        if self._takes_host(env, lost):
-            lost = Lost.HOST
-        if env.phase is Phase.CALLING:
-            env.result = failure
-            if lost is Lost.NOTHING:  # the caller's own request raised: the env is well
-                self.call_ended(env)
-                return
-        self._count(env, failure)
-        self._restorations.failed(env, is_lost=lost is not Lost.NOTHING)
+        if env.phase is Phase.RESETTING:
+            self._count_attempt(env)
+        found = {
+            **self._conditions_of_own(env),
+            Condition.MARKED: isinstance(failure, EnvReportedAbnormal),
+            Condition.INTERRUPTED: not charged,
+        }
+        situation = self._situation(env, lost, found)
+        situation = replace(situation, lost=decide(LOSSES, situation))
+        situation = self._decide_on_episode(env, situation)
+        answer = decide(ANSWERS, situation)
+        gets = decide(USER_GETS, situation)
+        if answer.follows is Follows.CALL_ENDS:  # what the user called has raised: no failure
+            self._tell_user(env, failure, gets)
+            self.call_ended(env)
+            return
+        self._count_failure(env, failure)
+        self._restorations.failed(env, is_lost=situation.lost is not Lost.NOTHING)
         if self._spares is not None:
             self._spares.failed(env)
         if not self.quiet:
             logger.warning("%s", failure)
-        if env.host_id is not None:  # else the host let go of it before, and failed in doing so
-            self._settle_and_answer(env, failure, lost, env_info, charged=charged)
-        if lost is Lost.HOST:
+        self._tell_user(env, failure, gets, env_info)
+        exceeded = None
+        if answer.charged and decide(COUNTS, situation):
+            exceeded = self._charge(env, failure)
+        if exceeded is not None:
+            conditions = situation.conditions | {Condition.EXHAUSTED}
+            answer = decide(ANSWERS, replace(situation, conditions=conditions))
+        self._carry_out(env, answer, situation.lost)
+        self._raise(env, answer.raises, failure, exceeded or "")
+        if situation.lost is Lost.HOST:
             self._lose_host(env, failure)
         else:
-            self._replace_worn_host(env.group)
+            self._replace_host_if_wanted(env.group)
 
-    def _takes_host(self, env: ManagedEnv, lost: Lost) -> bool:
-        """Whether an env that has failed cannot be repaired in the host that it has.
+    # -- how things are ---------------------------------------------------------------------
 
-        The rows of a batched env have no new env but in a new host, with all of them.
-        """
-        if env.batch is None:
-            return lost is Lost.ENV and not env.group.is_shared
-        phase, policy = env.phase, self._policy
-        if lost is Lost.ENV or phase is Phase.STARTING:
-            return True
-        if phase is Phase.RESETTING:
-            return policy.renew_between_attempts or env.attempts + 1 >= policy.max_retry
-        return policy.renew_between_attempts and phase is not Phase.CALLING
+    def _situation(self, env: ManagedEnv, lost: Lost, found: Mapping[Condition, bool]) -> Situation:
+        """Return how things are for an env that has failed, or loses its host."""
+        of_all = {
+            Condition.LAUNCHING: self._table.launching,
+            Condition.AUTO_RESET: self._auto_reset,
+            Condition.FAILED_BEFORE: env.failed_while_ready is not None,
+        }
+        holding = (condition for condition, holds in {**of_all, **found}.items() if holds)
+        return Situation(lost, env.phase, self._states[env.env_id], frozenset(holding))
 
-    def _count(self, env: ManagedEnv, failure: EnvFailure) -> None:
+    def _conditions_of_own(self, env: ManagedEnv) -> Mapping[Condition, bool]:
+        """Return what holds for an env that has failed itself."""
+        policy, is_reset = self._policy, env.phase is Phase.RESETTING
+        return {
+            Condition.BATCHED: env.batch is not None,
+            Condition.ALONE: not env.group.is_shared,
+            Condition.LAST_ATTEMPT: is_reset and env.attempts >= policy.max_retry,
+            Condition.ATTEMPTS_LEFT: is_reset and self._has_attempts(env),
+            Condition.RENEWS: policy.renew_between_attempts,
+            Condition.RAISES: not policy.recover and not env.is_spare,
+            Condition.RELEASED: env.host_id is None,
+            Condition.SPARES: self._spares is not None,
+            Condition.DROPS: policy.drop_exhausted,
+            Condition.IS_SPARE: env.is_spare,
+        }
+
+    def _count_attempt(self, env: ManagedEnv) -> None:
+        env.attempts += 1
+        if self._table.launching:
+            self._failed_in_launch[env.group.index] += 1
+
+    def _has_attempts(self, env: ManagedEnv) -> bool:
+        """Whether there is to be another attempt at the reset of an env."""
+        max_retry = self._policy.max_retry
+        left = env.attempts < max_retry
+        if not self._table.launching:
+            return left
+        # Whoever takes a shared host along has its neighbours reset once more, and these may do the
+        # same to it, in turns: a launch has so many attempts in all as each env has by itself.
+        group = env.group
+        left = left and env.env_id not in self.launch_failures
+        return left and self._failed_in_launch[group.index] < len(group.envs) * max_retry
+
+    def _decide_on_episode(self, env: ManagedEnv, situation: Situation) -> Situation:
+        """Decide whether an episode begins after the repair, and add that to the situation."""
+        begins = decide(EPISODES, situation)
+        if begins is not None:
+            env.attended = begins
+        if not env.attended:
+            return situation
+        return replace(situation, conditions=situation.conditions | {Condition.EPISODE_BEGINS})
+
+    # -- what is done -----------------------------------------------------------------------
+
+    def _count_failure(self, env: ManagedEnv, failure: EnvFailure) -> None:
         if env.is_spare:
             self._statistics.count_spare_failure(failure)
             return
         self._statistics.count_failure(failure)
         self._statistics.note_failed(env.env_id, env.generation, self._hosts.clock())
 
-    def _settle_and_answer(
-        self, env: ManagedEnv, failure: EnvFailure, lost: Lost, env_info: Any, *, charged: bool
+    def _tell_user(
+        self, env: ManagedEnv, failure: EnvFailure, gets: tuple[Gets, ...], env_info: Any = None
     ) -> None:
-        phase = env.phase
-        retry = phase is Phase.RESETTING and self._may_retry(env, lost)
-        if not retry:
-            self._settle_failed_work(env, phase, failure, env_info)
-        if self._states[env.env_id] is EnvState.DONE:
-            self._give_up(env, lost)  # renewed if its user resets it
-        elif self._table.launching:
-            self._answer_in_launch(env, failure, lost, retry=retry)
-        elif retry:
-            self._retry(env)
-        elif not self._policy.recover and not env.is_spare:
-            self.raise_at_once(failure)
+        """Give the user of an env what is due."""
+        for each in gets:
+            if each is Gets.RESULT:
+                env.result = failure
+            elif each is Gets.WITH_NEXT_ACTION:
+                env.failed_while_ready = failure
+            elif each is Gets.NO_OBSERVATION:
+                env.fresh = None
+            elif each is Gets.TIMESTEP:
+                env.timestep = abnormal_timestep(env, failure, env_info)
+                self._statistics.abnormal += 1
+            else:
+                self._table.happened(env.env_id, Event.FAILED)
+
+    def _charge(self, env: ManagedEnv, failure: EnvFailure) -> str | None:
+        """Charge a failure to the budget; return which limit it exceeds, if any."""
+        return self._budget.charge(
+            env.env_id,
+            failure,
+            self._hosts.clock(),
+            steps=self._selections.steps_of(env.env_id),
+            steps_of_all=self._statistics.actions,
+        )
+
+    def _carry_out(self, env: ManagedEnv, answer: Answer, lost: Lost) -> None:
+        """Do what follows the failure of an env."""
+        follows = answer.follows
+        if follows is Follows.NOTHING:
+            return
+        if follows is Follows.GIVES_UP:
             self._give_up(env, lost)
+        elif follows in _ATTEMPTS:
+            self._try_again(env, _ATTEMPTS[follows], lost)
         else:
-            self._answer(env, phase, failure, lost, charged=charged)
+            env.attempts = 0
+            self._repair(env, follows, lost)
+
+    def _try_again(self, env: ManagedEnv, following: Next, lost: Lost) -> None:
+        """Have another attempt at a reset be made after a pause."""
+        pause_s = self._policy.retry_waiting_s
+        if lost is Lost.NOTHING:
+            self._statistics.reset_retries += 1
+        if following is Next.RENEW_HOST:
+            self._hosts.leave(env, following, pause_s)
+        else:
+            self._hosts.pause([env], pause_s, following)
+
+    def _repair(self, env: ManagedEnv, follows: Follows, lost: Lost) -> None:
+        """Have an env be repaired, or closed."""
+        pause_s, group = self._policy.renewal_delay_s(env.renewals_in_a_row), env.group
+        if follows is Follows.CLOSES:
+            self._close(env, lost)
+        elif follows is Follows.NEW_HOST:
+            self._hosts.leave(env, Next.RENEW_HOST, pause_s)
+        elif follows is Follows.CLOSE_AND_NEW_HOST:
+            self._hosts.leave(env, Next.RENEW_HOST, pause_s)
+            self.renewals.take_over(env)
+            self._hosts.end(group, ask=True)
+        elif follows is Follows.NEW_ENV:
+            self._hosts.pause([env], pause_s, Next.RENEW_ENV)
+        elif follows is Follows.RENEW_ENV:
+            self.renewals.renew_env(env)
+        elif follows is Follows.RESET:
+            self._begin_reset(env)
+        elif follows is Follows.AWAIT_USER:
+            self._hosts.settle(env)
+            self._table.happened(env.env_id, Event.REPAIRED_UNATTENDED)
+        elif self._spares is not None:
+            renews = follows is Follows.SPARE_AND_RENEW
+            self._spares.ended(env, self.renewals.renew_env if renews else self._begin_reset)
+
+    def _give_up(self, env: ManagedEnv, lost: Lost) -> None:
+        """Leave an env as it is, without what is lost."""
+        if lost is Lost.HOST:
+            self._hosts.leave(env, Next.NOTHING)
+        elif lost is Lost.ENV:
+            self._release(env)
+        else:
+            self._hosts.settle(env)
+
+    def _close(self, env: ManagedEnv, lost: Lost) -> None:
+        """Close an env that has failed too often."""
+        env.awaits_reset = False
+        if env.failed_while_ready is None and self._states[env.env_id] is not EnvState.ERROR:
+            self._table.happened(env.env_id, Event.FAILED)
+        self._give_up(env, Lost.ENV if lost is Lost.NOTHING else lost)
+
+    def _release(self, env: ManagedEnv) -> None:
+        """Have a healthy host let go of an env; the last one takes the host with it."""
+        if env.group.present() == [env]:
+            self._hosts.leave(env, Next.NOTHING)
+            self._hosts.end(env.group, ask=True)
+        else:
+            self._hosts.release(env)
+            released(self._hosts, env.env_id)
+
+    # -- the end of a host ------------------------------------------------------------------
 
     def _lose_host(self, culprit: ManagedEnv, failure: EnvFailure) -> None:
-        """End the host that an env has failed with, and settle what becomes of its neighbours."""
+        """End the host that an env has failed with; the other envs in it lose it, too."""
         group = culprit.group
         for env in group.present():
             if env is not culprit:
-                self._involve(env, culprit, failure)
+                self._lose_host_of_neighbour(env, culprit, failure)
         if group.host_id is None:
             self.renewals.host_ended(group)
         else:
             self._hosts.end(group, ask=False)
 
-    def _involve(self, env: ManagedEnv, culprit: ManagedEnv, failure: EnvFailure) -> None:
-        """The host of an env is lost by the failure of a neighbour: nothing is charged to it."""
+    def _lose_host_of_neighbour(
+        self, env: ManagedEnv, culprit: ManagedEnv, failure: EnvFailure
+    ) -> None:
+        """Do what follows for an env that loses its host by the failure of another one."""
+        found = {
+            Condition.NEIGHBOUR: True,
+            Condition.LAUNCH_FAILED: (
+                self._table.launching and culprit.env_id in self.launch_failures
+            ),
+            Condition.RAISED: self.urgent,
+        }
+        situation = self._situation(env, Lost.HOST, found)
+        situation = self._decide_on_episode(env, situation)
+        answer = decide(ANSWERS, situation)
         own = of_neighbour(env, failure)
         self._statistics.note_failed(env.env_id, env.generation, self._hosts.clock())
-        if env.phase is Phase.CALLING:
-            env.result = own
         self._restorations.resume(env)
-        self._settle_failed_work(env, env.phase, own, None)
-        gives_up = self._states[env.env_id] is EnvState.DONE or self.urgent
-        if self._table.launching and culprit.env_id in self.launch_failures:
+        self._tell_user(env, own, decide(USER_GETS, situation))
+        if answer.raises is Raises.LAUNCH_ERROR:
             self.launch_failures.setdefault(env.env_id, own)
-            gives_up = True
         pause_s = self._policy.renewal_delay_s(env.renewals_in_a_row)
-        self._hosts.leave(env, Next.NOTHING if gives_up else Next.RENEW_HOST, pause_s)
+        is_renewed = answer.follows is Follows.NEW_HOST
+        self._hosts.leave(env, Next.RENEW_HOST if is_renewed else Next.NOTHING, pause_s)
+
+    # -- what is raised ---------------------------------------------------------------------
+
+    def _raise(self, env: ManagedEnv, raises: Raises, failure: EnvFailure, exceeded: str) -> None:
+        """Have a public call raise what is to be raised for the failure of an env.
+
+        Args:
+            env: the env.
+            raises: what.
+            failure: of the env.
+            exceeded: which limit of the budget it exceeds, if any.
+        """
+        if raises is Raises.LAUNCH_ERROR:
+            self.launch_failures[env.env_id] = failure
+        elif raises is Raises.FAILURE:
+            self.raise_at_once(failure)
+        elif raises is Raises.SPARE_DROPPED:
+            cause = self._budget.first_cause(env.env_id)
+            logger.error("%s: it is dropped, and the run goes on without it. %s", exceeded, cause)
+            env.dropped = True
+        elif raises is Raises.DROPPED:
+            logger.error("%s: env %d is dropped (on_exhausted: drop)", exceeded, env.env_id)
+            env.dropped = True
+            if env.failed_while_ready is None:
+                self._table.happened(env.env_id, Event.DROP)
+        elif raises is Raises.EXHAUSTED:
+            self._raise_exhausted(env, exceeded)
+
+    def _raise_exhausted(self, env: ManagedEnv, exceeded: str) -> None:
+        cause = self._budget.first_cause(env.env_id)
+        error = FailuresExhaustedError(
+            f"{exceeded}. It is not repaired any more; the other envs are as they were. Look at "
+            f"the first failure below, and then: raise that limit or lower failure_window_s, set "
+            f"on_exhausted: drop to go on without it, or call reset({{{env.env_id}: None}}) to "
+            f"have it repaired once more. First failure: {cause}",
+            cause,
+        )
+        logger.error("%s", error)
+        self.raise_later(error)
 
     def raise_at_once(self, failure: EnvFailure) -> None:
         """Have the present or next public call raise `failure` before anything else.
@@ -470,119 +971,7 @@ class Repair:
         self.urgent = False
         return self.fatal_errors.popleft() if self.fatal_errors else None
 
-    def _may_retry(self, env: ManagedEnv, lost: Lost) -> bool:
-        """Count a failed attempt at a reset, and say whether there is to be another one."""
-        env.attempts += 1
-        left = env.attempts < self._policy.max_retry
-        if not self._table.launching:
-            return left and lost is Lost.NOTHING
-        # Whoever takes a shared host along has its neighbours reset once more, and these may do the
-        # same to it, in turns: a launch has so many attempts in all as each env has by itself.
-        group, failed = env.group, self._failed_in_launch
-        failed[group.index] += 1
-        left = left and env.env_id not in self.launch_failures
-        return left and failed[group.index] < len(group.envs) * self._policy.max_retry
-
-    def _settle_failed_work(
-        self, env: ManagedEnv, phase: Phase, failure: EnvFailure, env_info: Any
-    ) -> None:
-        state = self._states[env.env_id]
-        if phase in (Phase.STEPPING, Phase.CALLING, Phase.IDLE) and state is not EnvState.RESET:
-            # The first reset of an env is the launch's, whoever begins the later ones.
-            env.attended = self._auto_reset or self._table.launching
-        if phase is Phase.STEPPING:
-            env.timestep = abnormal_timestep(env, failure, env_info)
-            self._statistics.abnormal += 1
-            self._table.happened(env.env_id, Event.FAILED)
-        elif phase is Phase.CANCELLING:
-            return  # it stays in RESET, which its user has called for
-        elif env.failed_while_ready is not None:
-            env.fresh = None  # the user still sees the observation that was ready
-        elif state is EnvState.RUN and not self._table.launching:
-            env.failed_while_ready = failure
-        elif state in (EnvState.INIT, EnvState.RESET, EnvState.RUN):
-            self._table.happened(env.env_id, Event.FAILED)
-
-    # -- the answer -------------------------------------------------------------------------
-
-    def _answer_in_launch(
-        self, env: ManagedEnv, failure: EnvFailure, lost: Lost, *, retry: bool
-    ) -> None:
-        pause_s = self._policy.retry_waiting_s
-        if not retry:
-            self.launch_failures[env.env_id] = failure
-            self._give_up(env, lost)
-        elif lost is Lost.NOTHING:
-            self._retry(env)
-        else:
-            self._table.happened(env.env_id, Event.FAILED)
-            if lost is Lost.HOST:
-                self._hosts.leave(env, Next.RENEW_HOST, pause_s)
-            else:
-                self._hosts.pause([env], pause_s, Next.RENEW_ENV)
-
-    def _retry(self, env: ManagedEnv) -> None:
-        self._statistics.reset_retries += 1
-        following = Next.RENEW_ENV if self._policy.renew_between_attempts else Next.RESET
-        self._hosts.pause([env], self._policy.retry_waiting_s, following)
-
-    def _answer(
-        self, env: ManagedEnv, phase: Phase, failure: EnvFailure, lost: Lost, *, charged: bool
-    ) -> None:
-        env.attempts = 0
-        exceeded = None
-        if charged and not isinstance(failure, EnvReportedAbnormal):  # nothing had to be repaired
-            exceeded = self._budget.charge(
-                env.env_id,
-                failure,
-                self._hosts.clock(),
-                steps=self._selections.steps_of(env.env_id),
-                steps_of_all=self._statistics.actions,
-            )
-        pause_s = self._policy.renewal_delay_s(env.renewals_in_a_row)
-        if exceeded is not None:
-            self._exhaust(env, exceeded, lost)
-        elif lost is Lost.HOST:
-            self._hosts.leave(env, Next.RENEW_HOST, pause_s)
-        elif lost is Lost.NOTHING and phase in (Phase.STEPPING, Phase.CANCELLING):
-            self._repair_after_step(env)
-        elif env.group.is_shared:
-            self._hosts.pause([env], pause_s, Next.RENEW_ENV)
-        else:  # the attempts at a reset are used up, or a new env could not be built
-            group = env.group
-            self._hosts.leave(env, Next.RENEW_HOST, pause_s)
-            self.renewals.take_over(env)
-            self._hosts.end(group, ask=True)
-
-    def _repair_after_step(self, env: ManagedEnv) -> None:
-        renews = self._policy.renew_between_attempts
-        if self._spares is not None and env.attended and env.phase is Phase.STEPPING:
-            self._spares.ended(env, self.renewals.renew_env if renews else self._begin_reset)
-        elif renews:
-            self.renewals.renew_env(env)
-        elif env.attended:
-            self._begin_reset(env)
-        else:
-            self._hosts.settle(env)
-            self._table.happened(env.env_id, Event.REPAIRED_UNATTENDED)
-
-    def _give_up(self, env: ManagedEnv, lost: Lost) -> None:
-        """Leave an env as it is, without what is lost."""
-        if lost is Lost.HOST:
-            self._hosts.leave(env, Next.NOTHING)
-        elif lost is Lost.ENV:
-            self._release(env)
-        else:
-            self._hosts.settle(env)
-
-    def _release(self, env: ManagedEnv) -> None:
-        """Have a healthy host let go of an env; the last one takes the host with it."""
-        if env.group.present() == [env]:
-            self._hosts.leave(env, Next.NOTHING)
-            self._hosts.end(env.group, ask=True)
-        else:
-            self._hosts.release(env)
-            released(self._hosts, env.env_id)
+    # -- what users do ----------------------------------------------------------------------
 
     def bring_back(self, env: ManagedEnv) -> None:
         """Renew an env that takes part in no host, because its user repairs it by hand."""
@@ -600,7 +989,7 @@ class Repair:
         if self._states[env.env_id] is EnvState.RESET and not env.waits:
             self._begin_reset(env)
         else:
-            self._replace_worn_host(env.group)
+            self._replace_host_if_wanted(env.group)
 
     # -- actions that nobody executes -------------------------------------------------------------
 
@@ -635,32 +1024,4 @@ class Repair:
             self._table.happened(env_id, Event.RENEW)
         elif env.phase is Phase.IDLE and env.host_id is not None:  # renewed, auto_reset off
             self._table.happened(env_id, Event.REPAIRED_UNATTENDED)
-        self._replace_worn_host(env.group)
-
-    # -- the end of the budget --------------------------------------------------------------
-
-    def _exhaust(self, env: ManagedEnv, exceeded: str, lost: Lost) -> None:
-        cause = self._budget.first_cause(env.env_id)
-        env.awaits_reset = False
-        if env.failed_while_ready is None and self._states[env.env_id] is not EnvState.ERROR:
-            self._table.happened(env.env_id, Event.FAILED)
-        self._give_up(env, Lost.ENV if lost is Lost.NOTHING else lost)
-        if env.is_spare:
-            logger.error("%s: it is dropped, and the run goes on without it. %s", exceeded, cause)
-            env.dropped = True
-            return
-        if self._policy.drop_exhausted:
-            logger.error("%s: env %d is dropped (on_exhausted: drop)", exceeded, env.env_id)
-            env.dropped = True
-            if env.failed_while_ready is None:
-                self._table.happened(env.env_id, Event.DROP)
-            return
-        error = FailuresExhaustedError(
-            f"{exceeded}. It is not repaired any more; the other envs are as they were. Look at "
-            f"the first failure below, and then: raise that limit or lower failure_window_s, set "
-            f"on_exhausted: drop to go on without it, or call reset({{{env.env_id}: None}}) to "
-            f"have it repaired once more. First failure: {cause}",
-            cause,
-        )
-        logger.error("%s", error)
-        self.raise_later(error)
+        self._replace_host_if_wanted(env.group)

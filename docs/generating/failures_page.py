@@ -1,0 +1,146 @@
+"""The page of what follows failures, from the tables that the code runs on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from typing import TypeVar
+
+from envmgr.core.failures import (
+    ANSWERS,
+    ANY_LOSS,
+    ANY_STATE,
+    ANYWHERE,
+    COUNTS,
+    EPISODES,
+    LOSSES,
+    REPORTING,
+    USER_GETS,
+    Answer,
+    Condition,
+    Gets,
+    Lost,
+    Rule,
+    Situation,
+    decide,
+)
+from envmgr.core.phases import Phase
+from envmgr.lifecycle import EnvState
+from generating.docstrings import table
+
+T = TypeVar("T")
+
+_HEADER = ("lost", "phase", "state", "when")
+
+_USUAL_STATE = {
+    Phase.STARTING: EnvState.INIT,
+    Phase.RESETTING: EnvState.RESET,
+    Phase.CANCELLING: EnvState.RESET,
+    Phase.PAUSING: EnvState.ERROR,
+}
+"""In which state an env is in a phase, if nothing is out of the ordinary; else RUN."""
+
+_USUAL = frozenset((Condition.AUTO_RESET, Condition.EPISODE_BEGINS))
+
+
+def failures_page() -> str:
+    """What follows failures, from the tables that the code runs on."""
+    return f"""# What follows a failure
+
+What an env's user gets of a failure, what is charged to the budget and what is done is decided by
+the tables in `envmgr/core/failures.py`, of which this page is made. The guide
+[Failures and repair](../guide/failures.md) says what counts as a failure, and how to live with it;
+states and phases are in [lifecycle](lifecycle.md).
+
+## With the defaults
+
+With one env in each worker (that only the env is lost, and not its host, can be where others share
+it), `auto_reset` on, and a budget that is not spent. Before the first renewal in a row there is no
+pause.
+
+{table(("lost", "phase", "the user gets", "charged", "what follows"), _summary())}
+A host that is lost is killed if it lives. The other envs in it lose it, too: nothing is charged to
+them.
+
+## The rules
+
+In each of the following tables, the first row that applies decides: it names what is lost, the
+phase and the state that the env was in, and all that stands under *when* holds. A situation that no
+row fits is a defect of envmgr, and raises.
+
+### What is lost
+
+By what the failure itself leaves unusable: nothing, if the env raised or returned what does not
+fit; the env, if it exited; the host, if that died, timed out or broke the protocol.
+
+{table((*_HEADER, "lost in the end"), _rows(LOSSES, lambda lost: (lost.value,)))}
+### What the user gets
+
+{table((*_HEADER, "the user gets"), _rows(USER_GETS, lambda gets: (_gets(gets),)))}
+### Whether an episode begins after the repair
+
+If not, the env goes to `NEED_RESET`.
+
+{table((*_HEADER, "an episode begins"), _rows(EPISODES, lambda begins: (_begins(begins),)))}
+### What is charged
+
+Where the next table says that failures are charged.
+
+{table((*_HEADER, "charged"), _rows(COUNTS, lambda counts: (_yes(counts),)))}
+### What follows
+
+{table((*_HEADER, "charged", "raised", "what follows"), _rows(ANSWERS, _answer))}"""
+
+
+def _summary() -> Iterable[tuple[str, ...]]:
+    """Return what is decided where nothing is out of the ordinary."""
+    for lost in Lost:
+        for phase in ANYWHERE:
+            if lost is not Lost.HOST and phase not in REPORTING:
+                continue  # an env of which nothing is awaited reports nothing
+            state = _USUAL_STATE.get(phase, EnvState.RUN)
+            alone = set() if lost is Lost.ENV else {Condition.ALONE}
+            situation = Situation(lost, phase, state, _USUAL | alone)
+            situation = replace(situation, lost=decide(LOSSES, situation))
+            answer = decide(ANSWERS, situation)
+            yield (
+                lost.value,
+                f"`{phase.name}`",
+                _gets(decide(USER_GETS, situation)),
+                _yes(answer.charged and decide(COUNTS, situation)),
+                answer.follows.value,
+            )
+
+
+def _rows(
+    rules: Sequence[Rule[T]], cells: Callable[[T], tuple[str, ...]]
+) -> Iterable[tuple[str, ...]]:
+    """Return the rows of one table."""
+    for rule in rules:
+        yield (
+            "any" if rule.lost == ANY_LOSS else ", ".join(lost.value for lost in rule.lost),
+            "any" if rule.at == ANYWHERE else _names(rule.at),
+            "any" if rule.states == ANY_STATE else _names(rule.states),
+            "; ".join(condition.value for condition in rule.when),
+            *cells(rule.then),
+        )
+
+
+def _names(members: Iterable[Phase] | Iterable[EnvState]) -> str:
+    return ", ".join(f"`{member.name}`" for member in members)
+
+
+def _gets(gets: tuple[Gets, ...]) -> str:
+    return "; ".join(each.value for each in gets) or "nothing"
+
+
+def _begins(begins: bool | None) -> str:
+    return "as was decided before" if begins is None else _yes(begins)
+
+
+def _yes(holds: bool) -> str:
+    return "yes" if holds else "no"
+
+
+def _answer(answer: Answer) -> tuple[str, str, str]:
+    return _yes(answer.charged), answer.raises.value, answer.follows.value
