@@ -520,6 +520,7 @@ class ReplyDispatcher:
     Args:
         hosts: which host serves which env.
         statistics: where things are counted.
+        journal: what changes in each step goes through.
         answers: what the answers of hosts mean.
         episodes: how they begin.
         repair: what follows failures.
@@ -530,6 +531,7 @@ class ReplyDispatcher:
         self,
         hosts: Hosts,
         statistics: Statistics,
+        journal: Journal,
         answers: ReplyEffects,
         episodes: Episodes,
         repair: Repair,
@@ -539,6 +541,7 @@ class ReplyDispatcher:
         self._hosts = hosts
         self._table = hosts.table
         self._statistics = statistics
+        self._journal = journal
         self._answers = answers
         self._episodes = episodes
         self._repair = repair
@@ -715,8 +718,6 @@ class ReplyDispatcher:
     def begin_episodes(self) -> bool:
         """Have envs be ready whose hosts have reset them, as far as there is nothing else to it.
 
-        Can be interrupted anywhere, and called again.
-
         Returns:
             Whether all is said; if not, one of the resets has more to it: `collect` looks at it.
         """
@@ -734,9 +735,14 @@ class ReplyDispatcher:
         if table.again or table.failed_while_ready or self._statistics.failing:
             begun = {env_id: place for env_id, place in begun.items() if self._is_well(env_id)}
             infos = {env_id: info for env_id, info in infos.items() if env_id in begun}
-        self._episodes.begun_plainly(begun)
-        table.episodes_begun(begun, infos)
+        if begun:
+            self._journal.do(self._begin, (begun, infos))
         return len(begun) == len(replied)
+
+    def _begin(self, resets: tuple[dict[int, int], dict[int, dict[str, Any]]], again: bool) -> None:
+        begun, infos = resets
+        self._episodes.begun_plainly(begun)
+        self._table.episodes_begun(begun, infos)
 
     def _is_well(self, env_id: int) -> bool:
         table = self._table

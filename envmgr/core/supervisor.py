@@ -112,6 +112,7 @@ class Supervisor:
         self._dispatcher = ReplyDispatcher(
             hosts,
             self.statistics,
+            journal,
             answers,
             self._episodes,
             self.repair,
@@ -181,7 +182,6 @@ class Supervisor:
         """Make up for an interrupt: can be interrupted itself, and called again."""
         journal = self.journal
         journal.finish()
-        self._dispatcher.begin_episodes()
         if self.table.unexecuted:
             journal.uninterrupted(self.repair.answer_unexecuted)
         if journal.returning is not None:
