@@ -18,7 +18,7 @@ from envmgr.core.launching import await_all, build_all, reset_all
 from envmgr.errors import EnvFailure, LaunchError
 from envmgr.texts import short_time
 from envmgr.wire.messages import Op
-from envmgr.worker.trial import Trial, try_env
+from envmgr.worker.profiling import Trial, try_env
 
 logger = logging.getLogger("envmgr")
 

@@ -1,10 +1,9 @@
-"""What a worker does in which order, by message; `test_posted.py` is about the block."""
+"""What a worker does in which order, and where its requests come from."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,12 +12,11 @@ from gymnasium.spaces import Box, Discrete
 
 from envmgr import BaseEnv, EnvTimestep
 from envmgr.wire.channel import ChannelClosedError, FrameChannel
-from envmgr.wire.frames import encode, split_frame
-from envmgr.wire.hosts import HostSettings, Orders, WorkerSettings
+from envmgr.wire.frames import encode
+from envmgr.wire.hosts import HostSettings
 from envmgr.wire.messages import EpisodePlan, Message, Op, ResetOrder
-from envmgr.worker import process
 from envmgr.worker.host import Host
-from envmgr.worker.serving import Inbox, serve
+from envmgr.worker.serving import ConnectionInbox, QueueInbox, serve
 
 N = 3
 
@@ -79,7 +77,7 @@ class World:
             send=self.channel.send,
             memory=lambda nbytes: None,
         )
-        serve(host, None, Inbox(self.channel))
+        serve(host, None, ConnectionInbox(self.channel))
         return [entry for entry in self.log if entry[1] != "close"]
 
     def end(self) -> None:
@@ -159,24 +157,24 @@ def _refuse() -> None:
     raise ValueError("no")
 
 
-@pytest.mark.skipif(not hasattr(os, "eventfd"), reason="there is no bell to ring")
-def test_a_bell_counts_and_one_that_is_full_was_rung_often_enough() -> None:
-    bell = os.eventfd(0, os.EFD_NONBLOCK)
-    try:
-        process._ring(bell)
-        process._ring(bell)
-        assert os.eventfd_read(bell) == 2
-        os.eventfd_write(bell, 2**64 - 2)
-        process._ring(bell)
-    finally:
-        os.close(bell)
+def test_an_inbox_that_is_over_gives_and_takes_nothing() -> None:
+    replies: list[Message] = []
+    inbox = QueueInbox(replies.append)
+    message = Message(Op.CALL, 0, 0, 1, None)
+    inbox.send(message)
+    assert not inbox.await_bell()
+    inbox.end()
+    for refused in (lambda: list(inbox.messages()), inbox.read, lambda: inbox.answer(message)):
+        with pytest.raises(ChannelClosedError):
+            refused()
+    assert replies == []
 
 
-def test_settings_that_cannot_be_read_fail_every_env() -> None:
-    sent: list[Any] = []
-    orders = Orders(((3, 1, 7, 0), (4, 0, 8, 0)), (), 0, b"", WorkerSettings())
-    process._refuse(orders, ValueError("no"), SimpleNamespace(send=sent.append))
-    replies = [parsed[0].message() for parsed in map(split_frame, sent) if parsed is not None]
-    assert [reply[:4] for reply in replies] == [(Op.FAILED, 3, 1, 7), (Op.FAILED, 4, 0, 8)]
-    for reply in replies:
-        assert "settings cannot be unpickled: ValueError: no" in reply.payload.message
+def test_an_interrupted_send_is_known_to_have_been_or_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    inbox = QueueInbox(lambda message: None)
+    first, second = (Message(Op.STEP, 0, 0, number, None) for number in (1, 2))
+    inbox.send(first)
+    inbox._latest = (second, [])  # an interrupt has come before it was put
+    assert [inbox.has_sent(first), inbox.has_sent(second)] == [False, False]
+    inbox.send(second)
+    assert inbox.has_sent(second)

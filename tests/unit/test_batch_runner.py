@@ -36,8 +36,8 @@ from envmgr.wire.block import (
 from envmgr.wire.hosts import HostSettings
 from envmgr.wire.infos import InfoDecoder
 from envmgr.wire.messages import AfterStep, EpisodePlan, FailureKind, Message, Op, ResetOrder
+from envmgr.worker.block_steps import BlockStepper
 from envmgr.worker.host import Host
-from envmgr.worker.posted import PostedSteps
 from tests.batched import Do, ScriptedBatch
 from tests.faults.interrupting import handlers, interrupt_at, points_of
 
@@ -70,7 +70,7 @@ class Rig:
         self.memory = bytearray(nbytes)
         self.block = Block(self.memory, block_plan)
         self.arena = arena_arrays(self.memory, self.placements[0])[0]
-        self.posted = PostedSteps(0, lambda: None, timed=False)
+        self.posted = BlockStepper(0, lambda: None, timed=False)
         self.built: list[Any] = []
         self.sent: list[Message] = []
         spec = BatchedEnvSpec(lambda: self._build(build), size, partial_steps)
@@ -80,7 +80,7 @@ class Rig:
             encode=lambda message: message,
             send=self.sent.append,
             memory=lambda n: self.memory,
-            posted=self.posted if in_block else None,
+            stepper=self.posted if in_block else None,
         )
         self.request_id = 0
         self.generations = [0] * size
@@ -143,7 +143,7 @@ class Rig:
         """Run what was postponed; return what was said."""
         before = self.block.resets.copy(), self.block.replies.copy()
         self.sent.clear()
-        self.host.run_resets(len(self.host.resets))
+        self.host.run_resets(len(self.host.pending_resets))
         new = zip(before, (self.block.resets, self.block.replies), strict=True)
         resets, replies = (np.flatnonzero(old != now).tolist() for old, now in new)
         in_block = [(i, Op.STEPPED) for i in replies] + [(i, Op.RESET_DONE) for i in resets]
@@ -226,17 +226,17 @@ def test_some_rows_are_stepped_after_what_has_come_meanwhile(in_block: bool) -> 
     rig = Rig(4, in_block=in_block)
     assert rig.step({1: 5}) == []
     assert rig.step({3: 6}) == []
-    assert rig.host.has_steps
+    assert rig.host.has_pending_steps
     assert rig.later() == stepped(1, 3)
     assert rig.env.log == [("step", [1, 3], [5, 6])]
-    assert not rig.host.has_steps
+    assert not rig.host.has_pending_steps
 
 
 @both_routes
 def test_an_env_that_steps_all_of_its_rows_waits_for_them(in_block: bool) -> None:
     rig = Rig(3, in_block=in_block, partial_steps=False)
     assert rig.step({0: 1, 1: 2}) == []
-    assert not rig.host.resets
+    assert not rig.host.pending_resets
     assert rig.step({2: 3}) == (stepped(2) if in_block else stepped(0, 1, 2))
     assert rig.env.log == [("step", [0, 1, 2], [1, 2, 3])]
 
@@ -264,13 +264,13 @@ def test_an_ended_row_is_reset_alone_and_not_waited_for(in_block: bool) -> None:
 
 def test_all_rows_of_a_batch_are_stepped_in_columns_and_fewer_are_not() -> None:
     rig = Rig(3)
-    assert [(first, end) for first, end, _ in rig.posted._bulks] == [(0, 3)]
+    assert [(first, end) for first, end, _ in rig.posted._column_steps] == [(0, 3)]
     rig.step({0: 1, 1: 1, 2: 1})
     assert rig.follows is False
     rig.step({0: 1, 1: Do.END, 2: 1})
     assert rig.follows is True, "its reset would wait for the next request"
     rig.ask(Op.RELEASE, 2)
-    assert not rig.posted._bulks
+    assert not rig.posted._column_steps
 
 
 def test_rows_that_end_together_are_reset_together() -> None:
@@ -410,7 +410,7 @@ def test_what_passes_through_is_not_reported() -> None:
     rig = Rig(2, propagate=(KeyboardInterrupt,))
     with pytest.raises(KeyboardInterrupt):
         rig.step({0: 1, 1: Do.INTERRUPT})
-    assert rig.posted.interrupted in (0, 1)
+    assert rig.posted.interrupted_env_id in (0, 1)
     assert rig.said() == []
 
 
@@ -635,14 +635,14 @@ def test_steps_in_columns_are_taken_whatever_is_interrupted_before_them() -> Non
 
     rig = posted()
     points = points_of(lambda: rig.posted.run(None))
-    before = [point for point in points if point.code.co_filename.endswith("posted.py")]
+    before = [point for point in points if point.code.co_filename.endswith("block_steps.py")]
     assert len(before) > 20
     with handlers(lambda: None):
         for point in before:
             rig = posted()
             with contextlib.suppress(KeyboardInterrupt):
                 interrupt_at(point, functools.partial(rig.posted.run, None), signal.SIGINT)
-            if rig.posted.interrupted is None:
+            if rig.posted.interrupted_env_id is None:
                 rig.posted.run(None)
                 is_answered = rig.block.replies == token_of(0, rig.request_id)
                 assert is_answered.all(), str(point)
@@ -658,4 +658,4 @@ def test_who_was_interrupted_is_known_though_a_handler_has_closed_all() -> None:
     rig.env.step = close_and_raise  # type: ignore[method-assign]
     with pytest.raises(KeyboardInterrupt):
         rig.step(dict.fromkeys(range(3), 1))
-    assert rig.posted.interrupted == 0
+    assert rig.posted.interrupted_env_id == 0
