@@ -4,8 +4,6 @@ A row looks to its host like any other env (`RowRunner`). The `BatchRunner` of i
 its rows are asked for, and steps and resets them together; the answers are written row by row.
 Where all that is known of the rows are arrays, `ColumnSteps` answers all of them at once. An
 `AsyncBatchRunner` serves envs that give the results of those rows first that are done first.
-
-This module imports nothing of managers, torch or treetensor.
 """
 
 from __future__ import annotations
@@ -118,9 +116,10 @@ class RowRunner(EnvRunner):
     def end_episode(self) -> AfterStep:
         """Count the end of an episode, and return what the host does after that."""
         after = super().end_episode()
-        plan, is_limited = self.plan, self._context.wants_recycling is not None
-        if plan.auto_reset and not (plan.params or is_limited):
-            self.is_plain = self.env.seeds.are_used_up
+        if not self.is_plain:
+            plan, is_limited = self.plan, self._context.wants_recycling is not None
+            is_plain = plan.auto_reset and not (plan.params or is_limited)
+            self.is_plain = is_plain and self.env.seeds.are_used_up
         if after is AfterStep.RESETS and self.batch.begins_with_next_step:
             return AfterStep.RESETS_LATE
         return after
@@ -580,6 +579,7 @@ def for_all_rows(columns: StepColumns, rows: Array, count: int) -> StepColumns:
 _ENDING_IS_KNOWN = TOLD << ENDING_SHIFT
 _TERMINATED = np.uint16(TERMINATED << ENDING_SHIFT | DONE)
 _TRUNCATED = np.uint16(TRUNCATED << ENDING_SHIFT | DONE)
+_CODES_OF_AFTER = {after: int(after) << AFTER_SHIFT for after in AfterStep}
 
 _Begun = Sequence[tuple[int, Sequence[Any]]]
 """Rows whose next episodes have begun, and the messages that are to be sent of that."""
@@ -829,12 +829,14 @@ class ColumnSteps:
                 continue
             runner = self._runners[row]
             batch.in_episode[row] = False
-            was_plain, begins = runner.is_plain, runner.resets_inplace
+            was_plain = runner.is_plain
             after = runner.end_episode()
-            flags[row] |= after << AFTER_SHIFT
-            if after is AfterStep.RESETS and begins:
+            if after is AfterStep.NOTHING:
+                continue
+            flags[row] |= _CODES_OF_AFTER[after]
+            if after is AfterStep.RESETS and runner.plan.inplace:
                 inplace.append(row)
-            elif after is AfterStep.RESETS or after is AfterStep.RESETS_LATE:
+            elif after is not AfterStep.WANTS_RECYCLING:
                 resets[row] = (
                     self._plain_resets[row]
                     if was_plain

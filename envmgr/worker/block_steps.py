@@ -5,8 +5,6 @@ their host. The host (`BlockStepper.run`) reads the actions of all of its rows a
 (`ActionReader`), has the envs take their steps one after another, each of which answers in the
 block, and rings for the trainer if that sleeps. `TimedBlockStepper` also writes down how long steps
 and resets take.
-
-This module imports nothing of managers, torch or treetensor.
 """
 
 from __future__ import annotations

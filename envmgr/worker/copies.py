@@ -1,7 +1,4 @@
-"""Copies of requests and replies that cross no process boundary, so that neither side shares data.
-
-This module imports nothing of managers, torch or treetensor.
-"""
+"""Copies of requests and replies that cross no process boundary: neither side shares data."""
 
 from __future__ import annotations
 

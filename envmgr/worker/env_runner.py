@@ -3,8 +3,6 @@
 `EnvRunner.take_step` is the one way in which a step is taken and answered, whatever the env is and
 wherever its answer goes (see `sinks`). `ordinary_steps` does the same at once where nothing about a
 step is out of the ordinary. A `BlockRow` is the env's row of the shared block, where actions are.
-
-This module imports nothing of managers, torch or treetensor.
 """
 
 from __future__ import annotations

@@ -2,8 +2,6 @@
 
 Where it runs (process, thread, in the caller) is not its business: a `Host` is given messages and
 sends encoded replies. A `HostedEnv` is one of its envs; `EnvsInUse` knows which objects are taken.
-
-This module imports nothing of managers, torch or treetensor.
 """
 
 from __future__ import annotations

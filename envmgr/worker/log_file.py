@@ -1,7 +1,4 @@
-"""Has a worker write into a log file of its own, in place of the trainer's streams.
-
-This module imports nothing of managers, torch or treetensor.
-"""
+"""Has a worker write into a log file of its own, in place of the trainer's streams."""
 
 from __future__ import annotations
 

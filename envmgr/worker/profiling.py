@@ -3,8 +3,6 @@
 A `Trial` has sums and counts of random steps, taken in an env that a host runs already (`try_env`),
 to find out how many workers are worth it. A `Profile` has each duration besides, of an env that was
 built for it (`profile_env`).
-
-This module imports nothing of managers, torch or treetensor.
 """
 
 from __future__ import annotations

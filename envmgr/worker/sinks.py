@@ -3,8 +3,6 @@
 There is one way to answer a step or a reset, and these are its two ends. What the block has no room
 for (failures, large or odd infos, odd rewards) goes by message, exactly as the answer to a request
 that came by message. How an exception of env code is reported is decided here, too.
-
-This module imports nothing of managers, torch or treetensor.
 """
 
 from __future__ import annotations
