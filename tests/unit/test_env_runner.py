@@ -14,14 +14,18 @@ import pytest
 from gymnasium.spaces import Discrete
 
 import envmgr
+from envmgr import BaseEnv
 from envmgr.types import EnvTimestep
 from envmgr.wire.arenas import ObservationRules
 from envmgr.wire.frames import FrameError
 from envmgr.wire.messages import (
     AfterStep,
+    EpisodePlan,
     FailureKind,
     Message,
     Op,
+    ResetOrder,
+    SavedEnv,
 )
 from envmgr.worker.applied import AppliedEnv
 from envmgr.worker.env_runner import EnvRunner
@@ -349,6 +353,104 @@ def test_frame_errors_of_the_protocol_itself_are_not_hidden() -> None:
 
     with pytest.raises(FrameError):
         Harness(ScriptedEnv(), encode=refuse).build()
+
+
+# -- states that are saved ------------------------------------------------------------------------
+
+
+class Counting(BaseEnv):
+    """Its state is how many steps it has taken; action 1 ends the episode, 2 fails."""
+
+    observation_space, action_space = OBS, Discrete(3)
+    reward_space = None
+    can_save = True
+
+    def __init__(self) -> None:
+        self.n_steps = 0
+
+    def seed(self, seed: int, dynamic_seed: bool | None = None) -> None: ...
+
+    def reset(self, **params: Any) -> Any:
+        self.n_steps = 0
+        return np.zeros(2, np.float32)
+
+    def step(self, action: Any) -> EnvTimestep:
+        if action == 2:
+            raise ValueError("no")
+        self.n_steps += 1
+        return EnvTimestep(np.full(2, self.n_steps, np.float32), 1.0, action == 1, {})
+
+    def close(self) -> None: ...
+
+    def get_state(self) -> int:
+        if not self.can_save:
+            raise ValueError("not now")
+        return self.n_steps
+
+    def set_state(self, state: int) -> None:
+        self.n_steps = state
+
+
+def saving(**options: Any) -> Harness:
+    harness = Harness(Counting(), save_every=2, copies_states=True, **options)
+    harness.build()
+    harness.reset()
+    return harness
+
+
+def saved_by(harness: Harness, action: int = 0) -> SavedEnv | None:
+    replies = harness.run(Op.STEP, action)
+    payloads = [reply.payload for reply in replies if reply.op == Op.SAVED]
+    assert replies[-1].op == Op.SAVED or not payloads, "first the answer, then the state"
+    return payloads[0] if payloads else None
+
+
+def test_the_state_is_saved_every_so_many_steps_of_an_episode() -> None:
+    harness = saving()
+    found = [saved_by(harness) for _ in range(5)]
+    assert [saved is not None for saved in found] == [False, True, False, True, False]
+    assert [saved.obs.tolist() for saved in found if saved] == [[2, 2], [4, 4]]
+    assert all(saved.info == {"resumed": True} for saved in found if saved)
+
+
+@pytest.mark.parametrize("action", [1, 2])
+def test_an_episode_that_has_ended_or_failed_is_not_saved_and_the_next_counts_anew(
+    action: int,
+) -> None:
+    harness = saving()
+    saved_by(harness)
+    assert saved_by(harness, action) is None, "it would be the second step"
+    if action == 2:
+        harness.reset()
+    episodes = [saved.episode for saved in (saved_by(harness), saved_by(harness)) if saved]
+    assert episodes == [1 if action == 1 else 0]
+
+
+def test_an_env_goes_on_where_it_was_saved() -> None:
+    first, second = saving(), saving()
+    saved_by(first)
+    saved = saved_by(first)
+    assert saved is not None
+    plan = EpisodePlan(True, float("inf"), {})
+    order = ResetOrder({}, None, None, plan, saved=saved._replace(episodes=3))
+    reference, info = only(second.run(Op.RESET, order), Op.RESET_DONE)
+    assert (numbers(reference), info) == ([2, 2], {"resumed": True})
+    assert second.env.n_steps == 2
+    assert second.run(Op.APPLY, (lambda applied: applied.episodes, ()))[0].payload == 3
+
+
+def test_a_state_that_cannot_be_saved_is_told_of_once_and_the_steps_go_on() -> None:
+    harness = saving()
+    harness.env.can_save = False
+    saved_by(harness)
+    told = [[reply.op for reply in harness.run(Op.STEP, 0)] for _ in range(4)]
+    assert told == [[Op.STEPPED], [Op.NOTICE, Op.STEPPED], [Op.STEPPED], [Op.STEPPED]]
+
+
+def test_an_env_without_a_state_is_not_built() -> None:
+    harness = Harness(launched().env, save_every=2)
+    failure = failure_of(harness.build())
+    assert (failure.during, harness.env.closed) == ("construction", 1)
 
 
 # -- ordinary steps -------------------------------------------------------------------------------
