@@ -35,7 +35,7 @@ from envmgr.wire.messages import (
 )
 from envmgr.wire.rewards import restored
 from envmgr.worker.block_steps import block_stepper
-from envmgr.worker.host import Host
+from envmgr.worker.host import EnvsInUse, Host
 
 OBSERVATIONS = Box(-100, 100, (2,), np.float32)
 
@@ -119,6 +119,7 @@ class Harness:
         encode: Callable[[Message], Any] = lambda message: message,
         memory: Any = None,
         rss_bytes: Callable[[], int] = lambda: 0,
+        envs_in_use: EnvsInUse | None = None,
         **settings: Any,
     ) -> None:
         self.env = env
@@ -131,6 +132,7 @@ class Harness:
             send=self.sent.append,
             memory=lambda nbytes: memory,
             rss_bytes=rss_bytes,
+            envs_in_use=envs_in_use,
         )
         self._request_id = 0
 
@@ -256,6 +258,7 @@ class BlockRig:
         n_hosts: int = 1,
         measures: bool = False,
         events: int = 0,
+        spin_s: float = 0.0,
         env_class: Callable[[], Any] = BlockEnv,
         **settings: Any,
     ) -> None:
@@ -268,7 +271,7 @@ class BlockRig:
         self.block = Block(self.memory, block_plan)
         self.block.sleeping[-1] = 1
         self.rings = 0
-        self.posted = block_stepper(0, self._ring, timed=timed, measures=measures)
+        self.posted = block_stepper(0, self._ring, timed=timed, measures=measures, spin_s=spin_s)
         self.envs: dict[int, Any] = {}
         self._env_class = env_class
         self.sent: list[Message] = []

@@ -259,3 +259,32 @@ def test_an_ordered_reset_says_whom_it_runs() -> None:
     rig.run()
     rig.run()
     assert (seen, int(rig.block.running[0])) == ([2], 0)
+
+
+def test_it_says_whether_resets_follow() -> None:
+    rig = Rig(2)
+    rig.post(0, 1)
+    assert rig.posted.run(None) is False
+    assert rig.posted.run(None) is None, "nothing was posted"
+    rig.order(1, also=(0,))
+    assert rig.posted.run(None) is True
+
+
+def test_a_host_watches_for_less_time_when_watching_was_in_vain(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rig, clock, watched = Rig(2, spin_s=16.0), [0.0], list[float]()
+
+    def tick() -> float:
+        clock[0] += 0.5
+        return clock[0]
+
+    def sleep() -> bool:
+        watched.append(clock[0])
+        clock[0] = 0.0
+        return len(watched) < 7
+
+    monkeypatch.setattr("envmgr.worker.block_steps.monotonic", tick)
+    assert rig.posted.run(sleep) is None
+    assert watched == sorted(watched, reverse=True)
+    assert (watched[0], watched[-1]) == (pytest.approx(16.0, abs=1.5), pytest.approx(1.0, abs=1.5))

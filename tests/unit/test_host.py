@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 from gymnasium.spaces import Box, Discrete, Text
 
+from envmgr.env.contract import EnvContractError
 from envmgr.spaces import codec_of
 from envmgr.wire.arenas import COPIED, ObservationRules, plan_placements
 from envmgr.wire.frames import encode
@@ -23,7 +25,7 @@ from envmgr.wire.messages import (
     Op,
     ResetOrder,
 )
-from envmgr.worker.host import Host
+from envmgr.worker.host import EnvsInUse, Host
 from tests.unit.host_rigs import (
     ACTIONS,
     OBSERVATIONS,
@@ -590,3 +592,46 @@ def test_attaching_where_nothing_was_built_does_nothing() -> None:
     harness = Harness(RuntimeError("no"), memory=bytearray(nbytes))
     harness.build()
     assert harness.run(Op.ATTACH, placements[0]) == []
+
+
+# -- env objects that are in use ------------------------------------------------------------------
+
+
+class Wrapping(ScriptedEnv):
+    def __init__(self, inside: Any) -> None:
+        super().__init__()
+        self.unwrapped = inside
+
+
+def test_one_object_serves_one_env_whatever_wraps_it() -> None:
+    used, first, second = EnvsInUse(), SimpleNamespace(env_id=0), SimpleNamespace(env_id=1)
+    env = ScriptedEnv()
+    used.claim(env, first)
+    used.claim(env, first)
+    with pytest.raises(EnvContractError, match="env 1 returned the env that serves env 0"):
+        used.claim(env, second)
+    with pytest.raises(EnvContractError, match="a wrapper of the env ScriptedEnv that serves env"):
+        used.claim(Wrapping(env), second)
+    with pytest.raises(EnvContractError, match="that is that of an earlier generation"):
+        used.claim(env, SimpleNamespace(env_id=0))
+    used.release(first)
+    used.claim(Wrapping(env), second)
+
+
+def test_a_host_refuses_what_another_host_of_its_process_runs() -> None:
+    shared, env = EnvsInUse(), ScriptedEnv()
+    first = Harness(env, envs_in_use=shared)
+    first.build()
+    second = Harness(env, envs_in_use=shared)
+    assert failure_of(second.build()).kind == FailureKind.PROTOCOL
+    first.run(Op.RELEASE)
+    assert only(second.build(), Op.HELLO)
+
+
+def test_an_env_that_was_not_built_has_ended_no_episode() -> None:
+    host = SharedHost(ScriptedEnv(step(done=True)), RuntimeError("boom"), max_episodes=1)
+    host.step(0)
+    assert host.replies[0].payload[4] == AfterStep.WANTS_RECYCLING
+    host = SharedHost(ScriptedEnv(step(done=True)), RuntimeError("boom"), max_episodes=2)
+    host.step(0)
+    assert host.replies[0].payload[4] == AfterStep.RESETS
