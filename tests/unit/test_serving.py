@@ -178,3 +178,21 @@ def test_an_interrupted_send_is_known_to_have_been_or_not(monkeypatch: pytest.Mo
     assert [inbox.has_sent(first), inbox.has_sent(second)] == [False, False]
     inbox.send(second)
     assert inbox.has_sent(second)
+
+
+def test_a_queue_tells_bells_from_messages_and_from_bells_that_ask_for_a_ring() -> None:
+    inbox = QueueInbox(lambda message: None)
+    inbox.ring(asks=False)
+    assert inbox.await_bell()
+    assert not inbox.take_ring_request()
+    inbox.ring(asks=True)
+    inbox.ring(asks=False)
+    assert not inbox.await_bell()
+    assert [inbox.take_ring_request(), inbox.take_ring_request()] == [True, False]
+    message = Message(Op.STEP, 0, 0, 1, None)
+    assert inbox.is_empty
+    inbox.send(message)
+    assert not inbox.await_bell()
+    assert not inbox.is_empty
+    assert list(inbox.messages()) == [message]
+    assert inbox.is_empty
