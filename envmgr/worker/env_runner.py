@@ -563,7 +563,7 @@ def ordinary_steps(runner: EnvRunner, sink: BlockSink) -> StepFunction:
         else:
             return take_step(sink, token, step_result_of, result)
         if (
-            type(terminated) is type(truncated) is bool
+            (terminated is truncated is False or type(terminated) is type(truncated) is bool)
             and type(info) is dict
             and not info
             and type(obs) is ndarray
@@ -580,14 +580,13 @@ def ordinary_steps(runner: EnvRunner, sink: BlockSink) -> StepFunction:
                 writer.step_place = after_step[place]
                 rewards[row] = reward
                 if terminated or truncated:
-                    bits = terminated_bits * terminated | truncated_bits * truncated
-                    return end_episode(token, code[place] | bits)
+                    return end_episode(token, code[place], terminated, truncated)
                 flags[row] = code[place]
                 replies[row] = token  # last: from now on the reply counts
                 return None
         return take_step(sink, token, step_result_of, result)
 
-    def end_episode(token: int, code: int) -> bool:
+    def end_episode(token: int, code: int, terminated: bool, truncated: bool) -> bool:
         after = runner.end_episode()
         is_inplace = after is AfterStep.RESETS and runner.plan.inplace
         messages: Sequence[Any] | None = None
@@ -611,6 +610,10 @@ def ordinary_steps(runner: EnvRunner, sink: BlockSink) -> StepFunction:
                     messages = sink.answer_reset(token, reference, info)
             except BaseException as error:  # as in `step`
                 messages = (sink.exception_reply(token, error, "reset"),)
+        if terminated:
+            code |= terminated_bits
+        if truncated:
+            code |= truncated_bits
         flags[row] = code | codes_of_after[after]
         replies[row] = token  # last, as above
         if messages is not None:  # and notices, of a cast
