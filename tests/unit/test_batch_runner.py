@@ -536,15 +536,34 @@ def test_infos_of_a_step_in_columns_are_written_beside_it(partial_steps: bool) -
     assert [rig.observed(i)[4] for i in range(4)] == [4, 5, 6, 7]
 
 
+class Whole(Telling):
+    """Steps some rows as columns of all of them; those that take none tell something, too."""
+
+    def step_whole(self, rows: Any, actions: Any) -> Any:  # type: ignore[override]
+        obs, rewards, ends, truncated, infos = self.step(rows.tolist(), actions[rows])
+        whole = [np.full((4, *part.shape[1:]), 9, part.dtype) for part in (obs, rewards)]
+        flags = [np.ones(4, bool), np.ones(4, bool)]
+        for column, part in zip((*whole, *flags), (obs, rewards, ends, truncated), strict=True):
+            column[rows] = part
+        by_row = dict(zip(rows.tolist(), infos, strict=True))
+        return (*whole, *flags, [by_row.get(row, {"nobody": "asked"}) for row in range(4)])
+
+
+@pytest.mark.parametrize("build", [ScriptedBatch, Telling, Whole])
 @pytest.mark.parametrize("partial_steps", [False, True])
-def test_what_rows_that_take_no_step_have_replied_stays(partial_steps: bool) -> None:
-    rig = Rig(4, partial_steps=partial_steps, build=Telling, plan=WAITING)
+def test_what_rows_that_take_no_step_have_replied_stays(partial_steps: bool, build: Any) -> None:
+    rig = Rig(4, partial_steps=partial_steps, build=build, plan=WAITING)
     rig.reset(*range(4))
     rig.step({0: 1, 1: 2, 2: 3, 3: Do.END})
-    before = rig.block.rewards[3], rig.block.flags[3], rig.block.replies[3]
-    shown = rig.observed(3)
+
+    def of_row_3() -> tuple[Any, ...]:
+        block = rig.block
+        numbers = (block.rewards[3], block.flags[3], block.replies[3])
+        return (*numbers, block.infos[3].tobytes())
+
+    before, shown = of_row_3(), rig.observed(3)
     assert len(rig.step({0: 4, 1: 5, 2: 6})) == 3
-    assert (rig.block.rewards[3], rig.block.flags[3], rig.block.replies[3]) == before
+    assert of_row_3() == before
     assert rig.observed(3) == shown
     assert [rig.observed(i)[4] for i in range(3)] == [4, 5, 6]
 
@@ -796,6 +815,7 @@ def test_rows_that_are_done_first_are_answered_first() -> None:
     assert [message.payload[3]["row"] for message in rig.sent] == [2, 3]
     assert rig.said() == stepped(0, 1)
     assert not rig.host.pending_resets
+    assert not rig.host.only_receives
     assert rig.env.log == [("send", [0, 1, 2, 3]), ("receive", [2, 3]), ("receive", [0, 1])]
 
 

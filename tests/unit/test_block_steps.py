@@ -288,3 +288,16 @@ def test_a_host_watches_for_less_time_when_watching_was_in_vain(
     assert rig.posted.run(sleep) is None
     assert watched == sorted(watched, reverse=True)
     assert (watched[0], watched[-1]) == (pytest.approx(16.0, abs=1.5), pytest.approx(1.0, abs=1.5))
+
+
+def test_who_is_interrupted_in_a_batch_is_known_and_the_others_take_their_steps_later() -> None:
+    rig = Rig(3, propagate=(KeyboardInterrupt,))
+    rig.envs[1].gives.append(KeyboardInterrupt())
+    rig.post(0, 1, 2)
+    with pytest.raises(KeyboardInterrupt):
+        rig.posted.run(None)
+    assert rig.posted.interrupted_env_id == 1
+    assert [env.log for env in rig.envs.values()] == [[7], [7], []]
+    rig.posted.run(None)
+    assert [env.log for env in rig.envs.values()] == [[7], [7], [7]]
+    assert [rig.has_replied(i) for i in range(3)] == [True, False, True]
