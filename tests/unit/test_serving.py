@@ -11,7 +11,14 @@ import pytest
 from gymnasium.spaces import Box, Discrete
 
 from envmgr import BaseEnv, EnvTimestep
-from envmgr.wire.channel import ChannelClosedError, FrameChannel
+from envmgr.wire.channel import (
+    BELL,
+    BELL_ASKED,
+    BELL_VALUE,
+    BELL_VALUE_ASKED,
+    ChannelClosedError,
+    FrameChannel,
+)
 from envmgr.wire.frames import encode
 from envmgr.wire.hosts import HostSettings
 from envmgr.wire.messages import EpisodePlan, Message, Op, ResetOrder
@@ -79,6 +86,9 @@ class World:
         )
         serve(host, None, ConnectionInbox(self.channel))
         return [entry for entry in self.log if entry[1] != "close"]
+
+    def ring(self, bell: bytes) -> None:
+        self._parent.ring(bell)
 
     def end(self) -> None:
         """Send no more."""
@@ -196,3 +206,38 @@ def test_a_queue_tells_bells_from_messages_and_from_bells_that_ask_for_a_ring() 
     assert not inbox.is_empty
     assert list(inbox.messages()) == [message]
     assert inbox.is_empty
+
+
+@pytest.mark.skipif(not hasattr(os, "eventfd"), reason="there is no bell to ring")
+def test_a_bell_that_asks_for_a_ring_is_remembered_until_it_is_answered(world: World) -> None:
+    bell = os.eventfd(0, os.EFD_NONBLOCK)
+    try:
+        inbox = ConnectionInbox(world.channel, bell)
+        inbox.read()
+        assert not inbox.is_empty
+        list(inbox.messages())
+        os.eventfd_write(bell, BELL_VALUE)
+        assert inbox.await_bell()
+        os.eventfd_write(bell, BELL_VALUE_ASKED)
+        assert not inbox.await_bell()
+        os.eventfd_write(bell, BELL_VALUE)
+        assert not inbox.await_bell(), "a ring is due still"
+        assert [inbox.take_ring_request(), inbox.take_ring_request()] == [True, False]
+        world.step(0)
+        assert not inbox.await_bell()
+        assert [message.op for message in inbox.messages()] == [Op.STEP]
+    finally:
+        os.close(bell)
+
+
+def test_bells_that_come_over_the_connection_are_told_from_messages(world: World) -> None:
+    inbox = ConnectionInbox(world.channel)
+    inbox.read()
+    list(inbox.messages())
+    world.ring(BELL)
+    assert inbox.await_bell()
+    world.ring(BELL_ASKED)
+    assert not inbox.await_bell()
+    assert inbox.take_ring_request()
+    world.step(0)
+    assert not inbox.await_bell()
