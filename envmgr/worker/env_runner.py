@@ -531,7 +531,7 @@ def ordinary_steps(runner: EnvRunner, sink: BlockSink) -> StepFunction:
 
     It is a shortcut, which the benchmark needs: without it workers take 1.8 times the CPU for null
     envs (n = 64, arrays), and 1.2 times for CartPole; without its part for ends, a batch of which
-    seven steps end an episode in place costs them 1.2 times as much.
+    seven steps end an episode in place costs them 1.1 times as much.
     """
     writer, single = runner.writer, runner.writer.single_array
     if single is None:
