@@ -19,7 +19,7 @@ from envmgr.core.submit import submit_calls
 from envmgr.errors import EnvFailure, LaunchError
 from envmgr.texts import short_time
 from envmgr.wire.messages import Op
-from envmgr.worker.trial import Trial, try_env
+from envmgr.worker.profiling import Trial, try_env
 
 logger = logging.getLogger("envmgr")
 

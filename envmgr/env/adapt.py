@@ -145,13 +145,15 @@ def reset_env(env: Any, params: Mapping[str, Any] | None) -> tuple[Any, dict[str
     The info of a `BaseEnv` is its attribute `reset_info`, if it has one; plain classes may also
     return `(obs, info)` as gymnasium envs do.
     """
-    result = env.reset(**(params or {}))
+    if type(env) is GymnasiumEnv:  # first: to find out what it is not takes as long as its reset
+        return env.reset_with_info(params or {})
+    result = env.reset(**params) if params else env.reset()
     if not isinstance(env, BaseEnv) and not _follows_ding(env):
         result, returned = split_reset(result, attribute(env, "observation_space"))
         if returned:
             return result, returned
     info = attribute(env, "reset_info")
-    return result, dict(info) if isinstance(info, Mapping) else {}
+    return result, dict(info) if type(info) is dict or isinstance(info, Mapping) else {}
 
 
 def takes_seeds(env: Any) -> bool:

@@ -105,19 +105,27 @@ class GymnasiumEnv(BaseEnv):
             EnvContractError: the env returned something else than `(obs, info)`, or does not take
                 the seed or the options.
         """
+        return self.reset_with_info(params)[0]
+
+    def reset_with_info(self, params: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
+        """Start an episode as `reset` does; return its first observation and a copy of the info.
+
+        Raises:
+            EnvContractError: as of `reset`.
+        """
         result = self.env.reset(**self._reset_arguments.of(self._seeds.due(), params))
         if (
             not isinstance(result, (tuple, list))
             or len(result) != 2
-            or not isinstance(result[1], Mapping)
+            or (type(result[1]) is not dict and not isinstance(result[1], Mapping))
         ):
             raise EnvContractError(
                 f"reset of {env_name(self.env)} should return (obs, info) as "
                 f"gymnasium envs do, it returned {describe(result)}"
             )
         self._seeds.reset_done()
-        self.reset_info = dict(result[1])
-        return result[0]
+        self.reset_info = info = dict(result[1])
+        return result[0], info.copy()
 
     def step(self, action: Any) -> EnvTimestep:
         """Take one action; see the class for what the timestep holds.

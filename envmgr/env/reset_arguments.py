@@ -44,7 +44,7 @@ class ResetArguments:
         Raises:
             EnvContractError: the env takes no seed, or no options, and was given some.
         """
-        arguments: dict[str, Any] = dict.fromkeys(self._required)
+        arguments: dict[str, Any] = dict.fromkeys(self._required) if self._required else {}
         if options:
             if "options" not in self._taken:
                 raise EnvContractError(

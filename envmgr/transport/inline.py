@@ -15,11 +15,9 @@ from envmgr.transport.alarm import Alarm, TimeIsUp
 from envmgr.transport.base import Arrival, HostDied, TimedOut, Transport, at_most
 from envmgr.wire.hosts import HostSpec, hellos
 from envmgr.wire.messages import Message, Op
-from envmgr.worker.host import Host
-from envmgr.worker.in_service import InService
-from envmgr.worker.measured import MeasuredSteps
-from envmgr.worker.posted import PostedSteps
-from envmgr.worker.private import private_reply, private_request
+from envmgr.worker.block_steps import BlockStepper, TimedBlockStepper
+from envmgr.worker.copies import copied_reply, copied_request
+from envmgr.worker.host import EnvsInUse, Host
 
 _LEAST_GRACE_S = 1.0
 """How long envs may take to close even without a grace: nothing else cleans up after them."""
@@ -30,7 +28,7 @@ class _InlineHost:
 
     def __init__(self, host: Host) -> None:
         self.host = host
-        self.resets = host.resets
+        self.resets = host.pending_resets
         self.inbox: deque[Message] = deque()
         self.request_id = 0
 
@@ -42,7 +40,7 @@ class _InlineHost:
         """Return the operation of what is run next."""
         if self.inbox:
             return self.inbox[0].op
-        return Op.STEP if self.host.has_steps else Op.RESET
+        return Op.STEP if self.host.has_pending_steps else Op.RESET
 
     def run_next(self) -> None:
         """Run one request, or one reset that waits: part of the request that was run last."""
@@ -97,25 +95,25 @@ class InlineTransport(Transport):
         # Whether a host may have a request, or a reset that waits.
         self._has_work = False
         self._memory: memoryview | None = None
-        self._posted = PostedSteps(0, None, timed=False)
-        self._in_service = InService()
+        self._stepper = BlockStepper(0, None, timed=False)
+        self._envs_in_use = EnvsInUse()
         self._host_of: dict[int, int] = {}
         # Not an Event: who is interrupted in setting one leaves it locked.
         self._woken: queue.SimpleQueue[None] = queue.SimpleQueue()
 
     def start(self, specs: Sequence[HostSpec]) -> None:
         """Queue the building of envs; it happens in `poll`."""
-        if not self._posted.has_seats and any(spec.settings.measures for spec in specs):
-            self._posted = MeasuredSteps(0, None, timed=False)
+        if not self._stepper.has_rows and any(spec.settings.measures for spec in specs):
+            self._stepper = TimedBlockStepper(0, None, timed=False)
         for spec in specs:
             host = Host(
                 spec.factories,
                 spec.settings,
-                encode=private_reply,
+                encode=copied_reply,
                 send=partial(self._take, spec.host_id),
                 memory=self._open_memory,
-                posted=self._posted,
-                in_service=self._in_service,
+                stepper=self._stepper,
+                envs_in_use=self._envs_in_use,
             )
             self._hosts[spec.host_id] = entry = _InlineHost(host)
             self._has_work = True
@@ -124,7 +122,7 @@ class InlineTransport(Transport):
 
     def prepare(self, host_id: int, message: Message) -> Message:
         """Return the message with arrays and containers of its own."""
-        return private_request(message)
+        return copied_request(message)
 
     def send(self, host_id: int, prepared: Any) -> None:
         """Queue a request; CLOSE ends the host at once."""
@@ -165,13 +163,13 @@ class InlineTransport(Transport):
 
     def _run_posted(self) -> bool:
         """Take the steps that were posted; return whether there were any."""
-        posted, had_work = self._posted, self._has_work
+        stepper, had_work = self._stepper, self._has_work
         self._has_work = True  # until it is known that no reset follows
         try:
-            follows = posted.run(None)
+            follows = stepper.run(None)
         except BaseException as error:  # as in `_advance`
-            if posted.interrupted is not None:
-                self._abandon(self._host_of[posted.interrupted], error)
+            if stepper.interrupted_env_id is not None:
+                self._abandon(self._host_of[stepper.interrupted_env_id], error)
             raise
         if not follows:
             self._has_work = had_work
@@ -186,7 +184,7 @@ class InlineTransport(Transport):
         busy = [(i, entry) for i, entry in self._hosts.items() if entry.inbox or entry.resets]
         for host_id, entry in busy:
             is_async = entry.host.is_async
-            while not (is_async and (ran or not waits) and entry.host.receives):
+            while not (is_async and (ran or not waits) and entry.host.only_receives):
                 if not self._advance(host_id, entry):
                     break
                 ran = True

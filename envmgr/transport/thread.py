@@ -26,9 +26,9 @@ from envmgr.transport.outbox import Outbox, OutboxTransport
 from envmgr.wire.block import block_is_possible, items
 from envmgr.wire.hosts import HostSpec
 from envmgr.wire.messages import UNANSWERED, Message, Op
-from envmgr.worker.in_service import InService
-from envmgr.worker.private import private_request
-from envmgr.worker.thread import ThreadInbox, run_on_thread
+from envmgr.worker.copies import copied_request
+from envmgr.worker.host import EnvsInUse
+from envmgr.worker.serving import QueueInbox, run_on_thread
 
 _LAST_S = 0.5
 """How long threads may take to end at last: their envs still have to be closed."""
@@ -40,7 +40,7 @@ class _Entry(NamedTuple):
     """A host: its index, where its requests go, and its thread."""
 
     place: int
-    inbox: ThreadInbox
+    inbox: QueueInbox
     thread: threading.Thread
 
 
@@ -71,7 +71,7 @@ class ThreadTransport(OutboxTransport):
     def __init__(self, *, shared_memory: bool) -> None:
         super().__init__()
         self._given_up: list[threading.Thread] = []
-        self._in_service = InService()
+        self._envs_in_use = EnvsInUse()
         self._has_memory = shared_memory
         self._memory: npt.NDArray[np.uint8] | None = None
         self._mail: Any = None
@@ -84,7 +84,7 @@ class ThreadTransport(OutboxTransport):
         outbox = self._open_outbox()
         ring = outbox.bell.wake if self.has_block else None
         for spec in specs:
-            inbox = ThreadInbox(partial(outbox.put, spec.host_id))
+            inbox = QueueInbox(partial(outbox.put, spec.host_id))
             env_ids = ",".join(str(order.env_id) for order in spec.envs)
             thread = threading.Thread(
                 target=_run,
@@ -92,7 +92,7 @@ class ThreadTransport(OutboxTransport):
                 kwargs={
                     "memory": self._open_memory,
                     "ring": ring,
-                    "in_service": self._in_service,
+                    "envs_in_use": self._envs_in_use,
                 },
                 name=f"envmgr-envs-{env_ids}",
                 daemon=True,
@@ -131,7 +131,7 @@ class ThreadTransport(OutboxTransport):
 
     def prepare(self, host_id: int, message: Message) -> Message:
         """Return the message with arrays and containers of its own."""
-        return private_request(message)
+        return copied_request(message)
 
     def send(self, host_id: int, prepared: Any) -> None:
         """Hand a request over."""
@@ -223,7 +223,7 @@ class ThreadTransport(OutboxTransport):
         self._memory = self._mail = None
 
 
-def _run(spec: HostSpec, inbox: ThreadInbox, outbox: Outbox, **given: Any) -> None:
+def _run(spec: HostSpec, inbox: QueueInbox, outbox: Outbox, **given: Any) -> None:
     """Be the thread of a host."""
     detail = ""
     try:

@@ -1,1 +1,1 @@
-"""The child side: runs the envs of one host. Imports nothing of managers, torch or treetensor."""
+"""Runs envs: in a worker process, on a thread, in the caller. Imports no managers and no torch."""

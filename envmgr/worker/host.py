@@ -1,42 +1,55 @@
-"""The child side: runs requests against the envs of one host, in order.
+"""Runs the envs that share a host: what each request does, to all of them and to one.
 
-Where it runs (process, thread, in line) is not its business: it is given messages and sends encoded
-replies.
-
-This module imports nothing of managers, torch or treetensor.
+Where it runs (process, thread, in the caller) is not its business: a `Host` is given messages and
+sends encoded replies. A `HostedEnv` is one of its envs; `EnvsInUse` knows which objects are taken.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
-from typing import Any
+from types import BuiltinMethodType, FunctionType, MethodType
+from typing import Any, Protocol
 
+from envmgr.env import adapt
 from envmgr.env.batch_specs import Batch
+from envmgr.env.contract import EnvContractError, env_name
+from envmgr.env.gymnasium_env import GymnasiumEnv
+from envmgr.spaces.interrupts import pass_interrupt_on
 from envmgr.types import EnvFactory
+from envmgr.wire.arenas import Placement
+from envmgr.wire.block import Block
+from envmgr.wire.frames import FrameError
 from envmgr.wire.hosts import HostSettings
-from envmgr.wire.messages import Message, Op
-from envmgr.worker.async_batches import RunningAsyncBatch
-from envmgr.worker.batches import RunningBatch
-from envmgr.worker.hosted_env import HostedEnv
-from envmgr.worker.in_service import InService
-from envmgr.worker.measured import MeasuredSteps
-from envmgr.worker.posted import PostedSteps
-from envmgr.worker.resumable import ResumableEnv
-from envmgr.worker.running import RunningEnv, Surroundings
-from envmgr.worker.sinks import MessageSink, Send
+from envmgr.wire.messages import (
+    UNANSWERED,
+    Attribute,
+    EnvDescription,
+    FailureKind,
+    Message,
+    Op,
+)
+from envmgr.worker.applied import AppliedEnv
+from envmgr.worker.batch_runner import AsyncBatchRunner, BatchRunner
+from envmgr.worker.block_steps import BlockStepper, TimedBlockStepper
+from envmgr.worker.env_runner import (
+    CheckpointingEnvRunner,
+    EnvRunner,
+    HostContext,
+    block_row_of,
+)
+from envmgr.worker.sinks import BlockSink, MessageSink, Send
 
-
-def _kind_of(batch: Batch) -> type[RunningBatch]:
-    return RunningBatch if batch.batch_size is None else RunningAsyncBatch
+_METHOD_TYPES = (MethodType, FunctionType, BuiltinMethodType)
 
 
 class Host:
     """Runs the envs that share a host, one request at a time.
 
-    Resets that it begins by itself, and those that are ordered through the block, are postponed:
-    who drives it runs what has come for the other envs, and then `run_resets`.
+    Resets that it begins by itself, and those that are posted in the block, are run later: who
+    drives the host runs what has come for the other envs, and then `run_resets`.
 
     Args:
         factories: by env_id; each builds one env, when HELLO or RENEW says so.
@@ -45,11 +58,11 @@ class Host:
         send: sends it.
         memory: opens the shared memory when observations are placed in it.
         rss_bytes: resident memory of this process.
-        posted: takes the steps that are posted in the block; None where there is none.
-        in_service: the env objects that are in use in this process, where it has other hosts.
+        stepper: takes the steps that are posted in the block; None where there is none.
+        envs_in_use: the env objects that are in use in this process, where it has other hosts.
 
     Attributes:
-        resets: what runs the resets that wait, the oldest first.
+        pending_resets: functions that run the resets that wait, the oldest first.
         is_async: it has batched envs that work on while nobody waits for them.
     """
 
@@ -62,56 +75,59 @@ class Host:
         send: Send,
         memory: Callable[[int], Any],
         rss_bytes: Callable[[], int] = lambda: 0,
-        posted: PostedSteps | None = None,
-        in_service: InService | None = None,
+        stepper: BlockStepper | None = None,
+        envs_in_use: EnvsInUse | None = None,
     ) -> None:
-        in_service = in_service or InService()
+        envs_in_use = envs_in_use or EnvsInUse()
         self._settings = settings
-        carrying = partial(self._carrying, encode) if settings.carries else encode
-        self._messages = MessageSink(carrying, send, settings)
+        if settings.carries:
+            encode = partial(self._encode_with_observation, encode)
+        self._messages = MessageSink(encode, send, settings)
         self._rss_bytes = rss_bytes
-        self._posted = posted
-        self._is_worn = False
-        self.resets: deque[Callable[[], None]] = deque()
-        meter = posted if isinstance(posted, MeasuredSteps) else None
+        self._stepper = stepper
+        self._wants_recycling = False
+        self.pending_resets: deque[Callable[[], None]] = deque()
+        timer = stepper if isinstance(stepper, TimedBlockStepper) else None
         is_limited = settings.max_episodes is not None or settings.max_rss_bytes is not None
-        is_worn = self._has_reached_a_limit if is_limited else None
-        given = Surroundings(settings, self._messages, is_worn, self.resets.append, meter)
-        run = RunningEnv if settings.save_every is None else ResumableEnv
+        wants_recycling = self._has_reached_a_limit if is_limited else None
+        run_later = self.pending_resets.append
+        context = HostContext(settings, self._messages, wants_recycling, run_later, timer)
+        runner_of = EnvRunner if settings.save_every is None else CheckpointingEnvRunner
         self._envs = {
-            env_id: HostedEnv(env_id, factory, given, memory, posted, run, in_service)
+            env_id: HostedEnv(env_id, factory, context, memory, stepper, runner_of, envs_in_use)
             for env_id, factory in factories.items()
         }
         self._batches = [
-            _kind_of(batch)(batch, factories[batch.first], given)
+            _batch_runner_class(batch)(batch, factories[batch.first], context)
             for batch in settings.batches
             if batch.first in factories
         ]
-        self.is_async = any(rows.is_async for rows in self._batches)
-        for rows in self._batches:
-            for i in rows.env_ids:
-                open_row = partial(rows.open_row, i)
+        self.is_async = any(batch.is_async for batch in self._batches)
+        for runner in self._batches:
+            for i in runner.env_ids:
+                open_row = partial(runner.open_row, i)
                 self._envs[i] = HostedEnv(
-                    i, open_row, given, memory, posted, rows.run_row, in_service
+                    i, open_row, context, memory, stepper, runner.runner_of, envs_in_use
                 )
 
-    def _carrying(self, encode: Callable[[Message], Any], message: Message) -> Any:
-        """Encode a message with the observation that it refers to."""
+    def _encode_with_observation(self, encode: Callable[[Message], Any], message: Message) -> Any:
+        """Encode a message with the observation itself in place of what refers to it."""
         env, payload = self._envs.get(message.env_id), message.payload
         if env is not None and payload is not None and message.op in (Op.STEPPED, Op.RESET_DONE):
-            message = message._replace(payload=(env.carried(payload[0]), *payload[1:]))
+            observation = env.observation_bytes(payload[0])
+            message = message._replace(payload=(observation, *payload[1:]))
         return encode(message)
 
     @property
-    def has_steps(self) -> bool:
+    def has_pending_steps(self) -> bool:
         """Whether a step of a batched env is among what waits."""
-        return any(rows.steps or rows.receives for rows in self._batches)
+        return any(batch.steps or batch.only_receives for batch in self._batches)
 
     @property
-    def receives(self) -> bool:
+    def only_receives(self) -> bool:
         """Whether all that waits is to wait for results of batched envs that work on meanwhile."""
-        n_waits = sum(rows.receives for rows in self._batches)
-        return 0 < n_waits == len(self.resets)
+        n_waits = sum(batch.only_receives for batch in self._batches)
+        return 0 < n_waits == len(self.pending_resets)
 
     def handle(self, message: Message) -> None:
         """Run one request and send its replies."""
@@ -130,24 +146,272 @@ class Host:
 
     def run_resets(self, count: int) -> None:
         """Run so many of the resets that wait."""
-        for _ in range(min(count, len(self.resets))):
-            self.resets.popleft()()
-        if self._posted is not None:
-            self._posted.rest()
-            self._posted.wake_parent()
+        for _ in range(min(count, len(self.pending_resets))):
+            self.pending_resets.popleft()()
+        if self._stepper is not None:
+            self._stepper.note_idle()
+            self._stepper.ring_if_asleep()
 
     def close(self) -> None:
-        """Close all envs; errors of their own `close` are not ours to raise."""
-        self.resets.clear()
+        """Close all envs; what their own `close` raises is nobody's concern any more."""
+        self.pending_resets.clear()
         for env in self._envs.values():
             env.close()
 
     def _has_reached_a_limit(self) -> bool:
         """Whether this worker wants to be replaced; once it does, it goes on to."""
         limit, rss_limit = self._settings.max_episodes, self._settings.max_rss_bytes
-        self._is_worn = (
-            self._is_worn
+        self._wants_recycling = (
+            self._wants_recycling
             or (limit is not None and sum(e.episodes for e in self._envs.values()) >= limit)
             or (rss_limit is not None and self._rss_bytes() > rss_limit)
         )
-        return self._is_worn
+        return self._wants_recycling
+
+
+def _batch_runner_class(batch: Batch) -> type[BatchRunner]:
+    return BatchRunner if batch.batch_size is None else AsyncBatchRunner
+
+
+# -- one env ------------------------------------------------------------------------------------
+
+
+class HostedEnv:
+    """What serves an env_id: builds its env, and runs requests against it.
+
+    Args:
+        env_id: the env's id.
+        factory: builds the env; called by HELLO and RENEW.
+        context: what its host gives it.
+        memory: opens the shared memory when observations are placed in it.
+        stepper: takes the steps that are posted in the block, also the env's when its placement has
+            a block; None where there is none.
+        runner_of: returns the runner of an env that was built.
+        envs_in_use: the env objects that are in use.
+
+    Attributes:
+        env_id: the env's id.
+    """
+
+    def __init__(
+        self,
+        env_id: int,
+        factory: EnvFactory,
+        context: HostContext,
+        memory: Callable[[int], Any],
+        stepper: BlockStepper | None,
+        runner_of: Callable[[Any, HostContext], EnvRunner],
+        envs_in_use: EnvsInUse,
+    ) -> None:
+        self.env_id = env_id
+        self._factory = factory
+        self._context = context
+        self._messages = context.messages
+        self._memory = memory
+        self._stepper = stepper
+        self._runner_of = runner_of
+        self._envs_in_use = envs_in_use
+        self._runner: EnvRunner | None = None
+
+    @property
+    def episodes(self) -> int:
+        """Episodes that the present env has ended."""
+        return 0 if self._runner is None else self._runner.episodes
+
+    def handle(self, message: Message) -> None:
+        """Run one request and send its replies."""
+        op, runner = message.op, self._runner
+        if op == Op.STEP and runner is not None:  # first, for it is what comes most
+            runner.step(self._messages, message, message.payload)
+        elif op == Op.HELLO or op == Op.RENEW:
+            self._messages.send(self._build(message))
+        elif op == Op.RELEASE:
+            self.close()
+            self._messages.send(self._messages.reply(message, Op.RESULT, None))
+        elif op == Op.ATTACH:
+            if runner is not None:
+                self._attach(message, runner)
+        elif op not in _CALLS and op != Op.STEP and op != Op.RESET:
+            self._messages.refuse(message, "request", f"unknown operation {op}")
+        elif runner is None:
+            during = {Op.STEP: "step", Op.RESET: "reset"}.get(Op(op), "call")
+            self._messages.refuse(message, during, "there is no env")
+        elif op == Op.RESET:
+            runner.reset(message)
+        else:
+            self._messages.send(self._run_call(message, runner))
+
+    def _build(self, message: Message) -> Any:
+        """Build the env, in place of the one before; return the reply."""
+        self.close()
+        try:
+            built = self._factory()
+            self._envs_in_use.claim(built, self)
+            env = adapt.as_base_env(built, self.env_id)
+            self._runner = runner = self._runner_of(env, self._context)
+            return self._describe(message, runner)
+        except BaseException as error:  # whatever the env's code may raise, SystemExit included
+            if self._runner is None:
+                self._envs_in_use.release(self)
+            return self._messages.exception_reply(message, error, "construction")
+
+    def _describe(self, message: Message, runner: EnvRunner) -> Any:
+        """Return the reply that says what the env is like."""
+        about = (getattr(runner.env, name, None) for name in ("metadata", "spec", "render_mode"))
+        described = EnvDescription(*runner.spaces, *about)  # type: ignore[arg-type]
+        description = described._replace(
+            resets_alone=bool(runner.resets_alone),
+            converts_actions=isinstance(runner.env, GymnasiumEnv),
+        )
+        try:
+            return self._messages.reply(message, Op.HELLO, description)
+        except FrameError:  # registrations may hold what cannot be sent; nothing depends on them
+            description = description._replace(metadata=None, spec=None)
+            return self._messages.reply(message, Op.HELLO, description)
+
+    def close(self) -> None:
+        """Close the env, if there is one."""
+        runner, self._runner = self._runner, None
+        if self._stepper is not None:
+            self._stepper.remove_row(self.env_id)
+        try:
+            if runner is not None:
+                runner.close()
+        finally:
+            self._envs_in_use.release(self)
+
+    def adopt(self, message: Message) -> None:
+        """Serve another env_id, and answer with what came of the reset that was kept."""
+        runner = self._runner
+        if self._stepper is not None:
+            self._stepper.remove_row(self.env_id)
+        self.env_id = message.env_id
+        if runner is None:
+            if message.request_id != UNANSWERED:
+                self._messages.refuse(message, "reset", "there is no env")
+            return
+        adapt.serve_env_id(runner.env, message.env_id)
+        if message.payload is not None:
+            self._attach(message, runner)
+        else:
+            runner.writer.detach()
+        runner.answer_with_kept_reset(message)
+
+    def _attach(self, message: Message, runner: EnvRunner) -> None:
+        """Have observations be written into the shared memory, and steps be taken from there."""
+        placement: Placement = message.payload
+        memory = self._memory(placement.nbytes)
+        runner.writer.attach(memory, placement)
+        if self._stepper is not None and placement.block is not None:
+            block, stepper = Block(memory, placement.block), self._stepper
+            sink = BlockSink(block, self.env_id, self.env_id, self._messages, stepper.note_running)
+            stepper.add_row(block_row_of(runner, sink, placement.action_kind))
+
+    def observation_bytes(self, reference: Any) -> Any:
+        """Return what stands for an observation where the trainer does not share the memory."""
+        return reference if self._runner is None else self._runner.writer.with_bytes(reference)
+
+    def _run_call(self, message: Message, runner: EnvRunner) -> Any:
+        op = message.op
+        try:
+            return self._messages.reply(message, Op.RESULT, _CALLS[op](runner, message.payload))
+        except BaseException as error:  # as in `_build`
+            failure = self._messages.failure_of(error, "call")
+            if op == Op.GET_ATTR and isinstance(error, AttributeError):
+                failure = replace(failure, kind=FailureKind.NO_ATTRIBUTE)
+            return self._messages.failure_reply(message, failure)
+
+
+def _call(runner: EnvRunner, payload: Any) -> Any:
+    name, args, *kwargs = payload  # which are there if there are any
+    return adapt.env_attribute(runner.env, name)(*args, **(kwargs[0] if kwargs else {}))
+
+
+def _get_attr(runner: EnvRunner, name: str) -> Attribute:
+    value = adapt.env_attribute(runner.env, name)
+    is_method = isinstance(value, _METHOD_TYPES)
+    return Attribute(is_method, None if is_method else value)
+
+
+def _set_attr(runner: EnvRunner, payload: Any) -> None:
+    name, value = payload
+    adapt.set_env_attribute(runner.env, name, value)
+
+
+def _apply(runner: EnvRunner, payload: Any) -> Any:
+    function, args = payload
+    _, action_space, _ = runner.spaces
+    applied = AppliedEnv(
+        runner.env, runner.step_result, action_space, runner.plan.params, runner.episodes
+    )
+    return function(applied, *args)
+
+
+_CALLS: dict[int, Callable[[EnvRunner, Any], Any]] = {
+    Op.CALL: _call,
+    Op.GET_ATTR: _get_attr,
+    Op.SET_ATTR: _set_attr,
+    Op.APPLY: _apply,
+}
+"""What returns the results of requests that neither step nor reset the env."""
+
+
+# -- which env objects are in use ---------------------------------------------------------------
+
+
+class EnvOwner(Protocol):
+    """What is served by an env."""
+
+    env_id: int
+
+
+class EnvsInUse:
+    """The env objects of all hosts of a manager that are in one process, and whom they serve.
+
+    One that served two env_ids would mix up their episodes. Hosts may be threads: what is done here
+    is done in one operation of a dict.
+    """
+
+    def __init__(self) -> None:
+        # With the objects themselves, so that their ids stay theirs.
+        self._owners: dict[int, tuple[Any, EnvOwner]] = {}
+
+    def claim(self, env: Any, owner: EnvOwner) -> None:
+        """Take note that an env serves somebody, until `release`.
+
+        Args:
+            env: what a factory returned. If it is a wrapper, the env inside counts.
+            owner: whom it serves.
+
+        Raises:
+            EnvContractError: it serves another one.
+        """
+        inside = _innermost_env(env)
+        _, other = self._owners.setdefault(id(inside), (inside, owner))
+        if other is owner:
+            return
+        what = "the env" if inside is env else f"a wrapper of the env {env_name(inside)}"
+        before = f"serves env {other.env_id}"
+        if other.env_id == owner.env_id:
+            before = "is that of an earlier generation, which has not ended"
+        raise EnvContractError(
+            f"the factory of env {owner.env_id} returned {what} that {before}: one object cannot "
+            "be two envs, whose episodes would be mixed up. A factory has to build a new env each "
+            "time it is called, as in env_fn=[lambda: MyEnv()] * n, or [MyEnv] * n"
+        )
+
+    def release(self, owner: EnvOwner) -> None:
+        """Forget the env that serves somebody."""
+        claimed = [key for key, (_, other) in list(self._owners.items()) if other is owner]
+        for key in claimed:
+            self._owners.pop(key, None)
+
+
+def _innermost_env(env: Any) -> Any:
+    """Return an env without its wrappers; itself if it cannot tell."""
+    try:
+        inside = env.unwrapped
+    except Exception as error:  # plain classes have none; what a property raises is not asked here
+        pass_interrupt_on(error)
+        return env
+    return inside if callable(getattr(inside, "step", None)) else env

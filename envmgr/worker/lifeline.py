@@ -1,4 +1,4 @@
-"""A pipe that nobody writes to: the kernel kills its readers when the process that owns it is gone.
+"""Ends workers with the trainer: the kernel kills who reads a pipe when its owner is gone.
 
 A thread or a signal handler cannot end a worker that hangs in C code with the GIL held, and the
 signal of `PR_SET_PDEATHSIG` comes when the thread ends that started the worker, or never, if a fork
@@ -21,10 +21,10 @@ if sys.platform == "linux":
 
 
 class Lifeline:
-    """The pipe, in the process with which others are to end.
+    """A pipe that nobody writes to, in the process with which others are to end.
 
     Attributes:
-        read_fd: what those others hold on to, see `hold_on_to`; -1 once closed.
+        read_fd: what those others watch, see `die_with_owner`; -1 once closed.
     """
 
     def __init__(self) -> None:
@@ -39,7 +39,7 @@ class Lifeline:
         return _opened_anew(self.read_fd)
 
     def close(self) -> None:
-        """End those that hold on to it; in a fork: let go of it."""
+        """End those that watch it; in a fork: let go of it."""
         fds, self.read_fd, self._write_fd = (self.read_fd, self._write_fd), -1, -1
         for fd in fds:
             if fd >= 0:
@@ -81,7 +81,7 @@ def kill_with(read_end: int, owner: int) -> None:
         fcntl.fcntl(read_end, fcntl.F_SETFL, os.O_NONBLOCK | fcntl.FASYNC)
 
 
-def hold_on_to(read_fd: int) -> None:
+def die_with_owner(read_fd: int) -> None:
     """Have the kernel kill the group that this process leads when the owner of a lifeline is gone.
 
     Does nothing where the kernel cannot do that.

@@ -1,4 +1,4 @@
-"""The env's side of observations: checks each and commits it, or refuses it whole."""
+"""Checks each observation of an env and writes it for the trainer, or refuses it whole."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from envmgr.wire.arenas import ObservationRules, Placement, arena_arrays
 from envmgr.wire.messages import text_of
 
 
-class LoneLeaf(NamedTuple):
-    """What writing takes for envs whose observation is one array.
+class SingleArray(NamedTuple):
+    """What it takes to write the observations of an env that are one array each.
 
     Attributes:
-        dtype: of an observation that needs no second look.
+        dtype: of an observation that fits as it is.
         shape: likewise.
-        targets: where it is written, by place.
+        targets: where an observation is written, by place.
         arena: where the observations of all envs of this layout are: (places, rows, *shape).
-        row: its row there.
-        after: the place of the step after the one at each place.
-        finite: equals 0 for one whose numbers are finite; None if they need not be.
+        row: the env's row there.
+        after: for each place of a step, the place that the next step takes.
+        finite: returns 0 for an array whose numbers are finite; None if they need not be.
     """
 
     dtype: np.dtype[Any]
@@ -47,18 +47,19 @@ class LoneLeaf(NamedTuple):
 
 
 class ObservationWriter:
-    """The env's side: checks each observation and commits it.
+    """Checks each observation of an env and writes it.
 
     Args:
         space: the observation space; None checks nothing.
         rules: how to check.
-        on_cast: told of each leaf whose dtype is cast.
+        on_cast: called with a text for each leaf whose dtype is cast.
 
     Attributes:
-        lone: for those who write the observations of steps themselves; None if that cannot be.
-        step_place: the place that the next step takes.
-        reset_place: likewise, the next reset.
-        after: the place after each.
+        single_array: for those who write observations of steps themselves; None where these are
+            not one array each, or have no place in the shared memory.
+        step_place: the place that the next observation of a step takes.
+        reset_place: likewise, of a reset.
+        after: for each place, the one that the next observation of the same kind takes.
     """
 
     def __init__(self, space: Any, rules: ObservationRules, on_cast: OnCast) -> None:
@@ -67,12 +68,12 @@ class ObservationWriter:
         self._on_cast = on_cast
         self._layout = self._codec.layout
         structure = self._codec.structure
-        # What goes to the arena and what does not, if there are both.
+        # Splits leaves into those that go into the arena and the others, where there are both.
         self._mixed = structure if structure.fixed and not structure.is_fixed else None
         self._targets: list[tuple[Array, ...]] | None = None
         self.after: list[int] = []
         self.step_place = self.reset_place = 0
-        self.lone: LoneLeaf | None = None
+        self.single_array: SingleArray | None = None
         sent = None if self._layout is None else self._layout.lone
         is_plain = sent is not None and sent.dtype.kind in "biuf" and not rules.refuse_non_finite
         self._sent = sent if is_plain else None
@@ -90,40 +91,47 @@ class ObservationWriter:
         ]
         self._placed = placement.layout.leaves
         self.step_place, self.reset_place = placement.step_place, placement.reset_place
-        self.lone = None
+        self.single_array = None
         leaf = placement.layout.leaves[0]
         is_tested = self._rules.refuse_non_finite and has_floats(leaf.dtype)
         finite = finite_test(leaf.dtype, leaf.shape) if is_tested else None
         if type(placement.layout.skeleton) is int and is_tested == (finite is not None):
             targets = [target for (target,) in self._targets]
             after = self.after[: places.steps]
-            lone = (leaf.dtype, leaf.shape, targets, arenas[0], placement.row, after, finite)
-            self.lone = LoneLeaf(*lone)
+            self.single_array = SingleArray(
+                leaf.dtype, leaf.shape, targets, arenas[0], placement.row, after, finite
+            )
 
     def detach(self) -> None:
-        """Write nowhere any more: references carry the observations themselves."""
+        """Write into shared memory no more: replies carry the observations themselves."""
         self._targets = None
-        self.lone = None
+        self.single_array = None
 
     def write(self, observation: Any, *, of_reset: bool = False) -> Any:
-        """Check an observation, commit it and return the reference that the reply carries.
+        """Check an observation, write it, and return the reference to it that the reply carries.
 
         Args:
             observation: what the env returned.
-            of_reset: it begins an episode.
+            of_reset: whether it begins an episode.
 
         Raises:
             ValueMismatchError: it does not fit; nothing was written.
         """
-        lone = self.lone
+        single = self.single_array
         if (
-            lone is not None
+            single is not None
             and type(observation) is np.ndarray
-            and observation.dtype == lone.dtype
-            and observation.shape == lone.shape
-            and (lone.finite is None or lone.finite(observation) == 0.0)
+            and observation.dtype == single.dtype
+            and observation.shape == single.shape
+            and (single.finite is None or single.finite(observation) == 0.0)
         ):
-            return self._commit((observation,), of_reset)  # the ordinary case: nothing to check
+            place = self.reset_place if of_reset else self.step_place
+            single.targets[place][...] = observation
+            if of_reset:
+                self.reset_place = self.after[place]
+            else:
+                self.step_place = self.after[place]
+            return place
         sent = self._sent
         if (
             sent is not None
@@ -152,16 +160,19 @@ class ObservationWriter:
             free = list(map(_copied, free))
         return self._commit_or_copy(self._mixed.fixed, fixed, of_reset), free
 
-    def carried(self, reference: Any) -> Any:
-        """Return what `write` has returned, with the bytes of leaves for their place."""
+    def with_bytes(self, reference: Any) -> Any:
+        """Return a reference that `write` has returned with the bytes in place of the place.
+
+        They are for a trainer that does not share the memory which they were written into.
+        """
         if self._targets is None:
             return reference
         if type(reference) is tuple:
-            return self.carried(reference[0]), reference[1]
+            return self.with_bytes(reference[0]), reference[1]
         return list(map(Leaf.to_bytes, self._placed, self._targets[reference]))
 
     def _commit_or_copy(self, layout: Layout, leaves: Sequence[Array], of_reset: bool) -> Any:
-        """Return what refers to checked leaves: their place, or their bytes."""
+        """Return a reference to checked leaves: their place, or their bytes."""
         if self._targets is not None:
             return self._commit(leaves, of_reset)
         return [leaf.to_bytes(value) for leaf, value in zip(layout.leaves, leaves, strict=True)]

@@ -1,4 +1,4 @@
-"""What a worker process does: sets itself up, reads its orders, runs requests until told to end."""
+"""Sets up a worker process, has it read its orders, and runs requests until it is told to end."""
 
 from __future__ import annotations
 
@@ -29,12 +29,11 @@ from envmgr.wire.hosts import HostSettings, Orders, WorkerSettings, hellos
 from envmgr.wire.messages import FailureKind, Message, Op, RemoteFailure
 from envmgr.wire.pipe_channel import Channel
 from envmgr.wire.rooms import Room
-from envmgr.worker import last_words, logs
+from envmgr.worker import crash_report, log_file
+from envmgr.worker.block_steps import BlockStepper, block_stepper
 from envmgr.worker.host import Host
-from envmgr.worker.imported import report_imports
-from envmgr.worker.measured import posted_steps
-from envmgr.worker.posted import PostedSteps
-from envmgr.worker.serving import Inbox, serve
+from envmgr.worker.imported_modules import report_imports
+from envmgr.worker.serving import ConnectionInbox, serve
 
 _THREAD_VARIABLES = (
     "OMP_NUM_THREADS",
@@ -122,7 +121,7 @@ def end_with_parent(parent_waitable: Any) -> None:
         wait([parent_waitable])
         kill_own_group()
 
-    threading.Thread(target=watch, name="envmgr-parent-watch", daemon=True).start()
+    threading.Thread(target=watch, name="envmgr-end-with-parent", daemon=True).start()
 
 
 def flush_streams() -> None:
@@ -145,11 +144,11 @@ def run_worker(
     factories: Mapping[int, EnvFactory] | None = None,
     report_fd: int | None = None,
 ) -> int:
-    """Read the orders, then run requests until CLOSE or the end of the connection.
+    """Read the orders, build the envs, and run requests until CLOSE or the end of the connection.
 
     Args:
         channel: to the parent; the end that blocks.
-        fds: the file for last words, where they are kept; then the shared memory, the parent's
+        fds: the file for crash reports, where they are kept; then the shared memory, the parent's
             doorbell, and this worker's own; or the first of these, or nothing.
         factories: of its envs, by env_id, where the process inherited them.
         report_fd: where to say which modules were imported to build the envs, if that is wanted.
@@ -158,19 +157,19 @@ def run_worker(
         The exit code.
     """
     known = frozenset(() if report_fd is None else sys.modules)
-    last_words_fd, shared_fds = (fds[0], fds[1:]) if last_words.ARE_KEPT else (None, fds)
-    inbox = Inbox(channel, shared_fds[2] if len(shared_fds) > 2 else None)
+    crash_fd, shared_fds = (fds[0], fds[1:]) if crash_report.ARE_KEPT else (None, fds)
+    inbox = ConnectionInbox(channel, shared_fds[2] if len(shared_fds) > 2 else None)
     try:
         if (first := inbox.next()) is None or first.op != Op.HELLO:
             return 0  # the launch has failed before it began
         orders: Orders = first.payload
-        _set_up(orders, last_words_fd)
+        _set_up(orders, crash_fd)
         try:
             settings: HostSettings = pickle.loads(orders.settings)  # noqa: S301 - from the parent
         except Exception as error:  # whatever a __setstate__ of a space may raise
-            _refuse(orders, error, channel)
+            _report_unreadable_settings(orders, error, channel)
             settings, factories, orders = HostSettings(), {}, orders._replace(envs=())
-        posted = _posted_steps(orders, settings, shared_fds)
+        stepper = _block_stepper(orders, settings, shared_fds)
         host = Host(
             _factories(orders, factories),
             settings,
@@ -178,35 +177,35 @@ def run_worker(
             send=channel.send,
             memory=functools.cache(lambda nbytes: _open_memory(shared_fds, nbytes)),
             rss_bytes=resident_bytes,
-            posted=posted,
+            stepper=stepper,
         )
         for message in hellos(orders.envs):
             host.handle(message)
         if report_fd is not None:
             report_imports(report_fd, known)
-        serve(host, posted, inbox)
+        serve(host, stepper, inbox)
     except ChannelClosedError:  # the parent is gone, or has let go of this worker
         flush_streams()
         kill_own_group()  # nobody may be there any more who ends what it has started
     return 0
 
 
-def _refuse(orders: Orders, error: Exception, channel: Channel) -> None:
-    """Report that no env can be built."""
+def _report_unreadable_settings(orders: Orders, error: Exception, channel: Channel) -> None:
+    """Report for every env that it cannot be built."""
     text = f"the settings cannot be unpickled: {type(error).__name__}: {error}"
     failure = RemoteFailure(FailureKind.PROTOCOL, "construction", message=text)
     for env_id, generation, request_id, _ in orders.envs:
         channel.send(encode(Message(Op.FAILED, env_id, generation, request_id, failure)))
 
 
-def _posted_steps(
+def _block_stepper(
     orders: Orders, settings: HostSettings, shared_fds: tuple[int, ...]
-) -> PostedSteps | None:
-    """Return what takes the steps that are posted; None where the parent has no doorbell."""
+) -> BlockStepper | None:
+    """Return what takes the steps that are posted; None where the trainer has no doorbell."""
     if len(shared_fds) < 2:
         return None
     ring, timed = functools.partial(_ring, shared_fds[1]), bool(settings.announced)
-    return posted_steps(
+    return block_stepper(
         orders.host_index,
         ring,
         timed=timed,
@@ -235,13 +234,14 @@ class _Factory:
         return pickle.loads(self._pickled)()  # noqa: S301 - from the parent, over its own socket
 
 
-def _set_up(orders: Orders, last_words_fd: int | None) -> None:
+def _set_up(orders: Orders, crash_fd: int | None) -> None:
     index, settings = orders.host_index, orders.worker
     if settings.log is not None:
         ids, generations, _, _ = zip(*orders.envs, strict=True)
-        logs.write_to_file(settings.log, logs.Writer(index, ids, max(generations)))
-    if last_words_fd is not None:
-        last_words.record(last_words_fd, index)
+        file = log_file.LogFile(index, ids, max(generations))
+        log_file.write_to_log_file(settings.log, file)
+    if crash_fd is not None:
+        crash_report.record_crashes(crash_fd, index)
     set_up(index, settings)
 
 

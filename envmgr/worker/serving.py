@@ -1,8 +1,12 @@
-"""What a worker process does all day: waits, and runs what comes, by message or in the block.
+"""What a worker does all day: it waits, and runs what comes, by message or in the block.
 
 It goes in rounds: the steps that are posted, then the messages that have come, then the resets that
 have waited since the round before. So a reset waits for one batch of steps at most, and so does a
 message, however eagerly the envs are stepped.
+
+What comes is in an inbox: that of a process reads a connection (`ConnectionInbox`), that of a
+thread is a queue (`QueueInbox`). `run_on_thread` is all that a thread of the trainer's process does
+that hosts envs; what a process does besides is in `process`.
 """
 
 from __future__ import annotations
@@ -10,35 +14,31 @@ from __future__ import annotations
 import os
 import select
 from collections import deque
-from collections.abc import Iterator
-from typing import Protocol
+from collections.abc import Callable, Iterator
+from queue import SimpleQueue
+from typing import Any, Protocol
 
 from envmgr.wire.channel import BELL_VALUE_ASKED, ChannelClosedError
 from envmgr.wire.frames import Frame, FrameError, encode
+from envmgr.wire.hosts import HostSpec, hellos
 from envmgr.wire.messages import FailureKind, Message, Op, RemoteFailure
 from envmgr.wire.pipe_channel import Channel
-from envmgr.worker.host import Host
-from envmgr.worker.posted import PostedSteps
+from envmgr.worker.block_steps import BlockStepper, block_stepper
+from envmgr.worker.copies import copied_reply
+from envmgr.worker.host import EnvsInUse, Host
 
 _DURING = {Op.STEP: "step", Op.RESET: "reset", Op.HELLO: "construction"}
 
 
-def unreadable(frame: Frame, error: FrameError) -> Message:
-    """Return the reply to a request that cannot be unpickled."""
-    during = _DURING.get(Op(frame.op), "call")
-    failure = RemoteFailure(FailureKind.PROTOCOL, during, message=str(error))
-    return Message(Op.FAILED, *frame[1:4], failure)
-
-
-class Served(Protocol):
-    """Where the requests to a host come from, and bells: see `Inbox`."""
+class Inbox(Protocol):
+    """Where a host's requests come from, and the bells that are rung for it."""
 
     @property
     def is_empty(self) -> bool:
         """Whether no message has been read and not been run yet."""
 
-    def take_asked(self) -> bool:
-        """Return whether an answer to the latest bells is wanted; from now on none is."""
+    def take_ring_request(self) -> bool:
+        """Return whether the latest bells ask for a ring in return; from now on none is due."""
 
     def messages(self) -> Iterator[Message]:
         """Return the messages that were read, each once."""
@@ -47,32 +47,32 @@ class Served(Protocol):
         """Read the messages that have come, without waiting."""
 
     def await_bell(self) -> bool:
-        """Sleep until rung for; False if there is more to it: a message, or an answer is asked."""
+        """Sleep until rung for; False if there is more to it: a message, or a ring is due."""
 
     def answer(self, message: Message) -> None:
         """Send a reply of the host itself."""
 
 
-def serve(host: Host, posted: PostedSteps | None, inbox: Served) -> None:
+def serve(host: Host, stepper: BlockStepper | None, inbox: Inbox) -> None:
     """Run requests and posted steps until CLOSE.
 
     Raises:
         ChannelClosedError: the other end is closed.
     """
-    resets = host.resets
+    resets = host.pending_resets
     while True:
-        waiting, is_asked = len(resets), posted is not None and inbox.take_asked()
-        is_busy = waiting > 0 or is_asked or not inbox.is_empty
-        if posted is not None and posted.has_seats:
-            posted.run(None if is_busy else inbox.await_bell)
-            if posted.has_mail():
+        waiting, ring_is_due = len(resets), stepper is not None and inbox.take_ring_request()
+        is_busy = waiting > 0 or ring_is_due or not inbox.is_empty
+        if stepper is not None and stepper.has_rows:
+            stepper.run(None if is_busy else inbox.await_bell)
+            if stepper.has_new_messages():
                 inbox.read()
         elif is_busy:
             inbox.read()
         else:
             inbox.await_bell()
-        if is_asked and posted is not None:
-            posted.ring()
+        if ring_is_due and stepper is not None:
+            stepper.ring()
         for message in inbox.messages():
             if message.op == Op.CLOSE:
                 host.close()
@@ -83,7 +83,14 @@ def serve(host: Host, posted: PostedSteps | None, inbox: Served) -> None:
             host.run_resets(waiting)
 
 
-class Inbox:
+def unreadable_reply(frame: Frame, error: FrameError) -> Message:
+    """Return the reply to a request that cannot be unpickled."""
+    during = _DURING.get(Op(frame.op), "call")
+    failure = RemoteFailure(FailureKind.PROTOCOL, during, message=str(error))
+    return Message(Op.FAILED, *frame[1:4], failure)
+
+
+class ConnectionInbox:
     """The messages that come over a connection, and bells.
 
     Args:
@@ -105,10 +112,10 @@ class Inbox:
         """Whether no message has been read and not been run yet."""
         return not self._frames
 
-    def take_asked(self) -> bool:
-        """Return whether an answer to the latest bells is wanted; from now on none is."""
-        is_asked, self.channel.asked = self.channel.asked, False
-        return is_asked
+    def take_ring_request(self) -> bool:
+        """Return whether the latest bells ask for a ring in return; from now on none is due."""
+        is_due, self.channel.asked = self.channel.asked, False
+        return is_due
 
     def messages(self) -> Iterator[Message]:
         """Return the messages that were read, each once."""
@@ -117,7 +124,7 @@ class Inbox:
             try:
                 message = frame.message()
             except FrameError as error:
-                self.answer(unreadable(frame, error))
+                self.answer(unreadable_reply(frame, error))
             else:
                 yield message
 
@@ -149,7 +156,7 @@ class Inbox:
                 raise
 
     def await_bell(self) -> bool:
-        """Sleep until rung for; False if there is more to it: a message, or an answer is asked.
+        """Sleep until rung for; False if there is more to it: a message, or a ring is due.
 
         Raises:
             ChannelClosedError: the other end is closed.
@@ -167,3 +174,156 @@ class Inbox:
             except BlockingIOError:
                 continue
         return not self._frames and not channel.asked
+
+
+# -- hosts on threads ---------------------------------------------------------------------------
+
+
+class QueueInbox:
+    """The messages and bells for a host on a thread, in one queue.
+
+    The trainer's side can be interrupted anywhere: it takes no lock of Python's.
+
+    Args:
+        reply: takes the host's replies.
+    """
+
+    def __init__(self, reply: Callable[[Any], None]) -> None:
+        self._reply = reply
+        self._queue: SimpleQueue[Message | bool] = SimpleQueue()
+        self._latest: tuple[Message | None, list[None]] = (None, [])
+        self._is_over = False
+        self._messages: deque[Message] = deque()
+        self._ring_is_due = False
+
+    # -- the trainer's side -------------------------------------------------------------------
+
+    def send(self, message: Message) -> None:
+        """Have the host run a request."""
+        was_put: list[None] = []
+        self._latest = (message, was_put)
+        # In one go: no signal handler comes between the putting and the note of it.
+        was_put.extend(map(self._queue.put, (message,)))
+
+    def has_sent(self, message: Message) -> bool:
+        """Return whether this very object was sent last, if that was interrupted."""
+        latest, was_put = self._latest
+        return latest is message and bool(was_put)
+
+    def ring(self, *, asks: bool) -> None:
+        """Have the host look at the block, and ring in return if that is asked."""
+        self._queue.put(asks)
+
+    def end(self) -> None:
+        """Have the host end as soon as it is not in env code."""
+        self._is_over = True
+        self._queue.put(False)
+
+    # -- the host's side ----------------------------------------------------------------------
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no message has been read and not been run yet."""
+        return not self._messages
+
+    def take_ring_request(self) -> bool:
+        """Return whether the latest bells ask for a ring in return; from now on none is due."""
+        is_due, self._ring_is_due = self._ring_is_due, False
+        return is_due
+
+    def messages(self) -> Iterator[Message]:
+        """Return the messages that were read, each once.
+
+        Raises:
+            ChannelClosedError: the host is to end.
+        """
+        while self._messages:
+            self._check_not_over()
+            yield self._messages.popleft()
+
+    def read(self) -> None:
+        """Read the messages that have come, without waiting.
+
+        Raises:
+            ChannelClosedError: the host is to end.
+        """
+        while not self._queue.empty():
+            self._take(self._queue.get())
+        self._check_not_over()
+
+    def await_bell(self) -> bool:
+        """Sleep until rung for; False if there is more to it: a message, or a ring is due.
+
+        Raises:
+            ChannelClosedError: the host is to end.
+        """
+        self._take(self._queue.get())
+        self.read()
+        return not self._messages and not self._ring_is_due
+
+    def answer(self, message: Any) -> None:
+        """Send a reply, encoded.
+
+        Raises:
+            ChannelClosedError: the host is to end, and nobody wants its replies.
+        """
+        self._check_not_over()
+        self._reply(message)
+
+    def _take(self, item: Message | bool) -> None:
+        if type(item) is Message:
+            self._messages.append(item)
+        else:
+            self._ring_is_due = bool(item) or self._ring_is_due
+
+    def _check_not_over(self) -> None:
+        if self._is_over:
+            raise ChannelClosedError("the host was given up")
+
+
+def run_on_thread(
+    spec: HostSpec,
+    inbox: QueueInbox,
+    *,
+    memory: Callable[[int], Any],
+    ring: Callable[[], None] | None,
+    encode: Callable[[Message], Any] = copied_reply,
+    rss_bytes: Callable[[], int] = lambda: 0,
+    envs_in_use: EnvsInUse | None = None,
+) -> None:
+    """Build the envs of a host, and run what comes for them until it is told to end.
+
+    It sets up nothing that belongs to the process: no generators, signals, streams, fds or
+    environment variables. What is sent either way is handed over as it is, with arrays and
+    containers of its own.
+
+    Args:
+        spec: the host.
+        inbox: where requests come from.
+        memory: opens the memory that observations are placed in.
+        ring: rings for the trainer; None where no steps are posted.
+        encode: see `Host`.
+        rss_bytes: see `Host`.
+        envs_in_use: see `Host`.
+    """
+    settings = spec.settings
+    timed = bool(settings.announced)
+    measures, stepper = settings.measures, None
+    if ring is not None:
+        stepper = block_stepper(spec.index, ring, timed=timed, measures=measures)
+    host = Host(
+        spec.factories,
+        settings,
+        encode=encode,
+        send=inbox.answer,
+        memory=memory,
+        rss_bytes=rss_bytes,
+        stepper=stepper,
+        envs_in_use=envs_in_use,
+    )
+    try:
+        for message in hellos(spec.envs):
+            host.handle(message)
+        serve(host, stepper, inbox)
+    except ChannelClosedError:  # given up: nobody else closes the envs
+        host.close()

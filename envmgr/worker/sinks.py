@@ -1,9 +1,8 @@
 """Where the answers of envs go: into messages, or into the env's row of the shared block.
 
-What the block has no room for (failures, large or odd infos, odd rewards) goes by message,
-exactly as the answer to a request that came by message.
-
-This module imports nothing of managers, torch or treetensor.
+There is one way to answer a step or a reset, and these are its two ends. What the block has no room
+for (failures, large or odd infos, odd rewards) goes by message, exactly as the answer to a request
+that came by message. How an exception of env code is reported is decided here, too.
 """
 
 from __future__ import annotations
@@ -12,7 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from envmgr.env.contract import StepResult, info_of
+from envmgr.env.contract import EnvContractError, StepResult, info_of
+from envmgr.spaces import NonFiniteError, ValueMismatchError
+from envmgr.spaces.interrupts import came_through_a_handler
 from envmgr.wire.block import (
     AFTER_SHIFT,
     DONE,
@@ -29,21 +30,42 @@ from envmgr.wire.hosts import HostSettings
 from envmgr.wire.infos import InfoEncoder
 from envmgr.wire.messages import AfterStep, FailureKind, Message, Op, RemoteFailure, make_message
 from envmgr.wire.rewards import FIRST_ARRAY, FIRST_WIDE, kind_of_reward
-from envmgr.worker.checks import kind_of
-from envmgr.worker.interrupts import pass_on
 
 Send = Callable[[Any], None]
 
 
-class MessageSink:
-    """Answers requests by message. What its methods return is to be sent.
+def reraise_interrupt(error: BaseException, settings: HostSettings) -> None:
+    """Raise what was raised while env code ran and is not the env's own exception.
 
-    Each request is known by a key: here the message that it came with.
+    That is Ctrl-C, and whatever else a signal handler of the trainer raises, where envs run in the
+    trainer's own thread. In workers there is nothing of the kind.
+    """
+    if not settings.propagate:
+        return
+    if isinstance(error, settings.propagate) or came_through_a_handler(error):
+        raise error
+
+
+def failure_kind_of(error: BaseException) -> FailureKind:
+    """Return what an exception counts as that env code, or a check of what it returned, raised."""
+    if isinstance(error, (SystemExit, KeyboardInterrupt)):
+        return FailureKind.EXITED
+    if isinstance(error, NonFiniteError):
+        return FailureKind.NON_FINITE
+    if isinstance(error, (ValueMismatchError, FrameError, EnvContractError)):
+        return FailureKind.PROTOCOL
+    return FailureKind.RAISED
+
+
+class MessageSink:
+    """Answers requests by message. What the methods `answer_...` return is still to be sent.
+
+    Each request is known by a key: here, the message that it came with.
 
     Args:
         encode: turns a reply into what is sent; raises FrameError for what cannot be sent.
         send: sends it.
-        settings: say which operations are announced, and which exceptions are not the env's.
+        settings: says which operations are announced, and which exceptions are not the env's.
     """
 
     def __init__(
@@ -54,26 +76,26 @@ class MessageSink:
         self.settings = settings
 
     def request(self, key: Any) -> Message:
-        """Return the request, for replies by message."""
+        """Return the request as a message, which replies by message are made from."""
         request: Message = key
         return request
 
     def announce(self, key: Any, op: int = Op.RESET) -> None:
-        """Say that a request is run from now on, if anybody wants to know."""
+        """Tell the trainer that this request is being run from now on, if it wants to know."""
         if op in self.settings.announced:
             self.send(self.encode(key._replace(op=Op.BEGAN, payload=None)))
 
     def reply(self, key: Any, op: Op, payload: Any) -> Any:
-        """Return an encoded reply.
+        """Return an encoded reply to a request.
 
         Raises:
-            FrameError: it cannot be sent.
+            FrameError: the payload cannot be sent.
         """
         _, env_id, generation, request_id, _ = self.request(key)
         return self.encode(make_message((op, env_id, generation, request_id, payload)))
 
-    def failed(self, key: Any, failure: RemoteFailure) -> Any:
-        """Return an encoded FAILED."""
+    def failure_reply(self, key: Any, failure: RemoteFailure) -> Any:
+        """Return an encoded FAILED reply."""
         try:
             return self.reply(key, Op.FAILED, failure)
         except FrameError as error:  # an info that cannot be sent
@@ -82,12 +104,14 @@ class MessageSink:
             return self.reply(key, Op.FAILED, failure)
 
     def refuse(self, key: Any, during: str, text: str) -> None:
-        """Send a FAILED: this request cannot be run."""
+        """Send a FAILED reply to a request that cannot be run at all."""
         failure = RemoteFailure(FailureKind.PROTOCOL, during, message=text)
-        self.send(self.failed(key, failure))
+        self.send(self.failure_reply(key, failure))
 
-    def raised(self, key: Any, error: BaseException, during: str, *, of_batch: bool = False) -> Any:
-        """Return an encoded FAILED that reports an exception; raise it if it is not the env's.
+    def exception_reply(
+        self, key: Any, error: BaseException, during: str, *, of_batch: bool = False
+    ) -> Any:
+        """Return an encoded FAILED reply that reports an exception; raise it if not the env's.
 
         Args:
             key: the request.
@@ -96,33 +120,36 @@ class MessageSink:
             of_batch: likewise.
         """
         failure = self.failure_of(error, during)
-        return self.failed(key, replace(failure, of_batch=of_batch) if of_batch else failure)
+        if of_batch:
+            failure = replace(failure, of_batch=True)
+        return self.failure_reply(key, failure)
 
     def failure_of(self, error: BaseException, during: str) -> RemoteFailure:
         """Return what is reported of an exception of env code; raise it if it is not the env's."""
-        pass_on(error, self.settings)
-        return RemoteFailure.from_exception(error, during, kind_of(error))
+        reraise_interrupt(error, self.settings)
+        return RemoteFailure.from_exception(error, during, failure_kind_of(error))
 
-    def stepped(
+    def answer_step(
         self,
         key: Any,
         reference: Any,
         step_result: StepResult,
         after: AfterStep,
-        complete: Callable[[], Sequence[Any]] | None,
+        begin_next: Callable[[], Sequence[Any]] | None,
     ) -> tuple[Sequence[Any], bool]:
-        """Answer a step whose observation has been committed.
+        """Answer a step whose observation has been written.
 
         Args:
             key: the request.
             reference: to the observation.
             step_result: what else the step gave.
-            after: what this host does by itself after it.
-            complete: begins the next episode, without which the step is not complete; None if it
-                is. By message it is left to be run later: the reply to it tells.
+            after: what this host does by itself after the step.
+            begin_next: begins the next episode within this step (`reset_inplace`); None if it is
+                not to. Where the answer goes by message the reset comes later, with a reply of its
+                own, and this is not called.
 
         Returns:
-            The replies, and whether `complete` was run.
+            The messages to send, and whether `begin_next` was called.
         """
         _, reward, done, ending, info = step_result
         info = info_of(ending, info)
@@ -133,15 +160,15 @@ class MessageSink:
             raise self._blaming(parts, error) from error
         return (reply,), False
 
-    def begun(self, key: Any, reference: Any, info: Any) -> Sequence[Any]:
-        """Answer a reset whose observation has been committed; return the replies."""
+    def answer_reset(self, key: Any, reference: Any, info: Any) -> Sequence[Any]:
+        """Answer a reset whose observation has been written; return the messages to send."""
         try:
             return (self.reply(key, Op.RESET_DONE, (reference, info)),)
         except FrameError as error:
             raise self._blaming({"observation": reference, "info": info}, error) from error
 
     def _blaming(self, parts: Mapping[str, Any], error: FrameError) -> FrameError:
-        """Return an error that names the part of a reply that cannot be sent."""
+        """Return an error that names the part of the reply that cannot be sent."""
         for name, part in parts.items():
             try:
                 encode(Message(Op.RESULT, 0, 0, 0, part))  # not `reply`: it is not sent
@@ -152,14 +179,14 @@ class MessageSink:
 
 
 class BlockSink(MessageSink):
-    """Answers in a row of the block, where there is room; the key of a request is its token.
+    """Answers in a row of the shared block; the key of a request is its token.
 
     Args:
         block: the columns.
-        row: which.
+        row: the env's row.
         env_id: the env.
-        messages: how what there is no room for is sent.
-        announce: told that the env of the row begins with a reset.
+        messages: sends what the block has no room for.
+        note_running: called with the row when its env begins with a reset.
     """
 
     def __init__(
@@ -168,42 +195,44 @@ class BlockSink(MessageSink):
         row: int,
         env_id: int,
         messages: MessageSink,
-        announce: Callable[[int], None],
+        note_running: Callable[[int], None],
     ) -> None:
         super().__init__(messages.encode, messages.send, messages.settings)
         self.block = block
         self.row = row
         self.env_id = env_id
-        self._begin = announce
+        self._note_running = note_running
         self._encoder = InfoEncoder(INFO_BYTES)
-        self._room = block.plan.reward_room
+        self._reward_room = block.plan.reward_room
         self.rewards = items(block.rewards)
         self.flags = items(block.flags)
         self.replies = items(block.replies)
+        self.reset_flags = items(block.reset_flags)
+        self.resets = items(block.resets)
 
     def request(self, key: Any) -> Message:
-        """Return the request of a token."""
+        """Return the request that a token stands for, as a message."""
         generation, request_id = request_of(key)
         return Message(Op.STEP, self.env_id, generation, request_id, None)
 
     def announce(self, key: Any, op: int = Op.RESET) -> None:
-        """Say so in the block."""
-        self._begin(self.row)
+        """Say in the block that the env of this row is being run from now on."""
+        self._note_running(self.row)
 
-    def stepped(
+    def answer_step(
         self,
         key: Any,
         reference: Any,
         step_result: StepResult,
         after: AfterStep,
-        complete: Callable[[], Sequence[Any]] | None,
+        begin_next: Callable[[], Sequence[Any]] | None,
     ) -> tuple[Sequence[Any], bool]:
-        """Write the answer; it counts when it is complete."""
+        """Write the answer into the block, the token last: from then on it counts."""
         _, reward, done, ending, info = step_result
-        kind = 0 if type(reward) is float else kind_of_reward(reward, self._room)
+        kind = 0 if type(reward) is float else kind_of_reward(reward, self._reward_room)
         data = self._encoded(info)
         if kind is None or data is None:
-            return super().stepped(key, reference, step_result, after, complete)
+            return super().answer_step(key, reference, step_result, after, begin_next)
         row = self.row
         if kind < FIRST_ARRAY:
             self.rewards[row] = float(reward)
@@ -211,8 +240,8 @@ class BlockSink(MessageSink):
             self.rewards[row] = reward.item()
         else:
             self.block.wide_rewards[row, : len(reward)] = reward
-        # Not before: the env may use its array of rewards again.
-        replies = () if complete is None else complete()
+        # The reward is written before the reset, in which the env may reuse its array of rewards.
+        messages = () if begin_next is None else begin_next()
         flags = reference | ending << ENDING_SHIFT | int(after) << AFTER_SHIFT
         flags |= kind << REWARD_SHIFT | (DONE if done else 0)
         if data:
@@ -220,19 +249,19 @@ class BlockSink(MessageSink):
             flags |= HAS_INFO
         self.flags[row] = flags
         self.replies[row] = key  # last: from now on the answer counts
-        return replies, complete is not None
+        return messages, begin_next is not None
 
-    def begun(self, key: Any, reference: Any, info: Any) -> Sequence[Any]:
-        """Write the answer."""
+    def answer_reset(self, key: Any, reference: Any, info: Any) -> Sequence[Any]:
+        """Write the answer into the block, the token last."""
         data = b"" if type(info) is dict and not info else self._encoded(info)
         if data is None:
-            return super().begun(key, reference, info)
+            return super().answer_reset(key, reference, info)
         flags, row = reference, self.row
         if data:
             self.block.reset_infos[row, : len(data)] = memoryview(data)
             flags |= HAS_INFO
-        self.block.reset_flags[row] = flags
-        self.block.resets[row] = key
+        self.reset_flags[row] = flags
+        self.resets[row] = key  # last, as above
         return ()
 
     def _encoded(self, info: Any) -> bytes | None:

@@ -21,7 +21,7 @@ from gymnasium.spaces import Box, Discrete
 from envmgr import make
 from envmgr.cli import main
 from envmgr.observing.timeline import read_trace, totals_of
-from envmgr.worker.last_words import STACKS_SIGNAL
+from envmgr.worker.crash_report import STACKS_SIGNAL
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="it takes /proc")
 

@@ -33,7 +33,7 @@ from envmgr.wire.block import (
 )
 from envmgr.wire.messages import AfterStep
 from envmgr.wire.rewards import KINDS, TYPES
-from envmgr.worker.posted import PostedSteps
+from envmgr.worker.block_steps import BlockStepper
 from tests.contract.envs import Do, ScriptedEnv, seen
 from tests.contract.harness import Setup, World, over, ready_all, step_all
 
@@ -50,14 +50,14 @@ sync_blocks = over(ALONE, PACKED)
 async_blocks = over(ALONE_ASYNC, PACKED)
 
 
-def reached() -> tuple[Block, PostedSteps]:
+def reached() -> tuple[Block, BlockStepper]:
     """Return what the worker process that this code runs in answers with."""
     frame = sys._getframe()
     while frame.f_code.co_name != "run_worker":
         assert frame.f_back is not None, "this is not a worker process"
         frame = frame.f_back
-    posted = frame.f_locals["posted"]
-    return posted._seats[0].sink.block, posted
+    stepper = frame.f_locals["stepper"]
+    return stepper._block_rows[0].sink.block, stepper
 
 
 def info_bytes(value: Any, n_missing: int = 0) -> bytes:

@@ -19,7 +19,7 @@ import pytest
 
 from envmgr.errors import ConfigError, ManagerClosedError
 from envmgr.transport.process import server_spawner, template_servers
-from envmgr.worker import imported
+from envmgr.worker import imported_modules
 from tests.contract.envs import Do
 from tests.contract.harness import (
     DEFAULT,
@@ -60,12 +60,12 @@ def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Modules
     folder = Path(site.getusersitepackages())
     folder.mkdir(parents=True)
     monkeypatch.syspath_prepend(str(folder))
-    imported._folders.cache_clear()
+    imported_modules._folders.cache_clear()
     modules = Modules(folder)
     modules.install(good_module="")
     yield modules
     sys.modules.pop("good_module", None)  # of envs in line
-    imported._folders.cache_clear()
+    imported_modules._folders.cache_clear()
 
 
 class Log(logging.Handler):

@@ -12,7 +12,7 @@ import pytest
 
 from envmgr.errors import EnvCrash
 from envmgr.transport.process import shared_files
-from envmgr.worker.posted import PostedSteps
+from envmgr.worker.block_steps import BlockStepper
 from tests.contract.envs import Do, ScriptedGymEnv, seen
 from tests.contract.harness import PATIENCE_S, Setup, World, over, ready_all, step_all
 
@@ -141,7 +141,7 @@ def test_f48_a_host_that_never_looks_at_its_messages_exceeds_the_limit_of_a_rese
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is charged to the env whose reset it was, and not to the one that takes a step then."""
-    monkeypatch.setattr(PostedSteps, "has_mail", lambda posted: False)
+    monkeypatch.setattr(BlockStepper, "has_new_messages", lambda posted: False)
     manager = world.make(ASYNC_ONE, 3, env=ScriptedGymEnv, reset_timeout=0.2)
     gate = world.gate
     ready_all(manager)

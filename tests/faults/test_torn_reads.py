@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from envmgr.wire.block import block_is_possible
-from envmgr.worker.running import RunningEnv
+from envmgr.worker.env_runner import EnvRunner
 from envmgr.worker.sinks import BlockSink
 from tests.fuzz.torn import contend, kill_writers
 
@@ -25,14 +25,14 @@ def test_contended_reads_are_whole() -> None:
 
 def test_a_token_before_its_observation_is_seen_to_be_torn(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the test above would see if the order of writes were wrong."""
-    take_step = RunningEnv.take_step
+    take_step = EnvRunner.take_step
 
-    def too_early(running: RunningEnv, sink: BlockSink, token: int, *step: Any) -> Any:
+    def too_early(running: EnvRunner, sink: BlockSink, token: int, *step: Any) -> Any:
         sink.replies[sink.row] = token
         return take_step(running, sink, token, *step)
 
-    monkeypatch.setattr(RunningEnv, "take_step", too_early)
-    monkeypatch.setattr("envmgr.worker.seats._shortcut", lambda *_: None)
+    monkeypatch.setattr(EnvRunner, "take_step", too_early)
+    monkeypatch.setattr(EnvRunner, "has_ordinary_steps", False)
     assert contend(2_000).n_torn > 0
 
 

@@ -41,8 +41,8 @@ from envmgr.wire.block import (
 from envmgr.wire.hosts import HostSettings
 from envmgr.wire.infos import InfoDecoder
 from envmgr.wire.messages import EpisodePlan, Message, Op, ResetOrder
+from envmgr.worker.block_steps import BlockStepper
 from envmgr.worker.host import Host
-from envmgr.worker.posted import PostedSteps
 
 ENV_NUM = 64
 
@@ -122,7 +122,7 @@ def contend(n_reads: int, *, n: int = 64) -> TornReport:
 
 def _write(memory: Any, placements: Sequence[Placement], n: int, seated: Any) -> None:
     """Be the worker: take what is posted, without end."""
-    posted = PostedSteps(0, lambda: None, timed=False)
+    posted = BlockStepper(0, lambda: None, timed=False)
     factories = dict.fromkeys(range(ENV_NUM), lambda: Filled(n))
     host = Host(
         factories,
@@ -130,7 +130,7 @@ def _write(memory: Any, placements: Sequence[Placement], n: int, seated: Any) ->
         encode=lambda message: message,
         send=lambda message: None,
         memory=lambda nbytes: memory,
-        posted=posted,
+        stepper=posted,
     )
     endless = EpisodePlan(auto_reset=False, episodes_left=0, params={})
     requests = (
@@ -146,7 +146,7 @@ def _write(memory: Any, placements: Sequence[Placement], n: int, seated: Any) ->
     trainer = os.getppid()
     while os.getppid() == trainer:
         for _ in range(1000):
-            if posted.is_due:
+            if posted.has_new_posting:
                 posted.run(None)
 
 

@@ -33,8 +33,8 @@ from envmgr.wire.channel import BELL, BELL_ASKED, ChannelClosedError, FrameChann
 from envmgr.wire.frames import encode, split_frame
 from envmgr.wire.hosts import HostSettings, HostSpec, WorkerSettings
 from envmgr.wire.messages import UNANSWERED, Message, Op
+from envmgr.worker.block_steps import BlockStepper
 from envmgr.worker.host import Host
-from envmgr.worker.posted import PostedSteps
 from tests.fakes import FakeClock
 
 PIPE_BYTES = 1 << 20
@@ -112,7 +112,7 @@ class Worker:
         self._memory_fd = memory_fd
         self._wire = wire
         self._host: Host | None = None
-        self._posted: PostedSteps | None = None
+        self._posted: BlockStepper | None = None
         self._unread = bytearray()
 
     def take(self, data: bytes) -> None:
@@ -138,7 +138,7 @@ class Worker:
             self.die(0)
         else:
             self._host.handle(message)
-            while self._host.resets:
+            while self._host.pending_resets:
                 self._host.run_resets(1)
             if message.op == Op.ATTACH:
                 self._attach(message)
@@ -148,14 +148,14 @@ class Worker:
         settings: HostSettings = pickle.loads(orders.settings)
         if self._memory_fd is not None:
             timed = bool(settings.announced)
-            self._posted = PostedSteps(orders.host_index, lambda: None, timed=timed)
+            self._posted = BlockStepper(orders.host_index, lambda: None, timed=timed)
         self._host = Host(
             self.spec.factories,
             settings,
             encode=encode,
             send=self.send,
             memory=self._wire.memory,
-            posted=self._posted,
+            stepper=self._posted,
         )
         for env_id, generation, request_id, _ in orders.envs:
             if request_id != UNANSWERED:
@@ -171,10 +171,10 @@ class Worker:
         """Take the steps that are posted, and the resets after them."""
         if self._posted is not None and self._host is not None and self.is_alive:
             for _ in range(MOST_LOOKS):  # somebody may scribble over what says so
-                if not self._posted.is_due and not self._host.resets:
+                if not self._posted.has_new_posting and not self._host.pending_resets:
                     break
                 self._posted.run(None)
-                self._host.run_resets(len(self._host.resets))
+                self._host.run_resets(len(self._host.pending_resets))
             if self.block is not None:
                 self._wire.scribble(self.block)
                 self.block.sleeping[:] = 1

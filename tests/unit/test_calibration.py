@@ -24,7 +24,7 @@ from envmgr.errors import ManagerClosedError
 from envmgr.launch import build_engine, usable_cores
 from envmgr.transport.base import Arrival, Garbage, HostDied
 from envmgr.wire.messages import FailureKind, Message, Op, RemoteFailure
-from envmgr.worker.trial import Trial, try_env
+from envmgr.worker.profiling import Trial, try_env
 from tests.fakes import (
     KILLED,
     FakeClock,

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from gymnasium.spaces import Box, Discrete
 
+from envmgr.env import adapt
 from envmgr.env.contract import EnvContractError, as_flag, scalar_reward
 from envmgr.env.figures import write_png
 from envmgr.env.gymnasium_env import GymnasiumEnv
@@ -266,6 +267,15 @@ def test_the_reset_info_is_a_copy() -> None:
     env = GymnasiumEnv(Scripted(reset_result=(OBS, own)))
     env.reset()
     own["n"] = 2
+    assert env.reset_info == {"n": 1}
+
+
+def test_a_reset_with_its_info_gives_a_copy_of_that() -> None:
+    env = GymnasiumEnv(Scripted(reset_result=(OBS, {"n": 1})))
+    obs, info = adapt.reset_env(env, {"level": 1})
+    assert obs is OBS
+    assert env.env.resets == [(None, {"level": 1})]
+    info["n"] = 2
     assert env.reset_info == {"n": 1}
 
 

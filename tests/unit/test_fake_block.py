@@ -11,7 +11,7 @@ from envmgr.env.contract import info_of
 from envmgr.wire.block import INFO_BYTES, PLACE_BITS, TOLD_BIT
 from envmgr.wire.messages import AfterStep, Op
 from tests.rig import Rig
-from tests.unit import test_posted as worker
+from tests.unit.host_rigs import BlockRig, block_step
 
 CASES: dict[str, tuple[Any, bool, Any]] = {
     "plain": (1.0, False, {}),
@@ -32,8 +32,8 @@ CASES: dict[str, tuple[Any, bool, Any]] = {
 @pytest.mark.parametrize("name", CASES)
 def test_replies_are_those_of_a_worker(name: str) -> None:
     reward, done, info = CASES[name]
-    real = worker.Rig()
-    sent = real.step(worker.step(reward=reward, done=done, info=info))
+    real = BlockRig()
+    sent = real.step(block_step(reward=reward, done=done, info=info))
     by_message = {Op.STEPPED} & set(sent)
     real.run()  # the reset after it
 

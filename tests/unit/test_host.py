@@ -1,188 +1,42 @@
-"""The child side: which replies follow a request, in which order, and what failures become."""
+"""What each request does to the envs of a host, and in which order: one env, and several."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 from gymnasium.spaces import Box, Discrete, Text
 
-from envmgr.core.observations import ObservationReader
+from envmgr.env.contract import EnvContractError
 from envmgr.spaces import codec_of
-from envmgr.types import EnvTimestep
 from envmgr.wire.arenas import COPIED, ObservationRules, plan_placements
-from envmgr.wire.frames import FrameError, encode
+from envmgr.wire.frames import encode
 from envmgr.wire.hosts import HostSettings
 from envmgr.wire.messages import (
+    UNANSWERED,
     AfterStep,
     Attribute,
     EpisodePlan,
     FailureKind,
     Message,
     Op,
-    RemoteFailure,
     ResetOrder,
 )
-from envmgr.worker.applied import AppliedEnv
-from envmgr.worker.host import Host
-
-OBSERVATIONS = Box(-100, 100, (2,), np.float32)
-ACTIONS = Discrete(3)
-
-
-def numbers(reference: Any) -> list[float]:
-    """Return the observation that a reply by message carries."""
-    found: list[float] = ObservationReader(OBSERVATIONS).read(reference).tolist()
-    return found
-
-
-class ScriptedEnv:
-    """Does what its script says: each step takes the next entry.
-
-    An entry is an `EnvTimestep`, or an exception to raise.
-    """
-
-    observation_space: Any = OBSERVATIONS
-    action_space: Any = ACTIONS
-    metadata: Any = {"name": "scripted"}  # noqa: RUF012 - as gymnasium's envs have it
-
-    def __init__(self, *script: Any) -> None:
-        self.script = list(script)
-        self.log: list[Any] = []
-        self.resets: list[Any] = []
-        self.reset_info: Any = {}
-        self.closed = 0
-
-    def reset(self, **params: Any) -> Any:
-        self.log.append(("reset", params))
-        result = self.resets.pop(0) if self.resets else np.zeros(2, np.float32)
-        if isinstance(result, BaseException):
-            raise result
-        return result
-
-    def step(self, action: Any) -> Any:
-        self.log.append(("step", action))
-        result = self.script.pop(0)
-        if isinstance(result, BaseException):
-            raise result
-        return result
-
-    def seed(self, seed: int, dynamic_seed: Any = "not given") -> None:
-        self.log.append(("seed", seed, dynamic_seed))
-
-    def close(self) -> None:
-        self.closed += 1
-
-    def double(self, number: int) -> int:
-        return 2 * number
-
-    def raises(self) -> None:
-        raise ValueError("inside")
-
-    def lacks(self) -> None:
-        raise AttributeError("inside")
-
-
-def step(value: float = 0.0, reward: Any = 1.0, done: bool = False, info: Any = None) -> Any:
-    obs = np.full(2, value, np.float32)
-    return EnvTimestep(obs, reward, done, {} if info is None else info)
-
-
-class Harness:
-    """A host whose replies are not encoded.
-
-    Args:
-        env: what the factory returns; an exception is raised by it.
-        encode: in place of the identity.
-        memory: what the host finds as shared memory.
-        **settings: fields of `HostSettings`.
-    """
-
-    def __init__(
-        self,
-        env: Any,
-        *,
-        encode: Callable[[Message], Any] = lambda message: message,
-        memory: Any = None,
-        rss_bytes: Callable[[], int] = lambda: 0,
-        **settings: Any,
-    ) -> None:
-        self.env = env
-        self.built = 0
-        self.sent: list[Message] = []
-        self.host = Host(
-            {3: self._build},
-            HostSettings(**settings),
-            encode=encode,
-            send=self.sent.append,
-            memory=lambda nbytes: memory,
-            rss_bytes=rss_bytes,
-        )
-        self._request_id = 0
-
-    def _build(self) -> Any:
-        self.built += 1
-        if isinstance(self.env, BaseException):
-            raise self.env
-        return self.env
-
-    def message(self, op: Op, payload: Any = None) -> Message:
-        self._request_id += 1
-        return Message(op, 3, 1, self._request_id, payload)
-
-    def build(self) -> Any:
-        return self.handle(self.message(Op.HELLO))
-
-    def handle(self, message: Message) -> list[Any]:
-        """Run a request, and the reset that may follow it, and return what was sent."""
-        self.sent.clear()
-        self.host.handle(message)
-        self.host.run_resets(1)
-        return list(self.sent)
-
-    def run(self, op: Op, payload: Any = None) -> list[Message]:
-        request = self.message(op, payload)
-        replies = self.handle(request)
-        for reply in replies:  # every reply says what it answers
-            assert reply[1:4] == request[1:4]
-        return replies
-
-    def reset(
-        self,
-        params: dict[str, Any] | None = None,
-        *,
-        seed: int | None = None,
-        dynamic_seed: bool | None = None,
-        auto_reset: bool = True,
-        left: float = float("inf"),
-        later_params: dict[str, Any] | None = None,
-    ) -> list[Message]:
-        plan = EpisodePlan(auto_reset, left, later_params or {})
-        return self.run(Op.RESET, ResetOrder(params or {}, seed, dynamic_seed, plan))
-
-
-def launched(*script: Any, **options: Any) -> Harness:
-    """Return a host whose env is built and has been reset."""
-    harness = Harness(ScriptedEnv(*script), **options)
-    harness.build()
-    harness.reset()
-    harness.env.log.clear()
-    return harness
-
-
-def only(replies: list[Message], op: Op) -> Any:
-    """Return the payload of the one reply, which has to be an `op`."""
-    assert [reply.op for reply in replies] == [op]
-    return replies[0].payload
-
-
-def failure_of(replies: list[Message]) -> RemoteFailure:
-    failure = only(replies, Op.FAILED)
-    assert isinstance(failure, RemoteFailure)
-    return failure
-
+from envmgr.worker.host import EnvsInUse, Host
+from tests.unit.host_rigs import (
+    ACTIONS,
+    OBSERVATIONS,
+    Harness,
+    ScriptedEnv,
+    failure_of,
+    launched,
+    numbers,
+    only,
+    step,
+)
 
 # -- building -------------------------------------------------------------------------------------
 
@@ -228,278 +82,6 @@ def test_metadata_that_cannot_be_sent_is_left_out() -> None:
     described = only(harness.build(), Op.HELLO)
     assert described.metadata is None
     assert described.observation_space == OBSERVATIONS
-
-
-# -- resets ---------------------------------------------------------------------------------------
-
-
-def test_a_reset_passes_params_and_returns_observation_and_info() -> None:
-    harness = launched()
-    harness.env.resets = [np.array([1, 2], np.float32)]
-    harness.env.reset_info = {"level": 3}
-    reference, info = only(harness.reset({"level": 3}), Op.RESET_DONE)
-    assert numbers(reference) == [1, 2]
-    assert info == {"level": 3}
-    assert harness.env.log == [("reset", {"level": 3})]
-
-
-def test_a_seed_is_set_before_the_reset() -> None:
-    harness = launched()
-    harness.reset(seed=7)
-    harness.reset(seed=8, dynamic_seed=True)
-    harness.reset(seed=0, dynamic_seed=False)
-    assert harness.env.log == [
-        ("seed", 7, "not given"),
-        ("reset", {}),
-        ("seed", 8, True),
-        ("reset", {}),
-        ("seed", 0, False),
-        ("reset", {}),
-    ]
-
-
-@pytest.mark.parametrize(
-    ("result", "kind"),
-    [
-        (RuntimeError("boom"), FailureKind.RAISED),
-        (SystemExit(3), FailureKind.EXITED),
-        (KeyboardInterrupt(), FailureKind.EXITED),
-        (GeneratorExit(), FailureKind.RAISED),
-        (np.zeros(3, np.float32), FailureKind.PROTOCOL),
-        (None, FailureKind.PROTOCOL),
-        ("text", FailureKind.PROTOCOL),
-    ],
-    ids=lambda x: str(x)[:20],
-)
-def test_a_reset_that_fails_is_reported_and_the_next_one_works(
-    result: Any, kind: FailureKind
-) -> None:
-    harness = launched()
-    harness.env.resets = [result]
-    failure = failure_of(harness.reset())
-    assert (failure.kind, failure.during) == (kind, "reset")
-    only(harness.reset(), Op.RESET_DONE)
-
-
-def test_an_error_in_seed_counts_as_the_resets() -> None:
-    harness = launched()
-    harness.env.seed = _raise_type_error
-    failure = failure_of(harness.reset(seed=7))
-    assert (failure.kind, failure.during) == (FailureKind.RAISED, "reset")
-    assert failure.type_name == "TypeError"
-    assert harness.env.log == []
-
-
-def _raise_type_error(*args: Any) -> None:
-    raise TypeError("no seeds here")
-
-
-# -- steps ----------------------------------------------------------------------------------------
-
-
-def test_a_step_returns_what_the_env_did() -> None:
-    harness = launched(step(5, 0.25, False, {"k": 1}))
-    reference, reward, done, info, after = only(harness.run(Op.STEP, 2), Op.STEPPED)
-    assert numbers(reference) == [5, 5]
-    assert (reward, done, info) == (0.25, False, {"k": 1})
-    assert after == AfterStep.NOTHING
-    assert harness.env.log == [("step", 2)]
-
-
-@pytest.mark.parametrize("done", [np.bool_(True), 1, np.array([True])])
-def test_done_is_a_bool_whatever_the_env_gives(done: Any) -> None:
-    harness = Harness(ScriptedEnv(step(done=done)))
-    harness.build()
-    harness.reset(auto_reset=False)
-    payload = only(harness.run(Op.STEP, 0), Op.STEPPED)
-    assert payload[2] is True
-
-
-@pytest.mark.parametrize(
-    ("result", "kind", "text"),
-    [
-        (ValueError("boom"), FailureKind.RAISED, "boom"),
-        (SystemExit("bye"), FailureKind.EXITED, "bye"),
-        (KeyboardInterrupt(), FailureKind.EXITED, ""),
-        (7, FailureKind.PROTOCOL, "should return an EnvTimestep"),
-        (step()._replace(obs=np.zeros(3)), FailureKind.PROTOCOL, "has shape (3,)"),
-        (step()._replace(obs=None), FailureKind.PROTOCOL, "value is None"),
-        (step()._replace(reward=None), FailureKind.PROTOCOL, "the reward is None"),
-        (step()._replace(info=7), FailureKind.PROTOCOL, "should be a dict"),
-        (step()._replace(done="?", obs=None), FailureKind.PROTOCOL, ""),
-        (step(info={"abnormal": True, "why": "lost"}), FailureKind.ABNORMAL, ""),
-        (step(done=True, info={"abnormal": 1}), FailureKind.ABNORMAL, ""),
-        (step(info=[{}, {"abnormal": True}]), FailureKind.ABNORMAL, ""),
-        (step(info={"abnormal": True})._replace(obs=None), FailureKind.ABNORMAL, ""),
-    ],
-    ids=lambda x: str(x)[:30],
-)
-def test_a_step_that_fails_is_reported_once_and_nothing_follows(
-    result: Any, kind: FailureKind, text: str
-) -> None:
-    harness = launched(result, step(5))
-    failure = failure_of(harness.run(Op.STEP, 0))
-    assert (failure.kind, failure.during) == (kind, "step")
-    assert text in failure.message
-    assert harness.env.log == [("step", 0)]
-    only(harness.run(Op.STEP, 1), Op.STEPPED)
-
-
-def test_the_info_of_a_step_that_the_env_calls_abnormal_travels() -> None:
-    info = {"abnormal": True, "why": "lost"}
-    assert failure_of(launched(step(info=info)).run(Op.STEP, 0)).info == info
-
-
-def test_a_step_before_anything_was_built_is_reported() -> None:
-    harness = Harness(RuntimeError("no"))
-    harness.build()
-    assert failure_of(harness.run(Op.STEP, 0)).during == "step"
-    assert failure_of(harness.reset()).during == "reset"
-
-
-def test_a_function_is_applied_to_the_env_and_what_is_known_of_it() -> None:
-    harness = launched(step(4))
-    harness.reset(later_params={"level": 2})
-
-    def look(applied: AppliedEnv, number: int) -> Any:
-        obs, *_ = applied.step_result(1)
-        same = applied.env is harness.env
-        return same, applied.action_space, dict(applied.reset_params), obs[0] + number
-
-    (reply,) = harness.run(Op.APPLY, (look, (3,)))
-    assert reply.op == Op.RESULT
-    assert reply.payload == (True, ACTIONS, {"level": 2}, 7)
-
-
-@pytest.mark.parametrize("error", [ValueError("no"), AttributeError("no"), SystemExit(3)])
-def test_what_an_applied_function_raises_is_reported(error: BaseException) -> None:
-    def fail(applied: AppliedEnv) -> None:
-        raise error
-
-    failure = failure_of(launched().run(Op.APPLY, (fail, ())))
-    assert (failure.during, failure.type_name) == ("call", type(error).__name__)
-
-
-def test_an_unknown_operation_is_reported() -> None:
-    request = Message(42, 3, 1, 9, None)
-    (reply,) = launched().handle(request)
-    assert reply[:4] == (Op.FAILED, 3, 1, 9)
-    assert reply.payload.kind is FailureKind.PROTOCOL
-    assert "unknown operation 42" in reply.payload.message
-
-
-# -- the end of an episode ------------------------------------------------------------------------
-
-
-def test_the_reply_to_a_step_is_out_before_the_next_reset_runs() -> None:
-    harness = launched(step(9, done=True))
-    harness.sent.clear()
-    harness.host.handle(harness.message(Op.STEP, 0))
-    assert [reply.op for reply in harness.sent] == [Op.STEPPED]
-    assert harness.env.log == [("step", 0)]  # nothing has been reset yet
-    harness.host.run_resets(1)
-    assert [reply.op for reply in harness.sent] == [Op.STEPPED, Op.RESET_DONE]
-    assert harness.env.log == [("step", 0), ("reset", {})]
-    assert not harness.host.resets
-
-
-def test_an_episodes_end_resets_with_the_plans_params_and_answers_the_same_request() -> None:
-    harness = launched(step(9, done=True))
-    harness.reset({"first": 1}, later_params={"later": 2})
-    harness.env.log.clear()
-    harness.env.resets = [np.array([1, 1], np.float32)]
-    stepped, reset = harness.run(Op.STEP, 0)
-    assert numbers(stepped.payload[0]) == [9, 9]  # the terminal observation
-    assert stepped.payload[4] == AfterStep.RESETS
-    assert reset.op == Op.RESET_DONE
-    assert numbers(reset.payload[0]) == [1, 1]  # the next episode's first
-    assert harness.env.log == [("step", 0), ("reset", {"later": 2})]
-
-
-def test_no_seed_is_set_at_automatic_resets() -> None:
-    harness = launched(step(done=True))
-    harness.reset(seed=7)
-    harness.env.log.clear()
-    harness.run(Op.STEP, 0)
-    assert [entry[0] for entry in harness.env.log] == ["step", "reset"]
-
-
-def test_without_auto_reset_nothing_follows_an_episodes_end() -> None:
-    harness = launched(step(done=True))
-    harness.reset(auto_reset=False)
-    assert only(harness.run(Op.STEP, 0), Op.STEPPED)[4] == AfterStep.NOTHING
-
-
-@pytest.mark.parametrize("left", [0, 1, 3])
-def test_the_plan_counts_the_episodes_that_may_still_begin(left: int) -> None:
-    harness = launched(*[step(done=True)] * (left + 1))
-    harness.reset(left=left)
-    afters = []
-    for _ in range(left + 1):
-        stepped, *_ = harness.run(Op.STEP, 0)
-        afters.append(stepped.payload[4])
-    assert afters == [AfterStep.RESETS] * left + [AfterStep.NOTHING]
-
-
-def test_a_new_reset_order_replaces_the_plan() -> None:
-    harness = launched(step(done=True), step(done=True))
-    harness.reset(left=0)
-    harness.reset(left=1)
-    stepped, _ = harness.run(Op.STEP, 0)
-    assert stepped.payload[4] == AfterStep.RESETS
-    assert only(harness.run(Op.STEP, 0), Op.STEPPED)[4] == AfterStep.NOTHING
-
-
-def test_a_reset_that_fails_after_a_step_leaves_the_steps_reply_as_it_was() -> None:
-    harness = launched(step(9, done=True))
-    harness.env.resets = [RuntimeError("boom")]
-    stepped, failed = harness.run(Op.STEP, 0)
-    assert stepped.op == Op.STEPPED
-    assert failed.op == Op.FAILED
-    assert failed.payload.during == "reset"
-    only(harness.reset(), Op.RESET_DONE)  # the retry
-
-
-def test_a_step_that_fails_at_an_episodes_end_begins_no_episode() -> None:
-    harness = launched(step(done=True)._replace(reward=None))
-    failure_of(harness.run(Op.STEP, 0))
-    assert harness.env.log == [("step", 0)]
-
-
-# -- recycling ------------------------------------------------------------------------------------
-
-
-def test_a_worker_asks_to_be_replaced_after_so_many_episodes() -> None:
-    harness = launched(*[step(done=True)] * 3, max_episodes=3)
-    afters = [harness.run(Op.STEP, 0)[0].payload[4] for _ in range(3)]
-    assert afters == [AfterStep.RESETS, AfterStep.RESETS, AfterStep.WANTS_RECYCLING]
-    assert harness.env.log[-1] == ("step", 0)  # it does not reset what is to be replaced
-
-
-def test_a_worker_asks_to_be_replaced_when_it_is_too_large_and_only_at_an_episodes_end() -> None:
-    rss = [100]
-    script = [step(), step(done=True), step(), step(done=True)]
-    harness = launched(*script, max_rss_bytes=100, rss_bytes=lambda: rss[0])
-    assert harness.run(Op.STEP, 0)[0].payload[4] == AfterStep.NOTHING
-    assert harness.run(Op.STEP, 0)[0].payload[4] == AfterStep.RESETS
-    rss[0] = 101
-    assert harness.run(Op.STEP, 0)[0].payload[4] == AfterStep.NOTHING
-    assert only(harness.run(Op.STEP, 0), Op.STEPPED)[4] == AfterStep.WANTS_RECYCLING
-
-
-def test_a_worker_asks_without_auto_reset_too() -> None:
-    harness = launched(step(done=True), max_episodes=1)
-    harness.reset(auto_reset=False)
-    assert only(harness.run(Op.STEP, 0), Op.STEPPED)[4] == AfterStep.WANTS_RECYCLING
-
-
-def test_a_renewed_env_counts_its_own_episodes() -> None:
-    harness = launched(*[step(done=True)] * 4, max_episodes=2)
-    harness.run(Op.STEP, 0)
-    harness.run(Op.RENEW)
-    harness.reset()
-    assert harness.run(Op.STEP, 0)[0].payload[4] == AfterStep.RESETS
-    assert harness.run(Op.STEP, 0)[0].payload[4] == AfterStep.WANTS_RECYCLING
 
 
 # -- renewing and closing -------------------------------------------------------------------------
@@ -603,141 +185,6 @@ def test_attributes_are_set() -> None:
     assert harness.env.colour == "blue"
     failure = failure_of(harness.run(Op.SET_ATTR, ("__class__", 7)))
     assert (failure.kind, failure.during) == (FailureKind.RAISED, "call")
-
-
-# -- what cannot be sent --------------------------------------------------------------------------
-
-
-def unsendable(message: Message) -> Message:
-    """Encode as workers do, and hand the message on."""
-    encode(message)
-    return message
-
-
-@pytest.mark.parametrize(
-    ("op", "payload", "during"),
-    [(Op.CALL, ("give", ()), "call"), (Op.GET_ATTR, "held", "call")],
-)
-def test_results_that_cannot_be_sent_are_reported(op: Op, payload: Any, during: str) -> None:
-    harness = launched(encode=unsendable)
-    harness.env.awaits_reset = (n for n in ())
-    harness.env.give = lambda: harness.env.awaits_reset
-    failure = failure_of(harness.run(op, payload))
-    assert (failure.kind, failure.during) == (FailureKind.PROTOCOL, during)
-
-
-def test_infos_that_cannot_be_sent_are_reported() -> None:
-    harness = launched(step(info={"g": (n for n in ())}), encode=unsendable)
-    failure = failure_of(harness.run(Op.STEP, 0))
-    assert (failure.kind, failure.during) == (FailureKind.PROTOCOL, "step")
-    harness.env.reset_info = {"g": (n for n in ())}
-    failure = failure_of(harness.reset())
-    assert (failure.kind, failure.during) == (FailureKind.PROTOCOL, "reset")
-
-
-def test_an_abnormal_info_that_cannot_be_sent_is_still_an_abnormal_step() -> None:
-    info = {"abnormal": True, "g": (n for n in ())}
-    failure = failure_of(launched(step(info=info), encode=unsendable).run(Op.STEP, 0))
-    assert failure.kind is FailureKind.ABNORMAL
-    assert failure.info is None
-    assert "its info cannot be sent" in failure.message
-
-
-# -- rules of observations ------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("reward", [np.nan, np.inf, np.array([1.0, np.nan]), {"a": 1, "b": np.nan}])
-def test_non_finite_rewards_are_refused_only_if_so_ruled(reward: Any) -> None:
-    only(launched(step(reward=reward)).run(Op.STEP, 0), Op.STEPPED)
-    harness = launched(step(reward=reward), refuse_non_finite_rewards=True)
-    failure = failure_of(harness.run(Op.STEP, 0))
-    assert failure.kind is FailureKind.NON_FINITE
-    assert "nan_policy" in failure.message
-
-
-def test_finite_rewards_pass_the_rule() -> None:
-    for reward in (1, 0.5, np.float32(2), np.array([1.0, 2.0]), {"a": 1}):
-        harness = launched(step(reward=reward), refuse_non_finite_rewards=True)
-        only(harness.run(Op.STEP, 0), Op.STEPPED)
-
-
-def test_non_finite_observations_are_refused_if_so_ruled() -> None:
-    harness = launched(step(np.nan), rules=ObservationRules(refuse_non_finite=True))
-    assert failure_of(harness.run(Op.STEP, 0)).kind is FailureKind.NON_FINITE
-
-
-def test_a_cast_is_noticed_once_before_the_reply_it_belongs_to() -> None:
-    wide = step()._replace(obs=np.zeros(2))
-    harness = launched(wide, wide)
-    notice, stepped = harness.run(Op.STEP, 0)
-    assert notice.op == Op.NOTICE
-    assert "dtype float64, the space says float32" in notice.payload
-    assert stepped.op == Op.STEPPED
-    only(harness.run(Op.STEP, 0), Op.STEPPED)
-
-
-def test_strict_dtypes_are_a_breach_of_the_protocol() -> None:
-    wide = step()._replace(obs=np.zeros(2))
-    harness = launched(wide, rules=ObservationRules(strict_dtype=True))
-    assert failure_of(harness.run(Op.STEP, 0)).kind is FailureKind.PROTOCOL
-
-
-def test_observations_without_layout_travel_as_they_are() -> None:
-    env = ScriptedEnv(step()._replace(obs="abc"), step()._replace(obs="too long"))
-    env.observation_space = Text(5)
-    env.resets = ["first"]
-    harness = Harness(env)
-    harness.build()
-    assert only(harness.reset(), Op.RESET_DONE)[0] == "first"
-    assert only(harness.run(Op.STEP, 0), Op.STEPPED)[0] == "abc"
-    assert failure_of(harness.run(Op.STEP, 0)).kind is FailureKind.PROTOCOL
-
-
-# -- shared memory --------------------------------------------------------------------------------
-
-
-def test_after_attach_replies_name_slots() -> None:
-    layout = codec_of(OBSERVATIONS).layout
-    placements, nbytes = plan_placements([layout] * 2, COPIED)
-    memory = bytearray(nbytes)
-    harness = Harness(ScriptedEnv(*[step(n) for n in range(1, 4)]), memory=memory)
-    harness.build()
-    assert harness.run(Op.ATTACH, placements[1]) == []  # nobody waits for a reply
-    assert only(harness.reset(), Op.RESET_DONE)[0] == 2
-    slots = [only(harness.run(Op.STEP, 0), Op.STEPPED)[0] for _ in range(3)]
-    assert slots == [0, 1, 0]
-    rows = np.frombuffer(memory, np.float32).reshape(-1)[: 4 * 2 * 2].reshape(4, 2, 2)
-    assert rows[:2, 1].tolist() == [[3, 3], [2, 2]]
-    assert not rows[:, 0].any()
-
-
-def test_replies_carry_what_has_a_place_where_the_parent_has_another_memory() -> None:
-    placements, nbytes = plan_placements([codec_of(OBSERVATIONS).layout], COPIED)
-    harness = Harness(ScriptedEnv(step(3)), memory=bytearray(nbytes), carries=True)
-    harness.build()
-    harness.run(Op.ATTACH, placements[0])
-    assert only(harness.reset(), Op.RESET_DONE)[0] == [np.zeros(2, np.float32).tobytes()]
-    carried = only(harness.run(Op.STEP, 0), Op.STEPPED)[0]
-    assert carried == [np.full(2, 3, np.float32).tobytes()]
-
-
-def test_a_renewed_env_writes_into_the_reply_until_it_is_attached_again() -> None:
-    placements, nbytes = plan_placements([codec_of(OBSERVATIONS).layout], COPIED)
-    harness = Harness(ScriptedEnv(), memory=bytearray(nbytes))
-    harness.build()
-    harness.run(Op.ATTACH, placements[0])
-    assert only(harness.reset(), Op.RESET_DONE)[0] == 2
-    harness.run(Op.RENEW)
-    assert isinstance(only(harness.reset(), Op.RESET_DONE)[0], list)
-    harness.run(Op.ATTACH, placements[0])
-    assert only(harness.reset(), Op.RESET_DONE)[0] == 2
-
-
-def test_attaching_where_nothing_was_built_does_nothing() -> None:
-    placements, nbytes = plan_placements([codec_of(OBSERVATIONS).layout], COPIED)
-    harness = Harness(RuntimeError("no"), memory=bytearray(nbytes))
-    harness.build()
-    assert harness.run(Op.ATTACH, placements[0]) == []
 
 
 # -- spares ---------------------------------------------------------------------------------------
@@ -848,39 +295,343 @@ def test_a_cast_in_a_reset_that_is_kept_is_noticed_when_the_env_is_adopted() -> 
     assert [reply[:2] for reply in adopted(harness, 0)] == [(Op.NOTICE, 0), (Op.RESET_DONE, 0)]
 
 
-# -- what passes through --------------------------------------------------------------------------
+# -- several envs ---------------------------------------------------------------------------------
+
+PLAN = EpisodePlan(True, float("inf"), {"later": 1})
 
 
-class Interrupted(BaseException):
-    """Stands for what the in-line transport raises in env code."""
+class SharedHost:
+    """A host of several scripted envs, built and reset; replies are not encoded.
+
+    Args:
+        *envs: what the factories return; an exception is raised.
+        **settings: fields of `HostSettings`.
+    """
+
+    def __init__(self, *envs: Any, **settings: Any) -> None:
+        self.envs = list(envs)
+        factories = {i: lambda i=i: self._build(i) for i in range(len(envs))}
+        self.replies: list[Message] = []
+        self.host = Host(
+            factories,
+            HostSettings(**settings),
+            encode=lambda message: message,
+            send=lambda message: self.replies.append(message),
+            memory=lambda n: None,
+        )
+        self._request_id = 0
+        for env_id, env in enumerate(envs):
+            self.run(env_id, Op.HELLO)
+            self.reset(env_id)
+            if isinstance(env, ScriptedEnv):
+                env.log.clear()
+
+    def _build(self, env_id: int) -> Any:
+        if isinstance(self.envs[env_id], BaseException):
+            raise self.envs[env_id]
+        return self.envs[env_id]
+
+    def run(self, env_id: int, op: Op, payload: Any = None, *, answered: bool = True) -> list[Op]:
+        """Run a request, and return the operations of its replies, which all answer it."""
+        self._request_id += 1
+        request_id = self._request_id if answered else UNANSWERED
+        self.replies = []
+        self.host.handle(Message(op, env_id, 0, request_id, payload))
+        assert all(reply[1:4] == (env_id, 0, request_id) for reply in self.replies)
+        return [Op(reply.op) for reply in self.replies]
+
+    def reset(self, env_id: int) -> list[Op]:
+        return self.run(env_id, Op.RESET, ResetOrder({}, None, None, PLAN))
+
+    def step(self, env_id: int) -> list[Op]:
+        return self.run(env_id, Op.STEP, 0)
+
+    def postponed(self) -> list[tuple[int, int, Op]]:
+        """Run the oldest postponed reset: env_id, request id and operation of each reply."""
+        self.replies = []
+        self.host.run_resets(1)
+        return [(r.env_id, r.request_id, Op(r.op)) for r in self.replies]
 
 
-@pytest.mark.parametrize("where", ["step", "reset", "seed", "call", "close", "build"])
-def test_what_is_not_the_envs_passes_through(where: str) -> None:
-    harness = launched(Interrupted(), propagate=(Interrupted,))
-
-    def interrupt(*args: Any, **kwargs: Any) -> None:
-        raise Interrupted
-
-    if where == "build":
-        harness.env = Interrupted()
-    elif where != "step":
-        setattr(harness.env, where, interrupt)
-    requests: dict[str, Callable[[], Any]] = {
-        "step": lambda: harness.run(Op.STEP, 0),
-        "reset": harness.reset,
-        "seed": lambda: harness.reset(seed=1),
-        "call": lambda: harness.run(Op.CALL, ("call", ())),
-        "close": harness.host.close,
-        "build": harness.build,
-    }
-    with pytest.raises(Interrupted):
-        requests[where]()
+def test_requests_go_to_the_env_they_are_for() -> None:
+    host = SharedHost(ScriptedEnv(step(1)), ScriptedEnv(step(2)))
+    assert host.step(1) == [Op.STEPPED]
+    assert numbers(host.replies[0].payload[0]) == [2, 2]
+    assert host.envs[0].log == []
+    assert host.envs[1].log == [("step", 0)]
 
 
-def test_frame_errors_of_the_protocol_itself_are_not_hidden() -> None:
-    def refuse(message: Message) -> Any:
-        raise FrameError("nothing can be sent")
+def test_a_request_for_a_strange_env_is_refused() -> None:
+    host = SharedHost(ScriptedEnv(), ScriptedEnv())
+    assert host.run(7, Op.STEP, 0) == [Op.FAILED]
+    failure = host.replies[0].payload
+    assert failure.kind is FailureKind.PROTOCOL
+    assert "env 7 is not one of [0, 1]" in failure.message
 
-    with pytest.raises(FrameError):
-        Harness(ScriptedEnv(), encode=refuse).build()
+
+def test_an_env_that_cannot_be_built_or_fails_leaves_the_others_alone() -> None:
+    host = SharedHost(RuntimeError("no"), ScriptedEnv(SystemExit(3), step()), ScriptedEnv(step()))
+    assert host.step(0) == [Op.FAILED]
+    assert host.step(1) == [Op.FAILED]
+    assert host.replies[0].payload.kind is FailureKind.EXITED
+    assert host.step(2) == [Op.STEPPED]
+    assert host.step(1) == [Op.STEPPED]
+
+
+def test_automatic_resets_wait_for_what_has_arrived_for_the_others() -> None:
+    ending = step(9, done=True)
+    host = SharedHost(ScriptedEnv(ending), ScriptedEnv(ending, ending), ScriptedEnv(step()))
+    assert host.step(1) == [Op.STEPPED]
+    first = host.replies[0]
+    assert first.payload[4] == AfterStep.RESETS
+    assert host.step(0) == [Op.STEPPED]
+    assert host.step(2) == [Op.STEPPED]
+    assert len(host.host.pending_resets) == 2
+    assert host.envs[1].log == [("step", 0)]
+    assert host.postponed() == [(1, first.request_id, Op.RESET_DONE)]
+    assert host.envs[1].log == [("step", 0), ("reset", {"later": 1})]
+    assert host.envs[0].log == [("step", 0)]
+    assert [env_id for env_id, _, _ in host.postponed()] == [0]
+    assert not host.host.pending_resets
+
+
+def test_a_postponed_reset_that_fails_is_reported_for_its_env() -> None:
+    host = SharedHost(ScriptedEnv(step(done=True)), ScriptedEnv())
+    host.envs[0].resets = [RuntimeError("boom")]
+    host.step(0)
+    assert [op for _, _, op in host.postponed()] == [Op.FAILED]
+
+
+def test_a_renewed_env_is_not_reset_for_the_one_before_it() -> None:
+    host = SharedHost(ScriptedEnv(step(done=True)), ScriptedEnv())
+    host.step(0)
+    host.run(0, Op.RENEW)
+    host.envs[0].log.clear()
+    assert host.postponed() == []
+    assert host.envs[0].log == []
+
+
+def test_one_env_is_let_go_of_and_may_be_built_again() -> None:
+    host = SharedHost(ScriptedEnv(), ScriptedEnv(step()))
+    assert host.run(0, Op.RELEASE, answered=False) == [Op.RESULT]
+    assert [env.closed for env in host.envs] == [1, 0]
+    assert host.step(1) == [Op.STEPPED]
+    assert host.step(0) == [Op.FAILED]
+    assert host.run(0, Op.RENEW) == [Op.HELLO]
+    assert host.reset(0) == [Op.RESET_DONE]
+
+
+def test_closing_closes_all_and_forgets_what_was_postponed() -> None:
+    host = SharedHost(ScriptedEnv(step(done=True)), ScriptedEnv())
+    host.step(0)
+    host.envs[0].close = _raise
+    host.host.close()
+    assert host.envs[1].closed == 1
+    assert not host.host.pending_resets
+
+
+def _raise() -> None:
+    raise RuntimeError("no")
+
+
+def test_episodes_are_counted_over_all_envs_and_a_worn_host_stays_so() -> None:
+    endings = [step(done=True)] * 3
+    host = SharedHost(ScriptedEnv(*endings), ScriptedEnv(*endings), max_episodes=3)
+    afters = []
+    for env_id in (0, 1, 0, 1):
+        host.step(env_id)
+        afters.append(host.replies[0].payload[4])
+        while host.host.pending_resets:
+            host.postponed()
+    wants = AfterStep.WANTS_RECYCLING
+    assert afters == [AfterStep.RESETS, AfterStep.RESETS, wants, wants]
+    host.run(0, Op.RENEW)
+    host.reset(0)
+    host.step(1)
+    assert host.replies[0].payload[4] == wants
+
+
+class _Calls(list[Message]):
+    """Calls a function with what is appended."""
+
+    def __init__(self, function: Callable[[Message], None]) -> None:
+        super().__init__()
+        self.append = function  # type: ignore[method-assign, assignment]
+
+
+@pytest.mark.parametrize(
+    ("op", "payload", "answer"),
+    [
+        (Op.RENEW, None, Op.HELLO),
+        (Op.STEP, 0, Op.STEPPED),
+        (Op.RESET, ResetOrder({}, None, None, PLAN), Op.RESET_DONE),
+        (Op.CALL, ("double", (2,)), Op.RESULT),
+        (Op.RELEASE, None, Op.RESULT),
+    ],
+)
+def test_work_is_announced_before_it_begins(op: Op, payload: Any, answer: Op) -> None:
+    host = SharedHost(ScriptedEnv(step()), ScriptedEnv(), announced=frozenset((op,)))
+    env = host.envs[0]
+    env.log.clear()
+    done: list[Any] = []
+
+    def send(message: Message) -> None:
+        done.append((message.op, list(env.log), env.closed))
+
+    host.replies = _Calls(send)
+    host.host.handle(Message(op, 0, 0, 99, payload))
+    (began, *before), (answered, *_) = done
+    assert (began, *before) == (Op.BEGAN, [], 0)
+    assert answered == answer
+
+
+def test_a_postponed_reset_is_announced() -> None:
+    announced = frozenset((Op.STEP, Op.RESET))
+    host = SharedHost(ScriptedEnv(step(done=True)), ScriptedEnv(), announced=announced)
+    assert host.step(0) == [Op.BEGAN, Op.STEPPED]
+    assert [op for _, _, op in host.postponed()] == [Op.BEGAN, Op.RESET_DONE]
+
+
+def test_what_is_not_to_be_announced_is_not() -> None:
+    host = SharedHost(ScriptedEnv(step()), ScriptedEnv(), announced=frozenset((Op.RENEW,)))
+    assert host.step(0) == [Op.STEPPED]
+
+
+# -- rules of observations ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("reward", [np.nan, np.inf, np.array([1.0, np.nan]), {"a": 1, "b": np.nan}])
+def test_non_finite_rewards_are_refused_only_if_so_ruled(reward: Any) -> None:
+    only(launched(step(reward=reward)).run(Op.STEP, 0), Op.STEPPED)
+    harness = launched(step(reward=reward), refuse_non_finite_rewards=True)
+    failure = failure_of(harness.run(Op.STEP, 0))
+    assert failure.kind is FailureKind.NON_FINITE
+    assert "nan_policy" in failure.message
+
+
+def test_finite_rewards_pass_the_rule() -> None:
+    for reward in (1, 0.5, np.float32(2), np.array([1.0, 2.0]), {"a": 1}):
+        harness = launched(step(reward=reward), refuse_non_finite_rewards=True)
+        only(harness.run(Op.STEP, 0), Op.STEPPED)
+
+
+def test_non_finite_observations_are_refused_if_so_ruled() -> None:
+    harness = launched(step(np.nan), rules=ObservationRules(refuse_non_finite=True))
+    assert failure_of(harness.run(Op.STEP, 0)).kind is FailureKind.NON_FINITE
+
+
+def test_a_cast_is_noticed_once_before_the_reply_it_belongs_to() -> None:
+    wide = step()._replace(obs=np.zeros(2))
+    harness = launched(wide, wide)
+    notice, stepped = harness.run(Op.STEP, 0)
+    assert notice.op == Op.NOTICE
+    assert "dtype float64, the space says float32" in notice.payload
+    assert stepped.op == Op.STEPPED
+    only(harness.run(Op.STEP, 0), Op.STEPPED)
+
+
+def test_strict_dtypes_are_a_breach_of_the_protocol() -> None:
+    wide = step()._replace(obs=np.zeros(2))
+    harness = launched(wide, rules=ObservationRules(strict_dtype=True))
+    assert failure_of(harness.run(Op.STEP, 0)).kind is FailureKind.PROTOCOL
+
+
+def test_observations_without_layout_travel_as_they_are() -> None:
+    env = ScriptedEnv(step()._replace(obs="abc"), step()._replace(obs="too long"))
+    env.observation_space = Text(5)
+    env.resets = ["first"]
+    harness = Harness(env)
+    harness.build()
+    assert only(harness.reset(), Op.RESET_DONE)[0] == "first"
+    assert only(harness.run(Op.STEP, 0), Op.STEPPED)[0] == "abc"
+    assert failure_of(harness.run(Op.STEP, 0)).kind is FailureKind.PROTOCOL
+
+
+# -- shared memory --------------------------------------------------------------------------------
+
+
+def test_after_attach_replies_name_slots() -> None:
+    layout = codec_of(OBSERVATIONS).layout
+    placements, nbytes = plan_placements([layout] * 2, COPIED)
+    memory = bytearray(nbytes)
+    harness = Harness(ScriptedEnv(*[step(n) for n in range(1, 4)]), memory=memory)
+    harness.build()
+    assert harness.run(Op.ATTACH, placements[1]) == []  # nobody waits for a reply
+    assert only(harness.reset(), Op.RESET_DONE)[0] == 2
+    slots = [only(harness.run(Op.STEP, 0), Op.STEPPED)[0] for _ in range(3)]
+    assert slots == [0, 1, 0]
+    rows = np.frombuffer(memory, np.float32).reshape(-1)[: 4 * 2 * 2].reshape(4, 2, 2)
+    assert rows[:2, 1].tolist() == [[3, 3], [2, 2]]
+    assert not rows[:, 0].any()
+
+
+def test_replies_carry_what_has_a_place_where_the_parent_has_another_memory() -> None:
+    placements, nbytes = plan_placements([codec_of(OBSERVATIONS).layout], COPIED)
+    harness = Harness(ScriptedEnv(step(3)), memory=bytearray(nbytes), carries=True)
+    harness.build()
+    harness.run(Op.ATTACH, placements[0])
+    assert only(harness.reset(), Op.RESET_DONE)[0] == [np.zeros(2, np.float32).tobytes()]
+    carried = only(harness.run(Op.STEP, 0), Op.STEPPED)[0]
+    assert carried == [np.full(2, 3, np.float32).tobytes()]
+
+
+def test_a_renewed_env_writes_into_the_reply_until_it_is_attached_again() -> None:
+    placements, nbytes = plan_placements([codec_of(OBSERVATIONS).layout], COPIED)
+    harness = Harness(ScriptedEnv(), memory=bytearray(nbytes))
+    harness.build()
+    harness.run(Op.ATTACH, placements[0])
+    assert only(harness.reset(), Op.RESET_DONE)[0] == 2
+    harness.run(Op.RENEW)
+    assert isinstance(only(harness.reset(), Op.RESET_DONE)[0], list)
+    harness.run(Op.ATTACH, placements[0])
+    assert only(harness.reset(), Op.RESET_DONE)[0] == 2
+
+
+def test_attaching_where_nothing_was_built_does_nothing() -> None:
+    placements, nbytes = plan_placements([codec_of(OBSERVATIONS).layout], COPIED)
+    harness = Harness(RuntimeError("no"), memory=bytearray(nbytes))
+    harness.build()
+    assert harness.run(Op.ATTACH, placements[0]) == []
+
+
+# -- env objects that are in use ------------------------------------------------------------------
+
+
+class Wrapping(ScriptedEnv):
+    def __init__(self, inside: Any) -> None:
+        super().__init__()
+        self.unwrapped = inside
+
+
+def test_one_object_serves_one_env_whatever_wraps_it() -> None:
+    used, first, second = EnvsInUse(), SimpleNamespace(env_id=0), SimpleNamespace(env_id=1)
+    env = ScriptedEnv()
+    used.claim(env, first)
+    used.claim(env, first)
+    with pytest.raises(EnvContractError, match="env 1 returned the env that serves env 0"):
+        used.claim(env, second)
+    with pytest.raises(EnvContractError, match="a wrapper of the env ScriptedEnv that serves env"):
+        used.claim(Wrapping(env), second)
+    with pytest.raises(EnvContractError, match="that is that of an earlier generation"):
+        used.claim(env, SimpleNamespace(env_id=0))
+    used.release(first)
+    used.claim(Wrapping(env), second)
+
+
+def test_a_host_refuses_what_another_host_of_its_process_runs() -> None:
+    shared, env = EnvsInUse(), ScriptedEnv()
+    first = Harness(env, envs_in_use=shared)
+    first.build()
+    second = Harness(env, envs_in_use=shared)
+    assert failure_of(second.build()).kind == FailureKind.PROTOCOL
+    first.run(Op.RELEASE)
+    assert only(second.build(), Op.HELLO)
+
+
+def test_an_env_that_was_not_built_has_ended_no_episode() -> None:
+    host = SharedHost(ScriptedEnv(step(done=True)), RuntimeError("boom"), max_episodes=1)
+    host.step(0)
+    assert host.replies[0].payload[4] == AfterStep.WANTS_RECYCLING
+    host = SharedHost(ScriptedEnv(step(done=True)), RuntimeError("boom"), max_episodes=2)
+    host.step(0)
+    assert host.replies[0].payload[4] == AfterStep.RESETS

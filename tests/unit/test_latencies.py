@@ -34,9 +34,9 @@ from envmgr.wire.latencies import (
     quantiles,
     summary,
 )
-from envmgr.worker import measured
+from envmgr.worker import block_steps
 from tests.docs.blocks import ROOT
-from tests.unit.test_posted import Rig
+from tests.unit.host_rigs import BlockRig as Rig
 
 
 def test_every_time_is_in_the_bucket_that_is_next_above_it() -> None:
@@ -73,11 +73,11 @@ def test_what_no_host_in_order_writes_is_passed_over() -> None:
     assert summary(rows)["p50"] == [0.0]
 
 
-class TestMeasuredSteps:
+class TestTimedBlockStepper:
     @pytest.fixture
     def clock(self, monkeypatch: pytest.MonkeyPatch) -> list[float]:
         clock = [100.0]
-        monkeypatch.setattr(measured, "monotonic", lambda: clock[0])
+        monkeypatch.setattr(block_steps, "monotonic", lambda: clock[0])
         return clock
 
     @pytest.mark.parametrize("n", [1, 3])
@@ -112,8 +112,8 @@ class TestMeasuredSteps:
             clock[0] += 3e-6  # does not make the steps slow ones
 
         n_taken, noted = [0], []
-        original = measured.note
-        measured.note = note_slowly
+        original = block_steps.note
+        block_steps.note = note_slowly
         try:
             for _ in range(2000):
                 for env in rig.envs.values():
@@ -121,7 +121,7 @@ class TestMeasuredSteps:
                 rig.post(*range(n))
                 rig.run()
         finally:
-            measured.note = original
+            block_steps.note = original
         assert n_taken == [2000 * n]
         assert len(noted) < 2000 * n * most, "most are passed over"
         counts = summary(rig.block.latencies[STEPS])["count"]

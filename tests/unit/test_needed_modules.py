@@ -21,7 +21,7 @@ import pytest
 from envmgr.config.env_factories import env_factories
 from envmgr.errors import ConfigError
 from envmgr.transport.process.needed_modules import find_module, listed_modules, needed_modules
-from envmgr.worker import imported
+from envmgr.worker import imported_modules
 
 
 class Modules:
@@ -47,8 +47,8 @@ def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Modules
     for folder in (modules.installed, modules.own):
         folder.mkdir()
         monkeypatch.syspath_prepend(str(folder))
-    folders = (*imported._folders(), str(modules.installed))
-    monkeypatch.setattr(imported, "_folders", lambda: folders)
+    folders = (*imported_modules._folders(), str(modules.installed))
+    monkeypatch.setattr(imported_modules, "_folders", lambda: folders)
     importlib.invalidate_caches()
     modules.install("lib_a", "lib_b", "lib_c.__init__", "lib_c.part", "lib_d")
     yield modules
@@ -246,15 +246,15 @@ def test_a_list_is_taken_as_it_is(modules: Modules, monkeypatch: pytest.MonkeyPa
 
 
 def test_installed_is_what_lies_where_distributions_do(modules: Modules) -> None:
-    assert imported.is_installed(numpy.__file__)
-    assert imported.is_installed(imported.__file__), "envmgr itself, wherever it is"
-    assert imported.is_installed(str(modules.installed / "lib_a.py"))
-    assert not imported.is_installed(str(modules.own / "mine.py"))
-    assert not imported.is_installed(str(modules.installed) + "-other/x.py")
+    assert imported_modules.is_installed(numpy.__file__)
+    assert imported_modules.is_installed(imported_modules.__file__), "envmgr itself, wherever it is"
+    assert imported_modules.is_installed(str(modules.installed / "lib_a.py"))
+    assert not imported_modules.is_installed(str(modules.own / "mine.py"))
+    assert not imported_modules.is_installed(str(modules.installed) + "-other/x.py")
 
 
 def test_what_users_install_for_themselves_is_installed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("site.getusersitepackages", lambda: str(tmp_path))
-    assert os.path.realpath(tmp_path) in imported._folders.__wrapped__()
+    assert os.path.realpath(tmp_path) in imported_modules._folders.__wrapped__()

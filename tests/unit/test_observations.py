@@ -144,7 +144,7 @@ def test_every_form_is_read_as_it_was_written(space: Any, in_memory: bool, seed:
     samples = [space.sample() for _ in range(2)]
     found = [read.read(write.write(sample)) for sample in samples]
     assert all(map(equal, found, map(_as_arrays, samples)))
-    carried = [read.read(write.carried(write.write(sample))) for sample in samples]
+    carried = [read.read(write.with_bytes(write.write(sample))) for sample in samples]
     assert all(map(equal, carried, map(_as_arrays, samples)))
     structure = codec_of(space).structure
     assert repr(codec_of(space).stack(found)) == repr(codec_of(space).stack(samples))

@@ -1,10 +1,9 @@
-"""What a worker does in which order, by message; `test_posted.py` is about the block."""
+"""What a worker does in which order, and where its requests come from."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,13 +11,19 @@ import pytest
 from gymnasium.spaces import Box, Discrete
 
 from envmgr import BaseEnv, EnvTimestep
-from envmgr.wire.channel import ChannelClosedError, FrameChannel
-from envmgr.wire.frames import encode, split_frame
-from envmgr.wire.hosts import HostSettings, Orders, WorkerSettings
+from envmgr.wire.channel import (
+    BELL,
+    BELL_ASKED,
+    BELL_VALUE,
+    BELL_VALUE_ASKED,
+    ChannelClosedError,
+    FrameChannel,
+)
+from envmgr.wire.frames import encode
+from envmgr.wire.hosts import HostSettings
 from envmgr.wire.messages import EpisodePlan, Message, Op, ResetOrder
-from envmgr.worker import process
 from envmgr.worker.host import Host
-from envmgr.worker.serving import Inbox, serve
+from envmgr.worker.serving import ConnectionInbox, QueueInbox, serve
 
 N = 3
 
@@ -79,8 +84,11 @@ class World:
             send=self.channel.send,
             memory=lambda nbytes: None,
         )
-        serve(host, None, Inbox(self.channel))
+        serve(host, None, ConnectionInbox(self.channel))
         return [entry for entry in self.log if entry[1] != "close"]
+
+    def ring(self, bell: bytes) -> None:
+        self._parent.ring(bell)
 
     def end(self) -> None:
         """Send no more."""
@@ -159,24 +167,77 @@ def _refuse() -> None:
     raise ValueError("no")
 
 
+def test_an_inbox_that_is_over_gives_and_takes_nothing() -> None:
+    replies: list[Message] = []
+    inbox = QueueInbox(replies.append)
+    message = Message(Op.CALL, 0, 0, 1, None)
+    inbox.send(message)
+    assert not inbox.await_bell()
+    inbox.end()
+    for refused in (lambda: list(inbox.messages()), inbox.read, lambda: inbox.answer(message)):
+        with pytest.raises(ChannelClosedError):
+            refused()
+    assert replies == []
+
+
+def test_an_interrupted_send_is_known_to_have_been_or_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    inbox = QueueInbox(lambda message: None)
+    first, second = (Message(Op.STEP, 0, 0, number, None) for number in (1, 2))
+    inbox.send(first)
+    inbox._latest = (second, [])  # an interrupt has come before it was put
+    assert [inbox.has_sent(first), inbox.has_sent(second)] == [False, False]
+    inbox.send(second)
+    assert inbox.has_sent(second)
+
+
+def test_a_queue_tells_bells_from_messages_and_from_bells_that_ask_for_a_ring() -> None:
+    inbox = QueueInbox(lambda message: None)
+    inbox.ring(asks=False)
+    assert inbox.await_bell()
+    assert not inbox.take_ring_request()
+    inbox.ring(asks=True)
+    inbox.ring(asks=False)
+    assert not inbox.await_bell()
+    assert [inbox.take_ring_request(), inbox.take_ring_request()] == [True, False]
+    message = Message(Op.STEP, 0, 0, 1, None)
+    assert inbox.is_empty
+    inbox.send(message)
+    assert not inbox.await_bell()
+    assert not inbox.is_empty
+    assert list(inbox.messages()) == [message]
+    assert inbox.is_empty
+
+
 @pytest.mark.skipif(not hasattr(os, "eventfd"), reason="there is no bell to ring")
-def test_a_bell_counts_and_one_that_is_full_was_rung_often_enough() -> None:
+def test_a_bell_that_asks_for_a_ring_is_remembered_until_it_is_answered(world: World) -> None:
     bell = os.eventfd(0, os.EFD_NONBLOCK)
     try:
-        process._ring(bell)
-        process._ring(bell)
-        assert os.eventfd_read(bell) == 2
-        os.eventfd_write(bell, 2**64 - 2)
-        process._ring(bell)
+        inbox = ConnectionInbox(world.channel, bell)
+        inbox.read()
+        assert not inbox.is_empty
+        list(inbox.messages())
+        os.eventfd_write(bell, BELL_VALUE)
+        assert inbox.await_bell()
+        os.eventfd_write(bell, BELL_VALUE_ASKED)
+        assert not inbox.await_bell()
+        os.eventfd_write(bell, BELL_VALUE)
+        assert not inbox.await_bell(), "a ring is due still"
+        assert [inbox.take_ring_request(), inbox.take_ring_request()] == [True, False]
+        world.step(0)
+        assert not inbox.await_bell()
+        assert [message.op for message in inbox.messages()] == [Op.STEP]
     finally:
         os.close(bell)
 
 
-def test_settings_that_cannot_be_read_fail_every_env() -> None:
-    sent: list[Any] = []
-    orders = Orders(((3, 1, 7, 0), (4, 0, 8, 0)), (), 0, b"", WorkerSettings())
-    process._refuse(orders, ValueError("no"), SimpleNamespace(send=sent.append))
-    replies = [parsed[0].message() for parsed in map(split_frame, sent) if parsed is not None]
-    assert [reply[:4] for reply in replies] == [(Op.FAILED, 3, 1, 7), (Op.FAILED, 4, 0, 8)]
-    for reply in replies:
-        assert "settings cannot be unpickled: ValueError: no" in reply.payload.message
+def test_bells_that_come_over_the_connection_are_told_from_messages(world: World) -> None:
+    inbox = ConnectionInbox(world.channel)
+    inbox.read()
+    list(inbox.messages())
+    world.ring(BELL)
+    assert inbox.await_bell()
+    world.ring(BELL_ASKED)
+    assert not inbox.await_bell()
+    assert inbox.take_ring_request()
+    world.step(0)
+    assert not inbox.await_bell()

@@ -11,10 +11,8 @@ import pytest
 
 from envmgr.transport.base import Arrival, HostDied
 from envmgr.transport.thread import ThreadTransport
-from envmgr.wire.channel import ChannelClosedError
 from envmgr.wire.hosts import EnvOrder, HostSettings, HostSpec
 from envmgr.wire.messages import Message, Op
-from envmgr.worker.thread import ThreadInbox
 
 PATIENCE_S = 40.0
 
@@ -156,26 +154,3 @@ def test_once_closed_it_can_be_woken_and_nothing_else(transport: ThreadTransport
     transport.wake()
     with pytest.raises(ValueError, match="closed"):
         transport.poll(0.0)
-
-
-def test_an_inbox_that_is_over_gives_and_takes_nothing() -> None:
-    replies: list[Message] = []
-    inbox = ThreadInbox(replies.append)
-    message = Message(Op.CALL, 0, 0, 1, None)
-    inbox.send(message)
-    assert not inbox.await_bell()
-    inbox.end()
-    for refused in (lambda: list(inbox.messages()), inbox.read, lambda: inbox.answer(message)):
-        with pytest.raises(ChannelClosedError):
-            refused()
-    assert replies == []
-
-
-def test_an_interrupted_send_is_known_to_have_been_or_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    inbox = ThreadInbox(lambda message: None)
-    first, second = (Message(Op.STEP, 0, 0, number, None) for number in (1, 2))
-    inbox.send(first)
-    inbox._latest = (second, [])  # an interrupt has come before it was put
-    assert [inbox.has_sent(first), inbox.has_sent(second)] == [False, False]
-    inbox.send(second)
-    assert inbox.has_sent(second)

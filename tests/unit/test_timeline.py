@@ -27,7 +27,7 @@ from envmgr.observing.timeline import (
 )
 from envmgr.wire.timeline import BATCH, NUMBERS, RESET, STEP, Done, HostLog, noted
 from tests.fakes import FakeClock
-from tests.unit.test_posted import Rig
+from tests.unit.host_rigs import BlockRig as Rig
 
 
 def test_a_ring_keeps_the_newest() -> None:

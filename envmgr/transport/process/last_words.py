@@ -1,4 +1,4 @@
-"""What the parent reads of a worker's last words; `envmgr.worker.last_words` writes them."""
+"""What the parent reads of a worker's crash report; `envmgr.worker.crash_report` writes it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import os
 import signal
 
 from envmgr.transport.base import HostDied
-from envmgr.worker.last_words import (
+from envmgr.worker.crash_report import (
     PLACE_BYTES,
     REPORT_BYTES,
     STDERR_AT,

@@ -32,7 +32,7 @@ from envmgr.wire.channel import FrameChannel
 from envmgr.wire.hosts import HostSpec, WorkerSettings
 from envmgr.wire.pipe_channel import Channel, PipeChannel
 from envmgr.worker import process as worker
-from envmgr.worker.lifeline import Lifeline, hold_on_to, kill_with
+from envmgr.worker.lifeline import Lifeline, die_with_owner, kill_with
 
 _CLOSE_S = 0.5
 
@@ -336,7 +336,7 @@ def _run_process(
     let_go_of(not_ours)
     worker.isolate_process()
     for fd in lifelines:
-        hold_on_to(fd)
+        die_with_owner(fd)
         os.close(fd)
     worker.end_with_parent(_parent_waitable())
     channel: Channel

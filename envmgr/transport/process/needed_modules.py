@@ -24,7 +24,7 @@ from typing import Any
 from gymnasium.envs.registration import registry
 
 from envmgr.errors import ConfigError
-from envmgr.worker.imported import is_installed
+from envmgr.worker.imported_modules import is_installed
 
 _MOST_FILES = 100
 """How many files of the user's own are read at most."""

@@ -40,7 +40,7 @@ from envmgr.transport.process import server_imports
 from envmgr.types import EnvFactory
 from envmgr.wire.channel import FrameChannel
 from envmgr.worker import process as worker
-from envmgr.worker.lifeline import Lifeline, hold_on_to
+from envmgr.worker.lifeline import Lifeline, die_with_owner
 
 RECORD = struct.Struct("<Bqq")
 """Kind, host_id, and a number: a signal, a pid, an errno or an exit status."""
@@ -96,7 +96,7 @@ class WorkerServer:
         self._poll.register(self._trainer, select.POLLIN)
 
     def serve(self) -> None:
-        """Phase until the trainer is gone; then kill what is left."""
+        """Do what the trainer asks until it is gone; then kill what is left of the workers."""
         try:
             while True:
                 events = dict(self._poll.poll())
@@ -181,7 +181,7 @@ class WorkerServer:
         # What its envs start belongs to it for all its life, also what has lost its own parent and
         # left its group. So nothing of a worker that lives is ever a child of the server.
         self._prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-        hold_on_to(self._lifeline.read_fd)
+        die_with_owner(self._lifeline.read_fd)
         self._lifeline.close()
         os.close(self._trainer)
         channel = FrameChannel(fds[0], fds[1], blocking=True)

@@ -15,7 +15,7 @@ from envmgr.transport.process.stacks import Stacks
 from envmgr.wire.block import block_is_possible
 from envmgr.wire.hosts import HostSpec
 from envmgr.wire.rooms import Rooms
-from envmgr.worker.last_words import ARE_KEPT
+from envmgr.worker.crash_report import ARE_KEPT
 
 _MOST_HOST_BELLS = 128
 """How many hosts have a doorbell; with more, fds get scarce: others are rung through their pipe."""

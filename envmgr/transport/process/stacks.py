@@ -9,8 +9,8 @@ import time
 from pathlib import Path
 
 from envmgr.proc import cpu_s_of, memfds_of, status_of
-from envmgr.worker import last_words
-from envmgr.worker.last_words import STACKS_FILE, STACKS_SIGNAL
+from envmgr.worker import crash_report
+from envmgr.worker.crash_report import STACKS_FILE, STACKS_SIGNAL
 
 _PATIENCE_S = 0.1
 """How long to wait for one worker's stacks: writing them takes less than a millisecond, once it
@@ -20,7 +20,7 @@ _MOST_S = 0.5
 _WINDOW_S = 5.0
 """If many workers hang and do not answer, all waits in a window of time last this long together."""
 
-_OURS = f'  File "{Path(last_words.__file__).parent}{os.sep}'
+_OURS = f'  File "{Path(crash_report.__file__).parent}{os.sep}'
 """How lines of stacks begin that show calls of the package that runs envs in workers."""
 
 _LOOK_EVERY_S = 0.001

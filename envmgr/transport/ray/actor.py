@@ -35,8 +35,7 @@ from envmgr.wire.block import block_is_possible, items
 from envmgr.wire.frames import Frame, FrameError, pack
 from envmgr.wire.hosts import EnvOrder, HostSpec, Orders, WorkerSettings
 from envmgr.worker.process import set_up
-from envmgr.worker.serving import unreadable
-from envmgr.worker.thread import ThreadInbox, run_on_thread
+from envmgr.worker.serving import QueueInbox, run_on_thread, unreadable_reply
 
 
 class ActorSettings(NamedTuple):
@@ -200,7 +199,7 @@ class ThreadHost:
         set_up(0, settings.worker)
         self._calls, self._node = calls, node
         self._posts = settings.shared_memory and node.posts
-        self._inbox: ThreadInbox | None = None
+        self._inbox: QueueInbox | None = None
         self._thread: threading.Thread | None = None
         self._memory: npt.NDArray[np.uint8] | None = None
         self._mail: Any = {}
@@ -238,20 +237,20 @@ class ThreadHost:
             self._inbox.ring(asks=False)
 
     def _start(self, host_id: int, orders: Orders) -> None:
-        self._inbox = ThreadInbox(functools.partial(self._calls.put, host_id))
+        self._inbox = QueueInbox(functools.partial(self._calls.put, host_id))
         self._index = orders.host_index
         self._thread = threading.Thread(
             target=self._run, args=(host_id, orders, self._inbox), name="envmgr-envs", daemon=True
         )
         self._thread.start()
 
-    def _hand_over(self, host_id: int, frame: Frame, inbox: ThreadInbox) -> None:
+    def _hand_over(self, host_id: int, frame: Frame, inbox: QueueInbox) -> None:
         try:
             inbox.send(frame.message())
         except FrameError as error:
-            self._calls.put(host_id, pack(unreadable(frame, error)))
+            self._calls.put(host_id, pack(unreadable_reply(frame, error)))
 
-    def _run(self, host_id: int, orders: Orders, inbox: ThreadInbox) -> None:
+    def _run(self, host_id: int, orders: Orders, inbox: QueueInbox) -> None:
         detail = ""
         try:
             run_on_thread(

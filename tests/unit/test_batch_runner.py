@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from gymnasium.spaces import Discrete
+from gymnasium.spaces import Box, Discrete
 
-from envmgr.core.observations import ObservationReader
 from envmgr.env import adapt
+from envmgr.env.async_batch import AsyncBatchedEnv
 from envmgr.env.batch_specs import Batch, BatchedEnvSpec, batches_of
 from envmgr.env.batched import BatchedEnv
 from envmgr.errors import ConfigError
@@ -35,9 +35,11 @@ from envmgr.wire.block import (
 )
 from envmgr.wire.hosts import HostSettings
 from envmgr.wire.infos import InfoDecoder
+from envmgr.wire.latencies import N_BUCKETS, STEPS, SUM
 from envmgr.wire.messages import AfterStep, EpisodePlan, FailureKind, Message, Op, ResetOrder
+from envmgr.worker.batch_runner import RowRunner
+from envmgr.worker.block_steps import block_stepper
 from envmgr.worker.host import Host
-from envmgr.worker.posted import PostedSteps
 from tests.batched import Do, ScriptedBatch
 from tests.faults.interrupting import handlers, interrupt_at, points_of
 
@@ -57,12 +59,13 @@ class Rig:
         partial_steps: bool = True,
         plan: EpisodePlan = PLAN,
         build: Callable[[int], Any] = ScriptedBatch,
+        measures: bool = False,
         **settings: Any,
     ) -> None:
         self.size, self.in_block, self.plan = size, in_block, plan
         actions, layout = codec_of(Discrete(32)).layout, codec_of(ScriptedBatch.observation_space)
         assert actions is not None
-        block_plan = BlockPlan(size, 1, actions)
+        block_plan = BlockPlan(size, 1, actions, measures=measures)
         placements, nbytes = plan_placements(
             [layout.layout] * size, places_for(True), block_plan.nbytes
         )
@@ -70,7 +73,7 @@ class Rig:
         self.memory = bytearray(nbytes)
         self.block = Block(self.memory, block_plan)
         self.arena = arena_arrays(self.memory, self.placements[0])[0]
-        self.posted = PostedSteps(0, lambda: None, timed=False)
+        self.posted = block_stepper(0, lambda: None, timed=False, measures=measures)
         self.built: list[Any] = []
         self.sent: list[Message] = []
         spec = BatchedEnvSpec(lambda: self._build(build), size, partial_steps)
@@ -80,7 +83,7 @@ class Rig:
             encode=lambda message: message,
             send=self.sent.append,
             memory=lambda n: self.memory,
-            posted=self.posted if in_block else None,
+            stepper=self.posted if in_block else None,
         )
         self.request_id = 0
         self.generations = [0] * size
@@ -143,7 +146,7 @@ class Rig:
         """Run what was postponed; return what was said."""
         before = self.block.resets.copy(), self.block.replies.copy()
         self.sent.clear()
-        self.host.run_resets(len(self.host.resets))
+        self.host.run_resets(len(self.host.pending_resets))
         new = zip(before, (self.block.resets, self.block.replies), strict=True)
         resets, replies = (np.flatnonzero(old != now).tolist() for old, now in new)
         in_block = [(i, Op.STEPPED) for i in replies] + [(i, Op.RESET_DONE) for i in resets]
@@ -163,8 +166,9 @@ class Rig:
         """Return the observation that a row's latest reply is about."""
         if not self.in_block:
             (message,) = (m for m in self.sent if m.env_id == env_id)
-            reader = ObservationReader(ScriptedBatch.observation_space)
-            return list(reader.read(message.payload[0]).tolist())
+            (leaf,) = message.payload[0]
+            dtype = ScriptedBatch.observation_space.dtype
+            return list(np.frombuffer(leaf, dtype).tolist())
         flags = self.block.reset_flags if of_reset else self.block.flags
         return list(self.arena[int(flags[env_id]) & PLACE_BITS, env_id].tolist())
 
@@ -226,17 +230,17 @@ def test_some_rows_are_stepped_after_what_has_come_meanwhile(in_block: bool) -> 
     rig = Rig(4, in_block=in_block)
     assert rig.step({1: 5}) == []
     assert rig.step({3: 6}) == []
-    assert rig.host.has_steps
+    assert rig.host.has_pending_steps
     assert rig.later() == stepped(1, 3)
     assert rig.env.log == [("step", [1, 3], [5, 6])]
-    assert not rig.host.has_steps
+    assert not rig.host.has_pending_steps
 
 
 @both_routes
 def test_an_env_that_steps_all_of_its_rows_waits_for_them(in_block: bool) -> None:
     rig = Rig(3, in_block=in_block, partial_steps=False)
     assert rig.step({0: 1, 1: 2}) == []
-    assert not rig.host.resets
+    assert not rig.host.pending_resets
     assert rig.step({2: 3}) == (stepped(2) if in_block else stepped(0, 1, 2))
     assert rig.env.log == [("step", [0, 1, 2], [1, 2, 3])]
 
@@ -264,13 +268,13 @@ def test_an_ended_row_is_reset_alone_and_not_waited_for(in_block: bool) -> None:
 
 def test_all_rows_of_a_batch_are_stepped_in_columns_and_fewer_are_not() -> None:
     rig = Rig(3)
-    assert [(first, end) for first, end, _ in rig.posted._bulks] == [(0, 3)]
+    assert [(first, end) for first, end, _ in rig.posted._column_steps] == [(0, 3)]
     rig.step({0: 1, 1: 1, 2: 1})
     assert rig.follows is False
     rig.step({0: 1, 1: Do.END, 2: 1})
     assert rig.follows is True, "its reset would wait for the next request"
     rig.ask(Op.RELEASE, 2)
-    assert not rig.posted._bulks
+    assert not rig.posted._column_steps
 
 
 def test_rows_that_end_together_are_reset_together() -> None:
@@ -410,7 +414,7 @@ def test_what_passes_through_is_not_reported() -> None:
     rig = Rig(2, propagate=(KeyboardInterrupt,))
     with pytest.raises(KeyboardInterrupt):
         rig.step({0: 1, 1: Do.INTERRUPT})
-    assert rig.posted.interrupted in (0, 1)
+    assert rig.posted.interrupted_env_id in (0, 1)
     assert rig.said() == []
 
 
@@ -532,15 +536,34 @@ def test_infos_of_a_step_in_columns_are_written_beside_it(partial_steps: bool) -
     assert [rig.observed(i)[4] for i in range(4)] == [4, 5, 6, 7]
 
 
+class Whole(Telling):
+    """Steps some rows as columns of all of them; those that take none tell something, too."""
+
+    def step_whole(self, rows: Any, actions: Any) -> Any:  # type: ignore[override]
+        obs, rewards, ends, truncated, infos = self.step(rows.tolist(), actions[rows])
+        whole = [np.full((4, *part.shape[1:]), 9, part.dtype) for part in (obs, rewards)]
+        flags = [np.ones(4, bool), np.ones(4, bool)]
+        for column, part in zip((*whole, *flags), (obs, rewards, ends, truncated), strict=True):
+            column[rows] = part
+        by_row = dict(zip(rows.tolist(), infos, strict=True))
+        return (*whole, *flags, [by_row.get(row, {"nobody": "asked"}) for row in range(4)])
+
+
+@pytest.mark.parametrize("build", [ScriptedBatch, Telling, Whole])
 @pytest.mark.parametrize("partial_steps", [False, True])
-def test_what_rows_that_take_no_step_have_replied_stays(partial_steps: bool) -> None:
-    rig = Rig(4, partial_steps=partial_steps, build=Telling, plan=WAITING)
+def test_what_rows_that_take_no_step_have_replied_stays(partial_steps: bool, build: Any) -> None:
+    rig = Rig(4, partial_steps=partial_steps, build=build, plan=WAITING)
     rig.reset(*range(4))
     rig.step({0: 1, 1: 2, 2: 3, 3: Do.END})
-    before = rig.block.rewards[3], rig.block.flags[3], rig.block.replies[3]
-    shown = rig.observed(3)
+
+    def of_row_3() -> tuple[Any, ...]:
+        block = rig.block
+        numbers = (block.rewards[3], block.flags[3], block.replies[3])
+        return (*numbers, block.infos[3].tobytes())
+
+    before, shown = of_row_3(), rig.observed(3)
     assert len(rig.step({0: 4, 1: 5, 2: 6})) == 3
-    assert (rig.block.rewards[3], rig.block.flags[3], rig.block.replies[3]) == before
+    assert of_row_3() == before
     assert rig.observed(3) == shown
     assert [rig.observed(i)[4] for i in range(3)] == [4, 5, 6]
 
@@ -635,14 +658,14 @@ def test_steps_in_columns_are_taken_whatever_is_interrupted_before_them() -> Non
 
     rig = posted()
     points = points_of(lambda: rig.posted.run(None))
-    before = [point for point in points if point.code.co_filename.endswith("posted.py")]
+    before = [point for point in points if point.code.co_filename.endswith("block_steps.py")]
     assert len(before) > 20
     with handlers(lambda: None):
         for point in before:
             rig = posted()
             with contextlib.suppress(KeyboardInterrupt):
                 interrupt_at(point, functools.partial(rig.posted.run, None), signal.SIGINT)
-            if rig.posted.interrupted is None:
+            if rig.posted.interrupted_env_id is None:
                 rig.posted.run(None)
                 is_answered = rig.block.replies == token_of(0, rig.request_id)
                 assert is_answered.all(), str(point)
@@ -658,4 +681,213 @@ def test_who_was_interrupted_is_known_though_a_handler_has_closed_all() -> None:
     rig.env.step = close_and_raise  # type: ignore[method-assign]
     with pytest.raises(KeyboardInterrupt):
         rig.step(dict.fromkeys(range(3), 1))
-    assert rig.posted.interrupted == 0
+    assert rig.posted.interrupted_env_id == 0
+
+
+def test_steps_and_resets_in_columns_ask_no_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = Rig(4, build=Silent, plan=UNTOLD)
+    end = {0: 1, 1: Do.END, 2: 1, 3: 1}
+    rig.step(end)
+    rig.later()  # from now on it is known that there is nothing to say of that row
+
+    def refuse(*args: Any) -> Any:
+        raise AssertionError("a row was asked")
+
+    for name in ("take_step", "begin_episode"):
+        monkeypatch.setattr(RowRunner, name, refuse)
+    assert len(rig.step(end)) == 4
+    assert rig.later() == begun(1)
+
+
+def test_a_row_that_skips_a_step_keeps_its_newest_observation_when_it_is_stepped_again() -> None:
+    rig = Rig(3, partial_steps=True)
+    rig.step(dict.fromkeys(range(3), 1))
+    before = rig.block.flags[1] & PLACE_BITS
+    rig.step({0: 2, 2: 2})
+    rig.later()
+    rig.step(dict.fromkeys(range(3), 3))
+    assert rig.block.flags[1] & PLACE_BITS != before, "it would be overwritten while it is shown"
+
+
+def test_steps_in_columns_are_measured_for_each_row_that_takes_them() -> None:
+    rig = Rig(3, partial_steps=False, build=Silent, measures=True)
+    rig.reset(*range(3))
+    rig.step(dict.fromkeys(range(3), 1))
+    counts = [row[:N_BUCKETS].sum() for row in rig.block.latencies[STEPS]]
+    assert counts == [1, 1, 1]
+    sums = rig.block.latencies[STEPS][:, SUM]
+    assert sums[0] == sums[1] == sums[2] > 0
+
+
+# -- batched envs that give results when they are there -------------------------------------------
+
+
+class Asynchronous(AsyncBatchedEnv):
+    """What has been begun is done in the order of `order`, two rows at a time; 13 fails."""
+
+    observation_space, action_space = Box(-99, 99, (1,), np.float32), Discrete(32)
+
+    def __init__(self, size: int) -> None:
+        self.under_way: dict[int, float] = {}
+        self.order: list[int] = []
+        self.log: list[Any] = []
+        self.may = True
+
+    def send(self, rows: Sequence[int], actions: Sequence[Any]) -> None:
+        self.log.append(("send", list(rows)))
+        if 13 in actions:
+            raise ValueError("thirteen")
+        self.under_way.update(zip(rows, map(float, actions), strict=True))
+
+    def begin(self, rows: Sequence[int], seeds: Any, params: Any) -> None:
+        self.log.append(("begin", list(rows), list(seeds), list(params)))
+        if {"fails": True} in params:
+            raise ValueError("no beginning")
+        self.under_way.update(dict.fromkeys(rows, 0.0))
+
+    def fill(self, rows: Sequence[int]) -> None:
+        self.log.append(("fill", list(rows)))
+        self.under_way.update(dict.fromkeys(rows, -1.0))
+
+    def may_begin(self, seeds: Any, *, others: bool) -> bool:
+        return self.may
+
+    def receive(self) -> tuple[Sequence[int], Sequence[Any]]:
+        rows = sorted(self.under_way, key=lambda row: (row not in self.order, row))[:2]
+        assert len(rows) == 2, "it would wait for ever"
+        values = [self.under_way.pop(row) for row in rows]
+        self.log.append(("receive", rows))
+        if 7.0 in values:
+            raise ValueError("seven")
+        ended = [value == 9 for value in values]
+        obs = np.array(values, np.float32)[:, None]
+        return rows, (obs, values, ended, [False] * 2, [{"row": row} for row in rows])
+
+
+class AsyncRig:
+    """A host of one such env, built and reset; what it says by message is `said`."""
+
+    def __init__(self, size: int = 4, plan: EpisodePlan = UNTOLD) -> None:
+        self.plan, self.request_id, self.sent = plan, 0, list[Message]()
+        self.env = Asynchronous(size)
+        spec = BatchedEnvSpec(lambda: self.env, size, batch_size=2)
+        self.host = Host(
+            dict.fromkeys(range(size), spec),
+            HostSettings(batches=batches_of([spec] * size)),
+            encode=lambda message: message,
+            send=self.sent.append,
+            memory=lambda n: None,
+        )
+        for env_id in range(size):
+            self.ask(Op.HELLO, env_id)
+        self.reset(*range(size))
+        while self.host.pending_resets:
+            self.said()
+        self.env.log.clear()
+
+    def ask(self, op: Op, env_id: int, payload: Any = None) -> None:
+        self.request_id += 1
+        self.host.handle(Message(op, env_id, 0, self.request_id, payload))
+
+    def reset(self, *env_ids: int, **params: Any) -> None:
+        for env_id in env_ids:
+            self.ask(Op.RESET, env_id, ResetOrder(params, None, None, self.plan))
+
+    def step(self, actions: dict[int, int]) -> None:
+        for env_id, action in actions.items():
+            self.ask(Op.STEP, env_id, action)
+
+    def said(self) -> list[tuple[int, Op]]:
+        """Run what is due now; return what was said."""
+        self.sent.clear()
+        self.host.run_resets(len(self.host.pending_resets))
+        return [(message.env_id, Op(message.op)) for message in self.sent]
+
+
+def test_rows_that_are_done_first_are_answered_first() -> None:
+    rig = AsyncRig()
+    rig.env.order = [2, 3]
+    rig.step({0: 1, 1: 2, 2: 3, 3: 4})
+    assert rig.host.has_pending_steps
+    assert rig.said() == [], "all are begun before anything is waited for"
+    assert rig.host.only_receives
+    assert rig.said() == stepped(2, 3)
+    assert [message.payload[3]["row"] for message in rig.sent] == [2, 3]
+    assert rig.said() == stepped(0, 1)
+    assert not rig.host.pending_resets
+    assert not rig.host.only_receives
+    assert rig.env.log == [("send", [0, 1, 2, 3]), ("receive", [2, 3]), ("receive", [0, 1])]
+
+
+def test_an_episode_that_has_ended_begins_beside_the_steps_of_others() -> None:
+    rig = AsyncRig()
+    rig.step({0: 9, 1: 1})
+    rig.said()
+    assert rig.said() == stepped(0, 1)
+    rig.step({1: 2})
+    rig.said()
+    assert ("begin", [0], [None], [{}]) in rig.env.log
+    assert rig.said() == [*stepped(1), *begun(0)]
+    (reset,) = (message for message in rig.sent if message.op == Op.RESET_DONE)
+    assert reset.payload[1] == {"row": 0}
+
+
+def test_idle_rows_fill_a_batch_that_would_not_come_else() -> None:
+    rig = AsyncRig(plan=WAITING)
+    rig.step({0: 9, 1: 9, 2: 9, 3: 1})
+    while rig.host.pending_resets:
+        rig.said()
+    rig.step({3: 2})
+    rig.said()
+    assert rig.said() == stepped(3), "what was filled in is not shown"
+    assert ("fill", [0]) in rig.env.log
+
+
+def test_one_row_alone_waits_for_a_second_one() -> None:
+    rig = AsyncRig()
+    rig.step({0: 1})
+    assert rig.said() == []
+    assert not rig.host.pending_resets, "nothing would come"
+    rig.step({1: 1})
+    rig.said()
+    assert rig.said() == stepped(0, 1)
+
+
+def test_what_an_asynchronous_batch_raises_is_reported_once_and_to_each_reset() -> None:
+    rig = AsyncRig()
+    rig.step({0: 13, 1: 1})
+    assert rig.said() == [(0, Op.FAILED)]
+    assert rig.sent[0].payload.of_batch
+    rig.reset(2, 3, fails=True)
+    assert rig.said() == [(2, Op.FAILED), (3, Op.FAILED)]
+    rig = AsyncRig()
+    rig.step({0: 7, 1: 1})
+    rig.reset(2, 3)
+    rig.env.order = [0]
+    said = [one for _ in range(3) for one in rig.said()]
+    assert said == [(0, Op.FAILED), (2, Op.FAILED), (3, Op.FAILED)]
+
+
+def test_a_reset_that_cannot_begin_waits_while_others_are_under_way_and_then_fails_to() -> None:
+    rig = AsyncRig()
+    rig.env.may = False
+    rig.step({0: 1, 1: 1})
+    rig.reset(2)
+    rig.said()
+    assert rig.said() == stepped(0, 1)
+    assert not any(entry[0] == "begin" for entry in rig.env.log)
+    rig.step({3: 1})
+    while rig.host.pending_resets:
+        rig.said()
+    assert ("begin", [2], [None], [{}]) in rig.env.log, "nothing changes any more"
+
+
+def test_a_row_that_is_closed_is_not_answered() -> None:
+    rig = AsyncRig()
+    rig.step({0: 1, 1: 2})
+    rig.said()
+    rig.ask(Op.RELEASE, 0)
+    assert rig.said() == stepped(1)
+    for env_id in (1, 2, 3):
+        rig.ask(Op.RELEASE, env_id)
+    assert rig.said() == []

@@ -13,7 +13,7 @@ from envmgr.wire.hosts import HostSettings
 from envmgr.wire.messages import EpisodePlan, Message, Op, RemoteFailure, ResetOrder
 from envmgr.worker.applied import AppliedEnv
 from envmgr.worker.host import Host
-from envmgr.worker.trial import Trial, queued_s_of_this_thread, run_trial, try_env
+from envmgr.worker.profiling import Trial, queued_s_of_this_thread, run_trial, try_env
 
 
 class World:

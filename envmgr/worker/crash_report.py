@@ -1,12 +1,12 @@
-"""What a worker that died has left behind: the end of its stderr, and faulthandler's report.
+"""What a worker leaves behind when it dies: the end of its stderr, and faulthandler's report.
 
-All are written into one anonymous, sparse file of the manager, in which each host has a place. So
-a worker never waits for somebody to read, the trainer needs one fd for all of them, and the file is
-read only after a death. Why not pipes, or a file each: docs/decisions/0015.
+All reports are written into one anonymous, sparse file of the manager, in which each host has a
+place. So a worker never waits for somebody to read, the trainer needs one fd for all of them, and
+the file is read only after a death. Why not pipes, or a file each: docs/decisions/0015.
 
-Where a worker is that lives goes into a file of its own, when it is sent `STACKS_SIGNAL`: the
-stacks of all its threads. Who asks empties it before, through `/proc`; it may be asked any number
-of times, by the trainer and by others of the same user.
+A worker that lives tells where it is: when it is sent `STACKS_SIGNAL`, the stacks of all its
+threads go into a file of its own. Who asks empties that file before, through `/proc`; a worker may
+be asked any number of times, by the trainer and by others of the same user.
 
 What goes through `sys.stderr` goes to the trainer's stderr as ever, and a copy of its end is kept.
 Fatal signals are reported by faulthandler from inside of a signal handler, into one fd: the report
@@ -26,7 +26,7 @@ from collections.abc import Callable
 from typing import Any
 
 ARE_KEPT = sys.platform == "linux" and hasattr(os, "memfd_create")
-"""Whether there are such files; a constant of the platform, on which parent and workers agree."""
+"""Whether there are reports; a constant of the platform, on which trainer and workers agree."""
 
 PLACE_BYTES = 1 << 20
 
@@ -44,12 +44,12 @@ STDERR_BYTES = 2048
 REPORT_BYTES = 16384
 
 
-class Recorder:
-    """The worker's side: has the end of its stderr and reports of fatal signals written down.
+class CrashRecorder:
+    """Has the end of a worker's stderr and reports of fatal signals written down.
 
     Args:
         fd: of the file; closed here.
-        index: of the worker's group of envs.
+        index: which of the manager's hosts the worker is.
     """
 
     def __init__(self, fd: int, index: int) -> None:
@@ -62,11 +62,11 @@ class Recorder:
         if STACKS_SIGNAL is not None:  # written by the handler itself, which needs no GIL
             faulthandler.register(STACKS_SIGNAL, _file_of_stacks())
         self._writes = True
-        os.register_at_fork(after_in_child=self._leave_to_parent)
+        os.register_at_fork(after_in_child=self._stop_in_fork)
         if sys.stderr is not None:
-            self._listen(sys.stderr)
+            self._keep_copy_of(sys.stderr)
 
-    def _listen(self, stream: Any) -> None:
+    def _keep_copy_of(self, stream: Any) -> None:
         """Keep a copy of what is written to a stream, which stays the object that it is.
 
         Logging handlers and others hold on to the stream itself.
@@ -88,8 +88,8 @@ class Recorder:
         self._kept = kept = kept[-STDERR_BYTES:]
         self._area[: len(kept)] = bytes(kept)
 
-    def _leave_to_parent(self) -> None:
-        """What the env forks has a stderr, and no last words."""
+    def _stop_in_fork(self) -> None:
+        """Have what the env forks write to stderr alone."""
         self._writes = False
         with contextlib.suppress(Exception):  # a stderr without an fd
             faulthandler.enable()
@@ -111,7 +111,7 @@ def _file_of_stacks() -> int:
         os.close(fd)
 
 
-def record(fd: int, index: int) -> None:
-    """Have the last words of this worker written down, as far as that can be done."""
+def record_crashes(fd: int, index: int) -> None:
+    """Have what this worker leaves behind be written down, as far as that can be done."""
     with contextlib.suppress(OSError, ValueError):  # no /proc, or no memory: stderr is as it was
-        Recorder(fd, index)
+        CrashRecorder(fd, index)

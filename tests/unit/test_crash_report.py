@@ -16,10 +16,10 @@ import pytest
 from envmgr.transport.process import stacks
 from envmgr.transport.process.last_words import LastWords
 from envmgr.transport.process.stacks import Stacks, of_envs
-from envmgr.worker import last_words
-from envmgr.worker.last_words import Recorder
+from envmgr.worker import crash_report
+from envmgr.worker.crash_report import CrashRecorder
 
-pytestmark = pytest.mark.skipif(not last_words.ARE_KEPT, reason="kept on Linux only")
+pytestmark = pytest.mark.skipif(not crash_report.ARE_KEPT, reason="kept on Linux only")
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ def record(words: LastWords, index: int, monkeypatch: pytest.MonkeyPatch) -> io.
     stream = io.StringIO()
     monkeypatch.setattr(sys, "stderr", stream)
     words.prepare(index)
-    Recorder(os.dup(words.fd), index)
+    CrashRecorder(os.dup(words.fd), index)
     return stream
 
 
@@ -104,14 +104,14 @@ def test_a_worker_without_stderr_reports_faults_all_the_same(
 ) -> None:
     monkeypatch.setattr(sys, "stderr", None)
     words.prepare(0)
-    Recorder(os.dup(words.fd), 0)
+    CrashRecorder(os.dup(words.fd), 0)
     os.write(reports[0], b"fault")
     assert words.take(0) == "fault"
 
 
 STACKS = f"""Thread 0x00007f01 (most recent call first):
   File "/usr/lib/python3.11/multiprocessing/connection.py", line 930 in wait
-  File "{Path(last_words.__file__).parent}/process.py", line 156 in watch
+  File "{Path(crash_report.__file__).parent}/process.py", line 156 in watch
   File "/usr/lib/python3.11/threading.py", line 982 in run
 
 Thread 0x00007f02 (most recent call first):
@@ -120,7 +120,7 @@ Thread 0x00007f02 (most recent call first):
 Current thread 0x00007f03 (most recent call first):
   File "/home/me/game.py", line 15 in simulate
   File "/home/me/game.py", line 8 in step
-  File "{Path(last_words.__file__).parent}/seats.py", line 80 in step
+  File "{Path(crash_report.__file__).parent}/env_runner.py", line 80 in step
   File "<string>", line 1 in <module>
 """
 

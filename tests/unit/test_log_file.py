@@ -8,33 +8,33 @@ from pathlib import Path
 
 import pytest
 
-from envmgr.worker.logs import Writer
+from envmgr.worker.log_file import LogFile
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.parametrize(
-    ("writer", "name"),
+    ("file", "name"),
     [
-        (Writer(0, [0, 1, 2], 0), "worker_0-envs_0-2-generation_0.log"),
-        (Writer(3, [7], 12), "worker_3-env_7-generation_12.log"),
+        (LogFile(0, [0, 1, 2], 0), "worker_0-envs_0-2-generation_0.log"),
+        (LogFile(3, [7], 12), "worker_3-env_7-generation_12.log"),
     ],
 )
-def test_a_file_says_whose_it_is(writer: Writer, name: str) -> None:
-    assert writer.file_name == name
+def test_a_file_says_whose_it_is(file: LogFile, name: str) -> None:
+    assert file.name == name
 
 
 CODE = """
 import io, logging, os, sys
-from envmgr.worker.logs import Writer, write_to_file
-writer = Writer(0, [4], 1)
+from envmgr.worker.log_file import LogFile, write_to_log_file
+file = LogFile(0, [4], 1)
 print("before", flush=True)
-write_to_file(sys.argv[1], writer)
+write_to_log_file(sys.argv[1], file)
 print("one", end=" without an end")
 logging.getLogger("mine").info("told")
-write_to_file(sys.argv[1], writer)  # as a later launch does
+write_to_log_file(sys.argv[1], file)  # as a later launch does
 sys.stdout = io.StringIO()  # as notebooks and test runners have it
-write_to_file(sys.argv[1], writer)
+write_to_log_file(sys.argv[1], file)
 print("two")
 logging.basicConfig(format="mine: %(message)s", level="DEBUG", stream=sys.stdout)
 logging.debug("set up")

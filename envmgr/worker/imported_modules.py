@@ -31,7 +31,7 @@ def _folders() -> tuple[str, ...]:
 
 
 def report_imports(fd: int, known: Set[str]) -> None:
-    """Write the installed modules that were imported lately as a list of names, and close `fd`.
+    """Write the names of the installed modules that were imported lately, and close `fd`.
 
     Of a package that is new, only the package itself is named.
 

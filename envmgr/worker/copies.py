@@ -1,7 +1,4 @@
-"""What crosses no process boundary: requests and replies with arrays and containers of their own.
-
-This module imports nothing of managers, torch or treetensor.
-"""
+"""Copies of requests and replies that cross no process boundary: neither side shares data."""
 
 from __future__ import annotations
 
@@ -16,32 +13,32 @@ from envmgr.wire.frames import FrameError
 from envmgr.wire.messages import Attribute, Message, Op
 
 
-def private_request(message: Message) -> Message:
-    """Return a request that its sender may go on to change what it was made of.
+def copied_request(message: Message) -> Message:
+    """Return a request, with copies of what its sender may go on to change.
 
     Raises:
         FrameError: an action cannot be copied.
     """
     if message.op == Op.STEP:
         try:
-            return message._replace(payload=_own(message.payload, copy.deepcopy))
+            return message._replace(payload=_copied(message.payload, copy.deepcopy))
         except Exception as error:  # whatever a __deepcopy__ may raise
             raise FrameError(f"it cannot be copied: {error_text(error)}") from error
     if message.op in (Op.CALL, Op.SET_ATTR):
-        return message._replace(payload=_own(message.payload))
+        return message._replace(payload=_copied(message.payload))
     return message
 
 
-def private_reply(message: Message) -> Message:
-    """Return a reply that the env may go on to change what it was made of.
+def copied_reply(message: Message) -> Message:
+    """Return a reply, with copies of what the env may go on to change.
 
     Its observation has been copied before: see `ObservationWriter`.
     """
     if message.op in (Op.STEPPED, Op.RESET_DONE) and message.payload is not None:
         reference, *rest = message.payload
-        return message._replace(payload=(reference, *map(_own, rest)))
+        return message._replace(payload=(reference, *map(_copied, rest)))
     if message.op == Op.RESULT:
-        return message._replace(payload=_own(message.payload))
+        return message._replace(payload=_copied(message.payload))
     return message
 
 
@@ -49,22 +46,22 @@ def _as_it_is(value: Any) -> Any:
     return value
 
 
-def _own(value: Any, of_object: Callable[[Any], Any] = _as_it_is) -> Any:
+def _copied(value: Any, of_object: Callable[[Any], Any] = _as_it_is) -> Any:
     """Return a copy of containers and arrays; what is neither, `of_object` copies."""
     try:
-        return _copied(value, of_object)
+        return _copy_parts(value, of_object)
     except RecursionError:  # a container that contains itself
         return copy.deepcopy(value)
 
 
-def _copied(value: Any, of_object: Callable[[Any], Any]) -> Any:
+def _copy_parts(value: Any, of_object: Callable[[Any], Any]) -> Any:
     if isinstance(value, np.ndarray):
         is_plain = not value.dtype.hasobject or of_object is _as_it_is
         return value.copy() if is_plain else of_object(value)
     if type(value) is dict:
-        return {key: _copied(part, of_object) for key, part in value.items()}
+        return {key: _copy_parts(part, of_object) for key, part in value.items()}
     if type(value) in (list, tuple):
-        return type(value)(_copied(part, of_object) for part in value)
+        return type(value)(_copy_parts(part, of_object) for part in value)
     if type(value) is Attribute:
-        return value._replace(value=_copied(value.value, of_object))
+        return value._replace(value=_copy_parts(value.value, of_object))
     return of_object(value)

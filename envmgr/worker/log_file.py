@@ -1,7 +1,4 @@
-"""What a worker writes, in a file of its own in place of the trainer's streams.
-
-This module imports nothing of managers, torch or treetensor.
-"""
+"""Has a worker write into a log file of its own, in place of the trainer's streams."""
 
 from __future__ import annotations
 
@@ -14,13 +11,13 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 
-class Writer(NamedTuple):
-    """Who writes.
+class LogFile(NamedTuple):
+    """Which worker a log file is of.
 
     Attributes:
-        host: place of the worker among those of the manager; the same for the one that replaces it.
-        env_ids: of its envs.
-        generation: the highest of theirs when it is started.
+        host: which of the manager's hosts the worker is; the same for the one that replaces it.
+        env_ids: its envs.
+        generation: the highest generation of these when it is started.
     """
 
     host: int
@@ -28,14 +25,14 @@ class Writer(NamedTuple):
     generation: int
 
     @property
-    def file_name(self) -> str:
-        """The name of its file: another for each worker of a launch."""
+    def name(self) -> str:
+        """The name of the file: another for each worker of a launch."""
         first, last = self.env_ids[0], self.env_ids[-1]
         envs = f"env_{first}" if first == last else f"envs_{first}-{last}"
         return f"worker_{self.host}-{envs}-generation_{self.generation}.log"
 
 
-def write_to_file(folder: str, writer: Writer) -> None:
+def write_to_log_file(folder: str, file: LogFile) -> None:
     """Have all that this process and its children write, and what they log, go to a file.
 
     What is there of an earlier launch stays. Where logging is not set up, INFO and above is kept.
@@ -43,7 +40,7 @@ def write_to_file(folder: str, writer: Writer) -> None:
     Raises:
         OSError: the file cannot be opened.
     """
-    path = os.path.join(folder, writer.file_name)
+    path = os.path.join(folder, file.name)
     fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
     for number, name in ((1, "stdout"), (2, "stderr")):
         with contextlib.suppress(Exception):  # a stream that is closed
@@ -53,9 +50,9 @@ def write_to_file(folder: str, writer: Writer) -> None:
     if fd > 2:  # it may be that of a stream that was closed
         os.close(fd)
     if not logging.root.handlers:
-        _log_as_well()
+        _log_unhandled_records()
     began = time.strftime("%Y-%m-%d %H:%M:%S")
-    print(f"--- {began}: process {os.getpid()}, {writer.file_name}")
+    print(f"--- {began}: process {os.getpid()}, {file.name}")
 
 
 def _stream_of(number: int, name: str) -> object:
@@ -70,7 +67,7 @@ def _stream_of(number: int, name: str) -> object:
     )
 
 
-def _log_as_well() -> None:
+def _log_unhandled_records() -> None:
     """Have records without a handler be written; an env may still set logging up."""
     handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
