@@ -286,76 +286,143 @@ def rows(policy: FailurePolicy = AGAIN) -> Rig:
     return Rig(2, batches=ROWS, policy=policy).launch()
 
 
-SCENARIOS: Mapping[str, Callable[[], None]] = {
+# By name: what follows for the env that fails last, then for those that lose their host with it.
+SCENARIOS: Mapping[str, tuple[str, Callable[[], None]]] = {
     # in a step
-    "raises in a step": lambda: play(alone(), send(), fail()),
-    "raises in a step, retry_type renew": lambda: play(alone(RENEW), send(), fail()),
-    "raises in a step, auto_reset off": lambda: play(alone(auto_reset=False), send(), fail()),
-    "raises in a step, with spares": lambda: play(spared(), send(), fail()),
-    "raises in a step, with spares, renew": lambda: play(spared(RENEW), send(), fail()),
-    "marks its step": lambda: play(alone(), send(), fail(kind=FailureKind.ABNORMAL)),
-    "exits in a step": lambda: play(alone(), send(), exits()),
-    "exits in a step, shared": lambda: play(shared(), send(), exits()),
-    "dies in a step": lambda: play(alone(), send(), die),
-    "dies in a step, with a spare": lambda: play(spared(), send(), die),
-    "dies in a step, both": lambda: play(shared(), send(0), send(1), die),
-    "is interrupted": lambda: play(alone(), send(), interrupt),
-    "raises, cancelled": lambda: play(alone(), send(), reset, fail()),
-    "raises, cancelled, renew": lambda: play(alone(RENEW), send(), reset, fail()),
-    "dies, cancelled": lambda: play(alone(), send(), reset, die),
-    # in a call
-    "a call raises": lambda: play(alone(), call, fail("call")),
-    "a call raises, reset meanwhile": lambda: play(alone(), call, reset, fail("call")),
-    "a call dies": lambda: play(alone(), call, die),
-    "a call exits, shared": lambda: play(shared(), call, exits("call")),
-    "a call dies, failed before": lambda: play(alone(), die, hello, reset_done, call, die),
-    "a call dies after an episode": lambda: play(alone(auto_reset=False), send(), ends, call, die),
-    "a call dies, reset meanwhile": lambda: play(alone(), call, reset, die),
-    "a call dies in launch": lambda: play(begin(Rig(1, policy=AGAIN)), reset_done, call, die),
-    # between steps
-    "dies idle": lambda: play(alone(), die),
-    "dies idle, auto_reset off": lambda: play(alone(auto_reset=False), die),
-    "dies idle again": lambda: play(alone(), die, hello, reset_done, die),
-    "dies after an episode": lambda: play(alone(auto_reset=False), send(), ends, die),
-    "dies when done": lambda: play(alone(episode_num=1), send(), ends, die),
-    "dies when done, both": lambda: play(shared(episode_num=1), send(), ends, send(1), die),
-    # in a reset and in a construction
-    "reset again": lambda: play(alone(), reset, fail("reset")),
-    "reset again, renew": lambda: play(alone(RENEW), reset, fail("reset")),
-    "resets used up": lambda: play(alone(), reset, fail("reset"), again, fail("reset")),
-    "resets used up, shared": lambda: play(shared(), reset, fail("reset"), again, fail("reset")),
-    "dies in a reset": lambda: play(alone(), reset, die),
-    "dies in a pause": lambda: play(alone(), reset, fail("reset"), die),
-    "construction raises": lambda: play(alone(), send(), die, fail("construction")),
-    "construction raises, shared": lambda: play(shared(), send(), exits(), fail("construction")),
-    # rows of batched envs
-    "a row exits": lambda: play(rows(), send(), exits()),
-    "a row cannot be built": lambda: play(rows(), die, fail("construction")),
-    "a row's resets used up": lambda: play(rows(), reset, fail("reset"), again, fail("reset")),
-    "a row raises, renew": lambda: play(rows(RENEW), send(), fail()),
-    "a row raises": lambda: play(rows(), send(), fail()),
-    # in launch
-    "launch, construction": lambda: play(begin(Rig(1), begins=False), fail("construction")),
-    "launch, dies in construction": lambda: play(begin(Rig(2, num_workers=1), begins=False), die),
-    "launch, reset again": lambda: play(begin(Rig(1, policy=AGAIN)), fail("reset")),
-    "launch, exits in a reset, shared": lambda: play(
-        begin(Rig(2, num_workers=1, policy=AGAIN)), exits("reset")
+    "raises in a step": ("RESET", lambda: play(alone(), send(), fail())),
+    "raises in a step, retry_type renew": ("RENEW_ENV", lambda: play(alone(RENEW), send(), fail())),
+    "raises in a step, auto_reset off": (
+        "AWAIT_USER",
+        lambda: play(alone(auto_reset=False), send(), fail()),
     ),
-    "launch, dies in a reset": lambda: play(begin(Rig(1, policy=AGAIN)), die),
-    "launch, dies after its reset": lambda: play(begin(Rig(1)), reset_done, die),
+    "raises in a step, with spares": ("SPARE_AND_RESET", lambda: play(spared(), send(), fail())),
+    "raises in a step, with spares, renew": (
+        "SPARE_AND_RENEW",
+        lambda: play(spared(RENEW), send(), fail()),
+    ),
+    "marks its step": ("RESET", lambda: play(alone(), send(), fail(kind=FailureKind.ABNORMAL))),
+    "exits in a step": ("NEW_HOST", lambda: play(alone(), send(), exits())),
+    "exits in a step, shared": ("NEW_ENV", lambda: play(shared(), send(), exits())),
+    "dies in a step": ("NEW_HOST", lambda: play(alone(), send(), die)),
+    "dies in a step, with a spare": ("NEW_HOST", lambda: play(spared(), send(), die)),
+    "dies in a step, both": ("NEW_HOST NEW_HOST", lambda: play(shared(), send(0), send(1), die)),
+    "is interrupted": ("NEW_HOST", lambda: play(alone(), send(), interrupt)),
+    "raises, cancelled": ("RESET", lambda: play(alone(), send(), reset, fail())),
+    "raises, cancelled, renew": ("RENEW_ENV", lambda: play(alone(RENEW), send(), reset, fail())),
+    "dies, cancelled": ("NEW_HOST", lambda: play(alone(), send(), reset, die)),
+    # in a call
+    "a call raises": ("CALL_ENDS", lambda: play(alone(), call, fail("call"))),
+    "a call raises, reset meanwhile": (
+        "CALL_ENDS",
+        lambda: play(alone(), call, reset, fail("call")),
+    ),
+    "a call dies": ("NEW_HOST", lambda: play(alone(), call, die)),
+    "a call exits, shared": ("NEW_ENV", lambda: play(shared(), call, exits("call"))),
+    "a call dies, failed before": (
+        "NEW_HOST",
+        lambda: play(alone(), die, hello, reset_done, call, die),
+    ),
+    "a call dies after an episode": (
+        "NEW_HOST",
+        lambda: play(alone(auto_reset=False), send(), ends, call, die),
+    ),
+    "a call dies, reset meanwhile": ("NEW_HOST", lambda: play(alone(), call, reset, die)),
+    "a call dies in launch": (
+        "GIVES_UP",
+        lambda: play(begin(Rig(1, policy=AGAIN)), reset_done, call, die),
+    ),
+    # between steps
+    "dies idle": ("NEW_HOST", lambda: play(alone(), die)),
+    "dies idle, auto_reset off": ("NEW_HOST", lambda: play(alone(auto_reset=False), die)),
+    "dies idle again": ("NEW_HOST", lambda: play(alone(), die, hello, reset_done, die)),
+    "dies after an episode": ("NEW_HOST", lambda: play(alone(auto_reset=False), send(), ends, die)),
+    "dies when done": ("GIVES_UP", lambda: play(alone(episode_num=1), send(), ends, die)),
+    "dies when done, both": (
+        "NEW_HOST GIVES_UP",
+        lambda: play(shared(episode_num=1), send(), ends, send(1), die),
+    ),
+    # in a reset and in a construction
+    "reset again": ("RESET_AGAIN", lambda: play(alone(), reset, fail("reset"))),
+    "reset again, renew": ("ENV_AGAIN", lambda: play(alone(RENEW), reset, fail("reset"))),
+    "resets used up": (
+        "CLOSE_AND_NEW_HOST",
+        lambda: play(alone(), reset, fail("reset"), again, fail("reset")),
+    ),
+    "resets used up, shared": (
+        "NEW_ENV",
+        lambda: play(shared(), reset, fail("reset"), again, fail("reset")),
+    ),
+    "dies in a reset": ("NEW_HOST", lambda: play(alone(), reset, die)),
+    "dies in a pause": ("NEW_HOST", lambda: play(alone(), reset, fail("reset"), die)),
+    "construction raises": (
+        "CLOSE_AND_NEW_HOST",
+        lambda: play(alone(), send(), die, fail("construction")),
+    ),
+    "construction raises, shared": (
+        "NEW_ENV",
+        lambda: play(shared(), send(), exits(), fail("construction")),
+    ),
+    # rows of batched envs
+    "a row exits": ("NEW_HOST NEW_HOST", lambda: play(rows(), send(), exits())),
+    "a row cannot be built": ("NEW_HOST NEW_HOST", lambda: play(rows(), die, fail("construction"))),
+    "a row's resets used up": (
+        "NEW_HOST NEW_HOST",
+        lambda: play(rows(), reset, fail("reset"), again, fail("reset")),
+    ),
+    "a row raises, renew": ("NEW_HOST NEW_HOST", lambda: play(rows(RENEW), send(), fail())),
+    "a row raises": ("RESET", lambda: play(rows(), send(), fail())),
+    # in launch
+    "launch, construction": (
+        "GIVES_UP",
+        lambda: play(begin(Rig(1), begins=False), fail("construction")),
+    ),
+    "launch, dies in construction": (
+        "GIVES_UP GIVES_UP",
+        lambda: play(begin(Rig(2, num_workers=1), begins=False), die),
+    ),
+    "launch, reset again": (
+        "RESET_AGAIN",
+        lambda: play(begin(Rig(1, policy=AGAIN)), fail("reset")),
+    ),
+    "launch, exits in a reset, shared": (
+        "ENV_AGAIN",
+        lambda: play(begin(Rig(2, num_workers=1, policy=AGAIN)), exits("reset")),
+    ),
+    "launch, dies in a reset": ("HOST_AGAIN", lambda: play(begin(Rig(1, policy=AGAIN)), die)),
+    "launch, dies after its reset": ("GIVES_UP", lambda: play(begin(Rig(1)), reset_done, die)),
     # the end
-    "on_failure raise": lambda: play(alone(RAISE), send(), fail()),
-    "on_failure raise, both": lambda: play(shared(RAISE), send(0), send(1), die),
-    "exhausted": lambda: play(alone(NONE_ALLOWED), send(), fail()),
-    "exhausted, shared": lambda: play(shared(NONE_ALLOWED), send(), exits()),
-    "exhausted, cancelled": lambda: play(alone(NONE_ALLOWED), send(), reset, fail()),
-    "exhausted, dies": lambda: play(alone(NONE_ALLOWED), send(), die),
-    "dropped": lambda: play(alone(DROP), send(), fail()),
-    "dropped, shared": lambda: play(shared(DROP), send(), fail()),
-    "dropped while ready": lambda: play(alone(DROP), die),
-    "a spare is dropped": lambda: play(spared(NONE_ALLOWED), lambda rig: rig.die(1)),
-    "released": lambda: play(
-        shared(DROP, deadlines=LIMITS), send(), fail(), Rig.deliver, hang_as_it_is_let_go_of
+    "on_failure raise": ("GIVES_UP", lambda: play(alone(RAISE), send(), fail())),
+    "on_failure raise, both": (
+        "GIVES_UP GIVES_UP",
+        lambda: play(shared(RAISE), send(0), send(1), die),
+    ),
+    "exhausted": ("CLOSES", lambda: play(alone(NONE_ALLOWED), send(), fail())),
+    "exhausted, shared": ("CLOSES", lambda: play(shared(NONE_ALLOWED), send(), exits())),
+    "exhausted, cancelled": ("CLOSES", lambda: play(alone(NONE_ALLOWED), send(), reset, fail())),
+    "exhausted, dies": ("CLOSES", lambda: play(alone(NONE_ALLOWED), send(), die)),
+    "dropped": ("CLOSES", lambda: play(alone(DROP), send(), fail())),
+    "dropped, shared": ("CLOSES", lambda: play(shared(DROP), send(), fail())),
+    "dropped while ready": ("CLOSES", lambda: play(alone(DROP), die)),
+    "a spare dies, on_failure raise": (
+        "NEW_HOST",
+        lambda: play(spared(RAISE), lambda rig: rig.die(1)),
+    ),
+    "resets used up, with a spare": (
+        "CLOSE_AND_NEW_HOST",
+        lambda: play(spared(FailurePolicy()), reset, fail("reset")),
+    ),
+    "resets are counted anew": (
+        "RESET_AGAIN",
+        lambda: play(
+            alone(), reset, fail("reset"), again, fail("reset"), die, hello, fail("reset")
+        ),
+    ),
+    "a spare is dropped": ("CLOSES", lambda: play(spared(NONE_ALLOWED), lambda rig: rig.die(1))),
+    "released": (
+        "NOTHING NEW_HOST",
+        lambda: play(
+            shared(DROP, deadlines=LIMITS), send(), fail(), Rig.deliver, hang_as_it_is_let_go_of
+        ),
     ),
 }
 
@@ -387,6 +454,7 @@ class Witness:
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.used: set[tuple[str, int]] = set()
+        self.answers: list[str] = []  # of each env that the last failure concerned
         self._decided: dict[int, dict[str, Any]] = {}
         self._events: list[tuple[int, Event]] = []
         self._current: list[int] = []
@@ -407,6 +475,8 @@ class Witness:
             with pytest.MonkeyPatch.context() as inner:
                 inner.setattr(type(table), "happened", noted)
                 self._under(env, lambda: own(repair, env, *args, **options))
+            found = self._decided.values()
+            self.answers = [decided["ANSWERS"].follows.name for decided in found]
             for env_id, decided in self._decided.items():
                 look(repair, repair._hosts.envs[env_id], before[env_id], decided, self._events)
 
@@ -571,8 +641,12 @@ def gets_new_host_after_waiting(
 
 
 def gets_new_host_in_peace(repair: Repair, env: ManagedEnv, before: Before, lost: Lost) -> None:
-    assert (env.phase, env.following) == (Phase.ENDING, Next.RENEW_HOST)
     assert ops(repair, Op.CLOSE, before.host_id) == 1
+    assert env.attempts == 0
+    if repair._spares is not None:  # one has come
+        assert repair._statistics.swaps == before.swaps + 1
+        env = before.group.envs[0]
+    assert (env.phase, env.following) == (Phase.ENDING, Next.RENEW_HOST)
 
 
 def is_reset(repair: Repair, env: ManagedEnv, before: Before, lost: Lost) -> None:
@@ -623,9 +697,10 @@ def test_what_happens_is_what_the_rules_say_and_all_of_them_are_used(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     witness = Witness(monkeypatch)
-    for name, scenario in SCENARIOS.items():
+    for name, (expected_answers, scenario) in SCENARIOS.items():
         try:
             scenario()
+            assert " ".join(witness.answers) == expected_answers
         except BaseException:
             print(f"in the scenario {name!r}")  # pytest shows it below the traceback
             raise
