@@ -337,7 +337,7 @@ def test_f31_a_lost_fork_server_is_not_replaced_beside_threads_of_others(
     thread = threading.Thread(target=done.wait, name="somebody-else")
     thread.start()
     try:
-        manager._engine.transport._spawner._process.kill(directly=True)
+        manager._running.engine.transport._spawner._process.kill(directly=True)
         wait_ended(world.pid(0))
         step_all(manager, {0: 1})
         while "somebody-else" not in manager.stats()["latest_failures"][-1]:
@@ -882,7 +882,7 @@ def test_a_launch_that_gets_no_memory_is_a_launch_error(
 
     manager = world.make(IN_LINE, 1, launch=False)
     with monkeypatch.context() as patched:
-        patched.setattr("envmgr.manager.lifetime.begin_envs", fail)
+        patched.setattr("envmgr.manager.manager.begin_envs", fail)
         with Raises(LaunchError, "no memory or no thread", "RLIMIT_AS"):
             manager.launch()
     manager.launch()
