@@ -71,7 +71,6 @@ from envmgr.manager.snapshots import (
     snapshot_of,
 )
 from envmgr.normalizing import Normalization, normalization_of
-from envmgr.observing.endpoint import Endpoint
 from envmgr.policy import GatherPolicy
 from envmgr.seeding import Seeds, seeds_by_env, seeds_of_spares
 from envmgr.spaces.reading import error_text
@@ -156,7 +155,7 @@ class EnvManager:
         if config.seed is not None:
             self.seed(config.seed)
 
-    # -- what a kind chooses ----------------------------------------------------------------
+    # -- what a kind chooses --------------------------------------------------------------
 
     def _make_transport(self) -> Transport:
         """Return a new transport for one launch."""
@@ -175,7 +174,7 @@ class EnvManager:
         """Return every key of this kind's config with its default, as a deep copy."""
         return default_manager_config(cls.preset)
 
-    # -- what it was given --------------------------------------------------------------------
+    # -- what it was given ----------------------------------------------------------------
 
     @property
     def env_num(self) -> int:
@@ -224,7 +223,7 @@ class EnvManager:
         """
         return self._normalization
 
-    # -- build --------------------------------------------------------------------------------
+    # -- build ----------------------------------------------------------------------------
 
     def build(self) -> None:
         """Start all hosts and build all envs, without resetting any; `launch` goes on with them.
@@ -264,7 +263,7 @@ class EnvManager:
                 prepare = partial(prepare_resets, params=params or {}, seeds=self._seeds)
                 self._config = count.find(partial(self._open_engine, self._env_fn[:1]), prepare)
             self._open_engine(self._env_fn, self._config, self._keep_engine)
-            self._open_endpoint(self._running.engine)
+            self._running.itself.open_endpoint()
         return self._running.itself
 
     def _open_engine(
@@ -273,20 +272,9 @@ class EnvManager:
         open_engine(env_fn, config, self._make_transport, self._given_spaces[:2], keep)
 
     def _keep_engine(self, engine: Engine) -> None:
-        trace = None if self._config.trace is None else self._config.trace.path
-        self._running = Running(engine, self, self._not_launched, trace)
+        self._running = Running(engine, self._config, self, self._not_launched)
 
-    def _open_endpoint(self, engine: Engine) -> None:
-        """Open the endpoint of metrics, if the config wants one.
-
-        Raises:
-            MissingDependencyError, ConfigError: it cannot be had.
-        """
-        metrics, watch = self._config.metrics, engine.watch
-        if metrics is not None and metrics.port is not None and watch is not None:
-            watch.followers.append(Endpoint(metrics.port, lambda: watch.board))
-
-    # -- spaces -------------------------------------------------------------------------------
+    # -- spaces ---------------------------------------------------------------------------
 
     @property
     def observation_space(self) -> Any:
@@ -379,7 +367,7 @@ class EnvManager:
         given = {n: s for n, s in zip(names, self._given_spaces, strict=True) if s is not None}
         return description._replace(**given)
 
-    # -- launch -------------------------------------------------------------------------------
+    # -- launch ---------------------------------------------------------------------------
 
     def launch(self, reset_param: Mapping[int, Mapping[str, Any] | None] | None = None) -> None:
         """Start all hosts, build all envs and reset them: all of them or none.
@@ -419,7 +407,7 @@ class EnvManager:
             self.launch()
         return self
 
-    # -- states -------------------------------------------------------------------------------
+    # -- states ---------------------------------------------------------------------------
 
     @property
     def closed(self) -> bool:
@@ -473,7 +461,7 @@ class EnvManager:
         with running.engine.calling as supervisor:
             return supervisor.table.owed_ids()
 
-    # -- readiness --------------------------------------------------------------------------
+    # -- readiness ------------------------------------------------------------------------
 
     @property
     def ready_obs(self) -> Any:
@@ -547,9 +535,11 @@ class EnvManager:
 
         Does not wait: `{}` if none is ready, as when all of them are being reset.
         """
-        return {i: self._known.random_action(i) for i in self.ready_obs_id}
+        ready = self.ready_obs_id
+        known = self._known
+        return {i: known.random_action(i) for i in ready}
 
-    # -- steps ------------------------------------------------------------------------------
+    # -- steps ----------------------------------------------------------------------------
 
     def step(self, actions: Any) -> Any:
         """Send actions and gather timesteps.
@@ -680,7 +670,7 @@ class EnvManager:
             self._discard_engine(self._config.close_timeout)
         raise fatal
 
-    # -- arrays -------------------------------------------------------------------------------
+    # -- arrays ---------------------------------------------------------------------------
 
     def send_arrays(self, env_ids: EnvIds, actions: Any) -> None:
         """Send one action to each of `env_ids`.
@@ -748,7 +738,7 @@ class EnvManager:
                 obs = self._normalization.ready_batch(ids, obs)
             return ReadyBatch(NOBODY if selection is None else selection.array, obs)
 
-    # -- resets and seeds -------------------------------------------------------------------
+    # -- resets and seeds -----------------------------------------------------------------
 
     def reset(self, reset_param: Mapping[int, Mapping[str, Any] | None] | None = None) -> None:
         """Reset envs and wait for it. The observations come through `ready_obs`.
@@ -827,7 +817,7 @@ class EnvManager:
         with self._running.calling as supervisor:
             self._running.engine.uninterrupted(lambda: apply(supervisor))
 
-    # -- calls and attributes ---------------------------------------------------------------
+    # -- calls and attributes -------------------------------------------------------------
 
     def call(
         self, name: str, *args: Any, env_ids: int | EnvIds | None = None, **kwargs: Any
@@ -1010,7 +1000,7 @@ class EnvManager:
             raise failure
         return results
 
-    # -- pictures, replays, rewards ---------------------------------------------------------
+    # -- pictures, replays, rewards -------------------------------------------------------
 
     def render(
         self, env_ids: int | EnvIds | None = None, mode: str | None = None
@@ -1089,7 +1079,7 @@ class EnvManager:
         env_id = validate.checked_env_id(env_id, self.env_num)
         return self.call("reward_shaping", transitions, env_ids=env_id)[0]
 
-    # -- snapshots ----------------------------------------------------------------------------
+    # -- snapshots ------------------------------------------------------------------------
 
     def snapshot(self) -> Snapshot:
         """Return all envs as they are now, for a run that is to go on from here, bit for bit.
@@ -1204,7 +1194,7 @@ class EnvManager:
         self._known.samplers.spaces = common.sampled
         supervisor.resets.restore(restored)
 
-    # -- figures ------------------------------------------------------------------------------
+    # -- figures --------------------------------------------------------------------------
 
     def stats(self) -> dict[str, Any]:
         """Return counters since launch (of the last launch, once closed); from any thread.
@@ -1239,7 +1229,7 @@ class EnvManager:
         states = list(self.env_states.values())
         return {state.name: states.count(state) for state in EnvState if state in states}
 
-    # -- close --------------------------------------------------------------------------------
+    # -- close ----------------------------------------------------------------------------
 
     def close(self, timeout_s: float | None = None, terminate: bool = False) -> None:
         """Close all envs and end all hosts. Idempotent; from any thread.

@@ -7,12 +7,14 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any, NoReturn
 
+from envmgr.config import ManagerConfig
 from envmgr.core import Supervisor
 from envmgr.core.board_writer import figures_of
 from envmgr.core.engine import Engine, Gather
 from envmgr.core.spares import NO_SPARES
 from envmgr.core.statistics import Statistics
 from envmgr.errors import EnvManagerError, ManagerClosedError, StateError
+from envmgr.observing.endpoint import Endpoint
 from envmgr.observing.timeline import write_trace
 
 
@@ -128,10 +130,10 @@ class Running:
 
     Args:
         engine: runs the envs.
+        config: says where metrics and a timeline go.
         owner: the manager. If it is dropped without having been closed, the engine is closed with
             it; so nothing here refers to it.
         not_launched: refuses public calls before the launch and after the end.
-        trace: the file that a timeline is written into in the end, if one is wanted.
 
     Attributes:
         engine: runs the envs.
@@ -146,7 +148,7 @@ class Running:
     """
 
     def __init__(
-        self, engine: Engine, owner: object, not_launched: Refusal, trace: str | None
+        self, engine: Engine, config: ManagerConfig, owner: object, not_launched: Refusal
     ) -> None:
         self.engine = engine
         self.supervisor = engine.supervisor
@@ -157,8 +159,18 @@ class Running:
         self.is_built = False
         self.is_launched = False
         self._not_launched = not_launched
-        self._trace = trace
+        self._config = config
         self._finalizer = weakref.finalize(owner, engine.close, 0.0)
+
+    def open_endpoint(self) -> None:
+        """Open the endpoint of metrics, if the config wants one.
+
+        Raises:
+            MissingDependencyError, ConfigError: it cannot be had.
+        """
+        metrics, watch = self._config.metrics, self.engine.watch
+        if metrics is not None and metrics.port is not None and watch is not None:
+            watch.followers.append(Endpoint(metrics.port, lambda: watch.board))
 
     def launched(self) -> None:
         """Let public calls in."""
@@ -176,7 +188,7 @@ class Running:
         calling = self.calling
         return calling if isinstance(calling, CallUnderWay) else None
 
-    # -- what may be asked at any time, from any thread --------------------------------------
+    # -- what may be asked at any time, from any thread -----------------------------------
 
     @property
     def generations(self) -> list[int]:
@@ -203,7 +215,7 @@ class Running:
             if group.host_id is not None and (pid := pids.get(group.host_id)) is not None
         ]
 
-    # -- the end -----------------------------------------------------------------------------
+    # -- the end --------------------------------------------------------------------------
 
     def refuse_calls(self) -> None:
         """Let no public call in any more: the end is near."""
@@ -224,8 +236,8 @@ class Running:
             What stands in the place of this from now on.
         """
         self.figures()  # for the last time with what hosts have measured
-        if self._trace is not None:
-            write_trace(self._trace, self.engine)
+        if self._config.trace is not None:
+            write_trace(self._config.trace.path, self.engine)
         self.engine.close(grace_s)
         self._finalizer.detach()
         return NotRunning(self._not_launched, self.statistics, self.figures)

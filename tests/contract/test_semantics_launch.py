@@ -19,6 +19,7 @@ from gymnasium.spaces import Discrete
 from gymnasium.wrappers import TimeLimit
 
 import envmgr
+import envmgr.manager.manager
 from envmgr import EnvState, create_env_manager
 from envmgr.errors import (
     ActionError,
@@ -127,6 +128,31 @@ def test_who_launches_a_hair_too_late_is_refused_and_harmless(world: World, setu
     manager.build()
     assert manager.stats()["timesteps"] == 1
     assert len(world.noted(0, "reset")) == 1, "nothing was reset again"
+
+
+@over(IN_LINE, ALL_BLOCK)
+def test_who_closes_in_the_last_moment_of_a_launch_has_closed(
+    world: World, setup: Setup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manager = world.make(setup, 1, launch=False)
+    begin_envs, is_closing = envmgr.manager.manager.begin_envs, threading.Event()
+    closer = threading.Thread(target=manager.close)
+
+    def begin_and_be_closed(engine: Any, paths: Any) -> None:
+        begin_envs(engine, paths)
+        wake = engine.transport.wake
+        engine.transport.wake = lambda: (is_closing.set(), wake())
+        closer.start()
+        assert is_closing.wait(60)  # it waits for the lock now, which this has
+
+    with monkeypatch.context() as patched:
+        patched.setattr("envmgr.manager.manager.begin_envs", begin_and_be_closed)
+        manager.launch()
+    closer.join()
+    assert manager.closed
+    assert manager.env_states == {0: EnvState.VOID}
+    manager.launch()
+    assert [*ready_all(manager)] == [0]
 
 
 def test_a_manager_that_is_not_launched_can_be_copied_and_sent(world: World) -> None:
