@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import os
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from functools import partial
 from typing import Any, ClassVar
 
@@ -130,27 +132,43 @@ def test_who_launches_a_hair_too_late_is_refused_and_harmless(world: World, setu
     assert len(world.noted(0, "reset")) == 1, "nothing was reset again"
 
 
-@over(IN_LINE, ALL_BLOCK)
-def test_who_closes_in_the_last_moment_of_a_launch_has_closed(
-    world: World, setup: Setup, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    manager = world.make(setup, 1, launch=False)
-    begin_envs, is_closing = envmgr.manager.manager.begin_envs, threading.Event()
+@contextlib.contextmanager
+def closed_meanwhile(manager: Any, after: str) -> Iterator[None]:
+    """Have another thread close a manager inside a call, after a function that it calls."""
+    module = envmgr.manager.manager
+    does, is_closing = getattr(module, after), threading.Event()
     closer = threading.Thread(target=manager.close)
 
-    def begin_and_be_closed(engine: Any, paths: Any) -> None:
-        begin_envs(engine, paths)
+    def do(engine: Any, *args: Any) -> None:
+        does(engine, *args)
         wake = engine.transport.wake
         engine.transport.wake = lambda: (is_closing.set(), wake())
         closer.start()
-        assert is_closing.wait(60)  # it waits for the lock now, which this has
+        assert is_closing.wait(60)  # from now on it waits for the lock, which this thread has
 
-    with monkeypatch.context() as patched:
-        patched.setattr("envmgr.manager.manager.begin_envs", begin_and_be_closed)
-        manager.launch()
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(module, after, do)
+        yield
     closer.join()
+
+
+@over(IN_LINE, ALL_BLOCK)
+def test_who_closes_in_the_last_moment_of_a_launch_has_closed(world: World, setup: Setup) -> None:
+    manager = world.make(setup, 1, launch=False)
+    with closed_meanwhile(manager, "begin_envs"):
+        manager.launch()
     assert manager.closed
     assert manager.env_states == {0: EnvState.VOID}
+    manager.launch()
+    assert [*ready_all(manager)] == [0]
+
+
+@over(IN_LINE, ALL_BLOCK)
+def test_a_call_that_another_thread_closes_is_not_awaited_later(world: World, setup: Setup) -> None:
+    manager = world.make(setup, 1)
+    with closed_meanwhile(manager, "send_requests"):
+        manager.call_async("render")
+    assert not manager.call_is_pending
     manager.launch()
     assert [*ready_all(manager)] == [0]
 
