@@ -58,8 +58,8 @@ class CallUnderWay(Refusal):
 class NotRunning:
     """What a manager has before its envs are started, and after they were closed.
 
-    It answers what may be asked at any time, and refuses the rest. Who comes upon it inside a call
-    finds that a signal handler has closed the manager meanwhile.
+    It answers what may be asked at any time, and refuses the rest: a call that has been let in and
+    then comes upon this was overtaken by a signal handler that closed the manager.
 
     Args:
         calling: refuses public calls.
@@ -83,10 +83,10 @@ class NotRunning:
 
     @property
     def itself(self) -> Running:
-        """What runs: nothing.
+        """What runs: nothing. So this and the next three properties raise.
 
         Raises:
-            ManagerClosedError: always; also of what follows.
+            ManagerClosedError: always.
         """
         raise ManagerClosedError("the manager was closed during this call")
 
