@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeGuard
 
 from envmgr.config import ManagerConfig
-from envmgr.core import Phase
+from envmgr.core import Phase, Supervisor
 from envmgr.core.engine import Engine
 from envmgr.core.launching import await_all, build_all, reset_all
 from envmgr.core.submit import submit_calls
 from envmgr.errors import EnvFailure, LaunchError
+from envmgr.launch import cores_of
 from envmgr.texts import short_time
 from envmgr.wire.messages import Op
 from envmgr.worker.profiling import Trial, try_env
@@ -146,6 +148,70 @@ def trial_config_of(config: ManagerConfig) -> ManagerConfig:
         max_worker_rss_mb=None,
         max_episodes_per_worker=None,
     )
+
+
+class WorkerCount:
+    """Finds what `num_workers: auto` of a manager becomes, before its first launch.
+
+    What is found holds for later launches, too; if env 0 could not be tried out, the next one tries
+    again.
+
+    Args:
+        asked: the config of the manager, as it was given.
+        env_num: number of its envs.
+        packs_envs: whether its workers can have several of them.
+
+    Attributes:
+        asked: see above.
+        calibration: what was found; None as long as nothing was.
+    """
+
+    def __init__(self, asked: ManagerConfig, env_num: int, *, packs_envs: bool) -> None:
+        self.asked = asked
+        self.calibration: Calibration | None = None
+        self._env_num = env_num
+        self._is_auto = asked.num_workers == "auto" and packs_envs and env_num > 1
+        self._trials: list[Engine] = []
+
+    @property
+    def is_open(self) -> bool:
+        """Whether there is still to be found out how many workers there are."""
+        return self._is_auto and (self.calibration is None or self.calibration.trial is None)
+
+    def find(
+        self,
+        open_trial: Callable[[ManagerConfig, Callable[[Engine], None]], None],
+        prepare: Callable[[Supervisor], None],
+    ) -> ManagerConfig:
+        """Try env 0 out.
+
+        Args:
+            open_trial: opens an engine for it with a config, and has it kept; see `open_engine`.
+            prepare: gives it the params and the seed of its first reset.
+
+        Returns:
+            The config to launch with, in which `num_workers` is a number.
+
+        Raises:
+            ConfigError, LaunchError, ManagerClosedError: as `try_out` and `open_engine`.
+        """
+        asked, cores = self.asked, cores_of(self.asked)
+        try:
+            open_trial(trial_config_of(asked), self._trials.append)
+            (engine,) = self._trials
+            with engine.calling as supervisor:
+                prepare(supervisor)
+                self.calibration = found = try_out(engine, asked, self._env_num, cores)
+                engine.close(0.0 if found.trial is None else asked.close_timeout)
+        finally:
+            self.stop()
+            self._trials.clear()
+        return replace(asked, num_workers=found.choice.num_workers)
+
+    def stop(self) -> None:
+        """End a trial that is under way, perhaps in another thread."""
+        for engine in self._trials.copy():
+            engine.close(0.0)
 
 
 def try_out(engine: Engine, config: ManagerConfig, env_num: int, cores: int) -> Calibration:

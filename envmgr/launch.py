@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -18,18 +18,39 @@ from envmgr.core.journal import CallJournal, SignalFreeThread
 from envmgr.core.spares import all_factories, spare_factory, takers_of
 from envmgr.core.statistics import Tracer
 from envmgr.env.batch_specs import Batch, batches_of
-from envmgr.errors import ConfigError
+from envmgr.errors import ConfigError, LaunchError
 from envmgr.policy import Deadlines, FailurePolicy
+from envmgr.spaces.reading import Unreadable, read_list, short_text
 from envmgr.transport.base import Transport
 from envmgr.transport.process.preloading import say_that_nothing_is_preloaded
 from envmgr.transport.ray.transport import ActorPlan
-from envmgr.types import Clock, EnvFactory
+from envmgr.types import Clock, EnvFactory, monotonic
 from envmgr.wire.arenas import ObservationRules
 from envmgr.wire.hosts import HostSettings, WorkerSettings
 
 logger = logging.getLogger("envmgr")
 
 _SPIN_S = 1e-3
+
+
+def checked_factories(env_fn: Any) -> list[EnvFactory]:
+    """Return a list of functions as a list of its own.
+
+    Raises:
+        ConfigError: it is something else, or empty.
+    """
+    try:
+        factories = read_list(env_fn)
+    except Unreadable as error:
+        raise ConfigError(
+            f"env_fn should be a list of functions, one for each env, but {error}. For n equal "
+            "envs: env_fn=[make_env] * n"
+        ) from error
+    wrong = [i for i, factory in enumerate(factories) if not callable(factory)]
+    if not factories or wrong:
+        found = f"entry {wrong[0]} is {short_text(factories[wrong[0]])}" if wrong else "it is empty"
+        raise ConfigError(f"env_fn should be a list of functions, one for each env; {found}")
+    return factories
 
 
 def deadlines_of(config: ManagerConfig) -> Deadlines:
@@ -226,6 +247,47 @@ def build_engine(
     watch.begin(engine)
     engine.watch = watch
     return engine
+
+
+def open_engine(
+    factories: Sequence[EnvFactory],
+    config: ManagerConfig,
+    make_transport: Callable[[], Transport],
+    given_spaces: tuple[Any, Any],
+    keep: Callable[[Engine], None],
+) -> None:
+    """Build an engine and keep it: either both are done, or nothing is.
+
+    Args:
+        factories: as of `build_engine`; so are `config` and `given_spaces`.
+        config: of the manager.
+        make_transport: returns a new transport.
+        given_spaces: of observations and actions.
+        keep: given the engine. An interrupt that comes before this returns may be raised after
+            `keep` was called.
+
+    Raises:
+        ConfigError, MissingDependencyError: as `build_engine` and the transport.
+        LaunchError: the system refused what the transport needs.
+    """
+    thread = SignalFreeThread()
+
+    def build() -> Engine:
+        try:
+            transport = make_transport()
+            try:
+                return build_engine(factories, config, transport, given_spaces, monotonic, thread)
+            except BaseException:
+                transport.close(0.0)
+                raise
+        except OSError as error:
+            raise LaunchError(f"nothing was started: {error}") from error
+
+    try:
+        thread.run(lambda: keep(build()))
+    except BaseException:  # Ctrl-C too: it may have come before the engine was begun with
+        thread.end()
+        raise
 
 
 def _rules_of(config: ManagerConfig, spare_takers: tuple[bool, ...]) -> EpisodeRules:

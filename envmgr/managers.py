@@ -13,9 +13,14 @@ from typing import Any, ClassVar
 from envmgr.config import ManagerConfig
 from envmgr.core.spares import all_factories
 from envmgr.errors import ConfigError
-from envmgr.launch import actor_plan_of, deadlines_of, n_hosts_of, worker_settings_of
+from envmgr.launch import (
+    actor_plan_of,
+    checked_factories,
+    deadlines_of,
+    n_hosts_of,
+    worker_settings_of,
+)
 from envmgr.manager import EnvManager
-from envmgr.manager.engine_owner import checked_factories
 from envmgr.pools import rows_of_pool
 from envmgr.registry import ENV_MANAGER_REGISTRY
 from envmgr.transport.base import Transport

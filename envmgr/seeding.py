@@ -4,13 +4,27 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from envmgr.errors import ConfigError, UnknownEnvError
 from envmgr.spaces.agents import random_action
 from envmgr.spaces.reading import Unreadable, read_dict, read_list, short_text
+
+
+class Seeds(NamedTuple):
+    """The seeds that the envs of a manager begin their next generation with.
+
+    Attributes:
+        of_envs: by env_id; None is no seed.
+        of_spares: in the order of the spares.
+        dynamic: what automatic resets do after that, as of `EnvManager.seed`.
+    """
+
+    of_envs: dict[int, int | None]
+    of_spares: list[int | None]
+    dynamic: bool | None = None
 
 
 def seeds_by_env(

@@ -12,7 +12,6 @@ kinds in place of DI-engine's own, for configs that are to stay as they are.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
 from typing import Any, ClassVar
 
 from envmgr import managers
@@ -64,6 +63,8 @@ class DingKind(EnvManager):
         cfg: the manager's config, without its `type` or with any: the class decides.
         **spaces: as of `EnvManager`.
     """
+
+    _closed_error = ClosedError
 
     def __init__(
         self, env_fn: Sequence[EnvFactory], cfg: Mapping[str, Any] | None = None, **spaces: Any
@@ -147,17 +148,11 @@ class DingKind(EnvManager):
 
     def reset(self, reset_param: Mapping[int, Mapping[str, Any] | None] | None = None) -> None:
         """Reset envs and wait for it; see `EnvManager.reset`."""
-        self._refuse_closed()  # before the arguments are looked at
+        if self.closed:  # before the arguments are looked at
+            raise ClosedError("the manager is closed; call launch() first")
         super().reset(reset_param)
 
     # No `step` of its own: what the manager's has delivered, Ctrl-C does not lose.
-    def _calling(self) -> AbstractContextManager[Any]:
-        self._refuse_closed()
-        return super()._calling()
-
-    def _refuse_closed(self) -> None:
-        if self.closed:
-            raise ClosedError("the manager is closed; call launch() first")
 
     def _surface(self, supervisor: Any) -> None:
         try:

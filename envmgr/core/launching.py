@@ -3,19 +3,71 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from envmgr.core import validate
 from envmgr.core.engine import Engine
 from envmgr.core.phases import Phase
 from envmgr.core.submit import submit_calls
+from envmgr.core.supervisor import Supervisor
 from envmgr.errors import EnvFailure, LaunchError
 from envmgr.lifecycle import EnvState
+from envmgr.seeding import Seeds
+from envmgr.types import EnvFactory
 from envmgr.wire.messages import Op
+
+_LOOK_EVERY_S = 0.1
+"""How often to look whether an import takes too long."""
 
 _OTHERS_S = 5.0
 """How long a launch that has failed waits for the other envs, to report all failures at once."""
+
+
+def preload(engine: Engine, factories: Sequence[EnvFactory]) -> None:
+    """Have done what can be done once for all hosts, before the first of them is started.
+
+    Its lock is held.
+    """
+    transport = engine.transport
+    engine.uninterrupted(lambda: transport.preload(factories))
+    doing = "launch (importing what envs need)"
+    engine.wait_until(lambda: transport.is_prepared, look_every_s=_LOOK_EVERY_S, doing=doing)
+
+
+def describe_first(engine: Engine) -> None:
+    """Start the host of env 0, and wait until it has said what its env is. Its lock is held.
+
+    Raises:
+        LaunchError: it has failed.
+    """
+    supervisor = engine.supervisor
+    failures = supervisor.repair.launch_failures
+    engine.uninterrupted(partial(supervisor.start_hosts, [0]))
+    engine.wait_until(
+        lambda: 0 in supervisor.descriptions or bool(failures), doing="reading spaces"
+    )
+    if failures:
+        raise LaunchError(f"the spaces cannot be read: {failures[0]}", failures)
+
+
+def prepare_resets(
+    supervisor: Supervisor, params: Mapping[int, dict[str, Any] | None], seeds: Seeds
+) -> None:
+    """Give envs that were not reset yet the params and the seeds of their first reset.
+
+    Raises:
+        ConfigError: params cannot be sent to a host.
+    """
+    validate.refuse_unsendable_params(supervisor.hosts.transport, params)
+    for env in supervisor.envs:
+        env.reset_params = params.get(env.env_id) or {}
+        env.base_seed = env.new_seed = seeds.of_envs[env.env_id]
+    spares = () if supervisor.spares is None else supervisor.spares.envs
+    for env, seed in zip(spares, seeds.of_spares, strict=True):
+        env.base_seed = env.new_seed = seed
+    supervisor.rules.dynamic_seed = seeds.dynamic
 
 
 def build_envs(engine: Engine, *, same_spaces: bool) -> None:

@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+import os
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, ClassVar
 
+from typing_extensions import Self
+
+from envmgr.calibrate import WorkerCount
+from envmgr.config import EasyDict, ManagerConfig, check_kind, default_manager_config, to_easydict
 from envmgr.core import (
     NOBODY,
     ArrayBatch,
@@ -17,16 +23,69 @@ from envmgr.core import (
     Supervisor,
     validate,
 )
-from envmgr.core.engine import await_all_ready, await_one_ready, refuse_unready, unready
+from envmgr.core.engine import (
+    Engine,
+    OneCaller,
+    await_all_ready,
+    await_one_ready,
+    refuse_unready,
+    unready,
+)
+from envmgr.core.episodes import EnvRecord, record_of
+from envmgr.core.launching import (
+    begin_envs,
+    build_envs,
+    describe_first,
+    preload,
+    prepare_resets,
+    replay_payloads,
+)
+from envmgr.env import adapt, videos
+from envmgr.env.batch_specs import batches_of
+from envmgr.errors import (
+    ConfigError,
+    EnvAttributeError,
+    LaunchError,
+    ManagerClosedError,
+    SnapshotMismatchError,
+    StateError,
+)
+from envmgr.launch import checked_factories, open_engine, with_batches
 from envmgr.lifecycle import EnvState
-from envmgr.manager.restoring import EnvRestoring
+from envmgr.manager.described import DescribedEnvs
+from envmgr.manager.requests import (
+    attributes_of,
+    await_callable,
+    await_results,
+    first_failure,
+    send_requests,
+)
+from envmgr.manager.running import CallUnderWay, NotRunning, Refusal, Running
+from envmgr.manager.snapshots import (
+    CommonState,
+    Snapshot,
+    checked_snapshot,
+    come_to_rest,
+    read_snapshot,
+    refuse_spares,
+    snapshot_of,
+)
+from envmgr.normalizing import Normalization, normalization_of
 from envmgr.policy import GatherPolicy
-from envmgr.types import EnvIds, monotonic
-from envmgr.views import array_batch
+from envmgr.seeding import Seeds, seeds_by_env, seeds_of_spares
+from envmgr.spaces.reading import error_text
+from envmgr.transport.base import Transport
+from envmgr.types import EnvFactory, EnvIds, monotonic
+from envmgr.views import DictView, array_batch
 from envmgr.wire.block import RING_EACH, RING_LAST, RING_ONCE
+from envmgr.wire.messages import EnvDescription, Op, SavedEnv
+from envmgr.worker.applied import EnvFunction, take_state, try_state
+
+_MOST_INTERRUPTS = 10
+"""So many of them may come while a manager is closed."""
 
 
-class EnvManager(EnvRestoring):
+class EnvManager:
     """Runs `env_num` envs; what the kinds in `envmgr.managers` have in common, which is all of it.
 
     A manager is built closed: nothing starts before `launch()`, or before a space is asked for.
@@ -44,7 +103,365 @@ class EnvManager(EnvRestoring):
         MissingDependencyError: this kind needs a package that is not installed.
     """
 
-    # -- readiness --------------------------------------------------------------------------
+    preset: ClassVar[Mapping[str, Any]] = {}
+    """Defaults of this kind that differ from those of the schema."""
+
+    makes_envs: ClassVar[bool] = False
+    """This kind makes its envs itself, and is given no `env_fn`."""
+
+    _transport_cls: ClassVar[type[Transport]] = Transport  # type: ignore[type-abstract]
+    """What hosts of this kind run on; its properties say what this kind can do."""
+
+    _closed_error: ClassVar[type[ManagerClosedError]] = ManagerClosedError
+    """What calls of this kind raise while it is not launched."""
+
+    def __init__(
+        self,
+        env_fn: Sequence[EnvFactory] | None,
+        cfg: Mapping[str, Any] | None = None,
+        *,
+        observation_space: Any = None,
+        action_space: Any = None,
+        reward_space: Any = None,
+    ) -> None:
+        not_launched = Refusal(self._closed_error, "the manager is closed; call launch() first")
+        self._running: Running | NotRunning = NotRunning(not_launched)
+        self._not_launched = not_launched
+        self._alone = OneCaller()  # for launch and build, while there may be no engine
+        config = ManagerConfig.from_mapping(cfg, self.preset)
+        self._env_fn = self._factories_of(env_fn, config)
+        kind, env_num = self._transport_cls, len(self._env_fn)
+        check_kind(config, hides_resets=kind.works_alone, refused=kind.refused)
+        config = with_batches(
+            config.with_env_num(env_num), self._env_fn, in_line=not kind.works_alone
+        )
+        self._config = config
+        self._worker_count = WorkerCount(config, env_num, packs_envs=kind.packs_envs)
+        self._policy = GatherPolicy(config.wait_num, config.step_wait_timeout)
+        self._view = self._make_view()
+        # A view of dicts changes nothing of what it is given: calls pass it by.
+        self._shows_dicts = type(self._view) is DictView
+        self._normalization = normalization_of(config, env_num)
+        self._given_spaces = (
+            validate.checked_space(observation_space, "observation_space"),
+            validate.checked_space(action_space, "action_space"),
+            validate.checked_space(reward_space, "reward_space"),
+        )
+        self._described: DescribedEnvs | None = None  # until an env was built
+        self._seeds = Seeds(dict.fromkeys(range(env_num)), [None] * config.spare_env_num)
+        self._gathers_some = False  # whether the last `recv` left timesteps for the next one
+        self._replay_paths: list[str] | None = None
+        self._env_ref: Any = None
+        if config.seed is not None:
+            self.seed(config.seed)
+
+    # -- what a kind chooses --------------------------------------------------------------
+
+    def _make_transport(self) -> Transport:
+        """Return a new transport for one launch."""
+        raise TypeError(f"{type(self).__name__} has no transport; use a kind of envmgr.managers")
+
+    def _factories_of(self, env_fn: Any, config: ManagerConfig) -> list[EnvFactory]:
+        """Return a factory for each env."""
+        return checked_factories(env_fn)
+
+    def _make_view(self) -> DictView:
+        """Return the form in which this kind shows batches."""
+        return DictView()
+
+    @classmethod
+    def default_config(cls) -> EasyDict:
+        """Return every key of this kind's config with its default, as a deep copy."""
+        return default_manager_config(cls.preset)
+
+    # -- what it was given ----------------------------------------------------------------
+
+    @property
+    def env_num(self) -> int:
+        """Number of envs."""
+        return len(self._env_fn)
+
+    @property
+    def cfg(self) -> EasyDict:
+        """The config in force, as a copy."""
+        return to_easydict(self._config.to_dict())
+
+    @property
+    def stepped_together(self) -> list[range]:
+        """The env_ids that have to be sent actions in one call: rows of batched envs, mostly none.
+
+        Of these, all that are ready.
+        """
+        return [b.env_ids for b in batches_of(self._env_fn) if not b.partial_steps]
+
+    @property
+    def env_ref(self) -> Any:
+        """An env of this process, built when this is first read; not one of those that run."""
+        if self._env_ref is None:
+            self._env_ref = adapt.as_reference(self._env_fn[0])
+        return self._env_ref
+
+    @property
+    def method_name_list(self) -> list[str]:
+        """Names of the methods that managers and envs have in common."""
+        return [
+            "reset",
+            "step",
+            "seed",
+            "close",
+            "enable_save_replay",
+            "render",
+            "reward_shaping",
+            "enable_save_figure",
+        ]
+
+    @property
+    def normalization(self) -> Normalization | Any:
+        """The running statistics of `normalize_obs`, `normalize_reward` and `episode_statistics`.
+
+        None where none of these is on. (Who has set them knows; so the type does not say it.)
+        """
+        return self._normalization
+
+    # -- build ----------------------------------------------------------------------------
+
+    def build(self) -> None:
+        """Start all hosts and build all envs, without resetting any; `launch` goes on with them.
+
+        Nobody has to call it. Who does knows before the first reset, and its seeds, that all envs
+        can be built and have the same spaces. Nothing is done if it was called or launched before.
+
+        Raises:
+            ConfigError, LaunchError, SpaceMismatchError: as `launch`; all is closed again.
+        """
+        with self._alone:
+            if self._running.is_launched:
+                return
+            try:
+                running = self._opened()
+                with running.engine.calling:
+                    self._build(running)
+            except BaseException as error:
+                self._give_up(error)
+                _refuse_without_memory(error)
+                raise
+
+    def _build(self, running: Running) -> None:
+        """Build all envs, unless that was done; inside a call of the engine."""
+        if not running.is_built:
+            preload(running.engine, self._env_fn)
+            build_envs(running.engine, same_spaces=self._config.same_spaces)
+            self._adopt(running.supervisor)
+            running.is_built = True
+
+    def _opened(self, params: Mapping[int, dict[str, Any] | None] | None = None) -> Running:
+        """Return what runs; open it first, and before that find out how many workers it has."""
+        if isinstance(self._running, NotRunning):
+            count = self._worker_count
+            if count.is_open:
+                self._config = count.asked  # `_make_transport` goes by it
+                prepare = partial(prepare_resets, params=params or {}, seeds=self._seeds)
+                self._config = count.find(partial(self._open_engine, self._env_fn[:1]), prepare)
+            self._open_engine(self._env_fn, self._config, self._keep_engine)
+            self._running.itself.open_endpoint()
+        return self._running.itself
+
+    def _open_engine(
+        self, env_fn: Sequence[EnvFactory], config: ManagerConfig, keep: Callable[[Engine], None]
+    ) -> None:
+        open_engine(env_fn, config, self._make_transport, self._given_spaces[:2], keep)
+
+    def _keep_engine(self, engine: Engine) -> None:
+        self._running = Running(engine, self._config, self, self._not_launched)
+
+    # -- spaces ---------------------------------------------------------------------------
+
+    @property
+    def observation_space(self) -> Any:
+        """The observation space of one env. Starts a host when asked before `launch`."""
+        return self._description().observation_space
+
+    @property
+    def action_space(self) -> Any:
+        """The action space of one env. Starts a host when asked before `launch`."""
+        return self._description().action_space
+
+    @property
+    def env_spaces(self) -> list[tuple[Any, Any]]:
+        """The observation and the action space of each env. Builds all when asked before `launch`.
+
+        With `same_spaces: false` they may differ; the properties for one env show those of env 0.
+        """
+        self.build()
+        return list(self._known.spaces)
+
+    @property
+    def reward_space(self) -> Any:
+        """The reward space of one env, or None. Starts a host when asked before `launch`."""
+        return self._description().reward_space
+
+    @property
+    def metadata(self) -> Any:
+        """The metadata of env 0. Starts a host when asked before `launch`."""
+        return self._description().metadata
+
+    @property
+    def spec(self) -> Any:
+        """The gymnasium registration of env 0, or None."""
+        return self._description().spec
+
+    @property
+    def render_mode(self) -> Any:
+        """The render mode of env 0, or None."""
+        return self._description().render_mode
+
+    def _description(self) -> EnvDescription:
+        """Return what env 0 said of itself; start its host now if nothing else tells."""
+        if self._described is None:
+            if self._given_spaces[0] is not None and self._given_spaces[1] is not None:
+                return self._handed_out([EnvDescription(*self._given_spaces, {}, None, None)])[0]
+            self._describe_early()
+        return self._known.first
+
+    @property
+    def _known(self) -> DescribedEnvs:
+        """What the envs have said of themselves.
+
+        Raises:
+            StateError: nothing yet.
+        """
+        if self._described is None:
+            raise StateError("env 0 has not described itself yet: call launch()")
+        return self._described
+
+    def _describe_early(self) -> None:
+        """Start the host of env 0 now; `launch` goes on with it."""
+        with self._alone:
+            if self._described is not None:  # another thread has asked for it, just now
+                return
+            try:
+                engine = self._opened().engine
+                with engine.calling as supervisor:
+                    preload(engine, self._env_fn[:1])
+                    describe_first(engine)
+                    self._adopt(supervisor)
+            except BaseException as error:
+                self._discard_engine(0.0)
+                _refuse_without_memory(error)
+                raise
+
+    def _adopt(self, supervisor: Supervisor) -> None:
+        """Take over what env 0, or each of several different envs, said of itself."""
+        descriptions = supervisor.descriptions
+        ours = self._handed_out([self._with_given_spaces(d) for d in descriptions.values()])
+        check = self._config.check_actions
+        self._described = DescribedEnvs(ours, supervisor.envs, check, self._seeds.of_envs)
+
+    def _handed_out(self, descriptions: list[EnvDescription]) -> list[EnvDescription]:
+        """Return what envs say of themselves, with the spaces of what is handed out."""
+        normalization = self._normalization
+        return descriptions if normalization is None else normalization.adopt(descriptions)
+
+    def _with_given_spaces(self, description: EnvDescription) -> EnvDescription:
+        names = ("observation_space", "action_space", "reward_space")
+        given = {n: s for n, s in zip(names, self._given_spaces, strict=True) if s is not None}
+        return description._replace(**given)
+
+    # -- launch ---------------------------------------------------------------------------
+
+    def launch(self, reset_param: Mapping[int, Mapping[str, Any] | None] | None = None) -> None:
+        """Start all hosts, build all envs and reset them: all of them or none.
+
+        Args:
+            reset_param: keyword arguments of the resets, by env_id; kept for automatic resets.
+
+        Raises:
+            StateError: it is launched already.
+            ConfigError: a factory cannot be sent to a worker; nothing was started.
+            LaunchError: envs failed; all is closed again, and all failures are in the error.
+            SpaceMismatchError: the envs have different spaces.
+        """
+        params = validate.checked_params(reset_param, self.env_num)
+        with self._alone:
+            if self._running.is_launched:  # perhaps by another thread, just now
+                raise StateError(
+                    "the manager is launched already; close() it before launching again"
+                )
+            try:
+                running = self._opened(params)
+                with running.engine.calling as supervisor:
+                    prepare_resets(supervisor, params, self._seeds)
+                    self._build(running)
+                    if self._normalization is not None:
+                        self._normalization.begin(range(self.env_num))
+                    begin_envs(running.engine, self._replay_paths)
+                running.launched()
+            except BaseException as error:
+                self._give_up(error)
+                _refuse_without_memory(error)
+                raise
+
+    def __enter__(self) -> Self:
+        """Launch it, unless it is launched already."""
+        if not self._running.is_launched:
+            self.launch()
+        return self
+
+    # -- states ---------------------------------------------------------------------------
+
+    @property
+    def closed(self) -> bool:
+        """Whether it is not launched: before `launch`, and after `close`."""
+        return not self._running.is_launched
+
+    @property
+    def env_states(self) -> dict[int, EnvState]:
+        """The state of each env_id; may be read from any thread."""
+        running = self._running  # another thread may close it from here on
+        if not running.is_launched:
+            return dict.fromkeys(range(self.env_num), EnvState.VOID)
+        return dict(enumerate(running.supervisor.table.env_states()))
+
+    def env_state_done(self, env_id: int) -> bool:
+        """Return whether an env's episode budget is spent."""
+        return self.env_states[validate.checked_env_id(env_id, self.env_num)] is EnvState.DONE
+
+    @property
+    def done(self) -> bool:
+        """Whether all episode budgets are spent and every timestep was delivered."""
+        running = self._running
+        if not running.is_launched:
+            return False
+        supervisor = running.supervisor
+        return (
+            all(s is EnvState.DONE for s in supervisor.table.env_states())
+            and not supervisor.table.owed_ids()
+            and not supervisor.journal.count
+        )
+
+    @property
+    def generations(self) -> list[int]:
+        """How often each env was built anew, by env_id; empty before `launch` and after `close`."""
+        return self._running.generations
+
+    @property
+    def active_env(self) -> list[int]:
+        """The envs in an episode (RUN), pending ones included, ascending; does not wait."""
+        return [i for i, state in self.env_states.items() if state is EnvState.RUN]
+
+    @property
+    def pending_env(self) -> list[int]:
+        """The envs that owe a timestep, ascending; does not wait.
+
+        After Ctrl-C in `step` or `send` it says whether the actions were accepted: all, or none.
+        """
+        running = self._running
+        if not running.is_launched:
+            return []
+        with running.engine.calling as supervisor:
+            return supervisor.table.owed_ids()
+
+    # -- readiness ------------------------------------------------------------------------
 
     @property
     def ready_obs(self) -> Any:
@@ -61,12 +478,12 @@ class EnvManager(EnvRestoring):
             AllEnvsFailedError: nothing can become ready at all, as all envs have failed for good.
             FailuresExhaustedError: an env failed more often than allowed.
         """
-        with self._calling() as supervisor:
+        with self._running.calling as supervisor:
             if supervisor.table.are_all_ready:  # so nothing is awaited of any env
                 self._surface(supervisor)
                 ready: Sequence[int] = supervisor.table.all_ids
             else:
-                self._running.collect()
+                self._running.engine.collect()
                 self._surface(supervisor)
                 ready = self._ready_ids(supervisor)
             shown = dict(zip(ready, supervisor.table.observed.of(ready), strict=True))
@@ -77,7 +494,7 @@ class EnvManager(EnvRestoring):
     def _ready_ids(self, supervisor: Supervisor) -> list[int]:
         """Return the envs that are ready, at least one; none if all are DONE."""
         ready = supervisor.ready_ids()
-        if not ready and await_one_ready(self._running, supervisor):
+        if not ready and await_one_ready(self._running.engine, supervisor):
             self._surface(supervisor)
             ready = supervisor.ready_ids()
         return ready
@@ -93,32 +510,15 @@ class EnvManager(EnvRestoring):
     @property
     def ready_env(self) -> list[int]:
         """The envs that take an action now, ascending; does not wait."""
-        with self._calling() as supervisor:
-            self._running.collect()
+        with self._running.calling as supervisor:
+            self._running.engine.collect()
             return supervisor.ready_ids()
-
-    @property
-    def active_env(self) -> list[int]:
-        """The envs in an episode (RUN), pending ones included, ascending; does not wait."""
-        return [i for i, state in self.env_states.items() if state is EnvState.RUN]
-
-    @property
-    def pending_env(self) -> list[int]:
-        """The envs that owe a timestep, ascending; does not wait.
-
-        After Ctrl-C in `step` or `send` it says whether the actions were accepted: all, or none.
-        """
-        engine = self._engine
-        if engine is None or not self._launched:
-            return []
-        with engine.calling as supervisor:
-            return supervisor.table.owed_ids()
 
     @property
     def ready_info(self) -> dict[int, dict[str, Any]]:
         """What the latest reset of each ready env said besides the observation."""
-        with self._calling() as supervisor:
-            self._running.collect()
+        with self._running.calling as supervisor:
+            self._running.engine.collect()
             return {i: supervisor.envs[i].reset_info for i in supervisor.ready_ids()}
 
     def reset_infos(self, env_ids: EnvIds) -> list[dict[str, Any]]:
@@ -127,10 +527,19 @@ class EnvManager(EnvRestoring):
         As `ready_info`, for a few envs, of which `ready_arrays` has given the observations.
         """
         ids = validate.listed_env_ids(env_ids, self.env_num)
-        with self._calling() as supervisor:
+        with self._running.calling as supervisor:
             return [supervisor.envs[i].reset_info for i in ids]
 
-    # -- steps ------------------------------------------------------------------------------
+    def random_action(self) -> dict[int, Any]:
+        """Return a random action for each ready env, from a seeded stream of each env.
+
+        Does not wait: `{}` if none is ready, as when all of them are being reset.
+        """
+        ready = self.ready_obs_id
+        known = self._known
+        return {i: known.random_action(i) for i in ready}
+
+    # -- steps ----------------------------------------------------------------------------
 
     def step(self, actions: Any) -> Any:
         """Send actions and gather timesteps.
@@ -150,10 +559,10 @@ class EnvManager(EnvRestoring):
             ActionError, EnvNotReadyError, UnknownEnvError: refused; nothing was sent to any env.
             NothingReadyError: `{}` while nothing is outstanding.
         """
-        with self._calling() as supervisor:
+        with self._running.calling as supervisor:
             wants_all = self._policy.gathers_all
             sent = self._send(supervisor, actions, RING_LAST if wants_all else RING_EACH)
-            gather = self._gather or self._gathering
+            gather = self._running.gather
             collected = gather.exactly(sent) if sent and wants_all else gather.some(self._policy)
             journal, timesteps = supervisor.journal, self._deliver(supervisor, collected)
             if not self._shows_dicts:
@@ -163,7 +572,7 @@ class EnvManager(EnvRestoring):
 
     def send(self, actions: Any) -> None:
         """Send actions and return at once; `recv` gathers the timesteps."""
-        with self._calling() as supervisor:
+        with self._running.calling as supervisor:
             self._send(supervisor, actions, self._ring_when_sent())
 
     def recv(self, min_ready: int | None = None, timeout_s: float | None = None) -> Any:
@@ -176,7 +585,7 @@ class EnvManager(EnvRestoring):
         Raises:
             NothingReadyError: nothing is outstanding.
         """
-        with self._calling() as supervisor:
+        with self._running.calling as supervisor:
             collected = self._receive(supervisor, min_ready, timeout_s)
             journal, timesteps = supervisor.journal, self._deliver(supervisor, collected)
             if not self._shows_dicts:
@@ -192,7 +601,7 @@ class EnvManager(EnvRestoring):
             self._surface(supervisor)
         if min_ready is None and timeout_s is None:
             self._gathers_some = False
-            return self._gathering.some(self._policy)
+            return self._running.gather.some(self._policy)
         policy = self._policy
         if min_ready is not None:
             min_ready = validate.checked_min_ready(min_ready)
@@ -201,7 +610,7 @@ class EnvManager(EnvRestoring):
         # Most likely the next time, too:
         self._gathers_some = min_ready is not None and min_ready < outstanding
         deadline = monotonic() + limit_s
-        return self._gathering.some(policy, deadline=deadline, exactly=min_ready is not None)
+        return self._running.gather.some(policy, deadline=deadline, exactly=min_ready is not None)
 
     def _ring_when_sent(self) -> int:
         if not self._policy.gathers_all:
@@ -233,12 +642,12 @@ class EnvManager(EnvRestoring):
         submitter, table = supervisor.submitter, supervisor.table
         called = validate.envs_in_calls(table, actions)
         if called:  # which an interrupt has left under way
-            self._running.wait_until(
+            self._running.engine.wait_until(
                 lambda: not validate.envs_in_calls(table, called), doing="step"
             )
-        sent = submitter.checked(actions, ring, self._action_checks)
+        sent = submitter.checked(actions, ring, self._known.action_checks)
         if table.unexecuted:
-            self._running.uninterrupted(supervisor.repair.answer_unexecuted)
+            self._running.engine.uninterrupted(supervisor.repair.answer_unexecuted)
         return sent
 
     def _deliver(self, supervisor: Supervisor, collected: Collected | None) -> Any:
@@ -251,6 +660,18 @@ class EnvManager(EnvRestoring):
             return self._normalization.timesteps(timesteps, supervisor.journal.fate)
         return timesteps
 
+    def _surface(self, supervisor: Supervisor) -> None:
+        """Raise what failed for good, once; with `on_failure: raise`, close first."""
+        repair = supervisor.repair
+        fatal = repair.take_fatal() if repair.fatal_errors or repair.urgent else None
+        if fatal is None:
+            return
+        if self._config.on_failure == "raise":
+            self._discard_engine(self._config.close_timeout)
+        raise fatal
+
+    # -- arrays ---------------------------------------------------------------------------
+
     def send_arrays(self, env_ids: EnvIds, actions: Any) -> None:
         """Send one action to each of `env_ids`.
 
@@ -258,7 +679,7 @@ class EnvManager(EnvRestoring):
             env_ids: k env_ids: an array (k,), or a list.
             actions: (k, *shape), or a dict or tuple of such, or a list of k actions.
         """
-        with self._calling() as supervisor:
+        with self._running.calling as supervisor:
             self._surface(supervisor)
             ring = self._ring_when_sent()
             if supervisor.submitter.rows(env_ids, actions, ring) is not None:
@@ -274,12 +695,12 @@ class EnvManager(EnvRestoring):
         self, min_ready: int | None = None, timeout_s: float | None = None
     ) -> ArrayBatch:
         """As `recv`, with the timesteps of k envs as arrays: see `ArrayBatch`."""
-        with self._calling() as supervisor:
+        with self._running.calling as supervisor:
             collected = self._receive(supervisor, min_ready, timeout_s)
             batch = None if collected is None else supervisor.collector.arrays(collected)
             if batch is None:
                 timesteps = self._deliver(supervisor, collected)
-                batch = array_batch(timesteps, self._forms.codec_of(timesteps))
+                batch = array_batch(timesteps, self._known.forms.codec_of(timesteps))
             elif self._normalization is not None:
                 batch = self._normalization.batch(batch, supervisor.journal.fate)
             journal = supervisor.journal
@@ -299,25 +720,25 @@ class EnvManager(EnvRestoring):
             UnknownEnvError: there is no such env.
         """
         wanted = None if env_ids is None else validate.checked_env_ids(env_ids, self.env_num)
-        with self._calling() as supervisor:
+        with self._running.calling as supervisor:
             table = supervisor.table
             if not table.awaits_nothing and (wanted is None or unready(supervisor, wanted)):
-                self._running.collect()
+                self._running.engine.collect()
             self._surface(supervisor)
             ids = self._ready_ids(supervisor) if wanted is None else wanted
             if wanted is not None and unready(supervisor, wanted):
-                await_all_ready(self._running, supervisor, wanted)
+                await_all_ready(self._running.engine, supervisor, wanted)
                 self._surface(supervisor)
                 refuse_unready(supervisor, wanted)
             selection, observed = supervisor.selections.of(ids), table.observed
             obs = None if selection is None else observed.newest_batch(selection)
             if obs is None:
-                obs = self._forms.codec_of(ids).stack(observed.of(ids))
+                obs = self._known.forms.codec_of(ids).stack(observed.of(ids))
             if self._normalization is not None:
                 obs = self._normalization.ready_batch(ids, obs)
             return ReadyBatch(NOBODY if selection is None else selection.array, obs)
 
-    # -- resets and seeds -------------------------------------------------------------------
+    # -- resets and seeds -----------------------------------------------------------------
 
     def reset(self, reset_param: Mapping[int, Mapping[str, Any] | None] | None = None) -> None:
         """Reset envs and wait for it. The observations come through `ready_obs`.
@@ -336,16 +757,16 @@ class EnvManager(EnvRestoring):
             FailuresExhaustedError: an env failed more often than allowed.
         """
         params = validate.checked_params(reset_param, self.env_num)
-        with self._calling() as supervisor:
+        with self._running.calling as supervisor:
             validate.refuse_unsendable_params(supervisor.hosts.transport, params)
             validate.refuse_partial_resets(supervisor.table, params)
             self._view.forget()
             if self._normalization is not None:
                 self._normalization.begin(list(params))
-            self._running.uninterrupted(functools.partial(self._begin_resets, supervisor, params))
+            self._running.engine.uninterrupted(partial(self._begin_resets, supervisor, params))
             envs = [supervisor.envs[i] for i in params]
             repair = supervisor.repair
-            self._running.wait_until(
+            self._running.engine.wait_until(
                 lambda: (
                     repair.fatal is not None
                     or all(s.phase is Phase.IDLE or s.dropped for s in envs)
@@ -357,8 +778,524 @@ class EnvManager(EnvRestoring):
     def _begin_resets(
         self, supervisor: Supervisor, params: Mapping[int, dict[str, Any] | None]
     ) -> None:
-        supervisor.rules.dynamic_seed = self._dynamic_seed
+        supervisor.rules.dynamic_seed = self._seeds.dynamic
         supervisor.resets.begin(params)
+
+    def seed(
+        self,
+        seed: int | Sequence[int | None] | Mapping[int, int | None] | None,
+        dynamic_seed: bool | None = None,
+    ) -> None:
+        """Seed the envs; takes effect at the next explicit reset or launch.
+
+        Spares get seeds, too: after an int those that follow the envs', else derived ones.
+
+        Args:
+            seed: an int gives env i exactly `seed + i`; a list one to each; a dict one to some.
+            dynamic_seed: what automatic resets after that do: None passes no seed, True one
+                derived per episode, False the same again.
+
+        Raises:
+            ConfigError, UnknownEnvError: refused.
+        """
+        seeds = seeds_by_env(seed, self.env_num)
+        if dynamic_seed is not None:
+            dynamic_seed = validate.checked_flag(dynamic_seed, "dynamic_seed")
+        of_all = {**self._seeds.of_envs, **seeds}
+        of_spares = seeds_of_spares(seed, of_all, self.env_num, self._config.spare_env_num)
+
+        def apply(supervisor: Supervisor | None) -> None:
+            self._seeds = Seeds(of_all, of_spares, dynamic_seed)
+            if self._described is not None:
+                self._described.samplers.seed(seeds)
+            if supervisor is not None:
+                supervisor.resets.seed(seeds, of_spares)
+
+        if not self._running.is_launched:
+            apply(None)
+            return
+        with self._running.calling as supervisor:
+            self._running.engine.uninterrupted(lambda: apply(supervisor))
+
+    # -- calls and attributes -------------------------------------------------------------
+
+    def call(
+        self, name: str, *args: Any, env_ids: int | EnvIds | None = None, **kwargs: Any
+    ) -> list[Any]:
+        """Call a method of envs and return the results, in the order of `env_ids`.
+
+        Waits for resets and repairs of these envs first. `reset_timeout` applies.
+
+        Args:
+            name: of the method; `reset`, `step`, `seed` and `close` are refused.
+            *args: for it.
+            env_ids: which envs; None for all.
+            **kwargs: for the method.
+
+        Raises:
+            MethodAccessError: refused.
+            EnvNotReadyError: an env has an action under way.
+            EnvFailure: what the first env that failed failed with; its episode goes on if it only
+                raised.
+        """
+        # No `call_async`: Ctrl-C would leave one under way, of a user who has not made it.
+        ids, payload = self._call_of(name, args, env_ids, kwargs)
+        with self._running.calling as supervisor:
+            return self._request(supervisor, ids, Op.CALL, [payload] * len(ids), f"call({name!r})")
+
+    def call_async(
+        self, name: str, *args: Any, env_ids: int | EnvIds | None = None, **kwargs: Any
+    ) -> None:
+        """Begin a `call`; `call_wait` returns its results."""
+        ids, payload = self._call_of(name, args, env_ids, kwargs)
+        running = self._running
+        with running.calling as supervisor:
+            self._submit(supervisor, ids, Op.CALL, [payload] * len(ids), f"call({name!r})")
+            running.calling = CallUnderWay(ids)
+
+    def _call_of(
+        self, name: str, args: Any, env_ids: int | EnvIds | None, kwargs: Any
+    ) -> tuple[list[int], Any]:
+        """Return whom a call goes to, and what is sent to each of them."""
+        name = validate.checked_method(name)
+        ids = validate.checked_env_ids(env_ids, self.env_num)
+        return ids, (name, args, kwargs) if kwargs else (name, args)
+
+    @property
+    def call_is_pending(self) -> bool:
+        """Whether a `call_async` is under way, so that `call_wait` comes next."""
+        return self._running.call_under_way is not None
+
+    def call_wait(self, timeout_s: float | None = None) -> list[Any]:
+        """Return the results of the last `call_async`.
+
+        Args:
+            timeout_s: raise TimeoutError after so many seconds; the call goes on.
+        """
+        running = self._running
+        call = running.call_under_way
+        if call is None:
+            raise StateError("there is no call under way: use call_async first")
+        limit_s = validate.checked_seconds(timeout_s)
+        deadline = monotonic() + limit_s
+        calling = running.engine.calling
+        with calling as supervisor:
+            if not await_results(running.engine, call.env_ids, deadline):
+                raise TimeoutError(f"the call has not ended after {limit_s:g} s")
+            if call.results is None:  # else this was interrupted after they were taken
+                call.results = [supervisor.envs[i].result for i in call.env_ids]
+            supervisor.forget_results(call.env_ids)
+        failure, results = first_failure(call.results), call.results
+        running.calling = calling  # the last that is done: from now on they are delivered
+        if failure is not None:
+            raise failure
+        return results
+
+    def apply(
+        self,
+        function: Callable[..., Any],
+        *args: Any,
+        env_ids: int | EnvIds | None = None,
+    ) -> list[Any]:
+        """Run a function on envs, where they are, and return the results in the order of `env_ids`.
+
+        For what no method of the envs tells: whether they are wrapped in something, say. What the
+        function does to an env is its own business: the manager does not hear of steps and resets
+        that it takes, and does not repeat it on envs that are renewed. Waits as `call` does.
+
+        Args:
+            function: called with the env, as its factory built it, and `args`. Workers import the
+                module that it is from; functions of a script and lambdas are sent whole.
+            *args: for it.
+            env_ids: which envs; None for all.
+
+        Raises:
+            ConfigError: it is no function.
+            ActionError: it, or what it is given, cannot be sent.
+            EnvNotReadyError, EnvFailure: as `call`.
+        """
+        if not callable(function):
+            raise ConfigError(f"apply takes a function, found a {type(function).__name__}")
+        ids = validate.checked_env_ids(env_ids, self.env_num)
+        payloads = [(EnvFunction(function, args), ())] * len(ids)
+        with self._running.calling as supervisor:
+            return self._request(supervisor, ids, Op.APPLY, payloads, "apply")
+
+    def get_attr(self, name: str, env_ids: int | EnvIds | None = None) -> list[Any]:
+        """Return an attribute of envs, in the order of `env_ids` (None for all).
+
+        Raises:
+            EnvAttributeError: an env has none of this name.
+            MethodAccessError: it is a method; use `call`.
+            EnvNotReadyError: an env has an action under way.
+        """
+        name = validate.checked_attribute(name)
+        ids = validate.checked_env_ids(env_ids, self.env_num)
+        with self._running.calling as supervisor:
+            what = f"reading {name!r}"
+            values = self._request(supervisor, ids, Op.GET_ATTR, [name] * len(ids), what)
+        return attributes_of(name, ids, values)
+
+    def set_attr(self, name: str, value: Any, env_ids: int | EnvIds | None = None) -> None:
+        """Set an attribute of envs; repeated on envs that are renewed later.
+
+        One value for all envs is set in the spares, too. Envs whose attributes were set otherwise
+        take no spare.
+
+        Args:
+            name: of the attribute.
+            value: one value for all, or a list with one for each of `env_ids`.
+            env_ids: which envs; None for all.
+        """
+        name = validate.checked_attribute(name)
+        ids = validate.checked_env_ids(env_ids, self.env_num)
+        values = validate.values_for_each(name, value, len(ids))
+        if isinstance(value, list):
+            payloads = [(name, one) for one in values]
+        else:  # one object, which shows that it is the same for all
+            payloads = [(name, value)] * len(ids)
+        self._request_for_good(ids, Op.SET_ATTR, payloads, f"setting {name!r}")
+
+    def __getattr__(self, name: str) -> list[Any]:
+        """Return the attribute `name` of every env, as DI-engine's managers do."""
+        if name.startswith("_"):
+            raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
+        running = self.__dict__.get("_running")
+        if running is None or not running.is_launched:
+            raise EnvAttributeError(
+                f"{type(self).__name__} has no attribute {name!r}; if it is one of the envs, it "
+                "can be read after launch()"
+            )
+        return self.get_attr(name)
+
+    def _request(
+        self, supervisor: Supervisor, ids: list[int], op: Op, payloads: list[Any], what: str
+    ) -> list[Any]:
+        self._submit(supervisor, ids, op, payloads, what)
+        return self._results(supervisor, ids)
+
+    def _request_for_good(self, ids: list[int], op: Op, payloads: list[Any], what: str) -> None:
+        """Have envs do something, and those that take their places later."""
+        with self._running.calling as supervisor:
+            self._request(supervisor, ids, op, payloads, what)
+            repeat = partial(supervisor.repeat, ids, op, payloads)
+            self._running.engine.uninterrupted(repeat)
+
+    def _submit(
+        self, supervisor: Supervisor, ids: list[int], op: Op, payloads: list[Any], what: str
+    ) -> None:
+        """Send a request to each of some envs, once they can take one."""
+        await_callable(self._running.engine, ids, what)
+        self._surface(supervisor)
+        validate.refuse_gone(supervisor.table, ids, what)
+        send_requests(self._running.engine, ids, op, payloads, what)
+
+    def _results(self, supervisor: Supervisor, ids: list[int]) -> list[Any]:
+        """Wait for results without a limit and return them, or raise the first failure."""
+        await_results(self._running.engine, ids, math.inf)
+        results = [supervisor.envs[i].result for i in ids]
+        supervisor.forget_results(ids)
+        failure = first_failure(results)
+        if failure is not None:
+            raise failure
+        return results
+
+    # -- pictures, replays, rewards -------------------------------------------------------
+
+    def render(
+        self, env_ids: int | EnvIds | None = None, mode: str | None = None
+    ) -> dict[int, Any]:
+        """Return what each of `env_ids` (None for all) renders, by env_id.
+
+        Args:
+            env_ids: which envs.
+            mode: such as "rgb_array"; None for the mode the env was built with.
+
+        Returns:
+            In mode "rgb_array" frames `(height, width, 3)` of uint8, in "rgb_array_list" lists of
+            those since the last time, in "ansi" texts.
+        """
+        ids = validate.checked_env_ids(env_ids, self.env_num)
+        frames = self.call("render", validate.checked_mode(mode), env_ids=ids)
+        return dict(zip(ids, frames, strict=True))
+
+    @property
+    def ready_imgs(self) -> dict[int, Any]:
+        """What each ready env renders, by env_id; `envmgr.env.tile_images` makes one image of it.
+
+        As `render`, in the mode that env 0 was built with, or "rgb_array" if it says none.
+
+        Raises:
+            ConfigError: the envs were built to show windows ("human"), which are no images.
+        """
+        mode = self.render_mode
+        if mode == "human":
+            raise ConfigError(
+                "env 0 was built with render_mode='human', which shows a window and gives no "
+                "image. Build the envs with render_mode='rgb_array' (YAML: "
+                "env.kwargs.render_mode: rgb_array)"
+            )
+        return self.render(self.ready_env, mode=mode if isinstance(mode, str) else "rgb_array")
+
+    def enable_save_replay(self, replay_path: str | Sequence[str]) -> None:
+        """Have every env save a replay of each episode that begins from now on.
+
+        Gymnasium envs and vector envs, built with a render mode that gives frames, save videos
+        `<folder>/env_<env_id>-episode_<number>.mp4`; others what they save themselves.
+
+        Args:
+            replay_path: a folder for all envs, or one for each.
+
+        Raises:
+            EnvFailure: an env cannot: it gives no frames, PyAV (extra `video`) is not installed.
+        """
+        paths = validate.checked_folders(replay_path, self.env_num, "replay_path")
+        before, self._replay_paths = self._replay_paths, paths
+        if self._running.is_launched:
+            ids, payloads = list(range(self.env_num)), replay_payloads(paths)
+            try:
+                self._request_for_good(ids, Op.CALL, payloads, "enable_save_replay")
+            except StateError:  # it was refused, and nothing is saved there
+                self._replay_paths = before
+                raise
+
+    def enable_save_figure(self, env_id: int, figure_path: str) -> None:
+        """Have one env, and those that are renewed in its place, save figures in a folder.
+
+        Gymnasium envs and vector envs save the last frame of each episode as a PNG file. With
+        spares, such an env takes none.
+
+        Raises:
+            EnvFailure: the env cannot.
+        """
+        folder = validate.checked_folder(figure_path, "figure_path")
+        env_id = validate.checked_env_id(env_id, self.env_num)
+        name = "enable_save_figure"
+        self._request_for_good([env_id], Op.CALL, [(name, (folder,))], name)
+
+    def reward_shaping(self, env_id: int, transitions: list[Any]) -> Any:
+        """Return the transitions of one env's episode with their rewards shaped by the env."""
+        transitions = validate.checked_transitions(transitions)
+        env_id = validate.checked_env_id(env_id, self.env_num)
+        return self.call("reward_shaping", transitions, env_ids=env_id)[0]
+
+    # -- snapshots ------------------------------------------------------------------------
+
+    def snapshot(self) -> Snapshot:
+        """Return all envs as they are now, for a run that is to go on from here, bit for bit.
+
+        Waits for resets, repairs, and steps under way. The timesteps of these are not delivered by
+        it: they are a part of it, and the next `step` or `recv` delivers them, here and after
+        `restore`.
+
+        Raises:
+            SnapshotError: the state of an env cannot be taken; the message says what is missing.
+                Or there are spares, whose states are not a part of it.
+            EnvNotReadyError: an env has failed for good, and is gone.
+            EnvFailure: an env failed in it: its own method raised, or its host died.
+        """
+        with self._running.calling as supervisor:
+            records = self._at_rest(supervisor, "snapshot")
+            found = self._run_in_hosts(supervisor, take_state, [()] * self.env_num, "snapshot")
+            common = self._common_state(supervisor)
+            descriptions = supervisor.descriptions
+        return snapshot_of(records, found, descriptions, common)
+
+    def restore(self, snapshot: Snapshot | str | os.PathLike[str]) -> None:
+        """Have all envs be what they were: observations, generators, counters, seeds, generations.
+
+        All envs are restored or none. A step under way is awaited and its timestep discarded
+        (counted as cancelled), as `reset` does. The first that follows is `ready_obs`, or `recv`
+        for what was under way when the snapshot was taken. Attributes that `set_attr` sets on
+        renewed envs, and the failures that were counted, are those of this manager.
+
+        Args:
+            snapshot: of a manager with the same envs, of whatever kind; or the file of one. Only
+                those you trust: what they hold may run code.
+
+        Raises:
+            SnapshotMismatchError: it is of another version, or of other envs; nothing was changed.
+            SnapshotError, EnvNotReadyError, EnvFailure: as `snapshot`; nothing was changed.
+            ConfigError: what it has of `manager.normalization` does not fit; nothing was changed.
+            FailuresExhaustedError: an env failed while it was restored, more often than allowed.
+        """
+        snapshot = checked_snapshot(snapshot, self.env_num)
+        with self._running.calling as supervisor:
+            descriptions = supervisor.descriptions
+            common, records = read_snapshot(snapshot, descriptions, self._known.spaces)
+            self._at_rest(supervisor, "restore")
+            states = [(env.state,) for env in snapshot.envs]
+            refused = self._run_in_hosts(supervisor, try_state, states, "restore")
+            for env_id, reason in enumerate(refused):
+                if reason is not None:
+                    raise SnapshotMismatchError(
+                        f"env {env_id} cannot be restored: {reason}. Nothing was changed."
+                    )
+            restored = {
+                env_id: (SavedEnv(env.state, record.obs, record.reset_info, env.episodes), record)
+                for env_id, (env, record) in enumerate(zip(snapshot.envs, records, strict=True))
+            }
+            self._view.forget()
+            begin = partial(self._begin_restoring, supervisor, common, restored)
+            self._running.engine.uninterrupted(begin)
+            repair, envs = supervisor.repair, supervisor.envs
+            self._running.engine.wait_until(
+                lambda: repair.fatal is not None or all(e.phase is Phase.IDLE for e in envs),
+                doing="restore",
+            )
+            self._surface(supervisor)
+
+    def _at_rest(self, supervisor: Supervisor, what: str) -> list[EnvRecord]:
+        """Wait until nothing is under way; return what is known of each env then."""
+        refuse_spares(what, self._config.spare_env_num)
+        come_to_rest(self._running.engine, what)
+        self._surface(supervisor)
+        validate.refuse_gone(supervisor.table, supervisor.table.all_ids, what)
+        return list(map(record_of, supervisor.envs))
+
+    def _run_in_hosts(
+        self,
+        supervisor: Supervisor,
+        function: Callable[..., Any],
+        arguments: Sequence[tuple[Any, ...]],
+        what: str,
+    ) -> list[Any]:
+        """Run a function of ours on each env, and return what it returned."""
+        ids = list(range(self.env_num))
+        payloads = [(function, (self._config.snapshot_copy, *given)) for given in arguments]
+        send_requests(self._running.engine, ids, Op.APPLY, payloads, what)
+        return self._results(supervisor, ids)
+
+    def _common_state(self, supervisor: Supervisor) -> CommonState:
+        """Return what there is to know that is not of one env."""
+        known, seeds, normalization = self._known, self._seeds, self._normalization
+        return CommonState(
+            spaces=known.spaces,
+            sampled=known.samplers.spaces,
+            seeds=seeds.of_envs,
+            dynamic_seeds=(seeds.dynamic, supervisor.rules.dynamic_seed),
+            normalization=(
+                None if normalization is None else normalization.state_dict(episodes=True)
+            ),
+        )
+
+    def _begin_restoring(
+        self,
+        supervisor: Supervisor,
+        common: CommonState,
+        restored: dict[int, tuple[SavedEnv, EnvRecord]],
+    ) -> None:
+        if self._normalization is not None and common.normalization is not None:
+            self._normalization.load_state_dict(common.normalization)  # first: it may not fit
+        elif self._normalization is not None:
+            self._normalization.begin(range(self.env_num))
+        dynamic, supervisor.rules.dynamic_seed = common.dynamic_seeds
+        self._seeds = self._seeds._replace(of_envs=common.seeds, dynamic=dynamic)
+        self._known.samplers.spaces = common.sampled
+        supervisor.resets.restore(restored)
+
+    # -- figures --------------------------------------------------------------------------
+
+    def stats(self) -> dict[str, Any]:
+        """Return counters since launch (of the last launch, once closed); from any thread.
+
+        `actions` accepted = `timesteps` delivered + `cancelled` + `outstanding`, at any time. With
+        `num_workers: auto`, `calibration` says what it has become and why. While launched,
+        `workers` has `{"pid": int, "env_ids": list}` for each worker process that is not known to
+        be dead, and `moments` the latest (env_id, generation, event, time_s): when envs "failed"
+        and were "ready" again, in seconds of `time.monotonic`.
+
+        With spares, `spare_env_num` is how many there are (those that failed for good are none any
+        more), `spares_ready` how many of them have been reset, `swaps` how often one took the place
+        of another env, and `spare_failures` counts what they failed; `failures` does not. A worker
+        without `env_ids` has a spare.
+
+        With `metrics`, `latency` has lists for "step" and "reset", with an entry for each env:
+        `count`, an estimate, and `mean`, `p50`, `p90`, `p99` and `max` in seconds, or None.
+
+        Where envs run on threads, `threads_abandoned` is how many threads were given up that still
+        run: in env code that hangs. It is true of this moment, also after `close`.
+        """
+        running = self._running  # another thread may close it from here on
+        stats: dict[str, Any] = {**running.statistics.as_dict(), "states": self._states_by_name()}
+        stats.update(running.figures())
+        calibration = self._worker_count.calibration
+        if calibration is not None:
+            stats["calibration"] = calibration.as_dict()
+        stats.update(running.stats())
+        return stats
+
+    def _states_by_name(self) -> dict[str, int]:
+        states = list(self.env_states.values())
+        return {state.name: states.count(state) for state in EnvState if state in states}
+
+    # -- close ----------------------------------------------------------------------------
+
+    def close(self, timeout_s: float | None = None, terminate: bool = False) -> None:
+        """Close all envs and end all hosts. Idempotent; from any thread.
+
+        Takes at most the grace plus about one second, however many envs hang; two or three if the
+        server of the workers is stopped (SIGSTOP). Timesteps that have not been delivered are lost
+        and counted as cancelled. Ctrl-C, and whatever else a signal handler raises in it, ends the
+        grace, and is raised when everything is released.
+
+        Args:
+            timeout_s: seconds that the envs get to close, all together; None: `close_timeout`.
+            terminate: do not ask the envs; terminate their hosts at once.
+        """
+        grace_s = validate.checked_grace(timeout_s, self._config.close_timeout)
+        if validate.checked_flag(terminate, "terminate"):
+            grace_s = 0.0
+        interrupt: BaseException | None = None
+        for _ in range(_MOST_INTERRUPTS):
+            try:
+                self._close(grace_s)
+                break
+            except BaseException as error:  # Ctrl-C: no more patience, but everything is released
+                interrupt, grace_s = error, 0.0
+                self._running.hurry()
+        if interrupt is not None:
+            raise interrupt
+
+    def _close(self, grace_s: float) -> None:
+        """Do what is left of closing; can be interrupted, and called again."""
+        self._worker_count.stop()  # if another thread is inside launch()
+        self._discard_engine(grace_s)
+        env_ref, self._env_ref = self._env_ref, None
+        if env_ref is not None:
+            adapt.close_env(env_ref)
+        videos.sweep(self._replay_paths or ())
+
+    def _discard_engine(self, grace_s: float) -> None:
+        running = self._running
+        running.refuse_calls()
+        self._view.forget()
+        ended = running.end(grace_s)
+        if self._running is running:  # kept until here: what Ctrl-C interrupts can be done again
+            self._running = ended
+
+    def _give_up(self, error: BaseException) -> None:
+        patient = isinstance(error, Exception)  # Ctrl-C does not wait for envs to close
+        self._discard_engine(self._config.close_timeout if patient else 0.0)
+
+    def __exit__(self, *exc_info: object) -> None:
+        """Close it."""
+        self.close()
+
+
+def _refuse_without_memory(error: BaseException) -> None:
+    """Say what can be done about a launch that got no memory, or no thread; all is closed.
+
+    Raises:
+        LaunchError: it was one.
+    """
+    if isinstance(error, MemoryError) or str(error) == "can't start new thread":
+        first = error.__context__ or error
+        raise LaunchError(
+            f"the trainer's process got no memory or no thread ({error_text(first)}); "
+            "everything is closed again. Free memory, raise the limits of the process (ulimit -v, "
+            "RLIMIT_AS, RLIMIT_NPROC, a container's), or use fewer envs or workers."
+        ) from error
 
 
 @functools.lru_cache(maxsize=64)

@@ -1,20 +1,36 @@
-"""What a snapshot of a manager's envs is, and its file."""
+"""Snapshots of the envs of a manager: what one holds, its file, and how it is taken and read.
+
+`EnvManager.snapshot` and `EnvManager.restore` have the order in which these things are done.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
+import io
 import json
 import os
+import pickle
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
+from envmgr import pickles
+from envmgr.core.engine import Engine
+from envmgr.core.episodes import EnvRecord, hurry_to_rest, is_at_rest
 from envmgr.core.validate import checked_folder
-from envmgr.errors import ConfigError, SnapshotError, SnapshotMismatchError
+from envmgr.errors import ConfigError, EnvFailure, SnapshotError, SnapshotMismatchError
+from envmgr.lifecycle import EnvState
+from envmgr.spaces import same_space
 from envmgr.spaces.interrupts import pass_interrupt_on
 from envmgr.spaces.reading import error_text, short_text
+from envmgr.types import EnvTimestep
 from envmgr.whole_files import write_whole
+from envmgr.wire.messages import EnvDescription
 
 FORMAT = 1
 """Of snapshots; those of another one are refused."""
@@ -164,3 +180,236 @@ def _digest(parts: list[bytes]) -> str:
     for part in parts:
         digest.update(part)
     return digest.hexdigest()
+
+
+# -- taking one ---------------------------------------------------------------------------------
+
+
+class CommonState(NamedTuple):
+    """What a snapshot has that is not of one env.
+
+    Attributes:
+        spaces: the observation and the action space of each env.
+        sampled: the spaces that random actions are drawn from, with their generators.
+        seeds: by env_id.
+        dynamic_seeds: what was asked for, and what holds until the next reset.
+        normalization: the running statistics, if there are some.
+    """
+
+    spaces: list[tuple[Any, Any]]
+    sampled: list[Any]
+    seeds: dict[int, int | None]
+    dynamic_seeds: tuple[bool | None, bool | None]
+    normalization: dict[str, Any] | None
+
+
+def refuse_spares(what: str, spare_num: int) -> None:
+    """Refuse what is not for managers with spares.
+
+    Raises:
+        SnapshotError: there are some.
+    """
+    if spare_num:
+        raise SnapshotError(
+            f"{what} is not for managers with spares, whose states are not a part of snapshots "
+            f"(spare_env_num is {spare_num}); leave it 0"
+        )
+
+
+def come_to_rest(engine: Engine, what: str) -> None:
+    """Wait until nothing is under way in any host, or the run has failed. Its lock is held."""
+    supervisor = engine.supervisor
+    repair, table = supervisor.repair, supervisor.table
+    engine.uninterrupted(partial(hurry_to_rest, supervisor.hosts))
+    engine.wait_until(lambda: repair.fatal is not None or is_at_rest(table), doing=what)
+
+
+def snapshot_of(
+    records: Sequence[EnvRecord],
+    taken: Sequence[Any],
+    descriptions: Mapping[int, EnvDescription],
+    common: CommonState,
+) -> Snapshot:
+    """Return a snapshot.
+
+    Args:
+        records: what the manager knows of each env.
+        taken: what the host of each env has answered: its state and its count of episodes, or why
+            that cannot be taken.
+        descriptions: of the envs.
+        common: what is not of one env.
+
+    Raises:
+        SnapshotError: a state cannot be taken, or a part cannot be pickled.
+    """
+    envs = []
+    for env_id, (record, answer) in enumerate(zip(records, taken, strict=True)):
+        if isinstance(answer, str):
+            raise SnapshotError(f"the state of env {env_id} cannot be taken: {answer}")
+        pickled = _pickled(record, f"what is known of env {env_id}, its infos for example,")
+        envs.append(EnvSnapshot(_kind_of(descriptions[env_id]), pickled, *answer))
+    return Snapshot(tuple(envs), _pickled(common, "what envs have in common"))
+
+
+def _kind_of(description: EnvDescription) -> str:
+    """Return what an env is, as far as its registration tells."""
+    spec = getattr(description, "spec", None)
+    given = sorted((getattr(spec, "kwargs", None) or {}).items())
+    kwargs = {name: value for name, value in given if name != "render_mode"}
+    text = json.dumps(kwargs, skipkeys=True, default=_name_of_type)
+    return f"{getattr(spec, 'id', None) or 'an env without registration'} {text}"
+
+
+def _name_of_type(value: object) -> str:
+    return type(value).__qualname__
+
+
+def _pickled(value: Any, what: str) -> bytes:
+    try:
+        return pickles.dumps(value)
+    except Exception as error:  # whatever a __reduce__ may raise
+        raise SnapshotError(f"{what} cannot be pickled: {error_text(error)}") from error
+
+
+# -- reading one --------------------------------------------------------------------------------
+
+
+def checked_snapshot(given: Any, env_num: int) -> Snapshot:
+    """Return a snapshot, or the one in a file, if it may be one of as many envs.
+
+    Nothing that it holds is unpickled yet.
+
+    Raises:
+        ConfigError: it is neither a snapshot nor a path.
+        OSError: the file cannot be read.
+        SnapshotError: it is damaged.
+        SnapshotMismatchError: it is of another version, or of another number of envs.
+    """
+    snapshot = Snapshot.load(given) if isinstance(given, (str, os.PathLike)) else given
+    if not isinstance(snapshot, Snapshot):
+        raise ConfigError(
+            f"restore takes a Snapshot or the path of one, found a {type(given).__name__}"
+        )
+    check_format(snapshot.format, "the snapshot")
+    if not _is_whole(snapshot):
+        raise SnapshotError("the snapshot is damaged: its parts are not what `snapshot` makes")
+    if snapshot.env_num != env_num:
+        raise SnapshotMismatchError(
+            f"the snapshot has {snapshot.env_num} envs, this manager has {env_num}. "
+            "Nothing was changed."
+        )
+    return snapshot
+
+
+def read_snapshot(
+    snapshot: Snapshot,
+    descriptions: Mapping[int, EnvDescription],
+    env_spaces: Iterable[tuple[Any, Any]],
+) -> tuple[CommonState, list[EnvRecord]]:
+    """Return what a snapshot holds, if it is of envs like these.
+
+    Raises:
+        SnapshotMismatchError: it is of others, or cannot be read.
+    """
+    for env_id, env in enumerate(snapshot.envs):
+        kind = _kind_of(descriptions[env_id])
+        if env.kind != kind:
+            raise SnapshotMismatchError(
+                f"env {env_id} of the snapshot is {env.kind}, here it is {kind}. "
+                "Nothing was changed."
+            )
+    here = list(env_spaces)
+    try:
+        # docs/security.md says who may load snapshots.
+        common: CommonState = _Unpickler(snapshot.common).load()
+        records = [_Unpickler(env.record).load() for env in snapshot.envs]
+        _check_read(common, records)
+        spaces = enumerate(zip(here, common.spaces, strict=True))
+        differ = [i for i, (one, other) in spaces if not all(map(same_space, one, other))]
+    except (Exception, SystemExit) as error:  # whatever is unpickled may raise
+        pass_interrupt_on(error)
+        raise SnapshotMismatchError(
+            f"the snapshot cannot be read: {error_text(error)}. Nothing was changed."
+        ) from error
+    if differ:
+        env_id = differ[0]
+        raise SnapshotMismatchError(
+            f"env {env_id} of the snapshot has the spaces {common.spaces[env_id]}, here it has "
+            f"{here[env_id]}. Nothing was changed."
+        )
+    return common, records
+
+
+_MOVED = {
+    ("envmgr.core.restoring", "EnvRecord"): EnvRecord,
+    ("envmgr.manager.restoring", "_Common"): CommonState,
+}
+"""Where earlier versions had what they have pickled into snapshots."""
+
+
+class _Unpickler(pickle.Unpickler):
+    """Reads what snapshots hold, also those that an earlier version has taken."""
+
+    def __init__(self, data: bytes) -> None:
+        super().__init__(io.BytesIO(data))
+
+    def find_class(self, module: str, name: str) -> Any:
+        """Return a class or a function by its name."""
+        return _MOVED.get((module, name)) or super().find_class(module, name)
+
+
+def _is_whole(snapshot: Snapshot) -> bool:
+    """Whether a snapshot has the parts that it should have; what they hold is not looked at."""
+    envs: Any = snapshot.envs
+    common: Any = snapshot.common
+    return (
+        type(envs) is tuple
+        and type(common) is bytes
+        and all(
+            type(env) is EnvSnapshot and tuple(map(type, env)) == (str, bytes, bytes, int)
+            for env in envs
+        )
+    )
+
+
+_INT = (int, np.integer)
+_NONE = type(None)
+_OF_COMMON: dict[str, Any] = {
+    "seeds": dict,
+    "sampled": list,
+    "dynamic_seeds": tuple,
+    "normalization": (dict, _NONE),
+}
+_OF_RECORD: dict[str, Any] = {
+    "state": EnvState,
+    "timestep": (EnvTimestep, _NONE),
+    "doomed": (EnvFailure, _NONE),
+    "fresh": (tuple, _NONE),
+    "reset_info": dict,
+    "reset_params": dict,
+    **dict.fromkeys(("base_seed", "new_seed"), (*_INT, _NONE)),
+    **dict.fromkeys(("generation", "episode", "episodes_done"), _INT),
+    **dict.fromkeys(("new_generation", "attended", "waits"), bool),
+}
+
+
+def _check_read(common: Any, records: list[Any]) -> None:
+    """Check that what was unpickled is what `snapshot` has pickled.
+
+    Raises:
+        TypeError: it is something else.
+    """
+    if type(common) is not CommonState or any(type(record) is not EnvRecord for record in records):
+        raise TypeError("it holds the pickle of something else")
+    found: dict[str, Any] = common._asdict()
+    fits = all(isinstance(found[name], kind) for name, kind in _OF_COMMON.items())
+    fits = fits and len(found["sampled"]) in (0, len(records))
+    fits = fits and [type(seed) in (bool, _NONE) for seed in found["dynamic_seeds"]] == [True] * 2
+    wrong = [
+        name
+        for record in records
+        for name, kind in _OF_RECORD.items()
+        if not isinstance(getattr(record, name), kind)
+    ]
+    if wrong or not fits:
+        raise TypeError(f"{wrong[0] if wrong else 'what envs have in common'} is of another type")

@@ -23,7 +23,7 @@ N_FORMS = len(FORMS)
 
 
 def transport_of(manager: Any) -> Any:
-    return manager._engine.transport
+    return manager._running.engine.transport
 
 
 def bytes_of_rooms(manager: Any) -> int:

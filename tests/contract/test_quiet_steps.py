@@ -32,7 +32,7 @@ def test_an_interrupted_gather_has_every_host_ring() -> None:
     with make(WithPid(), N, type="subprocess", seed=0) as manager:
         pids = manager.get_attr("worker_pid")
         asked: list[int] = []
-        with manager._calling() as supervisor:
+        with manager._running.calling as supervisor:
             for pid in pids:
                 os.kill(pid, signal.SIGSTOP)
             # What `step` does before it waits; Ctrl-C would end it here.

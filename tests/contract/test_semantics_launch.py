@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import os
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from functools import partial
 from typing import Any, ClassVar
 
@@ -19,6 +21,7 @@ from gymnasium.spaces import Discrete
 from gymnasium.wrappers import TimeLimit
 
 import envmgr
+import envmgr.manager.manager
 from envmgr import EnvState, create_env_manager
 from envmgr.errors import (
     ActionError,
@@ -127,6 +130,47 @@ def test_who_launches_a_hair_too_late_is_refused_and_harmless(world: World, setu
     manager.build()
     assert manager.stats()["timesteps"] == 1
     assert len(world.noted(0, "reset")) == 1, "nothing was reset again"
+
+
+@contextlib.contextmanager
+def closed_meanwhile(manager: Any, after: str) -> Iterator[None]:
+    """Have another thread close a manager inside a call, after a function that it calls."""
+    module = envmgr.manager.manager
+    does, is_closing = getattr(module, after), threading.Event()
+    closer = threading.Thread(target=manager.close)
+
+    def do(engine: Any, *args: Any) -> None:
+        does(engine, *args)
+        wake = engine.transport.wake
+        engine.transport.wake = lambda: (is_closing.set(), wake())
+        closer.start()
+        assert is_closing.wait(60)  # from now on it waits for the lock, which this thread has
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(module, after, do)
+        yield
+    closer.join()
+
+
+@over(IN_LINE, ALL_BLOCK)
+def test_who_closes_in_the_last_moment_of_a_launch_has_closed(world: World, setup: Setup) -> None:
+    manager = world.make(setup, 1, launch=False)
+    with closed_meanwhile(manager, "begin_envs"):
+        manager.launch()
+    assert manager.closed
+    assert manager.env_states == {0: EnvState.VOID}
+    manager.launch()
+    assert [*ready_all(manager)] == [0]
+
+
+@over(IN_LINE, ALL_BLOCK)
+def test_a_call_that_another_thread_closes_is_not_awaited_later(world: World, setup: Setup) -> None:
+    manager = world.make(setup, 1)
+    with closed_meanwhile(manager, "send_requests"):
+        manager.call_async("render")
+    assert not manager.call_is_pending
+    manager.launch()
+    assert [*ready_all(manager)] == [0]
 
 
 def test_a_manager_that_is_not_launched_can_be_copied_and_sent(world: World) -> None:
@@ -337,7 +381,7 @@ def test_f31_a_lost_fork_server_is_not_replaced_beside_threads_of_others(
     thread = threading.Thread(target=done.wait, name="somebody-else")
     thread.start()
     try:
-        manager._engine.transport._spawner._process.kill(directly=True)
+        manager._running.engine.transport._spawner._process.kill(directly=True)
         wait_ended(world.pid(0))
         step_all(manager, {0: 1})
         while "somebody-else" not in manager.stats()["latest_failures"][-1]:
@@ -882,7 +926,7 @@ def test_a_launch_that_gets_no_memory_is_a_launch_error(
 
     manager = world.make(IN_LINE, 1, launch=False)
     with monkeypatch.context() as patched:
-        patched.setattr("envmgr.manager.lifetime.begin_envs", fail)
+        patched.setattr("envmgr.manager.manager.begin_envs", fail)
         with Raises(LaunchError, "no memory or no thread", "RLIMIT_AS"):
             manager.launch()
     manager.launch()

@@ -45,13 +45,13 @@ def manager_of(**kwargs: Any) -> Any:
 
 def test_steps_are_posted() -> None:
     with manager_of() as manager:
-        assert manager._engine.supervisor.submitter.posts
+        assert manager._running.engine.supervisor.submitter.posts
 
 
 @pytest.mark.parametrize("limit", ["step_timeout", "reset_timeout"])
 def test_with_a_time_limit_they_go_by_message(limit: str) -> None:
     with envmgr.create_env_manager({"type": "base", limit: 5.0}, env_fn=[Counting] * 2) as manager:
-        assert manager._engine.supervisor.submitter.posts is False
+        assert manager._running.engine.supervisor.submitter.posts is False
         assert sorted(manager.step({0: 0, 1: 1})) == [0, 1]
 
 

@@ -14,7 +14,7 @@ from tests.contract.harness import ALL_BLOCK, ALL_MESSAGE, Setup, World, over
 def test_no_wait_overlooks_a_signal_for_long(
     world: World, setup: Setup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    transport: Any = world.make(setup, 2)._engine.transport  # type: ignore[union-attr]
+    transport: Any = world.make(setup, 2)._running.engine.transport  # type: ignore[union-attr]
     waits: list[float] = []
 
     def note(*args: Any) -> list[Any]:

@@ -13,6 +13,7 @@ from typing import Any
 
 from envmgr import EnvState
 from envmgr.errors import StateError
+from envmgr.manager.running import Running
 from tests.faults.attacks import drawn
 from tests.faults.interrupted_calls import ENV_NUM, SCENARIOS, Account
 from tests.faults.interrupting import act_at, act_at_all
@@ -153,8 +154,8 @@ class Intruder:
         """Read what any thread may read, without waiting for anybody."""
         stats, states = self._manager.stats(), self._manager.env_states
         timesteps = check_accounts(stats)
-        engine = self._manager._engine
-        if engine is not None and engine.caller is not None and not self._launching:
+        running = self._manager._running
+        if isinstance(running, Running) and running.engine.caller and not self._launching:
             assert timesteps == self._n_delivered, "a call has delivered before it returns"
         assert sorted(states) == list(range(ENV_NUM))
         assert all(type(state) is EnvState for state in states.values())
@@ -260,8 +261,10 @@ def run_closing(config: Mapping[str, Any], count: int, seed: int = 0) -> int:
 
             def close(manager: Any = manager) -> None:
                 other.begin(manager.close)
-                engine = manager._engine
-                while engine is not None and not (engine.closing or manager.closed):
+                running = manager._running
+                while isinstance(running, Running) and not (
+                    running.engine.closing or manager.closed
+                ):
                     threading.Event().wait(0.001)
 
             try:

@@ -179,7 +179,7 @@ def test_f23_idle_managers_are_not_woken(world: World) -> None:
     manager: Any = world.make(DEFAULT, 2)
     ready_all(manager)
     step_all(manager, {0: 1, 1: 1})
-    background = manager._engine._background
+    background = manager._running.engine._background
     while not background.dormant:  # after the launch it looks around once more
         manager.step({0: 1, 1: 1})
     before = _switches(background.thread.native_id)

@@ -196,11 +196,11 @@ def test_workers_have_no_end_of_their_siblings_nor_of_the_trainers(
 
 
 def _hosts_of(manager: Any) -> list[int]:
-    return [slot.host_id for slot in manager._engine.supervisor.envs]
+    return [slot.host_id for slot in manager._running.engine.supervisor.envs]
 
 
 def _pipes(manager: Any, host_id: int) -> set[str]:
-    fds = manager._engine.transport._connections.by_host[host_id].fds
+    fds = manager._running.engine.transport._connections.by_host[host_id].fds
     return {os.readlink(f"/proc/self/fd/{fd}") for fd in fds}
 
 

@@ -11,7 +11,7 @@ from typing import Any
 @contextmanager
 def sent_by(manager: Any) -> Iterator[list[tuple[Any, ...]]]:
     """Note every frame that a manager sends in the body, and every ring of a bell."""
-    transport = manager._engine.transport
+    transport = manager._running.engine.transport
     sent: list[tuple[Any, ...]] = []
     send, send_each, ring = transport.send, transport.send_each, transport.ring
 

@@ -31,7 +31,7 @@ class Privates(ding.DingKind):
     def __getattr__(self, name: str) -> Any:
         if name in _OF_THE_CONFIG:
             return self.cfg[name[1:]]
-        if name.startswith("_") and self.__dict__.get("_launched", False):
+        if name.startswith("_") and "_running" in self.__dict__ and not self.closed:
             return self.get_attr(name)
         return super().__getattr__(name)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
@@ -14,6 +14,7 @@ from envmgr.calibrate import (
     STEPPING_S,
     Calibration,
     Choice,
+    WorkerCount,
     choose,
     trial_config_of,
     try_out,
@@ -201,6 +202,20 @@ def tried(engine: Engine, wanted: ManagerConfig) -> Calibration:
             return try_out(engine, wanted, 8, cores=2)
     finally:
         engine.close(0.0)
+
+
+def test_a_trial_that_ctrl_c_ends_as_it_is_opened_is_closed() -> None:
+    engine, _, _ = launched(Worker(), config())
+    count = WorkerCount(config(), 8, packs_envs=True)
+
+    def open_trial(config: ManagerConfig, keep: Callable[[Engine], None]) -> None:
+        keep(engine)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        count.find(open_trial, lambda supervisor: None)
+    assert engine.closing
+    assert count.is_open, "the next launch tries again"
 
 
 def test_an_env_is_built_reset_and_stepped(caplog: pytest.LogCaptureFixture) -> None:

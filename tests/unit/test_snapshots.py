@@ -412,8 +412,12 @@ def test_what_an_earlier_version_has_taken_is_restored() -> None:
             text = pickle.dumps(pickle.loads(env.record), protocol=0)
             assert place in text
             envs.append(env._replace(record=text.replace(place, b"envmgr.core.restoring\n")))
+        text = pickle.dumps(pickle.loads(good.common), protocol=0)
+        place = b"envmgr.manager.snapshots\nCommonState\n"
+        assert place in text
+        common = text.replace(place, b"envmgr.manager.restoring\n_Common\n")
         after = played(manager, 5)
-        manager.restore(Snapshot(tuple(envs), good.common))
+        manager.restore(Snapshot(tuple(envs), common))
         assert played(manager, 5) == after
 
 

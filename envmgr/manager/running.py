@@ -1,0 +1,243 @@
+"""What a manager has while envs run, and what stands in its place while none do."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any, NoReturn
+
+from envmgr.config import ManagerConfig
+from envmgr.core import Supervisor
+from envmgr.core.board_writer import figures_of
+from envmgr.core.engine import Engine, Gather
+from envmgr.core.spares import NO_SPARES
+from envmgr.core.statistics import Statistics
+from envmgr.errors import EnvManagerError, ManagerClosedError, StateError
+from envmgr.observing.endpoint import Endpoint
+from envmgr.observing.timeline import write_trace
+
+
+class Refusal(AbstractContextManager[Supervisor]):
+    """What a public call enters where there can be none now: raises an error.
+
+    Args:
+        kind: of the error.
+        text: of the error.
+    """
+
+    def __init__(self, kind: type[EnvManagerError], text: str) -> None:
+        self._kind = kind
+        self._text = text
+
+    def __enter__(self) -> NoReturn:
+        raise self._kind(self._text)
+
+    def __exit__(self, *details: object) -> None:
+        """Never called."""
+
+
+class CallUnderWay(Refusal):
+    """A `call_async` whose results have not been taken: other calls are refused until then.
+
+    Args:
+        env_ids: the envs that were called.
+
+    Attributes:
+        results: what they answered, once that has been read.
+    """
+
+    def __init__(self, env_ids: list[int]) -> None:
+        super().__init__(
+            StateError, "a call_async is under way; take its result with call_wait() first"
+        )
+        self.env_ids = env_ids
+        self.results: list[Any] | None = None
+
+
+class NotRunning:
+    """What a manager has before its envs are started, and after they were closed.
+
+    It answers what may be asked at any time, and refuses the rest: a call that has been let in and
+    then comes upon this was overtaken by a signal handler that closed the manager.
+
+    Args:
+        calling: refuses public calls.
+        statistics: what the last launch has counted.
+        figures: gives what else is known of the last launch.
+    """
+
+    is_built = False
+    is_launched = False
+    call_under_way = None
+
+    def __init__(
+        self,
+        calling: Refusal,
+        statistics: Statistics | None = None,
+        figures: Callable[[], dict[str, Any]] = dict,
+    ) -> None:
+        self.calling: AbstractContextManager[Supervisor] = calling
+        self.statistics = Statistics() if statistics is None else statistics
+        self.figures = figures
+
+    @property
+    def itself(self) -> Running:
+        """What runs: nothing. So this and the next three properties raise.
+
+        Raises:
+            ManagerClosedError: always.
+        """
+        raise ManagerClosedError("the manager was closed during this call")
+
+    @property
+    def engine(self) -> Engine:
+        """There is none."""
+        return self.itself.engine
+
+    @property
+    def gather(self) -> Gather:
+        """There is none."""
+        return self.itself.gather
+
+    @property
+    def supervisor(self) -> Supervisor:
+        """There is none."""
+        return self.itself.supervisor
+
+    @property
+    def generations(self) -> list[int]:
+        """How often each env was built anew: there are none."""
+        return []
+
+    def stats(self) -> dict[str, Any]:
+        """Return what `stats` shows of envs and workers while there are some: nothing."""
+        return {}
+
+    def hurry(self) -> None:
+        """Do nothing: nothing is being ended."""
+
+    def refuse_calls(self) -> None:
+        """Do nothing: they are refused."""
+
+    def end(self, grace_s: float) -> NotRunning:
+        """Do nothing: there is nothing to end."""
+        return self
+
+
+class Running:
+    """An engine of a manager, from its opening to its end.
+
+    Args:
+        engine: runs the envs.
+        config: says where metrics and a timeline go.
+        owner: the manager. If it is dropped without having been closed, the engine is closed with
+            it; so nothing here refers to it.
+        not_launched: refuses public calls before the launch and after the end.
+
+    Attributes:
+        engine: runs the envs.
+        supervisor: keeps them.
+        gather: waits for their timesteps.
+        statistics: what is counted since the launch.
+        figures: gives what else is known of the launch; also after the end.
+        calling: what a public call enters. Once launched, it is the context of the engine; or
+            refuses, as long as a `call_async` is under way.
+        is_built: all envs are built.
+        is_launched: all envs were reset, and nobody has closed them.
+    """
+
+    def __init__(
+        self, engine: Engine, config: ManagerConfig, owner: object, not_launched: Refusal
+    ) -> None:
+        self.engine = engine
+        self.supervisor = engine.supervisor
+        self.gather = Gather(engine)
+        self.statistics = engine.supervisor.statistics
+        self.figures = figures_of(engine)
+        self.calling: AbstractContextManager[Supervisor] = not_launched
+        self.is_built = False
+        self.is_launched = False
+        self._not_launched = not_launched
+        self._config = config
+        self._finalizer = weakref.finalize(owner, engine.close, 0.0)
+
+    def open_endpoint(self) -> None:
+        """Open the endpoint of metrics, if the config wants one.
+
+        Raises:
+            MissingDependencyError, ConfigError: it cannot be had.
+        """
+        metrics, watch = self._config.metrics, self.engine.watch
+        if metrics is not None and metrics.port is not None and watch is not None:
+            watch.followers.append(Endpoint(metrics.port, lambda: watch.board))
+
+    def launched(self) -> None:
+        """Let public calls in."""
+        self.calling = self.engine.calling
+        self.is_launched = True
+
+    @property
+    def itself(self) -> Running:
+        """This, which runs."""
+        return self
+
+    @property
+    def call_under_way(self) -> CallUnderWay | None:
+        """The `call_async` whose results have not been taken, if there is one."""
+        calling = self.calling
+        return calling if isinstance(calling, CallUnderWay) else None
+
+    # -- what may be asked at any time, from any thread -----------------------------------
+
+    @property
+    def generations(self) -> list[int]:
+        """How often each env was built anew, by env_id."""
+        return [env.generation for env in self.supervisor.envs]
+
+    def stats(self) -> dict[str, Any]:
+        """Return what `stats` shows of envs and workers while there are some."""
+        supervisor = self.supervisor
+        spares = supervisor.spares
+        return {
+            "generations": self.generations,
+            "workers": self._workers(),
+            **(NO_SPARES if spares is None else spares.figures()),
+            "moments": list(supervisor.statistics.moments.copy()),
+        }
+
+    def _workers(self) -> list[dict[str, Any]]:
+        """Return the pid and the envs of each worker process; nothing if envs run in this one."""
+        pids = self.engine.transport.pids
+        return [
+            {"pid": pid, "env_ids": [env.env_id for env in group.envs if not env.is_spare]}
+            for group in self.supervisor.hosts.groups
+            if group.host_id is not None and (pid := pids.get(group.host_id)) is not None
+        ]
+
+    # -- the end --------------------------------------------------------------------------
+
+    def refuse_calls(self) -> None:
+        """Let no public call in any more: the end is near."""
+        self.is_launched = self.is_built = False
+        self.calling = self._not_launched
+
+    def hurry(self) -> None:
+        """Have an end that is under way wait for nobody any more."""
+        self.engine.transport.hurry()
+
+    def end(self, grace_s: float) -> NotRunning:
+        """Close the engine; can be interrupted, and called again.
+
+        Args:
+            grace_s: seconds that envs get to close.
+
+        Returns:
+            What stands in the place of this from now on.
+        """
+        self.figures()  # for the last time with what hosts have measured
+        if self._config.trace is not None:
+            write_trace(self._config.trace.path, self.engine)
+        self.engine.close(grace_s)
+        self._finalizer.detach()
+        return NotRunning(self._not_launched, self.statistics, self.figures)
