@@ -78,8 +78,7 @@ TRANSITIONS: Mapping[Event, Mapping[EnvState, EnvState]] = MappingProxyType(
 )
 
 
-ILLEGAL = 0xFF
-"""What stands for no state at all."""
+_ILLEGAL = 0xFF
 
 
 class Column(Generic[S]):
@@ -121,15 +120,12 @@ class TransitionTable(Column[S], Generic[S, E]):
         transitions: what each event does in each state.
         states: as of a `Column`.
         count: likewise.
-
-    Attributes:
-        targets: the target of each number, or `ILLEGAL`, by event: for `bytes.translate`.
     """
 
     def __init__(self, transitions: Mapping[E, Mapping[S, S]], states: type[S], count: int) -> None:
         super().__init__(states, count)
         self._transitions = transitions
-        self.targets = {event: _targets(edges) for event, edges in transitions.items()}
+        self._targets = {event: _targets(edges) for event, edges in transitions.items()}
 
     def apply(self, env_id: int, event: E) -> None:
         """Apply `event` to one env.
@@ -138,32 +134,32 @@ class TransitionTable(Column[S], Generic[S, E]):
             IllegalTransitionError: the event is not legal in this state; nothing changed.
         """
         column = self.column
-        target = self.targets[event][column[env_id]]
-        if target == ILLEGAL:
+        target = self._targets[event][column[env_id]]
+        if target == _ILLEGAL:
             self._refuse(env_id, event)
         column[env_id] = target
 
     def apply_rows(self, rows: slice, event: E) -> None:
         """Apply `event` to neighbours, or to none of them if it is illegal for one."""
-        moved = self.column[rows].translate(self.targets[event])
-        if ILLEGAL in moved:
+        moved = self.column[rows].translate(self._targets[event])
+        if _ILLEGAL in moved:
             first = range(len(self.column))[rows].start
-            self._refuse(first + moved.index(ILLEGAL), event)
+            self._refuse(first + moved.index(_ILLEGAL), event)
         self.column[rows] = moved
 
     def apply_at(self, rows: npt.NDArray[np.int64], event: E) -> None:
         """As `apply_all`, for different env_ids in an array."""
-        moved = self.view[rows].tobytes().translate(self.targets[event])
-        if ILLEGAL in moved:
-            self._refuse(int(rows[moved.index(ILLEGAL)]), event)
+        moved = self.view[rows].tobytes().translate(self._targets[event])
+        if _ILLEGAL in moved:
+            self._refuse(int(rows[moved.index(_ILLEGAL)]), event)
         self.view[rows] = np.frombuffer(moved, np.uint8)
 
     def apply_all(self, env_ids: Iterable[int], event: E) -> None:
         """Apply `event` to several envs, or to none of them if it is illegal for one."""
-        column, targets = bytearray(self.column), self.targets[event]
+        column, targets = bytearray(self.column), self._targets[event]
         for env_id in env_ids:
             column[env_id] = target = targets[column[env_id]]
-            if target == ILLEGAL:
+            if target == _ILLEGAL:
                 self._refuse(env_id, event)
         self.column[:] = column
 
@@ -177,7 +173,7 @@ class TransitionTable(Column[S], Generic[S, E]):
 
 def _targets(edges: Mapping[Any, Any]) -> bytes:
     """Return the target of each number, for `bytearray.translate`."""
-    targets = bytearray([ILLEGAL]) * 256
+    targets = bytearray([_ILLEGAL]) * 256
     for source, target in edges.items():
         targets[int(source)] = int(target)
     return bytes(targets)

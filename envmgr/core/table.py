@@ -27,7 +27,7 @@ from envmgr.core.phases import (
 )
 from envmgr.env.batch_specs import Batch
 from envmgr.errors import EnvFailure
-from envmgr.lifecycle import ILLEGAL, Column, EnvState, Event, StateTable
+from envmgr.lifecycle import Column, EnvState, Event, StateTable
 from envmgr.spaces import Array
 from envmgr.types import EnvTimestep, Once
 from envmgr.wire.arenas import CopyOnGet
@@ -284,7 +284,6 @@ class EnvTable:
         count = env_num + spare_num
         self.env_num = env_num
         self._states, self._phases = StateTable(count), PhaseTable(count)
-        self._to_posted = self._phases.targets[Change.POST]
         self.states: Column[EnvState] = self._states
         self.phases: Column[Phase] = self._phases
         self.tokens: npt.NDArray[np.uint64] = np.zeros(count, dtype=np.uint64)
@@ -367,12 +366,7 @@ class EnvTable:
             self._phases.apply_at(selection.array, Change.POST)
         else:
             window.token_bytes[:] = tokens
-            # As `apply_rows` does it, which says what is wrong: this runs for each batch.
-            column, rows = self.phases.column, selection.rows
-            moved = column[rows].translate(self._to_posted)
-            if ILLEGAL in moved:
-                self._phases.apply_rows(rows, Change.POST)
-            column[rows] = moved
+            self._phases.apply_rows(selection.rows, Change.POST)
 
     def sent(self, tokens: Mapping[int, int]) -> None:
         """Steps of envs are sent by message; can be done again, but a step may count twice then.
@@ -401,8 +395,8 @@ class EnvTable:
         """
         if selection is None:
             pass
-        elif selection.is_slice:  # settling is legal from everywhere
-            self.phases.column[selection.rows] = selection.idle
+        elif selection.is_slice:
+            self._phases.apply_rows(selection.rows, Change.SETTLE)
         else:
             self._phases.apply_at(selection.array, Change.SETTLE)
         for env_id in kept:
