@@ -42,18 +42,18 @@ class Holder:
         self.steps = steps
         self.sent = [0] * ENV_NUM
         self.pending: set[int] = set()
-        self.awaits_reset: list[tuple[int, int, Any, list[bytes]]] = []
+        self.held: list[tuple[int, int, Any, list[bytes]]] = []
         self.n_ends = 0
 
     def keep(self, env_id: int, observation: Any) -> None:
         leaves = leaves_of(observation)
         contents = [np.asarray(leaf).tobytes() for leaf in leaves]
-        self.awaits_reset.append((env_id, self.sent[env_id], leaves, contents))
+        self.held.append((env_id, self.sent[env_id], leaves, contents))
 
     def look(self) -> None:
         """See that all that is still valid is as it was when it was handed out."""
-        self.awaits_reset = [h for h in self.awaits_reset if self.sent[h[0]] - h[1] <= self.steps]
-        for env_id, born, leaves, contents in self.awaits_reset:
+        self.held = [h for h in self.held if self.sent[h[0]] - h[1] <= self.steps]
+        for env_id, born, leaves, contents in self.held:
             now = [np.asarray(leaf).tobytes() for leaf in leaves]
             assert now == contents, f"env {env_id}, {self.sent[env_id] - born} steps later"
 
@@ -123,7 +123,7 @@ def test_what_is_handed_out_stays_as_it_was(
         assert holder.n_ends > 10
     if copy_on_get is True:
         holder.look()  # copies outlive their manager
-        check_private(holder.awaits_reset)
+        check_private(holder.held)
 
 
 def check_private(held: list[Any]) -> None:

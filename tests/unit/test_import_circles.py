@@ -8,16 +8,12 @@ any module of the package does not count; an import that is written down does.
 from __future__ import annotations
 
 import ast
-import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 import envmgr
 
 ROOT = Path(envmgr.__file__).parent
-
-NOT_YET: frozenset[str] = frozenset()
-"""Packages that still have circles within them. One that has none any more is to be taken out."""
 
 Graph = Mapping[str, frozenset[str]]
 
@@ -105,19 +101,8 @@ def _described(group: frozenset[str], graph: Graph) -> str:
     return f"{len(group)} modules, {', '.join(sorted(group))}: {' -> '.join(reversed(circle))}"
 
 
-def _within(package: str, line: str) -> bool:
-    """Return whether all modules of a circle are those of one package."""
-    modules = line.partition(", ")[2].partition(": ")[0].split(", ")
-    return all(f"{module}.".startswith(f"envmgr.{package}.") for module in modules)
-
-
 def test_no_modules_import_each_other_in_a_circle() -> None:
-    circles = circles_in(graph_of(modules_below(ROOT)))
-    known = {package: [c for c in circles if _within(package, c)] for package in NOT_YET}
-    new = [line for line in circles if line not in itertools.chain(*known.values())]
-    assert new == []
-    mended = [package for package, found in known.items() if not found]
-    assert mended == [], "they have no circle any more: take them out of NOT_YET"
+    assert circles_in(graph_of(modules_below(ROOT))) == []
 
 
 def test_every_kind_of_import_is_found(tmp_path: Path) -> None:
