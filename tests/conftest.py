@@ -79,7 +79,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call() -> None:
     """Give what tests start the same variables in each: managers share a server only then."""
-    os.environ.pop("PYTEST_CURRENT_TEST", None)
+    os.environ["PYTEST_CURRENT_TEST"] = "a test"  # not taken out: pytest takes it out later on
 
 
 @pytest.fixture(scope="session", autouse=True)
