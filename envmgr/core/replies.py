@@ -332,7 +332,7 @@ class ReplyEffects:
         hosts: what is awaited of which host.
         statistics: where things are counted.
         journal: what changes in each step goes through.
-        orientation: what envs are told first.
+        setup: what envs are told first.
         episodes: how they begin and end.
         repair: what follows failures.
         spares: told when they have been reset; None if there are none.
@@ -343,7 +343,7 @@ class ReplyEffects:
         hosts: Hosts,
         statistics: Statistics,
         journal: Journal,
-        orientation: EnvSetup,
+        setup: EnvSetup,
         episodes: Episodes,
         repair: Repair,
         spares: Spares | None = None,
@@ -353,7 +353,7 @@ class ReplyEffects:
         self._states = hosts.table.states
         self._statistics = statistics
         self._journal = journal
-        self._orientation = orientation
+        self._setup = setup
         self._episodes = episodes
         self._repair = repair
         self._spares = spares
@@ -375,14 +375,14 @@ class ReplyEffects:
     def hello(self, env: ManagedEnv, payload: Any) -> bool:
         """Apply the payload of HELLO; False if a renewed env has other spaces than before."""
         description = description_of(payload)
-        fits = self._orientation.fits(env, description)
+        fits = self._setup.fits(env, description)
         if self._table.launching and env.generation == 0:
             self._hosts.settle(env)
             return True  # the engine goes on when all of them are there
         if not fits:
             return False
         self._hosts.settle(env)
-        self._orientation.introduce(env)
+        self._setup.introduce(env)
         if env.attended:
             self._episodes.begin(env)
             return True

@@ -38,7 +38,7 @@ class Spares:
     Args:
         hosts: to exchange hosts.
         statistics: where they are counted.
-        orientation: what envs were told, and where their observations go.
+        setup: what envs were told, and where their observations go.
         takers: whether an env was built by the function that spares are built by, by env_id.
         in_order: envs whose steps are under way together are given their successors together, by
             ascending env_id, when all these steps are over; else each as soon as its episode ends.
@@ -51,7 +51,7 @@ class Spares:
         self,
         hosts: Hosts,
         statistics: Statistics,
-        orientation: EnvSetup,
+        setup: EnvSetup,
         takers: tuple[bool, ...],
         *,
         in_order: bool,
@@ -60,7 +60,7 @@ class Spares:
         self._hosts = hosts
         self._states = hosts.table.states
         self._statistics = statistics
-        self._orientation = orientation
+        self._setup = setup
         self._takers = takers
         self._in_order = in_order
         self._queue: list[ManagedEnv] = []
@@ -191,7 +191,7 @@ class Spares:
         if env.reset_params or env.seed is not None or not self._takers[env.env_id]:
             return None
         spare = next((spare for spare in self._queue if self._can_come(spare)), None)
-        if spare is None or not self._orientation.are_alike(env.env_id, spare.env_id):
+        if spare is None or not self._setup.are_alike(env.env_id, spare.env_id):
             return None
         return spare
 
@@ -214,7 +214,7 @@ class Spares:
         env.again = env.waits = False
         if env.failed_while_ready is None:
             self._hosts.table.happened(env.env_id, Event.BEGIN_RESET)
-        placement = self._orientation.placement_of(env)
+        placement = self._setup.placement_of(env)
         self._hosts.request(env, Op.ADOPT, placement, Change.RESET)
         if under_way:
             self._hosts.limits.set_until(env, deadline, limit_s)

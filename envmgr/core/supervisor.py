@@ -75,13 +75,13 @@ class Supervisor:
         self.statistics = Statistics(
             num_workers=len(hosts.groups) - spare_num, envs=self.envs, journal=journal
         )
-        self._orientation = EnvSetup(hosts, env_num)
+        self._setup = EnvSetup(hosts, env_num)
         self.spares: Spares | None = None
         if spare_num:
             self.spares = Spares(
                 hosts,
                 self.statistics,
-                self._orientation,
+                self._setup,
                 rules.spare_takers or (True,) * env_num,
                 in_order=rules.spares_in_order,
             )
@@ -104,7 +104,7 @@ class Supervisor:
             hosts,
             self.statistics,
             journal,
-            self._orientation,
+            self._setup,
             self._episodes,
             self.repair,
             self.spares,
@@ -133,7 +133,7 @@ class Supervisor:
     @property
     def descriptions(self) -> dict[int, EnvDescription]:
         """What each env said of itself, by env_id."""
-        known = self._orientation.descriptions
+        known = self._setup.descriptions
         return {i: known[i] for i in sorted(known) if i < len(self.envs)}
 
     # -- what comes -------------------------------------------------------------------------
@@ -213,15 +213,15 @@ class Supervisor:
             SpaceMismatchError: they differ and `same_spaces` is on.
             LaunchError: there is not enough memory.
         """
-        block = self._orientation.place_observations(
+        block = self._setup.place_observations(
             same_spaces=same_spaces, handed_out=self.rules.copy_on_get
         )
         if block is None:
             return
         self.hosts.share(block)
-        check, (spaces, kind_of) = self.rules.check_actions, self._orientation.kinds
+        check, (spaces, kind_of) = self.rules.check_actions, self._setup.kinds
         codecs = [codec_of(space, strict=check == "strict") for space in spaces]
-        converting = self._orientation.kinds_that_convert
+        converting = self._setup.kinds_that_convert
         columns = [
             codec.action_columns(checked=check is not False, in_any_form=kind in converting)
             for kind, codec in enumerate(codecs)
@@ -235,7 +235,7 @@ class Supervisor:
     def begin_episodes(self) -> None:
         """Have every env reset for the first time; its host has said HELLO."""
         for env in self.hosts.envs:
-            self._orientation.attach(env)  # what is repeated on later envs has been done on these
+            self._setup.attach(env)  # what is repeated on later envs has been done on these
             env.seed, env.new_seed = env.new_seed, None
             self._episodes.begin(env)
 
@@ -251,9 +251,9 @@ class Supervisor:
             payloads: of each env; one and the same object, or different ones.
         """
         for env_id, payload in zip(env_ids, payloads, strict=True):
-            self._orientation.repeat(env_id, op, payload)
+            self._setup.repeat(env_id, op, payload)
         if len(payloads) == len(self.envs) and all(p is payloads[0] for p in payloads):
-            self._orientation.repeat_on_spares(op, payloads[0])
+            self._setup.repeat_on_spares(op, payloads[0])
 
     # -- steps ------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""A thread for what must not be half done, and what signal handlers raise meanwhile."""
+"""What signal handlers raise while something is done, by the journal or on a thread of its own."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ def raise_alarm(number: int, frame: object) -> None:
 
 
 @pytest.fixture
-def shelter() -> Iterator[SignalFreeThread]:
-    shelter = SignalFreeThread()
-    yield shelter
-    shelter.end()
+def quiet() -> Iterator[SignalFreeThread]:
+    quiet = SignalFreeThread()
+    yield quiet
+    quiet.end()
 
 
 @pytest.fixture
@@ -40,31 +40,31 @@ def _handled() -> Iterator[None]:
     signal.signal(signal.SIGUSR1, before)
 
 
-def test_jobs_run_on_another_thread_and_give_what_they_return(shelter: SignalFreeThread) -> None:
-    assert shelter.run(threading.current_thread) is not threading.current_thread()
-    assert shelter.run(lambda: 5) == 5
+def test_jobs_run_on_another_thread_and_give_what_they_return(quiet: SignalFreeThread) -> None:
+    assert quiet.run(threading.current_thread) is not threading.current_thread()
+    assert quiet.run(lambda: 5) == 5
 
 
-def test_what_a_job_raises_is_raised_where_it_was_asked_for(shelter: SignalFreeThread) -> None:
+def test_what_a_job_raises_is_raised_where_it_was_asked_for(quiet: SignalFreeThread) -> None:
     with pytest.raises(KeyError, match="here"):
-        shelter.run(lambda: {}["here"])
-    assert shelter.run(lambda: 5) == 5
+        quiet.run(lambda: {}["here"])
+    assert quiet.run(lambda: 5) == 5
 
 
-def test_a_job_within_a_job_runs_at_once(shelter: SignalFreeThread) -> None:
-    assert shelter.run(lambda: shelter.run(lambda: 5)) == 5
+def test_a_job_within_a_job_runs_at_once(quiet: SignalFreeThread) -> None:
+    assert quiet.run(lambda: quiet.run(lambda: 5)) == 5
 
 
-def test_in_other_threads_jobs_run_where_they_are(shelter: SignalFreeThread) -> None:
+def test_in_other_threads_jobs_run_where_they_are(quiet: SignalFreeThread) -> None:
     found: list[threading.Thread] = []
-    thread = threading.Thread(target=lambda: found.append(shelter.run(threading.current_thread)))
+    thread = threading.Thread(target=lambda: found.append(quiet.run(threading.current_thread)))
     thread.start()
     thread.join()
     assert found == [thread]
 
 
 @pytest.mark.usefixtures("_handled")
-def test_an_interrupt_ends_the_waiting_and_not_the_job(shelter: SignalFreeThread) -> None:
+def test_an_interrupt_ends_the_waiting_and_not_the_job(quiet: SignalFreeThread) -> None:
     done: list[int] = []
     goes_on = threading.Event()
 
@@ -74,28 +74,28 @@ def test_an_interrupt_ends_the_waiting_and_not_the_job(shelter: SignalFreeThread
         done.append(1)
 
     with pytest.raises(Alarm):
-        shelter.run(job)
+        quiet.run(job)
     assert done == []
     goes_on.set()
-    shelter.settle()
+    quiet.settle()
     assert done == [1]
 
 
 def test_after_its_end_jobs_run_in_the_callers_thread() -> None:
-    shelter = SignalFreeThread()
-    shelter.run(lambda: None)
-    shelter.end()
-    shelter.end()
-    assert shelter.run(threading.current_thread) is threading.current_thread()
-    shelter.settle()
+    quiet = SignalFreeThread()
+    quiet.run(lambda: None)
+    quiet.end()
+    quiet.end()
+    assert quiet.run(threading.current_thread) is threading.current_thread()
+    quiet.settle()
 
 
-def test_a_shelter_that_was_given_nothing_has_no_thread() -> None:
+def test_nothing_to_do_takes_no_thread() -> None:
     before = threading.active_count()
-    shelter = SignalFreeThread()
-    shelter.settle()
+    quiet = SignalFreeThread()
+    quiet.settle()
     assert threading.active_count() == before
-    shelter.end()
+    quiet.end()
 
 
 @pytest.mark.usefixtures("_handled")
@@ -153,13 +153,13 @@ def test_a_thread_that_an_interrupt_kept_from_being_started_is_not_waited_for(
     def interrupted(thread: threading.Thread) -> None:
         raise Alarm
 
-    shelter = SignalFreeThread()
+    quiet = SignalFreeThread()
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", interrupted)
         with pytest.raises(Alarm):
-            shelter.run(lambda: 5)
-    shelter.end()
-    assert shelter.run(lambda: 5) == 5
+            quiet.run(lambda: 5)
+    quiet.end()
+    assert quiet.run(lambda: 5) == 5
 
 
 # -- the journal ----------------------------------------------------------------------------------

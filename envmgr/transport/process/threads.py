@@ -24,9 +24,6 @@ def thread_name(does: str) -> str:
     return f"{_OURS}{does}"
 
 
-"""Name of a thread of a manager that does not say what it does."""
-
-
 def refuse_unsafe_fork() -> None:
     """Refuse to fork a process that has threads: their locks would stay locked in the child.
 
