@@ -44,6 +44,7 @@ def test_a_crash_loop_keeps_to_its_budget(soak: Callable[[str], Any]) -> None:
     assert figure.met, figure
 
 
+@pytest.mark.torch  # some are of V2 kinds
 @pytest.mark.parametrize("seed", [1, 2])
 def test_launches_end_whatever_fails_in_them(soak: Callable[[str], Any], seed: int) -> None:
     figure = soak("figures.launches").real_ones(6, seed)

@@ -414,9 +414,9 @@ def _one_round(rng: random.Random, wire: Wire, number: int, report: FrameReport)
         _call(rng, wire)
         wire.all_come_back()
     if rng.random() < 0.1:
-        wire.supervisor.resets.begin({rng.randrange(len(wire.envs())): None})
+        wire.supervisor.resets.begin({rng.randrange(len(wire.slots())): None})
         wire.all_come_back()
-    served = {i: wire.worker_of(i) for i in range(len(wire.envs()))}
+    served = {i: wire.worker_of(i) for i in range(len(wire.slots()))}
     actions = {i: number + i for i in wire.ready()}
     timesteps = wire.step(actions)
     assert timesteps.keys() == actions.keys()
@@ -447,7 +447,7 @@ def _call(rng: random.Random, wire: Wire) -> None:
             (Op.GET_ATTR, "nothing"),
         )
     )
-    slots = [slot for slot in wire.envs() if slot.is_callable]
+    slots = [slot for slot in wire.slots() if slot.is_callable]
     submit_calls(wire.supervisor.hosts, slots, op, [payload] * len(slots), "it")
 
 
