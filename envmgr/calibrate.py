@@ -197,6 +197,7 @@ class WorkerCount:
         """
         asked, cores = self.asked, cores_of(self.asked)
         try:
+            self._end_all()  # what Ctrl-C has left of an earlier one
             open_trial(trial_config_of(asked), self._trials.append)
             (engine,) = self._trials
             with engine.calling as supervisor:
@@ -204,9 +205,16 @@ class WorkerCount:
                 self.calibration = found = try_out(engine, asked, self._env_num, cores)
                 engine.close(0.0 if found.trial is None else asked.close_timeout)
         finally:
-            self.stop()
-            self._trials.clear()
-        return replace(asked, num_workers=found.choice.num_workers)
+            self._end_all()
+        return self.config_of(found)
+
+    def config_of(self, found: Calibration) -> ManagerConfig:
+        """Return the config to launch with, by what was found."""
+        return replace(self.asked, num_workers=found.choice.num_workers)
+
+    def _end_all(self) -> None:
+        self.stop()
+        self._trials.clear()
 
     def stop(self) -> None:
         """End a trial that is under way, perhaps in another thread."""

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from envmgr.core.episodes import Ending, Episodes
 from envmgr.core.hosts import Hosts
 from envmgr.core.journal import CallJournal, Fate, Returning
-from envmgr.core.observations import one_of
+from envmgr.core.observations import Arena, Arenas, one_of
 from envmgr.core.phases import Phase
 from envmgr.core.replies import (
     LATE,
@@ -170,6 +170,7 @@ class Collected:
         remarks: what else they say.
         kept: the other timesteps, by env_id.
         n_before: timesteps delivered since launch, before these.
+        block: where replies are read, also when a signal handler has closed the manager since.
 
     Attributes:
         count: how many timesteps there are.
@@ -181,6 +182,7 @@ class Collected:
     """
 
     __slots__ = (
+        "block",
         "count",
         "endings",
         "fate",
@@ -203,6 +205,7 @@ class Collected:
         remarks: Remarks,
         kept: Mapping[int, EnvTimestep],
         n_before: int,
+        block: Block | None,
     ) -> None:
         self.ids = ids
         self.selection = selection
@@ -214,6 +217,7 @@ class Collected:
         self.endings: Sequence[Ending] | None = None
         self.odd: Sequence[Ending] = ()
         self.n_before = n_before
+        self.block = block
         self.n_episodes = 0
         self.fate: Fate | None = None
 
@@ -259,11 +263,14 @@ class Collector:
         self._has_spares = has_spares
         self._resets_plainly = hosts.resets_need_no_looking_after
         self._block: Block | None = None
+        self._arena: Arena | Arenas | None = None
         self._replies: BlockReplies | None = None
 
     def share(self, block: Block | None, replies: BlockReplies | None) -> None:
         """Look at this block from now on; None: at none any more."""
         self._block, self._replies = block, replies
+        if block is not None:  # what was taken before a close is read after it
+            self._arena = self._table.observed.arena
         self._selections.share(block)
 
     # -- what has arrived ---------------------------------------------------------------------
@@ -339,7 +346,7 @@ class Collector:
             kept = {i: undelivered[i] for i in ids if i in undelivered}
             others = self._selections.of([i for i in ids if i not in kept])
             if others is None:
-                return Collected(ids, None, None, _NO_REMARKS, kept, n_before)
+                return Collected(ids, None, None, _NO_REMARKS, kept, n_before, None)
             selection = others
         block, window = self._block, selection.window
         if block is None:
@@ -354,7 +361,7 @@ class Collector:
         if said is None:
             return None
         places, remarks = said
-        return Collected(ids, selection, places, remarks, kept, n_before)
+        return Collected(ids, selection, places, remarks, kept, n_before, block)
 
     def _looked_at(self, selection: Selection, raw: bytes) -> tuple[Any, Remarks] | None:
         """Return where observations are, and what else replies say, given their flags."""
@@ -422,8 +429,8 @@ class Collector:
 
     def timesteps(self, collected: Collected) -> dict[int, EnvTimestep]:
         """Read what was taken, and hand it out as timesteps by env_id."""
-        selection, block, kept = collected.selection, self._block, collected.kept
-        observed, arena = self._table.observed, self._table.observed.arena
+        selection, block, kept = collected.selection, collected.block, collected.kept
+        observed, arena = self._table.observed, self._arena
         timesteps: dict[int, EnvTimestep] = {}
         if selection is not None and block is not None and arena is not None:
             usual, count, specials, details = collected.remarks
@@ -465,12 +472,12 @@ class Collector:
         Returns:
             None if they have to be put together from `timesteps`: nothing was handed out.
         """
-        selection, block, remarks = collected.selection, self._block, collected.remarks
+        selection, block, remarks = collected.selection, collected.block, collected.remarks
         odd = remarks.specials and remarks.have_rewards_of_different_shapes
         if selection is None or block is None or collected.kept or odd:
             return None
         usual, window, observed = remarks.usual, selection.window, self._table.observed
-        obs = None if observed.arena is None else observed.arena.batch(selection, collected.places)
+        obs = None if self._arena is None else self._arena.batch(selection, collected.places)
         if obs is None:  # they are of several layouts
             return None
         if window is not None and usual < _WIDE:

@@ -12,7 +12,6 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from functools import partial
-from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -449,10 +448,11 @@ class ReplyEffects:
         Args:
             arrivals: what has come; these leave the queue.
         """
-        timesteps = self._ordinary(arrivals)
+        came = list(arrivals)  # a signal handler that closes the manager changes them
+        timesteps = self._ordinary(came)
         if timesteps:
-            first = list(islice(arrivals, len(timesteps)))
-            self._journal.do(self._step_on, (arrivals, first, timesteps))
+            del came[len(timesteps) :]
+            self._journal.do(self._step_on, (arrivals, came, timesteps))
 
     def _step_on(
         self,
@@ -461,9 +461,10 @@ class ReplyEffects:
     ) -> None:
         arrivals, first, timesteps = came
         self._table.arrived(timesteps)
-        for arrival in first:
-            if arrivals and arrivals[0] is arrival:  # else it has left the queue before
-                arrivals.popleft()
+        with suppress(IndexError):  # a signal handler has closed the manager meanwhile
+            for arrival in first:
+                if arrivals and arrivals[0] is arrival:  # else it has left the queue before
+                    arrivals.popleft()
 
     def _ordinary(self, arrivals: Iterable[tuple[int, Arrival]]) -> dict[int, EnvTimestep]:
         """Return the timesteps of the first arrivals, as far as there is nothing else to them."""

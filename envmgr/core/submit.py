@@ -17,7 +17,7 @@ import numpy as np
 from envmgr.core.hosts import Hosts, begin_with_step_of, host_of
 from envmgr.core.phases import Change, Phase
 from envmgr.core.statistics import Statistics
-from envmgr.core.table import ManagedEnv, Selection, Selections
+from envmgr.core.table import ManagedEnv, Selection, Selections, Window
 from envmgr.core.validate import checked_actions
 from envmgr.errors import ActionError
 from envmgr.journal import Journal
@@ -53,12 +53,15 @@ class _Posted(NamedTuple):
 
     Attributes:
         selection: the envs.
+        window: their rows of the block, if they are neighbours. It is not asked for again: where a
+            signal handler closes the manager in between, the selection has none any more.
         tokens: of the requests: the bytes of those of neighbours, else an array, or what is that of
             each.
         posting: says which batch it is, and when workers ring.
     """
 
     selection: Selection
+    window: Window | None
     tokens: Any
     posting: int
 
@@ -243,15 +246,15 @@ class Submitter:
             UnknownEnvError: an env_id that does not exist.
             EnvNotReadyError: an env that cannot take an action now.
         """
-        unposted, sent, rest = self._table.by_message, actions, {}
+        unposted, everybody = self._table.by_message, None
         if unposted and type(actions) is dict and self.posts:
+            everybody = self._selections.of(actions)
+        if everybody is not None and 0 < len(unposted.intersection(actions)) < len(actions):
             sent = {i: action for i, action in actions.items() if i in unposted}
             rest = {i: action for i, action in actions.items() if i not in unposted}
-        if sent and rest:
             others = self._encoded(checked_actions(self._table, sent, checks))
-            selection = self.by_id(rest, ring, others)
-            if selection is not None:
-                return self._selections.of(actions)
+            if self.by_id(rest, ring, others) is not None:
+                return everybody
         encoded = self._encoded(checked_actions(self._table, actions, checks))
         self._commit(None, None, ring, encoded)
         return self._selections.of(encoded.env_ids)
@@ -300,10 +303,10 @@ class Submitter:
         """
         statistics, posted, count = self._statistics, None, 0
         if selection is not None and packed is not None:
-            columns, form = packed
+            (columns, form), window = packed, selection.window
             if columns is not None:  # nobody reads them there unasked
-                if selection.window is not None:
-                    for target, values in zip(selection.window.actions, columns, strict=True):
+                if window is not None:
+                    for target, values in zip(window.actions, columns, strict=True):
                         target[...] = values
                 else:
                     for target, values in zip(self._block.actions, columns, strict=True):
@@ -316,12 +319,13 @@ class Submitter:
             tokens: Any
             if statistics.has_generations:
                 tokens = self._tokens(selection, request_id)
-            elif selection.window is None:
+                tokens = tokens if window is None else tokens.tobytes()
+            elif window is None:
                 tokens = request_id
             else:
                 tokens = request_id.to_bytes(TOKEN_BYTES, sys.byteorder) * count
             selection.n_posts += 1
-            posted = _Posted(selection, tokens, request_id << POSTING_BITS | ring)
+            posted = _Posted(selection, window, tokens, request_id << POSTING_BITS | ring)
         if sent is not None:
             count += len(sent.env_ids)
         self._journal.do(self._redo, _Submitted(statistics.actions + count, posted, sent))
@@ -333,24 +337,24 @@ class Submitter:
         if type(form) is int:
             self._form = form if (self._block.kinds == form).all() else -1
 
-    def _tokens(self, selection: Selection, request_id: int) -> Any:
+    def _tokens(self, selection: Selection, request_id: int) -> Array:
         """Return the tokens of a request of envs some of which are of later generations.
 
         The generation of an env is that of the request which it has answered last.
         """
-        tokens = generation_of(self._table.tokens[selection.rows]) + np.uint64(request_id)
-        return tokens if selection.window is None else tokens.tobytes()
+        tokens: Array = generation_of(self._table.tokens[selection.rows]) + np.uint64(request_id)
+        return tokens
 
     def _redo(self, submitted: _Submitted, again: bool) -> None:
         table = self._table
         self._statistics.actions, posted, sent = submitted
         if posted is not None:
-            selection, tokens, posting = posted
-            if selection.window is None:
+            selection, window, tokens, posting = posted
+            if window is None:
                 self._block.requests[selection.rows] = tokens
             else:
-                selection.window.request_bytes[:] = tokens
-            table.posted(selection, tokens)
+                window.request_bytes[:] = tokens
+            table.posted(selection, window, tokens)
             self._latest = selection
             if 1 in table.begins_with_step:
                 begin_with_step_of(self._hosts, selection.ids)

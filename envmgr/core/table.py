@@ -352,15 +352,15 @@ class EnvTable:
         """The hosts of envs are being started."""
         self._states.apply_all(env_ids, Event.LAUNCH)
 
-    def posted(self, selection: Selection, tokens: Any) -> None:
+    def posted(self, selection: Selection, window: Window | None, tokens: Any) -> None:
         """Steps of envs are posted; can be done again.
 
         Args:
             selection: the envs.
+            window: their rows of the block, if they are neighbours.
             tokens: of the requests: their bytes where the envs are neighbours, else an array, or
                 what is that of each.
         """
-        window = selection.window
         if window is None:
             self.tokens[selection.rows] = tokens
             self._phases.apply_at(selection.array, Change.POST)

@@ -262,6 +262,8 @@ class EnvManager:
                 self._config = count.asked  # `_make_transport` goes by it
                 prepare = partial(prepare_resets, params=params or {}, seeds=self._seeds)
                 self._config = count.find(partial(self._open_engine, self._env_fn[:1]), prepare)
+            elif count.calibration is not None:  # by a copy of this manager, perhaps
+                self._config = count.config_of(count.calibration)
             self._open_engine(self._env_fn, self._config, self._keep_engine)
             self._running.itself.open_endpoint()
         return self._running.itself
@@ -646,6 +648,7 @@ class EnvManager:
                 lambda: not validate.envs_in_calls(table, called), doing="step"
             )
         sent = submitter.checked(actions, ring, self._known.action_checks)
+        self._view.forget()  # before what may be interrupted: they were accepted
         if table.unexecuted:
             self._running.engine.uninterrupted(supervisor.repair.answer_unexecuted)
         return sent

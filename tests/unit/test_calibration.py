@@ -218,6 +218,30 @@ def test_a_trial_that_ctrl_c_ends_as_it_is_opened_is_closed() -> None:
     assert count.is_open, "the next launch tries again"
 
 
+def test_a_trial_whose_end_ctrl_c_interrupts_does_not_keep_the_next_one_from_beginning(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    wanted = config()
+    engine, _, _ = launched(Worker(), wanted)
+    count = WorkerCount(wanted, 8, packs_envs=True)
+
+    def interrupted(*args: Any) -> None:
+        raise KeyboardInterrupt
+
+    def open_trial(config: ManagerConfig, keep: Callable[[Engine], None]) -> None:
+        keep(engine)
+        monkeypatch.setattr(engine, "close", interrupted)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        count.find(open_trial, lambda supervisor: None)
+    monkeypatch.undo()
+    another, _, _ = launched(Worker(), wanted)
+    found = count.find(lambda config, keep: keep(another), lambda supervisor: None)
+    assert engine.closing
+    assert found.num_workers == 2
+
+
 def test_an_env_is_built_reset_and_stepped(caplog: pytest.LogCaptureFixture) -> None:
     engine, transport, _ = launched(Worker(), config())
     with caplog.at_level(logging.INFO, "envmgr"):
