@@ -205,7 +205,7 @@ def test_f07_a_faulty_rebuild_is_tried_again(world: World, setup: Setup, fault: 
     manager = world.make(
         setup,
         2,
-        connect_timeout=5.0 if fault != "sleep" else 1.0,
+        connect_timeout=5.0 if fault != "sleep" else 3.0,  # which a busy machine may take, too
         retry_waiting_time=0.01,
         scripts={0: {"build_faults": {1: fault}}},
     )
