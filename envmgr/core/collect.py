@@ -171,6 +171,7 @@ class Collected:
         kept: the other timesteps, by env_id.
         n_before: timesteps delivered since launch, before these.
         block: where replies are read, also when a signal handler has closed the manager since.
+        arena: where observations are read, likewise.
 
     Attributes:
         count: how many timesteps there are.
@@ -182,6 +183,7 @@ class Collected:
     """
 
     __slots__ = (
+        "arena",
         "block",
         "count",
         "endings",
@@ -206,6 +208,7 @@ class Collected:
         kept: Mapping[int, EnvTimestep],
         n_before: int,
         block: Block | None,
+        arena: Arena | Arenas | None,
     ) -> None:
         self.ids = ids
         self.selection = selection
@@ -218,6 +221,7 @@ class Collected:
         self.odd: Sequence[Ending] = ()
         self.n_before = n_before
         self.block = block
+        self.arena = arena
         self.n_episodes = 0
         self.fate: Fate | None = None
 
@@ -263,14 +267,11 @@ class Collector:
         self._has_spares = has_spares
         self._resets_plainly = hosts.resets_need_no_looking_after
         self._block: Block | None = None
-        self._arena: Arena | Arenas | None = None
         self._replies: BlockReplies | None = None
 
     def share(self, block: Block | None, replies: BlockReplies | None) -> None:
         """Look at this block from now on; None: at none any more."""
         self._block, self._replies = block, replies
-        if block is not None:  # what was taken before a close is read after it
-            self._arena = self._table.observed.arena
         self._selections.share(block)
 
     # -- what has arrived ---------------------------------------------------------------------
@@ -346,7 +347,7 @@ class Collector:
             kept = {i: undelivered[i] for i in ids if i in undelivered}
             others = self._selections.of([i for i in ids if i not in kept])
             if others is None:
-                return Collected(ids, None, None, _NO_REMARKS, kept, n_before, None)
+                return Collected(ids, None, None, _NO_REMARKS, kept, n_before, None, None)
             selection = others
         block, window = self._block, selection.window
         if block is None:
@@ -361,7 +362,8 @@ class Collector:
         if said is None:
             return None
         places, remarks = said
-        return Collected(ids, selection, places, remarks, kept, n_before, block)
+        arena = self._table.observed.arena
+        return Collected(ids, selection, places, remarks, kept, n_before, block, arena)
 
     def _looked_at(self, selection: Selection, raw: bytes) -> tuple[Any, Remarks] | None:
         """Return where observations are, and what else replies say, given their flags."""
@@ -430,7 +432,7 @@ class Collector:
     def timesteps(self, collected: Collected) -> dict[int, EnvTimestep]:
         """Read what was taken, and hand it out as timesteps by env_id."""
         selection, block, kept = collected.selection, collected.block, collected.kept
-        observed, arena = self._table.observed, self._arena
+        observed, arena = self._table.observed, collected.arena
         timesteps: dict[int, EnvTimestep] = {}
         if selection is not None and block is not None and arena is not None:
             usual, count, specials, details = collected.remarks
@@ -477,7 +479,8 @@ class Collector:
         if selection is None or block is None or collected.kept or odd:
             return None
         usual, window, observed = remarks.usual, selection.window, self._table.observed
-        obs = None if self._arena is None else self._arena.batch(selection, collected.places)
+        arena = collected.arena
+        obs = None if arena is None else arena.batch(selection, collected.places)
         if obs is None:  # they are of several layouts
             return None
         if window is not None and usual < _WIDE:
