@@ -682,7 +682,7 @@ class Engine:
     def has_background_work(self) -> bool:
         """Return whether anything is under way that needs looking after behind the caller."""
         statistics, column = self._statistics, self._table.phases.column
-        # As `outstanding` and `any_behind_the_caller`: this is asked at the end of each call.
+        # As `outstanding`, written out: this is asked at the end of each call.
         if statistics.actions != statistics.timesteps + statistics.cancelled:
             return True
         return bool(column.translate(None, BEFORE_THE_CALLER))

@@ -16,7 +16,6 @@ import numpy.typing as npt
 from envmgr.core.observations import Observed
 from envmgr.core.phases import (
     AWAITED,
-    BEFORE_THE_CALLER,
     COMING,
     ENDS,
     REPAIRED,
@@ -573,11 +572,6 @@ class EnvTable:
         """Return those of some envs whose hosts have no timestep under way, ascending."""
         found: list[int] = (chosen & _OWE_NONE[self.phases.view]).nonzero()[0].tolist()
         return found
-
-    @property
-    def any_behind_the_caller(self) -> bool:
-        """Whether something goes on that needs looking after while no step is gathered."""
-        return bool(self.phases.column.translate(None, BEFORE_THE_CALLER))
 
     @property
     def any_repaired(self) -> bool:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import ast
+from pathlib import Path
+
 import pytest
 
+import envmgr.core
 from envmgr.core import EnvTable, Phase
-from envmgr.core.phases import BEHIND_THE_CALLER, REPAIRED, Change
+from envmgr.core.phases import BEFORE_THE_CALLER, BEHIND_THE_CALLER, REPAIRED, Change
 from envmgr.lifecycle import EnvState, Event
 
 
@@ -19,7 +23,9 @@ def table_of(*phases: Phase) -> EnvTable:
 @pytest.mark.parametrize("phase", Phase, ids=lambda x: x.name)
 def test_what_goes_on_behind_the_caller_is_found_in_the_column(phase: Phase) -> None:
     table = table_of(Phase.IDLE, phase)
-    assert table.any_behind_the_caller is (phase in BEHIND_THE_CALLER)
+    assert bool(table.phases.column.translate(None, BEFORE_THE_CALLER)) is (
+        phase in BEHIND_THE_CALLER
+    )
     assert table.any_repaired is (phase in REPAIRED)
 
 
@@ -53,3 +59,14 @@ def test_what_is_out_of_the_ordinary_about_a_reset_is_forgotten_when_that_has_su
     assert (env.seed, env.attempts, env.new_generation) == (None, 0, False)
     assert [s.reset_info for s in table.envs] == [{}, {"level": 3}]
     assert table.env_states() == (EnvState.RUN,) * 2
+
+
+def test_nobody_else_applies_a_transition() -> None:
+    transitions = {"apply", "apply_all", "apply_at", "apply_rows"}
+    callers = {
+        module.name
+        for module in Path(envmgr.core.__path__[0]).glob("*.py")
+        for node in ast.walk(ast.parse(module.read_text("utf-8")))
+        if isinstance(node, ast.Attribute) and node.attr in transitions
+    }
+    assert callers == {"table.py"}
