@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import random
 import signal
 import threading
@@ -27,7 +26,7 @@ from envmgr.collect import (
     by_env,
 )
 from tests.faults.attacks import at_point
-from tests.faults.interrupting import points_of
+from tests.faults.interrupting import no_gc_callbacks, points_of
 
 N_ENVS, N_STEPS = 3, 50
 
@@ -176,13 +175,12 @@ def test_signals_at_any_moment_lose_and_repeat_nothing(kind: str, style: str) ->
             armed[0] = False
             raise Struck
 
-    before = signal.signal(signal.SIGALRM, strike)
-    gc.disable()  # others have callbacks in it, where what a handler raises is lost
     seen: dict[int, list[float]] = {env_id: [] for env_id in range(N_ENVS)}
     n_returned = 0
-    try:
-        with make(Counting, env_num=N_ENVS, type=kind, num_workers=1) as manager:
-            collect = collect_by(manager, style)
+    with no_gc_callbacks(), make(Counting, env_num=N_ENVS, type=kind, num_workers=1) as manager:
+        collect = collect_by(manager, style)
+        before = signal.signal(signal.SIGALRM, strike)
+        try:
             for k in range(300):
                 returned: list[Any] = []
                 try:
@@ -196,10 +194,9 @@ def test_signals_at_any_moment_lose_and_repeat_nothing(kind: str, style: str) ->
                 for result in returned:
                     n_returned += 1
                     note(result, seen)
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0.0)
-        signal.signal(signal.SIGALRM, before)
-        gc.enable()
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0.0)
+            signal.signal(signal.SIGALRM, before)
     assert struck > 10
     assert n_returned > 10
     for found in seen.values():

@@ -8,6 +8,7 @@ the next one, as it does for users.
 
 from __future__ import annotations
 
+import gc
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -176,6 +177,20 @@ class Interrupted(Exception):
 
 
 @contextmanager
+def no_gc_callbacks() -> Iterator[None]:
+    """Have no callback of others run in a collection: what a handler raises in one is lost.
+
+    Hypothesis has one, from the first of its tests in a process on.
+    """
+    before = gc.callbacks[:]
+    gc.callbacks.clear()
+    try:
+        yield
+    finally:
+        gc.callbacks[:] = before
+
+
+@contextmanager
 def handlers(close: Callable[[], None]) -> Iterator[dict[int, type[BaseException]]]:
     """Install what users install; yield which signal raises what.
 
@@ -195,13 +210,14 @@ def handlers(close: Callable[[], None]) -> Iterator[dict[int, type[BaseException
         signal.SIGALRM: raise_own,
         signal.SIGTERM: close_and_exit,
     }
-    before = {number: signal.signal(number, handler) for number, handler in wanted.items()}
-    try:
-        yield {
-            signal.SIGINT: KeyboardInterrupt,
-            signal.SIGALRM: Interrupted,
-            signal.SIGTERM: SystemExit,
-        }
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    with no_gc_callbacks():
+        before = {number: signal.signal(number, handler) for number, handler in wanted.items()}
+        try:
+            yield {
+                signal.SIGINT: KeyboardInterrupt,
+                signal.SIGALRM: Interrupted,
+                signal.SIGTERM: SystemExit,
+            }
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)

@@ -6,6 +6,7 @@ Here some points, drawn with a seed; `make soak` takes all of them, and random m
 from __future__ import annotations
 
 import dis
+import gc
 import signal
 from collections.abc import Iterator
 from functools import partial
@@ -13,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.faults import attacks
+from tests.faults import attacks, interrupting
 from tests.faults.interrupted_adapters import DRIVERS, Ding, Trained, trainers
 from tests.faults.interrupted_collectors import COLLECTORS, Collecting
 
@@ -136,3 +137,20 @@ def test_f25_at_its_return_a_function_has_delivered_whichever_return_it_is() -> 
     assert len(returns) > 1
     points = [attacks.Point(step, at, is_opcode=True, hit=1) for at in returns]
     assert all(attacks.at_point(point, signal.SIGINT).is_past(OSError()) for point in points)
+
+
+def test_f25_while_signals_may_come_no_callback_of_others_runs_in_a_collection() -> None:
+    phases: list[str] = []
+
+    def callback(phase: str, info: Any) -> None:  # what a handler raises in it is lost
+        phases.append(phase)
+
+    gc.callbacks.append(callback)
+    try:
+        with interrupting.handlers(lambda: None):
+            gc.collect()
+        assert phases == []
+        gc.collect()
+        assert phases
+    finally:
+        gc.callbacks.remove(callback)
