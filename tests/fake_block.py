@@ -22,7 +22,7 @@ from envmgr.wire.block import (
     ENDING_SHIFT,
     HAS_INFO,
     INFO_BYTES,
-    ORDERS,
+    RESETS_ASKED,
     REWARD_SHIFT,
     RING_EACH,
     RING_MASK,
@@ -31,7 +31,7 @@ from envmgr.wire.block import (
     token_of,
 )
 from envmgr.wire.infos import InfoEncoder
-from envmgr.wire.messages import Message, Op, ResetOrder
+from envmgr.wire.messages import Message, Op, ResetRequest
 from envmgr.wire.rewards import FIRST_WIDE, kind_of_reward
 
 NUMBERED = Discrete(1 << 62)
@@ -107,7 +107,7 @@ class HostInBlock:
     seats: dict[int, Seat] = field(default_factory=dict)
     batches: list[Batch] = field(default_factory=list)
     posted: dict[int, Message] = field(default_factory=dict)
-    plans: dict[int, ResetOrder] = field(default_factory=dict)
+    plans: dict[int, ResetRequest] = field(default_factory=dict)
     asked: bool = False
 
     def answers_posted(self, message: Message) -> bool:
@@ -147,7 +147,7 @@ class FakeBlock:
                 self.block = Block(self._memory, plan)
             self.block.sleeping[host.index] = 1  # for good: it looks when it is rung
             taken = int(self.block.requests[placement.row])
-            ordered = int(self.block.orders[placement.row])
+            ordered = int(self.block.reset_requests[placement.row])
         first = placement.step_place, placement.reset_place
         seat = Seat(placement, places, taken, ordered, *first)
         host.seats[env_id] = seat
@@ -184,12 +184,12 @@ class FakeBlock:
             host.asked = False
             self._ring()
         yield from requests
-        if batch.posting & ORDERS:
+        if batch.posting & RESETS_ASKED:
             yield from self._ordered(block, host)
 
     def _ordered(self, block: Block, host: HostInBlock) -> Iterator[Message]:
         for env_id, seat in sorted(host.seats.items()):
-            token = int(block.orders[seat.row])
+            token = int(block.reset_requests[seat.row])
             if seat.placement.block is not None and token != seat.ordered:
                 seat.ordered = token
                 order = host.plans[env_id]._replace(seed=None)

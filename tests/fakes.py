@@ -26,7 +26,7 @@ from envmgr.wire.messages import (
     Message,
     Op,
     RemoteFailure,
-    ResetOrder,
+    ResetRequest,
 )
 from tests.fake_block import ACTIONS, NUMBERED, FakeBlock, HostInBlock
 
@@ -549,8 +549,8 @@ class UnkillableTransport(FakeTransport):
             for seat in host.in_block.seats.values() if block is not None else ():
                 row = seat.row
                 block.replies[row] = block.resets[row] = block.requests[row]
-                if block.orders[row] != seat.ordered:
-                    block.resets[row] = block.orders[row]
+                if block.reset_requests[row] != seat.ordered:
+                    block.resets[row] = block.reset_requests[row]
                 block.flags[row] = block.reset_flags[row] = 0xFFFF
                 block.rewards[row] = block.wide_rewards[row] = 99.0
                 block.infos[row] = block.reset_infos[row] = 0xFF
@@ -630,7 +630,7 @@ class FakeEnvs:
             self._steps[host.host_id, message.env_id] = 0
             return {"op": Op.RESET_DONE, "payload": (self._observe(message, "first"), {})}
         if op is Op.RESET:
-            order: ResetOrder = message.payload
+            order: ResetRequest = message.payload
             if order.keeps:
                 return {"op": Op.RESET_DONE, "payload": None}
             self._plans[host.host_id, message.env_id] = order.plan

@@ -28,7 +28,7 @@ from envmgr.lifecycle import EnvState
 from envmgr.policy import Deadlines, FailurePolicy
 from envmgr.types import EnvTimestep
 from envmgr.wire.block import RING_EACH
-from envmgr.wire.messages import AfterStep, Message, Op, ResetOrder
+from envmgr.wire.messages import AfterStep, Message, Op, ResetRequest
 from tests.fakes import NO_SETTINGS, Answer, FakeClock, FakeEnvs, FakeTransport, description
 
 ROUTES = ("message", "block")
@@ -311,7 +311,7 @@ class Rig:
         """Return all requests of one operation that were sent for an env, over all its hosts."""
         return [m for _, m in self.transport.sent if m.op == op and m.env_id == env_id]
 
-    def orders(self, env_id: int = 0) -> list[ResetOrder]:
+    def reset_requests(self, env_id: int = 0) -> list[ResetRequest]:
         """Return what the resets of an env were told, in order."""
         return [message.payload for message in self.requests(Op.RESET, env_id)]
 

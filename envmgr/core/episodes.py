@@ -18,7 +18,7 @@ from envmgr.lifecycle import EnvState, Event
 from envmgr.seeding import derived_seed
 from envmgr.types import EnvTimestep, Once, is_abnormal
 from envmgr.wire.block import AFTER_BITS, AFTER_SHIFT
-from envmgr.wire.messages import AfterStep, EpisodePlan, Op, ResetOrder, SavedEnv
+from envmgr.wire.messages import AfterStep, EpisodePlan, Op, ResetRequest, SavedEnv
 
 
 @dataclass(frozen=True)
@@ -192,7 +192,7 @@ class Episodes:
         if seed is None and env.new_generation and env.base_seed is not None:
             seed = derived_seed(env.base_seed, env.env_id, env.generation, env.episode)
         rules = self._rules
-        order = ResetOrder(
+        order = ResetRequest(
             env.reset_params,
             seed,
             rules.dynamic_seed,
@@ -310,7 +310,7 @@ class Episodes:
             self._table.happened(env.env_id, Event.EPISODE_ENDED_UNATTENDED)
         elif known.waits:
             self._table.happened(env.env_id, Event.EPISODE_ENDED)
-            env.waits = env.group.wants_replacing = True
+            env.waits = env.group.is_to_be_replaced = True
         else:
             env.failed_while_ready, env.fresh = known.doomed, known.fresh
         self.replace_host(env.group)
@@ -322,14 +322,14 @@ class Episodes:
             return
         self._hosts.settle(env)
         if after == AfterStep.WANTS_RECYCLING:
-            env.group.wants_replacing = True
+            env.group.is_to_be_replaced = True
             self.replace_host(env.group)
         if not env.group.is_ending:  # its user waits for this reset: it cannot wait for others
             self.begin(env)
 
     def _await_new_host(self, env: ManagedEnv) -> None:
         """Have the next episode of an env wait for the replacement of its host."""
-        env.group.wants_replacing = True
+        env.group.is_to_be_replaced = True
         env.waits = True
         self._hosts.settle(env)
         self.replace_host(env.group)
@@ -340,7 +340,7 @@ class Episodes:
 
     def replace_host(self, group: HostGroup) -> None:
         """Replace a host that wants it, if none of its envs is in an episode or busy."""
-        if not group.wants_replacing or group.is_ending:
+        if not group.is_to_be_replaced or group.is_ending:
             return
         present, states = group.present(), self._states
         if any(s.phase is not Phase.IDLE or states[s.env_id] is EnvState.RUN for s in present):
@@ -462,9 +462,9 @@ class ExplicitResets:
                 return True
             else:
                 self._episodes.begin(env)
-        elif env.phase is Phase.ENDING and env.following is Next.NOTHING:
+        elif env.phase is Phase.ENDING and env.follow_up is Next.NOTHING:
             self._repair.forgive(env)
-            env.following = Next.RENEW_HOST
+            env.follow_up = Next.RENEW_HOST
         elif env.phase in (Phase.RESETTING, Phase.CANCELLING):
             env.again = env.again or not joins
         return False

@@ -539,7 +539,7 @@ class Renewals:
     def _renew_hosts(self, envs: Sequence[ManagedEnv]) -> None:
         """Begin a new generation of envs whose host is gone, in a new one for all of them."""
         for env in envs:
-            env.following = Next.NOTHING
+            env.follow_up = Next.NOTHING
             self._begin_generation(env)
         self._hosts.start(envs)
 
@@ -569,8 +569,8 @@ class Renewals:
         if _awaits_host(env):
             self._renew_hosts([s for s in env.group.envs if _awaits_host(s)])
             return
-        following, env.following = env.following, Next.NOTHING
-        if following is Next.RESET:
+        follow_up, env.follow_up = env.follow_up, Next.NOTHING
+        if follow_up is Next.RESET:
             self._begin_reset(env)
         else:
             self.renew_env(env)
@@ -580,9 +580,9 @@ class Renewals:
         leaving = [env for env in group.envs if env.phase is Phase.ENDING]
         for env in leaving:
             env.host_id = None
-            if env.following is Next.NOTHING:
+            if env.follow_up is Next.NOTHING:
                 self._hosts.settle(env)
-        awaiting = [env for env in leaving if env.following is Next.RENEW_HOST]
+        awaiting = [env for env in leaving if env.follow_up is Next.RENEW_HOST]
         returning = [self.take_over(env) for env in awaiting]
         pause_s = max((env.pause_s for env in returning), default=0.0)
         if pause_s > 0.0:
@@ -598,7 +598,7 @@ class Renewals:
 
 
 def _awaits_host(env: ManagedEnv) -> bool:
-    return env.phase is Phase.PAUSING and env.following is Next.RENEW_HOST
+    return env.phase is Phase.PAUSING and env.follow_up is Next.RENEW_HOST
 
 
 class Repair:
@@ -811,15 +811,15 @@ class Repair:
             env.attempts = 0
             self._repair(env, follows, lost)
 
-    def _try_again(self, env: ManagedEnv, following: Next, lost: Lost) -> None:
+    def _try_again(self, env: ManagedEnv, follow_up: Next, lost: Lost) -> None:
         """Have another attempt at a reset be made after a pause."""
         pause_s = self._policy.retry_waiting_s
         if lost is Lost.NOTHING:
             self._statistics.reset_retries += 1
-        if following is Next.RENEW_HOST:
-            self._hosts.leave(env, following, pause_s)
+        if follow_up is Next.RENEW_HOST:
+            self._hosts.leave(env, follow_up, pause_s)
         else:
-            self._hosts.pause([env], pause_s, following)
+            self._hosts.pause([env], pause_s, follow_up)
 
     def _repair(self, env: ManagedEnv, follows: Follows, lost: Lost) -> None:
         """Have an env be repaired, or closed."""

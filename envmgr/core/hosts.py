@@ -16,7 +16,7 @@ from envmgr.policy import Deadlines
 from envmgr.transport.base import Transport
 from envmgr.types import Clock, EnvFactory
 from envmgr.wire.block import RING_LAST, RING_MASK, Block
-from envmgr.wire.hosts import EnvOrder, HostSettings, HostSpec
+from envmgr.wire.hosts import EnvToBuild, HostSettings, HostSpec
 from envmgr.wire.messages import UNANSWERED, Message, Op
 
 logger = logging.getLogger("envmgr")
@@ -131,8 +131,8 @@ class Hosts:
             self.build(env)
 
     def _spec(self, group: HostGroup, built: Sequence[ManagedEnv]) -> HostSpec:
-        orders = tuple(
-            EnvOrder(
+        envs = tuple(
+            EnvToBuild(
                 env.env_id,
                 env.generation,
                 next(self.request_ids) if env in built else UNANSWERED,
@@ -141,17 +141,17 @@ class Hosts:
             for env in group.envs
         )
         settings = self._shared_settings if group.is_shared else self.settings
-        return HostSpec(next(self._host_ids), group.index, orders, settings)
+        return HostSpec(next(self._host_ids), group.index, envs, settings)
 
     def _await_start(self, spec: HostSpec, built: Sequence[ManagedEnv]) -> None:
         group = self.groups[spec.index]
         group.host_id = spec.host_id
         self.group_of_host[spec.host_id] = group
-        for order in spec.envs:
-            if order.request_id != UNANSWERED:
-                env = group.by_id[order.env_id]
+        for to_build in spec.envs:
+            if to_build.request_id != UNANSWERED:
+                env = group.by_id[to_build.env_id]
                 env.host_id = spec.host_id
-                self.await_reply(env, Change.BUILD, order.request_id)
+                self.await_reply(env, Change.BUILD, to_build.request_id)
         if group.is_shared:
             group.running = built[0]  # its limit counts from the start of the host
 
@@ -217,13 +217,13 @@ class Hosts:
         """Nobody wants the step's timestep any more; its reply is still awaited."""
         self._change(env, Change.CANCEL)
 
-    def pause(self, envs: Sequence[ManagedEnv], pause_s: float, following: Next) -> None:
-        """Have `following` begin after `pause_s`, for all of these envs."""
+    def pause(self, envs: Sequence[ManagedEnv], pause_s: float, follow_up: Next) -> None:
+        """Have `follow_up` begin after `pause_s`, for all of these envs."""
         if pause_s >= _LONG_PAUSE_S:
-            logger.warning("%s: %s follows in %g s", names_of(envs), following.value, pause_s)
+            logger.warning("%s: %s follows in %g s", names_of(envs), follow_up.value, pause_s)
         for env in envs:
             self._change(env, Change.PAUSE)
-            env.following = following
+            env.follow_up = follow_up
             self.limits.set_deadline(env, pause_s)
 
     def _change(self, env: ManagedEnv, change: Change) -> None:
@@ -240,7 +240,7 @@ class Hosts:
         self.block = block
         self.limits.look_into(block)
         if block is not None:
-            self.transport.count_mail(block.mail)
+            self.transport.count_messages(block.messages_sent)
 
     def look_after(self, env: ManagedEnv) -> None:
         """Look after a posted step by itself; nothing if the env takes none."""
@@ -269,13 +269,13 @@ class Hosts:
 
     # -- the end of a host --------------------------------------------------------------------
 
-    def leave(self, env: ManagedEnv, following: Next, pause_s: float = 0.0) -> None:
-        """An env's host ends, or is gone: `following` begins when it is, after a pause.
+    def leave(self, env: ManagedEnv, follow_up: Next, pause_s: float = 0.0) -> None:
+        """An env's host ends, or is gone: `follow_up` begins when it is, after a pause.
 
         Call `end` for all of its envs together.
         """
         self._change(env, Change.END)
-        env.following = following
+        env.follow_up = follow_up
         env.pause_s = pause_s
         env.waits = False
         env.deadline = NEVER
@@ -285,7 +285,7 @@ class Hosts:
         self._change(env, Change.END if other.phase is Phase.ENDING else Change.PAUSE)
         env.host_id = other.host_id
         env.request_id = other.request_id
-        env.following = Next.RENEW_HOST
+        env.follow_up = Next.RENEW_HOST
         env.pause_s = 0.0
         env.deadline = other.deadline
 
@@ -335,8 +335,8 @@ class Hosts:
             self.group_of_host.pop(group.host_id, None)
             self._killed.discard(group.host_id)
         group.host_id = group.running = None
-        group.is_ending = group.wants_replacing = False
-        group.superseded.clear()
+        group.is_ending = group.is_to_be_replaced = False
+        group.obsolete_requests.clear()
         group.deadline = NEVER
 
     def forget_all(self) -> None:

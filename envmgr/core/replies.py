@@ -392,7 +392,7 @@ class ReplyEffects:
 
     def reset_done(self, env: ManagedEnv, payload: Any) -> None:
         """Apply the payload of RESET_DONE."""
-        env.group.superseded.clear()
+        env.group.obsolete_requests.clear()
         if env.is_spare:
             self._kept(env, payload)
             return
@@ -620,7 +620,9 @@ class ReplyDispatcher:
             self._break_off(env, str(error))
 
     def _on_unexpected(self, culprit: ManagedEnv, message: Message) -> None:
-        if message.request_id in culprit.group.superseded:  # asked of it before it changed places
+        if (
+            message.request_id in culprit.group.obsolete_requests
+        ):  # asked of it before it changed places
             if message.op == Op.NOTICE:
                 self._checked(self._answers.notice, culprit, message.payload)
             return
@@ -661,7 +663,7 @@ class ReplyDispatcher:
             self._answers.result(env, remote)
             return
         failure = failures.reported(env, remote)
-        env.group.superseded.clear()
+        env.group.obsolete_requests.clear()
         raises = self._raise_non_finite and not env.is_spare
         if remote.kind is FailureKind.NON_FINITE and raises:
             self._repair.raise_at_once(failure)

@@ -117,7 +117,7 @@ class Spares:
 
     def _reset_again(self, spare: ManagedEnv, begin: Callable[[ManagedEnv], None]) -> None:
         """Have a spare reset once more after the reset that is under way."""
-        spare.group.superseded.add(spare.request_id)
+        spare.group.obsolete_requests.add(spare.request_id)
         before, limit_s = spare.deadline, spare.limit_s
         begin(spare)
         if limit_s != NEVER:  # its limit counts from the end of that reset's
@@ -181,7 +181,7 @@ class Spares:
         pause_s = env.pause_s
         env.generation += 1
         env.renewals_in_a_row += 1
-        env.following = Next.NOTHING
+        env.follow_up = Next.NOTHING
         self._take_place(spare, env)
         self._hosts.leave(spare, Next.RENEW_HOST, pause_s)
         return spare
@@ -226,7 +226,7 @@ class Spares:
         """
         ours, theirs = env.group, spare.group
         for group, before in ((ours, env), (theirs, spare)):
-            group.superseded.update((before.request_id, UNANSWERED))
+            group.obsolete_requests.update((before.request_id, UNANSWERED))
         ours.serve((spare,))
         theirs.serve((env,))
         env.host_id, spare.host_id = spare.host_id, env.host_id

@@ -25,8 +25,8 @@ from envmgr.spaces import ActionCheck, ActionColumns, Array, ValueMismatchError,
 from envmgr.spaces.columns import NUMPY_VALUES
 from envmgr.spaces.interrupts import pass_interrupt_on
 from envmgr.wire.block import (
-    ORDERS,
     POSTING_BITS,
+    RESETS_ASKED,
     RING_LAST,
     RING_MASK,
     RING_ONCE,
@@ -136,7 +136,7 @@ class Submitter:
         self._transport = hosts.transport
         self._works_alone = hosts.transport.works_alone
         # By index of a host: what was posted when it was ordered to reset envs.
-        self._orders: dict[int, int] = {}
+        self._resets_asked: dict[int, int] = {}
         self._latest: Selection | None = None
         self._posted_for_last = False
 
@@ -362,9 +362,9 @@ class Submitter:
                 table.observed.counted(selection.ids, posting)
             if posting & RING_MASK == RING_LAST:
                 self._posted_for_last = True
-            to_do, orders, hosts = self._posted, self._orders, selection.hosts
+            to_do, resets, hosts = self._posted, self._resets_asked, selection.hosts
             for index in hosts:
-                to_do[index] = posting if index not in orders else self._with_orders(index, posting)
+                to_do[index] = posting if index not in resets else self._with_resets(index, posting)
             if self._works_alone:
                 self._ring(hosts)
         if sent is not None:
@@ -396,13 +396,13 @@ class Submitter:
         hosts, table, request_id = self._hosts, self._table, next(self._request_ids)
         for env_id in env_ids:
             hosts.await_reply(table.envs[env_id], Change.RESET, request_id)
-            self._block.orders[env_id] = table.tokens[env_id]
+            self._block.reset_requests[env_id] = table.tokens[env_id]
         indexes = dict.fromkeys(map(table.index_of.__getitem__, env_ids))
         for index in indexes:
             # What was posted before, and may not have been seen, is to be rung for as it was.
             ring = max(int(self._posted[index]) & RING_MASK, RING_ONCE)
-            posting = posting_of(request_id, ring | ORDERS)
-            self._posted[index] = self._orders[index] = posting
+            posting = posting_of(request_id, ring | RESETS_ASKED)
+            self._posted[index] = self._resets_asked[index] = posting
         self._ring(indexes)
 
     def _ring(self, indexes: Iterable[int]) -> None:
@@ -411,12 +411,12 @@ class Submitter:
         sleeping, groups = self.sleeping, self._groups
         self._transport.ring([groups[index].host_id or 0 for index in indexes if sleeping[index]])
 
-    def _with_orders(self, index: int, posting: int) -> int:
-        """Return what is posted for a host, which may not have seen its latest orders."""
-        if self._block.finished[index] >= self._orders[index]:
-            del self._orders[index]
+    def _with_resets(self, index: int, posting: int) -> int:
+        """Return what is posted for a host, which may not have seen the resets asked for."""
+        if self._block.finished[index] >= self._resets_asked[index]:
+            del self._resets_asked[index]
             return posting
-        return posting | ORDERS
+        return posting | RESETS_ASKED
 
     # -- what was posted last ---------------------------------------------------------------------
 

@@ -665,7 +665,7 @@ class ManagedEnv:
         deadline: when what it does times out, or a pause ends. Requests to a shared host have none
             of their own (see `HostGroup.deadline`), nor have posted steps.
         limit_s: the time limit that was set last.
-        following: what follows a pause or the end of a host.
+        follow_up: what follows a pause or the end of a host.
         pause_s: how long to pause before that.
         base_seed: the seed it was given last, from which those of later generations are derived.
         new_seed: given by `seed` and not used yet; the next explicit reset takes it.
@@ -689,7 +689,7 @@ class ManagedEnv:
     order: int = 0
     deadline: float = NEVER
     limit_s: float = NEVER
-    following: Next = Next.NOTHING
+    follow_up: Next = Next.NOTHING
     pause_s: float = 0.0
     base_seed: int | None = None
     new_seed: int | None = None
@@ -716,7 +716,7 @@ class ManagedEnv:
         """Whether its host was given up, so that there is nothing to wait for."""
         phase = self.phase
         if phase is Phase.ENDING:
-            return self.following is Next.NOTHING
+            return self.follow_up is Next.NOTHING
         return phase is Phase.IDLE and self.host_id is None
 
     @property
@@ -728,7 +728,7 @@ class ManagedEnv:
     def is_under_way(self) -> bool:
         """Whether it is being reset or repaired, and not given up."""
         phase = self.phase
-        return phase in COMING and not (phase in ENDS and self.following is Next.NOTHING)
+        return phase in COMING and not (phase in ENDS and self.follow_up is Next.NOTHING)
 
     # -- what is in the columns ---------------------------------------------------------------
 
@@ -917,7 +917,7 @@ class HostGroup:
         by_id: the same envs, by env_id.
         host_id: the host; None while there is none.
         is_ending: the host was killed or asked to end.
-        wants_replacing: the host wants to be replaced as soon as none of its envs is in an episode.
+        is_to_be_replaced: it asks for a new host as soon as none of its envs is in an episode.
         running: of a shared host: the env that it has said it works for.
         deadline: of a shared host: when what it does now times out, or its silence does; a moment
             that is too early is allowed while nothing is running.
@@ -926,8 +926,8 @@ class HostGroup:
             as could be told, and what had been posted for it when that was first looked at.
         is_retired: what the block says of its host may be written by one that was given up.
         is_spare: it serves a spare.
-        superseded: requests to its host under the id that it served before; what is still on its
-            way in reply to them is nobody's.
+        obsolete_requests: requests to its host under the env_id that it served before; replies to
+            them that still come are dropped.
     """
 
     index: int
@@ -936,14 +936,14 @@ class HostGroup:
     by_id: dict[int, ManagedEnv] = field(init=False)
     host_id: int | None = None
     is_ending: bool = False
-    wants_replacing: bool = False
+    is_to_be_replaced: bool = False
     running: ManagedEnv | None = None
     deadline: float = NEVER
     quiet_since: float = 0.0
     overdue: tuple[int, float] = (0, 0.0)
     is_retired: bool = False
     is_spare: bool = field(init=False)
-    superseded: set[int] = field(default_factory=set)
+    obsolete_requests: set[int] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self.is_shared = len(self.envs) > 1

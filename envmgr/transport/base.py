@@ -263,11 +263,11 @@ class Transport(ABC):
             OSError: there is not enough of it.
         """
 
-    def count_mail(self, mail: Any) -> None:
+    def count_messages(self, counts: Any) -> None:
         """Let hosts that take posted steps see when messages were sent to them.
 
         Args:
-            mail: `Block.mail`; a host's item gets another value once it can read the message.
+            counts: `Block.messages_sent`; a host's item changes once it can read the message.
         """
         return
 

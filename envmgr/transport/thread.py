@@ -74,8 +74,8 @@ class ThreadTransport(OutboxTransport):
         self._envs_in_use = EnvsInUse()
         self._has_memory = shared_memory
         self._memory: npt.NDArray[np.uint8] | None = None
-        self._mail: Any = None
-        self._mail_numbers = itertools.count(1)
+        self._messages_sent: Any = None
+        self._message_numbers = itertools.count(1)
 
     # -- hosts ------------------------------------------------------------------------------
 
@@ -148,13 +148,13 @@ class ThreadTransport(OutboxTransport):
         self._count(entry)  # which the interrupt may have kept from being done
         return True
 
-    def count_mail(self, mail: Any) -> None:
+    def count_messages(self, counts: Any) -> None:
         """Count the messages there."""
-        self._mail = items(mail)
+        self._messages_sent = items(counts)
 
     def _count(self, entry: _Entry) -> None:
-        if self._mail is not None:
-            self._mail[entry.place] = next(self._mail_numbers)
+        if self._messages_sent is not None:
+            self._messages_sent[entry.place] = next(self._message_numbers)
 
     # -- the block --------------------------------------------------------------------------
 
@@ -220,7 +220,7 @@ class ThreadTransport(OutboxTransport):
         if outbox is not None and not any(thread.is_alive() for thread in self._given_up):
             outbox.bell.close()  # else with the last of them
         self.arrivals = deque()
-        self._memory = self._mail = None
+        self._memory = self._messages_sent = None
 
 
 def _run(spec: HostSpec, inbox: QueueInbox, outbox: Outbox, **given: Any) -> None:

@@ -1,1 +1,1 @@
-"""What the trainer and its hosts both know: messages, orders, and the memory that they share."""
+"""What the trainer and its hosts both know: messages, settings, and the memory that they share."""

@@ -28,7 +28,9 @@ from envmgr.wire.rewards import ARRAYS, FIRST_ARRAY, FIRST_WIDE, ROOM
 
 _ALIGNMENT_BYTES = 64
 _WORDS = 8
-_BY_HOST = frozenset(("posted", "finished", "mail", "running", "since", "sleeping", "n_events"))
+_BY_HOST = frozenset(
+    ("posted", "finished", "messages_sent", "running", "since", "sleeping", "n_events")
+)
 """Columns whose items have a cache line each, since writing to a shared line makes others wait."""
 
 
@@ -77,8 +79,8 @@ RING_MASK = 3
 RING_LAST, RING_ONCE, RING_EACH = 0, 1, 2
 """When a host rings for what was posted: at the end, if it is the last host of the batch to finish;
 at the end in any case; or soon after each env."""
-ORDERS = 4
-"""There are new tokens in `orders`."""
+RESETS_ASKED = 4
+"""There are new tokens in `reset_requests`."""
 POSTING_BITS = 3
 
 
@@ -87,7 +89,7 @@ def posting_of(request_id: int, bits: int) -> int:
 
     Args:
         request_id: the id of the posted requests, which grows.
-        bits: RING_LAST, RING_ONCE or RING_EACH, with ORDERS or without.
+        bits: RING_LAST, RING_ONCE or RING_EACH, with RESETS_ASKED or without.
     """
     return request_id << POSTING_BITS | bits
 
@@ -129,12 +131,12 @@ class BlockPlan:
         columns: list[tuple[str, tuple[int, ...], Any]] = [
             ("posted", (self.n_hosts, _WORDS), np.uint64),
             ("finished", (self.n_hosts, _WORDS), np.uint64),
-            ("mail", (self.n_hosts, _WORDS), np.uint64),
+            ("messages_sent", (self.n_hosts, _WORDS), np.uint64),
             ("running", (self.n_hosts, _WORDS), np.int64),
             ("since", (self.n_hosts, _WORDS), np.float64),
             ("sleeping", (self.n_hosts + 1, _WORDS), np.uint64),
             ("requests", (n,), np.uint64),
-            ("orders", (n,), np.uint64),
+            ("reset_requests", (n,), np.uint64),
             ("replies", (n,), np.uint64),
             ("resets", (n,), np.uint64),
             ("rewards", (n,), np.float64),
@@ -206,15 +208,16 @@ class Block:
         posted: (n_hosts,) changes when something is posted for a host, and says when the host is to
             ring: see `posting_of`.
         finished: (n_hosts,) the value of `posted` that a host has finished last.
-        mail: (n_hosts,) changes when a message is sent to a host, so that a host which takes steps
-            all the time need not make a system call to find out.
+        messages_sent: (n_hosts,) changes when a message is sent to a host, so that one which
+            takes steps all the time need not make a system call to find out.
         running: (n_hosts,) the env that a host runs, plus one; 0 while it runs none.
         since: (n_hosts,) when that began or ended, on the monotonic clock.
         sleeping: (n_hosts + 1,) whether a host, or the parent (the last), has to be rung for: see
             `fence`.
         requests: (env_num,) the token of the step to be taken.
-        orders: (env_num,) the token of the reset to be run, without a seed, and with the params of
-            the env's present plan, which stays. It is run after the steps of the same batch.
+        reset_requests: (env_num,) the token of the reset to be run, without a seed, and with the
+            params of the env's present plan, which stays. It is run after the steps of the same
+            batch.
         replies: (env_num,) the token of the step that was taken.
         resets: (env_num,) the token of the reset that was run, or of the step after which an
             episode was begun.
@@ -235,12 +238,12 @@ class Block:
 
     posted: npt.NDArray[np.uint64]
     finished: npt.NDArray[np.uint64]
-    mail: npt.NDArray[np.uint64]
+    messages_sent: npt.NDArray[np.uint64]
     running: npt.NDArray[np.int64]
     since: npt.NDArray[np.float64]
     sleeping: npt.NDArray[np.uint64]
     requests: npt.NDArray[np.uint64]
-    orders: npt.NDArray[np.uint64]
+    reset_requests: npt.NDArray[np.uint64]
     replies: npt.NDArray[np.uint64]
     resets: npt.NDArray[np.uint64]
     rewards: npt.NDArray[np.float64]

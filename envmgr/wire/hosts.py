@@ -78,7 +78,7 @@ class WorkerSettings:
     log: str | None = None
 
 
-class EnvOrder(NamedTuple):
+class EnvToBuild(NamedTuple):
     """One env of a host to start.
 
     Attributes:
@@ -102,32 +102,32 @@ class HostSpec:
     Attributes:
         host_id: unique for the life of the transport.
         index: its index among the manager's hosts; a host that replaces it has the same.
-        envs: the envs it serves, in the order in which it builds them.
+        envs: the envs it serves, in the env in which it builds them.
         settings: what the host needs to know.
     """
 
     host_id: int
     index: int
-    envs: tuple[EnvOrder, ...]
+    envs: tuple[EnvToBuild, ...]
     settings: HostSettings
 
     @property
     def factories(self) -> dict[int, EnvFactory]:
         """The factories of its envs, by env_id."""
-        return {order.env_id: order.factory for order in self.envs}
+        return {env.env_id: env.factory for env in self.envs}
 
 
-class Orders(NamedTuple):
+class WorkerSetup(NamedTuple):
     """The first message to a worker.
 
     Attributes:
         envs: (env_id, generation, request id of its HELLO, place of its factory in `factories`) of
-            each env, in the order in which they are built.
+            each env, in the env in which they are built.
         factories: pickled, each once; not used by a process that was given them otherwise.
         host_index: the index of the host.
         settings: the settings of the host, pickled.
         worker: the settings of the process.
-        room: where its room for large messages begins; None if it has none.
+        buffer: where its buffer for large messages begins; None if it has none.
     """
 
     envs: tuple[tuple[int, int, int, int], ...]
@@ -135,11 +135,11 @@ class Orders(NamedTuple):
     host_index: int
     settings: bytes
     worker: WorkerSettings
-    room: int | None = None
+    buffer: int | None = None
 
 
 def hellos(envs: Iterable[tuple[int, int, int, Any]]) -> Iterator[Message]:
-    """Yield requests to build the envs, as in `EnvOrder` or `Orders`, that are to be built now."""
+    """Yield requests to build those of the envs that are to be built now."""
     for env_id, generation, request_id, _ in envs:
         if request_id != UNANSWERED:
             yield Message(Op.HELLO, env_id, generation, request_id, None)

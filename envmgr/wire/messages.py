@@ -19,7 +19,7 @@ class Op(IntEnum):
     ATTACH = 1
     """Where observations go. Payload: `arenas.Placement`. No reply."""
     RESET = 2
-    """Payload: `ResetOrder`. Reply: RESET_DONE or FAILED."""
+    """Payload: `ResetRequest`. Reply: RESET_DONE or FAILED."""
     STEP = 3
     """Payload: the action. Reply: STEPPED (then perhaps RESET_DONE) or FAILED."""
     RENEW = 4
@@ -46,7 +46,7 @@ class Op(IntEnum):
     HELLO = 64
     """The env is built. Payload: `EnvDescription`."""
     RESET_DONE = 65
-    """Payload: (observation reference, reset info); None if they are kept: see `ResetOrder`."""
+    """Payload: (observation reference, reset info); None if they are kept: see `ResetRequest`."""
     STEPPED = 66
     """Payload: (observation reference, reward, done, info, `AfterStep`)."""
     RESULT = 67
@@ -126,7 +126,7 @@ class SavedEnv(NamedTuple):
     episode: int = 0
 
 
-class ResetOrder(NamedTuple):
+class ResetRequest(NamedTuple):
     """Payload of RESET.
 
     Attributes:

@@ -33,7 +33,7 @@ from envmgr.wire.messages import (
     Message,
     Op,
     RemoteFailure,
-    ResetOrder,
+    ResetRequest,
 )
 from envmgr.worker.env_runner import BlockRow, EnvRunner, HostContext
 from envmgr.worker.sinks import BlockSink, MessageSink, reraise_interrupt
@@ -144,8 +144,8 @@ class RowRunner(EnvRunner):
 
     def reset(self, message: Message) -> None:
         """Have a RESET request be run later."""
-        order: ResetOrder = message.payload
-        if order.dynamic_seed is not None and not self.resets_alone:
+        wanted: ResetRequest = message.payload
+        if wanted.dynamic_seed is not None and not self.resets_alone:
             text = (
                 "dynamic_seed has each episode of a row be seeded, which takes an env that can "
                 "reset some of its rows: leave it None"
@@ -154,10 +154,10 @@ class RowRunner(EnvRunner):
             return
         self.env.first = None  # what an episode was to begin with that is not begun
         self.is_plain = False
-        if order.seed is not None:
-            self.env.seed(order.seed, order.dynamic_seed)
+        if wanted.seed is not None:
+            self.env.seed(wanted.seed, wanted.dynamic_seed)
         answer = partial(super().reset, message)
-        reset = RowReset(self.env, self._messages, message, order.params, answer, True)
+        reset = RowReset(self.env, self._messages, message, wanted.params, answer, True)
         self.batch.submit_resets({self.env.row: reset})
 
     def reset_later(self, sink: MessageSink, key: Any) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 from envmgr.env import adapt
 from envmgr.spaces.columns import in_form
 from envmgr.wire.block import (
-    ORDERS,
+    RESETS_ASKED,
     RING_EACH,
     RING_MASK,
     Block,
@@ -200,14 +200,14 @@ class BlockStepper:
         self.remove_row(row)
         self._posted = items(block.posted)
         self._finished = items(block.finished)
-        self._n_messages = items(block.mail)
+        self._n_messages = items(block.messages_sent)
         self._requests = items(block.requests)
-        self._reset_requests = items(block.orders)
+        self._reset_requests = items(block.reset_requests)
         self._running = items(block.running)
         self._since = items(block.since)
         self._sleeping = items(block.sleeping)
         # What was posted there before is not for this env.
-        new = (block_row, int(block.requests[row]), int(block.orders[row]))
+        new = (block_row, int(block.requests[row]), int(block.reset_requests[row]))
         self._set_rows(sorted((*self._rows_and_tokens(), new), key=lambda known: known[0].row))
 
     def remove_row(self, row: int) -> None:
@@ -333,7 +333,7 @@ class BlockStepper:
                     self.interrupted_env_id = self._block_rows[0].sink.env_id
                     raise
             self._seen = posting
-            if posting & ORDERS:
+            if posting & RESETS_ASKED:
                 follows = self._take_resets() or follows
             finished[index] = posting
             if rings:

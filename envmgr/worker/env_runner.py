@@ -43,7 +43,7 @@ from envmgr.wire.messages import (
     Message,
     Op,
     RemoteFailure,
-    ResetOrder,
+    ResetRequest,
     SavedEnv,
 )
 from envmgr.wire.rewards import kind_of_reward
@@ -258,17 +258,17 @@ class EnvRunner:
 
     def reset(self, message: Message) -> None:
         """Run a RESET request and answer it."""
-        order: ResetOrder = message.payload
-        self.plan, self.episodes_left = order.plan, order.plan.episodes_left
+        wanted: ResetRequest = message.payload
+        self.plan, self.episodes_left = wanted.plan, wanted.plan.episodes_left
         try:
             observation, info = self._reset_as_ordered(message)
-            if order.keeps:
+            if wanted.keeps:
                 self.writer.write(observation, of_reset=True)  # only checks: it is not attached
         except BaseException as error:  # as in `take_step`
             self._kept_reset = self._messages.failure_of(error, "reset")
             self._messages.send(self._messages.failure_reply(message, self._kept_reset))
             return
-        if order.keeps:
+        if wanted.keeps:
             self._kept_reset = observation, info
             self._messages.send(self._messages.reply(message, Op.RESET_DONE, None))
         else:
@@ -287,27 +287,27 @@ class EnvRunner:
             self.send(self._messages, message, replies)
 
     def _reset_as_ordered(self, message: Message) -> tuple[Any, dict[str, Any]]:
-        order: ResetOrder = message.payload
-        if order.saved is not None:
-            states.put(self.env, order.saved.state)
-            self.episodes, self._start_steps = order.saved.episodes, 0
-            return order.saved.obs, order.saved.info
-        if order.seed is not None:
-            adapt.seed_env(self.env, order.seed, order.dynamic_seed)
-        observation, info = self.reset_env(self.env, order.params)
+        wanted: ResetRequest = message.payload
+        if wanted.saved is not None:
+            states.put(self.env, wanted.saved.state)
+            self.episodes, self._start_steps = wanted.saved.episodes, 0
+            return wanted.saved.obs, wanted.saved.info
+        if wanted.seed is not None:
+            adapt.seed_env(self.env, wanted.seed, wanted.dynamic_seed)
+        observation, info = self.reset_env(self.env, wanted.params)
         if self._start_steps and message.generation == 0:
-            observation, info = self._take_start_steps(order, observation, info)
+            observation, info = self._take_start_steps(wanted, observation, info)
         return observation, info
 
     def _take_start_steps(
-        self, order: ResetOrder, observation: Any, info: dict[str, Any]
+        self, wanted: ResetRequest, observation: Any, info: dict[str, Any]
     ) -> tuple[Any, dict[str, Any]]:
         """Take the random steps that a launch begins with; return what the episode begins with."""
 
         def newest() -> Any:
             return observation
 
-        random = np.random.default_rng(np.random.SeedSequence(order.seed, spawn_key=_START_KEY))
+        random = np.random.default_rng(np.random.SeedSequence(wanted.seed, spawn_key=_START_KEY))
         action_space = copy.deepcopy(self.spaces[1])
         action_space.seed(int(random.integers(1 << 31)))
         for _ in range(int(random.integers(self._start_steps, endpoint=True))):
@@ -318,7 +318,7 @@ class EnvRunner:
                     f"a step of {env_name(self.env)} that start_steps asks for was abnormal"
                 )
             if done:
-                observation, info = adapt.reset_env(self.env, order.params)
+                observation, info = adapt.reset_env(self.env, wanted.params)
         self._start_steps = 0
         return observation, info
 

@@ -1,4 +1,4 @@
-"""Sets up a worker process, has it read its orders, and runs requests until it is told to end."""
+"""Sets up a worker process, builds its envs, and runs requests until it is told to end."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import random
 import signal
 import sys
 import threading
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping
 from multiprocessing import current_process
 from multiprocessing.connection import wait
 from typing import Any
@@ -25,10 +25,10 @@ from envmgr.proc import resident_bytes
 from envmgr.types import EnvFactory
 from envmgr.wire.channel import ChannelClosedError
 from envmgr.wire.frames import FrameError, encode
-from envmgr.wire.hosts import HostSettings, Orders, WorkerSettings, hellos
+from envmgr.wire.hosts import HostSettings, WorkerSettings, WorkerSetup, hellos
+from envmgr.wire.large_messages import LargeMessageBuffer
 from envmgr.wire.messages import FailureKind, Message, Op, RemoteFailure
 from envmgr.wire.pipe_channel import Channel
-from envmgr.wire.rooms import Room
 from envmgr.worker import crash_report, log_file
 from envmgr.worker.block_steps import BlockStepper, block_stepper
 from envmgr.worker.host import Host
@@ -144,7 +144,7 @@ def run_worker(
     factories: Mapping[int, EnvFactory] | None = None,
     report_fd: int | None = None,
 ) -> int:
-    """Read the orders, build the envs, and run requests until CLOSE or the end of the connection.
+    """Set the process up, build the envs, and run requests until CLOSE or no connection.
 
     Args:
         channel: to the parent; the end that blocks.
@@ -162,24 +162,24 @@ def run_worker(
     try:
         if (first := inbox.next()) is None or first.op != Op.HELLO:
             return 0  # the launch has failed before it began
-        orders: Orders = first.payload
-        _set_up(orders, crash_fd)
+        setup: WorkerSetup = first.payload
+        _set_up(setup, crash_fd)
         try:
-            settings: HostSettings = pickle.loads(orders.settings)  # noqa: S301 - from the parent
+            settings: HostSettings = pickle.loads(setup.settings)  # noqa: S301 - from the parent
         except Exception as error:  # whatever a __setstate__ of a space may raise
-            _report_unreadable_settings(orders, error, channel)
-            settings, factories, orders = HostSettings(), {}, orders._replace(envs=())
-        stepper = _block_stepper(orders, settings, shared_fds)
+            _report_unreadable_settings(setup, error, channel)
+            settings, factories, setup = HostSettings(), {}, setup._replace(envs=())
+        stepper = _block_stepper(setup, settings, shared_fds)
         host = Host(
-            _factories(orders, factories),
+            _factories(setup, factories),
             settings,
-            encode=encode if orders.room is None else Room(shared_fds[0], orders.room).encode,
+            encode=_encoder(setup, shared_fds),
             send=channel.send,
             memory=functools.cache(lambda nbytes: _open_memory(shared_fds, nbytes)),
             rss_bytes=resident_bytes,
             stepper=stepper,
         )
-        for message in hellos(orders.envs):
+        for message in hellos(setup.envs):
             host.handle(message)
         if report_fd is not None:
             report_imports(report_fd, known)
@@ -190,38 +190,45 @@ def run_worker(
     return 0
 
 
-def _report_unreadable_settings(orders: Orders, error: Exception, channel: Channel) -> None:
+def _report_unreadable_settings(setup: WorkerSetup, error: Exception, channel: Channel) -> None:
     """Report for every env that it cannot be built."""
     text = f"the settings cannot be unpickled: {type(error).__name__}: {error}"
     failure = RemoteFailure(FailureKind.PROTOCOL, "construction", message=text)
-    for env_id, generation, request_id, _ in orders.envs:
+    for env_id, generation, request_id, _ in setup.envs:
         channel.send(encode(Message(Op.FAILED, env_id, generation, request_id, failure)))
 
 
 def _block_stepper(
-    orders: Orders, settings: HostSettings, shared_fds: tuple[int, ...]
+    setup: WorkerSetup, settings: HostSettings, shared_fds: tuple[int, ...]
 ) -> BlockStepper | None:
     """Return what takes the steps that are posted; None where the trainer has no doorbell."""
     if len(shared_fds) < 2:
         return None
     ring, timed = functools.partial(_ring, shared_fds[1]), bool(settings.announced)
     return block_stepper(
-        orders.host_index,
+        setup.host_index,
         ring,
         timed=timed,
-        spin_s=orders.worker.spin_s,
+        spin_s=setup.worker.spin_s,
         measures=settings.measures,
     )
 
 
+def _encoder(setup: WorkerSetup, shared_fds: tuple[int, ...]) -> Callable[[Message], bytes]:
+    """Return what makes frames of replies: large ones go through a buffer, if there is one."""
+    if setup.buffer is None:
+        return encode
+    return LargeMessageBuffer(shared_fds[0], setup.buffer).encode
+
+
 def _factories(
-    orders: Orders, inherited: Mapping[int, EnvFactory] | None
+    setup: WorkerSetup, inherited: Mapping[int, EnvFactory] | None
 ) -> Mapping[int, EnvFactory]:
     """Return the factories of the envs, by env_id."""
     if inherited is not None:
-        return {env_id: inherited[env_id] for env_id, _, _, _ in orders.envs}
-    made = [_Factory(pickled) for pickled in orders.factories]
-    return {env_id: made[place] for env_id, _, _, place in orders.envs}
+        return {env_id: inherited[env_id] for env_id, _, _, _ in setup.envs}
+    made = [_Factory(pickled) for pickled in setup.factories]
+    return {env_id: made[place] for env_id, _, _, place in setup.envs}
 
 
 class _Factory:
@@ -234,10 +241,10 @@ class _Factory:
         return pickle.loads(self._pickled)()  # noqa: S301 - from the parent, over its own socket
 
 
-def _set_up(orders: Orders, crash_fd: int | None) -> None:
-    index, settings = orders.host_index, orders.worker
+def _set_up(setup: WorkerSetup, crash_fd: int | None) -> None:
+    index, settings = setup.host_index, setup.worker
     if settings.log is not None:
-        ids, generations, _, _ = zip(*orders.envs, strict=True)
+        ids, generations, _, _ = zip(*setup.envs, strict=True)
         file = log_file.LogFile(index, ids, max(generations))
         log_file.write_to_log_file(settings.log, file)
     if crash_fd is not None:

@@ -12,7 +12,7 @@ import numpy as np
 from gymnasium.spaces import Box, Discrete
 
 from envmgr.testing import LedgerEnv, mark_of
-from envmgr.wire.rooms import LARGE_BYTES
+from envmgr.wire.large_messages import LARGE_BYTES
 
 LARGE = LARGE_BYTES * 4
 

@@ -12,11 +12,11 @@ import pytest
 from envmgr import create_env_manager
 from envmgr.testing import AuditedLoop
 from envmgr.wire.block import block_is_possible
-from envmgr.wire.rooms import LARGE_BYTES, room_of
+from envmgr.wire.large_messages import LARGE_BYTES, buffer_offset
 from tests.contract.harness import ALL_BLOCK, DEFAULT, Setup, World, over, ready_all, step_all
 from tests.contract.large import FORMS, LargeInfos, LargeLedger, assert_same
 
-pytestmark = pytest.mark.skipif(not block_is_possible(), reason="no rooms on this platform")
+pytestmark = pytest.mark.skipif(not block_is_possible(), reason="no buffers on this platform")
 
 CONTEXTS = ("server", "fork", "spawn", "forkserver")
 N_FORMS = len(FORMS)
@@ -26,8 +26,8 @@ def transport_of(manager: Any) -> Any:
     return manager._running.engine.transport
 
 
-def bytes_of_rooms(manager: Any) -> int:
-    """Return how much memory all rooms together take."""
+def bytes_of_buffers(manager: Any) -> int:
+    """Return how much memory all buffers together take."""
     shared = transport_of(manager)._shared
     laid_out = 0 if shared._memory is None else len(shared._memory)
     return int(os.fstat(shared._memory_fd).st_blocks * 512 - laid_out)
@@ -59,7 +59,7 @@ def test_every_form_comes_whole(world: World, setup: Setup) -> None:
     env_fn = [partial(LargeInfos, has_space=True), partial(LargeInfos, has_space=False)]
     manager = world.make(setup, env_fn=env_fn, same_spaces=False)
     check_all_forms(manager)
-    assert bytes_of_rooms(manager) > 8 * LARGE_BYTES
+    assert bytes_of_buffers(manager) > 8 * LARGE_BYTES
 
 
 def test_where_files_may_not_be_so_large_all_goes_through_pipes(world: World) -> None:
@@ -67,7 +67,7 @@ def test_where_files_may_not_be_so_large_all_goes_through_pipes(world: World) ->
     manager = world.make(ALL_BLOCK, env_fn=env_fn, same_spaces=False)
     check_all_forms(manager)
     shared = transport_of(manager)._shared
-    assert os.fstat(shared._memory_fd).st_size < room_of(0)
+    assert os.fstat(shared._memory_fd).st_size < buffer_offset(0)
 
 
 def test_accounts_are_right_while_workers_are_killed() -> None:
@@ -89,21 +89,21 @@ def test_accounts_are_right_while_workers_are_killed() -> None:
                         assert_same({key: timestep.info[key] for key in wanted}, wanted)
                         n_large += len(wanted["text"]) > 0
         assert len(killed) == 7
-        assert bytes_of_rooms(manager) <= 2 * 4 * (9 * 9 * LARGE_BYTES)
+        assert bytes_of_buffers(manager) <= 2 * 4 * (9 * 9 * LARGE_BYTES)
     report = loop.settle()
     assert report.is_clean, str(report)
     assert n_large > 100
 
 
-def test_views_that_outlive_a_manager_do_not_keep_its_rooms(world: World) -> None:
+def test_views_that_outlive_a_manager_do_not_keep_its_buffers(world: World) -> None:
     env_fn = [partial(LargeInfos, has_space=True)]
     manager = world.make(DEFAULT, env_fn=env_fn, copy_on_get=False)
     view = ready_all(manager)[0]
     fd = os.dup(transport_of(manager)._shared._memory_fd)
     for _ in range(3):
         step_all(manager, {0: 9})
-    assert bytes_of_rooms(manager) > 0
+    assert bytes_of_buffers(manager) > 0
     manager.close()
-    assert os.fstat(fd).st_size < room_of(0)
+    assert os.fstat(fd).st_size < buffer_offset(0)
     os.close(fd)
     assert view.tolist() == [0, 0, 0]

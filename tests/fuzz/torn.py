@@ -40,7 +40,7 @@ from envmgr.wire.block import (
 )
 from envmgr.wire.hosts import HostSettings
 from envmgr.wire.infos import InfoDecoder
-from envmgr.wire.messages import EpisodePlan, Message, Op, ResetOrder
+from envmgr.wire.messages import EpisodePlan, Message, Op, ResetRequest
 from envmgr.worker.block_steps import BlockStepper
 from envmgr.worker.host import Host
 
@@ -136,7 +136,7 @@ def _write(memory: Any, placements: Sequence[Placement], n: int, seated: Any) ->
     requests = (
         (Op.HELLO, None),
         (Op.ATTACH, None),
-        (Op.RESET, ResetOrder({}, None, None, endless)),
+        (Op.RESET, ResetRequest({}, None, None, endless)),
     )
     for env_id in range(ENV_NUM):
         for number, (op, payload) in enumerate(requests):

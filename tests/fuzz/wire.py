@@ -396,7 +396,7 @@ class Wire:
                 return False
             # One that waits for a new worker waits for the episodes of its neighbours, too.
             return bool(ready) and all(
-                slot.env_id in ready or (slot.waits and slot.group.wants_replacing)
+                slot.env_id in ready or (slot.waits and slot.group.is_to_be_replaced)
                 for slot in self.supervisor.envs
             )
 

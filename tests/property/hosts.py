@@ -15,7 +15,7 @@ from envmgr.wire.messages import (
     Message,
     Op,
     RemoteFailure,
-    ResetOrder,
+    ResetRequest,
 )
 from tests.fakes import FakeHost, FakeTransport, ObsTag, description
 
@@ -217,7 +217,7 @@ class Hosts:
         self, model: HostModel, request: Message, info: dict[str, Any], after_s: float
     ) -> None:
         if request.op == Op.RESET:
-            order: ResetOrder = request.payload
+            order: ResetRequest = request.payload
             model.plan, model.params = order.plan, order.params
             if order.seed is not None:
                 model.seeds.append(order.seed)

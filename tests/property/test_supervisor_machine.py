@@ -712,7 +712,7 @@ class SupervisorMachine(RuleBasedStateMachine):
                 assert slot.deadline == NEVER, where
             elif slot.phase is Phase.PAUSING:
                 assert slot.deadline < NEVER, where
-                assert slot.following is not Next.NOTHING, where
+                assert slot.follow_up is not Next.NOTHING, where
             else:
                 assert slot.phase in AWAITED, where
                 assert model is not None, where
@@ -798,7 +798,7 @@ class SupervisorMachine(RuleBasedStateMachine):
             s.phase is not Phase.IDLE or self.rig.supervisor.states[s.env_id] is EnvState.RUN
             for s in others
         ]
-        return slot.waits and slot.group.wants_replacing and any(goes_on)
+        return slot.waits and slot.group.is_to_be_replaced and any(goes_on)
 
     def _check_no_env_is_stuck(self) -> None:
         if self.phase != "running":
@@ -806,7 +806,7 @@ class SupervisorMachine(RuleBasedStateMachine):
         for slot in self.rig.supervisor.envs:
             state = self.rig.supervisor.states[slot.env_id]
             where = f"{state!r} {slot}"
-            ends = slot.phase in (Phase.ENDING, Phase.PAUSING) and slot.following is Next.NOTHING
+            ends = slot.phase in (Phase.ENDING, Phase.PAUSING) and slot.follow_up is Next.NOTHING
             works = self.rig.phase(slot.env_id) is not Phase.IDLE
             goes_on = (works and not ends) or self._waits_for_others(slot)
             if slot.owed and not self.rig.supervisor.collector.has_arrived(slot.env_id):

@@ -14,8 +14,8 @@ from envmgr.spaces import codec_of
 from envmgr.wire.arenas import arena_arrays, places_for, plan_placements
 from envmgr.wire.block import (
     HAS_INFO,
-    ORDERS,
     PLACE_BITS,
+    RESETS_ASKED,
     REWARD_BITS,
     REWARD_SHIFT,
     RING_ONCE,
@@ -31,7 +31,7 @@ from envmgr.wire.messages import (
     Message,
     Op,
     RemoteFailure,
-    ResetOrder,
+    ResetRequest,
 )
 from envmgr.wire.rewards import restored
 from envmgr.worker.block_steps import block_stepper
@@ -174,7 +174,7 @@ class Harness:
         later_params: dict[str, Any] | None = None,
     ) -> list[Message]:
         plan = EpisodePlan(auto_reset, left, later_params or {})
-        return self.run(Op.RESET, ResetOrder(params or {}, seed, dynamic_seed, plan))
+        return self.run(Op.RESET, ResetRequest(params or {}, seed, dynamic_seed, plan))
 
 
 def launched(*script: Any, **options: Any) -> Harness:
@@ -291,7 +291,7 @@ class BlockRig:
         for i in range(n):
             self.ask(i, Op.HELLO)
             self.ask(i, Op.ATTACH, self.placements[i])
-            self.ask(i, Op.RESET, ResetOrder({}, None, None, plan))
+            self.ask(i, Op.RESET, ResetRequest({}, None, None, plan))
         self.sent.clear()
         for env in self.envs.values():
             env.log.clear()
@@ -321,8 +321,8 @@ class BlockRig:
         """Order resets, and post steps together with them; return the token of the resets."""
         self.request_id += 1
         token = token_of(generation, self.request_id)
-        self.block.orders[list(env_ids)] = token
-        self.post(*also, ring=RING_ONCE | ORDERS, generation=generation)
+        self.block.reset_requests[list(env_ids)] = token
+        self.post(*also, ring=RING_ONCE | RESETS_ASKED, generation=generation)
         return token
 
     def run(self, *, asked: bool = False) -> list[tuple[int, Op]]:

@@ -36,7 +36,7 @@ from envmgr.wire.block import (
 from envmgr.wire.hosts import HostSettings
 from envmgr.wire.infos import InfoDecoder
 from envmgr.wire.latencies import N_BUCKETS, STEPS, SUM
-from envmgr.wire.messages import AfterStep, EpisodePlan, FailureKind, Message, Op, ResetOrder
+from envmgr.wire.messages import AfterStep, EpisodePlan, FailureKind, Message, Op, ResetRequest
 from envmgr.worker.batch_runner import RowRunner
 from envmgr.worker.block_steps import block_stepper
 from envmgr.worker.host import Host
@@ -122,7 +122,7 @@ class Rig:
         """Send the requests of that."""
         for i in env_ids:
             given = None if seed is None else seed + i
-            self.ask(Op.RESET, i, ResetOrder({"x": i}, given, dynamic_seed, self.plan))
+            self.ask(Op.RESET, i, ResetRequest({"x": i}, given, dynamic_seed, self.plan))
 
     def step(self, actions: dict[int, int]) -> list[tuple[int, Op]]:
         """Have rows take steps; return what was said of which at once, in the block too."""
@@ -791,7 +791,7 @@ class AsyncRig:
 
     def reset(self, *env_ids: int, **params: Any) -> None:
         for env_id in env_ids:
-            self.ask(Op.RESET, env_id, ResetOrder(params, None, None, self.plan))
+            self.ask(Op.RESET, env_id, ResetRequest(params, None, None, self.plan))
 
     def step(self, actions: dict[int, int]) -> None:
         for env_id, action in actions.items():

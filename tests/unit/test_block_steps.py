@@ -17,7 +17,7 @@ from envmgr.wire.block import (
     request_of,
     token_of,
 )
-from envmgr.wire.messages import AfterStep, Message, Op, ResetOrder
+from envmgr.wire.messages import AfterStep, Message, Op, ResetRequest
 from tests.unit.host_rigs import PLAN
 from tests.unit.host_rigs import BlockRig as Rig
 from tests.unit.host_rigs import block_step as step
@@ -63,7 +63,7 @@ def test_a_new_env_does_not_do_what_was_posted_for_the_one_before() -> None:
     rig.run()
     assert rig.envs[0].log == []
     assert rig.envs[1].log == [7]
-    rig.ask(0, Op.RESET, ResetOrder({}, None, None, PLAN), generation=1)
+    rig.ask(0, Op.RESET, ResetRequest({}, None, None, PLAN), generation=1)
     rig.post(0, generation=1)
     rig.run()
     assert rig.envs[0].log == ["reset", 7]
@@ -153,7 +153,7 @@ def test_an_env_that_changes_places_takes_no_step_that_is_for_the_one_in_its_pla
     rig.step(step())
     rig.sent.clear()
     rig.host.handle(Message(Op.ADOPT, 5, 0, 0, None))  # it is a spare now
-    rig.ask(5, Op.RESET, ResetOrder({}, None, None, PLAN, keeps=True))
+    rig.ask(5, Op.RESET, ResetRequest({}, None, None, PLAN, keeps=True))
     assert [(m.op, m.env_id) for m in rig.sent] == [(Op.RESET_DONE, 5)]
     rig.post(0)
     assert not rig.posted.has_new_posting
@@ -197,9 +197,9 @@ def test_the_steps_of_a_batch_come_before_the_resets_ordered_with_it() -> None:
     assert order == ["step", "step", "reset"]
 
 
-def test_orders_are_not_looked_at_unless_it_says_so() -> None:
+def test_resets_are_not_looked_at_unless_it_says_so() -> None:
     rig = Rig(2)
-    rig.block.orders[:] = token_of(0, 99)
+    rig.block.reset_requests[:] = token_of(0, 99)
     rig.post(0)
     rig.run()
     rig.run()

@@ -24,7 +24,7 @@ from envmgr.wire.messages import (
     FailureKind,
     Message,
     Op,
-    ResetOrder,
+    ResetRequest,
     SavedEnv,
 )
 from envmgr.worker.applied import AppliedEnv
@@ -432,7 +432,7 @@ def test_an_env_goes_on_where_it_was_saved() -> None:
     saved = saved_by(first)
     assert saved is not None
     plan = EpisodePlan(True, float("inf"), {})
-    order = ResetOrder({}, None, None, plan, saved=saved._replace(episodes=3))
+    order = ResetRequest({}, None, None, plan, saved=saved._replace(episodes=3))
     reference, info = only(second.run(Op.RESET, order), Op.RESET_DONE)
     assert (numbers(reference), info) == ([2, 2], {"resumed": True})
     assert second.env.n_steps == 2

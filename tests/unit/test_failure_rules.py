@@ -607,9 +607,9 @@ def is_closed(repair: Repair, env: ManagedEnv, before: Before, lost: Lost) -> No
         assert asked == 1
 
 
-def pauses(following: Next, *, retries: bool) -> Callable[..., None]:
+def pauses(follow_up: Next, *, retries: bool) -> Callable[..., None]:
     def check(repair: Repair, env: ManagedEnv, before: Before, lost: Lost) -> None:
-        assert (env.phase, env.following) == (W, following)
+        assert (env.phase, env.follow_up) == (W, follow_up)
         assert env.host_id == before.host_id
         assert env.generation == before.generation
         pause_s = WAIT_S if retries else repair._policy.renewal_delay_s(env.renewals_in_a_row)
@@ -629,14 +629,14 @@ def gets_new_host(repair: Repair, env: ManagedEnv, before: Before, lost: Lost) -
         assert env.host_id not in (None, before.host_id)
     else:
         assert env.phase in (Phase.ENDING, W)
-        assert env.following is Next.RENEW_HOST
+        assert env.follow_up is Next.RENEW_HOST
 
 
 def gets_new_host_after_waiting(
     repair: Repair, env: ManagedEnv, before: Before, lost: Lost
 ) -> None:
     assert env.phase in (Phase.ENDING, W)
-    assert (env.following, env.pause_s) == (Next.RENEW_HOST, WAIT_S)
+    assert (env.follow_up, env.pause_s) == (Next.RENEW_HOST, WAIT_S)
     assert repair._statistics.reset_retries == before.retries
 
 
@@ -646,7 +646,7 @@ def gets_new_host_in_peace(repair: Repair, env: ManagedEnv, before: Before, lost
     if repair._spares is not None:  # one has come
         assert repair._statistics.swaps == before.swaps + 1
         env = before.group.envs[0]
-    assert (env.phase, env.following) == (Phase.ENDING, Next.RENEW_HOST)
+    assert (env.phase, env.follow_up) == (Phase.ENDING, Next.RENEW_HOST)
 
 
 def is_reset(repair: Repair, env: ManagedEnv, before: Before, lost: Lost) -> None:

@@ -30,7 +30,7 @@ from envmgr.wire.messages import (
     Message,
     Op,
     RemoteFailure,
-    ResetOrder,
+    ResetRequest,
 )
 
 
@@ -72,7 +72,7 @@ def test_what_is_encoded_is_decoded(message: Message) -> None:
 @pytest.mark.parametrize(
     "payload",
     [
-        ResetOrder({"level": 3}, 7, None, EpisodePlan(True, float("inf"), {"level": 3})),
+        ResetRequest({"level": 3}, 7, None, EpisodePlan(True, float("inf"), {"level": 3})),
         (0, 1.0, True, {"terminated": True}, AfterStep.RESETS),
         RemoteFailure(FailureKind.RAISED, "step", "ValueError", "boom", "Traceback ...", {"a": 1}),
         Attribute(True, None),

@@ -23,7 +23,7 @@ from envmgr.wire.messages import (
     FailureKind,
     Message,
     Op,
-    ResetOrder,
+    ResetRequest,
 )
 from envmgr.worker.host import EnvsInUse, Host
 from tests.unit.host_rigs import (
@@ -193,7 +193,7 @@ def test_attributes_are_set() -> None:
 def kept_by(harness: Harness, *, seed: int | None = None) -> list[Message]:
     """Reset the env of a spare."""
     plan = EpisodePlan(False, 0, {})
-    return harness.run(Op.RESET, ResetOrder({}, seed, None, plan, keeps=True))
+    return harness.run(Op.RESET, ResetRequest({}, seed, None, plan, keeps=True))
 
 
 def adopted(harness: Harness, env_id: int, placement: Any = None) -> list[Message]:
@@ -247,7 +247,7 @@ def test_a_reset_that_failed_is_reported_at_once_and_again_when_the_env_is_adopt
     failure = failure_of(kept_by(harness))
     (reply,) = adopted(harness, 0, placements[0])
     assert reply == Message(Op.FAILED, 0, 4, 77, failure)
-    again = ResetOrder({}, None, None, EpisodePlan(False, 0, {}))
+    again = ResetRequest({}, None, None, EpisodePlan(False, 0, {}))
     (done,) = harness.handle(Message(Op.RESET, 0, 4, 78, again))
     assert done.payload[0] == 2  # it has been attached all the same
 
@@ -280,7 +280,7 @@ def test_an_env_that_becomes_a_spare_writes_into_shared_memory_no_more() -> None
     harness.reset()
     env.resets = [np.full(2, 7, np.float32)]
     assert harness.handle(Message(Op.ADOPT, 9, 1, 0, None)) == []
-    order = ResetOrder({}, None, None, EpisodePlan(False, 0, {}), keeps=True)
+    order = ResetRequest({}, None, None, EpisodePlan(False, 0, {}), keeps=True)
     (reply,) = harness.handle(Message(Op.RESET, 9, 1, 5, order))
     assert reply == Message(Op.RESET_DONE, 9, 1, 5, None)
     assert not any(memory)
@@ -341,7 +341,7 @@ class SharedHost:
         return [Op(reply.op) for reply in self.replies]
 
     def reset(self, env_id: int) -> list[Op]:
-        return self.run(env_id, Op.RESET, ResetOrder({}, None, None, PLAN))
+        return self.run(env_id, Op.RESET, ResetRequest({}, None, None, PLAN))
 
     def step(self, env_id: int) -> list[Op]:
         return self.run(env_id, Op.STEP, 0)
@@ -464,7 +464,7 @@ class _Calls(list[Message]):
     [
         (Op.RENEW, None, Op.HELLO),
         (Op.STEP, 0, Op.STEPPED),
-        (Op.RESET, ResetOrder({}, None, None, PLAN), Op.RESET_DONE),
+        (Op.RESET, ResetRequest({}, None, None, PLAN), Op.RESET_DONE),
         (Op.CALL, ("double", (2,)), Op.RESULT),
         (Op.RELEASE, None, Op.RESULT),
     ],

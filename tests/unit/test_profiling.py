@@ -10,7 +10,7 @@ import pytest
 from gymnasium.spaces import Box, Discrete
 
 from envmgr.wire.hosts import HostSettings
-from envmgr.wire.messages import EpisodePlan, Message, Op, RemoteFailure, ResetOrder
+from envmgr.wire.messages import EpisodePlan, Message, Op, RemoteFailure, ResetRequest
 from envmgr.worker.applied import AppliedEnv
 from envmgr.worker.host import Host
 from envmgr.worker.profiling import Trial, queued_s_of_this_thread, run_trial, try_env
@@ -191,7 +191,7 @@ def calibrated(env: Any, seconds: float = 0.0) -> Message:
         send=sent.append,
         memory=lambda nbytes: None,
     )
-    order = ResetOrder({"level": 3}, None, None, EpisodePlan(False, 0, {"level": 3}))
+    order = ResetRequest({"level": 3}, None, None, EpisodePlan(False, 0, {"level": 3}))
     host.handle(Message(Op.HELLO, 0, 0, 1, None))
     host.handle(Message(Op.RESET, 0, 0, 2, order))
     host.handle(Message(Op.APPLY, 0, 0, 3, (try_env, (seconds,))))

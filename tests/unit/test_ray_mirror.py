@@ -125,12 +125,12 @@ def test_a_token_that_is_early_is_not_passed_over_later() -> None:
     assert two.carry() == [FIRST]
 
 
-def test_orders_travel_as_steps_do() -> None:
+def test_resets_that_are_asked_for_travel_as_steps_do() -> None:
     two = Two()
     two.theirs.sleeping[:] = 1
-    two.mine.orders[3], two.mine.posted[2] = 9, posting_of(9, RING_LAST)
+    two.mine.reset_requests[3], two.mine.posted[2] = 9, posting_of(9, RING_LAST)
     assert two.carry() == [SECOND]
-    assert two.theirs.orders.tolist() == [0, 0, 0, 9]
+    assert two.theirs.reset_requests.tolist() == [0, 0, 0, 9]
     assert two.node.is_awaited
     two.theirs.resets[3], two.theirs.reset_flags[3] = 9, COPIED.steps
     assert not two.node.is_awaited

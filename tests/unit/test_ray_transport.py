@@ -48,9 +48,9 @@ def posts(handle: Handle) -> int:
     return sum(item.op == ActorOp.POST for brought in items for item in brought)
 
 
-def count_mail(manager: Any, ray: FakeRay, indexes: list[int]) -> bool:
+def count_messages(manager: Any, ray: FakeRay, indexes: list[int]) -> bool:
     """Return whether hosts of the first actor see that they were sent messages."""
-    mail = ray.actors[0].actor._mirror.block.mail
+    mail = ray.actors[0].actor._mirror.block.messages_sent
     before = mail[indexes].tolist()
     manager.get_attr("metadata")
     return all(x != y for x, y in zip(before, mail[indexes].tolist(), strict=True))
@@ -79,7 +79,7 @@ def test_the_same_as_in_line_and_a_few_calls_for_each_batch(
         assert manager.stats()["failures"] == 0
         assert [a["hosts"] for a in manager.stats()["actors"]] == [1, 1]
         assert [posts(h) >= 12 for h in ray.actors] == [shared_memory] * 2
-        assert not shared_memory or count_mail(manager, ray, [0])
+        assert not shared_memory or count_messages(manager, ray, [0])
         before = [len(exchanges(h)) for h in ray.actors]
         manager.step(zeros())
         assert max(len(exchanges(h)) - n for h, n in zip(ray.actors, before, strict=True)) <= 3
@@ -193,7 +193,7 @@ def test_workers_of_an_actor(ray: FakeRay, monkeypatch: pytest.MonkeyPatch) -> N
         timesteps = manager.step({0: 1, 1: 2})
         assert [t.done for t in timesteps.values()] == [True, True]
         assert posts(ray.actors[0]) > 0
-        assert count_mail(manager, ray, [0, 1])
+        assert count_messages(manager, ray, [0, 1])
         assert sorted(ready_ids(manager, 2)) == [0, 1]
         ray.actors[0].die()
         timesteps = manager.step(zeros(2))

@@ -21,7 +21,7 @@ from envmgr.wire.channel import (
 )
 from envmgr.wire.frames import encode
 from envmgr.wire.hosts import HostSettings
-from envmgr.wire.messages import EpisodePlan, Message, Op, ResetOrder
+from envmgr.wire.messages import EpisodePlan, Message, Op, ResetRequest
 from envmgr.worker.host import Host
 from envmgr.worker.serving import ConnectionInbox, QueueInbox, serve
 
@@ -106,7 +106,7 @@ def world() -> Iterator[World]:
     for env_id in range(N):
         world.send(env_id, Op.HELLO)
         plan = EpisodePlan(True, float("inf"), {})
-        world.send(env_id, Op.RESET, ResetOrder({}, None, None, plan))
+        world.send(env_id, Op.RESET, ResetRequest({}, None, None, plan))
     try:
         yield world
     finally:

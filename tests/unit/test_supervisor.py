@@ -27,7 +27,7 @@ from envmgr.wire.messages import (
     FailureKind,
     Message,
     Op,
-    ResetOrder,
+    ResetRequest,
 )
 from tests.fakes import FakeEnvs, description
 from tests.rig import Rig, over_routes
@@ -77,9 +77,9 @@ def test_a_host_that_was_started_early_is_not_started_again() -> None:
 
 def test_the_first_reset_carries_params_seed_and_plan() -> None:
     rig = Rig(2, episode_num=3).launch(seeds={0: 7}, params={1: {"level": 3}})
-    assert rig.orders(0) == [ResetOrder({}, 7, None, EpisodePlan(True, 2, {}), episode=1)]
-    assert rig.orders(1) == [
-        ResetOrder({"level": 3}, None, None, EpisodePlan(True, 2, {"level": 3}), episode=1)
+    assert rig.reset_requests(0) == [ResetRequest({}, 7, None, EpisodePlan(True, 2, {}), episode=1)]
+    assert rig.reset_requests(1) == [
+        ResetRequest({"level": 3}, None, None, EpisodePlan(True, 2, {"level": 3}), episode=1)
     ]
 
 
@@ -296,7 +296,7 @@ def test_the_host_begins_the_next_episode_by_itself() -> None:
     rig.send(0)
     rig.stepped(0, "terminal", done=True, after=AfterStep.RESETS)
     assert rig.state() is EnvState.RESET
-    assert len(rig.orders()) == 1  # nobody asks it to
+    assert len(rig.reset_requests()) == 1  # nobody asks it to
     assert rig.deliver(0)[0][:3] == ("terminal", 1.0, True)
     assert rig.ready() == []
     rig.reset_done(0, "first", level=2)
@@ -323,7 +323,7 @@ def test_a_host_that_does_not_reset_by_itself_is_told_to() -> None:
     rig.send(0)
     rig.stepped(done=True, after=AfterStep.NOTHING)
     assert rig.state() is EnvState.RESET
-    assert rig.orders()[-1] == ResetOrder(
+    assert rig.reset_requests()[-1] == ResetRequest(
         {"level": 3}, None, None, EpisodePlan(True, INF, {"level": 3}), episode=2
     )
 
@@ -382,7 +382,7 @@ def test_in_place_only_the_end_of_an_episode_waits() -> None:
 
 def test_without_auto_reset_an_ended_env_waits_for_its_user() -> None:
     rig = Rig(auto_reset=False).launch()
-    assert rig.orders()[-1].plan.auto_reset is False
+    assert rig.reset_requests()[-1].plan.auto_reset is False
     rig.send(0)
     rig.stepped(0, done=True)
     assert rig.state() is EnvState.NEED_RESET
@@ -390,14 +390,14 @@ def test_without_auto_reset_an_ended_env_waits_for_its_user() -> None:
     assert rig.ready() == []
     assert rig.slot().phase is Phase.IDLE
     rig.reset(0, {"level": 3})
-    assert rig.orders()[-1].params == {"level": 3}
+    assert rig.reset_requests()[-1].params == {"level": 3}
     rig.reset_done()
     assert rig.ready() == [0]
 
 
 def test_an_env_is_done_when_its_episodes_are_spent() -> None:
     rig = Rig(episode_num=2).launch()
-    assert rig.orders()[-1].plan.episodes_left == 1
+    assert rig.reset_requests()[-1].plan.episodes_left == 1
     rig.send(0)
     rig.stepped(done=True, after=AfterStep.RESETS)
     rig.reset_done()
@@ -420,7 +420,7 @@ def test_a_done_env_that_is_reset_has_a_whole_new_budget() -> None:
         rig.deliver(0)
     assert rig.state() is EnvState.DONE
     rig.reset()
-    assert rig.orders()[-1].plan.episodes_left == 1
+    assert rig.reset_requests()[-1].plan.episodes_left == 1
     assert rig.slot().episodes_done == 0
     rig.reset_done()
     assert rig.ready() == [0]
@@ -429,7 +429,7 @@ def test_a_done_env_that_is_reset_has_a_whole_new_budget() -> None:
 def test_an_explicit_reset_in_an_episode_spends_nothing_of_the_budget() -> None:
     rig = Rig(episode_num=2).launch()
     rig.reset()
-    assert rig.orders()[-1].plan.episodes_left == 1
+    assert rig.reset_requests()[-1].plan.episodes_left == 1
     rig.reset_done()
     rig.send(0)
     rig.stepped(done=True, after=AfterStep.RESETS)
@@ -469,7 +469,7 @@ def test_a_worker_that_has_reached_a_limit_is_replaced_at_the_episodes_end(
     assert new.generation_of(0) == 1
     rig.hello()
     if auto_reset:
-        assert rig.orders()[-1].seed == derived_seed(7, 0, 1, 1)
+        assert rig.reset_requests()[-1].seed == derived_seed(7, 0, 1, 1)
         rig.reset_done()
         assert rig.ready() == [0]
     else:
@@ -528,8 +528,8 @@ def test_params_are_kept_for_later_resets_until_they_are_cleared() -> None:
         rig.reset(0, params)
         rig.reset_done()
         expected.append(found)
-    assert [order.params for order in rig.orders()] == expected
-    assert [order.plan.params for order in rig.orders()] == expected
+    assert [request.params for request in rig.reset_requests()] == expected
+    assert [request.plan.params for request in rig.reset_requests()] == expected
 
 
 def test_the_callers_dict_of_params_may_be_changed_afterwards() -> None:
@@ -539,7 +539,7 @@ def test_the_callers_dict_of_params_may_be_changed_afterwards() -> None:
     params["level"] = 2
     rig.reset_done()
     rig.reset()
-    assert rig.orders()[-1].params == {"level": 1}
+    assert rig.reset_requests()[-1].params == {"level": 1}
 
 
 # -- seeds ----------------------------------------------------------------------------------------
@@ -556,19 +556,19 @@ def test_a_seed_is_used_once_by_the_next_explicit_reset() -> None:
     rig.reset_done()
     rig.reset()
     rig.reset_done()
-    assert [order.seed for order in rig.orders()] == [7, None, 99, None]
+    assert [request.seed for request in rig.reset_requests()] == [7, None, 99, None]
 
 
 def test_dynamic_seed_goes_with_the_seed() -> None:
     rig = Rig(dynamic_seed=True).launch(seeds={0: 7})
-    assert rig.orders()[0].dynamic_seed is True
+    assert rig.reset_requests()[0].dynamic_seed is True
 
 
 def test_later_generations_derive_seeds_from_the_one_given_last() -> None:
     rig = Rig().launch(seeds={0: 7})
     rig.die()
     rig.hello()
-    assert rig.orders()[-1].seed == derived_seed(7, 0, 1, 1)
+    assert rig.reset_requests()[-1].seed == derived_seed(7, 0, 1, 1)
     rig.reset_done()
     rig.send(0)
     rig.deliver(0)
@@ -577,14 +577,14 @@ def test_later_generations_derive_seeds_from_the_one_given_last() -> None:
     rig.reset_done()
     rig.die()
     rig.hello()
-    assert rig.orders()[-1].seed == derived_seed(50, 0, 2, 3)
+    assert rig.reset_requests()[-1].seed == derived_seed(50, 0, 2, 3)
 
 
 def test_an_unseeded_env_stays_unseeded() -> None:
     rig = Rig().launch()
     rig.die()
     rig.hello()
-    assert rig.orders()[-1].seed is None
+    assert rig.reset_requests()[-1].seed is None
 
 
 def test_only_the_first_reset_of_a_generation_is_seeded() -> None:
@@ -596,7 +596,7 @@ def test_only_the_first_reset_of_a_generation_is_seeded() -> None:
     rig.deliver(0)
     rig.send(0)
     rig.stepped(done=True)
-    assert rig.orders()[-1].seed is None
+    assert rig.reset_requests()[-1].seed is None
 
 
 def test_a_given_seed_is_used_exactly_even_by_a_new_generation() -> None:
@@ -605,7 +605,7 @@ def test_a_given_seed_is_used_exactly_even_by_a_new_generation() -> None:
     rig.reset()
     rig.die()  # before that reset had succeeded
     rig.hello()
-    assert rig.orders()[-1].seed == 99
+    assert rig.reset_requests()[-1].seed == 99
 
 
 def test_generations_of_different_envs_have_different_seeds() -> None:
@@ -613,7 +613,7 @@ def test_generations_of_different_envs_have_different_seeds() -> None:
     for env_id in (0, 1):
         rig.die(env_id)
         rig.hello(env_id)
-    assert rig.orders(0)[-1].seed != rig.orders(1)[-1].seed
+    assert rig.reset_requests(0)[-1].seed != rig.reset_requests(1)[-1].seed
 
 
 # -- calls ----------------------------------------------------------------------------------------

@@ -106,7 +106,7 @@ def test_attempts_at_the_reset_of_a_row_used_up_take_all_rows() -> None:
     rig.reset(0)
     rig.fail(0, "reset")
     rig.pump()
-    assert (len(rig.orders(0)), len(rig.transport.hosts)) == (3, 1)
+    assert (len(rig.reset_requests(0)), len(rig.transport.hosts)) == (3, 1)
     rig.fail(0, "reset")
     assert len(rig.transport.hosts) == 2
     assert rig.slot(1).failed_while_ready is not None

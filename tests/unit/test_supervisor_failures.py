@@ -247,7 +247,7 @@ def test_a_healthy_host_is_asked_to_reset() -> None:
     rig.send(0)
     rig.fail()
     assert rig.state() is EnvState.RESET
-    assert rig.orders()[-1].params == {"level": 3}
+    assert rig.reset_requests()[-1].params == {"level": 3}
     rig.reset_done(0, "first")
     assert rig.ready() == []  # the abnormal timestep comes first
     rig.deliver(0)
@@ -276,7 +276,7 @@ def test_without_auto_reset_a_failed_env_waits_for_its_user() -> None:
     rig.fail()
     assert rig.state() is EnvState.NEED_RESET
     assert rig.deliver(0)[0].info["abnormal"]
-    assert len(rig.orders()) == 1
+    assert len(rig.reset_requests()) == 1
     rig.reset()
     rig.reset_done()
     assert rig.ready() == [0]
@@ -308,7 +308,7 @@ def test_a_failed_step_at_the_end_of_the_budget_spends_no_episode() -> None:
     rig.send(0)
     rig.fail()
     assert rig.state() is EnvState.RESET
-    assert rig.orders()[-1].plan.episodes_left == 0
+    assert rig.reset_requests()[-1].plan.episodes_left == 0
     assert rig.slot().episodes_done == 0
 
 
@@ -503,13 +503,13 @@ def test_a_reset_is_tried_as_often_as_allowed_with_pauses() -> None:
         assert rig.state() is EnvState.RESET
         assert rig.slot().phase is Phase.PAUSING
         rig.advance(0.25)
-        assert len(rig.orders()) == 1 + attempt
+        assert len(rig.reset_requests()) == 1 + attempt
         rig.advance(0.25)
-        assert len(rig.orders()) == 2 + attempt
+        assert len(rig.reset_requests()) == 2 + attempt
     rig.reset_done()
     assert rig.ready() == [0]
-    assert [order.seed for order in rig.orders()] == [7, 99, 99, 99]
-    assert all(order.params == {"level": 3} for order in rig.orders()[1:])
+    assert [request.seed for request in rig.reset_requests()] == [7, 99, 99, 99]
+    assert all(order.params == {"level": 3} for order in rig.reset_requests()[1:])
     statistics = rig.supervisor.statistics
     assert statistics.reset_retries == 2
     assert statistics.failures_by_env == {0: 2}
@@ -550,7 +550,7 @@ def test_with_retry_type_renew_each_attempt_has_a_new_env_and_their_number_is_bo
     rig.reset()
     for generation in (1, 2):
         rig.fail(0, "reset")
-        assert rig.slot().following is Next.RENEW_ENV
+        assert rig.slot().follow_up is Next.RENEW_ENV
         assert rig.state() is EnvState.RESET
         rig.advance(0.5)
         assert rig.slot().generation == generation
@@ -701,7 +701,7 @@ def test_an_env_that_comes_back_with_other_spaces_is_renewed_again() -> None:
     rig.deliver(0)
     rig.hello(0, Box(-1, 1, (3,), np.float32))
     assert rig.transport.host_of(0).killed
-    assert rig.orders() == rig.orders()[:1]  # it was never reset
+    assert rig.reset_requests() == rig.reset_requests()[:1]  # it was never reset
     (_, failure) = rig.supervisor.statistics.latest_failures
     assert isinstance(failure, EnvProtocolError)
     assert failure.during == "construction"
@@ -1049,7 +1049,7 @@ def test_a_user_may_repair_an_exhausted_env_and_its_budget_begins_anew() -> None
     assert rig.state() is EnvState.RESET
     assert rig.slot().phase is Phase.STARTING
     recover(rig)
-    assert rig.orders()[-1].params == {"level": 3}
+    assert rig.reset_requests()[-1].params == {"level": 3}
     assert rig.ready() == [0]
     rig.send(0)
     rig.die()
@@ -1222,7 +1222,7 @@ def test_a_user_may_reset_a_dropped_env() -> None:
     assert not rig.slot().dropped
     recover(rig)
     assert rig.ready() == [0]
-    assert rig.orders()[-1].plan.episodes_left == 1
+    assert rig.reset_requests()[-1].plan.episodes_left == 1
 
 
 # -- on_failure: raise, nan_policy: raise ---------------------------------------------------------
@@ -1242,7 +1242,7 @@ def test_without_recovery_the_first_failure_is_raised_at_once_and_nothing_is_rep
     rig.run(100.0)
     assert len(rig.transport.hosts) == 2
     assert rig.state() is EnvState.ERROR
-    assert len(rig.orders()) == 1
+    assert len(rig.reset_requests()) == 1
 
 
 def test_without_recovery_a_reset_still_has_its_attempts() -> None:
@@ -1326,7 +1326,7 @@ def test_hosts_lost_in_their_first_reset_are_replaced_as_often_as_attempts_are_a
         assert rig.slot().generation == generation
         assert rig.supervisor.repair.launch_failures == {}
         rig.hello()
-    assert [order.seed for order in rig.orders()] == [7, 7, 7]
+    assert [request.seed for request in rig.reset_requests()] == [7, 7, 7]
     rig.die()
     assert list(rig.supervisor.repair.launch_failures) == [0]
 

@@ -147,7 +147,7 @@ def test_the_first_reset_has_its_attempts_and_no_more(fault: Any, renew: bool) -
     rig = Rig(2, answer=Faulty({(0, Op.RESET): (fault, ALWAYS)}), policy=policy)
     error = launch_error(rig)
     assert list(error.failures) == [0]
-    assert len(rig.orders()) == 3
+    assert len(rig.reset_requests()) == 3
 
 
 def test_a_host_with_many_fragile_envs_has_as_many_attempts_as_they_have_alone() -> None:

@@ -42,7 +42,7 @@ class Situation(NamedTuple):
         phase: of its host.
         owes: whether an action of it is given up by a reset.
         joins: whether a reset without news joins one that is running already.
-        following: what follows the phase.
+        follow_up: what follows the phase.
     """
 
     options: dict[str, Any]
@@ -51,7 +51,7 @@ class Situation(NamedTuple):
     phase: Phase
     owes: bool = False
     joins: bool = False
-    following: Next | None = None
+    follow_up: Next | None = None
 
 
 def finish(rig: Rig, *, delivered: bool = True, **how: Any) -> None:
@@ -132,10 +132,10 @@ SITUATIONS: dict[str, Situation] = {
     "stepping": Situation({}, lambda rig: rig.send(0), R, Phase.STEPPING, owes=True),
     "timestep waits": Situation({}, step_replied, R, Phase.IDLE, owes=True),
     "in a call": Situation({}, Rig.call, R, Phase.CALLING),
-    "doomed, dying": Situation(slow_kill, garbage, R, Phase.ENDING, following=Next.RENEW_HOST),
+    "doomed, dying": Situation(slow_kill, garbage, R, Phase.ENDING, follow_up=Next.RENEW_HOST),
     "doomed, starting": Situation({}, die, R, Phase.STARTING),
     "doomed, pausing": Situation(
-        {"policy": RETRIES}, all_of(die, die), R, Phase.PAUSING, following=Next.RENEW_HOST
+        {"policy": RETRIES}, all_of(die, die), R, Phase.PAUSING, follow_up=Next.RENEW_HOST
     ),
     "doomed, resetting": Situation({}, all_of(die, hello), R, Phase.RESETTING, joins=True),
     "doomed, before a retry": Situation(
@@ -143,7 +143,7 @@ SITUATIONS: dict[str, Situation] = {
         all_of(die, hello, reset_fails),
         R,
         Phase.PAUSING,
-        following=Next.RESET,
+        follow_up=Next.RESET,
     ),
     "doomed, repaired": Situation({}, all_of(die, hello, Rig.reset_done), R, Phase.IDLE),
     "doomed, repaired, in a call": Situation(
@@ -154,7 +154,7 @@ SITUATIONS: dict[str, Situation] = {
     "doomed, exhausted": Situation({"policy": SPENT}, die, R, Phase.IDLE),
     "doomed, dropped": Situation({"policy": DROPS}, die, R, Phase.IDLE),
     "doomed, exhausted, dying": Situation(
-        {"policy": SPENT, **slow_kill}, garbage, R, Phase.ENDING, following=Next.NOTHING
+        {"policy": SPENT, **slow_kill}, garbage, R, Phase.ENDING, follow_up=Next.NOTHING
     ),
     "doomed, timestep waits": Situation(
         {}, all_of(step_replied, die), R, Phase.STARTING, owes=True
@@ -187,14 +187,14 @@ SITUATIONS: dict[str, Situation] = {
         all_of(finish, reset_fails),
         S,
         Phase.PAUSING,
-        following=Next.RESET,
+        follow_up=Next.RESET,
     ),
     "before a retry with a new env": Situation(
         {"policy": RENEWS},
         all_of(finish, reset_fails),
         S,
         Phase.PAUSING,
-        following=Next.RENEW_ENV,
+        follow_up=Next.RENEW_ENV,
     ),
     "building a new env for a retry": Situation(
         {"policy": RENEWS},
@@ -207,7 +207,7 @@ SITUATIONS: dict[str, Situation] = {
         lambda rig: finish(rig, after=recycle),
         S,
         Phase.ENDING,
-        following=Next.RENEW_HOST,
+        follow_up=Next.RENEW_HOST,
     ),
     "recycling in place": Situation(
         {"reset_inplace": True},
@@ -215,7 +215,7 @@ SITUATIONS: dict[str, Situation] = {
         S,
         Phase.ENDING,
         owes=True,
-        following=Next.RENEW_HOST,
+        follow_up=Next.RENEW_HOST,
     ),
     "recycled": Situation(
         {}, all_of(lambda rig: finish(rig, after=recycle), host_exits), S, Phase.STARTING
@@ -239,7 +239,7 @@ SITUATIONS: dict[str, Situation] = {
         lambda rig: finish(rig, after=recycle),
         N,
         Phase.ENDING,
-        following=Next.RENEW_HOST,
+        follow_up=Next.RENEW_HOST,
     ),
     "needs a reset, starting": Situation(
         {"auto_reset": False}, all_of(finish, die), N, Phase.STARTING
@@ -249,14 +249,14 @@ SITUATIONS: dict[str, Situation] = {
         all_of(finish, garbage),
         N,
         Phase.ENDING,
-        following=Next.RENEW_HOST,
+        follow_up=Next.RENEW_HOST,
     ),
     "needs a reset, pausing": Situation(
         {"auto_reset": False, "policy": RETRIES},
         all_of(finish, die, die),
         N,
         Phase.PAUSING,
-        following=Next.RENEW_HOST,
+        follow_up=Next.RENEW_HOST,
     ),
     "needs a reset, in a call": Situation(
         {"auto_reset": False}, all_of(finish, Rig.call), N, Phase.CALLING
@@ -272,7 +272,7 @@ SITUATIONS: dict[str, Situation] = {
         all_of(finish, garbage),
         D,
         Phase.ENDING,
-        following=Next.NOTHING,
+        follow_up=Next.NOTHING,
     ),
     "done, in a call": Situation({"episode_num": 1}, all_of(finish, Rig.call), D, Phase.CALLING),
     "done, after a call that exited": Situation(
@@ -280,18 +280,18 @@ SITUATIONS: dict[str, Situation] = {
         all_of(finish, call_exits),
         D,
         Phase.ENDING,
-        following=Next.NOTHING,
+        follow_up=Next.NOTHING,
     ),
     "dropped": Situation({"policy": DROPS}, lose_step, D, Phase.IDLE),
     "dropped, host asked to end": Situation(
-        {"policy": DROPS}, step_raises, D, Phase.ENDING, following=Next.NOTHING
+        {"policy": DROPS}, step_raises, D, Phase.ENDING, follow_up=Next.NOTHING
     ),
     "dropped, timestep waits": Situation(
         {"policy": DROPS}, lambda rig: lose_step(rig, delivered=False), D, Phase.IDLE, owes=True
     ),
     # ERROR
     "failed, dying": Situation(
-        slow_kill, step_breaks_protocol, E, Phase.ENDING, following=Next.RENEW_HOST
+        slow_kill, step_breaks_protocol, E, Phase.ENDING, follow_up=Next.RENEW_HOST
     ),
     "failed, abnormal timestep waits": Situation(
         slow_kill,
@@ -299,28 +299,28 @@ SITUATIONS: dict[str, Situation] = {
         E,
         Phase.ENDING,
         owes=True,
-        following=Next.RENEW_HOST,
+        follow_up=Next.RENEW_HOST,
     ),
     "failed, host asked to end": Situation(
-        {}, all_of(finish, reset_fails), E, Phase.ENDING, following=Next.RENEW_HOST
+        {}, all_of(finish, reset_fails), E, Phase.ENDING, follow_up=Next.RENEW_HOST
     ),
     "failed, pausing": Situation(
         {"policy": RETRIES},
         all_of(lose_step, die),
         E,
         Phase.PAUSING,
-        following=Next.RENEW_HOST,
+        follow_up=Next.RENEW_HOST,
     ),
     "exhausted": Situation({"policy": SPENT}, lose_step, E, Phase.IDLE),
     "exhausted, host asked to end": Situation(
-        {"policy": SPENT}, step_raises, E, Phase.ENDING, following=Next.NOTHING
+        {"policy": SPENT}, step_raises, E, Phase.ENDING, follow_up=Next.NOTHING
     ),
     "exhausted, host dying": Situation(
         {"policy": SPENT, **slow_kill},
         step_breaks_protocol,
         E,
         Phase.ENDING,
-        following=Next.NOTHING,
+        follow_up=Next.NOTHING,
     ),
     # INIT
     "renewed, starting": Situation({}, lose_step, I, Phase.STARTING),
@@ -333,7 +333,7 @@ SITUATIONS: dict[str, Situation] = {
         all_of(lose_step, construction_fails),
         E,
         Phase.ENDING,
-        following=Next.RENEW_HOST,
+        follow_up=Next.RENEW_HOST,
     ),
 }
 every_situation = for_each("name", SITUATIONS)
@@ -347,8 +347,8 @@ def situation(name: str) -> Rig:
     slot = rig.slot()
     assert (rig.state(), slot.phase) == (row.state, row.phase)
     assert slot.owed is row.owes
-    if row.following is not None:
-        assert slot.following is row.following
+    if row.follow_up is not None:
+        assert slot.follow_up is row.follow_up
     return rig
 
 
@@ -392,7 +392,7 @@ NEWS: dict[str, tuple[dict[str, Any] | None, int | None]] = {
 def test_the_table_has_every_state_and_every_phase() -> None:
     states = {row.state for row in SITUATIONS.values()}
     phases = {row.phase for row in SITUATIONS.values()}
-    followings = {row.following for row in SITUATIONS.values()} - {None}
+    followings = {row.follow_up for row in SITUATIONS.values()} - {None}
     assert states == set(EnvState) - {EnvState.VOID}
     assert phases == set(Phase) - {Phase.POSTED}
     assert followings == set(Next)
@@ -428,11 +428,11 @@ def _check_that_a_reset_brings_it_to_run(name: str, news: str) -> None:
     kept = {} if isinstance(params, Once) else expected
     assert slot.reset_params == kept
     if params is not None or not SITUATIONS[name].joins:
-        assert rig.orders()[-1].params == expected
-        assert rig.orders()[-1].plan.params == kept
+        assert rig.reset_requests()[-1].params == expected
+        assert rig.reset_requests()[-1].plan.params == kept
     if seed is not None:
-        assert rig.orders()[-1].seed == 99
-        assert [order.seed for order in rig.orders()].count(99) == 1  # it is used once
+        assert rig.reset_requests()[-1].seed == 99
+        assert [request.seed for request in rig.reset_requests()].count(99) == 1  # it is used once
     assert rig.identity_holds()
     assert rig.supervisor.statistics.outstanding == 0
 
@@ -451,11 +451,11 @@ def test_an_action_that_is_given_up_is_counted_as_cancelled_at_once(name: str) -
 @every_situation
 def test_a_reset_with_nothing_new_joins_one_that_runs(name: str) -> None:
     rig = situation(name)
-    n_orders = len(rig.orders())
+    n_orders = len(rig.reset_requests())
     rig.reset()
     let_everybody_answer(rig)
     runs_already = SITUATIONS[name].joins and SITUATIONS[name].phase is Phase.RESETTING
-    assert len(rig.orders()) == n_orders + (not runs_already)
+    assert len(rig.reset_requests()) == n_orders + (not runs_already)
 
 
 @every_situation
@@ -467,7 +467,7 @@ def test_the_env_goes_on_as_any_other_afterwards(name: str) -> None:
     assert isinstance(first, ObsTag)
     assert first.generation == rig.slot().generation
     rig.transport.answer = FakeEnvs(episode_length=2)
-    rig.transport.answer._plans[rig.slot().host_id or 0, 0] = rig.orders()[-1].plan
+    rig.transport.answer._plans[rig.slot().host_id or 0, 0] = rig.reset_requests()[-1].plan
     for _ in range(3):
         if rig.ready() != [0, 1]:
             break
@@ -478,7 +478,7 @@ def test_the_env_goes_on_as_any_other_afterwards(name: str) -> None:
         assert timestep.info["action"] == 1
         rig.run(1.0)
     assert rig.slot(1).generation == 0  # and nobody else noticed anything
-    assert len(rig.orders(1)) == 1
+    assert len(rig.reset_requests(1)) == 1
 
 
 @every_situation
@@ -487,7 +487,7 @@ def test_two_resets_in_a_row_end_as_the_second_says(name: str) -> None:
     rig.reset(0, {"level": "first"})
     rig.reset(0, {"level": "second"})
     let_everybody_answer(rig)
-    assert rig.orders()[-1].params == {"level": "second"}
+    assert rig.reset_requests()[-1].params == {"level": "second"}
     assert rig.ready() == [0, 1]
 
 
@@ -504,7 +504,7 @@ def test_a_host_that_dies_after_the_reset_was_called_does_not_stop_it(name: str)
         rig.reset(0, {"level": "new"})
     let_everybody_answer(rig)
     assert rig.ready() == [0, 1]
-    assert rig.orders()[-1].params == {"level": "new"}
+    assert rig.reset_requests()[-1].params == {"level": "new"}
 
 
 # -- the cancelled step, in detail ----------------------------------------------------------------
@@ -519,9 +519,9 @@ def cancelled(params: dict[str, Any] | None = None, **options: Any) -> Rig:
 
 def test_the_reset_waits_for_the_reply_of_a_cancelled_step() -> None:
     rig = cancelled()
-    assert len(rig.orders()) == 1
+    assert len(rig.reset_requests()) == 1
     rig.stepped(0, "late")
-    assert len(rig.orders()) == 2
+    assert len(rig.reset_requests()) == 2
     assert rig.deliver(0) == {}
     rig.reset_done(0, "first")
     assert rig.obs() == "first"
@@ -533,14 +533,14 @@ def test_an_episode_that_ends_in_a_cancelled_step_counts_for_nothing(params: Any
     rig.stepped(0, "terminal", done=True, after=AfterStep.RESETS)
     assert rig.slot().episodes_done == 0
     assert rig.supervisor.statistics.episodes == 0
-    assert len(rig.orders()) == 1  # the host has begun one by itself
+    assert len(rig.reset_requests()) == 1  # the host has begun one by itself
     rig.reset_done(0, "its own")
     if params is None:
         assert rig.ready() == [0]
         assert rig.obs() == "its own"
     else:
         assert rig.ready() == []  # with the old params: once more
-        assert rig.orders()[-1].params == params
+        assert rig.reset_requests()[-1].params == params
         rig.reset_done(0, "first")
         assert rig.ready() == [0]
         assert rig.obs() == "first"
@@ -553,7 +553,7 @@ def test_a_worker_may_want_to_be_replaced_after_a_cancelled_step() -> None:
     rig.hello()
     rig.reset_done()
     assert rig.ready() == [0]
-    assert [order.params for order in rig.orders()] == [OLD, {"level": "new"}]
+    assert [request.params for request in rig.reset_requests()] == [OLD, {"level": "new"}]
     assert rig.supervisor.statistics.recycled == 1
 
 
@@ -566,7 +566,7 @@ def test_a_cancelled_step_that_fails_is_a_failure_and_the_reset_goes_on(renew: b
         rig.hello()
     rig.reset_done()
     assert rig.ready() == [0]
-    assert [order.params for order in rig.orders()] == [OLD, {"level": "new"}]
+    assert [request.params for request in rig.reset_requests()] == [OLD, {"level": "new"}]
     assert rig.supervisor.statistics.failures_by_env == {0: 1}
     assert rig.supervisor.statistics.abnormal == 0
 
@@ -578,7 +578,7 @@ def test_a_host_that_dies_in_a_cancelled_step_is_replaced_and_reset_once() -> No
     rig.hello()
     rig.reset_done()
     assert rig.ready() == [0]
-    assert [order.params for order in rig.orders()] == [OLD, {"level": "new"}]
+    assert [request.params for request in rig.reset_requests()] == [OLD, {"level": "new"}]
 
 
 def test_a_join_becomes_another_reset_when_a_later_one_brings_news() -> None:
@@ -591,7 +591,7 @@ def test_a_join_becomes_another_reset_when_a_later_one_brings_news() -> None:
     assert rig.ready() == []
     rig.reset_done(0, "with news")
     assert rig.ready() == [0]
-    assert [order.params for order in rig.orders()] == [{}, {}, {"level": "new"}]
+    assert [request.params for request in rig.reset_requests()] == [{}, {}, {"level": "new"}]
 
 
 def test_a_failed_reset_with_news_waiting_is_retried_with_the_news_only() -> None:
@@ -600,6 +600,6 @@ def test_a_failed_reset_with_news_waiting_is_retried_with_the_news_only() -> Non
     rig.reset(0, {"level": "new"})
     rig.fail(0, "reset")
     rig.advance(0.5)
-    assert rig.orders()[-1].params == {"level": "new"}
+    assert rig.reset_requests()[-1].params == {"level": "new"}
     rig.reset_done()
     assert rig.ready() == [0]

@@ -89,7 +89,7 @@ def test_its_resets_are_ordered_by_message() -> None:
     abandon(rig)
     assert rig.transport.shared is not None
     assert rig.transport.shared.block is not None
-    orders = rig.transport.shared.block.orders
+    orders = rig.transport.shared.block.reset_requests
     rig.reset(0)
     rig.reset(1)
     assert [bool(token) for token in orders] == [False, True, False]

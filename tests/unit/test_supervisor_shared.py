@@ -510,7 +510,7 @@ def test_an_explicit_reset_while_the_host_is_being_replaced_is_done_in_the_new_o
     rig.reset(1, {"level": 3})
     rig.advance(1.0)
     recover(rig, 0, 1)
-    assert rig.orders(1)[-1].params == {"level": 3}
+    assert rig.reset_requests(1)[-1].params == {"level": 3}
     assert rig.slot(1).failed_while_ready is None
     assert rig.ready() == [1]
 
@@ -808,7 +808,7 @@ def test_an_env_that_waits_for_a_new_host_can_be_called() -> None:
     rig.transport.reply(0, Op.RESULT, 1)
     rig.pump()
     assert rig.slot(0).phase is Phase.IDLE
-    assert rig.orders(0)[1:] == []  # it goes on waiting
+    assert rig.reset_requests(0)[1:] == []  # it goes on waiting
     rig.call(0)
     worn(rig, 1)
     assert not rig.transport.host_of(0).requests(Op.CLOSE)

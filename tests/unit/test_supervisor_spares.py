@@ -52,7 +52,7 @@ def keep(rig: Rig, spare: int = 2) -> None:
 def test_spares_are_reset_at_launch_and_nobody_sees_them() -> None:
     rig = spared(spare_num=2)
     assert rig.ready() == [0, 1]
-    assert [order.keeps for env_id in range(4) for order in rig.orders(env_id)] == [
+    assert [order.keeps for env_id in range(4) for order in rig.reset_requests(env_id)] == [
         False,
         False,
         True,
@@ -67,12 +67,12 @@ def test_spares_are_reset_at_launch_and_nobody_sees_them() -> None:
 
 def test_hosts_do_not_begin_episodes_by_themselves_where_there_are_spares() -> None:
     rig = spared()
-    assert [rig.orders(i)[0].plan.auto_reset for i in range(3)] == [False] * 3
+    assert [rig.reset_requests(i)[0].plan.auto_reset for i in range(3)] == [False] * 3
 
 
 def test_seeds_of_spares_are_used_at_their_first_reset() -> None:
     rig = Rig(2, spare_num=1).launch(seeds={0: 5, 1: 6, 2: 7})
-    assert [rig.orders(i)[0].seed for i in range(3)] == [5, 6, 7]
+    assert [rig.reset_requests(i)[0].seed for i in range(3)] == [5, 6, 7]
 
 
 # -- the end of an episode --------------------------------------------------------------------
@@ -132,7 +132,7 @@ def test_a_spare_that_is_being_reset_takes_the_place_as_well() -> None:
     assert rig.supervisor.statistics.dropped_replies == 0
     rig.reset_done(1, "kept")
     assert rig.obs(1) == "kept"
-    assert not rig.slot(1).group.superseded
+    assert not rig.slot(1).group.obsolete_requests
     assert rig.transport.killed == []
 
 
@@ -237,7 +237,7 @@ def test_without_a_spare_that_can_come_an_env_is_reset_as_ever() -> None:
     rig.stepped(0, done=True)
     rig.deliver(0)
     assert len(rig.requests(Op.RESET, 0)) == 2
-    assert not rig.orders(0)[1].keeps
+    assert not rig.reset_requests(0)[1].keeps
     rig.reset_done(0)
     assert rig.ready() == [0, 1]
     assert rig.supervisor.statistics.swaps == 0
@@ -277,7 +277,7 @@ def test_a_worn_worker_is_replaced_behind_the_spare() -> None:
     rig.transport.reply(2, Op.CLOSED)
     rig.die(2, 0)
     rig.hello(2)
-    assert rig.orders(2)[-1].keeps
+    assert rig.reset_requests(2)[-1].keeps
     keep(rig)
     assert rig.supervisor.spares.figures()["spares_ready"] == 1
     assert rig.supervisor.statistics.recycled == 1
@@ -324,7 +324,7 @@ def test_the_reset_that_had_failed_in_an_adopted_host_is_repaired_in_its_new_pla
     rig.fail(1, "reset")  # the answer to ADOPT
     assert rig.supervisor.statistics.failures_by_env == {1: 1}
     rig.advance(1.0)
-    assert not rig.orders(1)[-1].keeps
+    assert not rig.reset_requests(1)[-1].keeps
     rig.reset_done(1)
     assert rig.ready() == [0, 1]
 
@@ -433,7 +433,7 @@ def test_an_env_whose_step_raises_gets_a_spare_and_is_reset_behind_it() -> None:
     rig.fail(0)
     rig.deliver(0)
     assert host(rig, 0) == spare
-    assert rig.orders(2)[-1].keeps
+    assert rig.reset_requests(2)[-1].keeps
     rig.reset_done(0)
     assert rig.ready() == [0, 1]
     assert rig.slot(0).generation == 0
@@ -536,7 +536,7 @@ def test_an_exact_seed_is_for_the_env_and_no_spare_takes_its_place() -> None:
     rig.reset(0)
     rig.die(0)
     rig.hello(0)
-    assert rig.orders(0)[-1].seed == 99
+    assert rig.reset_requests(0)[-1].seed == 99
 
 
 def test_new_seeds_have_spares_reset_anew_in_their_order() -> None:
@@ -547,7 +547,7 @@ def test_new_seeds_have_spares_reset_anew_in_their_order() -> None:
     for spare in rig.supervisor.spares.envs:
         spare.new_seed = 70 + spare.env_id
     rig.supervisor.resets.begin({})
-    assert [rig.orders(i)[-1].seed for i in (2, 3)] == [72, 73]
+    assert [rig.reset_requests(i)[-1].seed for i in (2, 3)] == [72, 73]
     stale, newest = (m.request_id for m in rig.requests(Op.RESET, 2)[-2:])
     here = host(rig, 2)
     assert here != first
@@ -567,7 +567,7 @@ def test_the_seed_of_a_reset_that_was_taken_over_is_not_used_again() -> None:
     rig.slot(2).new_seed = 72
     rig.supervisor.resets.begin({})
     end_episode(rig, 0)  # the spare is at the reset with that seed
-    assert [order.seed for order in rig.orders(2)] == [None, 72, None]
+    assert [request.seed for request in rig.reset_requests(2)] == [None, 72, None]
     assert rig.slot(2).base_seed == 72
 
 
@@ -576,7 +576,7 @@ def test_the_derived_seed_of_a_renewed_spare_is_not_used_again() -> None:
     rig.die(2)
     rig.hello(2)
     end_episode(rig, 0)
-    first, derived, later = (order.seed for order in rig.orders(2))
+    first, derived, later = (request.seed for request in rig.reset_requests(2))
     assert first == 7
     assert derived == derived_seed(7, 2, generation=1, episode=1)
     assert later is None

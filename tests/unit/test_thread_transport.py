@@ -11,7 +11,7 @@ import pytest
 
 from envmgr.transport.base import Arrival, HostDied
 from envmgr.transport.thread import ThreadTransport
-from envmgr.wire.hosts import EnvOrder, HostSettings, HostSpec
+from envmgr.wire.hosts import EnvToBuild, HostSettings, HostSpec
 from envmgr.wire.messages import Message, Op
 
 PATIENCE_S = 40.0
@@ -48,7 +48,7 @@ def go() -> Iterator[threading.Event]:
 def transport(came: threading.Event, go: threading.Event) -> Iterator[ThreadTransport]:
     """One with a host whose env is built."""
     transport = ThreadTransport(shared_memory=True)
-    order = EnvOrder(0, 0, 1, lambda: Gated(came, go))
+    order = EnvToBuild(0, 0, 1, lambda: Gated(came, go))
     transport.start([HostSpec(7, 0, (order,), HostSettings())])
     assert op_of(arrival_at(transport)) == Op.HELLO
     yield transport

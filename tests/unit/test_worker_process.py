@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from envmgr.wire.frames import split_frame
-from envmgr.wire.hosts import Orders, WorkerSettings
+from envmgr.wire.hosts import WorkerSettings, WorkerSetup
 from envmgr.wire.messages import Op
 from envmgr.worker import process
 
@@ -29,7 +29,7 @@ def test_a_bell_counts_and_one_that_is_full_was_rung_often_enough() -> None:
 
 def test_settings_that_cannot_be_read_fail_every_env() -> None:
     sent: list[Any] = []
-    orders = Orders(((3, 1, 7, 0), (4, 0, 8, 0)), (), 0, b"", WorkerSettings())
+    orders = WorkerSetup(((3, 1, 7, 0), (4, 0, 8, 0)), (), 0, b"", WorkerSettings())
     process._report_unreadable_settings(orders, ValueError("no"), SimpleNamespace(send=sent.append))
     replies = [parsed[0].message() for parsed in map(split_frame, sent) if parsed is not None]
     assert [reply[:4] for reply in replies] == [(Op.FAILED, 3, 1, 7), (Op.FAILED, 4, 0, 8)]

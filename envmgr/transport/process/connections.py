@@ -18,8 +18,8 @@ from envmgr.transport.ready import ReadySet, await_any
 from envmgr.wire.block import items
 from envmgr.wire.channel import ChannelClosedError, Incoming
 from envmgr.wire.frames import Frame, FrameError
+from envmgr.wire.large_messages import IN_BUFFER, LargeMessageBuffers
 from envmgr.wire.pipe_channel import Channel
-from envmgr.wire.rooms import IN_ROOM, Rooms
 
 
 class _Writing(NamedTuple):
@@ -65,13 +65,13 @@ class _Came(NamedTuple):
         arrivals: what has arrived.
         incoming: the new values of `Channel.incoming`, where that changes.
         ruined: hosts that have to be ended.
-        in_rooms: frames whose messages were in the rooms of their hosts.
+        in_buffers: frames whose messages were in the buffers of their hosts.
     """
 
     arrivals: deque[tuple[int, Arrival]]
     incoming: list[tuple[Channel, Incoming]]
     ruined: dict[int, Garbage | None]
-    in_rooms: list[tuple[Frame, int]]
+    in_buffers: list[tuple[Frame, int]]
 
 
 class Connections:
@@ -80,7 +80,7 @@ class Connections:
     Args:
         ready: the set in which the channels are watched.
         as_arrival: turns a frame into what arrives.
-        rooms: where hosts put large messages, if they have such rooms.
+        buffers: where hosts put large messages, if they have such buffers.
 
     Attributes:
         by_host: the channels.
@@ -94,18 +94,18 @@ class Connections:
         self,
         ready: ReadySet,
         as_arrival: Callable[[Frame], Arrival] = Frame.message,
-        rooms: Rooms | None = None,
+        buffers: LargeMessageBuffers | None = None,
     ) -> None:
         self._as_arrival = as_arrival
-        self._rooms = rooms
+        self._large_messages = buffers
         self.by_host: dict[int, Channel] = {}
         self.arrivals: deque[tuple[int, Arrival]] = deque()
         self.unsent: dict[int, Channel] = {}
         self.ruined: dict[int, Garbage | None] = {}
         self.deaf: set[int] = set()
         self._ready = ready
-        self._mail: Any = None
-        self._mail_numbers = itertools.count(1)
+        self._messages_sent: Any = None
+        self._message_numbers = itertools.count(1)
         self._journal = Journal()
 
     def add(self, host_id: int, index: int, channel: Channel) -> None:
@@ -138,13 +138,13 @@ class Connections:
 
     # -- sending ----------------------------------------------------------------------------
 
-    def count_mail(self, mail: Any) -> None:
-        """Count messages in `Block.mail`, where hosts that take posted steps look for them."""
-        self._mail = None if mail is None else items(mail)
+    def count_messages(self, counts: Any) -> None:
+        """Count messages in `Block.messages_sent`, where hosts that take posted steps look."""
+        self._messages_sent = None if counts is None else items(counts)
 
     def _count(self, channel: Channel) -> None:
-        if self._mail is not None:
-            self._mail[channel.index] = next(self._mail_numbers)
+        if self._messages_sent is not None:
+            self._messages_sent[channel.index] = next(self._message_numbers)
 
     def send(self, host_id: int, frame: Any) -> None:
         """Send a frame without blocking; nothing happens if there is no channel.
@@ -195,7 +195,7 @@ class Connections:
             channels[0].write_each(channels, frames, written)
             if written != [*map(len, frames)]:
                 self._keep_rest(channels, frames, written)
-            if self._mail is not None:
+            if self._messages_sent is not None:
                 for channel in channels:
                     self._count(channel)
         requests.clear()
@@ -240,20 +240,24 @@ class Connections:
     def _read(self, reading: _Reading, again: bool) -> None:
         if reading.came is None:  # so nothing has come of it so far
             reading.came = self._taken_apart(reading.channels, reading.found)
-        arrivals, changes, ruined, in_rooms = reading.came
+        arrivals, changes, ruined, in_buffers = reading.came
         for channel, incoming in changes:
             channel.incoming = incoming
         self.ruined.update(ruined)
         # In one go: at any moment, each of them is in one of the two queues.
         self.arrivals.extend(map(deque.popleft, itertools.repeat(arrivals, len(arrivals))))
-        if self._rooms is not None:
-            for frame, host_id in in_rooms:
-                self._rooms.free(frame, host_id)  # not before: it is not read again
+        if self._large_messages is not None:
+            for frame, host_id in in_buffers:
+                self._large_messages.free(frame, host_id)  # not before: it is not read again
 
     def _taken_apart(self, channels: Sequence[Any], found: list[bytes | None]) -> _Came:
         """Return what has come on channels; their bytes are read first, unless that was done."""
         channels[0].read_each(channels, found)
-        came, as_arrival, rooms = _Came(deque(), [], {}, []), self._as_arrival, self._rooms
+        came, as_arrival, buffers = (
+            _Came(deque(), [], {}, []),
+            self._as_arrival,
+            self._large_messages,
+        )
         for channel, data in zip(channels, found, strict=True):
             if not data:
                 if data is not None:  # a worker that has closed its connection is of no use
@@ -262,9 +266,9 @@ class Connections:
             frames, incoming = channel.split(data)
             try:
                 for frame in frames:
-                    if frame.op & IN_ROOM and rooms is not None:
-                        arrival: Arrival = rooms.message(frame, channel.host_id)
-                        came.in_rooms.append((frame, channel.host_id))
+                    if frame.op & IN_BUFFER and buffers is not None:
+                        arrival: Arrival = buffers.message(frame, channel.host_id)
+                        came.in_buffers.append((frame, channel.host_id))
                     else:
                         arrival = as_arrival(frame)
                     came.arrivals.append((channel.host_id, arrival))

@@ -14,7 +14,7 @@ from envmgr.transport.process.preflight import refuse_more_than_there_is
 from envmgr.transport.process.stacks import Stacks
 from envmgr.wire.block import block_is_possible
 from envmgr.wire.hosts import HostSpec
-from envmgr.wire.rooms import Rooms
+from envmgr.wire.large_messages import LargeMessageBuffers
 from envmgr.worker.crash_report import ARE_KEPT
 
 _MOST_HOST_BELLS = 128
@@ -29,7 +29,7 @@ class SharedFiles:
 
     Attributes:
         bell: the parent's doorbell; None where steps cannot be posted.
-        rooms: where workers put large messages; None likewise.
+        buffers: where workers put large messages; None likewise.
         host_bells: the doorbells of workers, by host_id.
 
     Raises:
@@ -48,9 +48,9 @@ class SharedFiles:
             if self._memory_fd is not None:
                 opened.callback(os.close, self._memory_fd)
             self.bell: int | None = None
-            self.rooms: Rooms | None = None
+            self.buffers: LargeMessageBuffers | None = None
             if self._memory_fd is not None and block_is_possible():
-                self.bell, self.rooms = _doorbell(), Rooms(self._memory_fd)
+                self.bell, self.buffers = _doorbell(), LargeMessageBuffers(self._memory_fd)
             opened.pop_all()
         for fd in self._fds:
             keep_from_children(fd)
@@ -123,11 +123,11 @@ class SharedFiles:
         # with the last of them.
         nbytes, self._memory = 0 if self._memory is None else len(self._memory), None
         if self._memory_fd is not None:
-            os.ftruncate(self._memory_fd, nbytes)  # so that the arrays keep no rooms alive
+            os.ftruncate(self._memory_fd, nbytes)  # so that the arrays keep no buffers alive
         for host_id in list(self.host_bells):
             self.drop_bell(host_id)
         fds = self._fds
-        self._memory_fd = self.bell = self.rooms = self._last_words = None
+        self._memory_fd = self.bell = self.buffers = self._last_words = None
         for fd in fds:
             forget_fd(fd)
             os.close(fd)

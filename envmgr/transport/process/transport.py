@@ -20,9 +20,9 @@ from envmgr.transport.base import HostDied, Transport, at_most
 from envmgr.transport.fds import fill_standard_fds
 from envmgr.transport.process.connections import Connections
 from envmgr.transport.process.last_words import warn_of_fault
-from envmgr.transport.process.orders import OrderWriter
 from envmgr.transport.process.shared_files import SharedFiles
 from envmgr.transport.process.spawner import SIGKILL, Spawner
+from envmgr.transport.process.worker_setup import WorkerSetupWriter
 from envmgr.transport.ready import ReadySet, Waker
 from envmgr.types import EnvFactory
 from envmgr.wire.channel import BELL, BELL_ASKED, BELL_VALUE, BELL_VALUE_ASKED, FrameChannel
@@ -55,7 +55,7 @@ class ProcessTransport(Transport):
     ) -> None:
         self._spawner = spawner
         self._has_main = spawner.inherits_factories
-        self._orders = OrderWriter(settings, with_factories=not self._has_main)
+        self._worker_setup = WorkerSetupWriter(settings, with_factories=not self._has_main)
         self._alive: dict[int, int] = {}  # by host_id, which of the manager's hosts it is
         self._any_died = False
         self._hurried = False
@@ -73,8 +73,8 @@ class ProcessTransport(Transport):
                 self._ready.add(self._bell)
             opened.pop_all()
         # Who passes frames on passes them on whole.
-        self._rooms = self._shared.rooms if as_arrival is Frame.message else None
-        self._connections = Connections(self._ready, as_arrival, self._rooms)
+        self._large_messages = self._shared.buffers if as_arrival is Frame.message else None
+        self._connections = Connections(self._ready, as_arrival, self._large_messages)
         self.arrivals = self._connections.arrivals
         spawner.report_to(self._ready)
 
@@ -88,7 +88,7 @@ class ProcessTransport(Transport):
                 no process was started.
         """
         if self._spawner.preloads:
-            pickles = self._orders.pickles_of(factories)
+            pickles = self._worker_setup.pickles_of(factories)
             with contextlib.suppress(OSError):  # `start` will say so
                 self._spawner.preload(pickles)
 
@@ -103,9 +103,9 @@ class ProcessTransport(Transport):
         Raises:
             ConfigError: a factory cannot be pickled; no process was started.
         """
-        has_room = self._rooms is not None
-        orders = [self._orders.orders_of(spec, has_room=has_room) for spec in specs]
-        for spec, payload in zip(specs, orders, strict=True):
+        has_buffer = self._large_messages is not None
+        setup = [self._worker_setup.setup_of(spec, has_buffer=has_buffer) for spec in specs]
+        for spec, payload in zip(specs, setup, strict=True):
             try:
                 channel = self._start(spec)
             except (OSError, LaunchError) as error:
@@ -161,9 +161,9 @@ class ProcessTransport(Transport):
         """Send them in as few writes as there are hosts."""
         self._connections.send_each(requests)
 
-    def count_mail(self, mail: Any) -> None:
+    def count_messages(self, counts: Any) -> None:
         """Count the messages there."""
-        self._connections.count_mail(mail)
+        self._connections.count_messages(counts)
 
     def poll(self, timeout_s: float | None, *, pivot: int | None = None) -> None:
         """Wait, then read what has come."""
@@ -246,8 +246,8 @@ class ProcessTransport(Transport):
         for host_id, died in self._spawner.deaths():
             self._connections.read_last(host_id)
             self._shared.drop_bell(host_id)
-            if self._rooms is not None:
-                self._rooms.give_back(host_id)
+            if self._large_messages is not None:
+                self._large_messages.give_back(host_id)
             index = self._alive.pop(host_id, None)
             if index is not None:
                 died = died._replace(last_words=self._shared.last_words(index))
@@ -353,6 +353,6 @@ class ProcessTransport(Transport):
     def _release(self) -> None:
         self._waker.close()
         self._ready.close()
-        self._connections.count_mail(None)
+        self._connections.count_messages(None)
         self._shared.close()
-        self._bell = self._rooms = None
+        self._bell = self._large_messages = None

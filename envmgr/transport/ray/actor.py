@@ -33,7 +33,7 @@ from envmgr.transport.ray.protocol import ActorOp, ActorRequest, Node, packed, u
 from envmgr.transport.thread import stack_of
 from envmgr.wire.block import block_is_possible, items
 from envmgr.wire.frames import Frame, FrameError, pack
-from envmgr.wire.hosts import EnvOrder, HostSpec, Orders, WorkerSettings
+from envmgr.wire.hosts import EnvToBuild, HostSpec, WorkerSettings, WorkerSetup
 from envmgr.worker.process import set_up
 from envmgr.worker.serving import QueueInbox, run_on_thread, unreadable_reply
 
@@ -94,8 +94,8 @@ class Hosting(Protocol):
     def place(self, nbytes: int) -> Any:
         """Allocate the memory that hosts share with this process."""
 
-    def count_mail(self, mail: Any) -> None:
-        """See `Transport.count_mail`."""
+    def count_messages(self, counts: Any) -> None:
+        """See `Transport.count_messages`."""
 
     def ring(self, host_ids: Sequence[int]) -> None:
         """Let hosts look at what was posted for them."""
@@ -146,7 +146,7 @@ class HostActor:
             elif op == ActorOp.SEND and data.op in PLACING:
                 self._mirror.place_for(host_id, data)
                 if self._mirror.block is not None:
-                    self._hosting.count_mail(self._mirror.block.mail)
+                    self._hosting.count_messages(self._mirror.block.messages_sent)
         self._hosting.deliver([one for one in brought if one.op != ActorOp.POST])
         if rung:
             self._hosting.ring(rung)
@@ -174,11 +174,11 @@ def _unpickled(data: bytes) -> Any:
     return pickle.loads(data)  # noqa: S301 - from the trainer, over its cluster
 
 
-def spec_of(host_id: int, orders: Orders, node: Node) -> HostSpec:
+def spec_of(host_id: int, setup: WorkerSetup, node: Node) -> HostSpec:
     """Return the host that the trainer has ordered."""
-    made = [_factory(pickled, node.address) for pickled in orders.factories]
-    envs = tuple(EnvOrder(*order[:3], made[order[3]]) for order in orders.envs)
-    return HostSpec(host_id, orders.host_index, envs, _unpickled(orders.settings))
+    made = [_factory(pickled, node.address) for pickled in setup.factories]
+    envs = tuple(EnvToBuild(*env[:3], made[env[3]]) for env in setup.envs)
+    return HostSpec(host_id, setup.host_index, envs, _unpickled(setup.settings))
 
 
 @functools.lru_cache(256)
@@ -202,8 +202,8 @@ class ThreadHost:
         self._inbox: QueueInbox | None = None
         self._thread: threading.Thread | None = None
         self._memory: npt.NDArray[np.uint8] | None = None
-        self._mail: Any = {}
-        self._mail_numbers = itertools.count(1)
+        self._messages_sent: Any = {}
+        self._message_numbers = itertools.count(1)
         self._index = 0
 
     def deliver(self, requests: Sequence[ActorRequest]) -> None:
@@ -213,7 +213,7 @@ class ThreadHost:
                 self._start(host_id, data)
             elif op == ActorOp.SEND and self._inbox is not None:
                 self._hand_over(host_id, data, self._inbox)
-                self._mail[self._index] = next(self._mail_numbers)
+                self._messages_sent[self._index] = next(self._message_numbers)
             elif op == ActorOp.ASK and self._inbox is not None:
                 self._inbox.ring(asks=True)
 
@@ -227,20 +227,20 @@ class ThreadHost:
             raise FrameError("observations are placed in shared memory, but there is none")
         return memoryview(self._memory)  # type: ignore[arg-type]
 
-    def count_mail(self, mail: Any) -> None:
+    def count_messages(self, counts: Any) -> None:
         """Count the messages there."""
-        self._mail = items(mail)
+        self._messages_sent = items(counts)
 
     def ring(self, host_ids: Sequence[int]) -> None:
         """Let the host look at the block."""
         if self._inbox is not None:
             self._inbox.ring(asks=False)
 
-    def _start(self, host_id: int, orders: Orders) -> None:
+    def _start(self, host_id: int, setup: WorkerSetup) -> None:
         self._inbox = QueueInbox(functools.partial(self._calls.put, host_id))
-        self._index = orders.host_index
+        self._index = setup.host_index
         self._thread = threading.Thread(
-            target=self._run, args=(host_id, orders, self._inbox), name="envmgr-envs", daemon=True
+            target=self._run, args=(host_id, setup, self._inbox), name="envmgr-envs", daemon=True
         )
         self._thread.start()
 
@@ -250,11 +250,11 @@ class ThreadHost:
         except FrameError as error:
             self._calls.put(host_id, pack(unreadable_reply(frame, error)))
 
-    def _run(self, host_id: int, orders: Orders, inbox: QueueInbox) -> None:
+    def _run(self, host_id: int, setup: WorkerSetup, inbox: QueueInbox) -> None:
         detail = ""
         try:
             run_on_thread(
-                spec_of(host_id, orders, self._node),
+                spec_of(host_id, setup, self._node),
                 inbox,
                 memory=self._open_memory,
                 ring=self._calls.ring if self._posts else None,
@@ -312,9 +312,9 @@ class WorkerHosts:
         """Allocate the memory that all workers share."""
         return self._transport.place(nbytes)
 
-    def count_mail(self, mail: Any) -> None:
+    def count_messages(self, counts: Any) -> None:
         """Count the messages there."""
-        self._transport.count_mail(mail)
+        self._transport.count_messages(counts)
 
     def ring(self, host_ids: Sequence[int]) -> None:
         """Ring at once: waking the thread to do it would take as long."""

@@ -108,7 +108,7 @@ class Mirror:
         self._arena_row, self._n_rows = np.zeros(n, np.int64), np.zeros(n, np.int64)
         actions = [leaf for leaves in block.actions_of for leaf in leaves]
         self._columns = {
-            "posts": [*actions, block.kinds, block.orders, block.requests],
+            "posts": [*actions, block.kinds, block.reset_requests, block.requests],
             "posted": [block.posted],
             "wide rewards": [block.wide_rewards],
             "infos": [block.infos],
@@ -141,7 +141,7 @@ class TrainerMirror(Mirror):
 
     def _lay_out(self, block: Block) -> Block:
         plan = block.plan
-        self._requests, self._orders = block.requests.copy(), block.orders.copy()
+        self._requests, self._resets = block.requests.copy(), block.reset_requests.copy()
         self._posted = np.zeros(plan.n_hosts, np.uint64)
         block.sleeping[:-1] = 1  # so that hosts are always rung for
         return super()._lay_out(block)
@@ -159,9 +159,9 @@ class TrainerMirror(Mirror):
         # First: the core writes this column after the tokens of the steps.
         posted = block.posted[indexes]
         is_new = posted != self._posted[indexes]
-        requests, orders = block.requests[rows], block.orders[rows]
-        new = (requests != self._requests[rows]) | (orders != self._orders[rows])
-        self._requests[rows], self._orders[rows] = requests, orders
+        requests, resets = block.requests[rows], block.reset_requests[rows]
+        new = (requests != self._requests[rows]) | (resets != self._resets[rows])
+        self._requests[rows], self._resets[rows] = requests, resets
         self._posted[indexes] = posted
         self._read(parts, "posts", rows[new])
         if is_new.any():
@@ -225,9 +225,12 @@ class NodeMirror(Mirror):
         block = self.block
         if block is None:
             return []
-        requests, orders = block.requests[self._rows], block.orders[self._rows]
+        requests, resets = block.requests[self._rows], block.reset_requests[self._rows]
         self.write(parts)
-        for at, column, before in ((0, block.requests, requests), (1, block.orders, orders)):
+        for at, column, before in (
+            (0, block.requests, requests),
+            (1, block.reset_requests, resets),
+        ):
             now = column[self._rows]
             self._awaited[at][self._rows[now != before]] = now[now != before]
         fence()

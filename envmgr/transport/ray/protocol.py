@@ -18,7 +18,7 @@ class ActorOp(IntEnum):
     """What an actor is asked to do."""
 
     START = 1
-    """Start a host. Data: its `Orders`."""
+    """Start a host. Data: its `WorkerSetup`."""
     SEND = 2
     """Pass a request on to a host. Data: its `Frame`."""
     KILL = 3

@@ -14,7 +14,7 @@ import numpy as np
 from envmgr.config.kind_sections import Ray
 from envmgr.errors import ConfigError
 from envmgr.transport.outbox import OutboxTransport
-from envmgr.transport.process.orders import OrderWriter
+from envmgr.transport.process.worker_setup import WorkerSetupWriter
 from envmgr.transport.ray.actor import ActorSettings, HostActor
 from envmgr.transport.ray.actor_calls import THREADS
 from envmgr.transport.ray.cluster import close_cluster, open_cluster
@@ -94,7 +94,7 @@ class RayTransport(OutboxTransport):
         self._plan = plan
         self._isolated = plan.options.isolation == "process"
         self.packs_envs = not self._isolated
-        self._orders = OrderWriter(plan.worker, with_factories=True)
+        self._worker_setup = WorkerSetupWriter(plan.worker, with_factories=True)
         self._pickles: tuple[bytes, ...] = ()
         self._links: dict[int, ActorLink] = {}
         self._given_up: set[int] = set()
@@ -131,7 +131,7 @@ class RayTransport(OutboxTransport):
         Raises:
             ConfigError: one cannot be pickled; nothing was started.
         """
-        pickles = self._orders.pickles_of(factories)
+        pickles = self._worker_setup.pickles_of(factories)
         if self._isolated and self._plan.preload != ():
             self._pickles = tuple(pickles)
 
@@ -141,8 +141,8 @@ class RayTransport(OutboxTransport):
         Raises:
             ConfigError: a factory cannot be pickled; nothing was started.
         """
-        orders = [self._orders.orders_of(spec) for spec in specs]
-        for spec, payload in zip(specs, orders, strict=True):
+        setup = [self._worker_setup.setup_of(spec) for spec in specs]
+        for spec, payload in zip(specs, setup, strict=True):
             link = self._link_for(spec)
             self._hosts[spec.host_id] = link
             self._tasks.put((link, ActorRequest(ActorOp.START, spec.host_id, payload)))

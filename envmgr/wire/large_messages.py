@@ -1,11 +1,11 @@
-"""Room for large messages: each worker has a part of the shared memory beside its pipe.
+"""Buffers for large messages: each worker has a part of the shared memory beside its pipe.
 
 A pipe takes 64 KiB at a time, and each time wakes the other side. So large arrays of a reply
-(pickle can leave them out), and a pickle that is large itself, are written into the worker's room,
-and the frame says where. The parent copies them out, and then writes the number of the message into
-the room. Once this is the latest message, the room is empty, and is filled from its beginning
-again. What does not fit goes through the pipe. A room is a hole in a sparse file until it is
-written to.
+(pickle can leave them out), and a pickle that is large itself, are written into the worker's
+buffer, and the frame says where. The parent copies them out, and then writes the number of the
+message into the buffer. Once this is the latest message, the buffer is empty, and is filled from
+its beginning again. What does not fit goes through the pipe. A buffer is a hole in a sparse file
+until it is written to.
 """
 
 from __future__ import annotations
@@ -23,32 +23,32 @@ from envmgr.wire.frames import Frame, FrameError, encode
 from envmgr.wire.messages import Message
 
 LARGE_BYTES = 1 << 14
-"""From the first message on that is as large as this, the worker uses its room."""
+"""From the first message on that is as large as this, the worker uses its buffer."""
 
-ROOM_BYTES = 1 << 26
+BUFFER_BYTES = 1 << 26
 
-IN_ROOM = 0x80
-"""Bit of the operation of a frame whose payload is in the room of its host."""
+IN_BUFFER = 0x80
+"""Bit of the operation of a frame whose payload is in the buffer of its host."""
 
-_FIRST_ROOM = 1 << 40  # in the file: behind all else that it may ever hold
-_BEGIN = 64  # in a room: behind the number of the message that was read last
+_FIRST_BUFFER = 1 << 40  # in the file: behind all else that it may ever hold
+_BEGIN = 64  # in a buffer: behind the number of the message that was read last
 _PART_BYTES = 1 << 12  # smaller arrays stay in the pickle
 _MOST_PARTS = 1000  # that one system call reads
 _NUMBER = struct.Struct("<Q")
 _HEAD = struct.Struct("<QQI")
 
 
-def room_of(host_id: int) -> int:
-    """Return where in the shared memory the room of a host begins; no other host ever gets it."""
-    return _FIRST_ROOM + host_id * ROOM_BYTES
+def buffer_offset(host_id: int) -> int:
+    """Return where in the shared memory the buffer of a host begins; no other host ever gets it."""
+    return _FIRST_BUFFER + host_id * BUFFER_BYTES
 
 
-class Room:
-    """The room of a worker, as the worker writes it.
+class LargeMessageBuffer:
+    """The buffer of a worker, as the worker writes it.
 
     Args:
         fd: the shared memory.
-        offset: where the room begins.
+        offset: where the buffer begins.
     """
 
     def __init__(self, fd: int, offset: int) -> None:
@@ -72,7 +72,7 @@ class Room:
         return frame
 
     def _framed(self, message: Message) -> bytes | None:
-        """Return a frame whose large parts are in the room; None if that is not possible."""
+        """Return a frame whose large parts are in the buffer; None if that is not possible."""
         parts: list[Any] = [b""]
 
         def stays(buffer: pickle.PickleBuffer) -> bool:
@@ -95,10 +95,10 @@ class Room:
         self._number += 1
         head = _HEAD.pack(self._number, place, zlib.crc32(parts[0]))
         body = head + b"".join(_NUMBER.pack(len(part)) for part in parts)
-        return Frame(message.op | IN_ROOM, *message[1:4], body).encoded()
+        return Frame(message.op | IN_BUFFER, *message[1:4], body).encoded()
 
     def _write(self, parts: list[Any]) -> int | None:
-        """Write parts into the room, and return where; None if there is no place."""
+        """Write parts into the buffer, and return where; None if there is no place."""
         memory = self._memory
         if memory is not None and _NUMBER.unpack_from(memory)[0] == self._number:
             self._end = _BEGIN
@@ -114,16 +114,16 @@ class Room:
         return place
 
     def _opened(self, nbytes: int) -> mmap.mmap:
-        """Return at least so much of the room, with all its pages, so that no write can fail."""
-        if nbytes > ROOM_BYTES:
-            raise OSError("the room is full")
+        """Return at least so much of the buffer, with all its pages, so that no write can fail."""
+        if nbytes > BUFFER_BYTES:
+            raise OSError("the buffer is full")
         nbytes = max(LARGE_BYTES, 1 << (nbytes - 1).bit_length())
         os.posix_fallocate(self._fd, self._offset, nbytes)
         return mmap.mmap(self._fd, nbytes, offset=self._offset)
 
 
-class Rooms:
-    """The rooms of all hosts, as the parent reads them.
+class LargeMessageBuffers:
+    """The buffers of all hosts, as the parent reads them.
 
     Args:
         fd: the shared memory.
@@ -133,7 +133,7 @@ class Rooms:
         self._fd = fd
 
     def message(self, frame: Frame, host_id: int) -> Message:
-        """Return the message of a frame, with all that is in the room; changes nothing.
+        """Return the message of a frame, with all that is in the buffer; changes nothing.
 
         Raises:
             FrameError: it is not there, or cannot be unpickled.
@@ -142,28 +142,28 @@ class Rooms:
             _, place, checksum = _HEAD.unpack_from(frame.body)
             lengths = [length for (length,) in _NUMBER.iter_unpack(frame.body[_HEAD.size :])]
         except struct.error as error:
-            raise FrameError(f"it does not say where it is in its room: {error}") from error
+            raise FrameError(f"it does not say where it is in its buffer: {error}") from error
         nbytes = sum(lengths)
-        if not 0 < len(lengths) <= _MOST_PARTS or place + nbytes > ROOM_BYTES:
-            raise FrameError(f"{len(lengths)} parts at {place}, {nbytes} bytes, are in no room")
+        if not 0 < len(lengths) <= _MOST_PARTS or place + nbytes > BUFFER_BYTES:
+            raise FrameError(f"{len(lengths)} parts at {place}, {nbytes} bytes, exceed its buffer")
         parts = [bytearray(length) for length in lengths]
         try:
-            found = os.preadv(self._fd, parts, room_of(host_id) + place)
+            found = os.preadv(self._fd, parts, buffer_offset(host_id) + place)
         except OSError as error:
-            raise FrameError(f"its room cannot be read: {error}") from error
+            raise FrameError(f"its buffer cannot be read: {error}") from error
         if found != nbytes or zlib.crc32(parts[0]) != checksum:
-            raise FrameError(f"a damaged message in its room, at {place}")
-        return frame._replace(op=frame.op & ~IN_ROOM, body=parts[0]).message(parts[1:])
+            raise FrameError(f"a damaged message in its buffer, at {place}")
+        return frame._replace(op=frame.op & ~IN_BUFFER, body=parts[0]).message(parts[1:])
 
     def free(self, frame: Frame, host_id: int) -> None:
         """Give the host back the place of a message, and of all messages before it."""
-        with contextlib.suppress(OSError):  # then the host uses its pipe when the room is full
-            os.pwrite(self._fd, frame.body[: _NUMBER.size], room_of(host_id))
+        with contextlib.suppress(OSError):  # then the host uses its pipe when the buffer is full
+            os.pwrite(self._fd, frame.body[: _NUMBER.size], buffer_offset(host_id))
 
     def give_back(self, host_id: int) -> None:
-        """Free the memory of the room of a host that is dead."""
-        start = room_of(host_id)
-        nbytes = min(os.fstat(self._fd).st_size - start, ROOM_BYTES)
+        """Free the memory of the buffer of a host that is dead."""
+        start = buffer_offset(host_id)
+        nbytes = min(os.fstat(self._fd).st_size - start, BUFFER_BYTES)
         if nbytes > 0:
-            with contextlib.suppress(OSError), mmap.mmap(self._fd, nbytes, offset=start) as room:
-                room.madvise(mmap.MADV_REMOVE)
+            with contextlib.suppress(OSError), mmap.mmap(self._fd, nbytes, offset=start) as buffer:
+                buffer.madvise(mmap.MADV_REMOVE)

@@ -1,4 +1,4 @@
-"""Rooms for large messages: what goes in comes out, nothing else does, and room comes back."""
+"""Buffers for large messages: what goes in comes out, nothing else does, and buffer comes back."""
 
 from __future__ import annotations
 
@@ -18,16 +18,23 @@ import pytest
 from envmgr.spaces import Array
 from envmgr.transport.process.connections import Connections
 from envmgr.transport.ready import ReadySet
-from envmgr.wire import rooms
+from envmgr.wire import large_messages
 from envmgr.wire.block import block_is_possible
 from envmgr.wire.channel import FrameChannel
 from envmgr.wire.frames import Frame, FrameError, split_frame
+from envmgr.wire.large_messages import (
+    BUFFER_BYTES,
+    IN_BUFFER,
+    LARGE_BYTES,
+    LargeMessageBuffer,
+    LargeMessageBuffers,
+    buffer_offset,
+)
 from envmgr.wire.messages import Message, Op
-from envmgr.wire.rooms import IN_ROOM, LARGE_BYTES, ROOM_BYTES, Room, Rooms, room_of
 from tests.contract.large import FORMS, LARGE, assert_same
 from tests.faults.interrupting import Interrupted, handlers, interrupt_at, points_of
 
-pytestmark = pytest.mark.skipif(not block_is_possible(), reason="no rooms on this platform")
+pytestmark = pytest.mark.skipif(not block_is_possible(), reason="no buffers on this platform")
 
 HOST = 0
 
@@ -47,26 +54,26 @@ def frame_of(data: bytes) -> Frame:
 
 
 class Both:
-    """A room, and what reads it."""
+    """A buffer, and what reads it."""
 
     def __init__(self) -> None:
-        self.fd = os.memfd_create("rooms")
-        self.rooms = Rooms(self.fd)
-        self.room = Room(self.fd, room_of(HOST))
-        self.room.encode(message(arrays()))  # from now on it is used
+        self.fd = os.memfd_create("buffers")
+        self.buffers = LargeMessageBuffers(self.fd)
+        self.buffer = LargeMessageBuffer(self.fd, buffer_offset(HOST))
+        self.buffer.encode(message(arrays()))  # from now on it is used
 
     def sent(self, payload: Any) -> Frame:
-        return frame_of(self.room.encode(message(payload)))
+        return frame_of(self.buffer.encode(message(payload)))
 
     def read(self, frame: Frame) -> Any:
-        return self.rooms.message(frame, HOST).payload
+        return self.buffers.message(frame, HOST).payload
 
     def through(self, payload: Any) -> Any:
         frame = self.sent(payload)
-        if not frame.op & IN_ROOM:
+        if not frame.op & IN_BUFFER:
             return frame.message().payload
         out = self.read(frame)
-        self.rooms.free(frame, HOST)
+        self.buffers.free(frame, HOST)
         return out
 
     @property
@@ -74,7 +81,7 @@ class Both:
         return os.fstat(self.fd).st_blocks * 512
 
     def close(self) -> None:
-        del self.room  # which has the memory mapped
+        del self.buffer  # which has the memory mapped
         os.close(self.fd)
 
 
@@ -102,14 +109,14 @@ def test_what_was_read_is_private_and_writable(both: Both) -> None:
 
 
 def test_nothing_is_taken_before_a_message_was_large() -> None:
-    fd = os.memfd_create("rooms")
-    room = Room(fd, room_of(HOST))
+    fd = os.memfd_create("buffers")
+    buffer = LargeMessageBuffer(fd, buffer_offset(HOST))
     for nbytes in (10, LARGE_BYTES // 2, LARGE):
-        assert not frame_of(room.encode(message(arrays(nbytes)))).op & IN_ROOM
+        assert not frame_of(buffer.encode(message(arrays(nbytes)))).op & IN_BUFFER
         assert os.fstat(fd).st_size == 0
-    assert not frame_of(room.encode(message("small"))).op & IN_ROOM
+    assert not frame_of(buffer.encode(message("small"))).op & IN_BUFFER
     assert os.fstat(fd).st_size == 0
-    assert frame_of(room.encode(message(arrays()))).op & IN_ROOM
+    assert frame_of(buffer.encode(message(arrays()))).op & IN_BUFFER
     assert os.fstat(fd).st_blocks * 512 < 4 * LARGE
     os.close(fd)
 
@@ -120,24 +127,32 @@ def test_a_room_is_filled_from_its_beginning_when_all_was_read(both: Both) -> No
         before = both.nbytes
         assert [both.read(frame)[0] for frame in waiting] == [0, 1, 2, 3, 4]
         for frame in waiting[:4]:
-            both.rooms.free(frame, HOST)
+            both.buffers.free(frame, HOST)
         assert both.read(both.sent(arrays(fill=i)))[0] == i  # behind the one that was not
         assert both.read(waiting[4])[0] == 4
-        both.rooms.free(both.sent(arrays()), HOST)  # and all before
+        both.buffers.free(both.sent(arrays()), HOST)  # and all before
         assert both.nbytes <= 2 * max(before, 8 * LARGE)
 
 
 def test_what_finds_no_place_goes_through_the_pipe_until_there_is_some(
     both: Both, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rooms, "ROOM_BYTES", 1 << 18)
+    monkeypatch.setattr(large_messages, "BUFFER_BYTES", 1 << 18)
     frames = [both.sent(arrays(fill=k)) for k in range(6)]
-    assert [bool(frame.op & IN_ROOM) for frame in frames] == [True, True, True, False, False, False]
+    in_buffer = [bool(frame.op & IN_BUFFER) for frame in frames]
+    assert in_buffer == [
+        True,
+        True,
+        True,
+        False,
+        False,
+        False,
+    ]
     assert [both.read(frame)[0] for frame in frames[:3]] == [0, 1, 2]
     assert [frame.message().payload[0] for frame in frames[3:]] == [3, 4, 5]
-    both.rooms.free(frames[2], HOST)
-    assert not both.sent(arrays(1 << 18)).op & IN_ROOM  # and what is larger than all of it, ever
-    assert both.sent(arrays()).op & IN_ROOM
+    both.buffers.free(frames[2], HOST)
+    assert not both.sent(arrays(1 << 18)).op & IN_BUFFER  # and what is larger than all of it, ever
+    assert both.sent(arrays()).op & IN_BUFFER
 
 
 def test_without_memory_all_goes_through_the_pipe(
@@ -148,9 +163,9 @@ def test_without_memory_all_goes_through_the_pipe(
 
     with monkeypatch.context() as patched:
         patched.setattr(os, "posix_fallocate", refuse)
-        assert not both.sent(arrays()).op & IN_ROOM
+        assert not both.sent(arrays()).op & IN_BUFFER
         assert_same(both.through(arrays()), arrays())
-    assert both.sent(arrays()).op & IN_ROOM
+    assert both.sent(arrays()).op & IN_BUFFER
 
 
 def test_what_pickle_refuses_goes_through_cloudpickle_or_is_refused(both: Both) -> None:
@@ -173,11 +188,11 @@ FORGED = {
     "half a length": body(1, 64, 0, 4)[:-1],
     "no parts": body(1, 64, 0),
     "too many parts": body(1, 64, 0, *[1] * 1001),
-    "behind the room": body(1, ROOM_BYTES, 0, 1),
-    "across its end": body(1, 64, 0, ROOM_BYTES),
+    "behind the buffer": body(1, BUFFER_BYTES, 0, 1),
+    "across its end": body(1, 64, 0, BUFFER_BYTES),
     "behind everything": body(1, (1 << 64) - 1, 0, 1),
     "larger than anything": body(1, 64, 0, (1 << 64) - 1, (1 << 64) - 1),
-    "where nothing was written": body(1, ROOM_BYTES // 2, NONE, 4),
+    "where nothing was written": body(1, BUFFER_BYTES // 2, NONE, 4),
     "a wrong checksum": body(1, 64, 0, 4),
     "no pickle": body(1, 64, zlib.crc32(b"\1" * 4), 4),
 }
@@ -186,14 +201,14 @@ FORGED = {
 @pytest.mark.parametrize("name", FORGED)
 def test_what_no_room_holds_is_garbage(both: Both, name: str) -> None:
     both.sent([])
-    os.pwrite(both.fd, b"\1" * 99, room_of(HOST) + 64)
+    os.pwrite(both.fd, b"\1" * 99, buffer_offset(HOST) + 64)
     with pytest.raises(FrameError):
-        both.read(Frame(Op.STEPPED | IN_ROOM, 1, 2, 3, FORGED[name]))
+        both.read(Frame(Op.STEPPED | IN_BUFFER, 1, 2, 3, FORGED[name]))
 
 
 def test_a_damaged_pickle_is_not_unpickled(both: Both) -> None:
     frame = both.sent("x" * LARGE)
-    os.pwrite(both.fd, b"?", room_of(HOST) + 100)
+    os.pwrite(both.fd, b"?", buffer_offset(HOST) + 100)
     with pytest.raises(FrameError, match="damaged"):
         both.read(frame)
 
@@ -206,15 +221,15 @@ def test_buffers_that_are_missing_are_garbage(both: Both) -> None:
 
 
 def test_the_memory_of_dead_hosts_is_given_back_and_that_of_others_is_not(both: Both) -> None:
-    other = Room(both.fd, room_of(HOST + 1))
+    other = LargeMessageBuffer(both.fd, buffer_offset(HOST + 1))
     other.encode(message(arrays()))
     kept = frame_of(other.encode(message(arrays(fill=5))))
     both.through(arrays(10 * LARGE))
     before = both.nbytes
-    both.rooms.give_back(HOST)
-    both.rooms.give_back(HOST + 7)
+    both.buffers.give_back(HOST)
+    both.buffers.give_back(HOST + 7)
     assert both.nbytes <= before - 10 * LARGE
-    assert both.rooms.message(kept, HOST + 1).payload[0] == 5
+    assert both.buffers.message(kept, HOST + 1).payload[0] == 5
 
 
 # -- interrupts -----------------------------------------------------------------------------------
@@ -229,13 +244,13 @@ class Connected:
         self.worker = FrameChannel(down_out, up_in, blocking=True)
         self.both = Both()
         self.ready = ReadySet()
-        self.connections = Connections(self.ready, rooms=self.both.rooms)
+        self.connections = Connections(self.ready, buffers=self.both.buffers)
         self.connections.add(HOST, 0, self.parent)
 
     def write(self, numbers: list[int]) -> None:
         for number in numbers:
             payload = arrays(fill=number % 256) if number % 3 else "small"
-            self.worker.send(self.both.room.encode(message(payload, number)))
+            self.worker.send(self.both.buffer.encode(message(payload, number)))
 
     def read(self) -> None:
         self.connections.read([self.parent])
@@ -283,12 +298,14 @@ def test_interrupts_anywhere_lose_nothing_repeat_nothing_and_free_all(
                     assert arrival.payload.tolist() == [arrival.request_id] * LARGE
             first = connected.both.sent(arrays())
             assert struct.unpack_from("<QQ", first.body)[1] == 64, point  # all was freed
-            connected.both.rooms.free(first, HOST)
+            connected.both.buffers.free(first, HOST)
     assert not connected.connections.ruined
 
 
 def test_garbage_in_place_of_a_reference_ruins_the_host(connected: Connected) -> None:
-    connected.worker.send(Frame(Op.STEPPED | IN_ROOM, 1, 2, 3, FORGED["behind the room"]).encoded())
+    connected.worker.send(
+        Frame(Op.STEPPED | IN_BUFFER, 1, 2, 3, FORGED["behind the buffer"]).encoded()
+    )
     connected.read()
-    assert "room" in connected.connections.ruined[HOST].reason
+    assert "buffer" in connected.connections.ruined[HOST].reason
     assert not connected.connections.arrivals

@@ -8,17 +8,17 @@ from typing import Any
 from envmgr import pickles
 from envmgr.errors import ConfigError
 from envmgr.types import EnvFactory
-from envmgr.wire.hosts import EnvOrder, HostSpec, Orders, WorkerSettings
+from envmgr.wire.hosts import EnvToBuild, HostSpec, WorkerSettings, WorkerSetup
+from envmgr.wire.large_messages import buffer_offset
 from envmgr.wire.messages import UNANSWERED
-from envmgr.wire.rooms import room_of
 
 
-class OrderWriter:
-    """Writes the orders of workers; each object is pickled once for all of them.
+class WorkerSetupWriter:
+    """Writes the setup of workers; each object is pickled once for all of them.
 
     Args:
         settings: how workers are set up.
-        with_factories: whether orders include the factories of envs.
+        with_factories: whether setup include the factories of envs.
     """
 
     def __init__(self, settings: WorkerSettings, *, with_factories: bool) -> None:
@@ -26,25 +26,27 @@ class OrderWriter:
         self._with_factories = with_factories
         self._pickled: dict[int, tuple[Any, bytes]] = {}
 
-    def orders_of(self, spec: HostSpec, *, has_room: bool = False) -> Orders:
-        """Return the orders of one worker.
+    def setup_of(self, spec: HostSpec, *, has_buffer: bool = False) -> WorkerSetup:
+        """Return the setup of one worker.
 
         Args:
             spec: the worker.
-            has_room: whether it may put large messages into a room of its own.
+            has_buffer: whether it may put large messages into a buffer of its own.
 
         Raises:
             ConfigError: a factory cannot be pickled.
         """
         pickled: dict[bytes, int] = {}  # equal factories travel once
         envs: list[tuple[int, int, int, int]] = []
-        for order in spec.envs:
-            factory = self._pickle(order.factory, order) if self._with_factories else b""
+        for env in spec.envs:
+            factory = self._pickle(env.factory, env) if self._with_factories else b""
             place = pickled.setdefault(factory, len(pickled))
-            envs.append((order.env_id, order.generation, order.request_id, place))
+            envs.append((env.env_id, env.generation, env.request_id, place))
         settings = self._pickle(spec.settings, spec.envs[0])
-        room = room_of(spec.host_id) if has_room else None
-        return Orders(tuple(envs), tuple(pickled), spec.index, settings, self._settings, room)
+        buffer = buffer_offset(spec.host_id) if has_buffer else None
+        return WorkerSetup(
+            tuple(envs), tuple(pickled), spec.index, settings, self._settings, buffer
+        )
 
     def pickles_of(self, factories: Sequence[EnvFactory]) -> list[bytes]:
         """Return the pickles of factories, equal ones once.
@@ -52,17 +54,17 @@ class OrderWriter:
         Raises:
             ConfigError: a factory cannot be pickled.
         """
-        orders = (EnvOrder(i, 0, UNANSWERED, made) for i, made in enumerate(factories))
-        return list(dict.fromkeys(self._pickle(order.factory, order) for order in orders))
+        setup = (EnvToBuild(i, 0, UNANSWERED, made) for i, made in enumerate(factories))
+        return list(dict.fromkeys(self._pickle(env.factory, env) for env in setup))
 
-    def _pickle(self, value: Any, order: EnvOrder) -> bytes:
+    def _pickle(self, value: Any, env: EnvToBuild) -> bytes:
         known = self._pickled.get(id(value))
         if known is None:
             try:
                 known = (value, pickles.dumps(value))
             except Exception as error:  # whatever a __reduce__ may raise
                 raise ConfigError(
-                    f"the env_fn of env {order.env_id} ({order.factory!r}), or a space that was "
+                    f"the env_fn of env {env.env_id} ({env.factory!r}), or a space that was "
                     f"given with it, cannot be sent to a worker process: {type(error).__name__}: "
                     f"{error}. Build such objects inside the function, or use context: fork or "
                     "type: base."
