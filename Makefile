@@ -43,7 +43,8 @@ BENCH_OUT ?= docs/benchmarks
 SOAK_OUT ?= docs/reliability
 
 PIP_INSTALL = $(VENV)/bin/python -m pip install --disable-pip-version-check -qq
-REQUIREMENTS = setup.cfg pyproject.toml
+# `pip install -e .` compiles envmgr/_hot.c, where there is a compiler.
+REQUIREMENTS = setup.cfg pyproject.toml setup.py envmgr/_hot.c
 
 .PHONY: help venv demo demo-cluster test test-ray test-trainers test-envs docs site bench soak scoreboard test-matrix lint typecheck format clean distclean
 

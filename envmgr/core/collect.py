@@ -31,6 +31,7 @@ from envmgr.core.replies import (
 from envmgr.core.statistics import Statistics
 from envmgr.core.table import NOBODY, Selection, Selections
 from envmgr.env.contract import TERMINATED, TOLD, TRUNCATED, info_of
+from envmgr.hot import hot
 from envmgr.spaces import ValueMismatchError, indexed
 from envmgr.types import EnvTimestep
 from envmgr.wire.block import (
@@ -172,6 +173,7 @@ class Collected:
         n_before: timesteps delivered since launch, before these.
         block: where replies are read, also when a signal handler has closed the manager since.
         arena: where observations are read, likewise.
+        in_c: what hands them out in C; None where Python does.
 
     Attributes:
         count: how many timesteps there are.
@@ -189,6 +191,7 @@ class Collected:
         "endings",
         "fate",
         "ids",
+        "in_c",
         "kept",
         "n_before",
         "n_episodes",
@@ -209,7 +212,9 @@ class Collected:
         n_before: int,
         block: Block | None,
         arena: Arena | Arenas | None,
+        in_c: Any = None,
     ) -> None:
+        self.in_c = in_c
         self.ids = ids
         self.selection = selection
         self.places = places
@@ -278,7 +283,9 @@ class Collector:
 
     def have_arrived(self, selection: Selection) -> bool:
         """Whether the timesteps of all of these envs can be handed out."""
-        window = selection.window
+        window, in_c = selection.window, selection.in_c
+        if in_c is not None and in_c.arrived():
+            return True
         if window is not None and not self._table.undelivered:
             return bool(window.replies == window.tokens)
         table, rows = self._table, selection.array
@@ -342,6 +349,14 @@ class Collector:
             then, has to be looked at by itself before: nothing was taken.
         """
         undelivered, n_before = self._table.undelivered, self._statistics.timesteps
+        flags = None if selection.in_c is None else selection.in_c.flags()
+        if flags is not None:
+            remarks = selection.ordinary.get(flags)
+            if remarks is None:
+                remarks = selection.ordinary[flags] = Remarks(flags, selection.count)
+            place, arena = flags & PLACE_BITS, self._table.observed.arena
+            args = selection.ids, selection, place, remarks, _EMPTY, n_before, self._block, arena
+            return Collected(*args, in_c=selection.in_c)
         ids, kept = selection.ids, _EMPTY
         if undelivered:
             kept = {i: undelivered[i] for i in ids if i in undelivered}
@@ -435,6 +450,14 @@ class Collector:
         observed, arena = self._table.observed, collected.arena
         timesteps: dict[int, EnvTimestep] = {}
         if selection is not None and block is not None and arena is not None:
+            if collected.in_c is not None:
+                found = arena.rows_of(selection, collected.places)
+                numbers = block.rewards[selection.rows].tolist()
+                info = _info_of_ordinary(collected.remarks.usual)
+                timesteps = hot.timesteps(EnvTimestep, selection.ids, found, numbers, info)
+                observed.taken_in_c(selection, found)
+                self._deliver_in_c(collected, timesteps, in_arena=False)
+                return timesteps
             usual, count, specials, details = collected.remarks
             places = collected.places
             found = arena.rows_of(selection, places)
@@ -478,6 +501,14 @@ class Collector:
         odd = remarks.specials and remarks.have_rewards_of_different_shapes
         if selection is None or block is None or collected.kept or odd:
             return None
+        if collected.in_c is not None and selection.window is not None:
+            if (arena := collected.arena) is None:
+                return None
+            obs, rewards = arena.batch(selection, collected.places), selection.window.rewards.copy()
+            none, infos = selection.none.copy, BatchInfos(remarks)
+            batch = _make_batch((selection.array, obs, rewards, none(), none(), infos))
+            self._deliver_in_c(collected, batch, in_arena=True)
+            return batch
         usual, window, observed = remarks.usual, selection.window, self._table.observed
         arena = collected.arena
         obs = None if arena is None else arena.batch(selection, collected.places)
@@ -504,6 +535,17 @@ class Collector:
         return batch
 
     # -- the commit -----------------------------------------------------------------------------
+
+    def _deliver_in_c(self, collected: Collected, result: Any, *, in_arena: bool) -> None:
+        """Hand ordinary timesteps out; in C all of it happens at once."""
+        journal, statistics = self._journal, self._statistics
+        collected.result, collected.endings = result, ()
+        collected.n_episodes = statistics.episodes
+        timesteps = collected.n_before + collected.count
+        returning = Returning(collected, journal.caller)
+        collected.in_c.deliver(returning, collected.places, in_arena, timesteps)
+        if self._has_spares or Phase.RESETTING in self._table.phases.column:
+            self._go_on(collected)
 
     def _redo(self, collected: Collected, again: bool) -> None:
         """Have envs whose timesteps were read be ready, or at the end of their episodes."""
@@ -562,6 +604,10 @@ def _put_in(
     for position, flag in specials.items():
         info = details[position][0].copy() if position in details else {}
         infos[position] = info_of((flag & ENDING_BITS) >> ENDING_SHIFT, info)
+
+
+def _info_of_ordinary(flag: int) -> dict[str, Any]:
+    return {"terminated": False, "truncated": False} if flag >> ENDING_SHIFT & TOLD else {}
 
 
 def _ordinary_infos(flag: int, count: int) -> list[Any]:

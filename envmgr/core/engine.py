@@ -898,6 +898,9 @@ class Gather:
             NothingReadyError: nothing is outstanding.
         """
         supervisor, submitter = self._supervisor, self._supervisor.submitter
+        posted = submitter.posted_in_c()
+        if posted is not None and policy.gathers_all and deadline == math.inf:
+            return self.exactly(posted)
         posts = submitter.posts
         outstanding = supervisor.statistics.outstanding
         if not outstanding:

@@ -539,6 +539,15 @@ class Observed:
         self.counts = guard is not None
 
     @property
+    def columns(self) -> dict[str, bytearray]:
+        """The columns that say where the newest observations are, for what writes them in C."""
+        return {"places": self._place_bytes, "in_arena": self._in_arena}
+
+    def taken_in_c(self, selection: ObservedEnvs, found: Sequence[Any]) -> None:
+        """As `taken_as_rows`, where C writes the columns."""
+        self._kept[selection.rows] = found
+
+    @property
     def is_open(self) -> bool:
         """Whether hosts may have been told where observations go."""
         return bool(self._readers)

@@ -20,11 +20,16 @@ from envmgr.core.statistics import Statistics
 from envmgr.core.table import ManagedEnv, Selection, Selections, Window
 from envmgr.core.validate import checked_actions
 from envmgr.errors import ActionError
+from envmgr.hot import hot
 from envmgr.journal import Journal
+from envmgr.lifecycle import EnvState
 from envmgr.spaces import ActionCheck, ActionColumns, Array, ValueMismatchError, split_batch
 from envmgr.spaces.columns import NUMPY_VALUES
 from envmgr.spaces.interrupts import pass_interrupt_on
 from envmgr.wire.block import (
+    GENERATION_BITS,
+    ORDINARY_BITS,
+    PLACE_BITS,
     POSTING_BITS,
     RESETS_ASKED,
     RING_LAST,
@@ -154,8 +159,78 @@ class Submitter:
         self.posts = True
         if len(columns) == 1:
             self._actions = columns[0]
+            if (
+                hot is not None
+                and self._actions.in_c is not None
+                and not (self._table.has_batched or self._table.observed.counts)
+            ):
+                self._selections.in_c = self._ordinary_rows
         else:
             self._kinds = ActionKinds(block, columns, kind_of)
+
+    def _ordinary_rows(self, selection: Selection) -> Any:
+        """Return what posts ordinary steps of neighbours in C, and says what came of them."""
+        table, block, observed = self._table, self._block, self._table.observed
+        if self._actions is None or (kind := self._actions.in_c) is None:
+            return None
+        is_number, low, high = kind
+        return hot.OrdinaryRows(
+            first=selection.ids[0],
+            count=selection.count,
+            empty=(
+                table.undelivered,
+                table.failed_while_ready,
+                table.by_message,
+                self._resets_asked,
+            ),
+            statistics=self._statistics,
+            submitter=self,
+            journal=self._journal,
+            phases=table.phases.column,
+            states=table.states.column,
+            **observed.columns,
+            tokens=table.tokens,
+            requests=block.requests,
+            replies=block.replies,
+            flags=block.flags,
+            ids=selection.ids,
+            ndarray=np.ndarray,
+            number=np.int64,
+            actions=block.actions[0],
+            low=low,
+            high=high,
+            is_number=is_number,
+            postings=block.posted,
+            sleeping=block.sleeping if self._works_alone else None,
+            hosts=selection.hosts,
+            generations=GENERATION_BITS,
+            place_bits=PLACE_BITS,
+            ordinary_bits=ORDINARY_BITS,
+            n_steps=observed.places.steps,
+            idle=Phase.IDLE,
+            posted=Phase.POSTED,
+            run=EnvState.RUN,
+        )
+
+    def _post_in_c(self, selection: Selection, actions: Any, ring: int) -> bool:
+        """Post an ordinary step of these envs; False if nothing was changed.
+
+        In C all of it happens at once, but for the ringing.
+        """
+        if self._limits.step_s is not None:
+            if not selection.in_c.may_post():
+                return False
+            self._limits.set_posted(selection.rows)
+        request_id, for_last = next(self._request_ids), ring == RING_LAST or self._posted_for_last
+        posting, note = request_id << POSTING_BITS | ring, (self._ring_again, selection.hosts)
+        post, form = selection.in_c.post, self._form
+        done = post(selection, actions, form, request_id, posting, for_last, note)
+        if done > 1:
+            self._journal.finish()  # rings
+        return bool(done)
+
+    def _ring_again(self, hosts: Sequence[int], again: bool) -> None:
+        self._ring(hosts)
 
     def detach(self) -> None:
         """Let go of the shared memory: who still looks at this looks at nothing."""
@@ -186,6 +261,15 @@ class Submitter:
         """
         if not self.posts or type(actions) is not dict:
             return None
+        selection = self._latest
+        if (
+            selection is not None
+            and selection.in_c is not None
+            and beside is None
+            and self._selections.are_current
+            and self._post_in_c(selection, actions, ring)
+        ):
+            return selection
         selection = self._selections.of(actions)
         if selection is None or not selection.may_be_posted(self._table):
             return None
@@ -207,7 +291,11 @@ class Submitter:
         if not self.posts:
             return None
         selection = self._selections.of(env_ids)
-        if selection is None or not selection.may_be_posted(self._table):
+        if selection is None:
+            return None
+        if selection.in_c is not None and self._post_in_c(selection, batch, ring):
+            return selection
+        if not selection.may_be_posted(self._table):
             return None
         packed: _Packed | None = None
         try:
@@ -426,6 +514,13 @@ class Submitter:
         if selection is None or selection.count != outstanding or not selection.is_ascending:
             return None
         return selection if selection.is_posted(self._table.phases) else None
+
+    def posted_in_c(self) -> Selection | None:
+        """Return what was posted last, if its steps are ordinary ones of all envs."""
+        selection = self._latest
+        if selection is None or selection.in_c is None or selection.count != self._table.env_num:
+            return None
+        return selection if selection.in_c.is_posted() else None
 
     def have_all_ring(self) -> None:
         """Have every host ring that need not, because its steps were to be gathered together.

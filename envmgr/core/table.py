@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from bisect import bisect_left
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import compress
 from typing import Any, Literal
@@ -1066,6 +1066,7 @@ class Selection:
         is_slice: whether they are.
         hosts: the indexes of their hosts.
         window: their rows of the columns, if they are neighbours and steps are posted.
+        in_c: likewise, for ordinary steps of all of them in C; None where Python takes them.
         arenas: their rows of the arenas, by place, as far as they were asked for; if they are.
         is_ascending: whether the env_ids ascend.
         ordinary: what `Collector` has read from replies of ordinary steps, by their flags: equal
@@ -1073,6 +1074,7 @@ class Selection:
         fresh: what says of all that the newest observation is in the arena.
         stale: likewise that it is not.
         posted: what says that the steps of all are posted.
+        none: as many False.
         n_posts: how often steps of all were posted since that was added to those of each.
         idle: likewise that nothing is asked of their hosts.
         run: likewise that they are in RUN.
@@ -1086,9 +1088,11 @@ class Selection:
         "hosts",
         "idle",
         "ids",
+        "in_c",
         "is_ascending",
         "is_slice",
         "n_posts",
+        "none",
         "ordinary",
         "posted",
         "rows",
@@ -1108,11 +1112,13 @@ class Selection:
         self.is_slice = self.is_ascending and ids[-1] - first == count - 1
         self.rows: Any = slice(first, first + count) if self.is_slice else self.array
         self.fresh, self.stale = bytes((1,)) * count, bytes(count)
+        self.none: npt.NDArray[np.bool_] = np.zeros(count, np.bool_)
         self.posted, self.idle = bytes((Phase.POSTED,)) * count, bytes((Phase.IDLE,)) * count
         self.run = bytes((EnvState.RUN,)) * count
         self.window: Window | None = None
+        self.in_c: Any = None
         self.arenas: dict[int, list[Array]] = {}
-        self.ordinary: dict[bytes, Any] = {}
+        self.ordinary: dict[bytes | int, Any] = {}
         self.n_posts = 0
 
     def may_be_posted(self, table: EnvTable) -> bool:
@@ -1148,6 +1154,9 @@ class Selections:
 
     Args:
         table: which host serves which env.
+
+    Attributes:
+        in_c: makes what takes ordinary steps of a selection in C; None where there is nothing.
     """
 
     def __init__(self, table: EnvTable) -> None:
@@ -1157,11 +1166,17 @@ class Selections:
         self._latest_array: Any = None
         self._moves = 0
         self._block: Block | None = None
+        self.in_c: Callable[[Selection], Any] | None = None
 
     def share(self, block: Block | None) -> None:
         """Steps of selections are posted in this block from now on, or not any more."""
-        self._block = block
+        self._block, self.in_c = block, None
         self._forget()
+
+    @property
+    def are_current(self) -> bool:
+        """Whether those that were asked for before may be used again."""
+        return self._moves == self._table.moves
 
     def steps_of(self, env_id: int) -> int:
         """Return how many steps an env has been asked for."""
@@ -1179,7 +1194,7 @@ class Selections:
     def _forget(self) -> None:
         self._count_steps()
         for selection in self._known.values():
-            selection.window = None
+            selection.window = selection.in_c = None
             selection.arenas.clear()
             selection.ordinary.clear()
         self._known.clear()
@@ -1230,6 +1245,8 @@ class Selections:
             self._known.clear()
         if selection.is_slice and self._block is not None:
             selection.window = Window(self._block, selection.rows, self._table.tokens)
+            if self.in_c is not None:
+                selection.in_c = self.in_c(selection)
         self._known[key] = selection
         return selection
 

@@ -66,6 +66,21 @@ class ActionColumns:
         self._dtype = layout.leaves[0].dtype
         self._number_type = self._dtype.type
 
+    @property
+    def in_c(self) -> tuple[bool, int, int] | None:
+        """Whether actions are numbers, and the least and the largest; None: C cannot check them."""
+        if self._lone is None:
+            return None
+        bounds = self._bounds[0]
+        if not self._is_number:
+            return (False, 0, 0) if bounds is None else None
+        if self._dtype != np.int64:
+            return None
+        if bounds is None:
+            info = np.iinfo(np.int64)
+            return True, int(info.min), int(info.max)
+        return (True, *bounds) if type(bounds[0]) is int else None
+
     def of_values(self, values: Sequence[Any]) -> tuple[list[Array], Any] | None:
         """Pack one action for each env.
 

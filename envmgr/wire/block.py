@@ -68,11 +68,11 @@ def request_of(token: int) -> tuple[int, int]:
 
 def generation_of(tokens: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
     """Return the tokens of request 0 in the generations of these tokens."""
-    found: npt.NDArray[np.uint64] = tokens & _GENERATION_BITS
+    found: npt.NDArray[np.uint64] = tokens & np.uint64(GENERATION_BITS)
     return found
 
 
-_GENERATION_BITS = np.uint64(0xFFFF << _REQUEST_BITS)
+GENERATION_BITS = 0xFFFF << _REQUEST_BITS
 
 # Bits of what is posted: when a host rings, and whether there is more than steps.
 RING_MASK = 3

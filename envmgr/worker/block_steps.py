@@ -16,6 +16,7 @@ from time import monotonic
 from typing import Any
 
 from envmgr.env import adapt
+from envmgr.hot import hot
 from envmgr.spaces.columns import in_form
 from envmgr.wire.block import (
     RESETS_ASKED,
@@ -186,6 +187,7 @@ class BlockStepper:
         self._fence = threading.Lock()  # of this host alone: it may be one of many threads
         self._n_messages_read = _NOTHING_SEEN
         self.interrupted_env_id: int | None = None
+        self._take_in_c: Any = None
 
     # -- which envs take part ---------------------------------------------------------------
 
@@ -259,6 +261,9 @@ class BlockStepper:
         else:
             self._actions = MixedActionReader(block, self._rows, kinds, takes_any_number=takes_any)
         self._readers = self._actions.readers
+        if hot is not None:
+            since = self._since if self._timed else None
+            self._take_in_c = hot.BatchOfSteps(hot.OrdinaryStep, self._running, since, self._index)
 
     @property
     def has_new_posting(self) -> bool:
@@ -364,9 +369,11 @@ class BlockStepper:
         running, index, values = self._running, self._index, self._running_values
         since = self._since if self._timed else None
         self._batch = block_rows, steps = self._block_rows, self._steps
-        position = -1
+        position, in_c = -1, self._take_in_c
         try:
             self._seen, self._step_tokens = posting, requests
+            if hot is not None and not rings_for_each:
+                return in_c(steps, requests, tokens, actions, values) or follows
             for position, (step, token, action) in enumerate(
                 zip(steps, requests, actions, strict=True)
             ):
@@ -381,6 +388,8 @@ class BlockStepper:
                     self.ring_if_asleep()
                     rung_s = now
         except BaseException:  # Ctrl-C, where envs run in the caller: the others are not lost
+            if in_c is not None and not rings_for_each:
+                position = in_c.position
             self.interrupted_env_id = None if position < 0 else block_rows[position].sink.env_id
             if block_rows is self._block_rows:
                 self._step_tokens = [*requests[: position + 1], *tokens[position + 1 :]]

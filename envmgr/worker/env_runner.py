@@ -29,6 +29,7 @@ from envmgr.env.contract import (
 )
 from envmgr.env.gymnasium_env import GymnasiumEnv
 from envmgr.env.steps import step_function, step_in_two
+from envmgr.hot import hot
 from envmgr.spaces import Layout, NonFiniteError, ValueMismatchError
 from envmgr.spaces.agents import random_action
 from envmgr.spaces.reading import short_text
@@ -623,8 +624,34 @@ def ordinary_steps(runner: EnvRunner, sink: BlockSink) -> StepFunction:
         runner.begin_episode_later(sink, token)
         return True
 
+    if hot is not None and (finite is None or dtype in _TESTED_IN_C):
+        arrays = _codes_of_arrays(codes)
+        in_c: StepFunction = hot.OrdinaryStep(
+            env=env,
+            writer=writer,
+            rest=lambda token, result: take_step(sink, token, step_result_of, result),
+            failed=partial(report_exception, sink),
+            end=end_episode,
+            after=after_step,
+            ndarray=ndarray,
+            float64=np.float64,
+            fields=None if gives_five else _FIELDS,
+            targets=targets[:n_places],
+            rewards=rewards,
+            flags=flags,
+            replies=replies,
+            row=row,
+            codes=codes,
+            codes_of_float32=arrays[np.dtype(np.float32)],
+            codes_of_float64=arrays[np.dtype(np.float64)],
+            tests_finite=finite is not None,
+            refuses_non_finite=runner.refuses_non_finite,
+        )
+        return in_c
     return step
 
+
+_TESTED_IN_C = (np.dtype(np.float32), np.dtype(np.float64))
 
 _Codes = dict[np.dtype[Any], list[int]]
 """Flags of replies by place, for each dtype of an array that is the reward."""

@@ -15,6 +15,7 @@ from gymnasium.spaces import Discrete
 
 import envmgr
 from envmgr import BaseEnv
+from envmgr.hot import hot
 from envmgr.types import EnvTimestep
 from envmgr.wire.arenas import ObservationRules
 from envmgr.wire.frames import FrameError
@@ -609,7 +610,7 @@ def test_ordinary_steps_and_ends_enter_few_frames(env_class: Any) -> None:
         return entered
 
     plain = frames(block_step(), block_step())
-    assert plain.count("step") == 2
+    assert plain.count("step") == (2 if hot is None else 0)
     assert len(plain) <= 10, plain
     ended = frames(block_step(), block_step(done=True))
     assert rig.has_reset(1)

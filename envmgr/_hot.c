@@ -1,0 +1,1053 @@
+/* The ordinary step of both sides: what Python does as well, at a fraction of its cost.
+ *
+ * Nothing is decided here that Python does not decide in the same way, and whatever is out of the
+ * ordinary is left to Python: `worker/env_runner.py` says what an ordinary step of a worker is. Without this module all of envmgr works as
+ * it does with it (`envmgr/hot.py` says when it is used). Numbers that both know (columns, flags,
+ * phases) are given by Python when objects are made; none of them stands here.
+ *
+ * The limited API of Python 3.11, without headers of numpy: arrays are known by their buffers.
+ *
+ * Signals: handlers run in code of Python only, so between two calls of Python code all that is
+ * done here is done at once.
+ */
+
+#define PY_SSIZE_T_CLEAN
+#define Py_LIMITED_API 0x030B0000
+#include <Python.h>
+#include <structmember.h>
+
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+#include <time.h>
+
+#define ABI 1
+
+static PyObject *name_step, *name_step_place, *name_fields;
+
+static double monotonic(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+}
+
+/* Take a view of a column of numbers, or of an array: 0 if it has this many dimensions, else -1. */
+static int view_of(PyObject *object, Py_buffer *view, int flags, int ndim, Py_ssize_t itemsize) {
+    if (PyObject_GetBuffer(object, view, flags | PyBUF_STRIDES | PyBUF_FORMAT) < 0) {
+        view->obj = NULL;
+        return -1;
+    }
+    if ((ndim >= 0 && view->ndim != ndim) || (itemsize > 0 && view->itemsize != itemsize)) {
+        PyErr_SetString(PyExc_ValueError, "a column of another form");
+        return -1;
+    }
+    return 0;
+}
+
+/* The address of an item of a column of one dimension; NULL, with an error, if there is none. */
+static void *item_of(const Py_buffer *column, Py_ssize_t index) {
+    if (index < 0 || index >= column->shape[0]) {
+        PyErr_SetString(PyExc_IndexError, "a row that the column does not have");
+        return NULL;
+    }
+    return (char *)column->buf + index * column->strides[0];
+}
+
+/* -- the worker: one step of one env ---------------------------------------------------------- */
+
+#define MOST_PLACES 16
+#define MOST_DIMS 8
+
+typedef struct {
+    PyObject_HEAD
+    PyObject *env;      /* its `step` is called */
+    PyObject *writer;   /* its `step_place` is where the next observation goes */
+    PyObject *rest;     /* (token, result): goes on with a result that is out of the ordinary */
+    PyObject *failed;   /* (token, error): goes on with what `env.step` has raised */
+    PyObject *end;      /* (token, flags, terminated, truncated): goes on with the end of an episode */
+    PyObject *after;    /* for each place the one after it */
+    PyObject *ndarray, *float64;
+    PyObject *fields;   /* of an `EnvTimestep`; NULL if the env returns gymnasium's five values */
+    PyObject *four;     /* a type that has these fields, once one was seen */
+    Py_buffer targets[MOST_PLACES];
+    int n_places;
+    Py_buffer rewards, flags, replies;
+    double *reward;
+    uint16_t *flag;
+    uint64_t *reply;
+    uint16_t codes[MOST_PLACES];         /* what is flagged of a reward that is a float, by place */
+    uint16_t codes_of_float32[MOST_PLACES]; /* likewise of one that is an array of one number */
+    uint16_t codes_of_float64[MOST_PLACES];
+    char finite;        /* 'f' or 'd': numbers of an observation have to be finite; else 0 */
+    char refuses_non_finite; /* so do rewards */
+} OrdinaryStep;
+
+static int step_traverse(OrdinaryStep *self, visitproc visit, void *arg) {
+    Py_VISIT(Py_TYPE((PyObject *)self));
+    Py_VISIT(self->env);
+    Py_VISIT(self->writer);
+    Py_VISIT(self->rest);
+    Py_VISIT(self->failed);
+    Py_VISIT(self->end);
+    Py_VISIT(self->after);
+    Py_VISIT(self->four);
+    return 0;
+}
+
+static int step_clear(OrdinaryStep *self) {
+    Py_CLEAR(self->env);
+    Py_CLEAR(self->writer);
+    Py_CLEAR(self->rest);
+    Py_CLEAR(self->failed);
+    Py_CLEAR(self->end);
+    Py_CLEAR(self->after);
+    Py_CLEAR(self->four);
+    return 0;
+}
+
+static void step_dealloc(OrdinaryStep *self) {
+    PyTypeObject *type = Py_TYPE((PyObject *)self);
+    PyObject_GC_UnTrack(self);
+    step_clear(self);
+    Py_CLEAR(self->ndarray);
+    Py_CLEAR(self->float64);
+    Py_CLEAR(self->fields);
+    for (int place = 0; place < self->n_places; place++)
+        PyBuffer_Release(&self->targets[place]);
+    PyBuffer_Release(&self->rewards);
+    PyBuffer_Release(&self->flags);
+    PyBuffer_Release(&self->replies);
+    PyObject_GC_Del(self);
+    Py_DECREF(type);
+}
+
+/* Read a list of as many flags as there are places. */
+static int read_codes(PyObject *list, uint16_t *codes, int count) {
+    if (!PyList_Check(list) || PyList_Size(list) != count) {
+        PyErr_SetString(PyExc_ValueError, "flags for each place are needed");
+        return -1;
+    }
+    for (int place = 0; place < count; place++) {
+        long code = PyLong_AsLong(PyList_GetItem(list, place));
+        if (code < 0 || code > UINT16_MAX) {
+            if (!PyErr_Occurred())
+                PyErr_SetString(PyExc_ValueError, "flags have 16 bits");
+            return -1;
+        }
+        codes[place] = (uint16_t)code;
+    }
+    return 0;
+}
+
+static PyObject *step_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
+    static char *names[] = {"env", "writer", "rest", "failed", "end", "after", "ndarray",
+                            "float64", "fields", "targets", "rewards", "flags", "replies", "row",
+                            "codes", "codes_of_float32", "codes_of_float64", "tests_finite",
+                            "refuses_non_finite", NULL};
+    PyObject *env, *writer, *rest, *failed, *end, *after, *ndarray, *float64, *fields, *targets;
+    PyObject *rewards, *flags, *replies, *codes, *of_float32, *of_float64;
+    Py_ssize_t row;
+    int tests_finite, refuses;
+    if (!PyArg_ParseTupleAndKeywords(
+            args, kwargs, "OOOOOO!OOOO!OOOnOOOpp", names, &env, &writer, &rest, &failed, &end,
+            &PyList_Type, &after, &ndarray, &float64, &fields, &PyList_Type, &targets, &rewards,
+            &flags, &replies, &row, &codes, &of_float32, &of_float64, &tests_finite, &refuses))
+        return NULL;
+    Py_ssize_t n_places = PyList_Size(targets);
+    if (n_places < 1 || n_places > MOST_PLACES || PyList_Size(after) < n_places) {
+        PyErr_SetString(PyExc_ValueError, "too many places, or too few");
+        return NULL;
+    }
+    allocfunc alloc = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
+    OrdinaryStep *self = (OrdinaryStep *)alloc(type, 0); /* all of it zero */
+    if (self == NULL)
+        return NULL;
+    for (; self->n_places < n_places; self->n_places++) {
+        PyObject *target = PyList_GetItem(targets, self->n_places);
+        if (view_of(target, &self->targets[self->n_places], PyBUF_WRITABLE, -1, 0) < 0)
+            goto failed;
+        Py_buffer *view = &self->targets[self->n_places];
+        if (!PyBuffer_IsContiguous(view, 'C') || view->ndim > MOST_DIMS) {
+            self->n_places++;
+            PyErr_SetString(PyExc_ValueError, "a place of another form");
+            goto failed;
+        }
+    }
+    if (view_of(rewards, &self->rewards, PyBUF_WRITABLE, 1, sizeof(double)) < 0 ||
+        view_of(flags, &self->flags, PyBUF_WRITABLE, 1, sizeof(uint16_t)) < 0 ||
+        view_of(replies, &self->replies, PyBUF_WRITABLE, 1, sizeof(uint64_t)) < 0)
+        goto failed;
+    if ((self->reward = item_of(&self->rewards, row)) == NULL ||
+        (self->flag = item_of(&self->flags, row)) == NULL ||
+        (self->reply = item_of(&self->replies, row)) == NULL)
+        goto failed;
+    if (read_codes(codes, self->codes, self->n_places) < 0 ||
+        read_codes(of_float32, self->codes_of_float32, self->n_places) < 0 ||
+        read_codes(of_float64, self->codes_of_float64, self->n_places) < 0)
+        goto failed;
+    if (tests_finite) {
+        const char *format = self->targets[0].format;
+        if (strcmp(format, "f") != 0 && strcmp(format, "d") != 0) {
+            PyErr_SetString(PyExc_ValueError, "numbers that are not tested here");
+            goto failed;
+        }
+        self->finite = format[0];
+    }
+    self->refuses_non_finite = (char)refuses;
+    self->env = Py_NewRef(env);
+    self->writer = Py_NewRef(writer);
+    self->rest = Py_NewRef(rest);
+    self->failed = Py_NewRef(failed);
+    self->end = Py_NewRef(end);
+    self->after = Py_NewRef(after);
+    self->ndarray = Py_NewRef(ndarray);
+    self->float64 = Py_NewRef(float64);
+    self->fields = fields == Py_None ? NULL : Py_NewRef(fields);
+    return (PyObject *)self;
+failed:
+    Py_DECREF(self);
+    return NULL;
+}
+
+/* Whether a type has the fields of an `EnvTimestep`; -1 with an error. */
+static int has_fields(OrdinaryStep *self, PyObject *result) {
+    PyObject *type = (PyObject *)Py_TYPE(result);
+    if (type == self->four)
+        return 1;
+    if (!PyTuple_Check(result) || PyTuple_Size(result) != 4)
+        return 0;
+    PyObject *found = PyObject_GetAttr(type, name_fields);
+    if (found == NULL) {
+        PyErr_Clear();
+        return 0;
+    }
+    int same = PyTuple_CheckExact(found) ? PyObject_RichCompareBool(found, self->fields, Py_EQ) : 0;
+    Py_DECREF(found);
+    if (same == 1) {
+        PyObject *before = self->four;
+        self->four = Py_NewRef(type);
+        Py_XDECREF(before);
+    }
+    return same;
+}
+
+/* The number that a reward is, and the flags for it; NULL if it is out of the ordinary. */
+static const uint16_t *reward_of(OrdinaryStep *self, PyObject *reward, double *number) {
+    const uint16_t *codes = NULL;
+    PyObject *type = (PyObject *)Py_TYPE(reward);
+    if (type == (PyObject *)&PyFloat_Type) {
+        *number = PyFloat_AsDouble(reward);
+        codes = self->codes;
+    } else if (self->fields == NULL) { /* gymnasium's rewards become floats */
+        if (type == self->float64) {
+            *number = PyFloat_AsDouble(reward);
+            codes = self->codes;
+        } else if (type == (PyObject *)&PyLong_Type) {
+            *number = PyLong_AsDouble(reward);
+            codes = self->codes;
+        }
+        if (PyErr_Occurred()) {
+            PyErr_Clear();
+            return NULL;
+        }
+    } else if (type == self->ndarray) {
+        Py_buffer view;
+        if (PyObject_GetBuffer(reward, &view, PyBUF_STRIDES | PyBUF_FORMAT) < 0) {
+            PyErr_Clear();
+            return NULL;
+        }
+        if (view.ndim == 1 && view.shape[0] == 1 && view.format[1] == '\0') {
+            if (view.format[0] == 'f') {
+                float single;
+                memcpy(&single, view.buf, sizeof single);
+                *number = single;
+                codes = self->codes_of_float32;
+            } else if (view.format[0] == 'd') {
+                memcpy(number, view.buf, sizeof *number);
+                codes = self->codes_of_float64;
+            }
+        }
+        PyBuffer_Release(&view);
+    }
+    return codes == NULL || (self->refuses_non_finite && !isfinite(*number)) ? NULL : codes;
+}
+
+static int is_finite(const char *numbers, Py_ssize_t nbytes, char format) {
+    if (format == 'f') {
+        for (const float *at = (const float *)numbers, *stop = at + nbytes / sizeof *at; at < stop; at++)
+            if (!isfinite(*at))
+                return 0;
+    } else {
+        for (const double *at = (const double *)numbers, *stop = at + nbytes / sizeof *at; at < stop; at++)
+            if (!isfinite(*at))
+                return 0;
+    }
+    return 1;
+}
+
+/* Write an observation at a place: 1, or 0 if it is out of the ordinary; nothing was written then. */
+static int write_observation(OrdinaryStep *self, PyObject *obs, Py_ssize_t place) {
+    if ((PyObject *)Py_TYPE(obs) != self->ndarray)
+        return 0;
+    Py_buffer *target = &self->targets[place], view;
+    if (PyObject_GetBuffer(obs, &view, PyBUF_STRIDES | PyBUF_FORMAT) < 0) {
+        PyErr_Clear();
+        return 0;
+    }
+    int fits = view.ndim == target->ndim && view.itemsize == target->itemsize &&
+               strcmp(view.format, target->format) == 0 &&
+               (view.ndim == 0 ||
+                memcmp(view.shape, target->shape, view.ndim * sizeof *view.shape) == 0);
+    if (fits) {
+        int is_contiguous = PyBuffer_IsContiguous(&view, 'C');
+        if (self->finite && is_contiguous)
+            fits = is_finite(view.buf, view.len, self->finite);
+        else if (self->finite)
+            fits = 0; /* Python looks at those */
+        if (fits && is_contiguous)
+            memcpy(target->buf, view.buf, view.len);
+        else if (fits && PyBuffer_ToContiguous(target->buf, &view, view.len, 'C') < 0) {
+            PyErr_Clear();
+            fits = 0;
+        }
+    }
+    PyBuffer_Release(&view);
+    return fits;
+}
+
+/* Take one step; as the function that `ordinary_steps` returns without this module. */
+static PyObject *take_step(OrdinaryStep *self, PyObject *token, PyObject *action) {
+    PyObject *result = PyObject_CallMethodObjArgs(self->env, name_step, action, NULL);
+    if (result == NULL) {
+        PyObject *type, *error, *traceback;
+        PyErr_Fetch(&type, &error, &traceback);
+        PyErr_NormalizeException(&type, &error, &traceback);
+        if (traceback != NULL)
+            PyException_SetTraceback(error, traceback);
+        PyObject *follows = PyObject_CallFunctionObjArgs(self->failed, token, error, NULL);
+        Py_XDECREF(type);
+        Py_XDECREF(error);
+        Py_XDECREF(traceback);
+        return follows;
+    }
+    PyObject *obs, *reward, *terminated, *truncated, *info;
+    if (self->fields == NULL) {
+        if (!PyTuple_CheckExact(result) || PyTuple_Size(result) != 5)
+            goto rest;
+        terminated = PyTuple_GetItem(result, 2);
+        truncated = PyTuple_GetItem(result, 3);
+        info = PyTuple_GetItem(result, 4);
+    } else {
+        int has = has_fields(self, result);
+        if (has < 0)
+            PyErr_Clear();
+        if (has != 1)
+            goto rest;
+        terminated = PyTuple_GetItem(result, 2);
+        truncated = Py_False;
+        info = PyTuple_GetItem(result, 3);
+    }
+    obs = PyTuple_GetItem(result, 0);
+    reward = PyTuple_GetItem(result, 1);
+    int ends = terminated == Py_True || truncated == Py_True;
+    if ((terminated != Py_False && terminated != Py_True) ||
+        (truncated != Py_False && truncated != Py_True) || !PyDict_CheckExact(info) ||
+        PyDict_Size(info) != 0)
+        goto rest;
+    double number = 0.0;
+    const uint16_t *codes = reward_of(self, reward, &number);
+    if (codes == NULL)
+        goto rest;
+    PyObject *written = PyObject_GetAttr(self->writer, name_step_place);
+    if (written == NULL) {
+        Py_DECREF(result);
+        return NULL;
+    }
+    Py_ssize_t place = PyLong_AsSsize_t(written);
+    Py_DECREF(written);
+    if (place < 0 || place >= self->n_places) {
+        PyErr_Clear();
+        goto rest;
+    }
+    if (!write_observation(self, obs, place))
+        goto rest;
+    Py_DECREF(result);
+    if (PyObject_SetAttr(self->writer, name_step_place, PyList_GetItem(self->after, place)) < 0)
+        return NULL;
+    *self->reward = number;
+    if (ends) {
+        PyObject *flags = PyLong_FromLong(codes[place]), *follows = NULL;
+        if (flags != NULL)
+            follows = PyObject_CallFunctionObjArgs(self->end, token, flags, terminated, truncated, NULL);
+        Py_XDECREF(flags);
+        return follows;
+    }
+    uint64_t answered = PyLong_AsUnsignedLongLong(token);
+    if (answered == (uint64_t)-1 && PyErr_Occurred())
+        return NULL;
+    *self->flag = codes[place];
+    __atomic_store_n(self->reply, answered, __ATOMIC_RELEASE); /* last: now the reply counts */
+    return Py_NewRef(Py_None);
+rest:;
+    PyObject *follows = PyObject_CallFunctionObjArgs(self->rest, token, result, NULL);
+    Py_DECREF(result);
+    return follows;
+}
+
+static PyObject *step_call(OrdinaryStep *self, PyObject *args, PyObject *kwargs) {
+    PyObject *token, *action;
+    if (!PyArg_ParseTuple(args, "OO", &token, &action))
+        return NULL;
+    return take_step(self, token, action);
+}
+
+static PyType_Slot step_slots[] = {
+    {Py_tp_new, step_new},
+    {Py_tp_dealloc, step_dealloc},
+    {Py_tp_traverse, step_traverse},
+    {Py_tp_clear, step_clear},
+    {Py_tp_call, step_call},
+    {Py_tp_doc, "Takes the ordinary steps of one env: see `worker.env_runner.ordinary_steps`."},
+    {0, NULL},
+};
+
+static PyType_Spec step_spec = {
+    "envmgr._hot.OrdinaryStep", sizeof(OrdinaryStep), 0,
+    Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, step_slots,
+};
+
+/* -- the worker: a batch of steps ------------------------------------------------------------- */
+
+typedef struct {
+    PyObject_HEAD
+    PyObject *ordinary;
+    Py_buffer running, since;
+    int64_t *runs;
+    double *began;      /* NULL: nobody wants to know */
+    Py_ssize_t position; /* of the step that was begun last; -1 before the first */
+} BatchOfSteps;
+
+static void batch_dealloc(BatchOfSteps *self) {
+    PyTypeObject *type = Py_TYPE((PyObject *)self);
+    Py_XDECREF(self->ordinary);
+    PyBuffer_Release(&self->running);
+    PyBuffer_Release(&self->since);
+    PyObject_Free(self);
+    Py_DECREF(type);
+}
+
+static PyObject *batch_call(BatchOfSteps *self, PyObject *args, PyObject *kwargs) {
+    PyObject *steps, *requests, *tokens, *actions, *values;
+    if (!PyArg_ParseTuple(args, "O!O!O!O!O!", &PyList_Type, &steps, &PyList_Type, &requests,
+                          &PyList_Type, &tokens, &PyList_Type, &actions, &PyList_Type, &values))
+        return NULL;
+    Py_ssize_t count = PyList_Size(steps);
+    self->position = -1;
+    if (PyList_Size(requests) != count || PyList_Size(tokens) != count ||
+        PyList_Size(actions) != count || PyList_Size(values) != count) {
+        PyErr_SetString(PyExc_ValueError, "one of everything for each step is needed");
+        return NULL;
+    }
+    int follows = 0;
+    for (Py_ssize_t k = 0; k < count; k++) {
+        /* Code of an env may change the lists, even shorten them. */
+        PyObject *step = PyList_GetItem(steps, k), *token = PyList_GetItem(requests, k);
+        PyObject *before = PyList_GetItem(tokens, k), *action = PyList_GetItem(actions, k);
+        PyObject *value = PyList_GetItem(values, k);
+        if (step == NULL || token == NULL || before == NULL || action == NULL || value == NULL)
+            return NULL;
+        unsigned long long new = PyLong_AsUnsignedLongLong(token);
+        if (new == PyLong_AsUnsignedLongLong(before)) {
+            if (new == (unsigned long long)-1 && PyErr_Occurred())
+                return NULL;
+            continue;
+        }
+        if (PyErr_Occurred())
+            return NULL;
+        int64_t runs = PyLong_AsLongLong(value);
+        self->position = k;
+        if (self->began != NULL)
+            *self->began = monotonic();
+        *self->runs = runs;
+        Py_INCREF(step);
+        Py_INCREF(token);
+        Py_INCREF(action);
+        PyObject *one = (PyObject *)Py_TYPE(step) == self->ordinary
+                            ? take_step((OrdinaryStep *)step, token, action)
+                            : PyObject_CallFunctionObjArgs(step, token, action, NULL);
+        Py_DECREF(step);
+        Py_DECREF(token);
+        Py_DECREF(action);
+        if (one == NULL)
+            return NULL;
+        if (one != Py_None && one != Py_False) {
+            int is_true = PyObject_IsTrue(one);
+            if (is_true < 0) {
+                Py_DECREF(one);
+                return NULL;
+            }
+            follows |= is_true;
+        }
+        Py_DECREF(one);
+    }
+    *self->runs = 0; /* as `BlockStepper.note_idle` */
+    if (self->began != NULL)
+        *self->began = monotonic();
+    return PyBool_FromLong(follows);
+}
+
+static PyObject *batch_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
+    static char *names[] = {"ordinary", "running", "since", "index", NULL};
+    PyObject *ordinary, *running, *since;
+    Py_ssize_t index;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!OOn", names, &PyType_Type, &ordinary,
+                                     &running, &since, &index))
+        return NULL;
+    allocfunc alloc = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
+    BatchOfSteps *self = (BatchOfSteps *)alloc(type, 0);
+    if (self == NULL)
+        return NULL;
+    self->ordinary = Py_NewRef(ordinary);
+    self->position = -1;
+    if (view_of(running, &self->running, PyBUF_WRITABLE, 1, sizeof(int64_t)) < 0 ||
+        (self->runs = item_of(&self->running, index)) == NULL)
+        goto failed;
+    if (since != Py_None &&
+        (view_of(since, &self->since, PyBUF_WRITABLE, 1, sizeof(double)) < 0 ||
+         (self->began = item_of(&self->since, index)) == NULL))
+        goto failed;
+    return (PyObject *)self;
+failed:
+    Py_DECREF(self);
+    return NULL;
+}
+
+static PyMemberDef batch_members[] = {
+    {"position", T_PYSSIZET, offsetof(BatchOfSteps, position), READONLY,
+     "of the step that was begun last; -1 before the first"},
+    {NULL, 0, 0, 0, NULL},
+};
+
+static PyType_Slot batch_slots[] = {
+    {Py_tp_new, batch_new},
+    {Py_tp_dealloc, batch_dealloc},
+    {Py_tp_call, batch_call},
+    {Py_tp_members, batch_members},
+    {Py_tp_doc, "Takes the steps of a batch: see `worker.block_steps.BlockStepper`."},
+    {0, NULL},
+};
+
+static PyType_Spec batch_spec = {
+    "envmgr._hot.BatchOfSteps", sizeof(BatchOfSteps), 0, Py_TPFLAGS_DEFAULT, batch_slots,
+};
+
+/* -- the trainer: the rows of neighbouring envs ------------------------------------------------ */
+
+#define CONTAINERS 4
+#define MOST_VIEWS 12
+
+typedef struct {
+    PyObject_HEAD
+    PyObject *containers[CONTAINERS]; /* while one of them holds anything, Python looks at all */
+    PyObject *statistics, *submitter, *journal;
+    PyObject *ids, *ndarray, *number;
+    Py_buffer views[MOST_VIEWS];
+    int n_views;
+    uint8_t *phases, *states, *places, *in_arena;
+    uint64_t *tokens, *requests, *replies;
+    uint16_t *flags;
+    char *actions;      /* of one leaf */
+    Py_buffer *action;
+    char is_number;     /* the leaf is a number of 64 bits, and actions are numbers */
+    long long low, high;
+    Py_ssize_t first, count;
+    uint64_t generations;
+    uint16_t place_bits, ordinary_bits;
+    int n_steps;        /* places of steps */
+    uint8_t idle, posted, run;
+    uint64_t **postings, **sleeping;
+    Py_ssize_t n_hosts;
+} OrdinaryRows;
+
+static PyObject *name_actions, *name_timesteps, *name_latest, *name_posted_for_last, *name_n_posts;
+static PyObject *name_returning, *name_unfinished;
+
+static int rows_traverse(OrdinaryRows *self, visitproc visit, void *arg) {
+    Py_VISIT(Py_TYPE((PyObject *)self));
+    for (int k = 0; k < CONTAINERS; k++)
+        Py_VISIT(self->containers[k]);
+    Py_VISIT(self->statistics);
+    Py_VISIT(self->submitter);
+    Py_VISIT(self->journal);
+    return 0;
+}
+
+static int rows_clear(OrdinaryRows *self) {
+    for (int k = 0; k < CONTAINERS; k++)
+        Py_CLEAR(self->containers[k]);
+    Py_CLEAR(self->statistics);
+    Py_CLEAR(self->submitter);
+    Py_CLEAR(self->journal);
+    return 0;
+}
+
+static void rows_dealloc(OrdinaryRows *self) {
+    PyTypeObject *type = Py_TYPE((PyObject *)self);
+    PyObject_GC_UnTrack(self);
+    rows_clear(self);
+    Py_CLEAR(self->ids);
+    Py_CLEAR(self->ndarray);
+    Py_CLEAR(self->number);
+    for (int k = 0; k < self->n_views; k++)
+        PyBuffer_Release(&self->views[k]);
+    PyMem_Free(self->postings);
+    PyMem_Free(self->sleeping);
+    PyObject_GC_Del(self);
+    Py_DECREF(type);
+}
+
+/* The items of the rows in a column, which lie side by side; NULL with an error. */
+static void *column_of(OrdinaryRows *self, PyObject *object, Py_ssize_t itemsize) {
+    Py_buffer *view = &self->views[self->n_views];
+    if (PyObject_GetBuffer(object, view, PyBUF_WRITABLE | PyBUF_STRIDES | PyBUF_FORMAT) < 0)
+        return NULL;
+    self->n_views++;
+    if (view->ndim < 1 || !PyBuffer_IsContiguous(view, 'C') ||
+        (itemsize && (view->ndim != 1 || view->itemsize != itemsize)) ||
+        view->shape[0] < self->first + self->count) {
+        PyErr_SetString(PyExc_ValueError, "a column of another form");
+        return NULL;
+    }
+    return (char *)view->buf + self->first * view->strides[0];
+}
+
+/* The addresses of the items of hosts in a column whose items may lie apart. */
+static uint64_t **items_of_hosts(OrdinaryRows *self, PyObject *object, PyObject *hosts) {
+    Py_buffer *view = &self->views[self->n_views];
+    if (PyObject_GetBuffer(object, view, PyBUF_WRITABLE | PyBUF_STRIDES | PyBUF_FORMAT) < 0)
+        return NULL;
+    self->n_views++;
+    if (view->ndim != 1 || view->itemsize != sizeof(uint64_t)) {
+        PyErr_SetString(PyExc_ValueError, "a column of another form");
+        return NULL;
+    }
+    Py_ssize_t count = PyList_Size(hosts);
+    uint64_t **items = PyMem_Malloc(count * sizeof *items);
+    if (items == NULL) {
+        PyErr_NoMemory();
+        return NULL;
+    }
+    for (Py_ssize_t k = 0; k < count; k++) {
+        Py_ssize_t index = PyLong_AsSsize_t(PyList_GetItem(hosts, k));
+        if ((index == -1 && PyErr_Occurred()) || (items[k] = item_of(view, index)) == NULL) {
+            PyMem_Free(items);
+            return NULL;
+        }
+    }
+    return items;
+}
+
+static PyObject *rows_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
+    static char *names[] = {
+        "first", "count", "empty", "statistics", "submitter", "journal", "phases",
+        "states", "places", "in_arena", "tokens", "requests", "replies",
+        "flags", "ids", "ndarray", "number", "actions", "low", "high", "is_number", "postings", "sleeping", "hosts",
+        "generations", "place_bits", "ordinary_bits", "n_steps", "idle", "posted", "run", NULL};
+    PyObject *empty, *statistics, *submitter, *journal, *phases, *states, *places;
+    PyObject *in_arena, *ids, *ndarray, *number, *tokens, *requests, *replies, *flags, *actions, *postings, *sleeping;
+    PyObject *hosts;
+    Py_ssize_t first, count;
+    long long low, high;
+    unsigned long long generations;
+    int is_number, place_bits, ordinary_bits, n_steps, idle, posted, run;
+    if (!PyArg_ParseTupleAndKeywords(
+            args, kwargs, "nnO!OOOOOOOOOOOO!OOOLLpOOO!Kiiiiii", names, &first, &count,
+            &PyTuple_Type, &empty, &statistics, &submitter, &journal, &phases, &states, &places,
+            &in_arena, &tokens, &requests, &replies, &flags,
+            &PyList_Type, &ids, &ndarray, &number, &actions, &low, &high,
+            &is_number, &postings, &sleeping, &PyList_Type, &hosts, &generations, &place_bits,
+            &ordinary_bits, &n_steps, &idle, &posted, &run))
+        return NULL;
+    if (first < 0 || count < 1 || PyTuple_Size(empty) != CONTAINERS) {
+        PyErr_SetString(PyExc_ValueError, "no rows");
+        return NULL;
+    }
+    allocfunc alloc = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
+    OrdinaryRows *self = (OrdinaryRows *)alloc(type, 0);
+    if (self == NULL)
+        return NULL;
+    self->first = first;
+    self->count = count;
+    for (int k = 0; k < CONTAINERS; k++)
+        self->containers[k] = Py_NewRef(PyTuple_GetItem(empty, k));
+    self->statistics = Py_NewRef(statistics);
+    self->submitter = Py_NewRef(submitter);
+    self->journal = Py_NewRef(journal);
+    self->ids = Py_NewRef(ids);
+    self->ndarray = Py_NewRef(ndarray);
+    self->number = Py_NewRef(number);
+    self->low = low;
+    self->high = high;
+    self->is_number = (char)is_number;
+    self->generations = generations;
+    self->place_bits = (uint16_t)place_bits;
+    self->ordinary_bits = (uint16_t)ordinary_bits;
+    self->n_steps = n_steps;
+    self->idle = (uint8_t)idle;
+    self->posted = (uint8_t)posted;
+    self->run = (uint8_t)run;
+    if ((self->phases = column_of(self, phases, 1)) == NULL ||
+        (self->states = column_of(self, states, 1)) == NULL ||
+        (self->places = column_of(self, places, 1)) == NULL ||
+        (self->in_arena = column_of(self, in_arena, 1)) == NULL ||
+        (self->tokens = column_of(self, tokens, 8)) == NULL ||
+        (self->requests = column_of(self, requests, 8)) == NULL ||
+        (self->replies = column_of(self, replies, 8)) == NULL ||
+        (self->flags = column_of(self, flags, 2)) == NULL)
+        goto failed;
+    if (actions != Py_None) {
+        self->action = &self->views[self->n_views];
+        if ((self->actions = column_of(self, actions, is_number ? 8 : 0)) == NULL)
+            goto failed;
+    }
+    self->n_hosts = PyList_Size(hosts);
+    if ((self->postings = items_of_hosts(self, postings, hosts)) == NULL ||
+        (sleeping != Py_None && (self->sleeping = items_of_hosts(self, sleeping, hosts)) == NULL))
+        goto failed;
+    if (PyList_Size(ids) != count) {
+        PyErr_SetString(PyExc_ValueError, "other rows");
+        goto failed;
+    }
+    return (PyObject *)self;
+failed:
+    Py_DECREF(self);
+    return NULL;
+}
+
+static int are_all(const uint8_t *states, uint8_t state, Py_ssize_t count) {
+    for (Py_ssize_t k = 0; k < count; k++)
+        if (states[k] != state)
+            return 0;
+    return 1;
+}
+
+/* Whether a container is empty, which costs less than to ask for what is in it. */
+static int is_empty(PyObject *container) {
+    return PyObject_Size(container) == 0;
+}
+
+/* Write the action of a row: 1, or 0 if it is not exactly of the space and in this form. */
+static int write_action(OrdinaryRows *self, Py_ssize_t k, PyObject *value, long form) {
+    PyObject *type = (PyObject *)Py_TYPE(value);
+    if (self->is_number) {
+        if (type != (form ? self->number : (PyObject *)&PyLong_Type))
+            return 0;
+        int overflow = 0;
+        long long number = PyLong_AsLongLongAndOverflow(value, &overflow);
+        if (overflow || (number == -1 && PyErr_Occurred())) {
+            PyErr_Clear();
+            return 0;
+        }
+        if (number < self->low || number > self->high)
+            return 0;
+        ((int64_t *)self->actions)[k] = number;
+        return 1;
+    }
+    if (type != self->ndarray || !form)
+        return 0;
+    Py_buffer view, *column = self->action;
+    if (PyObject_GetBuffer(value, &view, PyBUF_STRIDES | PyBUF_FORMAT) < 0) {
+        PyErr_Clear();
+        return 0;
+    }
+    int fits = view.ndim == column->ndim - 1 && view.itemsize == column->itemsize &&
+               strcmp(view.format, column->format) == 0 && PyBuffer_IsContiguous(&view, 'C') &&
+               (view.ndim == 0 ||
+                memcmp(view.shape, column->shape + 1, view.ndim * sizeof *view.shape) == 0);
+    if (fits)
+        memcpy(self->actions + k * column->strides[0], view.buf, view.len);
+    PyBuffer_Release(&view);
+    return fits;
+}
+
+/* Write a batch of actions, an array with a row for each env. */
+static int write_batch(OrdinaryRows *self, PyObject *batch, long form) {
+    if ((PyObject *)Py_TYPE(batch) != self->ndarray || !form)
+        return 0;
+    Py_buffer view, *column = self->action;
+    if (PyObject_GetBuffer(batch, &view, PyBUF_STRIDES | PyBUF_FORMAT) < 0) {
+        PyErr_Clear();
+        return 0;
+    }
+    int fits = view.ndim == column->ndim && view.itemsize == column->itemsize &&
+               strcmp(view.format, column->format) == 0 && PyBuffer_IsContiguous(&view, 'C') &&
+               view.shape[0] == self->count &&
+               memcmp(view.shape + 1, column->shape + 1, (view.ndim - 1) * sizeof *view.shape) == 0;
+    if (fits && self->is_number) {
+        const int64_t *numbers = view.buf;
+        for (Py_ssize_t k = 0; k < self->count; k++)
+            if (numbers[k] < self->low || numbers[k] > self->high)
+                fits = 0;
+    }
+    if (fits)
+        memcpy(self->actions, view.buf, view.len);
+    PyBuffer_Release(&view);
+    return fits;
+}
+
+/* Write the actions of a dict whose keys are the env_ids of the rows, in their order. */
+static int write_dict(OrdinaryRows *self, PyObject *actions, long form) {
+    PyObject *key, *value;
+    Py_ssize_t position = 0, k = 0;
+    if (PyDict_Size(actions) != self->count)
+        return 0;
+    while (PyDict_Next(actions, &position, &key, &value)) {
+        if (k >= self->count || (key != PyList_GetItem(self->ids, k) &&
+                                 (!PyLong_CheckExact(key) || PyLong_AsSsize_t(key) != self->first + k))) {
+            PyErr_Clear(); /* of a number that is too large */
+            return 0;
+        }
+        if (!write_action(self, k, value, form))
+            return 0;
+        k++;
+    }
+    return k == self->count;
+}
+
+/* Whether all rows take an ordinary action now. */
+static int may_post(OrdinaryRows *self) {
+    if (self->actions == NULL || !are_all(self->phases, self->idle, self->count) ||
+        !are_all(self->states, self->run, self->count))
+        return 0;
+    for (int k = 0; k < CONTAINERS; k++)
+        if (!is_empty(self->containers[k]))
+            return 0;
+    return 1;
+}
+
+static PyObject *rows_may_post(OrdinaryRows *self, PyObject *ignored) {
+    return PyBool_FromLong(may_post(self));
+}
+
+PyDoc_STRVAR(post_doc,
+             "post(selection, actions, form, request_id, posting, for_last, note)\n--\n\n"
+             "Post a step of all rows: 1, 2 if a host sleeps and has to be rung for, which `note` in "
+             "the journal says then; 0 if something is out of the ordinary, and nothing was changed.");
+
+static PyObject *rows_post(OrdinaryRows *self, PyObject *args) {
+    PyObject *selection, *actions, *for_last, *note;
+    long form;
+    unsigned long long request_id, posting;
+    if (!PyArg_ParseTuple(args, "OOlKKOO", &selection, &actions, &form, &request_id, &posting,
+                          &for_last, &note))
+        return NULL;
+    if ((form != 0 && form != 1) || !may_post(self))
+        return PyLong_FromLong(0);
+    if (!(PyDict_CheckExact(actions) ? write_dict(self, actions, form)
+                                     : write_batch(self, actions, form)))
+        return PyLong_FromLong(0);
+    /* All objects are made before anything is changed; from then on nothing fails. */
+    PyObject *n_actions = PyObject_GetAttr(self->statistics, name_actions), *sum = NULL;
+    PyObject *n_posts = PyObject_GetAttr(selection, name_n_posts), *one_more = NULL;
+    if (n_actions != NULL)
+        sum = PyLong_FromSsize_t(PyLong_AsSsize_t(n_actions) + self->count);
+    if (n_posts != NULL)
+        one_more = PyLong_FromSsize_t(PyLong_AsSsize_t(n_posts) + 1);
+    Py_XDECREF(n_actions);
+    Py_XDECREF(n_posts);
+    if (sum == NULL || one_more == NULL ||
+        PyObject_SetAttr(self->submitter, name_latest, selection) < 0 ||
+        PyObject_SetAttr(self->submitter, name_posted_for_last, for_last) < 0 ||
+        PyObject_SetAttr(selection, name_n_posts, one_more) < 0 ||
+        PyObject_SetAttr(self->statistics, name_actions, sum) < 0) {
+        Py_XDECREF(sum);
+        Py_XDECREF(one_more);
+        return NULL;
+    }
+    Py_DECREF(sum);
+    Py_DECREF(one_more);
+    for (Py_ssize_t k = 0; k < self->count; k++) {
+        uint64_t token = (self->tokens[k] & self->generations) | request_id;
+        self->tokens[k] = token;
+        __atomic_store_n(&self->requests[k], token, __ATOMIC_RELEASE);
+        self->phases[k] = self->posted;
+    }
+    for (Py_ssize_t k = 0; k < self->n_hosts; k++)
+        __atomic_store_n(self->postings[k], posting, __ATOMIC_RELEASE);
+    if (self->sleeping == NULL)
+        return PyLong_FromLong(1);
+    __atomic_thread_fence(__ATOMIC_SEQ_CST); /* as `wire.block.fence` */
+    int sleeps = 0;
+    for (Py_ssize_t k = 0; k < self->n_hosts; k++)
+        sleeps |= __atomic_load_n(self->sleeping[k], __ATOMIC_RELAXED) != 0;
+    if (sleeps && PyObject_SetAttr(self->journal, name_unfinished, note) < 0)
+        return NULL;
+    return PyLong_FromLong(1 + sleeps);
+}
+
+static int have_arrived(OrdinaryRows *self) {
+    for (Py_ssize_t k = self->count - 1; k >= 0; k--) /* the last one comes last, mostly */
+        if (__atomic_load_n(&self->replies[k], __ATOMIC_ACQUIRE) != self->tokens[k])
+            return 0;
+    return is_empty(self->containers[0]);
+}
+
+static PyObject *rows_arrived(OrdinaryRows *self, PyObject *ignored) {
+    return PyBool_FromLong(have_arrived(self));
+}
+
+static PyObject *rows_is_posted(OrdinaryRows *self, PyObject *ignored) {
+    return PyBool_FromLong(are_all(self->phases, self->posted, self->count));
+}
+
+static PyObject *rows_flags(OrdinaryRows *self, PyObject *ignored) {
+    uint16_t first = self->flags[0];
+    if (!have_arrived(self) || !are_all(self->phases, self->posted, self->count) ||
+        (first & ~self->ordinary_bits) || (first & self->place_bits) >= self->n_steps)
+        Py_RETURN_NONE;
+    for (Py_ssize_t k = 1; k < self->count; k++)
+        if (self->flags[k] != first)
+            Py_RETURN_NONE;
+    return PyLong_FromLong(first);
+}
+
+PyDoc_STRVAR(deliver_doc,
+             "deliver(returning, place, in_arena, timesteps)\n--\n\n"
+             "The timesteps of all rows, which `flags` has found ordinary, are about to be returned.");
+
+static PyObject *rows_deliver(OrdinaryRows *self, PyObject *args) {
+    PyObject *returning, *timesteps;
+    int place, in_arena;
+    if (!PyArg_ParseTuple(args, "OipO", &returning, &place, &in_arena, &timesteps))
+        return NULL;
+    if (PyObject_SetAttr(self->journal, name_returning, returning) < 0 ||
+        PyObject_SetAttr(self->statistics, name_timesteps, timesteps) < 0)
+        return NULL;
+    memset(self->phases, self->idle, self->count);
+    memset(self->places, place, self->count);
+    memset(self->in_arena, in_arena, self->count);
+    Py_RETURN_NONE;
+}
+
+static PyMethodDef rows_methods[] = {
+    {"may_post", (PyCFunction)rows_may_post, METH_NOARGS,
+     "Return whether all rows take an ordinary action now."},
+    {"post", (PyCFunction)rows_post, METH_VARARGS, post_doc},
+    {"arrived", (PyCFunction)rows_arrived, METH_NOARGS,
+     "Return whether the replies to what was posted have come, and nothing else waits."},
+    {"is_posted", (PyCFunction)rows_is_posted, METH_NOARGS,
+     "Return whether steps of all rows are posted."},
+    {"flags", (PyCFunction)rows_flags, METH_NOARGS,
+     "Return the flags that all replies have, if they have come and are ordinary; else None."},
+    {"deliver", (PyCFunction)rows_deliver, METH_VARARGS, deliver_doc},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyType_Slot rows_slots[] = {
+    {Py_tp_new, rows_new},
+    {Py_tp_dealloc, rows_dealloc},
+    {Py_tp_traverse, rows_traverse},
+    {Py_tp_clear, rows_clear},
+    {Py_tp_methods, rows_methods},
+    {Py_tp_doc, "The rows of neighbouring envs, all of which take an ordinary step."},
+    {0, NULL},
+};
+
+static PyType_Spec rows_spec = {
+    "envmgr._hot.OrdinaryRows", sizeof(OrdinaryRows), 0,
+    Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, rows_slots,
+};
+
+/* -- the trainer: timesteps ------------------------------------------------------------------- */
+
+PyDoc_STRVAR(timesteps_doc,
+             "timesteps(cls, env_ids, observations, rewards, info)\n--\n\n"
+             "Return {env_id: cls((observation, reward, False, copy of info))}.");
+
+static PyObject *timesteps(PyObject *module, PyObject *args) {
+    PyObject *type, *env_ids, *observations, *rewards, *info;
+    if (!PyArg_ParseTuple(args, "O!O!O!O!O!", &PyType_Type, &type, &PyList_Type, &env_ids,
+                          &PyList_Type, &observations, &PyList_Type, &rewards, &PyDict_Type, &info))
+        return NULL;
+    Py_ssize_t count = PyList_Size(env_ids);
+    if (PyList_Size(observations) != count || PyList_Size(rewards) != count) {
+        PyErr_SetString(PyExc_ValueError, "one of everything for each env is needed");
+        return NULL;
+    }
+    allocfunc alloc = (allocfunc)PyType_GetSlot((PyTypeObject *)type, Py_tp_alloc);
+    PyObject *found = PyDict_New();
+    if (found == NULL)
+        return NULL;
+    for (Py_ssize_t k = 0; k < count; k++) {
+        PyObject *timestep = alloc((PyTypeObject *)type, 4);
+        if (timestep == NULL)
+            goto failed;
+        PyObject *copy = PyDict_Copy(info);
+        if (copy == NULL || PyTuple_SetItem(timestep, 3, copy) < 0 ||
+            PyTuple_SetItem(timestep, 0, Py_NewRef(PyList_GetItem(observations, k))) < 0 ||
+            PyTuple_SetItem(timestep, 1, Py_NewRef(PyList_GetItem(rewards, k))) < 0 ||
+            PyTuple_SetItem(timestep, 2, Py_NewRef(Py_False)) < 0 ||
+            PyDict_SetItem(found, PyList_GetItem(env_ids, k), timestep) < 0) {
+            Py_DECREF(timestep);
+            goto failed;
+        }
+        Py_DECREF(timestep);
+    }
+    return found;
+failed:
+    Py_DECREF(found);
+    return NULL;
+}
+
+/* -- the module ------------------------------------------------------------------------------- */
+
+static int add_type(PyObject *module, PyType_Spec *spec, const char *name) {
+    PyObject *type = PyType_FromSpec(spec);
+    if (type == NULL)
+        return -1;
+    int added = PyModule_AddObjectRef(module, name, type);
+    Py_DECREF(type);
+    return added;
+}
+
+static const struct {
+    PyObject **name;
+    const char *text;
+} names[] = {
+    {&name_step, "step"},
+    {&name_step_place, "step_place"},
+    {&name_fields, "_fields"},
+    {&name_actions, "actions"},
+    {&name_timesteps, "timesteps"},
+    {&name_latest, "_latest"},
+    {&name_posted_for_last, "_posted_for_last"},
+    {&name_n_posts, "n_posts"},
+    {&name_returning, "returning"},
+    {&name_unfinished, "_unfinished"},
+};
+
+static PyMethodDef module_methods[] = {
+    {"timesteps", timesteps, METH_VARARGS, timesteps_doc},
+    {NULL, NULL, 0, NULL},
+};
+
+static int module_exec(PyObject *module) {
+    for (size_t k = 0; k < sizeof names / sizeof *names; k++)
+        if ((*names[k].name = PyUnicode_InternFromString(names[k].text)) == NULL)
+            return -1;
+    if (PyModule_AddIntConstant(module, "ABI", ABI) < 0 ||
+        add_type(module, &step_spec, "OrdinaryStep") < 0 ||
+        add_type(module, &batch_spec, "BatchOfSteps") < 0 ||
+        add_type(module, &rows_spec, "OrdinaryRows") < 0)
+        return -1;
+    return 0;
+}
+
+static PyModuleDef_Slot module_slots[] = {{Py_mod_exec, module_exec}, {0, NULL}};
+
+static struct PyModuleDef definition = {
+    PyModuleDef_HEAD_INIT, "_hot", "The ordinary step, in C; see envmgr/hot.py.", 0, module_methods,
+    module_slots, NULL, NULL, NULL,
+};
+
+PyMODINIT_FUNC PyInit__hot(void) { return PyModuleDef_Init(&definition); }

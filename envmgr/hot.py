@@ -1,0 +1,51 @@
+"""The ordinary step in C: `envmgr._hot`, and whether it is used.
+
+It is an option. Everything that it does is done by Python where it is not there: without a compiler
+at installation, on free-threaded builds, or where `ENVMGR_PURE=1` leaves it out. Whoever has a
+short way in C asks for `hot`, and goes the way of Python if that is None.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import warnings
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+ABI = 1
+"""The version of what the two sides say to each other; `_hot.c` has the same."""
+
+PURE = "ENVMGR_PURE"
+"""Whoever sets this in the environment, to anything but 0, has all be done by Python."""
+
+
+def _imported() -> tuple[ModuleType | None, str]:
+    """Return the module, or None and why it is not used."""
+    if os.environ.get(PURE, "0") not in ("", "0"):
+        return None, f"left out: {PURE} is set"
+    try:
+        module = importlib.import_module("envmgr._hot")
+    except ImportError as error:
+        return None, f"not there: {error}"
+    if module.ABI != ABI:
+        why = f"it is of version {module.ABI}, this envmgr needs {ABI}"
+        warnings.warn(
+            f"envmgr._hot is not used: {why}. It was compiled for another version of envmgr: "
+            "install envmgr again (pip install -e . in a checkout)",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+        return None, f"not used: {why}"
+    return module, "used"
+
+
+_found = _imported()
+
+hot: Any = _found[0]
+"""The module; None where Python does everything."""
+
+WHY: str = _found[1]
+"""Whether it is used, and why not: for `envmgr --version` and `stats()`."""

@@ -1,0 +1,15 @@
+"""Builds `envmgr._hot`, where there is a compiler; all else is in setup.cfg."""
+
+import sys
+import sysconfig
+
+from setuptools import Extension, setup
+
+# The limited API of 3.11 is what the module is written for; free-threaded builds have none.
+HAS_LIMITED_API = sys.version_info >= (3, 11) and not sysconfig.get_config_var("Py_GIL_DISABLED")
+HOT = Extension("envmgr._hot", ["envmgr/_hot.c"], optional=True, py_limited_api=True)
+
+setup(
+    ext_modules=[HOT] if HAS_LIMITED_API else [],
+    options={"bdist_wheel": {"py_limited_api": "cp311"}} if HAS_LIMITED_API else {},
+)
