@@ -1,8 +1,9 @@
 /* The ordinary step of both sides: what Python does as well, at a fraction of its cost.
  *
  * Nothing is decided here that Python does not decide in the same way, and whatever is out of the
- * ordinary is left to Python: `worker/env_runner.py` says what an ordinary step of a worker is. Without this module all of envmgr works as
- * it does with it (`envmgr/hot.py` says when it is used). Numbers that both know (columns, flags,
+ * ordinary is left to Python: `worker/env_runner.py` says what an ordinary step of a worker is,
+ * `core/submit.py` and `core/collect.py` what one of a trainer is. Without this module all of envmgr
+ * works as it does with it (`envmgr/hot.py` says when it is used). Numbers that both know (columns, flags,
  * phases) are given by Python when objects are made; none of them stands here.
  *
  * The limited API of Python 3.11, without headers of numpy: arrays are known by their buffers.
@@ -23,7 +24,7 @@
 
 #define ABI 1
 
-static PyObject *name_step, *name_step_place, *name_fields;
+static PyObject *name_step, *name_step_place, *name_fields, *name_abnormal;
 
 static double monotonic(void) {
     struct timespec now;
@@ -65,6 +66,7 @@ typedef struct {
     PyObject *rest;     /* (token, result): goes on with a result that is out of the ordinary */
     PyObject *failed;   /* (token, error): goes on with what `env.step` has raised */
     PyObject *end;      /* (token, flags, terminated, truncated): goes on with the end of an episode */
+    PyObject *write_info; /* (info): writes an info that is not empty, and returns whether it has */
     PyObject *after;    /* for each place the one after it */
     PyObject *ndarray, *float64;
     PyObject *fields;   /* of an `EnvTimestep`; NULL if the env returns gymnasium's five values */
@@ -80,6 +82,7 @@ typedef struct {
     uint16_t codes_of_float64[MOST_PLACES];
     char finite;        /* 'f' or 'd': numbers of an observation have to be finite; else 0 */
     char refuses_non_finite; /* so do rewards */
+    uint16_t has_info;  /* the flag of a reply with an info */
 } OrdinaryStep;
 
 static int step_traverse(OrdinaryStep *self, visitproc visit, void *arg) {
@@ -89,6 +92,7 @@ static int step_traverse(OrdinaryStep *self, visitproc visit, void *arg) {
     Py_VISIT(self->rest);
     Py_VISIT(self->failed);
     Py_VISIT(self->end);
+    Py_VISIT(self->write_info);
     Py_VISIT(self->after);
     Py_VISIT(self->four);
     return 0;
@@ -100,6 +104,7 @@ static int step_clear(OrdinaryStep *self) {
     Py_CLEAR(self->rest);
     Py_CLEAR(self->failed);
     Py_CLEAR(self->end);
+    Py_CLEAR(self->write_info);
     Py_CLEAR(self->after);
     Py_CLEAR(self->four);
     return 0;
@@ -140,18 +145,19 @@ static int read_codes(PyObject *list, uint16_t *codes, int count) {
 }
 
 static PyObject *step_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
-    static char *names[] = {"env", "writer", "rest", "failed", "end", "after", "ndarray",
+    static char *names[] = {"env", "writer", "rest", "failed", "end", "write_info", "after", "ndarray",
                             "float64", "fields", "targets", "rewards", "flags", "replies", "row",
                             "codes", "codes_of_float32", "codes_of_float64", "tests_finite",
-                            "refuses_non_finite", NULL};
-    PyObject *env, *writer, *rest, *failed, *end, *after, *ndarray, *float64, *fields, *targets;
+                            "refuses_non_finite", "has_info", NULL};
+    PyObject *env, *writer, *rest, *failed, *end, *write_info, *after, *ndarray, *float64, *fields, *targets;
     PyObject *rewards, *flags, *replies, *codes, *of_float32, *of_float64;
     Py_ssize_t row;
-    int tests_finite, refuses;
+    int tests_finite, refuses, has_info;
     if (!PyArg_ParseTupleAndKeywords(
-            args, kwargs, "OOOOOO!OOOO!OOOnOOOpp", names, &env, &writer, &rest, &failed, &end,
-            &PyList_Type, &after, &ndarray, &float64, &fields, &PyList_Type, &targets, &rewards,
-            &flags, &replies, &row, &codes, &of_float32, &of_float64, &tests_finite, &refuses))
+            args, kwargs, "OOOOOOO!OOOO!OOOnOOOppi", names, &env, &writer, &rest, &failed, &end,
+            &write_info, &PyList_Type, &after, &ndarray, &float64, &fields, &PyList_Type, &targets, &rewards,
+            &flags, &replies, &row, &codes, &of_float32, &of_float64, &tests_finite, &refuses,
+            &has_info))
         return NULL;
     Py_ssize_t n_places = PyList_Size(targets);
     if (n_places < 1 || n_places > MOST_PLACES || PyList_Size(after) < n_places) {
@@ -199,6 +205,8 @@ static PyObject *step_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) 
     self->rest = Py_NewRef(rest);
     self->failed = Py_NewRef(failed);
     self->end = Py_NewRef(end);
+    self->write_info = Py_NewRef(write_info);
+    self->has_info = (uint16_t)has_info;
     self->after = Py_NewRef(after);
     self->ndarray = Py_NewRef(ndarray);
     self->float64 = Py_NewRef(float64);
@@ -351,9 +359,15 @@ static PyObject *take_step(OrdinaryStep *self, PyObject *token, PyObject *action
     reward = PyTuple_GetItem(result, 1);
     int ends = terminated == Py_True || truncated == Py_True;
     if ((terminated != Py_False && terminated != Py_True) ||
-        (truncated != Py_False && truncated != Py_True) || !PyDict_CheckExact(info) ||
-        PyDict_Size(info) != 0)
+        (truncated != Py_False && truncated != Py_True) || !PyDict_CheckExact(info))
         goto rest;
+    int has_info = PyDict_Size(info) != 0;
+    if (has_info && PyDict_GetItemWithError(info, name_abnormal) != NULL)
+        goto rest; /* it may say that the step does not count */
+    if (PyErr_Occurred()) { /* of keys of its own kind */
+        PyErr_Clear();
+        goto rest;
+    }
     double number = 0.0;
     const uint16_t *codes = reward_of(self, reward, &number);
     if (codes == NULL)
@@ -371,12 +385,24 @@ static PyObject *take_step(OrdinaryStep *self, PyObject *token, PyObject *action
     }
     if (!write_observation(self, obs, place))
         goto rest;
+    uint16_t code = codes[place];
+    if (has_info) {
+        PyObject *is_written = PyObject_CallFunctionObjArgs(self->write_info, info, NULL);
+        if (is_written == NULL) {
+            Py_DECREF(result);
+            return NULL;
+        }
+        Py_DECREF(is_written);
+        if (is_written != Py_True)
+            goto rest; /* which writes it all again, at the same place */
+        code |= self->has_info;
+    }
     Py_DECREF(result);
     if (PyObject_SetAttr(self->writer, name_step_place, PyList_GetItem(self->after, place)) < 0)
         return NULL;
     *self->reward = number;
     if (ends) {
-        PyObject *flags = PyLong_FromLong(codes[place]), *follows = NULL;
+        PyObject *flags = PyLong_FromLong(code), *follows = NULL;
         if (flags != NULL)
             follows = PyObject_CallFunctionObjArgs(self->end, token, flags, terminated, truncated, NULL);
         Py_XDECREF(flags);
@@ -385,7 +411,7 @@ static PyObject *take_step(OrdinaryStep *self, PyObject *token, PyObject *action
     uint64_t answered = PyLong_AsUnsignedLongLong(token);
     if (answered == (uint64_t)-1 && PyErr_Occurred())
         return NULL;
-    *self->flag = codes[place];
+    *self->flag = code;
     __atomic_store_n(self->reply, answered, __ATOMIC_RELEASE); /* last: now the reply counts */
     return Py_NewRef(Py_None);
 rest:;
@@ -1017,6 +1043,7 @@ static const struct {
     {&name_step, "step"},
     {&name_step_place, "step_place"},
     {&name_fields, "_fields"},
+    {&name_abnormal, "abnormal"},
     {&name_actions, "actions"},
     {&name_timesteps, "timesteps"},
     {&name_latest, "_latest"},

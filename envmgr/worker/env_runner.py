@@ -34,7 +34,7 @@ from envmgr.spaces import Layout, NonFiniteError, ValueMismatchError
 from envmgr.spaces.agents import random_action
 from envmgr.spaces.reading import short_text
 from envmgr.types import EnvTimestep, is_abnormal
-from envmgr.wire.block import AFTER_SHIFT, DONE, ENDING_SHIFT, REWARD_SHIFT
+from envmgr.wire.block import AFTER_SHIFT, DONE, ENDING_SHIFT, HAS_INFO, REWARD_SHIFT
 from envmgr.wire.hosts import HostSettings
 from envmgr.wire.messages import (
     UNANSWERED,
@@ -632,6 +632,7 @@ def ordinary_steps(runner: EnvRunner, sink: BlockSink) -> StepFunction:
             rest=lambda token, result: take_step(sink, token, step_result_of, result),
             failed=partial(report_exception, sink),
             end=end_episode,
+            write_info=_leave_to_python,
             after=after_step,
             ndarray=ndarray,
             float64=np.float64,
@@ -646,9 +647,14 @@ def ordinary_steps(runner: EnvRunner, sink: BlockSink) -> StepFunction:
             codes_of_float64=arrays[np.dtype(np.float64)],
             tests_finite=finite is not None,
             refuses_non_finite=runner.refuses_non_finite,
+            has_info=HAS_INFO,
         )
         return in_c
     return step
+
+
+def _leave_to_python(info: Any) -> bool:
+    return False
 
 
 _TESTED_IN_C = (np.dtype(np.float32), np.dtype(np.float64))
