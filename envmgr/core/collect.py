@@ -453,7 +453,7 @@ class Collector:
             if collected.in_c is not None:
                 found = arena.rows_of(selection, collected.places)
                 numbers = block.rewards[selection.rows].tolist()
-                info = _info_of_ordinary(collected.remarks.usual)
+                info = _TOLD if collected.remarks.usual & TOLD_BIT else _UNTOLD
                 timesteps = hot.timesteps(EnvTimestep, selection.ids, found, numbers, info)
                 observed.taken_in_c(selection, found)
                 self._deliver_in_c(collected, timesteps, in_arena=False)
@@ -606,8 +606,9 @@ def _put_in(
         infos[position] = info_of((flag & ENDING_BITS) >> ENDING_SHIFT, info)
 
 
-def _info_of_ordinary(flag: int) -> dict[str, Any]:
-    return {"terminated": False, "truncated": False} if flag >> ENDING_SHIFT & TOLD else {}
+_TOLD, _UNTOLD = {"terminated": False, "truncated": False}, dict[str, Any]()
+"""The infos of ordinary steps, of which each gets a copy: of envs that say how episodes end, and of
+those that do not."""
 
 
 def _ordinary_infos(flag: int, count: int) -> list[Any]:

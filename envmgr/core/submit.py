@@ -222,15 +222,12 @@ class Submitter:
                 return False
             self._limits.set_posted(selection.rows)
         request_id, for_last = next(self._request_ids), ring == RING_LAST or self._posted_for_last
-        posting, note = request_id << POSTING_BITS | ring, (self._ring_again, selection.hosts)
+        posting, note = request_id << POSTING_BITS | ring, (self._ring, selection.hosts)
         post, form = selection.in_c.post, self._form
         done = post(selection, actions, form, request_id, posting, for_last, note)
         if done > 1:
             self._journal.finish()  # rings
         return bool(done)
-
-    def _ring_again(self, hosts: Sequence[int], again: bool) -> None:
-        self._ring(hosts)
 
     def detach(self) -> None:
         """Let go of the shared memory: who still looks at this looks at nothing."""
@@ -266,7 +263,7 @@ class Submitter:
             selection is not None
             and selection.in_c is not None
             and beside is None
-            and self._selections.are_current
+            and self._selections.moves == self._table.moves
             and self._post_in_c(selection, actions, ring)
         ):
             return selection
@@ -454,6 +451,7 @@ class Submitter:
             for index in hosts:
                 to_do[index] = posting if index not in resets else self._with_resets(index, posting)
             if self._works_alone:
+                fence()
                 self._ring(hosts)
         if sent is not None:
             self._send(*sent, again)
@@ -491,11 +489,11 @@ class Submitter:
             ring = max(int(self._posted[index]) & RING_MASK, RING_ONCE)
             posting = posting_of(request_id, ring | RESETS_ASKED)
             self._posted[index] = self._resets_asked[index] = posting
+        fence()
         self._ring(indexes)
 
-    def _ring(self, indexes: Iterable[int]) -> None:
-        """Ring for hosts that sleep, or may be about to."""
-        fence()
+    def _ring(self, indexes: Iterable[int], again: bool = False) -> None:
+        """Ring for hosts that sleep, or may be about to; after a `fence`."""
         sleeping, groups = self.sleeping, self._groups
         self._transport.ring([groups[index].host_id or 0 for index in indexes if sleeping[index]])
 

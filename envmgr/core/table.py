@@ -1156,6 +1156,8 @@ class Selections:
         table: which host serves which env.
 
     Attributes:
+        moves: how often an env_id had got another place when this was asked last: if there are more
+            by now, what it gave before may not be used any more.
         in_c: makes what takes ordinary steps of a selection in C; None where there is nothing.
     """
 
@@ -1164,7 +1166,7 @@ class Selections:
         self._known: dict[tuple[int, ...], Selection] = {}
         self._latest: Selection | None = None
         self._latest_array: Any = None
-        self._moves = 0
+        self.moves = 0
         self._block: Block | None = None
         self.in_c: Callable[[Selection], Any] | None = None
 
@@ -1172,11 +1174,6 @@ class Selections:
         """Steps of selections are posted in this block from now on, or not any more."""
         self._block, self.in_c = block, None
         self._forget()
-
-    @property
-    def are_current(self) -> bool:
-        """Whether those that were asked for before may be used again."""
-        return self._moves == self._table.moves
 
     def steps_of(self, env_id: int) -> int:
         """Return how many steps an env has been asked for."""
@@ -1209,9 +1206,9 @@ class Selections:
         Returns:
             None if there are none, or these are not all different env_ids.
         """
-        if self._moves != self._table.moves:
+        if self.moves != self._table.moves:
             self._forget()
-            self._moves = self._table.moves  # last: what an interrupt has left is forgotten anew
+            self.moves = self._table.moves  # last: what an interrupt has left is forgotten anew
         if env_ids is self._latest_array:
             return self._latest
         kind = type(env_ids)
