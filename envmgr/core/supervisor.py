@@ -1,4 +1,4 @@
-"""The supervisor: holds the parts of one launched manager together.
+"""The parts of one launched manager, put together: table, hosts, submitting, collecting, repairing.
 
 It does not wait and has no threads: the engine calls `handle` with what arrived and `expire` when
 time has passed. Nothing here depends on a process or a real clock, so the unit tests drive it with

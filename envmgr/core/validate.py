@@ -82,6 +82,8 @@ def listed_env_ids(env_ids: Any, env_num: int) -> list[int]:
     Raises:
         UnknownEnvError: there is no list of them, or one does not exist.
     """
+    if type(env_ids) is np.ndarray and env_ids.ndim == 1 and env_ids.dtype.kind in "iu":
+        env_ids = env_ids.tolist()
     try:
         given = read_list(env_ids)
     except Unreadable as error:
