@@ -346,6 +346,7 @@ class EnvTable:
             IllegalTransitionError: that does not follow its phase; nothing was changed.
         """
         self._phases.apply(env_id, change)
+        self.begins_with_step[env_id] = 0
 
     def launched(self, env_ids: Iterable[int]) -> None:
         """The hosts of envs are being started."""
@@ -499,6 +500,20 @@ class EnvTable:
         if self._together is None or 1 not in self.begins_with_step:
             return []
         return self._together.begun_with(env_ids)
+
+    def waits_for_step(self, env_id: int) -> None:
+        """The next episode of an env begins with the next step of others."""
+        self.begins_with_step[env_id] = 1
+
+    def waits_no_more(self, env_ids: Iterable[int]) -> None:
+        """The next episodes of envs wait for no step of others; can be done again."""
+        for env_id in env_ids:
+            self.begins_with_step[env_id] = 0
+
+    def reset_with(self, env_id: int) -> Sequence[int]:
+        """Return the env_ids that can only be reset all together with this one; itself included."""
+        env = self.envs[env_id]
+        return (env_id,) if env.batch is None or env.resets_alone else env.batch.env_ids
 
     def begins_alone(self, env_id: int) -> bool:
         """Whether an env whose episode begins late has no step of others to wait for any more."""
