@@ -57,7 +57,6 @@ static void *item_of(const Py_buffer *column, Py_ssize_t index) {
 /* -- the worker: one step of one env ---------------------------------------------------------- */
 
 #define MOST_PLACES 16
-#define MOST_DIMS 8
 
 typedef struct {
     PyObject_HEAD
@@ -71,7 +70,8 @@ typedef struct {
     PyObject *ndarray, *float64;
     PyObject *fields;   /* of an `EnvTimestep`; NULL if the env returns gymnasium's five values */
     PyObject *four;     /* a type that has these fields, once one was seen */
-    Py_buffer targets[MOST_PLACES];
+    PyObject *arrays;   /* the places, for observations that numpy copies */
+    Py_buffer targets[MOST_PLACES]; /* the same */
     int n_places;
     Py_buffer rewards, flags, replies;
     double *reward;
@@ -94,6 +94,7 @@ static int step_traverse(OrdinaryStep *self, visitproc visit, void *arg) {
     Py_VISIT(self->end);
     Py_VISIT(self->write_info);
     Py_VISIT(self->after);
+    Py_VISIT(self->arrays);
     Py_VISIT(self->four);
     return 0;
 }
@@ -106,6 +107,7 @@ static int step_clear(OrdinaryStep *self) {
     Py_CLEAR(self->end);
     Py_CLEAR(self->write_info);
     Py_CLEAR(self->after);
+    Py_CLEAR(self->arrays);
     Py_CLEAR(self->four);
     return 0;
 }
@@ -173,7 +175,7 @@ static PyObject *step_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) 
         if (view_of(target, &self->targets[self->n_places], PyBUF_WRITABLE, -1, 0) < 0)
             goto failed;
         Py_buffer *view = &self->targets[self->n_places];
-        if (!PyBuffer_IsContiguous(view, 'C') || view->ndim > MOST_DIMS) {
+        if (!PyBuffer_IsContiguous(view, 'C')) {
             self->n_places++;
             PyErr_SetString(PyExc_ValueError, "a place of another form");
             goto failed;
@@ -208,6 +210,7 @@ static PyObject *step_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) 
     self->write_info = Py_NewRef(write_info);
     self->has_info = (uint16_t)has_info;
     self->after = Py_NewRef(after);
+    self->arrays = Py_NewRef(targets);
     self->ndarray = Py_NewRef(ndarray);
     self->float64 = Py_NewRef(float64);
     self->fields = fields == Py_None ? NULL : Py_NewRef(fields);
@@ -217,15 +220,19 @@ failed:
     return NULL;
 }
 
-/* Whether a type has the fields of an `EnvTimestep`; -1 with an error. */
+/* Whether a result is a named tuple with the fields of an `EnvTimestep`; -1 with an error. */
 static int has_fields(OrdinaryStep *self, PyObject *result) {
     PyObject *type = (PyObject *)Py_TYPE(result);
-    if (type == self->four)
-        return 1;
     if (!PyTuple_Check(result) || PyTuple_Size(result) != 4)
         return 0;
+    if (type == self->four)
+        return 1;
+    if (PyType_GetSlot((PyTypeObject *)type, Py_tp_iter) != PyType_GetSlot(&PyTuple_Type, Py_tp_iter))
+        return 0; /* it need not give what it holds */
     PyObject *found = PyObject_GetAttr(type, name_fields);
     if (found == NULL) {
+        if (!PyErr_ExceptionMatches(PyExc_AttributeError))
+            return -1;
         PyErr_Clear();
         return 0;
     }
@@ -264,13 +271,13 @@ static const uint16_t *reward_of(OrdinaryStep *self, PyObject *reward, double *n
             PyErr_Clear();
             return NULL;
         }
-        if (view.ndim == 1 && view.shape[0] == 1 && view.format[1] == '\0') {
-            if (view.format[0] == 'f') {
+        if (view.ndim == 1 && view.shape[0] == 1) { /* a format of one letter: native and aligned */
+            if (strcmp(view.format, "f") == 0) {
                 float single;
                 memcpy(&single, view.buf, sizeof single);
                 *number = single;
                 codes = self->codes_of_float32;
-            } else if (view.format[0] == 'd') {
+            } else if (strcmp(view.format, "d") == 0) {
                 memcpy(number, view.buf, sizeof *number);
                 codes = self->codes_of_float64;
             }
@@ -293,7 +300,8 @@ static int is_finite(const char *numbers, Py_ssize_t nbytes, char format) {
     return 1;
 }
 
-/* Write an observation at a place: 1, or 0 if it is out of the ordinary; nothing was written then. */
+/* Write an observation at a place: 1; 0 if it is out of the ordinary, and nothing was written; -1 with
+ * an error. Equal formats are those of aligned arrays: others have a sign for that. */
 static int write_observation(OrdinaryStep *self, PyObject *obs, Py_ssize_t place) {
     if ((PyObject *)Py_TYPE(obs) != self->ndarray)
         return 0;
@@ -313,31 +321,33 @@ static int write_observation(OrdinaryStep *self, PyObject *obs, Py_ssize_t place
         else if (self->finite)
             fits = 0; /* Python looks at those */
         if (fits && is_contiguous)
-            memcpy(target->buf, view.buf, view.len);
-        else if (fits && PyBuffer_ToContiguous(target->buf, &view, view.len, 'C') < 0) {
-            PyErr_Clear();
-            fits = 0;
-        }
+            memmove(target->buf, view.buf, view.len);
+        else if (fits && PyObject_SetItem(PyList_GetItem(self->arrays, place), Py_Ellipsis, obs) < 0)
+            fits = -1;
     }
     PyBuffer_Release(&view);
     return fits;
 }
 
+/* Go on with what code of the env has raised. */
+static PyObject *report_failed(OrdinaryStep *self, PyObject *token) {
+    PyObject *type, *error, *traceback;
+    PyErr_Fetch(&type, &error, &traceback);
+    PyErr_NormalizeException(&type, &error, &traceback);
+    if (traceback != NULL)
+        PyException_SetTraceback(error, traceback);
+    PyObject *follows = PyObject_CallFunctionObjArgs(self->failed, token, error, NULL);
+    Py_XDECREF(type);
+    Py_XDECREF(error);
+    Py_XDECREF(traceback);
+    return follows;
+}
+
 /* Take one step; as the function that `ordinary_steps` returns without this module. */
 static PyObject *take_step(OrdinaryStep *self, PyObject *token, PyObject *action) {
     PyObject *result = PyObject_CallMethodObjArgs(self->env, name_step, action, NULL);
-    if (result == NULL) {
-        PyObject *type, *error, *traceback;
-        PyErr_Fetch(&type, &error, &traceback);
-        PyErr_NormalizeException(&type, &error, &traceback);
-        if (traceback != NULL)
-            PyException_SetTraceback(error, traceback);
-        PyObject *follows = PyObject_CallFunctionObjArgs(self->failed, token, error, NULL);
-        Py_XDECREF(type);
-        Py_XDECREF(error);
-        Py_XDECREF(traceback);
-        return follows;
-    }
+    if (result == NULL)
+        return report_failed(self, token);
     PyObject *obs, *reward, *terminated, *truncated, *info;
     if (self->fields == NULL) {
         if (!PyTuple_CheckExact(result) || PyTuple_Size(result) != 5)
@@ -348,8 +358,8 @@ static PyObject *take_step(OrdinaryStep *self, PyObject *token, PyObject *action
     } else {
         int has = has_fields(self, result);
         if (has < 0)
-            PyErr_Clear();
-        if (has != 1)
+            goto error;
+        if (!has)
             goto rest;
         terminated = PyTuple_GetItem(result, 2);
         truncated = Py_False;
@@ -364,34 +374,36 @@ static PyObject *take_step(OrdinaryStep *self, PyObject *token, PyObject *action
     int has_info = PyDict_Size(info) != 0;
     if (has_info && PyDict_GetItemWithError(info, name_abnormal) != NULL)
         goto rest; /* it may say that the step does not count */
-    if (PyErr_Occurred()) { /* of keys of its own kind */
-        PyErr_Clear();
-        goto rest;
+    if (has_info && PyErr_Occurred()) { /* of keys of its own kind */
+        Py_DECREF(result);
+        return report_failed(self, token);
     }
     double number = 0.0;
     const uint16_t *codes = reward_of(self, reward, &number);
     if (codes == NULL)
         goto rest;
+    uint64_t answered = PyLong_AsUnsignedLongLong(token);
+    if (answered == (uint64_t)-1 && PyErr_Occurred())
+        goto error;
     PyObject *written = PyObject_GetAttr(self->writer, name_step_place);
-    if (written == NULL) {
-        Py_DECREF(result);
-        return NULL;
-    }
+    if (written == NULL)
+        goto error;
     Py_ssize_t place = PyLong_AsSsize_t(written);
     Py_DECREF(written);
     if (place < 0 || place >= self->n_places) {
         PyErr_Clear();
         goto rest;
     }
-    if (!write_observation(self, obs, place))
+    int is_observed = write_observation(self, obs, place);
+    if (is_observed < 0)
+        goto error;
+    if (!is_observed)
         goto rest;
     uint16_t code = codes[place];
     if (has_info) {
         PyObject *is_written = PyObject_CallFunctionObjArgs(self->write_info, info, NULL);
-        if (is_written == NULL) {
-            Py_DECREF(result);
-            return NULL;
-        }
+        if (is_written == NULL)
+            goto error;
         Py_DECREF(is_written);
         if (is_written != Py_True)
             goto rest; /* which writes it all again, at the same place */
@@ -408,9 +420,6 @@ static PyObject *take_step(OrdinaryStep *self, PyObject *token, PyObject *action
         Py_XDECREF(flags);
         return follows;
     }
-    uint64_t answered = PyLong_AsUnsignedLongLong(token);
-    if (answered == (uint64_t)-1 && PyErr_Occurred())
-        return NULL;
     *self->flag = code;
     __atomic_store_n(self->reply, answered, __ATOMIC_RELEASE); /* last: now the reply counts */
     return Py_NewRef(Py_None);
@@ -418,6 +427,9 @@ rest:;
     PyObject *follows = PyObject_CallFunctionObjArgs(self->rest, token, result, NULL);
     Py_DECREF(result);
     return follows;
+error:
+    Py_DECREF(result);
+    return NULL;
 }
 
 static PyObject *step_call(OrdinaryStep *self, PyObject *args, PyObject *kwargs) {
@@ -450,7 +462,7 @@ typedef struct {
     Py_buffer running, since;
     int64_t *runs;
     double *began;      /* NULL: nobody wants to know */
-    Py_ssize_t position; /* of the step that was begun last; -1 before the first */
+    Py_ssize_t position; /* of the step that was begun last; whoever begins a batch makes it -1 */
 } BatchOfSteps;
 
 static void batch_dealloc(BatchOfSteps *self) {
@@ -468,7 +480,6 @@ static PyObject *batch_call(BatchOfSteps *self, PyObject *args, PyObject *kwargs
                           &PyList_Type, &tokens, &PyList_Type, &actions, &PyList_Type, &values))
         return NULL;
     Py_ssize_t count = PyList_Size(steps);
-    self->position = -1;
     if (PyList_Size(requests) != count || PyList_Size(tokens) != count ||
         PyList_Size(actions) != count || PyList_Size(values) != count) {
         PyErr_SetString(PyExc_ValueError, "one of everything for each step is needed");
@@ -491,6 +502,8 @@ static PyObject *batch_call(BatchOfSteps *self, PyObject *args, PyObject *kwargs
         if (PyErr_Occurred())
             return NULL;
         int64_t runs = PyLong_AsLongLong(value);
+        if (runs == -1 && PyErr_Occurred())
+            return NULL;
         self->position = k;
         if (self->began != NULL)
             *self->began = monotonic();
@@ -529,6 +542,10 @@ static PyObject *batch_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!OOn", names, &PyType_Type, &ordinary,
                                      &running, &since, &index))
         return NULL;
+    if (PyType_GetSlot((PyTypeObject *)ordinary, Py_tp_call) != (void *)step_call) {
+        PyErr_SetString(PyExc_TypeError, "OrdinaryStep is needed");
+        return NULL;
+    }
     allocfunc alloc = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
     BatchOfSteps *self = (BatchOfSteps *)alloc(type, 0);
     if (self == NULL)
@@ -549,8 +566,8 @@ failed:
 }
 
 static PyMemberDef batch_members[] = {
-    {"position", T_PYSSIZET, offsetof(BatchOfSteps, position), READONLY,
-     "of the step that was begun last; -1 before the first"},
+    {"position", T_PYSSIZET, offsetof(BatchOfSteps, position), 0,
+     "of the step that was begun last; whoever begins a batch makes it -1"},
     {NULL, 0, 0, 0, NULL},
 };
 
@@ -570,7 +587,7 @@ static PyType_Spec batch_spec = {
 /* -- the trainer: the rows of neighbouring envs ------------------------------------------------ */
 
 #define CONTAINERS 4
-#define MOST_VIEWS 12
+#define MOST_VIEWS 13
 
 typedef struct {
     PyObject_HEAD
@@ -588,7 +605,9 @@ typedef struct {
     long long low, high;
     Py_ssize_t first, count;
     uint64_t generations;
-    uint16_t place_bits, ordinary_bits;
+    uint16_t place_bits, told_bit, end_bits, plain_end;
+    uint64_t *resets;   /* steps that end episodes are complete with these; NULL: they need not be */
+    char takes_ends;
     int n_steps;        /* places of steps */
     uint8_t idle, posted, run;
     uint64_t **postings, **sleeping;
@@ -640,7 +659,7 @@ static void *column_of(OrdinaryRows *self, PyObject *object, Py_ssize_t itemsize
     self->n_views++;
     if (view->ndim < 1 || !PyBuffer_IsContiguous(view, 'C') ||
         (itemsize && (view->ndim != 1 || view->itemsize != itemsize)) ||
-        view->shape[0] < self->first + self->count) {
+        view->shape[0] - self->count < self->first) {
         PyErr_SetString(PyExc_ValueError, "a column of another form");
         return NULL;
     }
@@ -678,21 +697,22 @@ static PyObject *rows_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) 
         "first", "count", "empty", "statistics", "submitter", "journal", "phases",
         "states", "places", "in_arena", "tokens", "requests", "replies",
         "flags", "ids", "ndarray", "number", "actions", "low", "high", "is_number", "postings", "sleeping", "hosts",
-        "generations", "place_bits", "ordinary_bits", "n_steps", "idle", "posted", "run", NULL};
+        "generations", "place_bits", "told_bit", "end_bits", "plain_end", "resets",
+        "takes_ends", "n_steps", "idle", "posted", "run", NULL};
     PyObject *empty, *statistics, *submitter, *journal, *phases, *states, *places;
     PyObject *in_arena, *ids, *ndarray, *number, *tokens, *requests, *replies, *flags, *actions, *postings, *sleeping;
-    PyObject *hosts;
+    PyObject *hosts, *resets;
     Py_ssize_t first, count;
     long long low, high;
     unsigned long long generations;
-    int is_number, place_bits, ordinary_bits, n_steps, idle, posted, run;
+    int is_number, place_bits, told_bit, end_bits, plain_end, takes_ends, n_steps, idle, posted, run;
     if (!PyArg_ParseTupleAndKeywords(
-            args, kwargs, "nnO!OOOOOOOOOOOO!OOOLLpOOO!Kiiiiii", names, &first, &count,
+            args, kwargs, "nnO!OOOOOOOOOOOO!OOOLLpOOO!KiiiiOpiiii", names, &first, &count,
             &PyTuple_Type, &empty, &statistics, &submitter, &journal, &phases, &states, &places,
             &in_arena, &tokens, &requests, &replies, &flags,
             &PyList_Type, &ids, &ndarray, &number, &actions, &low, &high,
             &is_number, &postings, &sleeping, &PyList_Type, &hosts, &generations, &place_bits,
-            &ordinary_bits, &n_steps, &idle, &posted, &run))
+            &told_bit, &end_bits, &plain_end, &resets, &takes_ends, &n_steps, &idle, &posted, &run))
         return NULL;
     if (first < 0 || count < 1 || PyTuple_Size(empty) != CONTAINERS) {
         PyErr_SetString(PyExc_ValueError, "no rows");
@@ -717,7 +737,10 @@ static PyObject *rows_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) 
     self->is_number = (char)is_number;
     self->generations = generations;
     self->place_bits = (uint16_t)place_bits;
-    self->ordinary_bits = (uint16_t)ordinary_bits;
+    self->told_bit = (uint16_t)told_bit;
+    self->end_bits = (uint16_t)end_bits;
+    self->plain_end = (uint16_t)plain_end;
+    self->takes_ends = (char)takes_ends;
     self->n_steps = n_steps;
     self->idle = (uint8_t)idle;
     self->posted = (uint8_t)posted;
@@ -730,6 +753,8 @@ static PyObject *rows_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) 
         (self->requests = column_of(self, requests, 8)) == NULL ||
         (self->replies = column_of(self, replies, 8)) == NULL ||
         (self->flags = column_of(self, flags, 2)) == NULL)
+        goto failed;
+    if (resets != Py_None && (self->resets = column_of(self, resets, 8)) == NULL)
         goto failed;
     if (actions != Py_None) {
         self->action = &self->views[self->n_views];
@@ -926,20 +951,52 @@ static PyObject *rows_is_posted(OrdinaryRows *self, PyObject *ignored) {
     return PyBool_FromLong(are_all(self->phases, self->posted, self->count));
 }
 
-static PyObject *rows_flags(OrdinaryRows *self, PyObject *ignored) {
-    uint16_t first = self->flags[0];
-    if (!have_arrived(self) || !are_all(self->phases, self->posted, self->count) ||
-        (first & ~self->ordinary_bits) || (first & self->place_bits) >= self->n_steps)
+PyDoc_STRVAR(said_doc,
+             "said()\n--\n\n"
+             "Return what all replies say, if they have come and are ordinary: the flags, where none "
+             "ends an episode; else (place, flags of the others, {position: flags} of ends). None if "
+             "Python has to look at them.");
+
+static PyObject *rows_said(OrdinaryRows *self, PyObject *ignored) {
+    if (!have_arrived(self) || !are_all(self->phases, self->posted, self->count))
         Py_RETURN_NONE;
-    for (Py_ssize_t k = 1; k < self->count; k++)
-        if (self->flags[k] != first)
+    uint16_t place = self->flags[0] & self->place_bits; /* not before: hosts write replies last */
+    uint16_t told = self->flags[0] & self->told_bit;
+    PyObject *ends = NULL;
+    if (place >= self->n_steps)
+        Py_RETURN_NONE;
+    for (Py_ssize_t k = 0; k < self->count; k++) {
+        uint16_t flags = self->flags[k];
+        if (flags == (place | told))
+            continue;
+        if (!self->takes_ends || (flags & self->place_bits) != place ||
+            (flags & self->end_bits) != self->plain_end ||
+            (self->resets != NULL &&
+             __atomic_load_n(&self->resets[k], __ATOMIC_ACQUIRE) != self->tokens[k])) {
+            Py_XDECREF(ends);
             Py_RETURN_NONE;
-    return PyLong_FromLong(first);
+        }
+        PyObject *position = PyLong_FromSsize_t(k), *end = PyLong_FromLong(flags);
+        if (ends == NULL)
+            ends = PyDict_New();
+        int is_set = position != NULL && end != NULL && ends != NULL
+                         ? PyDict_SetItem(ends, position, end)
+                         : -1;
+        Py_XDECREF(position);
+        Py_XDECREF(end);
+        if (is_set < 0) {
+            Py_XDECREF(ends);
+            return NULL;
+        }
+    }
+    if (ends == NULL)
+        return PyLong_FromLong(place | told);
+    return Py_BuildValue("(iiN)", (int)place, (int)told, ends);
 }
 
 PyDoc_STRVAR(deliver_doc,
              "deliver(returning, place, in_arena, timesteps)\n--\n\n"
-             "The timesteps of all rows, which `flags` has found ordinary, are about to be returned.");
+             "The timesteps of all rows, which `said` has found ordinary, are about to be returned.");
 
 static PyObject *rows_deliver(OrdinaryRows *self, PyObject *args) {
     PyObject *returning, *timesteps;
@@ -963,8 +1020,7 @@ static PyMethodDef rows_methods[] = {
      "Return whether the replies to what was posted have come, and nothing else waits."},
     {"is_posted", (PyCFunction)rows_is_posted, METH_NOARGS,
      "Return whether steps of all rows are posted."},
-    {"flags", (PyCFunction)rows_flags, METH_NOARGS,
-     "Return the flags that all replies have, if they have come and are ordinary; else None."},
+    {"said", (PyCFunction)rows_said, METH_NOARGS, said_doc},
     {"deliver", (PyCFunction)rows_deliver, METH_VARARGS, deliver_doc},
     {NULL, NULL, 0, NULL},
 };
@@ -1000,20 +1056,30 @@ static PyObject *timesteps(PyObject *module, PyObject *args) {
         PyErr_SetString(PyExc_ValueError, "one of everything for each env is needed");
         return NULL;
     }
+    if (!PyType_IsSubtype((PyTypeObject *)type, &PyTuple_Type)) {
+        PyErr_SetString(PyExc_TypeError, "a type of tuples is needed");
+        return NULL;
+    }
     allocfunc alloc = (allocfunc)PyType_GetSlot((PyTypeObject *)type, Py_tp_alloc);
     PyObject *found = PyDict_New();
     if (found == NULL)
         return NULL;
     for (Py_ssize_t k = 0; k < count; k++) {
-        PyObject *timestep = alloc((PyTypeObject *)type, 4);
-        if (timestep == NULL)
-            goto failed;
         PyObject *copy = PyDict_Copy(info);
-        if (copy == NULL || PyTuple_SetItem(timestep, 3, copy) < 0 ||
-            PyTuple_SetItem(timestep, 0, Py_NewRef(PyList_GetItem(observations, k))) < 0 ||
-            PyTuple_SetItem(timestep, 1, Py_NewRef(PyList_GetItem(rewards, k))) < 0 ||
-            PyTuple_SetItem(timestep, 2, Py_NewRef(Py_False)) < 0 ||
-            PyDict_SetItem(found, PyList_GetItem(env_ids, k), timestep) < 0) {
+        if (copy == NULL)
+            goto failed;
+        /* From here to its last item nothing else is made: a collection would find it half done. */
+        PyObject *timestep = alloc((PyTypeObject *)type, 4);
+        if (timestep == NULL) {
+            Py_DECREF(copy);
+            goto failed;
+        }
+        PyTuple_SetItem(timestep, 0, Py_XNewRef(PyList_GetItem(observations, k)));
+        PyTuple_SetItem(timestep, 1, Py_XNewRef(PyList_GetItem(rewards, k)));
+        PyTuple_SetItem(timestep, 2, Py_NewRef(Py_False));
+        PyTuple_SetItem(timestep, 3, copy);
+        PyObject *env_id = PyList_GetItem(env_ids, k);
+        if (PyErr_Occurred() || PyDict_SetItem(found, env_id, timestep) < 0) {
             Py_DECREF(timestep);
             goto failed;
         }

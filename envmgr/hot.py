@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import sys
 import warnings
 from typing import TYPE_CHECKING, Any
 
@@ -26,12 +27,15 @@ def _imported() -> tuple[ModuleType | None, str]:
     """Return the module, or None and why it is not used."""
     if os.environ.get(PURE, "0") not in ("", "0"):
         return None, f"left out: {PURE} is set"
+    if tuple(sys.version_info) < (3, 11):  # what another Python has compiled may be there
+        return None, "not there: it needs Python 3.11"
     try:
         module = importlib.import_module("envmgr._hot")
     except ImportError as error:
         return None, f"not there: {error}"
-    if module.ABI != ABI:
-        why = f"it is of version {module.ABI}, this envmgr needs {ABI}"
+    found = getattr(module, "ABI", None)
+    if found != ABI:
+        why = f"it is of version {found}, this envmgr needs {ABI}"
         warnings.warn(
             f"envmgr._hot is not used: {why}. It was compiled for another version of envmgr: "
             "install envmgr again (pip install -e . in a checkout)",

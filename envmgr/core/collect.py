@@ -20,11 +20,6 @@ from envmgr.core.journal import CallJournal, Fate, Returning
 from envmgr.core.observations import Arena, Arenas, one_of
 from envmgr.core.phases import Phase
 from envmgr.core.replies import (
-    LATE,
-    LATE_END,
-    PLAIN_END,
-    PLAIN_END_BITS,
-    RESETS,
     BlockReplies,
     after_of,
 )
@@ -39,8 +34,13 @@ from envmgr.wire.block import (
     DONE,
     ENDING_BITS,
     ENDING_SHIFT,
+    LATE,
+    LATE_END,
     ORDINARY_BITS,
     PLACE_BITS,
+    PLAIN_END,
+    PLAIN_END_BITS,
+    RESETS,
     REWARD_BITS,
     REWARD_SHIFT,
     TOLD_BIT,
@@ -349,14 +349,21 @@ class Collector:
             then, has to be looked at by itself before: nothing was taken.
         """
         undelivered, n_before = self._table.undelivered, self._statistics.timesteps
-        flags = None if selection.in_c is None else selection.in_c.flags()
-        if flags is not None:
-            remarks = selection.ordinary.get(flags)
+        in_c, block, arena = selection.in_c, self._block, self._table.observed.arena
+        said = None if in_c is None else in_c.said()
+        if type(said) is int:
+            remarks = selection.ordinary.get(said)
             if remarks is None:
-                remarks = selection.ordinary[flags] = Remarks(flags, selection.count)
-            place, arena = flags & PLACE_BITS, self._table.observed.arena
-            args = selection.ids, selection, place, remarks, _EMPTY, n_before, self._block, arena
-            return Collected(*args, in_c=selection.in_c)
+                remarks = selection.ordinary[said] = Remarks(said, selection.count)
+            place = said & PLACE_BITS
+            args = selection.ids, selection, place, remarks, _EMPTY, n_before, block, arena
+            return Collected(*args, in_c=in_c)
+        if said is not None:
+            place, usual, ends = said
+            remarks = Remarks(usual, selection.count, ends)
+            return Collected(
+                selection.ids, selection, place, remarks, _EMPTY, n_before, block, arena
+            )
         ids, kept = selection.ids, _EMPTY
         if undelivered:
             kept = {i: undelivered[i] for i in ids if i in undelivered}
@@ -364,7 +371,7 @@ class Collector:
             if others is None:
                 return Collected(ids, None, None, _NO_REMARKS, kept, n_before, None, None)
             selection = others
-        block, window = self._block, selection.window
+        window = selection.window
         if block is None:
             return None
         if not selection.is_posted(self._table.phases):
@@ -373,11 +380,10 @@ class Collector:
             return None
         raw = (block.flags[selection.rows] if window is None else window.flags).tobytes()
         # What is kept there is the same for ever: what ordinary replies say, given their flags.
-        said = selection.ordinary.get(raw) or self._looked_at(selection, raw)
-        if said is None:
+        found = selection.ordinary.get(raw) or self._looked_at(selection, raw)
+        if found is None:
             return None
-        places, remarks = said
-        arena = self._table.observed.arena
+        places, remarks = found
         return Collected(ids, selection, places, remarks, kept, n_before, block, arena)
 
     def _looked_at(self, selection: Selection, raw: bytes) -> tuple[Any, Remarks] | None:
@@ -501,19 +507,17 @@ class Collector:
         odd = remarks.specials and remarks.have_rewards_of_different_shapes
         if selection is None or block is None or collected.kept or odd:
             return None
-        if collected.in_c is not None and selection.window is not None:
-            if (arena := collected.arena) is None:
-                return None
-            obs, rewards = arena.batch(selection, collected.places), selection.window.rewards.copy()
-            none, infos = selection.none.copy, BatchInfos(remarks)
-            batch = _make_batch((selection.array, obs, rewards, none(), none(), infos))
-            self._deliver_in_c(collected, batch, in_arena=True)
-            return batch
         usual, window, observed = remarks.usual, selection.window, self._table.observed
         arena = collected.arena
         obs = None if arena is None else arena.batch(selection, collected.places)
         if obs is None:  # they are of several layouts
             return None
+        if collected.in_c is not None and window is not None:
+            none, rewards = selection.none.copy, window.rewards.copy()
+            infos = BatchInfos(remarks)
+            batch = _make_batch((selection.array, obs, rewards, none(), none(), infos))
+            self._deliver_in_c(collected, batch, in_arena=True)
+            return batch
         if window is not None and usual < _WIDE:
             rewards = window.rewards.copy()
         else:

@@ -28,14 +28,16 @@ from envmgr.spaces.columns import NUMPY_VALUES
 from envmgr.spaces.interrupts import pass_interrupt_on
 from envmgr.wire.block import (
     GENERATION_BITS,
-    ORDINARY_BITS,
     PLACE_BITS,
+    PLAIN_END,
+    PLAIN_END_BITS,
     POSTING_BITS,
     RESETS_ASKED,
     RING_LAST,
     RING_MASK,
     RING_ONCE,
     TOKEN_BYTES,
+    TOLD_BIT,
     Block,
     fence,
     generation_of,
@@ -109,6 +111,8 @@ class Submitter:
         statistics: where steps are counted.
         journal: what commits go through.
         selections: envs that are stepped together.
+        resets_inplace: a step that ends an episode is complete with the next one's beginning.
+        has_spares: what follows an episode is decided by the trainer, not by the host.
 
     Attributes:
         posts: whether steps are posted in a block; else all go by message.
@@ -123,8 +127,12 @@ class Submitter:
         statistics: Statistics,
         journal: Journal,
         selections: Selections,
+        *,
+        resets_inplace: bool = False,
+        has_spares: bool = False,
     ) -> None:
         self.posts = False
+        self._resets_inplace, self._has_spares = resets_inplace, has_spares
         self.sleeping: Any = None
         self._actions: ActionColumns | None = None
         self._kinds: ActionKinds | None = None
@@ -162,7 +170,8 @@ class Submitter:
             if (
                 hot is not None
                 and self._actions.in_c is not None
-                and not (self._table.has_batched or self._table.observed.counts)
+                and not (self._table.has_batched or self._table.some_at_a_time)
+                and not self._table.observed.counts
             ):
                 self._selections.in_c = self._ordinary_rows
         else:
@@ -205,26 +214,36 @@ class Submitter:
             hosts=selection.hosts,
             generations=GENERATION_BITS,
             place_bits=PLACE_BITS,
-            ordinary_bits=ORDINARY_BITS,
+            told_bit=TOLD_BIT,
+            end_bits=PLAIN_END_BITS,
+            plain_end=PLAIN_END,
+            resets=block.resets if self._resets_inplace else None,
+            takes_ends=not (self._resets_inplace and self._has_spares),
             n_steps=observed.places.steps,
             idle=Phase.IDLE,
             posted=Phase.POSTED,
             run=EnvState.RUN,
         )
 
-    def _post_in_c(self, selection: Selection, actions: Any, ring: int) -> bool:
+    def _post_in_c(self, in_c: Any, selection: Selection, actions: Any, ring: int) -> bool:
         """Post an ordinary step of these envs; False if nothing was changed.
 
         In C all of it happens at once, but for the ringing.
+
+        Args:
+            in_c: that of the selection, which has none any more where a signal handler closes the
+                manager in between.
+            selection: the envs.
+            actions: a dict whose keys are their env_ids, or an array with a row for each.
+            ring: as of `by_id`.
         """
         if self._limits.step_s is not None:
-            if not selection.in_c.may_post():
+            if not in_c.may_post():
                 return False
             self._limits.set_posted(selection.rows)
         request_id, for_last = next(self._request_ids), ring == RING_LAST or self._posted_for_last
         posting, note = request_id << POSTING_BITS | ring, (self._ring, selection.hosts)
-        post, form = selection.in_c.post, self._form
-        done = post(selection, actions, form, request_id, posting, for_last, note)
+        done = in_c.post(selection, actions, self._form, request_id, posting, for_last, note)
         if done > 1:
             self._journal.finish()  # rings
         return bool(done)
@@ -261,10 +280,10 @@ class Submitter:
         selection = self._latest
         if (
             selection is not None
-            and selection.in_c is not None
+            and (in_c := selection.in_c) is not None
             and beside is None
             and self._selections.moves == self._table.moves
-            and self._post_in_c(selection, actions, ring)
+            and self._post_in_c(in_c, selection, actions, ring)
         ):
             return selection
         selection = self._selections.of(actions)
@@ -290,7 +309,8 @@ class Submitter:
         selection = self._selections.of(env_ids)
         if selection is None:
             return None
-        if selection.in_c is not None and self._post_in_c(selection, batch, ring):
+        in_c = selection.in_c if type(batch) is np.ndarray else None
+        if in_c is not None and self._post_in_c(in_c, selection, batch, ring):
             return selection
         if not selection.may_be_posted(self._table):
             return None
@@ -516,9 +536,10 @@ class Submitter:
     def posted_in_c(self) -> Selection | None:
         """Return what was posted last, if its steps are ordinary ones of all envs."""
         selection = self._latest
-        if selection is None or selection.in_c is None or selection.count != self._table.env_num:
+        in_c = None if selection is None else selection.in_c
+        if selection is None or in_c is None or selection.count != self._table.env_num:
             return None
-        return selection if selection.in_c.is_posted() else None
+        return selection if in_c.is_posted() else None
 
     def have_all_ring(self) -> None:
         """Have every host ring that need not, because its steps were to be gathered together.

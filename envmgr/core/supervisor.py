@@ -87,7 +87,14 @@ class Supervisor:
             )
         self.selections = selections = Selections(hosts.table)
         self._episodes = Episodes(hosts, rules, self.statistics, self.spares)
-        self.submitter = Submitter(hosts, self.statistics, journal, selections)
+        self.submitter = Submitter(
+            hosts,
+            self.statistics,
+            journal,
+            selections,
+            resets_inplace=rules.reset_inplace,
+            has_spares=self.spares is not None,
+        )
         self.repair = Repair(
             hosts,
             policy,

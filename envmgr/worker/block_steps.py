@@ -370,6 +370,8 @@ class BlockStepper:
         since = self._since if self._timed else None
         self._batch = block_rows, steps = self._block_rows, self._steps
         position, in_c = -1, self._take_in_c
+        if in_c is not None:
+            in_c.position = -1  # an interrupt may come before it is called
         try:
             self._seen, self._step_tokens = posting, requests
             if hot is not None and not rings_for_each:

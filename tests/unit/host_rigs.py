@@ -260,9 +260,10 @@ class BlockRig:
         events: int = 0,
         spin_s: float = 0.0,
         env_class: Callable[[], Any] = BlockEnv,
+        observations: Any = OBS,
         **settings: Any,
     ) -> None:
-        layouts: list[Any] = [codec_of(OBS).layout] * n
+        layouts: list[Any] = [codec_of(observations).layout] * n
         actions = codec_of(BlockEnv.action_space).layout
         assert actions is not None
         block_plan = BlockPlan(n, n_hosts, actions, measures=measures, events=events)

@@ -1,0 +1,950 @@
+"""The ordinary step in C and in Python: the same cases, and all is equal afterwards.
+
+A case is what an env gives in a step, on the side of a worker; and on that of a trainer a state of
+the table and of the block, actions for it, and replies to them, forged ones included. Each is put
+to two rigs that differ in `envmgr._hot` alone.
+
+python -m tests.fuzz.hot 1000000
+"""
+
+from __future__ import annotations
+
+import collections
+import itertools
+import random
+import re
+import sys
+import time
+from collections import Counter, namedtuple
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import fields, is_dataclass
+from fractions import Fraction
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium.spaces import Box, Dict, Discrete
+
+from envmgr import BaseEnv, EnvTimestep
+from envmgr.core import collect, submit
+from envmgr.core.observations import Arena, Arenas
+from envmgr.core.phases import Phase
+from envmgr.core.replies import BlockReplies
+from envmgr.hot import hot
+from envmgr.lifecycle import EnvState
+from envmgr.policy import Deadlines
+from envmgr.spaces import codec_of
+from envmgr.wire.arenas import COPIED, ObservationRules, arena_arrays, plan_placements
+from envmgr.wire.block import (
+    DONE,
+    HAS_INFO,
+    MAX_REQUEST_ID,
+    PLACE_BITS,
+    REWARD_SHIFT,
+    RING_EACH,
+    RING_LAST,
+    RING_ONCE,
+    TOLD_BIT,
+    Block,
+    BlockPlan,
+    token_of,
+)
+from envmgr.wire.messages import EpisodePlan
+from envmgr.worker import block_steps, env_runner
+from tests.rig import Rig
+from tests.unit.host_rigs import BlockRig
+
+CASES_PER_RIG = 200
+
+_ADDRESS = re.compile("0x[0-9a-f]+")
+
+Make = Callable[[], Any]
+"""Makes the same anew: each of the two sides gets its own."""
+
+
+@contextmanager
+def without_c(*modules: Any) -> Iterator[None]:
+    """Have these modules find no C."""
+    before = [module.hot for module in modules]
+    for module in modules:
+        module.hot = None
+    try:
+        yield
+    finally:
+        for module, found in zip(modules, before, strict=True):
+            module.hot = found
+
+
+class Different(AssertionError):
+    """The two sides have done different things."""
+
+
+def plain(value: Any) -> Any:
+    """Return what a value is, types included, so that equal ones are equal."""
+    if isinstance(value, np.ndarray) and not value.dtype.hasobject:
+        return type(value), value.dtype.str, value.shape, value.tobytes()
+    if isinstance(value, np.generic):
+        return type(value), value.tobytes()
+    if isinstance(value, float):
+        return type(value), value.hex()
+    if isinstance(value, dict):
+        return type(value), [(plain(key), plain(part)) for key, part in value.items()]
+    if is_dataclass(value) and not isinstance(value, type):  # tracebacks have other frames
+        names = [field.name for field in fields(value) if field.name != "traceback_text"]
+        return type(value), [(name, plain(getattr(value, name))) for name in names]
+    if isinstance(value, (tuple, list)):
+        return type(value), [plain(part) for part in tuple.__iter__(value)] if isinstance(
+            value, tuple
+        ) else [plain(part) for part in value]
+    if isinstance(value, str):
+        return type(value), _ADDRESS.sub("0x", value)
+    if isinstance(value, (int, bytes, bytearray, type(None))):
+        return type(value), value
+    return type(value)
+
+
+def compare(case: object, in_c: Any, in_python: Any) -> None:
+    """Raise if the two sides differ.
+
+    Raises:
+        Different: they do; it says in what.
+    """
+    if in_c == in_python:
+        return
+    if isinstance(in_c, dict) and isinstance(in_python, dict):
+        for name in in_c.keys() | in_python.keys():
+            if in_c.get(name) != in_python.get(name):
+                text = f"{name}: in C {in_c.get(name)!r}, in Python {in_python.get(name)!r}"
+                raise Different(f"{case}\n{text}")
+    raise Different(f"{case}\nin C {in_c!r}\nin Python {in_python!r}")
+
+
+# -- what envs give ---------------------------------------------------------------------------
+
+
+class FloatKind(float):
+    """A float of a kind of its own."""
+
+
+class ArrayKind(np.ndarray):  # type: ignore[type-arg]
+    """An array of a kind of its own."""
+
+
+class DictKind(dict):  # type: ignore[type-arg]
+    """A dict of a kind of its own."""
+
+
+class TupleKind(tuple):  # type: ignore[type-arg]
+    """A tuple of a kind of its own."""
+
+    __slots__ = ()
+
+
+class OddKey:
+    """A key that cannot be compared with the one that is looked for."""
+
+    def __hash__(self) -> int:
+        return hash("abnormal")
+
+    def __eq__(self, other: object) -> bool:
+        raise ValueError("cannot be compared")
+
+
+class SamePlace:
+    """A key that says that it is the one that is looked for."""
+
+    def __hash__(self) -> int:
+        return hash("abnormal")
+
+    def __eq__(self, other: object) -> bool:
+        return True
+
+
+class Raising:
+    """Stands for an exception that a step raises."""
+
+    def __init__(self, error: Make) -> None:
+        self.error = error
+
+
+class NeedsTwo(Exception):
+    """An exception that one argument is not enough for."""
+
+    def __init__(self, one: Any, two: Any) -> None:
+        super().__init__(one, two)
+
+
+BaseEnvTimestep = namedtuple("BaseEnvTimestep", ["obs", "reward", "done", "info"])  # noqa: PYI024
+Reordered = namedtuple("Reordered", ["reward", "obs", "done", "info"])  # noqa: PYI024
+Longer = namedtuple("Longer", ["obs", "reward", "done", "info", "more"])  # noqa: PYI024
+
+
+class Backwards(BaseEnvTimestep):
+    """Gives its values in another order than it holds them."""
+
+    __slots__ = ()
+
+    def __iter__(self) -> Any:
+        return iter((self[0], 7.0, False, {}))
+
+
+class Attributes:
+    """Has the values of a timestep as attributes."""
+
+    def __init__(self, *values: Any) -> None:
+        self.obs, self.reward, self.done, self.info = values
+
+
+class FieldsOfItsOwn(type):
+    """Looking for the fields of such a type raises."""
+
+    @property
+    def _fields(cls) -> Any:
+        raise AttributeError("none")
+
+
+class Fieldless(tuple, metaclass=FieldsOfItsOwn):
+    """A tuple of four whose type has no fields to show."""
+
+    __slots__ = ()
+
+
+def observation_of(rng: random.Random, space: Box) -> Make:
+    """Return what makes an observation, mostly one of the space."""
+    shape, dtype = space.shape, space.dtype
+    seed = rng.randrange(1 << 30)
+
+    def array(shape: tuple[int, ...] = shape, dtype: Any = dtype) -> Any:
+        numbers = np.random.default_rng(seed).integers(0, 100, shape)
+        return np.asarray(numbers).astype(dtype)
+
+    def filled(value: float) -> Any:
+        found = array()
+        if found.dtype.kind == "f" and found.size:
+            found[(-1,) * found.ndim] = value
+        return found
+
+    def unaligned() -> Any:
+        raw = bytearray(1 + array().nbytes)
+        found = np.ndarray(shape, dtype, raw, 1)
+        found[...] = array()
+        return found
+
+    def spread(step: int) -> Any:
+        if not shape:
+            return array()
+        wide = np.zeros((*shape[:-1], 2 * shape[-1]), dtype)
+        wide[..., ::2] = array()
+        return wide[..., ::2] if step > 0 else array()[..., ::-1]
+
+    def read_only() -> Any:
+        found = array()
+        found.flags.writeable = False
+        return found
+
+    odd: list[Make] = [
+        lambda: filled(float("nan")),
+        lambda: filled(float("inf")),
+        lambda: filled(float("-inf")),
+        lambda: array(dtype=np.float64),
+        lambda: array(dtype=np.int64),
+        lambda: array(dtype=np.float16),
+        lambda: array(dtype=np.complex64),
+        lambda: array(dtype="S4"),
+        lambda: array(dtype=np.dtype(dtype).newbyteorder()),
+        lambda: array((*shape, 1)),
+        lambda: array((3,)),
+        lambda: array(()),
+        lambda: array((1, *shape)),
+        lambda: array(shape[::-1]),
+        lambda: np.asfortranarray(array()),
+        lambda: spread(1),
+        lambda: spread(-1),
+        lambda: array().view(ArrayKind),
+        lambda: array().tolist(),
+        lambda: np.ma.masked_array(array()),
+        lambda: array().astype(object),
+        lambda: np.zeros(shape, "M8[s]"),
+        lambda: np.zeros(shape, [("a", dtype)]),
+        lambda: np.broadcast_to(array((1,) * len(shape)), shape),
+        unaligned,
+        read_only,
+        lambda: None,
+        lambda: "text",
+        lambda: memoryview(array().tobytes()),
+    ]
+    return rng.choice(odd) if rng.random() < 0.4 else array
+
+
+def reward_of(rng: random.Random) -> Make:
+    """Return what makes a reward, mostly a float."""
+    number = rng.choice((0.0, 1.5, -2.25, 1e300, rng.random()))
+    special = rng.choice((float("nan"), float("inf"), float("-inf")))
+    odd: list[Make] = [
+        lambda: special,
+        lambda: int(min(number, 1e6)),
+        lambda: 1 << 60,
+        lambda: (1 << 53) + 1,
+        lambda: 10**400,
+        lambda: True,
+        lambda: np.float64(number),
+        lambda: np.float64(special),
+        lambda: np.float32(1.5),
+        lambda: np.float32(special),
+        lambda: np.float16(1.5),
+        lambda: np.int64(5),
+        lambda: np.bool_(True),
+        lambda: FloatKind(number),
+        lambda: Fraction(1, 3),
+        *(
+            lambda dtype=dtype, shape=shape, value=value: np.full(shape, value, dtype)  # type: ignore[misc]
+            for dtype in ("f4", "f8", ">f4", ">f8", "f2", "i8", "?", "S3", "O")
+            for shape in ((1,), (1,), (1,), (), (1, 1), (2,), (0,))
+            for value in ((1, special) if dtype in ("f4", "f8") else (1,))
+        ),
+        lambda: np.ndarray((1,), "f4", bytearray(5), 1),
+        lambda: np.ones(1, "f8").view(ArrayKind),
+        lambda: np.ones(2, "f4")[::2],
+        lambda: np.zeros(1, "M8[s]"),
+        lambda: None,
+        lambda: "1",
+        lambda: [1.0],
+        lambda: (1.0, 2.0),
+        lambda: {"a": 1.0},
+    ]
+    return rng.choice(odd) if rng.random() < 0.5 else lambda: number
+
+
+def flag_of(rng: random.Random) -> Make:
+    """Return what makes `terminated`, `truncated` or `done`, mostly False."""
+    odd: list[Make] = [
+        lambda: True,
+        lambda: True,
+        lambda: True,
+        lambda: 0,
+        lambda: 1,
+        lambda: np.bool_(False),
+        lambda: np.bool_(True),
+        lambda: np.array([True]),
+        lambda: np.zeros(2, bool),
+        lambda: None,
+        lambda: "?",
+        lambda: [],
+    ]
+    return rng.choice(odd) if rng.random() < 0.2 else lambda: False
+
+
+def info_of(rng: random.Random) -> Make:
+    """Return what makes an info, mostly an empty one."""
+    odd: list[Make] = [
+        lambda: {"a": 1, "b": [1.5, "text"]},
+        lambda: {"a": np.float64(1.5), "b": np.arange(3)},
+        lambda: {"long": "x" * 400},
+        lambda: {"abnormal": True},
+        lambda: {"abnormal": False},
+        lambda: {"abnormal": 0, "a": 1},
+        lambda: {"terminated": True},
+        lambda: {1: 2},
+        lambda: {OddKey(): 1},
+        lambda: {SamePlace(): True},
+        lambda: {"object": object()},
+        lambda: collections.OrderedDict(),
+        lambda: DictKind(),
+        lambda: DictKind(a=1),
+        lambda: None,
+        lambda: [],
+        lambda: [{}],
+        lambda: ({"abnormal": True},),
+        lambda: 7,
+    ]
+    return rng.choice(odd) if rng.random() < 0.3 else dict
+
+
+ERRORS: list[Make] = [
+    lambda: ValueError("boom"),
+    lambda: KeyboardInterrupt(),
+    lambda: SystemExit("bye"),
+    lambda: StopIteration(3),
+    lambda: GeneratorExit(),
+    lambda: MemoryError(),
+    lambda: NeedsTwo(1, 2),
+    lambda: BaseException("of no kind"),
+]
+
+
+def result_of(rng: random.Random, space: Box, *, gives_five: bool) -> Make:
+    """Return what makes the result of a step; `Raising` stands for one that raises."""
+    if rng.random() < 0.03:
+        error = rng.choice(ERRORS)
+        return lambda: Raising(error)
+    obs, reward, info = observation_of(rng, space), reward_of(rng), info_of(rng)
+    one, other = flag_of(rng), flag_of(rng)
+    if gives_five:
+        kinds: list[Any] = [tuple] * 12 + [list, TupleKind, lambda v: v[:4], lambda v: (*v, 1)]
+        kind = rng.choice(kinds)
+        return lambda: kind((obs(), reward(), one(), other(), info()))
+    kinds = [lambda v: EnvTimestep(*v)] * 8 + [lambda v: BaseEnvTimestep(*v)] * 4
+    kinds += [tuple, list, TupleKind, Fieldless, lambda v: Reordered(*v), lambda v: Backwards(*v)]
+    kinds += [lambda v: Longer(*v, 3), lambda v: Attributes(*v), lambda v: v[:3], lambda v: None]
+    kinds += [lambda v: (v[0], v[1], v[2], False, v[3])]
+    kind = rng.choice(kinds)
+    return lambda: kind((obs(), reward(), one(), info()))
+
+
+# -- workers ----------------------------------------------------------------------------------
+
+OBSERVATIONS = [
+    Box(-9, 9, (2,), np.float32),
+    Box(-9, 9, (2,), np.float64),
+    Box(0, 255, (3, 4, 2), np.uint8),
+    Box(-9, 9, (2, 3), np.float16),
+    Box(-9, 9, (), np.float32),
+    Box(-9, 9, (0,), np.float32),
+    Box(0, 1, (1,) * 10, np.int8),
+    Box(-9, 9, (3,), np.dtype(">f4")),
+    Box(-9, 9, (3,), np.int64),
+]
+
+
+class _Steps:
+    """Gives what is next in a list; envs below are of it."""
+
+    def __init__(self, space: Box) -> None:
+        self.observation_space, self.action_space = space, Discrete(100)
+        self.gives: list[Any] = []
+        self.log: list[Any] = []
+        self.first = np.zeros(space.shape, space.dtype)
+
+    def step(self, action: Any) -> Any:
+        self.log.append(action)
+        given = self.gives.pop(0)
+        if isinstance(given, Raising):
+            raise given.error()
+        return given
+
+
+class FourEnv(_Steps, BaseEnv):
+    """An env of envmgr."""
+
+    reward_space = Box(-1, 1, (1,), np.float64)
+
+    def seed(self, seed: int, dynamic_seed: bool | None = None) -> None:
+        """Do nothing."""
+
+    def reset(self, **params: Any) -> Any:
+        """Return the first observation."""
+        return self.first
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+class FiveEnv(_Steps, gymnasium.Env):  # type: ignore[type-arg]
+    """An env of gymnasium."""
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+        """Return the first observation."""
+        return self.first, {}
+
+
+def _worker(rng: random.Random) -> tuple[BlockRig, Box, bool, bool]:
+    space, gives_five = rng.choice(OBSERVATIONS), rng.random() < 0.5
+    timed = rng.random() < 0.3
+    kind = FiveEnv if gives_five else FourEnv
+    strict = rng.random() < 0.3
+    refuses = rng.random() < 0.5
+    rules = ObservationRules(strict_dtype=strict, refuse_non_finite=rng.random() < 0.5)
+    plan = EpisodePlan(rng.random() < 0.8, rng.choice((float("inf"), 3)), {}, rng.random() < 0.5)
+    rig = BlockRig(
+        3,
+        observations=space,
+        env_class=lambda: kind(space),
+        timed=timed,
+        plan=plan,
+        rules=rules,
+        refuse_non_finite_rewards=refuses,
+        propagate=(KeyboardInterrupt,) if rng.random() < 0.3 else (),
+    )
+    return rig, space, gives_five, timed
+
+
+def _state_of_worker(rig: BlockRig, *, timed: bool) -> dict[str, Any]:
+    block, stepper, memory = rig.block, rig.posted, bytes(rig.memory)
+    if timed:  # when was that
+        block.since[:] = 0
+        memory = bytes(rig.memory)
+    runners = [row.runner for row in stepper._block_rows]
+    return {
+        "memory": memory,
+        "sent": [plain(tuple(message)) for message in rig.sent],
+        "places": [(one.writer.step_place, one.writer.reset_place) for one in runners],
+        "episodes": [(one.episodes, one.episodes_left) for one in runners],
+        "tokens": (stepper._step_tokens, stepper._reset_tokens, stepper._seen),
+        "log": [plain(getattr(env, "unwrapped", env).log) for env in rig.envs.values()],
+        "pending": len(rig.host.pending_resets),
+        "interrupted": stepper.interrupted_env_id,
+    }
+
+
+def worker_cases(seed: int, count: int, seen: Counter[str]) -> int:
+    """Take steps on two hosts; return how many.
+
+    Args:
+        seed: of the cases.
+        count: how many, about.
+        seen: counts what came of them.
+    """
+    with without_c(env_runner, block_steps):
+        python, *_ = _worker(random.Random(seed))
+    in_c, space, gives_five, timed = _worker(random.Random(seed))
+    rng, done = random.Random(seed + 1), 0
+    while done < count:
+        chosen = [i for i in range(3) if rng.random() < 0.8] or [0]
+        makes = {i: result_of(rng, space, gives_five=gives_five) for i in chosen}
+        action, ring = rng.randrange(100), rng.choice((RING_EACH, RING_ONCE, RING_LAST))
+        raised, states = [], []
+        before = [int(in_c.block.replies[i]) for i in chosen]
+        for rig in (in_c, python):
+            for i, make in makes.items():
+                rig.envs[i].gives[:] = [make()]
+            rig.post(*chosen, action=action, ring=ring)
+            error = None
+            try:
+                with without_c(block_steps) if rig is python else nullcontext():
+                    rig.run()
+            except BaseException as caught:  # whatever it is, both do the same
+                error = caught
+            raised.append((type(error), str(error)))
+            states.append(_state_of_worker(rig, timed=timed))
+        case = f"worker, seed {seed}, after {done}: {[make() for make in makes.values()]!r}"
+        compare(case, raised[0], raised[1])
+        seen["raised by the run"] += raised[0][0] is not type(None)
+        compare(case, *states)
+        replied = [int(in_c.block.replies[i]) != old for i, old in zip(chosen, before, strict=True)]
+        seen["replied in the block"] += sum(replied)
+        seen["replied by message"] += len(replied) - sum(replied)
+        done += len(chosen)
+    return done
+
+
+# -- trainers ---------------------------------------------------------------------------------
+
+N = 6
+
+
+class Side:
+    """A trainer without hosts: a submitter and a collector over a block in plain memory.
+
+    Args:
+        rng: draws what they are; two sides are given equal ones.
+    """
+
+    def __init__(self, rng: random.Random) -> None:
+        n_hosts = rng.choice((1, 2, 3, N))
+        deadlines = Deadlines(step_s=5.0) if rng.random() < 0.3 else None
+        inplace = rng.random() < 0.3
+        self.rig = rig = Rig(
+            N, has_block=True, num_workers=n_hosts, deadlines=deadlines, reset_inplace=inplace
+        ).launch()
+        observations = rng.choice(
+            (
+                [Box(-9, 9, (2,), np.float32)] * N,
+                [Box(-9, 9, (), np.float32)] * N,
+                [Discrete(1 << 62)] * N,
+                [Box(0, 255, (70, 70), np.uint8)] * N,
+                [Dict(a=Box(-9, 9, (2,), np.float32), b=Discrete(4))] * N,
+                [Box(-9, 9, (2,), np.float32)] * 3 + [Box(-9, 9, (3,), np.float32)] * (N - 3),
+            )
+        )
+        self.actions = rng.choice(
+            (
+                Discrete(5),
+                Discrete(5),
+                Discrete(5, start=-2),
+                Discrete(1 << 40),
+                Box(-np.inf, np.inf, (3,), np.float32),
+                Box(-np.inf, np.inf, (), np.float64),
+                Box(-1, 1, (3,), np.float32),
+            )
+        )
+        self.checked, any_form = rng.random() < 0.7, rng.random() < 0.5
+        copies = rng.random() < 0.7
+        layout = codec_of(self.actions).layout
+        columns = codec_of(self.actions).action_columns(checked=self.checked, in_any_form=any_form)
+        assert layout is not None
+        assert columns is not None
+        plan = BlockPlan(N, n_hosts, layout)
+        layouts: list[Any] = [codec_of(space).layout for space in observations]
+        placements, nbytes = plan_placements(layouts, COPIED, plan.nbytes)
+        self.memory = bytearray(nbytes)
+        self.block = block = Block(self.memory, plan)
+        found: dict[Any, Arena] = {}
+        arena_of: list[Any] = []
+        for placement in placements:
+            assert placement is not None
+            if placement.layout not in found:
+                ids = [i for i, p in enumerate(placements) if p and p.layout == placement.layout]
+                arrays = arena_arrays(self.memory, placement)
+                found[placement.layout] = Arena(
+                    arrays, placement.layout, COPIED, ids, copies=copies, guard=None
+                )
+            arena_of.append((found[placement.layout], placement.row))
+        table, supervisor = rig.supervisor.table, rig.supervisor
+        arena: Any = next(iter(found.values())) if len(found) == 1 else Arenas(arena_of)
+        table.observed.lay_out(arena, COPIED)
+        self.arena_from = plan.nbytes
+        self.collector, self.submitter = supervisor.collector, supervisor.submitter
+        self.collector.share(block, BlockReplies(block, COPIED, table.may_begin_with_step))
+        self.submitter.share(block, [columns], [0] * N)
+        self.rings: list[Any] = []
+        self.submitter._ring = self._ring  # type: ignore[method-assign]
+        self.n_commits = 0
+        commit = self.submitter._commit
+
+        def counted(*args: Any) -> None:
+            self.n_commits += 1
+            commit(*args)
+
+        self.submitter._commit = counted  # type: ignore[method-assign]
+        self.table, self.statistics = table, rig.supervisor.statistics
+        self.collected: Any = None
+
+    def _ring(self, indexes: Any, again: bool = False) -> None:
+        self.rings += [index for index in indexes if self.block.sleeping[index]]
+
+    def put(self, drawn: dict[str, Any]) -> None:
+        """Have the table and the block be as was drawn."""
+        table, block = self.table, self.block
+        table.phases.column[:] = drawn["phases"]
+        table.states.column[:] = drawn["states"]
+        table.tokens[:] = drawn["tokens"]
+        self.statistics.has_generations = drawn["has_generations"]
+        table.undelivered.clear()
+        table.undelivered.update(drawn["undelivered"])
+        table.failed_while_ready.clear()
+        table.failed_while_ready.update(drawn["doomed"])
+        table.by_message.clear()
+        table.by_message.update(drawn["by_message"])
+        self.submitter._resets_asked.clear()
+        self.submitter._resets_asked.update(drawn["resets_asked"])
+        block.sleeping[:] = drawn["sleeping"]
+        block.kinds[:] = max(drawn["form"], 0)
+        self.submitter._form = drawn["form"]
+        self.submitter._request_ids = itertools.repeat(drawn["request_id"])
+        self.memory[self.arena_from :] = drawn["arena"](len(self.memory) - self.arena_from)
+        for row in block.actions:
+            row[...] = 0
+        table.observed._kept[:] = [None] * len(table.observed._kept)
+        table.observed._in_arena[:] = bytes(len(table.observed._in_arena))
+        table.since[:] = 1.0
+        self.rig.supervisor.journal._unfinished = None
+        self.rig.supervisor.journal.returning = None
+        self.rings.clear()
+
+    def state(self, *, posted: bool) -> dict[str, Any]:
+        """Return all that a step may have changed."""
+        table, submitter, block = self.table, self.submitter, self.block
+        journal = self.rig.supervisor.journal
+        memory = bytearray(self.memory)
+        if not posted:  # nobody reads actions there unasked
+            kept = [row.copy() for row in block.actions]
+            for row in block.actions:
+                row[...] = 0
+            memory = bytearray(self.memory)
+            for row, before in zip(block.actions, kept, strict=True):
+                row[...] = before
+        latest = submitter._latest
+        returning = journal.returning
+        statistics = {
+            name: plain(getattr(self.statistics, name))
+            for name in ("actions", "timesteps", "episodes", "cancelled", "abnormal")
+        }
+        observed = table.observed
+        return {
+            "memory": bytes(memory),
+            "phases": bytes(table.phases.column),
+            "states": bytes(table.states.column),
+            "tokens": table.tokens.tobytes(),
+            # Nobody looks at those of others.
+            "since": (table.since * (table.phases.view == np.uint8(Phase.POSTED))).tobytes(),
+            "steps": table.steps.tobytes(),
+            "n_posts": {key: one.n_posts for key, one in submitter._selections._known.items()},
+            "form": submitter._form,
+            "latest": None if latest is None else latest.ids,
+            "for last": submitter._posted_for_last,
+            "unfinished": journal._unfinished,
+            "returning": None if returning is None else plain(returning.timesteps.result),
+            "rings": list(self.rings),
+            "places": bytes(observed._place_bytes),
+            "in arena": bytes(observed._in_arena),
+            "kept": plain([one for one in observed._kept]),
+            "undelivered": plain(table.undelivered),
+            "episodes": (table.episodes, table.next_episodes, table.episodes_done),
+            **statistics,
+        }
+
+
+def _drawn(rng: random.Random, actions: Any) -> dict[str, Any]:
+    """Draw a state, mostly one in which all envs are ready."""
+    phases, states = [Phase.IDLE] * N, [EnvState.RUN] * N
+    if rng.random() < 0.15:
+        phases[rng.randrange(N)] = rng.choice(list(Phase))
+    if rng.random() < 0.1:
+        states[rng.randrange(N)] = rng.choice(list(EnvState))
+    has_generations = rng.random() < 0.3
+    generations = [rng.choice((0, 1, 2, 0xFFFF)) if has_generations else 0 for _ in range(N)]
+    request_id = rng.choice((rng.randrange(2, 1 << 20), MAX_REQUEST_ID - 1))
+    seed, form = rng.randrange(1 << 30), rng.choice((0, 0, 0, 1, 1, -1, 2, 9))
+    timestep = EnvTimestep(np.zeros(2, np.float32), 1.0, False, {})
+
+    def some() -> Any:
+        return [rng.randrange(N)] if rng.random() < 0.06 else []
+
+    return {
+        "phases": bytes(phases),
+        "states": bytes(states),
+        "tokens": [token_of(generation, 1) for generation in generations],
+        "has_generations": has_generations,
+        "undelivered": dict.fromkeys(some(), timestep),
+        "doomed": dict.fromkeys(some(), None),
+        "by_message": some(),
+        "resets_asked": {0: 1} if rng.random() < 0.06 else {},
+        "sleeping": rng.choice((0, 0, 1)),
+        "form": form if isinstance(actions, Discrete) else rng.choice((1, 1, 1, 0, -1)),
+        "request_id": request_id,
+        "arena": lambda size: np.random.default_rng(seed).bytes(size),
+    }
+
+
+def _ids(rng: random.Random) -> Any:
+    """Draw the envs of a step: mostly all, in order."""
+    kind = rng.random()
+    if kind < 0.6:
+        return list(range(N))
+    if kind < 0.8:
+        first = rng.randrange(N)
+        return list(range(first, rng.randrange(first, N) + 1))
+    return rng.sample(range(N), rng.randrange(1, N + 1))
+
+
+def _key(rng: random.Random, env_id: int) -> Any:
+    odd = [True, np.int64(env_id), float(env_id), str(env_id), -1, N, 1 << 70, None]
+    return rng.choice(odd) if rng.random() < 0.01 else env_id
+
+
+def _action(rng: random.Random, space: Any, form: int) -> Any:
+    if isinstance(space, Discrete):
+        low, n = int(space.start), int(space.n)
+        number = rng.randrange(low, low + n)
+        edges = (low - 1, low + n, low, low + n - 1, -(1 << 63), (1 << 63) - 1)
+        if rng.random() < 0.04:
+            number = rng.choice(edges)
+        if rng.random() < 0.03:
+            large = (1 << 63, 1 << 70, -(1 << 70), True, 1.0, "1", None, np.int32(1), np.bool_(1))
+            return rng.choice((*large, np.array([1]), np.array(1), np.uint64(1), object()))
+        return np.int64(number) if form else number
+    action = np.asarray(rng.random() * np.ones(space.shape)).astype(space.dtype)
+    if rng.random() < 0.04:
+        return rng.choice(
+            (
+                action.astype(np.int8),
+                action.astype(np.dtype(space.dtype).newbyteorder()),
+                np.ones((2, 2), space.dtype),
+                action.tolist(),
+                action.view(ArrayKind),
+                np.full(space.shape, np.nan, space.dtype),
+                np.ones((*space.shape, 2), space.dtype)[..., 0],
+                None,
+                5,
+            )
+        )
+    return action
+
+
+def _batch(rng: random.Random, space: Any, count: int) -> Any:
+    n = count if rng.random() < 0.97 else rng.randrange(N + 2)
+    if isinstance(space, Discrete):
+        low, high = int(space.start), int(space.start) + int(space.n)
+        batch = np.array([rng.randrange(low, high) for _ in range(n)], np.int64)
+        if rng.random() < 0.05 and n:
+            batch[rng.randrange(n)] = rng.choice((low - 1, high, -(1 << 63)))
+    else:
+        batch = np.asarray(rng.random() * np.ones((n, *space.shape))).astype(space.dtype)
+    kind = rng.random()
+    if kind > 0.15 or not n:
+        return batch
+    raw = bytearray(batch.nbytes + 1)
+    unaligned = np.ndarray(batch.shape, batch.dtype, raw, 1)
+    unaligned[...] = batch
+    odd: list[Any] = [
+        batch.tolist(),
+        batch.astype(np.int32),
+        batch.astype(batch.dtype.newbyteorder()),
+        batch[::-1],
+        batch[..., None],
+        batch.view(ArrayKind),
+        dict(enumerate(batch.tolist())),
+        unaligned,
+        batch.astype(np.longlong),
+        batch.astype(object),
+        np.asfortranarray(batch),
+        None,
+        7,
+    ]
+    return rng.choice(odd)
+
+
+def _reply(rng: random.Random, sides: tuple[Side, Side], ids: list[int], kinds: str) -> None:
+    """Have hosts answer what was posted: rightly, late, or with what makes no sense."""
+    place, told = rng.randrange(2), TOLD_BIT if rng.random() < 0.5 else 0
+    for i in ids:
+        token, flags = int(sides[0].table.tokens[i]), place | told
+        if kinds == "odd":
+            draw = rng.random()
+            if draw < 0.1:
+                token = rng.choice((token - 1, token ^ 1 << 44, 0, (1 << 64) - 1, token | 1 << 62))
+            elif draw < 0.5:
+                flags = rng.choice(
+                    (
+                        rng.randrange(1 << 16),
+                        flags ^ 1,
+                        flags ^ TOLD_BIT,
+                        flags & ~PLACE_BITS | rng.randrange(16),
+                        flags | DONE,
+                        flags | HAS_INFO,
+                        flags | rng.randrange(32) << REWARD_SHIFT,
+                    )
+                )
+        reward = rng.choice((0.0, -0.0, 1.5, float("nan"), float("inf"), 1e308))
+        for side in sides:
+            side.block.flags[i], side.block.rewards[i] = flags, reward
+            side.block.replies[i] = token
+    if kinds == "alike":  # all the same, whatever that is
+        flags = rng.choice((rng.randrange(1 << 16), rng.randrange(1 << 5)))
+        for side in sides:
+            side.block.flags[ids] = flags
+
+
+def _do(function: Callable[[], Any]) -> tuple[Any, Any]:
+    """Return what a function returns, and what it has raised."""
+    try:
+        return function(), None
+    except Exception as error:  # both do the same
+        return None, (type(error), str(error))
+
+
+def _take(side: Side, ids: list[int], *, in_arrays: bool, gives_back: bool) -> Any:
+    """Collect the timesteps of envs, if they have arrived; return what came of it."""
+    collector, selection = side.collector, side.rig.selection(ids)
+    posted = side.submitter.latest(len(ids))
+    arrived = collector.have_arrived(selection), None if posted is None else posted.ids
+    if not arrived[0]:
+        return arrived
+    taken = collector.take(selection)
+    left, collector.left = collector.left, None
+    if taken is None:
+        return arrived, left
+    was_in_c = taken.in_c is not None
+    result = collector.arrays(taken) if in_arrays else collector.timesteps(taken)
+    if in_arrays and result is None:
+        result = collector.timesteps(taken)
+    infos = list(result.infos) if isinstance(result, collect.ArrayBatch) else None
+    found = plain(result), plain(infos), plain(taken.places), tuple(taken.remarks[:2])
+    side.collected = was_in_c
+    if gives_back:
+        collector.give_back(taken)
+    return arrived, left, found, plain(side.table.observed.of(ids))
+
+
+def trainer_cases(seed: int, count: int, seen: Counter[str]) -> int:
+    """Post and collect steps on two sides; return how many.
+
+    Args:
+        seed: of the cases.
+        count: how many.
+        seen: counts what came of them.
+    """
+    with without_c(submit, collect):
+        python = Side(random.Random(seed))
+        assert python.submitter._selections.in_c is None
+    sides = in_c, python = Side(random.Random(seed)), python
+    rng = random.Random(seed + 1)
+    for done in range(count):
+        drawn, ids = _drawn(rng, in_c.actions), _ids(rng)
+        ring = rng.choice((RING_EACH, RING_ONCE, RING_LAST))
+        form = drawn["form"] if rng.random() < 0.95 else 1 - drawn["form"]
+        values = [_action(rng, in_c.actions, form) for _ in ids]
+        actions = {_key(rng, i): value for i, value in zip(ids, values, strict=True)}
+        by_id = rng.random() < 0.6
+        batch = None if by_id else _batch(rng, in_c.actions, len(ids))
+        given = ids if rng.random() < 0.5 else np.array(ids)
+        outcomes, commits = [], in_c.n_commits
+        case = f"trainer, seed {seed}, {done}: {ids} {actions if by_id else batch!r} {drawn}"
+        for side in sides:
+            side.put(drawn)
+            if by_id:  # the envs that were stepped last are those that C knows
+                side.submitter._latest = side.rig.selection(ids)
+                posted = _do(lambda side=side: side.submitter.by_id(actions, ring))  # type: ignore[misc]
+            else:
+                posted = _do(lambda side=side: side.submitter.rows(given, batch, ring))  # type: ignore[misc]
+            outcomes.append((None if posted[0] is None else posted[0].ids, posted[1]))
+        compare(case, outcomes[0], outcomes[1])
+        if outcomes[0][1] is not None:
+            seen[f"post raised {outcomes[0][1]}"] += 1
+        is_posted = outcomes[0][0] is not None
+        states = [side.state(posted=is_posted) for side in sides]
+        compare(case, *states)
+        if not is_posted:
+            seen["not posted"] += 1
+            continue
+        seen["posted in C" if in_c.n_commits == commits else "posted in Python"] += 1
+        ids = outcomes[0][0]
+        _reply(rng, sides, ids, rng.choice(("plain", "plain", "odd", "alike")))
+        in_arrays, gives_back = rng.random() < 0.5, rng.random() < 0.1
+        taken = []
+        for side in sides:
+            side.collected = None
+            taken.append(
+                _do(lambda s=side: _take(s, ids, in_arrays=in_arrays, gives_back=gives_back))  # type: ignore[misc]
+            )
+        compare(case, taken[0], taken[1])
+        if taken[0][1] is not None:
+            seen[f"take raised {taken[0][1]}"] += 1
+        states = [side.state(posted=True) for side in sides]
+        compare(case, *states)
+        names = {True: "collected in C", False: "collected in Python", None: "not collected"}
+        seen[names[in_c.collected]] += 1
+        assert not python.collected
+    return count
+
+
+def fuzz(seed: int, count: int) -> Counter[str]:
+    """Put at least so many cases to both; return what came of them.
+
+    Raises:
+        Different: C and Python have done different things; it says in which case.
+    """
+    if hot is None:
+        raise RuntimeError("envmgr._hot is not there, or left out: there is nothing to compare")
+    seen: Counter[str] = Counter()
+    done, number = 0, seed << 32
+    while done < count:
+        size = min(CASES_PER_RIG, count - done)
+        done += worker_cases(number, size, seen)
+        done += trainer_cases(number, size, seen)
+        number += 2
+    return seen
+
+
+def main() -> None:
+    """Run as many cases as the command line says."""
+    counts = [int(argument) for argument in sys.argv[1:]] or [1000]
+    began = time.monotonic()
+    seen = fuzz(*(counts[1:] or [0]), counts[0])
+    took_s = time.monotonic() - began
+    print(f"{sum(seen.values())} cases in {took_s:.0f} s, all equal: {dict(seen)}")
+
+
+if __name__ == "__main__":
+    main()

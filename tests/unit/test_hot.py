@@ -1,0 +1,570 @@
+"""The ordinary step in C: it does what Python does, takes nothing that it does not give back."""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import struct
+import sys
+import types
+import warnings
+import weakref
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import envmgr.hot
+from envmgr import EnvTimestep
+from envmgr.hot import ABI, PURE, hot
+from envmgr.wire.block import PLAIN_END, PLAIN_END_BITS, block_is_possible
+from tests.fuzz.hot import Different, compare, fuzz, trainer_cases, worker_cases
+from tests.rig import Rig
+from tests.unit.host_rigs import BlockRig
+
+in_c = pytest.mark.skipif(hot is None, reason=f"no C: {envmgr.hot.WHY}")
+
+# -- C and Python ---------------------------------------------------------------------------------
+
+
+@in_c
+def test_c_does_what_python_does_whatever_comes() -> None:
+    seen = fuzz(0, 900)
+    assert min(seen["replied in the block"], seen["replied by message"]) > 50, seen
+    assert min(seen["posted in C"], seen["posted in Python"], seen["not posted"]) > 40, seen
+    assert min(seen["collected in C"], seen["collected in Python"]) > 20, seen
+    assert "raised" not in str([name for name in seen if "trainer" in name])
+
+
+def test_a_difference_is_seen() -> None:
+    compare("equal", {"a": 1}, {"a": 1})
+    with pytest.raises(Different, match="a case\na: in C 1, in Python 2"):
+        compare("a case", {"a": 1}, {"a": 2})
+
+
+# -- interrupts -----------------------------------------------------------------------------------
+
+
+class _InterruptedBefore:
+    """A batch that an interrupt comes before."""
+
+    def __init__(self, batch: Any) -> None:
+        self.batch = batch
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.batch, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "batch":
+            super().__setattr__(name, value)
+        else:
+            setattr(self.batch, name, value)
+
+    def __call__(self, *args: Any) -> Any:
+        raise KeyboardInterrupt
+
+
+@in_c
+def test_an_interrupt_just_before_a_batch_leaves_all_of_its_steps() -> None:
+    rig = BlockRig(2)
+    rig.post(0, 1)
+    rig.run()
+    batch = rig.posted._take_in_c
+    rig.posted._take_in_c = _InterruptedBefore(batch)
+    rig.post(0, 1)
+    with pytest.raises(KeyboardInterrupt):
+        rig.run()
+    assert rig.posted.interrupted_env_id is None
+    rig.posted._take_in_c = batch
+    rig.run()
+    assert [len(env.log) for env in rig.envs.values()] == [2, 2]
+    assert rig.has_replied(0)
+    assert rig.has_replied(1)
+
+
+@in_c
+@pytest.mark.parametrize("at", [0, 1, 2])
+def test_an_interrupt_in_a_step_leaves_those_after_it(at: int) -> None:
+    rig = BlockRig(3, propagate=(KeyboardInterrupt,))
+    rig.envs[at].gives.append(KeyboardInterrupt())
+    rig.post(0, 1, 2)
+    with pytest.raises(KeyboardInterrupt):
+        rig.run()
+    assert rig.posted.interrupted_env_id == at
+    assert [rig.has_replied(i) for i in range(3)] == [i < at for i in range(3)]
+    rig.run()
+    assert [rig.has_replied(i) for i in range(3)] == [i != at for i in range(3)]
+    assert [len(env.log) for env in rig.envs.values()] == [1, 1, 1]
+
+
+@in_c
+@pytest.mark.parametrize("by_id", [True, False])
+def test_what_a_close_takes_away_in_between_is_posted_all_the_same(
+    by_id: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = Rig(2, has_block=True).launch()
+    submitter = rig.supervisor.submitter
+    rig.send({0: 1, 1: 1})
+    selection = rig.selection([0, 1])
+    assert selection.in_c is not None
+    rig.transport.die(0)
+    rig.transport.die(1)
+    rig.supervisor.table.phases.column[:] = bytes(2)
+    monkeypatch.setattr(submitter._limits, "step_s", 5.0)
+    monkeypatch.setattr(
+        submitter._limits, "set_posted", lambda rows: rig.supervisor.selections.share(None)
+    )
+    actions = {0: 1, 1: 1} if by_id else np.array([1, 1])
+    posted = submitter.by_id(actions, 0) if by_id else submitter.rows([0, 1], actions, 0)
+    assert (posted is selection, selection.in_c) == (True, None)
+    assert rig.supervisor.statistics.actions == 4
+
+
+# -- what is taken is given back ------------------------------------------------------------------
+
+WATCHED = (None, True, False, np.ndarray, np.float64, float, tuple, EnvTimestep)
+
+
+def _used() -> dict[str, int]:
+    gc.collect()
+    used = {f"references to {one!r}": sys.getrefcount(one) for one in WATCHED}
+    for name in ("OrdinaryStep", "BatchOfSteps", "OrdinaryRows"):
+        used[f"references to {name}"] = sys.getrefcount(getattr(hot, name))
+    used["blocks of memory"] = sys.getallocatedblocks()
+    used["objects"] = len(gc.get_objects())
+    return used
+
+
+@in_c
+def test_no_reference_is_kept_and_none_is_given_back_twice() -> None:
+    def cases(seed: int) -> None:
+        worker_cases(seed, 120, Counter())
+        trainer_cases(seed, 120, Counter())
+
+    rounds = 6
+    for seed in (5, 6, 7):
+        cases(seed)
+        cases(seed)
+        before = _used()
+        for _ in range(rounds):
+            cases(seed)
+        grown = {name: count - before[name] for name, count in _used().items()}
+        # What Python keeps for a while comes and goes; what is not given back comes each time.
+        assert all(abs(n) < 20 * rounds for n in grown.values()), (seed, grown)
+
+
+class _Env:
+    def __init__(self) -> None:
+        self.gives: Any = None
+        self.step_taken: Any = None
+
+    def step(self, action: Any) -> Any:
+        if isinstance(self.gives, BaseException):
+            raise self.gives
+        return self.gives
+
+
+class _Writer:
+    step_place = 0
+
+
+def _column(memory: bytearray, offset: int, count: int, form: str) -> Any:
+    """Return a part of a memory that holds on to it, as arrays over it do not."""
+    return memoryview(memory)[offset : offset + count * struct.calcsize(form)].cast("B").cast(form)
+
+
+class Columns:
+    """The columns of a worker's row over one memory, and what it takes to make a step of them."""
+
+    def __init__(self) -> None:
+        self.memory = bytearray(256)
+
+        def column(offset: int, count: int, form: str) -> Any:
+            return _column(self.memory, offset, count, form)
+
+        self.env, self.writer = _Env(), _Writer()
+        self.calls: list[Any] = []
+        self.options: dict[str, Any] = {
+            "env": self.env,
+            "writer": self.writer,
+            "rest": self._note("rest"),
+            "failed": self._note("failed"),
+            "end": self._note("end"),
+            "write_info": lambda info: False,
+            "after": [1, 0],
+            "ndarray": np.ndarray,
+            "float64": np.float64,
+            "fields": None,
+            "targets": [column(0, 2, "f"), column(8, 2, "f")],
+            "rewards": column(16, 2, "d"),
+            "flags": column(32, 2, "H"),
+            "replies": column(40, 2, "Q"),
+            "row": 1,
+            "codes": [16, 17],
+            "codes_of_float32": [1, 2],
+            "codes_of_float64": [3, 4],
+            "tests_finite": True,
+            "refuses_non_finite": False,
+            "has_info": 256,
+        }
+        self.running, self.since = column(64, 2, "q"), column(80, 2, "d")
+        self.replies, self.flags = self.options["replies"], self.options["flags"]
+
+    def _note(self, name: str) -> Callable[..., Any]:
+        return lambda *args: self.calls.append((name, args))
+
+    def step(self, **options: Any) -> Any:
+        return hot.OrdinaryStep(**{**self.options, **options})
+
+    def batch(self, ordinary: Any = None, index: int = 0) -> Any:
+        return hot.BatchOfSteps(ordinary or hot.OrdinaryStep, self.running, self.since, index)
+
+    def are_given_back(self) -> bool:
+        """Whether nobody holds the memory any more; it is of no use then."""
+        self.__dict__ = {"memory": self.memory}
+        gc.collect()
+        try:
+            self.memory += b"more"
+        except BufferError:
+            return False
+        return True
+
+
+def _rows(memory: bytearray, **changes: Any) -> Any:
+    def column(offset: int, form: str, count: int = 4) -> Any:
+        return _column(memory, offset, count, form)
+
+    holder = types.SimpleNamespace(
+        actions=0,
+        timesteps=0,
+        n_posts=0,
+        _latest=None,
+        _posted_for_last=False,
+        returning=None,
+        _unfinished=None,
+    )
+    options: dict[str, Any] = {
+        "first": 0,
+        "count": 4,
+        "empty": ({}, {}, set(), {}),
+        "statistics": holder,
+        "submitter": holder,
+        "journal": holder,
+        "phases": column(0, "B"),
+        "states": column(4, "B"),
+        "places": column(8, "B"),
+        "in_arena": column(12, "B"),
+        "tokens": column(16, "Q"),
+        "requests": column(48, "Q"),
+        "replies": column(80, "Q"),
+        "flags": column(112, "H"),
+        "ids": [0, 1, 2, 3],
+        "ndarray": np.ndarray,
+        "number": np.int64,
+        "actions": column(120, "q"),
+        "low": 0,
+        "high": 4,
+        "is_number": True,
+        "postings": column(152, "Q", 1),
+        "sleeping": column(160, "Q", 2),
+        "hosts": [0],
+        "generations": 0,
+        "place_bits": 15,
+        "told_bit": 16,
+        "end_bits": PLAIN_END_BITS,
+        "plain_end": PLAIN_END,
+        "resets": column(176, "Q"),
+        "takes_ends": True,
+        "n_steps": 2,
+        "idle": 0,
+        "posted": 3,
+        "run": 0,
+    }
+    return hot.OrdinaryRows(**{**options, **changes})
+
+
+def _without(count: int, dtype: str) -> Any:
+    return np.zeros(count, dtype)
+
+
+BAD_STEPS: list[dict[str, Any]] = [
+    {"targets": []},
+    {"targets": [np.zeros(2, "f4")] * 17, "after": [0] * 17},
+    {"after": [0]},
+    {"targets": [np.zeros(4, "f4")[::2]] * 2},
+    {"targets": [np.zeros(2, "f4"), 5]},
+    {"targets": [np.zeros(2, "i4")] * 2},
+    {"rewards": np.zeros(2, "f4")},
+    {"flags": np.zeros((2, 2), "u2")},
+    {"replies": b"12345678"},
+    {"row": 2},
+    {"row": -1},
+    {"codes": [1]},
+    {"codes": [1, 1 << 16]},
+    {"codes_of_float32": [1, -1]},
+    {"codes_of_float64": [1, "x"]},
+]
+
+BAD_ROWS: list[dict[str, Any]] = [
+    {"first": -1},
+    {"first": 1},
+    {"first": sys.maxsize - 1},
+    {"count": 0},
+    {"count": 5},
+    {"empty": ()},
+    {"phases": bytes(4)},
+    {"phases": _without(3, "u1")},
+    {"states": _without(4, "u2")},
+    {"places": _without(3, "u1")},
+    {"in_arena": _without(8, "u1")[::2]},
+    {"tokens": _without(4, "u4")},
+    {"requests": _without(3, "u8")},
+    {"replies": _without(8, "u8").reshape(4, 2)},
+    {"flags": _without(3, "u2")},
+    {"actions": _without(4, "i4")},
+    {"actions": _without(3, "i8")},
+    {"actions": np.zeros((), "i8")},
+    {"postings": _without(1, "u4")},
+    {"hosts": [1]},
+    {"hosts": [-1]},
+    {"hosts": ["x"]},
+    {"hosts": [2]},
+    {"sleeping": _without(0, "u8")},
+    {"ids": [0, 1, 2]},
+    {"low": 1 << 63},
+]
+
+
+@in_c
+def test_what_does_not_fit_is_refused_and_its_memory_given_back() -> None:
+    columns = Columns()
+    for bad in BAD_STEPS:
+        with pytest.raises((ValueError, TypeError, IndexError, BufferError)):
+            columns.step(**bad)
+    with pytest.raises(TypeError):
+        columns.batch(int)
+    for index in (-1, 2):
+        with pytest.raises(IndexError):
+            columns.batch(index=index)
+    assert columns.are_given_back()
+    memory = bytearray(256)
+    for bad in BAD_ROWS:
+        with pytest.raises((ValueError, TypeError, IndexError, BufferError, OverflowError)):
+            _rows(memory, **bad)
+    memory += b"more"
+    with pytest.raises(TypeError):
+        hot.timesteps(int, [], [], [], {})
+    for lists in ([[1], [], []], [[], [1], []], [[], [], [1.0]], [[1], [2, 3], [1.0]]):
+        with pytest.raises(ValueError, match="one of everything"):
+            hot.timesteps(EnvTimestep, *lists, {})
+
+
+@in_c
+def test_memory_is_held_as_long_as_it_is_written_and_no_longer() -> None:
+    columns = Columns()
+    step, batch = columns.step(), columns.batch()
+    columns.env.step_taken = step  # a cycle
+    dropped = weakref.ref(columns.env)
+    obs = np.ones(2, np.float32)
+    columns.env.gives = (obs, 1.5, False, False, {})
+    assert batch([step], [9], [0], [7], [3]) is False
+    assert columns.calls == []
+    assert (columns.replies[1], columns.flags[1], columns.running[0]) == (9, 16, 0)
+    memory = columns.memory
+    with pytest.raises(BufferError):
+        memory += b"more"
+    columns.env.gives = None
+    del step, batch
+    assert columns.are_given_back()
+    assert dropped() is None
+    rows_memory = bytearray(256)
+    rows = _rows(rows_memory)
+    with pytest.raises(BufferError):
+        rows_memory += b"more"
+    del rows
+    rows_memory += b"more"
+
+
+@in_c
+def test_a_batch_of_lists_that_an_env_shortens_is_an_error_and_no_more() -> None:
+    columns = Columns()
+    steps = [columns.step(), columns.step()]
+    taken = columns.env
+
+    class Shortening:
+        def step(self, action: Any) -> Any:
+            del steps[1:]
+            return taken.gives
+
+    columns.env.gives = (np.ones(2, np.float32), 1.0, False, False, {})
+    steps[0] = columns.step(env=Shortening())
+    with pytest.raises(IndexError):
+        columns.batch()(steps, [5, 5], [0, 0], [1, 1], [1, 2])
+    for lists in (([1], [], [], []), ([], [1], [], []), ([], [], [1], []), ([], [], [], [1])):
+        with pytest.raises(ValueError, match="one of everything"):
+            columns.batch()([], *lists)
+    for tokens in (["x"], [-1], [1 << 64]):
+        with pytest.raises((TypeError, OverflowError)):
+            columns.batch()([columns.step()], tokens, [0], [1], [1])
+        with pytest.raises((TypeError, OverflowError)):
+            columns.batch()([columns.step()], [0], tokens, [1], [1])
+    with pytest.raises((TypeError, OverflowError)):
+        columns.batch()([columns.step()], [1], [0], [1], [1 << 70])
+    with pytest.raises(ZeroDivisionError):
+        columns.batch()([lambda token, action: 1 // 0], [1], [0], [1], [1])
+    assert columns.batch()([lambda token, action: [0]], [1], [0], [1], [1]) is True
+    assert columns.batch()([lambda token, action: []], [1], [0], [1], [1]) is False
+
+
+# -- infos that are written in C's turn -----------------------------------------------------------
+
+
+@in_c
+@pytest.mark.parametrize(
+    ("written", "expected"),
+    [(True, 16 | 256), (False, None), (1, None), (ValueError("no"), None)],
+)
+def test_an_info_that_was_written_is_flagged(written: Any, expected: int | None) -> None:
+    columns, infos = Columns(), []
+
+    def write_info(info: Any) -> Any:
+        infos.append(info)
+        if isinstance(written, Exception):
+            raise written
+        return written
+
+    step = columns.step(write_info=write_info)
+    columns.env.gives = (np.ones(2, np.float32), 1.0, False, False, {"a": 1})
+    if isinstance(written, Exception):
+        with pytest.raises(ValueError, match="no"):
+            step(9, 1)
+        return
+    step(9, 1)
+    assert infos == [{"a": 1}]
+    if expected is None:
+        assert [name for name, _ in columns.calls] == ["rest"]
+        assert columns.replies[1] == 0
+        assert columns.writer.step_place == 0
+    else:
+        assert (columns.flags[1], columns.replies[1], columns.writer.step_place) == (expected, 9, 1)
+
+
+@in_c
+def test_a_writer_without_a_place_or_with_another_is_left_alone() -> None:
+    columns = Columns()
+    columns.env.gives = (np.ones(2, np.float32), 1.0, False, False, {})
+    for place in (-1, 2, "x", 1 << 70):
+        columns.writer.step_place = place  # type: ignore[assignment]
+        columns.step()(9, 1)
+    assert [name for name, _ in columns.calls] == ["rest"] * 4
+    with pytest.raises(AttributeError):
+        columns.step(writer=object())(9, 1)
+    with pytest.raises(TypeError):
+        columns.step()("no token", 1)
+    assert not any(columns.replies)
+
+
+# -- forged blocks --------------------------------------------------------------------------------
+
+
+@in_c
+def test_flags_and_replies_are_looked_at_before_anything_is_believed() -> None:
+    memory = bytearray(256)
+    rows = _rows(memory)
+    flags = np.ndarray((4,), "u2", memory, 112)
+    phases = np.ndarray((4,), "u1", memory, 0)
+    replies, tokens = (np.ndarray((4,), "u8", memory, offset) for offset in (80, 16))
+    phases[:] = 3
+    believed = []
+    ended = []
+    for flag in range(1 << 16):
+        flags[:] = flag
+        said = rows.said()
+        if type(said) is tuple:  # all end their episodes: no other flags say how they are told
+            assert said == (flag & 15, flag & 16, dict.fromkeys(range(4), flag))
+            ended.append(flag)
+        elif said is not None:
+            assert said == flag
+            believed.append(flag)
+    assert believed == [0, 1, 16, 17]
+    assert {flag & PLAIN_END_BITS for flag in ended} == {PLAIN_END}
+    assert {flag & 15 for flag in ended} == {0, 1}
+    assert len(ended) == 2 * 4  # terminated, truncated
+    flags[:] = 16
+    flags[2] = PLAIN_END | 1 << 5
+    assert rows.said() == (0, 16, {2: PLAIN_END | 1 << 5})
+    flags[3] = PLAIN_END | 1  # it is at another place
+    assert rows.said() is None
+    flags[3] = PLAIN_END
+    resets = np.ndarray((4,), "u8", memory, 176)
+    resets[3] = 9  # the next episode has not begun
+    assert rows.said() is None
+    resets[3] = 0
+    assert _rows(memory, takes_ends=False).said() is None
+    flags[:] = 0
+    for k in range(4):
+        flags[k] = 1
+        assert rows.said() is None
+        flags[k], replies[k] = 0, 5
+        assert (rows.said(), rows.arrived()) == (None, False)
+        tokens[k] = 5
+        assert (rows.said(), rows.arrived()) == (0, True)
+        phases[k] = 0
+        assert (rows.said(), rows.is_posted()) == (None, False)
+        phases[k] = 3
+    assert (rows.said(), rows.is_posted()) == (0, True)
+
+
+# -- whether it is used ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("version", [ABI + 1, None])
+def test_a_stale_module_is_not_used_and_says_so(
+    version: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stale = types.SimpleNamespace() if version is None else types.SimpleNamespace(ABI=version)
+    monkeypatch.setattr(importlib, "import_module", lambda name: stale)
+    monkeypatch.delenv(PURE, raising=False)
+    monkeypatch.setattr(sys, "version_info", (3, 11, 0))
+    with pytest.warns(RuntimeWarning, match=f"version {version}, this envmgr needs {ABI}.*install"):
+        found, why = envmgr.hot._imported()
+    assert found is None
+    assert why == f"not used: it is of version {version}, this envmgr needs {ABI}"
+
+
+@pytest.mark.parametrize(
+    ("value", "is_left_out"), [("1", True), ("yes", True), ("0", False), ("", False)]
+)
+def test_it_is_left_out_where_the_environment_says_so(
+    value: str, is_left_out: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = types.SimpleNamespace(ABI=ABI)
+    monkeypatch.setattr(importlib, "import_module", lambda name: module)
+    monkeypatch.setattr(sys, "version_info", (3, 11, 0))
+    monkeypatch.setenv(PURE, value)
+    found, why = envmgr.hot._imported()
+    assert (found is None) is is_left_out
+    assert why == (f"left out: {PURE} is set" if is_left_out else "used")
+
+
+def test_it_is_no_error_that_it_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> Any:
+        raise ImportError("no such module")
+
+    monkeypatch.setattr(importlib, "import_module", missing)
+    monkeypatch.delenv(PURE, raising=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        monkeypatch.setattr(sys, "version_info", (3, 11, 0))
+        assert envmgr.hot._imported() == (None, "not there: no such module")
+        monkeypatch.setattr(sys, "version_info", (3, 10, 9))
+        assert envmgr.hot._imported() == (None, "not there: it needs Python 3.11")
+
+
+def test_where_there_is_a_block_and_a_compiler_it_is_used() -> None:
+    if hot is None:
+        assert envmgr.hot.WHY != "used"
+    else:
+        assert (hot.ABI, envmgr.hot.WHY, block_is_possible()) == (ABI, "used", True)
