@@ -24,7 +24,8 @@ from envmgr.lifecycle import EnvState
 from envmgr.policy import Deadlines, FailurePolicy
 from envmgr.spaces.columns import PYTHON_NUMBERS
 from envmgr.wire.messages import AfterStep, Op
-from tests.fakes import FakeEnvs, Poll, WouldWaitForEverError
+from tests.fake_hosts import FakeEnvs
+from tests.fakes import Poll, WouldWaitForEverError
 from tests.rig import Rig, over_routes
 
 pytestmark = over_routes

@@ -29,7 +29,7 @@ from envmgr.wire.messages import (
     Op,
     ResetRequest,
 )
-from tests.fakes import FakeEnvs, description
+from tests.fake_hosts import FakeEnvs, description
 from tests.rig import Rig, over_routes
 
 pytestmark = over_routes

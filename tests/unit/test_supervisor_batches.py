@@ -17,7 +17,7 @@ from envmgr.lifecycle import EnvState
 from envmgr.policy import FailurePolicy, GatherPolicy
 from envmgr.transport.base import Arrival
 from envmgr.wire.messages import AfterStep, FailureKind, Message, Op, RemoteFailure
-from tests.fakes import FakeEnvs, FakeHost, description
+from tests.fake_hosts import FakeEnvs, FakeHost, description
 from tests.rig import Rig, over_routes
 
 pytestmark = over_routes
@@ -338,10 +338,9 @@ class Rows(FakeEnvs):
             self.stepped.add(row)
             if chance < 0.04:
                 self.in_episode.discard(row)
-                self._steps[row] = 0
                 failure = RemoteFailure(FailureKind.PROTOCOL, "step", of_batch=chance < 0.02)
                 return [(0.125, message._replace(op=Op.FAILED, payload=failure))]
-            if len(replies) == 1 and replies[0][1].payload[2]:  # type: ignore[union-attr]
+            if host.envs[message.env_id].step < 0:
                 self.in_episode.discard(row)
         return replies
 

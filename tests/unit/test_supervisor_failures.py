@@ -24,7 +24,7 @@ from envmgr.lifecycle import EnvState
 from envmgr.policy import Deadlines, FailurePolicy
 from envmgr.transport.base import Garbage, HostDied, TimedOut
 from envmgr.wire.messages import AfterStep, FailureKind, Message, Op
-from tests.fakes import FakeEnvs, description
+from tests.fake_hosts import FakeEnvs, description
 from tests.rig import Rig, over_routes
 
 pytestmark = over_routes

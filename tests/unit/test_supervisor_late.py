@@ -16,7 +16,7 @@ from envmgr.lifecycle import EnvState
 from envmgr.policy import Deadlines, FailurePolicy
 from envmgr.transport.base import Arrival
 from envmgr.wire.messages import AfterStep, FailureKind, Message, Op, RemoteFailure
-from tests.fakes import FakeEnvs, FakeHost
+from tests.fake_hosts import FakeEnvs, FakeHost, ObsTag
 from tests.rig import Rig, over_routes
 
 pytestmark = over_routes
@@ -212,12 +212,12 @@ class LateRows(FakeEnvs):
         return [self._waiting.pop(r) for r in begun]
 
     def _stepped(self, message: Message, after: AfterStep | None) -> Message:
-        obs = self._observe(message, "terminal" if after else "next")
+        obs = ObsTag(*message[1:4], "terminal" if after else "next")
         payload = (obs, 1.0, after is not None, {}, after or AfterStep.NOTHING)
         return message._replace(op=Op.STEPPED, payload=payload)
 
     def _begun(self, message: Message) -> Message:
-        payload = (self._observe(message, "first"), {})
+        payload = (ObsTag(*message[1:4], "first"), {})
         return message._replace(op=Op.RESET_DONE, payload=payload)
 
     def _forget(self, host_id: int) -> None:

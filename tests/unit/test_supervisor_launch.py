@@ -30,8 +30,9 @@ from envmgr.launch import (
 from envmgr.lifecycle import EnvState
 from envmgr.policy import Deadlines, FailurePolicy
 from envmgr.transport.base import HostDied
-from envmgr.wire.messages import FailureKind, Message, Op, RemoteFailure
-from tests.fakes import FakeClock, FakeEnvs, FakeHost, FakeTransport, description
+from envmgr.wire.messages import EnvDescription, FailureKind, Message, Op, RemoteFailure
+from tests.fake_hosts import FakeEnvs, FakeHost, HostedEnv, description
+from tests.fakes import FakeClock, FakeTransport
 from tests.rig import Rig, over_routes
 
 pytestmark = over_routes
@@ -233,10 +234,8 @@ def test_without_recovery_a_launch_fails_in_the_same_way() -> None:
 class TwoSpaces(FakeEnvs):
     """Env 1 has another action space."""
 
-    def _plain_reply(self, host: FakeHost, op: Op, message: Message) -> dict[str, Any]:
-        if op is Op.HELLO:
-            return {"op": Op.HELLO, "payload": description(None, Discrete(2 + host.env_id))}
-        return super()._plain_reply(host, op, message)
+    def description_of(self, env: HostedEnv) -> EnvDescription:
+        return description(None, Discrete(2 + env.env_id))
 
 
 def test_envs_with_different_spaces_are_refused_unless_that_is_wanted() -> None:

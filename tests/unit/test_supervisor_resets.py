@@ -18,7 +18,7 @@ from envmgr.policy import Deadlines, FailurePolicy
 from envmgr.types import Once
 from envmgr.wire.messages import AfterStep, FailureKind, Op
 from tests.cases import for_each
-from tests.fakes import FakeEnvs, ObsTag
+from tests.fake_hosts import FakeEnvs, ObsTag
 from tests.rig import Rig, over_routes
 
 pytestmark = over_routes
@@ -467,7 +467,8 @@ def test_the_env_goes_on_as_any_other_afterwards(name: str) -> None:
     assert isinstance(first, ObsTag)
     assert first.generation == rig.slot().generation
     rig.transport.answer = FakeEnvs(episode_length=2)
-    rig.transport.answer._plans[rig.slot().host_id or 0, 0] = rig.reset_requests()[-1].plan
+    env = rig.transport.host_of(0).envs[0]
+    env.plan, env.step = rig.reset_requests()[-1].plan, 0  # which the test itself may have answered
     for _ in range(3):
         if rig.ready() != [0, 1]:
             break

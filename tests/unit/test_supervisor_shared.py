@@ -19,7 +19,7 @@ from envmgr.errors import (
 from envmgr.lifecycle import EnvState
 from envmgr.policy import Deadlines, FailurePolicy
 from envmgr.wire.messages import UNANSWERED, AfterStep, FailureKind, Message, Op
-from tests.fakes import FakeEnvs, description
+from tests.fake_hosts import FakeEnvs, description
 from tests.rig import Rig, over_routes
 
 pytestmark = over_routes

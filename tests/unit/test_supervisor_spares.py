@@ -14,7 +14,7 @@ from envmgr.policy import Deadlines, FailurePolicy
 from envmgr.seeding import derived_seed
 from envmgr.wire.block import RING_LAST
 from envmgr.wire.messages import UNANSWERED, AfterStep, FailureKind, Message, Op
-from tests.fakes import FakeEnvs
+from tests.fake_hosts import FakeEnvs
 from tests.rig import Rig, over_routes
 
 pytestmark = over_routes
