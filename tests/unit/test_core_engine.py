@@ -418,6 +418,9 @@ def test_a_closed_engine_holds_no_part_of_the_block() -> None:
     assert not held
 
 
+# -- the background, without a thread -------------------------------------------------------------
+
+
 class StillThread:
     """A thread that never runs; the test does its work."""
 

@@ -1,4 +1,9 @@
-"""How episodes begin and end, and resets whatever the env is doing: every state x phase."""
+"""How episodes begin and end, and resets whatever the env is doing: every state x phase.
+
+Each row of the table of situations brings an env into one. There it is reset; then everybody
+answers as they should, and the env has to come to RUN by a reset with the right params and seed,
+with nothing delivered of what was given up, and with nothing left behind.
+"""
 
 from __future__ import annotations
 
