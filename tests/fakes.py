@@ -10,43 +10,18 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
 from envmgr.transport.base import Arrival, Garbage, HostDied, Transport
-from envmgr.wire.hosts import HostSettings, HostSpec
-from envmgr.wire.messages import (
-    UNANSWERED,
-    AfterStep,
-    EnvDescription,
-    EpisodePlan,
-    FailureKind,
-    Message,
-    Op,
-    RemoteFailure,
-    ResetRequest,
-)
-from tests.fake_block import ACTIONS, NUMBERED, FakeBlock, HostInBlock
+from envmgr.wire.hosts import HostSpec
+from envmgr.wire.messages import FailureKind, Message, Op, RemoteFailure
+from tests.fake_block import FakeBlock
+from tests.fake_hosts import Answer, FakeHost
 
 KILLED = -9
 """Exit status of a process that SIGKILL ended."""
-
-_HAS_REPLY = frozenset(
-    (
-        Op.HELLO,
-        Op.RESET,
-        Op.STEP,
-        Op.RENEW,
-        Op.CALL,
-        Op.GET_ATTR,
-        Op.SET_ATTR,
-        Op.CLOSE,
-        Op.APPLY,
-        Op.ADOPT,
-    )
-)
 
 
 class FakeClock:
@@ -94,98 +69,6 @@ class Poll(NamedTuple):
 
     timeout_s: float | None
     pivot: int | None
-
-
-@dataclass
-class FakeHost:
-    """A host of a `FakeTransport`, from its start to its death and beyond.
-
-    Attributes:
-        spec: as the transport was given it.
-        received: all requests, in order; the first are the HELLOs that `start` implies.
-        newest: the newest of them that wants a reply, of each env; the newest of all comes last.
-        killed: `Transport.kill` was called.
-        ended: it died; its last arrival is on its way.
-        reported: its death was handed out by an earlier `poll` than the latest, and must be known.
-        adopted: the env_id that it was told to serve in place of the first one.
-        in_block: what it knows of the block.
-        has_block: whether there is one: then observations are numbers.
-    """
-
-    spec: HostSpec
-    has_block: bool = False
-    received: list[Message] = field(default_factory=list)
-    newest: dict[int, Message] = field(default_factory=dict)
-    killed: bool = False
-    ended: bool = False
-    reported: bool = False
-    adopted: int | None = None
-    latest_arrival: float = float("-inf")
-    in_block: HostInBlock = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.in_block = HostInBlock(self.spec.index)
-        for order in self.spec.envs:
-            if order.request_id != UNANSWERED:
-                self.take(Message(Op.HELLO, *order[:3], None))
-
-    @property
-    def request(self) -> Message:
-        """The newest request that wants a reply."""
-        return next(reversed(self.newest.values()))
-
-    @request.setter
-    def request(self, message: Message) -> None:
-        self.newest.pop(message.env_id, None)
-        self.newest[message.env_id] = message
-
-    @property
-    def env_ids(self) -> list[int]:
-        """The envs that it serves."""
-        if self.adopted is not None:
-            return [self.adopted]
-        return [order.env_id for order in self.spec.envs]
-
-    @property
-    def host_id(self) -> int:
-        """Its id."""
-        return self.spec.host_id
-
-    @property
-    def description(self) -> EnvDescription:
-        """What it says of its envs."""
-        return description(NUMBERED, ACTIONS) if self.has_block else description()
-
-    @property
-    def env_id(self) -> int:
-        """The first env that it runs."""
-        return self.env_ids[0]
-
-    def generation_of(self, env_id: int) -> int:
-        """Return the generation at which it was told to build an env at first."""
-        return next(order.generation for order in self.spec.envs if order.env_id == env_id)
-
-    def take(self, message: Message) -> None:
-        """Remember a request."""
-        self.received.append(message)
-        if message.op == Op.ADOPT:
-            self.adopted = message.env_id
-        if message.op in _HAS_REPLY and message.request_id != UNANSWERED:
-            self.request = message
-
-    def requests(self, op: Op) -> list[Message]:
-        """Return the requests of one operation, in order."""
-        return [message for message in self.received if message.op == op]
-
-    @property
-    def told(self) -> list[tuple[Op, Any]]:
-        """What it was told after HELLO, besides where observations go: operations and payloads."""
-        told = [m for m in self.received if m.op not in (Op.HELLO, Op.ATTACH)]
-        return [(Op(message.op), message.payload) for message in told]
-
-
-Answer = Callable[[FakeHost, Message], Iterable[tuple[float, Arrival]]]
-"""What a host answers to a request: arrivals, each so many seconds after the one before it."""
 
 
 class FakeTransport(Transport):
@@ -563,111 +446,3 @@ class UnkillableTransport(FakeTransport):
 
 def _ends_wait(event: tuple[float, int, int | None, Any], pivot: int | None) -> bool:
     return pivot is None or event[2] in (pivot, None) or isinstance(event[3], HostDied)
-
-
-class ObsTag(NamedTuple):
-    """An observation that says where it comes from: the env, its generation, the request."""
-
-    env_id: int
-    generation: int
-    request_id: int
-    kind: str
-
-
-class FakeEnvs:
-    """Hosts that answer by themselves, in time and well: for `FakeTransport.answer`.
-
-    Observations are `ObsTag`s. They keep the plan of their reset order as a real host does.
-
-    Args:
-        episode_length: steps per episode; None for endless ones.
-        seconds: how long a request takes, by operation; 0.0 for those not named.
-        observation_space: what HELLO says. None has no layout: observations travel as they are, or
-            are numbered where there is a block.
-        observe: returns what a reply carries as observation, in place of an `ObsTag`.
-    """
-
-    def __init__(
-        self,
-        *,
-        episode_length: int | None = None,
-        seconds: Mapping[Op, float] | None = None,
-        observation_space: Any = None,
-        observe: Callable[[Message, str], Any] | None = None,
-    ) -> None:
-        self.episode_length = episode_length
-        self.seconds: dict[Op, float] = dict(seconds or {})
-        self.observation_space = observation_space
-        self._observe = observe or _tag
-        self._steps: dict[tuple[int, int], int] = {}
-        self._plans: dict[tuple[int, int], EpisodePlan] = {}
-
-    def __call__(self, host: FakeHost, message: Message) -> Iterable[tuple[float, Arrival]]:
-        """Return the replies to a request."""
-        if message.op == Op.ATTACH or message.request_id == UNANSWERED:
-            return []
-        replies = self._replies(host, message)
-        if message.op in host.spec.settings.announced:
-            return [(0.0, message._replace(op=Op.BEGAN, payload=None)), *replies]
-        return replies
-
-    def _replies(self, host: FakeHost, message: Message) -> Iterable[tuple[float, Arrival]]:
-        op = Op(message.op)
-        seconds = self.seconds.get(op, 0.0)
-        if op is Op.STEP:
-            return self._step(host, message, seconds)
-        if op is Op.CLOSE:
-            closed = message._replace(op=Op.CLOSED, payload=None)
-            return [(seconds, closed), (0.0, HostDied(0))]
-        return [(seconds, message._replace(**self._plain_reply(host, op, message)))]
-
-    def _plain_reply(self, host: FakeHost, op: Op, message: Message) -> dict[str, Any]:
-        if op in (Op.HELLO, Op.RENEW):
-            space = self.observation_space
-            return {"op": Op.HELLO, "payload": description(space) if space else host.description}
-        if op is Op.ADOPT:
-            self._plans[host.host_id, message.env_id] = EpisodePlan(False, 0, {})
-            self._steps[host.host_id, message.env_id] = 0
-            return {"op": Op.RESET_DONE, "payload": (self._observe(message, "first"), {})}
-        if op is Op.RESET:
-            order: ResetRequest = message.payload
-            if order.keeps:
-                return {"op": Op.RESET_DONE, "payload": None}
-            self._plans[host.host_id, message.env_id] = order.plan
-            self._steps[host.host_id, message.env_id] = 0
-            obs = self._observe(message, "first")
-            return {"op": Op.RESET_DONE, "payload": (obs, {"params": dict(order.params)})}
-        return {"op": Op.RESULT, "payload": (op.name, message.payload)}
-
-    def _step(
-        self, host: FakeHost, message: Message, seconds: float
-    ) -> Iterable[tuple[float, Arrival]]:
-        key = (host.host_id, message.env_id)
-        steps = self._steps[key] = self._steps.get(key, 0) + 1
-        plan = self._plans[key]
-        done = steps == self.episode_length
-        resets = done and plan.auto_reset and plan.episodes_left > 0
-        after = AfterStep.RESETS if resets else AfterStep.NOTHING
-        obs = self._observe(message, "terminal" if done else "next")
-        payload = (obs, 1.0, done, {"action": message.payload}, after)
-        yield seconds, message._replace(op=Op.STEPPED, payload=payload)
-        if resets:
-            self._steps[key] = 0
-            left = plan.episodes_left - 1
-            self._plans[key] = plan._replace(episodes_left=left)
-            first = (self._observe(message, "first"), {"params": dict(plan.params)})
-            reset_s = self.seconds.get(Op.RESET, 0.0)
-            yield reset_s, message._replace(op=Op.RESET_DONE, payload=first)
-
-
-def _tag(message: Message, kind: str) -> ObsTag:
-    return ObsTag(message.env_id, message.generation, message.request_id, kind)
-
-
-def description(observation_space: Any = None, action_space: Any = None) -> EnvDescription:
-    """Return what a host says of its env in HELLO."""
-    return EnvDescription(observation_space, action_space, None, {}, None, None)
-
-
-NO_SETTINGS = HostSettings()
-"""Settings of hosts that run nothing."""

@@ -29,7 +29,8 @@ from envmgr.policy import Deadlines, FailurePolicy
 from envmgr.types import EnvTimestep
 from envmgr.wire.block import RING_EACH
 from envmgr.wire.messages import AfterStep, Message, Op, ResetRequest
-from tests.fakes import NO_SETTINGS, Answer, FakeClock, FakeEnvs, FakeTransport, description
+from tests.fake_hosts import NO_SETTINGS, Answer, FakeEnvs, description, tag
+from tests.fakes import FakeClock, FakeTransport
 
 ROUTES = ("message", "block")
 _route = "message"
@@ -152,7 +153,7 @@ class Rig:
             envs: who answers meanwhile; None: envs like that.
         """
         transport = self.transport
-        observe = None if space is None else lambda message, kind: 0  # a slot
+        observe = tag if space is None else lambda env, request, kind: 0  # a slot
         envs = envs or FakeEnvs(observation_space=space, observe=observe)
         answer, transport.answer = transport.answer, envs
         for slot in self.supervisor.envs:

@@ -19,8 +19,8 @@ from envmgr.lifecycle import EnvState
 from envmgr.policy import Deadlines, FailurePolicy
 from envmgr.transport.base import Arrival, Garbage, HostDied
 from envmgr.wire.messages import UNANSWERED, FailureKind, Message, Op, RemoteFailure
-from tests.fakes import FakeClock, FakeEnvs, FakeHost
-from tests.property.hosts import OTHER_SPACES
+from tests.fake_hosts import OTHER_SPACES, FakeEnvs, FakeHost
+from tests.fakes import FakeClock
 from tests.property.profiles import PROFILE
 from tests.rig import Rig, over_routes
 

@@ -12,7 +12,8 @@ from envmgr.core import Phase
 from envmgr.policy import Deadlines, FailurePolicy
 from envmgr.transport.base import Arrival
 from envmgr.wire.messages import Message, Op
-from tests.fakes import FakeClock, FakeEnvs, FakeHost
+from tests.fake_hosts import FakeEnvs, FakeHost
+from tests.fakes import FakeClock
 from tests.rig import Rig, over_routes
 
 STEP_S, RESET_S = 0.5, 1.0

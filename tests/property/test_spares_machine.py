@@ -8,9 +8,6 @@ episode of that and which step; so whatever goes to the wrong place shows.
 from __future__ import annotations
 
 import logging
-from collections import deque
-from collections.abc import Iterable
-from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
@@ -27,139 +24,20 @@ from hypothesis.stateful import (
 from envmgr.core import Phase
 from envmgr.lifecycle import EnvState
 from envmgr.policy import Deadlines, FailurePolicy
-from envmgr.transport.base import Arrival, HostDied
-from envmgr.wire.messages import UNANSWERED, AfterStep, FailureKind, Message, Op, RemoteFailure
-from tests.fakes import FakeHost, FakeTransport, description
+from envmgr.wire.messages import FailureKind, Message, Op
+from tests.fake_hosts import HostedEnv
+from tests.fakes import KILLED
+from tests.property.hosts import PlayedHosts
 from tests.property.profiles import machine_settings
 from tests.rig import Rig
 
 Seen = tuple[int, int, int, int]
 """Host, env object, episode and step of an observation."""
 
-FAILURE = RemoteFailure(FailureKind.RAISED, "reset", "RuntimeError", "boom")
 
-
-@dataclass(eq=False)
-class OneEnv:
-    """A host of one env, from its own side.
-
-    Attributes:
-        fake: its place in the transport.
-        env_id: the id that it serves.
-        queue: requests that it has not looked at yet.
-        built, episode, step: the env object, its episode, its step; no episode is -1.
-        kept: what came of the reset that it keeps; None if it keeps none.
-    """
-
-    fake: FakeHost
-    env_id: int
-    queue: deque[Message] = field(default_factory=deque)
-    built: int = 0
-    episode: int = -1
-    step: int = -1
-    kept: Seen | RemoteFailure | None = None
-
-    @property
-    def is_alive(self) -> bool:
-        return not (self.fake.killed or self.fake.ended)
-
-    @property
-    def seen(self) -> Seen:
-        return self.fake.host_id, self.built, self.episode, self.step
-
-
-class Hosts:
-    """All hosts of a transport, which run a request when they are told to."""
-
-    def __init__(self, transport: FakeTransport) -> None:
-        self._transport = transport
-        self.by_id: dict[int, OneEnv] = {}
-
-    def __call__(self, fake: FakeHost, message: Message) -> Iterable[tuple[float, Arrival]]:
-        """Take a request."""
-        host = self.by_id.setdefault(fake.host_id, OneEnv(fake, fake.env_id))
-        host.queue.append(message)
-        self._look_at_unawaited(host)
-        return []
-
-    def _look_at_unawaited(self, host: OneEnv) -> None:
-        while host.queue and host.queue[0].request_id == UNANSWERED:
-            message = host.queue.popleft()
-            if message.op == Op.ADOPT:
-                assert host.env_id != message.env_id
-                host.env_id = message.env_id
-                host.episode += host.step >= 0  # that one is over
-                host.step = -1
-
-    @property
-    def busy(self) -> list[OneEnv]:
-        return [host for host in self.by_id.values() if host.is_alive and host.queue]
-
-    def run(
-        self, host: OneEnv, *, done: bool = False, fails: bool = False, worn: bool = False
-    ) -> None:
-        """Run the oldest request of a host, and what nobody awaits behind it."""
-        message = host.queue.popleft()
-        op = Op(message.op)
-        if op is Op.ADOPT:
-            assert host.env_id != message.env_id
-            host.env_id = message.env_id
-            assert host.kept is not None, "there is nothing to adopt"
-            kept, host.kept = host.kept, None
-            self._reply(host, message, kept)
-        elif op is Op.CLOSE:
-            self._arrive(host, message._replace(op=Op.CLOSED, payload=None))
-            self._arrive(host, HostDied(0))
-            return
-        else:
-            assert host.env_id == message.env_id
-            self._run(host, message, done=done, fails=fails, worn=worn)
-        self._look_at_unawaited(host)
-
-    def _run(self, host: OneEnv, message: Message, *, done: bool, fails: bool, worn: bool) -> None:
-        op = Op(message.op)
-        if op in (Op.HELLO, Op.RENEW):
-            host.built += 1
-            host.episode = host.step = -1
-            host.kept = None
-            reply = message._replace(op=Op.HELLO, payload=description())
-            self._arrive(host, reply._replace(op=Op.FAILED, payload=FAILURE) if fails else reply)
-        elif op is Op.RESET:
-            host.episode, host.step = host.episode + 1, 0
-            outcome = FAILURE if fails else host.seen
-            assert not message.payload.plan.auto_reset
-            if not message.payload.keeps:
-                self._reply(host, message, outcome)
-                return
-            host.kept = outcome
-            payload = FAILURE if fails else None
-            self._arrive(
-                host, message._replace(op=Op.FAILED if fails else Op.RESET_DONE, payload=payload)
-            )
-        else:
-            assert op is Op.STEP
-            assert host.step >= 0
-            assert host.kept is None, "a step of an env that nobody was given"
-            if fails:
-                self._arrive(host, message._replace(op=Op.FAILED, payload=FAILURE))
-                return
-            host.step += 1
-            after = AfterStep.WANTS_RECYCLING if done and worn else AfterStep.NOTHING
-            payload = (host.seen, 1.0, done, {}, int(after))
-            self._arrive(host, message._replace(op=Op.STEPPED, payload=payload))
-
-    def _reply(self, host: OneEnv, message: Message, outcome: Seen | RemoteFailure) -> None:
-        if isinstance(outcome, RemoteFailure):
-            self._arrive(host, message._replace(op=Op.FAILED, payload=outcome))
-        else:
-            self._arrive(host, message._replace(op=Op.RESET_DONE, payload=(outcome, {})))
-
-    def _arrive(self, host: OneEnv, arrival: Arrival) -> None:
-        self._transport.arrive(host.fake.host_id, arrival)
-
-    def die(self, host: OneEnv) -> None:
-        """A host dies."""
-        self._arrive(host, HostDied(-9))
+def seen(env: HostedEnv, request: Message, kind: str) -> Seen:
+    """Return an observation that says all that there is to mix up."""
+    return env.host.host_id, env.built, env.episode, env.step
 
 
 class SparesMachine(RuleBasedStateMachine):
@@ -199,7 +77,7 @@ class SparesMachine(RuleBasedStateMachine):
             spares_in_order=how["in_order"],
             episode_num=how["episode_num"],
         )
-        self.hosts = Hosts(self.rig.transport)
+        self.hosts = PlayedHosts(self.rig.transport)
         self.rig.transport.answer = self.hosts
         self.latest: dict[int, Seen] = {}
         self.begun: set[tuple[int, int, int]] = set()
@@ -213,10 +91,10 @@ class SparesMachine(RuleBasedStateMachine):
         self._look()
 
     def _all_well(self) -> None:
-        while busy := self.hosts.busy:
-            for host in busy:
-                if host in self.hosts.busy:
-                    self.hosts.run(host)
+        while busy := self.hosts.busy():
+            for env in busy:
+                if env in self.hosts.busy():
+                    self.hosts.reply(env, observe=seen)
             self.rig.pump()
 
     # -- the user -----------------------------------------------------------------------------
@@ -258,7 +136,7 @@ class SparesMachine(RuleBasedStateMachine):
 
     # -- hosts and time -------------------------------------------------------------------------
 
-    @precondition(lambda self: self.hosts.busy)
+    @precondition(lambda self: self.hosts.busy())
     @rule(
         data=st.data(),
         done=st.booleans(),
@@ -269,12 +147,15 @@ class SparesMachine(RuleBasedStateMachine):
     def host_runs(
         self, data: st.DataObject, done: bool, fails: bool, worn: bool, look: bool
     ) -> None:
-        host = self._drawn(data, self.hosts.busy)
-        self.hosts.run(host, done=done, fails=fails, worn=worn)
+        env = self._drawn(data, self.hosts.busy())
+        if fails and env.does not in (Op.ADOPT, Op.CLOSE):
+            self.hosts.fail(env, FailureKind.RAISED)
+        else:
+            self.hosts.reply(env, done=done, recycle=worn, observe=seen)
         if look:
             self._look()
 
-    @precondition(lambda self: self.hosts.busy)
+    @precondition(lambda self: self.hosts.busy())
     @rule()
     def all_hosts_run(self) -> None:
         self._all_well()
@@ -287,16 +168,16 @@ class SparesMachine(RuleBasedStateMachine):
         self.rig.send(dict.fromkeys(ready, "act"))
         self.rig.pump()
         for env_id in ready:
-            host = self._host_of(env_id)
-            if host is not None and host.is_alive and len(host.queue) == 1:
-                self.hosts.run(host, done=True)
+            env = self._served(env_id)
+            if env is not None and env.is_alive and len(env.requests) == 1:
+                self.hosts.reply(env, done=True, observe=seen)
         self._look()
 
     @rule(data=st.data(), sure=st.sampled_from([False, True]))
     def host_dies(self, data: st.DataObject, sure: bool) -> None:
-        alive = [host for host in self.hosts.by_id.values() if host.is_alive]
+        alive = self.hosts.alive()
         if sure and alive:
-            self.hosts.die(self._drawn(data, alive))
+            self.hosts.die(self._drawn(data, alive), KILLED)
             self._look()
 
     @rule(seconds=st.sampled_from([0.25, 1.0, 4.0]))
@@ -304,12 +185,13 @@ class SparesMachine(RuleBasedStateMachine):
         self.rig.run(seconds)
         self._look()
 
-    def _drawn(self, data: st.DataObject, hosts: list[OneEnv]) -> OneEnv:
-        host_id = data.draw(st.sampled_from([host.fake.host_id for host in hosts]))
-        return self.hosts.by_id[host_id]
+    def _drawn(self, data: st.DataObject, envs: list[HostedEnv]) -> HostedEnv:
+        return self.hosts.of(data.draw(st.sampled_from([env.key for env in envs])))
 
-    def _host_of(self, env_id: int) -> OneEnv | None:
-        return self.hosts.by_id.get(self.rig.slot(env_id).host_id or 0)
+    def _served(self, env_id: int) -> HostedEnv | None:
+        """Return what serves an env, under whatever id it was told of last."""
+        host = self.rig.transport.hosts.get(self.rig.slot(env_id).host_id or 0)
+        return None if host is None else next(iter(host.envs.values()))
 
     # -- what has to hold -------------------------------------------------------------------------
 
@@ -348,11 +230,11 @@ class SparesMachine(RuleBasedStateMachine):
                 assert rig.state(slot.env_id) is not EnvState.RUN, where
                 assert slot.phase not in (Phase.STEPPING, Phase.CANCELLING), where
             if slot.phase is Phase.RESETTING and not slot.group.is_ending:
-                host = self._host_of(slot.env_id)
-                assert host is not None, where
-                if host.is_alive and rig.transport.next_event is None:
-                    assert host.queue, where
-                    assert host.queue[-1].request_id == slot.request_id, where
+                env = self._served(slot.env_id)
+                assert env is not None, where
+                if env.is_alive and rig.transport.next_event is None:
+                    assert env.requests, where
+                    assert env.requests[-1].request_id == slot.request_id, where
         served = [slot.host_id for slot in rig.hosts.envs if slot.host_id is not None]
         assert len(set(served)) == len(served)
 
@@ -365,7 +247,7 @@ class SparesMachine(RuleBasedStateMachine):
         for _ in range(1000):  # limits are 1 s and more; a pause may be long
             self._all_well()
             self.rig.deliver()
-            if not self.hosts.busy and all(s.phase is Phase.IDLE for s in self.rig.hosts.envs):
+            if not self.hosts.busy() and all(s.phase is Phase.IDLE for s in self.rig.hosts.envs):
                 break
             self.rig.run(0.5)
         for slot in supervisor.envs:
@@ -375,6 +257,8 @@ class SparesMachine(RuleBasedStateMachine):
         figures = supervisor.spares.figures()
         assert figures["spares_ready"] == figures["spare_env_num"]
         assert self.rig.identity_holds()
+        resets = [m.payload for _, m in self.rig.transport.sent if m.op == Op.RESET]
+        assert not any(order.plan.auto_reset for order in resets)  # spares begin the next episodes
 
 
 @pytest.mark.timeout(3600)  # a failure is made small before it is reported, which takes a while

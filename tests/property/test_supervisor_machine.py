@@ -35,8 +35,8 @@ from envmgr.transport.base import TimedOut
 from envmgr.types import EnvTimestep
 from envmgr.wire.block import RING_EACH, RING_LAST, RING_ONCE, token_of
 from envmgr.wire.messages import FailureKind, Message, Op
-from tests.fakes import ObsTag
-from tests.property.hosts import HostModel, Hosts
+from tests.fake_hosts import HostedEnv, ObsTag
+from tests.property.hosts import PlayedHosts
 from tests.property.profiles import PROFILE, machine_settings
 from tests.rig import Rig
 
@@ -157,7 +157,7 @@ class SupervisorMachine(RuleBasedStateMachine):
             **config.rules,
         )
         self.rig = rig
-        self.hosts = Hosts(rig.transport)
+        self.hosts = PlayedHosts(rig.transport)
         rig.transport.answer = self.hosts
         self.owed: dict[int, Owed] = {}
         self.n_actions = self.n_delivered = self.n_cancelled = 0
@@ -386,11 +386,11 @@ class SupervisorMachine(RuleBasedStateMachine):
 
     # -- what hosts do ----------------------------------------------------------------------
 
-    def _busy(self, *ops: Op) -> list[HostModel]:
+    def _busy(self, *ops: Op) -> list[HostedEnv]:
         models = self.hosts.busy() if self.phase not in ("new", "closed") else []
         return [model for model in models if not ops or model.does in ops]
 
-    def _draw(self, data: st.DataObject, models: list[HostModel]) -> HostModel:
+    def _draw(self, data: st.DataObject, models: list[HostedEnv]) -> HostedEnv:
         keys = [model.key for model in models]
         return self.hosts.of(data.draw(st.sampled_from(keys), label="host and env"))
 
@@ -438,7 +438,7 @@ class SupervisorMachine(RuleBasedStateMachine):
                 self.hosts.reply(model, done=True)
         self._after_move()
 
-    def _at_rest(self) -> list[HostModel]:
+    def _at_rest(self) -> list[HostedEnv]:
         """Return the hosts of envs that wait for their user to reset them."""
         if self.phase != "running":
             return []
@@ -453,7 +453,7 @@ class SupervisorMachine(RuleBasedStateMachine):
         self.hosts.die(self._draw(data, self._at_rest()), -9)
         self._after_move()
 
-    def _at_ease(self) -> list[HostModel]:
+    def _at_ease(self) -> list[HostedEnv]:
         """Return the hosts of envs that are ready, and have a host that lives."""
         if self.phase != "running":
             return []
@@ -526,7 +526,7 @@ class SupervisorMachine(RuleBasedStateMachine):
         model = self._draw(data, self.hosts.alive())
         if what == "malformed" and model.request is not None and model.does is not Op.CLOSE:
             self.hosts.malformed(model)
-        elif what == "twice" and len(model.fake.received) > 1:
+        elif what == "twice" and len(model.host.received) > 1:
             self.hosts.foreign(model, self._old_reply(data, model))
         elif what == "foreign":
             number = data.draw(st.integers(1, 50), label="request")
@@ -536,15 +536,15 @@ class SupervisorMachine(RuleBasedStateMachine):
             self.hosts.garbage(model)
         self._after_move()
 
-    def _old_reply(self, data: st.DataObject, model: HostModel) -> Message:
+    def _old_reply(self, data: st.DataObject, model: HostedEnv) -> Message:
         """Return a reply to a request that the host has answered, or gave up, long ago."""
-        current = [m.request for m in self.hosts.models.values() if m.fake is model.fake]
+        current = [m.request for m in self.hosts.envs() if m.host is model.host]
         old = [
             message
-            for message in model.fake.received
+            for message in model.host.received
             if message.request_id and not any(message is one for one in current)
         ]
-        request = data.draw(st.sampled_from(old or model.fake.received[:1]), label="request")
+        request = data.draw(st.sampled_from(old or model.host.received[:1]), label="request")
         tag = ObsTag(request.env_id, request.generation, request.request_id, "late")
         return request._replace(op=Op.STEPPED, payload=(tag, 1.0, False, {}, 0))
 
@@ -560,15 +560,15 @@ class SupervisorMachine(RuleBasedStateMachine):
         serves = self.rig.supervisor.hosts.group_of_host.get
         models = [
             model
-            for model in self.hosts.models.values()
-            if model.fake.killed or serves(model.fake.host_id) is None
+            for model in self.hosts.envs()
+            if model.host.killed or serves(model.host.host_id) is None
         ]
         if not models:
             return
         model = self._draw(data, models)
         late = self._old_reply(data, model)
-        self.rig.supervisor.handle(model.fake.host_id, late)
-        self.rig.supervisor.handle(model.fake.host_id, TimedOut(late.request_id, 1.0))
+        self.rig.supervisor.handle(model.host.host_id, late)
+        self.rig.supervisor.handle(model.host.host_id, TimedOut(late.request_id, 1.0))
         self._after_move()
 
     @precondition(lambda self: self.phase not in ("new", "closed") and self.hosts.killed())
@@ -624,7 +624,7 @@ class SupervisorMachine(RuleBasedStateMachine):
             elif self.phase == "running" and self.hosts_of(slot) is not None:
                 self.colours.pop(env_id, None)  # whether it was set, nobody can tell
 
-    def hosts_of(self, slot: ManagedEnv) -> HostModel | None:
+    def hosts_of(self, slot: ManagedEnv) -> HostedEnv | None:
         """Return an env as the host that serves it sees it."""
         return None if slot.host_id is None else self.hosts.of((slot.host_id, slot.env_id))
 
@@ -716,17 +716,17 @@ class SupervisorMachine(RuleBasedStateMachine):
             else:
                 assert slot.phase in AWAITED, where
                 assert model is not None, where
-                assert not model.fake.reported, where
+                assert not model.host.reported, where
             if model is not None:
-                assert supervisor.hosts.group_of_host.get(model.fake.host_id) is slot.group, where
+                assert supervisor.hosts.group_of_host.get(model.host.host_id) is slot.group, where
                 assert model.env_id == slot.env_id, where
-                assert not model.fake.reported, where
+                assert not model.host.reported, where
             assert supervisor.hosts.limits.earliest <= slot.deadline, where
             assert supervisor.hosts.limits.earliest <= slot.group.deadline, where
         unknown = [
             model.key
-            for model in self.hosts.models.values()
-            if model.is_alive and supervisor.hosts.group_of_host.get(model.fake.host_id) is None
+            for model in self.hosts.envs()
+            if model.is_alive and supervisor.hosts.group_of_host.get(model.host.host_id) is None
         ]
         assert not unknown, f"nobody looks after hosts {unknown}"
 
@@ -739,11 +739,11 @@ class SupervisorMachine(RuleBasedStateMachine):
                 continue
             model = self.hosts_of(slot)
             assert model is not None, where
-            if model.fake.killed:
+            if model.host.killed:
                 continue  # it will be reaped
             if slot.phase is Phase.ENDING:  # one of its envs was told for all of them
                 assert slot.deadline < NEVER, where
-                assert model.fake.received[-1].request_id == slot.request_id, where
+                assert model.host.received[-1].request_id == slot.request_id, where
                 continue
             if model.request is None and self._is_answered_in_block(slot):
                 continue  # nobody has looked yet
@@ -848,7 +848,7 @@ class SupervisorMachine(RuleBasedStateMachine):
             slot = self.remembered(env_id)
             if slot.seed is None and slot.new_seed is None:  # it counts as used
                 seed = self.seeds.pop(env_id)
-                models = self.hosts.models.values()
+                models = self.hosts.envs()
                 assert any(seed in model.seeds for model in models if model.env_id == env_id)
 
     # -- the end ----------------------------------------------------------------------------

@@ -26,13 +26,8 @@ from envmgr.launch import build_engine, usable_cores
 from envmgr.transport.base import Arrival, Garbage, HostDied
 from envmgr.wire.messages import FailureKind, Message, Op, RemoteFailure
 from envmgr.worker.profiling import Trial, try_env
-from tests.fakes import (
-    KILLED,
-    FakeClock,
-    FakeHost,
-    FakeTransport,
-    description,
-)
+from tests.fake_hosts import FakeEnvs, FakeHost
+from tests.fakes import KILLED, FakeClock, FakeTransport
 
 US = 1e-6
 
@@ -142,7 +137,7 @@ def test_what_stats_and_the_log_say() -> None:
 # -- the conversation -----------------------------------------------------------------------------
 
 
-class Worker:
+class Worker(FakeEnvs):
     """Answers as a worker does, with a fault in place of one answer.
 
     Args:
@@ -159,24 +154,22 @@ class Worker:
         seconds: float = 0.125,
         measured: Any = None,
     ) -> None:
-        self._fault_in, self._fault, self._seconds = fault_in, fault, seconds
+        super().__init__(seconds=dict.fromkeys(Op, seconds), observe=lambda *_: None)
+        self._fault_in, self._fault, self._takes_s = fault_in, fault, seconds
         self._measured = trial(100) if measured is None else measured
 
     def __call__(self, host: FakeHost, message: Message) -> Iterable[tuple[float, Arrival]]:
         def reply(op: Op, payload: Any) -> tuple[float, Arrival]:
-            return self._seconds, message._replace(op=op, payload=payload)
+            return self._takes_s, message._replace(op=op, payload=payload)
 
         if message.op == self._fault_in:
             if isinstance(self._fault, RemoteFailure):
                 return [reply(Op.FAILED, self._fault)]
-            return [] if self._fault is None else [(self._seconds, self._fault)]
-        if message.op == Op.HELLO:
-            return [reply(Op.HELLO, description())]
-        if message.op == Op.RESET:
-            return [reply(Op.NOTICE, "a cast"), reply(Op.RESET_DONE, (None, {}))]
+            return [] if self._fault is None else [(self._takes_s, self._fault)]
         if message.op == Op.APPLY:
             return [reply(Op.RESULT, self._measured)]
-        return []
+        replies = super().__call__(host, message)
+        return [reply(Op.NOTICE, "a cast"), *replies] if message.op == Op.RESET else replies
 
 
 def config(**keys: Any) -> ManagerConfig:

@@ -13,20 +13,10 @@ from envmgr import make
 from envmgr.cli import main
 from envmgr.config import ManagerConfig
 from envmgr.config_file import load_config
-from envmgr.core.phases import Phase
-from envmgr.core.statistics import Moment, Notes, Tracer
+from envmgr.core.statistics import Moment, Notes
 from envmgr.errors import ConfigError, UnreadableRunError
-from envmgr.observing.timeline import (
-    ENVS,
-    HOSTS,
-    TRAINER,
-    read_trace,
-    totals_of,
-    trace_of,
-    write,
-)
+from envmgr.observing.timeline import ENVS, HOSTS, TRAINER, read_trace, totals_of, trace_of, write
 from envmgr.wire.timeline import BATCH, NUMBERS, RESET, STEP, Done, HostLog, noted
-from tests.fakes import FakeClock
 from tests.unit.host_rigs import BlockRig as Rig
 
 
@@ -130,21 +120,6 @@ def test_what_is_no_whole_timeline_is_refused(
     path.write_bytes(b"\xff\xfe\x00")
     assert main(["trace", str(path)]) == 2
     assert "cannot be read" in capsys.readouterr().err
-
-
-def test_what_hosts_do_not_note_is_noted_by_the_trainer() -> None:
-    clock = FakeClock(8.0)
-    tracer = Tracer(clock, 10)
-    for moment, phase in [
-        (8.0, Phase.STARTING),
-        (9.0, Phase.STARTING),
-        (10.0, Phase.RESETTING),
-        (11.0, Phase.IDLE),
-        (12.0, Phase.ENDING),
-    ]:
-        clock.advance_to(moment)
-        tracer.changed(3, phase)
-    assert list(tracer._phases) == [(3, "construction", 8.0, 10.0)]
 
 
 @pytest.mark.parametrize("n", [1, 3])

@@ -1,4 +1,4 @@
-"""The supervisor when envs fail: abnormal timesteps, retries, renewals, doomed envs, budgets."""
+"""What follows failures: abnormal timesteps, retries, renewals, neighbours, budgets."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from envmgr.core import Next, Phase
 from envmgr.errors import (
     EnvCrash,
     EnvFailure,
+    EnvNotReadyError,
     EnvProtocolError,
     EnvRaised,
     EnvReportedAbnormal,
@@ -22,20 +23,25 @@ from envmgr.errors import (
 )
 from envmgr.lifecycle import EnvState
 from envmgr.policy import Deadlines, FailurePolicy
-from envmgr.transport.base import Garbage, HostDied, TimedOut
-from envmgr.wire.messages import AfterStep, FailureKind, Message, Op
-from tests.fakes import FakeEnvs, description
+from envmgr.transport.base import HostDied
+from envmgr.wire.messages import UNANSWERED, AfterStep, FailureKind, Op, RemoteFailure
+from tests.fake_hosts import FakeEnvs, description
 from tests.rig import Rig, over_routes
+from tests.unit.core_rigs import (
+    FAILURES,
+    FLOATS,
+    PARTIAL,
+    STEP_LIMIT,
+    WHOLE,
+    generations,
+    recover,
+    recover_all,
+    rows_begun_late,
+    rows_of_batches,
+    shared,
+)
 
 pytestmark = over_routes
-
-FLOATS = Box(-1, 1, (2,), np.float32)
-
-
-def recover(rig: Rig, env_id: int = 0, obs: Any = "first") -> None:
-    """Have a renewed env be built and reset."""
-    rig.hello(env_id)
-    rig.reset_done(env_id, obs)
 
 
 # -- the abnormal timestep ------------------------------------------------------------------------
@@ -80,38 +86,9 @@ def test_the_abnormal_observation_is_a_copy_of_the_last_good_one() -> None:
     assert seen["a"].tolist() == [1, 2]
 
 
-FAILURES = {
-    "raised": (lambda rig: rig.fail(), EnvRaised, False),
-    "protocol": (lambda rig: rig.fail(kind=FailureKind.PROTOCOL), EnvProtocolError, False),
-    "non finite": (lambda rig: rig.fail(kind=FailureKind.NON_FINITE), EnvProtocolError, False),
-    "abnormal": (lambda rig: rig.fail(kind=FailureKind.ABNORMAL), EnvReportedAbnormal, False),
-    "exited": (lambda rig: rig.fail(kind=FailureKind.EXITED), EnvCrash, True),
-    "died": (lambda rig: rig.die(), EnvCrash, True),
-    "garbage": (lambda rig: (rig.transport.garbage(0), rig.pump()), EnvProtocolError, True),
-    "timeout": (lambda rig: rig.advance(2.0), EnvTimeout, True),
-    "malformed": (
-        lambda rig: (rig.transport.reply(0, Op.STEPPED, "what?"), rig.pump()),
-        EnvProtocolError,
-        True,
-    ),
-    "foreign": (
-        lambda rig: (
-            rig.transport.reply(0, Op.RESET_DONE, ("first", {}), foreign=True),
-            rig.pump(),
-        ),
-        EnvProtocolError,
-        True,
-    ),
-    "no failure": (
-        lambda rig: (rig.transport.reply(0, Op.FAILED, "what?"), rig.pump()),
-        EnvProtocolError,
-        True,
-    ),
-}
 how_it_fails = pytest.mark.parametrize(
     ("happens", "error", "host_lost"), list(FAILURES.values()), ids=list(FAILURES)
 )
-STEP_LIMIT = Deadlines(step_s=2.0, reset_s=2.0, connect_s=2.0)
 
 
 @how_it_fails
@@ -159,7 +136,6 @@ def test_a_failure_of_one_env_does_not_touch_the_others(
 def test_a_failure_says_all_that_the_host_said() -> None:
     rig = Rig().launch()
     rig.send(0)
-    from envmgr.wire.messages import RemoteFailure
 
     remote = RemoteFailure(
         FailureKind.RAISED, "step", "pkg.OddError", "boom", "Traceback\n  line\n"
@@ -315,152 +291,6 @@ def test_a_failed_step_at_the_end_of_the_budget_spends_no_episode() -> None:
 # -- hosts that are not used again ----------------------------------------------------------------
 
 
-@pytest.mark.parametrize("happens", ["garbage", "timeout", "foreign", "malformed", "exited"])
-def test_a_lost_host_is_killed_and_replaced_only_when_its_death_is_reported(happens: str) -> None:
-    rig = Rig(deadlines=STEP_LIMIT, kill_takes_s=None).launch()
-    old = rig.transport.host_of(0)
-    rig.send(0)
-    FAILURES[happens][0](rig)
-    assert rig.transport.killed == [old.host_id]
-    rig.advance(60.0)
-    assert len(rig.transport.hosts) == 1  # its slots in the memory are not given to another one
-    assert rig.slot().phase is Phase.ENDING
-    assert rig.state() is EnvState.ERROR
-    rig.die()
-    new = rig.transport.host_of(0)
-    assert new.host_id > old.host_id
-    assert new.generation_of(0) == 1
-    assert rig.state() is EnvState.INIT
-
-
-def test_messages_of_a_killed_host_are_dropped() -> None:
-    rig = Rig(deadlines=STEP_LIMIT, kill_takes_s=None).launch()
-    rig.send(0)
-    request = rig.transport.host_of(0).request
-    host_id = rig.transport.host_of(0).host_id
-    rig.advance(2.0)
-    late = request._replace(op=Op.STEPPED, payload=("late", 1.0, False, {}, 0))
-    handle = rig.supervisor.handle
-    handle(host_id, late)
-    handle(host_id, late._replace(op=Op.FAILED, payload="?"))
-    handle(host_id, late._replace(request_id=0, op=Op.RESULT))
-    handle(host_id, Garbage("noise"))
-    handle(host_id, TimedOut(request.request_id, 1.0))
-    assert rig.slot().phase is Phase.ENDING
-    assert rig.deliver(0)[0].info["abnormal"]
-    assert rig.supervisor.statistics.failures_by_env == {0: 1}
-    assert rig.supervisor.statistics.dropped_replies == 3
-    rig.die()
-    handle(host_id, late)
-    handle(host_id, HostDied(0))
-    assert rig.slot().phase is Phase.STARTING
-    recover(rig, obs="of the new one")
-    assert rig.obs() == "of the new one"
-    assert rig.supervisor.statistics.failures_by_env == {0: 1}
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"request_id": 10_000},
-        {"request_id": 1},
-        {"generation": 1},
-        {"env_id": 1},
-        {"op": Op.RESULT},
-        {"op": Op.HELLO},
-        {"op": Op.CLOSED},
-        {"op": 99},
-        {"op": Op.STEP},
-    ],
-    ids=str,
-)
-def test_a_reply_that_is_not_the_awaited_one_is_never_delivered(change: dict[str, int]) -> None:
-    rig = Rig(2).launch()
-    host = rig.transport.host_of(0)
-    rig.send(0)
-    payload = ("foreign", 1.0, False, {}, 0)
-    reply = host.request._replace(op=Op.STEPPED, payload=payload)._replace(**change)
-    rig.transport.arrive(host.host_id, reply)
-    rig.pump()
-    timestep = rig.deliver(0)[0]
-    assert timestep.info["abnormal"]
-    assert isinstance(timestep.info["error"], EnvProtocolError)
-    assert "an unexpected reply" in str(timestep.info["error"])
-    assert rig.supervisor.statistics.dropped_replies == 1
-    assert host.killed
-    assert rig.ready() == [1]
-
-
-def test_a_reply_that_comes_twice_costs_its_host() -> None:
-    rig = Rig().launch()
-    host = rig.transport.host_of(0)
-    rig.send(0)
-    rig.stepped(0, "once")
-    reply = host.request._replace(op=Op.STEPPED, payload=("twice", 1.0, False, {}, 0))
-    rig.transport.arrive(host.host_id, reply, foreign=True)
-    rig.pump()
-    assert rig.deliver(0)[0].obs == "once"
-    assert host.killed
-    assert rig.slot().failed_while_ready is not None
-    assert rig.obs() == "once"
-
-
-@pytest.mark.parametrize(
-    "payload",
-    [None, (), (1, 2, 3, 4), "five!", [0, 1.0, False, {}, 0], (9, 1.0, False, {}, 0)],
-    ids=str,
-)
-def test_a_malformed_timestep_is_never_delivered(payload: Any) -> None:
-    rig = Rig(has_memory=True).launch(space=FLOATS)
-    rig.send(0)
-    rig.transport.reply(0, Op.STEPPED, payload)
-    rig.pump()
-    assert isinstance(rig.error(), EnvProtocolError)
-    assert rig.deliver(0)[0].obs.tolist() == rig.obs().tolist()
-
-
-@pytest.mark.parametrize(
-    "payload", [None, description()._replace(resets_alone=np.zeros(2))], ids=["nothing", "no bool"]
-)
-def test_a_malformed_description_is_a_failure(payload: Any) -> None:
-    rig = Rig().launch()
-    rig.die()
-    rig.transport.reply(0, Op.HELLO, payload)
-    rig.pump()
-    assert rig.supervisor.statistics.failures_by_kind == {"EnvCrash": 1, "EnvProtocolError": 1}
-    rig.reset()  # what it said of itself is not believed, and so not looked at
-
-
-@pytest.mark.parametrize("payload", [None, (1,), "ab", (9, {})], ids=str)
-def test_a_malformed_reset_is_a_failure(payload: Any) -> None:
-    rig = Rig(has_memory=True).launch(space=FLOATS)
-    rig.reset()
-    rig.transport.reply(0, Op.RESET_DONE, payload)
-    rig.pump()
-    assert rig.transport.host_of(0).generation_of(0) == 1
-    assert rig.supervisor.statistics.failures_by_kind == {"EnvProtocolError": 1}
-
-
-def test_a_malformed_hello_of_a_renewed_env_is_a_failure() -> None:
-    rig = Rig().launch()
-    rig.die()
-    rig.transport.reply(0, Op.HELLO, "hello")
-    rig.pump()
-    assert rig.slot().generation == 1
-    assert rig.slot().phase is Phase.PAUSING
-
-
-def test_what_the_in_line_transport_stopped_is_a_timeout() -> None:
-    rig = Rig().launch()
-    rig.send(0)
-    host = rig.transport.host_of(0)
-    rig.transport.arrive(host.host_id, TimedOut(host.request.request_id, 0.5, "in a.py"))
-    rig.pump()
-    failure = rig.error()
-    assert isinstance(failure, EnvTimeout)
-    assert (failure.limit_s, failure.stacks) == (0.5, "in a.py")
-
-
 def test_a_host_that_exceeds_a_limit_is_asked_where_it_is_before_it_is_killed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -481,13 +311,6 @@ def test_a_host_that_exceeds_a_limit_is_asked_where_it_is_before_it_is_killed(
     assert str(failure).endswith("\n\nWhere it was:\nin a.py, line 3")
     assert seen == [(host_id, False)]
     assert host_id in rig.transport.killed
-
-
-def test_an_alarm_about_an_earlier_request_means_nothing() -> None:
-    rig = Rig().launch()
-    rig.send(0)
-    rig.supervisor.handle(rig.slot().host_id or 0, TimedOut(1, 0.5))
-    assert rig.slot().phase is Phase.STEPPING
 
 
 # -- resets that fail -----------------------------------------------------------------------------
@@ -1269,127 +1092,521 @@ def test_non_finite_values_may_end_the_manager_rather_than_the_episode() -> None
     assert rig.supervisor.repair.fatal is None
 
 
-# -- failures in launch ---------------------------------------------------------------------------
+# -- rows of batched envs -------------------------------------------------------------------------
 
 
-def launching(env_num: int = 2, **options: Any) -> Rig:
-    rig = Rig(env_num, **options)
-    rig.supervisor.start_hosts(range(env_num))
-    return rig
-
-
-def test_a_construction_that_fails_in_launch_is_collected_and_not_renewed() -> None:
-    rig = launching()
-    rig.fail(1, "construction")
-    rig.hello(0)
-    failures = rig.supervisor.repair.launch_failures
-    assert list(failures) == [1]
-    assert isinstance(failures[1], EnvRaised)
-    assert failures[1].during == "construction"
-    assert rig.slot(1).phase is Phase.IDLE
-    rig.run(100.0)
+@pytest.mark.parametrize("kind", [FailureKind.RAISED, FailureKind.PROTOCOL, FailureKind.EXITED])
+def test_what_the_whole_env_does_takes_all_rows_and_is_charged_once(kind: FailureKind) -> None:
+    rig = rows_of_batches(PARTIAL, policy=FailurePolicy(max_failures=1))
+    rig.send({0: 1, 2: 2})
+    rig.fail(0, kind=kind, of_batch=True)
+    delivered = rig.deliver()
+    assert [timestep.info["abnormal"] for timestep in delivered.values()] == [True, True]
+    assert "shared with env 0" in str(delivered[2].info["error"])
+    assert rig.slot(1).failed_while_ready is not None
+    assert rig.supervisor.statistics.failures_by_env == {0: 1}
     assert len(rig.transport.hosts) == 2
-    assert rig.supervisor.repair.fatal is None
+    recover_all(rig, 0, 1, 2)
+    assert rig.ready() == [0, 1, 2]
+    assert [slot.generation for slot in rig.supervisor.envs] == [1, 1, 1]
+    assert rig.identity_holds()
 
 
-def test_a_host_that_dies_in_launch_is_collected() -> None:
-    rig = launching()
-    rig.die(0, 3)
-    rig.die(1, 4)
-    failures = rig.supervisor.repair.launch_failures
-    assert [type(failures[i]) for i in (0, 1)] == [EnvCrash, EnvCrash]
-    assert rig.slot(0).phase is Phase.IDLE
+def test_a_failure_of_one_row_is_repaired_in_its_env() -> None:
+    rig = rows_of_batches(PARTIAL)
+    rig.send({0: 1, 1: 2})
+    rig.fail(0, kind=FailureKind.PROTOCOL)
+    assert isinstance(rig.deliver(0)[0].info["error"], EnvProtocolError)
+    assert rig.slot(1).phase is Phase.STEPPING
+    rig.reset_done(0)
+    rig.stepped(1)
+    assert (rig.ready(), rig.transport.killed) == ([0, 2], [])
 
 
-def test_the_first_reset_is_tried_as_often_as_allowed() -> None:
-    rig = launching(1, policy=FailurePolicy(max_retry=2, retry_waiting_s=0.5))
-    rig.hello()
-    rig.supervisor.place_observations(same_spaces=True)
-    rig.supervisor.begin_episodes()
+def test_a_row_has_no_new_env_but_in_a_new_host() -> None:
+    for policy, how in (
+        (FailurePolicy(), {"kind": FailureKind.EXITED}),
+        (FailurePolicy(renew_between_attempts=True), {"kind": FailureKind.PROTOCOL}),
+    ):
+        rig = rows_of_batches(PARTIAL, policy=policy)
+        rig.send(0)
+        rig.fail(0, **how)
+        assert len(rig.transport.hosts) == 2
+        assert rig.requests(Op.RENEW, 0) == []
+
+
+def test_attempts_at_the_reset_of_a_row_used_up_take_all_rows() -> None:
+    rig = rows_of_batches(PARTIAL, policy=FailurePolicy(max_retry=2, retry_waiting_s=0.0))
+    rig.reset(0)
     rig.fail(0, "reset")
-    assert rig.supervisor.repair.launch_failures == {}
-    rig.advance(0.5)
+    rig.pump()
+    assert (len(rig.reset_requests(0)), len(rig.transport.hosts)) == (3, 1)
     rig.fail(0, "reset")
-    assert list(rig.supervisor.repair.launch_failures) == [0]
-    assert rig.state() is EnvState.ERROR
+    assert len(rig.transport.hosts) == 2
+    assert rig.slot(1).failed_while_ready is not None
 
 
-def test_hosts_lost_in_their_first_reset_are_replaced_as_often_as_attempts_are_allowed() -> None:
-    rig = launching(1, policy=FailurePolicy(max_retry=3, retry_waiting_s=0.5))
-    rig.hello()
-    rig.supervisor.place_observations(same_spaces=True)
-    rig.slot().new_seed = 7
-    rig.supervisor.begin_episodes()
-    for generation in (1, 2):
-        rig.die()
-        rig.advance(0.5)
-        assert rig.slot().generation == generation
-        assert rig.supervisor.repair.launch_failures == {}
-        rig.hello()
-    assert [request.seed for request in rig.reset_requests()] == [7, 7, 7]
-    rig.die()
-    assert list(rig.supervisor.repair.launch_failures) == [0]
+def test_a_row_that_comes_back_with_other_spaces_takes_all_rows() -> None:
+    rig = rows_of_batches(PARTIAL)
+    rig.die(0)
+    for env_id in range(3):
+        rig.transport.reply(env_id, Op.HELLO, description(Discrete(7)))
+    rig.pump()
+    assert len(rig.transport.killed) == 1
 
 
-def test_a_later_attempt_in_launch_that_succeeds_is_a_success() -> None:
-    rig = launching(1, policy=FailurePolicy(max_retry=2, retry_waiting_s=0.5))
-    rig.hello()
-    rig.supervisor.place_observations(same_spaces=True)
-    rig.supervisor.begin_episodes()
-    rig.die()
+def test_an_env_that_cannot_be_built_fails_the_launch_once() -> None:
+    rig = Rig(3, batches=WHOLE)
+    rig.supervisor.start_hosts(range(3))
+    for env_id in range(3):
+        rig.transport.fail(env_id, "construction")
+    rig.pump()
+    found = rig.supervisor.repair.launch_failures
+    assert sorted(found) == [0, 1, 2]
+    assert [type(found[i]) for i in range(3)] == [EnvRaised, EnvCrash, EnvCrash]
+
+
+def test_a_call_of_a_row_that_raises_leaves_its_env_alone() -> None:
+    rig = rows_of_batches(PARTIAL, policy=FailurePolicy(renew_between_attempts=True))
+    rig.call(1)
+    rig.fail(1, "call")
+    assert rig.ready() == [0, 1, 2]
+    assert rig.transport.killed == []
+
+
+def test_rows_whose_host_died_while_they_were_ready_are_lost_together() -> None:
+    rig = rows_of_batches()
+    rig.reset(2)
+    rig.die(0)
+    assert rig.ready() == []  # env 2 is being repaired
+    recover_all(rig, 0, 1, 2)
+    assert rig.ready() == [0, 1, 2]
+    with pytest.raises(EnvNotReadyError, match=r"envs \[2\]"):
+        rig.send({0: 1, 1: 2})
+    rig.send(dict.fromkeys(range(3), 4))
+    delivered = rig.deliver()
+    assert [timestep.info["abnormal"] for timestep in delivered.values()] == [True] * 3
+    assert all("died" in str(timestep.info["error"]) for timestep in delivered.values())
+    assert rig.ready() == [0, 1, 2]
+    assert [rig.obs(i) for i in range(3)] == ["first"] * 3
+    assert [len(rig.requests(Op.STEP, i)) for i in range(3)] == [0, 0, 0]
+    rig.send(dict.fromkeys(range(3), 5))
+    assert [len(rig.requests(Op.STEP, i)) for i in range(3)] == [1, 1, 1]
+    assert rig.identity_holds()
+
+
+def test_a_row_that_is_reset_while_others_are_lost_stays_with_them() -> None:
+    rig = rows_of_batches()
+    rig.die(0)
+    recover_all(rig, 0, 1, 2)
+    rig.reset(2)
+    rig.reset_done(2, "again")
+    assert (rig.ready(), rig.obs(2)) == ([0, 1, 2], "again")
+    rig.send({i: i for i in range(3)})
+    assert ["abnormal" in t.info for t in rig.deliver().values()] == [True] * 3
+    assert [len(rig.requests(Op.STEP, i)) for i in range(3)] == [0, 0, 0]
+    assert rig.obs(2) == "again"
+    rig.send({i: i for i in range(3)})
+    assert [len(rig.requests(Op.STEP, i)) for i in range(3)] == [1, 1, 1]
+
+
+@pytest.mark.parametrize("has_replied", [False, True])
+def test_a_row_is_owed_its_timestep_when_the_reset_of_another_takes_their_host(
+    has_replied: bool,
+) -> None:
+    rig = rows_of_batches(PARTIAL)
+    rig.send(1)
+    if has_replied:
+        rig.transport.reply(1, Op.STEPPED, ("next", 1.0, False, {}, 0))
+    rig.reset(0)
+    rig.transport.fail(0, "reset")
+    rig.pump()
+    (timestep,) = rig.deliver(1).values()
+    assert ("abnormal" in timestep.info) is not has_replied
+    assert rig.identity_holds()
+
+
+def test_it_is_lost_with_the_others() -> None:
+    rig = rows_begun_late()
+    rig.send({1: 1, 2: 2})
+    rig.die(1)
+    assert ["abnormal" in t.info for t in rig.deliver().values()] == [True, True]
+    for env_id in range(3):
+        rig.hello(env_id)
+    for env_id in range(3):
+        rig.reset_done(env_id)
+    assert (rig.ready(), 1 in rig.supervisor.table.begins_with_step) == ([0, 1, 2], False)
+
+
+def test_what_waits_for_a_step_of_others_and_is_lost_with_them_is_waited_for() -> None:
+    rig = rows_begun_late()
+    rig.die(1)
+    assert rig.ready() == []  # 1 and 2 are shown when 0 is there, too
+    for env_id in range(3):
+        rig.hello(env_id)
+    assert rig.ready() == []
+    for env_id in range(3):
+        rig.reset_done(env_id)
+    assert rig.ready() == [0, 1, 2]
+
+
+DROP = FailurePolicy(max_failures=0, drop_exhausted=True)
+
+
+# -- hosts of several envs: a failure of one env --------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("kind", "renewed"),
+    [
+        (FailureKind.RAISED, False),
+        (FailureKind.PROTOCOL, False),
+        (FailureKind.ABNORMAL, False),
+        (FailureKind.NON_FINITE, False),
+        (FailureKind.EXITED, True),
+    ],
+)
+def test_a_failed_step_touches_nobody_else(kind: FailureKind, renewed: bool) -> None:
+    rig = shared()
+    rig.send({0: "a", 1: "b"})
+    rig.fail(0, kind=kind)
+    assert rig.deliver(0)[0].info["abnormal"]
+    assert rig.slot(1).phase is Phase.STEPPING
+    assert rig.ready() == [2]
+    if renewed:  # a new env, in the same host
+        assert len(rig.requests(Op.RENEW, 0)) == 1
+        rig.hello(0)
+    rig.reset_done(0)
+    rig.stepped(1, "of 1")
+    assert rig.deliver(1)[1].obs == "of 1"
+    assert rig.ready() == [0, 1, 2]
+    assert generations(rig) == [int(renewed), 0, 0]
+    assert len(rig.transport.hosts) == 1
+    assert rig.transport.killed == []
+    assert rig.supervisor.statistics.failures_by_env == {0: 1}
+
+
+def test_attempts_at_a_reset_used_up_bring_a_new_env_in_the_same_host() -> None:
+    rig = shared(policy=FailurePolicy(retry_waiting_s=0.5))
+    rig.reset(0)
+    rig.fail(0, "reset")
+    assert len(rig.requests(Op.RENEW, 0)) == 1
+    rig.hello(0)
+    rig.fail(0, "reset")
+    assert rig.slot(0).phase is Phase.PAUSING  # longer with each renewal in a row
     rig.advance(0.5)
-    recover(rig)
-    assert rig.ready() == [0]
-    assert rig.supervisor.repair.launch_failures == {}
+    assert len(rig.requests(Op.RENEW, 0)) == 2
+    recover_all(rig, 0)
+    assert rig.ready() == [0, 1, 2]
+    assert generations(rig) == [2, 0, 0]
+    assert len(rig.transport.hosts) == 1
 
 
-def test_an_env_that_hangs_in_its_construction_is_given_up() -> None:
-    rig = launching(1, deadlines=Deadlines(connect_s=2.0))
-    rig.advance(2.0)
-    (failure,) = rig.supervisor.repair.launch_failures.values()
-    assert isinstance(failure, EnvTimeout)
-    assert "exceeded the 2 s of connect_timeout in its construction" in str(failure)
-    assert rig.transport.host_of(0).killed
-
-
-# -- garbled words --------------------------------------------------------------------------------
-
-
-def test_an_unawaited_reply_is_no_failure() -> None:
-    rig = Rig().launch()
-    host = rig.transport.host_of(0)
-    for op, payload in ((Op.RESULT, 1), (Op.STEPPED, 2), (Op.FAILED, "?"), (Op.HELLO, None)):
-        rig.transport.arrive(host.host_id, Message(op, 0, 0, 0, payload))
-    rig.pump()
-    assert rig.ready() == [0]
-    assert rig.supervisor.statistics.failures_by_env == {}
-
-
-@pytest.mark.parametrize("payload", [b"x", None, ["a"]])
-def test_a_notice_may_be_anything(payload: Any) -> None:
-    rig = Rig().launch()
-    host = rig.transport.host_of(0)
-    for _ in range(2):
-        rig.transport.arrive(host.host_id, Message(Op.NOTICE, 0, 0, 0, payload))
-    rig.pump()
-    assert rig.ready() == [0]
-
-
-def test_statistics_as_plain_values() -> None:
-    rig = Rig(2).launch()
+def test_a_construction_that_fails_is_tried_again_in_the_same_host() -> None:
+    rig = shared()
     rig.send(0)
-    rig.die()
-    found = rig.supervisor.statistics.as_dict()
-    assert found["failures"] == 1
-    assert found["failures_by_kind"] == {"EnvCrash": 1}
-    assert found["failures_by_env"] == {0: 1}
-    assert found["latest_failures"] == [str(rig.error())]
-    assert found["renewals"] == 1
+    rig.fail(0, kind=FailureKind.EXITED)
+    rig.fail(0, "construction")
+    rig.advance(1.0)
+    recover_all(rig, 0)
+    rig.deliver(0)
+    assert rig.ready() == [0, 1, 2]
+    assert generations(rig) == [2, 0, 0]
+    assert len(rig.transport.hosts) == 1
 
 
-def test_only_the_latest_failures_are_kept() -> None:
-    rig = Rig(policy=FailurePolicy(max_failures=1000)).launch()
-    for _ in range(120):
-        rig.supervisor.statistics.count_failure(EnvCrash("x", env_id=0, during="step"))
-    assert len(rig.supervisor.statistics.latest_failures) == 100
-    assert rig.supervisor.statistics.failures_by_env == {0: 120}
+def test_an_env_that_comes_back_with_other_spaces_is_renewed_alone() -> None:
+    rig = shared()
+    rig.send(0)
+    rig.fail(0, kind=FailureKind.EXITED)
+    rig.transport.reply(0, Op.HELLO, description(Discrete(7)))
+    rig.pump()
+    assert isinstance(rig.supervisor.statistics.latest_failures[-1], EnvProtocolError)
+    rig.advance(1.0)
+    assert len(rig.requests(Op.RENEW, 0)) == 2
+    assert rig.transport.killed == []
+
+
+def test_a_call_that_exits_renews_its_env_alone() -> None:
+    rig = shared()
+    rig.call(1)
+    rig.fail(1, "call", kind=FailureKind.EXITED)
+    assert isinstance(rig.slot(1).result, EnvCrash)
+    assert len(rig.requests(Op.RENEW, 1)) == 1
+    assert rig.ready() == [0, 1, 2]  # what was ready stays so
+    assert rig.slot(1).failed_while_ready is not None
+    assert [rig.slot(i).failed_while_ready for i in (0, 2)] == [None, None]
+
+
+def test_an_env_that_is_dropped_leaves_its_host() -> None:
+    rig = shared(policy=DROP)
+    rig.send(0)
+    rig.fail(0)
+    assert rig.state(0) is EnvState.DONE
+    assert len(rig.requests(Op.RELEASE, 0)) == 1
+    assert rig.slot(0).host_id is None
+    assert rig.slot(0).is_gone
+    host = rig.transport.host_of(0)
+    release = rig.requests(Op.RELEASE, 0)[0]
+    rig.transport.arrive(host.host_id, release._replace(op=Op.RESULT))
+    rig.pump()
+    rig.deliver(0)
+    assert rig.ready() == [1, 2]
+    assert rig.transport.killed == []
+
+
+def test_a_dropped_env_that_is_reset_comes_back_into_the_host() -> None:
+    rig = shared(policy=DROP)
+    rig.send(0)
+    rig.fail(0)
+    rig.deliver(0)
+    rig.reset(0)
+    assert len(rig.requests(Op.RENEW, 0)) == 1
+    recover_all(rig, 0)
+    assert rig.ready() == [0, 1, 2]
+    assert len(rig.transport.hosts) == 1
+
+
+def test_the_last_env_that_is_dropped_takes_the_host_with_it() -> None:
+    rig = shared(2, policy=DROP)
+    for env_id in (0, 1):
+        rig.send(env_id)
+        rig.fail(env_id)
+        rig.deliver(env_id)
+    host = rig.transport.host_of(0)
+    assert len(host.requests(Op.CLOSE)) == 1
+    rig.die(0, exit_status=0)
+    assert rig.supervisor.table.env_states() == (EnvState.DONE,) * 2
+    rig.reset(1)
+    new = rig.transport.host_of(1)
+    assert new is not host
+    assert [order.request_id == UNANSWERED for order in new.spec.envs] == [True, False]
+    recover_all(rig, 1)
+    assert rig.ready() == [1]
+    rig.reset(0)
+    recover_all(rig, 0)
+    assert rig.ready() == [0, 1]
+    assert len(rig.transport.hosts) == 2
+
+
+def test_a_dropped_env_that_is_reset_while_its_host_ends_waits_for_the_next() -> None:
+    rig = shared(2, policy=DROP)
+    for env_id in (0, 1):
+        rig.send(env_id)
+        rig.fail(env_id)
+        rig.deliver(env_id)
+    rig.reset(0)
+    assert rig.slot(0).phase is Phase.ENDING
+    rig.die(0, exit_status=0)
+    recover_all(rig, 0)
+    assert rig.ready() == [0]
+    assert rig.state(1) is EnvState.DONE
+
+
+# -- hosts of several envs: the loss of the host --------------------------------------------------
+
+
+def test_the_loss_of_a_host_touches_all_of_its_envs_and_nobody_else() -> None:
+    rig = shared(5, 1 + 1)  # 0, 1, 2 | 3, 4
+    rig.send({0: "a", 1: "b", 3: "c"})
+    rig.die(0, exit_status=3)
+    first = rig.error(0)
+    assert isinstance(first, EnvCrash)
+    died = "env 0 (generation 0) died during step: exit code 3"
+    assert f"{died}; envs 1, 2 shared its host, and lose it too" in str(first)
+    second = rig.error(1)
+    assert isinstance(second, EnvCrash)
+    assert (second.env_id, second.during, second.exit_status) == (1, "step", 3)
+    assert "because it is shared with env 0: the host of env 0" in str(second)
+    assert second.__cause__ is first
+    assert rig.slot(2).failed_while_ready is not None
+    assert rig.ready() == [2, 4]
+    assert rig.slot(3).phase is Phase.STEPPING
+    assert generations(rig) == [1, 1, 1, 0, 0]
+    assert len(rig.transport.hosts) == 3  # one new one
+    new = rig.transport.host_of(0)
+    assert [order.generation for order in new.spec.envs] == [1, 1, 1]
+    statistics = rig.supervisor.statistics
+    assert statistics.failures_by_env == {0: 1}
+    assert (statistics.abnormal, statistics.renewals) == (2, 3)
+    recover_all(rig, 0, 1, 2)
+    rig.stepped(3)
+    assert sorted(rig.deliver()) == [0, 1, 3]
+    rig.send(2)  # not executed
+    assert rig.deliver(2)[2].info["abnormal"]
+    assert rig.ready() == [0, 1, 2, 3, 4]
+    assert rig.identity_holds()
+
+
+def test_neighbours_are_not_charged() -> None:
+    rig = shared(2, policy=FailurePolicy(max_failures=2, retry_waiting_s=0.0))
+    for _ in range(2):
+        rig.send({1: "x"})
+        rig.send({0: "y"})
+        rig.die(0)
+        recover_all(rig, 0, 1)
+        rig.deliver()
+    assert rig.supervisor.statistics.failures_by_env == {1: 2}
+    assert rig.supervisor.repair.fatal is None
+    rig.send({1: "x"})
+    rig.send({0: "y"})
+    rig.die(0)
+    assert isinstance(rig.supervisor.repair.take_fatal(), FailuresExhaustedError)
+    assert rig.state(1) is EnvState.ERROR
+    recover_all(rig, 0)  # without the one that is given up
+    rig.deliver()
+    assert rig.ready() == [0]
+
+
+def test_without_a_word_of_the_host_the_first_that_was_sent_is_blamed() -> None:
+    rig = shared()
+    rig.send({2: "a"})
+    rig.send({0: "b"})
+    rig.die(0)
+    assert rig.supervisor.statistics.failures_by_env == {2: 1}
+
+
+def test_a_reset_of_its_own_runs_after_the_steps_that_were_sent_before() -> None:
+    rig = shared()
+    rig.send({0: "a"})
+    rig.send({1: "b"})
+    rig.stepped(0, done=True, after=AfterStep.RESETS)
+    rig.die(0)
+    assert rig.supervisor.statistics.failures_by_env == {1: 1}
+    rig = shared()
+    rig.send({0: "a"})
+    rig.stepped(0, done=True, after=AfterStep.RESETS)
+    rig.send({1: "b"})
+    rig.die(0)
+    assert rig.supervisor.statistics.failures_by_env == {0: 1}
+
+
+def test_an_idle_death_is_charged_to_the_first_and_dooms_all() -> None:
+    rig = shared()
+    rig.die(2)
+    assert rig.supervisor.statistics.failures_by_env == {0: 1}
+    assert rig.ready() == [0, 1, 2]
+    recover_all(rig, 0, 1, 2)
+    rig.send(dict.fromkeys(range(3), 1))
+    timesteps = rig.deliver()
+    assert [t.info["abnormal"] for t in timesteps.values()] == [True] * 3
+    assert rig.requests(Op.STEP) == []
+    assert rig.ready() == [0, 1, 2]
+
+
+@pytest.mark.parametrize("work", [phase for phase in Phase if phase is not Phase.POSTED])
+def test_whatever_a_neighbour_is_doing_it_comes_back(work: Phase) -> None:
+    rig = shared(2, policy=FailurePolicy(max_retry=2, retry_waiting_s=0.5))
+    rig.send({0: "a"})
+    if work is Phase.STEPPING:
+        rig.send({1: "b"})
+    elif work is Phase.CANCELLING:
+        rig.send({1: "b"})
+        rig.reset(1)
+    elif work is Phase.RESETTING:
+        rig.reset(1)
+    elif work is Phase.CALLING:
+        rig.call(1)
+    elif work is Phase.PAUSING:
+        rig.reset(1)
+        rig.fail(1, "reset")
+    elif work is Phase.STARTING:
+        rig.call(1)
+        rig.fail(1, "call", kind=FailureKind.EXITED)
+    elif work is Phase.ENDING:
+        rig.transport.kill_takes_s = None
+        rig.transport.garbage(0)
+        rig.pump()
+    assert rig.slot(1).phase is work
+    rig.die(0)
+    assert rig.supervisor.statistics.failures_by_kind["EnvCrash"] <= 2
+    rig.advance(1.0)
+    recover_all(rig, 0, 1)
+    rig.deliver()
+    if rig.slot(1).failed_while_ready is not None:
+        rig.send({1: "c"})
+        rig.deliver()
+    assert rig.ready() == [0, 1]
+    assert rig.identity_holds()
+
+
+def test_the_new_host_waits_for_the_longest_back_off() -> None:
+    policy = FailurePolicy(retry_waiting_s=0.5, max_failures=100)
+    rig = shared(2, policy=policy)
+    rig.send(1)
+    rig.fail(1, kind=FailureKind.EXITED)
+    rig.fail(1, "construction")
+    rig.advance(0.5)
+    rig.fail(1, "construction")  # the next renewal of 1 waits for 1 s, the first of 0 not at all
+    assert rig.slot(1).deadline == rig.clock() + 1.0
+    rig.send(0)
+    rig.die(0)
+    assert rig.slot(0).phase is rig.slot(1).phase is Phase.PAUSING
+    assert len(rig.transport.hosts) == 1
+    rig.advance(1.0)
+    assert len(rig.transport.hosts) == 2
+    recover_all(rig, 0, 1)
+    rig.deliver()
+    assert rig.ready() == [0, 1]
+
+
+def test_a_lost_host_is_killed_once_and_replaced_when_it_is_reaped() -> None:
+    rig = shared(2, kill_takes_s=None)
+    rig.send({0: 1, 1: 1})
+    rig.transport.garbage(0)
+    rig.pump()
+    assert rig.transport.killed == [1]
+    assert sorted(rig.deliver()) == [0, 1]
+    assert {slot.phase for slot in rig.supervisor.envs} == {Phase.ENDING}
+    rig.run(12.0)
+    assert rig.transport.given_up == [1, 1]
+    assert len(rig.transport.hosts) == 1
+    rig.die(0)
+    assert len(rig.transport.hosts) == 2
+
+
+def test_a_malformed_reply_is_charged_to_its_env() -> None:
+    rig = shared(2)
+    rig.send({0: 1, 1: 1})
+    rig.transport.reply(1, Op.STEPPED, "what?")
+    rig.pump()
+    assert rig.supervisor.statistics.failures_by_env == {1: 1}
+    assert isinstance(rig.error(0), EnvCrash)
+
+
+def test_with_on_failure_raise_nobody_is_renewed() -> None:
+    rig = shared(2, policy=FailurePolicy(recover=False))
+    rig.send({0: 1, 1: 1})
+    rig.die(0)
+    assert rig.supervisor.repair.urgent
+    assert len(rig.transport.hosts) == 1
+    assert sorted(rig.deliver()) == [0, 1]
+
+
+def test_an_env_that_is_done_does_not_come_back_before_its_user_resets_it() -> None:
+    rig = shared(2, episode_num=1)
+    rig.send(0)
+    rig.stepped(0, done=True)
+    rig.deliver(0)
+    rig.send(1)
+    rig.die(1)
+    new = rig.transport.host_of(0)
+    assert [order.request_id == UNANSWERED for order in new.spec.envs] == [True, False]
+    rig.reset(0)
+    assert len(rig.requests(Op.RENEW, 0)) == 1
+    rig.hello(1)
+    recover_all(rig, 0)
+    assert rig.ready() == [0]
+
+
+def test_an_explicit_reset_while_the_host_is_being_replaced_is_done_in_the_new_one() -> None:
+    rig = shared(2, kill_takes_s=1.0)
+    rig.send({0: 1})
+    rig.transport.garbage(0)
+    rig.pump()
+    rig.reset(1, {"level": 3})
+    rig.advance(1.0)
+    recover_all(rig, 0, 1)
+    assert rig.reset_requests(1)[-1].params == {"level": 3}
+    assert rig.slot(1).failed_while_ready is None
+    assert rig.ready() == [1]

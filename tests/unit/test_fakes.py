@@ -1,4 +1,4 @@
-"""The hosts of the fake transport write into the block what workers write there."""
+"""The fake transport: it does what workers do, and finds out waits without end."""
 
 from __future__ import annotations
 
@@ -10,8 +10,29 @@ import pytest
 from envmgr.env.contract import info_of
 from envmgr.wire.block import INFO_BYTES, PLACE_BITS, TOLD_BIT
 from envmgr.wire.messages import AfterStep, Op
-from tests.rig import Rig
+from tests.fakes import Poll, WouldWaitForEverError
+from tests.rig import Rig, over_routes
 from tests.unit.host_rigs import BlockRig, block_step
+
+# -- the fakes ------------------------------------------------------------------------------------
+
+
+@over_routes
+def test_a_wait_that_would_never_end_is_found_out() -> None:
+    rig = Rig().launch()
+    with pytest.raises(WouldWaitForEverError):
+        rig.transport.poll(None)
+
+
+@over_routes
+def test_polls_are_remembered() -> None:
+    rig = Rig()
+    rig.transport.poll(2.0, pivot=None)
+    assert rig.transport.polls == [Poll(2.0, None)]
+
+
+# -- the block ------------------------------------------------------------------------------------
+
 
 CASES: dict[str, tuple[Any, bool, Any]] = {
     "plain": (1.0, False, {}),

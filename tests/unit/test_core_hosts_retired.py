@@ -13,7 +13,8 @@ from envmgr.env.batch_specs import Batch
 from envmgr.policy import Deadlines, FailurePolicy
 from envmgr.transport.base import Arrival
 from envmgr.wire.messages import AfterStep, FailureKind, Message, Op
-from tests.fakes import FakeEnvs, FakeHost, UnkillableTransport
+from tests.fake_hosts import FakeEnvs, FakeHost
+from tests.fakes import UnkillableTransport
 from tests.rig import Rig
 
 LIMITED = Deadlines(step_s=1.0, reset_s=1.0)

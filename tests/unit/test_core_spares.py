@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import logging
+from functools import partial
 from typing import Any
 
 import pytest
 
+from envmgr.config import ManagerConfig
 from envmgr.core import Phase
+from envmgr.core.spares import all_factories, spare_factory
 from envmgr.errors import EnvCrash, EnvTimeout
+from envmgr.launch import build_engine
 from envmgr.lifecycle import EnvState
 from envmgr.policy import Deadlines, FailurePolicy
 from envmgr.seeding import derived_seed
 from envmgr.wire.block import RING_LAST
 from envmgr.wire.messages import UNANSWERED, AfterStep, FailureKind, Message, Op
-from tests.fakes import FakeEnvs
+from tests.fake_hosts import FakeEnvs
+from tests.fakes import FakeClock, FakeTransport
 from tests.rig import Rig, over_routes
+from tests.unit.core_rigs import make_one
 
 pytestmark = over_routes
 
@@ -46,7 +52,33 @@ def keep(rig: Rig, spare: int = 2) -> None:
     rig.pump()
 
 
-# -- launch ---------------------------------------------------------------------------------
+# -- who builds them ------------------------------------------------------------------------------
+
+
+def make_another() -> None: ...
+
+
+def test_spares_are_built_by_the_function_that_most_envs_have() -> None:
+    many = partial(make_one), make_another, partial(make_one)
+    config = ManagerConfig(type="subprocess", spare_env_num=2).with_env_num(3)
+    assert all_factories(many, 2)[3:] == [many[0]] * 2
+    supervisor = build_engine(many, config, FakeTransport(FakeClock()), (None, None), FakeClock())
+    assert supervisor.supervisor.rules.spare_takers == (True, False, True)
+    supervisor.close(0.0)
+
+
+def test_functions_that_cannot_be_sent_are_compared_as_objects() -> None:
+    class Unsendable:
+        def __call__(self) -> None: ...
+
+        def __reduce__(self) -> Any:
+            raise ValueError("not me")
+
+    one, other = Unsendable(), Unsendable()
+    assert spare_factory([one, other, other]) is other
+
+
+# -- launch ---------------------------------------------------------------------------------------
 
 
 def test_spares_are_reset_at_launch_and_nobody_sees_them() -> None:
@@ -75,7 +107,7 @@ def test_seeds_of_spares_are_used_at_their_first_reset() -> None:
     assert [rig.reset_requests(i)[0].seed for i in range(3)] == [5, 6, 7]
 
 
-# -- the end of an episode --------------------------------------------------------------------
+# -- the end of an episode ------------------------------------------------------------------------
 
 
 def test_a_ready_spare_takes_the_place_of_an_env_whose_episode_ends() -> None:
@@ -285,7 +317,7 @@ def test_a_worn_worker_is_replaced_behind_the_spare() -> None:
     assert rig.slot(2).generation == 1
 
 
-# -- limits, and resets that fail ---------------------------------------------------------------
+# -- limits, and resets that fail -----------------------------------------------------------------
 
 
 def test_the_limit_of_a_reset_counts_from_its_beginning_wherever_it_goes_on() -> None:
@@ -506,7 +538,7 @@ def test_a_spare_that_fails_at_launch_fails_the_launch() -> None:
     assert list(rig.supervisor.repair.launch_failures) == [2]
 
 
-# -- explicit resets and seeds ------------------------------------------------------------------
+# -- explicit resets and seeds --------------------------------------------------------------------
 
 
 def test_an_explicit_reset_resets_the_env_that_is_there() -> None:

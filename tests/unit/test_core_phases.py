@@ -7,13 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
-from envmgr.core.phases import (
-    AWAITED,
-    CHANGES,
-    Change,
-    Phase,
-    PhaseTable,
-)
+from envmgr.core.phases import AWAITED, CHANGES, Change, Phase, PhaseTable
 from envmgr.errors import IllegalTransitionError
 from envmgr.lifecycle import edges, leads_from_everywhere, mermaid_diagram
 from tests.cases import for_each
@@ -30,7 +24,9 @@ I, B, R, P, S, X, C, E, W = (  # noqa: E741 - letters keep the table below reada
     Phase.PAUSING,
 )
 
+
 PHASES = (I, B, R, P, S, X, C, E, W)
+
 
 # What each change does in IDLE, STARTING, RESETTING, POSTED, STEPPING, CANCELLING, CALLING, ENDING,
 # PAUSING; None: it is illegal. Written out a second time on purpose: whoever changes the table has

@@ -10,7 +10,6 @@ import pytest
 from gymnasium.spaces import Discrete, GraphInstance
 
 from envmgr.core import Phase, validate
-from envmgr.core.submit import submit_calls
 from envmgr.errors import (
     ActionError,
     ConfigError,
@@ -24,7 +23,8 @@ from envmgr.spaces import codec_of
 from envmgr.wire.block import RING_EACH
 from envmgr.wire.frames import FrameError
 from envmgr.wire.messages import Op
-from tests.rig import Rig
+from tests.rig import Rig, over_routes
+from tests.unit.core_rigs import rows_begun_late, rows_of_batches
 
 CHECK = codec_of(Discrete(3), strict=False).refusal
 
@@ -300,21 +300,6 @@ def test_calls_are_refused_while_a_step_is_pending() -> None:
     validate.refuse_while_pending(rig.supervisor.table, [1], "call('x')")
 
 
-def test_calls_are_sent_to_all_or_to_none() -> None:
-    rig = Rig(2).launch()
-    rig.transport.refused[1] = FrameError("it is a lock")
-    sent = len(rig.transport.sent)
-    with pytest.raises(
-        ActionError, match=r"call has arguments that cannot be sent .* it is a lock"
-    ):
-        submit_calls(rig.hosts, rig.hosts.envs[:2], Op.CALL, [("x", ())] * 2, "call")
-    assert len(rig.transport.sent) == sent
-    assert [slot.phase for slot in rig.supervisor.envs] == [Phase.IDLE] * 2
-    rig.transport.refused.clear()
-    submit_calls(rig.hosts, rig.hosts.envs[:2], Op.CALL, [("x", (0,)), ("x", (1,))], "call")
-    assert [m.payload for _, m in rig.transport.sent[sent:]] == [("x", (0,)), ("x", (1,))]
-
-
 @pytest.mark.parametrize(
     "name", ["reset", "step", "seed", "close", "_private", "__init__", 7, None]
 )
@@ -415,3 +400,29 @@ def test_calls_are_refused_to_envs_that_are_gone_for_good() -> None:
     validate.refuse_gone(rig.supervisor.table, [2], "call('x')")
     rig.reset(0)
     assert not rig.slot(0).is_gone
+
+
+# -- rows of batched envs -------------------------------------------------------------------------
+
+
+@over_routes
+def test_actions_that_lack_a_row_are_refused_whole() -> None:
+    rig = rows_of_batches(env_num=4)
+    with pytest.raises(EnvNotReadyError, match=r"envs \[1, 2\] were sent no action"):
+        rig.send({3: 1, 0: 2})
+    assert rig.ready() == [0, 1, 2, 3]
+    rig.send({3: 1})
+    rig.send({2: 3, 0: 1, 1: 2})
+    assert len(rig.requests(Op.STEP, 1)) == 1
+
+
+@over_routes
+def test_resets_of_some_rows_are_refused_where_all_are_reset_together() -> None:
+    rig = rows_begun_late()
+    for slot in rig.supervisor.envs:
+        slot.resets_alone = False
+    with pytest.raises(EnvNotReadyError, match=r"while envs \[2\] are in an episode"):
+        validate.refuse_partial_resets(rig.supervisor.table, {0: None, 1: None})
+    with pytest.raises(ConfigError, match="the same params"):
+        validate.refuse_partial_resets(rig.supervisor.table, {0: {"a": 1}, 1: None, 2: None})
+    validate.refuse_partial_resets(rig.supervisor.table, {0: {"a": 1}, 1: {"a": 1}, 2: {"a": 1}})

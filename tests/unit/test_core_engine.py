@@ -1,4 +1,4 @@
-"""Waiting on a clock that is moved by hand: deadlines, warnings, closing, one caller at a time."""
+"""Waiting on a clock that is moved by hand: deadlines, warnings, closing, gathering."""
 
 from __future__ import annotations
 
@@ -8,24 +8,36 @@ import logging
 import math
 import sys
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-import numpy as np
 import pytest
 
-from envmgr.core import Phase
+from envmgr.core import Phase, Selection
 from envmgr.core import engine as engine_module
-from envmgr.core.engine import LOOK_EVERY_S, NARROW_S, WARN_EVERY_S, Engine
-from envmgr.core.phases import Change
+from envmgr.core.engine import (
+    LOOK_EVERY_S,
+    NARROW_S,
+    WARN_EVERY_S,
+    Engine,
+    await_all_ready,
+    refuse_unready,
+)
 from envmgr.core.table import Window
-from envmgr.errors import ConcurrentCallError, ManagerClosedError, OutOfMemoryError
+from envmgr.env.batch_specs import Batch
+from envmgr.errors import (
+    ConcurrentCallError,
+    ManagerClosedError,
+    NothingReadyError,
+    OutOfMemoryError,
+)
 from envmgr.lifecycle import EnvState
-from envmgr.policy import Deadlines, FailurePolicy
-from envmgr.spaces.columns import PYTHON_NUMBERS
-from envmgr.wire.messages import AfterStep, Op
-from tests.fakes import FakeEnvs, Poll, WouldWaitForEverError
+from envmgr.policy import Deadlines, FailurePolicy, GatherPolicy
+from envmgr.wire.block import RING_LAST, RING_ONCE
+from envmgr.wire.messages import AfterStep, FailureKind, Op
+from tests.fake_hosts import FakeEnvs
 from tests.rig import Rig, over_routes
+from tests.unit.core_rigs import rows_begun_late, rows_of_batches
 
 pytestmark = over_routes
 
@@ -381,64 +393,7 @@ def test_a_fork_is_refused_and_its_close_closes_nothing(monkeypatch: pytest.Monk
         pass
 
 
-# -- the background, without a thread -------------------------------------------------------------
-
-
 # -- interrupts -----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("is_applied", [False, True])
-def test_a_step_that_an_interrupt_has_left_half_applied_is_delivered_once(
-    monkeypatch: pytest.MonkeyPatch, is_applied: bool
-) -> None:
-    rig = Rig(3).launch()
-    rig.send({0: 1, 1: 1, 2: 1})
-    odd = {"list": [1]}  # goes by message in any case
-    for env_id in (2, 0):
-        rig.transport.reply(env_id, Op.STEPPED, ("next", 1.0, False, odd, 0))
-    rig.transport.reply(1, Op.STEPPED, ("last", 1.0, True, odd, AfterStep.NOTHING))
-    apply_all = rig.hosts.phases.apply_all
-
-    def interrupt(env_ids: Iterable[int], change: Change) -> None:
-        if is_applied:
-            apply_all(env_ids, change)
-        raise KeyboardInterrupt
-
-    def collect() -> None:
-        with monkeypatch.context() as patch:
-            patch.setattr(rig.hosts.phases, "apply_all", interrupt)
-            rig.engine.collect()
-
-    with pytest.raises(KeyboardInterrupt), rig.engine.calling:
-        collect()
-    with rig.engine.calling:
-        assert [step.obs for step in rig.exactly(0, 1, 2).values()] == ["next", "last", "next"]
-    rig.pump()
-    assert rig.deliver() == {}
-    assert {0, 2} <= {*rig.ready()}
-    assert rig.supervisor.statistics.dropped_replies == 0
-    assert rig.identity_holds()
-
-
-def test_what_was_handed_out_to_nobody_counts_when_it_is_delivered() -> None:
-    rig = Rig(2).launch()
-    rig.send({0: 1, 1: 1})
-    for env_id in (0, 1):
-        rig.transport.reply(env_id, Op.STEPPED, ("next", 1.0, False, {}, 0))
-    rig.exactly(0)
-    taken = rig.gather.exactly(rig.selection([1]))
-    assert taken is not None
-
-    def hand_out() -> None:
-        rig.supervisor.collector.timesteps(taken)
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt), rig.engine.calling:
-        hand_out()
-    with rig.engine.calling:
-        assert rig.supervisor.statistics.timesteps == 1
-        assert list(rig.exactly(1)) == [1]
-    assert rig.supervisor.statistics.timesteps == 2
 
 
 def test_hosts_need_not_ring_when_nobody_waits() -> None:
@@ -451,27 +406,6 @@ def test_hosts_need_not_ring_when_nobody_waits() -> None:
         assert block.sleeping[-1] == 0
 
 
-def test_the_kind_of_an_action_is_known_after_an_interrupt() -> None:
-    rig = Rig(has_block=True).launch()
-    submitter = rig.supervisor.submitter
-    rig.send({0: 1})
-    rig.stepped()
-    rig.deliver()
-    block = submitter._block
-
-    class Interrupting:
-        def __setitem__(self, rows: Any, kind: int) -> None:
-            block.kinds = before
-            block.kinds[rows] = kind
-            raise KeyboardInterrupt
-
-    before, block.kinds = block.kinds, Interrupting()  # type: ignore[assignment]
-    with pytest.raises(KeyboardInterrupt), rig.engine.calling:
-        rig.send({0: np.int64(1)})
-    rig.send({0: 1})
-    assert block.kinds[0] == PYTHON_NUMBERS
-
-
 def test_a_closed_engine_holds_no_part_of_the_block() -> None:
     rig = Rig(40, has_block=True).launch()
     rig.send(dict.fromkeys(range(40), 1))
@@ -482,6 +416,9 @@ def test_a_closed_engine_holds_no_part_of_the_block() -> None:
     # What else is alive may be a proxy that answers isinstance with a warning.
     held = [it for it in gc.get_objects() if type(it) is Window and len(it.tokens) == 40]
     assert not held
+
+
+# -- the background, without a thread -------------------------------------------------------------
 
 
 class StillThread:
@@ -717,16 +654,315 @@ def test_without_background_nothing_is_started() -> None:
     assert threading.active_count() == before
 
 
-# -- the fakes ------------------------------------------------------------------------------------
+INF = float("inf")
 
 
-def test_a_wait_that_would_never_end_is_found_out() -> None:
-    rig = Rig().launch()
-    with pytest.raises(WouldWaitForEverError):
-        rig.transport.poll(None)
+def outstanding(after_s: Mapping[int, float], *, done: tuple[int, ...] = (), **options: Any) -> Rig:
+    """Return a rig whose envs have actions under way.
+
+    Args:
+        after_s: when the timestep of each env comes; None of an env: never.
+        done: envs whose timestep ends the episode.
+        **options: of the rig.
+    """
+    rig = Rig(len(after_s), **options).launch()
+    rig.send(dict.fromkeys(after_s, 1))
+    for env_id, seconds in after_s.items():
+        if seconds < INF:
+            after = AfterStep.RESETS if env_id in done else AfterStep.NOTHING
+            payload = (f"next of {env_id}", 1.0, env_id in done, {}, after)
+            rig.transport.reply(env_id, Op.STEPPED, payload, after_s=seconds)
+    return rig
 
 
-def test_polls_are_remembered() -> None:
-    rig = Rig()
-    rig.transport.poll(2.0, pivot=None)
-    assert rig.transport.polls == [Poll(2.0, None)]
+def some(rig: Rig, wait_num: float, timeout_s: float = 0.0, **how: Any) -> tuple[list[int], float]:
+    """Gather, deliver, and return the env_ids delivered with the seconds that it took."""
+    began = rig.clock()
+    gathered = rig.gather.some(GatherPolicy(wait_num, timeout_s), **how)
+    took = rig.clock() - began
+    return list(rig.hand_out(gathered)), took
+
+
+# -- gathering: exactly these ---------------------------------------------------------------------
+
+
+def test_all_that_were_asked_for_are_awaited_and_returned_in_their_order() -> None:
+    rig = outstanding({0: 3.0, 1: 1.0, 2: 2.0})
+    began = rig.clock()
+    assert list(rig.exactly(2, 0, 1)) == [2, 0, 1]
+    assert rig.clock() == began + 3.0
+
+
+def test_others_are_not_awaited() -> None:
+    rig = outstanding({0: INF, 1: 1.0})
+    assert list(rig.exactly(1)) == [1]
+    assert rig.deliver() == {}
+
+
+def test_what_is_there_already_is_not_awaited() -> None:
+    rig = outstanding({0: 0.0, 1: 0.0})
+    rig.pump()
+    polls = len(rig.transport.polls)
+    rig.exactly(0, 1)
+    assert len(rig.transport.polls) == polls
+
+
+def test_the_pivot_is_one_of_those_that_are_missing() -> None:
+    after_s = {env_id: NARROW_S * (env_id + 1) / 5 for env_id in range(4)}
+    rig = outstanding(after_s, has_block=False)
+    del rig.transport.polls[:]
+    rig.gather.exactly(rig.selection([0, 1, 2, 3]))
+    hosts = [slot.host_id for slot in rig.supervisor.envs]
+    assert rig.transport.polls[0].pivot == hosts[2]
+    assert all(poll.pivot in hosts[2:] for poll in rig.transport.polls)
+
+
+@pytest.mark.parametrize(
+    ("num_workers", "ring"), [(None, RING_LAST), (2, RING_LAST), (1, RING_ONCE)]
+)
+def test_one_ring_says_that_all_have_replied(num_workers: int | None, ring: int) -> None:
+    rig = Rig(4, num_workers=num_workers, has_block=True).launch()
+    sent = rig.send(dict.fromkeys(range(4), 1), ring)
+    for env_id in range(4):
+        rig.transport.reply(env_id, Op.STEPPED, ("next", 1.0, False, {}, 0), after_s=env_id + 1.0)
+    rings = rig.transport.rings
+    began = rig.clock()
+    assert isinstance(sent, Selection)
+    assert list(rig.hand_out(rig.gather.exactly(sent))) == [0, 1, 2, 3]
+    assert (rig.clock() - began, rig.transport.rings - rings) == (4.0, 1)
+
+
+def test_hosts_that_need_not_ring_are_asked_to_when_some_of_all_are_awaited() -> None:
+    rig = Rig(3, has_block=True).launch()
+    rig.send(dict.fromkeys(range(3), 1), RING_LAST)
+    for env_id in range(3):
+        rig.transport.reply(env_id, Op.STEPPED, ("next", 1.0, False, {}, 0), after_s=env_id + 1.0)
+    assert some(rig, 1) == ([0], 1.0)
+    assert some(rig, 2) == ([1, 2], 2.0)
+
+
+def test_an_env_that_fails_is_no_longer_missing() -> None:
+    rig = outstanding({0: 5.0, 1: INF, 2: INF}, deadlines=Deadlines(step_s=8.0))
+    rig.transport.die(1, after_s=1.0)
+    began = rig.clock()
+    delivered = rig.exactly(0, 1, 2)
+    assert rig.clock() == began + 8.0
+    assert ["abnormal" in delivered[i].info for i in (0, 1, 2)] == [False, True, True]
+
+
+def test_a_timestep_held_for_its_reset_is_missing_still() -> None:
+    rig = outstanding({0: 1.0}, done=(0,), reset_inplace=True)
+    began = rig.clock()
+    rig.transport.call_after(2.0, lambda: rig.transport.reply(0, Op.RESET_DONE, ("first", {})))
+    assert rig.exactly(0)[0].obs == "next of 0"
+    assert rig.clock() == began + 2.0
+    assert rig.ready() == [0]
+
+
+def test_a_failure_that_is_to_be_raised_at_once_ends_the_wait() -> None:
+    rig = outstanding({0: 100.0, 1: INF}, policy=FailurePolicy(recover=False))
+    rig.transport.die(1, after_s=1.0)
+    began = rig.clock()
+    rig.exactly(0, 1)
+    assert rig.clock() == began + 1.0
+    assert rig.supervisor.repair.urgent
+
+
+# -- gathering: some of them ----------------------------------------------------------------------
+
+
+def test_a_gather_that_does_not_wait_takes_what_has_come_by_message() -> None:
+    rig = Rig(2).launch()
+    rig.send({0: 1, 1: 1})
+    odd = {"list": [1]}  # goes by message in any case
+    rig.transport.reply(0, Op.STEPPED, ("next", 1.0, False, odd, AfterStep.NOTHING))
+    assert some(rig, 1, deadline=rig.clock(), exactly=True) == ([0], 0.0)
+
+
+@pytest.mark.parametrize(
+    ("wait_num", "found", "took"),
+    [(1, [2], 1.0), (2, [1, 2], 2.0), (3, [1, 2, 3], 3.0), (4, [0, 1, 2, 3], 4.0),
+     (9, [0, 1, 2, 3], 4.0), (INF, [0, 1, 2, 3], 4.0)],
+)  # fmt: skip
+def test_as_many_as_wanted_in_ascending_order(
+    wait_num: float, found: list[int], took: float
+) -> None:
+    rig = outstanding({0: 4.0, 1: 2.0, 2: 1.0, 3: 3.0})
+    assert some(rig, wait_num) == (found, took)
+
+
+def test_all_that_arrived_together_are_returned_together() -> None:
+    rig = outstanding({0: 1.0, 1: 1.0, 2: 2.0})
+    assert some(rig, 1) == ([0, 1], 1.0)
+    assert some(rig, 1) == ([2], 1.0)
+
+
+def test_what_has_arrived_before_counts_and_is_collected_first() -> None:
+    rig = outstanding({0: 0.0, 1: 0.5, 2: 5.0})
+    rig.clock.advance(1.0)
+    assert some(rig, 1) == ([0, 1], 0.0)
+
+
+def test_earlier_sends_are_outstanding_too() -> None:
+    rig = outstanding({0: 4.0, 1: 1.0})
+    assert some(rig, 1) == ([1], 1.0)
+    rig.send(1)
+    rig.transport.reply(1, Op.STEPPED, ("next", 1.0, False, {}, 0), after_s=10.0)
+    assert some(rig, 1) == ([0], 3.0)
+    assert some(rig, 1) == ([1], 7.0)
+
+
+def test_nothing_outstanding_is_an_error_that_names_send() -> None:
+    rig = Rig(2).launch()
+    with pytest.raises(NothingReadyError, match=r"send actions first"):
+        rig.gather.some(GatherPolicy(1))
+
+
+def test_fewer_outstanding_than_wanted_are_awaited_all() -> None:
+    rig = Rig(3).launch()
+    rig.send(1)
+    rig.transport.reply(1, Op.STEPPED, ("next", 1.0, False, {}, 0), after_s=2.0)
+    assert some(rig, 2) == ([1], 2.0)
+
+
+# -- gathering: stragglers ------------------------------------------------------------------------
+
+
+def test_stragglers_are_awaited_for_so_long_after_enough_have_come() -> None:
+    rig = outstanding({0: 4.0, 1: 1.0, 2: 1.5, 3: 2.5})
+    assert some(rig, 1, timeout_s=1.0) == ([1, 2], 2.0)
+
+
+def test_a_straggler_at_the_very_end_of_the_wait_is_taken() -> None:
+    rig = outstanding({0: 4.0, 1: 1.0, 2: 2.0})
+    assert some(rig, 1, timeout_s=1.0) == ([1, 2], 2.0)
+
+
+def test_the_wait_for_stragglers_ends_when_there_are_none() -> None:
+    rig = outstanding({0: 1.0, 1: 1.5})
+    assert some(rig, 1, timeout_s=60.0) == ([0, 1], 1.5)
+
+
+def test_a_long_wait_for_enough_is_not_shortened() -> None:
+    rig = outstanding({0: 100.0, 1: 50.0})
+    assert some(rig, 2, timeout_s=0.5) == ([0, 1], 100.0)
+
+
+def test_gathering_all_has_no_stragglers() -> None:
+    rig = outstanding({0: 1.0, 1: 2.0})
+    assert some(rig, INF, timeout_s=60.0) == ([0, 1], 2.0)
+
+
+# -- gathering: ends of episodes ------------------------------------------------------------------
+
+
+def test_it_goes_on_until_there_is_something_to_step_next() -> None:
+    rig = outstanding({0: 1.0, 1: 2.0, 2: 3.0, 3: 4.0}, done=(0, 1))
+    assert some(rig, 1) == ([0, 1, 2], 3.0)
+
+
+def test_it_stops_when_nothing_more_is_outstanding() -> None:
+    rig = outstanding({0: 1.0, 1: 2.0}, done=(0, 1))
+    assert some(rig, 1) == ([0, 1], 2.0)
+
+
+def test_abnormal_timesteps_are_ends_of_episodes() -> None:
+    rig = outstanding({0: INF, 1: 2.0, 2: 9.0})
+    rig.transport.die(0, after_s=1.0)
+    assert some(rig, 1) == ([0, 1], 2.0)
+
+
+def test_a_number_that_was_asked_for_is_kept_to_exactly() -> None:
+    rig = outstanding({0: 1.0, 1: 2.0, 2: 3.0}, done=(0,))
+    assert some(rig, 1, exactly=True) == ([0], 1.0)
+
+
+def test_held_timesteps_do_not_count() -> None:
+    rig = outstanding({0: 1.0, 1: 3.0}, done=(0,), reset_inplace=True)
+    assert some(rig, 1, exactly=True) == ([1], 3.0)
+    rig.transport.reply(0, Op.RESET_DONE, ("first", {}), after_s=1.0)
+    assert some(rig, 1, exactly=True) == ([0], 1.0)
+
+
+# -- gathering: deadlines -------------------------------------------------------------------------
+
+
+def test_at_the_deadline_it_returns_what_has_arrived() -> None:
+    rig = outstanding({0: 1.0, 1: 3.0, 2: 9.0})
+    assert some(rig, 3, deadline=rig.clock() + 4.0) == ([0, 1], 4.0)
+
+
+def test_possibly_nothing() -> None:
+    rig = outstanding({0: 9.0})
+    assert some(rig, 1, deadline=rig.clock() + 2.0) == ([], 2.0)
+    assert rig.supervisor.table.owed_ids() == [0]
+    assert some(rig, 1) == ([0], 7.0)
+
+
+def test_a_deadline_of_now_looks_once() -> None:
+    rig = outstanding({0: 0.0, 1: 1.0})
+    assert some(rig, 2, deadline=rig.clock()) == ([0], 0.0)
+
+
+def test_the_wait_for_stragglers_ends_at_the_deadline_too() -> None:
+    rig = outstanding({0: 1.0, 1: 9.0})
+    assert some(rig, 1, timeout_s=5.0, deadline=rig.clock() + 2.0) == ([0], 2.0)
+
+
+def test_a_reply_at_the_very_deadline_is_taken() -> None:
+    rig = outstanding({0: 2.0, 1: 9.0})
+    assert some(rig, 2, deadline=rig.clock() + 2.0) == ([0], 2.0)
+
+
+# -- gathering: urgent failures -------------------------------------------------------------------
+
+
+def test_an_urgent_failure_ends_it_whatever_is_missing() -> None:
+    rig = outstanding({0: 100.0, 1: INF}, policy=FailurePolicy(recover=False))
+    rig.transport.die(1, after_s=1.0)
+    began = rig.clock()
+    rig.gather.some(GatherPolicy(2))
+    assert rig.clock() == began + 1.0
+
+
+def test_an_exhausted_budget_is_no_reason_to_return_early() -> None:
+    rig = outstanding({0: 4.0, 1: INF}, policy=FailurePolicy(max_failures=0))
+    rig.transport.die(1, after_s=1.0)
+    assert some(rig, 2) == ([0, 1], 4.0)
+    assert rig.supervisor.repair.fatal is not None
+
+
+# -- rows of batched envs -------------------------------------------------------------------------
+
+
+def test_a_gather_of_some_goes_on_until_one_can_be_stepped() -> None:
+    rig = rows_of_batches((Batch(0, 2, False), Batch(2, 2, False)), 4)
+    rig.send({i: i for i in range(4)})
+    rig.stepped(0)
+    rig.fail(1, kind=FailureKind.PROTOCOL)  # its reset keeps env 0 from being ready
+    rig.transport.reply(2, Op.STEPPED, ("next", 1.0, False, {}, AfterStep.NOTHING), after_s=1.0)
+    rig.transport.reply(3, Op.STEPPED, ("next", 1.0, False, {}, AfterStep.NOTHING), after_s=2.0)
+    found = rig.hand_out(rig.gather.some(GatherPolicy(1, 0.0), deadline=float("inf")))
+    assert [*found] == [0, 1, 2, 3]
+    assert rig.ready() == [2, 3]
+
+
+def test_waiting_for_rows_ends_when_all_are_ready() -> None:
+    rig = rows_of_batches(answer=FakeEnvs(seconds={Op.RESET: 1.0}))
+    rig.reset(1)
+    record = rig.supervisor.table
+    assert [record.is_coming(i) for i in range(3)] == [True, True, True]
+    rig.run(2.0)
+    assert record.is_ready(0)
+    rig.transport.answer = None
+    rig.send({i: i for i in range(3)})
+    rig.fail(0, kind=FailureKind.PROTOCOL)
+    assert [record.is_coming(i) for i in range(3)] == [True, False, False]
+
+
+def test_who_waits_for_it_is_told_that_others_have_to_be_stepped() -> None:
+    rig = rows_begun_late()
+    assert not rig.supervisor.table.is_coming(0)
+    await_all_ready(rig.engine, rig.supervisor, [0, 1])
+    with pytest.raises(NothingReadyError, match=r"envs \[0\] begin with the next step"):
+        refuse_unready(rig.supervisor, [0, 1])

@@ -2,39 +2,77 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import pytest
 from gymnasium.spaces import Discrete
 
 from envmgr.config import ManagerConfig
+from envmgr.core import Phase
 from envmgr.core.launching import begin_envs, build_envs
-from envmgr.core.phases import Phase
-from envmgr.core.spares import all_factories, spare_factory
-from envmgr.errors import (
-    ConfigError,
-    EnvCrash,
-    EnvRaised,
-    EnvTimeout,
-    LaunchError,
-    SpaceMismatchError,
-)
-from envmgr.launch import (
-    build_engine,
-    deadlines_of,
-    spin_s_of,
-    worker_settings_of,
-)
+from envmgr.errors import EnvCrash, EnvRaised, EnvTimeout, LaunchError, SpaceMismatchError
 from envmgr.lifecycle import EnvState
 from envmgr.policy import Deadlines, FailurePolicy
 from envmgr.transport.base import HostDied
-from envmgr.wire.messages import FailureKind, Message, Op, RemoteFailure
-from tests.fakes import FakeClock, FakeEnvs, FakeHost, FakeTransport, description
+from envmgr.wire.messages import (
+    EnvDescription,
+    EpisodePlan,
+    FailureKind,
+    Message,
+    Op,
+    RemoteFailure,
+    ResetRequest,
+)
+from tests.fake_hosts import FakeEnvs, FakeHost, HostedEnv, description
 from tests.rig import Rig, over_routes
+from tests.unit.core_rigs import generations, recover, recover_all
 
 pytestmark = over_routes
+
+
+# -- launch ---------------------------------------------------------------------------------------
+
+
+def test_launching_starts_a_host_for_each_env_and_resets_all() -> None:
+    rig = Rig(3)
+    rig.supervisor.start_hosts(range(3))
+    assert rig.supervisor.table.env_states() == (EnvState.INIT,) * 3
+    hosts = rig.transport.hosts
+    assert [hosts[i].env_id for i in sorted(hosts)] == [0, 1, 2]
+    assert [slot.phase for slot in rig.supervisor.envs] == [Phase.STARTING] * 3
+    for env_id in (2, 0, 1):
+        rig.hello(env_id)
+    assert [slot.phase for slot in rig.supervisor.envs] == [Phase.IDLE] * 3
+    assert rig.supervisor.table.env_states() == (EnvState.INIT,) * 3
+    rig.supervisor.place_observations(same_spaces=True)
+    rig.supervisor.begin_episodes()
+    assert rig.supervisor.table.env_states() == (EnvState.RESET,) * 3
+    rig.reset_done(1, "first of 1", level=3)
+    assert rig.ready() == [1]
+    assert rig.obs(1) == "first of 1"
+    assert rig.slot(1).reset_info == {"level": 3}
+    rig.reset_done(0)
+    rig.reset_done(2)
+    assert rig.ready() == [0, 1, 2]
+
+
+def test_a_host_that_was_started_early_is_not_started_again() -> None:
+    rig = Rig(2, answer=FakeEnvs())
+    rig.supervisor.start_hosts([0])
+    rig.pump()
+    assert rig.supervisor.table.env_states() == (EnvState.INIT, EnvState.VOID)
+    rig.supervisor.start_hosts(range(2))
+    rig.pump()
+    assert len(rig.transport.hosts) == 2
+    assert rig.supervisor.table.env_states() == (EnvState.INIT, EnvState.INIT)
+
+
+def test_the_first_reset_carries_params_seed_and_plan() -> None:
+    rig = Rig(2, episode_num=3).launch(seeds={0: 7}, params={1: {"level": 3}})
+    assert rig.reset_requests(0) == [ResetRequest({}, 7, None, EpisodePlan(True, 2, {}), episode=1)]
+    assert rig.reset_requests(1) == [
+        ResetRequest({"level": 3}, None, None, EpisodePlan(True, 2, {"level": 3}), episode=1)
+    ]
 
 
 class Faulty(FakeEnvs):
@@ -233,10 +271,8 @@ def test_without_recovery_a_launch_fails_in_the_same_way() -> None:
 class TwoSpaces(FakeEnvs):
     """Env 1 has another action space."""
 
-    def _plain_reply(self, host: FakeHost, op: Op, message: Message) -> dict[str, Any]:
-        if op is Op.HELLO:
-            return {"op": Op.HELLO, "payload": description(None, Discrete(2 + host.env_id))}
-        return super()._plain_reply(host, op, message)
+    def description_of(self, env: HostedEnv) -> EnvDescription:
+        return description(None, Discrete(2 + env.env_id))
 
 
 def test_envs_with_different_spaces_are_refused_unless_that_is_wanted() -> None:
@@ -273,132 +309,138 @@ def test_replays_that_cannot_be_enabled_fail_the_launch(fault: Any) -> None:
     assert error.failures[1].during == "call"
 
 
-# -- from a config --------------------------------------------------------------------------------
+# -- failures in launch ---------------------------------------------------------------------------
 
 
-def test_a_config_says_how_the_engine_is_built() -> None:
-    config = ManagerConfig(
-        episode_num=3,
-        auto_reset=False,
-        step_timeout=1.5,
-        reset_timeout=2.5,
-        connect_timeout=3.5,
-        close_timeout=4.5,
-        on_failure="raise",
-        on_exhausted="drop",
-        max_retry=4,
-        retry_type="renew",
-        retry_waiting_time=0.25,
-        max_failures=7,
-        failure_window_s=8.0,
-        max_worker_rss_mb=100,
-        max_episodes_per_worker=9,
-        nan_policy="raise",
-        strict_dtype=True,
-        copy_on_get=False,
-    )
-    assert deadlines_of(config) == Deadlines(1.5, 2.5, 3.5, 4.5)
-    transport = FakeTransport(FakeClock())
-    clock = FakeClock()
-    engine = build_engine([lambda: None] * 2, config, transport, (None, Discrete(3)), clock)
-    assert engine.now() == clock()
-    supervisor = engine.supervisor
-    assert supervisor.table.env_states() == (EnvState.VOID,) * 2
-    supervisor.start_hosts([0, 1])
-    settings = transport.hosts[1].spec.settings
-    assert settings.rules.strict_dtype
-    assert settings.rules.refuse_non_finite
-    assert settings.refuse_non_finite_rewards
-    assert settings.action_space == Discrete(3)
-    assert settings.observation_space is None
-    assert settings.max_episodes == 9
-    assert settings.max_rss_bytes == 100_000_000
-    assert settings.propagate == ()
-    rules = supervisor.rules
-    assert (rules.episode_num, rules.auto_reset, rules.copy_on_get) == (3, False, False)
-    assert rules.raise_non_finite
-    policy = supervisor.repair._policy
-    assert policy == FailurePolicy(
-        recover=False,
-        max_retry=4,
-        renew_between_attempts=True,
-        retry_waiting_s=0.25,
-        max_failures=7,
-        window_s=8.0,
-        drop_exhausted=True,
-    )
-    engine.close(0.0)
+def launching(env_num: int = 2, **options: Any) -> Rig:
+    rig = Rig(env_num, **options)
+    rig.supervisor.start_hosts(range(env_num))
+    return rig
 
 
-def test_the_defaults_allow_all_numbers_and_limit_nothing() -> None:
-    transport = FakeTransport(FakeClock())
-    engine = build_engine([lambda: None], ManagerConfig(), transport, (None, None), FakeClock())
-    engine.supervisor.start_hosts([0])
-    settings = transport.hosts[1].spec.settings
-    assert not settings.rules.refuse_non_finite
-    assert not settings.refuse_non_finite_rewards
-    assert settings.max_episodes is settings.max_rss_bytes is None
-    assert engine.supervisor.rules.episode_num == float("inf")
-    engine.close(0.0)
+def test_a_construction_that_fails_in_launch_is_collected_and_not_renewed() -> None:
+    rig = launching()
+    rig.fail(1, "construction")
+    rig.hello(0)
+    failures = rig.supervisor.repair.launch_failures
+    assert list(failures) == [1]
+    assert isinstance(failures[1], EnvRaised)
+    assert failures[1].during == "construction"
+    assert rig.slot(1).phase is Phase.IDLE
+    rig.run(100.0)
+    assert len(rig.transport.hosts) == 2
+    assert rig.supervisor.repair.fatal is None
 
 
-@pytest.mark.parametrize(
-    ("affinity", "expected"), [(None, None), ([0, 1], ((0, 1),)), ([[0], [1, 2]], ((0,), (1, 2)))]
-)
-def test_workers_are_set_up_as_the_config_says(affinity: Any, expected: Any) -> None:
-    config = ManagerConfig(
-        worker_affinity=affinity,
-        worker_threads=3,
-        worker_env={"allow": ["A*"], "deny": ["AB"], "set": {"X": "1"}},  # type: ignore[arg-type]
-        daemon=False,
-    )
-    settings = worker_settings_of(config)
-    assert settings.affinity == expected
-    assert settings.threads == 3
-    assert (settings.allow, settings.deny, dict(settings.set)) == (("A*",), ("AB",), {"X": "1"})
-    assert settings.daemon is False
+def test_a_host_that_dies_in_launch_is_collected() -> None:
+    rig = launching()
+    rig.die(0, 3)
+    rig.die(1, 4)
+    failures = rig.supervisor.repair.launch_failures
+    assert [type(failures[i]) for i in (0, 1)] == [EnvCrash, EnvCrash]
+    assert rig.slot(0).phase is Phase.IDLE
 
 
-def make_one() -> None: ...
+def test_the_first_reset_is_tried_as_often_as_allowed() -> None:
+    rig = launching(1, policy=FailurePolicy(max_retry=2, retry_waiting_s=0.5))
+    rig.hello()
+    rig.supervisor.place_observations(same_spaces=True)
+    rig.supervisor.begin_episodes()
+    rig.fail(0, "reset")
+    assert rig.supervisor.repair.launch_failures == {}
+    rig.advance(0.5)
+    rig.fail(0, "reset")
+    assert list(rig.supervisor.repair.launch_failures) == [0]
+    assert rig.state() is EnvState.ERROR
 
 
-def make_another() -> None: ...
+def test_hosts_lost_in_their_first_reset_are_replaced_as_often_as_attempts_are_allowed() -> None:
+    rig = launching(1, policy=FailurePolicy(max_retry=3, retry_waiting_s=0.5))
+    rig.hello()
+    rig.supervisor.place_observations(same_spaces=True)
+    rig.slot().new_seed = 7
+    rig.supervisor.begin_episodes()
+    for generation in (1, 2):
+        rig.die()
+        rig.advance(0.5)
+        assert rig.slot().generation == generation
+        assert rig.supervisor.repair.launch_failures == {}
+        rig.hello()
+    assert [request.seed for request in rig.reset_requests()] == [7, 7, 7]
+    rig.die()
+    assert list(rig.supervisor.repair.launch_failures) == [0]
 
 
-def test_spares_are_built_by_the_function_that_most_envs_have() -> None:
-    many = partial(make_one), make_another, partial(make_one)
-    config = ManagerConfig(type="subprocess", spare_env_num=2).with_env_num(3)
-    assert all_factories(many, 2)[3:] == [many[0]] * 2
-    supervisor = build_engine(many, config, FakeTransport(FakeClock()), (None, None), FakeClock())
-    assert supervisor.supervisor.rules.spare_takers == (True, False, True)
-    supervisor.close(0.0)
+def test_a_later_attempt_in_launch_that_succeeds_is_a_success() -> None:
+    rig = launching(1, policy=FailurePolicy(max_retry=2, retry_waiting_s=0.5))
+    rig.hello()
+    rig.supervisor.place_observations(same_spaces=True)
+    rig.supervisor.begin_episodes()
+    rig.die()
+    rig.advance(0.5)
+    recover(rig)
+    assert rig.ready() == [0]
+    assert rig.supervisor.repair.launch_failures == {}
 
 
-def test_functions_that_cannot_be_sent_are_compared_as_objects() -> None:
-    class Unsendable:
-        def __call__(self) -> None: ...
-
-        def __reduce__(self) -> Any:
-            raise ValueError("not me")
-
-    one, other = Unsendable(), Unsendable()
-    assert spare_factory([one, other, other]) is other
+def test_an_env_that_hangs_in_its_construction_is_given_up() -> None:
+    rig = launching(1, deadlines=Deadlines(connect_s=2.0))
+    rig.advance(2.0)
+    (failure,) = rig.supervisor.repair.launch_failures.values()
+    assert isinstance(failure, EnvTimeout)
+    assert "exceeded the 2 s of connect_timeout in its construction" in str(failure)
+    assert rig.transport.host_of(0).killed
 
 
-def test_spares_are_refused_where_envs_run_in_the_caller() -> None:
-    class IdleTransport(FakeTransport):
-        works_alone = False
-
-    transport = IdleTransport(FakeClock())
-    config = ManagerConfig(type="of_somebody_else", spare_env_num=1).with_env_num(1)
-    with pytest.raises(ConfigError, match=r"manager\.spare_env_num is 1"):
-        build_engine([make_one], config, transport, (None, None), FakeClock())
+# -- hosts of several envs ------------------------------------------------------------------------
 
 
-def test_no_host_watches_the_block_where_spares_take_the_cores(
-    monkeypatch: pytest.MonkeyPatch,
+def test_an_env_that_cannot_be_built_fails_the_launch_and_not_its_neighbours() -> None:
+    rig = Rig(3, num_workers=1)
+    rig.supervisor.start_hosts(range(3))
+    rig.hello(0)
+    rig.fail(1, "construction")
+    rig.hello(2)
+    assert list(rig.supervisor.repair.launch_failures) == [1]
+    assert {slot.phase for slot in rig.supervisor.envs} == {Phase.IDLE}
+
+
+def test_a_host_that_dies_during_launch_fails_it_for_all_of_its_envs() -> None:
+    rig = Rig(4, num_workers=2)
+    rig.supervisor.start_hosts(range(4))
+    rig.hello(0)
+    rig.die(1)
+    found = rig.supervisor.repair.launch_failures
+    assert sorted(found) == [0, 1]
+    assert "died during construction" in str(found[1])
+    assert "shared with env 1" in str(found[0])
+
+
+@pytest.mark.parametrize("auto_reset", [True, False])
+@pytest.mark.parametrize("fault", ["it dies", "it hangs"])
+def test_attempts_at_a_reset_in_a_launch_bring_the_neighbours_along(
+    fault: str, auto_reset: bool
 ) -> None:
-    monkeypatch.setattr("envmgr.launch.usable_cores", lambda affinity: 4)
-    config = ManagerConfig(type="subprocess").with_env_num(3)
-    assert spin_s_of(config) > 0.0
-    assert spin_s_of(replace(config, spare_env_num=1)) == 0.0
+    """Who begins later episodes has no say in the first ones."""
+    rig = Rig(
+        2,
+        num_workers=1,
+        policy=FailurePolicy(max_retry=2, retry_waiting_s=0.0),
+        deadlines=Deadlines(reset_s=2.0),
+        auto_reset=auto_reset,
+    )
+    rig.transport.answer = FakeEnvs()
+    rig.start()
+    rig.transport.answer = None
+    rig.supervisor.begin_episodes()
+    rig.reset_done(0)
+    rig.began(1)
+    if fault == "it dies":
+        rig.die(1)
+    else:
+        rig.run(2.5)
+    assert rig.supervisor.repair.launch_failures == {}
+    recover_all(rig, 0, 1)
+    assert rig.ready() == [0, 1]
+    assert rig.slot(0).failed_while_ready is None
+    assert generations(rig) == [1, 1]

@@ -10,14 +10,19 @@ import pytest
 
 from envmgr.core import Phase
 from envmgr.core.table import NEVER
-from envmgr.errors import EnvTimeout
+from envmgr.errors import EnvCrash, EnvTimeout
 from envmgr.lifecycle import EnvState
 from envmgr.policy import Deadlines, FailurePolicy
 from envmgr.transport.base import Transport
-from envmgr.wire.messages import AfterStep, Op
+from envmgr.wire.messages import AfterStep, FailureKind, Op
 from tests.rig import Rig, over_routes
+from tests.unit.core_rigs import recover_all, rows_begun_late, shared
 
 pytestmark = over_routes
+
+
+# -- limits ---------------------------------------------------------------------------------------
+
 
 PATIENCE_S = Transport.kill_patience_s
 LIMITS = Deadlines(step_s=2.0, reset_s=4.0, connect_s=8.0, close_s=1.0)
@@ -299,3 +304,256 @@ def test_a_renewal_that_hangs_again_and_again_waits_longer_and_longer() -> None:
         starts.append(rig.clock())
     gaps = [later - earlier for earlier, later in itertools.pairwise(starts)]
     assert gaps == [8.5, 9.0, 10.0, 12.0]
+
+
+# -- rows that begin with the next step of others -------------------------------------------------
+
+
+def test_time_limits_begin_with_the_step_of_the_others() -> None:
+    rig = rows_begun_late(deadlines=Deadlines(step_s=1.0, reset_s=1.0))
+    rig.advance(50.0)
+    assert rig.transport.killed == []
+    rig.send({1: 1, 2: 2})
+    rig.advance(0.5)
+    assert rig.transport.killed == []
+    rig.stepped(1)
+    rig.stepped(2)
+    rig.advance(5.0)
+    assert len(rig.transport.killed) == 1
+    assert rig.supervisor.statistics.failures_by_env == {0: 1}
+
+
+# -- hosts of several envs: limits ----------------------------------------------------------------
+
+
+HOST_LIMITS = Deadlines(step_s=2.0, reset_s=4.0, connect_s=8.0)
+
+
+def test_a_host_announces_its_work_only_where_there_are_limits() -> None:
+    def announced(**options: Any) -> frozenset[int]:
+        return shared(2, **options).transport.host_of(0).spec.settings.announced
+
+    building = {Op.HELLO, Op.RENEW}
+    assert announced() == building
+    assert announced(deadlines=Deadlines(step_s=1.0)) > building | {Op.STEP, Op.RESET, Op.CALL}
+    assert announced(deadlines=Deadlines(reset_s=1.0)) > building | {Op.STEP, Op.RESET, Op.CALL}
+    rig = Rig(2, deadlines=HOST_LIMITS).launch()
+    assert rig.transport.host_of(0).spec.settings.announced == frozenset()
+
+
+def test_a_limit_counts_from_when_the_work_began() -> None:
+    rig = shared(deadlines=HOST_LIMITS)
+    rig.send({0: 1, 1: 1, 2: 1})
+    rig.began(0)
+    rig.advance(1.5)
+    rig.stepped(0)
+    rig.began(1)
+    rig.advance(1.5)
+    rig.stepped(1)
+    rig.began(2)
+    rig.advance(1.75)
+    assert rig.slot(2).phase is Phase.STEPPING
+    rig.advance(0.25)
+    assert rig.supervisor.statistics.failures_by_env == {2: 1}
+    assert "env 2 (generation 0) exceeded the 2 s of step_timeout in its step" in str(rig.error(2))
+    assert sorted(i for i, t in rig.deliver().items() if t.info.get("abnormal")) == [2]
+
+
+def test_those_in_the_queue_are_not_charged_for_the_one_that_runs() -> None:
+    rig = shared(deadlines=HOST_LIMITS)
+    rig.send({0: 1})
+    rig.send({1: 1})
+    rig.began(1)
+    rig.advance(2.0)
+    assert rig.supervisor.statistics.failures_by_env == {1: 1}
+    assert "shared with env 1" in str(rig.error(0))
+
+
+def test_a_silent_host_times_out_from_when_it_could_have_begun() -> None:
+    rig = shared(deadlines=HOST_LIMITS)
+    rig.send({2: 1})
+    rig.advance(1.0)
+    rig.send({0: 1})
+    rig.advance(0.75)
+    assert not rig.transport.killed
+    rig.advance(0.25)
+    assert rig.supervisor.statistics.failures_by_env == {2: 1}
+
+
+def test_silence_after_a_reply_counts_from_the_reply() -> None:
+    rig = shared(deadlines=HOST_LIMITS)
+    rig.send({0: 1, 1: 1})
+    rig.began(0)
+    rig.advance(1.5)
+    rig.stepped(0)
+    rig.advance(1.75)
+    assert not rig.transport.killed
+    rig.advance(0.25)
+    assert rig.supervisor.statistics.failures_by_env == {1: 1}
+
+
+def test_silence_does_not_count_from_before_the_request() -> None:
+    rig = shared(deadlines=HOST_LIMITS)
+    rig.send({0: 1})
+    rig.began(0)
+    rig.stepped(0)
+    rig.deliver()
+    rig.advance(1.0)
+    rig.send({0: 1})
+    rig.advance(1.75)
+    assert not rig.transport.killed
+    rig.advance(0.25)
+    assert rig.transport.killed
+
+
+def test_a_host_without_requests_may_be_silent() -> None:
+    rig = shared(deadlines=HOST_LIMITS)
+    rig.send({0: 1})
+    rig.began(0)
+    rig.stepped(0)
+    rig.deliver()
+    rig.advance(100.0)
+    rig.send({0: 1})
+    rig.advance(1.75)
+    assert not rig.transport.killed
+
+
+def test_what_has_no_limit_runs_as_long_as_it_likes_and_so_do_those_behind_it() -> None:
+    rig = shared(2, deadlines=Deadlines(step_s=2.0))
+    rig.reset(0)
+    rig.began(0)
+    rig.send({1: 1})
+    rig.advance(1000.0)
+    rig.reset_done(0)
+    rig.began(1)
+    rig.advance(1.75)
+    assert not rig.transport.killed
+    rig.advance(0.25)
+    assert rig.supervisor.statistics.failures_by_env == {1: 1}
+
+
+def test_without_limits_nothing_passes_while_an_env_is_renewed() -> None:
+    rig = shared(2)
+    rig.send(0)
+    rig.fail(0, kind=FailureKind.EXITED)  # renewed behind a step that has no limit
+    rig.send(1)
+    if rig.transport.has_block:  # where hosts always say what they run
+        rig.began(1)
+    rig.advance(1000.0)
+    assert not rig.transport.killed
+    rig.stepped(1)
+    rig.began(0)
+    rig.advance(60.0)
+    assert rig.transport.killed
+
+
+def test_a_construction_is_limited_when_what_had_no_limit_is_over() -> None:
+    rig = shared(2)
+    rig.send(0)
+    rig.fail(0, kind=FailureKind.EXITED)
+    rig.send(1)
+    if rig.transport.has_block:
+        rig.began(1)
+    rig.advance(1000.0)
+    rig.stepped(1)  # and then the host says nothing any more
+    assert not rig.transport.killed
+    rig.run(59.0)
+    assert not rig.transport.killed
+    rig.run(61.0)
+    assert rig.transport.killed
+
+
+def test_each_construction_has_its_limit_and_the_first_counts_from_the_start() -> None:
+    rig = Rig(3, num_workers=1, deadlines=HOST_LIMITS)
+    rig.supervisor.start_hosts(range(3))
+    rig.advance(4.0)
+    rig.began(0)
+    rig.advance(3.75)
+    rig.hello(0)
+    rig.began(1)
+    rig.advance(7.75)
+    rig.hello(1)
+    rig.began(2)
+    rig.advance(7.75)
+    assert rig.supervisor.repair.launch_failures == {}
+    rig.advance(0.25)
+    found = rig.supervisor.repair.launch_failures
+    assert "env 2 (generation 0) exceeded the 8 s of connect_timeout" in str(found[2])
+    rig = Rig(2, num_workers=1, deadlines=HOST_LIMITS)
+    rig.supervisor.start_hosts(range(2))
+    rig.advance(4.0)
+    rig.began(0)
+    rig.advance(4.0)
+    assert "env 0" in str(rig.supervisor.repair.launch_failures[0])
+
+
+@pytest.mark.parametrize("shown", [0, 2, 99])
+def test_a_host_that_shows_an_env_that_does_nothing_is_not_waited_for(shown: int) -> None:
+    rig = shared(2, has_block=True, deadlines=Deadlines(step_s=2.0))
+    assert rig.transport.shared is not None
+    block = rig.transport.shared.block
+    assert block is not None
+    rig.send({0: 1})
+    block.running[:], block.since[:] = shown, rig.clock()  # 2: the other, who has no limit then
+    rig.run(1.75)
+    assert not rig.transport.killed
+    rig.run(2.0)
+    assert isinstance(rig.error(0), EnvTimeout)
+
+
+def test_what_a_dead_host_ran_is_not_held_against_the_host_that_replaces_it() -> None:
+    policy = FailurePolicy(max_failures=0, drop_exhausted=True, retry_waiting_s=0.0)
+    rig = shared(2, policy=policy, deadlines=Deadlines(step_s=2.0, reset_s=2.0, close_s=1.0))
+    rig.send({0: 1})
+    rig.began(0)
+    rig.die(0)
+    assert isinstance(rig.error(0), EnvCrash)
+    assert rig.state(0) is EnvState.DONE
+    rig.advance(4.0)
+    rig.hello(1)
+    assert [op for op, _ in rig.transport.host_of(1).told] == [Op.RESET]
+    rig.advance(1.5)
+    assert not rig.transport.killed
+    rig.advance(0.5)
+    assert "exceeded the 2 s of reset_timeout" in str(rig.supervisor.statistics.latest_failures[-1])
+    assert "env 1" in str(rig.supervisor.statistics.latest_failures[-1])
+
+
+def test_an_env_that_hangs_as_its_host_lets_go_of_it_costs_the_host() -> None:
+    policy = FailurePolicy(max_failures=0, drop_exhausted=True, retry_waiting_s=0.0)
+    deadlines = Deadlines(step_s=2.0, close_s=1.0)
+    rig = shared(3, policy=policy, deadlines=deadlines)
+    rig.send(0)
+    rig.fail(0)
+    rig.deliver(0)
+    host = rig.transport.host_of(0)
+    release = rig.requests(Op.RELEASE, 0)[0]
+    rig.transport.arrive(host.host_id, release._replace(op=Op.BEGAN))
+    rig.pump()
+    rig.send(1)
+    rig.advance(1.0)
+    assert host.killed
+    assert "exceeded the 1 s of close_timeout in its close" in str(rig.error(1).__cause__)
+    assert rig.state(0) is EnvState.DONE
+    recover_all(rig, 1, 2)
+    rig.deliver()
+    assert rig.ready() == [1, 2]
+
+
+def test_a_repeated_request_is_limited_too() -> None:
+    rig = shared(2, deadlines=HOST_LIMITS)
+    rig.supervisor.repeat([0], Op.SET_ATTR, [("colour", "red")])
+    rig.send(0)
+    rig.fail(0, kind=FailureKind.EXITED)
+    rig.hello(0)
+    told = rig.requests(Op.SET_ATTR, 0)[0]
+    host_id = rig.slot(0).host_id or 0
+    rig.transport.arrive(host_id, told._replace(op=Op.BEGAN, payload=None))
+    rig.advance(3.0)
+    rig.transport.arrive(host_id, told._replace(op=Op.RESULT, payload=None))
+    rig.pump()
+    rig.began(0)
+    rig.advance(3.75)
+    assert not rig.transport.killed
+    rig.advance(0.25)
+    assert rig.transport.killed
