@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import queue
 import signal
 import threading
 import time
@@ -185,6 +186,18 @@ class TestWatch:
         watch.begin(rig.engine)
         assert own_boards() == []
         watch.look()
+        watch.end()
+
+    def test_looks_again_and_again_on_a_thread_of_its_own(
+        self, rig: Rig, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        looks: queue.SimpleQueue[int] = queue.SimpleQueue()
+        monkeypatch.setattr(watching, "LOOK_EVERY_S", 0.0)
+        monkeypatch.setattr(BoardWriter, "look", lambda self: looks.put(threading.get_ident()))
+        watch = BoardWriter("subprocess", rig.clock)
+        watch.begin(rig.engine)
+        seen = {looks.get(timeout=20.0) for _ in range(3)} - {threading.get_ident()}
+        assert len(seen) == 1
         watch.end()
 
     def test_a_dump_says_it_all(self, rig: Rig, watch: BoardWriter) -> None:

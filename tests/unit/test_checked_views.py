@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from envmgr.core.observations import STEPS, CheckedView, ViewGuard
+from envmgr.core.observations import STEPS, CheckedView, Observed, ViewGuard
 from envmgr.errors import StaleViewError
 
 
@@ -84,6 +84,17 @@ def test_a_request_that_an_interrupt_had_sent_twice_counts_once() -> None:
         for _ in range(3):
             guard.count([1], request)
     assert view.tolist() == [0, 1, 2, 3]
+
+
+def test_who_holds_the_observations_counts_what_is_sent() -> None:
+    guard, view = checked()
+    observed = Observed(3)
+    observed.open([], guard)
+    for request in range(STEPS + 1):
+        view.tolist()
+        observed.counted([1], request + 1)
+    with pytest.raises(StaleViewError):
+        view.tolist()
 
 
 def test_steps_of_other_envs_do_not_matter() -> None:

@@ -671,6 +671,20 @@ def test_the_background_leaves_the_lock_to_the_caller(patched: pytest.MonkeyPatc
     it.engine.close(0.0)
 
 
+def test_a_death_during_a_call_is_left_to_the_caller_and_looked_for_again(
+    patched: pytest.MonkeyPatch,
+) -> None:
+    it = behind(patched)
+    it.call()
+    background = it.background
+    patched.setattr(background, "_wait", lambda objects, timeout_s: bool(objects))
+    patched.setattr(it.rig.transport, "any_death", lambda: [object()])
+    assert background._stand_back() is True
+    background._ending = True  # the call closes the manager, and waits for this thread
+    assert background._stand_back() is False
+    it.engine.close(0.0)
+
+
 def test_a_defect_in_the_background_surfaces_from_the_next_call(
     patched: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
