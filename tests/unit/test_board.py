@@ -132,6 +132,7 @@ class TestWatch:
     def test_shows_what_envs_are_at_and_since_when(self, rig: Rig, watch: BoardWriter) -> None:
         (board,) = own_boards()
         assert set(board.activities.tolist()) == {Activity.READY}
+        assert board.latencies.size == 0, "nobody measures them"
         assert set(board.states.tolist()) == {EnvState.RUN}
         rig.clock.advance(4)
         rig.send({0: 0, 1: 0})

@@ -685,6 +685,23 @@ def test_a_death_during_a_call_is_left_to_the_caller_and_looked_for_again(
     it.engine.close(0.0)
 
 
+def test_the_background_sleeps_when_there_is_nothing_to_do(patched: pytest.MonkeyPatch) -> None:
+    it = behind(patched)
+    it.call()
+    background, waits = it.background, iter((None, None, None))
+    slept: list[float | None] = []
+
+    def wait(objects: Any, timeout_s: float | None) -> None:
+        slept.append(timeout_s)
+        background._ending = len(slept) == 3
+
+    patched.setattr(background, "_wait", wait)
+    patched.setattr(background, "_carry_on", lambda: next(waits))  # StopIteration: it does not
+    background._run()
+    assert slept == [None] * 3
+    it.engine.close(0.0)
+
+
 def test_a_defect_in_the_background_surfaces_from_the_next_call(
     patched: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

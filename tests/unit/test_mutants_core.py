@@ -9,15 +9,16 @@ import numpy as np
 import pytest
 
 from envmgr.core import EnvTable, Phase
-from envmgr.core.collect import ends_of
-from envmgr.core.engine import Engine
+from envmgr.core.collect import by_env_id, ends_of
+from envmgr.core.engine import LOOK_EVERY_S, Engine
 from envmgr.core.launching import describe_first, preload
-from envmgr.core.statistics import Tracer
+from envmgr.core.statistics import Moment, Tracer
 from envmgr.env.batch_specs import Batch
+from envmgr.errors import EnvFailure, EnvRaised
 from envmgr.lifecycle import EnvState
 from envmgr.policy import Deadlines, FailurePolicy
 from envmgr.transport.base import HostDied
-from envmgr.types import Once
+from envmgr.types import EnvTimestep, Once
 from envmgr.wire.block import RING_EACH
 from envmgr.wire.messages import AfterStep, FailureKind, Op, SavedEnv
 from tests.fakes import FakeClock, FakeEnvs, FakeTransport, description
@@ -75,6 +76,17 @@ def test_params_for_one_reset_are_gone_after_it() -> None:
     table.observed.began = lambda places: None  # type: ignore[method-assign]
     table.episodes_begun({0: 0, 1: 0}, {})
     assert table.reset_params == {1: {"level": 4}}
+
+
+def test_who_lets_go_of_the_table_is_shown_nothing_more() -> None:
+    table = table_of(Phase.IDLE)
+    env = table.envs[0]
+    env.failed_while_ready = EnvFailure("it died", env_id=0, during="idle")
+    env.timestep, env.awaits_reset, env.fresh = EnvTimestep(0, 0.0, True, {}), True, (0, {})
+    table.unexecuted.add(0)
+    table.clear()
+    assert (env.failed_while_ready, env.timestep, env.awaits_reset) == (None, None, False)
+    assert (env.owed, env.fresh, env.obs) == (False, None, None)
 
 
 @pytest.mark.parametrize(("n_under_way", "gives"), [(1, False), (2, True), (3, True)])
@@ -170,6 +182,7 @@ def test_arrays_tell_how_an_episode_ended_as_its_timestep_does(info: dict[str, A
     terminated, truncated = ends_of(True, info)
     assert batch.terminated.tolist() == [False, terminated]
     assert batch.truncated.tolist() == [False, truncated]
+    assert [timestep.done for timestep in by_env_id(batch).values()] == [False, True]
 
 
 def test_a_malformed_reply_is_found_while_others_are_awaited() -> None:
@@ -195,6 +208,15 @@ def test_a_host_that_dies_is_replaced_at_once_where_nothing_is_to_be_waited_for(
     rig.supervisor.handle(env.host_id or 0, HostDied(-9))
     assert env.phase is Phase.STARTING
     assert not env.has_plan, "of its resets the new one knows nothing"
+
+
+def test_who_loses_its_host_by_a_neighbour_is_noted_too() -> None:
+    rig = Rig(3, num_workers=1).launch()
+    rig.send(1)
+    rig.die(1)
+    assert sorted(rig.supervisor.statistics.moments) == [
+        Moment(env_id, 0, "failed", rig.clock()) for env_id in range(3)
+    ]
 
 
 def test_the_neighbours_of_an_env_with_other_spaces_are_not_named() -> None:
@@ -230,6 +252,29 @@ def test_a_request_is_late_though_its_host_goes_on_with_steps_of_others() -> Non
         rig.deliver(0)
     (failure,) = rig.supervisor.statistics.latest_failures
     assert (failure.env_id, failure.during) == (1, "reset")
+
+
+def test_what_a_host_has_sent_before_a_malformed_reply_counts() -> None:
+    rig = Rig(2, num_workers=1, has_block=True).launch()
+    rig.send(1)
+    selection = rig.send(0)
+    assert selection is not None
+    reply(rig, 0, done=False)
+    block = rig.hosts.block
+    assert block is not None
+    block.flags[0] = 0x000F  # no place for steps
+    rig.transport.fail(1)
+    assert list(rig.hand_out(rig.gather.exactly(selection))) == [0]
+    assert isinstance(rig.error(1), EnvRaised)
+
+
+def test_nobody_sleeps_longer_than_until_the_next_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = Rig(has_block=True, deadlines=Deadlines(step_s=LOOK_EVERY_S / 4)).launch()
+    rig.send(0)
+    slept: list[float] = []
+    monkeypatch.setattr(rig.transport, "await_ring", slept.append)
+    assert not rig.engine.see_to(lambda: False)
+    assert slept == [LOOK_EVERY_S / 4]
 
 
 # -- spares ---------------------------------------------------------------------------------------

@@ -507,6 +507,10 @@ def test_single_numbers_of_batches_are_numbers_and_arrays_without_axes_are_array
         rows = arena.rows_of(Selection(ids), places.pop())
         assert [type(row) for row in rows] == [kind] * len(ids)
         assert [float(row) for row in rows] == ids
+        place = writers[0].write(space.dtype.type(7))
+        batch = arena.batch(Selection(ids), place)
+        assert batch.shape == (len(ids),)
+        assert batch[ids.index(0)] == 7
 
 
 def test_envs_of_several_layouts_are_read_in_their_order() -> None:
