@@ -1,4 +1,4 @@
-"""Small promises of the core that other tests take for granted: each can be broken by one change."""
+"""Small promises of the core that other tests take for granted."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from envmgr.transport.base import HostDied
 from envmgr.types import EnvTimestep, Once
 from envmgr.wire.block import RING_EACH
 from envmgr.wire.messages import AfterStep, FailureKind, Op, SavedEnv
-from tests.fakes import FakeClock, FakeEnvs, FakeTransport, description
+from tests.fakes import FakeClock, FakeEnvs, FakeTransport
 from tests.rig import Rig
 
 _OTHER_SPACE = "other"
@@ -289,12 +289,13 @@ def test_who_rings_for_an_env_rings_for_the_host_that_it_has_now() -> None:
     assert rig.selection([0]).hosts == [rig.slot(0).group.index] != before
 
 
-def test_explicit_resets_go_by_message_where_there_are_spares() -> None:
+def test_explicit_resets_go_by_message_where_there_are_spares(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     for spare_num, n_messages in ((0, 0), (1, 1)):
         rig = Rig(1, spare_num=spare_num, has_block=True).launch()
-        rig.transport.sent.clear()
-        rig.hosts.transport.send = lambda host_id, message: sent.append(message)  # type: ignore[method-assign]
         sent: list[Any] = []
+        monkeypatch.setattr(rig.transport, "send", lambda *what, to=sent: to.append(what))
         rig.reset(0)
         assert len(sent) == n_messages
 
