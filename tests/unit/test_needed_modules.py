@@ -258,3 +258,9 @@ def test_what_users_install_for_themselves_is_installed(
 ) -> None:
     monkeypatch.setattr("site.getusersitepackages", lambda: str(tmp_path))
     assert os.path.realpath(tmp_path) in imported_modules._folders.__wrapped__()
+
+
+def test_of_a_new_package_its_parts_are_not_named() -> None:
+    assert imported_modules._has_new_parent("json.decoder", set())
+    assert not imported_modules._has_new_parent("json.decoder", {"json"})
+    assert not imported_modules._has_new_parent("json", set())

@@ -164,6 +164,7 @@ def test_hosts_note_batches_steps_and_resets(n: int) -> None:
     assert what.count(RESET) == n, "the first ones"
     assert {one.row for one in found if one.what == STEP} == set(range(n))
     assert what.count(BATCH) == (0 if n == 1 else 3)
+    assert {one.row for one in found if one.what == BATCH} <= {-1}, "no env's"
 
 
 def test_a_path_alone_will_do_but_not_any_from_a_file(tmp_path: Path) -> None:
