@@ -301,6 +301,16 @@ def test_what_some_rows_do_in_columns_is_reported_for_the_first_of_them() -> Non
     assert rig.step({1: 1, 2: Do.RAISE}) == [(1, Op.FAILED)]
 
 
+def test_a_row_ends_alone_whatever_reward_the_others_get() -> None:
+    class Late(ScriptedBatch):
+        begins_late = True
+
+    rig = Rig(3, in_block=False, partial_steps=False, build=Late)
+    rig.step({0: Do.END, 1: 1, 2: 1})
+    after = {m.env_id: m.payload[4] for m in rig.sent if m.op == Op.STEPPED}
+    assert after == {0: AfterStep.RESETS_LATE, 1: AfterStep.NOTHING, 2: AfterStep.NOTHING}
+
+
 def test_in_place_an_ended_row_begins_its_next_episode_within_the_step() -> None:
     rig = Rig(2, partial_steps=False, plan=PLAN._replace(inplace=True))
     assert rig.step({0: Do.END, 1: 1}) == stepped(0, 1)
