@@ -368,6 +368,22 @@ def test_a_refused_call_leaves_the_engine_free() -> None:
         pass
 
 
+def test_a_call_that_waited_for_the_background_of_a_closed_engine_keeps_no_lock() -> None:
+    rig = Rig().launch()
+    rig.engine.closing = True
+    with pytest.raises(ManagerClosedError):
+        rig.engine.calling._await_background()
+    assert not rig.engine.calling._lock._is_owned()  # type: ignore[attr-defined]
+
+
+def test_a_call_that_is_refused_beside_another_keeps_no_lock() -> None:
+    calling = Rig().launch().engine.calling
+    assert calling._lock.acquire(blocking=False)
+    with pytest.raises(ConcurrentCallError):
+        calling._refuse_beside(sys._getframe())
+    assert not calling._lock._is_owned()  # type: ignore[attr-defined]
+
+
 def test_a_fork_is_refused_and_its_close_closes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     rig = Rig().launch()
     with monkeypatch.context() as patch:
