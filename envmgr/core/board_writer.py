@@ -228,8 +228,7 @@ class BoardWriter:
         known = [i for i, failure in enumerate(latest) if failure is self._latest]
         self._latest = latest[-1]
         for failure in latest[known[0] + 1 if known else 0 :]:
-            if 0 <= failure.env_id < len(board.errors):
-                put_text(board.errors[failure.env_id], str(failure))
+            put_text(board.errors[failure.env_id], str(failure))
         for env_id, count in counted.failures_by_env.copy().items():
             board.failed[env_id] = count
 

@@ -267,11 +267,8 @@ class Episodes:
 
     def begun(self, env: ManagedEnv, info: dict[str, Any]) -> None:
         """The reset of an env has succeeded, and its observation is there."""
-        table = self._hosts.table
         env.reset_info = info
-        env.deadline = NEVER
-        table.awaits_reset.discard(env.env_id)
-        table.waits_no_more((env.env_id,))
+        env.awaits_reset = False
         if self._states.column[env.env_id] != EnvState.RUN:
             self._table.happened(env.env_id, Event.RESET_SUCCEEDED)
 

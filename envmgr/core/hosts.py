@@ -28,7 +28,6 @@ def await_own_reset(hosts: Hosts, env: ManagedEnv, *, late: bool) -> None:
     hosts.await_reply(env, Change.RESET, env.request_id)  # another reply to the same request
     if late:
         hosts.table.waits_for_step(env.env_id)
-        env.deadline = NEVER
 
 
 def begin_with_step_of(hosts: Hosts, env_ids: Iterable[int]) -> None:
@@ -296,7 +295,6 @@ class Hosts:
         """
         leaving = [env for env in group.envs if env.phase is Phase.ENDING]
         group.is_ending = True
-        group.running = None
         group.deadline = NEVER
         if ask:
             request_id, frame = self.prepare(leaving[0], Op.CLOSE, None)

@@ -15,7 +15,7 @@ import sys
 import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from enum import IntEnum
+from enum import IntEnum, unique
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -31,6 +31,7 @@ TEXT_BYTES = 2048
 _TRIES = 50
 
 
+@unique
 class Activity(IntEnum):
     """What an env is doing, as its trainer knows it."""
 

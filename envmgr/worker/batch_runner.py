@@ -1024,9 +1024,7 @@ class AsyncBatchRunner(BatchRunner):
         step = next((one for one in self._under_way.values() if isinstance(one, RowStep)), None)
         try:
             if missing > 0:
-                fill = self._idle_rows()[:missing]
-                self._async_env.fill(fill)
-                self._under_way.update(dict.fromkeys(fill))
+                self._async_env.fill(self._idle_rows()[:missing])
             rows, result = self._async_env.receive()
             step_results = step_results_of(self.env, result, len(rows))
         except BaseException as error:  # as above

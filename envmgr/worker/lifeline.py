@@ -65,7 +65,7 @@ if hasattr(os, "register_at_fork"):
 
 def _opened_anew(read_fd: int) -> int:
     # Who is signalled belongs to the open file, and others hold this one.
-    return os.open(f"/proc/self/fd/{read_fd}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    return os.open(f"/proc/self/fd/{read_fd}", os.O_RDONLY | os.O_NONBLOCK)
 
 
 def kill_with(read_end: int, owner: int) -> None:

@@ -175,9 +175,9 @@ class NeedsTwo(Exception):
         super().__init__(one, two)
 
 
-BaseEnvTimestep = namedtuple("BaseEnvTimestep", ["obs", "reward", "done", "info"])  # noqa: PYI024
-Reordered = namedtuple("Reordered", ["reward", "obs", "done", "info"])  # noqa: PYI024
-Longer = namedtuple("Longer", ["obs", "reward", "done", "info", "more"])  # noqa: PYI024
+BaseEnvTimestep = namedtuple("BaseEnvTimestep", ["obs", "reward", "done", "info"])
+Reordered = namedtuple("Reordered", ["reward", "obs", "done", "info"])
+Longer = namedtuple("Longer", ["obs", "reward", "done", "info", "more"])
 
 
 class Backwards(BaseEnvTimestep):

@@ -294,6 +294,23 @@ def test_ended_rows_are_left_where_nobody_wants_a_reset() -> None:
     assert rig.step({1: 1}) == []
 
 
+def test_what_some_rows_do_in_columns_is_reported_for_the_first_of_them() -> None:
+    rig = Rig(3, partial_steps=False, plan=WAITING)
+    rig.step({0: Do.END, 1: 1, 2: 1})
+    rig.later()
+    assert rig.step({1: 1, 2: Do.RAISE}) == [(1, Op.FAILED)]
+
+
+def test_a_row_ends_alone_whatever_reward_the_others_get() -> None:
+    class Late(ScriptedBatch):
+        begins_late = True
+
+    rig = Rig(3, in_block=False, partial_steps=False, build=Late)
+    rig.step({0: Do.END, 1: 1, 2: 1})
+    after = {m.env_id: m.payload[4] for m in rig.sent if m.op == Op.STEPPED}
+    assert after == {0: AfterStep.RESETS_LATE, 1: AfterStep.NOTHING, 2: AfterStep.NOTHING}
+
+
 def test_in_place_an_ended_row_begins_its_next_episode_within_the_step() -> None:
     rig = Rig(2, partial_steps=False, plan=PLAN._replace(inplace=True))
     assert rig.step({0: Do.END, 1: 1}) == stepped(0, 1)
@@ -864,8 +881,12 @@ def test_what_an_asynchronous_batch_raises_is_reported_once_and_to_each_reset() 
     rig.step({0: 7, 1: 1})
     rig.reset(2, 3)
     rig.env.order = [0]
-    said = [one for _ in range(3) for one in rig.said()]
+    said, sent = list[tuple[int, Op]](), list[Message]()
+    for _ in range(3):
+        said += rig.said()
+        sent += rig.sent
     assert said == [(0, Op.FAILED), (2, Op.FAILED), (3, Op.FAILED)]
+    assert {message.payload.message for message in sent} == {"seven"}
 
 
 def test_a_reset_that_cannot_begin_waits_while_others_are_under_way_and_then_fails_to() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import queue
 import threading
 from collections.abc import Iterator
 
@@ -36,6 +37,7 @@ class TestWatch:
     def test_shows_what_envs_are_at_and_since_when(self, rig: Rig, watch: BoardWriter) -> None:
         (board,) = own_boards()
         assert set(board.activities.tolist()) == {Activity.READY}
+        assert board.latencies.size == 0, "nobody measures them"
         assert set(board.states.tolist()) == {EnvState.RUN}
         rig.clock.advance(4)
         rig.send({0: 0, 1: 0})
@@ -90,6 +92,18 @@ class TestWatch:
         watch.begin(rig.engine)
         assert own_boards() == []
         watch.look()
+        watch.end()
+
+    def test_looks_again_and_again_on_a_thread_of_its_own(
+        self, rig: Rig, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        looks: queue.SimpleQueue[int] = queue.SimpleQueue()
+        monkeypatch.setattr(watching, "LOOK_EVERY_S", 0.0)
+        monkeypatch.setattr(BoardWriter, "look", lambda self: looks.put(threading.get_ident()))
+        watch = BoardWriter("subprocess", rig.clock)
+        watch.begin(rig.engine)
+        seen = {looks.get(timeout=20.0) for _ in range(3)} - {threading.get_ident()}
+        assert len(seen) == 1
         watch.end()
 
     def test_a_dump_says_it_all(self, rig: Rig, watch: BoardWriter) -> None:

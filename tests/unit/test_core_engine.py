@@ -380,6 +380,22 @@ def test_a_refused_call_leaves_the_engine_free() -> None:
         pass
 
 
+def test_a_call_that_waited_for_the_background_of_a_closed_engine_keeps_no_lock() -> None:
+    rig = Rig().launch()
+    rig.engine.closing = True
+    with pytest.raises(ManagerClosedError):
+        rig.engine.calling._await_background()
+    assert not rig.engine.calling._lock._is_owned()  # type: ignore[attr-defined]
+
+
+def test_a_call_that_is_refused_beside_another_keeps_no_lock() -> None:
+    calling = Rig().launch().engine.calling
+    assert calling._lock.acquire(blocking=False)
+    with pytest.raises(ConcurrentCallError):
+        calling._refuse_beside(sys._getframe())
+    assert not calling._lock._is_owned()  # type: ignore[attr-defined]
+
+
 def test_a_fork_is_refused_and_its_close_closes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     rig = Rig().launch()
     with monkeypatch.context() as patch:
@@ -605,6 +621,37 @@ def test_the_background_leaves_the_lock_to_the_caller(patched: pytest.MonkeyPatc
     assert it.background.dormant, "the caller tells it of what is left when it leaves"
     assert len(it.rig.transport.polls) == polls
     it.background._lock = real
+    it.engine.close(0.0)
+
+
+def test_a_death_during_a_call_is_left_to_the_caller_and_looked_for_again(
+    patched: pytest.MonkeyPatch,
+) -> None:
+    it = behind(patched)
+    it.call()
+    background = it.background
+    patched.setattr(background, "_wait", lambda objects, timeout_s: bool(objects))
+    patched.setattr(it.rig.transport, "any_death", lambda: [object()])
+    assert background._stand_back() is True
+    background._ending = True  # the call closes the manager, and waits for this thread
+    assert background._stand_back() is False
+    it.engine.close(0.0)
+
+
+def test_the_background_sleeps_when_there_is_nothing_to_do(patched: pytest.MonkeyPatch) -> None:
+    it = behind(patched)
+    it.call()
+    background, waits = it.background, iter((None, None, None))
+    slept: list[float | None] = []
+
+    def wait(objects: Any, timeout_s: float | None) -> None:
+        slept.append(timeout_s)
+        background._ending = len(slept) == 3
+
+    patched.setattr(background, "_wait", wait)
+    patched.setattr(background, "_carry_on", lambda: next(waits))  # StopIteration: it does not
+    background._run()
+    assert slept == [None] * 3
     it.engine.close(0.0)
 
 

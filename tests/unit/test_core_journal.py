@@ -51,6 +51,15 @@ def test_what_a_job_raises_is_raised_where_it_was_asked_for(quiet: SignalFreeThr
     assert quiet.run(lambda: 5) == 5
 
 
+def test_one_thread_does_all_jobs_until_it_is_gone(quiet: SignalFreeThread) -> None:
+    first = quiet.run(threading.current_thread)
+    assert quiet.run(threading.current_thread) is first
+    quiet._tasks.put(None)  # as where a fork has left it behind
+    first.join()
+    quiet._tasks.get()
+    assert quiet.run(threading.current_thread) is not first
+
+
 def test_a_job_within_a_job_runs_at_once(quiet: SignalFreeThread) -> None:
     assert quiet.run(lambda: quiet.run(lambda: 5)) == 5
 

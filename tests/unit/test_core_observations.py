@@ -16,7 +16,15 @@ from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Te
 from hypothesis import given
 from hypothesis import strategies as st
 
-from envmgr.core.observations import STEPS, CheckedView, ObservationReader, Observed, ViewGuard
+from envmgr.core.observations import (
+    STEPS,
+    Arena,
+    Arenas,
+    CheckedView,
+    ObservationReader,
+    Observed,
+    ViewGuard,
+)
 from envmgr.core.table import Selection
 from envmgr.errors import StaleViewError
 from envmgr.spaces import NonFiniteError, ValueMismatchError, codec_of
@@ -25,6 +33,7 @@ from envmgr.wire.arenas import (
     VIEWED,
     ObservationRules,
     Placement,
+    arena_arrays,
     place_arrays,
     plan_placements,
 )
@@ -484,6 +493,56 @@ def test_detaching_lets_go_of_the_memory() -> None:
     memory.clear()  # BufferError if anything still held it
 
 
+# -- batches of envs --------------------------------------------------------------------------
+
+
+def arena_of(space: Any, rows: int, env_ids: list[int], **how: Any) -> tuple[Arena, list[Any]]:
+    """Return the observations of envs, and who writes them."""
+    layout = codec_of(space).layout
+    placements, nbytes = plan_placements([layout] * rows, COPIED)
+    memory, writers = bytearray(nbytes), [writer(space) for _ in range(rows)]
+    for write, placement in zip(writers, placements, strict=True):
+        write.attach(memory, placement)
+    arrays = arena_arrays(memory, placements[0])
+    how = {"copies": True, "guard": None, **how}
+    return Arena(arrays, layout, placements[0].places, env_ids, **how), writers
+
+
+@pytest.mark.parametrize("copies", [True, False])
+@pytest.mark.parametrize("ids", [[0, 1, 2], [2, 0]])
+def test_single_numbers_of_batches_are_numbers_and_arrays_without_axes_are_arrays(
+    copies: bool, ids: list[int]
+) -> None:
+    for space, kind in ((Discrete(5), np.int64), (Box(0, 9, (), np.float64), np.ndarray)):
+        arena, writers = arena_of(space, 3, [0, 1, 2], copies=copies)
+        places = {write.write(space.dtype.type(k)) for k, write in enumerate(writers)}
+        rows = arena.rows_of(Selection(ids), places.pop())
+        assert [type(row) for row in rows] == [kind] * len(ids)
+        assert [float(row) for row in rows] == ids
+        place = writers[0].write(space.dtype.type(7))
+        batch = arena.batch(Selection(ids), place)
+        assert batch.shape == (len(ids),)
+        assert batch[ids.index(0)] == 7
+
+
+def test_envs_of_several_layouts_are_read_in_their_order() -> None:
+    (some, write_some), (others, write_others) = (
+        arena_of(space, 2, [0, 2] if space is FLOATS else [1, 3]) for space in (FLOATS, Discrete(9))
+    )
+    arenas = Arenas([(some, 0), (others, 0), (some, 1), (others, 1)])
+    for k in range(2):
+        place = write_some[k].write(np.full(2, k / 2, np.float32))
+        assert write_others[k].write(5 + k) == place
+    expected = {0: [0.0, 0.0], 1: 5, 2: [0.5, 0.5], 3: 6}
+    for ids in ([0, 1, 2, 3], [3, 2, 0], [1]):
+        for places in (place, bytes([place] * len(ids))):
+            rows = arenas.rows_of(Selection(ids), places)
+            assert [row.tolist() for row in rows] == [expected[i] for i in ids]
+    assert arenas.batch(Selection([0, 1]), place) is None
+    assert arenas.batch(Selection([2, 0]), place).tolist() == [[0.5, 0.5], [0.0, 0.0]]
+    assert arenas.batch(Selection([1, 3]), bytes([place] * 2)).tolist() == [5, 6]
+
+
 # -- placements -----------------------------------------------------------------------------------
 
 
@@ -638,6 +697,17 @@ def test_a_request_that_an_interrupt_had_sent_twice_counts_once() -> None:
         for _ in range(3):
             guard.count([1], request)
     assert view.tolist() == [0, 1, 2, 3]
+
+
+def test_who_holds_the_observations_counts_what_is_sent() -> None:
+    guard, view = checked()
+    observed = Observed(3)
+    observed.open([], guard)
+    for request in range(STEPS + 1):
+        view.tolist()
+        observed.counted([1], request + 1)
+    with pytest.raises(StaleViewError):
+        view.tolist()
 
 
 def test_steps_of_other_envs_do_not_matter() -> None:

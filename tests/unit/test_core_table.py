@@ -105,6 +105,13 @@ def test_neighbours_are_a_slice(ids: list[int], is_slice: bool) -> None:
     assert [0, 1, 2][selection.rows] == ids if is_slice else selection.rows.tolist() == ids
 
 
+def test_the_rows_of_neighbours_are_cut_out_where_steps_are_posted() -> None:
+    rig = Rig(3, has_block=True).launch()
+    assert rig.selection([1, 2]).window is not None
+    assert rig.selection([2, 1]).window is None
+    assert Rig(2, has_block=False).launch().selection([0, 1]).window is None
+
+
 def test_an_interrupt_leaves_none_with_the_hosts_of_before(monkeypatch: pytest.MonkeyPatch) -> None:
     rig = Rig(2, spare_num=1).launch()
     before = rig.selection([0])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -121,6 +122,19 @@ def test_one_bad_action_refuses_all() -> None:
 
 def test_actions_are_not_checked_where_the_user_does_not_want_it() -> None:
     prepare(Rig(1).launch(), {0: "anything"}, check=None)
+
+
+def test_time_limits_and_flags_are_taken_as_they_are() -> None:
+    assert [validate.checked_seconds(x) for x in (0.25, 3, None, -1)] == [0.25, 3.0, math.inf, 0.0]
+    assert validate.checked_grace(None, 5.0) == 5.0
+    assert [validate.checked_flag(x, "flag") for x in (True, False)] == [True, False]
+    assert [validate.checked_mode(x) for x in ("human", None)] == ["human", None]
+
+
+def test_one_value_for_all_is_the_same_object_for_each() -> None:
+    value = object()
+    assert validate.values_for_each("colour", value, 2) == [value, value]
+    assert validate.values_for_each("colour", [1, value], 2) == [1, value]
 
 
 def test_an_action_that_cannot_be_sent_refuses_all() -> None:

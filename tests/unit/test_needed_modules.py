@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import os
 import pickle
 import sys
@@ -258,3 +259,17 @@ def test_what_users_install_for_themselves_is_installed(
 ) -> None:
     monkeypatch.setattr("site.getusersitepackages", lambda: str(tmp_path))
     assert os.path.realpath(tmp_path) in imported_modules._folders.__wrapped__()
+
+
+def test_of_a_new_package_its_parts_are_not_named() -> None:
+    assert imported_modules._has_new_parent("json.decoder", set())
+    assert not imported_modules._has_new_parent("json.decoder", {"json"})
+    assert not imported_modules._has_new_parent("json", set())
+
+
+def test_new_installed_packages_are_reported_and_nothing_else() -> None:
+    read_end, write_end = os.pipe()
+    known = {name for name in sys.modules if name.partition(".")[0] not in ("numpy", "json")}
+    imported_modules.report_imports(write_end, known)
+    with os.fdopen(read_end) as file:
+        assert json.load(file) == ["numpy"]

@@ -32,6 +32,12 @@ def test_a_ring_keeps_the_newest() -> None:
     assert [one.began for one in noted(ring, int(count[0]))] == [6, 7, 8, 9]
 
 
+def test_what_is_noted_without_a_word_passes_nothing_over() -> None:
+    ring, count = np.zeros((4, NUMBERS)), np.zeros(1, np.uint64)
+    HostLog(ring, count).note(RESET, 2, 1.0, 2.0)
+    assert noted(ring, 1) == [Done(RESET, 2, 1.0, 2.0, 0)]
+
+
 def test_what_no_host_in_order_writes_is_left_out() -> None:
     ring = np.array([[9, np.nan, 2, 0], [7, 1, 2, 0], [9, 3, 2, 0], [-8, 1, 2, 0], [9, 1, 2, 0]])
     assert noted(ring, 5) == [Done(STEP, 0, 1.0, 2.0, 0)]
@@ -133,6 +139,7 @@ def test_hosts_note_batches_steps_and_resets(n: int) -> None:
     assert what.count(RESET) == n, "the first ones"
     assert {one.row for one in found if one.what == STEP} == set(range(n))
     assert what.count(BATCH) == (0 if n == 1 else 3)
+    assert {one.row for one in found if one.what == BATCH} <= {-1}, "no env's"
 
 
 def test_a_path_alone_will_do_but_not_any_from_a_file(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 from envmgr.wire.frames import split_frame
 from envmgr.wire.hosts import WorkerSettings, WorkerSetup
 from envmgr.wire.messages import Op
-from envmgr.worker import process
+from envmgr.worker import lifeline, process
 
 
 @pytest.mark.skipif(not hasattr(os, "eventfd"), reason="there is no bell to ring")
@@ -25,6 +26,23 @@ def test_a_bell_counts_and_one_that_is_full_was_rung_often_enough() -> None:
         process._ring(bell)
     finally:
         os.close(bell)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="there is no /proc elsewhere")
+def test_a_lifeline_is_opened_anew_without_waiting_and_not_for_other_programs() -> None:
+    read_end, write_end = os.pipe()
+    try:
+        fd = lifeline._opened_anew(read_end)
+        try:
+            assert not os.get_blocking(fd)
+            assert not os.get_inheritable(fd)
+            os.write(write_end, b"x")
+            assert os.read(fd, 2) == b"x"
+        finally:
+            os.close(fd)
+    finally:
+        os.close(read_end)
+        os.close(write_end)
 
 
 def test_settings_that_cannot_be_read_fail_every_env() -> None:
