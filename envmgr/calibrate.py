@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import logging
 import math
-import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -36,8 +35,8 @@ PATIENCE_S = 5.0
 """How long the first reset may take, and the stepping with whatever hangs in it; shorter time
 limits of the config hold here, too."""
 
-ROUND_TRIPS, WAKING_S = 100, 0.02
-"""How often a worker is woken, and how long that may take altogether; less often then."""
+ROUND_TRIPS, LEAST_TRIPS, WAKING_S = 100, 10, 0.02
+"""How often a worker is woken; and how often at least, if more would take longer than this."""
 
 LATE_S = 5e-3
 """An answer that takes longer does not count, and is not waited for: something else takes the core,
@@ -303,9 +302,9 @@ def try_out(engine: Engine, config: ManagerConfig, env_num: int, cores: int) -> 
 def measure_wake_up(engine: Engine, cpu_s: Callable[[], float] = time.thread_time) -> WakeUp | None:
     """Measure what waking the worker of an engine costs, which has built its env.
 
-    It is rung for and rings back, as for a batch of steps. The median counts: on a busy machine
-    either may have to wait for a core. Both sides do the same, so what this thread computes is half
-    of it. The engine's lock is held.
+    It is rung for and rings back, as for a batch of steps. The quickest quarter of the round trips
+    counts: in the others, on a busy machine, either may have had to wait for a core. Both sides do
+    the same, so what this thread computes is half of it. The engine's lock is held.
 
     Args:
         engine: has one worker, that sleeps until it is rung for.
@@ -330,14 +329,15 @@ def measure_wake_up(engine: Engine, cpu_s: Callable[[], float] = time.thread_tim
                 end = now() + WAKING_S
             else:
                 trips.append(WakeUp(now() - began, 2.0 * (cpu_s() - cpu_before_s)))
-            if len(trips) == ROUND_TRIPS or (end is not None and now() >= end):
+            is_over = end is not None and now() >= end
+            if len(trips) == ROUND_TRIPS or (is_over and len(trips) >= LEAST_TRIPS):
                 break
     except (OSError, ValueError):  # a signal handler has closed it in the middle of this
         if not engine.closing:
             raise
     if not trips:
         return None
-    return WakeUp(*map(statistics.median_low, zip(*trips, strict=True)))
+    return WakeUp(*(sorted(figures)[len(trips) // 4] for figures in zip(*trips, strict=True)))
 
 
 def _measure(engine: Engine, config: ManagerConfig) -> Trial:

@@ -11,6 +11,7 @@ import pytest
 from envmgr.calibrate import (
     COSTLY_STEP_S,
     LATE_S,
+    LEAST_TRIPS,
     PATIENCE_S,
     ROUND_TRIPS,
     STEPPING_S,
@@ -462,10 +463,12 @@ def test_a_hundred_round_trips_are_taken() -> None:
     assert took_s == pytest.approx(transport.n_rings * 50 * US)
 
 
-def test_the_median_counts() -> None:
-    found, _, _ = woken([4000] * 3 + [50], [900] * 3 + [10])
+def test_the_quickest_quarter_counts() -> None:
+    found, _, _ = woken([50] + [4000] * 3 + [50], [10] + [900] * 3 + [10])
     assert found == pytest.approx((50 * US, 20 * US))
-    found, _, _ = woken([50] * 3 + [4000], [10] * 3 + [900])
+    found, _, _ = woken([50] * 6 + [4000], [10] * 6 + [900])
+    assert found == pytest.approx((50 * US, 20 * US))
+    found, _, _ = woken([50] * 2 + [4000], [10] * 2 + [900])  # one that is unlike all others
     assert found == pytest.approx((4000 * US, 1800 * US))
 
 
@@ -475,6 +478,14 @@ def test_slow_round_trips_are_fewer() -> None:
     assert found.round_trip_s == pytest.approx(500 * US)
     assert transport.n_rings == pytest.approx(1 + WAKING_S / (500 * US), abs=1)
     assert took_s == pytest.approx(WAKING_S, abs=501 * US * 2)
+
+
+def test_but_not_too_few_to_tell() -> None:
+    found, transport, took_s = woken([4000])
+    assert found is not None
+    assert found.round_trip_s == pytest.approx(4000 * US)
+    assert transport.n_rings == 1 + LEAST_TRIPS
+    assert took_s == pytest.approx(transport.n_rings * 4000 * US)
 
 
 def test_a_worker_that_is_still_starting_is_waited_for() -> None:
