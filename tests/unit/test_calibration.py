@@ -403,7 +403,7 @@ class Doorbells(FakeTransport):
     Args:
         clock: moved by it.
         trips_us: microseconds until it rings back, in order, the last one for ever; None: something
-            else comes first, and the ring is lost in it.
+            else comes first, and the ring is lost in it. No ring is seen before that is read.
         computes_us: of the trainer, likewise.
     """
 
@@ -415,6 +415,7 @@ class Doorbells(FakeTransport):
         self._trip_us: float | None = None
         self._compute_us = self.cpu_s = 0.0
         self.n_rings = 0
+        self._has_unread = False
 
     @property
     def has_block(self) -> bool:
@@ -429,10 +430,15 @@ class Doorbells(FakeTransport):
 
     def await_ring(self, timeout_s: float) -> bool:
         self.cpu_s += self._compute_us * US
-        if self._trip_us is None:
+        self._has_unread = self._has_unread or self._trip_us is None
+        if self._has_unread or self._trip_us is None:
             return False
         self.clock.advance(min(self._trip_us * US, timeout_s))
         return self._trip_us * US <= timeout_s
+
+    def poll(self, timeout_s: float | None, *, pivot: int | None = None) -> None:
+        super().poll(timeout_s, pivot=pivot)
+        self._has_unread = False
 
 
 def woken(
