@@ -1,6 +1,8 @@
 """`num_workers: auto`: how many workers share the envs, found by trying one env in a worker.
 
-The worker is of the same kind as the real ones and ends before the first of them starts.
+What an env does is measured, and what it costs to wake a worker, which differs from machine to
+machine by a factor of a hundred. The worker is of the same kind as the real ones and ends before
+the first of them starts.
 docs/decisions/0010-calibration.md says why the rule is as it is.
 """
 
@@ -8,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import math
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeGuard
@@ -32,11 +35,39 @@ PATIENCE_S = 5.0
 """How long the first reset may take, and the stepping with whatever hangs in it; shorter time
 limits of the config hold here, too."""
 
-WAKE_UP_S = 50e-6
-"""What a worker with one env pays per step for being woken, and the trainer for being answered."""
+ROUND_TRIPS, LEAST_TRIPS, WAKING_S = 100, 10, 0.02
+"""How often a worker is woken; and how often at least, if more would take longer than this."""
+
+LATE_S = 5e-3
+"""An answer that takes longer does not count, and is not waited for: something else takes the core,
+or it has come together with something else."""
+
+BATCH_S = 30e-6
+"""What a worker computes for a batch of its own besides its steps and the wake-up, in Python that
+runs with cold caches. Measured: see the decision."""
 
 COSTLY_STEP_S = 2e-3
-"""Steps that take longer gain less than 3 % from sharing, and the system can balance them."""
+"""Steps that take longer gain little from sharing, and the system can balance them."""
+
+
+class WakeUp(NamedTuple):
+    """What it costs to have a worker that sleeps do something, and to be told of it.
+
+    How long it takes and what it computes are far apart where idle cores wake up slowly, as in many
+    virtual machines. A batch is as much later as it takes. But with more workers than cores these
+    are not idle, and each wake-up costs what it computes.
+
+    Attributes:
+        round_trip_s: seconds from ringing for a worker to its answer; both have slept before.
+        cpu_s: CPU time that the two spend on it, in seconds.
+    """
+
+    round_trip_s: float
+    cpu_s: float
+
+
+TYPICAL = WakeUp(45e-6, 20e-6)
+"""What is taken where there are no doorbells to measure it with: that of an ordinary machine."""
 
 
 class Choice(NamedTuple):
@@ -57,6 +88,7 @@ class Calibration:
         construction_s: seconds from the start of the process to the env built; None if it never
             was.
         trial: what was measured; None if the env could not be tried out.
+        wake_up: what waking a worker costs; None if that was not measured.
     """
 
     env_num: int
@@ -64,10 +96,11 @@ class Calibration:
     choice: Choice
     construction_s: float | None = None
     trial: Trial | None = None
+    wake_up: WakeUp | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """Return everything as plain values, times in seconds; for `stats()`."""
-        trial = self.trial
+        trial, wake_up = self.trial, self.wake_up
         known = {
             "num_workers": self.choice.num_workers,
             "reason": self.choice.reason,
@@ -83,6 +116,8 @@ class Calibration:
             "reset_s": trial.reset_s,
             "n_steps": trial.n_steps,
             "n_episodes": trial.n_episodes,
+            "wake_up_s": None if wake_up is None else wake_up.round_trip_s,
+            "wake_up_cpu_s": None if wake_up is None else wake_up.cpu_s,
         }
 
     def __str__(self) -> str:
@@ -94,16 +129,19 @@ class Calibration:
         )
         if self.trial is None or self.construction_s is None:
             return text
-        trial = self.trial
+        trial, woken = self.trial, "waking a worker was not measured"
+        if self.wake_up is not None:
+            round_trip_s, cpu_s = map(short_time, self.wake_up)
+            woken = f"waking a worker takes {round_trip_s}, and {cpu_s} of CPU time"
         return (
             f"{text} (a step takes {short_time(trial.step_s)}, of which it waits "
             f"{short_time(trial.step_wait_s)}; a reset {short_time(trial.reset_s)}; measured over "
-            f"{trial.n_steps} steps and {trial.n_episodes} episodes; built in "
+            f"{trial.n_steps} steps and {trial.n_episodes} episodes; {woken}; built in "
             f"{short_time(self.construction_s)})"
         )
 
 
-def choose(env_num: int, usable_cores: int, trial: Trial) -> Choice:
+def choose(env_num: int, usable_cores: int, trial: Trial, wake_up: WakeUp) -> Choice:
     """Decide how many workers share the envs.
 
     Sharing a worker saves a wake-up per step. It costs the time in which one env keeps a core idle
@@ -114,12 +152,14 @@ def choose(env_num: int, usable_cores: int, trial: Trial) -> Choice:
         env_num: number of envs.
         usable_cores: cores that workers may run on.
         trial: what one env does.
+        wake_up: what waking a worker costs.
     """
-    step_s = trial.step_s
+    step_s, saved_s = trial.step_s, wake_up.cpu_s + BATCH_S
     if step_s > COSTLY_STEP_S:
-        return Choice(env_num, f"a step takes so long that {short_time(WAKE_UP_S)} do not matter")
-    # Each worker has as much to do in a batch as it costs to wake it.
-    n = max(1, min(env_num, usable_cores, int(env_num * step_s / WAKE_UP_S)))
+        return Choice(env_num, f"a step takes so long that {short_time(saved_s)} do not matter")
+    # Each worker has as much to do in a batch as it takes to have it begin.
+    worth = env_num * step_s / (wake_up.round_trip_s + BATCH_S)
+    n = max(1, min(env_num, usable_cores, int(worth)))
     if n == env_num:
         return Choice(n, "there is a core for each env")
     costs_s = {
@@ -127,11 +167,13 @@ def choose(env_num: int, usable_cores: int, trial: Trial) -> Choice:
         "its resets would keep neighbours waiting": trial.reset_s_per_step,
     }
     cost_s = sum(costs_s.values())
-    if cost_s > WAKE_UP_S:
+    if cost_s > saved_s:
         reason = max(costs_s, key=lambda name: costs_s[name])
         return Choice(env_num, f"{reason}: sharing would cost {short_time(cost_s)} per step")
-    saved = f"sharing saves about {short_time(WAKE_UP_S)} per step and costs {short_time(cost_s)}"
-    return Choice(n, f"its steps are cheap and need a core: {saved}")
+    saved = f"sharing saves about {short_time(saved_s)} per step and costs {short_time(cost_s)}"
+    # What more workers gain is less than waking them takes, and one gains nothing over none.
+    base = "; without isolation, `type: base` would be faster" if n == 1 else ""
+    return Choice(n, f"its steps are cheap and need a core: {saved}{base}")
 
 
 def trial_config_of(config: ManagerConfig) -> ManagerConfig:
@@ -238,22 +280,64 @@ def try_out(engine: Engine, config: ManagerConfig, env_num: int, cores: int) -> 
         ConfigError: the factory cannot be sent to a worker.
         ManagerClosedError: the engine was closed.
     """
-    construction_s = trial = None
+    construction_s = trial = wake_up = None
     engine.supervisor.repair.quiet = True
     began = engine.now()
     try:
         build_all(engine)
         construction_s = engine.now() - began
+        wake_up = measure_wake_up(engine)  # before there are steps: it sleeps at once
         engine.supervisor.place_observations(same_spaces=True)
         trial = _measure(engine, config)
     except LaunchError as error:
         reason, *_ = str(error.failures.get(0, error)).splitlines()
         choice = Choice(env_num, f"an env could not be tried out: {reason}")
     else:
-        choice = choose(env_num, cores, trial)
-    calibration = Calibration(env_num, cores, choice, construction_s, trial)
+        choice = choose(env_num, cores, trial, wake_up or TYPICAL)
+    calibration = Calibration(env_num, cores, choice, construction_s, trial, wake_up)
     logger.info("%s", calibration)
     return calibration
+
+
+def measure_wake_up(engine: Engine, cpu_s: Callable[[], float] = time.thread_time) -> WakeUp | None:
+    """Measure what waking the worker of an engine costs, which has built its env.
+
+    It is rung for and rings back, as for a batch of steps. The quickest quarter of the round trips
+    counts: in the others, on a busy machine, either may have had to wait for a core. Both sides do
+    the same, so what this thread computes is half of it. The engine's lock is held.
+
+    Args:
+        engine: has one worker, that sleeps until it is rung for.
+        cpu_s: seconds of CPU time that this thread has used.
+
+    Returns:
+        None where workers are not rung for, or do not answer.
+    """
+    transport, now = engine.transport, engine.now
+    if not transport.has_block:
+        return None
+    hosts = [env.host_id for env in engine.supervisor.envs if env.host_id is not None]
+    trips: list[WakeUp] = []
+    end: float | None = None  # not before the first answer: until then it starts
+    try:
+        for _ in range(2 * ROUND_TRIPS):
+            began, cpu_before_s = now(), cpu_s()
+            transport.ring(hosts, asks=True)
+            if not transport.await_ring(LATE_S):
+                engine.collect()
+            elif end is None:
+                end = now() + WAKING_S
+            else:
+                trips.append(WakeUp(now() - began, 2.0 * (cpu_s() - cpu_before_s)))
+            is_over = end is not None and now() >= end
+            if len(trips) == ROUND_TRIPS or (is_over and len(trips) >= LEAST_TRIPS):
+                break
+    except (OSError, ValueError):  # a signal handler has closed it in the middle of this
+        if not engine.closing:
+            raise
+    if not trips:
+        return None
+    return WakeUp(*(sorted(figures)[len(trips) // 4] for figures in zip(*trips, strict=True)))
 
 
 def _measure(engine: Engine, config: ManagerConfig) -> Trial:

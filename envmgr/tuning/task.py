@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from envmgr.calibrate import choose
+from envmgr.calibrate import TYPICAL, choose
 from envmgr.config import ManagerConfig
 from envmgr.launch import cores_of
 from envmgr.proc import resident_bytes
@@ -92,11 +92,14 @@ def _try_one(config: Mapping[str, Any], factories: Sequence[EnvFactory], seconds
 
 
 def _present(config: Mapping[str, Any], env_num: int, cores: int, profile: Profile) -> Setting:
-    """Return the setting of the config; what `num_workers: auto` becomes is known by now."""
+    """Return the setting of the config; what `num_workers: auto` becomes is known by now.
+
+    But for what it measures of waking workers: what settings do here is measured itself.
+    """
     setting = setting_of(config)
     if config["num_workers"] != "auto":
         return setting
-    n = choose(env_num, cores, profile.trial).num_workers
+    n = choose(env_num, cores, profile.trial, TYPICAL).num_workers
     return setting._replace(num_workers=None if n == env_num else n)
 
 

@@ -86,6 +86,12 @@ def test_cheap_envs_share_a_worker(
     assert found["n_episodes"] > 1
     assert len(messages(caplog)) == 1
     assert found["reason"] in messages(caplog)[0]
+    if setup.shared_memory:  # it has doorbells
+        assert 0.0 < found["wake_up_s"] < 1.0
+        assert 0.0 < found["wake_up_cpu_s"] < 1.0
+        assert "waking a worker takes" in messages(caplog)[0]
+    else:
+        assert found["wake_up_s"] is found["wake_up_cpu_s"] is None
     assert len(step_all(manager, dict.fromkeys(range(3), 0))) == 3
 
 

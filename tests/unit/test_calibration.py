@@ -10,12 +10,19 @@ import pytest
 
 from envmgr.calibrate import (
     COSTLY_STEP_S,
+    LATE_S,
+    LEAST_TRIPS,
     PATIENCE_S,
+    ROUND_TRIPS,
     STEPPING_S,
+    TYPICAL,
+    WAKING_S,
     Calibration,
     Choice,
+    WakeUp,
     WorkerCount,
     choose,
+    measure_wake_up,
     trial_config_of,
     try_out,
 )
@@ -55,10 +62,10 @@ def trial(
     ("env_num", "cores", "figures", "num_workers"),
     [
         pytest.param(64, 2, trial(4, 0, 10, 22), 2, id="cheap-fill-the-cores"),
-        pytest.param(8, 2, trial(100), 2, id="a-step-as-long-as-two-wake-ups"),
+        pytest.param(8, 2, trial(100), 2, id="a-step-longer-than-a-wake-up"),
         pytest.param(64, 2, trial(0.3), 1, id="a-batch-shorter-than-a-wake-up"),
         pytest.param(8, 2, trial(4), 1, id="a-small-batch-of-cheap-steps"),
-        pytest.param(256, 64, trial(4), 20, id="as-many-as-have-enough-to-do"),
+        pytest.param(256, 64, trial(4), 13, id="as-many-as-have-enough-to-do"),
         pytest.param(64, 2, trial(60, 40), 2, id="waits-shorter-than-a-wake-up"),
         pytest.param(64, 2, trial(100, 60), 64, id="waits"),
         pytest.param(64, 2, trial(1000, 990), 64, id="sleeps"),
@@ -75,7 +82,46 @@ def trial(
     ],
 )
 def test_how_many_workers(env_num: int, cores: int, figures: Trial, num_workers: int) -> None:
-    assert choose(env_num, cores, figures).num_workers == num_workers
+    assert choose(env_num, cores, figures, TYPICAL).num_workers == num_workers
+
+
+@pytest.mark.parametrize(
+    ("wake_up_us", "env_num", "figures", "num_workers"),
+    [
+        pytest.param((5, 4), 8, trial(9), 2, id="fast-and-worth-a-second-worker"),
+        pytest.param((500, 40), 8, trial(90), 1, id="slow-and-not-worth-it"),
+        pytest.param((500, 40), 8, trial(140), 2, id="slow-and-worth-it"),
+        pytest.param((500, 40), 8, trial(500, 100), 8, id="waits-less-than-a-slow-round-trip"),
+        pytest.param((500, 40), 8, trial(500, 60), 2, id="waits-less-than-is-computed"),
+        pytest.param((120, 120), 8, trial(500, 100), 2, id="a-machine-that-computes-slowly"),
+        pytest.param((5, 4), 8, trial(500, 40), 8, id="a-machine-that-computes-fast"),
+    ],
+)
+def test_what_waking_a_worker_costs_decides(
+    wake_up_us: tuple[float, float], env_num: int, figures: Trial, num_workers: int
+) -> None:
+    round_trip_us, cpu_us = wake_up_us
+    wake_up = WakeUp(round_trip_us * US, cpu_us * US)
+    assert choose(env_num, 2, figures, wake_up).num_workers == num_workers
+
+
+@pytest.mark.parametrize(
+    ("cores", "figures", "is_faster"),
+    [
+        (2, trial(4), True),
+        (1, trial(1000), True),
+        (2, trial(100), False),
+        (2, trial(1000, 990), False),
+        (1, trial(1000, 990), False),
+        (2, trial(5000), False),
+    ],
+)
+def test_where_base_would_be_faster_the_reason_says_so(
+    cores: int, figures: Trial, is_faster: bool
+) -> None:
+    choice = choose(8, cores, figures, TYPICAL)
+    assert choice.reason.endswith("without isolation, `type: base` would be faster") is is_faster
+    assert choice.num_workers >= 1
 
 
 @pytest.mark.parametrize(
@@ -88,11 +134,11 @@ def test_how_many_workers(env_num: int, cores: int, figures: Trial, num_workers:
     ],
 )
 def test_the_reason_names_what_decided(figures: Trial, reason: str) -> None:
-    assert choose(5, 2, figures).reason.startswith(reason)
+    assert choose(5, 2, figures, TYPICAL).reason.startswith(reason)
 
 
 def test_an_env_that_keeps_up_with_the_cores_needs_no_other_reason() -> None:
-    assert choose(2, 2, trial(100)) == Choice(2, "there is a core for each env")
+    assert choose(2, 2, trial(100), TYPICAL) == Choice(2, "there is a core for each env")
 
 
 def test_cores_of_workers(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,7 +153,8 @@ def test_cores_of_workers(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_stats_and_the_log_say() -> None:
-    found = Calibration(64, 2, Choice(2, "for a reason"), 0.25, trial(4, 0.5, 10, 20))
+    wake_up = WakeUp(45e-6, 20e-6)
+    found = Calibration(64, 2, Choice(2, "for a reason"), 0.25, trial(4, 0.5, 10, 20), wake_up)
     assert found.as_dict() == {
         "num_workers": 2,
         "reason": "for a reason",
@@ -118,16 +165,19 @@ def test_what_stats_and_the_log_say() -> None:
         "reset_s": pytest.approx(10e-6),
         "n_steps": 1000,
         "n_episodes": 50,
+        "wake_up_s": 45e-6,
+        "wake_up_cpu_s": 20e-6,
     }
     assert str(found) == (
         "num_workers: auto: 2 workers for 64 envs on 2 usable cores: for a reason (a step takes "
         "4 us, of which it waits 0.5 us; a reset 10 us; measured over 1000 steps and 50 episodes; "
-        "built in 250 ms)"
+        "waking a worker takes 45 us, and 20 us of CPU time; built in 250 ms)"
     )
     one = Calibration(8, 2, Choice(1, "r"), 1.25, trial(4000))
     assert "auto: 1 worker for 8" in str(one)
     assert "takes 4 ms" in str(one)
-    assert "built in 1.25 s" in str(one)
+    assert "waking a worker was not measured; built in 1.25 s" in str(one)
+    assert one.as_dict()["wake_up_s"] is one.as_dict()["wake_up_cpu_s"] is None
     failed = Calibration(8, 2, Choice(8, "it failed"))
     assert str(failed).endswith("one worker per env for 8 envs on 2 usable cores: it failed")
     assert failed.as_dict()["construction_s"] is None
@@ -239,13 +289,32 @@ def test_an_env_is_built_reset_and_stepped(caplog: pytest.LogCaptureFixture) -> 
     engine, transport, _ = launched(Worker(), config())
     with caplog.at_level(logging.INFO, "envmgr"):
         found = tried(engine, config())
-    assert found == Calibration(8, 2, choose(8, 2, trial(100)), 0.125, trial(100))
+    assert found == Calibration(8, 2, choose(8, 2, trial(100), TYPICAL), 0.125, trial(100))
     assert found.choice.num_workers == 2
     (host,) = transport.hosts.values()
     (_, reset, calibrate) = host.received
     assert (reset.op, reset.payload.params, reset.payload.seed) == (Op.RESET, {"level": 3}, 7)
     assert (calibrate.op, calibrate.payload) == (Op.APPLY, (try_env, (STEPPING_S,)))
     assert [(r.levelname, r.message) for r in caplog.records] == [("INFO", str(found))]
+
+
+def test_what_waking_the_worker_costs_is_measured_before_it_is_reset(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine, transport, _ = launched(Worker(), config())
+    slow = WakeUp(1000 * US, 40 * US)
+
+    def measured(asked: Engine) -> WakeUp:
+        (host,) = transport.hosts.values()
+        assert asked is engine
+        assert [message.op for message in host.received] == [Op.HELLO]
+        return slow
+
+    monkeypatch.setattr("envmgr.calibrate.measure_wake_up", measured)
+    found = tried(engine, config())
+    assert found.wake_up == slow
+    assert found.choice == choose(8, 2, trial(100), slow)
+    assert found.choice.num_workers == 1
 
 
 @pytest.mark.parametrize("during", [Op.HELLO, Op.RESET, Op.APPLY])
@@ -323,3 +392,153 @@ def test_a_wait_is_never_without_end() -> None:
     engine, transport, _ = launched(Worker(Op.HELLO), config())
     tried(engine, config())
     assert all(poll.timeout_s is not None for poll in transport.polls)
+
+
+# -- waking a worker ------------------------------------------------------------------------------
+
+
+class Doorbells(FakeTransport):
+    """A worker that rings back after so many seconds, and a trainer that computes for each ring.
+
+    Args:
+        clock: moved by it.
+        trips_us: microseconds until it rings back, in order, the last one for ever; None: something
+            else comes first, and the ring is lost in it. No ring is seen before that is read.
+        computes_us: of the trainer, likewise.
+    """
+
+    def __init__(
+        self, clock: FakeClock, trips_us: Iterable[float | None], computes_us: Iterable[float]
+    ) -> None:
+        super().__init__(clock, answer=Worker(seconds=0.0))
+        self._trips_us, self._computes_us = iter(trips_us), iter(computes_us)
+        self._trip_us: float | None = None
+        self._compute_us = self.cpu_s = 0.0
+        self.n_rings = 0
+        self._has_unread = False
+
+    @property
+    def has_block(self) -> bool:
+        return True
+
+    def ring(self, host_ids: Iterable[int], *, asks: bool = False) -> None:
+        assert asks, "else nobody rings back"
+        assert list(host_ids) == list(self.hosts)
+        self.n_rings += 1
+        self._trip_us = next(self._trips_us, self._trip_us)
+        self._compute_us = next(self._computes_us, self._compute_us)
+
+    def await_ring(self, timeout_s: float) -> bool:
+        self.cpu_s += self._compute_us * US
+        self._has_unread = self._has_unread or self._trip_us is None
+        if self._has_unread or self._trip_us is None:
+            return False
+        self.clock.advance(min(self._trip_us * US, timeout_s))
+        return self._trip_us * US <= timeout_s
+
+    def poll(self, timeout_s: float | None, *, pivot: int | None = None) -> None:
+        super().poll(timeout_s, pivot=pivot)
+        self._has_unread = False
+
+
+def woken(
+    trips_us: Iterable[float | None], computes_us: Iterable[float] = (10,)
+) -> tuple[WakeUp | None, Doorbells, float]:
+    """Return what is measured, the doorbells, and how long it took."""
+    clock = FakeClock()
+    transport = Doorbells(clock, trips_us, computes_us)
+    engine = ringing(transport, clock)
+    began = clock()
+    with engine.calling:
+        found = measure_wake_up(engine, lambda: transport.cpu_s)
+    took_s = clock() - began
+    engine.close(0.0)
+    return found, transport, took_s
+
+
+def ringing(transport: Doorbells, clock: FakeClock) -> Engine:
+    engine = build_engine([make_one], trial_config_of(config()), transport, (None, None), clock)
+    engine.supervisor.start_hosts([0])
+    return engine
+
+
+def test_a_hundred_round_trips_are_taken() -> None:
+    found, transport, took_s = woken([50])
+    assert found == pytest.approx((50 * US, 20 * US))  # the worker computes as much
+    assert transport.n_rings == 1 + ROUND_TRIPS
+    assert took_s == pytest.approx(transport.n_rings * 50 * US)
+
+
+def test_the_quickest_quarter_counts() -> None:
+    found, _, _ = woken([50] + [4000] * 3 + [50], [10] + [900] * 3 + [10])
+    assert found == pytest.approx((50 * US, 20 * US))
+    found, _, _ = woken([50] * 6 + [4000], [10] * 6 + [900])
+    assert found == pytest.approx((50 * US, 20 * US))
+    found, _, _ = woken([50] * 2 + [4000], [10] * 2 + [900])  # one that is unlike all others
+    assert found == pytest.approx((4000 * US, 1800 * US))
+
+
+def test_slow_round_trips_are_fewer() -> None:
+    found, transport, took_s = woken([500])
+    assert found is not None
+    assert found.round_trip_s == pytest.approx(500 * US)
+    assert transport.n_rings == pytest.approx(1 + WAKING_S / (500 * US), abs=1)
+    assert took_s == pytest.approx(WAKING_S, abs=501 * US * 2)
+
+
+def test_but_not_too_few_to_tell() -> None:
+    found, transport, took_s = woken([4000])
+    assert found is not None
+    assert found.round_trip_s == pytest.approx(4000 * US)
+    assert transport.n_rings == 1 + LEAST_TRIPS
+    assert took_s == pytest.approx(transport.n_rings * 4000 * US)
+
+
+def test_a_worker_that_is_still_starting_is_waited_for() -> None:
+    late = [None] * 3 + [1e9] * 50
+    found, transport, took_s = woken([*late, 50])
+    assert found == pytest.approx((50 * US, 20 * US))
+    assert transport.n_rings == len(late) + 1 + ROUND_TRIPS
+    assert took_s == pytest.approx(50 * LATE_S + (1 + ROUND_TRIPS) * 50 * US)
+
+
+def test_a_round_trip_that_something_else_comes_into_does_not_count() -> None:
+    found, transport, _ = woken([50, None, 50, 1e9, 50])
+    assert found == pytest.approx((50 * US, 20 * US))
+    assert transport.n_rings == 1 + ROUND_TRIPS + 2
+
+
+def test_a_worker_that_does_not_ring_back_is_not_waited_for_in_vain() -> None:
+    found, _, took_s = woken([1e9])
+    assert found is None
+    assert took_s == pytest.approx(2 * ROUND_TRIPS * LATE_S)
+    found, transport, took_s = woken([None])  # a transport that waits for no rings
+    assert found is None
+    assert (transport.n_rings, took_s) == (2 * ROUND_TRIPS, 0.0)
+
+
+def test_nothing_is_measured_where_there_are_no_doorbells() -> None:
+    engine, transport, clock = launched(Worker(), config())
+    began = clock()
+    with engine.calling:
+        assert measure_wake_up(engine) is None
+    assert clock() == began
+    assert not transport.sent
+    engine.close(0.0)
+
+
+def test_doorbells_that_are_closed_meanwhile_say_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = FakeClock()
+    transport = Doorbells(clock, [50], [10])
+    engine = ringing(transport, clock)
+
+    def fails(timeout_s: float) -> bool:
+        raise ValueError("I/O operation on closed epoll object")
+
+    monkeypatch.setattr(transport, "await_ring", fails)
+    with engine.calling:
+        with pytest.raises(ValueError, match="closed epoll"):
+            measure_wake_up(engine)
+        engine.closing = True  # by a signal handler
+        assert measure_wake_up(engine) is None
+    engine.close(0.0)
