@@ -42,6 +42,17 @@ def copied_reply(message: Message) -> Message:
     return message
 
 
+def copied_info(info: dict[Any, Any]) -> dict[Any, Any]:
+    """Return a copy of an info, as `copied_reply` makes it."""
+    if _UNCHANGEABLE.issuperset(map(type, info.values())):
+        return info.copy()
+    copied: dict[Any, Any] = _copied(info)
+    return copied
+
+
+_UNCHANGEABLE = frozenset((float, int, bool, str, type(None), np.float64, np.float32, np.int64))
+
+
 def _as_it_is(value: Any) -> Any:
     return value
 
