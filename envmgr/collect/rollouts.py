@@ -23,7 +23,7 @@ from envmgr.manager import EnvManager
 from envmgr.manager.loop import failure_text
 from envmgr.seeding import seeds_by_env
 from envmgr.spaces import put_rows, rows_of
-from envmgr.types import Clock, is_abnormal, monotonic
+from envmgr.types import Clock, monotonic
 
 
 class RolloutCollector:
@@ -295,12 +295,10 @@ class RolloutCollector:
         rows = np.flatnonzero(batch.terminated | batch.truncated)
         abnormal: Bools = np.zeros(len(env_ids), np.bool_)
         failures: dict[int, str] = {}
-        for k in batch.told:
-            info = batch.infos[k]
-            if is_abnormal(info):
-                env_id = int(env_ids[k])
-                abnormal[k] = True
-                failures[env_id] = str(failure_text(info, env_id, self.manager))
+        for k in batch.abnormal:
+            env_id = int(env_ids[k])
+            abnormal[k] = True
+            failures[env_id] = str(failure_text(batch.infos[k], env_id, self.manager))
         steps = np.full(len(rows), where) if type(where) is int else where[0][rows]
         ends = Ends(steps, ended, rows_of(batch.obs, rows), self._next_states_of(ended))
         rollout.put_ends(where, batch, abnormal, ends)

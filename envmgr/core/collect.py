@@ -29,7 +29,7 @@ from envmgr.core.table import NOBODY, Selection, Selections
 from envmgr.env.contract import TERMINATED, TOLD, TRUNCATED, info_of
 from envmgr.hot import hot
 from envmgr.spaces import ValueMismatchError, indexed
-from envmgr.types import EnvTimestep
+from envmgr.types import EnvTimestep, is_abnormal
 from envmgr.wire.block import (
     AFTER_BITS,
     DONE,
@@ -99,6 +99,23 @@ class ArrayBatch(NamedTuple):
         """
         infos = self.infos
         return infos.columns() if type(infos) is BatchInfos else columns_of(infos)
+
+    @property
+    def has_infos(self) -> bool:
+        """Whether any of the infos holds more than `terminated` and `truncated`."""
+        infos = self.infos
+        return infos.has_any if type(infos) is BatchInfos else bool(self.told)
+
+    @property
+    def abnormal(self) -> Sequence[int]:
+        """The positions of steps that were abnormal, ascending: what failed, or says so itself.
+
+        To know them takes less than to look at all infos.
+        """
+        infos = self.infos
+        if type(infos) is BatchInfos:
+            return infos.abnormal
+        return [k for k, info in enumerate(infos) if is_abnormal(info)]
 
     @property
     def told(self) -> Sequence[int]:
@@ -704,6 +721,12 @@ class BatchInfos(Sequence[dict[str, Any]]):
         return not self._remarks.specials
 
     @property
+    def has_any(self) -> bool:
+        """Whether there are infos that hold more than `terminated` and `truncated`."""
+        _, _, _, details, read = self._remarks
+        return read is not None or any(info for info, _ in details.values())
+
+    @property
     def told(self) -> Sequence[int]:
         """Where there are infos that hold more than `terminated` and `truncated`, ascending."""
         details, read = self._remarks.details, self._remarks.infos
@@ -712,11 +735,17 @@ class BatchInfos(Sequence[dict[str, Any]]):
             told = sorted({*told, *(k for k in read.told if k not in details)})
         return told
 
+    @property
+    def abnormal(self) -> Sequence[int]:
+        """Where steps were abnormal, ascending; no info says so that is not looked at by itself."""
+        details = self._remarks.details
+        return [position for position, (info, _) in details.items() if is_abnormal(info)]
+
     def columns(self) -> InfoColumns:
         """Return the infos as columns, as `ArrayBatch` has them."""
         details, read = self._remarks.details, self._remarks.infos
         if read is None and not details:
-            return {}
+            return InfoColumns({}, np.ones(len(self), np.bool_))
         if type(read) is RecordBatch and not any(details[k][0] for k in read.odd if k in details):
             return without(read.columns())
         return columns_of(self._made())

@@ -12,6 +12,7 @@ ends of episodes only), and the others are zero. Nothing in it is believed: see 
 
 from __future__ import annotations
 
+import math
 import re
 import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -46,7 +47,7 @@ numpy's dtypes, as `dtype.str` has them."""
 
 _KIND_OF: dict[type, str] = {float: FLOAT, int: INT, bool: BOOL, str: TEXT, type(None): NONE}
 _TYPE_OF: dict[str, type] = {kind: python for python, kind in _KIND_OF.items()}
-_DTYPES: dict[str, str] = {FLOAT: "=f8", INT: "=i8", BOOL: "|b1", NONE: "V0", EMPTY: "V0"}
+_DTYPES: dict[str, str] = {FLOAT: "=f8", INT: "=i8", BOOL: "|b1"}
 _DTYPE = re.compile(r"[<>]([iu][248]|f[248])|\|([iu]1|b1)")
 _CODES: dict[str, str] = {"f8": "d", "b1": "?"} | {
     f"{kind}{1 << power}": code
@@ -74,6 +75,8 @@ class InfoField(NamedTuple):
         """How the value lies in a record; a text with its length before it."""
         if self.kind == TEXT:
             return np.dtype((np.uint8, (1 + _TEXT_BYTES,)))
+        if self.kind in (NONE, EMPTY):
+            return np.dtype((np.uint8, (0,)))
         return np.dtype((_DTYPES.get(self.kind, self.kind), self.shape or ()))
 
 
@@ -86,7 +89,12 @@ class InfoForm:
     Attributes:
         fields: likewise.
         nbytes: the size of a record.
-        dtype: of a record, with a field for each value, and their `names`.
+        offsets: where the values begin in a record.
+        dtype: of a record, with a field for each value.
+        names: of these fields.
+        types: of the values.
+        tree: of all values.
+        most_present: the presence of all of them.
 
     Raises:
         ValueError: these are no fields, or too many, or too large.
@@ -116,6 +124,7 @@ class InfoForm:
             "itemsize": self.nbytes,
         }
         self.dtype: np.dtype[Any] = np.dtype(described)  # type: ignore[call-overload]
+        self.types = tuple(map(_type_of, self.fields))
         self.most_present = (1 << len(self.fields)) - 1
         # What is to be looked at before it is read: which bytes are bools, and which are texts.
         self._bools = [
@@ -188,7 +197,11 @@ class InfoForm:
         """
         if odd:
             records[odd] = 0
-        presences: list[int] = records[:, :4].view(np.uint32)[:, 0].tolist()
+        words = records[:, : _PRESENCE.size].tobytes()
+        if words == words[: _PRESENCE.size] * len(records):
+            presences = list(_PRESENCE.unpack_from(words))
+        else:
+            presences = np.frombuffer(words, np.uint32).tolist()
         if max(presences) > self.most_present:
             raise ValueMismatchError("an info in shared memory has values that its form has not")
         for offset, nbytes in self._bools:
@@ -235,8 +248,10 @@ def _is_sound(field: Any) -> bool:
         return False
     if shape is None:
         return np.dtype(kind).isnative
-    is_shape = type(shape) is tuple and len(shape) <= _MOST_DEPTH
-    return is_shape and all(type(size) is int and 0 <= size <= RECORD_BYTES for size in shape)
+    if type(shape) is not tuple or len(shape) > _MOST_DEPTH:
+        return False
+    are_sizes = all(type(size) is int and 0 <= size <= RECORD_BYTES for size in shape)
+    return are_sizes and math.prod(shape) <= RECORD_BYTES
 
 
 def form_of(info: dict[str, Any]) -> InfoForm | None:
@@ -379,7 +394,10 @@ class _Tree:
         self._keys_list = list(self.keys)
 
     def values_of(self, info: dict[str, Any]) -> list[Any] | None:
-        """Return the values of an info with these keys and types; None if it is another one."""
+        """Return the values of an info with these keys and types; None if it is another one.
+
+        Keys are compared as dicts do: who calls this has seen that those of the env are no others.
+        """
         if [*info] != self._keys_list or [*map(type, info.values())] != self.types:
             return None
         if self.is_flat:
@@ -403,12 +421,17 @@ class _Tree:
         each = [next(columns) if part is None else part.dicts(columns, count) for part in parts]
         return [dict(zip(keys, row, strict=False)) for row in zip(*each, strict=True)]
 
-    def nested(self, values: Iterator[Any]) -> dict[str, Any]:
-        """Return one nested dict of values, one after another."""
-        return {
-            key: next(values) if part is None else part.nested(values)
-            for key, part in zip(self.keys, self.parts, strict=True)
-        }
+    def nested(self, columns: Iterator[Any]) -> dict[str, Any]:
+        """Return one nested dict of columns, given one after another."""
+        found: dict[str, Any] = {}
+        for key, part in zip(self.keys, self.parts, strict=True):
+            if part is None:
+                found[key] = next(columns)
+            else:
+                inner = part.nested(columns)
+                present = [column.present for column in inner.values()]
+                found[key] = InfoColumns(inner, np.logical_or.reduce(present))
+        return found
 
 
 def _type_of(field: InfoField) -> type:
@@ -424,6 +447,13 @@ def _type_of(field: InfoField) -> type:
 
 class RecordBatch:
     """The infos of k rows that are of one form: copies of their records.
+
+    Args:
+        form: their form.
+        records: of all of them.
+        presences: which values each of them has; one number, if that is the same for all.
+        texts: of those values that are texts, by number of the field.
+        odd: positions of those that are not of the form.
 
     Attributes:
         form: their form.
@@ -449,10 +479,9 @@ class RecordBatch:
     def dicts(self) -> list[dict[str, Any]]:
         """Return the infos."""
         presences = self._presences
-        count, first = len(presences), presences[0]
-        if presences.count(first) == count:
-            return self._dicts_of(first, None)
-        infos: list[Any] = [None] * count
+        if len(presences) == 1:
+            return self._dicts_of(presences[0], None)
+        infos: list[Any] = [None] * len(presences)
         for presence in set(presences):
             positions = [k for k, one in enumerate(presences) if one == presence]
             for k, info in zip(positions, self._dicts_of(presence, positions), strict=True):
@@ -460,8 +489,7 @@ class RecordBatch:
         return infos
 
     def _dicts_of(self, presence: int, positions: list[int] | None) -> list[dict[str, Any]]:
-        values = self._values
-        count = len(self._presences)
+        values, count = self._values, len(self._records)
         if positions is not None:
             values, count = values[positions], len(positions)
         columns = []
@@ -500,42 +528,39 @@ class RecordBatch:
 
     def columns(self) -> InfoColumns:
         """Return the infos as columns; without those that are of another form."""
-        form, presences = self.form, self._presences
-        count, first = len(presences), presences[0]
-        are_alike = presences.count(first) == count
-        any_present = first
-        if not are_alike:
-            for presence in set(presences):
-                any_present |= presence
-        values, found = self._values, list[Any]()
+        form, presences, count = self.form, self._presences, len(self._records)
+        any_present = 0
+        for presence in set(presences):
+            any_present |= presence
+        values, found, all_present = self._values, list[Any](), np.ones(count, np.bool_)
         for k, field in enumerate(form.fields):
             if not any_present >> k & 1:
                 continue
-            present = (
-                np.ones(count, np.bool_)
-                if are_alike
-                else np.array([presence >> k & 1 for presence in presences], np.bool_)
-            )
+            if len(presences) == 1:
+                present = all_present.copy()
+            else:
+                present = np.array([presence >> k & 1 for presence in presences], np.bool_)
             if field.kind == EMPTY:
-                found.append({})
-            elif field.kind in (TEXT, NONE):
-                objects = np.full(count, None, dtype=object)
+                found.append(InfoColumns({}, present))
+                continue
+            if field.kind in (TEXT, NONE):
+                column = np.full(count, None, dtype=object)
                 if field.kind == TEXT:
                     texts = self._texts[k]
                     for position in present.nonzero()[0].tolist():
-                        objects[position] = texts[position]
-                found.append(InfoColumn(objects, present))
+                        column[position] = texts[position]
             else:
                 column = values[form.names[k]].copy()
-                if not are_alike:
-                    column[~present] = 0
-                found.append(InfoColumn(column, present))
-        return form.tree_of(any_present).nested(iter(found))
+            found.append(InfoColumn.of(column, present, form.types[k]))
+        return InfoColumns(form.tree_of(any_present).nested(iter(found)), all_present)
 
     @property
     def told(self) -> list[int]:
         """The positions of infos with values, ascending."""
-        return [k for k, presence in enumerate(self._presences) if presence]
+        presences = self._presences
+        if len(presences) == 1:
+            return list(range(len(self._records))) if presences[0] else []
+        return [k for k, presence in enumerate(presences) if presence]
 
 
 # -- the worker's side --------------------------------------------------------------------------
@@ -639,10 +664,10 @@ _PATIENCE = 256
 """So many infos that are of no known form a host looks at more closely."""
 
 _PROPOSED_AFTER = 8
-"""A form is proposed when so many infos of no known form have had it in a row."""
+"""A form is proposed when so many infos of no known form in a row have been of it."""
 
 _MOST_ODD = 1000
-"""After so many infos of no form, if these are the most, records are given up."""
+"""After so many infos of no form, if few others were of one, records are given up."""
 
 _MOST_PACKERS = 4
 
@@ -657,6 +682,8 @@ class HostForms:
         numbered: the forms, by number, the oldest first.
         version: changes whenever there is a new one.
         is_given_up: no records are written any more.
+        of_steps: looks at infos of steps that are of no known form.
+        of_resets: likewise of resets.
     """
 
     def __init__(self, propose: Callable[[int, tuple[InfoField, ...] | None], None]) -> None:
@@ -664,11 +691,9 @@ class HostForms:
         self.numbered: dict[int, InfoForm] = {}
         self.version = 0
         self.is_given_up = False
+        self.of_steps, self.of_resets = FormSeeker(self), FormSeeker(self)
         self._patience = _PATIENCE
-        self._seen: InfoForm | None = None
-        self._n_seen = 0
         self._proposed: set[InfoForm] = set()
-        self._n_odd = 0
 
     def learn(self, forms: Iterable[tuple[int, tuple[InfoField, ...]]]) -> None:
         """Take note of forms that the trainer has numbered."""
@@ -687,35 +712,56 @@ class HostForms:
                     return _Packer(number, known, presence)
         return None
 
-    def note_odd(self, env_id: int, info: dict[str, Any], like: int, n_like: int) -> None:
-        """An info has gone as a whole.
+    def give_up(self, env_id: int) -> None:
+        """Write no records any more: most infos of an env have no form."""
+        self.is_given_up = True
+        self._propose(env_id, None)
 
-        A form that was seen several times is proposed, together with that of the env's others.
+    def closer_look(self, info: dict[str, Any]) -> InfoForm | None:
+        """Return the form of an info; None if it has none, or if enough were looked at."""
+        if not self._patience:
+            return None
+        self._patience -= 1
+        return form_of(info)
+
+    def propose(self, env_id: int, form: InfoForm) -> None:
+        """Tell the trainer of a form, once."""
+        if form not in self._proposed and form not in self.numbered.values():
+            self._proposed.add(form)
+            self._propose(env_id, form.fields)
+
+
+class FormSeeker:
+    """Finds the form of those infos, of steps or of resets, that are of no known form.
+
+    Args:
+        forms: what the host knows.
+    """
+
+    def __init__(self, forms: HostForms) -> None:
+        self._forms = forms
+        self._form: InfoForm | None = None
+        self._n_seen = 0
+
+    def look_at(self, env_id: int, info: dict[str, Any], known: InfoForm | None) -> None:
+        """Look at an info; if several in a row have a form together, propose it.
 
         Args:
             env_id: the env.
             info: it.
-            like: the number of the form of earlier ones; 0 for none.
-            n_like: how many there were.
+            known: the form of other infos of the env, which is to be a part of it.
         """
-        self._n_odd += 1
-        if self._n_odd >= _MOST_ODD and self._n_odd > n_like:
-            self.is_given_up = True
-            self._propose(env_id, None)
-            return
-        if not self._patience:
-            return
-        self._patience -= 1
-        form, known = form_of(info), self.numbered.get(like)
+        form = self._forms.closer_look(info)
         if form is not None and known is not None:
             form = known.with_all_of(form) or form
-        if form is None or form == known or form in self._proposed:
-            return
-        self._n_seen = self._n_seen + 1 if form == self._seen else 1
-        self._seen = form
-        if self._n_seen == _PROPOSED_AFTER:
-            self._proposed.add(form)
-            self._propose(env_id, form.fields)
+        before = self._form
+        both = form if before is None or form is None else before.with_all_of(form)
+        self._n_seen = self._n_seen + 1 if both is not None else 1
+        self._form = both or form
+        if self._form is not None and self._n_seen >= _PROPOSED_AFTER:
+            self._forms.propose(env_id, self._form)
+            self._form = None
+            self._n_seen = 0
 
 
 class InfoWriter:
@@ -723,6 +769,7 @@ class InfoWriter:
 
     Args:
         forms: what its host knows.
+        seeker: looks at what is of no known form.
         env_id: the env.
         record: the bytes that it has for a record.
         numbers: says of which form that is.
@@ -733,22 +780,33 @@ class InfoWriter:
         "_env_id",
         "_forms",
         "_n_like",
+        "_n_odd",
         "_numbers",
         "_packers",
         "_record",
         "_row",
+        "_seeker",
         "_version",
     )
 
-    def __init__(self, forms: HostForms, env_id: int, record: Any, numbers: Any, row: int) -> None:
+    def __init__(
+        self,
+        forms: HostForms,
+        seeker: FormSeeker,
+        env_id: int,
+        record: Any,
+        numbers: Any,
+        row: int,
+    ) -> None:
         self._forms = forms
+        self._seeker = seeker
         self._env_id = env_id
         self._record = record
         self._numbers = numbers
         self._row = row
         self._packers: list[_Packer] = []
         self._version = -1
-        self._n_like = 0
+        self._n_like = self._n_odd = 0
 
     def write(self, info: dict[str, Any]) -> bool:
         """Write an info that is not empty; False if it has to go otherwise."""
@@ -777,6 +835,12 @@ class InfoWriter:
 
     def note_odd(self, info: dict[str, Any]) -> None:
         """An info that could not be written here has gone as a whole."""
-        if not self._forms.is_given_up:
-            like = self._packers[0].number if self._packers else 0
-            self._forms.note_odd(self._env_id, info, like, self._n_like)
+        forms = self._forms
+        if forms.is_given_up:
+            return
+        self._n_odd += 1
+        if self._n_odd >= _MOST_ODD and self._n_odd > 2 * self._n_like:
+            forms.give_up(self._env_id)
+            return
+        known = forms.numbered[self._packers[0].number] if self._packers else None
+        self._seeker.look_at(self._env_id, info, known)

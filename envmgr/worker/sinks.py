@@ -220,10 +220,10 @@ class BlockSink(MessageSink):
             self.write_info = partial(_hand_over, handed_over.infos, row)
             self.write_reset_info = partial(_hand_over, handed_over.reset_infos, row)
         else:
-            for_row = partial(InfoWriter, forms, env_id)
             numbers = items(block.info_forms), items(block.reset_info_forms)
-            of_steps = for_row(items(block.infos[row]), numbers[0], row)
-            of_resets = for_row(items(block.reset_infos[row]), numbers[1], row)
+            records = items(block.infos[row]), items(block.reset_infos[row])
+            of_steps = InfoWriter(forms, forms.of_steps, env_id, records[0], numbers[0], row)
+            of_resets = InfoWriter(forms, forms.of_resets, env_id, records[1], numbers[1], row)
             self.write_info, self._note_odd = of_steps.write, of_steps.note_odd
             self.write_reset_info, self._note_odd_reset = of_resets.write, of_resets.note_odd
         self._reward_room = block.plan.reward_room

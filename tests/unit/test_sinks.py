@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from envmgr.wire.frames import encode
 from envmgr.wire.block import INFO_BYTES
+from envmgr.wire.frames import encode
 from envmgr.wire.messages import (
     FailureKind,
     Message,
