@@ -33,6 +33,9 @@ RECORD_BYTES = 1024
 MOST_FORMS = 15
 """So many forms there may be in one manager: numbers 1 to 15."""
 
+_LOOKED_AT = "abnormal"
+"""An info that says whether its step was abnormal goes as a whole: somebody has to look at it."""
+
 _MOST_KEY_CHARACTERS = 200
 _MOST_DEPTH = 8
 _TEXT_BYTES = 64
@@ -238,7 +241,7 @@ def _is_sound(field: Any) -> bool:
     if type(field) is not InfoField or type(field.path) is not tuple:
         return False
     path, kind, shape = field
-    if not 0 < len(path) <= _MOST_DEPTH or type(kind) is not str:
+    if not 0 < len(path) <= _MOST_DEPTH or type(kind) is not str or path[0] == _LOOKED_AT:
         return False
     if any(type(key) is not str or len(key) > _MOST_KEY_CHARACTERS for key in path):
         return False
@@ -255,15 +258,10 @@ def _is_sound(field: Any) -> bool:
 
 
 def form_of(info: dict[str, Any]) -> InfoForm | None:
-    """Return the form of an info; None if it cannot go as a record.
-
-    What says that a step was `abnormal` does not: somebody has to look at it.
-    """
+    """Return the form of an info; None if it cannot go as a record."""
     fields = _fields_of(info)
-    if fields is None or "abnormal" in info:
-        return None
     try:
-        return InfoForm(fields)
+        return None if fields is None else InfoForm(fields)
     except ValueError:
         return None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -37,6 +38,9 @@ def copied_reply(message: Message) -> Message:
     if message.op in (Op.STEPPED, Op.RESET_DONE) and message.payload is not None:
         reference, *rest = message.payload
         return message._replace(payload=(reference, *map(_copied, rest)))
+    if message.op == Op.FAILED and message.payload.info is not None:
+        failure = replace(message.payload, info=_copied(message.payload.info))
+        return message._replace(payload=failure)
     if message.op == Op.RESULT:
         return message._replace(payload=_copied(message.payload))
     return message

@@ -360,6 +360,7 @@ FIELD = InfoField(("a",), "float")
         (FIELD, InfoField(("a", "b"), "float")),
         (FIELD, InfoField(("b",), "float"), InfoField(("a",), "int")),
         (InfoField((), "float"),),
+        (InfoField(("abnormal",), "bool"),),
         (InfoField(("a",) * 9, "float"),),
         (InfoField((1,), "float"),),  # type: ignore[arg-type]
         (InfoField((Text("a"),), "float"),),
