@@ -13,8 +13,11 @@ import numpy as np
 import pytest
 
 from envmgr import create_env_manager
+from envmgr.collect import EpisodeCollector, RolloutCollector
+from envmgr.errors import ConfigError
 from envmgr.wire.block import block_is_possible
 from envmgr.wire.info_forms import RecordBatch
+from tests.cases import for_each
 from tests.values import same_values
 
 N = 4
@@ -34,17 +37,24 @@ class Telling(gym.Env[Any, Any]):
         env_id: part of what it tells.
         odd: what else it does, by number of the step: a function of its info, which returns info,
             reward and whether the episode ends.
+        is_mortal: whether it ends its worker when it is told to.
     """
 
     observation_space = gym.spaces.Box(-1.0, 99.0, (2,), np.float32)
     action_space = gym.spaces.Discrete(2)
 
     def __init__(
-        self, env_id: int, odd: Mapping[int, Callable[[dict[str, Any]], Any]] | None = None
+        self,
+        env_id: int,
+        odd: Mapping[int, Callable[[dict[str, Any]], Any]] | None = None,
+        *,
+        is_mortal: bool = False,
     ) -> None:
         self._env_id, self._odd = env_id, odd or {}
         self._n = self._n_resets = 0
         self._array = np.zeros(2)
+        self._info: dict[str, Any] = {"x": 0.0, "n": env_id, "at": self._array, "in": {"t": ""}}
+        self._is_mortal = is_mortal
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
         """Begin an episode."""
@@ -52,12 +62,14 @@ class Telling(gym.Env[Any, Any]):
         return np.zeros(2, np.float32), {"begun": self._n_resets, "env": self._env_id}
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        """Tell where it is; the array is always the same object."""
-        if action == DIE:
+        """Tell where it is; what it tells is always the same object."""
+        if action == DIE and self._is_mortal:
             os._exit(3)
         self._n += 1
         self._array[:] = self._n
-        info = {"x": 1.5 * self._n, "n": self._env_id, "at": self._array, "in": {"t": f"{self._n}"}}
+        info = self._info
+        info["x"] = 1.5 * self._n
+        info["in"]["t"] = f"{self._n}"
         reward, done = 1.0, False
         if self._n in self._odd:
             info, reward, done = self._odd[self._n](info)
@@ -151,8 +163,9 @@ def test_what_is_odd_comes_out_beside_records(name: str, rows: tuple[int, ...]) 
 
 
 def test_envs_that_are_renewed_begin_with_the_forms_of_the_others() -> None:
-    made = [partial(Telling, i) for i in range(N)]
-    with create_env_manager(CONFIGS["subprocess"], env_fn=made) as manager:
+    made = [partial(Telling, i, is_mortal=True) for i in range(N)]
+    config = {"type": "subprocess", "context": "fork"}  # each has a worker of its own
+    with create_env_manager(config, env_fn=made) as manager:
         ids, actions = list(range(N)), np.zeros(N, np.int64)
         for k in range(KNOWN + 10):
             manager.ready_arrays(ids)
@@ -182,3 +195,62 @@ def test_that_envs_have_no_form_is_logged_once(caplog: pytest.LogCaptureFixture)
         assert manager.step(dict.fromkeys(range(N), 0))[0].info["a"] == [1]
     said = [record for record in caplog.records if "stable form" in record.getMessage()]
     assert len(said) == 1
+
+
+# -- collectors keep what they are asked for ------------------------------------------------------
+
+
+def ends_at(*steps: int) -> dict[int, Callable[[dict[str, Any]], Any]]:
+    return dict.fromkeys(steps, ODD["an end that says more"])
+
+
+@pytest.mark.parametrize("kind", ["base", "subprocess"])
+def test_rollouts_hold_what_they_are_asked_for(kind: str) -> None:
+    made = [partial(Telling, i, {**ends_at(3 + i), 7: ODD["a part"]}) for i in range(N)]
+    config = {"type": "base"} if kind == "base" else CONFIGS["subprocess"]
+    with create_env_manager(dict(config), env_fn=made) as manager:
+        keys = ["x", "n", "at", "nothing", "in"]
+        collector = RolloutCollector(manager, n_steps=5, info_keys=keys)
+        rollout = collector.collect()
+        assert rollout.infos.keys() == {"x", "n", "at"}, "others are there in no step, or are dicts"
+        values, present = rollout.infos["x"]
+        assert present.all()
+        assert values.tolist() == [[1.5 * t] * N for t in range(1, 6)]
+        assert rollout.infos["n"].values.tolist() == [list(range(N))] * 5
+        assert rollout.infos["at"].values[:, :, 1].tolist() == [[t] * N for t in range(1, 6)]
+        collector.collect()
+        values, present = rollout.infos["x"]
+        assert present.tolist() == [[True] * N, [False] * N, *[[True] * N] * 3]
+        assert values[:, 0].tolist() == [9.0, 0.0, 12.0, 13.5, 15.0]
+        assert rollout.infos["n"].values[1].tolist() == [7] * N
+
+
+def test_a_rollout_of_values_of_unlike_types_holds_objects() -> None:
+    made = [
+        partial(Telling, i, {2: lambda info: ({"x": np.ones(2), "n": "text"}, 1.0, False)})
+        for i in range(2)
+    ]
+    with create_env_manager({"type": "base"}, env_fn=made) as manager:
+        rollout = RolloutCollector(manager, n_steps=3, info_keys=("x", "n")).collect()
+    x, n = rollout.infos["x"].values, rollout.infos["n"].values
+    assert (x.dtype, n.dtype, x.shape) == (object, object, (3, 2))
+    assert [type(value) for value in x[:, 0]] == [float, np.ndarray, float]
+    assert n[:, 1].tolist() == [1, "text", 1]
+    assert rollout.infos["n"].present.all()
+
+
+def test_trajectories_keep_what_they_are_asked_for() -> None:
+    made = [partial(Telling, i, ends_at(4)) for i in range(2)]
+    with create_env_manager({"type": "base"}, env_fn=made) as manager:
+        collector = EpisodeCollector(manager, info_keys=("episode", "n"))
+        for one in collector.collect(2):
+            assert [*one.infos[0]] == ["n"]
+            assert one.infos[-1] == {"episode": {"r": 1.0}, "n": one.env_id}
+
+
+@for_each("keys", ["x", [1], 7, {"x": 1}, [b"x"]])
+def test_what_are_no_keys_of_infos(keys: Any) -> None:
+    with create_env_manager({"type": "base"}, env_fn=[partial(Telling, 0)]) as manager:
+        for make in (partial(RolloutCollector, n_steps=3), EpisodeCollector):
+            with pytest.raises(ConfigError, match="info_keys should be a list"):
+                make(manager, info_keys=keys)
