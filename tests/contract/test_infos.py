@@ -182,6 +182,26 @@ def test_envs_that_are_renewed_begin_with_the_forms_of_the_others() -> None:
         assert manager.stats()["failures"] == 2
 
 
+class Counting(Telling):
+    """Tells one number, in the same dict each time."""
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        """Count."""
+        obs, *rest, _ = super().step(action)
+        for key in ("at", "in", "n"):
+            self._info.pop(key, None)
+        return obs, *rest, self._info
+
+
+@pytest.mark.parametrize("name", ["thread", "subprocess", "messages", "base"])
+def test_an_env_may_use_the_same_dict_again(name: str) -> None:
+    messages = {**CONFIGS["subprocess"], "shared_memory": False}
+    config = {"base": {"type": "base"}, "messages": messages, **CONFIGS}[name]
+    with create_env_manager(config, env_fn=[partial(Counting, 0)] * 2) as manager:
+        seen = [manager.step({0: 0, 1: 0}) for _ in range(KNOWN)]
+    assert [steps[1].info["x"] for steps in seen] == [1.5 * k for k in range(1, KNOWN + 1)]
+
+
 def test_that_envs_have_no_form_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     def make() -> Telling:
         return Telling(0, dict.fromkeys(range(1, 3000), lambda info: ({"a": [1]}, 1.0, False)))
