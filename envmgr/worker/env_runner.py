@@ -638,7 +638,7 @@ def ordinary_steps(runner: EnvRunner, sink: BlockSink) -> StepFunction:
             rest=lambda token, result: take_step(sink, token, step_result_of, result),
             failed=partial(report_exception, sink),
             end=end_episode,
-            write_info=_leave_to_python,
+            write_info=write_info,
             after=after_step,
             ndarray=ndarray,
             float64=np.float64,
@@ -657,10 +657,6 @@ def ordinary_steps(runner: EnvRunner, sink: BlockSink) -> StepFunction:
         )
         return in_c
     return step
-
-
-def _leave_to_python(info: Any) -> bool:
-    return False
 
 
 _TESTED_IN_C = (np.dtype(np.float32), np.dtype(np.float64))
