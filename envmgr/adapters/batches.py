@@ -8,8 +8,8 @@ import numbers
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
-from envmgr.adapters.failures import failure_of, plain_info, raise_in_trainer, raises
-from envmgr.adapters.rows import RowIds, Rows, joined
+from envmgr.adapters.failures import failure_of, raise_in_trainer, raises
+from envmgr.adapters.rows import PlainInfos, RowIds, Rows, joined
 from envmgr.env.agent_rows import refuse_agents
 from envmgr.errors import (
     ConfigError,
@@ -356,19 +356,14 @@ class FixedBatches:
     def rows_of(self, batch: ArrayBatch) -> Rows:
         """Return timesteps as rows."""
         obs, rewards, terminated, truncated = batch[1:5]
-        told = batch.told
-        infos: list[dict[str, Any]] | None = None
-        if told:
-            infos = [{} for _ in batch.infos]
-            for position in told:
-                infos[position] = plain_info(batch.infos[position])
+        infos = PlainInfos(batch) if batch.has_infos else None
         return Rows(obs, rewards, terminated, truncated, infos, batch.ended.tolist())
 
     def failure_in(self, *batches: ArrayBatch) -> EnvFailure | None:
         """Return the first failure in timesteps that is to be raised in the trainer, if any."""
         if self._raises:
             for batch in batches:
-                for position in batch.told:
+                for position in batch.abnormal:
                     failure = failure_of(batch.infos[position])
                     if failure is not None:
                         return failure

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from envmgr.adapters.rows import RowIds
+from envmgr.manager import InfoColumn
 from envmgr.spaces import leafwise
 
 AddInfo = Callable[[dict[str, Any], dict[str, Any], int], dict[str, Any]]
@@ -20,11 +22,92 @@ def batched(infos: Iterable[dict[str, Any]], add: AddInfo) -> dict[str, Any]:
         infos: of all envs.
         add: adds the info of one env, as `VectorEnv._add_info` does.
     """
-    vector: dict[str, Any] = {}
-    for env_id, info in enumerate(infos):
+    return with_more({}, enumerate(infos), add)
+
+
+def with_more(
+    vector: dict[str, Any], infos: Iterable[tuple[int, dict[str, Any]]], add: AddInfo
+) -> dict[str, Any]:
+    """Return a dict such as `batched` returns, with the infos of some more envs in it."""
+    for env_id, info in infos:
         if info:
             vector = add(vector, info, env_id)
     return vector
+
+
+def are_like(columns: Mapping[str, Any], infos: Iterable[dict[str, Any]]) -> bool:
+    """Whether infos have no values that are of other types than those in columns."""
+    for info in infos:
+        for key, value in info.items():
+            if f"_{key}" in columns or (key[:1] == "_" and key[1:] in columns):
+                return False
+            column = columns.get(key)
+            if column is None:
+                continue
+            if not isinstance(column, InfoColumn):
+                if type(value) is not dict or not are_like(column, (value,)):
+                    return False
+            elif type(value) is not column.kind or type(value) is np.ndarray:
+                return False
+    return True
+
+
+def of_columns(
+    columns: Mapping[str, Any], n: int, positions: RowIds | None = None
+) -> dict[str, Any] | None:
+    """Return what `batched` makes of infos, given their columns; there is no loop over envs.
+
+    Args:
+        columns: as `ArrayBatch.info_columns`.
+        n: number of envs.
+        positions: the envs whose infos they are; None for all of them.
+
+    Returns:
+        None if `VectorEnv._add_info` makes something else of them: of values of several types, say.
+    """
+    vector: dict[str, Any] = {}
+    for key, column in columns.items():
+        if key in _SPECIAL or f"_{key}" in columns:
+            return None
+        values: Any
+        if isinstance(column, InfoColumn):
+            values = _values_as_added(column)
+            if values is not None and positions is not None:
+                whole: Any = np.zeros((n, *values.shape[1:]), values.dtype)
+                if values.dtype == object:
+                    whole.fill(None)
+                whole[positions] = values
+                values = whole
+        else:
+            values = of_columns(column, n, positions)
+        if values is None:
+            return None
+        present = column.present
+        if positions is not None:
+            present = np.zeros(n, np.bool_)
+            present[positions] = column.present
+        vector[key], vector[f"_{key}"] = values, present
+    return vector
+
+
+_SPECIAL = frozenset(("final_obs", "error"))
+"""What Gymnasium keeps unbatched; and what is an exception before it is a text."""
+
+
+def _values_as_added(column: InfoColumn) -> npt.NDArray[Any] | None:
+    values, present = column
+    kind = column.kind
+    if kind is np.bool_:  # of which Gymnasium does not know
+        objects = np.full(len(values), None, dtype=object)
+        objects[present] = list(values[present])
+        return objects
+    if values.dtype != object:
+        return values
+    is_object = kind is not None and not issubclass(kind, _NO_OBJECTS)
+    return values if is_object else None
+
+
+_NO_OBJECTS = (int, float, dict, np.ndarray, np.number)
 
 
 def adding_as_029(n: int) -> AddInfo:

@@ -24,7 +24,7 @@ from envmgr.adapters.gym_arguments import (
     is_029,
 )
 from envmgr.adapters.gym_calls import InThread, PendingCall
-from envmgr.adapters.rows import Rows, spread
+from envmgr.adapters.rows import InfosWithResets, PlainInfos, Rows, spread
 from envmgr.config.schema import as_mapping
 from envmgr.errors import ActionError, EnvManagerError, MethodAccessError
 from envmgr.manager import EnvManager
@@ -78,6 +78,8 @@ class ManagerVectorEnv(VectorEnv[Any, Any, Any]):
         self._resetting: InThread | None = None
         self._results: list[Any] = []
         self._add = gym_infos.adding_as_029(self.num_envs) if self._as_029 else self._add_info
+        is_gymnasiums = type(self)._add_info is VectorEnv._add_info
+        self._takes_columns = is_gymnasiums and not self._as_029
         self._copies = manager.cfg.copy_on_get is True
         self._final: Final = {}
         batches.build()
@@ -282,9 +284,29 @@ class ManagerVectorEnv(VectorEnv[Any, Any, Any]):
         if rows.ended:
             final = rows_of(rows.obs, rows.ended)
             shown.update((env_id, (final, k)) for k, env_id in enumerate(rows.ended))
-        infos = {} if rows.infos is None else gym_infos.batched(rows.infos, self._add)
+        infos = {} if rows.infos is None else self._batched(rows.infos)
         result = self._shown(rows.obs), rows.rewards, rows.terminated, rows.truncated, infos
         return result, shown
+
+    def _batched(self, infos: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        """Return the infos of a step as one dict."""
+        found = None
+        if self._takes_columns and isinstance(infos, (PlainInfos, InfosWithResets)):
+            found = self._in_columns(infos)
+        return gym_infos.batched(infos, self._add) if found is None else found
+
+    def _in_columns(self, infos: PlainInfos | InfosWithResets) -> dict[str, Any] | None:
+        """As `_batched`, without a loop over envs that go on; None if that cannot be done."""
+        n = self.num_envs
+        if isinstance(infos, PlainInfos):
+            columns = infos.columns
+            return None if columns is None else gym_infos.of_columns(columns, n)
+        of_rows, begun = infos.of_rows, infos.begun
+        columns = of_rows.columns if isinstance(of_rows, PlainInfos) else None
+        if columns is None or not gym_infos.are_like(columns, begun.values()):
+            return None
+        found = gym_infos.of_columns(columns, n, infos.positions)
+        return None if found is None else gym_infos.with_more(found, begun.items(), self._add)
 
     def _with_resets(self, step: Step, timeout: float | None) -> Rows | None:
         """Return a step in which some envs show the first observations of their episodes."""
@@ -294,12 +316,10 @@ class ManagerVectorEnv(VectorEnv[Any, Any, Any]):
         if len(going) and rows is None:
             return None
         first, begun_infos = self._batches.first_obs(begun), self._batches.first_infos(begun)
-        infos: list[dict[str, Any]] | None = None
+        infos: Sequence[dict[str, Any]] | None = None
         if any(begun_infos) or (rows is not None and rows.infos is not None):
-            found = dict(zip(begun, begun_infos, strict=True))
-            if rows is not None and rows.infos is not None:
-                found.update(zip(going.tolist(), rows.infos, strict=True))
-            infos = [found.get(i, {}) for i in range(n)]
+            of_rows = None if rows is None else rows.infos
+            infos = InfosWithResets(n, dict(zip(begun, begun_infos, strict=True)), going, of_rows)
         if rows is None:
             no = np.zeros((2, n), dtype=np.bool_)
             return Rows(first, np.zeros(n), no[0], no[1], infos, [])

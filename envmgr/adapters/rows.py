@@ -2,15 +2,114 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, overload
 
 import numpy as np
 import numpy.typing as npt
 
+from envmgr.adapters.failures import plain_info
+from envmgr.manager import ArrayBatch
 from envmgr.spaces import concatenated, rows_of
 
 RowIds = Sequence[int] | npt.NDArray[np.intp]
+
+
+class PlainInfos(Sequence[dict[str, Any]]):
+    """The infos of timesteps as `failures.plain_info` gives them; made when one is asked for.
+
+    Args:
+        batch: the timesteps.
+    """
+
+    def __init__(self, batch: ArrayBatch) -> None:
+        self._batch = batch
+        self._infos: list[dict[str, Any]] | None = None
+
+    @property
+    def columns(self) -> dict[str, Any] | None:
+        """The same as columns, as `ArrayBatch.info_columns`; None if not all of them are data."""
+        batch = self._batch
+        if batch.abnormal:  # with what is an exception there, and a text here
+            return None
+        infos = batch.infos
+        if type(infos) is tuple and set(map(type, infos)) != {dict}:
+            return None
+        return batch.info_columns
+
+    def __len__(self) -> int:
+        return len(self._batch.infos)
+
+    @overload
+    def __getitem__(self, index: int) -> dict[str, Any]: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[dict[str, Any]]: ...
+
+    def __getitem__(self, index: int | slice) -> Any:
+        return self._made()[index]
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        return iter(self._made())
+
+    def _made(self) -> list[dict[str, Any]]:
+        if self._infos is None:
+            batch = self._batch
+            made: list[dict[str, Any]] = [{} for _ in range(len(self))]
+            for position in batch.told:
+                made[position] = plain_info(batch.infos[position])
+            self._infos = made
+        return self._infos
+
+
+class InfosWithResets(Sequence[dict[str, Any]]):
+    """The infos of a step in which some envs have begun an episode; made when one is asked for.
+
+    Args:
+        n: number of envs.
+        begun: the infos of resets, by env_id.
+        positions: the other envs.
+        of_rows: their infos; None if all of them are empty.
+
+    Attributes:
+        begun: likewise, and so are all the others.
+    """
+
+    def __init__(
+        self,
+        n: int,
+        begun: Mapping[int, dict[str, Any]],
+        positions: npt.NDArray[np.intp],
+        of_rows: Sequence[dict[str, Any]] | None,
+    ) -> None:
+        self.begun = begun
+        self.positions = positions
+        self.of_rows = of_rows
+        self._n = n
+        self._infos: list[dict[str, Any]] | None = None
+
+    def __len__(self) -> int:
+        return self._n
+
+    @overload
+    def __getitem__(self, index: int) -> dict[str, Any]: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[dict[str, Any]]: ...
+
+    def __getitem__(self, index: int | slice) -> Any:
+        return self._made()[index]
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        return iter(self._made())
+
+    def _made(self) -> list[dict[str, Any]]:
+        if self._infos is None:
+            found = dict(self.begun)
+            if self.of_rows is not None:
+                found.update(zip(self.positions.tolist(), self.of_rows, strict=True))
+            self._infos = [found.get(i, {}) for i in range(self._n)]
+        return self._infos
 
 
 class Rows(NamedTuple):
@@ -30,7 +129,7 @@ class Rows(NamedTuple):
     rewards: npt.NDArray[Any]
     terminated: npt.NDArray[np.bool_]
     truncated: npt.NDArray[np.bool_]
-    infos: list[dict[str, Any]] | None
+    infos: Sequence[dict[str, Any]] | None
     ended: list[int]
 
     def at(self, positions: Sequence[int]) -> Rows:

@@ -152,10 +152,12 @@ class ManagerVecEnv(VecEnv):  # type: ignore[misc]
                 else "there is no step under way: call step_async(actions) first"
             )
         rows = cast("Rows", batches.receive())
-        obs, rewards, terminated, truncated, infos, ended = rows
+        obs, rewards, terminated, truncated, _, ended = rows
+        infos: Any = rows.infos
         if infos is None:
             infos = [{_CUT: False} for _ in range(self.num_envs)]
         else:
+            infos = list(infos)
             for info in infos:
                 info[_CUT] = False
         dones = terminated | truncated

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Sequence
 
 from envmgr.collect.statistics import CollectStatistics
 from envmgr.errors import ConfigError
+from envmgr.spaces.reading import short_text
 
 
 class Goal:
@@ -65,3 +67,17 @@ def check_goal(steps: int | None, episodes: int | None) -> None:
     for name, value in (("steps", steps), ("episodes", episodes)):
         if value is not None:
             check_count(name, value)
+
+
+def keys_of_infos(keys: Sequence[str]) -> tuple[str, ...]:
+    """Return keys of infos, each once.
+
+    Raises:
+        ConfigError: they are no keys.
+    """
+    if isinstance(keys, (list, tuple, set, frozenset)) and all(type(key) is str for key in keys):
+        return tuple(dict.fromkeys(keys))
+    raise ConfigError(
+        "info_keys should be a list of keys of infos, such as ['episode'], it is "
+        f"{short_text(keys)}"
+    )

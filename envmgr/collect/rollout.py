@@ -41,6 +41,9 @@ class RolloutBuffer(RolloutArrays):
         abnormal: (T, n) bool: the env failed.
         episode_starts: (T, n) bool: the first step of an episode.
         extras: (T, n, ...) by name.
+        infos: by key, what envs have told: values (T, n, ...), and present (T, n) bool, as
+            `ArrayBatch.info_columns` has them; of the collector's `info_keys`, once an env has
+            told any.
         states: (T, n, ...): what a recurrent policy was given; None for others.
         last_obs: (n, *shape): what the last step of each env led to, when the rollout is complete;
             at an episode's end, the terminal observation.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from envmgr.collect.records import EpisodeRecord, as_return
 from envmgr.collect.statistics import CollectStatistics
-from envmgr.core import ArrayBatch
+from envmgr.core import ArrayBatch, InfoColumn
 from envmgr.errors import ActionError, ConfigError
 from envmgr.spaces import codec_of, put_rows, zeros_for
 
@@ -190,6 +190,7 @@ class RolloutArrays:
         self.states: Any = None
         self.last_states: Any = None
         self.extras: dict[str, Any] = {}
+        self.infos: dict[str, InfoColumn] = {}
         self.terminated: Bools = np.zeros((n_steps, n_envs), np.bool_)
         self.truncated, self.abnormal = self.terminated.copy(), self.terminated.copy()
         self.episode_starts = self.terminated.copy()
@@ -268,6 +269,27 @@ class RolloutArrays:
             rewards = rewards.reshape(-1, *(1,) * room)
         self.rewards[where] = rewards
 
+    def put_infos(self, where: Any, columns: Mapping[str, Any], keys: Sequence[str]) -> None:
+        """Put in what envs have told under some keys; for collectors."""
+        for key in keys:
+            column, room = columns.get(key), self.infos.get(key)
+            if not isinstance(column, InfoColumn):  # none has it, or it is a dict
+                if room is not None:
+                    room.values[where] = None if room.values.dtype == object else 0
+                    room.present[where] = False
+                continue
+            values, present = column
+            if room is None:
+                shape = self.n_steps, self.n_envs
+                room = InfoColumn.of(self._room(values), np.zeros(shape, np.bool_), column.kind)
+                self.infos[key] = room
+            elif (room.values.dtype, room.values.shape[2:]) != (values.dtype, values.shape[1:]):
+                room = self.infos[key] = _of_objects(room)
+            if room.values.dtype == object and values.dtype != object:
+                values = _objects(values)
+            room.values[where] = values
+            room.present[where] = present
+
     def put_ends(self, where: Any, batch: ArrayBatch, abnormal: Bools, ends: Ends) -> None:
         """Put in that episodes have ended; for collectors."""
         self.terminated[where] = batch.terminated
@@ -292,6 +314,8 @@ class RolloutArrays:
         self._all_ends, self._all_episodes = [], []
         for flags in (self.terminated, self.truncated, self.abnormal, self.episode_starts):
             flags.fill(False)
+        for room in self.infos.values():
+            room.present.fill(False)
         self.recorded = Recorded(0, None, 0, 0, False, starts, states, tally, None)
 
     def _room(self, rows: Any) -> Any:
@@ -309,6 +333,22 @@ def _summed(rewards: npt.NDArray[Any], begins: Ints, ends: Ints) -> npt.NDArray[
         axis=0, where=counts.reshape(*counts.shape, *(1,) * (rewards.ndim - 2))
     )
     return summed
+
+
+def _objects(values: npt.NDArray[Any], depth: int = 1) -> npt.NDArray[Any]:
+    """Return the values of a column as objects: numbers and bools as Python's, arrays as such."""
+    found: npt.NDArray[Any] = np.empty(values.shape[:depth], dtype=object)
+    for index in np.ndindex(*found.shape):
+        value = values[index]
+        found[index] = value.item() if isinstance(value, np.generic) else value
+    return found
+
+
+def _of_objects(room: InfoColumn) -> InfoColumn:
+    """Return what was put in of a key as objects: others are of another type or shape."""
+    values = room.values if room.values.dtype == object else _objects(room.values, 2)
+    values[~room.present] = None
+    return InfoColumn.of(values, room.present, None)
 
 
 def _check_rows(rows: Any, count: int) -> None:

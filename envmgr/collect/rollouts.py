@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from envmgr.collect.batch_actor import BatchActor
-from envmgr.collect.goals import check_count
+from envmgr.collect.goals import check_count, keys_of_infos
 from envmgr.collect.policies import BatchPolicy, RandomBatchPolicy, policy_seed
 from envmgr.collect.rollout import RolloutBuffer
 from envmgr.collect.rollout_arrays import Bools, Ends, Ints, Recorded, Tally, make_recorded
@@ -23,7 +23,7 @@ from envmgr.manager import EnvManager
 from envmgr.manager.loop import failure_text
 from envmgr.seeding import seeds_by_env
 from envmgr.spaces import put_rows, rows_of
-from envmgr.types import Clock, is_abnormal, monotonic
+from envmgr.types import Clock, monotonic
 
 
 class RolloutCollector:
@@ -50,7 +50,8 @@ class RolloutCollector:
             After a `reset` of its by hand, call `reset` here.
         policy: see above; None for random actions that follow from the manager's seed.
         n_steps: T.
-        on_batch: called with every `ArrayBatch` that was recorded, to look at infos.
+        on_batch: called with every `ArrayBatch` that was recorded.
+        info_keys: what of infos is recorded, in `RolloutBuffer.infos`.
         clock: monotonic seconds.
 
     Attributes:
@@ -59,7 +60,8 @@ class RolloutCollector:
         rollout: the buffer, which every `collect` fills and returns.
 
     Raises:
-        ConfigError: `n_steps` is no integer >= 1; or observations are by agent.
+        ConfigError: `n_steps` is no integer >= 1; `info_keys` are no keys; or observations are by
+            agent.
     """
 
     def __init__(
@@ -69,6 +71,7 @@ class RolloutCollector:
         *,
         n_steps: int,
         on_batch: Callable[[ArrayBatch], None] | None = None,
+        info_keys: Sequence[str] = (),
         clock: Clock = monotonic,
     ) -> None:
         check_count("n_steps", n_steps)
@@ -87,6 +90,7 @@ class RolloutCollector:
         self._puts_in_place = config.copy_on_get is True
         self._seeds = seeds_by_env(config.seed, n)
         self._on_batch = on_batch
+        self._info_keys = keys_of_infos(info_keys)
         self._clock = clock
         self._elapsed_s = self._began_s = 0.0
         self._actor = BatchActor(policy, manager.action_space, n)
@@ -260,6 +264,8 @@ class RolloutCollector:
             return ended
         where = recorded.where(env_ids, self._n)
         rollout.put_rewards(where, batch.reward)
+        if self._info_keys:
+            rollout.put_infos(where, batch.info_columns, self._info_keys)
         starts: Bools | None = None
         is_last = True
         if type(where) is int:
@@ -295,12 +301,10 @@ class RolloutCollector:
         rows = np.flatnonzero(batch.terminated | batch.truncated)
         abnormal: Bools = np.zeros(len(env_ids), np.bool_)
         failures: dict[int, str] = {}
-        for k in batch.told:
-            info = batch.infos[k]
-            if is_abnormal(info):
-                env_id = int(env_ids[k])
-                abnormal[k] = True
-                failures[env_id] = str(failure_text(info, env_id, self.manager))
+        for k in batch.abnormal:
+            env_id = int(env_ids[k])
+            abnormal[k] = True
+            failures[env_id] = str(failure_text(batch.infos[k], env_id, self.manager))
         steps = np.full(len(rows), where) if type(where) is int else where[0][rows]
         ends = Ends(steps, ended, rows_of(batch.obs, rows), self._next_states_of(ended))
         rollout.put_ends(where, batch, abnormal, ends)

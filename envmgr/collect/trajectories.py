@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from envmgr.collect.actor import Acted
-from envmgr.collect.goals import check_count
+from envmgr.collect.goals import check_count, keys_of_infos
 from envmgr.collect.loop import CollectLoop
 from envmgr.collect.records import EpisodeRecord, OpenEpisode
 from envmgr.core import ends_of
@@ -35,7 +35,7 @@ class Trajectory:
         is_start: whether its first step is the episode's.
         extras: (L, ...) by name: what the policy returned besides.
         states: (L, ...): what a recurrent policy was given; None for others.
-        infos: L infos.
+        infos: L infos; of the collector's `info_keys` only, if it has any.
         record: of the episode, if it ended; it counts a failed step.
     """
 
@@ -80,8 +80,9 @@ class _Keeping(CollectLoop):
 
     _keeps = True
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, info_keys: Sequence[str] | None = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self._info_keys = None if info_keys is None else keys_of_infos(info_keys)
         manager = self.manager
         self._codec = codec_of(manager.observation_space)
         self._are_views = manager.cfg.copy_on_get is not True
@@ -98,7 +99,8 @@ class _Keeping(CollectLoop):
         ends = ends_of(timestep.done, timestep.info)
         steps = [] if episode.steps is None else episode.steps
         at = episode.length - 1 - episode.first
-        steps[at:] = [_Step(acted, self._own(timestep.obs), timestep.reward, ends, timestep.info)]
+        info = timestep.info if self._info_keys is None else self._kept_of(timestep.info)
+        steps[at:] = [_Step(acted, self._own(timestep.obs), timestep.reward, ends, info)]
         return episode._replace(steps=steps)
 
     def _keep_ended(
@@ -107,6 +109,12 @@ class _Keeping(CollectLoop):
         piece = _Piece(env_id, episode.steps or (), not episode.first, record)
         self._pieces[n_kept:] = [piece]
         return n_kept + 1
+
+    def _kept_of(self, info: Any) -> Any:
+        """Return what is kept of an info."""
+        if isinstance(info, (list, tuple)):
+            return [self._kept_of(part) for part in info]
+        return {key: info[key] for key in self._info_keys or () if key in info}
 
     def _own(self, obs: Any) -> Any:
         as_dict = getattr(obs, "json", None)
@@ -153,6 +161,7 @@ class StepCollector(_Keeping):
 
     As `Collector`, which has the arguments, with every kind of manager and however it gathers; and
     with the steps themselves. For replay buffers, and for learning from a given number of steps.
+    Besides, it takes `info_keys`: which keys of infos are kept; None for all.
     """
 
     def collect(self, n_steps: int) -> list[Trajectory]:
@@ -191,7 +200,8 @@ class EpisodeCollector(_Keeping):
     """Collects whole episodes with a policy of dicts.
 
     As `Collector`, which has the arguments, with every kind of manager and however it gathers; and
-    with the steps themselves. For evaluation, and for learning from whole episodes.
+    with the steps themselves. For evaluation, and for learning from whole episodes. Besides, it
+    takes `info_keys`: which keys of infos are kept; None for all.
     """
 
     def collect(self, n_episodes: int) -> list[Trajectory]:

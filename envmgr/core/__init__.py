@@ -12,6 +12,7 @@ from envmgr.core.hosts import Hosts
 from envmgr.core.phases import Change, Next, Phase
 from envmgr.core.supervisor import Supervisor
 from envmgr.core.table import NOBODY, EnvTable, EpisodeRules, HostGroup, ManagedEnv, Selection
+from envmgr.wire.info_columns import InfoColumn
 
 __all__ = [
     "NOBODY",
@@ -22,6 +23,7 @@ __all__ = [
     "EpisodeRules",
     "HostGroup",
     "Hosts",
+    "InfoColumn",
     "Lost",
     "ManagedEnv",
     "Next",

@@ -6,7 +6,7 @@ timesteps are in the table by then (`EnvTable.undelivered`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import repeat
 from typing import Any, NamedTuple, overload
@@ -21,6 +21,7 @@ from envmgr.core.observations import Arena, Arenas, one_of
 from envmgr.core.phases import Phase
 from envmgr.core.replies import (
     BlockReplies,
+    HandedBatch,
     after_of,
 )
 from envmgr.core.statistics import Statistics
@@ -28,12 +29,13 @@ from envmgr.core.table import NOBODY, Selection, Selections
 from envmgr.env.contract import TERMINATED, TOLD, TRUNCATED, info_of
 from envmgr.hot import hot
 from envmgr.spaces import ValueMismatchError, indexed
-from envmgr.types import EnvTimestep
+from envmgr.types import EnvTimestep, is_abnormal
 from envmgr.wire.block import (
     AFTER_BITS,
     DONE,
     ENDING_BITS,
     ENDING_SHIFT,
+    HAS_INFO,
     LATE,
     LATE_END,
     ORDINARY_BITS,
@@ -46,6 +48,8 @@ from envmgr.wire.block import (
     TOLD_BIT,
     Block,
 )
+from envmgr.wire.info_columns import OF_STEPS, InfoColumns, columns_of, without
+from envmgr.wire.info_forms import RecordBatch
 from envmgr.wire.rewards import FIRST_WIDE, FITS_ALL, restored
 
 _make_timestep = partial(tuple.__new__, EnvTimestep)
@@ -65,6 +69,9 @@ class ArrayBatch(NamedTuple):
         terminated: (k,) bool.
         truncated: (k,) bool.
         infos: k infos, as they are in timesteps.
+
+    In infos the keys `terminated` and `truncated` are the manager's, where the env says how its
+    episodes end.
     """
 
     env_ids: npt.NDArray[np.int64]
@@ -82,6 +89,35 @@ class ArrayBatch(NamedTuple):
         return self.env_ids[self.terminated | self.truncated]
 
     @property
+    def info_columns(self) -> InfoColumns:
+        """The infos as columns: for each key an `InfoColumn`, for keys of dicts such a dict again.
+
+        `values, present = batch.info_columns["x_position"]` gives (k,) or (k, *shape), zero where
+        an info has no such key, and (k,) bool. Values of unlike types or shapes, texts and None
+        are objects. Without `terminated` and `truncated`, which batches have by themselves. It
+        takes less than to look at all infos; whatever is done to either of them, the other stays.
+        """
+        infos = self.infos
+        return infos.columns() if type(infos) is BatchInfos else columns_of(infos)
+
+    @property
+    def has_infos(self) -> bool:
+        """Whether any of the infos holds more than `terminated` and `truncated`."""
+        infos = self.infos
+        return infos.has_any if type(infos) is BatchInfos else bool(self.told)
+
+    @property
+    def abnormal(self) -> Sequence[int]:
+        """The positions of steps that were abnormal, ascending: what failed, or says so itself.
+
+        To know them takes less than to look at all infos.
+        """
+        infos = self.infos
+        if type(infos) is BatchInfos:
+            return infos.abnormal
+        return [k for k, info in enumerate(infos) if is_abnormal(info)]
+
+    @property
     def told(self) -> Sequence[int]:
         """The positions of infos that hold more than `terminated` and `truncated`, ascending.
 
@@ -90,7 +126,9 @@ class ArrayBatch(NamedTuple):
         infos = self.infos
         if type(infos) is BatchInfos:
             return infos.told
-        return [k for k, info in enumerate(infos) if type(info) is not dict or info.keys() - _ENDS]
+        return [
+            k for k, info in enumerate(infos) if type(info) is not dict or info.keys() - OF_STEPS
+        ]
 
 
 def by_env_id(result: Mapping[int, EnvTimestep] | ArrayBatch) -> dict[int, EnvTimestep]:
@@ -119,8 +157,6 @@ _make_batch = partial(tuple.__new__, ArrayBatch)
 _WIDE = FIRST_WIDE << REWARD_SHIFT
 """Flags from this on are those of rewards of several numbers: their bits are the highest."""
 
-_ENDS = frozenset(("terminated", "truncated"))
-
 
 class ReadyBatch(NamedTuple):
     """Observations of k envs that take an action now, as arrays.
@@ -144,12 +180,14 @@ class Remarks(NamedTuple):
         specials: the flags of those with something to them, by position.
         details: info and reward of those, by position; without those of plain ends of episodes,
             whose rewards are of the usual kind.
+        infos: those of all others that have one, if they can be read together.
     """
 
     usual: int
     size: int
     specials: Mapping[int, int] = _EMPTY
     details: Mapping[int, tuple[Any, Any]] = _EMPTY
+    infos: RecordBatch | HandedBatch | None = None
 
     @property
     def have_rewards_of_different_shapes(self) -> bool:
@@ -157,6 +195,9 @@ class Remarks(NamedTuple):
         flags = (self.usual, *self.specials.values())
         kind = self.usual >> REWARD_SHIFT
         return max(flags) >= _WIDE and any(flag >> REWARD_SHIFT != kind for flag in flags)
+
+
+_make_remarks = partial(tuple.__new__, Remarks)
 
 
 class Collected:
@@ -389,33 +430,50 @@ class Collector:
     def _looked_at(self, selection: Selection, raw: bytes) -> tuple[Any, Remarks] | None:
         """Return where observations are, and what else replies say, given their flags."""
         first, steps = raw[0] | raw[1] << 8, self._table.observed.places.steps
+        bits, infos, replies = ORDINARY_BITS | REWARD_BITS, None, self._replies
+        if replies is not None and raw[1::2].translate(None, _WITHOUT_INFO):
+            infos = replies.infos(selection, raw)
+            bits = bits if infos is None or infos.odd else bits | HAS_INFO
         if (
-            not first & ~(ORDINARY_BITS | REWARD_BITS)
+            not first & ~bits
             and raw == raw[:2] * selection.count
             and (first <= ORDINARY_BITS or first >> REWARD_SHIFT in FITS_ALL)
             and first & PLACE_BITS < steps
         ):
-            said = first & PLACE_BITS, Remarks(first, selection.count)
-            selection.ordinary[raw] = said
+            remarks = _make_remarks((first, selection.count, _EMPTY, _EMPTY, infos))
+            said = first & PLACE_BITS, remarks
+            if infos is None:
+                selection.ordinary[raw] = said
             return said
-        return self._mixed(selection, raw, first, steps)
+        return self._mixed(selection, raw, first, steps, infos)
 
     def _mixed(
-        self, selection: Selection, raw: bytes, first: int, steps: int
+        self,
+        selection: Selection,
+        raw: bytes,
+        first: int,
+        steps: int,
+        infos: RecordBatch | HandedBatch | None,
     ) -> tuple[Any, Remarks] | None:
-        usual = first & TOLD_BIT
+        usual, odd = first & TOLD_BIT, frozenset[int]()
+        if infos is not None:
+            usual, odd = usual | HAS_INFO, frozenset(infos.odd)
         if first >> REWARD_SHIFT in FITS_ALL:
             usual |= first & REWARD_BITS
         plain_end, late_end = PLAIN_END | usual & REWARD_BITS, LATE_END | usual & REWARD_BITS
+        plain_bits = PLAIN_END_BITS
+        if infos is not None:
+            plain_bits &= ~HAS_INFO  # without an info there is nothing else to an end, either
         may_begin_with_step = self._table.may_begin_with_step
         details: dict[int, Any] = {}
         specials: dict[int, int] = {}
         waiting: list[int] = []
-        for position, flag in _others(raw, range(usual, usual + steps)):
+        for position, flag in _others(raw, range(usual, usual + steps), odd):
             env_id = selection.ids[position]
-            bits = flag & PLAIN_END_BITS
+            bits = flag & plain_bits
             is_end = bits == plain_end or (bits == late_end and may_begin_with_step(env_id))
             is_plain = is_end and flag & PLACE_BITS < steps
+            is_plain = is_plain and not (position in odd and flag & HAS_INFO)
             if not is_plain and not self._is_sound(env_id, position, flag, details):
                 return None
             if self._reset_inplace and flag & DONE and flag & AFTER_BITS != LATE:
@@ -429,7 +487,7 @@ class Collector:
             return None
         places = raw[::2].translate(_PLACE_OF)  # they are in the lower bytes
         where = one_of(places)
-        return where, Remarks(usual, selection.count, specials, details)
+        return where, Remarks(usual, selection.count, specials, details, infos)
 
     def _is_sound(self, env_id: int, position: int, flag: int, details: dict[int, Any]) -> bool:
         """Look at a reply with something to it; False if it is malformed."""
@@ -464,7 +522,7 @@ class Collector:
                 observed.taken_in_c(selection, found)
                 self._deliver_in_c(collected, timesteps, in_arena=False)
                 return timesteps
-            usual, count, specials, details = collected.remarks
+            usual, count, specials, details, read = collected.remarks
             places = collected.places
             found = arena.rows_of(selection, places)
             kind = usual >> REWARD_SHIFT
@@ -474,7 +532,9 @@ class Collector:
                 else block.rewards[selection.rows].tolist()
             )
             infos: list[Any]
-            if usual >> ENDING_SHIFT & TOLD:
+            if specials or read is not None:
+                infos = _infos_of(collected.remarks)
+            elif usual >> ENDING_SHIFT & TOLD:
                 infos = [{"terminated": False, "truncated": False} for _ in range(count)]
             else:
                 infos = [{} for _ in range(count)]
@@ -485,7 +545,6 @@ class Collector:
                     dones[position] = bool(flag & DONE)
                 for position, (_, reward) in details.items():
                     rewards[position] = reward
-                _put_in(infos, specials, details)
             steps = map(_make_timestep, zip(found, rewards, dones, infos, strict=False))
             timesteps = dict(zip(selection.ids, steps, strict=True))
             observed.taken_as_rows(selection, places, found)
@@ -601,24 +660,28 @@ class Collector:
 _TERMINATED, _TRUNCATED = TERMINATED << ENDING_SHIFT, TRUNCATED << ENDING_SHIFT
 
 
-def _put_in(
-    infos: list[Any], specials: Mapping[int, int], details: Mapping[int, tuple[Any, Any]]
-) -> None:
-    """Put the infos of replies with something to them in their places."""
+def _infos_of(remarks: Remarks) -> list[Any]:
+    """Return the infos of timesteps, given what replies say."""
+    usual, count, specials, details, read = remarks
+    told = usual >> ENDING_SHIFT & TOLD
+    if read is not None:
+        infos = read.dicts()
+        if told:
+            for info in infos:
+                info["terminated"] = info["truncated"] = False
+    elif told:
+        infos = [{"terminated": False, "truncated": False} for _ in range(count)]
+    else:
+        infos = [{} for _ in range(count)]
     for position, flag in specials.items():
-        info = details[position][0].copy() if position in details else {}
-        infos[position] = info_of((flag & ENDING_BITS) >> ENDING_SHIFT, info)
+        info = details[position][0] if position in details else infos[position]
+        infos[position] = info_of((flag & ENDING_BITS) >> ENDING_SHIFT, info.copy())
+    return infos
 
 
 _TOLD, _UNTOLD = {"terminated": False, "truncated": False}, dict[str, Any]()
 """The infos of ordinary steps, of which each gets a copy: of envs that say how episodes end, and of
 those that do not."""
-
-
-def _ordinary_infos(flag: int, count: int) -> list[Any]:
-    if flag >> ENDING_SHIFT & TOLD:
-        return [{"terminated": False, "truncated": False} for _ in range(count)]
-    return [{} for _ in range(count)]
 
 
 def ends_of(done: bool, info: Any) -> tuple[bool, bool]:
@@ -658,9 +721,34 @@ class BatchInfos(Sequence[dict[str, Any]]):
         return not self._remarks.specials
 
     @property
+    def has_any(self) -> bool:
+        """Whether there are infos that hold more than `terminated` and `truncated`."""
+        _, _, _, details, read = self._remarks
+        return read is not None or any(info for info, _ in details.values())
+
+    @property
     def told(self) -> Sequence[int]:
         """Where there are infos that hold more than `terminated` and `truncated`, ascending."""
-        return [position for position, (info, _) in self._remarks.details.items() if info]
+        details, read = self._remarks.details, self._remarks.infos
+        told = [position for position, (info, _) in details.items() if info]
+        if read is not None:
+            told = sorted({*told, *(k for k in read.told if k not in details)})
+        return told
+
+    @property
+    def abnormal(self) -> Sequence[int]:
+        """Where steps were abnormal, ascending; no info says so that is not looked at by itself."""
+        details = self._remarks.details
+        return [position for position, (info, _) in details.items() if is_abnormal(info)]
+
+    def columns(self) -> InfoColumns:
+        """Return the infos as columns, as `ArrayBatch` has them."""
+        details, read = self._remarks.details, self._remarks.infos
+        if read is None and not details:
+            return InfoColumns({}, np.ones(len(self), np.bool_))
+        if type(read) is RecordBatch and not any(details[k][0] for k in read.odd if k in details):
+            return without(read.columns())
+        return columns_of(self._made())
 
     def rewards(self, numbers: npt.NDArray[np.float64]) -> list[Any]:
         """Return the rewards of the same steps, as the envs gave them, given their numbers."""
@@ -694,19 +782,19 @@ class BatchInfos(Sequence[dict[str, Any]]):
 
     def _made(self) -> tuple[dict[str, Any], ...]:
         if self._infos is None:
-            usual, count, specials, details = self._remarks
-            infos = _ordinary_infos(usual, count)
-            _put_in(infos, specials, details)
-            self._infos = tuple(infos)
+            self._infos = tuple(_infos_of(self._remarks))
         return self._infos
 
 
-def _others(raw: bytes, ordinary: range) -> list[tuple[int, int]]:
-    """Return the flags that are none of these, with their positions."""
+def _others(raw: bytes, ordinary: range, odd: Collection[int]) -> list[tuple[int, int]]:
+    """Return the flags that are none of these, and those at odd positions, with the positions."""
     flags: Any = np.frombuffer(raw, np.uint16)
     if len(flags) <= _FEW:
-        return [(k, flag) for k, flag in enumerate(flags.tolist()) if flag not in ordinary]
+        listed = enumerate(flags.tolist())
+        return [(k, flag) for k, flag in listed if flag not in ordinary or k in odd]
     found = (flags - np.uint16(ordinary.start) >= len(ordinary)).nonzero()[0]  # lesser ones wrap
+    if odd:
+        found = np.array(sorted({*found.tolist(), *odd}))
     return list(zip(found.tolist(), flags[found].tolist(), strict=True))
 
 
@@ -714,6 +802,8 @@ _FEW = 16
 """So many envs are looked at one by one rather than as an array."""
 _POSTED = np.uint8(Phase.POSTED)
 _NO_REMARKS = Remarks(0, 0)
+_WITHOUT_INFO = bytes(byte for byte in range(256) if not byte << 8 & HAS_INFO)
+"""The upper bytes of flags that say that there is no info."""
 _PLACE_OF = bytes(byte & PLACE_BITS for byte in range(256))
 _ODD_BITS = np.uint16(0xFFFF & ~TOLD_BIT)
 """Without these a reply is not malformed: it is in the first place."""

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,7 @@ from envmgr.core.phases import Phase
 from envmgr.core.setup import EnvSetup
 from envmgr.core.spares import Spares
 from envmgr.core.statistics import Statistics
-from envmgr.core.table import NEVER, EnvTable, HostGroup, ManagedEnv
+from envmgr.core.table import NEVER, EnvTable, HostGroup, ManagedEnv, Selection
 from envmgr.env.contract import info_of
 from envmgr.errors import EnvFailure
 from envmgr.journal import Journal
@@ -49,6 +50,8 @@ from envmgr.wire.block import (
     Block,
     items,
 )
+from envmgr.wire.info_columns import InfoColumns, columns_of
+from envmgr.wire.info_forms import InfoForm, RecordBatch
 from envmgr.wire.infos import InfoDecoder
 from envmgr.wire.messages import (
     UNANSWERED,
@@ -161,6 +164,18 @@ def failure_of(payload: Any) -> RemoteFailure:
     return payload
 
 
+def form_given(payload: Any) -> InfoForm:
+    """Return the form that the payload of INFO_FORM describes.
+
+    Raises:
+        MalformedReplyError: it is something else.
+    """
+    try:
+        return InfoForm(payload if type(payload) is tuple else ())
+    except (ValueError, TypeError) as error:
+        raise MalformedReplyError(f"it gives a form of infos that is none: {error}") from error
+
+
 def notice_of(payload: Any) -> str:
     """Return the payload of NOTICE, cut to a reasonable length.
 
@@ -192,10 +207,15 @@ class BlockReplies:
         block: the columns.
         places: where observations are.
         may_begin_with_step: whether the next episode of an env may begin with a step of others.
+        forms: the forms of infos that hosts may write, by number.
     """
 
     def __init__(
-        self, block: Block, places: Places, may_begin_with_step: Callable[[int], bool] = _never
+        self,
+        block: Block,
+        places: Places,
+        may_begin_with_step: Callable[[int], bool] = _never,
+        forms: Mapping[int, InfoForm] = MappingProxyType({}),
     ) -> None:
         self._block = block
         self._places = places
@@ -203,6 +223,8 @@ class BlockReplies:
         self._of_resets = range(places.steps, places.count)
         self._reset_flags = items(block.reset_flags)
         self._decoder = InfoDecoder()
+        self._forms = forms
+        self._handed_over = block.plan.handed_over
 
     # -- who has replied ----------------------------------------------------------------------
 
@@ -271,7 +293,7 @@ class BlockReplies:
             raise ValueMismatchError(LATE_ALONE)
         info: dict[str, Any] = {}
         if flag & HAS_INFO:
-            info = self._decoder.decode(self._block.infos[env_id].tobytes())
+            info = self._info(env_id)
         kind = (flag & REWARD_BITS) >> REWARD_SHIFT
         if kind >= KINDS:
             raise ValueMismatchError(f"there is no kind {kind} of rewards")
@@ -306,7 +328,109 @@ class BlockReplies:
             raise ValueMismatchError(f"there is no place {place} for resets")
         if not flag & HAS_INFO:
             return place, {}
-        return place, self._decoder.decode(self._block.reset_infos[env_id].tobytes())
+        return place, self._reset_info(env_id)
+
+    # -- infos ----------------------------------------------------------------------------------
+
+    def infos(self, selection: Selection, raw: bytes) -> RecordBatch | HandedBatch | None:
+        """Return the infos of steps, as far as they can be read together.
+
+        Args:
+            selection: the envs.
+            raw: the flags of their replies.
+
+        Returns:
+            None if they cannot be, or one is malformed.
+        """
+        rows, handed_over = selection.rows, self._handed_over
+        odd = [] if raw == raw[:2] * selection.count else _without_info(raw)
+        if handed_over is not None:
+            infos = handed_over.infos
+            found = infos[rows] if selection.is_slice else [infos[i] for i in selection.ids]
+            return HandedBatch(found, odd)
+        numbers = self._block.info_forms[rows].tobytes()
+        number = numbers[0]
+        if odd or numbers.count(number) != selection.count:
+            given = bytearray(numbers)
+            for position in odd:
+                given[position] = _NO_FORM
+            number = max(set(given) - {_NO_FORM}, key=given.count)
+            odd = [k for k, one in enumerate(given) if one != number]
+        form = self._forms.get(number)
+        if form is None:
+            return None
+        records = self._block.infos[rows, : form.nbytes]
+        try:  # of a slice it is a view: what is looked at has to stay as it is
+            return form.batch(records.copy() if selection.is_slice else records, odd)
+        except ValueMismatchError:
+            return None
+
+    def _info(self, env_id: int) -> dict[str, Any]:
+        if self._handed_over is not None:
+            return self._taken(self._handed_over.infos[env_id])
+        return self._decoded(self._block.infos[env_id], self._block.info_forms[env_id])
+
+    def _reset_info(self, env_id: int) -> dict[str, Any]:
+        if self._handed_over is not None:
+            return self._taken(self._handed_over.reset_infos[env_id])
+        return self._decoded(self._block.reset_infos[env_id], self._block.reset_info_forms[env_id])
+
+    def _taken(self, info: dict[str, Any] | None) -> dict[str, Any]:
+        if info is None:
+            raise ValueMismatchError("it says that there is an info, and there is none")
+        return info
+
+    def _decoded(self, data: Array, number: Any) -> dict[str, Any]:
+        if number == 0:
+            return self._decoder.decode(data.tobytes())
+        form = self._forms.get(int(number))
+        if form is None:
+            raise ValueMismatchError(f"there is no form {number} of infos")
+        return form.read(data.tobytes())
+
+
+_NO_FORM = 255
+
+
+def _without_info(raw: bytes) -> list[int]:
+    """Return the positions of flags that say that there is no info."""
+    flags: Any = np.frombuffer(raw, np.uint16)
+    found: list[int] = (flags & np.uint16(HAS_INFO) == 0).nonzero()[0].tolist()
+    return found
+
+
+class HandedBatch:
+    """The infos of k rows that were handed over as they are.
+
+    Args:
+        infos: they.
+        odd: positions of those that there are none of.
+
+    Attributes:
+        odd: likewise.
+    """
+
+    __slots__ = ("_infos", "odd")
+
+    def __init__(self, infos: list[dict[str, Any]], odd: Sequence[int]) -> None:
+        self._infos = infos
+        self.odd = odd
+
+    def dicts(self) -> list[dict[str, Any]]:
+        """Return the infos; they are the same objects each time."""
+        infos = self._infos
+        for position in self.odd:
+            infos[position] = {}
+        return infos
+
+    def columns(self) -> InfoColumns:
+        """Return the infos as columns."""
+        return columns_of(self.dicts())
+
+    @property
+    def told(self) -> list[int]:
+        """The positions of infos that hold something, ascending."""
+        return [k for k, info in enumerate(self.dicts()) if info]
 
 
 _IN_A_STEP = (Phase.POSTED, Phase.STEPPING)
@@ -349,6 +473,7 @@ class ReplyEffects:
         self._repair = repair
         self._spares = spares
         self._noticed: set[str] = set()
+        self._gave_up_forms = False
 
     def notice(self, env: ManagedEnv, payload: Any) -> None:
         """Log the payload of NOTICE, once."""
@@ -358,6 +483,18 @@ class ReplyEffects:
         if text not in self._noticed and len(self._noticed) < MAX_NOTICES:
             self._noticed.add(text)
             logger.warning("observations of %s: %s (reported once)", env.name, text)
+
+    def info_form(self, env: ManagedEnv, payload: Any) -> None:
+        """Apply the payload of INFO_FORM: number the form, or log that there is none."""
+        if payload is not None:
+            self._setup.number(form_given(payload))
+        elif not self._gave_up_forms and not self._repair.quiet:
+            self._gave_up_forms = True
+            logger.info(
+                "infos of %s have no stable form: they are written and read one by one, which "
+                "takes longer (reported once)",
+                env.name,
+            )
 
     def saved(self, env: ManagedEnv, payload: Any) -> None:
         """Keep the payload of SAVED."""
@@ -502,7 +639,7 @@ AWAITED_IN: dict[int, frozenset[Phase]] = {
     **dict.fromkeys((Op.FAILED, Op.BEGAN), frozenset(Phase) - _NOT_BUSY),
 }
 
-_ASIDE = frozenset((Op.NOTICE, Op.SAVED))
+_ASIDE = frozenset((Op.NOTICE, Op.SAVED, Op.INFO_FORM))
 _GOES_ON = frozenset((Op.BEGAN, *_ASIDE))
 """Messages that do not say that a host is done with something; those aside answer nothing."""
 
@@ -550,6 +687,7 @@ class ReplyDispatcher:
             Op.BEGAN: self._on_began,
             Op.NOTICE: answers.notice,
             Op.SAVED: answers.saved,
+            Op.INFO_FORM: answers.info_form,
         }
 
     def share(self, replies: BlockReplies | None) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -14,7 +14,8 @@ from envmgr.core.table import ManagedEnv
 from envmgr.errors import LaunchError, SpaceMismatchError
 from envmgr.spaces import Layout, codec_of, same_space, space_text
 from envmgr.wire.arenas import CopyOnGet, Placement, arena_arrays, places_for, plan_placements
-from envmgr.wire.block import Block, BlockPlan
+from envmgr.wire.block import Block, BlockPlan, HandedOver
+from envmgr.wire.info_forms import MOST_FORMS, InfoField, InfoForm
 from envmgr.wire.messages import EnvDescription, Op
 from envmgr.wire.rewards import MOST_ROOM, ROOM
 
@@ -30,6 +31,7 @@ class EnvSetup:
         descriptions: what each env said of itself, by env_id.
         kinds: the action spaces of envs whose steps are posted, each once, and which of them each
             env has; None for the others.
+        info_forms: the forms of infos that hosts may write, by number.
     """
 
     def __init__(self, hosts: Hosts, env_num: int) -> None:
@@ -39,6 +41,7 @@ class EnvSetup:
         self._readers: list[ObservationReader] = []
         self._placements: list[Placement | None] = [None] * env_num
         self.kinds: tuple[list[Any], list[int | None]] = ([], [None] * env_num)
+        self.info_forms: dict[int, InfoForm] = {}
         self._repeated: dict[int, dict[tuple[Op, str], Any]] = {}
         self._alike: dict[int, bool] = {}  # by env_id; spares are all alike
 
@@ -168,6 +171,7 @@ class EnvSetup:
             settings.measures,
             -(-settings.events // n_hosts),
             tuple(layouts[1:]),
+            HandedOver(len(described)) if self._hosts.transport.shares_objects else None,
         )
 
     def fits(self, env: ManagedEnv, description: EnvDescription) -> bool:
@@ -187,8 +191,22 @@ class EnvSetup:
         placement = self._placements[env.env_id]
         if placement is None or env.env_id in self._hosts.table.retired:
             return None
-        index = self._hosts.table.index_of[env.env_id]
-        return replace(self._observed.placed_anew(env.env_id, placement), host_index=index)
+        index, forms = self._hosts.table.index_of[env.env_id], _told(self.info_forms)
+        placed = self._observed.placed_anew(env.env_id, placement)
+        return replace(placed, host_index=index, info_forms=forms)
+
+    def number(self, form: InfoForm) -> None:
+        """Have all hosts write infos of this form as records, from when they know of it."""
+        known = self.info_forms
+        if form in known.values() or len(known) >= MOST_FORMS:
+            return
+        number = len(known) + 1
+        known[number] = form  # first: whoever is told may write one
+        payload = _told({number: form})
+        for group in self._hosts.groups:
+            if group.host_id is not None and not group.is_ending:  # others are told with `attach`
+                env = next(env for env in group.envs if env.host_id is not None)
+                self._hosts.tell(env, Op.INFO_FORMS, payload)
 
     def introduce(self, env: ManagedEnv) -> None:
         """Tell a renewed env all that the one before it was told."""
@@ -225,6 +243,11 @@ class EnvSetup:
             alike = _same_spaces(self.descriptions[env_id], self.descriptions[spare_id])
             self._alike[env_id] = alike
         return alike
+
+
+def _told(forms: Mapping[int, InfoForm]) -> tuple[tuple[int, tuple[InfoField, ...]], ...]:
+    """Return forms as hosts are told of them."""
+    return tuple((number, form.fields) for number, form in forms.items())
 
 
 def _reward_room(reward_space: Any) -> int:

@@ -234,7 +234,12 @@ class Supervisor:
             for kind, codec in enumerate(codecs)
         ]
         packs = [each for each in columns if each is not None]
-        replies = BlockReplies(block, self.table.observed.places, self.table.may_begin_with_step)
+        replies = BlockReplies(
+            block,
+            self.table.observed.places,
+            self.table.may_begin_with_step,
+            self._setup.info_forms,
+        )
         self._dispatcher.share(replies)
         self.collector.share(block, replies)
         self.submitter.share(block, packs, kind_of)

@@ -177,8 +177,7 @@ class Normalization:
             raise _no_number(f"rewards came as an array of shape {batch.reward.shape}")
         normal = np.ones(len(batch.env_ids), np.bool_)
         infos: Any = batch.infos
-        for position in batch.told:
-            normal[position] = not is_abnormal(infos[position])
+        normal[batch.abnormal] = False
         ended = batch.terminated | batch.truncated
         told = self._take(fate, batch.env_ids, batch.obs, batch.reward, normal, ended)
         if type(infos) is not BatchInfos or not infos.are_ordinary:  # it knows rewards, too

@@ -19,6 +19,7 @@ import numpy as np
 
 from envmgr.spaces import Array, Layout
 from envmgr.wire.block import BlockPlan, aligned
+from envmgr.wire.info_forms import InfoField
 
 
 @dataclass(frozen=True)
@@ -76,6 +77,7 @@ class Placement:
         block: the columns that its steps may be posted in; None if they go by message.
         host_index: which of the manager's hosts serves it.
         action_kind: which of the kinds of actions in the block it takes.
+        info_forms: `(number, fields)` of the forms that infos may be written in.
     """
 
     layout: Layout
@@ -89,6 +91,7 @@ class Placement:
     block: BlockPlan | None = None
     host_index: int = 0
     action_kind: int = 0
+    info_forms: tuple[tuple[int, tuple[InfoField, ...]], ...] = ()
 
 
 @dataclass(frozen=True)

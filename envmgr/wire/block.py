@@ -35,8 +35,8 @@ _BY_HOST = frozenset(
 """Columns whose items have a cache line each, since writing to a shared line makes others wait."""
 
 
-INFO_BYTES = 248
-"""Room for one info; larger ones go by message."""
+INFO_BYTES = 1024
+"""Room for one info; larger ones go by message. Memory that nobody writes to takes no room."""
 
 _REQUEST_BITS = 44
 MAX_REQUEST_ID = (1 << _REQUEST_BITS) - 1
@@ -107,6 +107,25 @@ def block_is_possible() -> bool:
     return platform.machine() in ("x86_64", "AMD64") and hasattr(os, "eventfd")
 
 
+class HandedOver:
+    """Infos of envs that run in the trainer's own process: they are handed over as they are.
+
+    What is in here is nobody else's: who puts an info in makes a copy of it, and who takes it out
+    hands it on. Until the next one is put in it can be taken out again, after an interrupt.
+
+    Args:
+        env_num: how many envs there are.
+
+    Attributes:
+        infos: of the newest steps, by env_id, of those that have one.
+        reset_infos: likewise of the newest resets.
+    """
+
+    def __init__(self, env_num: int) -> None:
+        self.infos: list[Any] = [None] * env_num
+        self.reset_infos: list[Any] = [None] * env_num
+
+
 @dataclass(frozen=True)
 class BlockPlan:
     """Where the columns are.
@@ -119,6 +138,7 @@ class BlockPlan:
         measures: whether hosts record how long steps and resets take.
         events: how many of its latest actions each host records.
         more_actions: the layouts of the other kinds, where action spaces differ.
+        handed_over: infos of envs in the trainer's own process; None where hosts are others.
     """
 
     env_num: int
@@ -128,6 +148,7 @@ class BlockPlan:
     measures: bool = False
     events: int = 0
     more_actions: tuple[Layout, ...] = ()
+    handed_over: HandedOver | None = None
 
     @property
     def nbytes(self) -> int:
@@ -154,6 +175,8 @@ class BlockPlan:
             ("kinds", (n,), np.uint8),
             ("infos", (n, INFO_BYTES), np.uint8),
             ("reset_infos", (n, INFO_BYTES), np.uint8),
+            ("info_forms", (n,), np.uint8),
+            ("reset_info_forms", (n,), np.uint8),
             ("n_events", (self.n_hosts, _WORDS), np.uint64),
             ("events", (self.n_hosts, self.events, timeline.NUMBERS), np.float64),
             ("latencies", (len(KINDS), n if self.measures else 0, NUMBERS), np.float64),
@@ -234,8 +257,11 @@ class Block:
         flags: (env_num,) the flags of replies.
         reset_flags: (env_num,) the place of the first observation, and whether there is an info.
         kinds: (env_num,) forms of actions, see `spaces.columns`.
-        infos: (env_num, INFO_BYTES) what `infos.InfoEncoder` made.
+        infos: (env_num, INFO_BYTES) what `infos.InfoEncoder` made, or a record of
+            `info_forms.InfoForm`.
         reset_infos: likewise.
+        info_forms: (env_num,) of which form that record is; 0 for what an `InfoEncoder` made.
+        reset_info_forms: likewise.
         n_events: (n_hosts,) how many events each host has recorded, ever.
         events: (n_hosts, plan.events, NUMBERS) the latest of these; see the module `timeline`.
         latencies: (2, env_num, NUMBERS) how long steps, and resets, took; see the module
@@ -261,6 +287,8 @@ class Block:
     kinds: npt.NDArray[np.uint8]
     infos: npt.NDArray[np.uint8]
     reset_infos: npt.NDArray[np.uint8]
+    info_forms: npt.NDArray[np.uint8]
+    reset_info_forms: npt.NDArray[np.uint8]
     n_events: npt.NDArray[np.uint64]
     events: npt.NDArray[np.float64]
     latencies: npt.NDArray[np.float64]

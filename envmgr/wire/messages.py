@@ -37,6 +37,9 @@ class Op(IntEnum):
     APPLY = 10
     """Run a function on the env in its host. Payload: (function, args); the function gets an
     `applied.AppliedEnv` and these. Reply: RESULT (what it returned) or FAILED."""
+    INFO_FORMS = 12
+    """Infos may be written in these forms, by all envs of the host. Payload: `(number, fields)` of
+    each. No reply."""
     ADOPT = 11
     """Serve the env_id of this message from now on, in place of the one before; only hosts of one
     env. Payload: `arenas.Placement`, or None where observations go by message or nowhere.
@@ -61,6 +64,9 @@ class Op(IntEnum):
     """A host of several envs begins with this request now; its reply follows when it is done."""
     SAVED = 72
     """The state of an env after a step, to resume from. Payload: `SavedEnv`."""
+    INFO_FORM = 73
+    """Infos of this env have this form. Payload: fields of an `InfoForm`; None: they have none, and
+    all of them are written as they are."""
 
 
 @unique

@@ -25,8 +25,7 @@ from envmgr.env.batched import BatchedEnv, BatchRow, First, firsts_of, step_resu
 from envmgr.env.contract import TERMINATED, TOLD, TRUNCATED, StepResult
 from envmgr.spaces import Array
 from envmgr.types import EnvFactory, is_abnormal
-from envmgr.wire.block import AFTER_SHIFT, DONE, ENDING_SHIFT, HAS_INFO, INFO_BYTES, items
-from envmgr.wire.infos import InfoEncoder
+from envmgr.wire.block import AFTER_SHIFT, DONE, ENDING_SHIFT, HAS_INFO, items
 from envmgr.wire.messages import (
     AfterStep,
     FailureKind,
@@ -616,8 +615,6 @@ class ColumnSteps:
         rows = slice(first, first + self._count)
         self._requests, self._replies = block.requests[rows], block.replies[rows]
         self._rewards, self._flags = block.rewards[rows], block.flags[rows]
-        self._infos = block.infos[rows]
-        self._encode = InfoEncoder(INFO_BYTES).encode
         self._new_flags = np.empty(self._count, np.uint16)  # of a step, until they are written
         (column,) = block.actions_of[block_rows[0].action_kind]
         self._actions = column[rows]
@@ -798,18 +795,16 @@ class ColumnSteps:
     def _write_infos(self, columns: StepColumns, flags: Array, mask: Array | None) -> list[int]:
         """Write infos beside the answers; return the rows whose infos there is no room for."""
         others: list[int] = []
-        infos, written, encode = columns.infos, self._infos, self._encode
+        infos, sinks = columns.infos, self._sinks
         for row in columns.rows_with_info:
             if mask is not None and not mask[row]:
                 continue
             info = infos[row]
             is_plain = type(info) is dict and not is_abnormal(info)
-            data = encode(info) if is_plain else None
-            if data is None:
-                others.append(row)
-            else:
-                written[row, : len(data)] = memoryview(data)
+            if is_plain and sinks[row].has_written(info):
                 flags[row] |= HAS_INFO
+            else:
+                others.append(row)
         return others
 
     def _end_episodes(

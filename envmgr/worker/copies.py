@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -37,9 +38,23 @@ def copied_reply(message: Message) -> Message:
     if message.op in (Op.STEPPED, Op.RESET_DONE) and message.payload is not None:
         reference, *rest = message.payload
         return message._replace(payload=(reference, *map(_copied, rest)))
+    if message.op == Op.FAILED and message.payload.info is not None:
+        failure = replace(message.payload, info=_copied(message.payload.info))
+        return message._replace(payload=failure)
     if message.op == Op.RESULT:
         return message._replace(payload=_copied(message.payload))
     return message
+
+
+def copied_info(info: dict[Any, Any]) -> dict[Any, Any]:
+    """Return a copy of an info, as `copied_reply` makes it."""
+    if _UNCHANGEABLE.issuperset(map(type, info.values())):
+        return info.copy()
+    copied: dict[Any, Any] = _copied(info)
+    return copied
+
+
+_UNCHANGEABLE = frozenset((float, int, bool, str, type(None), np.float64, np.float32, np.int64))
 
 
 def _as_it_is(value: Any) -> Any:

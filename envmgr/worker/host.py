@@ -23,6 +23,7 @@ from envmgr.wire.arenas import Placement
 from envmgr.wire.block import Block
 from envmgr.wire.frames import FrameError
 from envmgr.wire.hosts import HostSettings
+from envmgr.wire.info_forms import HostForms, InfoField
 from envmgr.wire.messages import (
     UNANSWERED,
     Attribute,
@@ -91,7 +92,8 @@ class Host:
         is_limited = settings.max_episodes is not None or settings.max_rss_bytes is not None
         wants_recycling = self._has_reached_a_limit if is_limited else None
         run_later = self.pending_resets.append
-        context = HostContext(settings, self._messages, wants_recycling, run_later, timer)
+        self._forms = forms = HostForms(self._propose)
+        context = HostContext(settings, self._messages, wants_recycling, run_later, forms, timer)
         runner_of = EnvRunner if settings.save_every is None else CheckpointingEnvRunner
         self._envs = {
             env_id: HostedEnv(env_id, factory, context, memory, stepper, runner_of, envs_in_use)
@@ -129,13 +131,20 @@ class Host:
         n_waits = sum(batch.only_receives for batch in self._batches)
         return 0 < n_waits == len(self.pending_resets)
 
+    def _propose(self, env_id: int, fields: tuple[InfoField, ...] | None) -> None:
+        """Tell the trainer which form the infos of an env have; None: that they have none."""
+        proposal = Message(Op.INFO_FORM, env_id, 0, UNANSWERED, fields)
+        self._messages.send(self._messages.encode(proposal))
+
     def handle(self, message: Message) -> None:
         """Run one request and send its replies."""
         env = self._envs.get(message.env_id)
-        if env is not None:
+        if env is not None and message.op != Op.INFO_FORMS:
             if message.op in self._settings.announced:
                 self._messages.announce(message, message.op)
             env.handle(message)
+        elif message.op == Op.INFO_FORMS:
+            self._forms.learn(message.payload)
         elif message.op == Op.ADOPT:
             (env,) = self._envs.values()
             self._envs = {message.env_id: env}
@@ -304,7 +313,11 @@ class HostedEnv:
         runner.writer.attach(memory, placement)
         if self._stepper is not None and placement.block is not None:
             block, stepper = Block(memory, placement.block), self._stepper
-            sink = BlockSink(block, self.env_id, self.env_id, self._messages, stepper.note_running)
+            forms = self._context.forms
+            forms.learn(placement.info_forms)
+            sink = BlockSink(
+                block, self.env_id, self.env_id, self._messages, stepper.note_running, forms
+            )
             stepper.add_row(block_row_of(runner, sink, placement.action_kind))
 
     def observation_bytes(self, reference: Any) -> Any:

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from envmgr.env.contract import EnvContractError, StepResult, info_of
 from envmgr.spaces import NonFiniteError, ValueMismatchError
-from envmgr.spaces.interrupts import came_through_a_handler
+from envmgr.spaces.interrupts import came_through_a_handler, pass_interrupt_on
 from envmgr.wire.block import (
     AFTER_SHIFT,
     DONE,
@@ -27,9 +28,11 @@ from envmgr.wire.block import (
 )
 from envmgr.wire.frames import FrameError, encode
 from envmgr.wire.hosts import HostSettings
+from envmgr.wire.info_forms import HostForms, InfoWriter
 from envmgr.wire.infos import InfoEncoder
 from envmgr.wire.messages import AfterStep, FailureKind, Message, Op, RemoteFailure, make_message
 from envmgr.wire.rewards import FIRST_ARRAY, FIRST_WIDE, kind_of_reward
+from envmgr.worker.copies import copied_info
 
 Send = Callable[[Any], None]
 
@@ -187,6 +190,12 @@ class BlockSink(MessageSink):
         env_id: the env.
         messages: sends what the block has no room for.
         note_running: called with the row when its env begins with a reset.
+        forms: what the host knows of forms of infos.
+
+    Attributes:
+        write_info: writes the info of a step, a dict that is not empty, where it costs least; false
+            if it has to go otherwise.
+        write_reset_info: likewise of a reset.
     """
 
     def __init__(
@@ -196,6 +205,7 @@ class BlockSink(MessageSink):
         env_id: int,
         messages: MessageSink,
         note_running: Callable[[int], None],
+        forms: HostForms,
     ) -> None:
         super().__init__(messages.encode, messages.send, messages.settings)
         self.block = block
@@ -203,6 +213,19 @@ class BlockSink(MessageSink):
         self.env_id = env_id
         self._note_running = note_running
         self._encoder = InfoEncoder(INFO_BYTES)
+        self.write_info: WriteInfo
+        self.write_reset_info: WriteInfo
+        self._note_odd = self._note_odd_reset = _ignore
+        if (handed_over := block.plan.handed_over) is not None:
+            self.write_info = partial(_hand_over, handed_over.infos, row)
+            self.write_reset_info = partial(_hand_over, handed_over.reset_infos, row)
+        else:
+            numbers = items(block.info_forms), items(block.reset_info_forms)
+            records = items(block.infos[row]), items(block.reset_infos[row])
+            of_steps = InfoWriter(forms, forms.of_steps, env_id, records[0], numbers[0], row)
+            of_resets = InfoWriter(forms, forms.of_resets, env_id, records[1], numbers[1], row)
+            self.write_info, self._note_odd = of_steps.write, of_steps.note_odd
+            self.write_reset_info, self._note_odd_reset = of_resets.write, of_resets.note_odd
         self._reward_room = block.plan.reward_room
         self.rewards = items(block.rewards)
         self.flags = items(block.flags)
@@ -230,8 +253,8 @@ class BlockSink(MessageSink):
         """Write the answer into the block, the token last: from then on it counts."""
         _, reward, done, ending, info = step_result
         kind = 0 if type(reward) is float else kind_of_reward(reward, self._reward_room)
-        data = self._encoded(info)
-        if kind is None or data is None:
+        has_room = self.has_written(info)
+        if kind is None or not has_room:
             return super().answer_step(key, reference, step_result, after, begin_next)
         row = self.row
         if kind < FIRST_ARRAY:
@@ -244,8 +267,7 @@ class BlockSink(MessageSink):
         messages = () if begin_next is None else begin_next()
         flags = reference | ending << ENDING_SHIFT | int(after) << AFTER_SHIFT
         flags |= kind << REWARD_SHIFT | (DONE if done else 0)
-        if data:
-            self.block.infos[row, : len(data)] = memoryview(data)
+        if info:
             flags |= HAS_INFO
         self.flags[row] = flags
         self.replies[row] = key  # last: from now on the answer counts
@@ -253,18 +275,56 @@ class BlockSink(MessageSink):
 
     def answer_reset(self, key: Any, reference: Any, info: Any) -> Sequence[Any]:
         """Write the answer into the block, the token last."""
-        data = b"" if type(info) is dict and not info else self._encoded(info)
-        if data is None:
+        flags, row, block = reference, self.row, self.block
+        has_info = type(info) is dict and (
+            not info
+            or self.write_reset_info(info)
+            or self._has_encoded(
+                info, self._note_odd_reset, block.reset_infos, block.reset_info_forms
+            )
+        )
+        if not has_info:
             return super().answer_reset(key, reference, info)
-        flags, row = reference, self.row
-        if data:
-            self.block.reset_infos[row, : len(data)] = memoryview(data)
-            flags |= HAS_INFO
-        self.reset_flags[row] = flags
+        self.reset_flags[row] = flags | HAS_INFO if info else flags
         self.resets[row] = key  # last, as above
         return ()
 
-    def _encoded(self, info: Any) -> bytes | None:
+    def has_written(self, info: Any) -> bool:
+        """Write the info of a step beside the answer that follows; False if there is no room."""
         if type(info) is not dict:
-            return None
-        return self._encoder.encode(info) if info else b""
+            return False
+        block = self.block
+        return (
+            not info
+            or self.write_info(info)
+            or self._has_encoded(info, self._note_odd, block.infos, block.info_forms)
+        )
+
+    def _has_encoded(self, info: dict[Any, Any], note_odd: Any, infos: Any, forms: Any) -> bool:
+        """Write an info as a whole; False if there is no room for it."""
+        if self.block.plan.handed_over is not None:
+            return False
+        note_odd(info)
+        data = self._encoder.encode(info)
+        if data is None:
+            return False
+        infos[self.row, : len(data)] = memoryview(data)
+        forms[self.row] = 0
+        return True
+
+
+def _ignore(info: dict[Any, Any]) -> None:
+    """Take no note of an info that has gone as a whole."""
+
+
+WriteInfo = Callable[[dict[Any, Any]], bool]
+
+
+def _hand_over(infos: list[Any], row: int, info: dict[Any, Any]) -> bool:
+    """Put a copy of an info where the trainer, which is in the same process, finds it."""
+    try:
+        infos[row] = copied_info(info)
+    except Exception as error:  # of what cannot be copied: it goes by message, if that is possible
+        pass_interrupt_on(error)
+        return False
+    return True

@@ -67,7 +67,8 @@ class Echo(gym.Env[Any, Any]):
         """Say what was asked for."""
         self._steps += 1
         obs = np.array([float(action), self._steps])
-        return obs, 1.0, self._steps >= EPISODE_STEPS, False, {"steps": self._steps}
+        info = {"steps": self._steps, "action": int(action)}
+        return obs, 1.0, self._steps >= EPISODE_STEPS, False, info
 
     def double(self, number: int) -> int:
         """Return a result."""
@@ -177,6 +178,7 @@ class Account:
                 self.abnormal += 1
             else:
                 assert int(obs[0]) == action, f"env {env_id}: {obs} answers {action}"
+                assert info["action"] == action, f"env {env_id}: {info} answers {action}"
                 assert np.all(info.get("pages", action) == action), f"env {env_id}: {info}"
 
     def goes_on(self) -> None:

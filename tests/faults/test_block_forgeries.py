@@ -76,6 +76,8 @@ MALFORMED: dict[str, dict[str, Any]] = {
     "the first kind of rewards that is none": {"flags": KINDS << REWARD_SHIFT},
     "an integer that is none": {"flags": TYPES.index(int) << REWARD_SHIFT, "reward": np.nan},
     "an infinite integer": {"flags": TYPES.index(np.int64) << REWARD_SHIFT, "reward": np.inf},
+    "a form of infos that is none": {"flags": HAS_INFO, "form": 1},
+    "the last form of infos": {"flags": HAS_INFO, "form": 255},
     "an info of zeros": {"flags": HAS_INFO, "info": bytes(32)},
     "an info of ones": {"flags": HAS_INFO, "info": b"\xff" * 248},
     "an info too short": {"flags": HAS_INFO, "info": info_bytes({"forged": 1.5}, 1)},
@@ -147,6 +149,7 @@ class Forger(ScriptedEnv):
             token = FOREIGN[self.forgery](*request_of(token))
         info = np.frombuffer(forgery.get("info", b""), np.uint8)
         block.infos[row, : len(info)] = info
+        block.info_forms[row] = forgery.get("form", 0)
         block.rewards[row] = forgery.get("reward", FORGED)
         block.wide_rewards[row] = FORGED
         block.flags[row] = forgery["flags"]
@@ -161,6 +164,7 @@ class Forger(ScriptedEnv):
             token = FOREIGN[self.forgery](*request_of(token))
         info = np.frombuffer(forgery.get("info", b""), np.uint8)
         block.reset_infos[row, : len(info)] = info
+        block.reset_info_forms[row] = forgery.get("form", 0)
         block.reset_flags[row] = forgery["flags"]
         block.resets[row] = token % (1 << 64)
         posted.ring()

@@ -22,6 +22,7 @@ from msgspec.msgpack import Ext
 from envmgr.errors import EnvFailure
 from envmgr.spaces import ValueMismatchError
 from envmgr.wire.block import DONE, HAS_INFO, INFO_BYTES, Block
+from envmgr.wire.info_forms import form_of
 from envmgr.wire.infos import InfoDecoder, InfoEncoder
 from tests.fuzz.wire import WINDOW_S, Wire, Worker
 
@@ -62,6 +63,8 @@ COLUMNS = (
     "infos",
     "infos",
     "reset_infos",
+    "info_forms",
+    "reset_info_forms",
     "kinds",
     "running",
     "since",
@@ -88,12 +91,28 @@ class _Scribbler:
             if column.ndim == 2:
                 data = np.frombuffer(info_bytes(rng), np.uint8)
                 column[row, : len(data)] = data
+                if rng.random() < 0.5:
+                    self._scribble_record(block, name, row)
                 if name == "infos" and rng.random() < 0.8:
                     block.flags[row] |= HAS_INFO
             else:
                 column[row] = self._word(column, row)
             self.report.n_mutated += 1
             self.report.by_column[name] += 1
+
+    def _scribble_record(self, block: Block, name: str, row: int) -> None:
+        """Have an info be read as a record, whose presence may be right."""
+        rng, record = self.rng, getattr(block, name)[row]
+        forms = block.info_forms if name == "infos" else block.reset_info_forms
+        number = rng.randrange(len(FORMS) + 2)
+        forms[row] = number
+        if rng.random() < 0.8:
+            record[:8] = np.frombuffer(rng.randrange(1 << 8).to_bytes(8, "little"), np.uint8)
+        if rng.random() < 0.8:
+            record[8:] &= 1
+        if rng.random() < 0.5:
+            block.flags[:] |= np.uint16(HAS_INFO)
+            forms[:] = number
 
     def _word(self, column: Any, row: int) -> Any:
         rng, dtype = self.rng, column.dtype
@@ -112,6 +131,17 @@ class _Scribbler:
         )
         return np.frombuffer((changed % (1 << bits)).to_bytes(bits // 8, "little"), dtype)[0]
 
+
+FORMS = tuple(
+    form
+    for info in (
+        {"a": 1.5, "b": {"c": "text", "d": np.arange(3)}, "e": True, "f": None},
+        {"a": np.bool_(True), "m": np.array([True, False]), "n": 7, "t": "text"},
+        {"abnormal words": "", "terminated": True, "truncated": 1, "in": {"in": {"e": {}}}},
+    )
+    if (form := form_of(info)) is not None
+)
+"""What infos may be read as besides what they are."""
 
 _DTYPES = (
     b"<f8",
@@ -227,6 +257,7 @@ def _fuzz_one_wire(seed: int, n_mutated: int, report: BlockReport) -> None:
         has_forms=rng.random() < 0.3,
     )
     assert wire.supervisor.submitter.posts
+    wire.know_forms(FORMS)
     wire.scribble = _Scribbler(seed, report)
     try:
         number = 0

@@ -32,6 +32,7 @@ from envmgr.wire.block import RING_ONCE, Block
 from envmgr.wire.channel import BELL, BELL_ASKED, ChannelClosedError, FrameChannel
 from envmgr.wire.frames import encode, split_frame
 from envmgr.wire.hosts import HostSettings, HostSpec, WorkerSettings
+from envmgr.wire.info_forms import InfoForm
 from envmgr.wire.messages import UNANSWERED, Message, Op
 from envmgr.worker.block_steps import BlockStepper
 from envmgr.worker.host import Host
@@ -381,6 +382,11 @@ class Wire:
     def ready(self) -> list[int]:
         """Return the envs that take an action now."""
         return self.supervisor.ready_ids()
+
+    def know_forms(self, forms: Iterable[InfoForm]) -> None:
+        """Have the trainer number forms of infos, as if workers had proposed them."""
+        for form in forms:
+            self.supervisor._setup.number(form)
 
     def all_come_back(self) -> None:
         """Have every env ready again that can be, also those whose episode has ended."""

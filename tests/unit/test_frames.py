@@ -290,6 +290,7 @@ def test_requests_and_replies_have_numbers_of_their_own() -> None:
         Op.RELEASE,
         Op.APPLY,
         Op.ADOPT,
+        Op.INFO_FORMS,
     }
     assert len({*Op}) == len(Op.__members__)
     assert len({*FailureKind}) == len(FailureKind.__members__)

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from envmgr.wire.block import INFO_BYTES
 from envmgr.wire.frames import encode
 from envmgr.wire.messages import (
     FailureKind,
@@ -81,7 +82,7 @@ def test_infos_in_the_block_and_beside_it() -> None:
     rig = BlockRig()
     assert rig.step(block_step(info={"a": 1, "b": np.float32(2)})) == []
     assert rig.info() == {"a": 1, "b": np.float32(2)}
-    for odd in ({"a": [1]}, {1: 2}, {"a": "x" * 300}, [{"agent": 0}]):
+    for odd in ({"a": [1]}, {1: 2}, {"a": "x" * INFO_BYTES}, [{"agent": 0}]):
         assert rig.step(block_step(info=odd)) == [Op.STEPPED]
         assert rig.sent[0].payload[3] == odd
     assert rig.step(block_step()) == []

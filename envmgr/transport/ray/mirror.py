@@ -111,9 +111,9 @@ class Mirror:
             "posts": [*actions, block.kinds, block.reset_requests, block.requests],
             "posted": [block.posted],
             "wide rewards": [block.wide_rewards],
-            "infos": [block.infos],
+            "infos": [block.infos, block.info_forms],
             "steps": [block.rewards, block.flags, block.replies],
-            "reset infos": [block.reset_infos],
+            "reset infos": [block.reset_infos, block.reset_info_forms],
             "resets": [block.reset_flags, block.resets],
         }
         return block

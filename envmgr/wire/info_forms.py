@@ -1,0 +1,844 @@
+"""Infos of stable form: records in shared memory, which are read as columns.
+
+Most envs say the same in every info: five floats, or three integers. What there is to know of such
+infos besides the values is their form (`InfoForm`): the keys in their order, and the exact type of
+each value. Both sides know the forms, so that a worker writes the values alone, in one go, and the
+trainer copies those of a whole batch at once. Each row says by a number which form its record is
+of; 0 is the number of infos that are there as a whole (see `infos`), whatever they are like.
+
+A record begins with a word that has a bit for each value that is present (`episode` is there at the
+ends of episodes only), and the others are zero. Nothing in it is believed: see `RecordBatch`.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import struct
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from envmgr.spaces import Array, ValueMismatchError
+from envmgr.wire.info_columns import InfoColumn, InfoColumns
+
+MOST_FIELDS = 32
+"""So many values an info may have that goes as a record."""
+
+RECORD_BYTES = 1024
+"""So large a record may be."""
+
+MOST_FORMS = 15
+"""So many forms there may be in one manager: numbers 1 to 15."""
+
+_LOOKED_AT = "abnormal"
+"""An info that says whether its step was abnormal goes as a whole: somebody has to look at it."""
+
+_MOST_KEY_CHARACTERS = 200
+_MOST_DEPTH = 8
+_TEXT_BYTES = 64
+_PRESENCE = struct.Struct("=I")
+_FIRST_OFFSET = 8
+_ALIGNMENT = 8
+_KNOWN_VARIANTS = 64
+
+FLOAT, INT, BOOL, TEXT, NONE, EMPTY = "float", "int", "bool", "str", "None", "{}"
+"""Kinds of values that are Python's; EMPTY is a dict with nothing in it. All other kinds are
+numpy's dtypes, as `dtype.str` has them."""
+
+_KIND_OF: dict[type, str] = {float: FLOAT, int: INT, bool: BOOL, str: TEXT, type(None): NONE}
+_TYPE_OF: dict[str, type] = {kind: python for python, kind in _KIND_OF.items()}
+_DTYPES: dict[str, str] = {FLOAT: "=f8", INT: "=i8", BOOL: "|b1"}
+_DTYPE = re.compile(r"[<>]([iu][248]|f[248])|\|([iu]1|b1)")
+_CODES: dict[str, str] = {"f8": "d", "b1": "?"} | {
+    f"{kind}{1 << power}": code
+    for kind, codes in (("i", "bhiq"), ("u", "BHIQ"))
+    for power, code in enumerate(codes)
+}
+"""How `struct` packs numpy's numbers without changing any bit."""
+
+
+class InfoField(NamedTuple):
+    """A value of an info.
+
+    Attributes:
+        path: its keys, from the outermost inwards.
+        kind: of which type it is, exactly.
+        shape: of an array; None for all else.
+    """
+
+    path: tuple[str, ...]
+    kind: str
+    shape: tuple[int, ...] | None = None
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """How the value lies in a record; a text with its length before it."""
+        if self.kind == TEXT:
+            return np.dtype((np.uint8, (1 + _TEXT_BYTES,)))
+        if self.kind in (NONE, EMPTY):
+            return np.dtype((np.uint8, (0,)))
+        return np.dtype((_DTYPES.get(self.kind, self.kind), self.shape or ()))
+
+
+class InfoForm:
+    """What infos have in common: their keys in order, and the exact types of their values.
+
+    Args:
+        fields: the values, in order. Those inside one dict follow each other.
+
+    Attributes:
+        fields: likewise.
+        nbytes: the size of a record.
+        offsets: where the values begin in a record.
+        dtype: of a record, with a field for each value.
+        names: of these fields.
+        types: of the values.
+        tree: of all values.
+        most_present: the presence of all of them.
+
+    Raises:
+        ValueError: these are no fields, or too many, or too large.
+    """
+
+    def __init__(self, fields: Sequence[InfoField]) -> None:
+        self.fields = tuple(fields)
+        if not 0 < len(self.fields) <= MOST_FIELDS or not all(map(_is_sound, self.fields)):
+            raise ValueError("these are not the fields of an info")
+        self.tree = _Tree(self.fields)
+        offsets, offset = [], _FIRST_OFFSET
+        for field in self.fields:
+            dtype = field.dtype
+            step = min(dtype.base.itemsize, _ALIGNMENT) or 1
+            offset = -(-offset // step) * step
+            offsets.append(offset)
+            offset += dtype.itemsize
+        self.nbytes = -(-offset // _ALIGNMENT) * _ALIGNMENT
+        if self.nbytes > RECORD_BYTES:
+            raise ValueError(f"the infos take {self.nbytes} bytes; {RECORD_BYTES} are possible")
+        self.offsets = tuple(offsets)
+        self.names = tuple(f"f{k}" for k in range(len(self.fields)))
+        described = {
+            "names": self.names,
+            "formats": [field.dtype for field in self.fields],
+            "offsets": offsets,
+            "itemsize": self.nbytes,
+        }
+        self.dtype: np.dtype[Any] = np.dtype(described)  # type: ignore[call-overload]
+        self.types = tuple(map(_type_of, self.fields))
+        self.most_present = (1 << len(self.fields)) - 1
+        # What is to be looked at before it is read: which bytes are bools, and which are texts.
+        self._bools = [
+            (offset, field.dtype.itemsize)
+            for offset, field in zip(offsets, self.fields, strict=True)
+            if field.kind in (BOOL, "|b1")
+        ]
+        self._texts = [k for k, field in enumerate(self.fields) if field.kind == TEXT]
+        self._trees: dict[int, _Tree] = {self.most_present: self.tree}
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, InfoForm) and self.fields == other.fields
+
+    def __hash__(self) -> int:
+        return hash(self.fields)
+
+    def __reduce__(self) -> Any:
+        return InfoForm, (self.fields,)
+
+    def __repr__(self) -> str:
+        return f"InfoForm({self.fields!r})"
+
+    def tree_of(self, presence: int) -> _Tree:
+        """Return the tree of the values that are present."""
+        tree = self._trees.get(presence)
+        if tree is None:
+            if len(self._trees) >= _KNOWN_VARIANTS:
+                self._trees.clear()
+            present = [field for k, field in enumerate(self.fields) if presence >> k & 1]
+            tree = self._trees[presence] = _Tree(present)
+        return tree
+
+    # -- forms of infos -----------------------------------------------------------------------
+
+    def presence_in(self, fields: Sequence[InfoField]) -> int | None:
+        """Return which of the values infos with these fields have.
+
+        None if they are not of this form: they have others, or in another order.
+        """
+        presence, at = 0, 0
+        for field in fields:
+            try:
+                at = self.fields.index(field, at)
+            except ValueError:
+                return None
+            presence |= 1 << at
+            at += 1
+        return presence
+
+    def with_all_of(self, other: InfoForm) -> InfoForm | None:
+        """Return the form of the infos of both; None if there is none."""
+        merged = _merged(_nested(self.fields), _nested(other.fields))
+        try:
+            return None if merged is None else InfoForm(list(_flat(merged)))
+        except ValueError:
+            return None
+
+    # -- reading ------------------------------------------------------------------------------
+
+    def batch(self, records: npt.NDArray[np.uint8], odd: Sequence[int] = ()) -> RecordBatch:
+        """Return copies of records, checked.
+
+        Args:
+            records: (k, nbytes), contiguous; it is kept.
+            odd: positions of those that are not of this form. They are made such of infos without
+                values.
+
+        Raises:
+            ValueMismatchError: one of them is malformed.
+        """
+        if odd:
+            records[odd] = 0
+        words = records[:, : _PRESENCE.size].tobytes()
+        if words == words[: _PRESENCE.size] * len(records):
+            presences = list(_PRESENCE.unpack_from(words))
+        else:
+            presences = np.frombuffer(words, np.uint32).tolist()
+        if max(presences) > self.most_present:
+            raise ValueMismatchError("an info in shared memory has values that its form has not")
+        for offset, nbytes in self._bools:
+            if (records[:, offset : offset + nbytes] > 1).any():
+                raise ValueMismatchError("a bool of an info in shared memory is neither 0 nor 1")
+        texts = {k: self._texts_of(records, k) for k in self._texts}
+        return RecordBatch(self, records, presences, texts, odd)
+
+    def read(self, record: bytes) -> dict[str, Any]:
+        """Return the info of one record.
+
+        Raises:
+            ValueMismatchError: it is malformed.
+        """
+        records = np.frombuffer(bytearray(record[: self.nbytes]), np.uint8).reshape(1, -1)
+        return self.batch(records).dicts()[0]
+
+    def _texts_of(self, records: npt.NDArray[np.uint8], k: int) -> list[str]:
+        offset = self.offsets[k]
+        found = []
+        for data in records[:, offset : offset + 1 + _TEXT_BYTES]:
+            length = int(data[0])
+            if length > _TEXT_BYTES:
+                raise ValueMismatchError(f"a text of an info cannot have {length} bytes")
+            try:
+                found.append(data[1 : 1 + length].tobytes().decode())
+            except UnicodeDecodeError as error:
+                raise ValueMismatchError(f"a text of an info is none: {error}") from error
+        return found
+
+
+def _is_sound(field: Any) -> bool:
+    """Whether this is a field; it may have come from anybody."""
+    if type(field) is not InfoField or type(field.path) is not tuple:
+        return False
+    path, kind, shape = field
+    if not 0 < len(path) <= _MOST_DEPTH or type(kind) is not str or path[0] == _LOOKED_AT:
+        return False
+    if any(type(key) is not str or len(key) > _MOST_KEY_CHARACTERS for key in path):
+        return False
+    if kind in _TYPE_OF or kind == EMPTY:
+        return shape is None
+    if not _DTYPE.fullmatch(kind):
+        return False
+    if shape is None:
+        return np.dtype(kind).isnative
+    if type(shape) is not tuple or len(shape) > _MOST_DEPTH:
+        return False
+    are_sizes = all(type(size) is int and 0 <= size <= RECORD_BYTES for size in shape)
+    return are_sizes and math.prod(shape) <= RECORD_BYTES
+
+
+def form_of(info: dict[str, Any]) -> InfoForm | None:
+    """Return the form of an info; None if it cannot go as a record."""
+    fields = _fields_of(info)
+    try:
+        return None if fields is None else InfoForm(fields)
+    except ValueError:
+        return None
+
+
+def _fields_of(info: dict[str, Any], inside: tuple[str, ...] = ()) -> list[InfoField] | None:
+    if len(info) > MOST_FIELDS or len(inside) >= _MOST_DEPTH:
+        return None
+    found: list[InfoField] = []
+    for key, value in info.items():
+        if type(key) is not str:
+            return None
+        path = (*inside, key)
+        if type(value) is dict and value:
+            nested = _fields_of(value, path)
+            if nested is None:
+                return None
+            found += nested
+        else:
+            field = _field_of(path, value)
+            if field is None:
+                return None
+            found.append(field)
+        if len(found) > MOST_FIELDS:
+            return None
+    return found
+
+
+def _field_of(path: tuple[str, ...], value: Any) -> InfoField | None:
+    python = type(value)
+    if python is dict:
+        return InfoField(path, EMPTY)
+    kind, shape = _KIND_OF.get(python), None
+    if kind is None:
+        is_array = python is np.ndarray
+        if not is_array and not isinstance(value, np.generic):
+            return None
+        kind, shape = value.dtype.str, value.shape if is_array else None
+        # There are two types of numbers for some dtypes; one of them comes out.
+        if not is_array and (not _DTYPE.fullmatch(kind) or np.dtype(kind).type is not python):
+            return None
+    field = InfoField(path, kind, shape)
+    return field if _is_sound(field) else None
+
+
+_Nest = dict[str, Any]  # of InfoFields
+
+
+def _nested(fields: Iterable[InfoField]) -> _Nest:
+    nest: _Nest = {}
+    for field in fields:
+        inner = nest
+        for key in field.path[:-1]:
+            inner = inner.setdefault(key, {})
+        inner[field.path[-1]] = field
+    return nest
+
+
+def _flat(nest: _Nest) -> Iterator[InfoField]:
+    for part in nest.values():
+        if isinstance(part, dict):
+            yield from _flat(part)
+        else:
+            yield part
+
+
+def _merged(one: _Nest, other: _Nest) -> _Nest | None:
+    """Return both in one, in an order that is that of each; None if there is no such order."""
+    common = [key for key in one if key in other]
+    if common != [key for key in other if key in one]:
+        return None
+    merged: _Nest = {}
+    keys, others = iter(one), iter(other)
+    for last in (*common, None):
+        for key in _until(keys, last):
+            merged[key] = one[key]
+        for key in _until(others, last):
+            merged[key] = other[key]
+        if last is not None:
+            parts = one[last], other[last]
+            both = _merged(*parts) if all(isinstance(part, dict) for part in parts) else None
+            if both is None and parts[0] != parts[1]:
+                return None
+            merged[last] = parts[0] if both is None else both
+    return merged
+
+
+def _until(keys: Iterator[str], last: str | None) -> Iterator[str]:
+    for key in keys:
+        if key == last:
+            return
+        yield key
+
+
+class _Tree:
+    """How values follow each other in a nested dict.
+
+    Args:
+        fields: of the values, in order.
+        depth: how many of the keys lead to this dict.
+
+    Attributes:
+        keys: of the dict.
+        count: how many values there are in it, those of inner dicts included.
+
+    Raises:
+        ValueError: a key comes twice, or stands for a value and for a dict.
+    """
+
+    def __init__(self, fields: Sequence[InfoField], depth: int = 0) -> None:
+        self.count = len(fields)
+        inside: dict[str, list[InfoField]] = {}
+        latest = None
+        for field in fields:
+            key = field.path[depth] if len(field.path) > depth else None
+            if key is None or (key != latest and key in inside):
+                raise ValueError("the values of one dict do not follow each other")
+            inside.setdefault(key, []).append(field)
+            latest = key
+        self.keys = tuple(inside)
+        # The inner dicts, by position; a value is None.
+        self.parts: list[_Tree | None] = []
+        self.types: list[type] = []
+        for some in inside.values():
+            is_value = len(some) == 1 and len(some[0].path) == depth + 1
+            self.parts.append(None if is_value else _Tree(some, depth + 1))
+            self.types.append(_type_of(some[0]) if is_value else dict)
+        self.is_flat = not any(self.parts)
+        self._keys_list = list(self.keys)
+
+    def values_of(self, info: dict[str, Any]) -> list[Any] | None:
+        """Return the values of an info with these keys and types; None if it is another one.
+
+        Keys are compared as dicts do: who calls this has seen that those of the env are no others.
+        """
+        if [*info] != self._keys_list or [*map(type, info.values())] != self.types:
+            return None
+        if self.is_flat:
+            return [*info.values()]
+        found: list[Any] = []
+        for part, value in zip(self.parts, info.values(), strict=True):
+            if part is None:
+                found.append(value)
+                continue
+            inner = part.values_of(value)
+            if inner is None:
+                return None
+            found += inner
+        return found
+
+    def dicts(self, columns: Iterator[Sequence[Any]], count: int) -> list[dict[str, Any]]:
+        """Return dicts of values, given the columns of these, one after another."""
+        keys, parts = self.keys, self.parts
+        if not keys:
+            return [{} for _ in range(count)]
+        each = [next(columns) if part is None else part.dicts(columns, count) for part in parts]
+        return [dict(zip(keys, row, strict=False)) for row in zip(*each, strict=True)]
+
+    def nested(self, columns: Iterator[Any]) -> dict[str, Any]:
+        """Return one nested dict of columns, given one after another."""
+        found: dict[str, Any] = {}
+        for key, part in zip(self.keys, self.parts, strict=True):
+            if part is None:
+                found[key] = next(columns)
+            else:
+                inner = part.nested(columns)
+                present = [column.present for column in inner.values()]
+                found[key] = InfoColumns(inner, np.logical_or.reduce(present))
+        return found
+
+
+def _type_of(field: InfoField) -> type:
+    if field.kind == EMPTY:
+        return dict
+    if field.shape is not None:
+        return np.ndarray
+    return _TYPE_OF.get(field.kind) or np.dtype(field.kind).type
+
+
+# -- the trainer's side -------------------------------------------------------------------------
+
+
+class RecordBatch:
+    """The infos of k rows that are of one form: copies of their records.
+
+    Args:
+        form: their form.
+        records: of all of them.
+        presences: which values each of them has; one number, if that is the same for all.
+        texts: of those values that are texts, by number of the field.
+        odd: positions of those that are not of the form.
+
+    Attributes:
+        form: their form.
+        odd: positions of those that are not of the form: here they have no values.
+    """
+
+    __slots__ = ("_presences", "_records", "_texts", "form", "odd")
+
+    def __init__(
+        self,
+        form: InfoForm,
+        records: npt.NDArray[np.uint8],
+        presences: list[int],
+        texts: dict[int, list[str]],
+        odd: Sequence[int],
+    ) -> None:
+        self.form = form
+        self.odd = odd
+        self._records = records
+        self._presences = presences
+        self._texts = texts
+
+    def dicts(self) -> list[dict[str, Any]]:
+        """Return the infos."""
+        presences = self._presences
+        if len(presences) == 1:
+            return self._dicts_of(presences[0], None)
+        infos: list[Any] = [None] * len(presences)
+        for presence in set(presences):
+            positions = [k for k, one in enumerate(presences) if one == presence]
+            for k, info in zip(positions, self._dicts_of(presence, positions), strict=True):
+                infos[k] = info
+        return infos
+
+    def _dicts_of(self, presence: int, positions: list[int] | None) -> list[dict[str, Any]]:
+        values, count = self._values, len(self._records)
+        if positions is not None:
+            values, count = values[positions], len(positions)
+        columns = []
+        for k, field in enumerate(self.form.fields):
+            if presence >> k & 1:
+                columns.append(self._listed(k, field, values, positions, count))
+        return self.form.tree_of(presence).dicts(iter(columns), count)
+
+    @property
+    def _values(self) -> Array:
+        records = self._records
+        values: Array = np.ndarray(len(records), self.form.dtype, records.data)
+        return values
+
+    def _listed(
+        self, k: int, field: InfoField, values: Array, positions: list[int] | None, count: int
+    ) -> list[Any]:
+        """Return what infos have of a value, as they had it."""
+        kind, shape = field.kind, field.shape
+        if kind == TEXT:
+            texts = self._texts[k]
+            return texts if positions is None else [texts[position] for position in positions]
+        if kind == EMPTY:
+            return [{} for _ in range(count)]
+        if kind == NONE:
+            return [None] * count
+        column = values[self.form.names[k]]
+        if kind in _TYPE_OF:
+            listed: list[Any] = column.tolist()
+            return listed
+        if shape is None:
+            return list(column)
+        if shape == ():
+            return [np.array(value, column.dtype) for value in column]
+        return [value.copy() for value in column]
+
+    def columns(self) -> InfoColumns:
+        """Return the infos as columns; without those that are of another form."""
+        form, presences, count = self.form, self._presences, len(self._records)
+        any_present = 0
+        for presence in set(presences):
+            any_present |= presence
+        values, found, all_present = self._values, list[Any](), np.ones(count, np.bool_)
+        for k, field in enumerate(form.fields):
+            if not any_present >> k & 1:
+                continue
+            if len(presences) == 1:
+                present = all_present.copy()
+            else:
+                present = np.array([presence >> k & 1 for presence in presences], np.bool_)
+            if field.kind == EMPTY:
+                found.append(InfoColumns({}, present))
+                continue
+            if field.kind in (TEXT, NONE):
+                column = np.full(count, None, dtype=object)
+                if field.kind == TEXT:
+                    texts = self._texts[k]
+                    for position in present.nonzero()[0].tolist():
+                        column[position] = texts[position]
+            else:
+                column = values[form.names[k]].copy()
+            found.append(InfoColumn.of(column, present, form.types[k]))
+        return InfoColumns(form.tree_of(any_present).nested(iter(found)), all_present)
+
+    @property
+    def told(self) -> list[int]:
+        """The positions of infos with values, ascending."""
+        presences = self._presences
+        if len(presences) == 1:
+            return list(range(len(self._records))) if presences[0] else []
+        return [k for k, presence in enumerate(presences) if presence]
+
+
+# -- the worker's side --------------------------------------------------------------------------
+
+
+class _Unlike(ValueError):
+    """A value that is not quite of the type that its field has."""
+
+
+class _Packer:
+    """Packs infos with some of the values of a form, and no others.
+
+    Args:
+        number: of the form.
+        form: it.
+        presence: which of its values they have.
+    """
+
+    __slots__ = ("_converters", "_pack_into", "number", "presence", "values_of")
+
+    def __init__(self, number: int, form: InfoForm, presence: int) -> None:
+        self.number = number
+        self.presence = presence
+        self.values_of = form.tree_of(presence).values_of
+        codes, at = ["=I"], _PRESENCE.size
+        converters: list[Callable[[Any], Any] | None] = []
+        for k, (offset, field) in enumerate(zip(form.offsets, form.fields, strict=True)):
+            size = field.dtype.itemsize
+            code, convert = _code_of(field)
+            if not presence >> k & 1:
+                code = f"{size}x"  # which is zero in a record
+            else:
+                converters.append(convert)
+            codes += [f"{offset - at}x", code]
+            at = offset + size
+        codes.append(f"{form.nbytes - at}x")
+        self._pack_into = struct.Struct("".join(codes)).pack_into
+        self._converters = converters if any(converters) else None
+
+    def write(self, record: Any, info: dict[str, Any]) -> bool:
+        """Write an info; False if that is not what this packs."""
+        values = self.values_of(info)
+        if values is None:
+            return False
+        try:
+            if self._converters is not None:
+                values = [
+                    value if convert is None else convert(value)
+                    for convert, value in zip(self._converters, values, strict=True)
+                ]
+            self._pack_into(record, 0, self.presence, *values)
+        except (struct.error, _Unlike, UnicodeEncodeError):  # a large integer, a long text ...
+            return False
+        return True
+
+
+def _code_of(field: InfoField) -> tuple[str, Callable[[Any], Any] | None]:
+    """Return how a value is packed, and what has to be made of it before."""
+    kind, shape, dtype = field.kind, field.shape, field.dtype
+    if kind == TEXT:
+        return f"{1 + _TEXT_BYTES}s", _text_bytes
+    if kind in (NONE, EMPTY):
+        return "0s", _no_bytes_of_empty if kind == EMPTY else _no_bytes
+    if kind in _TYPE_OF:
+        return {FLOAT: "d", INT: "q", BOOL: "?"}[kind], None
+    code = _CODES.get(kind[1:])
+    if shape is None and code is not None:
+        return code, None
+    expected, sizes = dtype.base, shape
+
+    def array_bytes(value: Any) -> bytes:
+        if sizes is not None and (value.dtype != expected or value.shape != sizes):
+            raise _Unlike
+        data: bytes = value.tobytes()
+        return data
+
+    return f"{dtype.itemsize}s", array_bytes
+
+
+_LENGTHS = [bytes((length,)) for length in range(_TEXT_BYTES + 1)]
+
+
+def _text_bytes(text: str) -> bytes:
+    data = text.encode()
+    if len(data) > _TEXT_BYTES:
+        raise _Unlike
+    return _LENGTHS[len(data)] + data
+
+
+def _no_bytes(value: Any) -> bytes:
+    return b""
+
+
+def _no_bytes_of_empty(value: dict[Any, Any]) -> bytes:
+    if value:
+        raise _Unlike
+    return b""
+
+
+_PATIENCE = 256
+"""So many infos that are of no known form a host looks at more closely."""
+
+_PROPOSED_AFTER = 8
+"""A form is proposed when so many infos of no known form in a row have been of it."""
+
+_MOST_ODD = 1000
+"""After so many infos of no form, if few others were of one, records are given up."""
+
+_MOST_PACKERS = 4
+
+
+class HostForms:
+    """What a host knows of the forms of infos: those that the trainer has numbered.
+
+    Args:
+        propose: tells the trainer, for an env_id, which form infos have; None: that they have none.
+
+    Attributes:
+        numbered: the forms, by number, the oldest first.
+        version: changes whenever there is a new one.
+        is_given_up: no records are written any more.
+        of_steps: looks at infos of steps that are of no known form.
+        of_resets: likewise of resets.
+    """
+
+    def __init__(self, propose: Callable[[int, tuple[InfoField, ...] | None], None]) -> None:
+        self._propose = propose
+        self.numbered: dict[int, InfoForm] = {}
+        self.version = 0
+        self.is_given_up = False
+        self.of_steps, self.of_resets = FormSeeker(self), FormSeeker(self)
+        self._patience = _PATIENCE
+        self._proposed: set[InfoForm] = set()
+
+    def learn(self, forms: Iterable[tuple[int, tuple[InfoField, ...]]]) -> None:
+        """Take note of forms that the trainer has numbered."""
+        for number, fields in forms:
+            if number not in self.numbered:
+                self.numbered[number] = InfoForm(fields)
+                self.version += 1
+
+    def packer_for(self, info: dict[str, Any]) -> _Packer | None:
+        """Return what packs an info; None if it is of none of the forms."""
+        form = form_of(info) if self.numbered else None
+        if form is not None:
+            for number, known in reversed(self.numbered.items()):
+                presence = known.presence_in(form.fields)
+                if presence is not None:
+                    return _Packer(number, known, presence)
+        return None
+
+    def give_up(self, env_id: int) -> None:
+        """Write no records any more: most infos of an env have no form."""
+        self.is_given_up = True
+        self._propose(env_id, None)
+
+    def closer_look(self, info: dict[str, Any]) -> InfoForm | None:
+        """Return the form of an info; None if it has none, or if enough were looked at."""
+        if not self._patience:
+            return None
+        self._patience -= 1
+        return form_of(info)
+
+    def propose(self, env_id: int, form: InfoForm) -> None:
+        """Tell the trainer of a form, once."""
+        if form not in self._proposed and form not in self.numbered.values():
+            self._proposed.add(form)
+            self._propose(env_id, form.fields)
+
+
+class FormSeeker:
+    """Finds the form of those infos, of steps or of resets, that are of no known form.
+
+    Args:
+        forms: what the host knows.
+    """
+
+    def __init__(self, forms: HostForms) -> None:
+        self._forms = forms
+        self._form: InfoForm | None = None
+        self._n_seen = 0
+
+    def look_at(self, env_id: int, info: dict[str, Any], known: InfoForm | None) -> None:
+        """Look at an info; if several in a row have a form together, propose it.
+
+        Args:
+            env_id: the env.
+            info: it.
+            known: the form of other infos of the env, which is to be a part of it.
+        """
+        form = self._forms.closer_look(info)
+        if form is not None and known is not None:
+            form = known.with_all_of(form) or form
+        before = self._form
+        both = form if before is None or form is None else before.with_all_of(form)
+        self._n_seen = self._n_seen + 1 if both is not None else 1
+        self._form = both or form
+        if self._form is not None and self._n_seen >= _PROPOSED_AFTER:
+            self._forms.propose(env_id, self._form)
+            self._form = None
+            self._n_seen = 0
+
+
+class InfoWriter:
+    """Writes the infos of one env, of steps or of resets, as records.
+
+    Args:
+        forms: what its host knows.
+        seeker: looks at what is of no known form.
+        env_id: the env.
+        record: the bytes that it has for a record.
+        numbers: says of which form that is.
+        row: the env's place there.
+    """
+
+    __slots__ = (
+        "_env_id",
+        "_forms",
+        "_n_like",
+        "_n_odd",
+        "_numbers",
+        "_packers",
+        "_record",
+        "_row",
+        "_seeker",
+        "_version",
+    )
+
+    def __init__(
+        self,
+        forms: HostForms,
+        seeker: FormSeeker,
+        env_id: int,
+        record: Any,
+        numbers: Any,
+        row: int,
+    ) -> None:
+        self._forms = forms
+        self._seeker = seeker
+        self._env_id = env_id
+        self._record = record
+        self._numbers = numbers
+        self._row = row
+        self._packers: list[_Packer] = []
+        self._version = -1
+        self._n_like = self._n_odd = 0
+
+    def write(self, info: dict[str, Any]) -> bool:
+        """Write an info that is not empty; False if it has to go otherwise."""
+        forms = self._forms
+        if forms.version == self._version:
+            for packer in self._packers:
+                if packer.write(self._record, info):
+                    self._numbers[self._row] = packer.number
+                    self._n_like += 1
+                    return True
+        elif not forms.is_given_up:
+            self._packers.clear()
+            self._version = forms.version
+        return not forms.is_given_up and self._write_otherwise(info)
+
+    def _write_otherwise(self, info: dict[str, Any]) -> bool:
+        forms, packers = self._forms, self._packers
+        packer = forms.packer_for(info)
+        if packer is not None and packer.write(self._record, info):
+            if len(packers) >= _MOST_PACKERS:
+                packers.pop()
+            packers.append(packer)
+            self._numbers[self._row] = packer.number
+            return True
+        return False
+
+    def note_odd(self, info: dict[str, Any]) -> None:
+        """An info that could not be written here has gone as a whole."""
+        forms = self._forms
+        if forms.is_given_up:
+            return
+        self._n_odd += 1
+        if self._n_odd >= _MOST_ODD and self._n_odd > 2 * self._n_like:
+            forms.give_up(self._env_id)
+            return
+        known = forms.numbered[self._packers[0].number] if self._packers else None
+        self._seeker.look_at(self._env_id, info, known)
