@@ -605,7 +605,7 @@ typedef struct {
     long long low, high;
     Py_ssize_t first, count;
     uint64_t generations;
-    uint16_t place_bits, told_bit, end_bits, plain_end;
+    uint16_t place_bits, told_bit, has_info, end_bits, plain_end;
     uint64_t *resets;   /* steps that end episodes are complete with these; NULL: they need not be */
     char takes_ends;
     int n_steps;        /* places of steps */
@@ -697,7 +697,7 @@ static PyObject *rows_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) 
         "first", "count", "empty", "statistics", "submitter", "journal", "phases",
         "states", "places", "in_arena", "tokens", "requests", "replies",
         "flags", "ids", "ndarray", "number", "actions", "low", "high", "is_number", "postings", "sleeping", "hosts",
-        "generations", "place_bits", "told_bit", "end_bits", "plain_end", "resets",
+        "generations", "place_bits", "told_bit", "has_info", "end_bits", "plain_end", "resets",
         "takes_ends", "n_steps", "idle", "posted", "run", NULL};
     PyObject *empty, *statistics, *submitter, *journal, *phases, *states, *places;
     PyObject *in_arena, *ids, *ndarray, *number, *tokens, *requests, *replies, *flags, *actions, *postings, *sleeping;
@@ -705,14 +705,14 @@ static PyObject *rows_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) 
     Py_ssize_t first, count;
     long long low, high;
     unsigned long long generations;
-    int is_number, place_bits, told_bit, end_bits, plain_end, takes_ends, n_steps, idle, posted, run;
+    int is_number, place_bits, told_bit, has_info, end_bits, plain_end, takes_ends, n_steps, idle, posted, run;
     if (!PyArg_ParseTupleAndKeywords(
-            args, kwargs, "nnO!OOOOOOOOOOOO!OOOLLpOOO!KiiiiOpiiii", names, &first, &count,
+            args, kwargs, "nnO!OOOOOOOOOOOO!OOOLLpOOO!KiiiiiOpiiii", names, &first, &count,
             &PyTuple_Type, &empty, &statistics, &submitter, &journal, &phases, &states, &places,
             &in_arena, &tokens, &requests, &replies, &flags,
             &PyList_Type, &ids, &ndarray, &number, &actions, &low, &high,
             &is_number, &postings, &sleeping, &PyList_Type, &hosts, &generations, &place_bits,
-            &told_bit, &end_bits, &plain_end, &resets, &takes_ends, &n_steps, &idle, &posted, &run))
+            &told_bit, &has_info, &end_bits, &plain_end, &resets, &takes_ends, &n_steps, &idle, &posted, &run))
         return NULL;
     if (first < 0 || count < 1 || PyTuple_Size(empty) != CONTAINERS) {
         PyErr_SetString(PyExc_ValueError, "no rows");
@@ -738,6 +738,7 @@ static PyObject *rows_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) 
     self->generations = generations;
     self->place_bits = (uint16_t)place_bits;
     self->told_bit = (uint16_t)told_bit;
+    self->has_info = (uint16_t)has_info;
     self->end_bits = (uint16_t)end_bits;
     self->plain_end = (uint16_t)plain_end;
     self->takes_ends = (char)takes_ends;
@@ -954,14 +955,14 @@ static PyObject *rows_is_posted(OrdinaryRows *self, PyObject *ignored) {
 PyDoc_STRVAR(said_doc,
              "said()\n--\n\n"
              "Return what all replies say, if they have come and are ordinary: the flags, where none "
-             "ends an episode; else (place, flags of the others, {position: flags} of ends). None if "
+             "ends an episode, and all have infos or none has; else (place, flags of the others, {position: flags} of ends). None if "
              "Python has to look at them.");
 
 static PyObject *rows_said(OrdinaryRows *self, PyObject *ignored) {
     if (!have_arrived(self) || !are_all(self->phases, self->posted, self->count))
         Py_RETURN_NONE;
     uint16_t place = self->flags[0] & self->place_bits; /* not before: hosts write replies last */
-    uint16_t told = self->flags[0] & self->told_bit;
+    uint16_t told = self->flags[0] & (self->told_bit | self->has_info);
     PyObject *ends = NULL;
     if (place >= self->n_steps)
         Py_RETURN_NONE;
@@ -969,7 +970,7 @@ static PyObject *rows_said(OrdinaryRows *self, PyObject *ignored) {
         uint16_t flags = self->flags[k];
         if (flags == (place | told))
             continue;
-        if (!self->takes_ends || (flags & self->place_bits) != place ||
+        if (!self->takes_ends || (told & self->has_info) || (flags & self->place_bits) != place ||
             (flags & self->end_bits) != self->plain_end ||
             (self->resets != NULL &&
              __atomic_load_n(&self->resets[k], __ATOMIC_ACQUIRE) != self->tokens[k])) {
@@ -1043,16 +1044,19 @@ static PyType_Spec rows_spec = {
 /* -- the trainer: timesteps ------------------------------------------------------------------- */
 
 PyDoc_STRVAR(timesteps_doc,
-             "timesteps(cls, env_ids, observations, rewards, info)\n--\n\n"
-             "Return {env_id: cls((observation, reward, False, copy of info))}.");
+             "timesteps(cls, env_ids, observations, rewards, infos)\n--\n\n"
+             "Return {env_id: cls((observation, reward, False, info))}; instead of a list, infos may be "
+             "a dict, of which each timestep gets a copy.");
 
 static PyObject *timesteps(PyObject *module, PyObject *args) {
-    PyObject *type, *env_ids, *observations, *rewards, *info;
-    if (!PyArg_ParseTuple(args, "O!O!O!O!O!", &PyType_Type, &type, &PyList_Type, &env_ids,
-                          &PyList_Type, &observations, &PyList_Type, &rewards, &PyDict_Type, &info))
+    PyObject *type, *env_ids, *observations, *rewards, *infos;
+    if (!PyArg_ParseTuple(args, "O!O!O!O!O", &PyType_Type, &type, &PyList_Type, &env_ids,
+                          &PyList_Type, &observations, &PyList_Type, &rewards, &infos))
         return NULL;
     Py_ssize_t count = PyList_Size(env_ids);
-    if (PyList_Size(observations) != count || PyList_Size(rewards) != count) {
+    int is_listed = PyList_Check(infos);
+    if (PyList_Size(observations) != count || PyList_Size(rewards) != count ||
+        (is_listed ? PyList_Size(infos) != count : !PyDict_Check(infos))) {
         PyErr_SetString(PyExc_ValueError, "one of everything for each env is needed");
         return NULL;
     }
@@ -1065,19 +1069,19 @@ static PyObject *timesteps(PyObject *module, PyObject *args) {
     if (found == NULL)
         return NULL;
     for (Py_ssize_t k = 0; k < count; k++) {
-        PyObject *copy = PyDict_Copy(info);
-        if (copy == NULL)
+        PyObject *info = is_listed ? Py_XNewRef(PyList_GetItem(infos, k)) : PyDict_Copy(infos);
+        if (info == NULL)
             goto failed;
         /* From here to its last item nothing else is made: a collection would find it half done. */
         PyObject *timestep = alloc((PyTypeObject *)type, 4);
         if (timestep == NULL) {
-            Py_DECREF(copy);
+            Py_DECREF(info);
             goto failed;
         }
         PyTuple_SetItem(timestep, 0, Py_XNewRef(PyList_GetItem(observations, k)));
         PyTuple_SetItem(timestep, 1, Py_XNewRef(PyList_GetItem(rewards, k)));
         PyTuple_SetItem(timestep, 2, Py_NewRef(Py_False));
-        PyTuple_SetItem(timestep, 3, copy);
+        PyTuple_SetItem(timestep, 3, info);
         PyObject *env_id = PyList_GetItem(env_ids, k);
         if (PyErr_Occurred() || PyDict_SetItem(found, env_id, timestep) < 0) {
             Py_DECREF(timestep);

@@ -6,6 +6,7 @@ timesteps are in the table by then (`EnvTable.undelivered`).
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import repeat
@@ -393,13 +394,12 @@ class Collector:
         in_c, block, arena = selection.in_c, self._block, self._table.observed.arena
         said = None if in_c is None else in_c.said()
         if type(said) is int:
-            remarks = selection.ordinary.get(said)
-            if remarks is None:
-                remarks = selection.ordinary[said] = Remarks(said, selection.count)
-            place = said & PLACE_BITS
-            args = selection.ids, selection, place, remarks, _EMPTY, n_before, block, arena
-            return Collected(*args, in_c=in_c)
-        if said is not None:
+            remarks = selection.ordinary.get(said) or self._remarks_of(selection, said)
+            if remarks is not None:
+                place = said & PLACE_BITS
+                args = selection.ids, selection, place, remarks, _EMPTY, n_before, block, arena
+                return Collected(*args, in_c=in_c)
+        elif said is not None:
             place, usual, ends = said
             remarks = Remarks(usual, selection.count, ends)
             return Collected(
@@ -426,6 +426,17 @@ class Collector:
             return None
         places, remarks = found
         return Collected(ids, selection, places, remarks, kept, n_before, block, arena)
+
+    def _remarks_of(self, selection: Selection, flags: int) -> Remarks | None:
+        """Return what replies say that all have these flags; None if one has to be looked at."""
+        if not flags & HAS_INFO:
+            remarks = selection.ordinary[flags] = Remarks(flags, selection.count)
+            return remarks
+        raw = flags.to_bytes(2, sys.byteorder) * selection.count
+        infos = None if self._replies is None else self._replies.infos(selection, raw)
+        if infos is None or infos.odd:
+            return None
+        return Remarks(flags, selection.count, infos=infos)
 
     def _looked_at(self, selection: Selection, raw: bytes) -> tuple[Any, Remarks] | None:
         """Return where observations are, and what else replies say, given their flags."""
@@ -517,8 +528,9 @@ class Collector:
             if collected.in_c is not None:
                 found = arena.rows_of(selection, collected.places)
                 numbers = block.rewards[selection.rows].tolist()
-                info = _TOLD if collected.remarks.usual & TOLD_BIT else _UNTOLD
-                timesteps = hot.timesteps(EnvTimestep, selection.ids, found, numbers, info)
+                told = _TOLD if collected.remarks.usual & TOLD_BIT else _UNTOLD
+                given = told if collected.remarks.infos is None else _infos_of(collected.remarks)
+                timesteps = hot.timesteps(EnvTimestep, selection.ids, found, numbers, given)
                 observed.taken_in_c(selection, found)
                 self._deliver_in_c(collected, timesteps, in_arena=False)
                 return timesteps

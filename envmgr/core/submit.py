@@ -28,6 +28,7 @@ from envmgr.spaces.columns import NUMPY_VALUES
 from envmgr.spaces.interrupts import pass_interrupt_on
 from envmgr.wire.block import (
     GENERATION_BITS,
+    HAS_INFO,
     PLACE_BITS,
     PLAIN_END,
     PLAIN_END_BITS,
@@ -215,6 +216,7 @@ class Submitter:
             generations=GENERATION_BITS,
             place_bits=PLACE_BITS,
             told_bit=TOLD_BIT,
+            has_info=HAS_INFO,
             end_bits=PLAIN_END_BITS,
             plain_end=PLAIN_END,
             resets=block.resets if self._resets_inplace else None,

@@ -1,7 +1,7 @@
 """Runs one env: takes its steps, resets it, ends its episodes, and has all of that answered.
 
 `EnvRunner.take_step` is the one way in which a step is taken and answered, whatever the env is and
-wherever its answer goes (see `sinks`). `ordinary_steps` does the same at once where nothing about a
+wherever its answer goes (see `sinks`). `ordinary_steps` does the same in C where nothing about a
 step is out of the ordinary. A `BlockRow` is the env's row of the shared block, where actions are.
 """
 
@@ -510,13 +510,11 @@ class BlockRow:
 def block_row_of(runner: EnvRunner, sink: BlockSink, action_kind: int = 0) -> BlockRow:
     """Return the row of an env whose writer is attached to the block's memory."""
     actions = sink.block.plan.layouts[action_kind]
-    is_ordinary = (
-        runner.has_ordinary_steps
-        and runner.writer.single_array is not None
-        and not _converts_actions(runner, actions)
-    )
-    step = ordinary_steps(runner, sink) if is_ordinary else partial(runner.step, sink)
+    step: StepFunction | None = None
+    if runner.has_ordinary_steps and not _converts_actions(runner, actions):
+        step = ordinary_steps(runner, sink)
     takes_any_number = isinstance(runner.env, GymnasiumEnv)
+    step = step or partial(runner.step, sink)
     return BlockRow(sink, step, takes_any_number, runner, action_kind)
 
 
@@ -526,72 +524,31 @@ def _converts_actions(runner: EnvRunner, actions: Layout) -> bool:
     return is_gymnasium and any(leaf.is_number and leaf.path for leaf in actions.leaves)
 
 
-def ordinary_steps(runner: EnvRunner, sink: BlockSink) -> StepFunction:
-    """Return what takes the steps of an env whose observation is one array.
+def ordinary_steps(runner: EnvRunner, sink: BlockSink) -> StepFunction | None:
+    """Return what takes the steps of an env whose observation is one array in C; None without that.
 
-    It is `EnvRunner.take_step` in one piece, for steps about which nothing is out of the ordinary:
-    an array that fits, a number as the reward, an info that can be written at once. All others it
-    leaves to that. So are the resets that belong to a step (`reset_inplace`):
-    `EnvRunner.begin_episode` in one piece.
-
-    It is a shortcut, which the benchmark needs: without it workers take 1.8 times the CPU for null
-    envs (n = 64, arrays), and 1.2 times for CartPole; without its part for ends, a batch of which
-    seven steps end an episode in place costs them 1.1 times as much.
+    `hot.OrdinaryStep` is `EnvRunner.take_step` for steps about which nothing is out of the
+    ordinary: gymnasium's five values, or a timestep; an array that fits, a number as the reward, an
+    info that can be written at once. All others it leaves to that, with what the env has returned.
+    Ends of episodes come back here.
     """
     writer, single = runner.writer, runner.writer.single_array
-    if single is None:
-        raise RuntimeError("an env without places of its own: a defect of envmgr, please report it")
-    take_step, report_exception = runner.take_step, runner.report_exception
-    row, rewards, flags, replies = sink.row, sink.rewards, sink.flags, sink.replies
-    reset_flags, resets = sink.reset_flags, sink.resets
-    write_info, write_reset_info = sink.write_info, sink.write_reset_info
+    if hot is None or single is None:
+        return None
     dtype, shape, targets, _, _, after_step, finite = single
+    if finite is not None and dtype not in _TESTED_IN_C:
+        return None
+    row, reset_flags, resets = sink.row, sink.reset_flags, sink.resets
     after_reset, reset_env = writer.after, runner.reset_env
     env, step_result_of, gives_five = step_in_two(runner.env)
-    n_places = len(after_step)
-    codes = [place | (TOLD << ENDING_SHIFT if gives_five else 0) for place in range(n_places)]
-    codes_of_arrays = {} if gives_five else _codes_of_arrays(codes)
+    codes = [
+        place | (TOLD << ENDING_SHIFT if gives_five else 0) for place in range(len(after_step))
+    ]
+    codes_of_arrays = _codes_of_arrays(codes)
     terminated_bits, truncated_bits = (
         (bit << ENDING_SHIFT if gives_five else 0) for bit in (TERMINATED, TRUNCATED)
     )
     codes_of_after = {after: int(after) << AFTER_SHIFT | DONE for after in AfterStep}
-    ndarray, isfinite, any_reward = np.ndarray, math.isfinite, not runner.refuses_non_finite
-
-    def step(token: int, action: Any) -> bool | None:
-        try:
-            result = env.step(action)
-        except BaseException as error:  # whatever the env's code may raise, SystemExit included
-            return report_exception(sink, token, error)
-        if gives_five and type(result) is tuple and len(result) == 5:
-            obs, reward, terminated, truncated, info = result
-        elif not gives_five and getattr(result, "_fields", None) == _FIELDS:
-            (obs, reward, terminated, info), truncated = result, False
-        else:
-            return take_step(sink, token, step_result_of, result)
-        if (
-            (terminated is truncated is False or type(terminated) is type(truncated) is bool)
-            and type(info) is dict
-            and type(obs) is ndarray
-            and obs.dtype == dtype
-            and obs.shape == shape
-            and (finite is None or finite(obs) == 0.0)
-            and (not info or ("abnormal" not in info and write_info(info)))
-        ):
-            code: list[int] | None = codes
-            if type(reward) is not float:
-                reward, code = _number_of(reward, codes_of_arrays)
-            if code and (any_reward or isfinite(reward)):
-                place = writer.step_place
-                targets[place][...] = obs
-                writer.step_place = after_step[place]
-                rewards[row] = reward
-                flag = code[place] | HAS_INFO if info else code[place]
-                if terminated or truncated:
-                    return end_episode(token, flag, terminated, truncated)
-                flags[row] = flag
-                replies[row] = token  # last: from now on the reply counts
-                return None
-        return take_step(sink, token, step_result_of, result)
 
     def end_episode(token: int, code: int, terminated: bool, truncated: bool) -> bool:
         after = runner.end_episode()
@@ -601,11 +558,11 @@ def ordinary_steps(runner: EnvRunner, sink: BlockSink) -> StepFunction:
             try:
                 obs, info = reset_env(runner.env, runner.plan.params)
                 if (
-                    type(obs) is ndarray
+                    type(obs) is np.ndarray
                     and obs.dtype == dtype
                     and obs.shape == shape
                     and (finite is None or finite(obs) == 0.0)
-                    and (not info or (type(info) is dict and write_reset_info(info)))
+                    and (not info or (type(info) is dict and sink.write_reset_info(info)))
                 ):
                     place = writer.reset_place
                     targets[place][...] = obs
@@ -615,14 +572,14 @@ def ordinary_steps(runner: EnvRunner, sink: BlockSink) -> StepFunction:
                 else:
                     reference = writer.write(obs, of_reset=True)
                     messages = sink.answer_reset(token, reference, info)
-            except BaseException as error:  # as in `step`
+            except BaseException as error:  # as in `take_step`
                 messages = (sink.exception_reply(token, error, "reset"),)
         if terminated:
             code |= terminated_bits
         if truncated:
             code |= truncated_bits
-        flags[row] = code | codes_of_after[after]
-        replies[row] = token  # last, as above
+        sink.flags[row] = code | codes_of_after[after]
+        sink.replies[row] = token  # last: from now on the reply counts
         if messages is not None:  # and notices, of a cast
             runner.send(sink, token, messages)
         if is_inplace or after is not AfterStep.RESETS:
@@ -630,32 +587,29 @@ def ordinary_steps(runner: EnvRunner, sink: BlockSink) -> StepFunction:
         runner.begin_episode_later(sink, token)
         return True
 
-    if hot is not None and (finite is None or dtype in _TESTED_IN_C):
-        arrays = _codes_of_arrays(codes)
-        in_c: StepFunction = hot.OrdinaryStep(
-            env=env,
-            writer=writer,
-            rest=lambda token, result: take_step(sink, token, step_result_of, result),
-            failed=partial(report_exception, sink),
-            end=end_episode,
-            write_info=write_info,
-            after=after_step,
-            ndarray=ndarray,
-            float64=np.float64,
-            fields=None if gives_five else _FIELDS,
-            targets=targets[:n_places],
-            rewards=rewards,
-            flags=flags,
-            replies=replies,
-            row=row,
-            codes=codes,
-            codes_of_float32=arrays[np.dtype(np.float32)],
-            codes_of_float64=arrays[np.dtype(np.float64)],
-            tests_finite=finite is not None,
-            refuses_non_finite=runner.refuses_non_finite,
-            has_info=HAS_INFO,
-        )
-        return in_c
+    step: StepFunction = hot.OrdinaryStep(
+        env=env,
+        writer=writer,
+        rest=lambda token, result: runner.take_step(sink, token, step_result_of, result),
+        failed=partial(runner.report_exception, sink),
+        end=end_episode,
+        write_info=sink.write_info,
+        after=after_step,
+        ndarray=np.ndarray,
+        float64=np.float64,
+        fields=None if gives_five else _FIELDS,
+        targets=targets[: len(after_step)],
+        rewards=sink.rewards,
+        flags=sink.flags,
+        replies=sink.replies,
+        row=row,
+        codes=codes,
+        codes_of_float32=codes_of_arrays[np.dtype(np.float32)],
+        codes_of_float64=codes_of_arrays[np.dtype(np.float64)],
+        tests_finite=finite is not None,
+        refuses_non_finite=runner.refuses_non_finite,
+        has_info=HAS_INFO,
+    )
     return step
 
 
@@ -663,14 +617,6 @@ _TESTED_IN_C = (np.dtype(np.float32), np.dtype(np.float64))
 
 _Codes = dict[np.dtype[Any], list[int]]
 """Flags of replies by place, for each dtype of an array that is the reward."""
-
-
-def _number_of(reward: Any, codes: _Codes) -> tuple[Any, list[int] | None]:
-    """Return the number in an array of one, and the flags for it; None if it is no such array."""
-    found = None
-    if type(reward) is np.ndarray and reward.shape == (1,):
-        found = codes.get(reward.dtype)
-    return (reward.item() if found else reward), found
 
 
 def _codes_of_arrays(codes: list[int]) -> _Codes:

@@ -274,6 +274,7 @@ def _rows(memory: bytearray, **changes: Any) -> Any:
         "generations": 0,
         "place_bits": 15,
         "told_bit": 16,
+        "has_info": 256,
         "end_bits": PLAIN_END_BITS,
         "plain_end": PLAIN_END,
         "resets": column(176, "Q"),
@@ -489,7 +490,7 @@ def test_flags_and_replies_are_looked_at_before_anything_is_believed() -> None:
         elif said is not None:
             assert said == flag
             believed.append(flag)
-    assert believed == [0, 1, 16, 17]
+    assert believed == [0, 1, 16, 17, 256, 257, 272, 273]
     assert {flag & PLAIN_END_BITS for flag in ended} == {PLAIN_END}
     assert {flag & 15 for flag in ended} == {0, 1}
     assert len(ended) == 2 * 4  # terminated, truncated
