@@ -527,7 +527,7 @@ def _converts_actions(runner: EnvRunner, actions: Layout) -> bool:
 def ordinary_steps(runner: EnvRunner, sink: BlockSink) -> StepFunction | None:
     """Return what takes the steps of an env whose observation is one array in C; None without that.
 
-    `hot.OrdinaryStep` is `EnvRunner.take_step` for steps about which nothing is out of the
+    What C has is `EnvRunner.take_step` for steps about which nothing is out of the
     ordinary: gymnasium's five values, or a timestep; an array that fits, a number as the reward, an
     info that can be written at once. All others it leaves to that, with what the env has returned.
     Ends of episodes come back here.
