@@ -96,6 +96,7 @@ class InfoForm:
         dtype: of a record, with a field for each value.
         names: of these fields.
         types: of the values.
+        is_one_table: the values are numbers of one type.
         tree: of all values.
         most_present: the presence of all of them.
 
@@ -128,6 +129,9 @@ class InfoForm:
         }
         self.dtype: np.dtype[Any] = np.dtype(described)  # type: ignore[call-overload]
         self.types = tuple(map(_type_of, self.fields))
+        first = self.fields[0]
+        self.is_one_table = all(f.shape is None and f.kind == first.kind for f in self.fields)
+        self.is_one_table = self.is_one_table and first.dtype.shape == ()
         self.most_present = (1 << len(self.fields)) - 1
         # What is to be looked at before it is read: which bytes are bools, and which are texts.
         self._bools = [
@@ -530,7 +534,19 @@ class RecordBatch:
         any_present = 0
         for presence in set(presences):
             any_present |= presence
-        values, found, all_present = self._values, list[Any](), np.ones(count, np.bool_)
+        all_present = np.ones(count, np.bool_)
+        if any_present == form.most_present and len(presences) == 1 and form.is_one_table:
+            table = np.ndarray(
+                (len(form.fields), count),
+                form.fields[0].dtype,
+                self._records.data,
+                form.offsets[0],
+                (form.fields[0].dtype.itemsize, form.nbytes),
+            ).copy()
+            there = np.ones(table.shape, np.bool_)
+            columns = map(InfoColumn.of, table, there, form.types)
+            return InfoColumns(form.tree.nested(columns), all_present)
+        values, found = self._values, list[Any]()
         for k, field in enumerate(form.fields):
             if not any_present >> k & 1:
                 continue
@@ -575,14 +591,21 @@ class _Packer:
         number: of the form.
         form: it.
         presence: which of its values they have.
+
+    Attributes:
+        number: likewise.
+        presence: likewise.
+        tree: of the values.
+        pack_into: packs the presence and the values.
+        is_plain: there are no dicts in the infos, and the values are packed as they are.
     """
 
-    __slots__ = ("_converters", "_pack_into", "number", "presence", "values_of")
+    __slots__ = ("_converters", "is_plain", "number", "pack_into", "presence", "tree")
 
     def __init__(self, number: int, form: InfoForm, presence: int) -> None:
         self.number = number
         self.presence = presence
-        self.values_of = form.tree_of(presence).values_of
+        self.tree = form.tree_of(presence)
         codes, at = ["=I"], _PRESENCE.size
         converters: list[Callable[[Any], Any] | None] = []
         for k, (offset, field) in enumerate(zip(form.offsets, form.fields, strict=True)):
@@ -595,12 +618,13 @@ class _Packer:
             codes += [f"{offset - at}x", code]
             at = offset + size
         codes.append(f"{form.nbytes - at}x")
-        self._pack_into = struct.Struct("".join(codes)).pack_into
+        self.pack_into: Callable[..., None] = struct.Struct("".join(codes)).pack_into
         self._converters = converters if any(converters) else None
+        self.is_plain = self._converters is None and self.tree.is_flat
 
     def write(self, record: Any, info: dict[str, Any]) -> bool:
         """Write an info; False if that is not what this packs."""
-        values = self.values_of(info)
+        values = self.tree.values_of(info)
         if values is None:
             return False
         try:
@@ -609,7 +633,7 @@ class _Packer:
                     value if convert is None else convert(value)
                     for convert, value in zip(self._converters, values, strict=True)
                 ]
-            self._pack_into(record, 0, self.presence, *values)
+            self.pack_into(record, 0, self.presence, *values)
         except (struct.error, _Unlike, UnicodeEncodeError):  # a large integer, a long text ...
             return False
         return True
@@ -665,7 +689,7 @@ _PROPOSED_AFTER = 8
 """A form is proposed when so many infos of no known form in a row have been of it."""
 
 _MOST_ODD = 1000
-"""After so many infos of no form, if few others were of one, records are given up."""
+"""When so many infos of an env in a row were of no form, its host gives records up."""
 
 _MOST_PACKERS = 4
 
@@ -777,13 +801,17 @@ class InfoWriter:
     __slots__ = (
         "_env_id",
         "_forms",
-        "_n_like",
+        "_keys",
         "_n_odd",
+        "_number",
         "_numbers",
+        "_pack_into",
         "_packers",
+        "_presence",
         "_record",
         "_row",
         "_seeker",
+        "_types",
         "_version",
     )
 
@@ -804,40 +832,62 @@ class InfoWriter:
         self._row = row
         self._packers: list[_Packer] = []
         self._version = -1
-        self._n_like = self._n_odd = 0
+        self._n_odd = 0
+        # What is known of infos that need no more than to be packed.
+        self._keys: list[str] | None = None
+        self._types: list[type] = []
+        self._number = self._presence = 0
+        self._pack_into: Callable[..., None] = _PRESENCE.pack_into
 
     def write(self, info: dict[str, Any]) -> bool:
         """Write an info that is not empty; False if it has to go otherwise."""
-        forms = self._forms
-        if forms.version == self._version:
-            for packer in self._packers:
-                if packer.write(self._record, info):
-                    self._numbers[self._row] = packer.number
-                    self._n_like += 1
-                    return True
-        elif not forms.is_given_up:
-            self._packers.clear()
-            self._version = forms.version
-        return not forms.is_given_up and self._write_otherwise(info)
+        # As of `_Packer.write`, in one piece: this is in every step.
+        if (
+            [*info] == self._keys
+            and [*map(type, info.values())] == self._types
+            and self._forms.version == self._version
+        ):
+            try:
+                self._pack_into(self._record, 0, self._presence, *info.values())
+            except struct.error:  # a large integer
+                return False
+            self._numbers[self._row] = self._number
+            return True
+        return self._write_otherwise(info)
 
     def _write_otherwise(self, info: dict[str, Any]) -> bool:
         forms, packers = self._forms, self._packers
-        packer = forms.packer_for(info)
-        if packer is not None and packer.write(self._record, info):
-            if len(packers) >= _MOST_PACKERS:
-                packers.pop()
-            packers.append(packer)
-            self._numbers[self._row] = packer.number
-            return True
-        return False
+        if forms.is_given_up:
+            return False
+        if forms.version != self._version:
+            packers.clear()
+            self._keys, self._version = None, forms.version
+        for packer in packers:
+            if packer.write(self._record, info):
+                self._numbers[self._row] = packer.number
+                return True
+        new = forms.packer_for(info)
+        if new is None or not new.write(self._record, info):
+            return False
+        if len(packers) >= _MOST_PACKERS:
+            packers.pop()
+        packers.append(new)
+        if self._keys is None and new.is_plain:
+            self._keys, self._types = list(new.tree.keys), new.tree.types
+            self._number, self._presence = new.number, new.presence
+            self._pack_into = new.pack_into
+        self._numbers[self._row] = new.number
+        return True
 
     def note_odd(self, info: dict[str, Any]) -> None:
-        """An info that could not be written here has gone as a whole."""
+        """An info that could not be written here goes as a whole."""
+        was_odd = self._numbers[self._row] == 0
+        self._numbers[self._row] = 0
         forms = self._forms
         if forms.is_given_up:
             return
-        self._n_odd += 1
-        if self._n_odd >= _MOST_ODD and self._n_odd > 2 * self._n_like:
+        self._n_odd = self._n_odd + 1 if was_odd else 1
+        if self._n_odd >= _MOST_ODD:
             forms.give_up(self._env_id)
             return
         known = forms.numbered[self._packers[0].number] if self._packers else None

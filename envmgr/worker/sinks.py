@@ -275,13 +275,11 @@ class BlockSink(MessageSink):
 
     def answer_reset(self, key: Any, reference: Any, info: Any) -> Sequence[Any]:
         """Write the answer into the block, the token last."""
-        flags, row, block = reference, self.row, self.block
+        flags, row = reference, self.row
         has_info = type(info) is dict and (
             not info
             or self.write_reset_info(info)
-            or self._has_encoded(
-                info, self._note_odd_reset, block.reset_infos, block.reset_info_forms
-            )
+            or self._has_encoded(info, self._note_odd_reset, self.block.reset_infos)
         )
         if not has_info:
             return super().answer_reset(key, reference, info)
@@ -293,14 +291,13 @@ class BlockSink(MessageSink):
         """Write the info of a step beside the answer that follows; False if there is no room."""
         if type(info) is not dict:
             return False
-        block = self.block
         return (
             not info
             or self.write_info(info)
-            or self._has_encoded(info, self._note_odd, block.infos, block.info_forms)
+            or self._has_encoded(info, self._note_odd, self.block.infos)
         )
 
-    def _has_encoded(self, info: dict[Any, Any], note_odd: Any, infos: Any, forms: Any) -> bool:
+    def _has_encoded(self, info: dict[Any, Any], note_odd: Any, infos: Any) -> bool:
         """Write an info as a whole; False if there is no room for it."""
         if self.block.plan.handed_over is not None:
             return False
@@ -309,7 +306,6 @@ class BlockSink(MessageSink):
         if data is None:
             return False
         infos[self.row, : len(data)] = memoryview(data)
-        forms[self.row] = 0
         return True
 
 

@@ -283,8 +283,8 @@ def test_records_are_given_up_where_most_infos_have_no_form() -> None:
     rows.learn(form_of(FIVE))
     for k in range(1200):
         rows.told(0, {"a": [k]})
-        assert rows.told(0, FIVE)
-    assert not rows.proposed, "one in two is of the form"
+        assert k % 500 or rows.told(0, FIVE)
+    assert not rows.proposed
     rows = Rows(1)
     for k in range(2000):
         rows.told(0, {"a": [k]})
