@@ -90,6 +90,10 @@ _CHEAP: dict[int, Sequence[str]] = {
     ),
     256: ("subprocess", "hosts2-dict", "hosts2-arrays", "hosts2-arrays-pipelined", *_FEWER_PEERS),
 }
+_INFOS: dict[int, Sequence[str]] = {
+    8: ("subprocess", "hosts1-dict", "hosts1-arrays", *_IN_PROCESS, *_FEWER_PEERS),
+    64: ("hosts2-dict", "hosts2-arrays", "as-gymnasium", "as-sb3", *_IN_PROCESS, *_FEWER_PEERS),
+}
 _BUSY = (
     "bare-2",
     "bare-2-own",
@@ -124,6 +128,20 @@ _CORES = ("plain-1", "plain-2")
 
 _CASES = (
     Case("null", "Do-nothing env, float32[4]", "null", _CHEAP, (8,), ideal_rows=("plain-1",)),
+    Case(
+        "runner-infos",
+        "Do-nothing env whose infos are five float64, as MuJoCo's",
+        "runner-infos",
+        _INFOS,
+        (64,),
+    ),
+    Case(
+        "game-infos",
+        "Do-nothing env whose infos are three ints, as ALE's",
+        "game-infos",
+        _INFOS,
+        (64,),
+    ),
     Case(
         "array-reward",
         "Do-nothing env, float32[4], rewards float32[1]",

@@ -53,6 +53,40 @@ class ArrayRewardEnv(NullEnv):
         return self._obs, self._reward, False, False, {}
 
 
+class RunnerInfosEnv(NullEnv):
+    """Does nothing; its infos are five float64, as those of MuJoCo's runners."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._at = np.float64(0.5)
+
+    def step(self, action: Any) -> StepResult:
+        """Take a step."""
+        at = self._at
+        info = {
+            "x_position": at,
+            "x_velocity": at,
+            "reward_forward": at,
+            "reward_ctrl": at,
+            "reward_survive": at,
+        }
+        return self._obs, 0.0, False, False, info
+
+
+class GameInfosEnv(NullEnv):
+    """Does nothing; its infos are three ints, as those of ALE's games."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._n = 0
+
+    def step(self, action: Any) -> StepResult:
+        """Take a step."""
+        self._n = n = self._n + 4
+        info = {"lives": 3, "episode_frame_number": n, "frame_number": n}
+        return self._obs, 0.0, False, False, info
+
+
 class ImageEnv(NullEnv):
     """Returns one preallocated uint8 array, of which one byte changes at each step.
 
@@ -155,12 +189,14 @@ def env_factory(name: str, loops: int) -> Callable[[], Any]:
     """Return a picklable function that builds the env of that name.
 
     Args:
-        name: `null`, `array-reward`, `cartpole`, `image`, `frame`, `busy`, `uneven`, `slow-reset`,
-            `waiting`.
+        name: `null`, `runner-infos`, `game-infos`, `array-reward`, `cartpole`, `image`, `frame`,
+            `busy`, `uneven`, `slow-reset`, `waiting`.
         loops: work of one step of `busy`.
     """
     factories: dict[str, Callable[[], Any]] = {
         "null": NullEnv,
+        "runner-infos": RunnerInfosEnv,
+        "game-infos": GameInfosEnv,
         "array-reward": ArrayRewardEnv,
         "cartpole": CartPoleEnv,
         "image": functools.partial(ImageEnv, (84, 84, 4)),

@@ -12,6 +12,7 @@ ends of episodes only), and the others are zero. Nothing in it is believed: see 
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 import struct
@@ -96,7 +97,7 @@ class InfoForm:
         dtype: of a record, with a field for each value.
         names: of these fields.
         types: of the values.
-        is_one_table: the values are numbers of one type.
+        number_dtype: of all values, if they are numbers of one type; else None.
         tree: of all values.
         most_present: the presence of all of them.
 
@@ -129,9 +130,9 @@ class InfoForm:
         }
         self.dtype: np.dtype[Any] = np.dtype(described)  # type: ignore[call-overload]
         self.types = tuple(map(_type_of, self.fields))
-        first = self.fields[0]
-        self.is_one_table = all(f.shape is None and f.kind == first.kind for f in self.fields)
-        self.is_one_table = self.is_one_table and first.dtype.shape == ()
+        are_alike = len({(field.kind, field.shape) for field in self.fields}) == 1
+        are_numbers = are_alike and self.types[0] in _NUMBERS
+        self.number_dtype = self.fields[0].dtype if are_numbers else None
         self.most_present = (1 << len(self.fields)) - 1
         # What is to be looked at before it is read: which bytes are bools, and which are texts.
         self._bools = [
@@ -436,6 +437,14 @@ class _Tree:
         return found
 
 
+_NUMBERS = frozenset((float, int, np.float64, np.int64, np.float32))
+
+
+@functools.lru_cache(maxsize=64)
+def _all_true(shape: tuple[int, ...]) -> npt.NDArray[np.bool_]:
+    return np.ones(shape, np.bool_)
+
+
 def _type_of(field: InfoField) -> type:
     if field.kind == EMPTY:
         return dict
@@ -534,17 +543,12 @@ class RecordBatch:
         any_present = 0
         for presence in set(presences):
             any_present |= presence
-        all_present = np.ones(count, np.bool_)
-        if any_present == form.most_present and len(presences) == 1 and form.is_one_table:
-            table = np.ndarray(
-                (len(form.fields), count),
-                form.fields[0].dtype,
-                self._records.data,
-                form.offsets[0],
-                (form.fields[0].dtype.itemsize, form.nbytes),
-            ).copy()
-            there = np.ones(table.shape, np.bool_)
-            columns = map(InfoColumn.of, table, there, form.types)
+        all_present = _all_true((count,)).copy()
+        if form.number_dtype is not None and presences == [form.most_present]:
+            dtype, n = form.number_dtype, len(form.fields)
+            strides = dtype.itemsize, form.nbytes
+            numbers = np.ndarray((n, count), dtype, self._records.data, form.offsets[0], strides)
+            columns = map(InfoColumn.of, numbers.copy(), _all_true((n, count)).copy(), form.types)
             return InfoColumns(form.tree.nested(columns), all_present)
         values, found = self._values, list[Any]()
         for k, field in enumerate(form.fields):
