@@ -11,7 +11,7 @@ import numpy as np
 
 from envmgr.spaces.reading import error_text
 from envmgr.wire.frames import FrameError
-from envmgr.wire.messages import Attribute, Message, Op
+from envmgr.wire.messages import Attribute, Message, Op, RemoteFailure
 
 
 def copied_request(message: Message) -> Message:
@@ -38,9 +38,9 @@ def copied_reply(message: Message) -> Message:
     if message.op in (Op.STEPPED, Op.RESET_DONE) and message.payload is not None:
         reference, *rest = message.payload
         return message._replace(payload=(reference, *map(_copied, rest)))
-    if message.op == Op.FAILED and message.payload.info is not None:
-        failure = replace(message.payload, info=_copied(message.payload.info))
-        return message._replace(payload=failure)
+    failure = message.payload
+    if type(failure) is RemoteFailure and failure.info is not None:
+        return message._replace(payload=replace(failure, info=_copied(failure.info)))
     if message.op == Op.RESULT:
         return message._replace(payload=_copied(message.payload))
     return message
