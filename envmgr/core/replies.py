@@ -354,7 +354,7 @@ class BlockReplies:
             given = bytearray(numbers)
             for position in odd:
                 given[position] = _NO_FORM
-            number = max(set(given) - {_NO_FORM}, key=given.count)
+            number = max(set(given) - {_NO_FORM}, key=given.count, default=_NO_FORM)
             odd = [k for k, one in enumerate(given) if one != number]
         form = self._forms.get(number)
         if form is None:
