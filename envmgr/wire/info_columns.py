@@ -82,6 +82,8 @@ def columns_of(infos: Sequence[Any], *, hidden: frozenset[str] = OF_STEPS) -> In
 
 def without(columns: InfoColumns, hidden: frozenset[str] = OF_STEPS) -> InfoColumns:
     """Return columns without those of some keys."""
+    if hidden.isdisjoint(columns):
+        return columns
     kept = {key: column for key, column in columns.items() if key not in hidden}
     return InfoColumns(kept, columns.present)
 
