@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import fields, is_dataclass
 from fractions import Fraction
+from functools import partial
 from typing import Any
 
 import gymnasium
@@ -175,9 +176,9 @@ class NeedsTwo(Exception):
         super().__init__(one, two)
 
 
-BaseEnvTimestep = namedtuple("BaseEnvTimestep", ["obs", "reward", "done", "info"])  # noqa: PYI024
-Reordered = namedtuple("Reordered", ["reward", "obs", "done", "info"])  # noqa: PYI024
-Longer = namedtuple("Longer", ["obs", "reward", "done", "info", "more"])  # noqa: PYI024
+BaseEnvTimestep = namedtuple("BaseEnvTimestep", ["obs", "reward", "done", "info"])
+Reordered = namedtuple("Reordered", ["reward", "obs", "done", "info"])
+Longer = namedtuple("Longer", ["obs", "reward", "done", "info", "more"])
 
 
 class Backwards(BaseEnvTimestep):
@@ -678,7 +679,7 @@ class Side:
             "rings": list(self.rings),
             "places": bytes(observed._place_bytes),
             "in arena": bytes(observed._in_arena),
-            "kept": plain([one for one in observed._kept]),
+            "kept": plain(list(observed._kept)),
             "undelivered": plain(table.undelivered),
             "episodes": (table.episodes, table.next_episodes, table.episodes_done),
             **statistics,
@@ -885,9 +886,9 @@ def trainer_cases(seed: int, count: int, seen: Counter[str]) -> int:
             side.put(drawn)
             if by_id:  # the envs that were stepped last are those that C knows
                 side.submitter._latest = side.rig.selection(ids)
-                posted = _do(lambda side=side: side.submitter.by_id(actions, ring))  # type: ignore[misc]
+                posted = _do(partial(side.submitter.by_id, actions, ring))
             else:
-                posted = _do(lambda side=side: side.submitter.rows(given, batch, ring))  # type: ignore[misc]
+                posted = _do(partial(side.submitter.rows, given, batch, ring))
             outcomes.append((None if posted[0] is None else posted[0].ids, posted[1]))
         compare(case, outcomes[0], outcomes[1])
         if outcomes[0][1] is not None:
@@ -905,9 +906,7 @@ def trainer_cases(seed: int, count: int, seen: Counter[str]) -> int:
         taken = []
         for side in sides:
             side.collected = None
-            taken.append(
-                _do(lambda s=side: _take(s, ids, in_arrays=in_arrays, gives_back=gives_back))  # type: ignore[misc]
-            )
+            taken.append(_do(partial(_take, side, ids, in_arrays=in_arrays, gives_back=gives_back)))
         compare(case, taken[0], taken[1])
         if taken[0][1] is not None:
             seen[f"take raised {taken[0][1]}"] += 1

@@ -504,7 +504,7 @@ def test_a_stale_module_is_not_used_and_says_so(
     stale = types.SimpleNamespace() if version is None else types.SimpleNamespace(ABI=version)
     monkeypatch.setattr(importlib, "import_module", lambda name: stale)
     monkeypatch.delenv(PURE, raising=False)
-    monkeypatch.setattr(sys, "version_info", (3, 11, 0))
+    monkeypatch.setattr(sys, "hexversion", 0x030B0000)
     with pytest.warns(RuntimeWarning, match=f"version {version}, this envmgr needs {ABI}.*install"):
         found, why = envmgr.hot._imported()
     assert found is None
@@ -519,7 +519,7 @@ def test_it_is_left_out_where_the_environment_says_so(
 ) -> None:
     module = types.SimpleNamespace(ABI=ABI)
     monkeypatch.setattr(importlib, "import_module", lambda name: module)
-    monkeypatch.setattr(sys, "version_info", (3, 11, 0))
+    monkeypatch.setattr(sys, "hexversion", 0x030B0000)
     monkeypatch.setenv(PURE, value)
     found, why = envmgr.hot._imported()
     assert (found is None) is is_left_out
@@ -534,9 +534,9 @@ def test_it_is_no_error_that_it_is_not_there(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.delenv(PURE, raising=False)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        monkeypatch.setattr(sys, "version_info", (3, 11, 0))
+        monkeypatch.setattr(sys, "hexversion", 0x030B0000)
         assert envmgr.hot._imported() == (None, "not there: no such module")
-        monkeypatch.setattr(sys, "version_info", (3, 10, 9))
+        monkeypatch.setattr(sys, "hexversion", 0x030A09F0)
         assert envmgr.hot._imported() == (None, "not there: it needs Python 3.11")
 
 
