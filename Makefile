@@ -37,6 +37,7 @@ BENCH_DING_VENV = $(BENCH_VENV)-ding
 BENCH_DING_PYTHON ?= $(PYTHON)
 SITE_VENV ?= .venv-site
 SITE_OUT ?= build/site
+DIST_VENV ?= .venv-dist
 # The packages of the extra `envs` have an environment of their own as well.
 ENVS_VENV ?= .venv-envs
 BENCH_OUT ?= docs/benchmarks
@@ -46,7 +47,7 @@ PIP_INSTALL = $(VENV)/bin/python -m pip install --disable-pip-version-check -qq
 # `pip install -e .` compiles envmgr/_hot.c, where there is a compiler.
 REQUIREMENTS = setup.cfg pyproject.toml setup.py envmgr/_hot.c
 
-.PHONY: help venv demo demo-cluster test test-pure asan test-ray test-trainers test-envs docs site bench soak scoreboard test-matrix lint typecheck format clean distclean
+.PHONY: help venv demo demo-cluster test test-pure asan test-ray test-trainers test-envs docs site dist bench soak scoreboard test-matrix lint typecheck format clean distclean
 
 help:  ## print this list
 	@echo 'usage: make TARGET'
@@ -141,6 +142,22 @@ format: $(VENV)/.dev  ## format the code and mend what ruff can mend
 	@echo "==> ruff check --fix, ruff format"
 	@$(VENV)/bin/ruff check --fix . ; $(VENV)/bin/ruff format .
 
+dist: $(DIST_VENV)/.dist  ## build the sdist, the wheel with C and the one without; install and run each
+	@echo "==> building into dist/"
+	@rm -rf dist build
+	@$(DIST_VENV)/bin/python -m build --outdir dist . > build-dist.log 2>&1 || { cat build-dist.log; exit 1; }
+	@ENVMGR_PURE=1 $(DIST_VENV)/bin/python -m build --wheel --outdir dist . > build-dist.log 2>&1 || { cat build-dist.log; exit 1; }
+	@rm -rf build build-dist.log
+	@$(DIST_VENV)/bin/python -m twine check --strict dist/*
+	@for file in dist/*; do \
+	  echo "==> installing $$file into a fresh environment, and running configs/cartpole.yaml" && \
+	  rm -rf $(DIST_VENV)/fresh && $(PYTHON) -m venv $(DIST_VENV)/fresh && \
+	  $(DIST_VENV)/fresh/bin/python -m pip install --disable-pip-version-check -qq $$file && \
+	  config=$$PWD/configs/cartpole.yaml && python=$$PWD/$(DIST_VENV)/fresh/bin/python && \
+	  (cd $(DIST_VENV)/fresh && $$python -c 'import envmgr.hot; print("the ordinary step in C:", envmgr.hot.WHY)' && \
+	    $$python -m envmgr run $$config) || exit 1; \
+	done
+
 clean:  ## remove caches and build outputs
 	@echo "==> removing caches and build outputs"
 	@rm -rf build dist envmgr.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
@@ -148,7 +165,7 @@ clean:  ## remove caches and build outputs
 
 distclean: clean  ## remove the virtual environments as well
 	@echo "==> removing virtual environments"
-	@rm -rf .venv .venv-3.* $(SITE_VENV) $(ENVS_VENV) $(RAY_VENV) $(BENCH_VENV) $(BENCH_DING_VENV) .venv-trainers .venv-suites
+	@rm -rf .venv .venv-3.* $(SITE_VENV) $(ENVS_VENV) $(RAY_VENV) $(BENCH_VENV) $(BENCH_DING_VENV) $(DIST_VENV) .venv-trainers .venv-suites
 
 # The stamp files below say what is installed; a newer setup.cfg or pyproject.toml installs again.
 
@@ -202,6 +219,11 @@ $(SITE_VENV)/.site: $(REQUIREMENTS)
 	@$(MAKE) --no-print-directory VENV=$(SITE_VENV) $(SITE_VENV)/.made
 	@echo "==> installing envmgr with the extra site into $(SITE_VENV)"
 	@$(SITE_VENV)/bin/python -m pip install --disable-pip-version-check -qq --editable '.[site]'
+	@touch $@
+
+$(DIST_VENV)/.dist: $(REQUIREMENTS)
+	@$(MAKE) --no-print-directory VENV=$(DIST_VENV) $(DIST_VENV)/.made
+	@$(DIST_VENV)/bin/python -m pip install --disable-pip-version-check -qq build twine
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.made $(REQUIREMENTS)

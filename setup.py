@@ -1,5 +1,9 @@
-"""Builds `envmgr._hot`, where there is a compiler; all else is in setup.cfg."""
+"""Builds `envmgr._hot`, where there is a compiler; all else is in setup.cfg.
 
+`ENVMGR_PURE=1` leaves it out, as it does when envmgr runs: that makes a wheel for every platform.
+"""
+
+import os
 import sys
 import sysconfig
 
@@ -9,7 +13,7 @@ from setuptools import Extension, setup
 HAS_LIMITED_API = sys.version_info >= (3, 11) and not sysconfig.get_config_var("Py_GIL_DISABLED")
 HOT = Extension("envmgr._hot", ["envmgr/_hot.c"], optional=True, py_limited_api=True)
 
-setup(
-    ext_modules=[HOT] if HAS_LIMITED_API else [],
-    options={"bdist_wheel": {"py_limited_api": "cp311"}} if HAS_LIMITED_API else {},
-)
+if HAS_LIMITED_API and os.environ.get("ENVMGR_PURE", "0") in ("", "0"):
+    setup(ext_modules=[HOT], options={"bdist_wheel": {"py_limited_api": "cp311"}})
+else:
+    setup()

@@ -587,7 +587,7 @@ static PyType_Spec batch_spec = {
 /* -- the trainer: the rows of neighbouring envs ------------------------------------------------ */
 
 #define CONTAINERS 4
-#define MOST_VIEWS 12
+#define MOST_VIEWS 13
 
 typedef struct {
     PyObject_HEAD
@@ -605,7 +605,9 @@ typedef struct {
     long long low, high;
     Py_ssize_t first, count;
     uint64_t generations;
-    uint16_t place_bits, ordinary_bits;
+    uint16_t place_bits, told_bit, end_bits, plain_end;
+    uint64_t *resets;   /* steps that end episodes are complete with these; NULL: they need not be */
+    char takes_ends;
     int n_steps;        /* places of steps */
     uint8_t idle, posted, run;
     uint64_t **postings, **sleeping;
@@ -695,21 +697,22 @@ static PyObject *rows_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) 
         "first", "count", "empty", "statistics", "submitter", "journal", "phases",
         "states", "places", "in_arena", "tokens", "requests", "replies",
         "flags", "ids", "ndarray", "number", "actions", "low", "high", "is_number", "postings", "sleeping", "hosts",
-        "generations", "place_bits", "ordinary_bits", "n_steps", "idle", "posted", "run", NULL};
+        "generations", "place_bits", "told_bit", "end_bits", "plain_end", "resets",
+        "takes_ends", "n_steps", "idle", "posted", "run", NULL};
     PyObject *empty, *statistics, *submitter, *journal, *phases, *states, *places;
     PyObject *in_arena, *ids, *ndarray, *number, *tokens, *requests, *replies, *flags, *actions, *postings, *sleeping;
-    PyObject *hosts;
+    PyObject *hosts, *resets;
     Py_ssize_t first, count;
     long long low, high;
     unsigned long long generations;
-    int is_number, place_bits, ordinary_bits, n_steps, idle, posted, run;
+    int is_number, place_bits, told_bit, end_bits, plain_end, takes_ends, n_steps, idle, posted, run;
     if (!PyArg_ParseTupleAndKeywords(
-            args, kwargs, "nnO!OOOOOOOOOOOO!OOOLLpOOO!Kiiiiii", names, &first, &count,
+            args, kwargs, "nnO!OOOOOOOOOOOO!OOOLLpOOO!KiiiiOpiiii", names, &first, &count,
             &PyTuple_Type, &empty, &statistics, &submitter, &journal, &phases, &states, &places,
             &in_arena, &tokens, &requests, &replies, &flags,
             &PyList_Type, &ids, &ndarray, &number, &actions, &low, &high,
             &is_number, &postings, &sleeping, &PyList_Type, &hosts, &generations, &place_bits,
-            &ordinary_bits, &n_steps, &idle, &posted, &run))
+            &told_bit, &end_bits, &plain_end, &resets, &takes_ends, &n_steps, &idle, &posted, &run))
         return NULL;
     if (first < 0 || count < 1 || PyTuple_Size(empty) != CONTAINERS) {
         PyErr_SetString(PyExc_ValueError, "no rows");
@@ -734,7 +737,10 @@ static PyObject *rows_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) 
     self->is_number = (char)is_number;
     self->generations = generations;
     self->place_bits = (uint16_t)place_bits;
-    self->ordinary_bits = (uint16_t)ordinary_bits;
+    self->told_bit = (uint16_t)told_bit;
+    self->end_bits = (uint16_t)end_bits;
+    self->plain_end = (uint16_t)plain_end;
+    self->takes_ends = (char)takes_ends;
     self->n_steps = n_steps;
     self->idle = (uint8_t)idle;
     self->posted = (uint8_t)posted;
@@ -747,6 +753,8 @@ static PyObject *rows_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) 
         (self->requests = column_of(self, requests, 8)) == NULL ||
         (self->replies = column_of(self, replies, 8)) == NULL ||
         (self->flags = column_of(self, flags, 2)) == NULL)
+        goto failed;
+    if (resets != Py_None && (self->resets = column_of(self, resets, 8)) == NULL)
         goto failed;
     if (actions != Py_None) {
         self->action = &self->views[self->n_views];
@@ -943,21 +951,53 @@ static PyObject *rows_is_posted(OrdinaryRows *self, PyObject *ignored) {
     return PyBool_FromLong(are_all(self->phases, self->posted, self->count));
 }
 
-static PyObject *rows_flags(OrdinaryRows *self, PyObject *ignored) {
+PyDoc_STRVAR(said_doc,
+             "said()\n--\n\n"
+             "Return what all replies say, if they have come and are ordinary: the flags, where none "
+             "ends an episode; else (place, flags of the others, {position: flags} of ends). None if "
+             "Python has to look at them.");
+
+static PyObject *rows_said(OrdinaryRows *self, PyObject *ignored) {
     if (!have_arrived(self) || !are_all(self->phases, self->posted, self->count))
         Py_RETURN_NONE;
-    uint16_t first = self->flags[0]; /* not before: hosts write replies last */
-    if ((first & ~self->ordinary_bits) || (first & self->place_bits) >= self->n_steps)
+    /* Not before: hosts write replies last. Each is read once: who wrote it may write anew. */
+    uint16_t first = __atomic_load_n(&self->flags[0], __ATOMIC_RELAXED);
+    uint16_t place = first & self->place_bits, told = first & self->told_bit;
+    PyObject *ends = NULL;
+    if (place >= self->n_steps)
         Py_RETURN_NONE;
-    for (Py_ssize_t k = 1; k < self->count; k++)
-        if (self->flags[k] != first)
+    for (Py_ssize_t k = 0; k < self->count; k++) {
+        uint16_t flags = __atomic_load_n(&self->flags[k], __ATOMIC_RELAXED);
+        if (flags == (place | told))
+            continue;
+        if (!self->takes_ends || (flags & self->place_bits) != place ||
+            (flags & self->end_bits) != self->plain_end ||
+            (self->resets != NULL &&
+             __atomic_load_n(&self->resets[k], __ATOMIC_ACQUIRE) != self->tokens[k])) {
+            Py_XDECREF(ends);
             Py_RETURN_NONE;
-    return PyLong_FromLong(first);
+        }
+        PyObject *position = PyLong_FromSsize_t(k), *end = PyLong_FromLong(flags);
+        if (ends == NULL)
+            ends = PyDict_New();
+        int is_set = position != NULL && end != NULL && ends != NULL
+                         ? PyDict_SetItem(ends, position, end)
+                         : -1;
+        Py_XDECREF(position);
+        Py_XDECREF(end);
+        if (is_set < 0) {
+            Py_XDECREF(ends);
+            return NULL;
+        }
+    }
+    if (ends == NULL)
+        return PyLong_FromLong(place | told);
+    return Py_BuildValue("(iiN)", (int)place, (int)told, ends);
 }
 
 PyDoc_STRVAR(deliver_doc,
              "deliver(returning, place, in_arena, timesteps)\n--\n\n"
-             "The timesteps of all rows, which `flags` has found ordinary, are about to be returned.");
+             "The timesteps of all rows, which `said` has found ordinary, are about to be returned.");
 
 static PyObject *rows_deliver(OrdinaryRows *self, PyObject *args) {
     PyObject *returning, *timesteps;
@@ -981,8 +1021,7 @@ static PyMethodDef rows_methods[] = {
      "Return whether the replies to what was posted have come, and nothing else waits."},
     {"is_posted", (PyCFunction)rows_is_posted, METH_NOARGS,
      "Return whether steps of all rows are posted."},
-    {"flags", (PyCFunction)rows_flags, METH_NOARGS,
-     "Return the flags that all replies have, if they have come and are ordinary; else None."},
+    {"said", (PyCFunction)rows_said, METH_NOARGS, said_doc},
     {"deliver", (PyCFunction)rows_deliver, METH_VARARGS, deliver_doc},
     {NULL, NULL, 0, NULL},
 };

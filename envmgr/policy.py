@@ -1,4 +1,4 @@
-"""Policies as frozen values, without I/O: gathering, time limits, answers to failures."""
+"""Rules from the config: how many timesteps to gather, time limits, retries and their pauses."""
 
 from __future__ import annotations
 

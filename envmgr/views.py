@@ -1,4 +1,4 @@
-"""The forms in which users see batches: dicts by env_id, stacked arrays, treetensors (V2)."""
+"""The forms in which each kind shows batches to users: dicts by env_id, or treetensors (V2)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The thread that keeps the board of a manager: what others on the machine may know of its envs.
+"""The thread that writes the board of a manager, which other processes (`envmgr top`) read.
 
 It looks at the table once a second, and reads only. Nothing that happens in a step has to be noted
 for it, so it costs nothing there; what it says is as exact as it looks often.

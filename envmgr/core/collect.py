@@ -20,11 +20,6 @@ from envmgr.core.journal import CallJournal, Fate, Returning
 from envmgr.core.observations import Arena, Arenas, one_of
 from envmgr.core.phases import Phase
 from envmgr.core.replies import (
-    LATE,
-    LATE_END,
-    PLAIN_END,
-    PLAIN_END_BITS,
-    RESETS,
     BlockReplies,
     after_of,
 )
@@ -39,8 +34,13 @@ from envmgr.wire.block import (
     DONE,
     ENDING_BITS,
     ENDING_SHIFT,
+    LATE,
+    LATE_END,
     ORDINARY_BITS,
     PLACE_BITS,
+    PLAIN_END,
+    PLAIN_END_BITS,
+    RESETS,
     REWARD_BITS,
     REWARD_SHIFT,
     TOLD_BIT,
@@ -350,14 +350,20 @@ class Collector:
         """
         undelivered, n_before = self._table.undelivered, self._statistics.timesteps
         in_c, block, arena = selection.in_c, self._block, self._table.observed.arena
-        flags = None if in_c is None else in_c.flags()
-        if flags is not None:
-            remarks = selection.ordinary.get(flags)
+        said = None if in_c is None else in_c.said()
+        if type(said) is int:
+            remarks = selection.ordinary.get(said)
             if remarks is None:
-                remarks = selection.ordinary[flags] = Remarks(flags, selection.count)
-            place = flags & PLACE_BITS
+                remarks = selection.ordinary[said] = Remarks(said, selection.count)
+            place = said & PLACE_BITS
             args = selection.ids, selection, place, remarks, _EMPTY, n_before, block, arena
             return Collected(*args, in_c=in_c)
+        if said is not None:
+            place, usual, ends = said
+            remarks = Remarks(usual, selection.count, ends)
+            return Collected(
+                selection.ids, selection, place, remarks, _EMPTY, n_before, block, arena
+            )
         ids, kept = selection.ids, _EMPTY
         if undelivered:
             kept = {i: undelivered[i] for i in ids if i in undelivered}
@@ -374,10 +380,10 @@ class Collector:
             return None
         raw = (block.flags[selection.rows] if window is None else window.flags).tobytes()
         # What is kept there is the same for ever: what ordinary replies say, given their flags.
-        said = selection.ordinary.get(raw) or self._looked_at(selection, raw)
-        if said is None:
+        found = selection.ordinary.get(raw) or self._looked_at(selection, raw)
+        if found is None:
             return None
-        places, remarks = said
+        places, remarks = found
         return Collected(ids, selection, places, remarks, kept, n_before, block, arena)
 
     def _looked_at(self, selection: Selection, raw: bytes) -> tuple[Any, Remarks] | None:
@@ -453,7 +459,7 @@ class Collector:
             if collected.in_c is not None:
                 found = arena.rows_of(selection, collected.places)
                 numbers = block.rewards[selection.rows].tolist()
-                info = _info_of_ordinary(collected.remarks.usual)
+                info = _TOLD if collected.remarks.usual & TOLD_BIT else _UNTOLD
                 timesteps = hot.timesteps(EnvTimestep, selection.ids, found, numbers, info)
                 observed.taken_in_c(selection, found)
                 self._deliver_in_c(collected, timesteps, in_arena=False)
@@ -604,8 +610,9 @@ def _put_in(
         infos[position] = info_of((flag & ENDING_BITS) >> ENDING_SHIFT, info)
 
 
-def _info_of_ordinary(flag: int) -> dict[str, Any]:
-    return {"terminated": False, "truncated": False} if flag >> ENDING_SHIFT & TOLD else {}
+_TOLD, _UNTOLD = {"terminated": False, "truncated": False}, dict[str, Any]()
+"""The infos of ordinary steps, of which each gets a copy: of envs that say how episodes end, and of
+those that do not."""
 
 
 def _ordinary_infos(flag: int, count: int) -> list[Any]:

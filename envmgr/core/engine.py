@@ -1,4 +1,4 @@
-"""The engine: the one place that waits, in the caller's thread or behind it.
+"""The engine: one caller at a time, and the one place that waits: in its thread, or behind it.
 
 One lock guards the supervisor; whoever holds it is the only writer of states. Inside a public call
 the caller's thread holds it and does everything itself: a step is never handed to another thread.

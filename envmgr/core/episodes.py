@@ -271,7 +271,7 @@ class Episodes:
         env.reset_info = info
         env.deadline = NEVER
         table.awaits_reset.discard(env.env_id)
-        table.begins_with_step[env.env_id] = 0
+        table.waits_no_more((env.env_id,))
         if self._states.column[env.env_id] != EnvState.RUN:
             self._table.happened(env.env_id, Event.RESET_SUCCEEDED)
 

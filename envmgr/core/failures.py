@@ -1,4 +1,4 @@
-"""What failures are called, and what follows them: the tables, and who does what they say.
+"""Failures: what each is called, what it is charged to, and what follows: retries, renewals, DONE.
 
 What a failure leads to stands in the tables below: what is lost with it (`LOSSES`), what the env's
 user gets (`USER_GETS`), whether an episode begins by itself after the repair (`EPISODES`), what is

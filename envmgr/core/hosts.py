@@ -27,7 +27,7 @@ def await_own_reset(hosts: Hosts, env: ManagedEnv, *, late: bool) -> None:
     env.order = next(hosts.request_ids)
     hosts.await_reply(env, Change.RESET, env.request_id)  # another reply to the same request
     if late:
-        hosts.table.begins_with_step[env.env_id] = 1
+        hosts.table.waits_for_step(env.env_id)
         env.deadline = NEVER
 
 
@@ -39,8 +39,7 @@ def begin_with_step_of(hosts: Hosts, env_ids: Iterable[int]) -> None:
         for env in map(table.envs.__getitem__, begun):
             if env.phase is Phase.RESETTING:
                 hosts.limits.set(env, limit_s)
-    for env_id in begun:
-        table.begins_with_step[env_id] = 0
+    table.waits_no_more(begun)
 
 
 def released(hosts: Hosts, env_id: int) -> None:
@@ -230,7 +229,6 @@ class Hosts:
         self.table.changed(env.env_id, change)
         if self.tracer is not None:
             self.tracer.changed(env.env_id, env.phase)
-        self.table.begins_with_step[env.env_id] = 0
         self.limits.changes += 1
 
     # -- posted steps -------------------------------------------------------------------------

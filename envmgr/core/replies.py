@@ -41,11 +41,11 @@ from envmgr.wire.block import (
     ENDING_BITS,
     ENDING_SHIFT,
     HAS_INFO,
+    LATE,
     MAX_REQUEST_ID,
     PLACE_BITS,
     REWARD_BITS,
     REWARD_SHIFT,
-    TOLD_BIT,
     Block,
     items,
 )
@@ -171,14 +171,6 @@ def notice_of(payload: Any) -> str:
         raise MalformedReplyError(f"a notice of {type(payload).__name__} is malformed")
     return payload[:MAX_NOTICE_CHARACTERS]
 
-
-PLAIN_END = DONE | TOLD_BIT | AfterStep.RESETS << AFTER_SHIFT
-RESETS = AfterStep.RESETS << AFTER_SHIFT
-LATE = AfterStep.RESETS_LATE << AFTER_SHIFT
-LATE_END = DONE | TOLD_BIT | LATE
-PLAIN_END_BITS = DONE | TOLD_BIT | AFTER_BITS | HAS_INFO | REWARD_BITS
-"""An episode has ended, and its host begins the next one, soon or late: with these bits and none of
-the others there is nothing else to the reply, if its reward is a float, as kind 0 is."""
 
 _STEPS = (np.uint8(Phase.STEPPING), np.uint8(Phase.CANCELLING))
 _RESETTING = np.uint8(Phase.RESETTING)

@@ -1,4 +1,4 @@
-"""What hosts say of their envs at first, and what they have to be told before the first reset."""
+"""What envs say of themselves at first: are spaces equal, do steps go by memory or by message."""
 
 from __future__ import annotations
 

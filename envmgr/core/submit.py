@@ -28,14 +28,16 @@ from envmgr.spaces.columns import NUMPY_VALUES
 from envmgr.spaces.interrupts import pass_interrupt_on
 from envmgr.wire.block import (
     GENERATION_BITS,
-    ORDINARY_BITS,
     PLACE_BITS,
+    PLAIN_END,
+    PLAIN_END_BITS,
     POSTING_BITS,
     RESETS_ASKED,
     RING_LAST,
     RING_MASK,
     RING_ONCE,
     TOKEN_BYTES,
+    TOLD_BIT,
     Block,
     fence,
     generation_of,
@@ -109,6 +111,8 @@ class Submitter:
         statistics: where steps are counted.
         journal: what commits go through.
         selections: envs that are stepped together.
+        resets_inplace: a step that ends an episode is complete with the next one's beginning.
+        has_spares: what follows an episode is decided by the trainer, not by the host.
 
     Attributes:
         posts: whether steps are posted in a block; else all go by message.
@@ -123,8 +127,12 @@ class Submitter:
         statistics: Statistics,
         journal: Journal,
         selections: Selections,
+        *,
+        resets_inplace: bool = False,
+        has_spares: bool = False,
     ) -> None:
         self.posts = False
+        self._resets_inplace, self._has_spares = resets_inplace, has_spares
         self.sleeping: Any = None
         self._actions: ActionColumns | None = None
         self._kinds: ActionKinds | None = None
@@ -206,7 +214,11 @@ class Submitter:
             hosts=selection.hosts,
             generations=GENERATION_BITS,
             place_bits=PLACE_BITS,
-            ordinary_bits=ORDINARY_BITS,
+            told_bit=TOLD_BIT,
+            end_bits=PLAIN_END_BITS,
+            plain_end=PLAIN_END,
+            resets=block.resets if self._resets_inplace else None,
+            takes_ends=not (self._resets_inplace and self._has_spares),
             n_steps=observed.places.steps,
             idle=Phase.IDLE,
             posted=Phase.POSTED,
@@ -230,14 +242,11 @@ class Submitter:
                 return False
             self._limits.set_posted(selection.rows)
         request_id, for_last = next(self._request_ids), ring == RING_LAST or self._posted_for_last
-        posting, note = request_id << POSTING_BITS | ring, (self._ring_again, selection.hosts)
+        posting, note = request_id << POSTING_BITS | ring, (self._ring, selection.hosts)
         done = in_c.post(selection, actions, self._form, request_id, posting, for_last, note)
         if done > 1:
             self._journal.finish()  # rings
         return bool(done)
-
-    def _ring_again(self, hosts: Sequence[int], again: bool) -> None:
-        self._ring(hosts)
 
     def detach(self) -> None:
         """Let go of the shared memory: who still looks at this looks at nothing."""
@@ -273,7 +282,7 @@ class Submitter:
             selection is not None
             and (in_c := selection.in_c) is not None
             and beside is None
-            and self._selections.are_current
+            and self._selections.moves == self._table.moves
             and self._post_in_c(in_c, selection, actions, ring)
         ):
             return selection
@@ -462,6 +471,7 @@ class Submitter:
             for index in hosts:
                 to_do[index] = posting if index not in resets else self._with_resets(index, posting)
             if self._works_alone:
+                fence()
                 self._ring(hosts)
         if sent is not None:
             self._send(*sent, again)
@@ -499,11 +509,11 @@ class Submitter:
             ring = max(int(self._posted[index]) & RING_MASK, RING_ONCE)
             posting = posting_of(request_id, ring | RESETS_ASKED)
             self._posted[index] = self._resets_asked[index] = posting
+        fence()
         self._ring(indexes)
 
-    def _ring(self, indexes: Iterable[int]) -> None:
-        """Ring for hosts that sleep, or may be about to."""
-        fence()
+    def _ring(self, indexes: Iterable[int], again: bool = False) -> None:
+        """Ring for hosts that sleep, or may be about to; after a `fence`."""
         sleeping, groups = self.sleeping, self._groups
         self._transport.ring([groups[index].host_id or 0 for index in indexes if sleeping[index]])
 

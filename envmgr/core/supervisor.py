@@ -1,4 +1,4 @@
-"""The supervisor: holds the parts of one launched manager together.
+"""The parts of one launched manager, put together: table, hosts, submitting, collecting, repairing.
 
 It does not wait and has no threads: the engine calls `handle` with what arrived and `expire` when
 time has passed. Nothing here depends on a process or a real clock, so the unit tests drive it with
@@ -87,7 +87,14 @@ class Supervisor:
             )
         self.selections = selections = Selections(hosts.table)
         self._episodes = Episodes(hosts, rules, self.statistics, self.spares)
-        self.submitter = Submitter(hosts, self.statistics, journal, selections)
+        self.submitter = Submitter(
+            hosts,
+            self.statistics,
+            journal,
+            selections,
+            resets_inplace=rules.reset_inplace,
+            has_spares=self.spares is not None,
+        )
         self.repair = Repair(
             hosts,
             policy,

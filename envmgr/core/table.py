@@ -346,6 +346,7 @@ class EnvTable:
             IllegalTransitionError: that does not follow its phase; nothing was changed.
         """
         self._phases.apply(env_id, change)
+        self.begins_with_step[env_id] = 0
 
     def launched(self, env_ids: Iterable[int]) -> None:
         """The hosts of envs are being started."""
@@ -499,6 +500,20 @@ class EnvTable:
         if self._together is None or 1 not in self.begins_with_step:
             return []
         return self._together.begun_with(env_ids)
+
+    def waits_for_step(self, env_id: int) -> None:
+        """The next episode of an env begins with the next step of others."""
+        self.begins_with_step[env_id] = 1
+
+    def waits_no_more(self, env_ids: Iterable[int]) -> None:
+        """The next episodes of envs wait for no step of others; can be done again."""
+        for env_id in env_ids:
+            self.begins_with_step[env_id] = 0
+
+    def reset_with(self, env_id: int) -> Sequence[int]:
+        """Return the env_ids that can only be reset all together with this one; itself included."""
+        env = self.envs[env_id]
+        return (env_id,) if env.batch is None or env.resets_alone else env.batch.env_ids
 
     def begins_alone(self, env_id: int) -> bool:
         """Whether an env whose episode begins late has no step of others to wait for any more."""
@@ -1156,6 +1171,8 @@ class Selections:
         table: which host serves which env.
 
     Attributes:
+        moves: how often an env_id had got another place when this was asked last: if there are more
+            by now, what it gave before may not be used any more.
         in_c: makes what takes ordinary steps of a selection in C; None where there is nothing.
     """
 
@@ -1164,7 +1181,7 @@ class Selections:
         self._known: dict[tuple[int, ...], Selection] = {}
         self._latest: Selection | None = None
         self._latest_array: Any = None
-        self._moves = 0
+        self.moves = 0
         self._block: Block | None = None
         self.in_c: Callable[[Selection], Any] | None = None
 
@@ -1172,11 +1189,6 @@ class Selections:
         """Steps of selections are posted in this block from now on, or not any more."""
         self._block, self.in_c = block, None
         self._forget()
-
-    @property
-    def are_current(self) -> bool:
-        """Whether those that were asked for before may be used again."""
-        return self._moves == self._table.moves
 
     def steps_of(self, env_id: int) -> int:
         """Return how many steps an env has been asked for."""
@@ -1209,9 +1221,9 @@ class Selections:
         Returns:
             None if there are none, or these are not all different env_ids.
         """
-        if self._moves != self._table.moves:
+        if self.moves != self._table.moves:
             self._forget()
-            self._moves = self._table.moves  # last: what an interrupt has left is forgotten anew
+            self.moves = self._table.moves  # last: what an interrupt has left is forgotten anew
         if env_ids is self._latest_array:
             return self._latest
         kind = type(env_ids)

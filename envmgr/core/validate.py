@@ -82,6 +82,8 @@ def listed_env_ids(env_ids: Any, env_num: int) -> list[int]:
     Raises:
         UnknownEnvError: there is no list of them, or one does not exist.
     """
+    if type(env_ids) is np.ndarray and env_ids.ndim == 1 and env_ids.dtype.kind in "iu":
+        env_ids = env_ids.tolist()
     try:
         given = read_list(env_ids)
     except Unreadable as error:
@@ -513,21 +515,19 @@ def refuse_partial_resets(table: EnvTable, params: Mapping[int, Mapping[str, Any
         ConfigError: its rows are given different params.
     """
     for env_id in params:
-        batch = table.envs[env_id].batch
-        if batch is None or table.envs[env_id].resets_alone:
-            continue
-        in_run = (i for i in batch.env_ids if table.states[i] is EnvState.RUN)
+        rows = table.reset_with(env_id)
+        in_run = (i for i in rows if table.states[i] is EnvState.RUN)
         missing = [i for i in in_run if i not in params]
         if missing:
             raise EnvNotReadyError(
                 f"env {env_id} cannot be reset while envs {missing} are in an episode: they are "
                 "rows of a vector env that resets all of them together. Name all of envs "
-                f"{batch.first} to {batch.first + batch.size - 1}. No env was reset."
+                f"{rows[0]} to {rows[-1]}. No env was reset."
             )
-        given = [params.get(i) or {} for i in batch.env_ids if i in params]
+        given = [params.get(i) or {} for i in rows if i in params]
         if any(other != given[0] for other in given):
             raise ConfigError(
-                f"envs {batch.first} to {batch.first + batch.size - 1} are rows of a vector env "
+                f"envs {rows[0]} to {rows[-1]} are rows of a vector env "
                 "that resets all of them together, and so with the same params. No env was reset."
             )
 

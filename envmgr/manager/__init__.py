@@ -1,4 +1,4 @@
-"""The manager: the one launch, reset, step, send, recv and close of every kind."""
+"""What users call: the manager, its snapshots, and what it has while envs run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One codec for each class of spaces: the only place that switches on classes of spaces."""
+"""Which codec a space has: the only place that switches on classes of spaces."""
 
 from __future__ import annotations
 

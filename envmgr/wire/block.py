@@ -24,6 +24,7 @@ import numpy.typing as npt
 from envmgr.spaces import Array, Layout
 from envmgr.wire import timeline
 from envmgr.wire.latencies import KINDS, NUMBERS
+from envmgr.wire.messages import AfterStep
 from envmgr.wire.rewards import ARRAYS, FIRST_ARRAY, FIRST_WIDE, ROOM
 
 _ALIGNMENT_BYTES = 64
@@ -54,6 +55,13 @@ REWARD_BITS = 0xF800
 TOLD_BIT = 0x0010
 ORDINARY_BITS = PLACE_BITS | TOLD_BIT
 """A reply that has only these flags belongs to an ordinary step."""
+PLAIN_END = DONE | TOLD_BIT | AfterStep.RESETS << AFTER_SHIFT
+RESETS = AfterStep.RESETS << AFTER_SHIFT
+LATE = AfterStep.RESETS_LATE << AFTER_SHIFT
+LATE_END = DONE | TOLD_BIT | LATE
+PLAIN_END_BITS = DONE | TOLD_BIT | AFTER_BITS | HAS_INFO | REWARD_BITS
+"""An episode has ended, and its host begins the next one, soon or late: with these bits and none of
+the others there is nothing else to the reply, if its reward is a float, as kind 0 is."""
 
 
 def token_of(generation: int, request_id: int) -> int:

@@ -1,4 +1,4 @@
-"""The board of a manager: what others on the machine may know of its envs.
+"""The board of a manager: a file from which other processes (`envmgr top`) read how its envs are.
 
 The board is a file without a name. Only the trainer writes it, now and then. Processes of the same
 user find it among the open files of the trainer (`/proc/<pid>/fd`) and map it for reading. So the

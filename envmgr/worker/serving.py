@@ -1,4 +1,4 @@
-"""What a worker does all day: it waits, and runs what comes, by message or in the block.
+"""The loop of a worker: it waits for messages and posted steps, and runs them.
 
 It goes in rounds: the steps that are posted, then the messages that have come, then the resets that
 have waited since the round before. So a reset waits for one batch of steps at most, and so does a

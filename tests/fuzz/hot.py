@@ -611,7 +611,7 @@ class Side:
         self.table, self.statistics = table, rig.supervisor.statistics
         self.collected: Any = None
 
-    def _ring(self, indexes: Any) -> None:
+    def _ring(self, indexes: Any, again: bool = False) -> None:
         self.rings += [index for index in indexes if self.block.sleeping[index]]
 
     def put(self, drawn: dict[str, Any]) -> None:

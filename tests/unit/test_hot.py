@@ -19,7 +19,7 @@ import pytest
 import envmgr.hot
 from envmgr import EnvTimestep
 from envmgr.hot import ABI, PURE, hot
-from envmgr.wire.block import block_is_possible
+from envmgr.wire.block import PLAIN_END, PLAIN_END_BITS, block_is_possible
 from tests.fuzz.hot import Different, compare, fuzz, trainer_cases, worker_cases
 from tests.rig import Rig
 from tests.unit.host_rigs import BlockRig
@@ -272,7 +272,11 @@ def _rows(memory: bytearray, **changes: Any) -> Any:
         "hosts": [0],
         "generations": 0,
         "place_bits": 15,
-        "ordinary_bits": 31,
+        "told_bit": 16,
+        "end_bits": PLAIN_END_BITS,
+        "plain_end": PLAIN_END,
+        "resets": column(176, "Q"),
+        "takes_ends": True,
         "n_steps": 2,
         "idle": 0,
         "posted": 3,
@@ -474,24 +478,43 @@ def test_flags_and_replies_are_looked_at_before_anything_is_believed() -> None:
     replies, tokens = (np.ndarray((4,), "u8", memory, offset) for offset in (80, 16))
     phases[:] = 3
     believed = []
+    ended = []
     for flag in range(1 << 16):
         flags[:] = flag
-        if rows.flags() is not None:
-            assert rows.flags() == flag
+        said = rows.said()
+        if type(said) is tuple:  # all end their episodes: no other flags say how they are told
+            assert said == (flag & 15, flag & 16, dict.fromkeys(range(4), flag))
+            ended.append(flag)
+        elif said is not None:
+            assert said == flag
             believed.append(flag)
     assert believed == [0, 1, 16, 17]
+    assert {flag & PLAIN_END_BITS for flag in ended} == {PLAIN_END}
+    assert {flag & 15 for flag in ended} == {0, 1}
+    assert len(ended) == 2 * 4  # terminated, truncated
+    flags[:] = 16
+    flags[2] = PLAIN_END | 1 << 5
+    assert rows.said() == (0, 16, {2: PLAIN_END | 1 << 5})
+    flags[3] = PLAIN_END | 1  # it is at another place
+    assert rows.said() is None
+    flags[3] = PLAIN_END
+    resets = np.ndarray((4,), "u8", memory, 176)
+    resets[3] = 9  # the next episode has not begun
+    assert rows.said() is None
+    resets[3] = 0
+    assert _rows(memory, takes_ends=False).said() is None
     flags[:] = 0
     for k in range(4):
         flags[k] = 1
-        assert rows.flags() is None
+        assert rows.said() is None
         flags[k], replies[k] = 0, 5
-        assert (rows.flags(), rows.arrived()) == (None, False)
+        assert (rows.said(), rows.arrived()) == (None, False)
         tokens[k] = 5
-        assert (rows.flags(), rows.arrived()) == (0, True)
+        assert (rows.said(), rows.arrived()) == (0, True)
         phases[k] = 0
-        assert (rows.flags(), rows.is_posted()) == (None, False)
+        assert (rows.said(), rows.is_posted()) == (None, False)
         phases[k] = 3
-    assert (rows.flags(), rows.is_posted()) == (0, True)
+    assert (rows.said(), rows.is_posted()) == (0, True)
 
 
 # -- whether it is used ---------------------------------------------------------------------------
