@@ -47,7 +47,7 @@ PIP_INSTALL = $(VENV)/bin/python -m pip install --disable-pip-version-check -qq
 # `pip install -e .` compiles envmgr/_hot.c, where there is a compiler.
 REQUIREMENTS = setup.cfg pyproject.toml setup.py envmgr/_hot.c
 
-.PHONY: help venv demo demo-cluster test test-ray test-trainers test-envs docs site dist bench soak scoreboard test-matrix lint typecheck format clean distclean
+.PHONY: help venv demo demo-cluster test test-pure asan test-ray test-trainers test-envs docs site dist bench soak scoreboard test-matrix lint typecheck format clean distclean
 
 help:  ## print this list
 	@echo 'usage: make TARGET'
@@ -66,6 +66,17 @@ demo-cluster: $(RAY_VENV)/.ray  ## run CartPole-v1 on a Ray cluster of two nodes
 test: $(VENV)/.test-$(V2)  ## run all tests
 	@echo "==> running the tests with $$($(VENV)/bin/python --version)"
 	@PYTHONDONTWRITEBYTECODE= ENVMGR_TEST_V2=$(V2) $(VENV)/bin/python -m pytest --numprocesses $(JOBS) --dist load --maxschedchunk 10 $(ARGS)
+
+# What these tests are about is Python's way alone: nothing with PyTorch, no processes but those of F25.
+test-pure: $(VENV)/.test-$(V2)  ## run unit and property tests, and interrupts, without envmgr/_hot.c
+	@echo "==> running unit and property tests, and interrupts, with ENVMGR_PURE=1"
+	@ENVMGR_PURE=1 PYTHONDONTWRITEBYTECODE= ENVMGR_TEST_V2=no $(VENV)/bin/python -m pytest \
+	  --numprocesses $(JOBS) --dist load --maxschedchunk 10 \
+	  tests/unit tests/property tests/faults/test_f25_interrupts.py $(ARGS)
+
+asan: $(VENV)/.test-$(V2)  ## run the tests of envmgr/_hot.c under sanitizers of addresses and undefined behaviour
+	@echo "==> envmgr/_hot.c under sanitizers"
+	@$(VENV)/bin/python -m tests.fuzz.sanitized $(or $(ARGS),20000)
 
 test-ray: $(RAY_VENV)/.ray  ## run the tests that need a Ray cluster, which they start on this machine
 	@echo "==> running the tests over Ray with $$($(RAY_VENV)/bin/python --version)"

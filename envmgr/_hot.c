@@ -961,13 +961,14 @@ PyDoc_STRVAR(said_doc,
 static PyObject *rows_said(OrdinaryRows *self, PyObject *ignored) {
     if (!have_arrived(self) || !are_all(self->phases, self->posted, self->count))
         Py_RETURN_NONE;
-    uint16_t place = self->flags[0] & self->place_bits; /* not before: hosts write replies last */
-    uint16_t told = self->flags[0] & (self->told_bit | self->has_info);
+    /* Not before: hosts write replies last. Each is read once: who wrote it may write anew. */
+    uint16_t first = __atomic_load_n(&self->flags[0], __ATOMIC_RELAXED);
+    uint16_t place = first & self->place_bits, told = first & (self->told_bit | self->has_info);
     PyObject *ends = NULL;
     if (place >= self->n_steps)
         Py_RETURN_NONE;
     for (Py_ssize_t k = 0; k < self->count; k++) {
-        uint16_t flags = self->flags[k];
+        uint16_t flags = __atomic_load_n(&self->flags[k], __ATOMIC_RELAXED);
         if (flags == (place | told))
             continue;
         if (!self->takes_ends || (told & self->has_info) || (flags & self->place_bits) != place ||

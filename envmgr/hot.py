@@ -27,12 +27,12 @@ def _imported() -> tuple[ModuleType | None, str]:
     """Return the module, or None and why it is not used."""
     if os.environ.get(PURE, "0") not in ("", "0"):
         return None, f"left out: {PURE} is set"
-    if tuple(sys.version_info) < (3, 11):  # what another Python has compiled may be there
+    if sys.hexversion < 0x030B0000:  # it would find what another Python has compiled in a checkout
         return None, "not there: it needs Python 3.11"
     try:
         module = importlib.import_module("envmgr._hot")
     except ImportError as error:
-        return None, f"not there: {error}"
+        return None, f"not there: {' '.join(str(error).split())}"
     found = getattr(module, "ABI", None)
     if found != ABI:
         why = f"it is of version {found}, this envmgr needs {ABI}"

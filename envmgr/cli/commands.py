@@ -16,7 +16,7 @@ def _version(context: click.Context, _: click.Parameter, wanted: bool) -> None:
         from envmgr.cli.versions import versions
 
         found = versions()
-        click.echo(f"envmgr {found['envmgr']} (Python {found['python']})")
+        click.echo(f"envmgr {found['envmgr']} (Python {found['python']}; hot: {found['hot']})")
         context.exit()
 
 

@@ -5,15 +5,21 @@ from __future__ import annotations
 import platform
 from importlib import metadata
 
+from envmgr.hot import WHY
+
 
 def versions() -> dict[str, str]:
-    """Return the versions of envmgr, Python, numpy and gymnasium, and the platform."""
+    """Return the versions of envmgr, Python, numpy and gymnasium, and the platform.
+
+    `hot` says whether the ordinary step in C is used, and why not.
+    """
     return {
         "envmgr": _version_of("envmgr"),
         "python": platform.python_version(),
         "numpy": _version_of("numpy"),
         "gymnasium": _version_of("gymnasium"),
         "platform": platform.platform(),
+        "hot": WHY,
     }
 
 

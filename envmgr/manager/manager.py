@@ -50,6 +50,7 @@ from envmgr.errors import (
     SnapshotMismatchError,
     StateError,
 )
+from envmgr.hot import WHY
 from envmgr.launch import checked_factories, open_engine, with_batches
 from envmgr.lifecycle import EnvState
 from envmgr.manager.described import DescribedEnvs
@@ -1218,9 +1219,12 @@ class EnvManager:
 
         Where envs run on threads, `threads_abandoned` is how many threads were given up that still
         run: in env code that hangs. It is true of this moment, also after `close`.
+
+        `hot` is "used" where ordinary steps are taken in C, else it says why they are not.
         """
         running = self._running  # another thread may close it from here on
         stats: dict[str, Any] = {**running.statistics.as_dict(), "states": self._states_by_name()}
+        stats["hot"] = WHY
         stats.update(running.figures())
         calibration = self._worker_count.calibration
         if calibration is not None:

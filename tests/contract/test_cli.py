@@ -149,7 +149,8 @@ class TestRun:
         )
         assert {e["seed"] == e["env_id"] for e in episodes} == {True}
         assert summary["stats"]["states"] == {"RUN": 3}
-        assert set(summary["versions"]) == {"envmgr", "python", "numpy", "gymnasium", "platform"}
+        told = {"envmgr", "python", "numpy", "gymnasium", "platform", "hot"}
+        assert set(summary["versions"]) == told
 
     def test_says_how_many_workers_auto_has_become(self, envmgr: Run) -> None:
         auto = ("--set", "manager.type=subprocess", "--set", "manager.num_workers=auto")

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import fields, is_dataclass
 from fractions import Fraction
+from functools import partial
 from typing import Any
 
 import gymnasium
@@ -38,9 +39,12 @@ from envmgr.spaces import codec_of
 from envmgr.wire.arenas import COPIED, ObservationRules, arena_arrays, plan_placements
 from envmgr.wire.block import (
     DONE,
+    ENDING_SHIFT,
     HAS_INFO,
+    LATE_END,
     MAX_REQUEST_ID,
     PLACE_BITS,
+    PLAIN_END,
     REWARD_SHIFT,
     RING_EACH,
     RING_LAST,
@@ -609,6 +613,7 @@ class Side:
         self.submitter._commit = counted  # type: ignore[method-assign]
         self.table, self.statistics = table, rig.supervisor.statistics
         self.collected: Any = None
+        self.n_ends = 0
 
     def _ring(self, indexes: Any, again: bool = False) -> None:
         self.rings += [index for index in indexes if self.block.sleeping[index]]
@@ -678,7 +683,7 @@ class Side:
             "rings": list(self.rings),
             "places": bytes(observed._place_bytes),
             "in arena": bytes(observed._in_arena),
-            "kept": plain([one for one in observed._kept]),
+            "kept": plain(list(observed._kept)),
             "undelivered": plain(table.undelivered),
             "episodes": (table.episodes, table.next_episodes, table.episodes_done),
             **statistics,
@@ -820,6 +825,16 @@ def _reply(rng: random.Random, sides: tuple[Side, Side], ids: list[int], kinds: 
         for side in sides:
             side.block.flags[i], side.block.rewards[i] = flags, reward
             side.block.replies[i] = token
+    for i in ids if kinds == "ends" else ():
+        if rng.random() < 0.4:
+            end = rng.choice((PLAIN_END, PLAIN_END, PLAIN_END, PLAIN_END, LATE_END, DONE))
+            end |= rng.randrange(8) << ENDING_SHIFT
+            end |= place if rng.random() < 0.9 else rng.randrange(16)
+            token = int(sides[0].table.tokens[i]) - (rng.random() < 0.1)
+            begun = rng.choice((2, 3, 2, 3, rng.randrange(1 << 16)))
+            for side in sides:
+                side.block.flags[i], side.block.resets[i] = end, token
+                side.block.reset_flags[i] = begun
     if kinds == "alike":  # all the same, whatever that is
         flags = rng.choice((rng.randrange(1 << 16), rng.randrange(1 << 5)))
         for side in sides:
@@ -852,6 +867,7 @@ def _take(side: Side, ids: list[int], *, in_arrays: bool, gives_back: bool) -> A
     infos = list(result.infos) if isinstance(result, collect.ArrayBatch) else None
     found = plain(result), plain(infos), plain(taken.places), tuple(taken.remarks[:2])
     side.collected = was_in_c
+    side.n_ends += len(taken.remarks.specials)
     if gives_back:
         collector.give_back(taken)
     return arrived, left, found, plain(side.table.observed.of(ids))
@@ -885,9 +901,9 @@ def trainer_cases(seed: int, count: int, seen: Counter[str]) -> int:
             side.put(drawn)
             if by_id:  # the envs that were stepped last are those that C knows
                 side.submitter._latest = side.rig.selection(ids)
-                posted = _do(lambda side=side: side.submitter.by_id(actions, ring))  # type: ignore[misc]
+                posted = _do(partial(side.submitter.by_id, actions, ring))
             else:
-                posted = _do(lambda side=side: side.submitter.rows(given, batch, ring))  # type: ignore[misc]
+                posted = _do(partial(side.submitter.rows, given, batch, ring))
             outcomes.append((None if posted[0] is None else posted[0].ids, posted[1]))
         compare(case, outcomes[0], outcomes[1])
         if outcomes[0][1] is not None:
@@ -900,14 +916,12 @@ def trainer_cases(seed: int, count: int, seen: Counter[str]) -> int:
             continue
         seen["posted in C" if in_c.n_commits == commits else "posted in Python"] += 1
         ids = outcomes[0][0]
-        _reply(rng, sides, ids, rng.choice(("plain", "plain", "odd", "alike")))
+        _reply(rng, sides, ids, rng.choice(("plain", "plain", "ends", "odd", "alike")))
         in_arrays, gives_back = rng.random() < 0.5, rng.random() < 0.1
         taken = []
         for side in sides:
             side.collected = None
-            taken.append(
-                _do(lambda s=side: _take(s, ids, in_arrays=in_arrays, gives_back=gives_back))  # type: ignore[misc]
-            )
+            taken.append(_do(partial(_take, side, ids, in_arrays=in_arrays, gives_back=gives_back)))
         compare(case, taken[0], taken[1])
         if taken[0][1] is not None:
             seen[f"take raised {taken[0][1]}"] += 1
@@ -915,6 +929,7 @@ def trainer_cases(seed: int, count: int, seen: Counter[str]) -> int:
         compare(case, *states)
         names = {True: "collected in C", False: "collected in Python", None: "not collected"}
         seen[names[in_c.collected]] += 1
+        seen["ends"], in_c.n_ends = seen["ends"] + in_c.n_ends, 0
         assert not python.collected
     return count
 

@@ -1,0 +1,140 @@
+"""The ordinary step in C runs where it should: in the workers of each kind, and in the trainer."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+
+import envmgr.hot
+from envmgr import BaseEnv, EnvTimestep, create_env_manager
+from envmgr.core.collect import Collector
+from envmgr.core.submit import Submitter
+from envmgr.hot import hot
+from envmgr.wire.block import block_is_possible
+
+pytestmark = pytest.mark.skipif(
+    hot is None or not block_is_possible(), reason=f"no C: {envmgr.hot.WHY}"
+)
+
+N = 4
+OBS = gymnasium.spaces.Box(0.0, 1.0, (2,), np.float32)
+CALLED_BY_PYTHON, CALLED_BY_C, SOMEWHERE_ELSE = 0.0, 0.5, 1.0
+
+
+def caller() -> Any:
+    """Return an observation that says who has called the step of this env.
+
+    Without C that is the function `step` of env_runner; in C nothing comes between that and the
+    batch.
+    """
+    frame = sys._getframe(2)
+    known = {"env_runner.py": CALLED_BY_PYTHON, "block_steps.py": CALLED_BY_C}
+    found = known.get(Path(frame.f_code.co_filename).name, SOMEWHERE_ELSE)
+    return np.full(2, found, np.float32)
+
+
+class FiveEnv(gymnasium.Env[Any, Any]):
+    """An env of gymnasium."""
+
+    observation_space, action_space = OBS, gymnasium.spaces.Discrete(3)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        """Begin."""
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        """Say who has called."""
+        return caller(), 1.0, False, False, {}
+
+
+class FourEnv(BaseEnv):
+    """An env of envmgr."""
+
+    observation_space, action_space = OBS, gymnasium.spaces.Discrete(3)
+    reward_space = gymnasium.spaces.Box(-1, 1, (1,), np.float32)
+
+    def seed(self, seed: int, dynamic_seed: bool | None = None) -> None:
+        """Do nothing."""
+
+    def reset(self, **params: Any) -> Any:
+        """Begin."""
+        return np.zeros(2, np.float32)
+
+    def step(self, action: Any) -> Any:
+        """Say who has called."""
+        return EnvTimestep(caller(), 1.0, False, {})
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+CONFIGS: dict[str, dict[str, Any]] = {
+    "in line": {"type": "base"},
+    "threads": {"type": "thread"},
+    "fork": {"type": "subprocess", "context": "fork", "num_workers": 2},
+    "a worker each": {"type": "subprocess", "context": "fork"},
+    "spawn": {"type": "subprocess", "context": "spawn", "num_workers": 2},
+    "server": {"type": "subprocess", "num_workers": 2},
+    "limits": {"type": "subprocess", "context": "fork", "num_workers": 2, "step_timeout": 60.0},
+    "limits on threads": {"type": "thread", "step_timeout": 60.0},
+    "metrics": {"type": "subprocess", "context": "fork", "num_workers": 2, "metrics": {}},
+    "views": {"type": "subprocess", "context": "fork", "num_workers": 2, "copy_on_get": False},
+    "in place": {"type": "subprocess", "context": "fork", "num_workers": 2, "reset_inplace": True},
+    "no NaN": {"type": "subprocess", "context": "fork", "num_workers": 2, "nan_policy": "raise"},
+}
+
+
+def _step(manager: Any, form: str, actions: dict[int, int]) -> Any:
+    """Take a step; return the observations."""
+    if form == "dict":
+        return [timestep.obs for timestep in manager.step(actions).values()]
+    manager.send_arrays(list(actions), np.array(list(actions.values())))
+    return list(manager.recv_arrays().obs)
+
+
+@pytest.mark.parametrize("form", ["dict", "arrays"])
+@pytest.mark.parametrize("name", CONFIGS)
+def test_c_runs_in_workers_and_in_the_trainer(
+    name: str, form: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if name in ("spawn", "server") and form == "arrays":
+        return  # as with dicts
+    ran: Counter[str] = Counter()
+    post, deliver = Submitter._post_in_c, Collector._deliver_in_c
+
+    def posted(*args: Any) -> bool:
+        done = post(*args)
+        ran["posted"] += done
+        return done
+
+    def delivered(*args: Any, **options: Any) -> None:
+        ran["delivered"] += 1
+        deliver(*args, **options)
+
+    monkeypatch.setattr(Submitter, "_post_in_c", posted)
+    monkeypatch.setattr(Collector, "_deliver_in_c", delivered)
+    env_class = FourEnv if form == "dict" and name in ("fork", "in line") else FiveEnv
+    with create_env_manager(CONFIGS[name], env_fn=[env_class] * N) as manager:
+        assert manager.stats()["hot"] == "used"
+        actions = dict.fromkeys(range(N), 1)
+        _step(manager, form, actions)  # the first says in which form actions are
+        ran.clear()
+        for _ in range(3):
+            assert {float(one) for obs in _step(manager, form, actions) for one in obs} == {
+                CALLED_BY_C
+            }
+    assert ran == {"posted": 3, "delivered": 3}
+
+
+def test_without_it_the_same_test_finds_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(envmgr.hot.PURE, "1")  # workers inherit it
+    config = {"type": "subprocess", "context": "spawn", "num_workers": 2}
+    with create_env_manager(config, env_fn=[FiveEnv] * N) as manager:
+        (obs, *_) = _step(manager, "dict", dict.fromkeys(range(N), 1))
+    assert obs[0] == CALLED_BY_PYTHON
