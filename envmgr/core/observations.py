@@ -214,17 +214,25 @@ class _Texts:
     def __init__(self, bytes_of_all: Array, leaf: TextLeaf) -> None:
         n_places, self._n_rows, self._nbytes = bytes_of_all.shape
         self._memory = bytes_of_all.data.cast("B")
-        self._read = TextReader(leaf).read
+        self._read = TextReader(leaf).read_each
         self.column = np.empty((n_places, self._n_rows), object)
+        self._flat = self.column.reshape(-1)
 
-    def read(self, place: int, row: int) -> None:
-        """Read one of them.
+    def read(self, ids: Sequence[int], places: Where) -> None:
+        """Read some of them; as `Arena.read_texts`.
 
         Raises:
-            ValueMismatchError: its bytes make no sense.
+            ValueMismatchError: the bytes of one make no sense; none was taken.
         """
-        at = (place * self._n_rows + row) * self._nbytes
-        self.column[place, row] = self._read(self._memory, at)
+        n, nbytes, flat = self._n_rows, self._nbytes, self._flat
+        if isinstance(places, int):
+            first = places * n
+            at = [first + row for row in ids]
+        else:
+            at = [place * n + row for place, row in zip(places, ids, strict=True)]
+        texts = self._read(self._memory, [where * nbytes for where in at])
+        for where, text in zip(at, texts, strict=True):
+            flat[where] = text
 
 
 class Arena:
@@ -290,14 +298,17 @@ class Arena:
         Returns:
             The env whose text makes no sense; None if all do.
         """
+        try:
+            for texts in self._texts:
+                texts.read(ids, places)
+        except ValueMismatchError:
+            if len(ids) == 1:
+                return self._env_ids[ids[0]]
+        else:
+            return None
         each = repeat(places) if isinstance(places, int) else places
-        for row, place in zip(ids, each, strict=False):
-            try:
-                for texts in self._texts:
-                    texts.read(place, row)
-            except ValueMismatchError:
-                return self._env_ids[row]
-        return None
+        found = (self.read_texts([i], place) for i, place in zip(ids, each, strict=False))
+        return next((env_id for env_id in found if env_id is not None), None)
 
     def rows_of(self, selection: RowsOfArena, places: Where) -> list[Any]:
         """Return observations one by one, as `rows` does."""

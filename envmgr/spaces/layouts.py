@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -114,25 +114,37 @@ class TextReader:
         self._where = path_text(leaf.path)
         self._known: dict[bytes, str] = {}
 
-    def read(self, memory: memoryview, at: int = 0) -> str:
-        """Return a text.
+    def read(self, memory: memoryview) -> str:
+        """Return a text, given its bytes.
+
+        Raises:
+            ValueMismatchError: they make no sense.
+        """
+        return self.read_each(memory, (0,))[0]
+
+    def read_each(self, memory: memoryview, at: Iterable[int]) -> list[str]:
+        """Return texts.
 
         Args:
             memory: bytes.
-            at: where its own begin.
+            at: where those of each text begin.
 
         Raises:
-            ValueMismatchError: its bytes make no sense.
+            ValueMismatchError: those of a text make no sense.
         """
-        (length,) = _TEXT_LENGTH.unpack_from(memory, at)
-        if length > self._room:
-            raise ValueMismatchError(
-                f"value{self._where} is a text of {length} bytes, there is room for {self._room}"
-            )
-        first = at + _TEXT_LENGTH.size
-        data = bytes(memory[first : first + length])  # once: they may change while they are read
-        text = self._known.get(data)
-        return self._decoded(data) if text is None else text
+        room, header, length_at = self._room, _TEXT_LENGTH.size, _TEXT_LENGTH.unpack_from
+        known, texts = self._known, list[str]()
+        for start in at:
+            (length,) = length_at(memory, start)
+            if length > room:
+                raise ValueMismatchError(
+                    f"value{self._where} is a text of {length} bytes, there is room for {room}"
+                )
+            first = start + header
+            data = bytes(memory[first : first + length])  # once: it may change while it is read
+            text = known.get(data)
+            texts.append(self._decoded(data) if text is None else text)
+        return texts
 
     def _decoded(self, data: bytes) -> str:
         try:
