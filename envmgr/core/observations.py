@@ -398,7 +398,7 @@ class Arena:
         if not isinstance(rows, slice):
             taken: Array = arena.take(rows, axis=0)
             return taken
-        return arena[rows].copy() if self._copies or self._are_texts[j] else arena[rows]
+        return arena[rows].copy() if self._copies else arena[rows]
 
 
 class _Part:

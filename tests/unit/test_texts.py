@@ -220,6 +220,15 @@ def test_what_is_not_exactly_a_text_goes_as_it_is(odd: Any) -> None:
     assert found == odd
 
 
+def test_an_array_of_as_many_bytes_as_a_text_has_is_no_text() -> None:
+    rig = Rig(Missions())
+    (leaf,) = rig.placements[0].layout.leaves
+    array = np.ones(leaf.shape, leaf.dtype)
+    reference = rig.writers[0].write(array)
+    assert rig.writers[0].single_array is None
+    assert rig.readers[0].read(reference) is array
+
+
 def test_a_text_that_does_not_fit_its_space_is_refused_and_none_is_written() -> None:
     space = Dict({"a": Text(3, charset="ab"), "b": IMAGE})
     rig = Rig(space)
